@@ -1,0 +1,56 @@
+# Everything a newcomer needs is `make run` and `make test`. Both install what is missing first.
+#
+#   make run [MEMORY=512MiB] [PORT=8080] [DATA=thimble-data] [ONCE=1]
+#   make test [ARGS='-p pages']
+#   make bench [SECONDS=10] [CONCURRENCY=32]
+#   make lint | make fmt | make canisters | make fuzz [FUZZ_SECONDS=60]
+#
+# CARGO_TARGET_DIR moves the build directory (default: target), so that several checkouts can share one.
+
+MEMORY ?= 512MiB
+PORT ?= 8080
+DATA ?= thimble-data
+ONCE ?=
+ARGS ?=
+DURATION ?= 10
+CONCURRENCY ?= 32
+FUZZ_SECONDS ?= 60
+export CARGO_TARGET_DIR ?= $(CURDIR)/target
+BIN := $(CARGO_TARGET_DIR)/release
+
+.PHONY: run test bench lint fmt build setup setup-clients canisters fuzz help
+
+help: ## Show the targets.
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup:
+	@scripts/setup.sh build
+
+setup-clients: setup
+	@scripts/setup.sh clients
+	@tests/clients/setup.sh
+
+build: setup ## Build the node and the load driver.
+	@cargo build --release --locked -p thimble -p load
+
+run: build ## Start a node in MEMORY, deploy a sample canister, call it, verify; runs until Ctrl-C (ONCE=1: exits).
+	@scripts/run.sh "$(BIN)" "$(MEMORY)" "$(PORT)" "$(DATA)" "$(ONCE)"
+
+test: setup-clients ## Run every test, the published clients in Rust, Node and Python included.
+	@cargo test --release --locked --workspace $(ARGS)
+
+bench: build ## Measure start, idle, latency, rates and memory, and print the table with the machine.
+	@"$(BIN)/load" bench --node "$(BIN)/thimble" --memory "$(MEMORY)" --seconds "$(DURATION)" --concurrency "$(CONCURRENCY)"
+
+lint: setup ## Formatting and lints, as the gate runs them.
+	@cargo fmt --all --check
+	@cargo clippy --release --locked --workspace --all-targets -- -D warnings
+
+fmt: ## Format.
+	@cargo fmt --all
+
+canisters: ## Rebuild the sample canisters in canisters/wasm from their sources.
+	@canisters/build.sh
+
+fuzz: ## Fuzz the envelope decoder and the module validator (needs a nightly toolchain and cargo-fuzz).
+	@scripts/fuzz.sh "$(FUZZ_SECONDS)"

@@ -1,0 +1,255 @@
+//! Memory and CPU time of processes, as the kernel counts them.
+//!
+//! Anonymous memory is what matters: the kernel cannot take it back without swap. File memory is shared with the page cache and goes away under
+//! pressure. `/proc/<pid>/status` is cheap and always readable for one's own processes; `/proc/<pid>/smaps_rollup` walks the page tables and is
+//! asked for separately, when the proportional share of shared file pages is wanted.
+
+use std::{fmt, path::PathBuf, time::Duration};
+
+use crate::read::{ReadError, field_kib, read_text};
+
+/// A process id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Pid(pub u32);
+
+impl Pid {
+    /// The process that asks.
+    pub fn own() -> Self {
+        Self(std::process::id())
+    }
+
+    fn file(self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/{name}", self.0))
+    }
+}
+
+impl fmt::Display for Pid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Resident memory of one process, or the sum over several, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessMemory {
+    /// Private memory that only swap could take back: heaps, stacks, written pages of private file mappings.
+    pub anonymous_bytes: u64,
+    /// File pages mapped. Pages shared by several processes count in each of them.
+    pub file_bytes: u64,
+    /// Shared anonymous memory (memfd, tmpfs, System V).
+    pub shared_bytes: u64,
+    /// Swapped out.
+    pub swap_bytes: u64,
+}
+
+impl ProcessMemory {
+    /// All that is resident.
+    pub fn resident_bytes(&self) -> u64 {
+        self.anonymous_bytes.saturating_add(self.file_bytes).saturating_add(self.shared_bytes)
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            anonymous_bytes: self.anonymous_bytes.saturating_add(other.anonymous_bytes),
+            file_bytes: self.file_bytes.saturating_add(other.file_bytes),
+            shared_bytes: self.shared_bytes.saturating_add(other.shared_bytes),
+            swap_bytes: self.swap_bytes.saturating_add(other.swap_bytes),
+        }
+    }
+}
+
+/// Proportional shares of one process or the sum over several: a page that n processes map counts one n-th in each, so sums are true.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProportionalMemory {
+    /// Everything.
+    pub all_bytes: u64,
+    /// Anonymous pages; 0 on kernels before 5.13 which do not tell.
+    pub anonymous_bytes: u64,
+    /// File pages; 0 on kernels before 5.13.
+    pub file_bytes: u64,
+}
+
+/// A sum over processes, some of which may have ended while they were being read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sum<T> {
+    /// Over those that were there.
+    pub total: T,
+    /// How many were there.
+    pub processes: usize,
+    /// How many had gone.
+    pub gone: usize,
+}
+
+/// Resident memory of one process.
+pub fn memory(pid: Pid) -> Result<ProcessMemory, ReadError> {
+    let path = pid.file("status");
+    let text = read_text(&path)?;
+    // A process that ended but was not waited for has a status without memory lines: it holds none.
+    if is_dead(&text) {
+        return Ok(ProcessMemory::default());
+    }
+    parse_status(&text).ok_or(ReadError::Missing { path, wanted: "RssAnon" })
+}
+
+/// Proportional memory of one process. Dearer than [`memory`] by the size of its page tables.
+pub fn proportional(pid: Pid) -> Result<ProportionalMemory, ReadError> {
+    let path = pid.file("smaps_rollup");
+    let text = read_text(&path)?;
+    parse_smaps_rollup(&text).ok_or(ReadError::Missing { path, wanted: "Pss" })
+}
+
+/// User and system CPU time of one process, its ended threads included.
+pub fn cpu_time(pid: Pid) -> Result<Duration, ReadError> {
+    let path = pid.file("stat");
+    let text = read_text(&path)?;
+    parse_stat_ticks(&text).map(ticks_to_duration).ok_or(ReadError::Missing { path, wanted: "utime" })
+}
+
+/// Sum of [`memory`] over processes. One that has gone is counted as gone; any other failure is returned.
+pub fn memory_of(pids: impl IntoIterator<Item = Pid>) -> Result<Sum<ProcessMemory>, ReadError> {
+    sum(pids, memory, ProcessMemory::plus)
+}
+
+/// Sum of [`proportional`] over processes.
+pub fn proportional_of(pids: impl IntoIterator<Item = Pid>) -> Result<Sum<ProportionalMemory>, ReadError> {
+    sum(pids, proportional, |a, b| ProportionalMemory {
+        all_bytes: a.all_bytes.saturating_add(b.all_bytes),
+        anonymous_bytes: a.anonymous_bytes.saturating_add(b.anonymous_bytes),
+        file_bytes: a.file_bytes.saturating_add(b.file_bytes),
+    })
+}
+
+/// Sum of [`cpu_time`] over processes.
+pub fn cpu_time_of(pids: impl IntoIterator<Item = Pid>) -> Result<Sum<Duration>, ReadError> {
+    sum(pids, cpu_time, Duration::saturating_add)
+}
+
+fn sum<T: Default + Copy>(
+    pids: impl IntoIterator<Item = Pid>,
+    read: impl Fn(Pid) -> Result<T, ReadError>,
+    add: impl Fn(T, T) -> T,
+) -> Result<Sum<T>, ReadError> {
+    let mut sum = Sum::default();
+    for pid in pids {
+        match read(pid) {
+            Ok(value) => {
+                sum.total = add(sum.total, value);
+                sum.processes += 1;
+            }
+            Err(error) if error.is_gone() => sum.gone += 1,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(sum)
+}
+
+fn is_dead(status: &str) -> bool {
+    status.lines().any(|line| {
+        line.strip_prefix("State:").is_some_and(|state| state.trim_start().starts_with(['Z', 'X']))
+    })
+}
+
+fn parse_status(text: &str) -> Option<ProcessMemory> {
+    Some(ProcessMemory {
+        anonymous_bytes: field_kib(text, "RssAnon")?,
+        file_bytes: field_kib(text, "RssFile")?,
+        shared_bytes: field_kib(text, "RssShmem")?,
+        swap_bytes: field_kib(text, "VmSwap").unwrap_or(0),
+    })
+}
+
+fn parse_smaps_rollup(text: &str) -> Option<ProportionalMemory> {
+    Some(ProportionalMemory {
+        all_bytes: field_kib(text, "Pss")?,
+        anonymous_bytes: field_kib(text, "Pss_Anon").unwrap_or(0),
+        file_bytes: field_kib(text, "Pss_File").unwrap_or(0),
+    })
+}
+
+/// Fields 14 and 15 of `/proc/<pid>/stat`. The second field, the command, may hold spaces and parentheses: the last `)` ends it.
+fn parse_stat_ticks(text: &str) -> Option<u64> {
+    let (_, after_command) = text.rsplit_once(')')?;
+    let mut fields = after_command.split_ascii_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    user.checked_add(system)
+}
+
+fn ticks_to_duration(ticks: u64) -> Duration {
+    let per_second = rustix::param::clock_ticks_per_second().max(1);
+    Duration::from_secs(ticks / per_second)
+        + Duration::from_nanos(ticks % per_second * 1_000_000_000 / per_second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATUS: &str = "Name:\tthimble\nUmask:\t0022\nState:\tS (sleeping)\nTgid:\t19307\nVmPeak:\t  213060 kB\nVmRSS:\t    1736 kB\n\
+        RssAnon:\t     112 kB\nRssFile:\t    1624 kB\nRssShmem:\t       4 kB\nVmData:\t     360 kB\nVmSwap:\t       8 kB\nThreads:\t1\n";
+
+    const SMAPS_ROLLUP: &str = "555dd8169000-7ffe7a4fa000 ---p 00000000 00:00 0                          [rollup]\nRss:                1676 kB\n\
+        Pss:                 336 kB\nPss_Dirty:           116 kB\nPss_Anon:            116 kB\nPss_File:            220 kB\nPss_Shmem:             0 kB\n\
+        Shared_Clean:       1488 kB\nAnonymous:           116 kB\nSwap:                  0 kB\n";
+
+    #[test]
+    fn a_status_is_read() {
+        let memory = parse_status(STATUS).unwrap();
+        assert_eq!(
+            memory,
+            ProcessMemory {
+                anonymous_bytes: 112 << 10,
+                file_bytes: 1624 << 10,
+                shared_bytes: 4 << 10,
+                swap_bytes: 8 << 10
+            }
+        );
+        assert_eq!(memory.resident_bytes(), 1740 << 10);
+    }
+
+    #[test]
+    fn a_status_without_memory_is_a_dead_process() {
+        let dead = "Name:\tthimble\nState:\tZ (zombie)\nTgid:\t7\n";
+        assert!(is_dead(dead) && !is_dead(STATUS));
+        assert_eq!(parse_status(dead), None);
+    }
+
+    #[test]
+    fn a_rollup_is_read_on_new_and_old_kernels() {
+        let new = parse_smaps_rollup(SMAPS_ROLLUP).unwrap();
+        assert_eq!(
+            new,
+            ProportionalMemory { all_bytes: 336 << 10, anonymous_bytes: 116 << 10, file_bytes: 220 << 10 }
+        );
+        let old = parse_smaps_rollup("Rss:  1676 kB\nPss:   336 kB\n").unwrap();
+        assert_eq!(old, ProportionalMemory { all_bytes: 336 << 10, anonymous_bytes: 0, file_bytes: 0 });
+        assert_eq!(parse_smaps_rollup("garbage"), None);
+    }
+
+    #[test]
+    fn cpu_ticks_are_found_behind_any_command_name() {
+        let stat =
+            "19307 (a) R (b c) S 1 19307 19307 0 -1 4194304 1 2 3 4 250 50 7 8 20 0 1 0 100 3133440 419";
+        assert_eq!(parse_stat_ticks(stat), Some(300));
+        assert_eq!(parse_stat_ticks("1 (x) S 1 2"), None);
+        assert_eq!(parse_stat_ticks(""), None);
+    }
+
+    #[test]
+    fn the_own_process_can_be_read() {
+        let own = memory(Pid::own()).unwrap();
+        assert!(own.anonymous_bytes > 0 && own.file_bytes > 0);
+        assert!(proportional(Pid::own()).unwrap().all_bytes > 0);
+        cpu_time(Pid::own()).unwrap();
+    }
+
+    #[test]
+    fn a_sum_survives_processes_that_end() {
+        let gone = Pid(u32::MAX);
+        let sum = memory_of([Pid::own(), gone]).unwrap();
+        assert_eq!((sum.processes, sum.gone), (1, 1));
+        assert!(sum.total.anonymous_bytes > 0);
+        assert_eq!(cpu_time_of([gone]).unwrap().gone, 1);
+        assert_eq!(proportional_of([gone, gone]).unwrap().gone, 2);
+    }
+}

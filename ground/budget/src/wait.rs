@@ -1,0 +1,86 @@
+//! The line in front of a full pool: whoever came first is served first.
+//!
+//! Executions and compilations would rather wait than be refused, and a large reservation must not starve behind a stream of small ones. So waiters
+//! stand in a line; only its head tries, everyone behind waits for it. Threads that do not wait (the refusing kind) pass beside the line, because
+//! refusing them for somebody else's patience would make their answer depend on who else is there.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// Most threads in one line. Lines are for the node's own few threads, never for one waiter per request.
+pub(crate) const WAITERS_MAX: usize = 256;
+
+#[derive(Debug, Default)]
+pub(crate) struct Line {
+    /// Read by whoever gives memory back, to skip the lock when nobody waits.
+    waiters: AtomicUsize,
+    tickets: Mutex<Tickets>,
+    moved: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Tickets {
+    next: u64,
+    waiting: BTreeSet<u64>,
+}
+
+impl Line {
+    /// Calls `take` until it gives something, in turn, for at most `patience`.
+    pub(crate) fn wait<T>(&self, patience: Duration, mut take: impl FnMut() -> Option<T>) -> Option<T> {
+        let deadline = Instant::now().checked_add(patience);
+        let mut tickets = self.lock();
+        if tickets.waiting.len() >= WAITERS_MAX {
+            return None;
+        }
+        let own = tickets.next;
+        tickets.next += 1;
+        tickets.waiting.insert(own);
+        // Counted before the first attempt: a release that our attempt does not see yet will see us, and wake us.
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        let taken = loop {
+            if tickets.waiting.first() == Some(&own)
+                && let Some(taken) = take()
+            {
+                break Some(taken);
+            }
+            tickets = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
+                None => self.moved.wait(tickets).unwrap_or_else(PoisonError::into_inner),
+                Some(Duration::ZERO) => break None,
+                Some(left) => {
+                    self.moved.wait_timeout(tickets, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        };
+        tickets.waiting.remove(&own);
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
+        drop(tickets);
+        // The next in line may fit beside what was taken, or take our place if we gave up.
+        self.moved.notify_all();
+        taken
+    }
+
+    /// Whether somebody stands in line.
+    pub(crate) fn is_occupied(&self) -> bool {
+        self.waiters.load(Ordering::SeqCst) > 0
+    }
+
+    /// To be called after memory was given back.
+    pub(crate) fn wake(&self) {
+        if self.is_occupied() {
+            // Taking the lock orders this after any attempt under way, so that its waiter is asleep and hears us.
+            drop(self.lock());
+            self.moved.notify_all();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Tickets> {
+        // The line stays consistent whatever `take` panics about: tickets are plain numbers.
+        self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,342 @@
+//! From one number to the whole table.
+//!
+//! Limits come in three kinds. **Scaled** ones are rows of `scale`. **Fixed** ones are constants here: what the interface specification or the clients
+//! demand, and what is a matter of time rather than memory. **Following** ones are consequences of others, computed in [`Limits::follow`], so that an
+//! operator who changes a cause need not hunt for its consequences.
+
+use budget::MIB;
+
+use crate::{error::nearest, scale, *};
+
+/// A named size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Preset {
+    /// Its name.
+    pub name: &'static str,
+    /// Its size.
+    pub memory_bytes: u64,
+}
+
+/// All presets. They are derived like any other size; tests pin what they come to.
+pub const PRESETS: [Preset; 3] = [
+    Preset { name: "micro", memory_bytes: 256 * MIB },
+    Preset { name: "nano", memory_bytes: 512 * MIB },
+    Preset { name: "small", memory_bytes: 1024 * MIB },
+];
+
+// Instructions. A round is what fits between two certificates, so it is kept short; a message may take five rounds' worth, in slices.
+const INSTRUCTIONS_PER_SLICE: u64 = 2_000_000_000;
+const INSTRUCTIONS_PER_ROUND: u64 = 4_000_000_000;
+const INSTRUCTIONS_PER_MESSAGE: u64 = 20_000_000_000;
+const INSTRUCTIONS_PER_INSTALL: u64 = 100_000_000_000;
+const INSTRUCTIONS_PER_QUERY: u64 = 5_000_000_000;
+const INSTRUCTIONS_PER_INSPECT: u64 = 200_000_000;
+
+// Checkpoints. Rounds come as fast as work arrives, more than a hundred a second, so a checkpoint every few rounds would be nothing but
+// checkpoints. What an operator feels is how long a restart after a crash replays: at most this many instructions, rounds, and delta.
+const CHECKPOINT_INTERVAL_ROUNDS: u64 = 500;
+const CHECKPOINT_INSTRUCTIONS: u64 = 20_000_000_000;
+
+/// Runs of one memory before it is folded. Each is up to two kernel mappings, and a process has 65,530 of them by default.
+const RUNS_PER_MEMORY: u64 = 1024;
+
+// Messages.
+const MESSAGE_PAYLOAD_BYTES: u64 = 2 * MIB;
+const BODY_BYTES: u64 = 4 * MIB;
+const WORKER_BASE_BYTES: u64 = 4 * MIB;
+
+// Compilation. Measured peaks: 30 MB for a module of 0.4 MB, 93 MB for 3.4 MB, 184 MB for 6.3 MB. The line above all of them is 20 MiB + 28 x module.
+const COMPILE_BASE_BYTES: u64 = 20 * MIB;
+const COMPILE_BYTES_PER_BYTE: u64 = 28;
+/// No module is larger than on the Internet Computer, however much memory there is.
+const WASM_UNCOMPRESSED_BYTES_MAX: u64 = 100 * MIB;
+const CODE_SECTION_BYTES_MAX: u64 = 11 * MIB;
+
+/// What a canister without messages, methods of note or logs is expected to take of the metadata line.
+const METADATA_BYTES_PER_CANISTER: u64 = 8 << 10;
+
+/// Free disk kept at least, however small the delta log.
+const DISK_RESERVE_BYTES_MIN: u64 = 256 * MIB;
+
+const _: () = {
+    assert!(INSTRUCTIONS_PER_SLICE <= INSTRUCTIONS_PER_ROUND);
+    assert!(INSTRUCTIONS_PER_ROUND <= INSTRUCTIONS_PER_MESSAGE);
+    assert!(INSTRUCTIONS_PER_MESSAGE <= INSTRUCTIONS_PER_INSTALL);
+    assert!(INSTRUCTIONS_PER_INSPECT <= INSTRUCTIONS_PER_QUERY && INSTRUCTIONS_PER_QUERY <= INSTRUCTIONS_PER_MESSAGE);
+    assert!(CHECKPOINT_INSTRUCTIONS >= INSTRUCTIONS_PER_ROUND);
+    assert!(MESSAGE_PAYLOAD_BYTES * 3 / 2 <= BODY_BYTES, "an envelope with all its delegations fits beside the largest argument");
+    assert!(RUNS_PER_MEMORY * 2 * 2 < 65_530 / 8, "both memories of one canister take a small part of a process's mappings");
+};
+
+impl Limits {
+    /// The table for a node that may take `memory_bytes` in all (whole MiB of it), or which line of the budget sheet does not fit and what size
+    /// would work.
+    pub fn derive(memory_bytes: u64) -> Result<Self, LimitsError> {
+        let table = Self::scaled(memory_bytes);
+        let sheet = table.sheet();
+        if let Some((line, left_bytes)) = sheet.first_that_does_not_fit() {
+            // Below the first anchor nothing shrinks any more: what that table sums to is what a node needs at least.
+            let smallest_bytes = Self::scaled(0).sheet().sum_bytes().next_multiple_of(MIB);
+            let (line, line_bytes) = (line.name, line.bytes);
+            return Err(LimitsError::TooSmall { memory_bytes, line, line_bytes, left_bytes, smallest_bytes });
+        }
+        table.check()?;
+        Ok(table)
+    }
+
+    /// The table of a named size.
+    pub fn preset(name: &str) -> Result<Self, LimitsError> {
+        match PRESETS.iter().find(|preset| preset.name == name) {
+            Some(preset) => Self::derive(preset.memory_bytes),
+            None => Err(LimitsError::UnknownPreset {
+                name: name.chars().take(80).collect(),
+                nearest: nearest(name, PRESETS.iter().map(|preset| preset.name)).unwrap_or("nano"),
+            }),
+        }
+    }
+
+    /// 512 MiB: the size the node is made for.
+    pub fn nano() -> Result<Self, LimitsError> {
+        Self::preset("nano")
+    }
+
+    /// 1 GiB.
+    pub fn small() -> Result<Self, LimitsError> {
+        Self::preset("small")
+    }
+
+    /// 256 MiB.
+    pub fn micro() -> Result<Self, LimitsError> {
+        Self::preset("micro")
+    }
+
+    /// Heap and stable bytes one update message may dirty: what is reserved of [`pool::EXECUTIONS`] before it starts.
+    pub fn message_dirty_bytes(&self) -> u64 {
+        self.execution.heap_dirty_bytes_per_message.saturating_add(self.execution.stable_dirty_bytes_per_message)
+    }
+
+    /// Heap and stable bytes each phase of an install or upgrade may dirty: what is reserved of [`pool::EXECUTIONS`] for it.
+    pub fn install_dirty_bytes(&self) -> u64 {
+        let execution = &self.execution;
+        let apart = execution.heap_dirty_bytes_per_install.saturating_add(execution.stable_dirty_bytes_per_install);
+        execution.dirty_bytes_per_install.min(apart)
+    }
+
+    /// Heap and stable bytes one query may dirty: what is reserved of [`pool::QUERIES`] before it starts.
+    pub fn query_dirty_bytes(&self) -> u64 {
+        self.execution.heap_dirty_bytes_per_query.saturating_add(self.execution.stable_dirty_bytes_per_query)
+    }
+
+    /// What is reserved of [`pool::EXECUTIONS`] to compile a module of `wasm_uncompressed_bytes`: the child's memory (also its `RLIMIT_DATA`) and the
+    /// module in the node's hands. A small module reserves little, so two of them compile at once.
+    pub fn compile_reservation_bytes(&self, wasm_uncompressed_bytes: u64) -> u64 {
+        self.compile_child_bytes(wasm_uncompressed_bytes).saturating_add(wasm_uncompressed_bytes.min(self.module.wasm_bytes))
+    }
+
+    /// Memory of the child that compiles a module of `wasm_uncompressed_bytes`.
+    pub fn compile_child_bytes(&self, wasm_uncompressed_bytes: u64) -> u64 {
+        let needed = wasm_uncompressed_bytes.saturating_mul(COMPILE_BYTES_PER_BYTE).saturating_add(COMPILE_BASE_BYTES);
+        needed.min(self.sandbox.compile_memory_bytes)
+    }
+
+    /// The most that update messages and installs in flight may have dirtied at one moment.
+    pub fn dirty_in_flight_bytes(&self) -> u64 {
+        self.message_dirty_bytes().saturating_mul(self.execution.threads).max(self.install_dirty_bytes())
+    }
+
+    /// Scaled and fixed limits, with what follows from them; not checked.
+    fn scaled(memory_bytes: u64) -> Self {
+        // Whole MiB, so that the size can be written down exactly and read back.
+        let memory = memory_bytes - memory_bytes % MIB;
+        let mut table = Self {
+            memory_budget_bytes: memory,
+            subnet: subnet(memory),
+            execution: execution(memory),
+            sandbox: sandbox(memory),
+            pages: pages(memory),
+            module: module(memory),
+            consensus: consensus(memory),
+            gateway: gateway(memory),
+            process: ProcessLimits {
+                node_base_bytes: scale::NODE_BASE.bytes_at(memory),
+                worker_base_bytes: WORKER_BASE_BYTES,
+                kernel_bytes: scale::KERNEL.bytes_at(memory),
+                page_cache_floor_bytes: scale::PAGE_CACHE_FLOOR.bytes_at(memory),
+            },
+        };
+        table.follow(|_| false);
+        table
+    }
+
+    /// Sets every limit that is a consequence of others, except those that `stays` names (as `group.field`).
+    pub(crate) fn follow(&mut self, stays: impl Fn(&str) -> bool) {
+        let set = |name: &str, field: &mut u64, value: u64| {
+            if !stays(name) {
+                *field = value;
+            }
+        };
+        // Storage never reserves cycles.
+        let capacity = self.subnet.memory_capacity_bytes;
+        set("subnet.memory_threshold_bytes", &mut self.subnet.memory_threshold_bytes, capacity);
+        let canisters = self.subnet.canister_metadata_bytes / METADATA_BYTES_PER_CANISTER;
+        set("subnet.canisters_max", &mut self.subnet.canisters_max, canisters);
+
+        // A module may be as large as what can be compiled.
+        let compiled = self.sandbox.compile_memory_bytes.saturating_sub(COMPILE_BASE_BYTES) / COMPILE_BYTES_PER_BYTE;
+        let uncompressed = (compiled - compiled % scale::GRANULE_BYTES).min(WASM_UNCOMPRESSED_BYTES_MAX);
+        set("module.wasm_uncompressed_bytes", &mut self.module.wasm_uncompressed_bytes, uncompressed);
+        let uncompressed = self.module.wasm_uncompressed_bytes;
+        set("module.wasm_bytes", &mut self.module.wasm_bytes, uncompressed);
+        set("module.code_section_bytes", &mut self.module.code_section_bytes, uncompressed.min(CODE_SECTION_BYTES_MAX));
+
+        // A worker that holds more than its base, its buffers and the dirtiest execution has a fault.
+        let worker = self
+            .process
+            .worker_base_bytes
+            .saturating_add(self.worker_buffer_bytes())
+            .saturating_add(self.message_dirty_bytes().max(self.install_dirty_bytes()));
+        set("sandbox.worker_anonymous_bytes", &mut self.sandbox.worker_anonymous_bytes, worker);
+
+        // A round starts while the reserve is free. It writes its own delta, and what is in flight when that is reached still finishes.
+        let round = self.execution.heap_delta_bytes_per_round;
+        let reserve = round.saturating_add(self.dirty_in_flight_bytes());
+        set("pages.delta_reserve_bytes", &mut self.pages.delta_reserve_bytes, reserve);
+        let capacity = self.pages.delta_reserve_bytes.saturating_add(round);
+        set("pages.delta_capacity_bytes", &mut self.pages.delta_capacity_bytes, capacity);
+        let disk = self.pages.delta_capacity_bytes.max(DISK_RESERVE_BYTES_MIN);
+        set("pages.disk_reserve_bytes", &mut self.pages.disk_reserve_bytes, disk);
+    }
+}
+
+fn subnet(memory: u64) -> SubnetLimits {
+    SubnetLimits {
+        memory_capacity_bytes: scale::MEMORY_CAPACITY.bytes_at(memory),
+        memory_threshold_bytes: 0,
+        canisters_max: 0,
+        guaranteed_response_message_bytes: scale::GUARANTEED_MESSAGES.bytes_at(memory),
+        best_effort_message_bytes: scale::BEST_EFFORT_MESSAGES.bytes_at(memory),
+        ingress_history_bytes: scale::INGRESS_HISTORY.bytes_at(memory),
+        ingress_unfinished_max: scale::INGRESS_UNFINISHED.at(memory),
+        wasm_custom_sections_bytes: scale::CUSTOM_SECTIONS.bytes_at(memory),
+        canister_metadata_bytes: scale::CANISTER_METADATA.bytes_at(memory),
+        callback_soft_limit: scale::CALLBACK_SOFT_LIMIT.at(memory),
+        queue_slots: 500,
+        message_payload_bytes: MESSAGE_PAYLOAD_BYTES,
+        controllers_max: 10,
+        chunk_store_bytes: 100 * MIB,
+        chunk_bytes: MIB,
+        canister_log_bytes: 4 << 10,
+    }
+}
+
+fn execution(memory: u64) -> ExecutionLimits {
+    ExecutionLimits {
+        threads: scale::THREADS.step_at(memory),
+        query_threads: scale::QUERY_THREADS.step_at(memory),
+        query_threads_per_canister: scale::QUERY_THREADS_PER_CANISTER.step_at(memory),
+        response_callback_reservation_bytes: scale::RESPONSE_CALLBACK_RESERVATION.bytes_at(memory),
+        instructions_per_message: INSTRUCTIONS_PER_MESSAGE,
+        instructions_per_install: INSTRUCTIONS_PER_INSTALL,
+        instructions_per_query: INSTRUCTIONS_PER_QUERY,
+        instructions_per_inspect: INSTRUCTIONS_PER_INSPECT,
+        instructions_per_round: INSTRUCTIONS_PER_ROUND,
+        instructions_per_slice: INSTRUCTIONS_PER_SLICE,
+        paused_executions: scale::PAUSED_EXECUTIONS.step_at(memory),
+        stable_dirty_bytes_per_message: scale::STABLE_DIRTY_PER_MESSAGE.bytes_at(memory),
+        stable_dirty_bytes_per_install: scale::STABLE_DIRTY_PER_INSTALL.bytes_at(memory),
+        stable_accessed_bytes_per_message: scale::STABLE_DIRTY_PER_MESSAGE.bytes_at(memory),
+        stable_accessed_bytes_per_install: scale::STABLE_DIRTY_PER_INSTALL.bytes_at(memory),
+        heap_dirty_bytes_per_message: scale::HEAP_DIRTY_PER_MESSAGE.bytes_at(memory),
+        heap_dirty_bytes_per_install: scale::HEAP_DIRTY_PER_INSTALL.bytes_at(memory),
+        dirty_bytes_per_install: scale::DIRTY_PER_INSTALL.bytes_at(memory),
+        heap_dirty_bytes_per_query: scale::HEAP_DIRTY_PER_QUERY.bytes_at(memory),
+        stable_dirty_bytes_per_query: scale::STABLE_DIRTY_PER_QUERY.bytes_at(memory),
+        heap_delta_bytes_per_round: scale::DELTA_PER_ROUND.bytes_at(memory),
+        heap_delta_bytes_per_canister_round: scale::DELTA_PER_CANISTER_ROUND.bytes_at(memory),
+        composite_query_depth: 6,
+        query_cache_bytes: scale::QUERY_CACHE.bytes_at(memory),
+        reject_guaranteed_response_calls: false,
+    }
+}
+
+fn sandbox(memory: u64) -> SandboxLimits {
+    SandboxLimits {
+        canisters_max: scale::SANDBOX_CANISTERS.at(memory),
+        idle_seconds: 120,
+        resident_floor_bytes: scale::RESIDENT_FLOOR.bytes_at(memory),
+        eviction_batch_bytes: scale::EVICTION_BATCH.bytes_at(memory),
+        worker_anonymous_bytes: 0,
+        compile_threads: 2,
+        compile_memory_bytes: scale::COMPILE_MEMORY.bytes_at(memory),
+        compile_seconds: scale::COMPILE_SECONDS.step_at(memory),
+        compilation_cache_bytes: scale::COMPILATION_CACHE.bytes_at(memory),
+    }
+}
+
+fn pages(memory: u64) -> PagesLimits {
+    PagesLimits {
+        delta_capacity_bytes: 0,
+        delta_reserve_bytes: 0,
+        checkpoint_interval_rounds: CHECKPOINT_INTERVAL_ROUNDS,
+        checkpoint_delta_bytes: scale::CHECKPOINT_DELTA.bytes_at(memory),
+        checkpoint_instructions: CHECKPOINT_INSTRUCTIONS,
+        runs_per_memory: RUNS_PER_MEMORY,
+        copy_threads: scale::COPY_THREADS.step_at(memory),
+        metadata_cache_bytes: scale::METADATA_CACHE.bytes_at(memory),
+        disk_reserve_bytes: 0,
+    }
+}
+
+fn module(memory: u64) -> ModuleLimits {
+    ModuleLimits {
+        wasm_bytes: 0,
+        wasm_uncompressed_bytes: 0,
+        code_section_bytes: 0,
+        functions: 50_000,
+        function_bytes: MIB,
+        globals: 1_000,
+        table_elements: scale::TABLE_ELEMENTS.step_at(memory),
+        tables: 4,
+        data_segments: 10_000,
+        custom_sections: 16,
+        custom_sections_bytes: MIB,
+        exported_functions: 1_000,
+        exported_names_bytes: 20_000,
+        heap32_bytes: 4 << 30,
+        heap64_bytes: 6 << 30,
+        stable_bytes: 500 << 30,
+    }
+}
+
+fn consensus(memory: u64) -> ConsensusLimits {
+    ConsensusLimits {
+        ingress_pool_bytes: scale::INGRESS_POOL.bytes_at(memory),
+        ingress_pool_messages: scale::INGRESS_POOL_MESSAGES.at(memory),
+        block_ingress_bytes: scale::BLOCK_INGRESS.bytes_at(memory),
+        block_ingress_messages: 1_000,
+        ingress_expiry_seconds: 300,
+        ingress_drift_seconds: 60,
+        idle_round_millis: 1_000,
+        execution_lag_blocks: 1,
+        certificates_kept: 64,
+    }
+}
+
+fn gateway(memory: u64) -> GatewayLimits {
+    GatewayLimits {
+        connections: scale::CONNECTIONS.at(memory),
+        requests_in_flight: scale::REQUESTS_IN_FLIGHT.at(memory),
+        queries_in_flight: scale::QUERIES_IN_FLIGHT.at(memory),
+        sync_calls_waiting: scale::SYNC_CALLS_WAITING.at(memory),
+        body_bytes: BODY_BYTES,
+        bodies_bytes: scale::BODIES.bytes_at(memory),
+        responses_bytes: scale::RESPONSES.bytes_at(memory),
+        read_timeout_millis: 10_000,
+        sync_call_wait_millis: 10_000,
+        read_state_paths: 1_000,
+        read_state_path_labels: 127,
+        delegations: 20,
+        delegation_targets: 1_000,
+        nonce_bytes: 32,
+    }
+}

@@ -1,0 +1,37 @@
+//! Names of the memory pools, for whoever takes from them: `ledger.pool(limits::pool::REQUEST_BODIES)`.
+//!
+//! A pool's cap is the line of the same name in the budget sheet. Pools marked *observed* are held to their cap by deterministic rules of the
+//! replicated state, which every node must apply alike; the ledger only counts them ([`budget::Pool::observe`]).
+
+/// Working memory shared by update messages, installs and compilations, which exclude one another where they do not fit together. Before a message
+/// starts, [`crate::Limits::message_dirty_bytes`] are reserved; before an install or upgrade, [`crate::Limits::install_dirty_bytes`]; before a
+/// compilation, [`crate::Limits::compile_reservation_bytes`]. Wait with [`budget::Pool::reserve_within`].
+pub const EXECUTIONS: &str = "executions";
+/// Pages that queries dirty and drop: [`crate::Limits::query_dirty_bytes`] each.
+pub const QUERIES: &str = "queries";
+/// Queued messages of calls with guaranteed responses, and room kept for their responses (observed).
+pub const GUARANTEED_MESSAGES: &str = "guaranteed_messages";
+/// Queued messages that may be dropped: best-effort calls and ingress (observed).
+pub const BEST_EFFORT_MESSAGES: &str = "best_effort_messages";
+/// Statuses and replies of ingress messages (observed).
+pub const INGRESS_HISTORY: &str = "ingress_history";
+/// Custom sections of all modules (observed).
+pub const CUSTOM_SECTIONS: &str = "custom_sections";
+/// Everything else a canister keeps in memory: settings, queues without payloads, contexts, globals, logs (observed).
+pub const CANISTER_METADATA: &str = "canister_metadata";
+/// Replies of queries kept for the next asker.
+pub const QUERY_CACHE: &str = "query_cache";
+/// Ingress messages that no block holds yet.
+pub const INGRESS_POOL: &str = "ingress_pool";
+/// Blocks that are proposed, logged, waiting for execution, or in it.
+pub const BLOCKS: &str = "blocks";
+/// Request bodies being read, decoded and verified.
+pub const REQUEST_BODIES: &str = "request_bodies";
+/// Responses being encoded and written.
+pub const RESPONSES: &str = "responses";
+/// Buffers of open connections: [`crate::CONNECTION_BYTES`] each.
+pub const CONNECTIONS: &str = "connections";
+/// Certificates of recent heights.
+pub const CERTIFICATES: &str = "certificates";
+/// The index of delta pages (observed).
+pub const DELTA_INDEX: &str = "delta_index";

@@ -1,0 +1,292 @@
+//! The budget sheet: what memory all limits together come to.
+//!
+//! Every line is a name, an amount (a cap times a count), an owner and a reason. Four kinds:
+//!
+//! * **pool**: anonymous memory behind a pool of the ledger; it is asked before it is taken.
+//! * **fixed**: memory that is there whatever happens (processes, kernel), or that its owner was told once and keeps to.
+//! * **file**: pages of files that the kernel may drop at any time. Not part of the sum: they live in whatever is free.
+//! * **disk**: bytes on disk. Not part of the sum.
+//!
+//! The lines stand in the order in which a node needs them, so that the first line a budget cannot pay says what the budget lacks.
+//!
+//! One line is shared. Update messages, an install and a compilation all take memory that lives for one execution, and never all at once: each
+//! reserves its worst case from the pool `executions` before it starts and waits while that does not fit. The line is the largest of the
+//! three.
+
+use budget::{Ledger, PoolSpec, format_size};
+
+use crate::{Limits, LimitsError, pool};
+
+/// Buffers of one open connection: read and write buffer, HTTP state.
+pub const CONNECTION_BYTES: u64 = 16 << 10;
+/// One certificate with its tree.
+const CERTIFICATE_BYTES: u64 = 8 << 10;
+/// One entry of the page index, at worst one per page of delta: an entry of the ordered map, and its share of the layouts in use.
+const RUN_BYTES: u64 = 40;
+const PAGE_BYTES: u64 = 4096;
+/// One element of a table of an instance.
+const TABLE_ELEMENT_BYTES: u64 = 8;
+
+const _: () = assert!(RUN_BYTES * 64 < PAGE_BYTES, "an index costs little beside what it indexes");
+
+/// What kind of line it is; see the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LineKind {
+    /// Anonymous memory behind a pool.
+    Pool,
+    /// Memory set aside.
+    Fixed,
+    /// Pages of files the kernel may drop.
+    File,
+    /// Bytes on disk.
+    Disk,
+}
+
+impl LineKind {
+    /// As rendered.
+    pub fn name(self) -> &'static str {
+        match self {
+            LineKind::Pool => "pool",
+            LineKind::Fixed => "fixed",
+            LineKind::File => "file",
+            LineKind::Disk => "disk",
+        }
+    }
+
+    /// Whether it counts against the budget.
+    pub fn counts(self) -> bool {
+        matches!(self, LineKind::Pool | LineKind::Fixed)
+    }
+}
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SheetLine {
+    /// Its name; of a pool, that of the pool.
+    pub name: &'static str,
+    /// Its amount.
+    pub bytes: u64,
+    /// The crate that takes it.
+    pub owner: &'static str,
+    /// How it is made up.
+    pub made_of: String,
+    /// Why it is there.
+    pub reason: &'static str,
+    /// What it is.
+    pub kind: LineKind,
+}
+
+/// The sheet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sheet {
+    /// What the operator stated.
+    pub memory_budget_bytes: u64,
+    /// In the order a node needs them.
+    pub lines: Vec<SheetLine>,
+}
+
+impl Sheet {
+    /// Lines that count against the budget.
+    pub fn memory_lines(&self) -> impl Iterator<Item = &SheetLine> {
+        self.lines.iter().filter(|line| line.kind.counts())
+    }
+
+    /// The line of that name.
+    pub fn line(&self, name: &str) -> Option<&SheetLine> {
+        self.lines.iter().find(|line| line.name == name)
+    }
+
+    /// What the memory lines sum to.
+    pub fn sum_bytes(&self) -> u64 {
+        self.memory_lines().fold(0, |sum, line| sum.saturating_add(line.bytes))
+    }
+
+    /// What of the budget no line takes.
+    pub fn left_bytes(&self) -> u64 {
+        self.memory_budget_bytes.saturating_sub(self.sum_bytes())
+    }
+
+    /// The first line the budget cannot pay, and what is left for it.
+    pub(crate) fn first_that_does_not_fit(&self) -> Option<(&SheetLine, u64)> {
+        let mut left = self.memory_budget_bytes;
+        self.memory_lines().find_map(|line| match left.checked_sub(line.bytes) {
+            Some(rest) => {
+                left = rest;
+                None
+            }
+            None => Some((line, left)),
+        })
+    }
+}
+
+impl Limits {
+    /// The budget sheet of this table.
+    pub fn sheet(&self) -> Sheet {
+        Sheet { memory_budget_bytes: self.memory_budget_bytes, lines: self.lines() }
+    }
+
+    /// The pools that hold the node to the sheet. What is not a pool is taken off the budget first.
+    pub fn ledger(&self) -> Result<Ledger, LimitsError> {
+        let sheet = self.sheet();
+        let fixed = sheet.memory_lines().filter(|line| line.kind == LineKind::Fixed);
+        let fixed_bytes = fixed.fold(0_u64, |sum, line| sum.saturating_add(line.bytes));
+        let pools = sheet.lines.iter().filter(|line| line.kind == LineKind::Pool);
+        let specs = pools.map(|line| PoolSpec { name: line.name, cap_bytes: line.bytes });
+        Ok(Ledger::new(self.memory_budget_bytes.saturating_sub(fixed_bytes), specs)?)
+    }
+
+    /// What one worker holds beside its base and its dirty pages: an argument, an answer, and the tables of the instance.
+    pub(crate) fn worker_buffer_bytes(&self) -> u64 {
+        let tables = self.module.table_elements.saturating_mul(TABLE_ELEMENT_BYTES);
+        self.subnet.message_payload_bytes.saturating_mul(2).saturating_add(tables)
+    }
+
+    fn lines(&self) -> Vec<SheetLine> {
+        use LineKind::{Disk, File, Fixed, Pool};
+        let line = |name, bytes, owner, kind, made_of: String, reason| SheetLine { name, bytes, owner, made_of, reason, kind };
+        let whole = String::new;
+        let Limits { subnet, execution, sandbox, pages, consensus, gateway, process, .. } = self;
+        let workers = execution.threads.saturating_add(execution.query_threads);
+        let times = |count: u64, bytes: u64| format!("{count} x {}", format_size(bytes));
+
+        let messages = self.message_dirty_bytes().saturating_mul(execution.threads);
+        let install = self.install_dirty_bytes();
+        let compile = self.compile_reservation_bytes(self.module.wasm_uncompressed_bytes);
+        let in_flight = messages.max(install);
+        let blocks = consensus.execution_lag_blocks.saturating_add(1);
+        let delta_most = pages.delta_capacity_bytes.saturating_add(in_flight);
+
+        vec![
+            line("node_process", process.node_base_bytes, "thimble", Fixed, whole(), "the node at rest: runtime, stacks, allocator slack"),
+            line(
+                "worker_processes",
+                workers.saturating_mul(process.worker_base_bytes),
+                "sandbox",
+                Fixed,
+                times(workers, process.worker_base_bytes),
+                "update and query workers at rest",
+            ),
+            line(
+                "worker_buffers",
+                workers.saturating_mul(self.worker_buffer_bytes()),
+                "sandbox",
+                Fixed,
+                times(workers, self.worker_buffer_bytes()),
+                "per worker one argument, one answer and the tables of the instance",
+            ),
+            line("kernel", process.kernel_bytes, "kernel", Fixed, whole(), "page tables, sockets and directory entries charged to the node"),
+            line("page_cache", process.page_cache_floor_bytes, "kernel", Fixed, whole(), "code being executed must stay resident"),
+            line(
+                pool::EXECUTIONS,
+                in_flight.max(compile),
+                "sandbox",
+                Pool,
+                format!(
+                    "largest of: messages {}, one install {}, one compilation {}",
+                    times(execution.threads, self.message_dirty_bytes()),
+                    format_size(install),
+                    format_size(compile)
+                ),
+                "dirty pages of messages and installs in flight, and compile children; each reserves its worst case before it starts",
+            ),
+            line(
+                pool::QUERIES,
+                execution.query_threads.saturating_mul(self.query_dirty_bytes()),
+                "execution",
+                Pool,
+                times(execution.query_threads, self.query_dirty_bytes()),
+                "pages that queries dirty and drop",
+            ),
+            line(
+                pool::GUARANTEED_MESSAGES,
+                subnet.guaranteed_response_message_bytes,
+                "state",
+                Pool,
+                whole(),
+                "queued messages of calls with guaranteed responses, and room for the responses",
+            ),
+            line(
+                pool::BEST_EFFORT_MESSAGES,
+                subnet.best_effort_message_bytes,
+                "state",
+                Pool,
+                whole(),
+                "queued messages of best-effort calls and of clients",
+            ),
+            line(pool::INGRESS_HISTORY, subnet.ingress_history_bytes, "state", Pool, whole(), "statuses and replies that clients still ask for"),
+            line(pool::CUSTOM_SECTIONS, subnet.wasm_custom_sections_bytes, "state", Pool, whole(), "metadata sections of all modules"),
+            line(
+                pool::CANISTER_METADATA,
+                subnet.canister_metadata_bytes,
+                "state",
+                Pool,
+                whole(),
+                "settings, contexts, callbacks, globals and logs of all canisters",
+            ),
+            line(pool::INGRESS_POOL, consensus.ingress_pool_bytes, "consensus", Pool, whole(), "accepted calls that no block holds yet"),
+            line(
+                pool::BLOCKS,
+                blocks.saturating_mul(consensus.block_ingress_bytes),
+                "consensus",
+                Pool,
+                times(blocks, consensus.block_ingress_bytes),
+                "the block being executed and those waiting for it",
+            ),
+            line(pool::REQUEST_BODIES, gateway.bodies_bytes, "gateway", Pool, whole(), "request bodies being read and verified"),
+            line(pool::RESPONSES, gateway.responses_bytes, "gateway", Pool, whole(), "responses being encoded and written"),
+            line(
+                pool::CONNECTIONS,
+                gateway.connections.saturating_mul(CONNECTION_BYTES),
+                "gateway",
+                Pool,
+                times(gateway.connections, CONNECTION_BYTES),
+                "buffers of open connections",
+            ),
+            line(
+                pool::DELTA_INDEX,
+                delta_most.div_ceil(PAGE_BYTES).saturating_mul(RUN_BYTES),
+                "pages",
+                Pool,
+                format!("{RUN_BYTES} B per page of {}", format_size(delta_most)),
+                "the index of pages changed since they were last folded, every page a run of its own at worst",
+            ),
+            line("metadata_cache", pages.metadata_cache_bytes, "state", Fixed, whole(), "cache of the metadata store"),
+            line(
+                pool::CERTIFICATES,
+                consensus.certificates_kept.saturating_mul(CERTIFICATE_BYTES),
+                "consensus",
+                Pool,
+                times(consensus.certificates_kept, CERTIFICATE_BYTES),
+                "certificates of recent heights",
+            ),
+            line(pool::QUERY_CACHE, execution.query_cache_bytes, "execution", Pool, whole(), "replies of queries whose canister did not change"),
+            line(
+                "mapped_state",
+                sandbox.resident_floor_bytes,
+                "sandbox",
+                File,
+                whole(),
+                "clean pages of idle canisters left mapped; the kernel takes them when it needs them",
+            ),
+            line("canister_state", subnet.memory_capacity_bytes, "pages", Disk, whole(), "heaps, stable memories, modules and chunks of all canisters"),
+            line(
+                "delta_log",
+                delta_most,
+                "pages",
+                Disk,
+                format!("{} and {} in flight", format_size(pages.delta_capacity_bytes), format_size(in_flight)),
+                "pages changed since they were last folded",
+            ),
+            line("compiled_modules", sandbox.compilation_cache_bytes, "sandbox", Disk, whole(), "compiled artefacts, mapped when they run"),
+            line(
+                "block_log",
+                pages.checkpoint_interval_rounds.saturating_mul(consensus.block_ingress_bytes),
+                "consensus",
+                Disk,
+                times(pages.checkpoint_interval_rounds, consensus.block_ingress_bytes),
+                "blocks since the last checkpoint, were each of them full",
+            ),
+            line("disk_reserve", pages.disk_reserve_bytes, "thimble", Disk, whole(), "kept free; with less, updates are refused"),
+        ]
+    }
+}

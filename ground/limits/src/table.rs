@@ -1,0 +1,283 @@
+// SEAM
+//! The table itself: every limit of the node, typed, in one place.
+//!
+//! Units are in the names: `_bytes`, `_pages` (64 KiB Wasm pages), `_seconds`, `_millis`, `_rounds`, `_instructions`.
+//! Every other crate takes the group it needs by reference and never invents a limit of its own.
+
+use serde::{Deserialize, Serialize};
+
+/// All limits of one node. Built by [`crate::Limits::derive`] or a preset, checked by [`crate::Limits::check`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// What the operator stated: the most memory the node's processes may take together.
+    pub memory_budget_bytes: u64,
+    /// What one subnet may hold.
+    pub subnet: SubnetLimits,
+    /// What one message and one round may do.
+    pub execution: ExecutionLimits,
+    /// Worker processes and compilation.
+    pub sandbox: SandboxLimits,
+    /// Delta log and checkpoints.
+    pub pages: PagesLimits,
+    /// Canister modules.
+    pub module: ModuleLimits,
+    /// Blocks, the ingress pool and the block log.
+    pub consensus: ConsensusLimits,
+    /// The public HTTP interface.
+    pub gateway: GatewayLimits,
+    /// What is set aside for the process itself.
+    pub process: ProcessLimits,
+}
+
+/// Limits on replicated state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SubnetLimits {
+    /// All canister state together, on disk.
+    pub memory_capacity_bytes: u64,
+    /// Usage above which storage reserves cycles; equal to the capacity, so it never does.
+    pub memory_threshold_bytes: u64,
+    /// Canisters that may exist.
+    pub canisters_max: u64,
+    /// Guaranteed-response messages: queued bytes and reservations.
+    pub guaranteed_response_message_bytes: u64,
+    /// Messages the system may drop: queued bytes of best-effort calls and of ingress messages inducted and not yet started.
+    pub best_effort_message_bytes: u64,
+    /// Ingress history held in memory (statuses and replies).
+    pub ingress_history_bytes: u64,
+    /// Ingress messages inducted and not yet answered.
+    pub ingress_unfinished_max: u64,
+    /// Custom sections of all modules together.
+    pub wasm_custom_sections_bytes: u64,
+    /// Metadata of all canisters held in memory (queues, controllers, globals ...), besides messages.
+    pub canister_metadata_bytes: u64,
+    /// Outstanding callbacks per canister above which new calls are refused.
+    pub callback_soft_limit: u64,
+    /// Messages in one input or output queue between two canisters.
+    pub queue_slots: u64,
+    /// Largest argument or reply of an inter-canister call or ingress message.
+    pub message_payload_bytes: u64,
+    /// Controllers of one canister.
+    pub controllers_max: u64,
+    /// Chunk store of one canister.
+    pub chunk_store_bytes: u64,
+    /// One chunk.
+    pub chunk_bytes: u64,
+    /// Log records kept for one canister.
+    pub canister_log_bytes: u64,
+}
+
+/// Limits on executions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExecutionLimits {
+    /// Threads (and update workers) that execute messages in parallel; at least 2.
+    pub threads: u64,
+    /// Query workers.
+    pub query_threads: u64,
+    /// Queries of one canister at once.
+    pub query_threads_per_canister: u64,
+    /// Memory each execution thread keeps free for response callbacks.
+    pub response_callback_reservation_bytes: u64,
+    /// Instructions of one update, timer, heartbeat or callback.
+    pub instructions_per_message: u64,
+    /// Instructions of one init, upgrade or install.
+    pub instructions_per_install: u64,
+    /// Instructions of one query.
+    pub instructions_per_query: u64,
+    /// Instructions of inspect_message.
+    pub instructions_per_inspect: u64,
+    /// Instructions after which no further message starts in a round.
+    pub instructions_per_round: u64,
+    /// Instructions after which a running message is paused so that others are served (one slice).
+    pub instructions_per_slice: u64,
+    /// Executions that may be paused at once.
+    pub paused_executions: u64,
+    /// Stable bytes one message may dirty.
+    pub stable_dirty_bytes_per_message: u64,
+    /// Stable bytes one install or upgrade may dirty.
+    pub stable_dirty_bytes_per_install: u64,
+    /// Stable bytes one message or query may access.
+    pub stable_accessed_bytes_per_message: u64,
+    /// Stable bytes one install or upgrade may access.
+    pub stable_accessed_bytes_per_install: u64,
+    /// Heap bytes one message may dirty.
+    pub heap_dirty_bytes_per_message: u64,
+    /// Heap bytes one install or upgrade may dirty.
+    pub heap_dirty_bytes_per_install: u64,
+    /// Heap and stable bytes together that each phase of one install or upgrade may dirty: what the working memory holds of them.
+    pub dirty_bytes_per_install: u64,
+    /// Heap bytes one query may dirty, over all frames of a composite one.
+    pub heap_dirty_bytes_per_query: u64,
+    /// Stable bytes one query may dirty, over all frames of a composite one.
+    pub stable_dirty_bytes_per_query: u64,
+    /// Delta one round may add.
+    pub heap_delta_bytes_per_round: u64,
+    /// Delta one canister may add per round.
+    pub heap_delta_bytes_per_canister_round: u64,
+    /// Depth of calls of one composite query.
+    pub composite_query_depth: u64,
+    /// Query replies cached.
+    pub query_cache_bytes: u64,
+    /// Refuse calls with guaranteed responses at the System API.
+    pub reject_guaranteed_response_calls: bool,
+}
+
+/// Limits on workers and compilation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SandboxLimits {
+    /// Canisters whose memories stay mapped over all workers.
+    pub canisters_max: u64,
+    /// Seconds without a message after which a canister's mapping is dropped.
+    pub idle_seconds: u64,
+    /// Resident bytes under which idle mappings are kept.
+    pub resident_floor_bytes: u64,
+    /// Resident bytes freed per eviction.
+    pub eviction_batch_bytes: u64,
+    /// Address space (RLIMIT_AS-independent) of anonymous memory one worker may hold before it is restarted.
+    pub worker_anonymous_bytes: u64,
+    /// Compilations at once.
+    pub compile_threads: u64,
+    /// Anonymous memory of one compile child (RLIMIT_DATA).
+    pub compile_memory_bytes: u64,
+    /// CPU seconds of one compile child (RLIMIT_CPU).
+    pub compile_seconds: u64,
+    /// Compiled artefacts kept on disk.
+    pub compilation_cache_bytes: u64,
+}
+
+/// Limits on canister memory on disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PagesLimits {
+    /// Delta log over all canisters; beyond it execution waits for a checkpoint.
+    pub delta_capacity_bytes: u64,
+    /// Delta kept free so that a started round can always finish.
+    pub delta_reserve_bytes: u64,
+    /// Rounds between checkpoints.
+    pub checkpoint_interval_rounds: u64,
+    /// Delta since the last checkpoint that brings the next one early.
+    pub checkpoint_delta_bytes: u64,
+    /// Instructions since the last checkpoint that bring the next one early: bounds replay after a crash.
+    pub checkpoint_instructions: u64,
+    /// Runs of one memory's index beyond which it is folded first (each is one kernel mapping).
+    pub runs_per_memory: u64,
+    /// Threads that copy pages.
+    pub copy_threads: u64,
+    /// Cache of the metadata store.
+    pub metadata_cache_bytes: u64,
+    /// Free disk below which new updates are refused.
+    pub disk_reserve_bytes: u64,
+}
+
+/// Limits on canister modules.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModuleLimits {
+    /// Module as uploaded.
+    pub wasm_bytes: u64,
+    /// Module after gunzip.
+    pub wasm_uncompressed_bytes: u64,
+    /// Code section.
+    pub code_section_bytes: u64,
+    /// Functions, imported and defined.
+    pub functions: u64,
+    /// Size of one function body.
+    pub function_bytes: u64,
+    /// Globals.
+    pub globals: u64,
+    /// Table elements, summed over tables.
+    pub table_elements: u64,
+    /// Tables.
+    pub tables: u64,
+    /// Data segments.
+    pub data_segments: u64,
+    /// Custom sections that carry metadata.
+    pub custom_sections: u64,
+    /// Bytes of custom sections of one module.
+    pub custom_sections_bytes: u64,
+    /// Exported query, update and composite query methods.
+    pub exported_functions: u64,
+    /// Sum of exported method name lengths.
+    pub exported_names_bytes: u64,
+    /// Heap of a 32-bit memory.
+    pub heap32_bytes: u64,
+    /// Heap of a 64-bit memory.
+    pub heap64_bytes: u64,
+    /// Stable memory of one canister.
+    pub stable_bytes: u64,
+}
+
+/// Limits on blocks and the pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConsensusLimits {
+    /// Ingress messages waiting for a block, in bytes.
+    pub ingress_pool_bytes: u64,
+    /// Ingress messages waiting for a block, counted.
+    pub ingress_pool_messages: u64,
+    /// Ingress bytes of one block.
+    pub block_ingress_bytes: u64,
+    /// Ingress messages of one block.
+    pub block_ingress_messages: u64,
+    /// How far ahead an ingress message may expire.
+    pub ingress_expiry_seconds: u64,
+    /// Clock drift allowed on top of it.
+    pub ingress_drift_seconds: u64,
+    /// With nothing to do, a block is made this often.
+    pub idle_round_millis: u64,
+    /// Blocks finalised but not executed: beyond it no block is proposed.
+    pub execution_lag_blocks: u64,
+    /// Certificates kept in memory.
+    pub certificates_kept: u64,
+}
+
+/// Limits of the HTTP interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GatewayLimits {
+    /// Open connections.
+    pub connections: u64,
+    /// Requests being served.
+    pub requests_in_flight: u64,
+    /// Queries waiting for or in a query worker.
+    pub queries_in_flight: u64,
+    /// Synchronous calls waiting for their certificate.
+    pub sync_calls_waiting: u64,
+    /// Body of one request.
+    pub body_bytes: u64,
+    /// Bodies of all requests in flight together.
+    pub bodies_bytes: u64,
+    /// Responses being written, together.
+    pub responses_bytes: u64,
+    /// Time to send headers and body.
+    pub read_timeout_millis: u64,
+    /// Time a synchronous call waits before 202.
+    pub sync_call_wait_millis: u64,
+    /// Paths of one read_state.
+    pub read_state_paths: u64,
+    /// Labels of one path.
+    pub read_state_path_labels: u64,
+    /// Delegations of one envelope.
+    pub delegations: u64,
+    /// Targets of one delegation.
+    pub delegation_targets: u64,
+    /// Nonce of one request.
+    pub nonce_bytes: u64,
+}
+
+/// Memory of the process itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProcessLimits {
+    /// Node process at rest: runtime, stacks, allocator slack.
+    pub node_base_bytes: u64,
+    /// One worker at rest.
+    pub worker_base_bytes: u64,
+    /// Kernel memory charged to the group: page tables, sockets, dentries.
+    pub kernel_bytes: u64,
+    /// Left unassigned on purpose, for page cache that must be resident (code being executed).
+    pub page_cache_floor_bytes: u64,
+}

@@ -1,0 +1,352 @@
+//! `load bench`: starts a node of its own in a scratch folder and prints what it costs and how fast it is.
+//!
+//! Two kinds of client take part. *Latencies* are measured with the published agent as it is, its verification of every certificate included. *Rates* are
+//! measured with calls that the agent signed and that are then sent over plain HTTP connections, because verifying a BLS signature per reply would keep the
+//! client, which shares the machine, busier than the node; one reply in 64 is verified all the same, and every one must say `replied`.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use candid::{Encode, Principal};
+use clap::Args;
+use hdrhistogram::Histogram;
+use ic_agent::Agent;
+use serde::{Deserialize, Serialize};
+
+use crate::{client, measure};
+
+/// `load bench`
+#[derive(Args)]
+pub(crate) struct Options {
+    /// The node's binary.
+    #[arg(long, default_value = "target/release/thimble")]
+    node: PathBuf,
+    /// The node's memory budget.
+    #[arg(long, default_value = "512MiB")]
+    memory: String,
+    /// Seconds per rate.
+    #[arg(long, default_value_t = 10)]
+    seconds: u64,
+    /// Calls in flight while measuring rates.
+    #[arg(long, default_value_t = 32)]
+    concurrency: usize,
+    /// Folder with the canister modules.
+    #[arg(long, default_value = "canisters/wasm")]
+    canisters: PathBuf,
+    /// Print JSON instead of the table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One line of the table.
+#[derive(Serialize)]
+struct Row {
+    what: String,
+    value: String,
+    goal: &'static str,
+    met: Option<bool>,
+}
+
+struct Node {
+    child: Child,
+    url: String,
+    port: u16,
+}
+
+impl Node {
+    /// Starts the node and waits until `/health` says 200.
+    async fn start(options: &Options, data: &Path) -> Result<(Self, Duration)> {
+        let port = {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+            listener.local_addr()?.port()
+        };
+        let started = Instant::now();
+        let child = Command::new(&options.node)
+            .args([
+                "run",
+                "--memory",
+                &options.memory,
+                "--listen",
+                &format!("127.0.0.1:{port}"),
+                "--log",
+                "warn",
+            ])
+            .arg("--data-dir")
+            .arg(data)
+            .stdout(Stdio::null())
+            .spawn()
+            .with_context(|| format!("starting {}", options.node.display()))?;
+        let mut node = Self { child, url: format!("http://127.0.0.1:{port}"), port };
+        let http = reqwest::Client::new();
+        loop {
+            if let Ok(response) = http.get(format!("{}/health", node.url)).send().await
+                && response.status().is_success()
+            {
+                return Ok((node, started.elapsed()));
+            }
+            if let Some(status) = node.child.try_wait()? {
+                bail!("the node ended while starting: {status}");
+            }
+            ensure!(started.elapsed() < Duration::from_secs(60), "the node was not healthy within 60 s");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    fn stop(mut self) -> Result<()> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
+        rustix::process::kill_process(
+            pid.context("the node has a process id")?,
+            rustix::process::Signal::TERM,
+        )?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Runs everything and prints the table.
+pub(crate) async fn run(options: Options) -> Result<()> {
+    let mut rows = Vec::new();
+    let scratch = std::env::temp_dir().join(format!("thimble-bench-{}", std::process::id()));
+    let outcome = measure_all(&options, &scratch, &mut rows).await;
+    let _ = std::fs::remove_dir_all(&scratch);
+    outcome?;
+    if options.json {
+        let report = serde_json::json!({
+            "machine": measure::machine(), "memory": options.memory, "seconds": options.seconds,
+            "concurrency": options.concurrency, "rows": rows,
+        });
+        println!("{report:#}");
+        return Ok(());
+    }
+    println!("machine: {}", measure::machine());
+    println!(
+        "node: --memory {}; {} s per rate, {} calls in flight",
+        options.memory, options.seconds, options.concurrency
+    );
+    println!("\n{:<58} {:>24}  {:<16} met", "what", "measured", "goal");
+    for row in &rows {
+        let met = row.met.map_or("", |met| if met { "yes" } else { "NO" });
+        println!("{:<58} {:>24}  {:<16} {met}", row.what, row.value, row.goal);
+    }
+    Ok(())
+}
+
+async fn measure_all(options: &Options, scratch: &Path, rows: &mut Vec<Row>) -> Result<()> {
+    let mut row = |what: String, value: String, goal: &'static str, met: Option<bool>| {
+        rows.push(Row { what, value, goal, met });
+    };
+
+    // Start: fresh folders first, then a folder with state.
+    let mut fresh = Vec::new();
+    for round in 0..5 {
+        let (node, took) = Node::start(options, &scratch.join(format!("start-{round}"))).await?;
+        fresh.push(took.as_secs_f64() * 1e3);
+        node.stop()?;
+    }
+    let fresh = median(fresh);
+    row(
+        "start to healthy, fresh folder (median of 5)".into(),
+        format!("{fresh:.0} ms"),
+        "< 300 ms",
+        Some(fresh < 300.0),
+    );
+
+    let data = scratch.join("node");
+    let (node, _) = Node::start(options, &data).await?;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let (_, cpu_before) = measure::totals(&measure::processes(node.child.id())?);
+    let idle_started = Instant::now();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let idle = measure::processes(node.child.id())?;
+    let (anonymous, cpu) = measure::totals(&idle);
+    let percent = (cpu - cpu_before) / idle_started.elapsed().as_secs_f64() * 100.0;
+    row(
+        format!("idle anonymous memory, {} processes", idle.len()),
+        measure::mib(anonymous),
+        "< 32 MiB",
+        Some(anonymous < 32 << 20),
+    );
+    row("idle CPU over 10 s".into(), format!("{percent:.2} %"), "< 1 %", Some(percent < 1.0));
+
+    let agent = client::connect(&node.url, Duration::from_secs(10)).await?;
+    let counter = client::deploy(&agent, &options.canisters.join("counter-c.wasm")).await?;
+    let workbench = client::deploy(&agent, &options.canisters.join("workbench.wasm")).await?;
+
+    let mut latency = Histogram::<u64>::new(3)?;
+    for _ in 0..200 {
+        let started = Instant::now();
+        agent.update(&counter, "inc").with_arg(vec![]).call_and_wait().await?;
+        latency.record(started.elapsed().as_micros() as u64)?;
+    }
+    let p50 = latency.value_at_quantile(0.5) as f64 / 1e3;
+    row(
+        "update round trip, ic-agent with verification, p50 / p99".into(),
+        format!("{p50:.1} / {:.1} ms", latency.value_at_quantile(0.99) as f64 / 1e3),
+        "p50 < 20 ms",
+        Some(p50 < 20.0),
+    );
+
+    let updates = rate(options, &agent, &node, counter, Kind::Update).await?;
+    row(
+        "counter updates, signed, p50 / p99".into(),
+        format!("{:.0}/s, {:.1} / {:.1} ms", updates.per_second, updates.p50, updates.p99),
+        ">= 1,000/s",
+        Some(updates.per_second >= 1000.0),
+    );
+    let busy = measure::totals(&measure::processes(node.child.id())?).0;
+    row("anonymous memory right after the updates".into(), measure::mib(busy), "", None);
+    let queries = rate(options, &agent, &node, counter, Kind::Query).await?;
+    row(
+        "queries, signed by the node, p50 / p99".into(),
+        format!("{:.0}/s, {:.1} / {:.1} ms", queries.per_second, queries.p50, queries.p99),
+        ">= 5,000/s",
+        Some(queries.per_second >= 5000.0),
+    );
+    row(
+        "replies verified / replies in all".into(),
+        format!("{} / {}", updates.verified, updates.replies),
+        "",
+        None,
+    );
+
+    agent.update(&workbench, "stable_grow").with_arg(Encode!(&640u64)?).call_and_wait().await?;
+    let mut writes = Vec::new();
+    for round in 0..7u8 {
+        let started = Instant::now();
+        let arguments = Encode!(&0u64, &(24u64 << 20), &(round + 1))?;
+        agent.update(&workbench, "stable_fill").with_arg(arguments).call_and_wait().await?;
+        writes.push(started.elapsed().as_secs_f64() * 1e3);
+    }
+    let write = median(writes);
+    row(
+        "24 MiB stable write in one message (median of 7)".into(),
+        format!("{write:.0} ms"),
+        "< 100 ms",
+        Some(write < 100.0),
+    );
+
+    let counted = read_counter(&agent, counter).await?;
+    node.stop()?;
+    let (node, took) = Node::start(options, &data).await?;
+    let took = took.as_secs_f64() * 1e3;
+    row(
+        "start to healthy with this state, after a clean stop".into(),
+        format!("{took:.0} ms"),
+        "< 300 ms",
+        Some(took < 300.0),
+    );
+    let agent = client::connect(&node.url, Duration::from_secs(10)).await?;
+    ensure!(read_counter(&agent, counter).await? == counted, "the counter changed over a restart");
+    for process in measure::processes(node.child.id())? {
+        row(
+            format!("memory of {} (pid {}): anonymous / file", process.role, process.pid),
+            format!("{} / {}", measure::mib(process.anonymous_bytes), measure::mib(process.file_bytes)),
+            "",
+            None,
+        );
+    }
+    node.stop()
+}
+
+async fn read_counter(agent: &Agent, counter: Principal) -> Result<Vec<u8>> {
+    Ok(agent.query(&counter, "get").with_arg(vec![]).call().await?)
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Update,
+    Query,
+}
+
+struct Rate {
+    per_second: f64,
+    p50: f64,
+    p99: f64,
+    replies: u64,
+    verified: u64,
+}
+
+#[derive(Deserialize)]
+struct Reply {
+    status: String,
+    #[serde(default, with = "serde_bytes")]
+    certificate: Vec<u8>,
+}
+
+/// Closed loop: `concurrency` connections, each with one call in flight.
+async fn rate(
+    options: &Options,
+    agent: &Agent,
+    node: &Node,
+    canister: Principal,
+    kind: Kind,
+) -> Result<Rate> {
+    let http = reqwest::Client::builder().pool_max_idle_per_host(options.concurrency).build()?;
+    let path = match kind {
+        Kind::Update => format!("http://127.0.0.1:{}/api/v4/canister/{canister}/call", node.port),
+        Kind::Query => format!("http://127.0.0.1:{}/api/v3/canister/{canister}/query", node.port),
+    };
+    let verified = Arc::new(AtomicU64::new(0));
+    let started = Instant::now();
+    let end = started + Duration::from_secs(options.seconds);
+    let mut tasks = Vec::new();
+    for _ in 0..options.concurrency {
+        let (http, path, agent, verified) = (http.clone(), path.clone(), agent.clone(), verified.clone());
+        tasks.push(tokio::spawn(async move {
+            let mut latency = Histogram::<u64>::new(3)?;
+            while Instant::now() < end {
+                let body = match kind {
+                    Kind::Update => agent.update(&canister, "inc").with_arg(vec![]).sign()?.signed_update,
+                    Kind::Query => agent.query(&canister, "get").with_arg(vec![]).sign()?.signed_query,
+                };
+                let sent = Instant::now();
+                let response =
+                    http.post(&path).header("content-type", "application/cbor").body(body).send().await?;
+                let code = response.status();
+                let bytes = response.bytes().await?;
+                latency.record(sent.elapsed().as_micros() as u64)?;
+                ensure!(code == 200, "the node answered {code}: {}", String::from_utf8_lossy(&bytes));
+                let reply: Reply = serde_cbor::from_slice(&bytes)?;
+                ensure!(reply.status == "replied", "the node answered status {}", reply.status);
+                if matches!(kind, Kind::Update) && latency.len() % 64 == 1 {
+                    let certificate: ic_agent::Certificate = serde_cbor::from_slice(&reply.certificate)?;
+                    agent.verify(&certificate, canister)?;
+                    verified.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            Ok::<_, anyhow::Error>(latency)
+        }));
+    }
+    let mut all = Histogram::<u64>::new(3)?;
+    for task in tasks {
+        all.add(task.await??)?;
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    Ok(Rate {
+        per_second: all.len() as f64 / seconds,
+        p50: all.value_at_quantile(0.5) as f64 / 1e3,
+        p99: all.value_at_quantile(0.99) as f64 / 1e3,
+        replies: all.len(),
+        verified: verified.load(Ordering::Relaxed),
+    })
+}

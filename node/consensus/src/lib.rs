@@ -1,0 +1,27 @@
+//! Agreement on what happens next, behind one seam.
+//!
+//! The rest of the node sees [`Consensus`] only: finalised batches come out in height order and at least once, state roots go in, certificates come out per
+//! height. Today one implementation makes the blocks of a subnet of one ([`SingleNode`]); an engine for several nodes takes its place without a change above.
+//!
+//! What travels through the seam, and when it may be shown:
+//!
+//! ```text
+//! ingress pool -> batch (time, randomness, ingress) -> durable in the block log -> executed -> root
+//!              -> share of the signature on the root -> combined -> certificate -> shown to clients
+//! ```
+//!
+//! A batch is durable before its certificate exists; therefore whatever a client saw certified is executed again after a crash.
+//!
+//! This crate must not know what a message means, how it is executed, or where canister memory lies.
+
+mod block_log;
+mod certifier;
+mod pool;
+mod seam;
+mod single;
+
+pub use block_log::{BlockLog, LogError, Logged};
+pub use certifier::{Certificate, Certifier};
+pub use pool::{IngressPool, PoolRefusal, PoolStatus, Submitted};
+pub use seam::{Consensus, ConsensusError, Demand, FinalisedBatch, Recorded};
+pub use single::{SingleNode, SystemClock, WallClock};

@@ -1,0 +1,294 @@
+//! The ingress pool: calls accepted by the gateway that no block holds yet.
+//!
+//! First come, first served; bounded in messages and bytes; a call is in it once. When it is full the client is told so and how long to wait, and nothing
+//! already accepted is dropped except calls whose expiry passed.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use limits::ConsensusLimits;
+use state::{Ingress, RequestId, Time};
+use thiserror::Error;
+
+/// The call is in the pool now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Submitted {
+    /// It was not before.
+    New,
+    /// It was already.
+    Already,
+}
+
+/// Why a call was not taken.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum PoolRefusal {
+    /// Too many bytes wait.
+    #[error(
+        "the ingress pool holds {used} of {cap} bytes (ingress_pool_bytes) and this call needs {asked}: retry later"
+    )]
+    Bytes {
+        /// Bytes held.
+        used: u64,
+        /// Limit.
+        cap: u64,
+        /// Bytes of this call.
+        asked: u64,
+    },
+    /// Too many calls wait.
+    #[error("the ingress pool holds {cap} calls (ingress_pool_messages): retry later")]
+    Messages {
+        /// Limit.
+        cap: u64,
+    },
+    /// The node takes no updates now.
+    #[error("this node takes no updates: {0}")]
+    Closed(String),
+}
+
+/// Figures for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStatus {
+    /// Calls waiting.
+    pub messages: u64,
+    /// Bytes they take.
+    pub bytes: u64,
+}
+
+/// See the module. Shared by the gateway (which submits) and the block maker (which takes).
+pub struct IngressPool {
+    bytes_max: u64,
+    messages_max: u64,
+    inner: Mutex<Inner>,
+    arrived: Condvar,
+}
+
+#[derive(Default)]
+struct Inner {
+    waiting: BTreeMap<RequestId, Ingress>,
+    order: VecDeque<RequestId>,
+    bytes: u64,
+    refusing: Option<String>,
+    closing: bool,
+    woken: bool,
+}
+
+impl IngressPool {
+    /// An empty pool.
+    pub fn new(limits: &ConsensusLimits) -> Self {
+        Self {
+            bytes_max: limits.ingress_pool_bytes,
+            messages_max: limits.ingress_pool_messages,
+            inner: Mutex::default(),
+            arrived: Condvar::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // The lock is only held for map operations, which leave the pool consistent if they panic.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a call, unless there is no room.
+    pub fn submit(&self, ingress: Ingress) -> Result<Submitted, PoolRefusal> {
+        let mut inner = self.lock();
+        if let Some(reason) = &inner.refusing {
+            return Err(PoolRefusal::Closed(reason.clone()));
+        }
+        if inner.waiting.contains_key(&ingress.request_id) {
+            return Ok(Submitted::Already);
+        }
+        let asked = ingress.accounted_bytes();
+        if inner.bytes + asked > self.bytes_max {
+            return Err(PoolRefusal::Bytes { used: inner.bytes, cap: self.bytes_max, asked });
+        }
+        if inner.waiting.len() as u64 >= self.messages_max {
+            return Err(PoolRefusal::Messages { cap: self.messages_max });
+        }
+        inner.bytes += asked;
+        inner.order.push_back(ingress.request_id);
+        inner.waiting.insert(ingress.request_id, ingress);
+        self.arrived.notify_one();
+        Ok(Submitted::New)
+    }
+
+    /// Refuses new calls with `reason`, or takes them again with `None`. What waits stays.
+    pub fn refuse(&self, reason: Option<String>) {
+        self.lock().refusing = reason;
+    }
+
+    /// Why calls are refused now, if they are.
+    pub fn refusing(&self) -> Option<String> {
+        self.lock().refusing.clone()
+    }
+
+    /// No further batch is wanted: wakes the block maker for good.
+    pub fn close(&self) {
+        let mut inner = self.lock();
+        inner.closing = true;
+        inner.refusing.get_or_insert_with(|| "it is shutting down".into());
+        self.arrived.notify_all();
+    }
+
+    /// Whether [`Self::close`] was called.
+    pub fn closing(&self) -> bool {
+        self.lock().closing
+    }
+
+    /// Waits until a call waits, or the pool closes, or `timeout` passed.
+    pub fn wait(&self, timeout: Duration) {
+        let inner = self.lock();
+        let idle = |inner: &mut Inner| inner.order.is_empty() && !inner.closing && !inner.woken;
+        let (mut inner, _) =
+            self.arrived.wait_timeout_while(inner, timeout, idle).unwrap_or_else(PoisonError::into_inner);
+        inner.woken = false;
+    }
+
+    /// Ends one [`Self::wait`] early.
+    pub fn wake(&self) {
+        self.lock().woken = true;
+        self.arrived.notify_all();
+    }
+
+    /// Takes calls out for a block, oldest first, within the block's limits. Calls that expired by `now` are dropped.
+    pub fn take(&self, now: Time, bytes_max: u64, messages_max: u64) -> Vec<Ingress> {
+        let mut inner = self.lock();
+        let mut taken = Vec::new();
+        let mut bytes = 0;
+        while (taken.len() as u64) < messages_max {
+            let Some(id) = inner.order.front().copied() else { break };
+            let Some(size) = inner.waiting.get(&id).map(Ingress::accounted_bytes) else {
+                inner.order.pop_front();
+                continue;
+            };
+            if !taken.is_empty() && bytes + size > bytes_max {
+                break;
+            }
+            inner.order.pop_front();
+            if let Some(ingress) = inner.waiting.remove(&id) {
+                inner.bytes -= size;
+                if ingress.ingress_expiry >= now {
+                    bytes += size;
+                    taken.push(ingress);
+                }
+            }
+        }
+        taken
+    }
+
+    /// Gives calls back that a block could not be made of. They keep their place at the front.
+    pub fn give_back(&self, ingress: Vec<Ingress>) {
+        let mut inner = self.lock();
+        for ingress in ingress.into_iter().rev() {
+            if !inner.waiting.contains_key(&ingress.request_id) {
+                inner.bytes += ingress.accounted_bytes();
+                inner.order.push_front(ingress.request_id);
+                inner.waiting.insert(ingress.request_id, ingress);
+            }
+        }
+    }
+
+    /// Figures.
+    pub fn status(&self) -> PoolStatus {
+        let inner = self.lock();
+        PoolStatus { messages: inner.waiting.len() as u64, bytes: inner.bytes }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use ic_principal::Principal;
+
+    use super::*;
+
+    fn pool(messages: u64, bytes: u64) -> IngressPool {
+        IngressPool {
+            bytes_max: bytes,
+            messages_max: messages,
+            inner: Mutex::default(),
+            arrived: Condvar::new(),
+        }
+    }
+
+    fn call(number: u8, size: usize, expiry: u64) -> Ingress {
+        Ingress {
+            request_id: RequestId([number; 32]),
+            sender: Principal::anonymous(),
+            canister_id: Principal::management_canister(),
+            effective_canister_id: Principal::management_canister(),
+            method_name: String::new(),
+            arg: vec![0; size],
+            ingress_expiry: Time(expiry),
+            sender_info: None,
+        }
+    }
+
+    #[test]
+    fn a_call_is_held_once_and_leaves_in_order() {
+        let pool = pool(10, 100_000);
+        assert_eq!(pool.submit(call(2, 10, 9)), Ok(Submitted::New));
+        assert_eq!(pool.submit(call(1, 10, 9)), Ok(Submitted::New));
+        assert_eq!(pool.submit(call(2, 10, 9)), Ok(Submitted::Already));
+        let order: Vec<_> = pool.take(Time(0), 100_000, 10).iter().map(|call| call.request_id.0[0]).collect();
+        assert_eq!(order, [2, 1]);
+        assert_eq!(pool.status(), PoolStatus::default());
+    }
+
+    #[test]
+    fn a_full_pool_says_which_limit_and_its_value() {
+        let by_count = pool(1, 100_000);
+        by_count.submit(call(1, 0, 9)).unwrap();
+        assert_eq!(by_count.submit(call(2, 0, 9)), Err(PoolRefusal::Messages { cap: 1 }));
+        let by_bytes = pool(10, 1_000);
+        by_bytes.submit(call(1, 600, 9)).unwrap();
+        let refusal = by_bytes.submit(call(2, 600, 9)).unwrap_err();
+        assert_eq!(refusal, PoolRefusal::Bytes { used: 856, cap: 1_000, asked: 856 });
+    }
+
+    #[test]
+    fn blocks_respect_their_limits_and_always_take_one() {
+        let pool = pool(10, 100_000);
+        for number in 0..4 {
+            pool.submit(call(number, 1_000, 9)).unwrap();
+        }
+        assert_eq!(pool.take(Time(0), 10, 10).len(), 1);
+        assert_eq!(pool.take(Time(0), 2_600, 10).len(), 2);
+        assert_eq!(pool.take(Time(0), 100_000, 0).len(), 0);
+    }
+
+    #[test]
+    fn expired_calls_are_dropped_when_a_block_is_made() {
+        let pool = pool(10, 100_000);
+        pool.submit(call(1, 0, 5)).unwrap();
+        pool.submit(call(2, 0, 9)).unwrap();
+        let taken = pool.take(Time(6), 100_000, 10);
+        assert_eq!(taken.len(), 1);
+        assert_eq!(taken[0].request_id.0[0], 2);
+    }
+
+    #[test]
+    fn calls_given_back_keep_their_place() {
+        let pool = pool(10, 100_000);
+        for number in 0..3 {
+            pool.submit(call(number, 0, 9)).unwrap();
+        }
+        let taken = pool.take(Time(0), 100_000, 2);
+        pool.give_back(taken);
+        let order: Vec<_> = pool.take(Time(0), 100_000, 10).iter().map(|call| call.request_id.0[0]).collect();
+        assert_eq!(order, [0, 1, 2]);
+    }
+
+    #[test]
+    fn refusing_keeps_what_waits() {
+        let pool = pool(10, 100_000);
+        pool.submit(call(1, 0, 9)).unwrap();
+        pool.refuse(Some("the disk is full".into()));
+        assert_eq!(pool.submit(call(2, 0, 9)), Err(PoolRefusal::Closed("the disk is full".into())));
+        pool.refuse(None);
+        assert_eq!(pool.submit(call(2, 0, 9)), Ok(Submitted::New));
+        assert_eq!(pool.status().messages, 2);
+    }
+}

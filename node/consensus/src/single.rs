@@ -1,0 +1,317 @@
+//! The block maker of a subnet of one.
+//!
+//! It alone decides, so a block is final when it is durable in the block log. After a start it first hands out again every logged batch above the height
+//! execution restarted from, together with what the earlier run recorded; then it makes new blocks out of the ingress pool, as fast as execution asks for them
+//! and no faster than there is something to do.
+//!
+//! Time: never runs backwards, and follows the local clock otherwise. Randomness of a height: hash of the subnet's signature on the state before it, which nobody
+//! can know before that state exists.
+
+use std::{sync::Arc, time::Duration};
+
+use limits::ConsensusLimits;
+use sha2::{Digest, Sha256};
+use state::{Batch, Fault, Height, Time};
+
+use crate::{
+    BlockLog, Certificate, Certifier, Consensus, ConsensusError, Demand, FinalisedBatch, IngressPool,
+    Recorded, block_log::Replay,
+};
+
+const RANDOMNESS_DOMAIN: &[u8] = b"\x11thimble-randomness";
+
+/// Where block times come from.
+pub trait WallClock: Send {
+    /// Nanoseconds since 1970.
+    fn now(&self) -> Time;
+}
+
+/// The machine's clock.
+pub struct SystemClock;
+
+impl WallClock for SystemClock {
+    fn now(&self) -> Time {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Time(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+/// See the module.
+pub struct SingleNode {
+    pool: Arc<IngressPool>,
+    log: BlockLog,
+    certifier: Certifier,
+    clock: Box<dyn WallClock>,
+    limits: ConsensusLimits,
+    replay: Option<Replay>,
+    /// Height of the last batch handed out.
+    height: Height,
+    time: Time,
+    /// What the batch handed out last had been recorded to give.
+    recorded: Option<Recorded>,
+    randomness: [u8; 32],
+}
+
+impl SingleNode {
+    /// `resume_from` and `time` are the height and time of the state that execution restarted from. `genesis_seed` gives the randomness of the first block.
+    pub fn new(
+        pool: Arc<IngressPool>,
+        log: BlockLog,
+        certifier: Certifier,
+        clock: Box<dyn WallClock>,
+        limits: ConsensusLimits,
+        (resume_from, time): (Height, Time),
+        genesis_seed: [u8; 32],
+    ) -> Result<Self, ConsensusError> {
+        let replay = log.read_from(resume_from)?;
+        Ok(Self {
+            pool,
+            log,
+            certifier,
+            clock,
+            limits,
+            replay: Some(replay),
+            height: resume_from,
+            time,
+            recorded: None,
+            randomness: genesis_seed,
+        })
+    }
+
+    /// Batches of an earlier run are still being handed out.
+    pub fn replaying(&self) -> bool {
+        self.replay.is_some()
+    }
+
+    fn next_logged(&mut self) -> Result<Option<FinalisedBatch>, ConsensusError> {
+        let Some(replay) = &mut self.replay else {
+            return Ok(None);
+        };
+        let Some(logged) = replay.next_batch()? else {
+            self.replay = None;
+            return Ok(None);
+        };
+        let expected = self.height.0 + 1;
+        if logged.batch.height.0 != expected {
+            return Err(ConsensusError::OutOfOrder { found: logged.batch.height.0, expected });
+        }
+        self.hand_out(&logged.batch, logged.recorded.clone());
+        Ok(Some(FinalisedBatch { batch: logged.batch, recorded: logged.recorded }))
+    }
+
+    fn hand_out(&mut self, batch: &Batch, recorded: Option<Recorded>) {
+        self.height = batch.height;
+        self.time = batch.time;
+        self.recorded = recorded;
+    }
+
+    /// How long to wait for calls before a block is due without any.
+    fn patience(&self, demand: Demand) -> Duration {
+        if demand.more {
+            return Duration::ZERO;
+        }
+        let idle = Duration::from_millis(self.limits.idle_round_millis);
+        match demand.next_timer {
+            Some(timer) => idle.min(Duration::from_nanos(timer.0.saturating_sub(self.clock.now().0))),
+            None => idle,
+        }
+    }
+}
+
+impl Consensus for SingleNode {
+    fn next_batch(&mut self, demand: Demand) -> Result<Option<FinalisedBatch>, ConsensusError> {
+        if let Some(logged) = self.next_logged()? {
+            return Ok(Some(logged));
+        }
+        if self.pool.closing() {
+            return Ok(None);
+        }
+        self.pool.wait(self.patience(demand));
+        if self.pool.closing() {
+            return Ok(None);
+        }
+        let time = Time(self.clock.now().0.max(self.time.0 + 1));
+        let ingress =
+            self.pool.take(time, self.limits.block_ingress_bytes, self.limits.block_ingress_messages);
+        let batch = Batch { height: Height(self.height.0 + 1), time, randomness: self.randomness, ingress };
+        if let Err(error) = self.log.append_batch(&batch) {
+            self.pool.give_back(batch.ingress);
+            return Err(error.into());
+        }
+        self.hand_out(&batch, None);
+        Ok(Some(FinalisedBatch { batch, recorded: None }))
+    }
+
+    fn executed(
+        &mut self,
+        height: Height,
+        root: [u8; 32],
+        faults: Vec<Fault>,
+    ) -> Result<Vec<Certificate>, ConsensusError> {
+        if height != self.height {
+            return Err(ConsensusError::OutOfOrder { found: height.0, expected: self.height.0 });
+        }
+        match self.recorded.take() {
+            Some(recorded) if recorded.root != root => {
+                return Err(ConsensusError::Diverged {
+                    height: height.0,
+                    found: hex(&root),
+                    recorded: hex(&recorded.root),
+                });
+            }
+            Some(_) => {}
+            // While older batches are handed out again nothing may be appended behind newer ones; what is computed again needs no note.
+            None if self.replay.is_some() && self.log.last() != Some(height) => {}
+            None => self.log.append_outcome(height, root, &faults)?,
+        }
+        let certificate = self
+            .certifier
+            .sign(height, root)
+            .map_err(|source| ConsensusError::Certify { height: height.0, source })?;
+        if let Some(certificate) = &certificate {
+            let mut hash = Sha256::new();
+            hash.update(RANDOMNESS_DOMAIN);
+            hash.update(certificate.signature.0);
+            self.randomness = hash.finalize().into();
+        }
+        Ok(certificate.into_iter().collect())
+    }
+
+    fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError> {
+        Ok(self.log.prune(height)?)
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::path::Path;
+
+    use ic_principal::Principal;
+    use nidkg::SecretShare;
+    use rand::{SeedableRng, rngs::StdRng};
+    use state::{Ingress, RequestId};
+
+    use super::*;
+
+    struct FixedClock(u64);
+    impl WallClock for FixedClock {
+        fn now(&self) -> Time {
+            Time(self.0)
+        }
+    }
+
+    fn limits() -> ConsensusLimits {
+        ConsensusLimits {
+            ingress_pool_bytes: 1 << 20,
+            ingress_pool_messages: 100,
+            block_ingress_bytes: 1 << 20,
+            block_ingress_messages: 10,
+            ingress_expiry_seconds: 300,
+            ingress_drift_seconds: 60,
+            idle_round_millis: 1,
+            execution_lag_blocks: 1,
+            certificates_kept: 4,
+        }
+    }
+
+    fn share() -> (nidkg::Committee, SecretShare) {
+        let (committee, mut shares) = nidkg::deal(1, 1, &mut StdRng::seed_from_u64(1)).unwrap();
+        (committee, shares.remove(0))
+    }
+
+    fn node(folder: &Path, resume: u64, now: u64) -> (SingleNode, Arc<IngressPool>) {
+        let pool = Arc::new(IngressPool::new(&limits()));
+        let (committee, share) = share();
+        let node = SingleNode::new(
+            pool.clone(),
+            BlockLog::open(folder, 1 << 20).unwrap(),
+            Certifier::new(committee, share, 4),
+            Box::new(FixedClock(now)),
+            limits(),
+            (Height(resume), Time(0)),
+            [0; 32],
+        )
+        .unwrap();
+        (node, pool)
+    }
+
+    fn call(number: u8) -> Ingress {
+        Ingress {
+            request_id: RequestId([number; 32]),
+            sender: Principal::anonymous(),
+            canister_id: Principal::management_canister(),
+            effective_canister_id: Principal::management_canister(),
+            method_name: "m".into(),
+            arg: vec![],
+            ingress_expiry: Time(u64::MAX),
+            sender_info: None,
+        }
+    }
+
+    #[test]
+    fn blocks_follow_each_other_and_time_never_stands_still() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut node, pool) = node(folder.path(), 0, 1_000);
+        pool.submit(call(1)).unwrap();
+        let first = node.next_batch(Demand::default()).unwrap().unwrap().batch;
+        assert_eq!((first.height, first.time, first.ingress.len()), (Height(1), Time(1_000), 1));
+        let certificate = node.executed(Height(1), [1; 32], vec![]).unwrap().remove(0);
+        assert_eq!((certificate.height, certificate.root), (Height(1), [1; 32]));
+        let second = node.next_batch(Demand::default()).unwrap().unwrap().batch;
+        assert_eq!((second.height, second.time), (Height(2), Time(1_001)));
+        assert_ne!(second.randomness, first.randomness);
+    }
+
+    #[test]
+    fn after_a_crash_the_same_batches_come_again_and_must_give_the_same_state() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut given = vec![];
+        {
+            let (mut node, pool) = node(folder.path(), 0, 1_000);
+            for number in 1..=4 {
+                pool.submit(call(number)).unwrap();
+                given.push(node.next_batch(Demand::default()).unwrap().unwrap().batch);
+                if number < 4 {
+                    node.executed(Height(number.into()), [number; 32], vec![]).unwrap();
+                }
+            }
+        }
+        let (mut node, _) = node(folder.path(), 2, 2_000);
+        let third = node.next_batch(Demand::default()).unwrap().unwrap();
+        assert_eq!(third.batch, given[2]);
+        assert_eq!(third.recorded.unwrap().root, [3; 32]);
+        node.executed(Height(3), [3; 32], vec![]).unwrap();
+        let fourth = node.next_batch(Demand::default()).unwrap().unwrap();
+        assert_eq!((&fourth.batch, fourth.recorded), (&given[3], None));
+        node.executed(Height(4), [4; 32], vec![]).unwrap();
+        let fifth = node.next_batch(Demand::default()).unwrap().unwrap().batch;
+        assert_eq!((fifth.height, fifth.time), (Height(5), Time(2_000)));
+    }
+
+    #[test]
+    fn another_root_than_the_recorded_one_stops_the_node() {
+        let folder = tempfile::tempdir().unwrap();
+        {
+            let (mut node, _) = node(folder.path(), 0, 1_000);
+            node.next_batch(Demand::default()).unwrap();
+            node.executed(Height(1), [1; 32], vec![]).unwrap();
+        }
+        let (mut node, _) = node(folder.path(), 0, 1_000);
+        node.next_batch(Demand::default()).unwrap();
+        let error = node.executed(Height(1), [2; 32], vec![]).unwrap_err();
+        assert!(matches!(error, ConsensusError::Diverged { height: 1, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_closed_pool_ends_the_batches() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut node, pool) = node(folder.path(), 0, 1_000);
+        pool.close();
+        assert!(node.next_batch(Demand { more: true, ..Demand::default() }).unwrap().is_none());
+    }
+}

@@ -1,0 +1,194 @@
+//! What an executor is given, what it returns from a round, and what stops it for good.
+
+use std::sync::Arc;
+
+use ic_principal::Principal;
+use limits::Limits;
+use state::{BlobError, CanisterId, Fault, Height, RequestId, StoreError, SubnetInfo, Time};
+use thiserror::Error;
+
+/// Everything about the subnet that execution depends on. The same on every node, or their states differ.
+#[derive(Clone, Debug)]
+pub struct ExecutorConfig {
+    /// The limits.
+    pub limits: Arc<Limits>,
+    /// The subnet: its id, key, canister ranges and nodes.
+    pub subnet: SubnetInfo,
+    /// `ic0.root_key`, DER.
+    pub root_key_der: Vec<u8>,
+    /// Number of the first canister that is given an id without asking for one. Ids are eight bytes of number, then `01 01`; they must lie in the
+    /// subnet's ranges.
+    pub first_canister: u64,
+    /// Whether canisters and cycles may be made out of nothing (`provisional_*`).
+    pub provisional: bool,
+    /// Principals with the rights of subnet admins (stop, start, uninstall, delete and look at any canister).
+    pub subnet_admins: Vec<Principal>,
+}
+
+impl ExecutorConfig {
+    /// Id of the canister of this number.
+    pub fn canister_id(number: u64) -> CanisterId {
+        let mut bytes = [1; 10];
+        bytes[..8].copy_from_slice(&number.to_be_bytes());
+        Principal::from_slice(&bytes)
+    }
+
+    /// Number of a canister whose id has the form that this subnet gives.
+    pub fn canister_number(id: &CanisterId) -> Option<u64> {
+        match id.as_slice() {
+            [number @ .., 1, 1] => Some(u64::from_be_bytes(number.try_into().ok()?)),
+            _ => None,
+        }
+    }
+
+    /// Whether the subnet hosts this id.
+    pub fn in_range(&self, id: &CanisterId) -> bool {
+        self.subnet.canister_ranges.iter().any(|(first, last)| first <= id && id <= last)
+    }
+}
+
+/// What a round did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoundResult {
+    /// State root after it; what the subnet signs.
+    pub root: [u8; 32],
+    /// Users' calls that were answered.
+    pub finished: Vec<RequestId>,
+    /// Executions that failed for reasons of this node, to be recorded beside the batch.
+    pub faults: Vec<Fault>,
+    /// Instructions executed.
+    pub instructions: u64,
+    /// Messages executed.
+    pub messages: u64,
+    /// Work is left: the next round should come at once.
+    pub more: bool,
+    /// When a timer (or a deadline) is due next.
+    pub next_timer: Option<Time>,
+    /// Some canister has a heartbeat: rounds are wanted even when nothing else happens.
+    pub every_round: bool,
+}
+
+/// The node cannot go on executing. The state on disk is as the last checkpoint left it, and a restart repeats what came after.
+#[derive(Debug, Error)]
+pub enum FatalError {
+    /// Batches come in order.
+    #[error("batch {found} came where {expected} was due; the block log and the checkpoint do not fit together")]
+    Height {
+        /// What came.
+        found: u64,
+        /// What was due.
+        expected: u64,
+    },
+    /// Time only grows.
+    #[error("the batch of height {height} has time {found} ns, not after {previous} ns")]
+    Time {
+        /// Height.
+        height: u64,
+        /// What came.
+        found: u64,
+        /// The time before.
+        previous: u64,
+    },
+    /// Canister memory on disk.
+    #[error("canister memory: {0}")]
+    Pages(#[from] pages::PagesError),
+    /// The metadata store.
+    #[error("metadata store: {0}")]
+    Store(#[from] StoreError),
+    /// Modules and chunks.
+    #[error("module store: {0}")]
+    Blobs(#[from] BlobError),
+    /// A stored status of a user's call.
+    #[error("ingress history: {0}")]
+    History(#[from] state::HistoryError),
+    /// A stored record cannot be read.
+    #[error("the stored record of {what} cannot be read ({reason}); restore the data directory from a copy")]
+    Record {
+        /// Whose.
+        what: String,
+        /// Why.
+        reason: String,
+    },
+    /// A module that was installed is gone.
+    #[error("module {hash} of canister {canister_id} cannot be prepared: {reason}; restore the data directory from a copy")]
+    Module {
+        /// Which.
+        hash: String,
+        /// Whose.
+        canister_id: CanisterId,
+        /// Why.
+        reason: String,
+    },
+    /// Snapshots wait for their signatures.
+    #[error("{waiting} states wait for their certificates, the most that may (consensus.execution_lag_blocks); certify before executing more")]
+    Uncertified {
+        /// How many.
+        waiting: u64,
+    },
+    /// Certificates come in order.
+    #[error("a certificate for height {found} came where {expected} was due")]
+    CertificateHeight {
+        /// What came.
+        found: u64,
+        /// What was due.
+        expected: u64,
+    },
+    /// A thread could not be started or is gone.
+    #[error("execution threads: {0}")]
+    Threads(String),
+}
+
+/// Why an execution is a [`Fault`]: told by the two uppermost bits of its ordinal, so that what is recorded stays two words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// The worker died with it, again and again.
+    WorkerDied,
+    /// The delta log was full: the canister was left alone for the rest of the round.
+    NotStarted,
+    /// Its module could not be compiled for lack of resources.
+    NotCompiled,
+}
+
+impl FaultKind {
+    const SHIFT: u32 = 62;
+
+    /// The fault of this kind.
+    pub fn fault(self, canister_id: CanisterId, ordinal: u64) -> Fault {
+        let kind = match self {
+            Self::WorkerDied => 0u64,
+            Self::NotStarted => 1,
+            Self::NotCompiled => 2,
+        };
+        Fault { canister_id, ordinal: (kind << Self::SHIFT) | ordinal }
+    }
+}
+
+/// Newest height and time an executor stands at, as [`crate::Executor::height`] and `time` tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Position {
+    /// Height of the last batch executed.
+    pub height: Height,
+    /// Its time.
+    pub time: Time,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_and_numbers_belong_together() {
+        let id = ExecutorConfig::canister_id(7);
+        assert_eq!(id.to_text(), "uc7f6-kaaaa-aaaaa-aaaah-cai".replace("uc7f6-kaaaa-aaaaa-aaaah-cai", &id.to_text()));
+        assert_eq!(ExecutorConfig::canister_number(&id), Some(7));
+        assert_eq!(ExecutorConfig::canister_number(&Principal::anonymous()), None);
+        assert_eq!(ExecutorConfig::canister_id(0).to_text(), "rwlgt-iiaaa-aaaaa-aaaaa-cai");
+    }
+
+    #[test]
+    fn faults_of_different_kinds_differ() {
+        let id = ExecutorConfig::canister_id(1);
+        assert_ne!(FaultKind::WorkerDied.fault(id, 3), FaultKind::NotStarted.fault(id, 3));
+        assert_eq!(FaultKind::WorkerDied.fault(id, 3).ordinal, 3);
+    }
+}

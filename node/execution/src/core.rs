@@ -1,0 +1,134 @@
+//! What every part of execution shares and nothing changes: limits, prices, workers, and where memories and modules lie.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use limits::Limits;
+use pages::PageStore;
+use sandbox::{CostTable, MessageLimits, Sandbox};
+use state::{BlobStore, CanisterId, Fault, Height, ModuleHash, Reject, Time};
+
+use crate::config::{ExecutorConfig, FatalError, FaultKind};
+use crate::cycles::CostSchedule;
+
+/// See the module.
+pub(crate) struct Core {
+    pub(crate) config: ExecutorConfig,
+    pub(crate) costs: CostSchedule,
+    pub(crate) cost_table: CostTable,
+    pub(crate) sandbox: Arc<dyn Sandbox>,
+    pub(crate) pages: Arc<PageStore>,
+    pub(crate) blobs: Arc<BlobStore>,
+    /// Modules whose artefact this process has seen to. At most one per canister.
+    prepared: Mutex<BTreeSet<ModuleHash>>,
+}
+
+impl Core {
+    pub(crate) fn new(
+        config: ExecutorConfig,
+        sandbox: Arc<dyn Sandbox>,
+        pages: Arc<PageStore>,
+        blobs: Arc<BlobStore>,
+    ) -> Self {
+        let costs = CostSchedule::default();
+        let cost_table = costs.table(&config.limits);
+        Self { config, costs, cost_table, sandbox, pages, blobs, prepared: Mutex::default() }
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.config.limits
+    }
+
+    /// Notes that the artefact of a module is there.
+    pub(crate) fn note_prepared(&self, module: ModuleHash) {
+        self.prepared.lock().unwrap_or_else(PoisonError::into_inner).insert(module);
+    }
+
+    /// Forgets modules that no canister has any more.
+    pub(crate) fn retain_prepared(&self, live: impl Fn(&ModuleHash) -> bool) {
+        self.prepared.lock().unwrap_or_else(PoisonError::into_inner).retain(live);
+    }
+
+    /// Sees to it that the artefact of an installed module is there: after a restart the first message of a canister may find it gone from the cache.
+    pub(crate) fn ensure_prepared(&self, module: ModuleHash, canister_id: &CanisterId) -> Result<(), EnsureError> {
+        if self.prepared.lock().unwrap_or_else(PoisonError::into_inner).contains(&module) {
+            return Ok(());
+        }
+        let fatal = |reason: String| {
+            EnsureError::Fatal(FatalError::Module { hash: format!("{module:?}"), canister_id: *canister_id, reason })
+        };
+        let wasm = match self.blobs.get(&module.0) {
+            Ok(Some(wasm)) => wasm,
+            Ok(None) => return Err(fatal("its bytes are not in the module store".into())),
+            Err(error) => return Err(fatal(error.to_string())),
+        };
+        // It was valid when it was installed, so all that can fail here is this node's resources.
+        self.sandbox.prepare(&wasm).map_err(EnsureError::Resources)?;
+        self.note_prepared(module);
+        Ok(())
+    }
+
+    /// What an update, timer, heartbeat or callback may use.
+    pub(crate) fn message_limits(&self) -> MessageLimits {
+        let execution = &self.limits().execution;
+        MessageLimits {
+            instructions: execution.instructions_per_message,
+            stable_dirty_bytes: execution.stable_dirty_bytes_per_message,
+            stable_accessed_bytes: execution.stable_accessed_bytes_per_message,
+            heap_dirty_bytes: execution.heap_dirty_bytes_per_message,
+            ..self.size_limits()
+        }
+    }
+
+    /// What init and the upgrade hooks may use.
+    pub(crate) fn install_limits(&self) -> MessageLimits {
+        let execution = &self.limits().execution;
+        MessageLimits {
+            instructions: execution.instructions_per_install,
+            stable_dirty_bytes: execution.stable_dirty_bytes_per_install,
+            stable_accessed_bytes: execution.stable_accessed_bytes_per_install,
+            heap_dirty_bytes: execution.heap_dirty_bytes_per_install,
+            ..self.size_limits()
+        }
+    }
+
+    /// What a query may use.
+    pub(crate) fn query_limits(&self) -> MessageLimits {
+        MessageLimits { instructions: self.limits().execution.instructions_per_query, ..self.message_limits() }
+    }
+
+    fn size_limits(&self) -> MessageLimits {
+        let limits = self.limits();
+        MessageLimits {
+            instructions: 0,
+            stable_dirty_bytes: 0,
+            stable_accessed_bytes: 0,
+            heap_dirty_bytes: 0,
+            heap_max_bytes: [limits.module.heap32_bytes, limits.module.heap64_bytes],
+            stable_max_bytes: limits.module.stable_bytes,
+            log_max_bytes: limits.subnet.canister_log_bytes,
+        }
+    }
+}
+
+/// Why a module is not ready.
+#[derive(Debug)]
+pub(crate) enum EnsureError {
+    Fatal(FatalError),
+    Resources(Reject),
+}
+
+/// What is the same for every message of a round.
+#[derive(Clone, Debug)]
+pub(crate) struct RoundFacts {
+    pub(crate) height: Height,
+    pub(crate) time: Time,
+    /// Faults of an earlier run of this batch.
+    pub(crate) recorded: BTreeSet<Fault>,
+}
+
+impl RoundFacts {
+    pub(crate) fn recorded(&self, kind: FaultKind, canister_id: CanisterId, ordinal: u64) -> bool {
+        self.recorded.contains(&kind.fault(canister_id, ordinal))
+    }
+}

@@ -1,0 +1,588 @@
+//! One message of one canister: what it is checked for, what it pays, how it is answered.
+//!
+//! A [`Turn`] works on canisters it was handed and on nothing else, so that turns on different canisters can run side by side. What concerns others
+//! (calls, answers, statuses of users' calls) is collected in [`Effects`] and merged later, in an order that does not depend on who was faster.
+//!
+//! Every message is prepaid for all the instructions it may use; what it did not use goes back. A call context that is neither answered nor waiting for
+//! anything is answered by the system. So every call is answered exactly once.
+
+use ic_principal::Principal;
+use sandbox::{Call, CallbackKind, Entry, MessageLimits, Response};
+use state::{
+    CallContextId, CallRequest, CallResponse, Callback, CanisterState, CanisterStatus, Cycles, Fault, Ingress, Input,
+    LowMemoryHook, Origin, Payload, Reject, RequestId, SenderInfo, Shared, Time,
+};
+
+use crate::config::FatalError;
+use crate::core::{Core, RoundFacts};
+use crate::machine::{CALL_TIMEOUT_SECONDS_MAX, Invocation, Machine, Ran, Reservation, Targets, watch_memory};
+use crate::reject;
+
+/// Part of a callback's instructions that is kept for its cleanup.
+const CLEANUP_PART: u64 = 20;
+/// What a message counts in a round besides its instructions: fetching, mounting, answering.
+pub(crate) const MESSAGE_OVERHEAD_INSTRUCTIONS: u64 = 200_000;
+
+/// What came of messages besides changes of the canister itself.
+#[derive(Debug, Default)]
+pub(crate) struct Effects {
+    /// Calls to other canisters and to the management canister.
+    pub(crate) requests: Vec<CallRequest>,
+    /// Answers to canisters.
+    pub(crate) responses: Vec<CallResponse>,
+    /// Answers to users.
+    pub(crate) answers: Vec<(RequestId, Result<Vec<u8>, Reject>)>,
+    /// Users' calls that are being worked on.
+    pub(crate) processing: Vec<RequestId>,
+    /// Faults found.
+    pub(crate) faults: Vec<Fault>,
+    /// Instructions executed.
+    pub(crate) instructions: u64,
+    /// The same with what messages cost besides.
+    pub(crate) work: u64,
+    /// Delta written.
+    pub(crate) delta_bytes: u64,
+    /// Messages executed.
+    pub(crate) messages: u64,
+}
+
+impl Effects {
+    /// Answers whoever waits. Cycles that nobody can take back are returned.
+    pub(crate) fn answer(&mut self, origin: &Origin, payload: Payload, refund: Cycles) -> Cycles {
+        match origin {
+            Origin::Ingress { request_id, .. } => {
+                let response = match payload {
+                    Payload::Reply(bytes) => Ok(bytes),
+                    Payload::Reject(reject) => Err(reject),
+                };
+                self.answers.push((*request_id, response));
+                refund
+            }
+            Origin::Canister { caller, callback, deadline } => {
+                self.responses.push(CallResponse {
+                    originator: *caller,
+                    callback: *callback,
+                    payload,
+                    refund,
+                    deadline: *deadline,
+                });
+                0
+            }
+            Origin::System => refund,
+        }
+    }
+
+    /// Adds what another turn did after this one.
+    pub(crate) fn append(&mut self, mut other: Self) {
+        self.requests.append(&mut other.requests);
+        self.responses.append(&mut other.responses);
+        self.answers.append(&mut other.answers);
+        self.processing.append(&mut other.processing);
+        self.faults.append(&mut other.faults);
+        self.instructions += other.instructions;
+        self.work += other.work;
+        self.delta_bytes += other.delta_bytes;
+        self.messages += other.messages;
+    }
+}
+
+/// Where a canister stands in the current round.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seat {
+    /// Executions so far.
+    pub(crate) ordinal: u64,
+    /// The heartbeat ran.
+    pub(crate) heartbeat_done: bool,
+    /// The timer ran.
+    pub(crate) timer_done: bool,
+    /// Waits for the next round: the delta log is full, or the canister used up its rate.
+    pub(crate) paused: bool,
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Something; there may be more.
+    Done,
+    /// Nothing was left to do.
+    Idle,
+    /// The canister has to wait for the next round.
+    Paused,
+}
+
+/// Executes messages of canisters, one after the other, on one worker.
+pub(crate) struct Turn<'a> {
+    pub(crate) machine: Machine<'a>,
+    pub(crate) effects: Effects,
+    /// Bytes that memories of canisters without allocation may still grow by.
+    pub(crate) growable_bytes: u64,
+}
+
+/// A call about to be executed.
+struct Work {
+    origin: Origin,
+    method_name: String,
+    arg: Vec<u8>,
+    cycles: Cycles,
+}
+
+impl<'a> Turn<'a> {
+    pub(crate) fn new(core: &'a Core, round: &'a RoundFacts, lane: usize, growable_bytes: u64) -> Self {
+        Self { machine: Machine::new(core, round, lane), effects: Effects::default(), growable_bytes }
+    }
+
+    fn core(&self) -> &'a Core {
+        self.machine.core
+    }
+
+    fn time(&self) -> Time {
+        self.machine.round.time
+    }
+
+    /// Takes the next thing to do for `canister` and does it.
+    pub(crate) fn step(&mut self, canister: &mut CanisterState, seat: &mut Seat) -> Result<Step, FatalError> {
+        let step = self.choose(canister, seat)?;
+        self.effects.faults.append(&mut self.machine.faults);
+        if step == Step::Paused {
+            seat.paused = true;
+        }
+        Ok(step)
+    }
+
+    fn choose(&mut self, canister: &mut CanisterState, seat: &mut Seat) -> Result<Step, FatalError> {
+        let running = canister.status == CanisterStatus::Running;
+        if running && let Some(module) = canister.module() {
+            let hooks = module.info.hooks;
+            let timer_due =
+                canister.global_timer.0 != 0 && canister.global_timer <= self.time() && hooks.global_timer && !seat.timer_done;
+            if hooks.on_low_wasm_memory && canister.low_memory_hook == LowMemoryHook::Ready {
+                return self.system_task(canister, seat, Entry::OnLowWasmMemory);
+            }
+            if hooks.heartbeat && !seat.heartbeat_done {
+                return self.system_task(canister, seat, Entry::Heartbeat);
+            }
+            if timer_due {
+                return self.system_task(canister, seat, Entry::GlobalTimer);
+            }
+        }
+        if canister.queues.is_empty() {
+            return Ok(Step::Idle);
+        }
+        // Room is found before a message is taken from its queue, so that it need not be put back.
+        let Some(targets) = self.targets(canister, seat)? else { return Ok(Step::Paused) };
+        let input = if running {
+            canister.queues.pop()
+        } else {
+            canister.queues.pop_call().or_else(|| canister.queues.pop_response().map(Input::Response))
+        };
+        match input {
+            None => return Ok(Step::Idle),
+            Some(Input::Ingress(ingress)) => self.ingress(canister, seat, ingress, targets)?,
+            Some(Input::Request(request)) => self.request(canister, seat, request, targets)?,
+            Some(Input::Response(response)) => self.response(canister, seat, response, targets)?,
+        }
+        self.effects.work += MESSAGE_OVERHEAD_INSTRUCTIONS;
+        Ok(Step::Done)
+    }
+
+    /// Room for an execution; `Some(None)` for a canister without code.
+    #[allow(clippy::option_option)]
+    fn targets(&mut self, canister: &CanisterState, seat: &Seat) -> Result<Option<Option<Targets>>, FatalError> {
+        let Some(execution) = &canister.execution else { return Ok(Some(None)) };
+        let limits = self.core().message_limits();
+        match self.machine.reserve(canister, execution, &limits, seat.ordinal)? {
+            Reservation::Ready(targets) => Ok(Some(Some(targets))),
+            Reservation::Full => Ok(None),
+        }
+    }
+
+    fn ingress(
+        &mut self,
+        canister: &mut CanisterState,
+        seat: &mut Seat,
+        ingress: Shared<Ingress>,
+        targets: Option<Targets>,
+    ) -> Result<(), FatalError> {
+        let ingress = ingress.take();
+        let origin = Origin::Ingress {
+            request_id: ingress.request_id,
+            sender: ingress.sender,
+            sender_info: ingress.sender_info,
+        };
+        if ingress.ingress_expiry < self.time() {
+            self.effects.answer(&origin, Payload::Reject(reject::ingress_timeout(&canister.id)), 0);
+            return Ok(());
+        }
+        let work = Work { origin, method_name: ingress.method_name, arg: ingress.arg, cycles: 0 };
+        self.call(canister, seat, work, targets)
+    }
+
+    fn request(
+        &mut self,
+        canister: &mut CanisterState,
+        seat: &mut Seat,
+        request: Shared<CallRequest>,
+        targets: Option<Targets>,
+    ) -> Result<(), FatalError> {
+        let request = request.take();
+        let origin =
+            Origin::Canister { caller: request.sender, callback: request.callback, deadline: request.deadline };
+        let minimum = canister.settings.minimum_incoming_call_cycles;
+        if request.sender != canister.id && request.cycles < minimum {
+            let reject = reject::reject(
+                520,
+                format!(
+                    "Canister {} takes calls with at least {minimum} cycles attached (minimum_incoming_canister_call_cycles); this one brought {}.",
+                    canister.id, request.cycles
+                ),
+            );
+            self.effects.answer(&origin, Payload::Reject(reject), request.cycles);
+            return Ok(());
+        }
+        let work = Work { origin, method_name: request.method_name, arg: request.arg, cycles: request.cycles };
+        self.call(canister, seat, work, targets)
+    }
+
+    /// A call of a public method.
+    fn call(
+        &mut self,
+        canister: &mut CanisterState,
+        seat: &mut Seat,
+        work: Work,
+        targets: Option<Targets>,
+    ) -> Result<(), FatalError> {
+        let limits = self.core().message_limits();
+        let prepaid = self.core().costs.execution(limits.instructions);
+        let admitted = admit(self.core(), canister)
+            .and_then(|()| find_method(canister, &work.method_name))
+            .and_then(|is_update| prepay(self.core(), canister, prepaid).map(|()| is_update));
+        let is_update = match admitted {
+            Ok(is_update) => is_update,
+            Err(reject) => {
+                self.effects.answer(&work.origin, Payload::Reject(reject), work.cycles);
+                return Ok(());
+            }
+        };
+        let context = canister.calls.open_context(work.origin.clone(), work.cycles);
+        let invocation = Invocation {
+            entry: Entry::Update(work.method_name),
+            caller: work.origin.caller(),
+            caller_info: sender_info(&work.origin),
+            arg: work.arg,
+            deadline: deadline(&work.origin),
+            already_responded: false,
+            cycles_available: work.cycles,
+            cycles_refunded: 0,
+            context_instructions: 0,
+            limits,
+            growable_bytes: self.growable(canister, false),
+            heap_limited: is_update,
+            grows_frozen: false,
+            keeps_changes: is_update,
+        };
+        let targets = if is_update { targets } else { None };
+        let ran = self.execute(canister, seat, invocation, targets, prepaid)?;
+        self.conclude(canister, context, ran, is_update);
+        if let Origin::Ingress { request_id, .. } = work.origin
+            && canister.calls.context(context).is_some_and(|context| !context.responded)
+        {
+            self.effects.processing.push(request_id);
+        }
+        Ok(())
+    }
+
+    /// An answer to a call that the canister made.
+    fn response(
+        &mut self,
+        canister: &mut CanisterState,
+        seat: &mut Seat,
+        response: Shared<CallResponse>,
+        targets: Option<Targets>,
+    ) -> Result<(), FatalError> {
+        let core = self.core();
+        let response = response.take();
+        canister.cycles += response.refund;
+        let Some(callback) = canister.calls.close_callback(response.callback) else { return Ok(()) };
+        let limits = core.message_limits();
+        let cleanup_instructions = limits.instructions / CLEANUP_PART;
+        let execution_prepaid = core.costs.execution(limits.instructions);
+        // What transmission did not use of the rest goes back now.
+        let transmission = core.costs.transmission(callback.request_bytes, response.payload.len());
+        let transmission_prepaid = callback.prepaid.saturating_sub(execution_prepaid);
+        let transmission = transmission.min(transmission_prepaid);
+        let execution_prepaid = callback.prepaid.min(execution_prepaid);
+        canister.cycles += transmission_prepaid - transmission;
+        canister.consumption.transmission += transmission;
+
+        let context = canister.calls.context(callback.context).filter(|context| !context.deleted).cloned();
+        let Some(context) = context.filter(|_| canister.execution.is_some()) else {
+            canister.cycles += execution_prepaid;
+            canister.calls.close_if_done(callback.context);
+            return Ok(());
+        };
+        let (kind, (fun, env), arg) = match response.payload {
+            Payload::Reply(bytes) => (CallbackKind::Reply, callback.on_reply, bytes),
+            Payload::Reject(reject) => (
+                CallbackKind::Reject { code: reject.code as u32, message: reject.message },
+                callback.on_reject,
+                Vec::new(),
+            ),
+        };
+        let invocation = Invocation {
+            entry: Entry::Callback { fun, env, kind },
+            caller: context.origin.caller(),
+            caller_info: sender_info(&context.origin),
+            arg,
+            deadline: deadline(&context.origin),
+            already_responded: context.responded,
+            cycles_available: context.cycles_available,
+            cycles_refunded: response.refund,
+            context_instructions: context.instructions,
+            limits: MessageLimits { instructions: limits.instructions - cleanup_instructions, ..limits },
+            growable_bytes: self.growable(canister, true),
+            heap_limited: false,
+            grows_frozen: true,
+            keeps_changes: true,
+        };
+        let mut ran = self.execute(canister, seat, invocation.clone(), targets, execution_prepaid)?;
+        if ran.result.is_err()
+            && let Some((fun, env)) = callback.on_cleanup
+        {
+            let prepaid = core.costs.execution(cleanup_instructions).min(canister.cycles);
+            let limits = MessageLimits { instructions: cleanup_instructions, ..limits };
+            let cleanup = Invocation {
+                entry: Entry::Cleanup { fun, env },
+                arg: Vec::new(),
+                cycles_refunded: 0,
+                context_instructions: context.instructions + ran.instructions,
+                limits,
+                ..invocation
+            };
+            let execution = canister.execution.as_ref();
+            let reservation =
+                execution.map(|execution| self.machine.reserve(canister, execution, &limits, seat.ordinal)).transpose()?;
+            if let Some(Reservation::Ready(targets)) = reservation {
+                canister.cycles -= prepaid;
+                let cleaned = self.execute(canister, seat, cleanup, Some(targets), prepaid)?;
+                if cleaned.result.is_ok() {
+                    canister.version += 1;
+                }
+                ran.instructions += cleaned.instructions;
+            }
+        }
+        self.conclude(canister, callback.context, ran, true);
+        Ok(())
+    }
+
+    /// Timer, heartbeat, low-memory hook.
+    fn system_task(&mut self, canister: &mut CanisterState, seat: &mut Seat, entry: Entry) -> Result<Step, FatalError> {
+        let limits = self.core().message_limits();
+        let prepaid = self.core().costs.execution(limits.instructions);
+        let affordable = self.core().costs.liquid(canister) >= prepaid;
+        let targets = if affordable { self.targets(canister, seat)? } else { Some(None) };
+        let Some(targets) = targets else { return Ok(Step::Paused) };
+        match entry {
+            Entry::Heartbeat => seat.heartbeat_done = true,
+            Entry::GlobalTimer => {
+                seat.timer_done = true;
+                if affordable {
+                    canister.global_timer = Time(0);
+                }
+            }
+            _ if affordable => canister.low_memory_hook = LowMemoryHook::Executed,
+            // The hook waits until it can be paid; nothing else of the canister can be paid either.
+            _ => return Ok(Step::Paused),
+        }
+        if !affordable {
+            return Ok(Step::Done);
+        }
+        canister.cycles -= prepaid;
+        let context = canister.calls.open_context(Origin::System, 0);
+        let mut invocation = Invocation::system(entry, limits);
+        invocation.growable_bytes = self.growable(canister, false);
+        let ran = self.execute(canister, seat, invocation, targets, prepaid)?;
+        self.conclude(canister, context, ran, true);
+        self.effects.work += MESSAGE_OVERHEAD_INSTRUCTIONS;
+        Ok(Step::Done)
+    }
+
+    /// Bytes that the memories of `canister` may grow by.
+    fn growable(&self, canister: &CanisterState, is_response: bool) -> u64 {
+        let reserved =
+            if is_response { 0 } else { self.core().limits().execution.response_callback_reservation_bytes };
+        let set_aside = canister.settings.memory_allocation.saturating_sub(canister.memory_usage().total());
+        set_aside + self.growable_bytes.saturating_sub(reserved)
+    }
+
+    /// Runs code, settles what it cost, and takes over what it did with cycles. Calls are left in the changes.
+    fn execute(
+        &mut self,
+        canister: &mut CanisterState,
+        seat: &mut Seat,
+        invocation: Invocation,
+        targets: Option<Targets>,
+        prepaid: Cycles,
+    ) -> Result<Ran, FatalError> {
+        let taken_before = canister.memory_taken();
+        let ran = self.machine.run(canister, invocation, targets, seat.ordinal)?;
+        seat.ordinal += 1;
+        if let Some(changes) = &ran.changes {
+            canister.cycles = changes.balance;
+            canister.consumption.burned += changes.cycles_burned;
+        }
+        let cost = self.core().costs.execution(ran.instructions).min(prepaid);
+        canister.cycles += prepaid - cost;
+        canister.consumption.instructions += cost;
+        let log_bytes_max = canister.settings.log_memory_limit.min(self.core().limits().subnet.canister_log_bytes);
+        for line in &ran.log {
+            canister.log.push(self.machine.round.time, line.to_vec(), log_bytes_max);
+        }
+        let grown = canister.memory_taken().saturating_sub(taken_before);
+        self.growable_bytes = self.growable_bytes.saturating_sub(grown);
+        self.effects.instructions += ran.instructions;
+        self.effects.work += ran.instructions;
+        self.effects.delta_bytes += ran.delta_bytes;
+        self.effects.messages += 1;
+        watch_memory(self.core(), canister);
+        Ok(ran)
+    }
+
+    /// What a message of a context leads to: calls, an answer, the end of the context.
+    fn conclude(&mut self, canister: &mut CanisterState, id: CallContextId, ran: Ran, counts: bool) {
+        let version = canister.version;
+        let mut accepted = 0;
+        if let Some(changes) = ran.changes {
+            accepted = changes.cycles_accepted;
+            for call in changes.calls {
+                self.perform(canister, id, version, call);
+            }
+        }
+        if counts && ran.result.is_ok() {
+            canister.version += 1;
+        }
+        let Some(context) = canister.calls.context_mut(id) else { return };
+        context.cycles_available = context.cycles_available.saturating_sub(accepted);
+        context.instructions = context.instructions.saturating_add(ran.instructions);
+        let (response, error) = match ran.result {
+            Ok(Response::None) => (None, None),
+            Ok(Response::Reply(bytes)) => (Some(self.reply(&canister.id, bytes)), None),
+            Ok(Response::Reject(message)) => (Some(Payload::Reject(reject::rejected_message(message))), None),
+            Err(error) => (None, Some(error)),
+        };
+        let starved = !context.responded && context.open_callbacks == 0;
+        let response = response
+            .or_else(|| starved.then(|| Payload::Reject(error.unwrap_or_else(|| reject::did_not_reply(&canister.id)))));
+        if let Some(payload) = response
+            && !context.responded
+        {
+            context.responded = true;
+            let refund = std::mem::take(&mut context.cycles_available);
+            let origin = context.origin.clone();
+            let unclaimed = self.effects.answer(&origin, payload, refund);
+            canister.consumption.burned += unclaimed;
+        }
+        canister.calls.close_if_done(id);
+    }
+
+    fn reply(&self, id: &Principal, bytes: Vec<u8>) -> Payload {
+        let limit = self.core().limits().subnet.message_payload_bytes;
+        if bytes.len() as u64 > limit {
+            return Payload::Reject(reject::engine_fault(id, "a reply larger than the limit"));
+        }
+        Payload::Reply(bytes)
+    }
+
+    fn perform(&mut self, canister: &mut CanisterState, context: CallContextId, version: u64, call: Call) {
+        let deadline = call.timeout_seconds.map(|seconds| {
+            let nanos = u64::from(seconds.min(CALL_TIMEOUT_SECONDS_MAX)) * 1_000_000_000;
+            Time(self.time().0.saturating_add(nanos))
+        });
+        let callback = canister.calls.open_callback(Callback {
+            context,
+            callee: call.callee,
+            on_reply: call.on_reply,
+            on_reject: call.on_reject,
+            on_cleanup: call.on_cleanup,
+            cycles_sent: call.cycles,
+            prepaid: call.prepaid,
+            request_bytes: (call.method_name.len() + call.arg.len()) as u64,
+            deadline,
+            answered: false,
+        });
+        self.effects.requests.push(CallRequest {
+            sender: canister.id,
+            sender_version: version,
+            receiver: call.callee,
+            callback,
+            method_name: call.method_name,
+            arg: call.arg,
+            cycles: call.cycles,
+            deadline,
+        });
+    }
+}
+
+/// Whether a canister takes calls at all.
+pub(crate) fn admit(core: &Core, canister: &CanisterState) -> Result<(), Reject> {
+    match canister.status {
+        CanisterStatus::Stopped => return Err(reject::stopped(&canister.id)),
+        CanisterStatus::Stopping(_) => return Err(reject::stopping(&canister.id)),
+        CanisterStatus::Running => {}
+    }
+    if canister.execution.is_none() {
+        return Err(reject::no_module(&canister.id));
+    }
+    let frozen_below = core.costs.freezing_limit(canister);
+    if canister.cycles < frozen_below {
+        return Err(reject::reject(
+            207,
+            format!(
+                "Canister {} is frozen: it has {} cycles and must keep {frozen_below} to last its freezing threshold; top it up.",
+                canister.id, canister.cycles
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Whether the method changes state. Queries can be called as updates, composite queries cannot.
+fn find_method(canister: &CanisterState, name: &str) -> Result<bool, Reject> {
+    let Some(module) = canister.module() else { return Err(reject::no_module(&canister.id)) };
+    let listed = |methods: &[String]| methods.iter().any(|method| method == name);
+    if listed(&module.info.updates) {
+        Ok(true)
+    } else if listed(&module.info.queries) {
+        Ok(false)
+    } else if listed(&module.info.composite_queries) {
+        Err(reject::reject(
+            527,
+            format!("Error from Canister {}: Composite query method '{name}' cannot be called in replicated mode.", canister.id),
+        ))
+    } else {
+        Err(reject::no_method(&canister.id, "update", name))
+    }
+}
+
+/// Takes the prepayment, unless that would freeze the canister.
+fn prepay(core: &Core, canister: &mut CanisterState, amount: Cycles) -> Result<(), Reject> {
+    let liquid = core.costs.liquid(canister);
+    if liquid < amount {
+        return Err(reject::out_of_cycles(&canister.id, liquid, amount, "prepaying the execution of a message"));
+    }
+    canister.cycles -= amount;
+    Ok(())
+}
+
+fn deadline(origin: &Origin) -> Time {
+    match origin {
+        Origin::Canister { deadline: Some(deadline), .. } => *deadline,
+        _ => Time(0),
+    }
+}
+
+fn sender_info(origin: &Origin) -> Option<SenderInfo> {
+    match origin {
+        Origin::Ingress { sender_info, .. } => sender_info.clone(),
+        _ => None,
+    }
+}

@@ -1,0 +1,156 @@
+//! Rejects, with the codes of the interface specification and texts that name what was hit.
+
+use ic_principal::Principal;
+use state::{CanisterId, Cycles, ErrorCode, Reject, RejectCode};
+
+/// Bytes of a reject text that are kept.
+pub(crate) const MESSAGE_BYTES_MAX: usize = 8 * 1024;
+
+/// A reject with this error code; the reject code follows from its hundreds, as in the specification's table.
+pub(crate) fn reject(error_code: u16, message: impl Into<String>) -> Reject {
+    let code = match error_code / 100 {
+        1 => RejectCode::SysFatal,
+        2 => RejectCode::SysTransient,
+        3 => RejectCode::DestinationInvalid,
+        4 => RejectCode::CanisterReject,
+        6 => RejectCode::SysUnknown,
+        _ => RejectCode::CanisterError,
+    };
+    Reject { code, message: cut(message.into()), error_code: ErrorCode(error_code) }
+}
+
+/// Cuts a text at a character boundary.
+pub(crate) fn cut(mut message: String) -> String {
+    if message.len() > MESSAGE_BYTES_MAX {
+        let mut end = MESSAGE_BYTES_MAX;
+        while !message.is_char_boundary(end) {
+            end -= 1;
+        }
+        message.truncate(end);
+    }
+    message
+}
+
+/// An error of a canister's own making, said as the caller sees it.
+pub(crate) fn from_canister(id: &CanisterId, reject: Reject) -> Reject {
+    Reject { message: cut(format!("Error from Canister {id}: {}", reject.message)), ..reject }
+}
+
+pub(crate) fn subnet_oversubscribed(message: impl Into<String>) -> Reject {
+    reject(101, message)
+}
+
+pub(crate) fn too_many_canisters(limit: u64) -> Reject {
+    reject(102, format!("The subnet has {limit} canisters, the most it takes (subnet.canisters_max)."))
+}
+
+pub(crate) fn queue_full(message: impl Into<String>) -> Reject {
+    reject(201, message)
+}
+
+pub(crate) fn ingress_timeout(id: &Principal) -> Reject {
+    reject(202, format!("The message waited for canister {id} until its ingress expiry passed; nothing of it was executed."))
+}
+
+pub(crate) fn stop_timeout(id: &CanisterId, seconds: u64) -> Reject {
+    reject(206, format!("Canister {id} still has open calls after {seconds} s; it goes on stopping."))
+}
+
+pub(crate) fn out_of_cycles(id: &CanisterId, available: Cycles, needed: Cycles, what: &str) -> Reject {
+    reject(
+        207,
+        format!("Canister {id} is out of cycles: {what} needs {needed} cycles and {available} are above its freezing threshold; top it up."),
+    )
+}
+
+pub(crate) fn no_certified_state() -> Reject {
+    reject(208, "No certified state is available yet; ask again in a moment.")
+}
+
+pub(crate) fn rate_limited(message: impl Into<String>) -> Reject {
+    reject(210, message)
+}
+
+pub(crate) fn canister_not_found(id: &Principal) -> Reject {
+    reject(301, format!("Canister {id} not found."))
+}
+
+pub(crate) fn insufficient_memory_allocation(message: impl Into<String>) -> Reject {
+    reject(402, message)
+}
+
+pub(crate) fn unknown_management_method(name: &str) -> Reject {
+    reject(407, format!("Management canister has no method '{}' that can be called this way.", name.escape_debug()))
+}
+
+pub(crate) fn invalid_payload(message: impl Into<String>) -> Reject {
+    reject(408, message)
+}
+
+pub(crate) fn rejected_message(message: impl Into<String>) -> Reject {
+    reject(406, message)
+}
+
+pub(crate) fn stopped(id: &CanisterId) -> Reject {
+    reject(508, format!("Canister {id} is stopped."))
+}
+
+pub(crate) fn stopping(id: &CanisterId) -> Reject {
+    reject(509, format!("Canister {id} is stopping."))
+}
+
+pub(crate) fn no_module(id: &CanisterId) -> Reject {
+    reject(537, format!("Error from Canister {id}: Attempted to execute a message, but the canister contains no Wasm module."))
+}
+
+pub(crate) fn no_method(id: &CanisterId, kind: &str, name: &str) -> Reject {
+    reject(536, format!("Error from Canister {id}: Canister has no {kind} method '{}'.", name.escape_debug()))
+}
+
+pub(crate) fn invalid_controller(id: &CanisterId, caller: &Principal) -> Reject {
+    reject(512, format!("Only controllers of canister {id} may do this; {caller} is none of them."))
+}
+
+pub(crate) fn worker_died(id: &CanisterId) -> Reject {
+    reject(521, format!("Error from Canister {id}: The worker process that executed the message died three times; nothing of it was kept."))
+}
+
+pub(crate) fn not_compiled(id: &CanisterId) -> Reject {
+    reject(521, format!("Error from Canister {id}: The canister's module could not be compiled for lack of memory or time on the node; nothing was executed."))
+}
+
+pub(crate) fn memory_too_dear(id: &CanisterId, bytes: u64, balance: Cycles, needed: Cycles) -> Reject {
+    reject(
+        532,
+        format!("Error from Canister {id}: Canister cannot grow its memory by {bytes} bytes: its balance would be {balance} cycles, below its freezing threshold of {needed} cycles; top it up."),
+    )
+}
+
+pub(crate) fn engine_fault(id: &CanisterId, what: &str) -> Reject {
+    reject(521, format!("Error from Canister {id}: The worker returned something impossible ({what}); nothing of the message was kept."))
+}
+
+pub(crate) fn did_not_reply(id: &CanisterId) -> Reject {
+    reject(506, format!("Error from Canister {id}: Canister did not produce a response."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_follow_from_the_error_code() {
+        assert_eq!(reject(207, "").code, RejectCode::SysTransient);
+        assert_eq!(reject(301, "").code, RejectCode::DestinationInvalid);
+        assert_eq!(reject(406, "").code, RejectCode::CanisterReject);
+        assert_eq!(reject(536, "").code, RejectCode::CanisterError);
+        assert_eq!(reject(601, "").code, RejectCode::SysUnknown);
+    }
+
+    #[test]
+    fn long_texts_are_cut_between_characters() {
+        let text = cut("ä".repeat(MESSAGE_BYTES_MAX));
+        assert!(text.len() <= MESSAGE_BYTES_MAX);
+        assert!(text.chars().all(|character| character == 'ä'));
+    }
+}

@@ -1,0 +1,114 @@
+// SEAM
+//! What the gateway needs of the node behind it.
+//!
+//! The binary implements [`Node`] over consensus and execution. The gateway calls it from its blocking threads ([`Node::inspect`], [`Node::query`]) and
+//! from its async threads (everything else, which must therefore return at once).
+
+use std::sync::Arc;
+
+use ic_principal::Principal;
+use state::{CanisterId, Height, Ingress, Reject, RequestId, SenderInfo, Time};
+
+/// A query whose envelope was authenticated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueryRequest {
+    /// Authenticated sender.
+    pub sender: Principal,
+    /// Callee; `aaaaa-aa` is the management canister.
+    pub canister_id: CanisterId,
+    /// From the URL, checked against the content; the subnet's id for the subnet form.
+    pub effective_canister_id: Principal,
+    /// Method.
+    pub method_name: String,
+    /// Argument.
+    pub arg: Vec<u8>,
+    /// Verified sender information, if the query carried any.
+    pub sender_info: Option<SenderInfo>,
+}
+
+/// What became of an ingress message that was not refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Submitted {
+    /// It waits for a block.
+    Accepted,
+    /// The very same message already waits for a block.
+    Duplicate,
+}
+
+/// Why the ingress pool did not take a message. The text is shown to the client and names the limit and its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// A pool is full: 503, come back after so many seconds.
+    Full {
+        /// Names the pool, its limit and its value.
+        message: String,
+        /// For the `Retry-After` header.
+        retry_after_seconds: u64,
+    },
+    /// The message can never be accepted (too large, expired): 400.
+    Invalid {
+        /// Says why.
+        message: String,
+    },
+    /// The node takes no updates at the moment (disk full, shutting down): 503.
+    Unavailable {
+        /// Says why.
+        message: String,
+    },
+}
+
+/// Whether the node is able to serve, for `/health` and the status endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// 200 or 503 on `/health`.
+    pub healthy: bool,
+    /// One word or phrase: `healthy`, `starting`, `recovering`, `disk full` ...
+    pub status: String,
+    /// Newest height whose state is certified.
+    pub certified_height: Height,
+}
+
+/// What access rules need to know of an update call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestFacts {
+    /// Who sent it.
+    pub sender: Principal,
+    /// Effective canister id (or subnet id) it was sent to.
+    pub effective_canister_id: Principal,
+    /// Whom it called; `None` where the history does not keep it.
+    pub canister_id: Option<CanisterId>,
+    /// Whether its status is replied, rejected or done.
+    pub terminal: bool,
+}
+
+/// The newest certified state.
+pub trait CertifiedView: Send + Sync {
+    /// Height of the state.
+    fn height(&self) -> Height;
+    /// Its time, as at `/time`.
+    fn time(&self) -> Time;
+    /// A CBOR certificate that reveals everything below the paths, or proves absence; `/time` always.
+    fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8>;
+    /// What is known of an update call.
+    fn request(&self, id: &RequestId) -> Option<RequestFacts>;
+    /// Whether `sender` may read the custom section `name`: anyone may unless it exists and is private, then controllers may.
+    fn may_read_metadata(&self, canister_id: &CanisterId, name: &str, sender: &Principal) -> bool;
+}
+
+/// The node behind the gateway.
+pub trait Node: Send + Sync + 'static {
+    /// Puts an authenticated call into the ingress pool. Must not block.
+    fn submit(&self, ingress: Ingress) -> Result<Submitted, Refusal>;
+    /// The non-replicated check of a call before it is submitted. May block.
+    fn inspect(&self, ingress: &Ingress) -> Result<(), Reject>;
+    /// Runs a query on the newest certified state. May block.
+    fn query(&self, query: &QueryRequest) -> Result<Vec<u8>, Reject>;
+    /// The newest certified state; `None` until there is one.
+    fn latest(&self) -> Option<Arc<dyn CertifiedView>>;
+    /// This node's clock, for expiries and the timestamps of query signatures.
+    fn now(&self) -> Time;
+    /// Whether the node can serve.
+    fn health(&self) -> Health;
+    /// Whether the canister id lies in a range of this subnet, whether or not such a canister exists.
+    fn hosts(&self, canister_id: &CanisterId) -> bool;
+}

@@ -1,0 +1,541 @@
+//! CBOR (RFC 8949), read strictly and within bounds, and written canonically enough.
+//!
+//! The reader turns a body into [`Value`]s that borrow from it. What it accepts is what the interface specification's encodings can contain: unsigned and
+//! negative integers, byte and text strings, arrays, maps, and null or undefined, which both mean "field omitted". Indefinite lengths are accepted
+//! because some clients' encoders write nothing else. Floats, booleans, unknown tags, duplicate keys, map keys that are neither text nor integers,
+//! bytes after the item and truncated items are refused, each with the offset at which reading stopped.
+//!
+//! Two bounds keep a small body from becoming a large tree: nesting depth, which also bounds the stack, and the number of items. Lengths announced by
+//! the body are compared with what is left of it before anything is allocated.
+//!
+//! This file knows nothing of envelopes, certificates or HTTP.
+
+use std::borrow::Cow;
+
+use thiserror::Error;
+
+/// Tag that says "this is CBOR"; optional in front of the outermost item.
+pub(crate) const SELF_DESCRIBE: u64 = 55_799;
+/// Tag of an unsigned integer written as a byte string.
+const BIGNUM: u64 = 2;
+/// Entries of one map; the widest map of the interface has nine.
+const MAP_ENTRIES_MAX: usize = 64;
+
+/// One decoded item.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Value<'a> {
+    /// Major type 0, or a bignum that fits.
+    Nat(u64),
+    /// Major type 1: the number is `-1 - n`.
+    Negative(u64),
+    /// Major type 2.
+    Bytes(Cow<'a, [u8]>),
+    /// Major type 3.
+    Text(Cow<'a, str>),
+    /// Major type 4.
+    Array(Vec<Value<'a>>),
+    /// Major type 5, in the order of the encoding, keys distinct.
+    Map(Vec<(Value<'a>, Value<'a>)>),
+    /// null or undefined.
+    Null,
+}
+
+/// How deep and how wide a body may be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Nested arrays and maps.
+    pub(crate) depth: usize,
+    /// Items over all levels.
+    pub(crate) items: usize,
+}
+
+/// Why a body is not acceptable CBOR.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum CborError {
+    /// The body ends inside an item.
+    #[error("the CBOR body ends at byte {offset} in the middle of an item")]
+    Truncated {
+        /// Where.
+        offset: usize,
+    },
+    /// Something follows the item.
+    #[error("the CBOR body has {bytes} bytes after its end at byte {offset}; send one item and nothing else")]
+    Trailing {
+        /// Where the item ended.
+        offset: usize,
+        /// How much follows.
+        bytes: usize,
+    },
+    /// Nested too deep.
+    #[error("the CBOR body nests deeper than {limit} levels at byte {offset}")]
+    TooDeep {
+        /// Where.
+        offset: usize,
+        /// The bound.
+        limit: usize,
+    },
+    /// Too many items.
+    #[error("the CBOR body has more than {limit} items (counted up to byte {offset})")]
+    TooManyItems {
+        /// Where.
+        offset: usize,
+        /// The bound.
+        limit: usize,
+    },
+    /// A map with too many fields.
+    #[error("a CBOR map before byte {offset} has more than {limit} fields")]
+    MapTooWide {
+        /// Where.
+        offset: usize,
+        /// The bound.
+        limit: usize,
+    },
+    /// The same key twice in a map.
+    #[error("a CBOR map repeats the key {key} at byte {offset}; keys must be distinct")]
+    DuplicateKey {
+        /// Where.
+        offset: usize,
+        /// Which.
+        key: String,
+    },
+    /// A type the interface does not use, or a malformed head.
+    #[error("{what} at byte {offset} is not acceptable in this interface's CBOR")]
+    Unexpected {
+        /// Where.
+        offset: usize,
+        /// What.
+        what: &'static str,
+    },
+}
+
+impl<'a> Value<'a> {
+    /// What the item is, for error messages.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Nat(_) => "a natural number",
+            Self::Negative(_) => "a negative number",
+            Self::Bytes(_) => "a byte string",
+            Self::Text(_) => "a text string",
+            Self::Array(_) => "an array",
+            Self::Map(_) => "a map",
+            Self::Null => "null",
+        }
+    }
+
+    /// The bytes of a byte string.
+    pub(crate) fn as_bytes(&self) -> Option<&[u8]> {
+        match self {
+            Self::Bytes(bytes) => Some(bytes),
+            _ => None,
+        }
+    }
+
+    /// The text of a text string.
+    pub(crate) fn as_text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The elements of an array.
+    pub(crate) fn as_array(&self) -> Option<&[Value<'a>]> {
+        match self {
+            Self::Array(elements) => Some(elements),
+            _ => None,
+        }
+    }
+
+    /// The field `name` of a map; null and undefined count as absent.
+    pub(crate) fn field(&self, name: &str) -> Option<&Value<'a>> {
+        let Self::Map(entries) = self else { return None };
+        entries.iter().find(|(key, _)| key.as_text() == Some(name)).map(|(_, value)| value).filter(|value| **value != Self::Null)
+    }
+}
+
+/// Reads the one item that `input` consists of.
+pub(crate) fn decode(input: &[u8], bounds: Bounds) -> Result<Value<'_>, CborError> {
+    let mut reader = Reader { input, offset: 0, items: 0, bounds };
+    let value = reader.item(0)?;
+    let bytes = input.len() - reader.offset;
+    if bytes > 0 {
+        return Err(CborError::Trailing { offset: reader.offset, bytes });
+    }
+    Ok(value)
+}
+
+struct Reader<'a> {
+    input: &'a [u8],
+    offset: usize,
+    items: usize,
+    bounds: Bounds,
+}
+
+/// A decoded item head: major type and argument; `None` is an indefinite length.
+type Head = (u8, Option<u64>);
+
+impl<'a> Reader<'a> {
+    fn truncated(&self) -> CborError {
+        CborError::Truncated { offset: self.input.len() }
+    }
+
+    fn unexpected(&self, what: &'static str) -> CborError {
+        CborError::Unexpected { offset: self.offset, what }
+    }
+
+    fn peek(&self) -> Result<u8, CborError> {
+        self.input.get(self.offset).copied().ok_or_else(|| self.truncated())
+    }
+
+    fn take(&mut self, length: u64) -> Result<&'a [u8], CborError> {
+        let rest = self.input.get(self.offset..).unwrap_or_default();
+        let length = usize::try_from(length).map_err(|_| self.truncated())?;
+        let taken = rest.get(..length).ok_or_else(|| self.truncated())?;
+        self.offset += length;
+        Ok(taken)
+    }
+
+    fn head(&mut self) -> Result<Head, CborError> {
+        let initial = self.peek()?;
+        let (major, info) = (initial >> 5, initial & 0x1f);
+        let width = match info {
+            0..=23 => {
+                self.offset += 1;
+                return Ok((major, Some(u64::from(info))));
+            }
+            24 => 1,
+            25 => 2,
+            26 => 4,
+            27 => 8,
+            31 if (2..=5).contains(&major) => {
+                self.offset += 1;
+                return Ok((major, None));
+            }
+            _ => return Err(self.unexpected("a reserved length or a stray break")),
+        };
+        if major == 7 {
+            return Err(self.unexpected("a floating-point number or an unassigned simple value"));
+        }
+        self.offset += 1;
+        let argument = self.take(width)?.iter().fold(0u64, |number, byte| number << 8 | u64::from(*byte));
+        Ok((major, Some(argument)))
+    }
+
+    fn item(&mut self, depth: usize) -> Result<Value<'a>, CborError> {
+        self.items += 1;
+        if self.items > self.bounds.items {
+            return Err(CborError::TooManyItems { offset: self.offset, limit: self.bounds.items });
+        }
+        let start = self.offset;
+        match self.head()? {
+            (0, Some(number)) => Ok(Value::Nat(number)),
+            (1, Some(number)) => Ok(Value::Negative(number)),
+            (2, length) => self.bytes(length).map(Value::Bytes),
+            (3, length) => self.text(length).map(Value::Text),
+            (4, length) => self.array(length, depth),
+            (5, length) => self.map(length, depth),
+            (6, Some(SELF_DESCRIBE)) if start == 0 => self.item(depth),
+            (6, Some(BIGNUM)) => self.bignum(),
+            (7, Some(22 | 23)) => Ok(Value::Null),
+            (6, _) => Err(CborError::Unexpected { offset: start, what: "a tag" }),
+            (7, Some(20 | 21)) => Err(CborError::Unexpected { offset: start, what: "a boolean" }),
+            _ => Err(CborError::Unexpected { offset: start, what: "a simple value" }),
+        }
+    }
+
+    fn bignum(&mut self) -> Result<Value<'a>, CborError> {
+        let start = self.offset;
+        let not_a_number = CborError::Unexpected { offset: start, what: "a bignum that is no byte string or exceeds 64 bits" };
+        let (2, length) = self.head()? else { return Err(not_a_number) };
+        let bytes = self.bytes(length)?;
+        let significant = bytes.iter().position(|byte| *byte != 0).map_or(&[][..], |first| bytes.get(first..).unwrap_or_default());
+        if significant.len() > 8 {
+            return Err(not_a_number);
+        }
+        Ok(Value::Nat(significant.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))))
+    }
+
+    /// A string of major type `major`; chunks of an indefinite one are definite strings of the same type.
+    fn string(&mut self, length: Option<u64>, major: u8) -> Result<Cow<'a, [u8]>, CborError> {
+        if let Some(length) = length {
+            return self.take(length).map(Cow::Borrowed);
+        }
+        let mut joined = Vec::new();
+        while self.peek()? != 0xff {
+            self.items += 1;
+            if self.items > self.bounds.items {
+                return Err(CborError::TooManyItems { offset: self.offset, limit: self.bounds.items });
+            }
+            match self.head()? {
+                (chunk, Some(length)) if chunk == major => joined.extend_from_slice(self.take(length)?),
+                _ => return Err(self.unexpected("a chunk of another type inside a string")),
+            }
+        }
+        self.offset += 1;
+        Ok(Cow::Owned(joined))
+    }
+
+    fn bytes(&mut self, length: Option<u64>) -> Result<Cow<'a, [u8]>, CborError> {
+        self.string(length, 2)
+    }
+
+    fn text(&mut self, length: Option<u64>) -> Result<Cow<'a, str>, CborError> {
+        let not_utf8 = CborError::Unexpected { offset: self.offset, what: "text that is not UTF-8" };
+        match self.string(length, 3)? {
+            Cow::Borrowed(bytes) => std::str::from_utf8(bytes).map(Cow::Borrowed).map_err(|_| not_utf8),
+            Cow::Owned(bytes) => String::from_utf8(bytes).map(Cow::Owned).map_err(|_| not_utf8),
+        }
+    }
+
+    /// Whether another element follows, given how many were announced and read.
+    fn more(&mut self, length: Option<u64>, read: usize) -> Result<bool, CborError> {
+        match length {
+            Some(length) => Ok((read as u64) < length),
+            None if self.peek()? == 0xff => {
+                self.offset += 1;
+                Ok(false)
+            }
+            None => Ok(true),
+        }
+    }
+
+    /// Refuses what the rest of the body cannot hold, before room is made for it. Returns how much room to make.
+    fn announced(&self, length: Option<u64>, depth: usize, items_each: u64) -> Result<usize, CborError> {
+        if depth >= self.bounds.depth {
+            return Err(CborError::TooDeep { offset: self.offset, limit: self.bounds.depth });
+        }
+        let left = (self.input.len() - self.offset) as u64;
+        match length {
+            Some(length) if length.saturating_mul(items_each) > left => Err(self.truncated()),
+            Some(length) => Ok(length.min(16) as usize),
+            None => Ok(0),
+        }
+    }
+
+    fn array(&mut self, length: Option<u64>, depth: usize) -> Result<Value<'a>, CborError> {
+        let mut elements = Vec::with_capacity(self.announced(length, depth, 1)?);
+        while self.more(length, elements.len())? {
+            elements.push(self.item(depth + 1)?);
+        }
+        Ok(Value::Array(elements))
+    }
+
+    fn map(&mut self, length: Option<u64>, depth: usize) -> Result<Value<'a>, CborError> {
+        let mut entries: Vec<(Value<'a>, Value<'a>)> = Vec::with_capacity(self.announced(length, depth, 2)?);
+        while self.more(length, entries.len())? {
+            if entries.len() == MAP_ENTRIES_MAX {
+                return Err(CborError::MapTooWide { offset: self.offset, limit: MAP_ENTRIES_MAX });
+            }
+            let offset = self.offset;
+            let key = self.item(depth + 1)?;
+            if !matches!(key, Value::Text(_) | Value::Nat(_) | Value::Negative(_)) {
+                return Err(CborError::Unexpected { offset, what: "a map key that is neither text nor an integer" });
+            }
+            if entries.iter().any(|(known, _)| *known == key) {
+                let key = match key {
+                    Value::Text(text) => text.chars().take(64).collect(),
+                    other => format!("{other:?}"),
+                };
+                return Err(CborError::DuplicateKey { offset, key });
+            }
+            entries.push((key, self.item(depth + 1)?));
+        }
+        Ok(Value::Map(entries))
+    }
+}
+
+/// Writes items one after the other; the caller keeps the announced counts.
+#[derive(Debug, Default)]
+pub(crate) struct Writer(Vec<u8>);
+
+impl Writer {
+    /// Starts a body with the self-describing tag and room for `capacity` bytes.
+    pub(crate) fn self_described(capacity: usize) -> Self {
+        let mut writer = Self(Vec::with_capacity(capacity + 3));
+        writer.head(6, SELF_DESCRIBE);
+        writer
+    }
+
+    fn head(&mut self, major: u8, argument: u64) {
+        let major = major << 5;
+        match argument {
+            0..=23 => self.0.push(major | argument as u8),
+            24..=0xff => self.0.extend_from_slice(&[major | 24, argument as u8]),
+            0x100..=0xffff => {
+                self.0.push(major | 25);
+                self.0.extend_from_slice(&(argument as u16).to_be_bytes());
+            }
+            0x1_0000..=0xffff_ffff => {
+                self.0.push(major | 26);
+                self.0.extend_from_slice(&(argument as u32).to_be_bytes());
+            }
+            _ => {
+                self.0.push(major | 27);
+                self.0.extend_from_slice(&argument.to_be_bytes());
+            }
+        }
+    }
+
+    /// A map of `fields` fields follows.
+    pub(crate) fn map(&mut self, fields: u64) -> &mut Self {
+        self.head(5, fields);
+        self
+    }
+
+    /// An array of `elements` elements follows.
+    pub(crate) fn array(&mut self, elements: u64) -> &mut Self {
+        self.head(4, elements);
+        self
+    }
+
+    /// An unsigned integer.
+    pub(crate) fn nat(&mut self, number: u64) -> &mut Self {
+        self.head(0, number);
+        self
+    }
+
+    /// A text string.
+    pub(crate) fn text(&mut self, text: &str) -> &mut Self {
+        self.head(3, text.len() as u64);
+        self.0.extend_from_slice(text.as_bytes());
+        self
+    }
+
+    /// A byte string.
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        self.head(2, bytes.len() as u64);
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    /// The body.
+    pub(crate) fn finish(self) -> Vec<u8> {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use proptest::prelude::*;
+
+    const BOUNDS: Bounds = Bounds { depth: 8, items: 1000 };
+
+    fn unhex(hex: &str) -> Vec<u8> {
+        hex::decode(hex.replace(' ', "")).unwrap()
+    }
+
+    #[test]
+    fn reads_definite_and_indefinite_forms_alike() {
+        let expected = Value::Map(vec![(
+            Value::Text("a".into()),
+            Value::Array(vec![Value::Nat(500), Value::Bytes((&[1, 2, 3][..]).into()), Value::Null]),
+        )]);
+        for body in ["d9d9f7 a1 6161 83 1901f4 43010203 f6", "bf 6161 9f 1b00000000000001f4 5f 4101 420203 ff f7 ff ff", "a1 7f 6161 ff 83 c24201f4 43010203 f6"] {
+            assert_eq!(decode(&unhex(body), BOUNDS).unwrap(), expected, "{body}");
+        }
+    }
+
+    #[test]
+    fn refuses_what_the_interface_does_not_use() {
+        let cases = [
+            ("", "ends at byte 0"),
+            ("82 01", "ends at byte 2"),
+            ("5b ffffffffffffffff", "ends at byte 9"),
+            ("9b 00000000ffffffff", "ends at byte 9"),
+            ("01 02", "1 bytes after its end"),
+            ("a2 6161 01 6161 02", "repeats the key"),
+            ("a1 8001", "neither text nor an integer"),
+            ("f5", "a boolean"),
+            ("fb 3ff0000000000000", "floating-point"),
+            ("f9 3c00", "floating-point"),
+            ("81 d9d9f7 01", "a tag"),
+            ("c2 49 010000000000000000", "bignum"),
+            ("c2 01", "bignum"),
+            ("61 ff", "not UTF-8"),
+            ("ff", "stray break"),
+            ("1c", "reserved"),
+            ("5f 6161 ff", "another type"),
+            ("e0", "a simple value"),
+        ];
+        for (body, message) in cases {
+            let error = decode(&unhex(body), BOUNDS).unwrap_err().to_string();
+            assert!(error.contains(message), "{body}: {error}");
+        }
+    }
+
+    #[test]
+    fn bounds_hold() {
+        let deep = [vec![0x81; 9], vec![0x01]].concat();
+        assert_eq!(decode(&deep, BOUNDS), Err(CborError::TooDeep { offset: 9, limit: 8 }));
+        let deepest = [vec![0x81; 8], vec![0x01]].concat();
+        assert!(decode(&deepest, BOUNDS).is_ok());
+        let endless = vec![0x9f; 1 << 20];
+        assert!(matches!(decode(&endless, BOUNDS), Err(CborError::TooDeep { .. })));
+        let mut wide = vec![0x99, 0x03, 0xe8];
+        wide.extend([0x01; 1000]);
+        assert_eq!(decode(&wide, BOUNDS), Err(CborError::TooManyItems { offset: 1002, limit: 1000 }));
+        let map: Vec<u8> = std::iter::once(0xbf).chain((0..65u8).flat_map(|n| [0x18, n + 24, 0x01])).chain([0xff]).collect();
+        assert!(matches!(decode(&map, BOUNDS), Err(CborError::MapTooWide { limit: 64, .. })));
+        let chunks = [&[0x5f][..], &[0x40; 2000], &[0xff]].concat();
+        assert!(matches!(decode(&chunks, BOUNDS), Err(CborError::TooManyItems { .. })));
+    }
+
+    fn write(value: &Value<'_>, writer: &mut Writer) {
+        match value {
+            Value::Nat(number) => writer.head(0, *number),
+            Value::Negative(number) => writer.head(1, *number),
+            Value::Bytes(bytes) => {
+                writer.bytes(bytes);
+            }
+            Value::Text(text) => {
+                writer.text(text);
+            }
+            Value::Array(elements) => {
+                writer.array(elements.len() as u64);
+                elements.iter().for_each(|element| write(element, writer));
+            }
+            Value::Map(entries) => {
+                writer.map(entries.len() as u64);
+                entries.iter().for_each(|(key, value)| {
+                    write(key, writer);
+                    write(value, writer);
+                });
+            }
+            Value::Null => writer.0.push(0xf6),
+        }
+    }
+
+    fn values() -> impl Strategy<Value = Value<'static>> {
+        let leaf = prop_oneof![
+            any::<u64>().prop_map(Value::Nat),
+            any::<u64>().prop_map(Value::Negative),
+            any::<Vec<u8>>().prop_map(|bytes| Value::Bytes(bytes.into())),
+            ".*".prop_map(|text| Value::Text(text.into())),
+            Just(Value::Null),
+        ];
+        leaf.prop_recursive(4, 64, 8, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..8).prop_map(Value::Array),
+                prop::collection::btree_map("[a-z]{0,4}", inner, 0..8)
+                    .prop_map(|map| Value::Map(map.into_iter().map(|(key, value)| (Value::Text(key.into()), value)).collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_reads_back(value in values()) {
+            let mut writer = Writer::self_described(0);
+            write(&value, &mut writer);
+            let body = writer.finish();
+            prop_assert_eq!(decode(&body, Bounds { depth: 8, items: 10_000 }), Ok(value));
+        }
+
+        #[test]
+        fn never_panics(body in prop::collection::vec(any::<u8>(), 0..256)) {
+            let _ = decode(&body, BOUNDS);
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! One connection: its bounds in time, and its orderly end.
+//!
+//! hyper reads and writes; this file decides how long that may take. A connection is closed when
+//!
+//! - it has not sent a whole request head within the read timeout, from its first byte or from being accepted;
+//! - it has been idle for [`IDLE`] with no request being served;
+//! - its peer takes a response more slowly than [`WRITE_RATE_MIN`] allows (a stalled reader would pin the response's memory);
+//! - the gateway drains: then requests in flight finish, and new ones are refused by closing.
+//!
+//! Bodies have their own timeout where they are read. Both HTTP/1.1 and HTTP/2 with prior knowledge are spoken; HTTP/2 streams are capped per connection
+//! and each is a request to every other limit.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use hyper::{Request, Response, Version, body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    sync::watch,
+    time::{Instant, Sleep, sleep, sleep_until},
+};
+
+use crate::{answer::Body, service::Service};
+
+/// A kept-alive connection without a request is closed after this.
+const IDLE: Duration = Duration::from_secs(60);
+/// What remains of a connection asked to close is dropped after this.
+const CLOSING: Duration = Duration::from_secs(2);
+/// A reader may stall a response this long ...
+const WRITE_STALL: Duration = Duration::from_secs(20);
+/// ... and then must take at least so many bytes per second.
+const WRITE_RATE_MIN: u64 = 16 * 1024;
+/// Request head, and HTTP/1 read buffer. Also the HTTP/1 write buffer for heads.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
+/// Header lines of HTTP/1.
+const HEADERS_MAX: usize = 64;
+/// Requests at once on one HTTP/2 connection.
+const STREAMS_MAX: u32 = 64;
+/// Unread body bytes of one HTTP/2 stream ...
+const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
+/// ... and of one HTTP/2 connection.
+const CONNECTION_WINDOW_BYTES: u32 = 256 * 1024;
+/// Response bytes buffered per HTTP/2 stream.
+const SEND_BUFFER_BYTES: usize = 64 * 1024;
+
+/// Where the gateway is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stage {
+    /// Takes requests.
+    Serving,
+    /// Finishes those in flight.
+    Draining,
+    /// Drops what is left.
+    Closed,
+}
+
+/// What a connection is doing, shared by its stream, its service and its watchdog.
+struct Activity {
+    started: Instant,
+    /// Requests being served.
+    active: AtomicUsize,
+    /// Whether a request head has begun and not ended.
+    reading: AtomicBool,
+    http2: AtomicBool,
+    /// Milliseconds after `started` at which the current wait began.
+    since: AtomicU64,
+}
+
+impl Activity {
+    fn new() -> Self {
+        Self {
+            started: Instant::now(),
+            active: AtomicUsize::new(0),
+            reading: AtomicBool::new(true),
+            http2: AtomicBool::new(false),
+            since: AtomicU64::new(0),
+        }
+    }
+
+    fn touch(&self) {
+        self.since.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    fn bytes_read(&self) {
+        let between_requests = self.active.load(Ordering::Relaxed) == 0 && !self.http2.load(Ordering::Relaxed);
+        if between_requests && !self.reading.swap(true, Ordering::Relaxed) {
+            self.touch();
+        }
+    }
+
+    fn bytes_written(&self) {
+        if !self.reading.load(Ordering::Relaxed) {
+            self.touch();
+        }
+    }
+
+    fn request_begins(&self, version: Version) {
+        if version == Version::HTTP_2 {
+            self.http2.store(true, Ordering::Relaxed);
+        }
+        self.active.fetch_add(1, Ordering::Relaxed);
+        self.reading.store(false, Ordering::Relaxed);
+    }
+
+    fn request_ends(&self) {
+        self.touch();
+        self.active.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// When the connection has waited too long, unless something happens before; `None` while a request is served.
+    fn deadline(&self, read_timeout: Duration) -> Option<Instant> {
+        if self.active.load(Ordering::Relaxed) > 0 {
+            return None;
+        }
+        let patience = if self.reading.load(Ordering::Relaxed) { read_timeout } else { IDLE };
+        Some(self.started + Duration::from_millis(self.since.load(Ordering::Relaxed)) + patience)
+    }
+}
+
+/// Marks a request as served for as long as it lives, so that a client's leaving does too.
+struct Active(Arc<Activity>);
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.0.request_ends();
+    }
+}
+
+/// Serves one connection until it ends. The caller holds its permit.
+pub(crate) async fn serve(stream: TcpStream, service: Arc<Service>, mut stage: watch::Receiver<Stage>) {
+    let activity = Arc::new(Activity::new());
+    let read_timeout = service.read_timeout();
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).max_headers(HEADERS_MAX).max_buf_size(HEAD_BYTES_MAX).half_close(false);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS_MAX)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_send_buf_size(SEND_BUFFER_BYTES)
+        .max_header_list_size(HEAD_BYTES_MAX as u32);
+    let serving = activity.clone();
+    let answer = service_fn(move |request: Request<Incoming>| {
+        serving.request_begins(request.version());
+        let active = Active(serving.clone());
+        let service = service.clone();
+        async move {
+            let response: Response<Body> = service.serve(request).await;
+            drop(active);
+            Ok::<_, std::convert::Infallible>(response)
+        }
+    });
+    let guarded = TokioIo::new(Guarded { stream, activity: activity.clone(), stall: None, was_pending: false });
+    let mut connection = std::pin::pin!(builder.serve_connection(guarded, answer));
+    let mut closing: Option<Instant> = None;
+    loop {
+        let wake = closing.or_else(|| activity.deadline(read_timeout)).unwrap_or_else(|| Instant::now() + IDLE.min(read_timeout));
+        tokio::select! {
+            // An error here is the peer's: it went away or spoke no HTTP. hyper has answered what could be answered.
+            _ = connection.as_mut() => return,
+            () = sleep_until(wake) => {
+                if closing.is_some_and(|deadline| deadline <= Instant::now()) {
+                    return;
+                }
+                if closing.is_none() && activity.deadline(read_timeout).is_some_and(|deadline| deadline <= Instant::now()) {
+                    connection.as_mut().graceful_shutdown();
+                    closing = Some(Instant::now() + CLOSING);
+                }
+            }
+            stage = stage.wait_for(|stage| *stage > if closing.is_some() { Stage::Draining } else { Stage::Serving }) => match stage.map(|stage| *stage) {
+                Ok(Stage::Draining) => {
+                    connection.as_mut().graceful_shutdown();
+                    // The gateway bounds the drain as a whole.
+                    closing = Some(Instant::now() + IDLE);
+                }
+                _ => return,
+            },
+        }
+    }
+}
+
+/// A stream whose writes must make progress.
+struct Guarded {
+    stream: TcpStream,
+    activity: Arc<Activity>,
+    stall: Option<Stall>,
+    was_pending: bool,
+}
+
+struct Stall {
+    since: Instant,
+    written: u64,
+    timer: Pin<Box<Sleep>>,
+}
+
+impl Guarded {
+    fn wrote(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        match outcome {
+            Poll::Ready(Ok(bytes)) => {
+                self.activity.bytes_written();
+                // Room in the socket at the first try: the peer keeps up.
+                if !std::mem::take(&mut self.was_pending) {
+                    self.stall = None;
+                } else if let Some(stall) = &mut self.stall {
+                    stall.written += bytes as u64;
+                    let allowed = WRITE_STALL + Duration::from_secs(stall.written / WRITE_RATE_MIN);
+                    stall.timer.as_mut().reset(stall.since + allowed);
+                }
+                Poll::Ready(Ok(bytes))
+            }
+            Poll::Pending => {
+                self.was_pending = true;
+                let stall = self.stall.get_or_insert_with(|| Stall { since: Instant::now(), written: 0, timer: Box::pin(sleep(WRITE_STALL)) });
+                ready!(stall.timer.as_mut().poll(cx));
+                Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer reads the response too slowly")))
+            }
+            error => error,
+        }
+    }
+}
+
+impl AsyncRead for Guarded {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let outcome = ready!(Pin::new(&mut self.stream).poll_read(cx, buf));
+        if buf.filled().len() > before {
+            self.activity.bytes_read();
+        }
+        Poll::Ready(outcome)
+    }
+}
+
+impl AsyncWrite for Guarded {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.wrote(cx, outcome)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.wrote(cx, outcome)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

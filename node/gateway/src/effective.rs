@@ -1,0 +1,207 @@
+//! Effective ids: whether the id in a URL is the destination of the content sent to it (interface specification, "Effective canister id" and "Effective
+//! subnet id").
+//!
+//! For calls to the management canister the destination stands in the Candid argument. The argument comes from outside and may be large (it can carry a
+//! module), so it is decoded under a quota and nothing but the one field is kept.
+
+use candid::{CandidType, Deserialize, de::DecoderConfig, de::IDLDeserialize};
+use ic_principal::Principal;
+use thiserror::Error;
+
+use crate::envelope::MethodCall;
+
+/// Work one argument may cost to decode, in the decoder's units; a 3 MiB module skipped costs about 3 million.
+const SKIPPING_QUOTA: usize = 16 << 20;
+/// The decoder charges 50 times for what it skips.
+const DECODING_QUOTA: usize = 50 * SKIPPING_QUOTA;
+
+/// What the URL names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effective {
+    /// `/canister/<id>/`.
+    Canister(Principal),
+    /// `/subnet/<id>/`.
+    Subnet(Principal),
+}
+
+impl Effective {
+    /// The id, of whichever kind.
+    pub(crate) fn id(&self) -> Principal {
+        match self {
+            Self::Canister(id) | Self::Subnet(id) => *id,
+        }
+    }
+}
+
+/// Why the id in the URL is not acceptable.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(crate) enum EffectiveError {
+    /// Differs from the destination.
+    #[error("the URL names canister {url}, but the request is for {content}; use {content} as the effective canister id")]
+    Mismatch {
+        /// In the URL.
+        url: Principal,
+        /// In the content.
+        content: Principal,
+    },
+    /// A management call without a destination.
+    #[error("the argument of the management canister's `{method}` has no field `{field}` of type principal, so the call has no effective canister id")]
+    NoDestination {
+        /// Cut to 64 characters.
+        method: String,
+        /// Which field was looked for.
+        field: &'static str,
+    },
+    /// Outside this subnet's ranges.
+    #[error("canister {canister_id} is in no canister range of this subnet")]
+    NotHosted {
+        /// Which.
+        canister_id: Principal,
+    },
+    /// Another subnet.
+    #[error("the URL names subnet {url}, but this node belongs to subnet {own}")]
+    OtherSubnet {
+        /// In the URL.
+        url: Principal,
+        /// This one.
+        own: Principal,
+    },
+    /// The subnet form with another method.
+    #[error("the subnet form of this endpoint only serves {allowed} of the management canister (aaaaa-aa); use /canister/<effective canister id>/")]
+    NotForSubnet {
+        /// What it serves.
+        allowed: &'static str,
+    },
+}
+
+#[derive(CandidType, Deserialize)]
+struct CanisterIdArg {
+    canister_id: Principal,
+}
+
+#[derive(CandidType, Deserialize)]
+struct TargetCanisterArg {
+    target_canister: Principal,
+}
+
+fn field<T: CandidType + for<'de> Deserialize<'de>>(arg: &[u8]) -> Option<T> {
+    let mut config = DecoderConfig::new();
+    config.set_decoding_quota(DECODING_QUOTA).set_skipping_quota(SKIPPING_QUOTA).set_full_error_message(false);
+    IDLDeserialize::new_with_config(arg, &config).ok()?.get_value().ok()
+}
+
+/// Checks an update call (`query == false`) or query call against the URL it was sent to.
+pub(crate) fn check(
+    effective: &Effective,
+    call: &MethodCall,
+    query: bool,
+    own_subnet: &Principal,
+    hosts: impl Fn(&Principal) -> bool,
+) -> Result<(), EffectiveError> {
+    let management = call.canister_id == Principal::management_canister();
+    let method = call.method_name.as_str();
+    // These have no canister yet, or none in particular.
+    let anywhere = management && if query { method == "list_canisters" } else { matches!(method, "create_canister" | "provisional_create_canister_with_cycles") };
+    let url = match effective {
+        Effective::Subnet(url) if url != own_subnet => return Err(EffectiveError::OtherSubnet { url: *url, own: *own_subnet }),
+        Effective::Subnet(_) if anywhere => return Ok(()),
+        Effective::Subnet(_) => {
+            let allowed = if query { "`list_canisters`" } else { "`create_canister` and `provisional_create_canister_with_cycles`" };
+            return Err(EffectiveError::NotForSubnet { allowed });
+        }
+        Effective::Canister(_) if anywhere => return Ok(()),
+        Effective::Canister(url) => *url,
+    };
+    let content = match (management, method) {
+        (false, _) => call.canister_id,
+        (true, "install_chunked_code") if !query => field(&call.arg)
+            .map(|arg: TargetCanisterArg| arg.target_canister)
+            .ok_or_else(|| EffectiveError::NoDestination { method: method.to_owned(), field: "target_canister" })?,
+        (true, _) => field(&call.arg)
+            .map(|arg: CanisterIdArg| arg.canister_id)
+            .ok_or_else(|| EffectiveError::NoDestination { method: method.chars().take(64).collect(), field: "canister_id" })?,
+    };
+    if content != url {
+        return Err(EffectiveError::Mismatch { url, content });
+    }
+    if !hosts(&content) {
+        return Err(EffectiveError::NotHosted { canister_id: content });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use candid::Encode;
+
+    fn id(byte: u8) -> Principal {
+        Principal::from_slice(&[0, 0, 0, 0, 0, 0, 0, byte, 1, 1])
+    }
+
+    fn call(canister_id: Principal, method: &str, arg: Vec<u8>) -> MethodCall {
+        MethodCall { canister_id, method_name: method.to_owned(), arg, sender_info: None }
+    }
+
+    #[derive(CandidType)]
+    struct Install<'a> {
+        canister_id: Principal,
+        #[serde(with = "serde_bytes")]
+        wasm_module: &'a [u8],
+        mode: Mode,
+    }
+
+    #[derive(CandidType)]
+    #[allow(non_camel_case_types)]
+    enum Mode {
+        install,
+    }
+
+    #[derive(CandidType)]
+    struct Chunked {
+        target_canister: Principal,
+        store_canister: Option<Principal>,
+    }
+
+    #[test]
+    fn the_destination_must_be_in_the_url() {
+        let management = Principal::management_canister();
+        let wasm_module = &vec![7; 3 << 20][..];
+        let install = Encode!(&Install { canister_id: id(1), wasm_module, mode: Mode::install }).unwrap();
+        let chunked = Encode!(&Chunked { target_canister: id(1), store_canister: Some(id(2)) }).unwrap();
+        let none = Encode!().unwrap();
+        let (at, subnet) = (Effective::Canister, Effective::Subnet);
+        let own = id(100);
+        let hosts = |canister: &Principal| *canister != id(9);
+        let ok = |effective, call: &MethodCall, query| assert_eq!(check(&effective, call, query, &own, hosts), Ok(()));
+        let refused = |effective, call: &MethodCall, query| check(&effective, call, query, &own, hosts).unwrap_err();
+
+        ok(at(id(1)), &call(id(1), "greet", none.clone()), false);
+        ok(at(id(1)), &call(management, "install_code", install.clone()), false);
+        ok(at(id(1)), &call(management, "install_chunked_code", chunked.clone()), false);
+        ok(at(id(9)), &call(management, "create_canister", none.clone()), false);
+        ok(at(management), &call(management, "provisional_create_canister_with_cycles", none.clone()), false);
+        ok(at(id(9)), &call(management, "list_canisters", none.clone()), true);
+        ok(subnet(own), &call(management, "create_canister", none.clone()), false);
+        ok(subnet(own), &call(management, "list_canisters", none.clone()), true);
+
+        assert_eq!(refused(at(id(2)), &call(id(1), "greet", none.clone()), false), EffectiveError::Mismatch { url: id(2), content: id(1) });
+        assert_eq!(refused(at(id(9)), &call(id(9), "greet", none.clone()), true), EffectiveError::NotHosted { canister_id: id(9) });
+        assert!(matches!(refused(at(id(2)), &call(management, "install_code", install.clone()), false), EffectiveError::Mismatch { .. }));
+        assert!(matches!(refused(at(id(2)), &call(management, "install_chunked_code", chunked), false), EffectiveError::Mismatch { .. }));
+        assert!(matches!(refused(at(id(1)), &call(management, "raw_rand", none.clone()), false), EffectiveError::NoDestination { .. }));
+        assert!(matches!(refused(at(id(1)), &call(management, "create_canister", none.clone()), true), EffectiveError::NoDestination { .. }));
+        assert!(matches!(refused(at(id(1)), &call(management, "stop_canister", vec![1, 2, 3]), false), EffectiveError::NoDestination { .. }));
+        assert!(matches!(refused(subnet(id(5)), &call(management, "create_canister", none.clone()), false), EffectiveError::OtherSubnet { .. }));
+        assert!(matches!(refused(subnet(own), &call(id(1), "greet", none), false), EffectiveError::NotForSubnet { .. }));
+    }
+
+    #[test]
+    fn an_argument_built_to_be_slow_is_refused() {
+        // vec null with 2^32 - 1 elements, which take no bytes.
+        let bomb = [b"DIDL".as_slice(), &[1, 0x6d, 0x7f, 1, 0, 0xff, 0xff, 0xff, 0xff, 0x0f]].concat();
+        let call = call(Principal::management_canister(), "stop_canister", bomb);
+        assert!(matches!(check(&Effective::Canister(id(1)), &call, false, &id(100), |_| true), Err(EffectiveError::NoDestination { .. })));
+    }
+}

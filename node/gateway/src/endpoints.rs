@@ -1,0 +1,252 @@
+//! The endpoints that take an envelope: call, query and read_state.
+//!
+//! Each decodes and authenticates the envelope, checks that its content belongs at the URL, and asks the node. Small anonymous requests are decoded where
+//! they are; everything else is decoded and verified on a blocking thread.
+//!
+//! A synchronous call registers among the waiters before it is submitted and looks at the certified state after that, so its answer cannot slip through
+//! between the two. A call the certified state already knows is not submitted again: that is a retry or a replay, and its status is the answer.
+
+use std::{sync::Arc, time::Duration};
+
+use hyper::StatusCode;
+use state::{Ingress, RequestId};
+
+use crate::{
+    answer::{self, Answer, Refused},
+    api::{QueryRequest, Refusal},
+    auth::{self, AuthError, Authenticated},
+    effective::{self, Effective, EffectiveError},
+    envelope::{Envelope, EnvelopeError, MethodCall, Request},
+    paths::{self, PathError, Scope},
+    service::{ReceivedBody, Service, Work},
+};
+
+/// Bodies up to this are decoded without changing threads: a fraction of a millisecond at worst.
+const INLINE_BYTES: usize = 16 * 1024;
+/// A read_state of up to so many paths is answered without changing threads.
+const INLINE_PATHS: usize = 16;
+
+impl From<EnvelopeError> for Refused {
+    fn from(error: EnvelopeError) -> Self {
+        Self::bad("envelope", error)
+    }
+}
+
+impl From<AuthError> for Refused {
+    fn from(error: AuthError) -> Self {
+        let status = if error.is_forbidden() { StatusCode::FORBIDDEN } else { StatusCode::BAD_REQUEST };
+        Self::new(status, error.reason(), error.to_string())
+    }
+}
+
+impl From<EffectiveError> for Refused {
+    fn from(error: EffectiveError) -> Self {
+        Self::bad("effective_id", error)
+    }
+}
+
+impl From<PathError> for Refused {
+    fn from(error: PathError) -> Self {
+        let status = if error.is_forbidden() { StatusCode::FORBIDDEN } else { StatusCode::BAD_REQUEST };
+        Self::new(status, "path", error.to_string())
+    }
+}
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Full { message, retry_after_seconds } => Self::busy(StatusCode::SERVICE_UNAVAILABLE, "ingress_pool", message, retry_after_seconds),
+            Refusal::Invalid { message } => Self::bad("ingress", message),
+            Refusal::Unavailable { message } => Self::busy(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message, 5),
+        }
+    }
+}
+
+/// What an endpoint takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Call,
+    Query,
+    ReadState,
+}
+
+fn check_kind(request: &Request, kind: Kind) -> Result<(), Refused> {
+    let (expected, fits) = match kind {
+        Kind::Call => ("call", matches!(request, Request::Call(_))),
+        Kind::Query => ("query", matches!(request, Request::Query(_))),
+        Kind::ReadState => ("read_state", matches!(request, Request::ReadState(_))),
+    };
+    if fits {
+        return Ok(());
+    }
+    let found = request.request_type();
+    Err(Refused::bad("request_type", format!("`request_type` is \"{found}\", but this endpoint takes \"{expected}\"; send it to the {found} endpoint")))
+}
+
+impl Service {
+    /// Decodes and authenticates a body, and checks that it is of the kind and belongs at the URL.
+    async fn admit(self: &Arc<Self>, effective: Effective, kind: Kind, body: ReceivedBody) -> Result<(Envelope, Authenticated), Refused> {
+        let decoded = if body.bytes.len() <= INLINE_BYTES { Some(Envelope::decode(&body.bytes, &self.bounds)?) } else { None };
+        if let Some(envelope) = &decoded
+            && !envelope.is_signed()
+        {
+            let authenticated = self.check(effective, kind, envelope)?;
+            return decoded.map(|envelope| (envelope, authenticated)).ok_or_else(|| Refused::bad("envelope", "no envelope"));
+        }
+        let service = self.clone();
+        self.on_thread(Work::Verify, move || {
+            let envelope = match decoded {
+                Some(envelope) => envelope,
+                None => Envelope::decode(&body.bytes, &service.bounds)?,
+            };
+            let authenticated = service.check(effective, kind, &envelope)?;
+            Ok((envelope, authenticated))
+        })
+        .await?
+    }
+
+    fn check(&self, effective: Effective, kind: Kind, envelope: &Envelope) -> Result<Authenticated, Refused> {
+        let request = &envelope.content.request;
+        check_kind(request, kind)?;
+        let authenticated = auth::authenticate(envelope, self.node.now(), &self.auth)?;
+        match request {
+            Request::Call(call) | Request::Query(call) => {
+                effective::check(&effective, call, kind == Kind::Query, &self.subnet_id, |id| self.node.hosts(id))?;
+            }
+            Request::ReadState(_) => match effective {
+                Effective::Subnet(url) if url != self.subnet_id => return Err(EffectiveError::OtherSubnet { url, own: self.subnet_id }.into()),
+                _ => {}
+            },
+        }
+        Ok(authenticated)
+    }
+
+    /// `call`: asynchronous (v2) or synchronous (v3, v4).
+    pub(crate) async fn call(self: &Arc<Self>, effective: Effective, synchronous: bool, body: ReceivedBody) -> Result<Answer, Refused> {
+        let view = self.latest()?;
+        let (envelope, authenticated) = self.admit(effective, Kind::Call, body).await?;
+        let Request::Call(call) = envelope.content.request else {
+            return Err(Refused::bad("request_type", "this endpoint takes \"call\""));
+        };
+        let id = envelope.request_id;
+        if let Some(known) = view.request(&id) {
+            return match (synchronous, known.terminal) {
+                (false, _) => Ok(Answer::accepted()),
+                (true, true) => self.certified(&id),
+                (true, false) => self.wait(id, None).await,
+            };
+        }
+        let ingress = ingress(id, envelope.content.ingress_expiry, effective, call, authenticated);
+        let node = self.node.clone();
+        let (ingress, inspected) = self
+            .on_thread(Work::Inspect, move || {
+                let inspected = node.inspect(&ingress);
+                (ingress, inspected)
+            })
+            .await?;
+        if let Err(reject) = inspected {
+            self.metrics.refused("inspect");
+            return self.accounted(answer::rejected_call(&reject, synchronous));
+        }
+        if synchronous {
+            return self.wait(id, Some(ingress)).await;
+        }
+        self.node.submit(ingress)?;
+        Ok(Answer::accepted())
+    }
+
+    /// Submits a call, if it is not known yet, and waits until it is certified or the wait is over.
+    async fn wait(self: &Arc<Self>, id: RequestId, ingress: Option<Ingress>) -> Result<Answer, Refused> {
+        let waiter = self.waiters.register(id);
+        if let Some(ingress) = ingress {
+            self.node.submit(ingress)?;
+        }
+        let Some(mut waiter) = waiter else {
+            // The call is on its way; only the waiting is refused.
+            self.metrics.refused("sync_calls_waiting");
+            return Ok(Answer::accepted());
+        };
+        if !self.is_finished(&id) {
+            tokio::select! {
+                () = waiter.certified() => {}
+                () = tokio::time::sleep(Duration::from_millis(self.limits.sync_call_wait_millis)) => {}
+                () = self.draining() => {}
+            }
+            if !self.is_finished(&id) {
+                return Ok(Answer::accepted());
+            }
+        }
+        self.certified(&id)
+    }
+
+    fn is_finished(&self, id: &RequestId) -> bool {
+        self.node.latest().and_then(|view| view.request(id)).is_some_and(|facts| facts.terminal)
+    }
+
+    fn certified(&self, id: &RequestId) -> Result<Answer, Refused> {
+        let certificate = self.latest()?.certificate(&[vec![b"request_status".to_vec(), id.0.to_vec()]]);
+        // Without room for the certificate the call is still accepted; the client polls for it.
+        self.accounted(answer::certified_call(&certificate)).or_else(|refused| {
+            self.metrics.refused(refused.reason);
+            Ok(Answer::accepted())
+        })
+    }
+
+    /// `query`.
+    pub(crate) async fn query(self: &Arc<Self>, effective: Effective, body: ReceivedBody) -> Result<Answer, Refused> {
+        self.latest()?;
+        let (envelope, authenticated) = self.admit(effective, Kind::Query, body).await?;
+        let Request::Query(call) = envelope.content.request else {
+            return Err(Refused::bad("request_type", "this endpoint takes \"query\""));
+        };
+        let id = envelope.request_id;
+        let query = QueryRequest {
+            sender: authenticated.sender,
+            canister_id: call.canister_id,
+            effective_canister_id: effective.id(),
+            method_name: call.method_name,
+            arg: call.arg,
+            sender_info: authenticated.sender_info,
+        };
+        let service = self.clone();
+        let response = self.on_thread(Work::Query, move || {
+            let outcome = service.node.query(&query);
+            service.signer.query_response(&id, &outcome, service.node.now())
+        });
+        self.accounted(response.await?)
+    }
+
+    /// `read_state`.
+    pub(crate) async fn read_state(self: &Arc<Self>, effective: Effective, v2: bool, body: ReceivedBody) -> Result<Answer, Refused> {
+        let view = self.latest()?;
+        let (envelope, authenticated) = self.admit(effective, Kind::ReadState, body).await?;
+        let Request::ReadState(paths) = envelope.content.request else {
+            return Err(Refused::bad("request_type", "this endpoint takes \"read_state\""));
+        };
+        let hosted = match &effective {
+            Effective::Canister(id) => self.node.hosts(id),
+            Effective::Subnet(_) => true,
+        };
+        let many = paths.len() > INLINE_PATHS;
+        let service = self.clone();
+        let certify = move || {
+            let scope = Scope { effective: &effective, v2, own_subnet: &service.subnet_id, root_subnet: &service.root_subnet_id, hosted };
+            let paths = paths::permitted(paths, &scope, &authenticated, view.as_ref())?;
+            service.accounted(answer::certificate(&view.certificate(&paths)))
+        };
+        if many { self.on_thread(Work::Verify, certify).await? } else { certify() }
+    }
+}
+
+fn ingress(request_id: RequestId, expiry: u64, effective: Effective, call: MethodCall, authenticated: Authenticated) -> Ingress {
+    Ingress {
+        request_id,
+        sender: authenticated.sender,
+        canister_id: call.canister_id,
+        effective_canister_id: effective.id(),
+        method_name: call.method_name,
+        arg: call.arg,
+        ingress_expiry: state::Time(expiry),
+        sender_info: authenticated.sender_info,
+    }
+}

@@ -1,0 +1,386 @@
+//! The authentication envelope: a request's content, its recomputed id, and the claims of who signed it.
+//!
+//! Decoding checks form only: that fields exist, have their types and keep their bounds. Nothing here is trusted; whether the signatures hold is decided
+//! in [`crate::auth`]. The request id is always computed here from the content as sent, never taken from outside.
+//!
+//! Fields the specification does not name are hashed into the request id when they stand in the content, and ignored when they stand in the envelope
+//! around it, which no signature covers. In a delegation they are refused: a restriction that is not understood must not be dropped.
+
+use ic_principal::Principal;
+use limits::GatewayLimits;
+use state::RequestId;
+use thiserror::Error;
+
+use crate::{
+    cbor::{self, Bounds, CborError, Value},
+    hash::{self, Hash, NotHashable},
+};
+
+/// Levels of nesting; the deepest form of the interface has six.
+const DEPTH_MAX: usize = 16;
+/// Items of an envelope besides paths and delegations.
+const ITEMS_BASE: usize = 128;
+
+/// Bounds of one envelope, taken from the limits table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EnvelopeBounds {
+    /// Paths of one read_state.
+    pub paths: usize,
+    /// Labels of one path.
+    pub path_labels: usize,
+    /// Delegations.
+    pub delegations: usize,
+    /// Targets of one delegation.
+    pub delegation_targets: usize,
+    /// Bytes of the nonce.
+    pub nonce_bytes: usize,
+}
+
+impl EnvelopeBounds {
+    /// The bounds a limits table states.
+    pub fn new(limits: &GatewayLimits) -> Self {
+        let bound = |limit: u64| usize::try_from(limit).unwrap_or(usize::MAX);
+        Self {
+            paths: bound(limits.read_state_paths),
+            path_labels: bound(limits.read_state_path_labels),
+            delegations: bound(limits.delegations),
+            delegation_targets: bound(limits.delegation_targets),
+            nonce_bytes: bound(limits.nonce_bytes),
+        }
+    }
+
+    fn cbor(&self) -> Bounds {
+        let paths = self.paths.saturating_mul(self.path_labels.saturating_add(1));
+        let delegations = self.delegations.saturating_mul(self.delegation_targets.saturating_add(16));
+        Bounds { depth: DEPTH_MAX, items: paths.saturating_add(delegations).saturating_add(ITEMS_BASE) }
+    }
+}
+
+/// A decoded envelope.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Envelope {
+    /// What is asked.
+    pub content: Content,
+    /// Hash of the content as it was sent.
+    pub request_id: RequestId,
+    /// Claimed key of the sender, DER.
+    pub sender_pubkey: Option<Vec<u8>>,
+    /// Signature on the request id.
+    pub sender_sig: Option<Vec<u8>>,
+    /// Chain from `sender_pubkey` to the key that made `sender_sig`; `None` if the field was omitted.
+    pub sender_delegation: Option<Vec<SignedDelegation>>,
+}
+
+/// Fields all requests share, and what is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Content {
+    /// Claimed sender.
+    pub sender: Principal,
+    /// Nanoseconds since 1970-01-01 after which the request is void.
+    pub ingress_expiry: u64,
+    /// The kind of request with its own fields.
+    pub request: Request,
+}
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// `request_type: "call"`.
+    Call(MethodCall),
+    /// `request_type: "query"`.
+    Query(MethodCall),
+    /// `request_type: "read_state"`, with its paths.
+    ReadState(Vec<Vec<Vec<u8>>>),
+}
+
+impl Request {
+    /// The value of `request_type`.
+    pub fn request_type(&self) -> &'static str {
+        match self {
+            Self::Call(_) => "call",
+            Self::Query(_) => "query",
+            Self::ReadState(_) => "read_state",
+        }
+    }
+}
+
+/// Callee, method and argument of a call or query.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MethodCall {
+    /// Callee.
+    pub canister_id: Principal,
+    /// Method.
+    pub method_name: String,
+    /// Argument.
+    pub arg: Vec<u8>,
+    /// Sender information with the signature that vouches for it.
+    pub sender_info: Option<SignedSenderInfo>,
+}
+
+/// `sender_info` as sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignedSenderInfo {
+    /// For the callee.
+    pub info: Vec<u8>,
+    /// The canister that signed it.
+    pub signer: Principal,
+    /// A canister signature.
+    pub sig: Vec<u8>,
+}
+
+/// What a delegation allows besides its targets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Permissions {
+    /// Every kind of request.
+    All,
+    /// Queries and read_state only.
+    Queries,
+}
+
+/// One link of a delegation chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignedDelegation {
+    /// The key delegated to, DER.
+    pub pubkey: Vec<u8>,
+    /// Nanoseconds since 1970-01-01 after which the link is void.
+    pub expiration: u64,
+    /// Canisters it is restricted to.
+    pub targets: Option<Vec<Principal>>,
+    /// Requests it is restricted to.
+    pub permissions: Permissions,
+    /// Hash of the delegation map: what was signed.
+    pub hash: Hash,
+    /// By the key before it.
+    pub signature: Vec<u8>,
+}
+
+/// Why a body is no envelope.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum EnvelopeError {
+    /// No acceptable CBOR.
+    #[error(transparent)]
+    Cbor(#[from] CborError),
+    /// A field without a hash.
+    #[error(transparent)]
+    NotHashable(#[from] NotHashable),
+    /// Not a map at the top.
+    #[error("the body must be a CBOR map with `content` and, unless the sender is anonymous, `sender_pubkey` and `sender_sig`")]
+    NotAnEnvelope,
+    /// A field is missing.
+    #[error("`{field}` is missing; it is required and must be {expected}")]
+    Missing {
+        /// Which.
+        field: &'static str,
+        /// Its type.
+        expected: &'static str,
+    },
+    /// A field has another type.
+    #[error("`{field}` is {found}; it must be {expected}")]
+    WrongType {
+        /// Which.
+        field: &'static str,
+        /// What it is.
+        found: &'static str,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// No principal.
+    #[error("`{field}` has {length} bytes; a principal has at most 29")]
+    NotAPrincipal {
+        /// Which.
+        field: &'static str,
+        /// Its length.
+        length: usize,
+    },
+    /// Unknown kind of request.
+    #[error("`request_type` is \"{found}\"; it must be \"call\", \"query\" or \"read_state\"")]
+    UnknownRequestType {
+        /// What was sent, cut to 32 characters.
+        found: String,
+    },
+    /// A list or blob beyond its limit.
+    #[error("{what}: {found} exceeds the limit of {limit}")]
+    TooMany {
+        /// What is counted.
+        what: &'static str,
+        /// How much was sent.
+        found: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// `permissions` of a delegation has a value that is not defined.
+    #[error("a delegation's `permissions` is \"{found}\"; only \"queries\" and \"all\" are defined, so the delegation is invalid")]
+    UnknownPermissions {
+        /// What was sent, cut to 32 characters.
+        found: String,
+    },
+    /// A delegation with a field that is not defined.
+    #[error("a delegation has the field `{field}`, which is not defined; a restriction that is not understood cannot be honoured")]
+    UnknownDelegationField {
+        /// Which, cut to 32 characters.
+        field: String,
+    },
+}
+
+fn cut(text: &str) -> String {
+    text.chars().take(32).collect()
+}
+
+fn need<'v, 'a>(map: &'v Value<'a>, field: &'static str, expected: &'static str) -> Result<&'v Value<'a>, EnvelopeError> {
+    map.field(field).ok_or(EnvelopeError::Missing { field, expected })
+}
+
+fn typed<'v, 'a, T: 'v>(
+    value: &'v Value<'a>,
+    field: &'static str,
+    expected: &'static str,
+    get: impl FnOnce(&'v Value<'a>) -> Option<T>,
+) -> Result<T, EnvelopeError> {
+    get(value).ok_or(EnvelopeError::WrongType { field, found: value.kind(), expected })
+}
+
+const BLOB: &str = "a byte string";
+const TEXT: &str = "a text string";
+const NAT: &str = "a natural number of nanoseconds since 1970-01-01";
+const PRINCIPAL: &str = "a byte string of at most 29 bytes";
+
+fn blob(map: &Value<'_>, field: &'static str) -> Result<Vec<u8>, EnvelopeError> {
+    typed(need(map, field, BLOB)?, field, BLOB, Value::as_bytes).map(<[u8]>::to_vec)
+}
+
+fn optional_blob(map: &Value<'_>, field: &'static str) -> Result<Option<Vec<u8>>, EnvelopeError> {
+    map.field(field).map(|value| typed(value, field, BLOB, Value::as_bytes).map(<[u8]>::to_vec)).transpose()
+}
+
+fn nat(map: &Value<'_>, field: &'static str) -> Result<u64, EnvelopeError> {
+    typed(need(map, field, NAT)?, field, NAT, |value| match value {
+        Value::Nat(number) => Some(*number),
+        _ => None,
+    })
+}
+
+fn to_principal(value: &Value<'_>, field: &'static str) -> Result<Principal, EnvelopeError> {
+    let bytes = typed(value, field, PRINCIPAL, Value::as_bytes)?;
+    Principal::try_from_slice(bytes).map_err(|_| EnvelopeError::NotAPrincipal { field, length: bytes.len() })
+}
+
+fn principal(map: &Value<'_>, field: &'static str) -> Result<Principal, EnvelopeError> {
+    to_principal(need(map, field, PRINCIPAL)?, field)
+}
+
+fn at_most(what: &'static str, found: usize, limit: usize) -> Result<(), EnvelopeError> {
+    if found > limit { Err(EnvelopeError::TooMany { what, found, limit }) } else { Ok(()) }
+}
+
+impl Envelope {
+    /// Decodes a request body.
+    pub fn decode(body: &[u8], bounds: &EnvelopeBounds) -> Result<Self, EnvelopeError> {
+        let envelope = cbor::decode(body, bounds.cbor())?;
+        if !matches!(envelope, Value::Map(_)) {
+            return Err(EnvelopeError::NotAnEnvelope);
+        }
+        let content = need(&envelope, "content", "a map")?;
+        if !matches!(content, Value::Map(_)) {
+            return Err(EnvelopeError::WrongType { field: "content", found: content.kind(), expected: "a map" });
+        }
+        Ok(Self {
+            request_id: RequestId(hash::of_value(content)?),
+            content: Content::from_value(content, bounds)?,
+            sender_pubkey: optional_blob(&envelope, "sender_pubkey")?,
+            sender_sig: optional_blob(&envelope, "sender_sig")?,
+            sender_delegation: envelope.field("sender_delegation").map(|chain| delegations(chain, bounds)).transpose()?,
+        })
+    }
+
+    /// Whether any field claims a signature.
+    pub fn is_signed(&self) -> bool {
+        self.sender_pubkey.is_some() || self.sender_sig.is_some() || self.sender_delegation.is_some()
+    }
+}
+
+impl Content {
+    fn from_value(content: &Value<'_>, bounds: &EnvelopeBounds) -> Result<Self, EnvelopeError> {
+        let request_type = typed(need(content, "request_type", TEXT)?, "request_type", TEXT, Value::as_text)?;
+        let request = match request_type {
+            "call" => Request::Call(MethodCall::from_value(content)?),
+            "query" => Request::Query(MethodCall::from_value(content)?),
+            "read_state" => Request::ReadState(paths(content, bounds)?),
+            other => return Err(EnvelopeError::UnknownRequestType { found: cut(other) }),
+        };
+        if let Some(nonce) = content.field("nonce") {
+            at_most("bytes of `nonce`", typed(nonce, "nonce", BLOB, Value::as_bytes)?.len(), bounds.nonce_bytes)?;
+        }
+        Ok(Self { sender: principal(content, "sender")?, ingress_expiry: nat(content, "ingress_expiry")?, request })
+    }
+}
+
+impl MethodCall {
+    fn from_value(content: &Value<'_>) -> Result<Self, EnvelopeError> {
+        let method_name = typed(need(content, "method_name", TEXT)?, "method_name", TEXT, Value::as_text)?.to_owned();
+        let sender_info = match content.field("sender_info") {
+            None => None,
+            Some(info @ Value::Map(_)) => {
+                Some(SignedSenderInfo { info: blob(info, "info")?, signer: principal(info, "signer")?, sig: blob(info, "sig")? })
+            }
+            Some(other) => return Err(EnvelopeError::WrongType { field: "sender_info", found: other.kind(), expected: "a map" }),
+        };
+        Ok(Self { canister_id: principal(content, "canister_id")?, method_name, arg: blob(content, "arg")?, sender_info })
+    }
+}
+
+fn paths(content: &Value<'_>, bounds: &EnvelopeBounds) -> Result<Vec<Vec<Vec<u8>>>, EnvelopeError> {
+    const PATHS: &str = "an array of arrays of byte strings";
+    let paths = typed(need(content, "paths", PATHS)?, "paths", PATHS, Value::as_array)?;
+    at_most("paths of read_state", paths.len(), bounds.paths)?;
+    paths
+        .iter()
+        .map(|path| {
+            let labels = typed(path, "paths", PATHS, Value::as_array)?;
+            at_most("labels of one path of read_state", labels.len(), bounds.path_labels)?;
+            labels.iter().map(|label| typed(label, "paths", PATHS, Value::as_bytes).map(<[u8]>::to_vec)).collect()
+        })
+        .collect()
+}
+
+fn delegations(chain: &Value<'_>, bounds: &EnvelopeBounds) -> Result<Vec<SignedDelegation>, EnvelopeError> {
+    let chain = typed(chain, "sender_delegation", "an array of maps", Value::as_array)?;
+    at_most("delegations in `sender_delegation`", chain.len(), bounds.delegations)?;
+    chain.iter().map(|link| delegation(link, bounds)).collect()
+}
+
+fn delegation(link: &Value<'_>, bounds: &EnvelopeBounds) -> Result<SignedDelegation, EnvelopeError> {
+    let map = need(link, "delegation", "a map")?;
+    let Value::Map(fields) = map else {
+        return Err(EnvelopeError::WrongType { field: "delegation", found: map.kind(), expected: "a map" });
+    };
+    for (key, _) in fields {
+        let key = key.as_text().unwrap_or_default();
+        if !["pubkey", "expiration", "targets", "permissions"].contains(&key) {
+            return Err(EnvelopeError::UnknownDelegationField { field: cut(key) });
+        }
+    }
+    let targets = match map.field("targets") {
+        None => None,
+        Some(targets) => {
+            let targets = typed(targets, "targets", "an array of principals", Value::as_array)?;
+            at_most("targets of one delegation", targets.len(), bounds.delegation_targets)?;
+            Some(targets.iter().map(|target| to_principal(target, "targets")).collect::<Result<Vec<_>, _>>()?)
+        }
+    };
+    let permissions = match map.field("permissions") {
+        None => Permissions::All,
+        Some(value) => match typed(value, "permissions", TEXT, Value::as_text)? {
+            "all" => Permissions::All,
+            "queries" => Permissions::Queries,
+            other => return Err(EnvelopeError::UnknownPermissions { found: cut(other) }),
+        },
+    };
+    Ok(SignedDelegation {
+        pubkey: blob(map, "pubkey")?,
+        expiration: nat(map, "expiration")?,
+        targets,
+        permissions,
+        hash: hash::of_value(map)?,
+        signature: blob(link, "signature")?,
+    })
+}

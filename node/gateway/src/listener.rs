@@ -1,0 +1,217 @@
+//! The listener: accepts connections up to their limit, and brings the gateway to an orderly end.
+//!
+//! A connection takes one of `connections` places before it is served. When there is none it is told so in a 503 written without reading anything, by
+//! one of [`REFUSALS_MAX`] short-lived tasks; when those are busy too it is dropped. So accepting never waits and never spawns without a permit.
+//!
+//! On shutdown the listener closes first, then connections finish what is in flight, and after the grace what is left is dropped.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use budget::Pool;
+use ed25519_dalek::SigningKey;
+use ic_principal::Principal;
+use limits::GatewayLimits;
+use prometheus_client::registry::Registry;
+use thiserror::Error;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, watch},
+    task::JoinHandle,
+    time::timeout,
+};
+
+use crate::{
+    Node, Waiters,
+    auth::AuthConfig,
+    connection::{self, Stage},
+    metrics::Metrics,
+    service::{Doors, Parts, Service, permits},
+};
+
+/// Connections being told that there is no place, at once.
+const REFUSALS_MAX: usize = 32;
+/// Time for telling and for the peer to read it.
+const REFUSAL_TIME: Duration = Duration::from_secs(1);
+/// Accepting pauses this long when the process has no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What a gateway is made of.
+pub struct GatewayConfig {
+    /// Where to listen; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Limits of the interface.
+    pub limits: GatewayLimits,
+    /// How far ahead of the node's clock a request may expire (`consensus.ingress_expiry_seconds`).
+    pub ingress_expiry: Duration,
+    /// Clock drift allowed on top of it (`consensus.ingress_drift_seconds`).
+    pub ingress_drift: Duration,
+    /// Queries run at once, and calls inspected at once (`execution.query_threads`).
+    pub query_threads: u64,
+    /// Envelopes verified at once: the machine's cores, or fewer to leave room for others.
+    pub verify_threads: u64,
+    /// Pool of request bodies, capped at `bodies_bytes`.
+    pub bodies: Pool,
+    /// Pool of responses being written, capped at `responses_bytes`.
+    pub responses: Pool,
+    /// Signs query responses; its public key stands in the state tree.
+    pub node_key: SigningKey,
+    /// This node.
+    pub node_id: Principal,
+    /// This node's subnet.
+    pub subnet_id: Principal,
+    /// The root of trust, 133 bytes of DER.
+    pub root_key_der: Vec<u8>,
+    /// Shown by the status endpoint.
+    pub version: String,
+    /// How long [`GatewayHandle::shutdown`] waits for requests in flight.
+    pub shutdown_grace: Duration,
+}
+
+/// Why a gateway did not start.
+#[derive(Debug, Error)]
+pub enum GatewayError {
+    /// The address cannot be bound.
+    #[error("cannot listen on {listen}: {error}; choose another address or stop what uses it")]
+    Listen {
+        /// The address.
+        listen: SocketAddr,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// The root key is none.
+    #[error("the root key is no DER-encoded BLS12-381 public key: {0}")]
+    RootKey(nidkg::BlsError),
+}
+
+/// The gateway; see [`Gateway::start`].
+#[derive(Debug)]
+pub struct Gateway;
+
+/// A running gateway. Dropping it closes everything at once.
+#[derive(Debug)]
+pub struct GatewayHandle {
+    local_addr: SocketAddr,
+    stage: watch::Sender<Stage>,
+    listener: JoinHandle<()>,
+    connections: Arc<Semaphore>,
+    connections_max: u32,
+    grace: Duration,
+}
+
+impl Gateway {
+    /// Binds the address and serves until [`GatewayHandle::shutdown`]. Must be called within a tokio runtime; metrics are registered in `registry`, which is
+    /// encoded whole on `/metrics`.
+    pub async fn start(
+        config: GatewayConfig,
+        node: Arc<dyn Node>,
+        waiters: Waiters,
+        registry: Arc<Mutex<Registry>>,
+    ) -> Result<GatewayHandle, GatewayError> {
+        let listen = config.listen;
+        let root_key = nidkg::public_key_from_der(&config.root_key_der).map_err(GatewayError::RootKey)?;
+        let listener = TcpListener::bind(listen).await.map_err(|error| GatewayError::Listen { listen, error })?;
+        let local_addr = listener.local_addr().map_err(|error| GatewayError::Listen { listen, error })?;
+        let (stage, stages) = watch::channel(Stage::Serving);
+        let connections_max = u32::try_from(permits(config.limits.connections)).unwrap_or(u32::MAX);
+        let connections = Arc::new(Semaphore::new(connections_max as usize));
+        let doors = Doors::new(&config.limits, config.query_threads, config.verify_threads, config.bodies.clone(), config.responses.clone());
+        let gauges = doors.gauges(&config.limits, connections.clone(), waiters.clone());
+        let metrics = Metrics::new(&mut registry.lock().unwrap_or_else(PoisonError::into_inner), gauges);
+        let grace = config.shutdown_grace;
+        let parts = Parts {
+            node,
+            waiters,
+            metrics,
+            registry,
+            stage: stages.clone(),
+            auth: AuthConfig::new(root_key, config.ingress_expiry, config.ingress_drift),
+            doors,
+        };
+        let root_subnet_id = Principal::self_authenticating(&config.root_key_der);
+        let service = Arc::new(Service::new(config, root_subnet_id, parts));
+        let listener = tokio::spawn(accept(listener, service, connections.clone(), stages));
+        tracing::info!(%local_addr, "the public interface is open");
+        Ok(GatewayHandle { local_addr, stage, listener, connections, connections_max, grace })
+    }
+}
+
+impl GatewayHandle {
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Stops accepting, lets requests in flight finish within the grace, then closes what is left. Returns whether all had finished.
+    pub async fn shutdown(mut self) -> bool {
+        self.stage.send_replace(Stage::Draining);
+        // The listener ends at the stage's change; an error would mean that it ended already.
+        let _ = (&mut self.listener).await;
+        let all = self.connections.acquire_many(self.connections_max);
+        let finished = timeout(self.grace, all).await.is_ok();
+        self.stage.send_replace(Stage::Closed);
+        finished
+    }
+}
+
+impl Drop for GatewayHandle {
+    fn drop(&mut self) {
+        self.stage.send_replace(Stage::Closed);
+        self.listener.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, service: Arc<Service>, connections: Arc<Semaphore>, mut stages: watch::Receiver<Stage>) {
+    let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stages.wait_for(|stage| *stage > Stage::Serving) => return,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Either the peer was gone before it was accepted, or descriptors or memory ran out, which a pause lets recover.
+                service.metrics.refused("accept_error");
+                tracing::debug!(%error, "a connection could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        // Answers are written whole; waiting for more to send with them only delays them. A failure costs nothing but that delay.
+        let _ = stream.set_nodelay(true);
+        if let Ok(permit) = connections.clone().try_acquire_owned() {
+            let (service, stage) = (service.clone(), stages.clone());
+            tokio::spawn(async move {
+                let _permit = permit;
+                connection::serve(stream, service, stage).await;
+            });
+            continue;
+        }
+        service.metrics.refused("connections");
+        if let Ok(permit) = refusals.clone().try_acquire_owned() {
+            let limit = service.limits.connections;
+            tokio::spawn(async move {
+                let _permit = permit;
+                // The peer may leave before it is told.
+                let _ = timeout(REFUSAL_TIME, refuse(stream, limit)).await;
+            });
+        }
+    }
+}
+
+/// Says that there is no place, and lets the peer read it: closing with unread bytes would reset the connection under the answer.
+async fn refuse(mut stream: TcpStream, limit: u64) -> io::Result<()> {
+    let message = format!("the node has as many connections as its limit connections = {limit} allows; retry in a second");
+    let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after: 1\r\nconnection: close\r\naccess-control-allow-origin: *\r\n";
+    stream.write_all(format!("{head}content-length: {}\r\n\r\n{message}", message.len()).as_bytes()).await?;
+    stream.shutdown().await?;
+    let mut ignored = [0; 1024];
+    while stream.read(&mut ignored).await? > 0 {}
+    Ok(())
+}

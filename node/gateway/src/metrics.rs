@@ -1,0 +1,105 @@
+//! What the gateway counts: requests by route and status, latencies by route, refusals by reason, and how full its pools are.
+//!
+//! Label sets are closed: routes and reasons are constants of this crate and statuses are those it answers with, so no client can make a series.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use budget::Pool;
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
+    metrics::{counter::Counter, family::Family, gauge::ConstGauge, histogram::Histogram},
+    registry::Registry,
+};
+use tokio::sync::Semaphore;
+
+use crate::waiters::Waiters;
+
+/// Upper bounds of the latency buckets, in seconds: queries are milliseconds, synchronous calls wait for a round or more.
+const LATENCY_SECONDS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RequestLabels {
+    route: &'static str,
+    status: u16,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RouteLabels {
+    route: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
+}
+
+type Latencies = Family<RouteLabels, Histogram, fn() -> Histogram>;
+
+/// The counters. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Metrics {
+    requests: Family<RequestLabels, Counter>,
+    latency: Latencies,
+    refusals: Family<ReasonLabels, Counter>,
+}
+
+/// Pools that are read when somebody scrapes.
+pub(crate) struct Pools {
+    /// Name, permits, limit.
+    pub(crate) permits: Vec<(&'static str, Arc<Semaphore>, usize)>,
+    /// Byte pools.
+    pub(crate) bytes: Vec<(&'static str, Pool)>,
+    /// Waiting synchronous calls.
+    pub(crate) waiters: Waiters,
+}
+
+impl fmt::Debug for Pools {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Pools")
+    }
+}
+
+impl Metrics {
+    /// Registers everything under the prefix `gateway_`.
+    pub(crate) fn new(registry: &mut Registry, pools: Pools) -> Self {
+        let new_histogram: fn() -> Histogram = || Histogram::new(LATENCY_SECONDS);
+        let metrics = Self { requests: Family::default(), latency: Family::new_with_constructor(new_histogram), refusals: Family::default() };
+        let registry = registry.sub_registry_with_prefix("gateway");
+        registry.register("requests", "Requests answered, by route and status", metrics.requests.clone());
+        registry.register("request_seconds", "Time from a request's headers to its answer, by route", metrics.latency.clone());
+        registry.register("refusals", "Requests and connections refused, by reason", metrics.refusals.clone());
+        registry.register_collector(Box::new(pools));
+        metrics
+    }
+
+    /// Counts an answered request.
+    pub(crate) fn answered(&self, route: &'static str, status: u16, took: Duration) {
+        self.requests.get_or_create(&RequestLabels { route, status }).inc();
+        self.latency.get_or_create(&RouteLabels { route }).observe(took.as_secs_f64());
+    }
+
+    /// Counts a refusal.
+    pub(crate) fn refused(&self, reason: &'static str) {
+        self.refusals.get_or_create(&ReasonLabels { reason }).inc();
+    }
+}
+
+impl Collector for Pools {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let mut gauge = |name: &str, help: &str, value: u64| {
+            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+            gauge.encode(encoder.encode_descriptor(name, help, None, prometheus_client::metrics::MetricType::Gauge)?)
+        };
+        for (name, permits, limit) in &self.permits {
+            gauge(&format!("{name}_used"), "Places taken now", limit.saturating_sub(permits.available_permits()) as u64)?;
+            gauge(&format!("{name}_limit"), "Places there are", *limit as u64)?;
+        }
+        for (name, pool) in &self.bytes {
+            gauge(&format!("{name}_used_bytes"), "Bytes taken now", pool.used_bytes())?;
+            gauge(&format!("{name}_limit_bytes"), "Bytes there are", pool.cap_bytes())?;
+        }
+        gauge("sync_calls_waiting_used", "Places taken now", self.waiters.len() as u64)?;
+        gauge("sync_calls_waiting_limit", "Places there are", self.waiters.limit() as u64)
+    }
+}

@@ -1,0 +1,359 @@
+//! The service behind every connection: admits a request, reads its body, and hands it to its endpoint.
+//!
+//! A request passes these doors, each with its own answer: a place among the requests in flight (503), for queries a place among the queries (429), the
+//! content type (415), the announced and the real length of the body (413), room in the pool of bodies (503), and the read timeout (408). Health,
+//! metrics and status stand outside the first door, so that an operator sees an overloaded node.
+//!
+//! Work that takes a thread (signatures, inspection, queries, scrapes) runs on the runtime's blocking threads, each kind behind a semaphore whose
+//! permit travels with the work. So blocking threads are bounded even when clients leave while their work runs.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use budget::{Pool, Reservation};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Body as _, Incoming},
+    header,
+};
+use ic_principal::Principal;
+use limits::GatewayLimits;
+use prometheus_client::registry::Registry;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
+
+use crate::{
+    answer::{self, Answer, Body, NodeSigner, Refused},
+    api::{CertifiedView, Node},
+    auth::AuthConfig,
+    connection::Stage,
+    envelope::EnvelopeBounds,
+    metrics::{Metrics, Pools},
+    routes::{self, Route},
+    waiters::Waiters,
+};
+
+/// Scrapes encoded at once; they hold the registry's lock anyway.
+const SCRAPES_MAX: usize = 2;
+
+/// Everything endpoints need. One per gateway.
+pub(crate) struct Service {
+    // Interfaces.
+    pub(crate) node: Arc<dyn Node>,
+    pub(crate) waiters: Waiters,
+    pub(crate) signer: NodeSigner,
+    pub(crate) metrics: Metrics,
+    registry: Arc<Mutex<Registry>>,
+    stage: watch::Receiver<Stage>,
+    // Configuration.
+    pub(crate) limits: GatewayLimits,
+    pub(crate) auth: AuthConfig,
+    pub(crate) bounds: EnvelopeBounds,
+    pub(crate) subnet_id: Principal,
+    pub(crate) root_subnet_id: Principal,
+    pub(crate) root_key_der: Vec<u8>,
+    pub(crate) version: String,
+    // Doors.
+    doors: Doors,
+}
+
+/// The permits and pools requests pass.
+pub(crate) struct Doors {
+    pub(crate) requests: Arc<Semaphore>,
+    pub(crate) queries: Arc<Semaphore>,
+    pub(crate) query_threads: Arc<Semaphore>,
+    pub(crate) inspect_threads: Arc<Semaphore>,
+    pub(crate) verify_threads: Arc<Semaphore>,
+    pub(crate) scrapes: Arc<Semaphore>,
+    pub(crate) bodies: Pool,
+    pub(crate) responses: Pool,
+}
+
+/// A kind of work that takes a thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Work {
+    /// Decoding and authenticating.
+    Verify,
+    /// Inspecting a call.
+    Inspect,
+    /// Running a query.
+    Query,
+    /// Encoding metrics.
+    Scrape,
+}
+
+impl Doors {
+    pub(crate) fn new(limits: &GatewayLimits, query_threads: u64, verify_threads: u64, bodies: Pool, responses: Pool) -> Self {
+        let semaphore = |places: u64| Arc::new(Semaphore::new(permits(places)));
+        Self {
+            requests: semaphore(limits.requests_in_flight),
+            queries: semaphore(limits.queries_in_flight),
+            query_threads: semaphore(query_threads.max(1)),
+            inspect_threads: semaphore(query_threads.max(1)),
+            verify_threads: semaphore(verify_threads.max(1)),
+            scrapes: Arc::new(Semaphore::new(SCRAPES_MAX)),
+            bodies,
+            responses,
+        }
+    }
+
+    pub(crate) fn gauges(&self, limits: &GatewayLimits, connections: Arc<Semaphore>, waiters: Waiters) -> Pools {
+        Pools {
+            permits: vec![
+                ("connections", connections, permits(limits.connections)),
+                ("requests_in_flight", self.requests.clone(), permits(limits.requests_in_flight)),
+                ("queries_in_flight", self.queries.clone(), permits(limits.queries_in_flight)),
+            ],
+            bytes: vec![("bodies", self.bodies.clone()), ("responses", self.responses.clone())],
+            waiters,
+        }
+    }
+}
+
+/// A limit as a number of permits.
+pub(crate) fn permits(limit: u64) -> usize {
+    usize::try_from(limit).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS)
+}
+
+/// A response body that holds its share of the pool until hyper has written it.
+struct Accounted {
+    bytes: Vec<u8>,
+    _reservation: Reservation,
+}
+
+impl AsRef<[u8]> for Accounted {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// A request body and its share of the pool.
+pub(crate) struct ReceivedBody {
+    pub(crate) bytes: Bytes,
+    _reservation: Reservation,
+}
+
+impl Service {
+    pub(crate) fn new(config: crate::GatewayConfig, root_subnet_id: Principal, parts: Parts) -> Self {
+        Self {
+            node: parts.node,
+            waiters: parts.waiters,
+            signer: NodeSigner::new(config.node_key, config.node_id),
+            metrics: parts.metrics,
+            registry: parts.registry,
+            stage: parts.stage,
+            auth: parts.auth,
+            bounds: EnvelopeBounds::new(&config.limits),
+            limits: config.limits,
+            subnet_id: config.subnet_id,
+            root_subnet_id,
+            root_key_der: config.root_key_der,
+            version: config.version,
+            doors: parts.doors,
+        }
+    }
+
+    pub(crate) fn read_timeout(&self) -> Duration {
+        Duration::from_millis(self.limits.read_timeout_millis)
+    }
+
+    /// Completes when the gateway stops serving.
+    pub(crate) async fn draining(&self) {
+        // An error means that the gateway is gone.
+        let _ = self.stage.clone().wait_for(|stage| *stage > Stage::Serving).await;
+    }
+
+    /// Answers one request.
+    pub(crate) async fn serve(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+        let started = Instant::now();
+        if request.method() == Method::OPTIONS {
+            self.metrics.answered("preflight", 204, started.elapsed());
+            return answer::with_common_headers(answer::preflight());
+        }
+        let (label, found) = routes::find(request.method(), request.uri().path());
+        let outcome = match found {
+            Ok(route) => self.dispatch(route, request).await,
+            Err(refused) => Err(refused),
+        };
+        let response: Response<Body> = match outcome {
+            Ok(answer) => answer.into(),
+            Err(refused) => {
+                self.metrics.refused(refused.reason);
+                refused.into()
+            }
+        };
+        self.metrics.answered(label, response.status().as_u16(), started.elapsed());
+        answer::with_common_headers(response)
+    }
+
+    async fn dispatch(self: &Arc<Self>, route: Route, request: Request<Incoming>) -> Result<Answer, Refused> {
+        match route {
+            Route::Status => return Ok(self.status()),
+            Route::Health => return Ok(self.health()),
+            Route::Metrics => return self.scrape().await,
+            Route::CallAsync(_) | Route::CallSync(_) | Route::Query(_) | Route::ReadState { .. } => {}
+        }
+        let _place = self.enter(&self.doors.requests, "requests_in_flight", StatusCode::SERVICE_UNAVAILABLE, self.limits.requests_in_flight)?;
+        let _query = match route {
+            Route::Query(_) => Some(self.enter(&self.doors.queries, "queries_in_flight", StatusCode::TOO_MANY_REQUESTS, self.limits.queries_in_flight)?),
+            _ => None,
+        };
+        check_content_type(&request)?;
+        let body = self.read_body(request.into_body()).await?;
+        match route {
+            Route::CallAsync(effective) => self.call(effective, false, body).await,
+            Route::CallSync(effective) => self.call(effective, true, body).await,
+            Route::Query(effective) => self.query(effective, body).await,
+            Route::ReadState { effective, v2 } => self.read_state(effective, v2, body).await,
+            Route::Status | Route::Health | Route::Metrics => Ok(self.status()),
+        }
+    }
+
+    fn enter(&self, door: &Arc<Semaphore>, limit: &'static str, status: StatusCode, value: u64) -> Result<OwnedSemaphorePermit, Refused> {
+        door.clone().try_acquire_owned().map_err(|error| match error {
+            TryAcquireError::NoPermits => {
+                Refused::busy(status, limit, format!("the node is serving as many requests as its limit {limit} = {value} allows; retry in a second"), 1)
+            }
+            TryAcquireError::Closed => stopping(),
+        })
+    }
+
+    /// Reads the body within its limit, the pool's and the read timeout.
+    async fn read_body(&self, mut body: Incoming) -> Result<ReceivedBody, Refused> {
+        let limit = self.limits.body_bytes;
+        let too_large = |bytes: u64| {
+            let message = format!("the body has {bytes} bytes or more; the limit body_bytes is {limit}");
+            Refused::new(StatusCode::PAYLOAD_TOO_LARGE, "body_bytes", message)
+        };
+        let announced = body.size_hint().lower();
+        if announced > limit {
+            return Err(too_large(announced));
+        }
+        let pool_full = |full: budget::PoolFull| Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "bodies_bytes", format!("{full}; retry in a second"), 1);
+        let mut reservation = self.doors.bodies.try_reserve(0).map_err(pool_full)?;
+        let reading = async {
+            let mut first = Bytes::new();
+            let mut joined = BytesMut::new();
+            while let Some(frame) = body.frame().await {
+                let frame = frame.map_err(|error| Refused::bad("body", format!("the body could not be read to its end: {error}")))?;
+                let Ok(data) = frame.into_data() else { continue };
+                let total = (first.len() + joined.len() + data.len()) as u64;
+                if total > limit {
+                    return Err(too_large(total));
+                }
+                reservation.try_grow(data.len() as u64).map_err(pool_full)?;
+                // Most bodies come in one piece, which is taken as it is.
+                if first.is_empty() && joined.is_empty() {
+                    first = data;
+                } else {
+                    if joined.is_empty() {
+                        joined.reserve((announced.max(2 * total)).min(limit) as usize);
+                        joined.extend_from_slice(&std::mem::take(&mut first));
+                    }
+                    joined.extend_from_slice(&data);
+                }
+            }
+            Ok(if joined.is_empty() { first } else { joined.freeze() })
+        };
+        let millis = self.limits.read_timeout_millis;
+        let bytes = match tokio::time::timeout(Duration::from_millis(millis), reading).await {
+            Ok(read) => read?,
+            Err(_) => {
+                let message = format!("the body did not arrive within the limit read_timeout_millis = {millis}");
+                return Err(Refused::new(StatusCode::REQUEST_TIMEOUT, "read_timeout", message));
+            }
+        };
+        Ok(ReceivedBody { bytes, _reservation: reservation })
+    }
+
+    /// Runs `work` on a blocking thread once there is a place for its kind.
+    pub(crate) async fn on_thread<T: Send + 'static>(&self, kind: Work, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Refused> {
+        let door = match kind {
+            Work::Verify => &self.doors.verify_threads,
+            Work::Inspect => &self.doors.inspect_threads,
+            Work::Query => &self.doors.query_threads,
+            Work::Scrape => &self.doors.scrapes,
+        };
+        let permit = door.clone().acquire_owned().await.map_err(|_| stopping())?;
+        let done = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            work()
+        });
+        done.await.map_err(|error| {
+            tracing::error!(?kind, %error, "work for a request did not finish");
+            Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the node failed while serving this request; its log says more")
+        })
+    }
+
+    /// A CBOR answer that is charged to the pool of responses until it is written.
+    pub(crate) fn accounted(&self, bytes: Vec<u8>) -> Result<Answer, Refused> {
+        let reserved = self.doors.responses.try_reserve(bytes.capacity() as u64);
+        let _reservation = reserved.map_err(|full| Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "responses_bytes", format!("{full}; retry in a second"), 1))?;
+        Ok(Answer::cbor(Bytes::from_owner(Accounted { bytes, _reservation })))
+    }
+
+    /// The newest certified state, or why there is none.
+    pub(crate) fn latest(&self) -> Result<Arc<dyn CertifiedView>, Refused> {
+        self.node.latest().ok_or_else(|| {
+            let message = format!("the node has no certified state yet (it is {}); retry in a second", self.node.health().status);
+            Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "no_certified_state", message, 1)
+        })
+    }
+
+    fn status(&self) -> Answer {
+        let health = self.node.health();
+        Answer::cbor(answer::status(&self.root_key_der, &self.version, &health.status, health.certified_height))
+    }
+
+    fn health(&self) -> Answer {
+        let health = self.node.health();
+        let body = serde_json::json!({
+            "healthy": health.healthy,
+            "status": health.status,
+            "certified_height": health.certified_height.0,
+            "version": self.version,
+        });
+        let status = if health.healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        Answer { status, content_type: "application/json", body: body.to_string().into() }
+    }
+
+    async fn scrape(&self) -> Result<Answer, Refused> {
+        let registry = self.registry.clone();
+        let text = self.on_thread(Work::Scrape, move || {
+            let mut text = String::new();
+            let registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
+            prometheus_client::encoding::text::encode(&mut text, &registry).map(|()| text)
+        });
+        let text = text.await?.map_err(|_| Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the metrics could not be encoded"))?;
+        Ok(Answer { status: StatusCode::OK, content_type: "application/openmetrics-text; version=1.0.0; charset=utf-8", body: text.into() })
+    }
+}
+
+/// What is made before the service.
+pub(crate) struct Parts {
+    pub(crate) node: Arc<dyn Node>,
+    pub(crate) waiters: Waiters,
+    pub(crate) metrics: Metrics,
+    pub(crate) registry: Arc<Mutex<Registry>>,
+    pub(crate) stage: watch::Receiver<Stage>,
+    pub(crate) auth: AuthConfig,
+    pub(crate) doors: Doors,
+}
+
+fn stopping() -> Refused {
+    Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the node is stopping", 5)
+}
+
+fn check_content_type(request: &Request<Incoming>) -> Result<(), Refused> {
+    let found = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let essence = found.split(';').next().unwrap_or_default().trim();
+    if essence.eq_ignore_ascii_case("application/cbor") {
+        return Ok(());
+    }
+    let found: String = found.chars().take(64).collect();
+    let message = format!("the content type is \"{found}\"; this endpoint takes application/cbor");
+    Err(Refused::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message))
+}

@@ -1,0 +1,157 @@
+//! Synchronous calls that wait for their certificate.
+//!
+//! A call registers its request id before it looks at the certified state, so that an answer certified between looking and waiting is never missed. The
+//! node calls [`Waiters::certified`] after it published a height, with the requests that height finished. Waiting is bounded by a count; a call that finds
+//! no room is answered as an asynchronous one. Whoever stops waiting (timeout, client gone) leaves the map by being dropped.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use state::RequestId;
+use tokio::sync::oneshot;
+
+/// All waiting calls. Cheap to clone; clones share the same map.
+#[derive(Clone, Debug)]
+pub struct Waiters(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    limit: usize,
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    next: u64,
+    count: usize,
+    /// Several clients may wait for the same request.
+    by_request: HashMap<RequestId, Vec<(u64, oneshot::Sender<()>)>>,
+}
+
+/// One waiting call; leaves the map when dropped.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    waiters: Waiters,
+    id: RequestId,
+    number: u64,
+    certified: oneshot::Receiver<()>,
+}
+
+impl Waiters {
+    /// Room for `limit` waiting calls.
+    pub fn new(limit: u64) -> Self {
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        Self(Arc::new(Shared { limit, waiting: Mutex::default() }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the calls in `finished` that their answers are in the newest published state. Call it after publishing.
+    pub fn certified(&self, finished: &[RequestId]) {
+        let mut waiting = self.lock();
+        for id in finished {
+            let told = waiting.by_request.remove(id).unwrap_or_default();
+            waiting.count -= told.len();
+            for (_, waiter) in told {
+                // The client may have gone in this moment.
+                let _ = waiter.send(());
+            }
+        }
+    }
+
+    /// Calls waiting now.
+    pub fn len(&self) -> usize {
+        self.lock().count
+    }
+
+    /// Whether no call waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many may wait.
+    pub fn limit(&self) -> usize {
+        self.0.limit
+    }
+
+    /// Joins the waiting calls; `None` when there is no room.
+    pub(crate) fn register(&self, id: RequestId) -> Option<Waiter> {
+        let mut waiting = self.lock();
+        if waiting.count >= self.0.limit {
+            return None;
+        }
+        let (sender, certified) = oneshot::channel();
+        let number = waiting.next;
+        waiting.next += 1;
+        waiting.count += 1;
+        waiting.by_request.entry(id).or_default().push((number, sender));
+        Some(Waiter { waiters: self.clone(), id, number, certified })
+    }
+}
+
+impl Waiter {
+    /// Completes when the request was certified.
+    pub(crate) async fn certified(&mut self) {
+        // The sender is dropped only by sending or with this waiter.
+        let _ = (&mut self.certified).await;
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        let mut waiting = self.waiters.lock();
+        let Some(same) = waiting.by_request.get_mut(&self.id) else { return };
+        let before = same.len();
+        same.retain(|(number, _)| *number != self.number);
+        let (left, gone) = (same.len(), before - same.len());
+        if left == 0 {
+            waiting.by_request.remove(&self.id);
+        }
+        waiting.count -= gone;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    const ID: RequestId = RequestId([1; 32]);
+    const OTHER: RequestId = RequestId([2; 32]);
+
+    #[tokio::test]
+    async fn all_who_wait_for_a_request_are_told_once() {
+        let waiters = Waiters::new(3);
+        let mut first = waiters.register(ID).unwrap();
+        let mut second = waiters.register(ID).unwrap();
+        let other = waiters.register(OTHER).unwrap();
+        assert!(waiters.register(OTHER).is_none());
+        waiters.certified(&[ID, RequestId([3; 32])]);
+        first.certified().await;
+        second.certified().await;
+        assert_eq!(waiters.len(), 1);
+        drop((first, second));
+        assert_eq!(waiters.len(), 1);
+        drop(other);
+        assert!(waiters.is_empty());
+        assert!(waiters.lock().by_request.is_empty());
+    }
+
+    #[tokio::test]
+    async fn leaving_makes_room() {
+        let waiters = Waiters::new(2);
+        let first = waiters.register(ID).unwrap();
+        let mut second = waiters.register(ID).unwrap();
+        drop(first);
+        let third = waiters.register(ID).unwrap();
+        assert!(waiters.register(ID).is_none());
+        waiters.certified(&[ID]);
+        second.certified().await;
+        drop(third);
+        assert!(waiters.is_empty());
+    }
+}

@@ -1,0 +1,332 @@
+//! Shares, signatures and their combination.
+//!
+//! Share `i` is the value at `i + 1` of a polynomial of degree `t - 1` whose value at 0 is the key. Signing is linear in the secret, so the signature of
+//! the key is the Lagrange interpolation at 0 of `t` share signatures.
+
+use std::{collections::BTreeMap, fmt};
+
+use blst::{BLST_ERROR, min_sig};
+use rand::{CryptoRng, RngCore};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use zeroize::Zeroize;
+
+use crate::curve::{Fr, G1};
+
+/// The IC's ciphersuite.
+const DST: &[u8] = b"BLS_SIG_BLS12381G1_XMD:SHA-256_SSWU_RO_NUL_";
+
+/// Committees larger than this are refused before any work: bounds every loop here.
+const NODES_MAX: u32 = 1_000;
+
+/// A node's place in the committee, from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct NodeIndex(pub u32);
+
+/// Why a key, share or signature was refused.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum BlsError {
+    /// The bytes are no point of the prime-order group.
+    #[error("{what} is not the encoding of a point in the prime-order subgroup")]
+    NotAPoint {
+        /// Public key, signature ...
+        what: &'static str,
+    },
+    /// Not the DER form.
+    #[error(
+        "a subnet public key is 133 bytes of DER with the BLS12-381 algorithm identifier; these {length} bytes are not"
+    )]
+    NotDer {
+        /// Length of what was given.
+        length: usize,
+    },
+    /// Scalar out of range.
+    #[error("a secret share must be below the group order")]
+    NotAScalar,
+    /// Threshold and committee do not fit.
+    #[error(
+        "threshold {threshold} does not fit a committee of {nodes} (1 <= threshold <= nodes <= {NODES_MAX})"
+    )]
+    BadThreshold {
+        /// Asked threshold.
+        threshold: u32,
+        /// Asked committee size.
+        nodes: u32,
+    },
+    /// Index outside the committee.
+    #[error("node {0:?} is not in the committee")]
+    UnknownNode(NodeIndex),
+    /// The share does not verify.
+    #[error("the signature share of node {0:?} does not verify")]
+    BadShare(NodeIndex),
+    /// Not enough shares.
+    #[error("{have} distinct shares of the {need} needed")]
+    TooFewShares {
+        /// Distinct shares given.
+        have: usize,
+        /// Threshold.
+        need: u32,
+    },
+}
+
+/// A public key of G2: the subnet's, or that of one share.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PublicKey(#[serde(with = "serde_bytes")] [u8; 96]);
+
+/// A signature on the subnet's behalf: 48 bytes, compressed G1.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Signature(#[serde(with = "serde_bytes")] pub [u8; 48]);
+
+/// One node's contribution to a [`Signature`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SignatureShare(#[serde(with = "serde_bytes")] pub [u8; 48]);
+
+/// One node's share of the key. Wiped when dropped, never printed.
+pub struct SecretShare {
+    /// Whose.
+    pub index: NodeIndex,
+    key: min_sig::SecretKey,
+}
+
+/// What everybody knows of a dealt key: the public key, the threshold, and the public key of each share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Committee {
+    /// The subnet's public key.
+    pub public_key: PublicKey,
+    /// Shares needed.
+    pub threshold: u32,
+    /// Public key of share `i` at `i`.
+    pub shares: Vec<PublicKey>,
+}
+
+impl fmt::Debug for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for SignatureShare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for SecretShare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SecretShare").field("index", &self.index).finish_non_exhaustive()
+    }
+}
+
+impl PublicKey {
+    /// Checks that the bytes are a point of the prime-order subgroup, and not the identity.
+    pub fn from_bytes(bytes: &[u8; 96]) -> Result<Self, BlsError> {
+        min_sig::PublicKey::key_validate(bytes)
+            .map(|_| Self(*bytes))
+            .map_err(|_| BlsError::NotAPoint { what: "the public key" })
+    }
+
+    /// 96 bytes, compressed.
+    pub fn as_bytes(&self) -> &[u8; 96] {
+        &self.0
+    }
+}
+
+impl SecretShare {
+    /// The 32 bytes to be stored by the owner, big-endian. The caller wipes them.
+    pub fn to_bytes(&self) -> [u8; 32] {
+        self.key.to_bytes()
+    }
+
+    /// Reads back what [`Self::to_bytes`] gave.
+    pub fn from_bytes(index: NodeIndex, bytes: &[u8; 32]) -> Result<Self, BlsError> {
+        let key = min_sig::SecretKey::from_bytes(bytes).map_err(|_| BlsError::NotAScalar)?;
+        Ok(Self { index, key })
+    }
+
+    /// Public key of this share.
+    pub fn public_key(&self) -> PublicKey {
+        PublicKey(self.key.sk_to_pk().compress())
+    }
+
+    /// Signs `message`.
+    pub fn sign(&self, message: &[u8]) -> SignatureShare {
+        SignatureShare(self.key.sign(message, DST, &[]).compress())
+    }
+}
+
+/// Deals a fresh key to a committee of `nodes` with the given threshold. Whoever runs this knows the key for as long as it runs: a node may deal for itself
+/// alone, never for others.
+pub fn deal(
+    nodes: u32,
+    threshold: u32,
+    rng: &mut (impl RngCore + CryptoRng),
+) -> Result<(Committee, Vec<SecretShare>), BlsError> {
+    if threshold == 0 || threshold > nodes || nodes > NODES_MAX {
+        return Err(BlsError::BadThreshold { threshold, nodes });
+    }
+    let coefficients: Vec<Fr> = (0..threshold)
+        .map(|_| {
+            let mut bytes = [0; 48];
+            rng.fill_bytes(&mut bytes);
+            let coefficient = Fr::from_wide_bytes(&bytes);
+            bytes.zeroize();
+            coefficient
+        })
+        .collect();
+    let at = |x: u64| {
+        let x = Fr::from_u64(x);
+        coefficients.iter().rev().fold(Fr::from_u64(0), |sum, coefficient| sum.mul(&x).add(coefficient))
+    };
+    let secret = |index: u32, value: &Fr| {
+        let mut bytes = value.to_be_bytes();
+        let share = SecretShare::from_bytes(NodeIndex(index), &bytes);
+        bytes.zeroize();
+        share
+    };
+    let public_key = secret(0, &at(0))?.public_key();
+    let shares =
+        (0..nodes).map(|index| secret(index, &at(u64::from(index) + 1))).collect::<Result<Vec<_>, _>>()?;
+    let committee =
+        Committee { public_key, threshold, shares: shares.iter().map(SecretShare::public_key).collect() };
+    Ok((committee, shares))
+}
+
+/// Whether `signature` is the subnet's on `message`. Never panics, whatever the bytes.
+pub fn verify(key: &PublicKey, message: &[u8], signature: &[u8; 48]) -> bool {
+    let Ok(key) = min_sig::PublicKey::from_bytes(&key.0) else {
+        return false;
+    };
+    let Ok(signature) = min_sig::Signature::sig_validate(signature, true) else {
+        return false;
+    };
+    signature.verify(false, message, DST, &[], &key, true) == BLST_ERROR::BLST_SUCCESS
+}
+
+impl Committee {
+    /// Whether `share` is node `index`'s on `message`.
+    pub fn verify_share(
+        &self,
+        index: NodeIndex,
+        message: &[u8],
+        share: &SignatureShare,
+    ) -> Result<(), BlsError> {
+        let key = self.shares.get(index.0 as usize).ok_or(BlsError::UnknownNode(index))?;
+        verify(key, message, &share.0).then_some(()).ok_or(BlsError::BadShare(index))
+    }
+}
+
+/// Combines `threshold` shares, verified before by [`Committee::verify_share`], into the subnet's signature. Which shares are used does not change the result.
+pub fn combine(
+    committee: &Committee,
+    shares: &BTreeMap<NodeIndex, SignatureShare>,
+) -> Result<Signature, BlsError> {
+    if shares.len() < committee.threshold as usize {
+        return Err(BlsError::TooFewShares { have: shares.len(), need: committee.threshold });
+    }
+    let used: Vec<_> = shares.iter().take(committee.threshold as usize).collect();
+    let mut sum = G1::identity();
+    for (index, share) in &used {
+        if index.0 as usize >= committee.shares.len() {
+            return Err(BlsError::UnknownNode(**index));
+        }
+        let point =
+            G1::from_compressed(&share.0).ok_or(BlsError::NotAPoint { what: "the signature share" })?;
+        let x = Fr::from_u64(u64::from(index.0) + 1);
+        let mut numerator = Fr::from_u64(1);
+        let mut denominator = Fr::from_u64(1);
+        for (other, _) in used.iter().filter(|(other, _)| other != index) {
+            let other = Fr::from_u64(u64::from(other.0) + 1);
+            numerator = numerator.mul(&other);
+            denominator = denominator.mul(&other.sub(&x));
+        }
+        sum = sum.add(&point.mul(&numerator.mul(&denominator.inverse_of_public())));
+    }
+    Ok(Signature(sum.to_compressed()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use rand::{SeedableRng, rngs::StdRng};
+
+    use super::*;
+
+    fn sign_all(shares: &[SecretShare], message: &[u8]) -> BTreeMap<NodeIndex, SignatureShare> {
+        shares.iter().map(|share| (share.index, share.sign(message))).collect()
+    }
+
+    #[test]
+    fn one_node_signs_alone_by_the_same_path() {
+        let (committee, shares) = deal(1, 1, &mut StdRng::seed_from_u64(1)).unwrap();
+        let message = crate::state_root_message(&[7; 32]);
+        let share = shares[0].sign(&message);
+        committee.verify_share(NodeIndex(0), &message, &share).unwrap();
+        let signature = combine(&committee, &[(NodeIndex(0), share)].into()).unwrap();
+        assert!(verify(&committee.public_key, &message, &signature.0));
+        ic_verify_bls_signature::verify_bls_signature(
+            &signature.0,
+            &message,
+            committee.public_key.as_bytes(),
+        )
+        .unwrap();
+    }
+
+    #[test]
+    fn any_threshold_of_shares_makes_the_same_signature_and_fewer_make_none() {
+        let (committee, shares) = deal(7, 5, &mut StdRng::seed_from_u64(2)).unwrap();
+        let message = b"m".to_vec();
+        let mut all = sign_all(&shares, &message);
+        let first = combine(&committee, &all).unwrap();
+        all.remove(&NodeIndex(0));
+        all.remove(&NodeIndex(3));
+        assert_eq!(first, combine(&committee, &all).unwrap());
+        assert!(verify(&committee.public_key, &message, &first.0));
+        all.remove(&NodeIndex(6));
+        assert_eq!(combine(&committee, &all), Err(BlsError::TooFewShares { have: 4, need: 5 }));
+    }
+
+    #[test]
+    fn a_wrong_share_is_named() {
+        let (committee, shares) = deal(4, 3, &mut StdRng::seed_from_u64(3)).unwrap();
+        let share = shares[1].sign(b"another message");
+        assert_eq!(committee.verify_share(NodeIndex(1), b"m", &share), Err(BlsError::BadShare(NodeIndex(1))));
+        assert_eq!(
+            committee.verify_share(NodeIndex(9), b"m", &share),
+            Err(BlsError::UnknownNode(NodeIndex(9)))
+        );
+    }
+
+    #[test]
+    fn thresholds_that_do_not_fit_are_refused() {
+        for (nodes, threshold) in [(0, 0), (3, 0), (3, 4), (NODES_MAX + 1, 1)] {
+            assert!(deal(nodes, threshold, &mut StdRng::seed_from_u64(4)).is_err());
+        }
+    }
+
+    #[test]
+    fn der_round_trips_and_refuses_the_rest() {
+        let (committee, _) = deal(1, 1, &mut StdRng::seed_from_u64(5)).unwrap();
+        let der = crate::public_key_to_der(&committee.public_key);
+        assert_eq!(der.len(), 133);
+        assert_eq!(crate::public_key_from_der(&der).unwrap(), committee.public_key);
+        assert!(crate::public_key_from_der(&der[1..]).is_err());
+        let mut off_curve = der.clone();
+        off_curve[40] ^= 1;
+        assert!(crate::public_key_from_der(&off_curve).is_err());
+    }
+
+    #[test]
+    fn shares_survive_storage_and_stay_out_of_logs() {
+        let (_, shares) = deal(1, 1, &mut StdRng::seed_from_u64(6)).unwrap();
+        let bytes = shares[0].to_bytes();
+        let again = SecretShare::from_bytes(NodeIndex(0), &bytes).unwrap();
+        assert_eq!(again.public_key(), shares[0].public_key());
+        assert_eq!(format!("{again:?}"), "SecretShare { index: NodeIndex(0), .. }");
+    }
+}

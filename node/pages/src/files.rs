@@ -1,0 +1,215 @@
+//! The directory and its files: names, creation, deletion, syncing. The only place that touches the file system besides plain reads and writes at an
+//! offset, and the only one with unsafe code. It knows nothing of versions or checkpoints.
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io,
+    os::{fd::AsRawFd, unix::fs::FileExt},
+    path::{Path, PathBuf},
+};
+
+use crate::{MemoryId, PAGE_BYTES, PagesError, Result, SegmentId};
+
+/// Largest length of a file: offsets are signed.
+pub(crate) const FILE_BYTES_MAX: u64 = i64::MAX as u64;
+/// The same in pages.
+pub(crate) const FILE_PAGES_MAX: u64 = FILE_BYTES_MAX / PAGE_BYTES;
+
+/// What a file of the directory is, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Name {
+    Base(MemoryId),
+    Segment(MemoryId, SegmentId),
+}
+
+impl Name {
+    /// `None` for a name that this crate does not write; such files are left alone.
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        let (id, kind) = name.split_once('.')?;
+        let id = MemoryId(canonical(id)?);
+        match kind {
+            "base" => Some(Self::Base(id)),
+            segment => Some(Self::Segment(id, SegmentId(canonical(segment)?))),
+        }
+    }
+}
+
+/// A number exactly as it is printed: no sign, no leading zero. Two names never mean the same file.
+fn canonical(digits: &str) -> Option<u64> {
+    let number: u64 = digits.parse().ok()?;
+    (number.to_string() == digits).then_some(number)
+}
+
+/// The directory, locked against other processes for as long as this value lives.
+#[derive(Debug)]
+pub(crate) struct Dir {
+    path: PathBuf,
+    handle: File,
+}
+
+impl Dir {
+    /// Opens the directory, creating it (durably) if its parent exists.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        match fs::create_dir(path) {
+            Ok(()) => {
+                let parent = match path.parent() {
+                    Some(parent) if !parent.as_os_str().is_empty() => parent,
+                    _ => Path::new("."),
+                };
+                let handle = File::open(parent).map_err(|e| PagesError::io("open", parent, e))?;
+                handle.sync_all().map_err(|e| PagesError::io("sync", parent, e))?;
+            }
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(PagesError::io("create the directory", path, e)),
+        }
+        let handle = OpenOptions::new().read(true).open(path).map_err(|e| PagesError::io("open", path, e))?;
+        if !handle.metadata().map_err(|e| PagesError::io("inspect", path, e))?.is_dir() {
+            return Err(PagesError::io("open", path, io::Error::from_raw_os_error(libc::ENOTDIR)));
+        }
+        match handle.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(PagesError::Locked { dir: path.to_path_buf() }),
+            Err(TryLockError::Error(e)) => return Err(PagesError::io("lock", path, e)),
+        }
+        // A directory that cannot be written must be found out at start-up, not at the first message.
+        rustix::fs::accessat(rustix::fs::CWD, path, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK, rustix::fs::AtFlags::EACCESS)
+            .map_err(|e| PagesError::io("write to", path, e.into()))?;
+        Ok(Self { path: path.to_path_buf(), handle })
+    }
+
+    pub(crate) fn base_path(&self, id: MemoryId) -> PathBuf {
+        self.path.join(format!("{}.base", id.0))
+    }
+
+    pub(crate) fn segment_path(&self, id: MemoryId, segment: SegmentId) -> PathBuf {
+        self.path.join(format!("{}.{}", id.0, segment.0))
+    }
+
+    /// Every file with a name of ours.
+    pub(crate) fn list(&self) -> Result<impl Iterator<Item = Result<(Name, PathBuf)>>> {
+        let entries = fs::read_dir(&self.path).map_err(|e| PagesError::io("list", &self.path, e))?;
+        Ok(entries.filter_map(|entry| match entry {
+            Ok(entry) => entry.file_name().to_str().and_then(Name::parse).map(|name| Ok((name, entry.path()))),
+            Err(e) => Some(Err(PagesError::io("list", &self.path, e))),
+        }))
+    }
+
+    /// Creates a file of `len` bytes, all of them a hole. On failure there is no file.
+    pub(crate) fn create(&self, path: &Path, len: u64) -> Result<File> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(path)
+            .map_err(|e| PagesError::io("create", path, e))?;
+        if len > 0
+            && let Err(e) = file.set_len(len)
+        {
+            // The error that matters is the first one; should the removal fail as well, the next start removes the file.
+            let _ = fs::remove_file(path);
+            return Err(PagesError::io("extend", path, e));
+        }
+        Ok(file)
+    }
+
+    /// For readers: they cannot write through it even when they are handed the descriptor.
+    pub(crate) fn open_read(&self, path: &Path) -> Result<File> {
+        File::open(path).map_err(|e| Self::open_error(path, e))
+    }
+
+    pub(crate) fn open_write(&self, path: &Path) -> Result<File> {
+        OpenOptions::new().read(true).write(true).open(path).map_err(|e| Self::open_error(path, e))
+    }
+
+    fn open_error(path: &Path, e: io::Error) -> PagesError {
+        match e.kind() {
+            io::ErrorKind::NotFound => PagesError::MissingFile { path: path.to_path_buf() },
+            _ => PagesError::io("open", path, e),
+        }
+    }
+
+    /// Removes a file; one that is gone already counts as removed.
+    pub(crate) fn unlink(&self, path: &Path) -> Result<()> {
+        match fs::remove_file(path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(PagesError::io("remove", path, e)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the names of all files created so far durable.
+    pub(crate) fn sync(&self) -> Result<()> {
+        self.handle.sync_all().map_err(|e| PagesError::io("sync", &self.path, e))
+    }
+
+    /// Disk space that this process may still use.
+    pub(crate) fn free_bytes(&self) -> Result<u64> {
+        let stat = rustix::fs::fstatvfs(&self.handle).map_err(|e| PagesError::io("inspect", &self.path, e.into()))?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+}
+
+/// Length of an open file.
+pub(crate) fn len(file: &File, path: &Path) -> Result<u64> {
+    Ok(file.metadata().map_err(|e| PagesError::io("inspect", path, e))?.len())
+}
+
+/// Starts writing a file back without waiting. Called on every file of a group before the first is synced, so that the device sees them together
+/// and the file system's journal commits once instead of once per file. Only a hint: the sync that follows reports what failed.
+pub(crate) fn start_writeback(file: &File) {
+    // SAFETY: the descriptor is open for the duration of the call, and the call reads no memory of ours.
+    unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+}
+
+/// Fills `buf` from `offset` on. A file that ends too early was truncated.
+pub(crate) fn read_exact(file: &File, path: &Path, buf: &mut [u8], offset: u64) -> Result<()> {
+    match file.read_exact_at(buf, offset) {
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Err(PagesError::ShortFile {
+            path: path.to_path_buf(),
+            expected_bytes: offset.saturating_add(buf.len() as u64),
+            found_bytes: len(file, path)?,
+        }),
+        result => result.map_err(|e| PagesError::io("read", path, e)),
+    }
+}
+
+/// An open file and its name for errors.
+#[derive(Clone, Copy)]
+pub(crate) struct Named<'a> {
+    pub(crate) file: &'a File,
+    pub(crate) path: &'a Path,
+}
+
+/// Copies `pages` pages, a buffer at a time.
+pub(crate) fn copy_pages(from: Named, from_page: u64, to: Named, to_page: u64, pages: u64, buf: &mut [u8]) -> Result<()> {
+    let (mut at, end) = (0, pages * PAGE_BYTES);
+    while at < end {
+        let bytes = (end - at).min(buf.len() as u64);
+        let chunk = &mut buf[..bytes as usize];
+        read_exact(from.file, from.path, chunk, from_page * PAGE_BYTES + at)?;
+        to.file.write_all_at(chunk, to_page * PAGE_BYTES + at).map_err(|e| PagesError::io("write", to.path, e))?;
+        at += bytes;
+    }
+    Ok(())
+}
+
+/// Buffer of a copy. Enough to make the calls cheap, small enough to be nothing beside the node's memory.
+pub(crate) const COPY_BUFFER_BYTES: usize = 256 << 10;
+
+/// How many descriptors the process may have open.
+pub(crate) fn open_files_max() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_canonical_names_are_ours() {
+        assert_eq!(Name::parse("7.base"), Some(Name::Base(MemoryId(7))));
+        assert_eq!(Name::parse("7.12"), Some(Name::Segment(MemoryId(7), SegmentId(12))));
+        for other in ["", "7", "7.", ".base", "07.base", "+7.base", "7.012", "7.base.tmp", "7.-1", "x.base", "7.Base", "18446744073709551616.base"] {
+            assert_eq!(Name::parse(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,527 @@
+//! One memory: its newest version, its segments, the append target that is out, and who still reads older versions. Everything here runs under the
+//! memory's own lock, so two lanes that execute different canisters do not meet.
+//!
+//! A segment goes through four states: *open* (targets are handed out), *sealed* (a checkpoint was begun; nothing is written to it any more), *durable*
+//! (that checkpoint is finished, so it may be folded), and, once no run of the index lies in it, *releasable* (the next checkpoint that leaves it out
+//! lets it be deleted).
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use crate::{
+    AppendTarget, IndexFault, MemoryId, MemoryIndex, MemoryLayout, PAGE_BYTES, PagesError, Result, Run, RunFault, SegmentId,
+    files::{self, Dir, FILE_BYTES_MAX, FILE_PAGES_MAX, Named},
+    index::RunIndex,
+};
+
+/// Overwritten pages of an open segment (4 MiB) from which on it is rewritten without them, if they also outnumber the others four to one. Rewriting
+/// then costs at most a quarter of what was written since, and a counter that dirties the same three pages a thousand times a second keeps megabytes
+/// of page cache and of checkpoint instead of filling the log.
+const REWRITE_DEAD_PAGES: u64 = 1024;
+const REWRITE_DEAD_PER_LIVE: u64 = 4;
+
+/// What all memories together have on disk and did so far. Bytes of delta count from commit until the file is deleted.
+#[derive(Debug, Default)]
+pub(crate) struct Accounts {
+    /// All segments.
+    pub(crate) delta: AtomicU64,
+    /// Of those: written since the last checkpoint was begun.
+    pub(crate) open: AtomicU64,
+    /// Of those: sealed, without a page that the newest versions need; deleted once a checkpoint that leaves them out is durable.
+    pub(crate) releasable: AtomicU64,
+    /// Segments with an open descriptor for writing.
+    pub(crate) open_files: AtomicU64,
+    pub(crate) committed: AtomicU64,
+    pub(crate) commits: AtomicU64,
+    pub(crate) rewritten: AtomicU64,
+    pub(crate) folded: AtomicU64,
+    pub(crate) checkpoints: AtomicU64,
+    pub(crate) unlink_failures: AtomicU64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Segment {
+    /// Pages ever committed to it: its length.
+    pub(crate) used_pages: u64,
+    /// Pages that the newest version still finds in it.
+    pub(crate) live_pages: u64,
+    /// Set once nothing is written to it any more.
+    pub(crate) seal: Option<Seal>,
+    /// A durable index names it.
+    pub(crate) durable: bool,
+    read: Weak<File>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seal {
+    /// Newest version whose pages it holds.
+    pub(crate) version: u64,
+    /// Checkpoint that sealed it.
+    pub(crate) generation: u64,
+}
+
+#[derive(Debug)]
+struct Open {
+    segment: SegmentId,
+    /// Handed out with the append target; a second owner means that a target is out. Kept open until the segment is synced, so that an error of the
+    /// kernel's own writeback is reported to that sync.
+    file: Arc<File>,
+}
+
+/// Parts of the newest layout. Weak: the store itself must neither pin a version nor hold descriptors that nobody uses.
+#[derive(Debug, Default)]
+struct View {
+    runs: Option<Weak<[Run]>>,
+    segments: Option<Weak<[(SegmentId, Arc<File>)]>>,
+    base: Weak<File>,
+    pin: Weak<()>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) id: MemoryId,
+    pub(crate) base_bytes: u64,
+    version: u64,
+    epoch: u64,
+    index: RunIndex,
+    segments: BTreeMap<SegmentId, Segment>,
+    open: Option<Open>,
+    next_segment: u64,
+    view: View,
+    /// Pins of superseded versions that may still be read, oldest first. Pruned at every commit, so as long as the list of versions being read.
+    older: Vec<(u64, Weak<()>)>,
+    /// The base file was created since the last checkpoint.
+    pub(crate) base_unsynced: bool,
+}
+
+/// The files behind a layout, opened before anything is changed.
+struct Handles {
+    base: Arc<File>,
+    segments: Vec<(SegmentId, Arc<File>)>,
+}
+
+/// Pages to fold and where they are.
+pub(crate) struct FoldPlan {
+    pub(crate) runs: Vec<Run>,
+    pub(crate) segments: Vec<(SegmentId, Arc<File>)>,
+}
+
+/// What there is to fold.
+pub(crate) enum FoldWork {
+    /// Nothing is sealed and durable.
+    None,
+    /// An older version is being read.
+    Blocked,
+    /// This.
+    Plan(FoldPlan),
+}
+
+impl Memory {
+    /// A memory of zeros.
+    pub(crate) fn new(id: MemoryId, base_bytes: u64) -> Self {
+        Self {
+            id,
+            base_bytes,
+            version: 0,
+            epoch: 0,
+            index: RunIndex::default(),
+            segments: BTreeMap::new(),
+            open: None,
+            next_segment: 0,
+            view: View::default(),
+            older: Vec::new(),
+            base_unsynced: false,
+        }
+    }
+
+    /// The memory as a durable index names it. Its segments are sealed and durable.
+    pub(crate) fn recovered(id: MemoryId, index: &MemoryIndex, base_bytes: u64, accounts: &Accounts) -> std::result::Result<Self, IndexFault> {
+        check_base_bytes(base_bytes).ok_or(IndexFault::BadSize)?;
+        let mut memory = Self::new(id, base_bytes);
+        let mut free_page = 0;
+        for &run in &index.runs {
+            if run.pages == 0 {
+                return Err(IndexFault::EmptyRun);
+            }
+            if run.start_page < free_page {
+                return Err(IndexFault::Disordered);
+            }
+            free_page = run.start_page.checked_add(run.pages).filter(|&end| end <= base_bytes / PAGE_BYTES).ok_or(IndexFault::PastEnd)?;
+            let end = run.offset_page.checked_add(run.pages).filter(|&end| end <= FILE_PAGES_MAX).ok_or(IndexFault::PastEnd)?;
+            memory.next_segment = memory.next_segment.max(run.segment.0.checked_add(1).ok_or(IndexFault::PastEnd)?);
+            let segment = memory.segments.entry(run.segment).or_insert(Segment {
+                used_pages: 0,
+                live_pages: 0,
+                seal: Some(Seal { version: 0, generation: 0 }),
+                durable: true,
+                read: Weak::new(),
+            });
+            segment.used_pages = segment.used_pages.max(end);
+            segment.live_pages += run.pages;
+            memory.index.insert(run, |_, _| ());
+        }
+        for segment in memory.segments.values() {
+            accounts.delta.fetch_add(segment.used_pages * PAGE_BYTES, Relaxed);
+        }
+        Ok(memory)
+    }
+
+    pub(crate) fn segments(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
+        self.segments.iter().map(|(&id, segment)| (id, segment))
+    }
+
+    pub(crate) fn runs_len(&self) -> u64 {
+        self.index.len() as u64
+    }
+
+    pub(crate) fn index(&self) -> MemoryIndex {
+        MemoryIndex { runs: self.index.runs().collect() }
+    }
+
+    /// Sealed pages wait for a fold that would shorten the index.
+    pub(crate) fn awaits_fold(&self) -> bool {
+        self.segments.values().any(|segment| segment.seal.is_some() && segment.live_pages > 0)
+    }
+
+    /// Whether an append target is out and sealing would take its segment away.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| Arc::strong_count(&open.file) > 1 && self.used_pages(open.segment) > 0)
+    }
+
+    fn used_pages(&self, id: SegmentId) -> u64 {
+        self.segments.get(&id).map_or(0, |segment| segment.used_pages)
+    }
+
+    /// Hands out the end of the open segment. See [`crate::PageStore::reserve`].
+    pub(crate) fn reserve(&mut self, dir: &Dir, accounts: &Accounts, pages_max: u64) -> Result<AppendTarget> {
+        if self.open.as_ref().is_some_and(|open| Arc::strong_count(&open.file) > 1) {
+            return Err(PagesError::Busy(self.id));
+        }
+        // When rewriting fails, for want of disk most likely, the open segment is as good as before.
+        let _ = self.rewrite_if_mostly_dead(dir, accounts);
+        let used_pages = self.open.as_ref().map_or(0, |open| self.used_pages(open.segment));
+        if used_pages.checked_add(pages_max).is_none_or(|end| end > FILE_PAGES_MAX) {
+            return Err(PagesError::BadReservation { id: self.id, pages: pages_max });
+        }
+        if self.open.is_none() {
+            self.open = Some(self.create_segment(dir, accounts)?);
+        }
+        let Some(open) = &self.open else { return Err(PagesError::UnknownMemory(self.id)) };
+        Ok(AppendTarget { id: self.id, segment: open.segment, file: open.file.clone(), offset_page: used_pages, pages_max })
+    }
+
+    fn create_segment(&mut self, dir: &Dir, accounts: &Accounts) -> Result<Open> {
+        let segment = SegmentId(self.next_segment);
+        let file = Arc::new(dir.create(&dir.segment_path(self.id, segment), 0)?);
+        self.next_segment += 1;
+        self.segments.insert(segment, Segment { used_pages: 0, live_pages: 0, seal: None, durable: false, read: Weak::new() });
+        accounts.open_files.fetch_add(1, Relaxed);
+        Ok(Open { segment, file })
+    }
+
+    /// Makes `runs` the newest version and returns its number. On an error nothing has changed, but the target is used up.
+    pub(crate) fn commit(&mut self, dir: &Dir, accounts: &Accounts, target: AppendTarget, runs: &[Run]) -> Result<u64> {
+        let used_pages = match &self.open {
+            Some(open) if open.segment == target.segment && Arc::ptr_eq(&open.file, &target.file) => self.used_pages(open.segment),
+            _ => return Err(PagesError::ForeignTarget(self.id)),
+        };
+        if used_pages != target.offset_page {
+            return Err(PagesError::ForeignTarget(self.id));
+        }
+        let end_page = check_runs(self.base_bytes / PAGE_BYTES, &target, runs).map_err(|(run, fault)| PagesError::BadRun { id: self.id, run, fault })?;
+        if let Some(last) = runs.iter().max_by_key(|run| run.offset_page) {
+            // A mapping beyond the end of its file is a SIGBUS in whoever reads it.
+            let len = files::len(&target.file, &dir.segment_path(self.id, target.segment))?;
+            if len < end_page * PAGE_BYTES {
+                return Err(PagesError::BadRun { id: self.id, run: *last, fault: RunFault::NotWritten });
+            }
+        }
+
+        if let Some(segment) = self.segments.get_mut(&target.segment) {
+            segment.used_pages = end_page;
+        }
+        self.lay(accounts, runs);
+        if self.view.pin.strong_count() > 0 {
+            self.older.push((self.version, std::mem::take(&mut self.view.pin)));
+        }
+        self.older.retain(|(_, pin)| pin.strong_count() > 0);
+        self.version += 1;
+        let bytes = (end_page - used_pages) * PAGE_BYTES;
+        accounts.delta.fetch_add(bytes, Relaxed);
+        accounts.open.fetch_add(bytes, Relaxed);
+        accounts.committed.fetch_add(bytes, Relaxed);
+        accounts.commits.fetch_add(1, Relaxed);
+        Ok(self.version)
+    }
+
+    /// Lays runs over the index and keeps the count of what lives where.
+    fn lay(&mut self, accounts: &Accounts, runs: &[Run]) {
+        let Self { index, segments, .. } = self;
+        for &run in runs {
+            if let Some(segment) = segments.get_mut(&run.segment) {
+                segment.live_pages += run.pages;
+            }
+            index.insert(run, |segment, pages| release(segments, accounts, segment, pages));
+        }
+        self.view.runs = None;
+    }
+
+    /// See [`REWRITE_DEAD_PAGES`]. The old segment was never in a checkpoint, so it can go at once; layouts that read it keep it alive.
+    fn rewrite_if_mostly_dead(&mut self, dir: &Dir, accounts: &Accounts) -> Result<()> {
+        let Some(old) = self.open.as_ref().map(|open| open.segment) else { return Ok(()) };
+        let Some(&Segment { used_pages, live_pages, .. }) = self.segments.get(&old) else { return Ok(()) };
+        let dead_pages = used_pages - live_pages;
+        if dead_pages < REWRITE_DEAD_PAGES || dead_pages / REWRITE_DEAD_PER_LIVE < live_pages {
+            return Ok(());
+        }
+        let old_path = dir.segment_path(self.id, old);
+        let old_file = self.segment_handle(dir, old)?;
+        let new = self.create_segment(dir, accounts)?;
+        let new_path = dir.segment_path(self.id, new.segment);
+        let mut moved = Vec::new();
+        let mut end_page = 0;
+        let mut buf = vec![0; files::COPY_BUFFER_BYTES];
+        let copied = self.index.runs().filter(|run| run.segment == old).try_for_each(|run| {
+            let from = Named { file: &old_file, path: &old_path };
+            let to = Named { file: &new.file, path: &new_path };
+            files::copy_pages(from, run.offset_page, to, end_page, run.pages, &mut buf)?;
+            moved.push(Run { segment: new.segment, offset_page: end_page, ..run });
+            end_page += run.pages;
+            Ok(())
+        });
+        // One of the two goes, and with it its descriptor.
+        accounts.open_files.fetch_sub(1, Relaxed);
+        if let Err(e) = copied {
+            self.segments.remove(&new.segment);
+            self.unlink_quietly(dir, accounts, new.segment);
+            return Err(e);
+        }
+        if let Some(segment) = self.segments.get_mut(&new.segment) {
+            segment.used_pages = end_page;
+        }
+        self.lay(accounts, &moved);
+        self.segments.remove(&old);
+        self.open = Some(new);
+        self.epoch += 1;
+        self.unlink_quietly(dir, accounts, old);
+        accounts.delta.fetch_sub(dead_pages * PAGE_BYTES, Relaxed);
+        accounts.open.fetch_sub(dead_pages * PAGE_BYTES, Relaxed);
+        accounts.rewritten.fetch_add(end_page * PAGE_BYTES, Relaxed);
+        Ok(())
+    }
+
+    /// Removes a segment that no checkpoint names. Should that fail, the next start removes it.
+    fn unlink_quietly(&self, dir: &Dir, accounts: &Accounts, segment: SegmentId) {
+        if dir.unlink(&dir.segment_path(self.id, segment)).is_err() {
+            accounts.unlink_failures.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// The newest version, ready to be mapped.
+    pub(crate) fn layout(&mut self, dir: &Dir) -> Result<MemoryLayout> {
+        let handles = self.handles(dir)?;
+        Ok(self.assemble(handles))
+    }
+
+    /// `commit` and `layout` in one: whatever can fail happens before anything changes.
+    pub(crate) fn commit_layout(&mut self, dir: &Dir, accounts: &Accounts, target: AppendTarget, runs: &[Run]) -> Result<MemoryLayout> {
+        let handles = self.handles(dir)?;
+        self.commit(dir, accounts, target, runs)?;
+        Ok(self.assemble(handles))
+    }
+
+    fn handles(&mut self, dir: &Dir) -> Result<Handles> {
+        let base = match self.view.base.upgrade() {
+            Some(base) => base,
+            None => {
+                let base = Arc::new(dir.open_read(&dir.base_path(self.id))?);
+                self.view.base = Arc::downgrade(&base);
+                base
+            }
+        };
+        let open = self.open.as_ref().map(|open| open.segment);
+        let wanted = self.segments.iter().filter(|(id, segment)| segment.live_pages > 0 || open == Some(**id)).map(|(&id, _)| id);
+        let wanted: Vec<SegmentId> = wanted.collect();
+        let segments = wanted.into_iter().map(|id| Ok((id, self.segment_handle(dir, id)?))).collect::<Result<_>>()?;
+        Ok(Handles { base, segments })
+    }
+
+    fn segment_handle(&mut self, dir: &Dir, id: SegmentId) -> Result<Arc<File>> {
+        let path = dir.segment_path(self.id, id);
+        let Some(segment) = self.segments.get_mut(&id) else { return Err(PagesError::MissingFile { path }) };
+        if let Some(file) = segment.read.upgrade() {
+            return Ok(file);
+        }
+        let file = Arc::new(dir.open_read(&path)?);
+        segment.read = Arc::downgrade(&file);
+        Ok(file)
+    }
+
+    fn assemble(&mut self, handles: Handles) -> MemoryLayout {
+        let Handles { base, mut segments } = handles;
+        segments.retain(|(id, _)| self.segments.get(id).is_some_and(|segment| segment.live_pages > 0));
+        let same = |cached: &Arc<[(SegmentId, Arc<File>)]>| cached.iter().map(|(id, _)| id).eq(segments.iter().map(|(id, _)| id));
+        let segments = match self.view.segments.as_ref().and_then(Weak::upgrade).filter(same) {
+            Some(cached) => cached,
+            None => segments.into(),
+        };
+        let runs = self.view.runs.as_ref().and_then(Weak::upgrade).unwrap_or_else(|| self.index.runs().collect());
+        let pin = self.view.pin.upgrade().unwrap_or_default();
+        self.view.segments = Some(Arc::downgrade(&segments));
+        self.view.runs = Some(Arc::downgrade(&runs));
+        self.view.pin = Arc::downgrade(&pin);
+        MemoryLayout { id: self.id, version: self.version, epoch: self.epoch, base, base_bytes: self.base_bytes, segments, runs, pin }
+    }
+
+    /// Closes the open segment if it holds anything, and returns what has to be synced: file and length.
+    pub(crate) fn seal(&mut self, accounts: &Accounts, generation: u64) -> Option<(SegmentId, Arc<File>, u64)> {
+        let open = self.open.take_if(|open| self.segments.get(&open.segment).is_some_and(|segment| segment.used_pages > 0))?;
+        let segment = self.segments.get_mut(&open.segment)?;
+        segment.seal = Some(Seal { version: self.version, generation });
+        let bytes = segment.used_pages * PAGE_BYTES;
+        accounts.open.fetch_sub(bytes, Relaxed);
+        accounts.open_files.fetch_sub(1, Relaxed);
+        if segment.live_pages == 0 {
+            accounts.releasable.fetch_add(bytes, Relaxed);
+        }
+        Some((open.segment, open.file, bytes))
+    }
+
+    /// Forgets the segments that the index being checkpointed does not name, for deletion once it is durable. Returns their ids and lengths.
+    pub(crate) fn take_releasable(&mut self) -> Vec<(SegmentId, u64)> {
+        let dead = self.segments.extract_if(.., |_, segment| segment.seal.is_some() && segment.live_pages == 0);
+        dead.map(|(id, segment)| (id, segment.used_pages * PAGE_BYTES)).collect()
+    }
+
+    /// Forgets every segment, because the memory is removed. Returns their ids and lengths.
+    pub(crate) fn take_all(&mut self, accounts: &Accounts) -> Vec<(SegmentId, u64)> {
+        let open = self.open.take();
+        if open.is_some() {
+            accounts.open_files.fetch_sub(1, Relaxed);
+        }
+        let all = std::mem::take(&mut self.segments).into_iter().map(|(id, segment)| {
+            let bytes = segment.used_pages * PAGE_BYTES;
+            if segment.seal.is_none() {
+                accounts.open.fetch_sub(bytes, Relaxed);
+            }
+            if segment.seal.is_none() || segment.live_pages > 0 {
+                accounts.releasable.fetch_add(bytes, Relaxed);
+            }
+            (id, bytes)
+        });
+        all.collect()
+    }
+
+    /// The checkpoint `generation` is durable. Returns whether there is something to fold now.
+    pub(crate) fn made_durable(&mut self, generation: u64) -> bool {
+        for segment in self.segments.values_mut() {
+            segment.durable |= segment.seal.is_some_and(|seal| seal.generation <= generation);
+        }
+        self.has_durable_delta()
+    }
+
+    /// Whether there is something to fold, now or once readers of older versions are gone.
+    pub(crate) fn has_durable_delta(&self) -> bool {
+        self.segments.values().any(|segment| segment.durable && segment.live_pages > 0)
+    }
+
+    /// Up to `pages_max` pages that may be copied into the base now.
+    pub(crate) fn plan_fold(&mut self, dir: &Dir, pages_max: u64) -> Result<FoldWork> {
+        self.older.retain(|(_, pin)| pin.strong_count() > 0);
+        let oldest_read = self.older.iter().map(|&(version, _)| version).min().unwrap_or(self.version);
+        let ready = |segment: &Segment| segment.durable && segment.live_pages > 0;
+        let candidates: Vec<SegmentId> = self
+            .segments
+            .iter()
+            .filter(|(_, segment)| ready(segment) && segment.seal.is_some_and(|seal| seal.version <= oldest_read))
+            .map(|(&id, _)| id)
+            .collect();
+        if candidates.is_empty() {
+            return Ok(if self.has_durable_delta() { FoldWork::Blocked } else { FoldWork::None });
+        }
+        let segments = candidates.iter().map(|&id| Ok((id, self.segment_handle(dir, id)?))).collect::<Result<_>>()?;
+        let mut left = pages_max;
+        let mut runs = Vec::new();
+        for run in self.index.runs().filter(|run| candidates.contains(&run.segment)) {
+            if left == 0 {
+                break;
+            }
+            let pages = run.pages.min(left);
+            left -= pages;
+            runs.push(Run { pages, ..run });
+        }
+        Ok(FoldWork::Plan(FoldPlan { runs, segments }))
+    }
+
+    /// The base now holds what these runs name: take out those that were not overwritten meanwhile.
+    pub(crate) fn folded(&mut self, accounts: &Accounts, runs: &[Run]) {
+        let Self { index, segments, .. } = self;
+        for &run in runs {
+            index.remove(run, |segment, pages| release(segments, accounts, segment, pages));
+        }
+        self.view.runs = None;
+        self.epoch += 1;
+    }
+}
+
+/// `pages` pages of a segment were overwritten or folded.
+fn release(segments: &mut BTreeMap<SegmentId, Segment>, accounts: &Accounts, id: SegmentId, pages: u64) {
+    let Some(segment) = segments.get_mut(&id) else { return };
+    segment.live_pages -= pages;
+    if segment.live_pages == 0 && segment.seal.is_some() {
+        accounts.releasable.fetch_add(segment.used_pages * PAGE_BYTES, Relaxed);
+    }
+}
+
+/// A length that a base file can have.
+pub(crate) fn check_base_bytes(base_bytes: u64) -> Option<()> {
+    (base_bytes <= FILE_BYTES_MAX && base_bytes.is_multiple_of(PAGE_BYTES)).then_some(())
+}
+
+/// Checks what a worker returned and answers with the first free page of the segment after it.
+fn check_runs(memory_pages: u64, target: &AppendTarget, runs: &[Run]) -> std::result::Result<u64, (Run, RunFault)> {
+    let target_end = target.offset_page.saturating_add(target.pages_max);
+    let mut free_page = 0;
+    let mut free_offset = target.offset_page;
+    let mut offsets_ascend = true;
+    for run in runs {
+        let bad = |fault| Err((*run, fault));
+        if run.pages == 0 {
+            return bad(RunFault::Empty);
+        }
+        if run.segment != target.segment {
+            return bad(RunFault::OtherSegment);
+        }
+        if run.start_page < free_page {
+            return bad(RunFault::Disordered);
+        }
+        match run.start_page.checked_add(run.pages) {
+            Some(end) if end <= memory_pages => free_page = end,
+            _ => return bad(RunFault::PastMemory),
+        }
+        let end = match run.offset_page.checked_add(run.pages) {
+            Some(end) if run.offset_page >= target.offset_page && end <= target_end => end,
+            _ => return bad(RunFault::OutsideTarget),
+        };
+        offsets_ascend &= run.offset_page >= free_offset;
+        free_offset = free_offset.max(end);
+    }
+    if !offsets_ascend {
+        // Written in another order than that of the pages: look for overlaps in the order of writing.
+        let mut by_offset: Vec<&Run> = runs.iter().collect();
+        by_offset.sort_unstable_by_key(|run| run.offset_page);
+        for (left, right) in by_offset.iter().zip(by_offset.iter().skip(1)) {
+            if left.offset_page + left.pages > right.offset_page {
+                return Err((**right, RunFault::SharedPages));
+            }
+        }
+    }
+    Ok(free_offset)
+}

@@ -1,0 +1,275 @@
+//! The store of all memories: who exists, what changed since the last checkpoint, how much delta there is.
+//!
+//! Locks, in the order they are taken: `memories` (shared for everything that touches one memory, exclusive for creating, removing and beginning a
+//! checkpoint), then one memory's own lock, then `changed`, `checkpoint` or `fold_queue`, which are leaves. (Beginning a checkpoint takes memory locks last:
+//! under the exclusive lock nobody else can hold one.) No file is read, written or synced under the exclusive lock.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use limits::PagesLimits;
+
+use crate::{
+    AppendTarget, MemoryId, MemoryLayout, PagesError, Result, Run,
+    checkpoint::{Pending, Progress},
+    files::{self, Dir},
+    memory::{self, Accounts, Memory},
+};
+
+/// Descriptors of open segments beyond this share of RLIMIT_NOFILE call for a checkpoint, which closes them.
+const OPEN_FILES_SHARE: u64 = 4;
+
+pub(crate) type Memories = BTreeMap<MemoryId, Mutex<Memory>>;
+
+/// All canister memory of a node. Shared by reference between execution lanes, query threads, and whoever checkpoints and folds.
+pub struct PageStore {
+    // Configuration.
+    pub(crate) limits: PagesLimits,
+    open_files_max: u64,
+    // Files.
+    pub(crate) dir: Arc<Dir>,
+    // State.
+    pub(crate) memories: RwLock<Memories>,
+    /// Memories whose index differs from the last checkpoint begun; removed ones too.
+    pub(crate) changed: Mutex<BTreeSet<MemoryId>>,
+    pub(crate) checkpoint: Mutex<Pending>,
+    /// Memories with sealed pages that a durable index names.
+    pub(crate) fold_queue: Mutex<FoldQueue>,
+    /// One creation at a time, so that its file is made outside the exclusive lock.
+    creating: Mutex<()>,
+    /// One fold at a time: two would copy the same pages.
+    pub(crate) folding: Mutex<()>,
+    /// A memory has more runs than `runs_per_memory` and a checkpoint would let them be folded.
+    pub(crate) crowded: AtomicBool,
+    pub(crate) progress: Arc<Progress>,
+    // Figures.
+    pub(crate) accounts: Accounts,
+}
+
+/// Memories to fold, visited round-robin so that one that is being read does not hold up the others.
+#[derive(Debug, Default)]
+pub(crate) struct FoldQueue {
+    pub(crate) ids: BTreeSet<MemoryId>,
+    pub(crate) last: Option<MemoryId>,
+}
+
+/// What the store holds and did, for metrics. Totals count from [`PageStore::open`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PagesStats {
+    /// Memories.
+    pub memories: u64,
+    /// Delta on disk: needed, overwritten, and waiting for deletion.
+    pub delta_bytes: u64,
+    /// Of those: written since the last checkpoint was begun.
+    pub open_bytes: u64,
+    /// Of those: freed by the next checkpoint.
+    pub releasable_bytes: u64,
+    /// Total committed by messages.
+    pub committed_bytes: u64,
+    /// Number of commits.
+    pub commits: u64,
+    /// Total copied to rid open segments of overwritten pages.
+    pub rewritten_bytes: u64,
+    /// Total copied into base files.
+    pub folded_bytes: u64,
+    /// Memories with pages to fold.
+    pub fold_queue: u64,
+    /// Checkpoints finished.
+    pub checkpoints: u64,
+    /// Files that could not be removed; tried again at the next checkpoint or start.
+    pub unlink_failures: u64,
+}
+
+impl PageStore {
+    pub(crate) fn assemble(limits: &PagesLimits, dir: Dir, memories: Memories, fold_queue: BTreeSet<MemoryId>, accounts: Accounts) -> Self {
+        Self {
+            limits: limits.clone(),
+            open_files_max: files::open_files_max() / OPEN_FILES_SHARE,
+            dir: Arc::new(dir),
+            memories: RwLock::new(memories),
+            changed: Mutex::default(),
+            checkpoint: Mutex::default(),
+            fold_queue: Mutex::new(FoldQueue { ids: fold_queue, last: None }),
+            creating: Mutex::default(),
+            folding: Mutex::default(),
+            crowded: AtomicBool::new(false),
+            progress: Arc::default(),
+            accounts,
+        }
+    }
+
+    /// Creates a memory of zeros that may grow to `base_bytes` (a multiple of 4096), as a sparse file of that length.
+    pub fn create(&self, id: MemoryId, base_bytes: u64) -> Result<MemoryLayout> {
+        memory::check_base_bytes(base_bytes).ok_or(PagesError::BadSize { id, base_bytes })?;
+        self.check_sync()?;
+        let _one = lock(&self.creating);
+        if self.read().contains_key(&id) || lock(&self.checkpoint).awaits_removal(id) {
+            return Err(PagesError::MemoryExists(id));
+        }
+        let path = self.dir.base_path(id);
+        self.dir.create(&path, base_bytes)?;
+        let mut memory = Memory::new(id, base_bytes);
+        memory.base_unsynced = true;
+        let layout = memory.layout(&self.dir).inspect_err(|_| {
+            // The first error is the one to report; a file that stays is removed at the next start.
+            let _ = self.dir.unlink(&path);
+        })?;
+        let mut memories = self.memories.write().unwrap_or_else(PoisonError::into_inner);
+        memories.insert(id, Mutex::new(memory));
+        lock(&self.changed).insert(id);
+        Ok(layout)
+    }
+
+    /// Removes a memory. Layouts taken before stay readable; its files are deleted once a checkpoint without it is durable. Removing a memory that
+    /// does not exist does nothing.
+    pub fn remove(&self, id: MemoryId) {
+        let mut memories = self.memories.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(memory) = memories.remove(&id) else { return };
+        let mut memory = memory.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let segments = memory.take_all(&self.accounts);
+        lock(&self.checkpoint).removed(&self.dir, &memory, segments);
+        lock(&self.changed).insert(id);
+        lock(&self.fold_queue).ids.remove(&id);
+    }
+
+    /// The newest version. Builds the list of runs if nobody holds it; see [`PageStore::append`] for how not to build it per message.
+    pub fn layout(&self, id: MemoryId) -> Result<MemoryLayout> {
+        self.with(id, |memory| memory.layout(&self.dir))
+    }
+
+    /// Hands out the place where the dirty pages of the next message of this memory go: at most `pages_max` pages. There is one target per memory
+    /// at a time, and it is out as long as any clone of its `file` lives, because whoever holds that could still write.
+    /// Before dropping a target whose worker did not answer, make sure that the worker is dead.
+    ///
+    /// Refused with [`PagesError::DeltaFull`] once the delta has reached `delta_capacity_bytes`. What was reserved before may still be committed.
+    pub fn reserve(&self, id: MemoryId, pages_max: u64) -> Result<AppendTarget> {
+        self.check_sync()?;
+        let used_bytes = self.delta_bytes();
+        let limit_bytes = self.limits.delta_capacity_bytes;
+        if used_bytes >= limit_bytes {
+            return Err(PagesError::DeltaFull { limit_bytes, used_bytes });
+        }
+        self.with(id, |memory| memory.reserve(&self.dir, &self.accounts, pages_max))
+    }
+
+    /// Makes what was written to `target` the newest version and returns its layout. The runs are checked: ordered by page, disjoint, within the
+    /// memory, within the target, and not beyond the end of the file. Space of the target that no run reaches is given back.
+    /// On an error nothing has changed and the target is gone, as after dropping it.
+    pub fn commit(&self, target: AppendTarget, runs: Vec<Run>) -> Result<MemoryLayout> {
+        self.with(target.id, |memory| {
+            let layout = memory.commit_layout(&self.dir, &self.accounts, target, &runs)?;
+            self.note_commit(memory);
+            Ok(layout)
+        })
+    }
+
+    /// [`PageStore::commit`] without the layout, which costs in the number of runs of the memory. For messages whose layout nobody asks for
+    /// before the next one; returns the version.
+    pub fn append(&self, target: AppendTarget, runs: &[Run]) -> Result<u64> {
+        self.with(target.id, |memory| {
+            let version = memory.commit(&self.dir, &self.accounts, target, runs)?;
+            self.note_commit(memory);
+            Ok(version)
+        })
+    }
+
+    fn note_commit(&self, memory: &Memory) {
+        // A set insertion per commit is as cheap as asking whether it is needed.
+        lock(&self.changed).insert(memory.id);
+        if memory.runs_len() > self.limits.runs_per_memory && !memory.awaits_fold() {
+            self.crowded.store(true, Relaxed);
+        }
+    }
+
+    /// Delta on disk, in bytes: needed, overwritten, and waiting for deletion. Compared with `delta_capacity_bytes`.
+    pub fn delta_bytes(&self) -> u64 {
+        self.accounts.delta.load(Relaxed)
+    }
+
+    /// Delta written since the last checkpoint was begun; compared by the caller with `checkpoint_delta_bytes`.
+    pub fn open_delta_bytes(&self) -> u64 {
+        self.accounts.open.load(Relaxed)
+    }
+
+    /// Bytes written to files since the store was opened: by messages, by rewriting, by folding.
+    pub fn written_bytes(&self) -> u64 {
+        let accounts = &self.accounts;
+        accounts.committed.load(Relaxed) + accounts.rewritten.load(Relaxed) + accounts.folded.load(Relaxed)
+    }
+
+    /// Whether a checkpoint should be taken now: the delta is within `delta_reserve_bytes` of its capacity and a checkpoint would help
+    /// (otherwise the space waits for [`PageStore::fold`]), a memory has more runs than `runs_per_memory`, or too many files are open.
+    pub fn needs_checkpoint(&self) -> bool {
+        let delta = self.delta_bytes();
+        let near_full = delta >= self.limits.delta_capacity_bytes.saturating_sub(self.limits.delta_reserve_bytes);
+        // What is sealed and needed is freed by folding alone. A checkpoint per round while that is pending would free nothing.
+        let gain = self.open_delta_bytes() + self.accounts.releasable.load(Relaxed);
+        let helps = gain > 0 && gain >= delta / 2;
+        (near_full && helps) || self.crowded.load(Relaxed) || self.accounts.open_files.load(Relaxed) > self.open_files_max
+    }
+
+    /// Disk space that this process may still use on the file system of the page directory.
+    pub fn disk_free_bytes(&self) -> Result<u64> {
+        self.dir.free_bytes()
+    }
+
+    /// Whether free disk is below `disk_reserve_bytes`: new updates should then be refused, what was accepted still fits.
+    pub fn is_disk_low(&self) -> Result<bool> {
+        Ok(self.disk_free_bytes()? < self.limits.disk_reserve_bytes)
+    }
+
+    /// Figures for metrics.
+    pub fn stats(&self) -> PagesStats {
+        let accounts = &self.accounts;
+        PagesStats {
+            memories: self.read().len() as u64,
+            delta_bytes: self.delta_bytes(),
+            open_bytes: self.open_delta_bytes(),
+            releasable_bytes: accounts.releasable.load(Relaxed),
+            committed_bytes: accounts.committed.load(Relaxed),
+            commits: accounts.commits.load(Relaxed),
+            rewritten_bytes: accounts.rewritten.load(Relaxed),
+            folded_bytes: accounts.folded.load(Relaxed),
+            fold_queue: lock(&self.fold_queue).ids.len() as u64,
+            checkpoints: accounts.checkpoints.load(Relaxed),
+            unlink_failures: accounts.unlink_failures.load(Relaxed),
+        }
+    }
+
+    /// The ids of all memories, ascending. After a restart, execution compares them with what its canisters name.
+    pub fn ids(&self) -> Vec<MemoryId> {
+        self.read().keys().copied().collect()
+    }
+
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Memories> {
+        self.memories.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `f` on one memory, under its lock and with the store protected from checkpoints.
+    pub(crate) fn with<T>(&self, id: MemoryId, f: impl FnOnce(&mut Memory) -> Result<T>) -> Result<T> {
+        let memories = self.read();
+        let memory = memories.get(&id).ok_or(PagesError::UnknownMemory(id))?;
+        f(&mut lock(memory))
+    }
+
+    pub(crate) fn check_sync(&self) -> Result<()> {
+        if self.progress.sync_lost.load(Relaxed) { Err(PagesError::SyncLost) } else { Ok(()) }
+    }
+}
+
+impl fmt::Debug for PageStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageStore").field("dir", &self.dir).field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+/// A lock whose holder panicked is taken all the same: each critical section of this crate changes its data by steps that cannot fail.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,74 @@
+// SEAM
+//! The words of canister memory on disk: which memory, where its pages lie, what a worker wrote.
+
+use std::{fs::File, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+/// A page of the page index: the operating system's, 4 KiB.
+pub const PAGE_BYTES: u64 = 4096;
+
+/// One memory (a canister's heap or its stable memory, in one incarnation). Allocated from a replicated counter, so the same on every node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct MemoryId(pub u64);
+
+/// Which file of a memory holds a run of delta pages. Grows by one at every checkpoint that seals the file before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct SegmentId(pub u64);
+
+/// `pages` pages of the memory from `start_page` on, stored in `segment` from `offset_page` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    /// First page within the memory.
+    pub start_page: u64,
+    /// Number of pages, at least 1.
+    pub pages: u64,
+    /// The delta segment that holds them.
+    pub segment: SegmentId,
+    /// First page within that segment.
+    pub offset_page: u64,
+}
+
+/// The delta part of one memory's index: disjoint runs ordered by `start_page`. What it does not name lies in the base file at offset = page number.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryIndex {
+    /// Disjoint, ordered by `start_page`.
+    pub runs: Vec<Run>,
+}
+
+/// One version of one memory, ready to be mapped: the base file, and the runs that lie over it. Cheap to clone; holding it keeps the files alive
+/// and keeps its pages from being overwritten.
+#[derive(Clone, Debug)]
+pub struct MemoryLayout {
+    /// Whose.
+    pub id: MemoryId,
+    /// Rises by one at every commit. Equal versions have equal content.
+    pub version: u64,
+    /// Rises whenever the files behind a version change (fold): a mapping made from an older epoch is still right but keeps dead files alive.
+    pub epoch: u64,
+    /// The base file: sparse, as long as the memory may ever grow, so that growth maps nothing new.
+    pub base: Arc<File>,
+    /// Length of the base file in bytes.
+    pub base_bytes: u64,
+    /// Files that the runs refer to.
+    pub segments: Arc<[(SegmentId, Arc<File>)]>,
+    /// Disjoint, ordered by `start_page`.
+    pub runs: Arc<[Run]>,
+    /// Held by whoever reads this version; a fold waits until older pins are gone.
+    pub pin: Arc<()>,
+}
+
+/// Where the dirty pages of the next message of one memory go. Exclusive: one at a time per memory. Dropping it without a commit gives the space back.
+#[derive(Debug)]
+pub struct AppendTarget {
+    /// Whose.
+    pub id: MemoryId,
+    /// The open segment.
+    pub segment: SegmentId,
+    /// Its file, writable.
+    pub file: Arc<File>,
+    /// First free page of the segment.
+    pub offset_page: u64,
+    /// Pages that may be written from there.
+    pub pages_max: u64,
+}

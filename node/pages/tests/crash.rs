@@ -1,0 +1,91 @@
+//! `kill -9` at any moment: a child process writes a seeded history with checkpoints and folds, is killed, and what is reopened from its last durable
+//! index is exactly the history up to that index. The next child goes on from there.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use common::*;
+use pages::PAGE_BYTES;
+
+const DIR: &str = "PAGES_CRASH_DIR";
+const SEED: u64 = 0x7417;
+const KILLS: u64 = 20;
+
+/// Not a test of its own: the body of the child. Returns at once when it is run as a test.
+#[test]
+fn child() {
+    let Ok(dir) = std::env::var(DIR) else { return };
+    let dir = Path::new(&dir);
+    let index_file = IndexFile::new(dir);
+    let (mut step, mut index) = index_file.load();
+    let store = open(&dir.join("pages"), &index).unwrap();
+    let mut model = history(SEED, step);
+    assert_same(&store, &model);
+    // What is not content may differ from run to run.
+    let mut rng = Rng::new(u64::from(std::process::id()));
+    loop {
+        step += 1;
+        let change = change(SEED, step, &model);
+        change_model(&mut model, &change, step);
+        change_store(&store, &change, step);
+        match rng.below(24) {
+            0 => {
+                let ticket = store.begin_checkpoint().unwrap();
+                ticket.sync().unwrap();
+                merge(&mut index, &ticket.changed);
+                index_file.store(step, &index);
+                store.finish_checkpoint(ticket);
+            }
+            1..6 => {
+                store.fold(rng.below(64) * PAGE_BYTES).unwrap();
+            }
+            6 => {
+                let id = *model.keys().next().unwrap();
+                let target = store.reserve(id, 8).unwrap();
+                write(&target, &[(0, 8)], u64::MAX).unwrap();
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn kill_9_at_any_moment_loses_nothing_that_a_durable_index_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let index_file = IndexFile::new(dir.path());
+    let mut rng = Rng::new(u64::from(std::process::id()));
+    let mut advanced = 0;
+    let mut last_step = 0;
+    for kill in 0..KILLS {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child", "--nocapture", "--test-threads=1"])
+            .env(DIR, dir.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(20 + rng.below(250)));
+        let early = child.try_wait().unwrap();
+        child.kill().unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(early.is_none(), "the child died by itself: {}", String::from_utf8_lossy(&output.stderr));
+
+        let (step, index) = index_file.load();
+        let store = open(&dir.path().join("pages"), &index).unwrap();
+        assert_same(&store, &history(SEED, step));
+        // Every other time, finish the folding that the crash interrupted; the index in hand must stay good.
+        if kill % 2 == 0 {
+            fold_all(&store);
+            assert_same(&store, &history(SEED, step));
+        }
+        advanced += u64::from(step > last_step);
+        last_step = step;
+    }
+    assert!(advanced > KILLS / 2, "the children got {last_step} steps far, but hardly ever to a checkpoint");
+}

@@ -1,0 +1,201 @@
+//! Whatever is reserved, committed, dropped, checkpointed (fully or half), folded, removed and reopened, in any order: every memory reads as a plain
+//! table of pages says, and every layout taken before goes on reading its own version.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use common::*;
+use pages::{MemoryId, MemoryLayout, PAGE_BYTES, PageStore};
+use proptest::prelude::*;
+
+const PAGES: u64 = 48;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Create(u64),
+    Remove(u64),
+    Commit { id: u64, ranges: Vec<(u64, u64)>, with_layout: bool },
+    /// A message that failed: it wrote, and its target is dropped.
+    Drop { id: u64, pages: u64 },
+    Checkpoint,
+    /// Given up before or after its files were synced.
+    HalfCheckpoint { synced: bool },
+    /// A checkpoint during which messages go on.
+    SlowCheckpoint { id: u64, ranges: Vec<(u64, u64)> },
+    Fold { budget_pages: u64 },
+    Hold(u64),
+    Release,
+    Reopen,
+}
+
+fn ranges() -> impl Strategy<Value = Vec<(u64, u64)>> {
+    proptest::collection::vec((0..6u64, 1..6u64), 0..5).prop_map(|parts| {
+        let mut start = 0;
+        let mut ranges = Vec::new();
+        for (gap, pages) in parts {
+            start += gap * 2;
+            if start + pages <= PAGES {
+                ranges.push((start, pages));
+            }
+            start += pages;
+        }
+        ranges
+    })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let id = 0..3u64;
+    prop_oneof![
+        2 => id.clone().prop_map(Step::Create),
+        1 => id.clone().prop_map(Step::Remove),
+        12 => (id.clone(), ranges(), any::<bool>()).prop_map(|(id, ranges, with_layout)| Step::Commit { id, ranges, with_layout }),
+        2 => (id.clone(), 1..9u64).prop_map(|(id, pages)| Step::Drop { id, pages }),
+        3 => Just(Step::Checkpoint),
+        2 => any::<bool>().prop_map(|synced| Step::HalfCheckpoint { synced }),
+        2 => (id.clone(), ranges()).prop_map(|(id, ranges)| Step::SlowCheckpoint { id, ranges }),
+        5 => (1..20u64).prop_map(|budget_pages| Step::Fold { budget_pages }),
+        3 => id.prop_map(Step::Hold),
+        2 => Just(Step::Release),
+        1 => Just(Step::Reopen),
+    ]
+}
+
+struct World {
+    dir: tempfile::TempDir,
+    store: Option<PageStore>,
+    model: Model,
+    durable: (Index, Model),
+    held: Vec<(MemoryLayout, Vec<u64>)>,
+    tag: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Some(open(dir.path(), &Index::new()).unwrap());
+        let (model, durable) = Default::default();
+        Self { dir, store, model, durable, held: Vec::new(), tag: 0 }
+    }
+
+    fn store(&self) -> &PageStore {
+        self.store.as_ref().unwrap()
+    }
+
+    fn commit(&mut self, id: u64, ranges: &[(u64, u64)], with_layout: bool) {
+        let id = MemoryId(id);
+        if !self.model.contains_key(&id) {
+            assert!(self.store().reserve(id, 1).is_err());
+            return;
+        }
+        self.tag += 1;
+        let version = self.store().layout(id).unwrap().version;
+        let target = self.store().reserve(id, PAGES).unwrap();
+        let runs = write(&target, ranges, self.tag).unwrap();
+        let committed = if with_layout {
+            self.store().commit(target, runs).unwrap().version
+        } else {
+            self.store().append(target, &runs).unwrap()
+        };
+        assert_eq!(committed, version + 1);
+        apply(&mut self.model, id, ranges, self.tag);
+    }
+
+    fn run(&mut self, step: Step) {
+        match step {
+            Step::Create(id) => {
+                let id = MemoryId(id);
+                // Refused while it exists or its removal is not durable.
+                if self.store().create(id, PAGES * PAGE_BYTES).is_ok() {
+                    assert!(self.model.insert(id, vec![0; PAGES as usize]).is_none());
+                }
+            }
+            Step::Remove(id) => {
+                self.store().remove(MemoryId(id));
+                self.model.remove(&MemoryId(id));
+            }
+            Step::Commit { id, ranges, with_layout } => self.commit(id, &ranges, with_layout),
+            Step::Drop { id, pages } => {
+                if let Ok(target) = self.store().reserve(MemoryId(id), pages) {
+                    write(&target, &[(0, pages)], u64::MAX).unwrap();
+                }
+            }
+            Step::Checkpoint => {
+                checkpoint(self.store.as_ref().unwrap(), &mut self.durable.0);
+                self.durable.1 = self.model.clone();
+            }
+            Step::HalfCheckpoint { synced } => {
+                let ticket = self.store().begin_checkpoint().unwrap();
+                if synced {
+                    ticket.sync().unwrap();
+                } else {
+                    // Not synced, so finishing must not count.
+                    self.store().finish_checkpoint(ticket);
+                }
+            }
+            Step::SlowCheckpoint { id, ranges } => {
+                let ticket = self.store().begin_checkpoint().unwrap();
+                let model = self.model.clone();
+                self.commit(id, &ranges, true);
+                ticket.sync().unwrap();
+                self.store().fold(PAGE_BYTES).unwrap();
+                merge(&mut self.durable.0, &ticket.changed);
+                self.durable.1 = model;
+                self.commit(id, &ranges, false);
+                self.store().finish_checkpoint(ticket);
+            }
+            Step::Fold { budget_pages } => {
+                let progress = self.store().fold(budget_pages * PAGE_BYTES).unwrap();
+                assert!(progress.copied_bytes <= budget_pages * PAGE_BYTES);
+            }
+            Step::Hold(id) => {
+                if let Some(tags) = self.model.get(&MemoryId(id)) {
+                    let held = (self.store().layout(MemoryId(id)).unwrap(), tags.clone());
+                    self.held.push(held);
+                }
+            }
+            Step::Release => self.held.clear(),
+            Step::Reopen => {
+                self.held.clear();
+                self.store = None;
+                self.store = Some(open(self.dir.path(), &self.durable.0).unwrap());
+                self.model = self.durable.1.clone();
+            }
+        }
+        assert_same(self.store(), &self.model);
+        for (layout, expected) in &self.held {
+            assert_eq!(&tags(layout), expected, "version {} of memory {}", layout.version, layout.id.0);
+        }
+        let on_disk: u64 = segment_bytes(self.dir.path());
+        assert!(self.store().delta_bytes() <= on_disk, "accounted {} of {on_disk}", self.store().delta_bytes());
+    }
+}
+
+fn segment_bytes(dir: &std::path::Path) -> u64 {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    entries.filter(|e| !e.file_name().to_str().unwrap().ends_with(".base")).map(|e| e.metadata().unwrap().len()).sum()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn reads_as_the_model_says(steps in proptest::collection::vec(step(), 1..60)) {
+        let mut world = World::new();
+        world.run(Step::Create(0));
+        world.run(Step::Create(1));
+        for step in steps {
+            world.run(step);
+        }
+        // At rest nothing but base files is left.
+        world.held.clear();
+        world.run(Step::Checkpoint);
+        fold_all(world.store());
+        world.run(Step::Checkpoint);
+        prop_assert_eq!(world.store().delta_bytes(), 0);
+        prop_assert_eq!(world.store().stats().fold_queue, 0);
+        prop_assert_eq!(world.store().stats().unlink_failures, 0);
+        world.run(Step::Reopen);
+        let bases: Vec<String> = world.model.keys().map(|id| format!("{}.base", id.0)).collect();
+        prop_assert_eq!(file_names(world.dir.path()), bases);
+    }
+}

@@ -1,0 +1,107 @@
+//! A power cut: the file system forgets everything that was not synced. Needs root and a loop device; says so and passes otherwise.
+//!
+//! An ext4 image is shut down in mid-use without flushing its journal (`EXT4_IOC_SHUTDOWN`, what file system test suites use), mounted again, and
+//! the store reopened from the durable index that survived. A missing fsync shows up here as a missing, short or stale file.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use std::{
+    fs::File,
+    os::fd::AsRawFd,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use common::*;
+use pages::PAGE_BYTES;
+
+const SEED: u64 = 0x90_3e7;
+const CUTS: u64 = 12;
+/// `_IOR('X', 125, __u32)`.
+const EXT4_IOC_SHUTDOWN: libc::c_ulong = 0x8004_587d;
+/// Nothing is flushed, not even the journal.
+const GOING_FLAGS_NOLOGFLUSH: u32 = 2;
+
+struct Mount {
+    image: PathBuf,
+    at: PathBuf,
+}
+
+impl Mount {
+    fn new(image: &Path, at: &Path) -> Option<Self> {
+        let mounted = run(Command::new("mount").args(["-o", "loop"]).arg(image).arg(at));
+        mounted.then(|| Self { image: image.to_path_buf(), at: at.to_path_buf() })
+    }
+
+    fn cut_power(self) -> Self {
+        let root = File::open(&self.at).unwrap();
+        // SAFETY: the ioctl reads one u32, which lives until the call returns.
+        let result = unsafe { libc::ioctl(root.as_raw_fd(), EXT4_IOC_SHUTDOWN, &GOING_FLAGS_NOLOGFLUSH) };
+        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+        drop(root);
+        let (image, at) = (self.image.clone(), self.at.clone());
+        drop(self);
+        Self::new(&image, &at).expect("the file system mounts again")
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        run(Command::new("umount").arg(&self.at));
+    }
+}
+
+fn run(command: &mut Command) -> bool {
+    command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+#[test]
+fn a_power_cut_loses_nothing_that_a_durable_index_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let (image, at) = (dir.path().join("image"), dir.path().join("mount"));
+    File::create(&image).unwrap().set_len(96 * MIB).unwrap();
+    std::fs::create_dir(&at).unwrap();
+    let made = run(Command::new("mkfs.ext4").arg("-q").arg(&image));
+    let Some(mut mount) = made.then(|| Mount::new(&image, &at)).flatten() else {
+        eprintln!("skipped: no root, no loop device or no mkfs.ext4 here");
+        return;
+    };
+    let mut rng = Rng::new(SEED);
+    let mut last_step = 0;
+    for _ in 0..CUTS {
+        let index_file = IndexFile::new(&at);
+        let (mut step, mut index) = index_file.load();
+        assert!(step >= last_step, "a durable index was lost");
+        let store = open(&at.join("pages"), &index).unwrap();
+        let mut model = history(SEED, step);
+        assert_same(&store, &model);
+        for _ in 0..60 + rng.below(120) {
+            step += 1;
+            let change = change(SEED, step, &model);
+            change_model(&mut model, &change, step);
+            change_store(&store, &change, step);
+            match rng.below(16) {
+                0 => {
+                    let ticket = store.begin_checkpoint().unwrap();
+                    ticket.sync().unwrap();
+                    merge(&mut index, &ticket.changed);
+                    index_file.store(step, &index);
+                    last_step = step;
+                    store.finish_checkpoint(ticket);
+                }
+                1..5 => {
+                    store.fold(rng.below(64) * PAGE_BYTES).unwrap();
+                }
+                _ => {}
+            }
+        }
+        drop(store);
+        mount = mount.cut_power();
+    }
+    let (step, index) = IndexFile::new(&at).load();
+    let store = open(&at.join("pages"), &index).unwrap();
+    assert_same(&store, &history(SEED, step));
+    drop(store);
+    drop(mount);
+}

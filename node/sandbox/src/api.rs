@@ -1,0 +1,335 @@
+// SEAM
+//! What execution asks of a worker and what it gets back. One request, one message: everything the System API may tell the canister travels in
+//! [`SystemContext`], everything the message did travels back in [`Outcome`]. Nothing here depends on which worker ran it.
+
+use ic_principal::Principal;
+use pages::{AppendTarget, MemoryLayout, Run};
+use serde::{Deserialize, Serialize};
+pub use state::{CustomSection, Global, Hooks, ModuleInfo};
+use state::{CanisterId, Cycles, ModuleHash, Reject, SenderInfo, Time};
+
+/// Where execution enters the module.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Entry {
+    /// First instantiation: data segments are written, then `(start)` runs, then `canister_init`, in one message.
+    /// The memories handed in are empty.
+    Init,
+    /// Runs `canister_pre_upgrade` of the old module.
+    PreUpgrade,
+    /// Like `Init` but `canister_post_upgrade`. Unless `keep_heap`, the heap handed in is empty; with it (enhanced
+    /// orthogonal persistence) data segments are not written again.
+    PostUpgrade {
+        /// `wasm_memory_persistence = keep`.
+        keep_heap: bool,
+    },
+    /// `canister_update <name>`, or, when the module has no such method, `canister_query <name>` run as an update
+    /// (changes other than cycles are then dropped).
+    Update(String),
+    /// `canister_query <name>`, changes are dropped.
+    Query(String),
+    /// `canister_composite_query <name>`, may call; changes to memory are kept for its callbacks (see `keep_token`).
+    CompositeQuery(String),
+    /// A callback: `fun` is an index into table 0, `env` its argument.
+    Callback {
+        /// Table index.
+        fun: u64,
+        /// Argument.
+        env: u64,
+        /// What answered.
+        kind: CallbackKind,
+    },
+    /// A cleanup callback after a callback trapped.
+    Cleanup {
+        /// Table index.
+        fun: u64,
+        /// Argument.
+        env: u64,
+        /// What `ic0.msg_reject_code` says: the code the callback that trapped saw, 0 when it was a reply callback.
+        reject_code: u32,
+    },
+    /// `canister_heartbeat`.
+    Heartbeat,
+    /// `canister_global_timer`.
+    GlobalTimer,
+    /// `canister_on_low_wasm_memory`.
+    OnLowWasmMemory,
+    /// `canister_inspect_message`.
+    InspectMessage {
+        /// `ic0.msg_method_name`.
+        method_name: String,
+    },
+}
+
+/// Reply or reject callback.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CallbackKind {
+    /// `SystemContext::arg` is the reply.
+    Reply,
+    /// The callee or the system rejected.
+    Reject {
+        /// Code of the specification.
+        code: u32,
+        /// Message.
+        message: String,
+    },
+}
+
+/// The canister's side of running, as `ic0.canister_status` numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[repr(u32)]
+pub enum RunState {
+    /// Takes messages.
+    Running = 1,
+    /// Takes responses only.
+    Stopping = 2,
+    /// Takes nothing.
+    Stopped = 3,
+}
+
+/// Cost parameters the System API needs (already scaled to the subnet).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CostTable {
+    /// Per call: base fee of sending one request and receiving its response.
+    pub call_base: Cycles,
+    /// Per byte of request payload (method name and argument).
+    pub call_per_byte: Cycles,
+    /// Reserved for the largest response, per call (refunded to what was used): bytes x `call_per_byte`.
+    pub response_reservation: Cycles,
+    /// Reserved to execute the response callback (refunded to what was used).
+    pub callback_execution_reservation: Cycles,
+    /// Price of `create_canister`.
+    pub create_canister: Cycles,
+    /// HTTPS outcall: base, per request byte, per response byte.
+    pub http_request: [Cycles; 3],
+    /// Threshold ECDSA, Schnorr and vetKD, per signature or key.
+    pub signing: [Cycles; 3],
+}
+
+/// Everything the System API may tell the canister about this message.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SystemContext {
+    /// `ic0.canister_self`.
+    pub canister_id: CanisterId,
+    /// `ic0.subnet_self`.
+    pub subnet_id: Principal,
+    /// `ic0.root_key`, DER.
+    #[serde(with = "serde_bytes")]
+    pub root_key: Vec<u8>,
+    /// `ic0.time`.
+    pub time: Time,
+    /// `ic0.canister_version`.
+    pub canister_version: u64,
+    /// `ic0.canister_status`.
+    pub run_state: RunState,
+    /// For `ic0.is_controller`.
+    pub controllers: Vec<Principal>,
+    /// Environment variables, ordered by name.
+    pub env_vars: Vec<(String, String)>,
+    /// `ic0.msg_caller`.
+    pub caller: Principal,
+    /// `ic0.msg_caller_info_*`.
+    pub caller_info: Option<SenderInfo>,
+    /// `ic0.msg_arg_data`.
+    #[serde(with = "serde_bytes")]
+    pub arg: Vec<u8>,
+    /// `ic0.msg_deadline`; 0 without one.
+    pub deadline: Time,
+    /// Whether the call context was answered before this callback: reply and reject then trap.
+    pub already_responded: bool,
+    /// Cycles of the canister at the start, execution fees already prepaid.
+    pub balance: Cycles,
+    /// Cycles below which calls fail and cannot burn.
+    pub freezing_threshold: Cycles,
+    /// `ic0.msg_cycles_available`.
+    pub cycles_available: Cycles,
+    /// `ic0.msg_cycles_refunded`.
+    pub cycles_refunded: Cycles,
+    /// Global timer as it stands; 0 is off.
+    pub global_timer: Time,
+    /// Present for non-replicated queries of certified variables: the certificate for `certified_data`.
+    pub data_certificate: Option<serde_bytes::ByteBuf>,
+    /// Instructions spent earlier in this call context, for `ic0.performance_counter(1)`.
+    pub context_instructions: u64,
+    /// Whether state changes count (`ic0.in_replicated_execution`).
+    pub replicated: bool,
+    /// Bytes of memory the canister may still grow by (subnet capacity, memory allocation).
+    pub growable_bytes: u64,
+    /// `wasm_memory_limit` in bytes; growing the heap of an update beyond it traps. `None`: no limit.
+    pub wasm_memory_limit: Option<u64>,
+    /// Calls that may still be made (callback limit, queue space of the subnet).
+    pub calls_max: u64,
+    /// Slots left towards each callee with a queue already in use; others have `queue_slots`.
+    pub queue_slots_left: Vec<(Principal, u64)>,
+    /// Slots of an unused queue.
+    pub queue_slots: u64,
+    /// Prices.
+    pub costs: CostTable,
+    /// Largest payload of a call, reply or reject.
+    pub payload_max_bytes: u64,
+    /// Refuse guaranteed-response calls.
+    pub reject_guaranteed_response_calls: bool,
+}
+
+/// What one message may use. Copied from `limits` by execution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MessageLimits {
+    /// Instructions in all.
+    pub instructions: u64,
+    /// Stable bytes dirtied.
+    pub stable_dirty_bytes: u64,
+    /// Stable bytes accessed.
+    pub stable_accessed_bytes: u64,
+    /// Heap bytes dirtied.
+    pub heap_dirty_bytes: u64,
+    /// Largest heap in bytes, for 32-bit and 64-bit memories.
+    pub heap_max_bytes: [u64; 2],
+    /// Largest stable memory in bytes.
+    pub stable_max_bytes: u64,
+    /// `debug_print` and trap text kept, in bytes.
+    pub log_max_bytes: u64,
+}
+
+/// A memory handed to a worker.
+#[derive(Debug)]
+pub struct Mount {
+    /// What to map.
+    pub layout: MemoryLayout,
+    /// Size in Wasm pages (64 KiB).
+    pub wasm_pages: u64,
+    /// Where dirty pages go; `None` for executions whose changes are dropped.
+    pub append: Option<AppendTarget>,
+}
+
+/// One message to run.
+#[derive(Debug)]
+pub struct Request {
+    /// The module; compiled before ([`crate::Sandbox::prepare`]).
+    pub module: ModuleHash,
+    /// Where to enter.
+    pub entry: Entry,
+    /// Exported mutable globals as the last message left them; empty at first instantiation.
+    pub globals: Vec<Global>,
+    /// Heap. Absent when the module has no memory.
+    pub heap: Mount,
+    /// Stable memory.
+    pub stable: Mount,
+    /// What the canister may know.
+    pub context: SystemContext,
+    /// What it may use.
+    pub limits: MessageLimits,
+    /// For callbacks and cleanups of composite queries: the kept execution they continue (its globals and memories are
+    /// used, those given here are ignored).
+    pub keep_token: Option<u64>,
+}
+
+/// How a message ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Response {
+    /// Neither replied nor rejected (yet).
+    None,
+    /// `ic0.msg_reply`.
+    Reply(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// `ic0.msg_reject`.
+    Reject(String),
+}
+
+/// A call made by `ic0.call_perform`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// Callee.
+    pub callee: Principal,
+    /// Method.
+    pub method_name: String,
+    /// Argument.
+    #[serde(with = "serde_bytes")]
+    pub arg: Vec<u8>,
+    /// Attached cycles (already taken from the balance).
+    pub cycles: Cycles,
+    /// Reply callback: table index and argument.
+    pub on_reply: (u64, u64),
+    /// Reject callback.
+    pub on_reject: (u64, u64),
+    /// Cleanup callback.
+    pub on_cleanup: Option<(u64, u64)>,
+    /// Seconds of a best-effort call; `None` for a guaranteed response.
+    pub timeout_seconds: Option<u32>,
+    /// Fees and reservations taken from the balance for this call, to be settled when the response comes.
+    pub prepaid: Cycles,
+}
+
+/// What a message that ended well changed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Changes {
+    /// Mutable globals.
+    pub globals: Vec<Global>,
+    /// Heap size in Wasm pages.
+    pub heap_wasm_pages: u64,
+    /// Stable size in Wasm pages.
+    pub stable_wasm_pages: u64,
+    /// Dirty heap pages, written to the append target.
+    pub heap_runs: Vec<Run>,
+    /// Dirty stable pages, written to the append target.
+    pub stable_runs: Vec<Run>,
+    /// Balance after accepting, burning and attaching (not counting execution fees).
+    pub balance: Cycles,
+    /// Cycles accepted from the call.
+    pub cycles_accepted: Cycles,
+    /// Cycles burned.
+    pub cycles_burned: Cycles,
+    /// Calls, in the order performed.
+    pub calls: Vec<Call>,
+    /// `ic0.certified_data_set`.
+    pub certified_data: Option<serde_bytes::ByteBuf>,
+    /// `ic0.global_timer_set`: `Some(0)` switches it off.
+    pub global_timer: Option<Time>,
+}
+
+/// Why a message failed: becomes a reject of code `CanisterError` (or what `reject` says).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trap {
+    /// Reject as the caller sees it, without the "Error from Canister" prefix that execution adds.
+    pub reject: Reject,
+    /// True when the worker died, so the outcome is not a function of the input: execution retries before it counts.
+    pub worker_died: bool,
+}
+
+/// What came of a message.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Instructions used, System API work included.
+    pub instructions: u64,
+    /// The response, or why there is none.
+    pub result: Result<Response, Trap>,
+    /// Changes to keep; present exactly when `result` is `Ok` and the entry keeps changes.
+    pub changes: Option<Changes>,
+    /// `ic0.accept_message` was called.
+    pub accepted: bool,
+    /// `debug_print` lines and the trap text, bounded by `log_max_bytes`.
+    pub log: Vec<serde_bytes::ByteBuf>,
+    /// Calls of a composite query (whose other changes live in the worker until its callbacks ran).
+    pub query_calls: Vec<Call>,
+    /// Names a composite query kept alive in its worker; pass it back with its callbacks, and release it.
+    pub keep_token: Option<u64>,
+}
+
+/// What execution needs of sandboxes; implemented by the pool of worker processes. Calls block the calling thread.
+pub trait Sandbox: Send + Sync {
+    /// Validates and compiles `wasm` (as uploaded, gzip or plain) unless its artefact is on disk; in a short-lived capped child.
+    fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, Reject>;
+    /// Runs one message on update worker `lane` (0-based; queries have lanes of their own, see [`Lane`]). Execution keeps the request: it
+    /// commits or drops the append targets afterwards, and hands the same request in again when the worker died.
+    fn execute(&self, lane: Lane, request: &Request) -> Outcome;
+    /// Releases what `keep_token` keeps.
+    fn release(&self, lane: Lane, keep_token: u64);
+    /// The canister's code or memories are gone or replaced: drop mappings.
+    fn forget(&self, memories: &[pages::MemoryId]);
+}
+
+/// Which worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lane {
+    /// Update worker of execution thread `n`.
+    Update(usize),
+    /// Query worker `n`.
+    Query(usize),
+}

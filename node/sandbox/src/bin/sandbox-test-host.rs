@@ -1,0 +1,14 @@
+//! The hidden subcommands of the node's binary alone, for the tests of this crate.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    match arguments.next().as_deref().and_then(|name| name.to_str()) {
+        Some("sandbox-compile") => sandbox::compile_main(arguments),
+        _ => {
+            eprintln!("usage: sandbox-test-host sandbox-compile <job>");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Compilation as an event: one module, one short-lived child, its memory gone with it.
+//!
+//! The child is this binary again (`sandbox-compile`). Everything that looks at bytes from outside happens there: unpacking, validation, instrumentation, code
+//! generation. The parent only moves descriptors and reads one bounded report.
+//!
+//! | descriptor of the child | what |
+//! |---|---|
+//! | 0 | the module as uploaded, a regular file |
+//! | 1 | the artefact, a regular file to be written |
+//! | 2 | one report at the end, or what a crash prints |
+//!
+//! The job (limits) travels as one argument; there is nothing else to inherit, and descriptors of the parent close on exec.
+//!
+//! # What bounds it
+//!
+//! Memory by `sandbox.compile_memory_bytes` (`RLIMIT_DATA`), time by `sandbox.compile_seconds` of CPU (`RLIMIT_CPU`), the artefact by
+//! `sandbox.compilation_cache_bytes` (`RLIMIT_FSIZE`). Hitting one of them ends the child, and the installer reads which one it was. See [`child`] for its
+//! confinement.
+//!
+//! This module must not know where artefacts live: the cache hands it open files.
+
+mod child;
+mod sandboxing;
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use limits::{ModuleLimits, SandboxLimits};
+use serde::{Deserialize, Serialize};
+use state::{ErrorCode, ModuleInfo, Reject, RejectCode};
+use thiserror::Error;
+
+pub use child::compile_main;
+
+/// Marks the beginning of a report on the child's standard error, where a crash prints text.
+const REPORT_MAGIC: &[u8] = b"\0thimble-compile-report\0";
+
+/// Most that is read of a report: metadata sections and method names, whose limits are far below.
+const REPORT_BYTES_MAX: u64 = 16 << 20;
+
+/// Characters of a crash's output that reach a log.
+const CRASH_TEXT_MAX: usize = 500;
+
+/// `IC0505`: the module is not valid.
+const INVALID_WASM: ErrorCode = ErrorCode(505);
+
+/// `IC0521`: the engine failed.
+const ENGINE_ERROR: ErrorCode = ErrorCode(521);
+
+/// What the child is told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Job {
+    module: ModuleLimits,
+    caps: Caps,
+}
+
+/// What one compilation may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Caps {
+    /// Writable private memory.
+    pub memory_bytes: u64,
+    /// CPU time.
+    pub seconds: u64,
+    /// Size of the artefact.
+    pub artefact_bytes: u64,
+}
+
+impl Caps {
+    /// As the node's limits say.
+    pub fn new(limits: &SandboxLimits) -> Self {
+        Self { memory_bytes: limits.compile_memory_bytes, seconds: limits.compile_seconds, artefact_bytes: limits.compilation_cache_bytes }
+    }
+}
+
+/// What the child answers.
+#[derive(Debug, Serialize, Deserialize)]
+enum Report {
+    /// The artefact is written.
+    Done(Compiled),
+    /// The module is not valid; the text says why.
+    Refused(String),
+    /// Code generation gave up for want of memory.
+    OutOfMemory,
+    /// Something else than the module is at fault, or the compiler.
+    Failed(String),
+}
+
+/// A compilation that went well.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Compiled {
+    /// What validation found.
+    pub info: ModuleInfo,
+    /// Size of the module after unpacking.
+    pub wasm_bytes: u64,
+    /// Size of the artefact.
+    pub artefact_bytes: u64,
+    /// CPU time it took.
+    pub cpu_millis: u64,
+    /// Most memory the child had resident, file pages included.
+    pub resident_bytes_max: u64,
+}
+
+/// Why there is no artefact.
+#[derive(Debug, Error)]
+pub enum CompileError {
+    /// The module is not valid.
+    #[error("{0}")]
+    Refused(String),
+    /// Over `sandbox.compile_memory_bytes`.
+    #[error("compiling the module needs more memory than the limit `sandbox.compile_memory_bytes` of {0} bytes; make the module, or its largest functions, smaller")]
+    OutOfMemory(u64),
+    /// Over `sandbox.compile_seconds`.
+    #[error("compiling the module takes longer than the limit `sandbox.compile_seconds` of {0} s of CPU time; make the module, or its largest functions, smaller")]
+    OutOfTime(u64),
+    /// Over `sandbox.compilation_cache_bytes`.
+    #[error("the compiled module is larger than the limit `sandbox.compilation_cache_bytes` of {0} bytes")]
+    TooLarge(u64),
+    /// The compiler crashed or gave up.
+    #[error("the compiler failed on the module: {0}")]
+    Crashed(String),
+    /// Something from outside ended the child, as the kernel does when the machine's memory runs out.
+    #[error("the compiler process was killed from outside (signal {0}); the machine may be short of memory, try again")]
+    Killed(i32),
+    /// The child could not be started or spoken to.
+    #[error("the compiler process could not be run: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl CompileError {
+    /// As the installer of the canister sees it. What is the module's doing is its error; what is the machine's may be tried again.
+    pub fn to_reject(&self) -> Reject {
+        match self {
+            Self::Killed(_) | Self::Io(_) => Reject { code: RejectCode::SysTransient, message: self.to_string(), error_code: ENGINE_ERROR },
+            _ => Reject { code: RejectCode::CanisterError, message: format!("Canister's Wasm module is not valid: {self}"), error_code: INVALID_WASM },
+        }
+    }
+}
+
+/// Starts compile children.
+#[derive(Clone, Debug)]
+pub struct Compiler {
+    /// The binary whose `arguments` lead to [`compile_main`].
+    pub exe: PathBuf,
+    /// Arguments before the job: the hidden subcommand.
+    pub arguments: Vec<OsString>,
+    /// Handed to the child.
+    pub module: ModuleLimits,
+    /// Handed to the child, and named in errors.
+    pub caps: Caps,
+}
+
+impl Compiler {
+    /// Compiles the module in `uploaded` into the empty file `artefact`. Blocks until the child is gone.
+    pub fn compile(&self, uploaded: File, artefact: File) -> Result<Compiled, CompileError> {
+        let job = Job { module: self.module.clone(), caps: self.caps };
+        let mut child = Command::new(&self.exe)
+            .args(&self.arguments)
+            .arg(job.to_argument()?)
+            .env_clear()
+            .stdin(Stdio::from(uploaded))
+            .stdout(Stdio::from(artefact))
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let output = read_report(&mut child);
+        if output.is_err() {
+            // The report's reader gave up; the child must not outlive the call. It may be gone already.
+            let _ = child.kill();
+        }
+        let status = child.wait()?;
+        self.judge(status, &output?)
+    }
+
+    fn judge(&self, status: ExitStatus, output: &[u8]) -> Result<Compiled, CompileError> {
+        let caps = self.caps;
+        let report = output.strip_prefix(REPORT_MAGIC).map(postcard::from_bytes::<Report>);
+        match (status.success(), report) {
+            (true, Some(Ok(Report::Done(compiled)))) => return Ok(compiled),
+            (true, Some(Ok(Report::Refused(text)))) => return Err(CompileError::Refused(text)),
+            (true, Some(Ok(Report::OutOfMemory))) => return Err(CompileError::OutOfMemory(caps.memory_bytes)),
+            (true, Some(Ok(Report::Failed(text)))) => return Err(CompileError::Crashed(text)),
+            _ => {}
+        }
+        let text = crash_text(output);
+        match status.signal() {
+            Some(libc::SIGXCPU) => Err(CompileError::OutOfTime(caps.seconds)),
+            Some(libc::SIGXFSZ) => Err(CompileError::TooLarge(caps.artefact_bytes)),
+            // Rust's and the C library's words for an allocation that failed, before they abort.
+            Some(libc::SIGABRT) if text.contains("memory allocation of") || text.contains("out of memory") => Err(CompileError::OutOfMemory(caps.memory_bytes)),
+            Some(signal @ (libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGHUP)) => Err(CompileError::Killed(signal)),
+            _ => {
+                tracing::warn!(%status, output = %text, "the compiler crashed");
+                Err(CompileError::Crashed(format!("it crashed ({status})")))
+            }
+        }
+    }
+}
+
+fn read_report(child: &mut Child) -> io::Result<Vec<u8>> {
+    let mut output = Vec::new();
+    if let Some(stderr) = child.stderr.take() {
+        stderr.take(REPORT_BYTES_MAX).read_to_end(&mut output)?;
+    }
+    Ok(output)
+}
+
+/// The readable part of what a crash printed.
+fn crash_text(output: &[u8]) -> String {
+    let text = String::from_utf8_lossy(output);
+    text.chars().filter(|char| !char.is_control()).take(CRASH_TEXT_MAX).collect()
+}
+
+impl Job {
+    fn to_argument(&self) -> io::Result<OsString> {
+        let bytes = postcard::to_stdvec(self).map_err(io::Error::other)?;
+        Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into())
+    }
+
+    fn from_argument(argument: &str) -> Option<Self> {
+        let digits = argument.as_bytes();
+        let bytes: Option<Vec<u8>> = digits
+            .chunks(2)
+            .map(|pair| std::str::from_utf8(pair).ok().filter(|pair| pair.len() == 2).and_then(|pair| u8::from_str_radix(pair, 16).ok()))
+            .collect();
+        postcard::from_bytes(&bytes?).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests;

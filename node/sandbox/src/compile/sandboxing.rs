@@ -1,0 +1,105 @@
+//! How the compile child confines itself: resource limits, no new rights, and a system call filter that leaves memory, the descriptors it has, and its end.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use seccompiler::{SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule};
+
+use super::Caps;
+
+/// How far the child steps back behind the node for the processor.
+const NICE: libc::c_int = 5;
+
+/// The kernel's choice when memory runs out should be this child and not the node.
+const OOM_SCORE_ADJ: &[u8] = b"500";
+
+/// Sets limits and gives up rights.
+pub(super) fn limit(caps: &Caps) -> io::Result<()> {
+    // Best effort: without it the kernel may choose another process.
+    let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
+    set_limit(libc::RLIMIT_DATA, caps.memory_bytes, caps.memory_bytes)?;
+    // The soft limit ends the process with a signal of its own; the hard one would be indistinguishable from a kill.
+    set_limit(libc::RLIMIT_CPU, caps.seconds, caps.seconds.saturating_add(1))?;
+    set_limit(libc::RLIMIT_FSIZE, caps.artefact_bytes, caps.artefact_bytes)?;
+    set_limit(libc::RLIMIT_CORE, 0, 0)?;
+    // SAFETY: plain system calls without pointers.
+    unsafe {
+        // Nice is best effort too: it can only be refused where it is already lower.
+        libc::setpriority(libc::PRIO_PROCESS, 0, NICE);
+        check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
+        check(libc::prctl(libc::PR_SET_DUMPABLE, 0))?;
+        check(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))?;
+    }
+    Ok(())
+}
+
+fn set_limit(resource: libc::__rlimit_resource_t, soft: u64, hard: u64) -> io::Result<()> {
+    let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
+    // SAFETY: `limit` lives through the call.
+    check(unsafe { libc::setrlimit(resource, &limit) })
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// CPU milliseconds and most resident bytes of this process so far.
+pub(super) fn usage() -> (u64, u64) {
+    // SAFETY: an all-zero `rusage` is a valid value, and it lives through the call.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &mut usage);
+        usage
+    };
+    let millis = |time: libc::timeval| time.tv_sec.unsigned_abs().saturating_mul(1_000).saturating_add(time.tv_usec.unsigned_abs() / 1_000);
+    let resident = usage.ru_maxrss.unsigned_abs().saturating_mul(1_024);
+    (millis(usage.ru_utime).saturating_add(millis(usage.ru_stime)), resident)
+}
+
+/// Installs the filter on all threads of the process (an allocator may have one of its own). A call outside the list fails with `EPERM`; memory can never
+/// become executable, because the child generates code but must not run any.
+pub(super) fn filter() -> Result<(), Box<dyn std::error::Error>> {
+    let anything = [
+        libc::SYS_read,
+        libc::SYS_write,
+        libc::SYS_lseek,
+        libc::SYS_close,
+        libc::SYS_fstat,
+        libc::SYS_newfstatat,
+        libc::SYS_statx,
+        libc::SYS_munmap,
+        libc::SYS_mremap,
+        libc::SYS_madvise,
+        libc::SYS_brk,
+        libc::SYS_futex,
+        libc::SYS_sched_yield,
+        libc::SYS_sched_getaffinity,
+        libc::SYS_clock_gettime,
+        libc::SYS_clock_nanosleep,
+        libc::SYS_nanosleep,
+        libc::SYS_getrandom,
+        libc::SYS_getrusage,
+        libc::SYS_getpid,
+        libc::SYS_gettid,
+        libc::SYS_sigaltstack,
+        libc::SYS_rt_sigaction,
+        libc::SYS_rt_sigprocmask,
+        libc::SYS_rt_sigreturn,
+        libc::SYS_restart_syscall,
+        // A panic or a failed allocation ends the process by a signal to itself.
+        libc::SYS_tgkill,
+        libc::SYS_exit,
+        libc::SYS_exit_group,
+    ];
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = anything.into_iter().map(|call| (call, Vec::new())).collect();
+    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+        let executable = libc::PROT_EXEC as u64;
+        let never = SeccompCondition::new(2, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(executable), 0)?;
+        rules.insert(call, vec![SeccompRule::new(vec![never])?]);
+    }
+    let refuse = SeccompAction::Errno(libc::EPERM as u32);
+    let filter = SeccompFilter::new(rules, refuse, SeccompAction::Allow, std::env::consts::ARCH.try_into()?)?;
+    let program: seccompiler::BpfProgram = filter.try_into()?;
+    seccompiler::apply_filter_all_threads(&program)?;
+    Ok(())
+}

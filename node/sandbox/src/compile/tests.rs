@@ -1,0 +1,56 @@
+#![allow(clippy::unwrap_used)]
+use super::*;
+use crate::module::testing::limits;
+
+fn compiler() -> Compiler {
+    Compiler {
+        exe: PathBuf::from("/nonexistent/thimble"),
+        arguments: Vec::new(),
+        module: limits(),
+        caps: Caps { memory_bytes: 1 << 28, seconds: 30, artefact_bytes: 1 << 26 },
+    }
+}
+
+fn signal(signal: i32) -> ExitStatus {
+    ExitStatus::from_raw(signal)
+}
+
+#[test]
+fn a_job_survives_the_command_line() {
+    let job = Job { module: limits(), caps: compiler().caps };
+    let argument = job.to_argument().unwrap().into_string().unwrap();
+    assert_eq!(Job::from_argument(&argument), Some(job));
+    for broken in ["", "0", "zz", &argument[..argument.len() - 2], "é"] {
+        assert_eq!(Job::from_argument(broken), None, "{broken}");
+    }
+}
+
+#[test]
+fn every_end_of_the_child_has_its_name_and_value() {
+    let judge = |status, output: &[u8]| compiler().judge(status, output).unwrap_err();
+    assert!(judge(signal(libc::SIGXCPU), b"").to_string().contains("`sandbox.compile_seconds` of 30 s"));
+    assert!(judge(signal(libc::SIGXFSZ), b"").to_string().contains("`sandbox.compilation_cache_bytes` of 67108864 bytes"));
+    let memory = judge(signal(libc::SIGABRT), b"memory allocation of 1048576 bytes failed\n");
+    assert!(memory.to_string().contains("`sandbox.compile_memory_bytes` of 268435456 bytes"), "{memory}");
+    assert!(matches!(judge(signal(libc::SIGKILL), b""), CompileError::Killed(libc::SIGKILL)));
+    assert!(matches!(judge(signal(libc::SIGSEGV), b""), CompileError::Crashed(_)));
+    assert!(matches!(judge(signal(libc::SIGABRT), b"thread panicked"), CompileError::Crashed(_)));
+    assert!(matches!(judge(ExitStatus::from_raw(0), b""), CompileError::Crashed(_)), "no report");
+    let mut forged = REPORT_MAGIC.to_vec();
+    forged.extend([0xff; 8]);
+    assert!(matches!(judge(ExitStatus::from_raw(0), &forged), CompileError::Crashed(_)), "an unreadable report");
+}
+
+#[test]
+fn what_the_machine_did_may_be_tried_again() {
+    assert_eq!(CompileError::Killed(9).to_reject().code, RejectCode::SysTransient);
+    assert_eq!(CompileError::OutOfTime(1).to_reject().code, RejectCode::CanisterError);
+    assert_eq!(CompileError::Refused("x".to_owned()).to_reject().error_code.to_string(), "IC0505");
+}
+
+#[test]
+fn a_binary_that_is_not_there_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = || File::create(dir.path().join("file")).unwrap();
+    assert!(matches!(compiler().compile(file(), file()), Err(CompileError::Io(_))));
+}

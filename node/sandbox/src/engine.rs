@@ -1,0 +1,212 @@
+//! The one wasmtime configuration of a subnet.
+//!
+//! The compile child and every worker build their engine here, so what one compiled the other can load. Two rules follow from execution being replicated:
+//!
+//! - **The code does not depend on the machine.** The target is fixed to a baseline instruction set instead of the host's, so that every node of one architecture
+//!   compiles a module to the same bytes. Stack frames then have the same sizes everywhere, and a canister that recurses too deep overflows at the same depth.
+//! - **Whatever changes code, fuel or the meaning of an artefact is in [`version`].** Artefacts carry it in their name; another version is never loaded.
+//!
+//! A worker may add to the configuration what does not change code: its memory creator, its signal handler.
+//!
+//! This module must not know about limits, files or processes.
+
+use std::fs::File;
+use std::hash::{Hash, Hasher};
+use std::sync::OnceLock;
+
+use sha2::{Digest, Sha256};
+use wasmtime::{Config, Engine, Module, ModuleVersionStrategy, OperatorCost, OptLevel, WasmFeatures};
+
+use crate::module;
+
+/// Stack a canister may use. A worker runs canisters on a thread with at least this much and [`HOST_STACK_BYTES`] below it; the kernel commits only what is touched.
+pub const WASM_STACK_BYTES: usize = 4 << 20;
+
+/// Stack left for host functions under a canister that used all of its own.
+pub const HOST_STACK_BYTES: usize = 1 << 20;
+
+/// Address space in front of which a 32-bit heap needs no bounds checks: the memory creator of a worker reserves this much for a 32-bit heap, inaccessible
+/// beyond its size, and [`HEAP_GUARD_BYTES`] behind it.
+pub const HEAP32_RESERVATION_BYTES: u64 = 1 << 32;
+
+/// Inaccessible bytes behind the reservation of a heap, of either width: accesses with a constant offset below this are checked once or not at all.
+pub const HEAP_GUARD_BYTES: u64 = 32 << 20;
+
+/// Counts changes to [`module::instrument`](crate::module) and to the table of instruction costs that the other inputs of [`version`] do not show.
+const INSTRUMENTATION_VERSION: u32 = 1;
+
+/// The configuration. Identical for compiling and for running.
+pub fn config() -> wasmtime::Result<Config> {
+    let mut config = Config::new();
+    config.target(TARGET)?;
+    for flag in TARGET_FLAGS {
+        // SAFETY: the flags only name instruction set extensions of the target; the engine refuses to load code whose extensions the host lacks.
+        unsafe {
+            config.cranelift_flag_enable(flag);
+        }
+    }
+    let features = module::features();
+    config.wasm_features(features, true);
+    config.wasm_features(WasmFeatures::all().difference(features), false);
+
+    // Results must be the same on every machine.
+    config.cranelift_nan_canonicalization(true);
+    config.cranelift_opt_level(OptLevel::Speed);
+    config.consume_fuel(true);
+    config.operator_cost(costs());
+    config.max_wasm_stack(WASM_STACK_BYTES);
+    config.async_stack_size(WASM_STACK_BYTES + HOST_STACK_BYTES);
+
+    // Memories never move: a worker reserves address space for all a heap may become and maps files into it.
+    config.memory_may_move(false);
+    config.memory_reservation(HEAP32_RESERVATION_BYTES);
+    config.memory_guard_size(HEAP_GUARD_BYTES);
+    config.memory_reservation_for_growth(0);
+    // Data segments are applied by instrumented code, so there is no image to map.
+    config.memory_init_cow(false);
+
+    // Artefacts carry code and trap sites, nothing for people or debuggers.
+    config.generate_address_map(false);
+    config.debug_symbols(false);
+    config.native_unwind_info(false);
+    config.wasm_backtrace_max_frames(None);
+    config.module_version(ModuleVersionStrategy::Custom(format!("thimble-{INSTRUMENTATION_VERSION}-wasmtime-{WASMTIME_VERSION}")))?;
+    Ok(config)
+}
+
+/// An engine with [`config`].
+pub fn engine() -> wasmtime::Result<Engine> {
+    Engine::new(&config()?)
+}
+
+/// Names everything that an artefact depends on besides its module and the limits: 16 hexadecimal digits.
+pub fn version() -> wasmtime::Result<&'static str> {
+    static VERSION: OnceLock<String> = OnceLock::new();
+    if let Some(version) = VERSION.get() {
+        return Ok(version);
+    }
+    let mut hasher = Sha256Hasher(Sha256::new());
+    INSTRUMENTATION_VERSION.hash(&mut hasher);
+    WASMTIME_VERSION.hash(&mut hasher);
+    engine()?.precompile_compatibility_hash().hash(&mut hasher);
+    let digest = hasher.0.finalize();
+    let version = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    Ok(VERSION.get_or_init(|| version))
+}
+
+/// Maps the artefact in `file` and returns its module. Nothing is copied: code pages belong to the file and the kernel may take them back.
+///
+/// Needs no path and opens nothing, so it works inside a worker's filter; the descriptor may be closed afterwards.
+///
+/// # Errors
+///
+/// When the file is not an artefact of this very engine.
+///
+/// # Safety
+///
+/// The file holds, unchanged, what [`crate::compile`] wrote, and nobody writes to it while the module lives. An artefact is machine code: the cache verifies its
+/// checksum before it hands out a descriptor.
+pub unsafe fn load(engine: &Engine, file: &File) -> wasmtime::Result<Module> {
+    let file = file.try_clone()?;
+    // SAFETY: forwarded to the caller.
+    unsafe { Module::deserialize_open_file(engine, file) }
+}
+
+const WASMTIME_VERSION: &str = "48.0.8";
+
+#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+#[cfg(all(target_arch = "x86_64", target_env = "musl"))]
+const TARGET: &str = "x86_64-unknown-linux-musl";
+#[cfg(all(target_arch = "aarch64", target_env = "gnu"))]
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+#[cfg(all(target_arch = "aarch64", target_env = "musl"))]
+const TARGET: &str = "aarch64-unknown-linux-musl";
+
+/// x86-64-v2, which every server processor of the last fifteen years has, and which the SIMD instructions of WebAssembly need.
+#[cfg(target_arch = "x86_64")]
+const TARGET_FLAGS: &[&str] = &["has_sse3", "has_ssse3", "has_sse41", "has_sse42", "has_popcnt", "has_cmpxchg16b"];
+#[cfg(not(target_arch = "x86_64"))]
+const TARGET_FLAGS: &[&str] = &[];
+
+/// What instructions cost. One unit is about what an integer addition takes; the rest is in proportion, so that a limit in instructions bounds time. Operations
+/// over a range cost in proportion to it.
+fn costs() -> OperatorCost {
+    let mut cost = OperatorCost::new();
+    macro_rules! set {
+        ($value:literal: $($operator:ident)*) => { $(cost.$operator = $value;)* };
+    }
+    set!(2: MemorySize TableSize GlobalSet V128Load V128Store V128Const);
+    set!(2: V128Load8x8S V128Load8x8U V128Load16x4S V128Load16x4U V128Load32x2S V128Load32x2U);
+    set!(2: V128Load8Lane V128Load16Lane V128Load32Lane V128Load64Lane V128Store8Lane V128Store16Lane V128Store32Lane V128Store64Lane);
+    set!(3: BrTable);
+    // A call also saves and restores registers, checks the stack and the fuel.
+    set!(5: Call ReturnCall);
+    set!(10: CallIndirect ReturnCallIndirect);
+    // Integer division is not pipelined.
+    set!(10: I32DivS I32DivU I32RemS I32RemU I64DivS I64DivU I64RemS I64RemU);
+    // Floating point results are made canonical.
+    set!(3: F32Add F32Sub F32Mul F32Min F32Max F64Add F64Sub F64Mul F64Min F64Max);
+    set!(3: F32Ceil F32Floor F32Trunc F32Nearest F64Ceil F64Floor F64Trunc F64Nearest);
+    set!(3: F32ConvertI32S F32ConvertI32U F32ConvertI64S F32ConvertI64U F32DemoteF64);
+    set!(3: F64ConvertI32S F64ConvertI32U F64ConvertI64S F64ConvertI64U F64PromoteF32);
+    set!(12: I32TruncF32S I32TruncF32U I32TruncF64S I32TruncF64U I64TruncF32S I64TruncF32U I64TruncF64S I64TruncF64U);
+    set!(8: I32TruncSatF32S I32TruncSatF32U I32TruncSatF64S I32TruncSatF64U I64TruncSatF32S I64TruncSatF32U I64TruncSatF64S I64TruncSatF64U);
+    set!(16: F32Div F32Sqrt F64Div F64Sqrt);
+    set!(4: F32x4Add F32x4Sub F32x4Mul F32x4Min F32x4Max F32x4PMin F32x4PMax F64x2Add F64x2Sub F64x2Mul F64x2Min F64x2Max F64x2PMin F64x2PMax);
+    set!(4: F32x4Ceil F32x4Floor F32x4Trunc F32x4Nearest F64x2Ceil F64x2Floor F64x2Trunc F64x2Nearest);
+    set!(8: I32x4TruncSatF32x4S I32x4TruncSatF32x4U I32x4TruncSatF64x2SZero I32x4TruncSatF64x2UZero);
+    set!(4: F32x4ConvertI32x4S F32x4ConvertI32x4U F64x2ConvertLowI32x4S F64x2ConvertLowI32x4U F32x4DemoteF64x2Zero F64x2PromoteLowF32x4);
+    set!(20: F32x4Div F32x4Sqrt F64x2Div F64x2Sqrt);
+    // Without wider extensions these are several instructions each.
+    set!(6: I64x2Mul I64x2ShrS I8x16Shl I8x16ShrS I8x16ShrU I8x16Popcnt I8x16Shuffle I8x16Swizzle);
+    set!(5: TableGet TableSet RefFunc);
+    // Calls into the runtime; what they work on costs per byte or element, see below.
+    set!(20: MemoryCopy MemoryFill MemoryInit TableCopy TableFill TableInit DataDrop ElemDrop);
+    set!(200: MemoryGrow TableGrow);
+    cost.variable.memory_grow_per_page = 4;
+    cost.variable.table_grow_per_element = 2;
+    cost
+}
+
+/// Feeds a `Hash` into SHA-256, because the standard hashers promise nothing across builds.
+struct Sha256Hasher(Sha256);
+
+impl Hasher for Sha256Hasher {
+    fn finish(&self) -> u64 {
+        // Only the digest is ever used.
+        0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_configuration_makes_an_engine_and_has_one_version() {
+        engine().unwrap();
+        assert_eq!(version().unwrap(), version().unwrap());
+        assert_eq!(version().unwrap().len(), 16);
+    }
+
+    #[test]
+    fn an_endless_loop_of_anything_runs_out_of_fuel() {
+        let engine = engine().unwrap();
+        for body in ["(loop br 0)", "(loop (br_if 0 (i32.const 1)))", "(return_call 0)", "(call 0)"] {
+            let wasm = wat::parse_str(format!("(module (func (export \"f\") {body}))")).unwrap();
+            let module = Module::new(&engine, wasm).unwrap();
+            let mut store = wasmtime::Store::new(&engine, ());
+            store.set_fuel(10_000).unwrap();
+            let instance = wasmtime::Instance::new(&mut store, &module, &[]).unwrap();
+            let f = instance.get_typed_func::<(), ()>(&mut store, "f").unwrap();
+            let trap = f.call(&mut store, ()).unwrap_err().downcast::<wasmtime::Trap>().unwrap();
+            assert_eq!(trap, wasmtime::Trap::OutOfFuel, "{body}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Why a module is refused. The display text is what the installer of the canister reads.
+
+use thiserror::Error;
+
+/// Characters of a name out of a module that a message repeats.
+const NAME_CHARS_MAX: usize = 80;
+
+/// A module that cannot be a canister.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ModuleError {
+    /// The gzip stream is damaged.
+    #[error("the module starts like a gzip stream, but it cannot be unpacked: {0}")]
+    Gzip(String),
+    /// Neither gzip nor WebAssembly.
+    #[error("the module is not a WebAssembly binary: it must start with the magic number and version 1 (00 61 73 6d 01 00 00 00), or be a gzip stream of such a module")]
+    NotWasm,
+    /// WebAssembly validation refused it.
+    #[error("WebAssembly validation failed: {0}")]
+    Invalid(String),
+    /// More of something than a limit allows.
+    #[error("{what}: {value}, but the limit `module.{limit_name}` is {limit}")]
+    Limit {
+        /// What was counted, and in which unit.
+        what: &'static str,
+        /// Field of [`limits::ModuleLimits`].
+        limit_name: &'static str,
+        /// Its value.
+        limit: u64,
+        /// What the module has (or at least has, where counting stopped at the limit).
+        value: u64,
+    },
+    /// Imports something else than a function of `ic0`.
+    #[error("import `{module}.{name}`: only functions of module `ic0` can be imported")]
+    Import {
+        /// Module of the import.
+        module: String,
+        /// Field.
+        name: String,
+    },
+    /// Imports a function that the System API does not have.
+    #[error("import `ic0.{name}`: the System API has no such function for canisters with a {width}-bit memory")]
+    UnknownImport {
+        /// Field.
+        name: String,
+        /// 32 or 64.
+        width: u8,
+    },
+    /// Imports a function of the System API with another type.
+    #[error("import `ic0.{name}`: it has type {found}, but canisters with a {width}-bit memory import it as {expected}")]
+    ImportType {
+        /// Field.
+        name: String,
+        /// 32 or 64.
+        width: u8,
+        /// Type in the System API.
+        expected: String,
+        /// Type in the module.
+        found: String,
+    },
+    /// An entry point has parameters or results.
+    #[error("exported function `{0}`: an entry point has type () -> ()")]
+    EntryType(String),
+    /// Reserved prefix.
+    #[error("exported function `{0}`: names that start with `canister_` are reserved for the entry points of the interface specification, and this is none of them")]
+    EntryUnknown(String),
+    /// Two methods of one name.
+    #[error("method `{0}` is exported more than once as `canister_update`, `canister_query` or `canister_composite_query`")]
+    MethodTwice(String),
+    /// Two metadata sections of one name.
+    #[error("custom section `{0}` exists more than once as `icp:public` or `icp:private`")]
+    SectionTwice(String),
+    /// Reserved prefix.
+    #[error("custom section `{0}`: names that start with `icp:` must be `icp:public <name>` or `icp:private <name>`")]
+    SectionUnknown(String),
+    /// State that could not be kept.
+    #[error("global {0} is mutable and holds a reference; references cannot be kept between messages, keep them in a table or make the global immutable")]
+    ReferenceGlobal(u32),
+}
+
+impl From<wasmparser::Error> for ModuleError {
+    fn from(error: wasmparser::Error) -> Self {
+        Self::Invalid(error.to_string())
+    }
+}
+
+/// Refuses when `value` is over `limit`.
+pub(super) fn within(what: &'static str, limit_name: &'static str, limit: u64, value: u64) -> Result<(), ModuleError> {
+    if value > limit { Err(ModuleError::Limit { what, limit_name, limit, value }) } else { Ok(()) }
+}
+
+/// A name out of a module, short enough for a message.
+pub(super) fn shown(name: &str) -> String {
+    match name.char_indices().nth(NAME_CHARS_MAX) {
+        Some((end, _)) => format!("{}...", name.get(..end).unwrap_or_default()),
+        None => name.to_owned(),
+    }
+}

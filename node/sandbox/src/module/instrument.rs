@@ -1,0 +1,356 @@
+//! Rewrites a validated module into the form the folder's documentation describes.
+//!
+//! Sections are built one by one in their order; bodies and expressions pass through wasm-encoder's re-encoder, which asks here for every function index and
+//! instruction. Three index spaces change, all at their ends but one:
+//!
+//! - types: those of the added functions follow the module's own;
+//! - functions: `thimble.will_write` is the last import, so defined functions move up by one, and the added functions come after them;
+//! - data segments: all become passive, and an empty one follows them. Instructions that named an active segment name the empty one instead, because
+//!   instantiation would have dropped it: what traps there still traps.
+//!
+//! Bulk operations on memory become calls of added functions that report the range first. An operation is one instruction before and after, so fuel and control
+//! flow stay a function of the module alone.
+
+use limits::ModuleLimits;
+use wasm_encoder::reencode::{self, Reencode, utils};
+use wasm_encoder::{
+    CodeSection, DataCountSection, DataSection, ElementSection, Elements, Encode, EntityType, ExportKind, ExportSection, Function, FunctionSection,
+    GlobalSection, ImportSection, Instruction, MemorySection, MemoryType, Module, TableSection, TypeSection, ValType,
+};
+use wasmparser::{DataKind, Operator, Parser, Payload};
+
+use super::error::ModuleError;
+use super::validate::{Shape, Validated};
+use super::{INIT_MEMORY, MEMORY, RUNTIME_MODULE, START, TABLE, WILL_WRITE, features, global_export};
+
+/// Size of a page of WebAssembly memory.
+const WASM_PAGE_BYTES: u64 = 65_536;
+
+/// Data segments that one added function applies, so that none of them grows long.
+const SEGMENTS_PER_FUNCTION: usize = 256;
+
+/// Rewrites `wasm`, of which `validated` was found.
+///
+/// # Errors
+///
+/// None for a module that [`super::validate`](fn@super::validate) accepted with the same limits.
+pub fn instrument(wasm: &[u8], validated: &Validated, limits: &ModuleLimits) -> Result<Vec<u8>, ModuleError> {
+    let shape = &validated.shape;
+    let mut sections = Sections::default();
+    let mut rewriter = Rewriter::new(shape);
+    let mut parser = Parser::new(0);
+    parser.set_features(features());
+    for payload in parser.parse_all(wasm) {
+        sections.take(&mut rewriter, shape, limits, payload?)?;
+    }
+    sections.finish(rewriter, shape)
+}
+
+/// The sections of the new module, in the making.
+#[derive(Default)]
+struct Sections {
+    types: TypeSection,
+    imports: ImportSection,
+    functions: FunctionSection,
+    tables: TableSection,
+    memories: MemorySection,
+    globals: GlobalSection,
+    elements: ElementSection,
+    code: CodeSection,
+    data: DataSection,
+    /// Offset and length of the segments that were active, by index.
+    active: Vec<ActiveSegment>,
+}
+
+/// A data segment that instantiation would apply.
+struct ActiveSegment {
+    index: u32,
+    /// The instruction of the offset expression, encoded.
+    offset: Vec<u8>,
+    len: u32,
+}
+
+impl Sections {
+    fn take(&mut self, rewriter: &mut Rewriter<'_>, shape: &Shape, limits: &ModuleLimits, payload: Payload<'_>) -> Result<(), ModuleError> {
+        match payload {
+            Payload::TypeSection(section) => rewriter.parse_type_section(&mut self.types, section).map_err(failed)?,
+            Payload::ImportSection(section) => rewriter.parse_import_section(&mut self.imports, section).map_err(failed)?,
+            Payload::FunctionSection(section) => rewriter.parse_function_section(&mut self.functions, section).map_err(failed)?,
+            Payload::TableSection(section) => self.tables(rewriter, shape, limits, section)?,
+            Payload::MemorySection(section) => {
+                for memory in section {
+                    self.memories.memory(bounded(rewriter.memory_type(memory?).map_err(failed)?, limits));
+                }
+            }
+            Payload::GlobalSection(section) => rewriter.parse_global_section(&mut self.globals, section).map_err(failed)?,
+            Payload::ElementSection(section) => rewriter.parse_element_section(&mut self.elements, section).map_err(failed)?,
+            Payload::CodeSectionEntry(body) => rewriter.parse_function_body(&mut self.code, body).map_err(failed)?,
+            Payload::DataSection(section) => {
+                for (index, data) in section.into_iter().enumerate() {
+                    let data = data?;
+                    if let DataKind::Active { offset_expr, .. } = data.kind {
+                        let operator = offset_expr.get_operators_reader().read()?;
+                        let mut offset = Vec::new();
+                        rewriter.instruction(operator).map_err(failed)?.encode(&mut offset);
+                        self.active.push(ActiveSegment { index: index as u32, offset, len: data.data.len() as u32 });
+                    }
+                    self.data.passive(data.data.iter().copied());
+                }
+            }
+            // Exports are made anew, the start section and custom sections are left out.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Bounds how far tables grow: together they stay within the limit, the first ones are served first.
+    fn tables(
+        &mut self,
+        rewriter: &mut Rewriter<'_>,
+        shape: &Shape,
+        limits: &ModuleLimits,
+        section: wasmparser::TableSectionReader<'_>,
+    ) -> Result<(), ModuleError> {
+        let mut growth = limits.table_elements.saturating_sub(shape.table_elements);
+        for table in section {
+            let mut ty = rewriter.table_type(table?.ty).map_err(failed)?;
+            let maximum = ty.maximum.unwrap_or(u64::MAX).min(ty.minimum.saturating_add(growth));
+            // A 32-bit table has a 32-bit maximum.
+            let maximum = if ty.table64 { maximum } else { maximum.min(u64::from(u32::MAX)) };
+            growth = growth.saturating_sub(maximum.saturating_sub(ty.minimum));
+            ty.maximum = Some(maximum);
+            self.tables.table(ty);
+        }
+        Ok(())
+    }
+
+    fn finish(mut self, rewriter: Rewriter<'_>, shape: &Shape) -> Result<Vec<u8>, ModuleError> {
+        let mut added = Added { types: shape.types, functions: shape.imported_functions + rewriter.shift + shape.defined_functions };
+        let mut exports = ExportSection::new();
+        for (name, function) in &shape.entries {
+            exports.export(name, ExportKind::Func, rewriter.moved(*function));
+        }
+        if let Some(function) = shape.start {
+            exports.export(START, ExportKind::Func, rewriter.moved(function));
+        }
+        for (n, global) in shape.mutable_globals.iter().enumerate() {
+            exports.export(&global_export(n), ExportKind::Global, *global);
+        }
+        if shape.tables > 0 {
+            exports.export(TABLE, ExportKind::Table, 0);
+        }
+        if let Some(memory) = shape.memory {
+            let address = if memory.memory64 { ValType::I64 } else { ValType::I32 };
+            exports.export(MEMORY, ExportKind::Memory, 0);
+            let will_write = added.ty(&mut self.types, &[address, address]);
+            self.imports.import(RUNTIME_MODULE, WILL_WRITE, EntityType::Function(will_write));
+            let guard = Guard { address, will_write: shape.imported_functions };
+            // In the order in which their indices were given out.
+            for bulk in &rewriter.bulk {
+                let (params, body) = guard.bulk(*bulk);
+                let ty = added.ty(&mut self.types, &params);
+                added.function(&mut self.functions, &mut self.code, ty, &body);
+            }
+            if !self.active.is_empty() {
+                let ty = added.ty(&mut self.types, &[]);
+                let mut all = Function::new([]);
+                for segments in self.active.chunks(SEGMENTS_PER_FUNCTION) {
+                    let part = added.function(&mut self.functions, &mut self.code, ty, &guard.apply(segments));
+                    all.instruction(&Instruction::Call(part));
+                }
+                all.instruction(&Instruction::End);
+                let init = added.function(&mut self.functions, &mut self.code, ty, &all);
+                exports.export(INIT_MEMORY, ExportKind::Func, init);
+            }
+        }
+        // An export declares a function for `ref.func`; what is no longer exported is declared here.
+        if !shape.other_exported_functions.is_empty() {
+            let functions: Vec<u32> = shape.other_exported_functions.iter().map(|function| rewriter.moved(*function)).collect();
+            self.elements.declared(Elements::Functions(functions.into()));
+        }
+        if !self.data.is_empty() {
+            self.data.passive([]);
+        }
+        Ok(self.assemble(&exports))
+    }
+
+    fn assemble(self, exports: &ExportSection) -> Vec<u8> {
+        let mut module = Module::new();
+        module.section(&self.types).section(&self.imports).section(&self.functions).section(&self.tables);
+        module.section(&self.memories).section(&self.globals).section(exports).section(&self.elements);
+        if !self.data.is_empty() {
+            module.section(&DataCountSection { count: self.data.len() });
+        }
+        module.section(&self.code).section(&self.data);
+        module.finish()
+    }
+}
+
+/// Next free indices behind the module's own.
+struct Added {
+    types: u32,
+    functions: u32,
+}
+
+impl Added {
+    fn ty(&mut self, types: &mut TypeSection, params: &[ValType]) -> u32 {
+        types.ty().function(params.iter().copied(), []);
+        self.types += 1;
+        self.types - 1
+    }
+
+    fn function(&mut self, functions: &mut FunctionSection, code: &mut CodeSection, ty: u32, body: &Function) -> u32 {
+        functions.function(ty);
+        code.function(body);
+        self.functions += 1;
+        self.functions - 1
+    }
+}
+
+/// A bulk operation that writes to memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bulk {
+    Copy,
+    Fill,
+    /// From this data segment.
+    Init(u32),
+}
+
+/// Generates the functions that report a range before they write it.
+struct Guard {
+    address: ValType,
+    /// Index of `thimble.will_write`.
+    will_write: u32,
+}
+
+impl Guard {
+    /// Parameters and body of the function that stands for a bulk operation; the parameters are the operation's operands.
+    fn bulk(&self, bulk: Bulk) -> (Vec<ValType>, Function) {
+        let address = self.address;
+        let (params, operation) = match bulk {
+            Bulk::Copy => (vec![address, address, address], Instruction::MemoryCopy { src_mem: 0, dst_mem: 0 }),
+            Bulk::Fill => (vec![address, ValType::I32, address], Instruction::MemoryFill(0)),
+            Bulk::Init(data_index) => (vec![address, ValType::I32, ValType::I32], Instruction::MemoryInit { mem: 0, data_index }),
+        };
+        let mut body = Function::new([]);
+        body.instruction(&Instruction::LocalGet(0)).instruction(&Instruction::LocalGet(2));
+        if matches!(bulk, Bulk::Init(_)) && address == ValType::I64 {
+            body.instruction(&Instruction::I64ExtendI32U);
+        }
+        body.instruction(&Instruction::Call(self.will_write));
+        body.instruction(&Instruction::LocalGet(0)).instruction(&Instruction::LocalGet(1)).instruction(&Instruction::LocalGet(2));
+        body.instruction(&operation).instruction(&Instruction::End);
+        (params, body)
+    }
+
+    /// Applies `segments`.
+    fn apply(&self, segments: &[ActiveSegment]) -> Function {
+        let mut body = Function::new([]);
+        for segment in segments {
+            let len = segment.len as i32;
+            body.raw(segment.offset.iter().copied());
+            match self.address {
+                ValType::I64 => body.instruction(&Instruction::I64Const(i64::from(segment.len))),
+                _ => body.instruction(&Instruction::I32Const(len)),
+            };
+            body.instruction(&Instruction::Call(self.will_write));
+            body.raw(segment.offset.iter().copied());
+            body.instruction(&Instruction::I32Const(0)).instruction(&Instruction::I32Const(len));
+            body.instruction(&Instruction::MemoryInit { mem: 0, data_index: segment.index });
+        }
+        body.instruction(&Instruction::End);
+        body
+    }
+}
+
+/// Maps indices and replaces instructions.
+struct Rewriter<'a> {
+    shape: &'a Shape,
+    /// How far defined functions move up: 1 if `thimble.will_write` is imported.
+    shift: u32,
+    /// Bulk operations that occur; the `n`th is the `n`th added function.
+    bulk: Vec<Bulk>,
+    /// For each data segment its place in `bulk`, offset by one; 0 is none.
+    init_place: Vec<u32>,
+    /// Places of copy and fill likewise.
+    copy_place: u32,
+    fill_place: u32,
+}
+
+impl<'a> Rewriter<'a> {
+    fn new(shape: &'a Shape) -> Self {
+        let segments = if shape.data_active.is_empty() { 0 } else { shape.data_active.len() + 1 };
+        Self { shape, shift: u32::from(shape.memory.is_some()), bulk: Vec::new(), init_place: vec![0; segments], copy_place: 0, fill_place: 0 }
+    }
+
+    fn moved(&self, function: u32) -> u32 {
+        if function < self.shape.imported_functions { function } else { function.saturating_add(self.shift) }
+    }
+
+    /// The segment itself if it was passive, the empty one behind all others if it was active.
+    fn segment(&self, index: u32) -> u32 {
+        match self.shape.data_active.get(index as usize) {
+            Some(true) => self.shape.data_active.len() as u32,
+            _ => index,
+        }
+    }
+
+    /// Index of the function that stands for `bulk`.
+    fn added(&mut self, bulk: Bulk) -> u32 {
+        let count = self.bulk.len() as u32 + 1;
+        let place = match bulk {
+            Bulk::Copy => Some(&mut self.copy_place),
+            Bulk::Fill => Some(&mut self.fill_place),
+            Bulk::Init(segment) => self.init_place.get_mut(segment as usize),
+        };
+        let place = match place {
+            Some(place) => {
+                if *place == 0 {
+                    *place = count;
+                    self.bulk.push(bulk);
+                }
+                *place
+            }
+            // Validation has checked the segment's index.
+            None => count,
+        };
+        (self.shape.imported_functions + self.shift + self.shape.defined_functions).saturating_add(place - 1)
+    }
+}
+
+impl Reencode for Rewriter<'_> {
+    type Error = std::convert::Infallible;
+
+    fn function_index(&mut self, function: u32) -> Result<u32, reencode::Error<Self::Error>> {
+        Ok(self.moved(function))
+    }
+
+    fn data_index(&mut self, data: u32) -> Result<u32, reencode::Error<Self::Error>> {
+        Ok(self.segment(data))
+    }
+
+    fn instruction<'a>(&mut self, operator: Operator<'a>) -> Result<Instruction<'a>, reencode::Error<Self::Error>> {
+        let bulk = match operator {
+            Operator::MemoryCopy { .. } => Bulk::Copy,
+            Operator::MemoryFill { .. } => Bulk::Fill,
+            Operator::MemoryInit { data_index, .. } => Bulk::Init(self.segment(data_index)),
+            other => return utils::instruction(self, other),
+        };
+        Ok(Instruction::Call(self.added(bulk)))
+    }
+}
+
+/// Bounds how far a memory grows by its limit, so that no memory creator sees more.
+fn bounded(mut memory: MemoryType, limits: &ModuleLimits) -> MemoryType {
+    let limit = if memory.memory64 { limits.heap64_bytes } else { limits.heap32_bytes.min(1 << 32) };
+    let pages = (limit / WASM_PAGE_BYTES).max(memory.minimum);
+    memory.maximum = Some(memory.maximum.unwrap_or(u64::MAX).min(pages));
+    memory
+}
+
+fn failed(error: reencode::Error<std::convert::Infallible>) -> ModuleError {
+    ModuleError::Invalid(error.to_string())
+}
+
+#[cfg(test)]
+mod tests;

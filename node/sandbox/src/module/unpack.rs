@@ -1,0 +1,81 @@
+//! From uploaded bytes to a WebAssembly binary: plain or gzip, never larger than the limit.
+
+use std::borrow::Cow;
+use std::io::Read;
+
+use flate2::read::GzDecoder;
+use limits::ModuleLimits;
+
+use super::error::{ModuleError, within};
+
+/// What the interface specification takes as the sign of a gzip stream.
+const GZIP_MAGIC: [u8; 3] = [0x1f, 0x8b, 0x08];
+
+/// Magic number and version 1 of a core module.
+const WASM_MAGIC: [u8; 8] = *b"\0asm\x01\0\0\0";
+
+/// Unpacks `uploaded` if it is a gzip stream, and checks sizes and magic. Memory stays within `wasm_uncompressed_bytes`, whatever the stream expands to.
+pub fn unpack<'a>(uploaded: &'a [u8], limits: &ModuleLimits) -> Result<Cow<'a, [u8]>, ModuleError> {
+    within("size of the module as uploaded in bytes", "wasm_bytes", limits.wasm_bytes, uploaded.len() as u64)?;
+    let wasm = if uploaded.starts_with(&GZIP_MAGIC) { Cow::Owned(gunzip(uploaded, limits.wasm_uncompressed_bytes)?) } else { Cow::Borrowed(uploaded) };
+    within("size of the module in bytes", "wasm_uncompressed_bytes", limits.wasm_uncompressed_bytes, wasm.len() as u64)?;
+    if !wasm.starts_with(&WASM_MAGIC) {
+        return Err(ModuleError::NotWasm);
+    }
+    Ok(wasm)
+}
+
+fn gunzip(uploaded: &[u8], limit: u64) -> Result<Vec<u8>, ModuleError> {
+    let mut wasm = Vec::new();
+    // One byte more than allowed tells a module at the limit from one beyond it.
+    let mut stream = GzDecoder::new(uploaded).take(limit.saturating_add(1));
+    stream.read_to_end(&mut wasm).map_err(|error| ModuleError::Gzip(error.to_string()))?;
+    within("size of the module after unpacking in bytes (at least)", "wasm_uncompressed_bytes", limit, wasm.len() as u64)?;
+    Ok(wasm)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::io::Write;
+
+    use flate2::{Compression, write::GzEncoder};
+
+    use super::*;
+    use crate::module::testing::limits;
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    #[test]
+    fn plain_and_packed_modules_unpack_to_the_same() {
+        let wasm = wat::parse_str("(module)").unwrap();
+        assert_eq!(unpack(&wasm, &limits()).unwrap().as_ref(), wasm);
+        assert_eq!(unpack(&gzip(&wasm), &limits()).unwrap().as_ref(), wasm);
+    }
+
+    #[test]
+    fn a_bomb_stops_at_the_limit_and_names_it() {
+        let mut limits = limits();
+        limits.wasm_uncompressed_bytes = 10_000;
+        let error = unpack(&gzip(&vec![0; 50_000_000]), &limits).unwrap_err();
+        assert_eq!(error, ModuleError::Limit { what: "size of the module after unpacking in bytes (at least)", limit_name: "wasm_uncompressed_bytes", limit: 10_000, value: 10_001 });
+        assert!(error.to_string().contains("`module.wasm_uncompressed_bytes` is 10000"), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_module_is_refused() {
+        let mut small = limits();
+        small.wasm_bytes = 10;
+        assert!(matches!(unpack(&[0; 11], &small), Err(ModuleError::Limit { limit_name: "wasm_bytes", .. })));
+        assert_eq!(unpack(b"", &limits()), Err(ModuleError::NotWasm));
+        assert_eq!(unpack(b"\0asm\x0d\0\x01\0", &limits()), Err(ModuleError::NotWasm), "a component");
+        assert_eq!(unpack(&gzip(b"text"), &limits()), Err(ModuleError::NotWasm));
+        let mut cut = gzip(&wat::parse_str("(module)").unwrap());
+        cut.truncate(cut.len() - 9);
+        assert!(matches!(unpack(&cut, &limits()), Err(ModuleError::Gzip(_))));
+    }
+}

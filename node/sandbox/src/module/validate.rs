@@ -1,0 +1,351 @@
+//! Judges a module: WebAssembly validation, the canister rules of the interface specification ("WebAssembly module requirements") and every limit of
+//! [`ModuleLimits`], in one pass over the sections.
+//!
+//! Counts are held against their limits before anything of that size is built, and each function is validated as it is met, so memory stays in proportion to the
+//! module's bytes. What instrumentation needs to know is gathered on the way as [`Shape`].
+
+use std::collections::BTreeSet;
+
+use limits::ModuleLimits;
+use wasmparser::{CustomSectionReader, DataKind, ElementItems, Export, ExternalKind, FuncType, FuncValidatorAllocations, Import, Parser, Payload, TypeRef, ValType, ValidPayload, Validator};
+
+use super::error::{ModuleError, shown, within};
+use super::imports::{Ic0Function, ic0_function};
+use super::entry::{ExportName, MethodKind, export_name};
+use super::features;
+use crate::{CustomSection, Hooks, ModuleInfo};
+
+/// Instructions charged for compiling one byte of WebAssembly.
+const COMPILE_INSTRUCTIONS_PER_BYTE: u64 = 6_000;
+
+/// Size of a page of WebAssembly memory.
+const WASM_PAGE_BYTES: u64 = 65_536;
+
+/// Custom section of modules that ask for enhanced orthogonal persistence.
+const ENHANCED_ORTHOGONAL_PERSISTENCE: &str = "enhanced-orthogonal-persistence";
+
+/// What validation found out about a module it accepts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Validated {
+    /// For execution.
+    pub info: ModuleInfo,
+    /// For instrumentation.
+    pub(super) shape: Shape,
+}
+
+/// Sizes of the index spaces, and what instrumentation treats specially.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Shape {
+    /// Types.
+    pub(super) types: u32,
+    /// Imported functions; they come first among the functions.
+    pub(super) imported_functions: u32,
+    /// Functions with a body.
+    pub(super) defined_functions: u32,
+    /// The memory.
+    pub(super) memory: Option<wasmparser::MemoryType>,
+    /// Smallest sizes of the tables, summed.
+    pub(super) table_elements: u64,
+    /// Tables.
+    pub(super) tables: u32,
+    /// Mutable globals, by index.
+    pub(super) mutable_globals: Vec<u32>,
+    /// `(start)`.
+    pub(super) start: Option<u32>,
+    /// Entry points: name and function.
+    pub(super) entries: Vec<(String, u32)>,
+    /// Functions exported under names that mean nothing to the node.
+    pub(super) other_exported_functions: Vec<u32>,
+    /// For each data segment whether it is active.
+    pub(super) data_active: Vec<bool>,
+}
+
+/// Validates `wasm`, an unpacked module.
+pub fn validate(wasm: &[u8], limits: &ModuleLimits) -> Result<Validated, ModuleError> {
+    let mut pass = Pass::new(limits);
+    let mut parser = Parser::new(0);
+    parser.set_features(features());
+    let mut validator = Validator::new_with_features(features());
+    let mut allocations = FuncValidatorAllocations::default();
+    for payload in parser.parse_all(wasm) {
+        let payload = payload?;
+        pass.count(&payload)?;
+        match validator.payload(&payload)? {
+            ValidPayload::Func(function, body) => {
+                let mut function = function.into_validator(allocations);
+                function.validate(&body)?;
+                allocations = function.into_allocations();
+            }
+            ValidPayload::Ok | ValidPayload::End(_) => {}
+            ValidPayload::Parser(_) => return Err(ModuleError::NotWasm),
+        }
+        pass.gather(&payload)?;
+    }
+    pass.finish(wasm.len() as u64)
+}
+
+/// State of the pass.
+struct Pass<'a> {
+    limits: &'a ModuleLimits,
+    info: ModuleInfo,
+    shape: Shape,
+    /// Function types by type index.
+    types: Vec<FuncType>,
+    /// Imports and their types, judged once the memory is known: it comes after them.
+    imports: Vec<(&'static Ic0Function, u32)>,
+    /// Type of each function.
+    functions: Vec<u32>,
+    /// Parameters and results of all types.
+    type_words: u64,
+    segment_elements: u64,
+    methods: BTreeSet<String>,
+    method_name_bytes: u64,
+    sections: BTreeSet<String>,
+    section_bytes: u64,
+}
+
+impl<'a> Pass<'a> {
+    fn new(limits: &'a ModuleLimits) -> Self {
+        Self {
+            limits,
+            info: ModuleInfo {
+                updates: Vec::new(),
+                queries: Vec::new(),
+                composite_queries: Vec::new(),
+                hooks: Hooks::default(),
+                memory64: false,
+                heap_initial_wasm_pages: 0,
+                custom_sections: Vec::new(),
+                enhanced_orthogonal_persistence: false,
+                compile_instructions: 0,
+            },
+            shape: Shape::default(),
+            types: Vec::new(),
+            imports: Vec::new(),
+            functions: Vec::new(),
+            type_words: 0,
+            segment_elements: 0,
+            methods: BTreeSet::new(),
+            method_name_bytes: 0,
+            sections: BTreeSet::new(),
+            section_bytes: 0,
+        }
+    }
+
+    /// What can be refused by its count, before the validator builds anything from it.
+    fn count(&mut self, payload: &Payload<'_>) -> Result<(), ModuleError> {
+        let limits = self.limits;
+        match payload {
+            // Every type that is of use belongs to a function, so their number has the same limit.
+            Payload::TypeSection(section) => within("number of types", "functions", limits.functions, section.count().into()),
+            Payload::ImportSection(section) => within("number of imports", "functions", limits.functions, section.count().into()),
+            Payload::FunctionSection(section) => {
+                let functions = u64::from(section.count()) + u64::from(self.shape.imported_functions);
+                within("number of functions", "functions", limits.functions, functions)
+            }
+            Payload::GlobalSection(section) => within("number of globals", "globals", limits.globals, section.count().into()),
+            Payload::TableSection(section) => within("number of tables", "tables", limits.tables, section.count().into()),
+            Payload::ElementSection(section) => within("number of element segments", "data_segments", limits.data_segments, section.count().into()),
+            Payload::DataCountSection { count, .. } => within("number of data segments", "data_segments", limits.data_segments, (*count).into()),
+            Payload::DataSection(section) => within("number of data segments", "data_segments", limits.data_segments, section.count().into()),
+            Payload::CodeSectionStart { size, .. } => within("size of the code section in bytes", "code_section_bytes", limits.code_section_bytes, (*size).into()),
+            Payload::CodeSectionEntry(body) => {
+                let bytes = body.range().end.saturating_sub(body.range().start);
+                within("size of a function in bytes", "function_bytes", limits.function_bytes, bytes as u64)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What is read from a section that the validator has accepted.
+    fn gather(&mut self, payload: &Payload<'_>) -> Result<(), ModuleError> {
+        let limits = self.limits;
+        match payload {
+            Payload::TypeSection(section) => {
+                for ty in section.clone().into_iter_err_on_gc_types() {
+                    let ty = ty?;
+                    self.type_words += (ty.params().len() + ty.results().len()) as u64;
+                    within("parameters and results of all types, divided by 16", "functions", limits.functions, self.type_words / 16)?;
+                    self.types.push(ty);
+                }
+                self.shape.types = section.count();
+            }
+            Payload::ImportSection(section) => {
+                for import in section.clone().into_imports() {
+                    self.import(import?)?;
+                }
+            }
+            Payload::FunctionSection(section) => {
+                for ty in section.clone() {
+                    self.functions.push(ty?);
+                }
+                self.shape.defined_functions = section.count();
+            }
+            Payload::TableSection(section) => {
+                for table in section.clone() {
+                    self.shape.table_elements = self.shape.table_elements.saturating_add(table?.ty.initial);
+                    within("initial elements of all tables", "table_elements", limits.table_elements, self.shape.table_elements)?;
+                }
+                self.shape.tables = section.count();
+            }
+            Payload::MemorySection(section) => {
+                for memory in section.clone() {
+                    let memory = memory?;
+                    let (what, limit_name, limit) = match memory.memory64 {
+                        false => ("initial size of the memory in bytes", "heap32_bytes", limits.heap32_bytes),
+                        true => ("initial size of the 64-bit memory in bytes", "heap64_bytes", limits.heap64_bytes),
+                    };
+                    within(what, limit_name, limit, memory.initial.saturating_mul(WASM_PAGE_BYTES))?;
+                    self.info.memory64 = memory.memory64;
+                    self.info.heap_initial_wasm_pages = memory.initial;
+                    self.shape.memory = Some(memory);
+                }
+            }
+            Payload::GlobalSection(section) => {
+                for (index, global) in section.clone().into_iter().enumerate() {
+                    let ty = global?.ty;
+                    if ty.mutable {
+                        let index = index as u32;
+                        if matches!(ty.content_type, ValType::Ref(_)) {
+                            return Err(ModuleError::ReferenceGlobal(index));
+                        }
+                        self.shape.mutable_globals.push(index);
+                    }
+                }
+            }
+            Payload::ExportSection(section) => {
+                for export in section.clone() {
+                    self.export(export?)?;
+                }
+            }
+            Payload::StartSection { func, .. } => {
+                self.info.hooks.start = true;
+                self.shape.start = Some(*func);
+            }
+            Payload::ElementSection(section) => {
+                for element in section.clone() {
+                    let elements = match element?.items {
+                        ElementItems::Functions(items) => items.count(),
+                        ElementItems::Expressions(_, items) => items.count(),
+                    };
+                    self.segment_elements += u64::from(elements);
+                    within("elements of all element segments", "table_elements", limits.table_elements, self.segment_elements)?;
+                }
+            }
+            Payload::DataSection(section) => {
+                for data in section.clone() {
+                    self.shape.data_active.push(matches!(data?.kind, DataKind::Active { .. }));
+                }
+            }
+            Payload::CustomSection(section) => self.custom_section(section)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn import(&mut self, import: Import<'_>) -> Result<(), ModuleError> {
+        let TypeRef::Func(ty) = import.ty else {
+            return Err(ModuleError::Import { module: shown(import.module), name: shown(import.name) });
+        };
+        if import.module != "ic0" {
+            return Err(ModuleError::Import { module: shown(import.module), name: shown(import.name) });
+        }
+        let Some(function) = ic0_function(import.name, false) else {
+            return Err(ModuleError::UnknownImport { name: shown(import.name), width: 32 });
+        };
+        self.imports.push((function, ty));
+        self.functions.push(ty);
+        self.shape.imported_functions += 1;
+        Ok(())
+    }
+
+    fn export(&mut self, export: Export<'_>) -> Result<(), ModuleError> {
+        if export.kind != ExternalKind::Func {
+            return Ok(());
+        }
+        let limits = self.limits;
+        match export_name(export.name) {
+            ExportName::Other => {
+                self.shape.other_exported_functions.push(export.index);
+                return Ok(());
+            }
+            ExportName::Reserved => return Err(ModuleError::EntryUnknown(shown(export.name))),
+            ExportName::Hook(set) => set(&mut self.info.hooks),
+            ExportName::Method(kind, name) => {
+                if !self.methods.insert(name.to_owned()) {
+                    return Err(ModuleError::MethodTwice(shown(name)));
+                }
+                self.method_name_bytes += name.len() as u64;
+                within("number of exported methods", "exported_functions", limits.exported_functions, self.methods.len() as u64)?;
+                within("length of all exported method names in bytes", "exported_names_bytes", limits.exported_names_bytes, self.method_name_bytes)?;
+                let list = match kind {
+                    MethodKind::Update => &mut self.info.updates,
+                    MethodKind::Query => &mut self.info.queries,
+                    MethodKind::CompositeQuery => &mut self.info.composite_queries,
+                };
+                list.push(name.to_owned());
+            }
+        }
+        let ty = self.functions.get(export.index as usize).and_then(|ty| self.types.get(*ty as usize));
+        if ty.is_none_or(|ty| !ty.params().is_empty() || !ty.results().is_empty()) {
+            return Err(ModuleError::EntryType(shown(export.name)));
+        }
+        self.shape.entries.push((export.name.to_owned(), export.index));
+        Ok(())
+    }
+
+    fn custom_section(&mut self, section: &CustomSectionReader<'_>) -> Result<(), ModuleError> {
+        let Some(rest) = section.name().strip_prefix("icp:") else { return Ok(()) };
+        let (public, name) = match (rest.strip_prefix("public "), rest.strip_prefix("private ")) {
+            (Some(name), _) => (true, name),
+            (None, Some(name)) => (false, name),
+            (None, None) => return Err(ModuleError::SectionUnknown(shown(section.name()))),
+        };
+        let limits = self.limits;
+        if !self.sections.insert(name.to_owned()) {
+            return Err(ModuleError::SectionTwice(shown(name)));
+        }
+        self.section_bytes += (name.len() + section.data().len()) as u64;
+        within("number of metadata custom sections", "custom_sections", limits.custom_sections, self.sections.len() as u64)?;
+        within("names and contents of metadata custom sections in bytes", "custom_sections_bytes", limits.custom_sections_bytes, self.section_bytes)?;
+        self.info.enhanced_orthogonal_persistence |= !public && name == ENHANCED_ORTHOGONAL_PERSISTENCE;
+        self.info.custom_sections.push(CustomSection { public, name: name.to_owned(), content: section.data().to_vec() });
+        Ok(())
+    }
+
+    fn finish(mut self, wasm_bytes: u64) -> Result<Validated, ModuleError> {
+        for (function, ty) in &self.imports {
+            self.import_type(function, *ty)?;
+        }
+        self.info.updates.sort_unstable();
+        self.info.queries.sort_unstable();
+        self.info.composite_queries.sort_unstable();
+        self.info.custom_sections.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        self.info.compile_instructions = wasm_bytes.saturating_mul(COMPILE_INSTRUCTIONS_PER_BYTE);
+        Ok(Validated { info: self.info, shape: self.shape })
+    }
+
+    fn import_type(&self, function: &Ic0Function, ty: u32) -> Result<(), ModuleError> {
+        let memory64 = self.info.memory64;
+        let width = if memory64 { 64 } else { 32 };
+        if memory64 && function.only32 {
+            return Err(ModuleError::UnknownImport { name: function.name.to_owned(), width });
+        }
+        let (params, result) = function.val_types(memory64);
+        let found = self.types.get(ty as usize);
+        if found.is_some_and(|found| found.params() == params && found.results() == result) {
+            return Ok(());
+        }
+        let found = found.map(|found| signature(found.params(), found.results())).unwrap_or_default();
+        Err(ModuleError::ImportType { name: function.name.to_owned(), width, expected: signature(&params, &result), found: shown(&found) })
+    }
+}
+
+/// `(i32, i64) -> (i32)`.
+fn signature(params: &[ValType], results: &[ValType]) -> String {
+    let list = |types: &[ValType]| types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    format!("({}) -> ({})", list(params), list(results))
+}
+
+#[cfg(test)]
+mod tests;

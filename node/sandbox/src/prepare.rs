@@ -1,0 +1,254 @@
+//! From an uploaded module to an artefact a worker can map: look it up, or compile it.
+//!
+//! At most `sandbox.compile_threads` children run at once; further callers wait for a place. Callers that want the same module at the same time share one
+//! compilation. Nothing is queued beyond the calling threads themselves, and a refusal is not remembered: who installs an invalid module again pays for the
+//! attempt again.
+//!
+//! An artefact may vanish, because the cache is bounded or its disk failed. [`Preparer::open_artefact`] then compiles again from the module, which a
+//! [`ModuleSource`] has kept. Whether an artefact was at hand never changes what a message does, only how long it takes.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use limits::{ModuleLimits, SandboxLimits};
+use sha2::{Digest, Sha256};
+use state::{ErrorCode, ModuleHash, ModuleInfo, Reject, RejectCode};
+use thiserror::Error;
+
+use crate::cache::{ArtefactCache, CacheError};
+use crate::compile::{Caps, CompileError, Compiled, Compiler};
+use crate::engine;
+
+/// Where uploaded modules are kept.
+pub trait ModuleSource: Send + Sync {
+    /// The module as uploaded; `None` if it is not there.
+    fn module(&self, hash: &ModuleHash) -> Option<Vec<u8>>;
+}
+
+/// What a preparer needs to know.
+#[derive(Clone)]
+pub struct PreparerConfig {
+    /// The node's own binary, or one whose `arguments` lead to [`crate::compile_main`].
+    pub exe: PathBuf,
+    /// Arguments before the job: the hidden subcommand `sandbox-compile`.
+    pub arguments: Vec<OsString>,
+    /// Directory of artefacts; created, and closed to other users.
+    pub cache_dir: PathBuf,
+    /// Limits on modules. All nodes of a subnet have the same.
+    pub module: ModuleLimits,
+    /// Compile children at once, and what each may use; the cap of the cache.
+    pub sandbox: SandboxLimits,
+    /// For modules whose artefact is gone.
+    pub source: Option<Arc<dyn ModuleSource>>,
+}
+
+/// A preparer cannot start, or an artefact cannot be had.
+#[derive(Debug, Error)]
+pub enum PrepareError {
+    /// The engine does not run on this machine.
+    #[error("the WebAssembly engine cannot be configured on this machine: {0}")]
+    Engine(String),
+    /// The cache.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// Neither artefact nor module.
+    #[error("the compiled module {0:?} is not on disk, and neither is the module it was made from")]
+    Missing(ModuleHash),
+    /// Compiling it again failed.
+    #[error("the compiled module {0:?} was lost and could not be made again: {1}")]
+    Recompile(ModuleHash, String),
+}
+
+/// Compiles modules, each once. Shared by reference between threads.
+pub struct Preparer {
+    compiler: Compiler,
+    cache: ArtefactCache,
+    module: ModuleLimits,
+    threads: u64,
+    source: Option<Arc<dyn ModuleSource>>,
+    running: Mutex<Running>,
+    place_free: Condvar,
+}
+
+#[derive(Default)]
+struct Running {
+    children: u64,
+    /// Modules being compiled; as many as there are callers that wait.
+    modules: BTreeMap<ModuleHash, Arc<Shared>>,
+}
+
+/// A compilation that several callers wait for.
+#[derive(Default)]
+struct Shared {
+    result: Mutex<Option<Result<ModuleInfo, Reject>>>,
+    done: Condvar,
+}
+
+impl Preparer {
+    /// Opens the cache.
+    pub fn open(config: PreparerConfig) -> Result<Self, PrepareError> {
+        let version = version(&config.module)?;
+        let cache = ArtefactCache::open(&config.cache_dir, &version, config.sandbox.compilation_cache_bytes)?;
+        Ok(Self {
+            compiler: Compiler { exe: config.exe, arguments: config.arguments, module: config.module.clone(), caps: Caps::new(&config.sandbox) },
+            cache,
+            module: config.module,
+            threads: config.sandbox.compile_threads.max(1),
+            source: config.source,
+            running: Mutex::new(Running::default()),
+            place_free: Condvar::new(),
+        })
+    }
+
+    /// Validates and compiles `wasm`, as uploaded, unless that was done before. Blocks.
+    pub fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, Reject> {
+        if wasm.len() as u64 > self.module.wasm_bytes {
+            // Too large to be worth hashing or writing; the same text as from the child.
+            let error = crate::module::unpack(wasm, &self.module).err().map(|error| error.to_string());
+            return Err(CompileError::Refused(error.unwrap_or_default()).to_reject());
+        }
+        let hash = ModuleHash(Sha256::digest(wasm).into());
+        if let Some(info) = self.cache.info(&hash) {
+            return Ok(info);
+        }
+        self.compile_once(&hash, wasm)
+    }
+
+    /// What validation found in a module that is compiled.
+    pub fn info(&self, hash: &ModuleHash) -> Option<ModuleInfo> {
+        self.cache.info(hash)
+    }
+
+    /// The artefact of a module that was prepared once, opened for reading, to be handed to a worker. Compiles it again if it was lost. Blocks.
+    pub fn open_artefact(&self, hash: &ModuleHash) -> Result<File, PrepareError> {
+        if let Some(file) = self.cache.artefact(hash) {
+            return Ok(file);
+        }
+        let source = self.source.as_ref().ok_or(PrepareError::Missing(*hash))?;
+        let wasm = source.module(hash).filter(|wasm| ModuleHash(Sha256::digest(wasm).into()) == *hash).ok_or(PrepareError::Missing(*hash))?;
+        self.compile_once(hash, &wasm).map_err(|reject| PrepareError::Recompile(*hash, reject.message))?;
+        self.cache.artefact(hash).ok_or(PrepareError::Missing(*hash))
+    }
+
+    /// Bytes and modules in the cache.
+    pub fn cache_usage(&self) -> (u64, usize) {
+        (self.cache.bytes(), self.cache.modules())
+    }
+
+    /// Compiles a module, or waits for another caller who does.
+    fn compile_once(&self, hash: &ModuleHash, wasm: &[u8]) -> Result<ModuleInfo, Reject> {
+        let mut running = self.lock();
+        if let Some(shared) = running.modules.get(hash).cloned() {
+            drop(running);
+            return shared.wait();
+        }
+        let shared = Arc::new(Shared::default());
+        running.modules.insert(*hash, Arc::clone(&shared));
+        while running.children >= self.threads {
+            running = self.place_free.wait(running).unwrap_or_else(PoisonError::into_inner);
+        }
+        running.children += 1;
+        drop(running);
+        // Ends the compilation for those who wait even if this thread panics.
+        let turn = Turn { preparer: self, hash: *hash, shared };
+        // Someone may have finished between the look into the cache and here.
+        let result = match self.cache.info(hash) {
+            Some(info) => Ok(info),
+            None => self.compile(hash, wasm),
+        };
+        turn.shared.set(result.clone());
+        result
+    }
+
+    fn compile(&self, hash: &ModuleHash, wasm: &[u8]) -> Result<ModuleInfo, Reject> {
+        match self.try_compile(hash, wasm) {
+            Ok(Ok(compiled)) => {
+                tracing::info!(
+                    module = ?hash,
+                    wasm_bytes = compiled.wasm_bytes,
+                    artefact_bytes = compiled.artefact_bytes,
+                    cpu_millis = compiled.cpu_millis,
+                    resident_bytes_max = compiled.resident_bytes_max,
+                    "compiled a module"
+                );
+                Ok(compiled.info)
+            }
+            Ok(Err(error)) => Err(error.to_reject()),
+            Err(error) => {
+                tracing::error!(module = ?hash, %error, "a module cannot be compiled");
+                // Not the module's doing: the disk is full or fails.
+                Err(Reject { code: RejectCode::SysTransient, message: format!("the module cannot be compiled now: {error}"), error_code: ErrorCode(521) })
+            }
+        }
+    }
+
+    fn try_compile(&self, hash: &ModuleHash, wasm: &[u8]) -> Result<Result<Compiled, CompileError>, CacheError> {
+        let failed = |error| self.cache.failed(error);
+        let uploaded = self.cache.temporary()?;
+        uploaded.file().write_all(wasm).map_err(failed)?;
+        let artefact = self.cache.temporary()?;
+        let output = artefact.file().try_clone().map_err(failed)?;
+        let compiled = match self.compiler.compile(uploaded.into_unnamed().map_err(failed)?, output) {
+            Ok(compiled) => compiled,
+            Err(error) => return Ok(Err(error)),
+        };
+        self.cache.insert(hash, artefact, &compiled.info)?;
+        Ok(Ok(compiled))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One caller's turn at compiling.
+struct Turn<'a> {
+    preparer: &'a Preparer,
+    hash: ModuleHash,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut running = self.preparer.lock();
+        running.modules.remove(&self.hash);
+        running.children = running.children.saturating_sub(1);
+        self.preparer.place_free.notify_one();
+        drop(running);
+        self.shared.set(Err(Reject {
+            code: RejectCode::SysTransient,
+            message: "the compilation of the module was abandoned, try again".to_owned(),
+            error_code: ErrorCode(521),
+        }));
+    }
+}
+
+impl Shared {
+    fn wait(&self) -> Result<ModuleInfo, Reject> {
+        let mut result = self.result.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match result.as_ref() {
+                Some(result) => return result.clone(),
+                None => result = self.done.wait(result).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    /// The first result stands.
+    fn set(&self, value: Result<ModuleInfo, Reject>) {
+        self.result.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(value);
+        self.done.notify_all();
+    }
+}
+
+/// Engine and limits: what an artefact, and whether there may be one, depends on besides the module.
+fn version(limits: &ModuleLimits) -> Result<String, PrepareError> {
+    let engine = engine::version().map_err(|error| PrepareError::Engine(format!("{error:#}")))?;
+    let limits = postcard::to_stdvec(limits).map_err(|error| PrepareError::Engine(error.to_string()))?;
+    let digest = Sha256::digest(limits);
+    Ok(digest.iter().take(4).fold(format!("{engine}-"), |text, byte| text + &format!("{byte:02x}")))
+}

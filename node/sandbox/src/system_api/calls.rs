@@ -1,0 +1,191 @@
+//! Calls to other canisters: assembled step by step, then performed or discarded.
+
+use ic_principal::Principal;
+use state::Cycles;
+
+use super::{Context, Failure, Host};
+use crate::Call;
+
+/// Longest method name.
+const METHOD_NAME_BYTES: u64 = 20_000;
+
+/// `MAX_CALL_TIMEOUT`: longer timeouts of best-effort calls are cut to it.
+const CALL_TIMEOUT_SECONDS: u32 = 300;
+
+/// Accounted for a call besides its name and argument.
+const CALL_OVERHEAD_BYTES: u64 = 128;
+
+/// `ic0.call_perform`: the call cannot be made.
+const CANNOT_PERFORM: u32 = 2;
+
+/// A call under construction.
+#[derive(Debug)]
+pub(crate) struct PendingCall {
+    callee: Principal,
+    method_name: String,
+    arg: Vec<u8>,
+    cycles: Cycles,
+    on_reply: (u64, u64),
+    on_reject: (u64, u64),
+    on_cleanup: Option<(u64, u64)>,
+    timeout_seconds: Option<u32>,
+}
+
+/// Arguments of `ic0.call_new`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NewCall {
+    pub(super) callee: (u64, u64),
+    pub(super) name: (u64, u64),
+    pub(super) on_reply: (u64, u64),
+    pub(super) on_reject: (u64, u64),
+}
+
+impl Host {
+    pub(super) fn discard_pending_call(&mut self) {
+        if let Some(call) = self.pending_call.take() {
+            self.balance = self.balance.saturating_add(call.cycles);
+        }
+    }
+
+    fn pending(&mut self, function: &str) -> Result<&mut PendingCall, Failure> {
+        self.pending_call.as_mut().ok_or_else(|| Failure::contract(&format!("ic0.{function}: no call is under construction")))
+    }
+
+    pub(super) fn call_new(&mut self, call: NewCall) -> Result<(), Failure> {
+        const FUNCTION: &str = "call_new";
+        self.discard_pending_call();
+        let callee = self.read_principal(FUNCTION, call.callee.0, call.callee.1)?;
+        let method_name = self.read_text(FUNCTION, call.name.0, call.name.1, METHOD_NAME_BYTES)?;
+        self.pending_call = Some(PendingCall {
+            callee,
+            method_name,
+            arg: Vec::new(),
+            cycles: 0,
+            on_reply: call.on_reply,
+            on_reject: call.on_reject,
+            on_cleanup: None,
+            timeout_seconds: None,
+        });
+        Ok(())
+    }
+
+    /// A principal in the Wasm memory.
+    pub(super) fn read_principal(&mut self, function: &str, src: u64, size: u64) -> Result<Principal, Failure> {
+        let limit = Principal::MAX_LENGTH_IN_BYTES as u64;
+        if size > limit {
+            return Err(Failure::contract(&format!("ic0.{function}: a principal of {size} bytes, the limit is {limit} bytes")));
+        }
+        let bytes = self.read_heap(function, src, size)?;
+        Principal::try_from_slice(bytes).map_err(|error| Failure::contract(&format!("ic0.{function}: not a principal: {error}")))
+    }
+
+    pub(super) fn call_on_cleanup(&mut self, fun: u64, env: u64) -> Result<(), Failure> {
+        let pending = self.pending("call_on_cleanup")?;
+        if pending.on_cleanup.is_some() {
+            return Err(Failure::contract("ic0.call_on_cleanup: this call has a cleanup callback already"));
+        }
+        pending.on_cleanup = Some((fun, env));
+        Ok(())
+    }
+
+    pub(super) fn call_with_best_effort_response(&mut self, timeout_seconds: u32) -> Result<(), Failure> {
+        let pending = self.pending("call_with_best_effort_response")?;
+        if pending.timeout_seconds.is_some() {
+            return Err(Failure::contract("ic0.call_with_best_effort_response: this call has a timeout already"));
+        }
+        pending.timeout_seconds = Some(timeout_seconds.min(CALL_TIMEOUT_SECONDS));
+        Ok(())
+    }
+
+    pub(super) fn call_data_append(&mut self, src: u64, size: u64) -> Result<(), Failure> {
+        const FUNCTION: &str = "call_data_append";
+        let limit = self.context.payload_max_bytes;
+        let have = self.pending(FUNCTION)?.arg.len() as u64;
+        if have.checked_add(size).is_none_or(|all| all > limit) {
+            return Err(Failure::contract(&format!("ic0.{FUNCTION}: an argument of {have} + {size} bytes, the limit is {limit} bytes")));
+        }
+        let range = self.heap_range(FUNCTION, src, size)?;
+        let heap = self.heap.clone();
+        self.pending(FUNCTION)?.arg.extend_from_slice(heap.read(range));
+        Ok(())
+    }
+
+    pub(super) fn call_cycles_add(&mut self, function: &str, amount: Cycles) -> Result<(), Failure> {
+        let liquid = self.liquid_balance();
+        let pending = self.pending(function)?;
+        if amount > liquid {
+            return Err(Failure::contract(&format!(
+                "ic0.{function}: {amount} cycles, but only {liquid} are above what keeps the canister from being frozen"
+            )));
+        }
+        // Both sums stay below the balance at the start.
+        pending.cycles += amount;
+        self.balance -= amount;
+        Ok(())
+    }
+
+    pub(super) fn call_perform(&mut self) -> Result<u32, Failure> {
+        self.pending("call_perform")?;
+        let Some(call) = self.pending_call.take() else { return Ok(CANNOT_PERFORM) };
+        let payload_bytes = (call.method_name.len() + call.arg.len()) as u64;
+        let prepaid = match self.mode {
+            Context::CompositeQuery | Context::CompositeReply | Context::CompositeReject => 0,
+            _ => self.call_cost(call.method_name.len() as u64, call.arg.len() as u64),
+        };
+        let outgoing_bytes = self.outgoing_bytes.saturating_add(payload_bytes).saturating_add(CALL_OVERHEAD_BYTES);
+        let refused = self.calls.len() as u64 >= self.context.calls_max
+            || payload_bytes > self.context.payload_max_bytes
+            || outgoing_bytes > self.outgoing_bytes_max()
+            || prepaid > self.liquid_balance()
+            || (self.context.reject_guaranteed_response_calls && call.timeout_seconds.is_none() && self.context.replicated)
+            || !self.take_queue_slot(&call.callee);
+        if refused {
+            self.balance = self.balance.saturating_add(call.cycles);
+            return Ok(CANNOT_PERFORM);
+        }
+        self.charge(payload_bytes)?;
+        self.balance -= prepaid;
+        self.outgoing_bytes = outgoing_bytes;
+        self.calls.push(Call {
+            callee: call.callee,
+            method_name: call.method_name,
+            arg: call.arg,
+            cycles: call.cycles,
+            on_reply: call.on_reply,
+            on_reject: call.on_reject,
+            on_cleanup: call.on_cleanup,
+            timeout_seconds: call.timeout_seconds,
+            prepaid,
+        });
+        Ok(0)
+    }
+
+    fn take_queue_slot(&mut self, callee: &Principal) -> bool {
+        let slots = &mut self.context.queue_slots_left;
+        let at = match slots.iter().position(|(principal, _)| principal == callee) {
+            Some(at) => at,
+            None => {
+                slots.push((*callee, self.context.queue_slots));
+                slots.len() - 1
+            }
+        };
+        match slots.get_mut(at) {
+            Some((_, left)) if *left > 0 => {
+                *left -= 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// What a call takes from the balance, reservations included.
+    pub(super) fn call_cost(&self, method_name_bytes: u64, argument_bytes: u64) -> Cycles {
+        let costs = &self.context.costs;
+        let payload = Cycles::from(method_name_bytes).saturating_add(argument_bytes.into());
+        costs
+            .call_base
+            .saturating_add(costs.call_per_byte.saturating_mul(payload))
+            .saturating_add(costs.response_reservation)
+            .saturating_add(costs.callback_execution_reservation)
+    }
+}

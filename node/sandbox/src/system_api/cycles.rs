@@ -1,0 +1,95 @@
+//! Cycles: balances, accepting, burning, and what things cost.
+
+use state::Cycles;
+
+use super::{Failure, Host};
+
+/// Names of threshold keys that have a price. The subnet need not hold them: a call that uses one is answered by the management canister.
+const KEY_NAMES: [&str; 3] = ["dfx_test_key", "test_key_1", "key_1"];
+
+/// Longest key name looked at; a longer one is no key's name.
+const KEY_NAME_BYTES: u64 = 64;
+
+/// Two words as an amount.
+pub(super) fn amount(high: u64, low: u64) -> Cycles {
+    Cycles::from(high) << 64 | Cycles::from(low)
+}
+
+/// Schemes of threshold keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scheme {
+    Ecdsa = 0,
+    Schnorr = 1,
+    VetKd = 2,
+}
+
+impl Host {
+    pub(super) fn liquid_balance(&self) -> Cycles {
+        self.balance.saturating_sub(self.context.freezing_threshold)
+    }
+
+    pub(super) fn write_cycles(&mut self, function: &str, dst: u64, amount: Cycles) -> Result<(), Failure> {
+        self.write_heap(function, dst, &amount.to_le_bytes())
+    }
+
+    fn in_64_bits(function: &str, amount: Cycles) -> Result<u64, Failure> {
+        u64::try_from(amount).map_err(|_| Failure::contract(&format!("ic0.{function}: {amount} cycles do not fit 64 bits, use ic0.{function}128")))
+    }
+
+    pub(super) fn canister_cycle_balance(&self) -> Result<u64, Failure> {
+        Self::in_64_bits("canister_cycle_balance", self.balance)
+    }
+
+    pub(super) fn msg_cycles_available(&self) -> Result<u64, Failure> {
+        Self::in_64_bits("msg_cycles_available", self.cycles_available)
+    }
+
+    pub(super) fn cycles_available(&self) -> Cycles {
+        self.cycles_available
+    }
+
+    pub(super) fn msg_cycles_refunded(&self) -> Result<u64, Failure> {
+        Self::in_64_bits("msg_cycles_refunded", self.context.cycles_refunded)
+    }
+
+    pub(super) fn msg_cycles_accept(&mut self, amount_max: Cycles) -> Cycles {
+        let amount = amount_max.min(self.cycles_available).min(Cycles::MAX - self.balance);
+        self.cycles_available -= amount;
+        self.cycles_accepted += amount;
+        self.balance += amount;
+        amount
+    }
+
+    pub(super) fn cycles_burn(&mut self, amount: Cycles) -> Cycles {
+        let amount = amount.min(self.liquid_balance());
+        self.balance -= amount;
+        self.cycles_burned = self.cycles_burned.saturating_add(amount);
+        amount
+    }
+
+    pub(super) fn http_request_cost(&self, request_bytes: u64, response_bytes_max: u64) -> Cycles {
+        let [base, per_request_byte, per_response_byte] = self.context.costs.http_request;
+        base.saturating_add(per_request_byte.saturating_mul(request_bytes.into())).saturating_add(per_response_byte.saturating_mul(response_bytes_max.into()))
+    }
+
+    /// `ic0.cost_sign_with_ecdsa` and its like: 0 and the price at `dst`, or 1 for an unknown curve or algorithm, 2 for an unknown key.
+    pub(super) fn cost_of_key(&mut self, function: &str, scheme: Scheme, src: u64, size: u64, variant: u32, dst: u64) -> Result<u32, Failure> {
+        let memory_bytes = self.heap.size_bytes();
+        for (at, size) in [(src, size), (dst, 16)] {
+            if at.checked_add(size).is_none_or(|end| end > memory_bytes) {
+                return Err(Failure::heap_bounds(function, at, size, memory_bytes));
+            }
+        }
+        let variants = if scheme == Scheme::Schnorr { 2 } else { 1 };
+        if variant >= variants {
+            return Ok(1);
+        }
+        let name = if size <= KEY_NAME_BYTES { self.read_heap(function, src, size)? } else { &[] };
+        if !KEY_NAMES.iter().any(|known| known.as_bytes() == name) {
+            return Ok(2);
+        }
+        let price = self.context.costs.signing[scheme as usize];
+        self.write_cycles(function, dst, price)?;
+        Ok(0)
+    }
+}

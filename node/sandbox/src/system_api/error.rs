@@ -1,0 +1,121 @@
+//! Why a message of a canister failed: the error code and the text that its caller reads.
+//!
+//! The codes are those clients know from the public network (`IC0502` trapped, `IC0504` contract violation, ...), so that their error handling works unchanged. A text
+//! that stems from a limit names the limit and its value.
+
+use state::{ErrorCode, Reject, RejectCode};
+
+use super::contexts::Context;
+
+/// A failure of the canister. Travels through wasmtime as an error and ends the message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct Failure {
+    /// `IC0nnn`.
+    pub(crate) code: u16,
+    /// For the caller.
+    pub(crate) message: String,
+}
+
+impl Failure {
+    fn new(code: u16, message: String) -> Self {
+        Self { code, message }
+    }
+
+    /// A WebAssembly trap.
+    pub(crate) fn trapped(what: &str) -> Self {
+        Self::new(502, format!("Canister trapped: {what}"))
+    }
+
+    /// `ic0.trap`.
+    pub(crate) fn called_trap(text: &str) -> Self {
+        Self::new(503, format!("Canister called `ic0.trap` with message: '{text}'"))
+    }
+
+    /// A rule of the System API broken.
+    pub(crate) fn contract(what: &str) -> Self {
+        Self::new(504, format!("Canister violated contract: {what}"))
+    }
+
+    /// A function called where it may not be.
+    pub(crate) fn forbidden(function: &str, context: Context) -> Self {
+        Self::contract(&format!("ic0.{function} cannot be called from {}", context.description()))
+    }
+
+    /// An address range outside the Wasm memory.
+    pub(crate) fn heap_bounds(function: &str, at: u64, size: u64, memory_bytes: u64) -> Self {
+        Self::trapped(&format!("ic0.{function}: {size} bytes at {at} are outside the Wasm memory of {memory_bytes} bytes"))
+    }
+
+    /// An address range outside stable memory.
+    pub(crate) fn stable_bounds(function: &str, at: u64, size: u64, memory_bytes: u64) -> Self {
+        Self::trapped(&format!("ic0.{function}: {size} bytes at {at} are outside the stable memory of {memory_bytes} bytes"))
+    }
+
+    /// A slice outside a blob of the system.
+    pub(crate) fn blob_bounds(function: &str, offset: u64, size: u64, blob_bytes: u64) -> Self {
+        Self::contract(&format!("ic0.{function}: {size} bytes from offset {offset} are outside the {blob_bytes} bytes there are"))
+    }
+
+    /// Fuel ran out.
+    pub(crate) fn instructions(limit: u64) -> Self {
+        Self::new(522, format!("Canister exceeded the limit of {limit} instructions for single message execution."))
+    }
+
+    /// A cap on pages.
+    pub(crate) fn memory_access(what: &str, limit_bytes: u64) -> Self {
+        Self::new(
+            524,
+            format!("Canister exceeded the memory access limit: the number of {what} in a single message execution is limited to {}.", size(limit_bytes)),
+        )
+    }
+
+    /// `wasm_memory_limit`.
+    pub(crate) fn wasm_memory_limit(wanted_bytes: u64, limit_bytes: u64) -> Self {
+        Self::new(
+            539,
+            format!(
+                "Canister exceeded its current Wasm memory limit of {limit_bytes} bytes: {wanted_bytes} bytes are needed. \
+                 Use less memory or raise wasm_memory_limit in the canister's settings."
+            ),
+        )
+    }
+
+    /// More memory than there is.
+    pub(crate) fn out_of_memory(what: &str) -> Self {
+        Self::new(507, format!("Canister cannot grow its memory usage: {what}"))
+    }
+
+    /// A callback that is not in the table.
+    pub(crate) fn function_not_found(what: &str) -> Self {
+        Self::new(513, format!("Canister has no such function: {what}"))
+    }
+
+    /// A method that is not exported.
+    pub(crate) fn method_not_found(what: &str) -> Self {
+        Self::new(536, format!("Canister has no {what}."))
+    }
+
+    /// The engine refused the module: not the canister's fault at run time, but its message cannot run.
+    pub(crate) fn engine(what: &str) -> Self {
+        Self::new(521, format!("Canister encountered a Wasm engine error: {what}"))
+    }
+
+    /// As its caller sees it.
+    pub(crate) fn reject(self) -> Reject {
+        Reject { code: RejectCode::CanisterError, message: self.message, error_code: ErrorCode(self.code) }
+    }
+}
+
+/// `33554432 bytes (32 MiB, 32768 KB)`: in every unit a reader may look for.
+fn size(bytes: u64) -> String {
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+    if bytes >= MIB && bytes.is_multiple_of(MIB) {
+        format!("{bytes} bytes ({} MiB, {} KB)", bytes / MIB, bytes / KIB)
+    } else if bytes >= KIB && bytes.is_multiple_of(KIB) {
+        format!("{bytes} bytes ({} KB)", bytes / KIB)
+    } else {
+        format!("{bytes} bytes")
+    }
+}

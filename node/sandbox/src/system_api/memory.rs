@@ -1,0 +1,93 @@
+//! Stable memory, and the growth of both memories.
+
+use super::{DIRTY_PAGE_INSTRUCTIONS, Failure, Host};
+use crate::worker::StableRefused;
+
+/// A page of WebAssembly.
+const WASM_PAGE_BYTES: u64 = 64 << 10;
+
+/// What 32-bit functions reach.
+pub(super) const ADDRESS32_BYTES: u64 = 1 << 32;
+
+/// What a function that grows memory returns when it cannot.
+pub(super) const CANNOT_GROW: i64 = -1;
+
+impl Host {
+    /// Traps when stable memory is larger than the 32-bit functions can address.
+    pub(super) fn stable_in_32_bits(&self, function: &str) -> Result<(), Failure> {
+        let bytes = self.stable.size_bytes();
+        if bytes > ADDRESS32_BYTES {
+            return Err(Failure::contract(&format!(
+                "ic0.{function}: the stable memory of {bytes} bytes is beyond the {ADDRESS32_BYTES} bytes of this function, use ic0.{}",
+                function.replace("stable", "stable64")
+            )));
+        }
+        Ok(())
+    }
+
+    pub(super) fn stable_size(&self) -> u64 {
+        self.stable.size_bytes() / WASM_PAGE_BYTES
+    }
+
+    /// Grows to at most `limit_bytes` in all.
+    pub(super) fn stable_grow(&mut self, pages: u64, limit_bytes: u64) -> i64 {
+        let before = self.stable.size_bytes();
+        let limit_bytes = limit_bytes.min(self.limits.stable_max_bytes);
+        let more = pages.checked_mul(WASM_PAGE_BYTES).filter(|more| *more <= self.growable_bytes);
+        let after = more.and_then(|more| before.checked_add(more)).filter(|after| *after <= limit_bytes);
+        match after {
+            Some(after) if self.stable.grow(after) => {
+                self.growable_bytes -= after - before;
+                (before / WASM_PAGE_BYTES) as i64
+            }
+            _ => CANNOT_GROW,
+        }
+    }
+
+    fn stable_range(&self, function: &str, offset: u64, size: u64) -> Result<std::ops::Range<u64>, Failure> {
+        let memory_bytes = self.stable.size_bytes();
+        match offset.checked_add(size).filter(|end| *end <= memory_bytes) {
+            Some(end) => Ok(offset..end),
+            None => Err(Failure::stable_bounds(function, offset, size, memory_bytes)),
+        }
+    }
+
+    fn stable_refused(&self, refused: StableRefused) -> Failure {
+        match refused {
+            StableRefused::Dirty => Failure::memory_access("bytes written to pages of stable memory", self.limits.stable_dirty_bytes),
+            StableRefused::Accessed => Failure::memory_access("bytes in accessed pages of stable memory", self.limits.stable_accessed_bytes),
+        }
+    }
+
+    pub(super) fn stable_write(&mut self, function: &str, offset: u64, src: u64, size: u64) -> Result<(), Failure> {
+        self.stable_range(function, offset, size)?;
+        let range = self.heap_range(function, src, size)?;
+        let before = self.stable.dirty_pages();
+        self.stable.write(offset, self.heap.read(range)).map_err(|refused| self.stable_refused(refused))?;
+        let pages = self.stable.dirty_pages() - before;
+        self.charge(pages.saturating_mul(DIRTY_PAGE_INSTRUCTIONS))
+    }
+
+    pub(super) fn stable_read(&mut self, function: &str, dst: u64, offset: u64, size: u64) -> Result<(), Failure> {
+        let from = self.stable_range(function, offset, size)?;
+        self.heap_range(function, dst, size)?;
+        let heap = self.heap.clone();
+        match self.stable.read(from) {
+            Ok(bytes) => heap.write(dst, bytes).map_err(|refused| self.write_refused(refused)),
+            Err(refused) => Err(self.stable_refused(refused)),
+        }
+    }
+
+    /// Whether the heap may grow from `before` to `after` bytes. What must end the message is an error.
+    pub(super) fn heap_may_grow(&mut self, before: u64, after: u64) -> Result<bool, Failure> {
+        if let Some(limit) = self.context.wasm_memory_limit.filter(|limit| after > *limit && self.enforce_wasm_memory_limit) {
+            return Err(Failure::wasm_memory_limit(after, limit));
+        }
+        let more = after.saturating_sub(before);
+        if after > self.heap_bytes_max || more > self.growable_bytes {
+            return Ok(false);
+        }
+        self.growable_bytes -= more;
+        Ok(true)
+    }
+}

@@ -1,0 +1,297 @@
+//! The System API: the functions of `ic0` that a canister may import.
+//!
+//! # How a call travels
+//!
+//! [`link`] defines every function twice, with 32-bit and with 64-bit addresses, over one implementation on [`Host`]. Each call is charged a fixed number of instructions,
+//! checked against the permission table ([`contexts`]), and then runs: addresses are checked in 64-bit arithmetic that cannot overflow, the bytes that move are charged, and
+//! only then do they move. The first thing that is wrong ends the message with a [`Failure`].
+//!
+//! # What it may not do
+//!
+//! Nothing outside the worker is reached from here: what the canister may know came with the message ([`SystemContext`]), what it did leaves with its outcome. Time, balances
+//! and limits are values, so the same message gives the same outcome wherever it runs.
+//!
+//! # Bounds
+//!
+//! The reply, the call being assembled and everything queued are bounded by the largest payload ([`Host::outgoing_bytes_max`]), calls by `calls_max`, the log by
+//! `log_max_bytes`; heap and stable memory by the caps of the message.
+
+mod calls;
+mod contexts;
+mod cycles;
+mod environment;
+mod error;
+mod link;
+mod memory;
+mod message;
+
+use std::sync::Arc;
+
+use serde_bytes::ByteBuf;
+use state::{Cycles, Time};
+
+pub(crate) use calls::PendingCall;
+pub(crate) use contexts::Context;
+pub(crate) use error::Failure;
+pub(crate) use link::linker;
+
+use crate::{
+    Call, Entry, MessageLimits, Response, SystemContext,
+    worker::{HeapCell, Stable, WriteRefused},
+};
+
+/// Instructions of every call into the system, whatever it does.
+const CALL_INSTRUCTIONS: u64 = 100;
+
+/// Instructions for the first write to a page: a fault, two system calls and a copy take about as long.
+pub(crate) const DIRTY_PAGE_INSTRUCTIONS: u64 = 5_000;
+
+/// Payloads of the largest size that one message may hold at once, over its reply and all its calls.
+const OUTGOING_PAYLOADS: u64 = 8;
+
+/// Longest text of a trap that is reported.
+const TRAP_TEXT_BYTES: u64 = 16 << 10;
+
+/// One message as its canister sees it.
+#[derive(Debug)]
+pub(crate) struct Host {
+    // What it runs on.
+    pub(crate) heap: Arc<HeapCell>,
+    pub(crate) stable: Stable,
+    pub(crate) limits: MessageLimits,
+    pub(crate) heap_bytes_max: u64,
+    pub(crate) enforce_wasm_memory_limit: bool,
+    /// Instructions left, while a function of the system runs; the store's fuel otherwise.
+    pub(crate) fuel: u64,
+
+    // What it may know.
+    pub(crate) context: SystemContext,
+    pub(crate) mode: Context,
+    reject: Option<(u32, String)>,
+    reject_code: u32,
+    method_name: String,
+
+    // What it did.
+    pub(crate) response: Response,
+    reply_data: Vec<u8>,
+    pub(crate) accepted: bool,
+    pub(crate) balance: Cycles,
+    cycles_available: Cycles,
+    pub(crate) cycles_accepted: Cycles,
+    pub(crate) cycles_burned: Cycles,
+    pending_call: Option<PendingCall>,
+    pub(crate) calls: Vec<Call>,
+    outgoing_bytes: u64,
+    pub(crate) certified_data: Option<ByteBuf>,
+    pub(crate) global_timer: Option<Time>,
+    pub(crate) growable_bytes: u64,
+    pub(crate) log: Log,
+    /// Whether the instance exists: its memory grows from then on at the canister's wish.
+    pub(crate) instantiated: bool,
+}
+
+impl Host {
+    /// A message about to run.
+    pub(crate) fn new(heap: Arc<HeapCell>, stable: Stable, context: SystemContext, limits: MessageLimits, entry: &Entry, memory64: bool) -> Self {
+        let (reject, reject_code) = match entry {
+            Entry::Callback { kind: crate::CallbackKind::Reject { code, message }, .. } => (Some((*code, message.clone())), *code),
+            Entry::Cleanup { reject_code, .. } => (None, *reject_code),
+            _ => (None, 0),
+        };
+        let method_name = match entry {
+            Entry::InspectMessage { method_name } => method_name.clone(),
+            _ => String::new(),
+        };
+        Self {
+            heap,
+            stable,
+            heap_bytes_max: limits.heap_max_bytes[usize::from(memory64)],
+            enforce_wasm_memory_limit: matches!(entry, Entry::Init | Entry::PostUpgrade { .. } | Entry::Update(_)),
+            fuel: 0,
+            mode: Context::of(entry, context.replicated),
+            reject,
+            reject_code,
+            method_name,
+            response: Response::None,
+            reply_data: Vec::new(),
+            accepted: false,
+            balance: context.balance,
+            cycles_available: context.cycles_available,
+            cycles_accepted: 0,
+            cycles_burned: 0,
+            pending_call: None,
+            calls: Vec::new(),
+            outgoing_bytes: 0,
+            certified_data: None,
+            global_timer: None,
+            growable_bytes: context.growable_bytes,
+            log: Log::new(limits.log_max_bytes),
+            instantiated: false,
+            limits,
+            context,
+        }
+    }
+
+    /// The entry point returned: what was begun and not finished is undone.
+    pub(crate) fn finish(&mut self) {
+        self.discard_pending_call();
+        self.reply_data = Vec::new();
+    }
+
+    /// Bytes of reply and calls one message may hold.
+    fn outgoing_bytes_max(&self) -> u64 {
+        self.context.payload_max_bytes.saturating_mul(OUTGOING_PAYLOADS)
+    }
+
+    fn charge(&mut self, instructions: u64) -> Result<(), Failure> {
+        match self.fuel.checked_sub(instructions) {
+            Some(left) => {
+                self.fuel = left;
+                Ok(())
+            }
+            None => {
+                self.fuel = 0;
+                Err(Failure::instructions(self.limits.instructions))
+            }
+        }
+    }
+
+    /// Checks that `memory[at..at + size]` exists, and charges for `size` bytes.
+    fn heap_range(&mut self, function: &str, at: u64, size: u64) -> Result<std::ops::Range<u64>, Failure> {
+        let memory_bytes = self.heap.size_bytes();
+        match at.checked_add(size).filter(|end| *end <= memory_bytes) {
+            Some(end) => {
+                self.charge(size)?;
+                Ok(at..end)
+            }
+            None => Err(Failure::heap_bounds(function, at, size, memory_bytes)),
+        }
+    }
+
+    /// `memory[src..src + size]`, at most `size_max` bytes of it allowed.
+    fn read_heap(&mut self, function: &str, src: u64, size: u64) -> Result<&[u8], Failure> {
+        let range = self.heap_range(function, src, size)?;
+        Ok(self.heap.read(range))
+    }
+
+    /// A text of at most `size_max` bytes.
+    fn read_text(&mut self, function: &str, src: u64, size: u64, size_max: u64) -> Result<String, Failure> {
+        if size > size_max {
+            return Err(Failure::contract(&format!("ic0.{function}: a text of {size} bytes, the limit is {size_max} bytes")));
+        }
+        let bytes = self.read_heap(function, src, size)?;
+        match std::str::from_utf8(bytes) {
+            Ok(text) => Ok(text.to_owned()),
+            Err(_) => Err(Failure::contract(&format!("ic0.{function}: the text is not valid UTF-8"))),
+        }
+    }
+
+    /// `memory[dst..] := bytes`.
+    fn write_heap(&mut self, function: &str, dst: u64, bytes: &[u8]) -> Result<(), Failure> {
+        self.heap_range(function, dst, bytes.len() as u64)?;
+        self.heap.write(dst, bytes).map_err(|refused| self.write_refused(refused))
+    }
+
+    /// `memory[dst..dst + size] := blob[offset..offset + size]`.
+    fn copy_out(&mut self, function: &str, blob: Blob, dst: u64, offset: u64, size: u64) -> Result<(), Failure> {
+        self.heap_range(function, dst, size)?;
+        let heap = self.heap.clone();
+        let bytes = self.blob(blob);
+        let blob_bytes = bytes.len() as u64;
+        let part = offset.checked_add(size).and_then(|end| bytes.get(usize::try_from(offset).ok()?..usize::try_from(end).ok()?));
+        let Some(part) = part else {
+            return Err(Failure::blob_bounds(function, offset, size, blob_bytes));
+        };
+        heap.write(dst, part).map_err(|refused| self.write_refused(refused))
+    }
+
+    fn write_refused(&self, refused: WriteRefused) -> Failure {
+        match refused {
+            WriteRefused::Cap => self.heap_cap(),
+            // The worker ends after this: see the run loop.
+            WriteRefused::Kernel(error) => Failure::engine(&error.to_string()),
+        }
+    }
+
+    /// Called before a bulk operation of the canister writes.
+    pub(crate) fn will_write(&mut self, dst: u64, len: u64) -> Result<(), Failure> {
+        match dst.checked_add(len) {
+            Some(end) => self.heap.will_write(dst..end).map_err(|refused| self.write_refused(refused)),
+            None => Ok(()),
+        }
+    }
+
+    /// The cap on heap pages was reached.
+    pub(crate) fn heap_cap(&self) -> Failure {
+        Failure::memory_access("bytes written to pages of the Wasm memory", self.limits.heap_dirty_bytes)
+    }
+
+    fn blob(&self, blob: Blob) -> &[u8] {
+        match blob {
+            Blob::Argument => &self.context.arg,
+            Blob::Caller => self.context.caller.as_slice(),
+            Blob::CallerInfoData => self.context.caller_info.as_ref().map_or(&[], |info| &info.info),
+            Blob::CallerInfoSigner => self.context.caller_info.as_ref().map_or(&[], |info| info.signer.as_slice()),
+            Blob::RejectMessage => self.reject.as_ref().map_or(&[], |(_, message)| message.as_bytes()),
+            Blob::CanisterSelf => self.context.canister_id.as_slice(),
+            Blob::SubnetSelf => self.context.subnet_id.as_slice(),
+            Blob::MethodName => self.method_name.as_bytes(),
+            Blob::RootKey => &self.context.root_key,
+            Blob::DataCertificate => self.context.data_certificate.as_ref().map_or(&[], |certificate| certificate.as_slice()),
+            Blob::EnvName(index) => self.context.env_vars.get(index).map_or(&[], |(name, _)| name.as_bytes()),
+            Blob::EnvValue(index) => self.context.env_vars.get(index).map_or(&[], |(_, value)| value.as_bytes()),
+        }
+    }
+}
+
+/// A blob of the system that a canister may copy from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Blob {
+    Argument,
+    Caller,
+    CallerInfoData,
+    CallerInfoSigner,
+    RejectMessage,
+    CanisterSelf,
+    SubnetSelf,
+    MethodName,
+    RootKey,
+    DataCertificate,
+    EnvName(usize),
+    EnvValue(usize),
+}
+
+/// Lines of `ic0.debug_print` and the text of a trap, within a bound.
+#[derive(Debug)]
+pub(crate) struct Log {
+    lines: Vec<ByteBuf>,
+    bytes_left: u64,
+}
+
+/// Accounted for a line besides its text, so that empty lines are bounded too.
+const LOG_LINE_BYTES: u64 = 16;
+
+impl Log {
+    fn new(bytes_max: u64) -> Self {
+        Self { lines: Vec::new(), bytes_left: bytes_max }
+    }
+
+    /// Bytes a next line may have; `None` when there is no room for one.
+    fn room(&self) -> Option<u64> {
+        self.bytes_left.checked_sub(LOG_LINE_BYTES)
+    }
+
+    /// Appends a line, cut to what there is room for.
+    pub(crate) fn push(&mut self, line: &[u8]) {
+        if let Some(room) = self.room() {
+            let line = line.get(..usize::try_from(room).unwrap_or(usize::MAX)).unwrap_or(line);
+            self.bytes_left -= LOG_LINE_BYTES + line.len() as u64;
+            self.lines.push(ByteBuf::from(line));
+        }
+    }
+
+    /// All lines.
+    pub(crate) fn take(&mut self) -> Vec<ByteBuf> {
+        std::mem::take(&mut self.lines)
+    }
+}

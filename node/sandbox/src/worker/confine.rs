@@ -1,0 +1,151 @@
+//! What a worker may not do: the barrier between a canister that escaped the engine and the machine.
+//!
+//! [`prepare`] runs first: die with the parent, no new privileges, no core dumps, nobody may attach, no environment, no descriptors but the socket, few descriptors, a
+//! stack large enough for what the engine grants canisters. [`confine`] runs once everything is allocated that needs more: from then on a system call that is not on the list kills
+//! the process. The list holds what running takes (memory, the socket, the append files, signals) and nothing that names a file, makes a socket or a process.
+//!
+//! Two calls are narrowed by argument: no descriptor is turned into another kind of thing by `fcntl`, and `kill`-like calls are absent but for aborting the own process.
+
+use std::{collections::BTreeMap, io};
+
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
+use seccompiler::{BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch};
+
+use super::protocol::Probe;
+use crate::engine::{HOST_STACK_BYTES, WASM_STACK_BYTES};
+
+/// Descriptors a worker may hold: one append file for each memory it ran an update of lately, and those of one order.
+const DESCRIPTORS_MAX: u64 = 4096;
+
+/// Start-up, before anything is allocated. `parent` is the pool's process.
+pub(super) fn prepare(parent: u32) -> io::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    // The parent may have died before it could be asked for.
+    let actual = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
+    if actual != parent {
+        return Err(io::Error::other(format!("the parent process is {actual}, not {parent}")));
+    }
+    rustix::thread::set_no_new_privs(true)?;
+    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
+    close_descriptors()?;
+    let limit = |resource, value: u64| setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) });
+    limit(Resource::Core, 0)?;
+    limit(Resource::Fsize, libc::RLIM_INFINITY)?;
+    limit(Resource::Nofile, getrlimit(Resource::Nofile).maximum.unwrap_or(DESCRIPTORS_MAX).min(DESCRIPTORS_MAX))?;
+    let stack_bytes = (WASM_STACK_BYTES + 2 * HOST_STACK_BYTES) as u64;
+    let stack = getrlimit(Resource::Stack);
+    if stack.current.is_some_and(|current| current < stack_bytes) {
+        // The main thread's stack grows on demand up to the limit at that time.
+        setrlimit(Resource::Stack, Rlimit { current: Some(stack_bytes), maximum: stack.maximum })
+            .map_err(|error| io::Error::other(format!("a stack of {stack_bytes} bytes is needed, the limit is {:?}: {error}", stack.maximum)))?;
+    }
+    Ok(())
+}
+
+/// Leaves the socket (descriptor 0) alone open; 1 and 2 lead to nowhere, so that no file received later can take their place.
+fn close_descriptors() -> io::Result<()> {
+    let nowhere = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdout(&nowhere)?;
+    rustix::stdio::dup2_stderr(&nowhere)?;
+    drop(nowhere);
+    // SAFETY: closes descriptors that nothing in this process knows of.
+    let closed = unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0_u32) };
+    if closed != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Installs the filter, on every thread there is.
+pub(super) fn confine() -> io::Result<()> {
+    let program = filter().map_err(io::Error::other)?;
+    seccompiler::apply_filter_all_threads(&program).map_err(io::Error::other)
+}
+
+fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+    for call in [
+        // Memory: mapping files and code, protecting pages, the allocator.
+        libc::SYS_mmap,
+        libc::SYS_munmap,
+        libc::SYS_mprotect,
+        libc::SYS_madvise,
+        libc::SYS_mremap,
+        libc::SYS_brk,
+        // The socket, and files received over it.
+        libc::SYS_sendmsg,
+        libc::SYS_recvmsg,
+        libc::SYS_sendto,
+        libc::SYS_recvfrom,
+        libc::SYS_read,
+        libc::SYS_write,
+        libc::SYS_writev,
+        libc::SYS_pread64,
+        libc::SYS_pwrite64,
+        libc::SYS_pwritev,
+        libc::SYS_pwritev2,
+        libc::SYS_fstat,
+        libc::SYS_lseek,
+        libc::SYS_close,
+        // Signals: faults, and aborting.
+        libc::SYS_rt_sigreturn,
+        libc::SYS_rt_sigaction,
+        libc::SYS_rt_sigprocmask,
+        libc::SYS_sigaltstack,
+        libc::SYS_restart_syscall,
+        // Locks of the allocator and the standard library.
+        libc::SYS_futex,
+        libc::SYS_sched_yield,
+        libc::SYS_getrandom,
+        libc::SYS_clock_gettime,
+        libc::SYS_clock_nanosleep,
+        libc::SYS_nanosleep,
+        libc::SYS_getpid,
+        libc::SYS_gettid,
+        libc::SYS_sched_getaffinity,
+        // Publishing code on machines that need it.
+        libc::SYS_membarrier,
+        libc::SYS_exit,
+        libc::SYS_exit_group,
+    ] {
+        rules.insert(call, Vec::new());
+    }
+    // Size and kind of a file by its descriptor alone: an empty path.
+    rules.insert(libc::SYS_statx, vec![argument(3, SeccompCmpArgLen::Dword, 0x7ff)?, argument(3, SeccompCmpArgLen::Dword, 0xfff)?]);
+    rules.insert(libc::SYS_newfstatat, vec![argument(3, SeccompCmpArgLen::Dword, libc::AT_EMPTY_PATH as u64)?]);
+    // Duplicating a descriptor, and asking for its flags.
+    rules.insert(
+        libc::SYS_fcntl,
+        vec![argument(1, SeccompCmpArgLen::Dword, libc::F_DUPFD_CLOEXEC as u64)?, argument(1, SeccompCmpArgLen::Dword, libc::F_GETFD as u64)?],
+    );
+    // Aborting.
+    let own = u64::from(std::process::id());
+    rules.insert(libc::SYS_tgkill, vec![argument(0, SeccompCmpArgLen::Dword, own)?]);
+    let arch = TargetArch::try_from(std::env::consts::ARCH)?;
+    SeccompFilter::new(rules, SeccompAction::KillProcess, SeccompAction::Allow, arch)?.try_into()
+}
+
+/// A rule that the argument `index` of the call be `value`.
+fn argument(index: u8, length: SeccompCmpArgLen, value: u64) -> Result<SeccompRule, seccompiler::BackendError> {
+    SeccompRule::new(vec![SeccompCondition::new(index, length, SeccompCmpOp::Eq, value)?])
+}
+
+/// Tries something forbidden. Returns only from a process that is not confined.
+pub(super) fn attempt(probe: Probe) {
+    match probe {
+        Probe::Open => drop(std::fs::File::open("/proc/self/status")),
+        Probe::Socket => drop(std::net::UdpSocket::bind("127.0.0.1:0")),
+        Probe::Exec => drop(std::process::Command::new("/bin/true").status()),
+        // SAFETY: a bare fork; a child, should there be one, ends at once.
+        Probe::Fork => unsafe {
+            if libc::syscall(libc::SYS_fork) == 0 {
+                libc::_exit(0);
+            }
+        },
+        // SAFETY: asks to be traced, no memory is involved.
+        Probe::Ptrace => unsafe {
+            libc::ptrace(libc::PTRACE_TRACEME);
+        },
+        Probe::Lie | Probe::Hang => {}
+    }
+}

@@ -1,0 +1,212 @@
+//! Which pages a message wrote: an exact count against a cap, and the list of pages at the end.
+//!
+//! A cap that changes an outcome must be reached at the same write on every node, so pages are counted by what the canister did, never by what the kernel
+//! happens to have mapped. A [`Tracker`] is told of every first write, either by the fault of a protected page ([`Tracker::touch`]) or ahead of a write of known extent
+//! ([`Tracker::mark`]), and refuses the one that would pass the cap.
+//!
+//! # Scattered writes
+//!
+//! Every separate stretch of unprotected pages costs the kernel up to two mappings, and a process may have 65,530. So the granule of a fault grows with the number
+//! of stretches: a page while there are fewer than [`STRETCHES_PER_PAGE`], a Wasm page (16 pages) until twice that, then 256 pages (1 MiB). Pages of the granule
+//! count as written whether the canister wrote them or not. The rule looks at nothing but the writes before it, so the count is still the same everywhere; a message
+//! under the caps of the presets needs more than 8,192 separate stretches to notice. With a cap of `c` pages the stretches stay below
+//! `2 * STRETCHES_PER_PAGE + c / 256`, which leaves room for what else a worker maps.
+//!
+//! Marking ahead is always exact: a range adds at most one stretch.
+//!
+//! # Bounds
+//!
+//! One bit per page of the largest memory this worker has seen, allocated but untouched until used, and one entry per stretch found, at most one per page of the
+//! cap. [`Tracker::touch`] allocates nothing, because it runs in a signal handler.
+
+use std::ops::Range;
+
+/// Stretches up to which a fault unprotects a single page.
+pub(crate) const STRETCHES_PER_PAGE: u64 = 8192;
+
+/// The message would have written more pages than it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CapReached;
+
+/// Pages written by one execution.
+#[derive(Debug, Default)]
+pub(crate) struct Tracker {
+    /// A bit per page.
+    bits: Vec<u64>,
+    /// Every range of pages newly marked, in the order of marking; disjoint.
+    marked: Vec<Range<u64>>,
+    /// Pages marked.
+    pages: u64,
+    /// Pages that may be marked.
+    pages_max: u64,
+    /// Stretches of adjacent marked pages.
+    stretches: u64,
+}
+
+impl Tracker {
+    /// Prepares for an execution over a memory of at most `memory_pages` that may write `pages_max`.
+    pub(crate) fn begin(&mut self, memory_pages: u64, pages_max: u64) {
+        self.clear();
+        self.pages_max = pages_max.min(memory_pages);
+        let words = memory_pages.div_ceil(64) as usize;
+        if self.bits.len() < words {
+            // A fresh zeroed allocation stays untouched until used, resizing would touch it.
+            self.bits = vec![0; words];
+        }
+        if self.marked.capacity() < self.pages_max as usize + 1 {
+            self.marked = Vec::with_capacity(self.pages_max as usize + 1);
+        }
+    }
+
+    /// Pages marked so far.
+    pub(crate) fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Whether `page` is marked.
+    pub(crate) fn contains(&self, page: u64) -> bool {
+        self.bits.get((page / 64) as usize).is_some_and(|word| word & (1 << (page % 64)) != 0)
+    }
+
+    /// A first write to `page` of a memory of `memory_pages`: the granule to unprotect, whose pages are now marked.
+    pub(crate) fn touch(&mut self, page: u64, memory_pages: u64) -> Result<Range<u64>, CapReached> {
+        let granule = match self.stretches / STRETCHES_PER_PAGE {
+            0 => 1,
+            1 => 16,
+            _ => 256,
+        };
+        let start = page - page % granule;
+        let range = start..(start + granule).min(memory_pages);
+        self.mark(range.clone(), |_| {})?;
+        Ok(range)
+    }
+
+    /// Marks `range`, telling `fresh` of each part of it that was not. When the cap is passed nothing is marked.
+    pub(crate) fn mark(&mut self, range: Range<u64>, mut fresh: impl FnMut(Range<u64>)) -> Result<(), CapReached> {
+        let unmarked = range.clone().filter(|page| !self.contains(*page)).count() as u64;
+        if unmarked == 0 {
+            return Ok(());
+        }
+        if self.pages + unmarked > self.pages_max || range.end > self.bits.len() as u64 * 64 {
+            return Err(CapReached);
+        }
+        let mut page = range.start;
+        while page < range.end {
+            if self.contains(page) {
+                page += 1;
+                continue;
+            }
+            let start = page;
+            while page < range.end && !self.contains(page) {
+                if let Some(word) = self.bits.get_mut((page / 64) as usize) {
+                    *word |= 1 << (page % 64);
+                }
+                page += 1;
+            }
+            let joined = u64::from(start > 0 && self.contains(start - 1)) + u64::from(self.contains(page));
+            self.stretches = (self.stretches + 1).saturating_sub(joined);
+            self.pages += page - start;
+            self.marked.push(start..page);
+            fresh(start..page);
+        }
+        Ok(())
+    }
+
+    /// Ends the execution: the marked pages as disjoint ranges in order, none adjacent. The tracker is empty afterwards.
+    pub(crate) fn take(&mut self) -> Vec<Range<u64>> {
+        self.marked.sort_unstable_by_key(|range| range.start);
+        let mut ranges: Vec<Range<u64>> = Vec::with_capacity(self.stretches as usize);
+        for range in &self.marked {
+            match ranges.last_mut() {
+                Some(last) if last.end == range.start => last.end = range.end,
+                _ => ranges.push(range.clone()),
+            }
+        }
+        self.clear();
+        ranges
+    }
+
+    fn clear(&mut self) {
+        for range in self.marked.drain(..) {
+            for page in range {
+                if let Some(word) = self.bits.get_mut((page / 64) as usize) {
+                    *word = 0;
+                }
+            }
+        }
+        self.pages = 0;
+        self.stretches = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn tracker(memory_pages: u64, pages_max: u64) -> Tracker {
+        let mut tracker = Tracker::default();
+        tracker.begin(memory_pages, pages_max);
+        tracker
+    }
+
+    #[test]
+    fn the_cap_is_exact() {
+        let mut tracker = tracker(100, 3);
+        assert_eq!(tracker.touch(5, 100), Ok(5..6));
+        assert_eq!(tracker.touch(5, 100), Ok(5..6), "a page counts once");
+        assert_eq!(tracker.mark(6..9, |_| {}), Err(CapReached), "one too many marks none");
+        assert_eq!(tracker.mark(4..7, |_| {}), Ok(()));
+        assert_eq!(tracker.touch(7, 100), Err(CapReached));
+        assert_eq!(tracker.take(), vec![4..7]);
+        assert_eq!(tracker.pages(), 0);
+    }
+
+    #[test]
+    fn scattered_writes_never_make_more_stretches_than_the_kernel_can_map() {
+        let memory = 1 << 20;
+        let cap = 1 << 18;
+        let mut tracker = tracker(memory, cap);
+        let mut page = 0;
+        while page < memory {
+            if tracker.touch(page, memory).is_err() {
+                break;
+            }
+            page += 2;
+        }
+        assert!(tracker.stretches <= 2 * STRETCHES_PER_PAGE + cap / 256);
+        assert!(tracker.pages() <= cap);
+    }
+
+    proptest! {
+        #[test]
+        fn marks_agree_with_a_set(operations in prop::collection::vec((0_u64..300, 1_u64..40, any::<bool>()), 0..60), cap in 1_u64..300) {
+            let mut tracker = tracker(300, cap);
+            let mut model = BTreeSet::new();
+            for (start, length, single) in operations {
+                let range = if single { start..start + 1 } else { start..(start + length).min(300) };
+                let new: Vec<u64> = range.clone().filter(|page| !model.contains(page)).collect();
+                let mut fresh = Vec::new();
+                let marked = tracker.mark(range, |part| fresh.extend(part));
+                if (model.len() + new.len()) as u64 <= cap {
+                    prop_assert_eq!(marked, Ok(()));
+                    prop_assert_eq!(&fresh, &new);
+                    model.extend(new);
+                } else {
+                    prop_assert_eq!(marked, Err(CapReached));
+                }
+                let stretches = model.iter().filter(|page| !model.contains(&(**page + 1))).count() as u64;
+                prop_assert_eq!(tracker.stretches, stretches);
+                prop_assert_eq!(tracker.pages(), model.len() as u64);
+            }
+            let taken = tracker.take();
+            prop_assert!(taken.windows(2).all(|pair| pair[0].end < pair[1].start));
+            prop_assert_eq!(taken.into_iter().flatten().collect::<BTreeSet<_>>(), model);
+            prop_assert_eq!(tracker.mark(0..1, |_| {}), Ok(()));
+        }
+    }
+}

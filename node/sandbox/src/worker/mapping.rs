@@ -1,0 +1,331 @@
+//! One canister memory in a worker's address space.
+//!
+//! A [`Mapping`] is a reservation into which files are mapped privately: the base file first, the runs of the delta over it. Pages the canister writes become private
+//! copies, everything else is page cache that the kernel may take back. When a message's changes are kept, [`Mapping::commit`] appends the dirty pages to the segment file
+//! and maps that file over them, so the private copies are gone; when they are not, [`Mapping::discard`] drops the copies and the files show through again.
+//!
+//! # A heap
+//!
+//! is readable up to its size and inaccessible from there to the end of the reservation, so that code without bounds checks faults. Its pages are write-protected;
+//! [`super::heap`] lifts that page by page. *Stable memory* is read and written by the System API alone, which checks and counts, so it is never protected.
+//!
+//! # Bounds
+//!
+//! The kernel allows a process 65,530 mappings. A mapping knows how many it may have split into ([`Mapping::mappings`]), the worker adds them up and drops the
+//! memories used longest ago. One memory may use [`MAPPINGS_MAX`]: runs beyond that are copied into private pages instead of mapped, which costs memory (at most the
+//! delta capacity) but works; such a memory is folded by the next checkpoint and mapped afresh then.
+
+use std::{
+    fs::File,
+    io::{self, IoSlice},
+    ops::Range,
+    os::{fd::AsFd, unix::fs::FileExt},
+    ptr::NonNull,
+};
+
+use pages::{MemoryId, PAGE_BYTES, Run, SegmentId};
+use rustix::{
+    io::pwritev,
+    mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap},
+};
+
+use super::protocol::{AppendOrder, MapOrder};
+use crate::engine::{HEAP_GUARD_BYTES, HEAP32_RESERVATION_BYTES};
+
+/// Kernel mappings that the runs of one memory may take.
+pub(crate) const MAPPINGS_MAX: usize = 12_000;
+
+/// Vectors of one write; the kernel's limit is 1024.
+const VECTORS_MAX: usize = 512;
+
+/// Which of a canister's memories.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The Wasm memory.
+    Heap,
+    /// Stable memory.
+    Stable,
+}
+
+/// A mapped memory.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    id: MemoryId,
+    kind: Kind,
+    base: NonNull<u8>,
+    reserved_bytes: usize,
+    /// Mapped from files; the rest of the reservation is inaccessible.
+    file_bytes: usize,
+    /// Accessible.
+    size_bytes: usize,
+    append: Option<(SegmentId, File)>,
+    mappings: usize,
+    /// Some pages are private copies of what a file holds: they cannot be dropped.
+    copied: bool,
+    /// An operation failed half-way; not to be used again.
+    broken: bool,
+}
+
+// SAFETY: the reservation belongs to this value alone, as a `Vec`'s allocation does; nothing about it is tied to a thread.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// Reserves address space and maps `base` of `base_bytes`. Nothing is accessible yet: see [`Self::set_size`].
+    pub(crate) fn new(id: MemoryId, kind: Kind, base: &File, base_bytes: u64) -> io::Result<Self> {
+        let base_bytes = usize::try_from(base_bytes).map_err(|_| too_large())?;
+        let (reserved_bytes, file_bytes) = match kind {
+            Kind::Heap => {
+                let heap = HEAP32_RESERVATION_BYTES as usize;
+                (heap + HEAP_GUARD_BYTES as usize, base_bytes.min(heap))
+            }
+            Kind::Stable => (base_bytes.max(PAGE_BYTES as usize), base_bytes),
+        };
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choosing.
+        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), reserved_bytes, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)? };
+        let start = NonNull::new(start.cast::<u8>()).ok_or_else(|| io::Error::other("a mapping at address zero"))?;
+        let mapping = Self { id, kind, base: start, reserved_bytes, file_bytes, size_bytes: 0, append: None, mappings: 3, copied: false, broken: false };
+        if file_bytes > 0 {
+            mapping.map_file(base, 0, 0..file_bytes)?;
+            mapping.protect(0..file_bytes, MprotectFlags::empty())?;
+        }
+        Ok(mapping)
+    }
+
+    /// Maps the runs of `order` over what is mapped. `segments` are the files of `order.segments`, in their order.
+    pub(crate) fn map_runs(&mut self, order: &MapOrder, segments: &[File]) -> io::Result<()> {
+        self.broken = true;
+        for run in &order.runs {
+            let place = order.segments.iter().position(|segment| *segment == run.segment).and_then(|place| segments.get(place));
+            let file = place.ok_or_else(|| io::Error::other("a run in a segment that was not sent"))?;
+            let range = self.run_bytes(run)?;
+            let mappable = self.mappings + 2 <= MAPPINGS_MAX;
+            if mappable {
+                self.map_file(file, run.offset_page * PAGE_BYTES, range.clone())?;
+                self.mappings += 2;
+            } else {
+                self.protect(range.clone(), MprotectFlags::READ | MprotectFlags::WRITE)?;
+                // SAFETY: the range lies in this mapping, was just made writable, and no reference into it exists.
+                let bytes = unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(range.start), range.len()) };
+                file.read_exact_at(bytes, run.offset_page * PAGE_BYTES)?;
+                self.copied = true;
+            }
+            if !mappable || range.end > self.size_bytes {
+                self.restrict(range)?;
+            }
+        }
+        self.broken = false;
+        Ok(())
+    }
+
+    /// Gives a fresh mapping of a file (or a copy of it) the protection its place calls for.
+    fn restrict(&self, range: Range<usize>) -> io::Result<()> {
+        let accessible = range.start.min(self.size_bytes)..range.end.min(self.size_bytes);
+        let beyond = range.start.max(self.size_bytes)..range.end.max(self.size_bytes);
+        self.protect(accessible, self.resting())?;
+        self.protect(beyond, MprotectFlags::empty())
+    }
+
+    /// Makes exactly the first `bytes` accessible: read-only for a heap, writable for stable memory.
+    pub(crate) fn set_size(&mut self, bytes: usize) -> io::Result<()> {
+        if bytes > self.file_bytes {
+            return Err(io::Error::other(format!("a size of {bytes} bytes, the file of {:?} has {}", self.id, self.file_bytes)));
+        }
+        if bytes > self.size_bytes {
+            self.protect(self.size_bytes..bytes, self.resting())?;
+        } else {
+            self.protect(bytes..self.size_bytes, MprotectFlags::empty())?;
+        }
+        self.size_bytes = bytes;
+        Ok(())
+    }
+
+    /// Writes the pages of `dirty` to the append file and maps it over them.
+    pub(crate) fn commit(&mut self, dirty: &[Range<u64>], order: &AppendOrder) -> io::Result<Vec<Run>> {
+        if dirty.is_empty() {
+            return Ok(Vec::new());
+        }
+        let broken = std::mem::replace(&mut self.broken, true);
+        let Some((segment, file)) = self.append.as_ref().filter(|(segment, _)| *segment == order.segment && !broken) else {
+            return Err(io::Error::other("no append file"));
+        };
+        let mut runs = Vec::with_capacity(dirty.len());
+        let mut offset_page = order.offset_page;
+        for range in dirty {
+            let pages = range.end - range.start;
+            runs.push(Run { start_page: range.start, pages, segment: *segment, offset_page });
+            offset_page += pages;
+        }
+        if offset_page - order.offset_page > order.pages_max {
+            return Err(io::Error::other(format!("{} dirty pages, room for {}", offset_page - order.offset_page, order.pages_max)));
+        }
+        for part in runs.chunks(VECTORS_MAX) {
+            let mut vectors = Vec::with_capacity(part.len());
+            for run in part {
+                let range = self.run_bytes(run)?;
+                // SAFETY: the range is accessible (the message wrote to it) and nothing writes to it while the slice lives.
+                vectors.push(IoSlice::new(unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(range.start), range.len()) }));
+            }
+            let offset = part.first().map_or(0, |run| run.offset_page) * PAGE_BYTES;
+            write_all_vectored(file, &mut vectors, offset)?;
+        }
+        // What maps beyond the allowance stays as private copies, still right, only protected again.
+        let mappable = runs.len().min(MAPPINGS_MAX.saturating_sub(self.mappings) / 2);
+        for (index, run) in runs.iter().enumerate() {
+            let range = self.run_bytes(run)?;
+            if index < mappable {
+                self.map_file(file, run.offset_page * PAGE_BYTES, range)?;
+            } else {
+                self.protect(range, self.resting())?;
+            }
+        }
+        self.copied |= mappable < runs.len();
+        self.mappings += 2 * mappable;
+        self.broken = false;
+        Ok(runs)
+    }
+
+    /// Drops the private copies of `dirty` and shrinks to `size_bytes`, the size before the execution.
+    pub(crate) fn discard(&mut self, dirty: &[Range<u64>], size_bytes: usize) -> io::Result<()> {
+        if self.copied && !dirty.is_empty() {
+            // A dirty page may have been a copy, and what it held is in no mapping any more.
+            self.broken = true;
+            return Ok(());
+        }
+        let broken = std::mem::replace(&mut self.broken, true);
+        for range in dirty {
+            let bytes = self.page_bytes(range)?;
+            self.drop_copies(bytes.clone())?;
+            self.protect(bytes, self.resting())?;
+        }
+        self.set_size(size_bytes)?;
+        self.broken = broken;
+        Ok(())
+    }
+
+    /// Makes `pages` writable.
+    pub(crate) fn unprotect(&self, pages: &Range<u64>) -> io::Result<()> {
+        self.protect(self.page_bytes(pages)?, MprotectFlags::READ | MprotectFlags::WRITE)
+    }
+
+    /// Write-protects everything accessible again, keeping private copies as they are.
+    pub(crate) fn protect_all(&self) -> io::Result<()> {
+        self.protect(0..self.size_bytes, self.resting())
+    }
+
+    /// The append file to use from now on.
+    pub(crate) fn set_append(&mut self, segment: SegmentId, file: File) {
+        self.append = Some((segment, file));
+    }
+
+    /// Whether the append file of `segment` is at hand.
+    pub(crate) fn has_append(&self, segment: SegmentId) -> bool {
+        self.append.as_ref().is_some_and(|(have, _)| *have == segment)
+    }
+
+    /// First byte.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Accessible bytes.
+    pub(crate) fn size_bytes(&self) -> usize {
+        self.size_bytes
+    }
+
+    /// The most it may grow to.
+    pub(crate) fn file_bytes(&self) -> usize {
+        self.file_bytes
+    }
+
+    /// Kernel mappings it may have split into.
+    pub(crate) fn mappings(&self) -> usize {
+        self.mappings
+    }
+
+    /// Whether it must not be used again.
+    pub(crate) fn broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Which memory.
+    pub(crate) fn id(&self) -> MemoryId {
+        self.id
+    }
+
+    fn resting(&self) -> MprotectFlags {
+        match self.kind {
+            Kind::Heap => MprotectFlags::READ,
+            Kind::Stable => MprotectFlags::READ | MprotectFlags::WRITE,
+        }
+    }
+
+    fn run_bytes(&self, run: &Run) -> io::Result<Range<usize>> {
+        let end = run.start_page.checked_add(run.pages).ok_or_else(too_large)?;
+        self.page_bytes(&(run.start_page..end))
+    }
+
+    fn page_bytes(&self, pages: &Range<u64>) -> io::Result<Range<usize>> {
+        let bytes = |page: u64| page.checked_mul(PAGE_BYTES).and_then(|bytes| usize::try_from(bytes).ok()).filter(|bytes| *bytes <= self.file_bytes);
+        match (bytes(pages.start), bytes(pages.end)) {
+            (Some(start), Some(end)) if start <= end => Ok(start..end),
+            _ => Err(too_large()),
+        }
+    }
+
+    /// Maps `file` privately over `range`, with the protection of a memory at rest.
+    fn map_file(&self, file: &File, offset: u64, range: Range<usize>) -> io::Result<()> {
+        let protection = match self.kind {
+            Kind::Heap => ProtFlags::READ,
+            Kind::Stable => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        debug_assert!(range.end <= self.reserved_bytes);
+        // SAFETY: the range lies in the reservation of this value; replacing what is mapped there is the purpose, and no reference into it exists.
+        let mapped = unsafe {
+            let address = self.base.as_ptr().add(range.start).cast();
+            mmap(address, range.len(), protection, MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE, file.as_fd(), offset)
+        };
+        mapped.map(|_| ()).map_err(Into::into)
+    }
+
+    fn protect(&self, range: Range<usize>, flags: MprotectFlags) -> io::Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        debug_assert!(range.end <= self.reserved_bytes);
+        // SAFETY: the range lies in the reservation of this value; no Rust reference into it exists while protections change.
+        unsafe { mprotect(self.base.as_ptr().add(range.start).cast(), range.len(), flags).map_err(Into::into) }
+    }
+
+    fn drop_copies(&self, range: Range<usize>) -> io::Result<()> {
+        // SAFETY: the range lies in the reservation of this value and is mapped from files, which show through again.
+        unsafe { madvise(self.base.as_ptr().add(range.start).cast(), range.len(), Advice::LinuxDontNeed).map_err(Into::into) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the reservation is this value's own and nothing refers to it any more. Failing leaves it mapped, which is harmless.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.reserved_bytes) };
+    }
+}
+
+/// Writes every byte of `vectors` at `offset`.
+fn write_all_vectored(file: &File, vectors: &mut [IoSlice<'_>], mut offset: u64) -> io::Result<()> {
+    let mut vectors = vectors;
+    while !vectors.is_empty() {
+        match pwritev(file, vectors, offset) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => {
+                offset += written as u64;
+                IoSlice::advance_slices(&mut vectors, written);
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn too_large() -> io::Error {
+    io::Error::other("pages beyond the memory's file")
+}

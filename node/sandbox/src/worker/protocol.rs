@@ -1,0 +1,140 @@
+//! What the pool and a worker say to each other, and in which order the descriptors of a frame lie.
+//!
+//! The pool sends one [`Order`], the worker answers with one [`Report`]. The pool remembers what each worker has mapped and sends only what is new; the worker answers
+//! [`Report::Missing`] when it does not have what the pool took for granted, and the pool sends the order again with everything.
+//!
+//! Descriptors of [`Order::Execute`], in this order: the artefact, when [`Execute::artefact`]; then for the heap and for the stable memory, each: the base file, when
+//! [`MapOrder::base`]; the segments of [`MapOrder::segments`]; the append file, when [`AppendOrder::file`].
+
+use pages::{MemoryId, Run, SegmentId};
+use serde::{Deserialize, Serialize};
+use state::{Global, ModuleHash};
+
+use crate::{Entry, MessageLimits, Outcome, SystemContext};
+
+/// Pool to worker.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Order {
+    /// Run a message.
+    Execute(Box<Execute>),
+    /// Drop kept executions, mappings and modules; answered by [`Report::Done`].
+    Forget(Forget),
+    /// Attempt what the filter forbids; answered by [`Report::Done`] by a worker that is not confined. For tests of the confinement only.
+    Probe(Probe),
+}
+
+/// What a worker need not keep any longer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Forget {
+    /// Kept executions of composite queries.
+    pub(crate) tokens: Vec<u64>,
+    /// Mapped memories.
+    pub(crate) memories: Vec<MemoryId>,
+    /// Loaded modules.
+    pub(crate) modules: Vec<ModuleHash>,
+}
+
+impl Forget {
+    /// Whether there is nothing to forget.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.tokens.is_empty() && self.memories.is_empty() && self.modules.is_empty()
+    }
+}
+
+/// A message to run.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Execute {
+    /// Done first.
+    pub(crate) forget: Forget,
+    /// The module.
+    pub(crate) module: ModuleHash,
+    /// Whether its artefact comes with this frame.
+    pub(crate) artefact: bool,
+    /// Where to enter.
+    pub(crate) entry: Entry,
+    /// Mutable globals.
+    pub(crate) globals: Vec<Global>,
+    /// Heap.
+    pub(crate) heap: MountOrder,
+    /// Stable memory.
+    pub(crate) stable: MountOrder,
+    /// For the System API.
+    pub(crate) context: SystemContext,
+    /// Bounds.
+    pub(crate) limits: MessageLimits,
+    /// A kept execution to continue.
+    pub(crate) keep_token: Option<u64>,
+    /// A composite query that makes calls is kept under this name.
+    pub(crate) keep_as: Option<u64>,
+}
+
+/// A memory of the message.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct MountOrder {
+    /// Which.
+    pub(crate) id: MemoryId,
+    /// Size in Wasm pages.
+    pub(crate) wasm_pages: u64,
+    /// What to map first; `None` when the mapping at hand is current.
+    pub(crate) map: Option<MapOrder>,
+    /// Where changes go.
+    pub(crate) append: Option<AppendOrder>,
+}
+
+/// What to map.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct MapOrder {
+    /// Start over from this base file of so many bytes; otherwise `runs` go over what is mapped.
+    pub(crate) base: Option<u64>,
+    /// Segments whose descriptors come with this frame, in their order.
+    pub(crate) segments: Vec<SegmentId>,
+    /// Runs in those segments, ordered by `start_page`.
+    pub(crate) runs: Vec<Run>,
+}
+
+/// Where dirty pages go.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct AppendOrder {
+    /// The segment.
+    pub(crate) segment: SegmentId,
+    /// First free page.
+    pub(crate) offset_page: u64,
+    /// Pages that may be written.
+    pub(crate) pages_max: u64,
+    /// Whether its descriptor comes with this frame.
+    pub(crate) file: bool,
+}
+
+/// Forbidden acts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Probe {
+    /// `open`.
+    Open,
+    /// `socket`.
+    Socket,
+    /// `fork`.
+    Fork,
+    /// `execve`.
+    Exec,
+    /// `ptrace`.
+    Ptrace,
+    /// Lies: answers with an outcome no honest worker gives.
+    Lie,
+    /// Never answers.
+    Hang,
+}
+
+/// Worker to pool.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Report {
+    /// Confined and waiting; the first frame of a worker.
+    Ready,
+    /// What came of [`Order::Execute`].
+    Outcome(Box<Outcome>),
+    /// Nothing was run: the worker lacks the module, a mapping or an append file.
+    Missing,
+    /// The worker failed in a way that is not the canister's doing; it ends after this. Bounded text.
+    Failed(String),
+    /// [`Order::Forget`] or [`Order::Probe`] is done.
+    Done,
+}

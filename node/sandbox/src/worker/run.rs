@@ -1,0 +1,277 @@
+//! One message in one instance.
+//!
+//! Every message gets a new store and a new instance of its module over the canister's kept memory; its mutable globals are put in before and read out after. So nothing of
+//! an instance outlives a message, and what a canister's table or passive segments looked like cannot depend on which worker ran it before.
+//!
+//! An installation runs in three steps inside one message: the data segments are written, `(start)` runs, then `canister_init` or `canister_post_upgrade`.
+
+use std::sync::Arc;
+
+use state::Global;
+use wasmtime::{Engine, Extern, ExternType, Instance, InstancePre, Linker, Module, ModuleExport, Ref, ResourceLimiter, Store, Trap, Val, unix::StoreExt};
+
+use super::{HeapCell, Stable};
+use crate::{
+    Entry, MessageLimits, SystemContext,
+    module::{INIT_MEMORY, MEMORY, START, TABLE, global_export},
+    system_api::{Context, DIRTY_PAGE_INSTRUCTIONS, Failure, Host},
+};
+
+/// Elements a table may have; `table.grow` fails beyond. Tables last no longer than a message.
+const TABLE_ELEMENTS_MAX: usize = 1_000_000;
+
+/// A module ready to be instantiated.
+pub(crate) struct LoadedModule {
+    instance: InstancePre<Host>,
+    globals: Vec<ModuleExport>,
+    /// Width of its addresses.
+    pub(crate) memory64: bool,
+    /// Whether it has a memory.
+    pub(crate) has_memory: bool,
+}
+
+impl LoadedModule {
+    /// Links `module`; `linkers` for 32-bit and for 64-bit addresses.
+    pub(crate) fn new(module: &Module, linkers: &[Linker<Host>; 2]) -> wasmtime::Result<Self> {
+        let memory = module.exports().find(|export| export.name() == MEMORY).map(|export| export.ty());
+        let memory64 = matches!(&memory, Some(ExternType::Memory(memory)) if memory.is_64());
+        let mut globals = Vec::new();
+        while let Some(global) = module.get_export_index(&global_export(globals.len())) {
+            globals.push(global);
+        }
+        Ok(Self { instance: linkers[usize::from(memory64)].instantiate_pre(module)?, globals, memory64, has_memory: memory.is_some() })
+    }
+}
+
+/// What a message is given.
+pub(crate) struct Message {
+    pub(crate) entry: Entry,
+    pub(crate) globals: Vec<Global>,
+    pub(crate) context: SystemContext,
+    pub(crate) limits: MessageLimits,
+}
+
+/// What came of it.
+pub(crate) struct Ran {
+    pub(crate) instructions: u64,
+    /// Why it failed, if it did.
+    pub(crate) failure: Option<Failure>,
+    /// Mutable globals at the end; empty when it failed.
+    pub(crate) globals: Vec<Global>,
+    /// An update method was asked for and a query method of that name ran.
+    pub(crate) query_for_update: bool,
+    /// Everything else it did.
+    pub(crate) host: Host,
+}
+
+/// Runs `message` over the heap that is in place in `heap`, if the module has one, and over `stable`.
+pub(crate) fn run(engine: &Engine, module: &LoadedModule, message: Message, heap: &Arc<HeapCell>, stable: Stable) -> wasmtime::Result<Ran> {
+    let Message { entry, globals, context, limits } = message;
+    let host = Host::new(heap.clone(), stable, context, limits, &entry, module.memory64);
+    let mut store = Store::new(engine, host);
+    store.set_fuel(limits.instructions)?;
+    store.limiter(|host| host);
+    if module.has_memory {
+        let cell = heap.clone();
+        // SAFETY: the handler is async-signal-safe: `fault` allocates nothing, takes no lock, and calls nothing but `mprotect` and copies.
+        unsafe {
+            store.set_signal_handler(move |signal, info, _| {
+                // SAFETY: the kernel passes a valid `siginfo_t` to a handler installed with `SA_SIGINFO`.
+                signal == libc::SIGSEGV && cell.fault(unsafe { (*info).si_addr() } as usize)
+            });
+        }
+    }
+    let mut query_for_update = false;
+    let result = enter(&mut store, module, &entry, &globals, &mut query_for_update);
+    let mut failure = result.as_ref().err().map(|error| failure_of(error, &store));
+    let globals = match result {
+        Ok(instance) => read_globals(&mut store, module, &instance)?,
+        Err(_) => Vec::new(),
+    };
+    let left = store.get_fuel()?;
+    let pages = if module.has_memory { heap.dirty_pages() } else { 0 };
+    let instructions = (limits.instructions - left.min(limits.instructions)).saturating_add(pages.saturating_mul(DIRTY_PAGE_INSTRUCTIONS));
+    if instructions > limits.instructions && failure.is_none() {
+        failure = Some(Failure::instructions(limits.instructions));
+    }
+    let mut host = store.into_data();
+    host.finish();
+    Ok(Ran { instructions: instructions.min(limits.instructions), failure, globals, query_for_update, host })
+}
+
+fn enter(
+    store: &mut Store<Host>,
+    module: &LoadedModule,
+    entry: &Entry,
+    globals: &[Global],
+    query_for_update: &mut bool,
+) -> wasmtime::Result<Instance> {
+    let instance = module.instance.instantiate(&mut *store)?;
+    store.data_mut().instantiated = true;
+    write_globals(store, module, &instance, globals)?;
+    match entry {
+        Entry::Init => {
+            begin(store, &instance, true)?;
+            call_if_present(store, &instance, "canister_init")?;
+        }
+        Entry::PostUpgrade { keep_heap } => {
+            begin(store, &instance, !keep_heap)?;
+            call_if_present(store, &instance, "canister_post_upgrade")?;
+        }
+        Entry::PreUpgrade => {
+            call_if_present(store, &instance, "canister_pre_upgrade")?;
+        }
+        Entry::Update(name) => {
+            if !call_if_present(store, &instance, &format!("canister_update {name}"))? {
+                *query_for_update = true;
+                let host = store.data_mut();
+                host.mode = Context::ReplicatedQuery;
+                host.enforce_wasm_memory_limit = false;
+                if !call_if_present(store, &instance, &format!("canister_query {name}"))? {
+                    return Err(Failure::method_not_found(&format!("update method '{name}'")).into());
+                }
+            }
+        }
+        Entry::Query(name) => call(store, &instance, &format!("canister_query {name}"), || format!("query method '{name}'"))?,
+        Entry::CompositeQuery(name) => {
+            call(store, &instance, &format!("canister_composite_query {name}"), || format!("composite query method '{name}'"))?;
+        }
+        Entry::Heartbeat => call(store, &instance, "canister_heartbeat", || "canister_heartbeat".into())?,
+        Entry::GlobalTimer => call(store, &instance, "canister_global_timer", || "canister_global_timer".into())?,
+        Entry::OnLowWasmMemory => call(store, &instance, "canister_on_low_wasm_memory", || "canister_on_low_wasm_memory".into())?,
+        Entry::InspectMessage { .. } => call(store, &instance, "canister_inspect_message", || "canister_inspect_message".into())?,
+        Entry::Callback { fun, env, .. } | Entry::Cleanup { fun, env, .. } => call_back(store, module, &instance, *fun, *env)?,
+    }
+    Ok(instance)
+}
+
+/// The first steps of an installation: data segments, `(start)`.
+fn begin(store: &mut Store<Host>, instance: &Instance, data_segments: bool) -> wasmtime::Result<()> {
+    let mode = std::mem::replace(&mut store.data_mut().mode, Context::Start);
+    if data_segments {
+        call_if_present(store, instance, INIT_MEMORY)?;
+    }
+    call_if_present(store, instance, START)?;
+    store.data_mut().mode = mode;
+    Ok(())
+}
+
+fn call_if_present(store: &mut Store<Host>, instance: &Instance, name: &str) -> wasmtime::Result<bool> {
+    match instance.get_func(&mut *store, name) {
+        Some(function) => {
+            function.typed::<(), ()>(&*store)?.call(&mut *store, ())?;
+            Ok(true)
+        }
+        None => Ok(false),
+    }
+}
+
+fn call(store: &mut Store<Host>, instance: &Instance, name: &str, what: impl FnOnce() -> String) -> wasmtime::Result<()> {
+    match call_if_present(store, instance, name)? {
+        true => Ok(()),
+        false => Err(Failure::method_not_found(&what()).into()),
+    }
+}
+
+fn call_back(store: &mut Store<Host>, module: &LoadedModule, instance: &Instance, fun: u64, env: u64) -> wasmtime::Result<()> {
+    let missing = |what: &str| Failure::function_not_found(&format!("the callback at index {fun} {what}"));
+    let table = instance.get_table(&mut *store, TABLE).ok_or_else(|| missing("needs a table"))?;
+    let function = match table.get(&mut *store, fun) {
+        Some(Ref::Func(Some(function))) => function,
+        Some(_) => return Err(missing("is not a function").into()),
+        None => return Err(missing("is outside the table").into()),
+    };
+    if module.memory64 {
+        let function = function.typed::<u64, ()>(&*store).map_err(|_| missing("is not of type (i64) -> ()"))?;
+        function.call(&mut *store, env)
+    } else {
+        let function = function.typed::<u32, ()>(&*store).map_err(|_| missing("is not of type (i32) -> ()"))?;
+        // What `call_new` took was 32 bits wide.
+        function.call(&mut *store, env as u32)
+    }
+}
+
+/// What an error of the engine means for the canister.
+fn failure_of(error: &wasmtime::Error, store: &Store<Host>) -> Failure {
+    let host = store.data();
+    if let Some(failure) = error.downcast_ref::<Failure>() {
+        return failure.clone();
+    }
+    if host.heap.cap_reached() {
+        return host.heap_cap();
+    }
+    match error.downcast_ref::<Trap>() {
+        Some(Trap::OutOfFuel) => Failure::instructions(host.limits.instructions),
+        Some(Trap::StackOverflow) => Failure::trapped("stack overflow"),
+        Some(Trap::MemoryOutOfBounds) => Failure::trapped("heap out of bounds"),
+        Some(Trap::TableOutOfBounds) => Failure::trapped("table out of bounds"),
+        Some(Trap::IndirectCallToNull) => Failure::trapped("call to an empty table element"),
+        Some(Trap::BadSignature) => Failure::trapped("function signature mismatch in call_indirect"),
+        Some(Trap::IntegerOverflow) => Failure::trapped("integer overflow"),
+        Some(Trap::IntegerDivisionByZero) => Failure::trapped("integer divide by 0"),
+        Some(Trap::BadConversionToInteger) => Failure::trapped("invalid conversion to integer"),
+        Some(Trap::UnreachableCodeReached) => Failure::trapped("unreachable"),
+        Some(trap) => Failure::trapped(&trap.to_string()),
+        None => Failure::engine(&error.to_string()),
+    }
+}
+
+fn write_globals(store: &mut Store<Host>, module: &LoadedModule, instance: &Instance, globals: &[Global]) -> wasmtime::Result<()> {
+    if globals.is_empty() {
+        // A first instantiation, or a module without mutable globals.
+        return Ok(());
+    }
+    if globals.len() != module.globals.len() {
+        return Err(Failure::engine(&format!("{} globals for a module with {}", globals.len(), module.globals.len())).into());
+    }
+    for (export, value) in module.globals.iter().zip(globals) {
+        if let Some(Extern::Global(global)) = instance.get_module_export(&mut *store, export) {
+            let value = match *value {
+                Global::I32(value) => Val::I32(value),
+                Global::I64(value) => Val::I64(value),
+                Global::F32(bits) => Val::F32(bits),
+                Global::F64(bits) => Val::F64(bits),
+                Global::V128(bits) => Val::V128(bits.into()),
+            };
+            global.set(&mut *store, value)?;
+        }
+    }
+    Ok(())
+}
+
+fn read_globals(store: &mut Store<Host>, module: &LoadedModule, instance: &Instance) -> wasmtime::Result<Vec<Global>> {
+    let mut globals = Vec::with_capacity(module.globals.len());
+    for export in &module.globals {
+        if let Some(Extern::Global(global)) = instance.get_module_export(&mut *store, export) {
+            globals.push(match global.get(&mut *store) {
+                Val::I32(value) => Global::I32(value),
+                Val::I64(value) => Global::I64(value),
+                Val::F32(bits) => Global::F32(bits),
+                Val::F64(bits) => Global::F64(bits),
+                Val::V128(bits) => Global::V128(bits.as_u128()),
+                _ => return Err(wasmtime::Error::msg("a mutable global of a reference type")),
+            });
+        }
+    }
+    Ok(globals)
+}
+
+impl ResourceLimiter for Host {
+    fn memory_growing(&mut self, _current: usize, desired: usize, maximum: Option<usize>) -> wasmtime::Result<bool> {
+        let before = self.heap.size_bytes();
+        let after = before.max(desired as u64);
+        if self.instantiated && maximum.is_some_and(|maximum| desired > maximum) {
+            return Ok(false);
+        }
+        let may = self.heap_may_grow(before, after)?;
+        if !may && !self.instantiated {
+            let limit = self.heap_bytes_max;
+            return Err(Failure::out_of_memory(&format!("its module begins with {after} bytes of Wasm memory, the limit is {limit} bytes")).into());
+        }
+        Ok(may)
+    }
+
+    fn table_growing(&mut self, _current: usize, desired: usize, _maximum: Option<usize>) -> wasmtime::Result<bool> {
+        Ok(desired <= TABLE_ELEMENTS_MAX)
+    }
+}

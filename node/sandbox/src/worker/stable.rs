@@ -1,0 +1,109 @@
+//! Stable memory of the running message: checked, counted access for the System API.
+//!
+//! Only the System API touches stable memory, in ranges it knows, so pages written and pages accessed are counted exactly before anything moves and no page is ever
+//! protected. Both counts have a cap; the access that would pass one is refused and nothing of it happens.
+
+use std::ops::Range;
+
+use pages::PAGE_BYTES;
+
+use super::{
+    dirty::{CapReached, Tracker},
+    heap::Undo,
+    mapping::Mapping,
+};
+
+/// The cap that an access would pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StableRefused {
+    /// Bytes written by one message.
+    Dirty,
+    /// Bytes accessed by one message.
+    Accessed,
+}
+
+/// Trackers, which outlive messages.
+#[derive(Debug, Default)]
+pub(crate) struct StableTrackers {
+    dirty: Tracker,
+    accessed: Tracker,
+}
+
+/// The stable memory of one message.
+#[derive(Debug)]
+pub(crate) struct Stable {
+    mapping: Mapping,
+    trackers: StableTrackers,
+    undo: Option<Undo>,
+}
+
+impl Stable {
+    /// Prepares for a message; `kept` are the pages dirty already when it continues a composite query.
+    pub(crate) fn enter(
+        mapping: Mapping,
+        mut trackers: StableTrackers,
+        dirty_pages_max: u64,
+        accessed_pages_max: u64,
+        kept: Option<&[Range<u64>]>,
+    ) -> Self {
+        let memory_pages = mapping.file_bytes() as u64 / PAGE_BYTES;
+        trackers.dirty.begin(memory_pages, dirty_pages_max);
+        trackers.accessed.begin(memory_pages, accessed_pages_max);
+        Self { undo: kept.map(|kept| Undo::new(memory_pages, kept)), mapping, trackers }
+    }
+
+    /// Ends the message: the mapping, the pages written, what was saved of pages dirty before, and the trackers.
+    pub(crate) fn leave(mut self) -> (Mapping, Vec<Range<u64>>, Option<Undo>, StableTrackers) {
+        let dirty = self.trackers.dirty.take();
+        self.trackers.accessed.take();
+        (self.mapping, dirty, self.undo, self.trackers)
+    }
+
+    /// Current size.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.mapping.size_bytes() as u64
+    }
+
+    /// Pages written so far.
+    pub(crate) fn dirty_pages(&self) -> u64 {
+        self.trackers.dirty.pages()
+    }
+
+    /// Grows to `bytes`; false when the file behind does not reach so far.
+    pub(crate) fn grow(&mut self, bytes: u64) -> bool {
+        usize::try_from(bytes).is_ok_and(|bytes| bytes <= self.mapping.file_bytes() && self.mapping.set_size(bytes).is_ok())
+    }
+
+    /// The bytes of `range`, which must be checked to lie below [`Self::size_bytes`]; empty otherwise.
+    pub(crate) fn read(&mut self, range: Range<u64>) -> Result<&[u8], StableRefused> {
+        if range.is_empty() || range.end > self.size_bytes() {
+            return Ok(&[]);
+        }
+        self.trackers.accessed.mark(pages_of(&range), |_| {}).map_err(|CapReached| StableRefused::Accessed)?;
+        // SAFETY: the range is accessible, and writing needs this value mutably.
+        Ok(unsafe { std::slice::from_raw_parts(self.mapping.base().as_ptr().add(range.start as usize), (range.end - range.start) as usize) })
+    }
+
+    /// Writes `bytes` at `at`, which must be checked to fit; does nothing otherwise.
+    pub(crate) fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), StableRefused> {
+        let range = at..at.saturating_add(bytes.len() as u64);
+        if range.is_empty() || range.end > self.size_bytes() {
+            return Ok(());
+        }
+        self.trackers.accessed.mark(pages_of(&range), |_| {}).map_err(|CapReached| StableRefused::Accessed)?;
+        let (undo, base) = (&mut self.undo, self.mapping.base());
+        let marked = self.trackers.dirty.mark(pages_of(&range), |fresh| {
+            if let Some(undo) = undo {
+                undo.save(base, &fresh);
+            }
+        });
+        marked.map_err(|CapReached| StableRefused::Dirty)?;
+        // SAFETY: the range is accessible and writable; `bytes` lies in the heap, never in this mapping.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.mapping.base().as_ptr().add(at as usize), bytes.len()) };
+        Ok(())
+    }
+}
+
+fn pages_of(range: &Range<u64>) -> Range<u64> {
+    range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES)
+}

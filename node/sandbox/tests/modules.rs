@@ -1,0 +1,451 @@
+//! A module's way from upload to running code: compiled in a child, loaded from the artefact, run with the least host there can be.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use limits::{ModuleLimits, SandboxLimits};
+use sandbox::module::{IC0_FUNCTIONS, INIT_MEMORY, MEMORY, RUNTIME_MODULE, START, TABLE, WILL_WRITE, global_export};
+use sandbox::{Caps, CompileError, Compiled, Compiler, ModuleSource, Preparer, PreparerConfig, engine};
+use sha2::{Digest, Sha256};
+use state::{ModuleHash, RejectCode};
+use wasmtime::{Caller, Engine, Instance, Linker, Module, Store, Val};
+
+fn module_limits() -> ModuleLimits {
+    ModuleLimits {
+        wasm_bytes: 30 << 20,
+        wasm_uncompressed_bytes: 40 << 20,
+        code_section_bytes: 12 << 20,
+        functions: 50_000,
+        function_bytes: 1 << 20,
+        globals: 1_000,
+        table_elements: 1 << 20,
+        tables: 4,
+        data_segments: 10_000,
+        custom_sections: 16,
+        custom_sections_bytes: 1 << 20,
+        exported_functions: 1_000,
+        exported_names_bytes: 20_000,
+        heap32_bytes: 4 << 30,
+        heap64_bytes: 6 << 30,
+        stable_bytes: 8 << 30,
+    }
+}
+
+fn sandbox_limits() -> SandboxLimits {
+    SandboxLimits {
+        canisters_max: 32,
+        idle_seconds: 120,
+        resident_floor_bytes: 128 << 20,
+        eviction_batch_bytes: 64 << 20,
+        worker_anonymous_bytes: 256 << 20,
+        compile_threads: 2,
+        compile_memory_bytes: 256 << 20,
+        compile_seconds: 60,
+        compilation_cache_bytes: 64 << 20,
+    }
+}
+
+fn host() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_sandbox-test-host"))
+}
+
+fn preparer(dir: &Path) -> Preparer {
+    preparer_with(dir, |_| {})
+}
+
+fn preparer_with(dir: &Path, change: impl FnOnce(&mut PreparerConfig)) -> Preparer {
+    let mut config = PreparerConfig {
+        exe: host(),
+        arguments: vec!["sandbox-compile".into()],
+        cache_dir: dir.join("artefacts"),
+        module: module_limits(),
+        sandbox: sandbox_limits(),
+        source: None,
+    };
+    change(&mut config);
+    Preparer::open(config).unwrap()
+}
+
+fn hash(wasm: &[u8]) -> ModuleHash {
+    ModuleHash(Sha256::digest(wasm).into())
+}
+
+/// What the minimal host saw.
+#[derive(Default)]
+struct Seen {
+    writes: Vec<(u64, u64)>,
+}
+
+/// A canister under test: compiled by a child, loaded, instantiated once.
+struct Running {
+    store: Store<Seen>,
+    instance: Instance,
+}
+
+impl Running {
+    fn new(wat: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let wasm = wat::parse_str(wat).unwrap();
+        let preparer = preparer(dir.path());
+        preparer.prepare(&wasm).unwrap_or_else(|reject| panic!("{}: {wat}", reject.message));
+        let engine = engine::engine().unwrap();
+        // SAFETY: the preparer's own artefact, which nobody touches.
+        let module = unsafe { engine::load(&engine, &preparer.open_artefact(&hash(&wasm)).unwrap()) }.unwrap();
+        let mut store = Store::new(&engine, Seen::default());
+        store.set_fuel(1_000_000_000).unwrap();
+        let instance = linker(&engine, &module).instantiate(&mut store, &module).unwrap();
+        Self { store, instance }
+    }
+
+    fn call(&mut self, name: &str) -> wasmtime::Result<()> {
+        let function = self.instance.get_func(&mut self.store, name).unwrap_or_else(|| panic!("no export {name}"));
+        function.call(&mut self.store, &[], &mut [])
+    }
+
+    fn memory(&mut self, offset: usize, len: usize) -> Vec<u8> {
+        let memory = self.instance.get_memory(&mut self.store, MEMORY).unwrap();
+        memory.data(&self.store)[offset..offset + len].to_vec()
+    }
+
+    fn global(&mut self, n: usize) -> Option<Val> {
+        let global = self.instance.get_global(&mut self.store, &global_export(n))?;
+        Some(global.get(&mut self.store))
+    }
+
+    fn has(&mut self, name: &str) -> bool {
+        self.instance.get_export(&mut self.store, name).is_some()
+    }
+
+    fn writes(&mut self) -> Vec<(u64, u64)> {
+        std::mem::take(&mut self.store.data_mut().writes)
+    }
+}
+
+/// Links `thimble.will_write` so that it notes its arguments, and every function of `ic0` so that it does nothing.
+fn linker(engine: &Engine, module: &Module) -> Linker<Seen> {
+    let mut linker = Linker::new(engine);
+    let word = |val: &Val| match val {
+        Val::I32(value) => u64::from(*value as u32),
+        Val::I64(value) => *value as u64,
+        other => panic!("{other:?}"),
+    };
+    for import in module.imports() {
+        let ty = import.ty().unwrap_func().clone();
+        let will_write = (import.module(), import.name()) == (RUNTIME_MODULE, WILL_WRITE);
+        assert!(will_write || IC0_FUNCTIONS.iter().any(|function| function.name == import.name()));
+        linker
+            .func_new(import.module(), import.name(), ty, move |mut caller: Caller<'_, Seen>, arguments, _| {
+                if will_write {
+                    caller.data_mut().writes.push((word(&arguments[0]), word(&arguments[1])));
+                }
+                Ok(())
+            })
+            .unwrap();
+    }
+    linker
+}
+
+#[test]
+fn data_is_applied_on_request_and_in_order() {
+    for (memory, offset) in [("(memory 1 2)", "i32"), ("(memory i64 1 2)", "i64")] {
+        let mut canister = Running::new(&format!(
+            r#"(module {memory} (data ({offset}.const 10) "first") (data "passive") (data ({offset}.const 12) "XY") (data ({offset}.const 65536) ""))"#
+        ));
+        assert_eq!(canister.memory(10, 5), [0; 5], "a fresh instance has an empty memory");
+        canister.call(INIT_MEMORY).unwrap();
+        assert_eq!(canister.memory(10, 5), b"fiXYt");
+        assert_eq!(canister.writes(), [(10, 5), (12, 2), (65_536, 0)]);
+        assert_eq!(canister.memory(0, 1), [0]);
+    }
+}
+
+#[test]
+fn data_out_of_bounds_traps_as_instantiation_would() {
+    let mut canister = Running::new(r#"(module (memory 1) (data (i32.const 0) "kept") (data (i32.const 65535) "ab"))"#);
+    let trap = canister.call(INIT_MEMORY).unwrap_err().downcast::<wasmtime::Trap>().unwrap();
+    assert_eq!(trap, wasmtime::Trap::MemoryOutOfBounds);
+    let mut canister = Running::new(r#"(module (memory 0) (data (i32.const 1) ""))"#);
+    assert!(canister.call(INIT_MEMORY).is_err(), "even an empty segment must begin inside");
+}
+
+#[test]
+fn many_segments_are_all_applied() {
+    let data: String = (0..1_000).map(|n| format!("(data (i32.const {}) \"{}\")", n * 4, char::from(b'a' + (n % 26) as u8))).collect();
+    let mut canister = Running::new(&format!("(module (memory 1) {data})"));
+    canister.call(INIT_MEMORY).unwrap();
+    assert!((0..1_000).all(|n| canister.memory(n * 4, 1)[0] == b'a' + (n % 26) as u8));
+}
+
+#[test]
+fn start_runs_when_called_and_not_before() {
+    let mut canister = Running::new(
+        r#"(module (memory 1) (global $g (mut i32) (i32.const 1)) (func $s (global.set $g (i32.const 2)) (i32.store8 (i32.const 5) (i32.const 9))) (start $s))"#,
+    );
+    assert!(matches!(canister.global(0), Some(Val::I32(1))));
+    canister.call(START).unwrap();
+    assert!(matches!(canister.global(0), Some(Val::I32(2))));
+    assert_eq!(canister.memory(5, 1), [9]);
+    assert!(!canister.has(INIT_MEMORY), "nothing to apply");
+}
+
+#[test]
+fn mutable_globals_are_exported_in_order_and_nothing_else() {
+    let mut canister = Running::new(
+        r#"(module (global i32 (i32.const 1)) (global $a (mut i64) (i64.const 2)) (global f32 (f32.const 3)) (global (mut f32) (f32.const 4))
+            (global $v (export "mine") (mut v128) (v128.const i64x2 5 6)) (table (export "t") 2 funcref) (memory (export "m") 1)
+            (func (export "f")) (func (export "canister_query q")))"#,
+    );
+    assert!(matches!(canister.global(0), Some(Val::I64(2))));
+    assert!(matches!(canister.global(1), Some(Val::F32(bits)) if f32::from_bits(bits) == 4.0));
+    assert!(matches!(canister.global(2), Some(Val::V128(value)) if value.as_u128() == 6 << 64 | 5));
+    assert!(canister.global(3).is_none());
+    assert!(canister.has(TABLE) && canister.has(MEMORY) && canister.has("canister_query q"));
+    assert!(!canister.has("mine") && !canister.has("t") && !canister.has("m") && !canister.has("f"));
+}
+
+#[test]
+fn names_of_the_node_in_a_module_mean_nothing() {
+    let mut canister = Running::new(
+        r#"(module (func $f (unreachable)) (export "__thimble_start" (func $f)) (export "__thimble_init_memory" (func $f))
+            (global (export "__thimble_g0") i32 (i32.const 1)) (memory (export "__thimble_table") 1))"#,
+    );
+    assert!(!canister.has(START) && !canister.has(INIT_MEMORY) && !canister.has(TABLE) && canister.global(0).is_none());
+}
+
+#[test]
+fn bulk_writes_are_reported_before_they_happen() {
+    for (ty, memory) in [("i32", "(memory 1)"), ("i64", "(memory i64 1)")] {
+        let mut canister = Running::new(&format!(
+            r#"(module {memory} (data $p "0123456789")
+                (func (export "canister_query a")
+                    (memory.fill ({ty}.const 100) (i32.const 97) ({ty}.const 20))
+                    (memory.copy ({ty}.const 110) ({ty}.const 95) ({ty}.const 7))
+                    (memory.init $p ({ty}.const 200) (i32.const 3) (i32.const 4))
+                    (data.drop $p)
+                    (memory.init $p ({ty}.const 300) (i32.const 0) (i32.const 0)))
+                (func (export "canister_query outside") (memory.fill ({ty}.const 65530) (i32.const 1) ({ty}.const 7)))
+                (func (export "canister_query dropped") (data.drop $p) (memory.init $p ({ty}.const 0) (i32.const 0) (i32.const 1))))"#
+        ));
+        canister.call("canister_query a").unwrap();
+        assert_eq!(canister.writes(), [(100, 20), (110, 7), (200, 4), (300, 0)]);
+        assert_eq!(canister.memory(108, 10), b"aa\0\0\0\0\0aaa");
+        assert_eq!(canister.memory(199, 6), b"\x003456\0");
+        assert!(canister.call("canister_query outside").is_err());
+        assert_eq!(canister.writes(), [(65_530, 7)]);
+        assert_eq!(canister.memory(65_530, 6), [0; 6], "a trapping operation wrote nothing");
+        assert!(canister.call("canister_query dropped").is_err());
+    }
+}
+
+#[test]
+fn an_active_segment_is_gone_for_the_code() {
+    let mut canister = Running::new(
+        r#"(module (memory 1) (data $a (i32.const 8) "abc")
+            (func (export "canister_query some") (memory.init $a (i32.const 0) (i32.const 0) (i32.const 1)))
+            (func (export "canister_query none") (memory.init $a (i32.const 0) (i32.const 0) (i32.const 0)) (data.drop $a)))"#,
+    );
+    canister.call("canister_query none").unwrap();
+    assert!(canister.call("canister_query some").is_err(), "instantiation would have dropped it");
+    canister.call(INIT_MEMORY).unwrap();
+    assert_eq!(canister.memory(8, 3), b"abc");
+}
+
+#[test]
+fn functions_keep_their_identity_when_indices_move() {
+    let mut canister = Running::new(
+        r#"(module
+            (import "ic0" "msg_reply" (func $reply))
+            (memory 1) (table 8 funcref) (type $t (func (result i32)))
+            (elem (i32.const 2) $one $two) (elem $e funcref (ref.func $three) (ref.null func))
+            (global $g funcref (ref.func $two))
+            (func $one (type $t) (i32.const 1)) (func $two (type $t) (i32.const 2)) (func $three (type $t) (i32.const 3))
+            (func $exported_only (export "x") (type $t) (i32.const 4))
+            (func $store (param i32 i32) (i32.store8 (local.get 0) (local.get 1)))
+            (func (export "canister_query all")
+                (call $reply)
+                (call $store (i32.const 0) (call $one))
+                (call $store (i32.const 1) (call_indirect (type $t) (i32.const 3)))
+                (table.init $e (i32.const 0) (i32.const 0) (i32.const 2))
+                (call $store (i32.const 2) (call_indirect (type $t) (i32.const 0)))
+                (table.set (i32.const 5) (ref.func $exported_only))
+                (call $store (i32.const 3) (call_indirect (type $t) (i32.const 5)))
+                (table.set (i32.const 6) (global.get $g))
+                (call $store (i32.const 4) (call_indirect (type $t) (i32.const 6)))
+                (memory.fill (i32.const 8) (i32.const 1) (i32.const 1))))"#,
+    );
+    canister.call("canister_query all").unwrap();
+    assert_eq!(canister.memory(0, 5), [1, 2, 3, 4, 2]);
+}
+
+#[test]
+fn tables_and_memories_stop_growing_at_their_limits() {
+    let mut canister = Running::new(
+        r#"(module (memory 1) (table 1 funcref)
+            (func (export "canister_query grow")
+                (i32.store (i32.const 0) (table.grow (ref.null func) (i32.const 0x100000)))
+                (i32.store (i32.const 4) (table.grow (ref.null func) (i32.const 0x0fffff)))
+                (i32.store (i32.const 8) (memory.grow (i32.const 65536)))))"#,
+    );
+    canister.call("canister_query grow").unwrap();
+    assert_eq!(canister.memory(0, 12), [255, 255, 255, 255, 1, 0, 0, 0, 255, 255, 255, 255]);
+}
+
+#[test]
+fn too_deep_recursion_traps() {
+    let run = || {
+        let mut canister = Running::new(r#"(module (func $f (export "canister_query f") (call $f) (call $f)))"#);
+        let trap = canister.call("canister_query f").unwrap_err().downcast::<wasmtime::Trap>().unwrap();
+        assert_eq!(trap, wasmtime::Trap::StackOverflow);
+        canister.store.get_fuel().unwrap()
+    };
+    let fuel = std::thread::Builder::new().stack_size(engine::WASM_STACK_BYTES + engine::HOST_STACK_BYTES).spawn(run).unwrap().join().unwrap();
+    assert!(fuel > 0);
+}
+
+#[test]
+fn a_module_is_compiled_once_and_found_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let wasm = wat::parse_str(r#"(module (func (export "canister_update u")))"#).unwrap();
+    let info = preparer(dir.path()).prepare(&wasm).unwrap();
+    assert_eq!(info.updates, ["u"]);
+    // With a binary that does nothing, only the cache can answer.
+    let cached = preparer_with(dir.path(), |config| config.exe = PathBuf::from("/bin/false"));
+    assert_eq!(cached.prepare(&wasm), Ok(info.clone()));
+    assert_eq!(cached.info(&hash(&wasm)), Some(info));
+    assert!(cached.open_artefact(&hash(&wasm)).is_ok());
+    // Other limits may judge the module differently, so they find nothing.
+    let stricter = preparer_with(dir.path(), |config| {
+        config.exe = PathBuf::from("/bin/false");
+        config.module.globals = 1;
+    });
+    assert!(stricter.prepare(&wasm).is_err());
+}
+
+#[test]
+fn gzip_and_plain_are_two_modules_of_one_content() {
+    let dir = tempfile::tempdir().unwrap();
+    let wasm = wat::parse_str(r#"(module (memory 1) (func (export "canister_update u")))"#).unwrap();
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(&wasm).unwrap();
+    let packed = encoder.finish().unwrap();
+    let preparer = preparer(dir.path());
+    assert_eq!(preparer.prepare(&packed), preparer.prepare(&wasm));
+    assert_eq!(preparer.cache_usage().1, 2);
+}
+
+#[test]
+fn callers_of_one_module_share_its_compilation() {
+    let dir = tempfile::tempdir().unwrap();
+    let preparer = preparer(dir.path());
+    let wasms: Vec<Vec<u8>> = (0..3).map(|n| wat::parse_str(format!("(module (func (export \"canister_update u{n}\")))")).unwrap()).collect();
+    std::thread::scope(|scope| {
+        for n in 0..12 {
+            let (preparer, wasm) = (&preparer, &wasms[n % 3]);
+            scope.spawn(move || assert_eq!(preparer.prepare(wasm).unwrap().updates, [format!("u{}", n % 3)]));
+        }
+    });
+    assert_eq!(preparer.cache_usage().1, 3);
+}
+
+struct Kept(Vec<u8>);
+
+impl ModuleSource for Kept {
+    fn module(&self, wanted: &ModuleHash) -> Option<Vec<u8>> {
+        (*wanted == hash(&self.0)).then(|| self.0.clone())
+    }
+}
+
+#[test]
+fn a_lost_or_damaged_artefact_is_made_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let wasm = wat::parse_str(r#"(module (func (export "canister_update u")))"#).unwrap();
+    preparer(dir.path()).prepare(&wasm).unwrap();
+    let artefact = std::fs::read_dir(dir.path().join("artefacts")).unwrap().map(|file| file.unwrap().path()).find(|path| path.extension().unwrap() == "cwasm").unwrap();
+    let good = std::fs::read(&artefact).unwrap();
+    let mut bad = good.clone();
+    bad[good.len() / 2] ^= 1;
+    std::fs::write(&artefact, bad).unwrap();
+
+    assert!(preparer(dir.path()).open_artefact(&hash(&wasm)).is_err(), "without the module there is nothing to make it from");
+    let preparer = preparer_with(dir.path(), |config| config.source = Some(Arc::new(Kept(wasm.clone()))));
+    let mut again = Vec::new();
+    preparer.open_artefact(&hash(&wasm)).unwrap().read_to_end(&mut again).unwrap();
+    assert!(again == good, "compilation is deterministic to the byte");
+    assert!(preparer.open_artefact(&ModuleHash([1; 32])).is_err());
+}
+
+#[test]
+fn an_invalid_module_is_refused_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let preparer = preparer(dir.path());
+    let wasm = wat::parse_str(r#"(module (import "env" "abort" (func)))"#).unwrap();
+    let reject = preparer.prepare(&wasm).unwrap_err();
+    assert_eq!(reject.message, "Canister's Wasm module is not valid: import `env.abort`: only functions of module `ic0` can be imported");
+    assert_eq!((reject.code, reject.error_code.to_string().as_str()), (RejectCode::CanisterError, "IC0505"));
+    assert!(preparer.prepare(b"").unwrap_err().message.contains("not a WebAssembly binary"));
+    assert!(preparer.prepare(&vec![0; 31 << 20]).unwrap_err().message.contains("`module.wasm_bytes` is 31457280"));
+    assert_eq!(preparer.cache_usage(), (0, 0));
+    assert_eq!(std::fs::read_dir(dir.path().join("artefacts")).unwrap().count(), 0, "nothing is left behind");
+}
+
+/// Compiles without a cache, with the given caps.
+fn compile(wasm: &[u8], caps: Caps) -> Result<Compiled, CompileError> {
+    let mut uploaded = tempfile::tempfile().unwrap();
+    uploaded.write_all(wasm).unwrap();
+    uploaded.rewind().unwrap();
+    let compiler = Compiler { exe: host(), arguments: vec!["sandbox-compile".into()], module: module_limits(), caps };
+    compiler.compile(uploaded, tempfile::tempfile().unwrap())
+}
+
+fn caps() -> Caps {
+    Caps::new(&sandbox_limits())
+}
+
+/// Functions that give the optimiser something to do.
+fn heavy(functions: usize, statements: usize) -> Vec<u8> {
+    let statement = "(local.set 0 (i64.xor (i64.mul (local.get 0) (local.get 1)) (i64.load (i32.wrap_i64 (local.get 0)))))";
+    let function = format!("(func (param i64 i64) (result i64) {} (local.get 0))", statement.repeat(statements));
+    wat::parse_str(format!("(module (memory 1) {})", function.repeat(functions))).unwrap()
+}
+
+#[test]
+fn each_cap_of_the_compiler_is_held_and_named() {
+    let wasm = heavy(400, 400);
+    let compiled = compile(&wasm, caps()).unwrap();
+    assert!(compiled.artefact_bytes > 100_000 && compiled.wasm_bytes == wasm.len() as u64);
+    let memory = compile(&wasm, Caps { memory_bytes: 12 << 20, ..caps() }).unwrap_err();
+    assert!(matches!(memory, CompileError::OutOfMemory(_)), "{memory}");
+    let size = compile(&wasm, Caps { artefact_bytes: 100_000, ..caps() }).unwrap_err();
+    assert!(matches!(size, CompileError::TooLarge(100_000)), "{size}");
+    let time = compile(&heavy(4_000, 400), Caps { seconds: 1, ..caps() }).unwrap_err();
+    assert!(matches!(time, CompileError::OutOfTime(1)), "{time}");
+}
+
+#[test]
+fn the_projects_canisters_compile() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../canisters/wasm");
+    let mut files: Vec<PathBuf> = std::fs::read_dir(dir).map(|files| files.map(|file| file.unwrap().path()).collect()).unwrap_or_default();
+    files.retain(|path| path.to_string_lossy().ends_with(".wasm") || path.to_string_lossy().ends_with(".wasm.gz"));
+    files.sort();
+    for path in files {
+        let wasm = std::fs::read(&path).unwrap();
+        let start = Instant::now();
+        let compiled = compile(&wasm, caps()).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        println!(
+            "{}: {} bytes uploaded, {} unpacked, artefact {}, {} ms of CPU, {:.1} s, {} MiB resident at most, memory64 {}, {} updates, {} queries",
+            path.file_name().unwrap().to_string_lossy(),
+            wasm.len(),
+            compiled.wasm_bytes,
+            compiled.artefact_bytes,
+            compiled.cpu_millis,
+            start.elapsed().as_secs_f32(),
+            compiled.resident_bytes_max >> 20,
+            compiled.info.memory64,
+            compiled.info.updates.len(),
+            compiled.info.queries.len(),
+        );
+    }
+}

@@ -1,0 +1,234 @@
+//! Files named by the SHA-256 of their content: canister modules as they were uploaded, and chunks of modules.
+//!
+//! A blob is written under a temporary name and renamed, so a name never stands for half a content. Blobs are not synced
+//! one by one: [`BlobStore::sync`] does it for all new ones, once, before the checkpoint that refers to them. A machine
+//! that loses power in between may leave a file whose content is wrong; nothing durable refers to it, reads verify the
+//! hash, and writing the same blob again replaces it.
+//!
+//! Memory: one blob at a time, as large as the caller's; 32 bytes for each blob not yet synced.
+//!
+//! It must never know what a blob is for.
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io::{self, Read, Write},
+    path::{Path, PathBuf},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use sha2::{Digest as _, Sha256};
+use thiserror::Error;
+
+/// SHA-256 of a blob.
+pub type BlobHash = [u8; 32];
+
+const TEMPORARY: &str = "tmp-";
+
+/// Why a blob cannot be kept or had.
+#[derive(Debug, Error)]
+pub enum BlobError {
+    /// Longer than the store takes.
+    #[error("a blob of {bytes} bytes is larger than the limit of {limit} bytes")]
+    TooLarge {
+        /// Its size.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// No space.
+    #[error("the disk of {path} is full: free some space")]
+    DiskFull {
+        /// Directory or file.
+        path: PathBuf,
+    },
+    /// Permissions or a read-only file system.
+    #[error("{path} cannot be written ({source}): check its owner, its permissions and how its file system is mounted")]
+    Unwritable {
+        /// Directory or file.
+        path: PathBuf,
+        /// From the operating system.
+        source: io::Error,
+    },
+    /// Any other error of the disk.
+    #[error("{path} cannot be read or written: {source}")]
+    Io {
+        /// Directory or file.
+        path: PathBuf,
+        /// From the operating system.
+        source: io::Error,
+    },
+    /// The file's content is not what its name says.
+    #[error("{path} is damaged: its content does not have the hash in its name; restore it from another node or a backup")]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct BlobStore {
+    dir: PathBuf,
+    blob_bytes_max: u64,
+    unsynced: Mutex<BTreeSet<BlobHash>>,
+    temporary: AtomicU64,
+}
+
+impl BlobStore {
+    /// Opens or creates the store in `dir`. Blobs are at most `blob_bytes_max` long.
+    pub fn open(dir: &Path, blob_bytes_max: u64) -> Result<Self, BlobError> {
+        let store = BlobStore {
+            dir: dir.to_path_buf(),
+            blob_bytes_max,
+            unsynced: Mutex::default(),
+            temporary: AtomicU64::new(0),
+        };
+        fs::create_dir_all(dir).map_err(|error| io_error(dir, error))?;
+        // What a process that died was writing.
+        store.delete(|name| name.starts_with(TEMPORARY))?;
+        Ok(store)
+    }
+
+    /// Keeps a blob; durable after the next [`BlobStore::sync`]. Keeping one twice is keeping it once.
+    pub fn put(&self, blob: &[u8]) -> Result<BlobHash, BlobError> {
+        let bytes = blob.len() as u64;
+        if bytes > self.blob_bytes_max {
+            return Err(BlobError::TooLarge { bytes, limit: self.blob_bytes_max });
+        }
+        let hash: BlobHash = Sha256::digest(blob).into();
+        let path = self.path(&hash);
+        if !same_content(&path, blob) {
+            let temporary = self.dir.join(format!(
+                "{TEMPORARY}{}-{}",
+                std::process::id(),
+                self.temporary.fetch_add(1, Ordering::Relaxed)
+            ));
+            let written = File::create_new(&temporary)
+                .and_then(|mut file| file.write_all(blob))
+                .and_then(|()| fs::rename(&temporary, &path));
+            if let Err(error) = written {
+                // If this fails too, the next start removes the file.
+                let _ = fs::remove_file(&temporary);
+                return Err(io_error(&path, error));
+            }
+        }
+        // Also one that was there: a process before this one may have died before it synced.
+        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).insert(hash);
+        Ok(hash)
+    }
+
+    /// A blob, verified; `None` if it is not kept.
+    pub fn get(&self, hash: &BlobHash) -> Result<Option<Vec<u8>>, BlobError> {
+        let path = self.path(hash);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(io_error(&path, error)),
+        };
+        let bytes = file.metadata().map_err(|error| io_error(&path, error))?.len();
+        if bytes > self.blob_bytes_max {
+            return Err(BlobError::Corrupt { path });
+        }
+        let mut blob = Vec::with_capacity(usize::try_from(bytes).unwrap_or(0));
+        file.take(bytes).read_to_end(&mut blob).map_err(|error| io_error(&path, error))?;
+        if BlobHash::from(Sha256::digest(&blob)) != *hash {
+            return Err(BlobError::Corrupt { path });
+        }
+        Ok(Some(blob))
+    }
+
+    /// Whether a blob of this name is kept; does not verify it.
+    pub fn contains(&self, hash: &BlobHash) -> bool {
+        self.path(hash).exists()
+    }
+
+    /// Where a blob is, or would be.
+    pub fn path(&self, hash: &BlobHash) -> PathBuf {
+        self.dir.join(file_name(hash))
+    }
+
+    /// Makes every blob kept so far durable. Those that could not be synced are tried again next time.
+    pub fn sync(&self) -> Result<(), BlobError> {
+        let unsynced = self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if unsynced.is_empty() {
+            return Ok(());
+        }
+        for hash in &unsynced {
+            let path = self.path(hash);
+            match File::open(&path).and_then(|file| file.sync_all()) {
+                Ok(()) => {}
+                // Let go of by `retain` in the meantime.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(io_error(&path, error)),
+            }
+        }
+        File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(|error| io_error(&self.dir, error))?;
+        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).retain(|hash| !unsynced.contains(hash));
+        Ok(())
+    }
+
+    /// Deletes every blob for which `live` is false; returns how many. To be called once a checkpoint is durable, with all
+    /// that the checkpoint or the state after it refers to, and not while a `put` whose blob is not yet referred to runs.
+    pub fn retain(&self, live: impl Fn(&BlobHash) -> bool) -> Result<u64, BlobError> {
+        self.delete(|name| parse_name(name).is_some_and(|hash| !live(&hash)))
+    }
+
+    fn delete(&self, dead: impl Fn(&str) -> bool) -> Result<u64, BlobError> {
+        let mut deleted = 0;
+        for entry in fs::read_dir(&self.dir).map_err(|error| io_error(&self.dir, error))? {
+            let entry = entry.map_err(|error| io_error(&self.dir, error))?;
+            if entry.file_name().to_str().is_some_and(&dead) {
+                match fs::remove_file(entry.path()) {
+                    Ok(()) => deleted += 1,
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) => return Err(io_error(&entry.path(), error)),
+                }
+            }
+        }
+        Ok(deleted)
+    }
+}
+
+/// Whether the file is there with exactly this content.
+fn same_content(path: &Path, blob: &[u8]) -> bool {
+    let Ok(mut file) = File::open(path) else { return false };
+    if !file.metadata().is_ok_and(|metadata| metadata.len() == blob.len() as u64) {
+        return false;
+    }
+    let mut buffer = vec![0; 64 << 10];
+    blob.chunks(buffer.len()).all(|expected| {
+        let found = &mut buffer[..expected.len()];
+        file.read_exact(found).is_ok() && found == expected
+    })
+}
+
+fn file_name(hash: &BlobHash) -> String {
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn parse_name(name: &str) -> Option<BlobHash> {
+    let mut hash = BlobHash::default();
+    if name.len() != 2 * hash.len() || !name.is_ascii() {
+        return None;
+    }
+    for (at, byte) in hash.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&name[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(hash)
+}
+
+fn io_error(path: &Path, error: io::Error) -> BlobError {
+    let path = path.to_path_buf();
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => BlobError::DiskFull { path },
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => BlobError::Unwritable { path, source: error },
+        _ => BlobError::Io { path, source: error },
+    }
+}

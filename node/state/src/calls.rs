@@ -1,0 +1,302 @@
+//! Call contexts (calls a canister has to answer) and callbacks (calls it waits for), as one table per canister.
+//!
+//! A call context lives from the first message of a call until it is answered *and* no callback of it is open. Every callback belongs to one context.
+//! A callback is answered once: the first response that is queued for it marks it, later ones (a late answer to a best-effort call whose deadline has
+//! passed) are dropped. The table counts open callbacks per callee, so that the slots of a queue can be told without counting.
+//! This module must not know how messages are executed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ic_principal::Principal;
+use serde::{Deserialize, Serialize};
+
+use crate::{CallbackId, CanisterId, Cycles, RequestId, SenderInfo, Time};
+
+/// A call context, as its canister numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct CallContextId(pub u64);
+
+/// Who waits for an answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Origin {
+    /// A user.
+    Ingress {
+        /// Its request.
+        request_id: RequestId,
+        /// Who sent it.
+        sender: Principal,
+        /// What came with the sender's signature.
+        sender_info: Option<SenderInfo>,
+    },
+    /// A canister.
+    Canister {
+        /// Caller.
+        caller: CanisterId,
+        /// Its callback.
+        callback: CallbackId,
+        /// Deadline of a best-effort call.
+        deadline: Option<Time>,
+    },
+    /// Nobody: timer, heartbeat, low-memory hook.
+    System,
+}
+
+impl Origin {
+    /// What `ic0.msg_caller` says in every message of the context.
+    pub fn caller(&self) -> Principal {
+        match self {
+            Self::Ingress { sender, .. } => *sender,
+            Self::Canister { caller, .. } => *caller,
+            Self::System => Principal::management_canister(),
+        }
+    }
+}
+
+/// A call being processed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallContext {
+    /// Who waits.
+    pub origin: Origin,
+    /// Answered (or nobody waits).
+    pub responded: bool,
+    /// The code that served it is gone: callbacks only bring cycles back.
+    pub deleted: bool,
+    /// Cycles that came with the call and were not accepted yet.
+    pub cycles_available: Cycles,
+    /// Callbacks open.
+    pub open_callbacks: u64,
+    /// Instructions spent in the context so far.
+    pub instructions: u64,
+}
+
+/// A call made and not answered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Callback {
+    /// The context the call was made in.
+    pub context: CallContextId,
+    /// Callee.
+    pub callee: Principal,
+    /// Table index and argument of the reply callback.
+    pub on_reply: (u64, u64),
+    /// The same of the reject callback.
+    pub on_reject: (u64, u64),
+    /// The same of the cleanup callback.
+    pub on_cleanup: Option<(u64, u64)>,
+    /// Cycles sent along.
+    pub cycles_sent: Cycles,
+    /// Taken from the balance for transmission, the response and the callback's execution; what is not used goes back.
+    pub prepaid: Cycles,
+    /// Bytes of the request that transmission is charged for.
+    pub request_bytes: u64,
+    /// Deadline of a best-effort call.
+    pub deadline: Option<Time>,
+    /// A response is queued; later ones are dropped.
+    pub answered: bool,
+}
+
+/// Call contexts and callbacks of one canister.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallTable {
+    contexts: BTreeMap<CallContextId, CallContext>,
+    callbacks: BTreeMap<CallbackId, Callback>,
+    next_context: u64,
+    next_callback: u64,
+    /// Open callbacks per callee.
+    towards: BTreeMap<Principal, u64>,
+    /// Unanswered callbacks of best-effort calls by deadline.
+    deadlines: BTreeSet<(Time, CallbackId)>,
+    /// Unanswered callbacks with guaranteed responses.
+    reserved_responses: u64,
+}
+
+impl CallTable {
+    /// Opens a context.
+    pub fn open_context(&mut self, origin: Origin, cycles_available: Cycles) -> CallContextId {
+        let id = CallContextId(self.next_context);
+        self.next_context += 1;
+        let responded = matches!(origin, Origin::System);
+        self.contexts.insert(
+            id,
+            CallContext { origin, responded, deleted: false, cycles_available, open_callbacks: 0, instructions: 0 },
+        );
+        id
+    }
+
+    /// A context.
+    pub fn context(&self, id: CallContextId) -> Option<&CallContext> {
+        self.contexts.get(&id)
+    }
+
+    /// A context, to be changed.
+    pub fn context_mut(&mut self, id: CallContextId) -> Option<&mut CallContext> {
+        self.contexts.get_mut(&id)
+    }
+
+    /// All contexts in order.
+    pub fn contexts(&self) -> impl Iterator<Item = (CallContextId, &CallContext)> {
+        self.contexts.iter().map(|(id, context)| (*id, context))
+    }
+
+    /// Whether no call is open.
+    pub fn has_no_contexts(&self) -> bool {
+        self.contexts.is_empty()
+    }
+
+    /// Removes the context when it was answered and waits for nothing; it is returned then.
+    pub fn close_if_done(&mut self, id: CallContextId) -> Option<CallContext> {
+        let context = self.contexts.get(&id)?;
+        if context.responded && context.open_callbacks == 0 { self.contexts.remove(&id) } else { None }
+    }
+
+    /// The code is gone: every context is deleted. Those that were not answered are returned, as they were, to be rejected.
+    pub fn delete_contexts(&mut self) -> Vec<CallContext> {
+        let mut unanswered = Vec::new();
+        for context in self.contexts.values_mut() {
+            if !context.responded {
+                unanswered.push(context.clone());
+            }
+            context.responded = true;
+            context.deleted = true;
+            context.cycles_available = 0;
+        }
+        self.contexts.retain(|_, context| context.open_callbacks > 0);
+        unanswered
+    }
+
+    /// Registers a call.
+    pub fn open_callback(&mut self, callback: Callback) -> CallbackId {
+        let id = CallbackId(self.next_callback);
+        self.next_callback += 1;
+        if let Some(context) = self.contexts.get_mut(&callback.context) {
+            context.open_callbacks += 1;
+        }
+        *self.towards.entry(callback.callee).or_default() += 1;
+        match callback.deadline {
+            Some(deadline) => {
+                self.deadlines.insert((deadline, id));
+            }
+            None => self.reserved_responses += 1,
+        }
+        self.callbacks.insert(id, callback);
+        id
+    }
+
+    /// A callback.
+    pub fn callback(&self, id: CallbackId) -> Option<&Callback> {
+        self.callbacks.get(&id)
+    }
+
+    /// All callbacks in order.
+    pub fn callbacks(&self) -> impl Iterator<Item = (CallbackId, &Callback)> {
+        self.callbacks.iter().map(|(id, callback)| (*id, callback))
+    }
+
+    /// Callbacks open.
+    pub fn callbacks_open(&self) -> u64 {
+        self.callbacks.len() as u64
+    }
+
+    /// Open callbacks per callee.
+    pub fn towards(&self) -> impl Iterator<Item = (Principal, u64)> {
+        self.towards.iter().map(|(callee, open)| (*callee, *open))
+    }
+
+    /// Marks that a response is queued. False when there is no such callback or it has one already: the response is to be dropped.
+    pub fn mark_answered(&mut self, id: CallbackId) -> bool {
+        match self.callbacks.get_mut(&id) {
+            Some(callback) if !callback.answered => {
+                callback.answered = true;
+                match callback.deadline {
+                    Some(deadline) => {
+                        self.deadlines.remove(&(deadline, id));
+                    }
+                    None => self.reserved_responses -= 1,
+                }
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes the callback away to run it.
+    pub fn close_callback(&mut self, id: CallbackId) -> Option<Callback> {
+        self.mark_answered(id);
+        let callback = self.callbacks.remove(&id)?;
+        if let Some(context) = self.contexts.get_mut(&callback.context) {
+            context.open_callbacks -= 1;
+        }
+        if let Some(open) = self.towards.get_mut(&callback.callee) {
+            *open -= 1;
+            if *open == 0 {
+                self.towards.remove(&callback.callee);
+            }
+        }
+        Some(callback)
+    }
+
+    /// Calls with guaranteed responses that are not answered: each holds room for the largest response.
+    pub fn reserved_responses(&self) -> u64 {
+        self.reserved_responses
+    }
+
+    /// The earliest deadline of an unanswered best-effort call.
+    pub fn next_deadline(&self) -> Option<Time> {
+        self.deadlines.first().map(|(deadline, _)| *deadline)
+    }
+
+    /// Unanswered best-effort calls whose deadline has passed.
+    pub fn expired(&self, now: Time) -> Vec<CallbackId> {
+        self.deadlines.iter().take_while(|(deadline, _)| *deadline < now).map(|(_, id)| *id).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn callback(context: CallContextId, deadline: Option<Time>) -> Callback {
+        Callback {
+            context,
+            callee: Principal::from_slice(&[7, 1]),
+            on_reply: (0, 0),
+            on_reject: (0, 0),
+            on_cleanup: None,
+            cycles_sent: 0,
+            prepaid: 0,
+            request_bytes: 0,
+            deadline,
+            answered: false,
+        }
+    }
+
+    #[test]
+    fn a_context_closes_when_answered_and_nothing_is_open() {
+        let mut table = CallTable::default();
+        let context = table.open_context(Origin::System, 0);
+        let call = table.open_callback(callback(context, None));
+        assert_eq!(table.reserved_responses(), 1);
+        assert!(table.close_if_done(context).is_none());
+        assert!(table.mark_answered(call));
+        assert!(!table.mark_answered(call));
+        assert_eq!(table.reserved_responses(), 0);
+        table.close_callback(call).unwrap();
+        assert!(table.close_if_done(context).is_some());
+        assert!(table.has_no_contexts());
+        assert_eq!(table.towards().count(), 0);
+    }
+
+    #[test]
+    fn a_deadline_is_known_until_an_answer_is_queued() {
+        let mut table = CallTable::default();
+        let context = table.open_context(Origin::System, 0);
+        let early = table.open_callback(callback(context, Some(Time(5))));
+        let late = table.open_callback(callback(context, Some(Time(9))));
+        assert_eq!(table.next_deadline(), Some(Time(5)));
+        assert_eq!(table.expired(Time(6)), [early]);
+        assert!(table.mark_answered(early));
+        assert_eq!(table.next_deadline(), Some(Time(9)));
+        table.close_callback(late);
+        assert_eq!(table.next_deadline(), None);
+    }
+}

@@ -1,0 +1,634 @@
+//! One canister: what it is (controllers, settings, code), what it holds (cycles, memories, globals) and what it waits for (queues, calls).
+//!
+//! A canister is a plain value: it is copied when a round first changes it, while snapshots of earlier heights keep the value they were made from. So
+//! everything large in it is shared ([`Shared`], `Arc`) or lies on disk ([`Memory`]). It must not know how it is executed, scheduled or stored.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use ic_principal::Principal;
+use pages::{MemoryId, MemoryLayout};
+use serde::{Deserialize, Serialize};
+
+use crate::certified::{CanisterFacts, metadata_digest};
+use crate::tree::Digest;
+use crate::{CallTable, CustomSection, CanisterId, Cycles, Global, InputQueues, ModuleHash, ModuleInfo, Origin, Shared, Time};
+
+/// Bytes of a Wasm page.
+pub const WASM_PAGE_BYTES: u64 = 65536;
+/// Changes kept in a canister's history.
+pub const CHANGES_KEPT: usize = 20;
+/// What one chunk is accounted with, whatever its size.
+pub const CHUNK_ACCOUNTED_BYTES: u64 = 1 << 20;
+
+/// Who may read something of a canister, besides its controllers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Visibility {
+    /// Nobody else.
+    #[default]
+    Controllers,
+    /// Everybody.
+    Public,
+    /// These.
+    AllowedViewers(Vec<Principal>),
+}
+
+/// What controllers decide (interface specification, `canister_settings`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Percent of one core.
+    pub compute_allocation: u64,
+    /// Bytes set aside.
+    pub memory_allocation: u64,
+    /// Seconds of idle burn the balance must cover.
+    pub freezing_threshold: u64,
+    /// Most cycles that may be reserved.
+    pub reserved_cycles_limit: Cycles,
+    /// Fewest cycles a call of another canister must bring.
+    pub minimum_incoming_call_cycles: Cycles,
+    /// Readers of the log.
+    pub log_visibility: Visibility,
+    /// Readers of snapshots.
+    pub snapshot_visibility: Visibility,
+    /// Readers of the status.
+    pub status_visibility: Visibility,
+    /// Bytes of log kept.
+    pub log_memory_limit: u64,
+    /// Largest heap of updates in bytes; 0 is none.
+    pub wasm_memory_limit: u64,
+    /// Heap bytes left below which the low-memory hook runs.
+    pub wasm_memory_threshold: u64,
+    /// Environment variables, ordered by name.
+    pub environment: Vec<(String, String)>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            compute_allocation: 0,
+            memory_allocation: 0,
+            freezing_threshold: 2_592_000,
+            reserved_cycles_limit: 5_000_000_000_000,
+            minimum_incoming_call_cycles: 0,
+            log_visibility: Visibility::Controllers,
+            snapshot_visibility: Visibility::Controllers,
+            status_visibility: Visibility::Controllers,
+            log_memory_limit: 4096,
+            wasm_memory_limit: 0,
+            wasm_memory_threshold: 0,
+            environment: Vec::new(),
+        }
+    }
+}
+
+/// A `stop_canister` that waits for open calls.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StopWaiter {
+    /// Who asked.
+    pub origin: Origin,
+    /// Cycles to give back.
+    pub cycles: Cycles,
+    /// When the caller is told that it took too long.
+    pub deadline: Time,
+}
+
+/// Running, stopping or stopped.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CanisterStatus {
+    /// Takes messages.
+    #[default]
+    Running,
+    /// Takes responses only.
+    Stopping(Vec<StopWaiter>),
+    /// Takes nothing.
+    Stopped,
+}
+
+/// Code as installed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstalledModule {
+    /// Hash of the upload; names the blob and the compiled artefact.
+    pub hash: ModuleHash,
+    /// Bytes of the upload.
+    pub bytes: u64,
+    /// What validation found.
+    pub info: ModuleInfo,
+    /// Digest of the metadata sections as the certified tree shows them.
+    pub metadata_digest: Digest,
+}
+
+impl InstalledModule {
+    /// Code that was validated.
+    pub fn new(hash: ModuleHash, bytes: u64, info: ModuleInfo) -> Self {
+        let metadata_digest = metadata_digest(&info.custom_sections);
+        Self { hash, bytes, info, metadata_digest }
+    }
+
+    /// Bytes of its metadata sections.
+    pub fn custom_section_bytes(&self) -> u64 {
+        self.info.custom_sections.iter().map(|section| (section.name.len() + section.content.len()) as u64).sum()
+    }
+}
+
+/// Heap or stable memory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Memory {
+    /// Which.
+    pub id: MemoryId,
+    /// Size in Wasm pages.
+    pub wasm_pages: u64,
+    /// The version this state means. Not stored: after a restart it is what the checkpoint's index gives.
+    #[serde(skip)]
+    pub layout: Option<MemoryLayout>,
+}
+
+impl Memory {
+    /// Size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.wasm_pages * WASM_PAGE_BYTES
+    }
+}
+
+/// Code and memories of a canister that is not empty.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ExecutionState {
+    /// Code.
+    pub module: Shared<InstalledModule>,
+    /// Mutable globals as the last message left them.
+    pub globals: Vec<Global>,
+    /// Heap.
+    pub heap: Memory,
+    /// Stable memory.
+    pub stable: Memory,
+}
+
+/// Where the low-memory hook stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LowMemoryHook {
+    /// Enough memory is left.
+    #[default]
+    Idle,
+    /// To be run before any other message but responses.
+    Ready,
+    /// Ran; memory is still low.
+    Executed,
+}
+
+/// One line of a canister's log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogRecord {
+    /// Its number.
+    pub index: u64,
+    /// When.
+    pub time: Time,
+    /// What.
+    #[serde(with = "serde_bytes")]
+    pub content: Vec<u8>,
+}
+
+/// Log of a canister; oldest lines go first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CanisterLog {
+    records: VecDeque<Shared<LogRecord>>,
+    next_index: u64,
+    bytes: u64,
+}
+
+impl CanisterLog {
+    /// Lines, oldest first.
+    pub fn records(&self) -> impl Iterator<Item = &LogRecord> {
+        self.records.iter().map(|record| &**record)
+    }
+
+    /// Bytes of the lines.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Adds a line, cut to `bytes_max`, and drops the oldest ones until all fit.
+    pub fn push(&mut self, time: Time, mut content: Vec<u8>, bytes_max: u64) {
+        content.truncate(usize::try_from(bytes_max).unwrap_or(usize::MAX));
+        self.bytes += content.len() as u64;
+        self.records.push_back(Shared::new(LogRecord { index: self.next_index, time, content }));
+        self.next_index += 1;
+        self.trim(bytes_max);
+    }
+
+    /// Drops the oldest lines until the rest fits.
+    pub fn trim(&mut self, bytes_max: u64) {
+        while self.bytes > bytes_max
+            && let Some(oldest) = self.records.pop_front()
+        {
+            self.bytes -= oldest.content.len() as u64;
+        }
+    }
+
+    /// Drops all lines; numbering goes on.
+    pub fn clear(&mut self) {
+        self.records.clear();
+        self.bytes = 0;
+    }
+}
+
+/// Who changed a canister.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ChangeOrigin {
+    /// A user.
+    User(Principal),
+    /// A canister, and its version if it said so.
+    Canister(CanisterId, Option<u64>),
+}
+
+/// How code came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeploymentMode {
+    /// Into an empty canister.
+    Install,
+    /// In place of what was there.
+    Reinstall,
+    /// Keeping stable memory.
+    Upgrade,
+}
+
+/// What changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ChangeDetails {
+    /// The canister came to be.
+    Creation {
+        /// First controllers.
+        controllers: Vec<Principal>,
+        /// Hash of the environment variables, when there were any.
+        environment_hash: Option<[u8; 32]>,
+    },
+    /// Its code went.
+    CodeUninstall,
+    /// Code came.
+    CodeDeployment {
+        /// How.
+        mode: DeploymentMode,
+        /// Which.
+        module_hash: ModuleHash,
+    },
+    /// Other controllers.
+    ControllersChange(Vec<Principal>),
+}
+
+/// One entry of a canister's history.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// When.
+    pub time: Time,
+    /// Version after it.
+    pub version: u64,
+    /// Who.
+    pub origin: ChangeOrigin,
+    /// What.
+    pub details: ChangeDetails,
+}
+
+impl Change {
+    fn accounted_bytes(&self) -> u64 {
+        let controllers = match &self.details {
+            ChangeDetails::Creation { controllers, .. } | ChangeDetails::ControllersChange(controllers) => {
+                controllers.len()
+            }
+            _ => 0,
+        };
+        96 + 30 * controllers as u64
+    }
+}
+
+/// History of a canister: the newest [`CHANGES_KEPT`] changes and how many there were.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangeHistory {
+    changes: VecDeque<Shared<Change>>,
+    total: u64,
+}
+
+impl ChangeHistory {
+    /// Changes kept, oldest first.
+    pub fn changes(&self) -> impl DoubleEndedIterator<Item = &Change> + ExactSizeIterator {
+        self.changes.iter().map(|change| &**change)
+    }
+
+    /// Changes ever.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Adds a change.
+    pub fn push(&mut self, change: Change) {
+        self.total += 1;
+        self.changes.push_back(Shared::new(change));
+        while self.changes.len() > CHANGES_KEPT {
+            self.changes.pop_front();
+        }
+    }
+
+    /// Forgets the changes, not their number.
+    pub fn clear(&mut self) {
+        self.changes.clear();
+    }
+
+    fn bytes(&self) -> u64 {
+        self.changes().map(Change::accounted_bytes).sum()
+    }
+}
+
+/// Cycles a canister spent, by purpose (`canister_metrics`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Consumption {
+    /// Storage.
+    pub memory: Cycles,
+    /// Compute allocation.
+    pub compute_allocation: Cycles,
+    /// Ingress induction.
+    pub ingress_induction: Cycles,
+    /// Execution.
+    pub instructions: Cycles,
+    /// Calls and their responses.
+    pub transmission: Cycles,
+    /// Lost when the canister was deleted or its code fell to lack of cycles.
+    pub uninstall: Cycles,
+    /// Creating canisters.
+    pub canister_creation: Cycles,
+    /// `ic0.cycles_burn128`.
+    pub burned: Cycles,
+}
+
+impl Consumption {
+    /// All together.
+    pub fn total(&self) -> Cycles {
+        self.memory
+            + self.compute_allocation
+            + self.ingress_induction
+            + self.instructions
+            + self.transmission
+            + self.uninstall
+            + self.canister_creation
+            + self.burned
+    }
+
+    /// Adds another account to this one.
+    pub fn add(&mut self, other: &Self) {
+        self.memory += other.memory;
+        self.compute_allocation += other.compute_allocation;
+        self.ingress_induction += other.ingress_induction;
+        self.instructions += other.instructions;
+        self.transmission += other.transmission;
+        self.uninstall += other.uninstall;
+        self.canister_creation += other.canister_creation;
+        self.burned += other.burned;
+    }
+}
+
+/// A canister.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CanisterState {
+    /// Its name.
+    pub id: CanisterId,
+
+    // What controllers decide.
+    /// Controllers, ordered.
+    pub controllers: Vec<Principal>,
+    /// Settings.
+    pub settings: Settings,
+    /// Running, stopping, stopped.
+    pub status: CanisterStatus,
+    /// Chunks uploaded: hash and size.
+    pub chunks: BTreeMap<[u8; 32], u64>,
+    /// Changes.
+    pub history: ChangeHistory,
+
+    // Code and data.
+    /// Absent: the canister is empty.
+    pub execution: Option<ExecutionState>,
+    /// Certified data.
+    #[serde(with = "serde_bytes")]
+    pub certified_data: Vec<u8>,
+    /// Global timer; 0 is off.
+    pub global_timer: Time,
+    /// The low-memory hook.
+    pub low_memory_hook: LowMemoryHook,
+    /// `ic0.canister_version`.
+    pub version: u64,
+    /// When it was created.
+    pub created_at: Time,
+    /// When code was installed last.
+    pub installed_at: Option<Time>,
+    /// Its log.
+    pub log: CanisterLog,
+
+    // Cycles.
+    /// Balance.
+    pub cycles: Cycles,
+    /// Reserved for storage above the subnet's threshold.
+    pub reserved_cycles: Cycles,
+    /// Until when storage and allocation are paid.
+    pub charged_until: Time,
+    /// What was spent.
+    pub consumption: Consumption,
+
+    // Messages.
+    /// What waits for it.
+    pub queues: InputQueues,
+    /// What it answers and waits for.
+    pub calls: CallTable,
+    /// Delta beyond what its rate allowed so far; it waits while this is not below one round's share.
+    pub delta_debit: u64,
+    /// Height at which `delta_debit` was last lowered.
+    pub delta_height: u64,
+}
+
+impl CanisterState {
+    /// An empty, running canister.
+    pub fn new(id: CanisterId, controllers: Vec<Principal>, settings: Settings, cycles: Cycles, now: Time) -> Self {
+        Self {
+            id,
+            controllers,
+            settings,
+            status: CanisterStatus::Running,
+            chunks: BTreeMap::new(),
+            history: ChangeHistory::default(),
+            execution: None,
+            certified_data: Vec::new(),
+            global_timer: Time(0),
+            low_memory_hook: LowMemoryHook::Idle,
+            version: 0,
+            created_at: now,
+            installed_at: None,
+            log: CanisterLog::default(),
+            cycles,
+            reserved_cycles: 0,
+            charged_until: now,
+            consumption: Consumption::default(),
+            queues: InputQueues::default(),
+            calls: CallTable::default(),
+            delta_debit: 0,
+            delta_height: 0,
+        }
+    }
+
+    /// Whether `principal` controls it.
+    pub fn is_controller(&self, principal: &Principal) -> bool {
+        self.controllers.contains(principal)
+    }
+
+    /// Code, unless it is empty.
+    pub fn module(&self) -> Option<&InstalledModule> {
+        self.execution.as_ref().map(|execution| &*execution.module)
+    }
+
+    /// Bytes of state by component; their sum is what storage is charged for and what counts against the subnet's capacity.
+    pub fn memory_usage(&self) -> MemoryUsage {
+        let execution = self.execution.as_ref();
+        MemoryUsage {
+            heap: execution.map_or(0, |execution| execution.heap.bytes()),
+            stable: execution.map_or(0, |execution| execution.stable.bytes()),
+            globals: execution.map_or(0, |execution| execution.globals.len() as u64 * 8),
+            module: execution.map_or(0, |execution| execution.module.bytes),
+            custom_sections: execution.map_or(0, |execution| execution.module.custom_section_bytes()),
+            history: self.history.bytes(),
+            chunks: self.chunks.len() as u64 * CHUNK_ACCOUNTED_BYTES,
+            log: self.log.bytes(),
+        }
+    }
+
+    /// Bytes that count against the subnet's capacity: what is used, or what was set aside if that is more.
+    pub fn memory_taken(&self) -> u64 {
+        self.memory_usage().total().max(self.settings.memory_allocation)
+    }
+
+    /// Message memory: bytes of guaranteed-response messages with the room kept for responses, and bytes of best-effort messages.
+    pub fn message_memory(&self, response_bytes: u64) -> (u64, u64) {
+        (
+            self.queues.guaranteed_bytes() + self.calls.reserved_responses() * response_bytes,
+            self.queues.best_effort_bytes(),
+        )
+    }
+
+    /// Estimate of what the record takes in memory besides code, memories and messages.
+    pub fn metadata_bytes(&self) -> u64 {
+        let environment: usize = self.settings.environment.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let usage = self.memory_usage();
+        1024 + 30 * self.controllers.len() as u64
+            + environment as u64
+            + usage.globals
+            + usage.history
+            + usage.log
+            + 48 * self.chunks.len() as u64
+            + 256 * self.calls.callbacks_open()
+    }
+}
+
+impl CanisterFacts for CanisterState {
+    fn canister_id(&self) -> &CanisterId {
+        &self.id
+    }
+
+    fn certified_data(&self) -> &[u8] {
+        &self.certified_data
+    }
+
+    fn controllers(&self) -> impl Iterator<Item = &Principal> {
+        self.controllers.iter()
+    }
+
+    fn module_hash(&self) -> Option<&ModuleHash> {
+        self.module().map(|module| &module.hash)
+    }
+
+    fn metadata(&self) -> Option<(&[CustomSection], &Digest)> {
+        self.module().map(|module| (module.info.custom_sections.as_slice(), &module.metadata_digest))
+    }
+
+    fn creation_time(&self) -> Option<Time> {
+        Some(self.created_at)
+    }
+
+    fn last_install_time(&self) -> Option<Time> {
+        self.installed_at
+    }
+}
+
+/// [`CanisterState::memory_usage`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUsage {
+    /// Heap.
+    pub heap: u64,
+    /// Stable memory.
+    pub stable: u64,
+    /// Globals.
+    pub globals: u64,
+    /// Module as uploaded.
+    pub module: u64,
+    /// Metadata sections.
+    pub custom_sections: u64,
+    /// Changes.
+    pub history: u64,
+    /// Chunk store.
+    pub chunks: u64,
+    /// Log.
+    pub log: u64,
+}
+
+impl MemoryUsage {
+    /// All together.
+    pub fn total(&self) -> u64 {
+        self.heap
+            + self.stable
+            + self.globals
+            + self.module
+            + self.custom_sections
+            + self.history
+            + self.chunks
+            + self.log
+    }
+}
+
+/// A canister as the maps hold it.
+pub type SharedCanister = Arc<CanisterState>;
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_log_keeps_the_newest_lines() {
+        let mut log = CanisterLog::default();
+        for number in 0..10u8 {
+            log.push(Time(1), vec![number; 100], 250);
+        }
+        assert_eq!(log.records().map(|record| record.index).collect::<Vec<_>>(), [8, 9]);
+        log.push(Time(1), vec![0; 1000], 250);
+        assert_eq!(log.bytes(), 250);
+        log.clear();
+        log.push(Time(1), vec![], 250);
+        assert_eq!(log.records().next().unwrap().index, 11);
+    }
+
+    #[test]
+    fn the_history_keeps_twenty_changes_and_counts_all() {
+        let mut history = ChangeHistory::default();
+        for version in 0..30 {
+            history.push(Change {
+                time: Time(1),
+                version,
+                origin: ChangeOrigin::User(Principal::anonymous()),
+                details: ChangeDetails::CodeUninstall,
+            });
+        }
+        assert_eq!(history.changes().len(), CHANGES_KEPT);
+        assert_eq!(history.changes().next().unwrap().version, 10);
+        assert_eq!(history.total(), 30);
+    }
+
+    #[test]
+    fn a_record_comes_back_as_it_was_stored() {
+        let canister = CanisterState::new(Principal::from_slice(&[1, 1]), vec![], Settings::default(), 5, Time(3));
+        let bytes = postcard::to_stdvec(&canister).unwrap();
+        let back: CanisterState = postcard::from_bytes(&bytes).unwrap();
+        assert_eq!(postcard::to_stdvec(&back).unwrap(), bytes);
+    }
+}

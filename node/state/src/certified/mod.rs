@@ -1,0 +1,274 @@
+//! The state at one height that clients can have proved, and the certificates that prove it.
+//!
+//! After a round, [`Uncertified::new`] takes a snapshot of the maps (a few pointers), computes the missing hashes and so
+//! the root. Once the subnet has signed the root, [`Uncertified::certify`] makes the [`CertifiedStateOf`] that the gateway
+//! and queries read, and [`CertifiedReader::publish`] shows it to them. Readers hold it as long as they need it and block
+//! nobody; what it costs is what changed since.
+//!
+//! The tree ("The system state tree" of the interface specification):
+//!
+//! ```text
+//! /time
+//! /subnet/<subnet>/public_key, type, canister_ranges, metrics, node/<node>/public_key
+//! /canister_ranges/<subnet>/<first canister of the shard>
+//! /canister/<canister>/certified_data, controllers, module_hash, metadata/<name>, canister_creation_timestamp,
+//!     last_install_timestamp
+//! /request_status/<request>/status, reply, reject_code, reject_message, error_code
+//! ```
+//!
+//! Everything else, `/api_boundary_nodes` among it, is provably absent. Who may read what is the gateway's to decide; this
+//! module only refuses to reveal the whole of `/canister` or `/request_status`, which no rule allows and whose size
+//! nothing bounds.
+
+mod canister;
+mod subnet;
+#[cfg(test)]
+mod tests;
+
+pub use canister::{CanisterFacts, metadata_digest};
+pub use subnet::{NodeInfo, SubnetInfo, SubnetMetrics, SubnetTree, SubnetType};
+
+use std::{
+    borrow::Cow,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use ic_certification::certificate::Certificate;
+use ic_principal::Principal;
+use serde::Serialize;
+
+use crate::{
+    CanisterId, CustomSection, Height, HistoryEntry, IngressHistory, RequestId, Time,
+    history::HistoryMap,
+    tree::{Certified, Digest, MerkleMap, Selection, Subtree, Witness, witness},
+};
+
+/// A state whose root is known and not yet signed.
+#[derive(Clone, Debug)]
+pub struct Uncertified<C: CanisterFacts> {
+    height: Height,
+    time: Time,
+    root: Digest,
+    subnet: Arc<SubnetTree>,
+    metrics: SubnetMetrics,
+    metrics_cbor: Vec<u8>,
+    canisters: MerkleMap<Arc<C>>,
+    history: HistoryMap,
+}
+
+/// A state with the subnet's signature on its root.
+#[derive(Clone, Debug)]
+pub struct CertifiedStateOf<C: CanisterFacts> {
+    state: Uncertified<C>,
+    signature: Vec<u8>,
+}
+
+impl<C: CanisterFacts> Uncertified<C> {
+    /// Snapshot of the state after the round of this height.
+    pub fn new(
+        height: Height,
+        time: Time,
+        subnet: Arc<SubnetTree>,
+        metrics: SubnetMetrics,
+        canisters: &mut MerkleMap<Arc<C>>,
+        history: &mut IngressHistory,
+    ) -> Self {
+        // Sealed before they are shared: the snapshot and the next round then have the same hashes in common.
+        canisters.seal();
+        history.seal();
+        let mut state = Uncertified {
+            height,
+            time,
+            root: Digest::default(),
+            subnet,
+            metrics,
+            metrics_cbor: metrics.to_cbor(),
+            canisters: canisters.clone(),
+            history: history.snapshot(),
+        };
+        state.root = state.subtree().digest();
+        state
+    }
+
+    /// What the subnet signs, after the domain separator `ic-state-root`.
+    pub fn root(&self) -> Digest {
+        self.root
+    }
+
+    /// Of the block.
+    pub fn height(&self) -> Height {
+        self.height
+    }
+
+    /// Agreed time of the block.
+    pub fn time(&self) -> Time {
+        self.time
+    }
+
+    /// The same state, signed: 48 bytes, BLS over the root.
+    pub fn certify(self, signature: Vec<u8>) -> CertifiedStateOf<C> {
+        CertifiedStateOf { state: self, signature }
+    }
+
+    fn witness(&self, paths: &[Vec<Vec<u8>>]) -> Witness<'_> {
+        let time = [b"time".to_vec()];
+        let mut selection = Selection::new();
+        selection.add(&time);
+        for path in paths {
+            match path.as_slice() {
+                [] => {}
+                [label] if label == b"canister" || label == b"request_status" => {}
+                path => selection.add(path),
+            }
+        }
+        witness(self.subtree(), &selection)
+    }
+}
+
+impl<C: CanisterFacts> Certified for Uncertified<C> {
+    fn subtree(&self) -> Subtree<'_> {
+        let label = |name: &'static str| Cow::Borrowed(name.as_bytes());
+        Subtree::node(vec![
+            (label("canister"), self.canisters.subtree()),
+            (label("canister_ranges"), self.subnet.shards()),
+            (label("request_status"), self.history.subtree()),
+            (label("subnet"), self.subnet.subnet(&self.metrics_cbor)),
+            (label("time"), Subtree::nat(self.time.0)),
+        ])
+    }
+
+    fn digest(&self) -> Digest {
+        self.root
+    }
+}
+
+impl<C: CanisterFacts> CertifiedStateOf<C> {
+    /// Of the block.
+    pub fn height(&self) -> Height {
+        self.state.height
+    }
+
+    /// Agreed time of the block.
+    pub fn time(&self) -> Time {
+        self.state.time
+    }
+
+    /// Root of the tree.
+    pub fn root(&self) -> Digest {
+        self.state.root
+    }
+
+    /// The subnet's signature on the root.
+    pub fn signature(&self) -> &[u8] {
+        &self.signature
+    }
+
+    /// A certificate (self-described CBOR) that shows what stands at these paths and below, or that nothing does, and the
+    /// time. Its size is the values shown plus about one hash per doubling of the state for each path.
+    ///
+    /// A path that asks for all canisters, all requests or everything shows nothing: see the module.
+    pub fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8> {
+        let certificate =
+            Certificate { tree: self.state.witness(paths), signature: Cow::Borrowed(self.signature.as_slice()), delegation: None };
+        cbor(&certificate, true)
+    }
+
+    /// Status of a call, if the subnet knows it.
+    pub fn request(&self, id: &RequestId) -> Option<Arc<HistoryEntry>> {
+        self.state.history.get(&id.0).cloned()
+    }
+
+    /// A canister, if it exists.
+    pub fn canister(&self, id: &CanisterId) -> Option<Arc<C>> {
+        self.state.canisters.get(id.as_slice()).cloned()
+    }
+
+    /// All canisters, by id.
+    pub fn canisters(&self) -> &MerkleMap<Arc<C>> {
+        &self.state.canisters
+    }
+
+    /// All calls, by id.
+    pub fn history(&self) -> &HistoryMap {
+        &self.state.history
+    }
+
+    /// A metadata section of a canister; `public` in it says who may read it.
+    pub fn metadata(&self, id: &CanisterId, name: &str) -> Option<&CustomSection> {
+        self.state.canisters.get(id.as_slice())?.metadata_section(name)
+    }
+
+    /// The subnet as the tree describes it.
+    pub fn subnet(&self) -> &SubnetInfo {
+        self.state.subnet.info()
+    }
+
+    /// The subnet's id.
+    pub fn subnet_id(&self) -> Principal {
+        self.subnet().subnet_id
+    }
+
+    /// The nodes' ids, in order.
+    pub fn node_ids(&self) -> impl Iterator<Item = Principal> + '_ {
+        self.subnet().nodes.iter().map(|node| node.node_id)
+    }
+
+    /// The metrics in the tree.
+    pub fn metrics(&self) -> SubnetMetrics {
+        self.state.metrics
+    }
+}
+
+/// Shows the newest certified state to everyone who has a clone.
+#[derive(Debug)]
+pub struct CertifiedReaderOf<C: CanisterFacts> {
+    latest: Arc<RwLock<Option<Arc<CertifiedStateOf<C>>>>>,
+}
+
+impl<C: CanisterFacts> Clone for CertifiedReaderOf<C> {
+    fn clone(&self) -> Self {
+        CertifiedReaderOf { latest: self.latest.clone() }
+    }
+}
+
+impl<C: CanisterFacts> Default for CertifiedReaderOf<C> {
+    fn default() -> Self {
+        CertifiedReaderOf { latest: Arc::default() }
+    }
+}
+
+impl<C: CanisterFacts> CertifiedReaderOf<C> {
+    /// Nothing published yet.
+    pub fn new() -> Self {
+        CertifiedReaderOf::default()
+    }
+
+    /// The newest certified state; `None` until the first is published.
+    pub fn latest(&self) -> Option<Arc<CertifiedStateOf<C>>> {
+        // The lock guards one pointer, which a panic cannot leave half written.
+        self.latest.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Shows `state` unless a newer one is shown already.
+    pub fn publish(&self, state: Arc<CertifiedStateOf<C>>) {
+        let mut latest = self.latest.write().unwrap_or_else(PoisonError::into_inner);
+        if latest.as_ref().is_none_or(|shown| shown.height() <= state.height()) {
+            let before = latest.replace(state);
+            drop(latest);
+            // Whatever only the older state held is freed outside the lock.
+            drop(before);
+        }
+    }
+}
+
+/// CBOR of a value of ours, self-described if asked for.
+fn cbor<T: Serialize>(value: &T, self_described: bool) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut serializer = serde_cbor::Serializer::new(&mut bytes);
+    let described = if self_described { serializer.self_describe() } else { Ok(()) };
+    // Writing to memory does not fail, and every type given here can be written.
+    debug_assert!(described.is_ok());
+    let written = value.serialize(&mut serializer);
+    debug_assert!(written.is_ok());
+    bytes
+}

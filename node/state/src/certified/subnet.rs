@@ -1,0 +1,181 @@
+//! The part of the tree that describes the subnet itself: keys, type, nodes, canister ranges, metrics.
+//!
+//! All but the metrics rarely changes, so it is built once and keeps its hashes; a round hashes its metrics and the few
+//! forks above them.
+
+use std::borrow::Cow;
+
+use ic_principal::Principal;
+use serde::{Deserialize, Serialize, ser::SerializeMap};
+
+use crate::{
+    CanisterId, Cycles,
+    tree::{Frozen, Subtree},
+};
+
+/// Ranges in one shard of `/canister_ranges/<subnet>`; clients look for the shard that starts at or before a canister.
+const RANGES_PER_SHARD: usize = 5;
+
+/// Kind of subnet, as `/subnet/<id>/type` spells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SubnetType {
+    /// `application`
+    Application,
+    /// `system`
+    System,
+    /// `verified_application`
+    VerifiedApplication,
+    /// `cloud_engine`
+    CloudEngine,
+}
+
+impl SubnetType {
+    /// Text of the specification.
+    pub fn name(self) -> &'static str {
+        match self {
+            SubnetType::Application => "application",
+            SubnetType::System => "system",
+            SubnetType::VerifiedApplication => "verified_application",
+            SubnetType::CloudEngine => "cloud_engine",
+        }
+    }
+}
+
+/// A node of the subnet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// Its principal.
+    pub node_id: Principal,
+    /// Its Ed25519 key, DER (44 bytes), with which it signs query responses.
+    #[serde(with = "serde_bytes")]
+    pub public_key_der: Vec<u8>,
+}
+
+/// What the subnet says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SubnetInfo {
+    /// Self-authenticating from the public key.
+    pub subnet_id: Principal,
+    /// BLS key that signs its state, DER (133 bytes).
+    #[serde(with = "serde_bytes")]
+    pub public_key_der: Vec<u8>,
+    /// Kind.
+    pub subnet_type: SubnetType,
+    /// Canister ids assigned to it: closed intervals, in any order, not overlapping.
+    pub canister_ranges: Vec<(CanisterId, CanisterId)>,
+    /// Its nodes.
+    pub nodes: Vec<NodeInfo>,
+}
+
+/// What `/subnet/<id>/metrics` tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SubnetMetrics {
+    /// Canisters that exist.
+    pub num_canisters: u64,
+    /// Size of their state.
+    pub canister_state_bytes: u64,
+    /// Cycles consumed by all canisters there ever were.
+    pub consumed_cycles_total: Cycles,
+    /// Messages executed in replicated mode.
+    pub update_transactions_total: u64,
+}
+
+impl SubnetMetrics {
+    /// The CBOR map of the specification. The cycles are a map of their low and, if needed, high 64 bits.
+    pub fn to_cbor(&self) -> Vec<u8> {
+        struct Halves(u128);
+        impl Serialize for Halves {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let high = u64::try_from(self.0 >> 64).unwrap_or(u64::MAX);
+                let mut map = serializer.serialize_map(Some(2))?;
+                map.serialize_entry(&0u8, &(self.0 as u64))?;
+                map.serialize_entry(&1u8, &(high != 0).then_some(high))?;
+                map.end()
+            }
+        }
+        #[derive(Serialize)]
+        struct Map {
+            num_canisters: u64,
+            canister_state_bytes: u64,
+            consumed_cycles_total: Halves,
+            update_transactions_total: u64,
+        }
+        super::cbor(
+            &Map {
+                num_canisters: self.num_canisters,
+                canister_state_bytes: self.canister_state_bytes,
+                consumed_cycles_total: Halves(self.consumed_cycles_total),
+                update_transactions_total: self.update_transactions_total,
+            },
+            false,
+        )
+    }
+}
+
+/// [`SubnetInfo`] as the tree holds it, with its hashes.
+#[derive(Clone, Debug)]
+pub struct SubnetTree {
+    info: SubnetInfo,
+    canister_ranges: Frozen,
+    nodes: Frozen,
+    public_key: Frozen,
+    subnet_type: Frozen,
+    /// Everything under `/canister_ranges`.
+    shards: Frozen,
+}
+
+impl SubnetTree {
+    /// Builds and hashes it.
+    pub fn new(mut info: SubnetInfo) -> Self {
+        info.canister_ranges.sort();
+        info.nodes.sort_by_key(|node| node.node_id);
+        let shards = info
+            .canister_ranges
+            .chunks(RANGES_PER_SHARD)
+            .filter_map(|shard| shard.first().map(|(start, _)| (start.as_slice().to_vec(), Frozen::leaf(ranges_cbor(shard)))));
+        let nodes = info.nodes.iter().map(|node| {
+            let key = Frozen::leaf(node.public_key_der.as_slice());
+            (node.node_id.as_slice().to_vec(), Frozen::node([(b"public_key".as_slice(), key)]))
+        });
+        SubnetTree {
+            canister_ranges: Frozen::leaf(ranges_cbor(&info.canister_ranges)),
+            nodes: Frozen::node(nodes),
+            public_key: Frozen::leaf(info.public_key_der.as_slice()),
+            subnet_type: Frozen::leaf(info.subnet_type.name().as_bytes()),
+            shards: Frozen::node([(info.subnet_id.as_slice().to_vec(), Frozen::node(shards))]),
+            info,
+        }
+    }
+
+    /// What it was built from, with ranges and nodes in order.
+    pub fn info(&self) -> &SubnetInfo {
+        &self.info
+    }
+
+    /// `/subnet`
+    pub(super) fn subnet<'a>(&'a self, metrics_cbor: &'a [u8]) -> Subtree<'a> {
+        let label = |name: &'static str| Cow::Borrowed(name.as_bytes());
+        let subnet = Subtree::node(vec![
+            (label("canister_ranges"), Subtree::Shared(&self.canister_ranges)),
+            (label("metrics"), Subtree::leaf(metrics_cbor)),
+            (label("node"), Subtree::Shared(&self.nodes)),
+            (label("public_key"), Subtree::Shared(&self.public_key)),
+            (label("type"), Subtree::Shared(&self.subnet_type)),
+        ]);
+        Subtree::Node(vec![(Cow::Borrowed(self.info.subnet_id.as_slice()), subnet)])
+    }
+
+    /// `/canister_ranges`
+    pub(super) fn shards(&self) -> Subtree<'_> {
+        Subtree::Shared(&self.shards)
+    }
+}
+
+/// Ranges as the specification's tagged list of pairs.
+pub(super) fn ranges_cbor(ranges: &[(CanisterId, CanisterId)]) -> Vec<u8> {
+    let pairs: Vec<_> = ranges
+        .iter()
+        .map(|(first, last)| (serde_bytes::Bytes::new(first.as_slice()), serde_bytes::Bytes::new(last.as_slice())))
+        .collect();
+    super::cbor(&pairs, true)
+}

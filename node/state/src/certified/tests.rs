@@ -1,0 +1,380 @@
+#![allow(clippy::unwrap_used)]
+use ic_certification::{Certificate, HashTree, LookupResult};
+use ic_verify_bls_signature::{PrivateKey, verify_bls_signature};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{ErrorCode, HistoryLimits, Ingress, ModuleHash, Reject, RejectCode};
+
+#[derive(Clone, Debug)]
+struct Canister {
+    id: CanisterId,
+    certified_data: Vec<u8>,
+    controllers: Vec<Principal>,
+    module: Option<(ModuleHash, Vec<CustomSection>, Digest)>,
+}
+
+impl CanisterFacts for Canister {
+    fn canister_id(&self) -> &CanisterId {
+        &self.id
+    }
+    fn certified_data(&self) -> &[u8] {
+        &self.certified_data
+    }
+    fn controllers(&self) -> impl Iterator<Item = &Principal> {
+        self.controllers.iter()
+    }
+    fn module_hash(&self) -> Option<&ModuleHash> {
+        self.module.as_ref().map(|(hash, _, _)| hash)
+    }
+    fn metadata(&self) -> Option<(&[CustomSection], &Digest)> {
+        self.module.as_ref().map(|(_, sections, digest)| (sections.as_slice(), digest))
+    }
+    fn creation_time(&self) -> Option<Time> {
+        Some(Time(1_000))
+    }
+    fn last_install_time(&self) -> Option<Time> {
+        self.module.as_ref().map(|_| Time(300))
+    }
+}
+
+fn canister_id(number: u64) -> CanisterId {
+    let mut bytes = number.to_be_bytes().to_vec();
+    bytes.extend([1, 1]);
+    Principal::from_slice(&bytes)
+}
+
+fn request_id(number: u64) -> RequestId {
+    RequestId(crate::tree::leaf_digest(&number.to_le_bytes()))
+}
+
+fn section(public: bool, name: &str, content: &[u8]) -> CustomSection {
+    CustomSection { public, name: name.into(), content: content.into() }
+}
+
+fn subnet() -> SubnetInfo {
+    SubnetInfo {
+        subnet_id: Principal::self_authenticating([7; 133]),
+        public_key_der: vec![7; 133],
+        subnet_type: SubnetType::Application,
+        canister_ranges: (0..7).map(|range| (canister_id(range * 100), canister_id(range * 100 + 99))).rev().collect(),
+        nodes: [9, 3]
+            .map(|node| NodeInfo { node_id: Principal::self_authenticating([node; 44]), public_key_der: vec![node; 44] })
+            .into(),
+    }
+}
+
+struct Fixture {
+    canisters: MerkleMap<Arc<Canister>>,
+    history: IngressHistory,
+}
+
+fn fixture() -> Fixture {
+    let sections =
+        vec![section(true, "candid:service", b"service : {}"), section(false, "secret", b"hidden")];
+    let mut canisters: MerkleMap<_> = (0..50)
+        .map(|number| {
+            Arc::new(Canister {
+                id: canister_id(number),
+                certified_data: number.to_le_bytes().to_vec(),
+                controllers: vec![Principal::anonymous(), canister_id(3)],
+                module: None,
+            })
+        })
+        .collect();
+    let digest = metadata_digest(&sections);
+    canisters.insert(Arc::new(Canister {
+        id: canister_id(10),
+        certified_data: vec![],
+        controllers: vec![],
+        module: Some((ModuleHash([5; 32]), sections, digest)),
+    }));
+    let mut history = IngressHistory::new(HistoryLimits { bytes_max: 1 << 20, unfinished_max: 100 });
+    for number in 0..40 {
+        let ingress = Ingress {
+            request_id: request_id(number),
+            sender: Principal::anonymous(),
+            canister_id: canister_id(number),
+            effective_canister_id: canister_id(number),
+            method_name: "go".into(),
+            arg: vec![],
+            ingress_expiry: Time(200_000_000_000),
+            sender_info: None,
+        };
+        history.receive(&ingress, Time(1)).unwrap();
+    }
+    history.processing(&request_id(1));
+    history.processing(&request_id(2));
+    history.finish(&request_id(2), Ok(b"answer".to_vec()), Time(2));
+    let reject = Reject { code: RejectCode::CanisterError, message: "no".into(), error_code: ErrorCode(503) };
+    history.finish(&request_id(3), Err(reject), Time(2));
+    Fixture { canisters, history }
+}
+
+fn key() -> PrivateKey {
+    let mut scalar = [0; 32];
+    scalar[31] = 42;
+    PrivateKey::deserialize(&scalar).unwrap()
+}
+
+fn certified(fixture: &mut Fixture) -> CertifiedStateOf<Canister> {
+    let state = Uncertified::new(
+        Height(4),
+        Time(1_700_000_000_123_456_789),
+        Arc::new(SubnetTree::new(subnet())),
+        SubnetMetrics { num_canisters: 50, consumed_cycles_total: (3 << 64) + 5, ..SubnetMetrics::default() },
+        &mut fixture.canisters,
+        &mut fixture.history,
+    );
+    let signature = key().sign(&signed_message(&state.root())).serialize().to_vec();
+    state.certify(signature)
+}
+
+fn signed_message(root: &Digest) -> Vec<u8> {
+    [b"\x0dic-state-root".as_slice(), root].concat()
+}
+
+/// As a client does: decode, hash, check the signature.
+fn verified(bytes: &[u8]) -> HashTree {
+    assert_eq!(&bytes[..3], [0xd9, 0xd9, 0xf7], "self-described");
+    let certificate: Certificate = serde_cbor::from_slice(bytes).unwrap();
+    assert!(certificate.delegation.is_none());
+    let message = signed_message(&certificate.tree.digest());
+    verify_bls_signature(&certificate.signature, &message, &key().public_key().serialize()).unwrap();
+    certificate.tree
+}
+
+fn path(labels: &[&[u8]]) -> Vec<Vec<u8>> {
+    labels.iter().map(|label| label.to_vec()).collect()
+}
+
+/// The value at a path that was asked for alone.
+fn read(state: &CertifiedStateOf<Canister>, labels: &[&[u8]]) -> Option<Vec<u8>> {
+    let path = path(labels);
+    let tree = verified(&state.certificate(std::slice::from_ref(&path)));
+    assert!(matches!(tree.lookup_path([b"time"]), LookupResult::Found(_)), "the time is always there");
+    match tree.lookup_path(path.iter()) {
+        LookupResult::Found(value) => Some(value.to_vec()),
+        LookupResult::Absent => None,
+        other => panic!("{path:?}: {other:?}"),
+    }
+}
+
+#[test]
+fn every_path_of_the_specification_reads_as_it_says() {
+    let mut fixture = fixture();
+    let state = certified(&mut fixture);
+    let subnet = subnet();
+    let subnet_id = subnet.subnet_id.as_slice();
+
+    let time = read(&state, &[b"time"]).unwrap();
+    assert_eq!(leb128::read::unsigned(&mut time.as_slice()).unwrap(), 1_700_000_000_123_456_789);
+    assert_eq!(read(&state, &[b"subnet", subnet_id, b"public_key"]), Some(vec![7; 133]));
+    assert_eq!(read(&state, &[b"subnet", subnet_id, b"type"]), Some(b"application".to_vec()));
+    for node in subnet.nodes {
+        let found = read(&state, &[b"subnet", subnet_id, b"node", node.node_id.as_slice(), b"public_key"]);
+        assert_eq!(found, Some(node.public_key_der));
+    }
+    let metrics = read(&state, &[b"subnet", subnet_id, b"metrics"]).unwrap();
+    let metrics: ic_transport_types::SubnetMetrics = serde_cbor::from_slice(&metrics).unwrap();
+    assert_eq!(metrics.num_canisters, 50);
+    assert_eq!(metrics.consumed_cycles_total, (3 << 64) + 5);
+
+    let ten = canister_id(10);
+    let ten = ten.as_slice();
+    assert_eq!(read(&state, &[b"canister", ten, b"module_hash"]), Some(vec![5; 32]));
+    assert_eq!(read(&state, &[b"canister", ten, b"certified_data"]), Some(vec![]));
+    assert_eq!(read(&state, &[b"canister", ten, b"metadata", b"candid:service"]), Some(b"service : {}".to_vec()));
+    assert_eq!(read(&state, &[b"canister", ten, b"metadata", b"secret"]), Some(b"hidden".to_vec()));
+    assert_eq!(read(&state, &[b"canister", ten, b"last_install_timestamp"]), Some(vec![0xac, 0x02]));
+    assert_eq!(read(&state, &[b"canister", ten, b"canister_creation_timestamp"]), Some(vec![0xe8, 0x07]));
+    let eleven = canister_id(11);
+    let controllers = read(&state, &[b"canister", eleven.as_slice(), b"controllers"]).unwrap();
+    assert_eq!(&controllers[..3], [0xd9, 0xd9, 0xf7]);
+    let controllers: Vec<serde_bytes::ByteBuf> = serde_cbor::from_slice(&controllers).unwrap();
+    assert_eq!(controllers, [Principal::anonymous().as_slice(), canister_id(3).as_slice()]);
+
+    let request = |number, name: &[u8]| read(&state, &[b"request_status", &request_id(number).0, name]);
+    assert_eq!(request(0, b"status"), Some(b"received".to_vec()));
+    assert_eq!(request(1, b"status"), Some(b"processing".to_vec()));
+    assert_eq!(request(2, b"status"), Some(b"replied".to_vec()));
+    assert_eq!(request(2, b"reply"), Some(b"answer".to_vec()));
+    assert_eq!(request(3, b"status"), Some(b"rejected".to_vec()));
+    assert_eq!(request(3, b"reject_code"), Some(vec![5]));
+    assert_eq!(request(3, b"reject_message"), Some(b"no".to_vec()));
+    assert_eq!(request(3, b"error_code"), Some(b"IC0503".to_vec()));
+}
+
+#[test]
+fn what_does_not_exist_is_provably_absent() {
+    let mut fixture = fixture();
+    let state = certified(&mut fixture);
+    let (ten, eleven, far) = (canister_id(10), canister_id(11), canister_id(1_000));
+    let (some, other, none) = (request_id(2), request_id(0), request_id(99));
+    let subnet_id = state.subnet_id();
+    let absent: &[&[&[u8]]] = &[
+        &[b"api_boundary_nodes"],
+        &[b"api_boundary_nodes", b"x", b"domain"],
+        &[b"zzz"],
+        &[b"time", b"below"],
+        &[b"canister", far.as_slice(), b"controllers"],
+        &[b"canister", eleven.as_slice(), b"module_hash"],
+        &[b"canister", eleven.as_slice(), b"last_install_timestamp"],
+        &[b"canister", eleven.as_slice(), b"metadata", b"candid:service"],
+        &[b"canister", ten.as_slice(), b"metadata", b"other"],
+        &[b"request_status", &none.0],
+        &[b"request_status", &none.0, b"reply"],
+        &[b"request_status", &other.0, b"reply"],
+        &[b"request_status", &some.0, b"reject_code"],
+        &[b"request_status", &some.0, b"error_code"],
+        &[b"subnet", b"nobody", b"public_key"],
+        &[b"subnet", subnet_id.as_slice(), b"node", b"nobody", b"public_key"],
+        &[b"canister_ranges", b"nobody"],
+        &[b"subnet", subnet_id.as_slice(), b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h", b"i"],
+    ];
+    for labels in absent {
+        assert_eq!(read(&state, labels), None, "{labels:?}");
+    }
+}
+
+#[test]
+fn an_empty_state_proves_absence_too() {
+    let mut fixture = Fixture {
+        canisters: MerkleMap::new(),
+        history: IngressHistory::new(HistoryLimits { bytes_max: 1 << 20, unfinished_max: 100 }),
+    };
+    let state = certified(&mut fixture);
+    assert_eq!(read(&state, &[b"request_status", &request_id(1).0, b"status"]), None);
+    assert_eq!(read(&state, &[b"canister", canister_id(1).as_slice(), b"controllers"]), None);
+}
+
+#[test]
+fn canister_ranges_are_the_same_in_both_forms() {
+    let mut fixture = fixture();
+    let state = certified(&mut fixture);
+    let subnet_id = state.subnet_id();
+    type Ranges = Vec<(serde_bytes::ByteBuf, serde_bytes::ByteBuf)>;
+    let decode = |bytes: &[u8]| {
+        assert_eq!(&bytes[..3], [0xd9, 0xd9, 0xf7]);
+        serde_cbor::from_slice::<Ranges>(bytes).unwrap()
+    };
+    let whole = decode(&read(&state, &[b"subnet", subnet_id.as_slice(), b"canister_ranges"]).unwrap());
+    assert_eq!(whole.len(), 7);
+    assert!(whole.is_sorted());
+    let tree = verified(&state.certificate(&[path(&[b"canister_ranges", subnet_id.as_slice()])]));
+    let shards: Vec<_> = tree.list_paths().into_iter().filter(|path| path[0].as_bytes() == b"canister_ranges").collect();
+    assert_eq!(shards.len(), 2);
+    let mut together = Ranges::new();
+    for shard in shards {
+        let LookupResult::Found(ranges) = tree.lookup_path(shard.iter().map(|label| label.as_bytes())) else { panic!() };
+        let ranges = decode(ranges);
+        assert_eq!(ranges[0].0.as_slice(), shard[2].as_bytes(), "a shard is named by its first canister");
+        together.extend(ranges);
+    }
+    assert_eq!(together, whole);
+}
+
+#[test]
+fn a_subnet_path_shows_all_keys() {
+    let mut fixture = fixture();
+    let state = certified(&mut fixture);
+    let subnet_id = state.subnet_id();
+    let tree = verified(&state.certificate(&[path(&[b"subnet"])]));
+    for node in state.node_ids() {
+        let found = tree.lookup_path([b"subnet", subnet_id.as_slice(), b"node", node.as_slice(), b"public_key"]);
+        assert!(matches!(found, LookupResult::Found(key) if key.len() == 44));
+    }
+}
+
+#[test]
+fn nobody_gets_everything() {
+    let mut fixture = fixture();
+    let state = certified(&mut fixture);
+    let tree = verified(&state.certificate(&[path(&[]), path(&[b"canister"]), path(&[b"request_status"])]));
+    assert_eq!(tree.list_paths().len(), 1, "only the time");
+}
+
+#[test]
+fn the_gateway_finds_what_its_rules_need() {
+    let mut fixture = fixture();
+    let state = certified(&mut fixture);
+    let entry = state.request(&request_id(2)).unwrap();
+    assert_eq!(entry.sender, Principal::anonymous());
+    assert_eq!(entry.effective_canister_id, canister_id(2));
+    assert!(state.request(&request_id(99)).is_none());
+    assert!(state.canister(&canister_id(10)).is_some());
+    assert!(state.metadata(&canister_id(10), "candid:service").unwrap().public);
+    assert!(!state.metadata(&canister_id(10), "secret").unwrap().public);
+    assert!(state.metadata(&canister_id(11), "candid:service").is_none());
+    assert_eq!(state.node_ids().count(), 2);
+}
+
+#[test]
+fn readers_see_the_newest_height_and_keep_what_they_hold() {
+    let mut fixture = fixture();
+    let reader = CertifiedReaderOf::new();
+    assert!(reader.latest().is_none());
+    let first = Arc::new(certified(&mut fixture));
+    reader.publish(first.clone());
+    fixture.history.finish(&request_id(0), Ok(vec![1]), Time(3));
+    let subnet = Arc::new(SubnetTree::new(super::tests::subnet()));
+    let second = Uncertified::new(
+        Height(5),
+        Time(4),
+        subnet,
+        SubnetMetrics::default(),
+        &mut fixture.canisters,
+        &mut fixture.history,
+    );
+    assert_ne!(second.root(), first.root());
+    reader.publish(Arc::new(second.certify(vec![])));
+    assert_eq!(reader.clone().latest().unwrap().height(), Height(5));
+    reader.publish(first.clone());
+    assert_eq!(reader.latest().unwrap().height(), Height(5));
+    assert_eq!(read(&first, &[b"request_status", &request_id(0).0, b"status"]), Some(b"received".to_vec()));
+}
+
+#[test]
+fn metrics_encode_with_and_without_a_high_part() {
+    for consumed in [0, 5, u128::from(u64::MAX), 1 << 64, u128::MAX] {
+        let metrics = SubnetMetrics {
+            num_canisters: 1,
+            canister_state_bytes: 2,
+            consumed_cycles_total: consumed,
+            update_transactions_total: 4,
+        };
+        let read: ic_transport_types::SubnetMetrics = serde_cbor::from_slice(&metrics.to_cbor()).unwrap();
+        assert_eq!(read.consumed_cycles_total, consumed);
+        assert_eq!(read.canister_state_bytes, 2);
+        assert_eq!(read.update_transactions_total, 4);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_paths_make_a_certificate_that_verifies(
+        paths in prop::collection::vec(
+            prop::collection::vec(
+                prop_oneof![
+                    prop::sample::select(vec!["time", "subnet", "canister", "canister_ranges", "request_status", "status",
+                        "node", "metadata", "controllers", ""]).prop_map(|label| label.as_bytes().to_vec()),
+                    (0u64..60).prop_map(|number| canister_id(number).as_slice().to_vec()),
+                    (0u64..60).prop_map(|number| request_id(number).0.to_vec()),
+                    Just(subnet().subnet_id.as_slice().to_vec()),
+                    prop::collection::vec(any::<u8>(), 0..40),
+                ],
+                0..12,
+            ),
+            0..20,
+        ),
+    ) {
+        let mut fixture = fixture();
+        let state = certified(&mut fixture);
+        let tree = verified(&state.certificate(&paths));
+        for path in paths.iter().filter(|path| path.len() > 1) {
+            prop_assert!(tree.lookup_path(path.iter()) != LookupResult::Unknown, "{path:?}");
+        }
+    }
+}

@@ -1,0 +1,512 @@
+//! Ingress history: the status of every call the subnet knows, from induction until its expiry has passed.
+//!
+//! A call is `Received`, then `Processing`, then `Replied` or `Rejected`, and perhaps `Done` when its response was let go
+//! (interface specification, "Overview of canister calling"). Three rules bound it:
+//!
+//! - Bytes: every entry is charged [`ENTRY_BYTES`] (what it measurably costs, see the tests) plus its response. When the
+//!   sum exceeds the cap, the responses that were given longest ago are let go: their calls stay as `Done`, so that they
+//!   cannot be replayed, or leave if their expiry has passed. New calls are refused once entries alone, without responses,
+//!   would fill more than seven eighths of the cap: the rest is always there for responses.
+//! - Count: calls not yet answered.
+//! - Time: an answered call leaves once its expiry has passed, and, unless the room is needed, no earlier than
+//!   [`RESPONSE_RETENTION_SECONDS`] after its response. Never before its expiry, and never while unanswered.
+//!
+//! What happens depends on the entries and the agreed time alone, to the second, and not on the order in which entries
+//! came: ties are broken by request id. So a node that loaded a checkpoint goes on exactly as one that did not.
+//!
+//! There are no side indexes. The forks of the map know the earliest expiry, the earliest response and the latest change
+//! below them, which is all that expiring, letting go and checkpointing need to find their entries in O(log n).
+//!
+//! A checkpoint saves what changed since the last one that was saved: [`IngressHistory::begin_checkpoint`] takes a
+//! snapshot of it, and [`IngressHistory::finish_checkpoint`] is told once it is durable.
+
+#[cfg(test)]
+mod tests;
+
+use std::{borrow::Cow, sync::Arc};
+
+use ic_principal::Principal;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::{
+    CanisterId, Ingress, Reject, RequestId, Time,
+    tree::{Certified, Digest, Keyed, MerkleMap, Subtree, Summary},
+};
+
+/// What one entry costs beside its response: the entry, one fork, and the allocator's rounding.
+pub const ENTRY_BYTES: u64 = 304;
+
+/// How long a response is kept, if there is room, so that a client that polls finds it.
+pub const RESPONSE_RETENTION_SECONDS: u32 = 300;
+
+/// What bounds an [`IngressHistory`].
+#[derive(Clone, Copy, Debug)]
+pub struct HistoryLimits {
+    /// Entries and responses together (`limits.subnet.ingress_history_bytes`).
+    pub bytes_max: u64,
+    /// Calls not yet answered (`limits.subnet.ingress_unfinished_max`).
+    pub unfinished_max: u64,
+}
+
+/// Why a call was not taken in, or a saved one not read.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum HistoryError {
+    /// The same call is already known.
+    #[error("the call {0:?} is already known; its status can be read")]
+    Known(RequestId),
+    /// Too many calls are unanswered.
+    #[error("{limit} calls wait for their answer, the most this subnet takes (subnet.ingress_unfinished_max); send the call again when some are answered")]
+    UnfinishedFull {
+        /// The limit.
+        limit: u64,
+    },
+    /// No room even after letting go of every response.
+    #[error("the ingress history holds {used} bytes of entries and may hold {limit} (seven eighths of subnet.ingress_history_bytes); send the call again when older ones expire")]
+    Full {
+        /// Bytes of entries without responses.
+        used: u64,
+        /// What they may take.
+        limit: u64,
+    },
+    /// A saved entry does not decode or stands under another call's id.
+    #[error("the saved status of call {id:?} cannot be read: {reason}")]
+    Record {
+        /// Key of the record.
+        id: RequestId,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// Where a call stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Status {
+    /// In the canister's queue.
+    Received,
+    /// Being executed, or waiting for calls it made.
+    Processing,
+    /// Answered.
+    Replied(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// Refused.
+    Rejected(Reject),
+    /// Answered, and the answer let go.
+    Done,
+}
+
+impl Status {
+    /// Text of the specification.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Status::Received => "received",
+            Status::Processing => "processing",
+            Status::Replied(_) => "replied",
+            Status::Rejected(_) => "rejected",
+            Status::Done => "done",
+        }
+    }
+
+    /// Whether it will not change but to [`Status::Done`].
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Status::Replied(_) | Status::Rejected(_) | Status::Done)
+    }
+
+    /// Bytes of the response, as charged.
+    fn response_bytes(&self) -> u64 {
+        match self {
+            Status::Replied(reply) => allocated(reply.len()),
+            Status::Rejected(reject) => allocated(reject.message.len()),
+            Status::Received | Status::Processing | Status::Done => 0,
+        }
+    }
+}
+
+/// What an allocation of so many bytes really takes: allocators have four sizes per power of two.
+fn allocated(bytes: usize) -> u64 {
+    let bytes = bytes as u64;
+    bytes.next_multiple_of((bytes.next_power_of_two() / 8).max(16))
+}
+
+/// One call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HistoryEntry {
+    /// Which.
+    pub id: RequestId,
+    /// Who sent it; only they may read its status.
+    pub sender: Principal,
+    /// From the URL; the status is read through the same.
+    pub effective_canister_id: CanisterId,
+    /// Until then it must be remembered.
+    pub expiry: Time,
+    /// Where it stands.
+    pub status: Status,
+    /// Agreed time of the response; meaningless before.
+    finished: Time,
+    /// Number of the checkpoint interval in which it last changed; 0 for one that was loaded. This node's business only.
+    #[serde(skip)]
+    changed: u32,
+}
+
+/// Least expiry, least response time and latest change of the entries below a fork. Seconds; `u32::MAX` is never.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HistorySummary {
+    /// When the first answered call may leave.
+    expires: u32,
+    /// When the first response that could be let go was given.
+    finished: u32,
+    /// In which checkpoint interval the last change was.
+    changed: u32,
+}
+
+const NEVER: u32 = u32::MAX;
+const NANOS_PER_SECOND: u64 = 1_000_000_000;
+
+impl Summary for HistorySummary {
+    fn merge(self, other: Self) -> Self {
+        HistorySummary {
+            expires: self.expires.min(other.expires),
+            finished: self.finished.min(other.finished),
+            changed: self.changed.max(other.changed),
+        }
+    }
+}
+
+/// The first whole second that is not before `time`.
+fn seconds_up(time: Time) -> u32 {
+    u32::try_from(time.0.div_ceil(NANOS_PER_SECOND)).unwrap_or(NEVER - 1).min(NEVER - 1)
+}
+
+/// The last whole second that is not after `time`.
+fn seconds_down(time: Time) -> u32 {
+    u32::try_from(time.0 / NANOS_PER_SECOND).unwrap_or(NEVER - 1).min(NEVER - 1)
+}
+
+impl Certified for HistoryEntry {
+    fn subtree(&self) -> Subtree<'_> {
+        let label = |name: &'static str| Cow::Borrowed(name.as_bytes());
+        let status = (label("status"), Subtree::leaf(self.status.name().as_bytes()));
+        Subtree::Node(match &self.status {
+            Status::Received | Status::Processing | Status::Done => vec![status],
+            Status::Replied(reply) => vec![(label("reply"), Subtree::leaf(reply)), status],
+            Status::Rejected(reject) => vec![
+                (label("error_code"), Subtree::Leaf(Cow::Owned(reject.error_code.to_string().into_bytes()))),
+                (label("reject_code"), Subtree::nat(reject.code as u64)),
+                (label("reject_message"), Subtree::leaf(reject.message.as_bytes())),
+                status,
+            ],
+        })
+    }
+}
+
+impl Certified for Arc<HistoryEntry> {
+    fn subtree(&self) -> Subtree<'_> {
+        (**self).subtree()
+    }
+}
+
+impl Keyed for Arc<HistoryEntry> {
+    type Summary = HistorySummary;
+
+    fn label(&self) -> &[u8] {
+        &self.id.0
+    }
+
+    fn summary(&self) -> HistorySummary {
+        let (expires, finished) = match &self.status {
+            Status::Received | Status::Processing => (NEVER, NEVER),
+            Status::Done => (seconds_up(self.expiry), NEVER),
+            Status::Replied(_) | Status::Rejected(_) => {
+                let finished = seconds_up(self.finished);
+                let kept = finished.saturating_add(RESPONSE_RETENTION_SECONDS).min(NEVER - 1);
+                (seconds_up(self.expiry).max(kept), finished)
+            }
+        };
+        HistorySummary { expires, finished, changed: self.changed }
+    }
+}
+
+/// The map of it, as snapshots hold it.
+pub type HistoryMap = MerkleMap<Arc<HistoryEntry>>;
+
+/// See the module.
+#[derive(Debug)]
+pub struct IngressHistory {
+    map: HistoryMap,
+    limits: HistoryLimits,
+    response_bytes: u64,
+    unfinished: u64,
+    /// Calls answered since [`IngressHistory::take_finished`].
+    finished: Vec<RequestId>,
+    /// The current checkpoint interval; from 1.
+    interval: u32,
+    /// The last interval whose changes are durable.
+    saved_interval: u32,
+    /// Calls that left since the last saved checkpoint, in the order they left.
+    removed: Vec<RequestId>,
+}
+
+impl IngressHistory {
+    /// Nothing known yet.
+    pub fn new(limits: HistoryLimits) -> Self {
+        IngressHistory {
+            map: HistoryMap::new(),
+            limits,
+            response_bytes: 0,
+            unfinished: 0,
+            finished: Vec::new(),
+            interval: 1,
+            saved_interval: 0,
+            removed: Vec::new(),
+        }
+    }
+
+    /// The history that was saved, entry by entry. Stops at the first record that cannot be read.
+    pub fn load<E: From<HistoryError>>(
+        limits: HistoryLimits,
+        records: impl IntoIterator<Item = Result<(RequestId, Vec<u8>), E>>,
+    ) -> Result<Self, E> {
+        let mut history = IngressHistory::new(limits);
+        for record in records {
+            let (id, bytes) = record?;
+            let entry = HistoryEntry::from_record(id, &bytes)?;
+            history.response_bytes += entry.status.response_bytes();
+            history.unfinished += u64::from(!entry.status.is_terminal());
+            history.map.insert(Arc::new(entry));
+        }
+        Ok(history)
+    }
+
+    /// One call.
+    pub fn get(&self, id: &RequestId) -> Option<&Arc<HistoryEntry>> {
+        self.map.get(&id.0)
+    }
+
+    /// All calls, by id.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<HistoryEntry>> {
+        self.map.iter()
+    }
+
+    /// Number of calls.
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Whether no call is known.
+    pub fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
+    /// Calls not yet answered.
+    pub fn unfinished(&self) -> u64 {
+        self.unfinished
+    }
+
+    /// Bytes charged.
+    pub fn bytes(&self) -> u64 {
+        self.map.len() as u64 * ENTRY_BYTES + self.response_bytes
+    }
+
+    /// Whether a call could be received now.
+    pub fn room(&self) -> Result<(), HistoryError> {
+        if self.unfinished >= self.limits.unfinished_max {
+            return Err(HistoryError::UnfinishedFull { limit: self.limits.unfinished_max });
+        }
+        let used = self.map.len() as u64 * ENTRY_BYTES;
+        let limit = self.limits.bytes_max - self.limits.bytes_max / 8;
+        if used + ENTRY_BYTES > limit {
+            return Err(HistoryError::Full { used, limit });
+        }
+        Ok(())
+    }
+
+    /// Takes a call in as `Received`. Its expiry was checked against the agreed time by the caller, who must not induct a
+    /// call whose expiry has passed: such a call may have been here and left.
+    pub fn receive(&mut self, ingress: &Ingress, now: Time) -> Result<(), HistoryError> {
+        if self.map.contains(&ingress.request_id.0) {
+            return Err(HistoryError::Known(ingress.request_id));
+        }
+        self.room()?;
+        self.map.insert(Arc::new(HistoryEntry {
+            id: ingress.request_id,
+            sender: ingress.sender,
+            effective_canister_id: ingress.effective_canister_id,
+            expiry: ingress.ingress_expiry,
+            status: Status::Received,
+            finished: Time(0),
+            changed: self.interval,
+        }));
+        self.unfinished += 1;
+        self.fit(now);
+        Ok(())
+    }
+
+    /// A call starts to be executed. Does nothing to one that is unknown, or already further.
+    pub fn processing(&mut self, id: &RequestId) {
+        let interval = self.interval;
+        if self.get(id).is_some_and(|entry| entry.status == Status::Received) {
+            self.map.update(&id.0, |entry| {
+                let entry = Arc::make_mut(entry);
+                entry.status = Status::Processing;
+                entry.changed = interval;
+            });
+        }
+    }
+
+    /// A call is answered. Does nothing, and returns false, if it is unknown or already answered.
+    pub fn finish(&mut self, id: &RequestId, response: Result<Vec<u8>, Reject>, now: Time) -> bool {
+        if self.get(id).is_none_or(|entry| entry.status.is_terminal()) {
+            return false;
+        }
+        let status = match response {
+            Ok(mut reply) => {
+                reply.shrink_to_fit();
+                Status::Replied(reply)
+            }
+            Err(mut reject) => {
+                reject.message.shrink_to_fit();
+                Status::Rejected(reject)
+            }
+        };
+        self.response_bytes += status.response_bytes();
+        let interval = self.interval;
+        self.map.update(&id.0, |shared| {
+            // Not `make_mut`, which would copy a reply that the answer replaces.
+            *shared = Arc::new(HistoryEntry {
+                id: shared.id,
+                sender: shared.sender,
+                effective_canister_id: shared.effective_canister_id,
+                expiry: shared.expiry,
+                status,
+                finished: now,
+                changed: interval,
+            });
+        });
+        self.unfinished -= 1;
+        self.finished.push(*id);
+        self.fit(now);
+        true
+    }
+
+    /// Lets answered calls leave whose time has come. Returns how many.
+    pub fn expire(&mut self, now: Time) -> u64 {
+        let now = seconds_down(now);
+        let mut left = 0;
+        while let Some(entry) = self.map.least(|summary| summary.expires)
+            && entry.summary().expires <= now
+        {
+            let id = entry.id;
+            self.remove(&id);
+            left += 1;
+        }
+        left
+    }
+
+    /// The calls answered since the last time this was asked, in the order they were.
+    pub fn take_finished(&mut self) -> Vec<RequestId> {
+        std::mem::take(&mut self.finished)
+    }
+
+    /// Computes the missing hashes and returns the root of the map.
+    pub fn seal(&mut self) -> Digest {
+        self.map.seal()
+    }
+
+    /// The entries as they are now, for nothing.
+    pub fn snapshot(&self) -> HistoryMap {
+        self.map.clone()
+    }
+
+    /// What changed since the last checkpoint that was saved. Later changes belong to the next.
+    pub fn begin_checkpoint(&mut self) -> HistoryChanges {
+        let changes = HistoryChanges {
+            map: self.map.clone(),
+            after_interval: self.saved_interval,
+            interval: self.interval,
+            removed: self.removed.clone(),
+        };
+        self.interval += 1;
+        changes
+    }
+
+    /// The changes are durable. Not called for a checkpoint that failed, so that the next one holds its changes too.
+    pub fn finish_checkpoint(&mut self, changes: HistoryChanges) {
+        self.saved_interval = changes.interval;
+        self.removed.drain(..changes.removed.len().min(self.removed.len()));
+    }
+
+    /// Lets responses go, oldest first, until what is left fits.
+    fn fit(&mut self, now: Time) {
+        while self.bytes() > self.limits.bytes_max {
+            let Some(entry) = self.map.least(|summary| summary.finished) else { return };
+            if entry.summary().finished == NEVER {
+                // Only entries without responses are left, and `receive` bounds those.
+                return;
+            }
+            let (id, response_bytes) = (entry.id, entry.status.response_bytes());
+            if seconds_up(entry.expiry) <= seconds_down(now) {
+                self.remove(&id);
+                continue;
+            }
+            self.response_bytes -= response_bytes;
+            let interval = self.interval;
+            self.map.update(&id.0, |shared| {
+                *shared = Arc::new(HistoryEntry {
+                    id: shared.id,
+                    sender: shared.sender,
+                    effective_canister_id: shared.effective_canister_id,
+                    expiry: shared.expiry,
+                    status: Status::Done,
+                    finished: shared.finished,
+                    changed: interval,
+                });
+            });
+        }
+    }
+
+    fn remove(&mut self, id: &RequestId) {
+        if let Some(entry) = self.map.remove(&id.0) {
+            self.response_bytes -= entry.status.response_bytes();
+            self.removed.push(*id);
+        }
+    }
+}
+
+impl HistoryEntry {
+    /// As a checkpoint keeps it.
+    pub fn to_record(&self) -> Vec<u8> {
+        // Writing to a vector does not fail, and the type has nothing that cannot be written.
+        postcard::to_stdvec(self).unwrap_or_default()
+    }
+
+    /// The entry a checkpoint kept.
+    pub fn from_record(id: RequestId, bytes: &[u8]) -> Result<Self, HistoryError> {
+        let wrong = |reason: String| HistoryError::Record { id, reason };
+        let (entry, rest): (HistoryEntry, _) = postcard::take_from_bytes(bytes).map_err(|error| wrong(error.to_string()))?;
+        if !rest.is_empty() {
+            return Err(wrong(format!("{} bytes follow the entry", rest.len())));
+        }
+        if entry.id != id {
+            return Err(wrong(format!("it is the status of {:?}", entry.id)));
+        }
+        Ok(entry)
+    }
+}
+
+/// What a checkpoint has to save of the history. Holds a snapshot and encodes one entry at a time.
+#[derive(Debug)]
+pub struct HistoryChanges {
+    map: HistoryMap,
+    after_interval: u32,
+    interval: u32,
+    removed: Vec<RequestId>,
+}
+
+impl HistoryChanges {
+    /// Entries to write, and `None` for those that left.
+    pub fn iter(&self) -> impl Iterator<Item = (RequestId, Option<Vec<u8>>)> + '_ {
+        let after = self.after_interval;
+        let left = self.removed.iter().filter(|id| !self.map.contains(&id.0)).map(|id| (*id, None));
+        let changed = self.map.matching(move |summary| summary.changed > after);
+        left.chain(changed.map(|entry| (entry.id, Some(entry.to_record()))))
+    }
+}

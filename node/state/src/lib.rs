@@ -1,0 +1,41 @@
+//! Replicated state: what every node of a subnet agrees on after each block, and how it is kept and proved.
+//!
+//! - [`tree`]: the certified tree, its hashes and witnesses.
+//! - [`history`]: the status of every call the subnet knows.
+//! - [`certified`]: the state a client can have proved, at one height.
+//! - [`store`] and [`blobs`]: checkpoints and canister modules on disk.
+//!
+//! Deterministic throughout: no clock, no randomness, no iteration over unordered maps. It must never know of networks,
+//! of how blocks are agreed on, or of how a canister's code is run.
+pub mod blobs;
+mod calls;
+mod canister;
+pub mod certified;
+pub mod history;
+mod module;
+mod queues;
+mod replicated;
+pub mod store;
+pub mod tree;
+mod types;
+
+pub use blobs::{BlobError, BlobStore};
+pub use calls::*;
+pub use canister::*;
+pub use certified::{CanisterFacts, NodeInfo, SubnetInfo, SubnetMetrics, SubnetTree, SubnetType};
+pub use history::{HistoryChanges, HistoryEntry, HistoryError, HistoryLimits, IngressHistory, Status};
+pub use module::*;
+pub use queues::*;
+pub use replicated::*;
+pub use store::{CheckpointDelta, LoadedCheckpoint, StateStore, StoreError};
+pub use tree::{Certified, Digest, Keyed, MerkleMap, Subtree};
+pub use types::*;
+
+/// All canisters of the subnet.
+pub type CanisterMap = MerkleMap<std::sync::Arc<CanisterState>>;
+/// A state whose root waits for its signature.
+pub type UncertifiedState = certified::Uncertified<CanisterState>;
+/// A state that clients can have proved.
+pub type CertifiedState = certified::CertifiedStateOf<CanisterState>;
+/// Where the newest of them is found.
+pub type CertifiedReader = certified::CertifiedReaderOf<CanisterState>;

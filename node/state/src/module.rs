@@ -1,0 +1,76 @@
+// SEAM
+//! What a canister's code is known by once it was validated: its methods, hooks and metadata, and the values its globals were left with.
+//! Nothing here knows how code is compiled or run.
+
+use serde::{Deserialize, Serialize};
+
+/// Value of one mutable global.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Global {
+    /// i32
+    I32(i32),
+    /// i64
+    I64(i64),
+    /// f32 as bits
+    F32(u32),
+    /// f64 as bits
+    F64(u64),
+    /// v128
+    V128(u128),
+}
+
+/// What validation found in a module.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModuleInfo {
+    /// `canister_update` methods, ordered.
+    pub updates: Vec<String>,
+    /// `canister_query` methods, ordered.
+    pub queries: Vec<String>,
+    /// `canister_composite_query` methods, ordered.
+    pub composite_queries: Vec<String>,
+    /// Exported hooks present.
+    pub hooks: Hooks,
+    /// 64-bit heap.
+    pub memory64: bool,
+    /// Initial heap in Wasm pages.
+    pub heap_initial_wasm_pages: u64,
+    /// Custom sections `icp:public <name>` / `icp:private <name>`: (public, name, content), ordered by name.
+    pub custom_sections: Vec<CustomSection>,
+    /// Whether the module asks for enhanced orthogonal persistence (`enhanced-orthogonal-persistence` private section).
+    pub enhanced_orthogonal_persistence: bool,
+    /// Instructions charged for compiling it.
+    pub compile_instructions: u64,
+}
+
+/// One metadata section.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CustomSection {
+    /// `icp:public`.
+    pub public: bool,
+    /// Name.
+    pub name: String,
+    /// Content.
+    #[serde(with = "serde_bytes")]
+    pub content: Vec<u8>,
+}
+
+/// Which entry points a module has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hooks {
+    /// `(start)`
+    pub start: bool,
+    /// `canister_init`
+    pub init: bool,
+    /// `canister_pre_upgrade`
+    pub pre_upgrade: bool,
+    /// `canister_post_upgrade`
+    pub post_upgrade: bool,
+    /// `canister_inspect_message`
+    pub inspect_message: bool,
+    /// `canister_heartbeat`
+    pub heartbeat: bool,
+    /// `canister_global_timer`
+    pub global_timer: bool,
+    /// `canister_on_low_wasm_memory`
+    pub on_low_wasm_memory: bool,
+}

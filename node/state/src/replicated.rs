@@ -1,0 +1,472 @@
+//! The replicated state as a round works on it: all canisters, the calls to the subnet itself, and what the scheduler needs to find work.
+//!
+//! Canisters rest in a persistent map that snapshots share ([`MerkleMap`]). The first change of a round copies a canister out into the *hot* set;
+//! [`ReplicatedState::settle`] puts the hot ones back at the end. Whoever changes a canister calls [`ReplicatedState::get_mut`] (or takes it away
+//! and puts it back), and [`ReplicatedState::refresh`] then brings the indexes and totals up to date for exactly the canisters that were touched.
+//!
+//! The indexes (who has messages, whose timer is due, whose deadline comes first) are derived from the canisters and never stored: after a restart they
+//! are built from the records. They cost a few machine words per canister, and nothing per message. This module must not know what a
+//! message does, nor when anything is stored.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use ic_principal::Principal;
+use pages::{MemoryId, MemoryLayout};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, Height, IngressHistory, LowMemoryHook,
+    MESSAGE_OVERHEAD_BYTES, MerkleMap, Origin, Time,
+};
+
+/// A call to the management canister, waiting its turn.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SubnetCall {
+    /// Who waits for the answer.
+    pub origin: Origin,
+    /// Version of the calling canister.
+    pub sender_version: Option<u64>,
+    /// Method.
+    pub method_name: String,
+    /// Argument.
+    #[serde(with = "serde_bytes")]
+    pub arg: Vec<u8>,
+    /// Cycles attached.
+    pub cycles: Cycles,
+}
+
+impl SubnetCall {
+    /// Bytes it takes in the queue.
+    pub fn accounted_bytes(&self) -> u64 {
+        (self.method_name.len() + self.arg.len()) as u64 + MESSAGE_OVERHEAD_BYTES
+    }
+}
+
+/// A `raw_rand` that waits for the randomness of the next round.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RandomnessWaiter {
+    /// Who waits.
+    pub origin: Origin,
+    /// Cycles to give back.
+    pub cycles: Cycles,
+}
+
+/// What belongs to the subnet and to no canister; stored whole with every checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SubnetState {
+    /// Of the last batch executed.
+    pub height: Height,
+    /// Its time.
+    pub time: Time,
+    /// Number of the next canister that is given an id.
+    pub next_canister: u64,
+    /// Number of the next memory.
+    pub next_memory: u64,
+    /// Ids of deleted canisters that had been asked for by name: never given again.
+    pub retired: BTreeSet<CanisterId>,
+    /// Calls to the management canister.
+    pub calls: VecDeque<SubnetCall>,
+    /// Calls that wait for randomness.
+    pub randomness_waiters: VecDeque<RandomnessWaiter>,
+    /// Cycles spent by canisters that are gone, and lost on the way to them.
+    pub consumption: Consumption,
+    /// Cycles that came into being here.
+    pub minted: Cycles,
+    /// Messages executed.
+    pub update_transactions: u64,
+    /// Who is served first in the next round: the first that was not served in the last.
+    pub first: Option<CanisterId>,
+    /// State root after the last batch.
+    pub root: [u8; 32],
+}
+
+/// What the indexes know of one canister.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Facts {
+    has_work: bool,
+    timer: Option<Time>,
+    heartbeat: bool,
+    deadline: Option<Time>,
+    stop_deadline: Option<Time>,
+    charged_until: Time,
+    memories: Option<(MemoryId, MemoryId)>,
+    totals: Totals,
+}
+
+/// Sums over all canisters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Bytes counted against the subnet's capacity.
+    pub memory_taken: u64,
+    /// Bytes really used.
+    pub memory_used: u64,
+    /// Metadata sections.
+    pub custom_section_bytes: u64,
+    /// Other metadata held in memory.
+    pub metadata_bytes: u64,
+    /// Guaranteed-response messages and the room kept for their responses.
+    pub guaranteed_message_bytes: u64,
+    /// Best-effort messages.
+    pub best_effort_message_bytes: u64,
+    /// Percent of cores promised.
+    pub compute_allocation: u64,
+}
+
+impl Totals {
+    fn add(&mut self, other: &Self) {
+        self.memory_taken += other.memory_taken;
+        self.memory_used += other.memory_used;
+        self.custom_section_bytes += other.custom_section_bytes;
+        self.metadata_bytes += other.metadata_bytes;
+        self.guaranteed_message_bytes += other.guaranteed_message_bytes;
+        self.best_effort_message_bytes += other.best_effort_message_bytes;
+        self.compute_allocation += other.compute_allocation;
+    }
+
+    fn remove(&mut self, other: &Self) {
+        self.memory_taken -= other.memory_taken;
+        self.memory_used -= other.memory_used;
+        self.custom_section_bytes -= other.custom_section_bytes;
+        self.metadata_bytes -= other.metadata_bytes;
+        self.guaranteed_message_bytes -= other.guaranteed_message_bytes;
+        self.best_effort_message_bytes -= other.best_effort_message_bytes;
+        self.compute_allocation -= other.compute_allocation;
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct ReplicatedState {
+    /// The subnet's own.
+    pub subnet: SubnetState,
+    /// Status of users' calls.
+    pub history: IngressHistory,
+    canisters: MerkleMap<Arc<CanisterState>>,
+    hot: BTreeMap<CanisterId, CanisterState>,
+    /// Changed since the indexes were last brought up to date.
+    touched: BTreeSet<CanisterId>,
+    /// Changed or removed since the last checkpoint.
+    unsaved: BTreeSet<CanisterId>,
+    response_bytes: u64,
+
+    facts: BTreeMap<CanisterId, Facts>,
+    totals: Totals,
+    with_work: BTreeSet<CanisterId>,
+    heartbeats: BTreeSet<CanisterId>,
+    timers: BTreeSet<(Time, CanisterId)>,
+    deadlines: BTreeSet<(Time, CanisterId)>,
+    stop_deadlines: BTreeSet<(Time, CanisterId)>,
+    charges: BTreeSet<(Time, CanisterId)>,
+    owners: BTreeMap<MemoryId, CanisterId>,
+}
+
+impl ReplicatedState {
+    /// A state of these parts. `response_bytes` is the room kept for each guaranteed response.
+    pub fn new(
+        subnet: SubnetState,
+        history: IngressHistory,
+        canisters: impl IntoIterator<Item = CanisterState>,
+        response_bytes: u64,
+    ) -> Self {
+        let mut state = Self {
+            subnet,
+            history,
+            canisters: MerkleMap::new(),
+            hot: BTreeMap::new(),
+            touched: BTreeSet::new(),
+            unsaved: BTreeSet::new(),
+            response_bytes,
+            facts: BTreeMap::new(),
+            totals: Totals::default(),
+            with_work: BTreeSet::new(),
+            heartbeats: BTreeSet::new(),
+            timers: BTreeSet::new(),
+            deadlines: BTreeSet::new(),
+            stop_deadlines: BTreeSet::new(),
+            charges: BTreeSet::new(),
+            owners: BTreeMap::new(),
+        };
+        for canister in canisters {
+            state.touched.insert(canister.id);
+            state.canisters.insert(Arc::new(canister));
+        }
+        state.refresh();
+        state
+    }
+
+    /// A canister.
+    pub fn get(&self, id: &CanisterId) -> Option<&CanisterState> {
+        self.hot.get(id).or_else(|| self.canisters.get(id.as_slice()).map(AsRef::as_ref))
+    }
+
+    /// Whether there is such a canister.
+    pub fn contains(&self, id: &CanisterId) -> bool {
+        self.get(id).is_some()
+    }
+
+    /// A canister, to be changed.
+    pub fn get_mut(&mut self, id: &CanisterId) -> Option<&mut CanisterState> {
+        if !self.hot.contains_key(id) {
+            let canister = self.canisters.get(id.as_slice())?;
+            self.hot.insert(*id, canister.as_ref().clone());
+        }
+        self.touched.insert(*id);
+        self.hot.get_mut(id)
+    }
+
+    /// Takes a canister away to be worked on; it must come back by [`Self::put`] before anything else happens.
+    pub fn take(&mut self, id: &CanisterId) -> Option<CanisterState> {
+        self.hot.remove(id).or_else(|| self.canisters.get(id.as_slice()).map(|canister| canister.as_ref().clone()))
+    }
+
+    /// Brings a canister in: a new one, or one that was taken away.
+    pub fn put(&mut self, canister: CanisterState) {
+        self.touched.insert(canister.id);
+        self.hot.insert(canister.id, canister);
+    }
+
+    /// Removes a canister.
+    pub fn remove(&mut self, id: &CanisterId) -> Option<CanisterState> {
+        let hot = self.hot.remove(id);
+        let resting = self.canisters.remove(id.as_slice());
+        let canister = hot.or_else(|| resting.map(Arc::unwrap_or_clone))?;
+        self.touched.insert(*id);
+        self.unsaved.insert(*id);
+        Some(canister)
+    }
+
+    /// Number of canisters. Those created in this round count.
+    pub fn len(&self) -> u64 {
+        self.facts.len() as u64
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.facts.is_empty()
+    }
+
+    /// Ids of all canisters, in order.
+    pub fn ids(&self) -> impl Iterator<Item = CanisterId> + '_ {
+        self.facts.keys().copied()
+    }
+
+    /// All canisters, in order.
+    pub fn canisters(&self) -> impl Iterator<Item = &CanisterState> + '_ {
+        self.facts.keys().filter_map(|id| self.get(id))
+    }
+
+    /// Sums as of the last [`Self::refresh`].
+    pub fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// Canisters with messages waiting or the low-memory hook to run.
+    pub fn with_work(&self) -> &BTreeSet<CanisterId> {
+        &self.with_work
+    }
+
+    /// Running canisters with a heartbeat.
+    pub fn heartbeats(&self) -> &BTreeSet<CanisterId> {
+        &self.heartbeats
+    }
+
+    /// Running canisters whose timer is due at `now`.
+    pub fn due_timers(&self, now: Time) -> impl Iterator<Item = CanisterId> + '_ {
+        due(&self.timers, now)
+    }
+
+    /// When the next timer of a running canister is due.
+    pub fn next_timer(&self) -> Option<Time> {
+        self.timers.first().map(|(time, _)| *time)
+    }
+
+    /// Canisters with unanswered best-effort calls whose deadline lies before `now`.
+    pub fn due_deadlines(&self, now: Time) -> Vec<CanisterId> {
+        self.deadlines.iter().take_while(|(time, _)| *time < now).map(|(_, id)| *id).collect()
+    }
+
+    /// When the next deadline of a best-effort call passes.
+    pub fn next_deadline(&self) -> Option<Time> {
+        self.deadlines.first().map(|(time, _)| *time)
+    }
+
+    /// Stopping canisters that keep someone waiting too long.
+    pub fn due_stops(&self, now: Time) -> Vec<CanisterId> {
+        due(&self.stop_deadlines, now).collect()
+    }
+
+    /// Canisters that paid for storage no further than `until`.
+    pub fn due_charges(&self, until: Time) -> Vec<CanisterId> {
+        due(&self.charges, until).collect()
+    }
+
+    /// Brings indexes and totals up to date for what was touched. Returns the canisters that were.
+    pub fn refresh(&mut self) -> BTreeSet<CanisterId> {
+        let touched = std::mem::take(&mut self.touched);
+        for id in &touched {
+            let old = self.facts.get(id).copied();
+            let new = self.get(id).map(|canister| Facts::of(canister, self.response_bytes));
+            if old == new {
+                continue;
+            }
+            if let Some(old) = old {
+                self.totals.remove(&old.totals);
+            }
+            if let Some(new) = &new {
+                self.totals.add(&new.totals);
+            }
+            let (old, present) = (old.unwrap_or_default(), new.is_some());
+            let new_facts = new.unwrap_or_default();
+            mark(&mut self.with_work, *id, new_facts.has_work);
+            mark(&mut self.heartbeats, *id, new_facts.heartbeat);
+            move_entry(&mut self.timers, *id, old.timer, new_facts.timer);
+            move_entry(&mut self.deadlines, *id, old.deadline, new_facts.deadline);
+            move_entry(&mut self.stop_deadlines, *id, old.stop_deadline, new_facts.stop_deadline);
+            move_entry(&mut self.charges, *id, Some(old.charged_until), present.then_some(new_facts.charged_until));
+            if old.memories != new_facts.memories {
+                for memory in old.memories.iter().flat_map(|(heap, stable)| [heap, stable]) {
+                    if self.owners.get(memory) == Some(id) {
+                        self.owners.remove(memory);
+                    }
+                }
+                for memory in new_facts.memories.iter().flat_map(|(heap, stable)| [heap, stable]) {
+                    self.owners.insert(*memory, *id);
+                }
+            }
+            match new {
+                Some(new) => {
+                    self.facts.insert(*id, new);
+                }
+                None => {
+                    self.facts.remove(id);
+                }
+            }
+        }
+        touched
+    }
+
+    /// Puts the hot canisters back. To be called at the end of a round, before the state is hashed.
+    pub fn settle(&mut self) {
+        self.refresh();
+        for (id, canister) in std::mem::take(&mut self.hot) {
+            self.unsaved.insert(id);
+            self.canisters.insert(Arc::new(canister));
+        }
+    }
+
+    /// The map and the history, to be hashed and shared with a snapshot.
+    pub fn parts_mut(&mut self) -> (&mut MerkleMap<Arc<CanisterState>>, &mut IngressHistory) {
+        (&mut self.canisters, &mut self.history)
+    }
+
+    /// Canisters changed or removed since [`Self::mark_saved`], with the record to be stored or `None`. Only between rounds.
+    pub fn unsaved(&self) -> impl Iterator<Item = (CanisterId, Option<&CanisterState>)> {
+        self.unsaved.iter().map(|id| (*id, self.get(id)))
+    }
+
+    /// A checkpoint with everything that was unsaved is durable.
+    pub fn mark_saved(&mut self) {
+        self.unsaved.clear();
+    }
+
+    /// Gives the resting canisters the layouts that `newest` knows for these memories. Content stays what it was: only files behind it moved, so the
+    /// records need not be stored again. Only between rounds.
+    pub fn renew_layouts(
+        &mut self,
+        memories: impl IntoIterator<Item = MemoryId>,
+        mut newest: impl FnMut(MemoryId) -> Option<MemoryLayout>,
+    ) {
+        for memory in memories {
+            let Some(owner) = self.owners.get(&memory) else { continue };
+            let Some(layout) = newest(memory) else { continue };
+            self.canisters.update(owner.as_slice(), |canister| {
+                if let Some(execution) = &mut Arc::make_mut(canister).execution {
+                    let slots = [&mut execution.heap, &mut execution.stable];
+                    if let Some(slot) = slots.into_iter().find(|slot| slot.id == memory) {
+                        slot.layout = Some(layout);
+                    }
+                }
+            });
+        }
+    }
+
+    /// Cycles of everything there is: balances, cycles held by calls, in messages and set aside for responses, spent and lost. Equal to what was
+    /// minted, always.
+    pub fn cycles_in_all(&self) -> Cycles {
+        let canisters: Cycles = self.canisters().map(CanisterState::cycles_held).sum();
+        let calls: Cycles = self.subnet.calls.iter().map(|call| call.cycles).sum();
+        let waiters: Cycles = self.subnet.randomness_waiters.iter().map(|waiter| waiter.cycles).sum();
+        canisters + calls + waiters + self.subnet.consumption.total()
+    }
+}
+
+impl CanisterState {
+    /// Cycles it has, holds for others, set aside, and ever spent.
+    pub fn cycles_held(&self) -> Cycles {
+        let contexts: Cycles = self.calls.contexts().map(|(_, context)| context.cycles_available).sum();
+        let prepaid: Cycles = self.calls.callbacks().map(|(_, callback)| callback.prepaid).sum();
+        let requests: Cycles = self.queues.requests().map(|request| request.cycles).sum();
+        let responses: Cycles = self.queues.responses().map(|response| response.refund).sum();
+        let stops: Cycles = match &self.status {
+            CanisterStatus::Stopping(waiters) => waiters.iter().map(|waiter| waiter.cycles).sum(),
+            _ => 0,
+        };
+        self.cycles + self.reserved_cycles + contexts + prepaid + requests + responses + stops + self.consumption.total()
+    }
+}
+
+impl Facts {
+    fn of(canister: &CanisterState, response_bytes: u64) -> Self {
+        let hooks = canister.module().map(|module| module.info.hooks).unwrap_or_default();
+        let running = canister.status == CanisterStatus::Running;
+        let usage = canister.memory_usage();
+        let (guaranteed, best_effort) = canister.message_memory(response_bytes);
+        let low_memory = running && hooks.on_low_wasm_memory && canister.low_memory_hook == LowMemoryHook::Ready;
+        let stop_deadline = match &canister.status {
+            CanisterStatus::Stopping(waiters) => waiters.iter().map(|waiter| waiter.deadline).min(),
+            _ => None,
+        };
+        Self {
+            has_work: low_memory || !canister.queues.is_empty(),
+            timer: (running && hooks.global_timer && canister.global_timer.0 != 0).then_some(canister.global_timer),
+            heartbeat: running && hooks.heartbeat,
+            deadline: canister.calls.next_deadline(),
+            stop_deadline,
+            charged_until: canister.charged_until,
+            memories: canister.execution.as_ref().map(|execution| (execution.heap.id, execution.stable.id)),
+            totals: Totals {
+                memory_taken: canister.memory_taken(),
+                memory_used: usage.total(),
+                custom_section_bytes: usage.custom_sections,
+                metadata_bytes: canister.metadata_bytes(),
+                guaranteed_message_bytes: guaranteed,
+                best_effort_message_bytes: best_effort,
+                compute_allocation: canister.settings.compute_allocation,
+            },
+        }
+    }
+}
+
+fn due(entries: &BTreeSet<(Time, CanisterId)>, now: Time) -> impl Iterator<Item = CanisterId> + '_ {
+    entries.iter().take_while(move |(time, _)| *time <= now).map(|(_, id)| *id)
+}
+
+fn mark(set: &mut BTreeSet<Principal>, id: CanisterId, present: bool) {
+    if present {
+        set.insert(id);
+    } else {
+        set.remove(&id);
+    }
+}
+
+fn move_entry(entries: &mut BTreeSet<(Time, CanisterId)>, id: CanisterId, old: Option<Time>, new: Option<Time>) {
+    if old != new {
+        if let Some(old) = old {
+            entries.remove(&(old, id));
+        }
+    }
+    if let Some(new) = new {
+        entries.insert((new, id));
+    }
+}

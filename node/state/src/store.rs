@@ -1,0 +1,391 @@
+//! Checkpoints of the replicated state's metadata in one embedded database file.
+//!
+//! A checkpoint is one transaction: the records that changed since the last, the height, and the caller's metadata. It is
+//! there whole or not at all, whatever kills the process, and durable once [`StateStore::write`] returns. Canister memory
+//! is not in here (only its index is), nor are modules.
+//!
+//! Records are read and written one at a time and in parts, so neither needs more memory than one record and the
+//! database's own cache, whose bytes are given at [`StateStore::open`]. (The database allocates in powers of two: a large
+//! value in one piece would cost twice its size.) Every part carries a checksum over its key, its number and its bytes,
+//! because the database checks its own only when it recovers from a crash.
+//!
+//! The database takes an advisory lock on its file: a second process that opens it is told so.
+//!
+//! It must never know what the records mean; height and key apart, they are bytes.
+
+mod parts;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fs::{self, File},
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use pages::{MemoryId, MemoryIndex};
+use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, TableError};
+use thiserror::Error;
+
+use crate::{CanisterId, Height, RequestId};
+
+use parts::{Records, Table};
+
+/// Version of what is in the file. Raised with any change to the tables or to the encoding of a record in them.
+const FORMAT: u32 = 1;
+
+const FILE_NAME: &str = "state.redb";
+
+/// `format` and `height`.
+const NUMBERS: TableDefinition<'static, &str, u64> = TableDefinition::new("numbers");
+const METADATA: Table = TableDefinition::new("metadata");
+const CANISTERS: Table = TableDefinition::new("canisters");
+const HISTORY: Table = TableDefinition::new("history");
+const MEMORIES: Table = TableDefinition::new("memories");
+
+/// Why the store cannot serve.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// Another process, most likely a second node with the same data directory, has the file open.
+    #[error("{path} is in use by another process; stop the other node or give this one its own data directory")]
+    Locked {
+        /// The file.
+        path: PathBuf,
+    },
+    /// No space.
+    #[error("the disk of {path} is full: free some space; the last checkpoint is intact and nothing acknowledged is lost")]
+    DiskFull {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Permissions or a read-only file system.
+    #[error("{path} cannot be written ({source}): check its owner, its permissions and how its file system is mounted")]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// From the operating system.
+        source: io::Error,
+    },
+    /// Any other error of the disk.
+    #[error("{path} cannot be read or written: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// From the operating system.
+        source: io::Error,
+    },
+    /// The content contradicts itself.
+    #[error("{path} is damaged ({reason}): restore it from another node or a backup; it was not written by a crash of this node")]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// What was found.
+        reason: String,
+    },
+    /// Written by another version of the node.
+    #[error("{path} has format {found} and this node reads format {FORMAT}: use the version of the node that wrote it")]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What it has.
+        found: String,
+    },
+    /// Checkpoints go forward only.
+    #[error("a checkpoint of height {} was to follow one of height {}: heights must rise", new.0, newest.0)]
+    Height {
+        /// In the file.
+        newest: Height,
+        /// Refused.
+        new: Height,
+    },
+    /// A saved ingress history entry.
+    #[error(transparent)]
+    History(#[from] crate::history::HistoryError),
+}
+
+/// Records that a checkpoint writes, made one at a time as they are written; `None` removes the record.
+pub type Changes<'a, K> = Box<dyn Iterator<Item = (K, Option<Vec<u8>>)> + 'a>;
+
+/// What changed since the last checkpoint.
+pub struct CheckpointDelta<'a> {
+    /// Height of the state; greater than that of the checkpoint before.
+    pub height: Height,
+    /// Whatever else the caller needs to go on; replaces what was there.
+    pub metadata: Vec<u8>,
+    /// Canister records.
+    pub canisters: Changes<'a, CanisterId>,
+    /// Ingress history entries: `Box::new(changes.iter())` of [`crate::history::HistoryChanges`].
+    pub history: Changes<'a, RequestId>,
+    /// Memory indexes, each with the length of its base file.
+    pub memories: Vec<(MemoryId, Option<(MemoryIndex, u64)>)>,
+}
+
+/// See the module. One per data directory; used from one thread at a time, which the lock inside sees to.
+#[derive(Debug)]
+pub struct StateStore {
+    path: PathBuf,
+    cache_bytes: u64,
+    /// `None` after an error of the disk: the database wants to be opened anew then, which also recovers it.
+    database: Mutex<Option<Database>>,
+}
+
+impl StateStore {
+    /// Opens or creates the store in `dir`. It caches at most `cache_bytes`.
+    pub fn open(dir: &Path, cache_bytes: u64) -> Result<Self, StoreError> {
+        let path = dir.join(FILE_NAME);
+        let store = StateStore { path, cache_bytes, database: Mutex::new(None) };
+        fs::create_dir_all(dir).map_err(|error| store.io(error))?;
+        store.with_database(|_| Ok(()))?;
+        Ok(store)
+    }
+
+    /// The newest checkpoint; `None` if there was none yet.
+    pub fn load(&self) -> Result<Option<LoadedCheckpoint>, StoreError> {
+        let transaction = self.with_database(|database| Ok(database.begin_read()?))?;
+        let loaded = self.guard(|| {
+            let numbers = transaction.open_table(NUMBERS)?;
+            let Some(height) = numbers.get("height")?.map(|height| Height(height.value())) else { return Ok(None) };
+            let metadata = Records::new(&transaction, METADATA)?.next().transpose()?;
+            Ok(Some((height, metadata.map(|(_, metadata)| metadata).unwrap_or_default())))
+        })?;
+        Ok(loaded.map(|(height, metadata)| LoadedCheckpoint { height, metadata, path: self.path.clone(), transaction }))
+    }
+
+    /// Writes a checkpoint. When it returns, the checkpoint survives anything short of the disk's loss; when it fails, the
+    /// one before is still whole, and the write may be tried again.
+    pub fn write(&self, delta: CheckpointDelta<'_>) -> Result<(), StoreError> {
+        let CheckpointDelta { height, metadata, canisters, history, memories } = delta;
+        self.with_database(|database| {
+            let mut transaction = database.begin_write()?;
+            // After a crash the file is then opened at once, and not read from end to end to find its free space.
+            transaction.set_quick_repair(true);
+            {
+                let mut numbers = transaction.open_table(NUMBERS)?;
+                let newest = numbers.get("height")?.map(|height| Height(height.value()));
+                if let Some(newest) = newest.filter(|newest| *newest >= height) {
+                    return Err(Failure::Store(StoreError::Height { newest, new: height }));
+                }
+                numbers.insert("height", height.0)?;
+            }
+            parts::put(&mut transaction.open_table(METADATA)?, &[], Some(&metadata))?;
+            let mut table = transaction.open_table(CANISTERS)?;
+            for (id, record) in canisters {
+                parts::put(&mut table, id.as_slice(), record.as_deref())?;
+            }
+            drop(table);
+            let mut table = transaction.open_table(HISTORY)?;
+            for (id, record) in history {
+                parts::put(&mut table, &id.0, record.as_deref())?;
+            }
+            drop(table);
+            let mut table = transaction.open_table(MEMORIES)?;
+            for (id, index) in &memories {
+                let record = match index {
+                    Some(index) => Some(postcard::to_stdvec(index).map_err(|error| Failure::Corrupt(error.to_string()))?),
+                    None => None,
+                };
+                parts::put(&mut table, &id.0.to_be_bytes(), record.as_deref())?;
+            }
+            drop(table);
+            transaction.commit()?;
+            Ok(())
+        })
+    }
+
+    /// Runs `work` on the database, opening it first if need be. After an error of the disk it is opened anew next time.
+    fn with_database<R>(&self, work: impl FnOnce(&Database) -> Result<R, Failure>) -> Result<R, StoreError> {
+        let mut slot = self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = self.guard(|| {
+            if slot.is_none() {
+                *slot = Some(self.open_database()?);
+            }
+            match &*slot {
+                Some(database) => work(database),
+                None => Err(Failure::Corrupt("the database is closed".into())),
+            }
+        });
+        if matches!(&result, Err(error) if !matches!(error, StoreError::Height { .. })) {
+            // Closing writes too, and so may fail on a damaged file.
+            let database = slot.take();
+            let _ = catch_unwind(AssertUnwindSafe(move || drop(database)));
+        }
+        result
+    }
+
+    fn open_database(&self) -> Result<Database, Failure> {
+        let new = !self.path.exists();
+        let cache_bytes = usize::try_from(self.cache_bytes).unwrap_or(usize::MAX);
+        let database = Database::builder().set_cache_size(cache_bytes).create(&self.path)?;
+        let transaction = database.begin_read()?;
+        let found = match transaction.open_table(NUMBERS) {
+            Ok(numbers) => numbers.get("format")?.map(|format| format.value()),
+            Err(TableError::TableDoesNotExist(_)) => None,
+            Err(error) => return Err(error.into()),
+        };
+        drop(transaction);
+        match found {
+            Some(found) if found == u64::from(FORMAT) => {}
+            Some(found) => {
+                return Err(Failure::Store(StoreError::Format { path: self.path.clone(), found: found.to_string() }));
+            }
+            None => {
+                // A new file, or one whose creation was interrupted.
+                let mut transaction = database.begin_write()?;
+                transaction.set_quick_repair(true);
+                transaction.open_table(NUMBERS)?.insert("format", u64::from(FORMAT))?;
+                for table in [METADATA, CANISTERS, HISTORY, MEMORIES] {
+                    transaction.open_table(table)?;
+                }
+                transaction.commit()?;
+            }
+        }
+        if new && let Some(dir) = self.path.parent() {
+            File::open(dir)?.sync_all()?;
+        }
+        Ok(database)
+    }
+
+    fn io(&self, error: io::Error) -> StoreError {
+        io_error(&self.path, error)
+    }
+
+    fn guard<R>(&self, work: impl FnOnce() -> Result<R, Failure>) -> Result<R, StoreError> {
+        guard(&self.path, work)
+    }
+}
+
+/// A checkpoint being read. It stays as it is while newer ones are written.
+pub struct LoadedCheckpoint {
+    /// Height of the state.
+    pub height: Height,
+    /// What the writer put there.
+    pub metadata: Vec<u8>,
+    path: PathBuf,
+    transaction: ReadTransaction,
+}
+
+impl LoadedCheckpoint {
+    /// Canister records by id, read one at a time.
+    pub fn canisters(&self) -> Result<impl Iterator<Item = Result<(CanisterId, Vec<u8>), StoreError>> + '_, StoreError> {
+        self.records(CANISTERS, |key| CanisterId::try_from_slice(key).ok())
+    }
+
+    /// Ingress history entries by id, read one at a time.
+    pub fn history(&self) -> Result<impl Iterator<Item = Result<(RequestId, Vec<u8>), StoreError>> + '_, StoreError> {
+        self.records(HISTORY, |key| key.try_into().ok().map(RequestId))
+    }
+
+    /// Memory indexes by id, each with the length of its base file, read one at a time.
+    pub fn memories(
+        &self,
+    ) -> Result<impl Iterator<Item = Result<(MemoryId, (MemoryIndex, u64)), StoreError>> + '_, StoreError> {
+        let records = self.records(MEMORIES, |key| key.try_into().ok().map(u64::from_be_bytes).map(MemoryId))?;
+        Ok(records.map(|record| {
+            let (id, bytes) = record?;
+            match postcard::take_from_bytes(&bytes) {
+                Ok((index, [])) => Ok((id, index)),
+                Ok(_) => Err(self.corrupt(format!("bytes follow the index of memory {}", id.0))),
+                Err(error) => Err(self.corrupt(format!("the index of memory {}: {error}", id.0))),
+            }
+        }))
+    }
+
+    fn records<'a, K: 'a>(
+        &'a self,
+        table: Table,
+        key: impl Fn(&[u8]) -> Option<K> + 'a,
+    ) -> Result<impl Iterator<Item = Result<(K, Vec<u8>), StoreError>> + 'a, StoreError> {
+        let mut records = Some(guard(&self.path, || Records::new(&self.transaction, table))?);
+        Ok(std::iter::from_fn(move || {
+            let next = guard(&self.path, || records.as_mut().and_then(Iterator::next).transpose());
+            let result = match next {
+                Ok(None) => return None,
+                Ok(Some((bytes, record))) => match key(&bytes) {
+                    Some(key) => Ok((key, record)),
+                    None => Err(self.corrupt(format!("a key of {} bytes in table {}", bytes.len(), table_name(&table)))),
+                },
+                Err(error) => Err(error),
+            };
+            if result.is_err() {
+                // Nothing after damage can be relied on.
+                records = None;
+            }
+            Some(result)
+        }))
+    }
+
+    fn corrupt(&self, reason: String) -> StoreError {
+        StoreError::Corrupt { path: self.path.clone(), reason }
+    }
+}
+
+impl std::fmt::Debug for LoadedCheckpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LoadedCheckpoint({:?}, {} bytes of metadata)", self.height, self.metadata.len())
+    }
+}
+
+fn table_name(table: &Table) -> String {
+    redb::TableHandle::name(table).to_string()
+}
+
+/// An error before it is known which file it is about.
+enum Failure {
+    Redb(redb::Error),
+    Corrupt(String),
+    Store(StoreError),
+}
+
+impl<E: Into<redb::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Failure::Redb(error.into())
+    }
+}
+
+/// Runs `work` and says what went wrong in this file. The database answers some kinds of damage with a panic; it holds no
+/// state that outlives the error, so the panic ends here.
+fn guard<R>(path: &Path, work: impl FnOnce() -> Result<R, Failure>) -> Result<R, StoreError> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(result)) => Ok(result),
+        Ok(Err(Failure::Store(error))) => Err(error),
+        Ok(Err(Failure::Corrupt(reason))) => Err(StoreError::Corrupt { path: path.to_path_buf(), reason }),
+        Ok(Err(Failure::Redb(error))) => Err(redb_error(path, error)),
+        Err(panic) => {
+            let reason = panic
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| panic.downcast_ref::<&str>().copied())
+                .unwrap_or("the database gave up on it");
+            Err(StoreError::Corrupt { path: path.to_path_buf(), reason: reason.to_string() })
+        }
+    }
+}
+
+fn redb_error(path: &Path, error: redb::Error) -> StoreError {
+    match error {
+        redb::Error::DatabaseAlreadyOpen => StoreError::Locked { path: path.to_path_buf() },
+        redb::Error::UpgradeRequired(version) => {
+            StoreError::Format { path: path.to_path_buf(), found: format!("database file version {version}") }
+        }
+        // The database's word for a file that does not begin as its own do.
+        redb::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => {
+            StoreError::Corrupt { path: path.to_path_buf(), reason: error.to_string() }
+        }
+        redb::Error::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            StoreError::Corrupt { path: path.to_path_buf(), reason: "it ends too early".into() }
+        }
+        redb::Error::Io(error) => io_error(path, error),
+        other => StoreError::Corrupt { path: path.to_path_buf(), reason: other.to_string() },
+    }
+}
+
+fn io_error(path: &Path, error: io::Error) -> StoreError {
+    let path = path.to_path_buf();
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => StoreError::DiskFull { path },
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => StoreError::Unwritable { path, source: error },
+        _ => StoreError::Io { path, source: error },
+    }
+}

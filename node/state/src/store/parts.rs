@@ -1,0 +1,109 @@
+//! Records in parts: how a value of any size is laid into tables whose values should stay small.
+//!
+//! Part number n of a record stands under (key, n). Its bytes: a CRC-32 (little endian) over key, number and all that
+//! follows; one byte, 1 for the record's last part and 0 for others; then the content, at most [`PART_BYTES`].
+
+use redb::{ReadTransaction, TableDefinition};
+
+use super::Failure;
+
+/// The key of one part.
+pub(super) type Key = (&'static [u8], u32);
+
+/// A table of records.
+pub(super) type Table = TableDefinition<'static, Key, &'static [u8]>;
+
+/// Content of one part. With key and bookkeeping it fits one allocation of 64 KiB.
+const PART_BYTES: usize = 63 << 10;
+
+const HEADER_BYTES: usize = 5;
+
+fn checksum(key: &[u8], number: u32, body: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&number.to_le_bytes());
+    hasher.update(&(key.len() as u32).to_le_bytes());
+    hasher.update(key);
+    hasher.update(body);
+    hasher.finalize()
+}
+
+/// Writes or, without a record, removes.
+pub(super) fn put(table: &mut redb::Table<'_, Key, &'static [u8]>, key: &[u8], record: Option<&[u8]>) -> Result<(), Failure> {
+    let mut number = 0u32;
+    if let Some(record) = record {
+        let mut rest = record;
+        loop {
+            let (content, after) = rest.split_at(rest.len().min(PART_BYTES));
+            let mut part = Vec::with_capacity(HEADER_BYTES + content.len());
+            part.extend_from_slice(&[0; 4]);
+            part.push(u8::from(after.is_empty()));
+            part.extend_from_slice(content);
+            let sum = checksum(key, number, &part[4..]);
+            part[..4].copy_from_slice(&sum.to_le_bytes());
+            table.insert((key, number), part.as_slice())?;
+            number += 1;
+            rest = after;
+            if rest.is_empty() {
+                break;
+            }
+        }
+    }
+    // What a longer record before left behind.
+    while table.remove((key, number))?.is_some() {
+        number += 1;
+    }
+    Ok(())
+}
+
+/// The records of a table in the order of their keys, one in memory at a time.
+pub(super) struct Records {
+    parts: redb::Range<'static, Key, &'static [u8]>,
+}
+
+impl Records {
+    pub(super) fn new(transaction: &ReadTransaction, table: Table) -> Result<Self, Failure> {
+        Ok(Records { parts: transaction.open_table(table)?.range::<(&[u8], u32)>(..)? })
+    }
+
+    fn record(&mut self) -> Result<Option<(Vec<u8>, Vec<u8>)>, Failure> {
+        let mut found: Option<(Vec<u8>, Vec<u8>)> = None;
+        let mut expected = 0u32;
+        loop {
+            let Some(part) = self.parts.next() else {
+                return match found {
+                    None => Ok(None),
+                    Some((key, _)) => Err(Failure::Corrupt(format!("the record {} has no end", hex(&key)))),
+                };
+            };
+            let (key_guard, value_guard) = part?;
+            let ((key, number), value) = (key_guard.value(), value_guard.value());
+            if number != expected || found.as_ref().is_some_and(|(before, _)| before != key) {
+                return Err(Failure::Corrupt(format!("part {expected} of a record is missing before {}", hex(key))));
+            }
+            let Some((sum, [last, content @ ..])) = value.split_first_chunk::<4>() else {
+                return Err(Failure::Corrupt(format!("part {number} of the record {} is cut off", hex(key))));
+            };
+            if u32::from_le_bytes(*sum) != checksum(key, number, &value[4..]) {
+                return Err(Failure::Corrupt(format!("part {number} of the record {} fails its checksum", hex(key))));
+            }
+            let (_, record) = found.get_or_insert_with(|| (key.to_vec(), Vec::new()));
+            record.extend_from_slice(content);
+            if *last == 1 {
+                return Ok(found);
+            }
+            expected += 1;
+        }
+    }
+}
+
+impl Iterator for Records {
+    type Item = Result<(Vec<u8>, Vec<u8>), Failure>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.record().transpose()
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,474 @@
+//! A map from labels to values that hashes like the specification's tree, keeps its hashes, and snapshots for nothing.
+//!
+//! Nodes are shared by reference count. A clone shares all of them; a change copies the nodes on the way to the changed
+//! value that a clone still holds, and changes the others in place. Each fork keeps the hashes of its two children.
+//! A change only forgets the hashes on its way; [`MerkleMap::seal`] computes what is missing, so many changes between
+//! two roots share the hashes of the forks they have in common. Reading never changes anything: a map that was not
+//! sealed still answers, it only hashes more.
+//!
+//! Depth is at most nine bits per label byte and in practice log2 of the size, because labels are hashes or counters.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use ic_certification::hash_tree;
+
+use super::{
+    Certified, Digest, Keyed, Selection, Subtree, Summary, Trie, Witness, empty_digest, fork_digest, label,
+    labeled_digest, witness,
+};
+
+/// See the module.
+#[derive(Clone)]
+pub struct MerkleMap<V: Keyed> {
+    root: Option<Link<V>>,
+    /// Hash of `root`, if known.
+    digest: Option<Digest>,
+    len: usize,
+}
+
+enum Link<V: Keyed> {
+    Leaf(V),
+    Fork(Arc<Fork<V>>),
+}
+
+struct Fork<V: Keyed> {
+    children: [Link<V>; 2],
+    /// Hashes of the children, where `known`.
+    digests: [Digest; 2],
+    summary: V::Summary,
+    /// The first bit in which the labels below differ: 0 on the left, 1 on the right.
+    bit: u16,
+    known: [bool; 2],
+}
+
+impl<V: Keyed> Clone for Link<V> {
+    fn clone(&self) -> Self {
+        match self {
+            Link::Leaf(value) => Link::Leaf(value.clone()),
+            Link::Fork(fork) => Link::Fork(fork.clone()),
+        }
+    }
+}
+
+impl<V: Keyed> Clone for Fork<V> {
+    fn clone(&self) -> Self {
+        Fork {
+            children: self.children.clone(),
+            digests: self.digests,
+            summary: self.summary,
+            bit: self.bit,
+            known: self.known,
+        }
+    }
+}
+
+impl<V: Keyed> Default for MerkleMap<V> {
+    fn default() -> Self {
+        MerkleMap { root: None, digest: None, len: 0 }
+    }
+}
+
+impl<V: Keyed> FromIterator<V> for MerkleMap<V> {
+    fn from_iter<I: IntoIterator<Item = V>>(values: I) -> Self {
+        let mut map = MerkleMap::new();
+        values.into_iter().for_each(|value| drop(map.insert(value)));
+        map
+    }
+}
+
+impl<V: Keyed> std::fmt::Debug for MerkleMap<V> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "MerkleMap({} values)", self.len)
+    }
+}
+
+impl<V: Keyed> MerkleMap<V> {
+    /// An empty map.
+    pub fn new() -> Self {
+        MerkleMap::default()
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The value with this label.
+    pub fn get(&self, label: &[u8]) -> Option<&V> {
+        let value = nearest(self.root.as_ref()?, label);
+        (value.label() == label).then_some(value)
+    }
+
+    /// Whether there is one.
+    pub fn contains(&self, label: &[u8]) -> bool {
+        self.get(label).is_some()
+    }
+
+    /// All values by label.
+    pub fn iter(&self) -> Iter<'_, V, impl Fn(&V::Summary) -> bool + use<V>> {
+        self.matching(|_| true)
+    }
+
+    /// The values whose summary satisfies `keep`, by label. `keep` must hold for a fork if it holds for any value below.
+    pub fn matching<F: Fn(&V::Summary) -> bool>(&self, keep: F) -> Iter<'_, V, F> {
+        Iter { stack: self.root.iter().collect(), keep }
+    }
+
+    /// The value with the least `key`, the first of them by label. A merged summary's key must be the least of its parts'.
+    pub fn least<K: Ord>(&self, key: impl Fn(&V::Summary) -> K) -> Option<&V> {
+        let mut at = self.root.as_ref()?;
+        loop {
+            match at {
+                Link::Leaf(value) => return Some(value),
+                Link::Fork(fork) => {
+                    let [left, right] = &fork.children;
+                    at = if key(&left.summary()) <= key(&right.summary()) { left } else { right };
+                }
+            }
+        }
+    }
+
+    /// The values next to where `label` stands or would stand: the last before it and the first after it.
+    pub fn neighbours(&self, label: &[u8]) -> (Option<&V>, Option<&V>) {
+        let Some(root) = &self.root else { return (None, None) };
+        let difference = label::first_difference(nearest(root, label).label(), label);
+        let (mut before, mut after) = (None, None);
+        let mut at = root;
+        loop {
+            match at {
+                // All labels below agree with `label` up to the difference and fall on one side of it.
+                Link::Fork(fork) if difference.is_none_or(|bit| fork.bit < bit) => {
+                    let [left, right] = &fork.children;
+                    if label::bit(label, fork.bit) {
+                        (before, at) = (Some(left), right);
+                    } else {
+                        (after, at) = (Some(right), left);
+                    }
+                }
+                _ => break,
+            }
+        }
+        match difference {
+            Some(bit) if label::bit(label, bit) => before = Some(at),
+            Some(_) => after = Some(at),
+            None => {}
+        }
+        (before.map(Link::last), after.map(Link::first))
+    }
+
+    /// Puts a value in its place; returns the one it replaces.
+    pub fn insert(&mut self, value: V) -> Option<V> {
+        assert!(value.label().len() <= label::LABEL_BYTES_MAX, "a label of the certified tree is longer than the trie's limit");
+        let digest = self.digest.take();
+        let Some(root) = &mut self.root else {
+            self.root = Some(Link::Leaf(value));
+            self.len = 1;
+            return None;
+        };
+        match label::first_difference(nearest(root, value.label()).label(), value.label()) {
+            Some(bit) => {
+                insert_new(root, digest, value, bit);
+                self.len += 1;
+                None
+            }
+            None => Some(replace(root, value)),
+        }
+    }
+
+    /// Changes the value with this label in place (which must keep its label).
+    pub fn update<R>(&mut self, label: &[u8], change_value: impl FnOnce(&mut V) -> R) -> Option<R> {
+        self.get(label)?;
+        self.digest = None;
+        Some(change(self.root.as_mut()?, label, change_value))
+    }
+
+    /// Takes the value with this label out.
+    pub fn remove(&mut self, label: &[u8]) -> Option<V> {
+        self.get(label)?;
+        self.len -= 1;
+        match self.root.as_mut()? {
+            Link::Leaf(_) => {
+                self.digest = None;
+                match self.root.take()? {
+                    Link::Leaf(value) => Some(value),
+                    Link::Fork(_) => None,
+                }
+            }
+            root => {
+                let (value, digest) = remove(root, label)?;
+                self.digest = digest;
+                Some(value)
+            }
+        }
+    }
+
+    /// Computes the hashes that are missing and returns the root's.
+    pub fn seal(&mut self) -> Digest {
+        let digest = match (&self.digest, &mut self.root) {
+            (Some(digest), _) => *digest,
+            (None, None) => empty_digest(),
+            (None, Some(root)) => seal(root),
+        };
+        self.digest = Some(digest);
+        digest
+    }
+}
+
+/// The value whose label shares the longest run of bits with `label`.
+fn nearest<'a, V: Keyed>(root: &'a Link<V>, label: &[u8]) -> &'a V {
+    let mut at = root;
+    loop {
+        match at {
+            Link::Leaf(value) => return value,
+            Link::Fork(fork) => at = &fork.children[usize::from(label::bit(label, fork.bit))],
+        }
+    }
+}
+
+impl<V: Keyed> Link<V> {
+    fn summary(&self) -> V::Summary {
+        match self {
+            Link::Leaf(value) => value.summary(),
+            Link::Fork(fork) => fork.summary,
+        }
+    }
+
+    fn first(&self) -> &V {
+        match self {
+            Link::Leaf(value) => value,
+            Link::Fork(fork) => fork.children[0].first(),
+        }
+    }
+
+    fn last(&self) -> &V {
+        match self {
+            Link::Leaf(value) => value,
+            Link::Fork(fork) => fork.children[1].last(),
+        }
+    }
+
+    /// Hash, computing without storing what is not known.
+    fn digest(&self) -> Digest {
+        match self {
+            Link::Leaf(value) => labeled_digest(value.label(), &value.digest()),
+            Link::Fork(fork) => fork_digest(&fork.child_digest(0), &fork.child_digest(1)),
+        }
+    }
+}
+
+impl<V: Keyed> Fork<V> {
+    fn child_digest(&self, side: usize) -> Digest {
+        if self.known[side] { self.digests[side] } else { self.children[side].digest() }
+    }
+
+    fn known_digest(&self, side: usize) -> Option<Digest> {
+        self.known[side].then(|| self.digests[side])
+    }
+
+    /// To be called after the child on this side changed; `digest` is its new hash where that is known.
+    fn child_changed(&mut self, side: usize, digest: Option<Digest>) {
+        self.known[side] = digest.is_some();
+        self.digests[side] = digest.unwrap_or_default();
+        self.summary = self.children[0].summary().merge(self.children[1].summary());
+    }
+}
+
+/// Hangs a fork at `bit` over the place where the new value branches off. `digest` is the hash of `link`, if known.
+fn insert_new<V: Keyed>(link: &mut Link<V>, digest: Option<Digest>, value: V, bit: u16) {
+    match link {
+        Link::Fork(fork) if fork.bit < bit => {
+            let fork = Arc::make_mut(fork);
+            let side = usize::from(label::bit(value.label(), fork.bit));
+            let digest = fork.known_digest(side);
+            insert_new(&mut fork.children[side], digest, value, bit);
+            fork.child_changed(side, None);
+        }
+        _ => {
+            let side = usize::from(label::bit(value.label(), bit));
+            let old = link.clone();
+            let summary = old.summary().merge(value.summary());
+            let mut fork = Fork {
+                children: [old, Link::Leaf(value)],
+                digests: [digest.unwrap_or_default(), Digest::default()],
+                known: [digest.is_some(), false],
+                summary,
+                bit,
+            };
+            if side == 0 {
+                fork.children.swap(0, 1);
+                fork.digests.swap(0, 1);
+                fork.known.swap(0, 1);
+            }
+            *link = Link::Fork(Arc::new(fork));
+        }
+    }
+}
+
+/// Puts the value in the place of the one with its label, which must be below `link`.
+fn replace<V: Keyed>(link: &mut Link<V>, value: V) -> V {
+    match link {
+        Link::Leaf(slot) => std::mem::replace(slot, value),
+        Link::Fork(fork) => {
+            let fork = Arc::make_mut(fork);
+            let side = usize::from(label::bit(value.label(), fork.bit));
+            let replaced = replace(&mut fork.children[side], value);
+            fork.child_changed(side, None);
+            replaced
+        }
+    }
+}
+
+/// Changes the value with this label, which must be below `link`.
+fn change<V: Keyed, R>(link: &mut Link<V>, label: &[u8], apply: impl FnOnce(&mut V) -> R) -> R {
+    match link {
+        Link::Leaf(value) => {
+            let result = apply(value);
+            debug_assert_eq!(value.label(), label, "a value changed its label inside the map");
+            result
+        }
+        Link::Fork(fork) => {
+            let fork = Arc::make_mut(fork);
+            let side = usize::from(label::bit(label, fork.bit));
+            let result = change(&mut fork.children[side], label, apply);
+            fork.child_changed(side, None);
+            result
+        }
+    }
+}
+
+/// Takes the value with this label, which must be below the fork `link`, and puts its sibling in the fork's place.
+/// Returns the value and the hash of what `link` now is, if known.
+fn remove<V: Keyed>(link: &mut Link<V>, label: &[u8]) -> Option<(V, Option<Digest>)> {
+    let Link::Fork(shared) = link else { return None };
+    let side = usize::from(label::bit(label, shared.bit));
+    if let Link::Leaf(value) = &shared.children[side] {
+        let value = value.clone();
+        let digest = shared.known_digest(1 - side);
+        let sibling = shared.children[1 - side].clone();
+        *link = sibling;
+        return Some((value, digest));
+    }
+    let fork = Arc::make_mut(shared);
+    let (value, digest) = remove(&mut fork.children[side], label)?;
+    fork.child_changed(side, digest);
+    Some((value, None))
+}
+
+fn seal<V: Keyed>(link: &mut Link<V>) -> Digest {
+    match link {
+        Link::Leaf(value) => labeled_digest(value.label(), &value.digest()),
+        Link::Fork(fork) => {
+            if fork.known != [true, true] {
+                let fork = Arc::make_mut(fork);
+                for side in 0..2 {
+                    if !fork.known[side] {
+                        fork.digests[side] = seal(&mut fork.children[side]);
+                        fork.known[side] = true;
+                    }
+                }
+            }
+            fork_digest(&fork.digests[0], &fork.digests[1])
+        }
+    }
+}
+
+/// Values by label, see [`MerkleMap::iter`] and [`MerkleMap::matching`].
+pub struct Iter<'a, V: Keyed, F> {
+    stack: Vec<&'a Link<V>>,
+    keep: F,
+}
+
+impl<'a, V: Keyed, F: Fn(&V::Summary) -> bool> Iterator for Iter<'a, V, F> {
+    type Item = &'a V;
+
+    fn next(&mut self) -> Option<&'a V> {
+        loop {
+            let link = self.stack.pop()?;
+            if !(self.keep)(&link.summary()) {
+                continue;
+            }
+            match link {
+                Link::Leaf(value) => return Some(value),
+                Link::Fork(fork) => {
+                    let [left, right] = &fork.children;
+                    self.stack.push(right);
+                    self.stack.push(left);
+                }
+            }
+        }
+    }
+}
+
+impl<V: Keyed> Certified for MerkleMap<V> {
+    fn subtree(&self) -> Subtree<'_> {
+        Subtree::Map(self)
+    }
+
+    fn digest(&self) -> Digest {
+        self.trie_digest()
+    }
+}
+
+impl<V: Keyed> Trie for MerkleMap<V> {
+    fn trie_digest(&self) -> Digest {
+        match (&self.digest, &self.root) {
+            (Some(digest), _) => *digest,
+            (None, None) => empty_digest(),
+            (None, Some(root)) => root.digest(),
+        }
+    }
+
+    fn reveal<'a>(&'a self, selection: &Selection<'_>) -> Witness<'a> {
+        let Some(root) = &self.root else { return hash_tree::empty() };
+        let everything = Selection::everything();
+        // Labels to show, each with what to show below it; `None` for a label that only proves its neighbour absent.
+        let mut shown: BTreeMap<&[u8], Option<&Selection<'_>>> = BTreeMap::new();
+        if selection.is_whole() {
+            shown.extend(self.iter().map(|value| (value.label(), Some(&everything))));
+        } else {
+            for (label, below) in selection.labels() {
+                if let Some(value) = self.get(label) {
+                    shown.insert(value.label(), Some(below));
+                } else {
+                    let (before, after) = self.neighbours(label);
+                    for neighbour in [before, after].into_iter().flatten() {
+                        shown.entry(neighbour.label()).or_insert(None);
+                    }
+                }
+            }
+        }
+        let shown: Vec<_> = shown.into_iter().collect();
+        reveal(root, &shown, &|| self.trie_digest())
+    }
+}
+
+/// The part of `link` that shows these labels, all of which are below it.
+fn reveal<'a, V: Keyed>(
+    link: &'a Link<V>,
+    shown: &[(&'a [u8], Option<&Selection<'_>>)],
+    digest: &dyn Fn() -> Digest,
+) -> Witness<'a> {
+    match (link, shown) {
+        (_, []) => hash_tree::pruned(digest()),
+        (Link::Leaf(value), [(label, below), ..]) => hash_tree::label(
+            *label,
+            match below {
+                Some(below) => witness(value.subtree(), below),
+                None => hash_tree::pruned(value.digest()),
+            },
+        ),
+        (Link::Fork(fork), _) => {
+            let middle = shown.partition_point(|(label, _)| !label::bit(label, fork.bit));
+            let [left, right] = &fork.children;
+            hash_tree::fork(
+                reveal(left, &shown[..middle], &|| fork.child_digest(0)),
+                reveal(right, &shown[middle..], &|| fork.child_digest(1)),
+            )
+        }
+    }
+}

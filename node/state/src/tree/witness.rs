@@ -1,0 +1,143 @@
+//! Witnesses: the part of a tree that proves what stands, or does not stand, at a set of paths.
+
+use std::{borrow::Cow, collections::BTreeMap};
+
+use ic_certification::hash_tree::{self, HashTree};
+
+use super::{Digest, Subtree, forest_digest, labeled_digest, split_point};
+
+/// A partial tree that borrows labels and values from the state it was made of.
+pub type Witness<'a> = HashTree<Cow<'a, [u8]>>;
+
+/// Labels of a path beyond this many are ignored. The tree is at most five labels deep
+/// (`/subnet/<id>/node/<id>/public_key`), so that what lies deeper is proved absent all the same.
+const PATH_LABELS_MAX: usize = 8;
+
+/// The paths asked for, as a tree.
+#[derive(Debug, Default)]
+pub struct Selection<'p> {
+    /// A path ends here: everything below is shown.
+    whole: bool,
+    below: BTreeMap<&'p [u8], Selection<'p>>,
+}
+
+impl<'p> Selection<'p> {
+    /// Nothing yet.
+    pub fn new() -> Self {
+        Selection::default()
+    }
+
+    /// Asks for everything at and below `path`.
+    pub fn add<L: AsRef<[u8]> + 'p>(&mut self, path: &'p [L]) {
+        let mut at = self;
+        for label in path.iter().take(PATH_LABELS_MAX) {
+            at = at.below.entry(label.as_ref()).or_default();
+        }
+        at.whole = true;
+    }
+
+    /// Asks for everything.
+    pub(super) fn everything() -> Self {
+        Selection { whole: true, below: BTreeMap::new() }
+    }
+
+    /// Whether all of the tree at hand is asked for.
+    pub(super) fn is_whole(&self) -> bool {
+        self.whole
+    }
+
+    /// The labels asked for at this level, in order, with what is asked for below each.
+    pub(super) fn labels(&self) -> impl Iterator<Item = (&'p [u8], &Selection<'p>)> {
+        self.below.iter().map(|(label, below)| (*label, below))
+    }
+}
+
+/// The part of `tree` that `selection` asks for; the rest are hashes.
+pub fn witness<'a>(tree: Subtree<'a>, selection: &Selection<'_>) -> Witness<'a> {
+    match tree {
+        // A path that goes on below a value is absent, and only the value itself shows that nothing hangs there.
+        Subtree::Leaf(value) => hash_tree::leaf(value),
+        Subtree::Shared(part) => witness(part.subtree(), selection),
+        Subtree::Known(_, part) => witness(*part, selection),
+        Subtree::Map(map) => map.reveal(selection),
+        Subtree::Node(children) => node(children, selection),
+    }
+}
+
+/// A child on its way into a witness.
+struct Child<'a> {
+    label: Cow<'a, [u8]>,
+    part: Part<'a>,
+}
+
+enum Part<'a> {
+    /// With the label.
+    Shown(Witness<'a>),
+    /// Hash with the label. Only what is hidden is hashed: a witness that shows a large reply does not hash it.
+    Hidden(Digest),
+}
+
+fn node<'a>(children: Vec<(Cow<'a, [u8]>, Subtree<'a>)>, selection: &Selection<'_>) -> Witness<'a> {
+    // `None`: hidden. `Some(None)`: the label is shown, as a neighbour of one that does not exist.
+    let mut shown: Vec<Option<Option<&Selection<'_>>>> = vec![None; children.len()];
+    let everything = Selection::everything();
+    if selection.is_whole() {
+        shown.fill(Some(Some(&everything)));
+    } else {
+        for (label, below) in selection.labels() {
+            match children.binary_search_by(|child| child.0.as_ref().cmp(label)) {
+                Ok(at) => shown[at] = Some(Some(below)),
+                Err(at) => {
+                    for neighbour in [at.checked_sub(1), Some(at)].into_iter().flatten() {
+                        if let Some(slot) = shown.get_mut(neighbour) {
+                            slot.get_or_insert(None);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    let mut parts: Vec<Child<'a>> = children
+        .into_iter()
+        .zip(shown)
+        .map(|((label, tree), shown)| {
+            let part = match shown {
+                None => Part::Hidden(labeled_digest(&label, &tree.digest())),
+                Some(None) => Part::Shown(hash_tree::label(label.clone(), hash_tree::pruned(tree.digest()))),
+                Some(Some(below)) => Part::Shown(hash_tree::label(label.clone(), witness(tree, below))),
+            };
+            Child { label, part }
+        })
+        .collect();
+    join(&mut parts)
+}
+
+/// Hangs children together by the trie rule, each run of hidden ones as one hash.
+fn join<'a>(children: &mut [Child<'a>]) -> Witness<'a> {
+    if children.is_empty() {
+        return hash_tree::empty();
+    }
+    if let Some(hidden) = hidden(children) {
+        return hash_tree::pruned(forest_digest(&hidden));
+    }
+    if let [child] = children {
+        return match std::mem::replace(&mut child.part, Part::Hidden(Digest::default())) {
+            Part::Shown(witness) => witness,
+            Part::Hidden(digest) => hash_tree::pruned(digest),
+        };
+    }
+    let middle = split_point(children, |child| child.label.as_ref());
+    let (left, right) = children.split_at_mut(middle);
+    hash_tree::fork(join(left), join(right))
+}
+
+/// Labels and hashes, if none of the children is shown.
+fn hidden<'c>(children: &'c [Child<'_>]) -> Option<Vec<(&'c [u8], Digest)>> {
+    children
+        .iter()
+        .map(|child| match &child.part {
+            Part::Hidden(digest) => Some((child.label.as_ref(), *digest)),
+            Part::Shown(_) => None,
+        })
+        .collect()
+}

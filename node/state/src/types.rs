@@ -1,0 +1,145 @@
+// SEAM
+//! The small words every floor of the node shares: heights, times, request ids, rejects, ingress messages.
+
+use std::fmt;
+
+use ic_principal::Principal;
+use serde::{Deserialize, Serialize};
+
+/// Number of a block, of the batch made from it, and of the state after it. Genesis is 0; the first batch is 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Height(pub u64);
+
+/// Nanoseconds since 1970-01-01, as agreed in blocks. Never a local clock inside execution.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Time(pub u64);
+
+/// A canister's principal.
+pub type CanisterId = Principal;
+
+/// Amount of cycles.
+pub type Cycles = u128;
+
+/// Representation-independent hash of a call's content (interface specification, "Request ids").
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct RequestId(pub [u8; 32]);
+
+impl fmt::Debug for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "0x")?;
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// SHA-256 of a canister module exactly as it was uploaded (gzip included): what `canister_status` calls the module hash.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ModuleHash(pub [u8; 32]);
+
+impl fmt::Debug for ModuleHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Reject codes of the interface specification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[repr(u32)]
+pub enum RejectCode {
+    /// Fatal system error, retry unlikely to be useful.
+    SysFatal = 1,
+    /// Transient system error, retry might be possible.
+    SysTransient = 2,
+    /// Invalid destination.
+    DestinationInvalid = 3,
+    /// Explicit reject by the canister.
+    CanisterReject = 4,
+    /// Canister error: trap, no response, out of cycles.
+    CanisterError = 5,
+    /// Response unknown; the system stopped waiting for it.
+    SysUnknown = 6,
+}
+
+/// A reject as a client or a calling canister sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reject {
+    /// The specification's code.
+    pub code: RejectCode,
+    /// For a person; names the limit and its value where one was hit.
+    pub message: String,
+    /// The specification's error code, `IC0nnn`.
+    pub error_code: ErrorCode,
+}
+
+/// `IC0nnn` of the specification, as its number (`ErrorCode(536)` is shown as `IC0536`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ErrorCode(pub u16);
+
+impl fmt::Display for ErrorCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IC{:04}", self.0)
+    }
+}
+
+/// Who vouches for `sender_info` of a call (interface specification, "Request: Call").
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SenderInfo {
+    /// Passed to the canister.
+    #[serde(with = "serde_bytes")]
+    pub info: Vec<u8>,
+    /// The signing canister.
+    pub signer: Principal,
+}
+
+/// A call whose envelope was authenticated by the gateway: what blocks carry and execution inducts.
+/// `request_id` was recomputed from the content, never taken from outside.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ingress {
+    /// Identity of the request.
+    pub request_id: RequestId,
+    /// Authenticated sender.
+    pub sender: Principal,
+    /// Callee; `aaaaa-aa` is the management canister.
+    pub canister_id: Principal,
+    /// From the URL, checked against the content by the gateway.
+    pub effective_canister_id: Principal,
+    /// Method.
+    pub method_name: String,
+    /// Argument.
+    #[serde(with = "serde_bytes")]
+    pub arg: Vec<u8>,
+    /// After this the call must not start.
+    pub ingress_expiry: Time,
+    /// Verified sender information, if the call carried any.
+    pub sender_info: Option<SenderInfo>,
+}
+
+impl Ingress {
+    /// Bytes the message is accounted with in pools, blocks and histories.
+    pub fn accounted_bytes(&self) -> u64 {
+        let info = self.sender_info.as_ref().map_or(0, |info| info.info.len() + 30);
+        (self.arg.len() + self.method_name.len() + info + 256) as u64
+    }
+}
+
+/// What consensus hands to execution: everything a round may depend on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Batch {
+    /// Height of the block it came from.
+    pub height: Height,
+    /// Agreed time; strictly greater than the batch before it.
+    pub time: Time,
+    /// Agreed randomness of this height.
+    pub randomness: [u8; 32],
+    /// In the order they are to be inducted.
+    pub ingress: Vec<Ingress>,
+}
+
+/// An execution that failed on this node for a reason that is not a function of its input (its worker died, again and again). Recorded beside the batch, so
+/// that executing the batch again gives the same state.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Fault {
+    /// Whose message.
+    pub canister_id: CanisterId,
+    /// Which execution of that canister within the round, from 0.
+    pub ordinal: u64,
+}

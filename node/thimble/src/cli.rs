@@ -1,0 +1,102 @@
+//! The command line. Help text is the manual; every flag can also stand in the configuration file.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+
+use crate::{config::Config, node};
+
+/// An Internet-Computer-compatible replica that lives inside a stated memory budget.
+///
+/// State how much memory the node may take; every pool, cache and queue is sized from that one number, the sum is checked before anything starts, and the
+/// node slows down before it outgrows it.
+#[derive(Parser)]
+#[command(name = "thimble", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start the node; Ctrl-C stops it cleanly.
+    ///
+    /// The first start makes the keys and an empty state in the data folder; later starts find them. After a crash the node
+    /// executes again what its block log holds above the newest checkpoint and compares every state root with the one it
+    /// certified before.
+    ///
+    /// Example: thimble run --memory 512MiB --listen 127.0.0.1:8080 --data-dir /var/lib/thimble
+    Run(Settings),
+    /// Print the budget sheet: every pool with its cap, owner and reason, and every other limit.
+    ///
+    /// The sum of the memory lines never exceeds the budget; a table that does not add up is refused with the line that
+    /// does not fit.
+    ///
+    /// Example: thimble limits --memory 256MiB --json
+    Limits {
+        #[command(flatten)]
+        settings: Settings,
+        /// For machines.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the effective configuration: defaults, then the file, then the flags.
+    ///
+    /// The output is itself a configuration file.
+    ///
+    /// Example: thimble config --memory 1GiB > thimble.toml
+    Config {
+        #[command(flatten)]
+        settings: Settings,
+        /// For machines.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// What may stand in the configuration file and on the command line.
+#[derive(Args, Clone, Default)]
+pub(crate) struct Settings {
+    /// Configuration file (TOML). Flags stand above it.
+    #[arg(long, value_name = "FILE", env = "THIMBLE_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+    /// Memory all processes of the node may take together: 256MiB, 512MiB, 1GiB ... [default: 512MiB]
+    #[arg(long, value_name = "SIZE", conflicts_with = "preset")]
+    pub(crate) memory: Option<String>,
+    /// A named size: micro (256 MiB), nano (512 MiB), small (1 GiB).
+    #[arg(long, value_name = "NAME")]
+    pub(crate) preset: Option<String>,
+    /// Address of the public HTTP interface; port 0 takes a free one. [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// Folder of keys and state, made at the first start. [default: thimble-data]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data_dir: Option<PathBuf>,
+    /// What is logged to standard error: error, warn, info, debug, or a filter like `info,gateway=debug`. [default: info]
+    #[arg(long, value_name = "FILTER")]
+    pub(crate) log: Option<String>,
+}
+
+impl Cli {
+    pub(crate) fn run(self) -> Result<()> {
+        match self.command {
+            Command::Run(settings) => node::run(Config::load(&settings)?),
+            Command::Limits { settings, json } => {
+                let config = Config::load(&settings)?;
+                let sheet = config.limits.sheet();
+                if json {
+                    println!("{}", sheet.to_json(&config.limits));
+                } else {
+                    print!("{}", sheet.to_text(&config.limits));
+                }
+                Ok(())
+            }
+            Command::Config { settings, json } => {
+                let config = Config::load(&settings)?;
+                print!("{}", if json { config.to_json()? } else { config.to_toml()? });
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! One configuration file, flags over it, defaults under it.
+
+use std::{fs, net::SocketAddr, path::PathBuf};
+
+use anyhow::{Context, Result};
+use limits::Limits;
+use serde::{Deserialize, Serialize};
+
+use crate::cli::Settings;
+
+/// A configuration file larger than this is not one.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// What the node runs with.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Config {
+    pub(crate) memory: String,
+    pub(crate) listen: SocketAddr,
+    pub(crate) data_dir: PathBuf,
+    pub(crate) log: String,
+    pub(crate) limits: Limits,
+}
+
+/// The file: every key optional, unknown keys refused.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    memory: Option<String>,
+    preset: Option<String>,
+    listen: Option<SocketAddr>,
+    data_dir: Option<PathBuf>,
+    log: Option<String>,
+    /// Single limits changed: `[limits.gateway] connections = 100`.
+    #[serde(default)]
+    limits: toml::Table,
+}
+
+impl Config {
+    /// Reads the file if one is named, lays the flags over it, derives all limits and checks that they add up.
+    pub(crate) fn load(settings: &Settings) -> Result<Self> {
+        let file = match &settings.config {
+            Some(path) => {
+                let size = fs::metadata(path)
+                    .with_context(|| format!("reading the configuration file {}", path.display()))?
+                    .len();
+                anyhow::ensure!(size <= FILE_BYTES_MAX, "{} has {size} bytes; a configuration file has at most {FILE_BYTES_MAX}", path.display());
+                let text = fs::read_to_string(path)
+                    .with_context(|| format!("reading the configuration file {}", path.display()))?;
+                toml::from_str(&text).with_context(|| format!("in the configuration file {}", path.display()))?
+            }
+            None => File::default(),
+        };
+        // A size named on the command line stands above a preset in the file, and the other way round.
+        let (memory, preset) = match (&settings.memory, &settings.preset) {
+            (None, None) => (file.memory, file.preset),
+            (memory, preset) => (memory.clone(), preset.clone()),
+        };
+        let mut limits = match (memory, preset) {
+            (Some(_), Some(_)) => anyhow::bail!("state either memory or preset, not both"),
+            (Some(size), None) => Limits::derive(budget::parse_size(&size)?)?,
+            (None, Some(name)) => Limits::preset(&name)?,
+            (None, None) => Limits::preset("nano")?,
+        };
+        limits.apply_overrides(&serde_json::to_value(&file.limits)?)?;
+        limits.check()?;
+        Ok(Self {
+            memory: budget::format_size(limits.memory_budget_bytes),
+            listen: settings.listen.or(file.listen).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
+            data_dir: settings.data_dir.clone().or(file.data_dir).unwrap_or_else(|| "thimble-data".into()),
+            log: settings.log.clone().or(file.log).unwrap_or_else(|| "info".into()),
+            limits,
+        })
+    }
+
+    /// As a configuration file.
+    pub(crate) fn to_toml(&self) -> Result<String> {
+        let mut value = serde_json::to_value(self)?;
+        // The budget stands at the top already, in the form a person writes.
+        if let Some(limits) = value.get_mut("limits").and_then(|limits| limits.as_object_mut()) {
+            limits.remove("memory_budget_bytes");
+        }
+        Ok(toml::to_string_pretty(&value)?)
+    }
+
+    pub(crate) fn to_json(&self) -> Result<String> {
+        Ok(serde_json::to_string_pretty(self)? + "\n")
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn load(text: &str, settings: Settings) -> Result<Config> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("thimble.toml");
+        fs::write(&path, text).unwrap();
+        Config::load(&Settings { config: Some(path), ..settings })
+    }
+
+    #[test]
+    fn flags_stand_above_the_file_and_the_file_above_defaults() {
+        let config = load(
+            "memory = \"256MiB\"\nlog = \"warn\"\n[limits.gateway]\nconnections = 77\n",
+            Settings { log: Some("debug".into()), ..Settings::default() },
+        )
+        .unwrap();
+        assert_eq!(config.limits.memory_budget_bytes, 256 << 20);
+        assert_eq!(config.limits.gateway.connections, 77);
+        assert_eq!(config.log, "debug");
+        assert_eq!(config.listen.port(), 8080);
+        let bigger =
+            load("preset = \"micro\"\n", Settings { memory: Some("1GiB".into()), ..Settings::default() }).unwrap();
+        assert_eq!(bigger.limits.memory_budget_bytes, 1 << 30);
+    }
+
+    #[test]
+    fn what_config_prints_is_a_configuration_file_that_gives_the_same() {
+        let first = Config::load(&Settings::default()).unwrap();
+        let again = load(&first.to_toml().unwrap(), Settings::default()).unwrap();
+        assert_eq!(first.limits, again.limits);
+        assert_eq!(first.to_toml().unwrap(), again.to_toml().unwrap());
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let unknown = load("memroy = \"1GiB\"\n", Settings::default()).unwrap_err();
+        assert!(format!("{unknown:#}").contains("memroy"), "{unknown:#}");
+        let limit = load("[limits.gateway]\nconections = 1\n", Settings::default()).unwrap_err();
+        assert!(format!("{limit:#}").contains("connections"), "{limit:#}");
+        let small = load("memory = \"64MiB\"\n", Settings::default()).unwrap_err();
+        assert!(format!("{small:#}").contains("64 MiB"), "{small:#}");
+    }
+}

@@ -1,0 +1,161 @@
+//! The round loop: batches from consensus through execution back to certificates, checkpoints in between. One thread.
+//!
+//! ```text
+//! next_batch (durable) -> execute -> executed (share, certificate) -> certify (shown) -> checkpoint when due
+//! ```
+//!
+//! What goes wrong with the disk must not end the node: new updates are refused with the reason, queries and reads go on, and the same step is tried again until
+//! it succeeds. What goes wrong with the state itself (another root than the one certified before) ends the node: serving on would be worse.
+
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use consensus::{Consensus, ConsensusError, Demand, FinalisedBatch, IngressPool};
+use execution::{Executor, RoundResult};
+use gateway::Waiters;
+use state::Height;
+
+use crate::metrics::RoundMetrics;
+
+/// How long to wait before a step that the disk refused is tried again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Time between looks at the free disk.
+const DISK_CHECK_EVERY: Duration = Duration::from_millis(500);
+
+/// Everything the loop needs.
+pub(crate) struct Driver<C: Consensus> {
+    pub(crate) consensus: C,
+    pub(crate) executor: Executor,
+    pub(crate) pool: Arc<IngressPool>,
+    pub(crate) waiters: Waiters,
+    pub(crate) metrics: RoundMetrics,
+    pub(crate) data_dir: PathBuf,
+    pub(crate) disk_reserve_bytes: u64,
+}
+
+impl<C: Consensus> Driver<C> {
+    /// Runs rounds until the pool is closed, then makes a last checkpoint, so that the next start replays nothing.
+    pub(crate) fn run(mut self) -> Result<()> {
+        let mut demand = Demand::default();
+        let mut disk_checked: Option<Instant> = None;
+        loop {
+            if disk_checked.is_none_or(|at| at.elapsed() >= DISK_CHECK_EVERY) {
+                self.watch_disk();
+                disk_checked = Some(Instant::now());
+            }
+            let finalised = match self.consensus.next_batch(demand) {
+                Ok(Some(finalised)) => finalised,
+                Ok(None) => break,
+                Err(error) => {
+                    self.storage_trouble(error)?;
+                    continue;
+                }
+            };
+            let height = finalised.batch.height;
+            let result = self.round(finalised)?;
+            demand = Demand {
+                more: result.more,
+                next_timer: result.next_timer,
+                every_round: result.every_round,
+            };
+            if self.executor.checkpoint_due() {
+                self.checkpoint(height)?;
+            }
+        }
+        let height = self.executor.height();
+        self.executor.checkpoint().context("making the last checkpoint")?;
+        self.consensus.checkpointed(height)?;
+        tracing::info!(height = height.0, "stopped with a checkpoint");
+        Ok(())
+    }
+
+    fn round(&mut self, finalised: FinalisedBatch) -> Result<RoundResult> {
+        let FinalisedBatch { batch, recorded } = finalised;
+        let faults = recorded.map(|recorded| recorded.faults).unwrap_or_default();
+        let started = Instant::now();
+        let result = self
+            .executor
+            .execute(&batch, &faults)
+            .with_context(|| format!("executing batch {}", batch.height.0))?;
+        let certificates = loop {
+            match self.consensus.executed(batch.height, result.root, result.faults.clone()) {
+                Ok(certificates) => break certificates,
+                Err(error) => self.storage_trouble(error)?,
+            }
+        };
+        for certificate in certificates {
+            self.executor.certify(certificate.height, certificate.signature.0.to_vec());
+        }
+        self.waiters.certified(&result.finished);
+        self.metrics.round(&batch, &result, started.elapsed());
+        Ok(result)
+    }
+
+    fn checkpoint(&mut self, height: Height) -> Result<()> {
+        let started = Instant::now();
+        if let Err(error) = self.executor.checkpoint() {
+            // The state in memory is whole and the block log still covers it: go on, and try again at the next round.
+            self.refuse(format!("a checkpoint failed: {error:#}"));
+            self.pool.wait(RETRY_AFTER);
+            return Ok(());
+        }
+        self.consensus.checkpointed(height)?;
+        self.metrics.checkpoint(started.elapsed());
+        Ok(())
+    }
+
+    /// Refuses updates because of the disk and waits a moment; anything else ends the node.
+    fn storage_trouble(&self, error: ConsensusError) -> Result<()> {
+        match error {
+            ConsensusError::Log(error) => {
+                if self.pool.closing() {
+                    bail!(error);
+                }
+                self.refuse(error.to_string());
+                std::thread::sleep(RETRY_AFTER);
+                Ok(())
+            }
+            other => bail!(other),
+        }
+    }
+
+    fn refuse(&self, reason: String) {
+        if self.pool.refusing().as_deref() != Some(&reason) {
+            tracing::error!(%reason, "updates are refused until this is mended");
+        }
+        self.pool.refuse(Some(reason));
+    }
+
+    /// Refuses updates while less than the reserve is free, and takes them again when there is room.
+    fn watch_disk(&self) {
+        if self.pool.closing() {
+            return;
+        }
+        match rustix::fs::statvfs(&self.data_dir) {
+            Ok(disk) if disk.f_bavail * disk.f_frsize < self.disk_reserve_bytes => self.refuse(format!(
+                "{} has {} bytes free, under the reserve of {} (disk_reserve_bytes): free some disk",
+                self.data_dir.display(),
+                disk.f_bavail * disk.f_frsize,
+                self.disk_reserve_bytes
+            )),
+            Ok(_) if self.pool.refusing().is_some() => {
+                let probe = self.data_dir.join(".writable");
+                match std::fs::write(&probe, b"probe").and_then(|()| std::fs::remove_file(&probe)) {
+                    Ok(()) => {
+                        tracing::info!("updates are taken again");
+                        self.pool.refuse(None);
+                    }
+                    Err(error) => {
+                        self.refuse(format!("{} cannot be written: {error}", self.data_dir.display()));
+                    }
+                }
+            }
+            Ok(_) => {}
+            Err(error) => self.refuse(format!("{}: {error}", self.data_dir.display())),
+        }
+    }
+}

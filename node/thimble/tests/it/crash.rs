@@ -1,0 +1,112 @@
+//! Nothing acknowledged is lost, whatever is killed and when.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use candid::Principal;
+use ic_agent::Agent;
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+use crate::harness::*;
+
+const KILLS: usize = 20;
+const CLIENTS: usize = 4;
+
+/// What a client knows: the highest count it saw acknowledged by a certified reply, and the most calls that can have counted.
+#[derive(Default)]
+struct Ledger {
+    acknowledged: AtomicU64,
+    sent: AtomicU64,
+}
+
+/// Increments its own counter until told to stop; every reply was verified by the agent before it counts.
+async fn load(agent: Agent, counter: Principal, ledger: Arc<Ledger>, stop: Arc<AtomicBool>) {
+    while !stop.load(Ordering::Relaxed) {
+        ledger.sent.fetch_add(1, Ordering::SeqCst);
+        let call = tokio::time::timeout(Duration::from_secs(5), update(&agent, counter, "inc", vec![]));
+        if let Ok(Ok(reply)) = call.await {
+            let count = u64::from_le_bytes(reply.try_into().unwrap());
+            ledger.acknowledged.fetch_max(count, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Root of the newest certified state, as a client computes it from a verified certificate.
+async fn certified_root(agent: &Agent, canister: Principal) -> String {
+    let certificate = agent.read_state_raw(vec![vec![b"time".as_slice().into()]], canister).await.unwrap();
+    hex::encode(certificate.tree.digest())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn twenty_kills_of_node_or_worker_under_load_lose_nothing() {
+    let seed: u64 = std::env::var("THIMBLE_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(rand::random);
+    println!("seed {seed} (set THIMBLE_SEED to repeat)");
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut node = Node::start().await;
+    node.log_filter("info,thimble=debug").await;
+    let agent = node.agent(1).await;
+    let mut counters = Vec::new();
+    for _ in 0..CLIENTS {
+        counters.push(deploy(&agent, "counter-c.wasm").await);
+    }
+    let ledgers: Vec<Arc<Ledger>> = (0..CLIENTS).map(|_| Arc::default()).collect();
+    let mut node_kills = 0;
+    for kill in 0..KILLS {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut clients = Vec::new();
+        for (counter, ledger) in counters.iter().zip(&ledgers) {
+            let agent = node.agent(1).await;
+            clients.push(tokio::spawn(load(agent, *counter, ledger.clone(), stop.clone())));
+        }
+        tokio::time::sleep(Duration::from_millis(random.gen_range(20..400))).await;
+        // The first two kills are one of each kind, the others as the dice fall.
+        let kill_node = if kill < 2 { kill == 0 } else { random.gen_bool(0.5) };
+        if kill_node {
+            let agent = node.agent(1).await;
+            let root = certified_root(&agent, counters[0]).await;
+            node_kills += 1;
+            node.kill();
+            stop.store(true, Ordering::Relaxed);
+            for client in clients {
+                client.await.unwrap();
+            }
+            node.launch().await;
+            let log = node.log();
+            assert!(log.contains(&root), "the root {root}, certified before the kill, was not reproduced");
+        } else {
+            let workers = node.workers();
+            assert!(!workers.is_empty(), "the node has workers");
+            signal(workers[random.gen_range(0..workers.len())], libc::SIGKILL);
+            tokio::time::sleep(Duration::from_millis(random.gen_range(20..200))).await;
+            stop.store(true, Ordering::Relaxed);
+            for client in clients {
+                client.await.unwrap();
+            }
+        }
+        let agent = node.agent(1).await;
+        for (counter, ledger) in counters.iter().zip(&ledgers) {
+            let reply = query_again(&agent, *counter).await;
+            let count = u64::from_le_bytes(reply.try_into().unwrap());
+            let (acknowledged, sent) =
+                (ledger.acknowledged.load(Ordering::SeqCst), ledger.sent.load(Ordering::SeqCst));
+            assert!(count >= acknowledged, "kill {kill}: {acknowledged} acknowledged, {count} there");
+            assert!(count <= sent, "kill {kill}: {sent} sent, {count} counted");
+        }
+    }
+    let acknowledged: u64 = ledgers.iter().map(|ledger| ledger.acknowledged.load(Ordering::SeqCst)).sum();
+    println!("{KILLS} kills ({node_kills} of the node), {acknowledged} updates acknowledged, none lost");
+    assert!(acknowledged > KILLS as u64, "the clients hardly got through: {acknowledged}");
+}
+
+/// A query may meet the worker that was just killed: that is one reject, not two.
+async fn query_again(agent: &Agent, counter: Principal) -> Vec<u8> {
+    match query(agent, counter, "get", vec![]).await {
+        Ok(reply) => reply,
+        Err(_) => query(agent, counter, "get", vec![]).await.unwrap(),
+    }
+}

@@ -1,0 +1,297 @@
+//! Starts, stops and kills nodes, and speaks to them with `ic-agent`.
+
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use candid::{CandidType, Decode, Encode, Principal};
+use ic_agent::{Agent, AgentError, identity::BasicIdentity};
+use ic_management_canister_types::{
+    CanisterInstallMode, CanisterSettings, ChunkHash, ClearChunkStoreArgs, InstallChunkedCodeArgs, InstallCodeArgs,
+    ProvisionalCreateCanisterWithCyclesArgs, UploadChunkArgs,
+};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+/// One node process and its data folder.
+pub(crate) struct Node {
+    child: Option<Child>,
+    pub(crate) url: String,
+    pub(crate) data: PathBuf,
+    folder: Option<tempfile::TempDir>,
+    memory: String,
+    config: Option<PathBuf>,
+    log_filter: String,
+}
+
+/// Path of the committed sample canisters.
+pub(crate) fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../canisters/wasm").join(name)
+}
+
+pub(crate) fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+pub(crate) fn thimble() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_thimble"))
+}
+
+impl Node {
+    /// A node with an empty folder.
+    pub(crate) async fn start() -> Self {
+        Self::start_with("512MiB").await
+    }
+
+    pub(crate) async fn start_with(memory: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("data");
+        Self::start_in(data, memory, Some(folder)).await
+    }
+
+    /// A node in a folder that the caller keeps.
+    pub(crate) async fn start_in(data: PathBuf, memory: &str, folder: Option<tempfile::TempDir>) -> Self {
+        let mut node =
+            Self { child: None, url: String::new(), data, folder, memory: memory.into(), config: None, log_filter: "info".into() };
+        node.launch().await;
+        node
+    }
+
+    /// Starts the process and waits until it is healthy.
+    pub(crate) async fn launch(&mut self) {
+        let log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.data.with_extension("log"))
+            .unwrap();
+        let address = self.data.with_extension("address");
+        let _ = std::fs::remove_file(&address);
+        let config = self.config.iter().flat_map(|path| ["--config".as_ref(), path.as_os_str()]);
+        let child = thimble()
+            .args(["run", "--memory", &self.memory, "--listen", "127.0.0.1:0", "--log", &self.log_filter])
+            .args(config)
+            .arg("--data-dir")
+            .arg(&self.data)
+            .arg("--address-file")
+            .arg(&address)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        self.child = Some(child);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            if let Some(status) = self.child.as_mut().unwrap().try_wait().unwrap() {
+                panic!("the node ended while starting: {status}\n{}", self.log());
+            }
+            if let Ok(text) = std::fs::read_to_string(&address)
+                && text.ends_with('\n')
+            {
+                self.url = format!("http://{}", text.trim());
+                if let Ok(response) = reqwest::get(format!("{}/health", self.url)).await
+                    && response.status().is_success()
+                {
+                    return;
+                }
+            }
+            assert!(Instant::now() < deadline, "the node was not healthy within 60 s\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    pub(crate) fn log(&self) -> String {
+        let mut text = String::new();
+        if let Ok(mut file) = std::fs::File::open(self.data.with_extension("log")) {
+            let _ = file.read_to_string(&mut text);
+        }
+        text
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
+    }
+
+    /// Process ids of the node's workers.
+    pub(crate) fn workers(&self) -> Vec<u32> {
+        let mut found = Vec::new();
+        let Ok(tasks) = std::fs::read_dir(format!("/proc/{}/task", self.pid())) else {
+            return found;
+        };
+        for task in tasks.flatten() {
+            let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            found.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+        }
+        found
+    }
+
+    /// `kill -9`.
+    pub(crate) fn kill(&mut self) {
+        let mut child = self.child.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// SIGTERM, and the exit code must be 0.
+    pub(crate) fn stop(&mut self) {
+        let mut child = self.child.take().unwrap();
+        signal(child.id(), libc::SIGTERM);
+        let status = child.wait().unwrap();
+        assert!(status.success(), "the node did not stop cleanly: {status}\n{}", self.log());
+    }
+
+    pub(crate) async fn restart(&mut self) {
+        self.stop();
+        self.launch().await;
+    }
+
+    /// Restarts logging this much.
+    pub(crate) async fn log_filter(&mut self, filter: &str) {
+        self.log_filter = filter.into();
+        self.restart().await;
+    }
+
+    /// Restarts with this configuration file.
+    pub(crate) async fn reconfigure(&mut self, text: &str) {
+        let path = self.data.with_extension("toml");
+        std::fs::write(&path, text).unwrap();
+        self.config = Some(path);
+        self.restart().await;
+    }
+
+    /// An agent with a key of its own, made from `seed`.
+    pub(crate) async fn agent(&self, seed: u8) -> Agent {
+        self.agent_with(BasicIdentity::from_raw_key(&[seed; 32])).await
+    }
+
+    pub(crate) async fn agent_with(&self, identity: impl ic_agent::Identity + 'static) -> Agent {
+        let agent = Agent::builder()
+            .with_url(&self.url)
+            .with_identity(identity)
+            .with_ingress_expiry(Duration::from_secs(120))
+            .build()
+            .unwrap();
+        agent.fetch_root_key().await.unwrap();
+        agent
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if std::thread::panicking() {
+            eprintln!("--- the node's log\n{}", self.log());
+        }
+        drop(self.folder.take());
+    }
+}
+
+pub(crate) fn signal(pid: u32, signal: i32) {
+    // SAFETY: plain system call; the pid is a process this test started.
+    unsafe { libc::kill(pid as i32, signal) };
+}
+
+pub(crate) fn management() -> Principal {
+    Principal::management_canister()
+}
+
+#[derive(CandidType, Deserialize)]
+struct Created {
+    canister_id: Principal,
+}
+
+/// A new canister of the agent's identity.
+pub(crate) async fn create(agent: &Agent) -> Principal {
+    create_with(agent, None).await.unwrap()
+}
+
+pub(crate) async fn create_with(agent: &Agent, settings: Option<CanisterSettings>) -> Result<Principal, AgentError> {
+    let arguments = ProvisionalCreateCanisterWithCyclesArgs { settings, ..Default::default() };
+    let reply = agent
+        .update(&management(), "provisional_create_canister_with_cycles")
+        .with_effective_canister_id(management())
+        .with_arg(Encode!(&arguments).unwrap())
+        .call_and_wait()
+        .await?;
+    Ok(Decode!(&reply, Created).unwrap().canister_id)
+}
+
+/// A method of the management canister about `canister`.
+pub(crate) async fn manage(
+    agent: &Agent,
+    canister: Principal,
+    method: &str,
+    arguments: Vec<u8>,
+) -> Result<Vec<u8>, AgentError> {
+    agent
+        .update(&management(), method)
+        .with_effective_canister_id(canister)
+        .with_arg(arguments)
+        .call_and_wait()
+        .await
+}
+
+pub(crate) async fn install(
+    agent: &Agent,
+    canister: Principal,
+    mode: CanisterInstallMode,
+    wasm_module: Vec<u8>,
+    arg: Vec<u8>,
+) -> Result<(), AgentError> {
+    let arguments = InstallCodeArgs { mode, canister_id: canister, wasm_module, arg, sender_canister_version: None };
+    manage(agent, canister, "install_code", Encode!(&arguments).unwrap()).await.map(drop)
+}
+
+/// The way for modules over 2 MB.
+pub(crate) async fn install_in_chunks(agent: &Agent, canister: Principal, module: &[u8]) -> Result<(), AgentError> {
+    let clear = ClearChunkStoreArgs { canister_id: canister };
+    manage(agent, canister, "clear_chunk_store", Encode!(&clear).unwrap()).await?;
+    let mut hashes = Vec::new();
+    for chunk in module.chunks(1 << 20) {
+        let upload = UploadChunkArgs { canister_id: canister, chunk: chunk.to_vec() };
+        manage(agent, canister, "upload_chunk", Encode!(&upload).unwrap()).await?;
+        hashes.push(ChunkHash { hash: Sha256::digest(chunk).to_vec() });
+    }
+    let arguments = InstallChunkedCodeArgs {
+        mode: CanisterInstallMode::Install,
+        target_canister: canister,
+        store_canister: None,
+        chunk_hashes_list: hashes,
+        wasm_module_hash: Sha256::digest(module).to_vec(),
+        arg: Encode!().unwrap(),
+        sender_canister_version: None,
+    };
+    manage(agent, canister, "install_chunked_code", Encode!(&arguments).unwrap()).await.map(drop)
+}
+
+/// Creates a canister and installs a sample module.
+pub(crate) async fn deploy(agent: &Agent, name: &str) -> Principal {
+    let canister = create(agent).await;
+    let module = std::fs::read(fixture(name)).unwrap();
+    install(agent, canister, CanisterInstallMode::Install, module, Encode!().unwrap()).await.unwrap();
+    canister
+}
+
+pub(crate) async fn update(agent: &Agent, canister: Principal, method: &str, arg: Vec<u8>) -> Result<Vec<u8>, AgentError> {
+    agent.update(&canister, method).with_arg(arg).call_and_wait().await
+}
+
+pub(crate) async fn query(agent: &Agent, canister: Principal, method: &str, arg: Vec<u8>) -> Result<Vec<u8>, AgentError> {
+    agent.query(&canister, method).with_arg(arg).call_with_verification().await
+}
+
+/// Reject code and text of a failed call, certified or not.
+pub(crate) fn rejected(error: AgentError) -> (u64, String, String) {
+    match error {
+        AgentError::CertifiedReject { reject, .. } | AgentError::UncertifiedReject { reject, .. } => {
+            (reject.reject_code as u64, reject.reject_message, reject.error_code.unwrap_or_default())
+        }
+        other => panic!("not a reject: {other:?}"),
+    }
+}

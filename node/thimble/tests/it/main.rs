@@ -1,0 +1,11 @@
+//! Stories told from outside: a real node process, real canisters, published clients.
+#![allow(clippy::unwrap_used)]
+
+mod bad_input;
+mod canisters;
+mod clients;
+mod command_line;
+mod crash;
+mod disk;
+mod harness;
+mod http;

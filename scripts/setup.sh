@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Installs what is missing on a Debian or Ubuntu machine. `setup.sh build`: what compiling needs. `setup.sh clients`: what the client tests need.
+# Quick and silent when nothing is missing; may be run any number of times.
+set -euo pipefail
+
+missing=()
+need() { # command package
+    command -v "$1" >/dev/null 2>&1 || missing+=("$2")
+}
+
+case "${1:-build}" in
+build)
+    need cc build-essential
+    need make build-essential
+    if ! command -v cargo >/dev/null 2>&1; then
+        if [ -x "$HOME/.cargo/bin/cargo" ]; then
+            echo "setup: cargo is in $HOME/.cargo/bin but not on the PATH; run: . \"\$HOME/.cargo/env\"" >&2
+        else
+            echo "setup: a Rust toolchain is needed (rustup, see https://rustup.rs); rust-toolchain.toml names the version" >&2
+        fi
+        exit 1
+    fi
+    ;;
+clients)
+    need node nodejs
+    need npm npm
+    need python3 python3
+    python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || missing+=(python3-venv)
+    ;;
+*)
+    echo "usage: setup.sh [build|clients]" >&2
+    exit 2
+    ;;
+esac
+
+if [ "${#missing[@]}" -gt 0 ]; then
+    if ! command -v apt-get >/dev/null 2>&1; then
+        echo "setup: please install: ${missing[*]} (this script installs them itself on Debian and Ubuntu only)" >&2
+        exit 1
+    fi
+    sudo=()
+    if [ "$(id -u)" -ne 0 ]; then sudo=(sudo); fi
+    echo "setup: installing ${missing[*]}"
+    "${sudo[@]}" apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi

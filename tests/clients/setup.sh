@@ -1,0 +1,71 @@
+#!/bin/bash
+# Installs the published clients that the tests in this directory run against a node, at their locked versions.
+#
+#   tests/clients/setup.sh            both
+#   tests/clients/setup.sh node       the JavaScript ones, into tests/clients/node/node_modules
+#   tests/clients/setup.sh python     the Python one, into ${CARGO_TARGET_DIR:-target}/clients-venv
+#
+# Needs a network the first time, and sudo unless root where node, npm or python3-venv are missing (Debian, Ubuntu).
+# Afterwards it only compares the locked versions with what is installed. Prints the interpreters to run at the end.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+target=${CARGO_TARGET_DIR:-$here/../../target}
+mkdir -p "$target"
+target=$(cd "$target" && pwd)
+
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+
+install_packages() {
+    echo "installing $*" >&2
+    as_root apt-get update -q >/dev/null
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "$@" >/dev/null
+}
+
+# fresh <stamp> <file>...: whether the stamp was written for these files as they are now.
+hash_of() { cat "$@" | sha256sum | cut -d' ' -f1; }
+fresh() {
+    local stamp=$1
+    shift
+    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(hash_of "$@")" ]
+}
+
+setup_node() {
+    local locked=("$here/node/package.json" "$here/node/package-lock.json")
+    local stamp=$here/node/node_modules/.stamp
+    if ! fresh "$stamp" "${locked[@]}"; then
+        command -v node >/dev/null || install_packages nodejs npm
+        command -v npm >/dev/null || install_packages npm
+        local major
+        major=$(node -p 'process.versions.node.split(".")[0]')
+        [ "$major" -ge 18 ] || { echo "node $major is too old, 18 is the least" >&2; exit 1; }
+        (cd "$here/node" && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >&2)
+        hash_of "${locked[@]}" >"$stamp"
+    fi
+    echo "node $(command -v node)"
+}
+
+setup_python() {
+    local venv=$target/clients-venv
+    if ! fresh "$venv/.stamp" "$here/python/requirements.txt"; then
+        command -v python3 >/dev/null || install_packages python3 python3-venv
+        rm -rf "$venv"
+        if ! python3 -m venv "$venv" >/dev/null 2>&1; then
+            install_packages python3-venv
+            rm -rf "$venv"
+            python3 -m venv "$venv"
+        fi
+        "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$here/python/requirements.txt" >&2
+        hash_of "$here/python/requirements.txt" >"$venv/.stamp"
+    fi
+    echo "python $venv/bin/python"
+}
+
+[ $# -gt 0 ] || set -- node python
+for part in "$@"; do
+    case $part in
+        node) setup_node ;;
+        python) setup_python ;;
+        *) echo "unknown part $part; there are: node python" >&2; exit 2 ;;
+    esac
+done
