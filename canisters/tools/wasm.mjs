@@ -115,7 +115,8 @@ function describe(paths) {
     for (const { name, file, bytes, memory64, customs } of modules) {
         const metadata = customs.filter((c) => c.startsWith('icp:public ')).map((c) => c.slice(11)).join(', ');
         const hash = createHash('sha256').update(file).digest('hex');
-        console.log(`| ${name} | ${file.length} | ${bytes.length} | ${memory64 ? 64 : 32} bit | ${metadata} | \`${hash}\` |`);
+        const width = memory64 ? 64 : 32;
+        console.log(`| ${name} | ${file.length} | ${bytes.length} | ${width} bit | ${metadata} | \`${hash}\` |`);
     }
     console.log('\n| file | count | imported from `ic0` |\n|---|---|---|');
     for (const { name, imports } of modules) {

@@ -65,9 +65,7 @@ fn save() {
     let length = bytes.len() as u64;
     let needed_pages = (length + TRAILER_BYTES).div_ceil(PAGE_BYTES);
     let reusable_pages = saved_at_the_end().map_or(0, |old| (old + TRAILER_BYTES).div_ceil(PAGE_BYTES));
-    if needed_pages > reusable_pages
-        && ic_cdk::api::stable_grow(needed_pages - reusable_pages) == u64::MAX
-    {
+    if needed_pages > reusable_pages && ic_cdk::api::stable_grow(needed_pages - reusable_pages) == u64::MAX {
         ic_cdk::trap("no stable memory left to save the state in");
     }
     let end = ic_cdk::api::stable_size() * PAGE_BYTES;
@@ -108,13 +106,15 @@ fn get() -> u64 {
 }
 
 /// `inc` without Candid: ignores its argument, replies eight bytes, least significant first.
-#[cfg_attr(target_family = "wasm", unsafe(export_name = "canister_update counter_inc"))]
+#[cfg(target_family = "wasm")]
+#[unsafe(export_name = "canister_update counter_inc")]
 extern "C" fn counter_inc() {
     ic_cdk::api::msg_reply(inc().to_le_bytes());
 }
 
 /// `get` without Candid.
-#[cfg_attr(target_family = "wasm", unsafe(export_name = "canister_query counter_get"))]
+#[cfg(target_family = "wasm")]
+#[unsafe(export_name = "canister_query counter_get")]
 extern "C" fn counter_get() {
     ic_cdk::api::msg_reply(get().to_le_bytes());
 }

@@ -119,8 +119,13 @@ pub fn format_size(bytes: u64) -> String {
     // 1.5 GiB reads well; 1.14 GiB hides that it is 1168 MiB. So a whole number of the next smaller unit wins unless two decimals are exact.
     let hundredths = u128::from(bytes) * 100 / u128::from(unit);
     let exact = hundredths * u128::from(unit) == u128::from(bytes) * 100;
-    if !exact && unit > MIB && bytes.is_multiple_of(unit >> 10) {
-        return format!("{} {}", bytes / (unit >> 10), if unit == TIB { "GiB" } else { "MiB" });
+    if !exact {
+        let smaller = [(GIB, "GiB"), (MIB, "MiB")];
+        if let Some((unit, name)) =
+            smaller.into_iter().find(|(smaller, _)| *smaller < unit && bytes.is_multiple_of(*smaller))
+        {
+            return format!("{} {name}", bytes / unit);
+        }
     }
     let mut text = format!("{}", hundredths / 100);
     let decimals = hundredths % 100;
@@ -192,6 +197,8 @@ mod tests {
             (1536 * MIB, "1.5 GiB"),
             (1168 * MIB, "1168 MiB"),
             (2 * TIB, "2 TiB"),
+            (TIB + GIB, "1025 GiB"),
+            (TIB + MIB, "1048577 MiB"),
             (u64::MAX, "16777215.99 TiB"),
         ] {
             assert_eq!(format_size(bytes), text);

@@ -62,10 +62,19 @@ const _: () = {
     assert!(INSTRUCTIONS_PER_SLICE <= INSTRUCTIONS_PER_ROUND);
     assert!(INSTRUCTIONS_PER_ROUND <= INSTRUCTIONS_PER_MESSAGE);
     assert!(INSTRUCTIONS_PER_MESSAGE <= INSTRUCTIONS_PER_INSTALL);
-    assert!(INSTRUCTIONS_PER_INSPECT <= INSTRUCTIONS_PER_QUERY && INSTRUCTIONS_PER_QUERY <= INSTRUCTIONS_PER_MESSAGE);
+    assert!(
+        INSTRUCTIONS_PER_INSPECT <= INSTRUCTIONS_PER_QUERY
+            && INSTRUCTIONS_PER_QUERY <= INSTRUCTIONS_PER_MESSAGE
+    );
     assert!(CHECKPOINT_INSTRUCTIONS >= INSTRUCTIONS_PER_ROUND);
-    assert!(MESSAGE_PAYLOAD_BYTES * 3 / 2 <= BODY_BYTES, "an envelope with all its delegations fits beside the largest argument");
-    assert!(RUNS_PER_MEMORY * 2 * 2 < 65_530 / 8, "both memories of one canister take a small part of a process's mappings");
+    assert!(
+        MESSAGE_PAYLOAD_BYTES * 3 / 2 <= BODY_BYTES,
+        "an envelope with all its delegations fits beside the largest argument"
+    );
+    assert!(
+        RUNS_PER_MEMORY * 2 * 2 < 65_530 / 8,
+        "both memories of one canister take a small part of a process's mappings"
+    );
 };
 
 impl Limits {
@@ -112,13 +121,16 @@ impl Limits {
 
     /// Heap and stable bytes one update message may dirty: what is reserved of [`pool::EXECUTIONS`] before it starts.
     pub fn message_dirty_bytes(&self) -> u64 {
-        self.execution.heap_dirty_bytes_per_message.saturating_add(self.execution.stable_dirty_bytes_per_message)
+        self.execution
+            .heap_dirty_bytes_per_message
+            .saturating_add(self.execution.stable_dirty_bytes_per_message)
     }
 
     /// Heap and stable bytes each phase of an install or upgrade may dirty: what is reserved of [`pool::EXECUTIONS`] for it.
     pub fn install_dirty_bytes(&self) -> u64 {
         let execution = &self.execution;
-        let apart = execution.heap_dirty_bytes_per_install.saturating_add(execution.stable_dirty_bytes_per_install);
+        let apart =
+            execution.heap_dirty_bytes_per_install.saturating_add(execution.stable_dirty_bytes_per_install);
         execution.dirty_bytes_per_install.min(apart)
     }
 
@@ -130,13 +142,13 @@ impl Limits {
     /// What is reserved of [`pool::EXECUTIONS`] to compile a module of `wasm_uncompressed_bytes`: the child's memory (also its `RLIMIT_DATA`) and the
     /// module in the node's hands. A small module reserves little, so two of them compile at once.
     pub fn compile_reservation_bytes(&self, wasm_uncompressed_bytes: u64) -> u64 {
-        self.compile_child_bytes(wasm_uncompressed_bytes).saturating_add(wasm_uncompressed_bytes.min(self.module.wasm_bytes))
+        self.compile_child_bytes(wasm_uncompressed_bytes)
+            .saturating_add(wasm_uncompressed_bytes.min(self.module.wasm_bytes))
     }
 
     /// Memory of the child that compiles a module of `wasm_uncompressed_bytes`.
     pub fn compile_child_bytes(&self, wasm_uncompressed_bytes: u64) -> u64 {
-        let needed = wasm_uncompressed_bytes.saturating_mul(COMPILE_BYTES_PER_BYTE).saturating_add(COMPILE_BASE_BYTES);
-        needed.min(self.sandbox.compile_memory_bytes)
+        compile_need_bytes(wasm_uncompressed_bytes).min(self.sandbox.compile_memory_bytes)
     }
 
     /// The most that update messages and installs in flight may have dirtied at one moment.
@@ -182,12 +194,17 @@ impl Limits {
         set("subnet.canisters_max", &mut self.subnet.canisters_max, canisters);
 
         // A module may be as large as what can be compiled.
-        let compiled = self.sandbox.compile_memory_bytes.saturating_sub(COMPILE_BASE_BYTES) / COMPILE_BYTES_PER_BYTE;
+        let compiled =
+            self.sandbox.compile_memory_bytes.saturating_sub(COMPILE_BASE_BYTES) / COMPILE_BYTES_PER_BYTE;
         let uncompressed = (compiled - compiled % scale::GRANULE_BYTES).min(WASM_UNCOMPRESSED_BYTES_MAX);
         set("module.wasm_uncompressed_bytes", &mut self.module.wasm_uncompressed_bytes, uncompressed);
         let uncompressed = self.module.wasm_uncompressed_bytes;
         set("module.wasm_bytes", &mut self.module.wasm_bytes, uncompressed);
-        set("module.code_section_bytes", &mut self.module.code_section_bytes, uncompressed.min(CODE_SECTION_BYTES_MAX));
+        set(
+            "module.code_section_bytes",
+            &mut self.module.code_section_bytes,
+            uncompressed.min(CODE_SECTION_BYTES_MAX),
+        );
 
         // A worker that holds more than its base, its buffers and the dirtiest execution has a fault.
         let worker = self
@@ -206,6 +223,11 @@ impl Limits {
         let disk = self.pages.delta_capacity_bytes.max(DISK_RESERVE_BYTES_MIN);
         set("pages.disk_reserve_bytes", &mut self.pages.disk_reserve_bytes, disk);
     }
+}
+
+/// What compiling a module takes, above every measured peak.
+pub(crate) fn compile_need_bytes(wasm_uncompressed_bytes: u64) -> u64 {
+    wasm_uncompressed_bytes.saturating_mul(COMPILE_BYTES_PER_BYTE).saturating_add(COMPILE_BASE_BYTES)
 }
 
 fn subnet(memory: u64) -> SubnetLimits {

@@ -25,7 +25,9 @@ pub enum LimitsError {
         smallest_bytes: u64,
     },
     /// No preset of that name.
-    #[error("there is no preset `{name}`; did you mean `{nearest}`? There are micro (256 MiB), nano (512 MiB) and small (1 GiB); any other size is stated as memory")]
+    #[error(
+        "there is no preset `{name}`; did you mean `{nearest}`? There are micro (256 MiB), nano (512 MiB) and small (1 GiB); any other size is stated as memory"
+    )]
     UnknownPreset {
         /// As written.
         name: String,
@@ -43,7 +45,9 @@ pub enum LimitsError {
         known: String,
     },
     /// No limit of that name.
-    #[error("there is no limit `{field}` in `[limits.{group}]`; did you mean `{nearest}`? `thimble limits` lists them all")]
+    #[error(
+        "there is no limit `{field}` in `[limits.{group}]`; did you mean `{nearest}`? `thimble limits` lists them all"
+    )]
     UnknownField {
         /// Its group.
         group: String,
@@ -125,7 +129,13 @@ mod tests {
 
     #[test]
     fn distances_count_letters() {
-        for (a, b, letters) in [("", "abc", 3), ("abc", "", 3), ("kitten", "sitting", 3), ("conections", "connections", 1), ("same", "same", 0)] {
+        for (a, b, letters) in [
+            ("", "abc", 3),
+            ("abc", "", 3),
+            ("kitten", "sitting", 3),
+            ("conections", "connections", 1),
+            ("same", "same", 0),
+        ] {
             assert_eq!(distance(&a.chars().collect::<Vec<_>>(), b), letters, "{a} {b}");
         }
     }

@@ -134,7 +134,8 @@ pub(crate) const METADATA_CACHE: Row = Row::mib([1, 2, 3, 8, 16, 32, 128]);
 pub(crate) const COPY_THREADS: Row = Row::new([2, 2, 2, 2, 2, 4, 4]);
 
 // Modules.
-pub(crate) const TABLE_ELEMENTS: Row = Row::new([65_536, 65_536, 65_536, 262_144, 262_144, 1_000_000, 1_000_000]);
+pub(crate) const TABLE_ELEMENTS: Row =
+    Row::new([65_536, 65_536, 65_536, 262_144, 262_144, 1_000_000, 1_000_000]);
 
 // Consensus.
 pub(crate) const INGRESS_POOL: Row = Row::mib([3, 4, 8, 12, 24, 48, 96]);
@@ -151,11 +152,16 @@ pub(crate) const RESPONSES: Row = Row::mib([4, 5, 8, 16, 40, 64, 128]);
 
 // What one row promises another.
 const _: () = {
-    assert!(DELTA_PER_ROUND.covers(&HEAP_DIRTY_PER_MESSAGE) && DELTA_PER_ROUND.covers(&STABLE_DIRTY_PER_MESSAGE));
+    assert!(
+        DELTA_PER_ROUND.covers(&HEAP_DIRTY_PER_MESSAGE) && DELTA_PER_ROUND.covers(&STABLE_DIRTY_PER_MESSAGE)
+    );
     assert!(DELTA_PER_ROUND.covers(&DELTA_PER_CANISTER_ROUND) && DELTA_PER_ROUND.covers(&CHECKPOINT_DELTA));
     assert!(HEAP_DIRTY_PER_INSTALL.covers(&HEAP_DIRTY_PER_MESSAGE));
     assert!(STABLE_DIRTY_PER_INSTALL.covers(&STABLE_DIRTY_PER_MESSAGE));
-    assert!(DIRTY_PER_INSTALL.covers(&HEAP_DIRTY_PER_INSTALL) && DIRTY_PER_INSTALL.covers(&STABLE_DIRTY_PER_INSTALL));
+    assert!(
+        DIRTY_PER_INSTALL.covers(&HEAP_DIRTY_PER_INSTALL)
+            && DIRTY_PER_INSTALL.covers(&STABLE_DIRTY_PER_INSTALL)
+    );
     assert!(HEAP_DIRTY_PER_MESSAGE.covers(&HEAP_DIRTY_PER_QUERY));
     assert!(STABLE_DIRTY_PER_MESSAGE.covers(&STABLE_DIRTY_PER_QUERY));
     assert!(RESIDENT_FLOOR.covers(&EVICTION_BATCH));

@@ -143,7 +143,14 @@ impl Limits {
 
     fn lines(&self) -> Vec<SheetLine> {
         use LineKind::{Disk, File, Fixed, Pool};
-        let line = |name, bytes, owner, kind, made_of: String, reason| SheetLine { name, bytes, owner, made_of, reason, kind };
+        let line = |name, bytes, owner, kind, made_of: String, reason| SheetLine {
+            name,
+            bytes,
+            owner,
+            made_of,
+            reason,
+            kind,
+        };
         let whole = String::new;
         let Limits { subnet, execution, sandbox, pages, consensus, gateway, process, .. } = self;
         let workers = execution.threads.saturating_add(execution.query_threads);
@@ -157,7 +164,14 @@ impl Limits {
         let delta_most = pages.delta_capacity_bytes.saturating_add(in_flight);
 
         vec![
-            line("node_process", process.node_base_bytes, "thimble", Fixed, whole(), "the node at rest: runtime, stacks, allocator slack"),
+            line(
+                "node_process",
+                process.node_base_bytes,
+                "thimble",
+                Fixed,
+                whole(),
+                "the node at rest: runtime, stacks, allocator slack",
+            ),
             line(
                 "worker_processes",
                 workers.saturating_mul(process.worker_base_bytes),
@@ -174,8 +188,22 @@ impl Limits {
                 times(workers, self.worker_buffer_bytes()),
                 "per worker one argument, one answer and the tables of the instance",
             ),
-            line("kernel", process.kernel_bytes, "kernel", Fixed, whole(), "page tables, sockets and directory entries charged to the node"),
-            line("page_cache", process.page_cache_floor_bytes, "kernel", Fixed, whole(), "code being executed must stay resident"),
+            line(
+                "kernel",
+                process.kernel_bytes,
+                "kernel",
+                Fixed,
+                whole(),
+                "page tables, sockets and directory entries charged to the node",
+            ),
+            line(
+                "page_cache",
+                process.page_cache_floor_bytes,
+                "kernel",
+                Fixed,
+                whole(),
+                "code being executed must stay resident",
+            ),
             line(
                 pool::EXECUTIONS,
                 in_flight.max(compile),
@@ -213,8 +241,22 @@ impl Limits {
                 whole(),
                 "queued messages of best-effort calls and of clients",
             ),
-            line(pool::INGRESS_HISTORY, subnet.ingress_history_bytes, "state", Pool, whole(), "statuses and replies that clients still ask for"),
-            line(pool::CUSTOM_SECTIONS, subnet.wasm_custom_sections_bytes, "state", Pool, whole(), "metadata sections of all modules"),
+            line(
+                pool::INGRESS_HISTORY,
+                subnet.ingress_history_bytes,
+                "state",
+                Pool,
+                whole(),
+                "statuses and replies that clients still ask for",
+            ),
+            line(
+                pool::CUSTOM_SECTIONS,
+                subnet.wasm_custom_sections_bytes,
+                "state",
+                Pool,
+                whole(),
+                "metadata sections of all modules",
+            ),
             line(
                 pool::CANISTER_METADATA,
                 subnet.canister_metadata_bytes,
@@ -223,7 +265,14 @@ impl Limits {
                 whole(),
                 "settings, contexts, callbacks, globals and logs of all canisters",
             ),
-            line(pool::INGRESS_POOL, consensus.ingress_pool_bytes, "consensus", Pool, whole(), "accepted calls that no block holds yet"),
+            line(
+                pool::INGRESS_POOL,
+                consensus.ingress_pool_bytes,
+                "consensus",
+                Pool,
+                whole(),
+                "accepted calls that no block holds yet",
+            ),
             line(
                 pool::BLOCKS,
                 blocks.saturating_mul(consensus.block_ingress_bytes),
@@ -232,8 +281,22 @@ impl Limits {
                 times(blocks, consensus.block_ingress_bytes),
                 "the block being executed and those waiting for it",
             ),
-            line(pool::REQUEST_BODIES, gateway.bodies_bytes, "gateway", Pool, whole(), "request bodies being read and verified"),
-            line(pool::RESPONSES, gateway.responses_bytes, "gateway", Pool, whole(), "responses being encoded and written"),
+            line(
+                pool::REQUEST_BODIES,
+                gateway.bodies_bytes,
+                "gateway",
+                Pool,
+                whole(),
+                "request bodies being read and verified",
+            ),
+            line(
+                pool::RESPONSES,
+                gateway.responses_bytes,
+                "gateway",
+                Pool,
+                whole(),
+                "responses being encoded and written",
+            ),
             line(
                 pool::CONNECTIONS,
                 gateway.connections.saturating_mul(CONNECTION_BYTES),
@@ -250,7 +313,14 @@ impl Limits {
                 format!("{RUN_BYTES} B per page of {}", format_size(delta_most)),
                 "the index of pages changed since they were last folded, every page a run of its own at worst",
             ),
-            line("metadata_cache", pages.metadata_cache_bytes, "state", Fixed, whole(), "cache of the metadata store"),
+            line(
+                "metadata_cache",
+                pages.metadata_cache_bytes,
+                "state",
+                Fixed,
+                whole(),
+                "cache of the metadata store",
+            ),
             line(
                 pool::CERTIFICATES,
                 consensus.certificates_kept.saturating_mul(CERTIFICATE_BYTES),
@@ -259,7 +329,14 @@ impl Limits {
                 times(consensus.certificates_kept, CERTIFICATE_BYTES),
                 "certificates of recent heights",
             ),
-            line(pool::QUERY_CACHE, execution.query_cache_bytes, "execution", Pool, whole(), "replies of queries whose canister did not change"),
+            line(
+                pool::QUERY_CACHE,
+                execution.query_cache_bytes,
+                "execution",
+                Pool,
+                whole(),
+                "replies of queries whose canister did not change",
+            ),
             line(
                 "mapped_state",
                 sandbox.resident_floor_bytes,
@@ -268,16 +345,34 @@ impl Limits {
                 whole(),
                 "clean pages of idle canisters left mapped; the kernel takes them when it needs them",
             ),
-            line("canister_state", subnet.memory_capacity_bytes, "pages", Disk, whole(), "heaps, stable memories, modules and chunks of all canisters"),
+            line(
+                "canister_state",
+                subnet.memory_capacity_bytes,
+                "pages",
+                Disk,
+                whole(),
+                "heaps, stable memories, modules and chunks of all canisters",
+            ),
             line(
                 "delta_log",
                 delta_most,
                 "pages",
                 Disk,
-                format!("{} and {} in flight", format_size(pages.delta_capacity_bytes), format_size(in_flight)),
+                format!(
+                    "{} and {} in flight",
+                    format_size(pages.delta_capacity_bytes),
+                    format_size(in_flight)
+                ),
                 "pages changed since they were last folded",
             ),
-            line("compiled_modules", sandbox.compilation_cache_bytes, "sandbox", Disk, whole(), "compiled artefacts, mapped when they run"),
+            line(
+                "compiled_modules",
+                sandbox.compilation_cache_bytes,
+                "sandbox",
+                Disk,
+                whole(),
+                "compiled artefacts, mapped when they run",
+            ),
             line(
                 "block_log",
                 pages.checkpoint_interval_rounds.saturating_mul(consensus.block_ingress_bytes),
@@ -286,7 +381,14 @@ impl Limits {
                 times(pages.checkpoint_interval_rounds, consensus.block_ingress_bytes),
                 "blocks since the last checkpoint, were each of them full",
             ),
-            line("disk_reserve", pages.disk_reserve_bytes, "thimble", Disk, whole(), "kept free; with less, updates are refused"),
+            line(
+                "disk_reserve",
+                pages.disk_reserve_bytes,
+                "thimble",
+                Disk,
+                whole(),
+                "kept free; with less, updates are refused",
+            ),
         ]
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ic_principal::Principal;
 use limits::Limits;
-use state::{BlobError, CanisterId, Fault, Height, RequestId, StoreError, SubnetInfo, Time};
+use state::{BlobError, CanisterId, Fault, RequestId, StoreError, SubnetInfo, Time};
 use thiserror::Error;
 
 /// Everything about the subnet that execution depends on. The same on every node, or their states differ.
@@ -163,14 +163,6 @@ impl FaultKind {
     }
 }
 
-/// Newest height and time an executor stands at, as [`crate::Executor::height`] and `time` tell.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Position {
-    /// Height of the last batch executed.
-    pub height: Height,
-    /// Its time.
-    pub time: Time,
-}
 
 #[cfg(test)]
 mod tests {

@@ -1,12 +1,13 @@
 //! What every part of execution shares and nothing changes: limits, prices, workers, and where memories and modules lie.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use limits::Limits;
 use pages::PageStore;
 use sandbox::{CostTable, MessageLimits, Sandbox};
-use state::{BlobStore, CanisterId, Fault, Height, ModuleHash, Reject, Time};
+use state::{BlobStore, CanisterId, CanisterState, Fault, Height, ModuleHash, Reject, Time};
 
 use crate::config::{ExecutorConfig, FatalError, FaultKind};
 use crate::cycles::CostSchedule;
@@ -21,6 +22,8 @@ pub(crate) struct Core {
     pub(crate) blobs: Arc<BlobStore>,
     /// Modules whose artefact this process has seen to. At most one per canister.
     prepared: Mutex<BTreeSet<ModuleHash>>,
+    /// Whether a canister let go of a module or of chunks since the module store was last swept.
+    blobs_changed: AtomicBool,
 }
 
 impl Core {
@@ -32,11 +35,26 @@ impl Core {
     ) -> Self {
         let costs = CostSchedule::default();
         let cost_table = costs.table(&config.limits);
-        Self { config, costs, cost_table, sandbox, pages, blobs, prepared: Mutex::default() }
+        Self { config, costs, cost_table, sandbox, pages, blobs, prepared: Mutex::default(), blobs_changed: AtomicBool::new(true) }
     }
 
     pub(crate) fn limits(&self) -> &Limits {
         &self.config.limits
+    }
+
+    /// Whether a canister can prepay a task of the system.
+    pub(crate) fn affords_task(&self, canister: &CanisterState) -> bool {
+        self.costs.liquid(canister) >= self.costs.execution(self.limits().execution.instructions_per_message)
+    }
+
+    /// Notes that blobs may have become dead.
+    pub(crate) fn note_blobs_changed(&self) {
+        self.blobs_changed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether blobs may have become dead; asking clears it.
+    pub(crate) fn take_blobs_changed(&self) -> bool {
+        self.blobs_changed.swap(false, Ordering::Relaxed)
     }
 
     /// Notes that the artefact of a module is there.

@@ -1,1 +1,45 @@
-//! Placeholder.
+//! Execution: (state, batch) -> state.
+//!
+//! [`Executor`] holds the replicated state of this node. A batch of users' calls comes in, canisters run in worker processes, their calls find each other
+//! within the round, and out comes the root of the certified tree. The same batches give the same roots on every node and in every run, whatever the number
+//! of threads, and whether or not the node was restarted from a checkpoint in between.
+//!
+//! | to change | start at |
+//! |---|---|
+//! | what happens in a round, and in which order | `round` |
+//! | which canister runs when, and beside whom | `scheduler` |
+//! | what one message pays, may do and leads to | `message` |
+//! | how a worker's answer is checked and kept | `machine` |
+//! | how calls and answers travel, and what bounds them | `messaging` |
+//! | which users' calls are taken in | `induction` |
+//! | what `aaaaa-aa` does | `management` |
+//! | queries and the check before a call is taken in | `query` |
+//! | prices and the freezing threshold | `cycles` |
+//! | what is made durable, and when | `checkpoint` |
+//!
+//! Bounds: a round by instructions and delta (a message that was started is finished), queues by slots per pair of canisters, messages by two pools of bytes,
+//! callbacks per canister, unfinished users' calls, canisters and their metadata; all from `limits`, and every refusal names the one it met.
+//!
+//! This crate must never know of networks, HTTP, blocks or keys; it has no clock (time comes with batches), no randomness of its own, and reads files only
+//! through the stores it is given.
+
+mod checkpoint;
+mod config;
+mod core;
+mod cycles;
+mod executor;
+mod induction;
+mod machine;
+mod management;
+mod message;
+mod messaging;
+mod pool;
+mod query;
+mod reject;
+mod round;
+mod scheduler;
+
+pub use config::{ExecutorConfig, FatalError, FaultKind, RoundResult};
+pub use cycles::CostSchedule;
+pub use executor::Executor;
+pub use query::{QueryReply, QueryRequest, QueryService};

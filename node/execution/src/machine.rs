@@ -75,8 +75,8 @@ impl Invocation {
 /// Room for the dirty pages of one execution.
 #[derive(Debug)]
 pub(crate) struct Targets {
-    heap: AppendTarget,
-    stable: AppendTarget,
+    pub(crate) heap: AppendTarget,
+    pub(crate) stable: AppendTarget,
 }
 
 /// Whether an execution can start.
@@ -152,16 +152,41 @@ impl<'a> Machine<'a> {
         targets: Option<Targets>,
         ordinal: u64,
     ) -> Result<Ran, FatalError> {
+        let (mut ran, targets) = self.attempt(canister, invocation, targets, ordinal)?;
+        if let Some((changes, targets)) = ran.changes.as_ref().zip(targets) {
+            match self.commit(canister, changes, targets) {
+                Ok(delta_bytes) => ran.delta_bytes = delta_bytes,
+                Err(error) if error.is_worker_fault() => {
+                    tracing::error!(canister = %canister.id, %error, "worker returned bad runs");
+                    ran.result = Err(reject::engine_fault(&canister.id, "pages it cannot have written"));
+                    ran.changes = None;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(ran)
+    }
+
+    /// Runs `invocation` and checks what came back, but commits nothing: the targets are returned with what is written in them. They are given back only
+    /// together with changes.
+    pub(crate) fn attempt(
+        &mut self,
+        canister: &CanisterState,
+        invocation: Invocation,
+        targets: Option<Targets>,
+        ordinal: u64,
+    ) -> Result<(Ran, Option<Targets>), FatalError> {
+        let failed = |reject| Ok((Ran::failed(reject), None));
         let Some(execution) = canister.execution.as_ref() else {
-            return Ok(Ran::failed(reject::no_module(&canister.id)));
+            return failed(reject::no_module(&canister.id));
         };
         if self.round.recorded(FaultKind::WorkerDied, canister.id, ordinal) {
             self.faults.push(FaultKind::WorkerDied.fault(canister.id, ordinal));
-            return Ok(Ran::failed(reject::worker_died(&canister.id)));
+            return failed(reject::worker_died(&canister.id));
         }
         if self.round.recorded(FaultKind::NotCompiled, canister.id, ordinal) {
             self.faults.push(FaultKind::NotCompiled.fault(canister.id, ordinal));
-            return Ok(Ran::failed(reject::not_compiled(&canister.id)));
+            return failed(reject::not_compiled(&canister.id));
         }
         let module = execution.module.hash;
         match self.core.ensure_prepared(module, &canister.id) {
@@ -170,7 +195,7 @@ impl<'a> Machine<'a> {
             Err(EnsureError::Resources(reason)) => {
                 tracing::warn!(canister = %canister.id, reason = reason.message, "installed module cannot be compiled");
                 self.faults.push(FaultKind::NotCompiled.fault(canister.id, ordinal));
-                return Ok(Ran::failed(reject::not_compiled(&canister.id)));
+                return failed(reject::not_compiled(&canister.id));
             }
         }
         let limits = invocation.limits;
@@ -194,7 +219,7 @@ impl<'a> Machine<'a> {
         }
         let Some(outcome) = outcome else {
             self.faults.push(FaultKind::WorkerDied.fault(canister.id, ordinal));
-            return Ok(Ran::failed(reject::worker_died(&canister.id)));
+            return failed(reject::worker_died(&canister.id));
         };
         let Outcome { instructions, result, changes, log, .. } = outcome;
         let instructions = instructions.min(limits.instructions);
@@ -203,50 +228,40 @@ impl<'a> Machine<'a> {
             Ok(response) => response,
             Err(Trap { reject, .. }) => {
                 ran.result = Err(reject::from_canister(&canister.id, reject));
-                return Ok(ran);
+                return Ok((ran, None));
             }
         };
         let fault = |what: &str| Err(reject::engine_fault(&canister.id, what));
         let Some(changes) = changes else {
             ran.result = if keeps_changes { fault("no changes") } else { Ok(response) };
-            return Ok(ran);
+            return Ok((ran, None));
         };
         if let Err(what) = check(self.core, canister, execution, &request.context, &changes, growable_bytes, keeps_changes) {
             ran.result = fault(what);
-            return Ok(ran);
+            return Ok((ran, None));
         }
         if !keeps_changes {
             ran.result = Ok(response);
             ran.changes = Some(changes);
-            return Ok(ran);
+            return Ok((ran, None));
         }
         let pages_before = execution.heap.wasm_pages + execution.stable.wasm_pages;
         let grown = (changes.heap_wasm_pages + changes.stable_wasm_pages - pages_before) * WASM_PAGE_BYTES;
         let needed = self.core.costs.freezing_limit_with(canister, canister.memory_usage().total() + grown);
         if grown > 0 && !grows_frozen && changes.balance < needed {
             ran.result = Err(reject::memory_too_dear(&canister.id, grown, changes.balance, needed));
-            return Ok(ran);
+            return Ok((ran, None));
         }
         let targets = request.heap.append.take().zip(request.stable.append.take());
         // Nothing may hold the layouts of the version before while the next one is made, or folding would wait for them.
         drop(request);
         let Some((heap, stable)) = targets else {
             ran.result = fault("nowhere to write");
-            return Ok(ran);
+            return Ok((ran, None));
         };
-        match self.commit(canister, &changes, heap, stable) {
-            Ok(delta_bytes) => {
-                ran.delta_bytes = delta_bytes;
-                ran.result = Ok(response);
-                ran.changes = Some(changes);
-            }
-            Err(error) if error.is_worker_fault() => {
-                tracing::error!(canister = %canister.id, %error, "worker returned bad runs");
-                ran.result = Err(reject::engine_fault(&canister.id, "pages it cannot have written"));
-            }
-            Err(error) => return Err(error.into()),
-        }
-        Ok(ran)
+        ran.result = Ok(response);
+        ran.changes = Some(changes);
+        Ok((ran, Some(Targets { heap, stable })))
     }
 
     fn request(
@@ -277,13 +292,13 @@ impl<'a> Machine<'a> {
     }
 
     /// Makes the pages the newest version, and takes over everything but cycles and calls. Returns the bytes of delta.
-    fn commit(
+    pub(crate) fn commit(
         &self,
         canister: &mut CanisterState,
         changes: &Changes,
-        heap: AppendTarget,
-        stable: AppendTarget,
+        targets: Targets,
     ) -> Result<u64, PagesError> {
+        let Targets { heap, stable } = targets;
         let Some(execution) = canister.execution.as_mut() else { return Ok(0) };
         let pages = |runs: &[Run]| runs.iter().map(|run| run.pages).sum::<u64>();
         if changes.heap_runs.is_empty() {
@@ -358,6 +373,7 @@ pub(crate) fn system_context(
     SystemContext {
         canister_id: canister.id,
         subnet_id: core.config.subnet.subnet_id,
+        subnet_nodes: u32::try_from(core.config.subnet.nodes.len()).unwrap_or(u32::MAX),
         root_key: core.config.root_key_der.clone(),
         time,
         canister_version: canister.version,
@@ -471,7 +487,7 @@ fn check(
 }
 
 /// Takes back a commit: writes what `old` had at the pages of `runs` as the newest version.
-pub(crate) fn take_back(core: &Core, old: &MemoryLayout, runs: &[Run]) -> Result<MemoryLayout, PagesError> {
+fn take_back(core: &Core, old: &MemoryLayout, runs: &[Run]) -> Result<MemoryLayout, PagesError> {
     let pages: u64 = runs.iter().map(|run| run.pages).sum();
     let target = core.pages.reserve(old.id, pages)?;
     let mut written = Vec::with_capacity(runs.len());

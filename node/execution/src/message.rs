@@ -71,19 +71,6 @@ impl Effects {
             Origin::System => refund,
         }
     }
-
-    /// Adds what another turn did after this one.
-    pub(crate) fn append(&mut self, mut other: Self) {
-        self.requests.append(&mut other.requests);
-        self.responses.append(&mut other.responses);
-        self.answers.append(&mut other.answers);
-        self.processing.append(&mut other.processing);
-        self.faults.append(&mut other.faults);
-        self.instructions += other.instructions;
-        self.work += other.work;
-        self.delta_bytes += other.delta_bytes;
-        self.messages += other.messages;
-    }
 }
 
 /// Where a canister stands in the current round.
@@ -155,7 +142,8 @@ impl<'a> Turn<'a> {
             let hooks = module.info.hooks;
             let timer_due =
                 canister.global_timer.0 != 0 && canister.global_timer <= self.time() && hooks.global_timer && !seat.timer_done;
-            if hooks.on_low_wasm_memory && canister.low_memory_hook == LowMemoryHook::Ready {
+            // A hook that cannot be paid waits; what else is there goes on, and most of it will be refused for the same reason.
+            if hooks.on_low_wasm_memory && canister.low_memory_hook == LowMemoryHook::Ready && self.core().affords_task(canister) {
                 return self.system_task(canister, seat, Entry::OnLowWasmMemory);
             }
             if hooks.heartbeat && !seat.heartbeat_done {
@@ -320,6 +308,10 @@ impl<'a> Turn<'a> {
             canister.calls.close_if_done(callback.context);
             return Ok(());
         };
+        let reject_code = match &response.payload {
+            Payload::Reply(_) => 0,
+            Payload::Reject(reject) => reject.code as u32,
+        };
         let (kind, (fun, env), arg) = match response.payload {
             Payload::Reply(bytes) => (CallbackKind::Reply, callback.on_reply, bytes),
             Payload::Reject(reject) => (
@@ -351,7 +343,7 @@ impl<'a> Turn<'a> {
             let prepaid = core.costs.execution(cleanup_instructions).min(canister.cycles);
             let limits = MessageLimits { instructions: cleanup_instructions, ..limits };
             let cleanup = Invocation {
-                entry: Entry::Cleanup { fun, env },
+                entry: Entry::Cleanup { fun, env, reject_code },
                 arg: Vec::new(),
                 cycles_refunded: 0,
                 context_instructions: context.instructions + ran.instructions,
@@ -378,7 +370,7 @@ impl<'a> Turn<'a> {
     fn system_task(&mut self, canister: &mut CanisterState, seat: &mut Seat, entry: Entry) -> Result<Step, FatalError> {
         let limits = self.core().message_limits();
         let prepaid = self.core().costs.execution(limits.instructions);
-        let affordable = self.core().costs.liquid(canister) >= prepaid;
+        let affordable = self.core().affords_task(canister);
         let targets = if affordable { self.targets(canister, seat)? } else { Some(None) };
         let Some(targets) = targets else { return Ok(Step::Paused) };
         match entry {
@@ -389,9 +381,7 @@ impl<'a> Turn<'a> {
                     canister.global_timer = Time(0);
                 }
             }
-            _ if affordable => canister.low_memory_hook = LowMemoryHook::Executed,
-            // The hook waits until it can be paid; nothing else of the canister can be paid either.
-            _ => return Ok(Step::Paused),
+            _ => canister.low_memory_hook = LowMemoryHook::Executed,
         }
         if !affordable {
             return Ok(Step::Done);

@@ -67,10 +67,6 @@ pub(crate) fn no_certified_state() -> Reject {
     reject(208, "No certified state is available yet; ask again in a moment.")
 }
 
-pub(crate) fn rate_limited(message: impl Into<String>) -> Reject {
-    reject(210, message)
-}
-
 pub(crate) fn canister_not_found(id: &Principal) -> Reject {
     reject(301, format!("Canister {id} not found."))
 }
@@ -113,6 +109,10 @@ pub(crate) fn invalid_controller(id: &CanisterId, caller: &Principal) -> Reject 
 
 pub(crate) fn worker_died(id: &CanisterId) -> Reject {
     reject(521, format!("Error from Canister {id}: The worker process that executed the message died three times; nothing of it was kept."))
+}
+
+pub(crate) fn query_worker_died(id: &CanisterId) -> Reject {
+    reject(521, format!("Error from Canister {id}: The worker process that executed the query died; ask again."))
 }
 
 pub(crate) fn not_compiled(id: &CanisterId) -> Reject {

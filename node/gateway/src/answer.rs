@@ -1,6 +1,7 @@
 //! What a request is answered with: bodies of the interface specification, and refusals that teach.
 //!
-//! A refusal names what was wrong or which limit was met, with its value and what to do. Its `reason` is the label under which it is counted.
+//! A refusal names what was wrong or which limit was met, with its value and what to do. Its `reason` is the label
+//! under which it is counted.
 
 use bytes::Bytes;
 use ed25519_dalek::{Signer, SigningKey};
@@ -70,7 +71,12 @@ impl Refused {
     }
 
     /// A refusal that time cures.
-    pub(crate) fn busy(status: StatusCode, reason: &'static str, message: impl Into<String>, retry_after_seconds: u64) -> Self {
+    pub(crate) fn busy(
+        status: StatusCode,
+        reason: &'static str,
+        message: impl Into<String>,
+        retry_after_seconds: u64,
+    ) -> Self {
         Self { retry_after_seconds: Some(retry_after_seconds), ..Self::new(status, reason, message) }
     }
 }
@@ -79,7 +85,10 @@ impl Refused {
 pub(crate) fn with_common_headers(mut response: Response<Body>) -> Response<Body> {
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
-    headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("retry-after,content-length"));
+    headers.insert(
+        header::ACCESS_CONTROL_EXPOSE_HEADERS,
+        HeaderValue::from_static("retry-after,content-length"),
+    );
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
@@ -90,10 +99,13 @@ pub(crate) fn preflight() -> Response<Body> {
     let mut response = Response::new(Body::default());
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
-    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, HEAD, POST, OPTIONS"));
+    headers
+        .insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, HEAD, POST, OPTIONS"));
     headers.insert(
         header::ACCESS_CONTROL_ALLOW_HEADERS,
-        HeaderValue::from_static("accept, accept-language, content-language, content-type, range, cache-control, x-requested-with"),
+        HeaderValue::from_static(
+            "accept, accept-language, content-language, content-type, range, cache-control, x-requested-with",
+        ),
     );
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("7200"));
     response
@@ -104,7 +116,9 @@ impl From<Answer> for Response<Body> {
         let mut response = Response::new(Full::new(answer.body));
         *response.status_mut() = answer.status;
         if !answer.content_type.is_empty() {
-            response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(answer.content_type));
+            response
+                .headers_mut()
+                .insert(header::CONTENT_TYPE, HeaderValue::from_static(answer.content_type));
         }
         response
     }
@@ -188,8 +202,14 @@ impl NodeSigner {
     }
 
     /// A query's response with this node's signature.
-    pub(crate) fn query_response(&self, request_id: &RequestId, outcome: &Result<Vec<u8>, Reject>, now: Time) -> Vec<u8> {
-        let mut fields = vec![[self.timestamp, hash::of_nat(now.0)], [self.request_id, hash::of_bytes(request_id.0)]];
+    pub(crate) fn query_response(
+        &self,
+        request_id: &RequestId,
+        outcome: &Result<Vec<u8>, Reject>,
+        now: Time,
+    ) -> Vec<u8> {
+        let mut fields =
+            vec![[self.timestamp, hash::of_nat(now.0)], [self.request_id, hash::of_bytes(request_id.0)]];
         let mut writer;
         match outcome {
             Ok(reply) => {
@@ -237,13 +257,20 @@ mod tests {
     fn query_responses_are_signed_as_the_published_types_expect() {
         let key = SigningKey::from_bytes(&[7; 32]);
         let signer = NodeSigner::new(key.clone(), Principal::self_authenticating([1]));
-        let reject = Reject { code: RejectCode::CanisterError, message: "it trapped".to_owned(), error_code: ErrorCode(502) };
+        let reject = Reject {
+            code: RejectCode::CanisterError,
+            message: "it trapped".to_owned(),
+            error_code: ErrorCode(502),
+        };
         for outcome in [Ok(b"DIDL\x00\x00".to_vec()), Err(reject)] {
             let body = signer.query_response(&RequestId([3; 32]), &outcome, Time(1_685_570_400_000_000_000));
             let response: QueryResponse = serde_cbor::from_slice(&body).unwrap();
             let [signature] = response.signatures() else { panic!("one signature") };
-            let signable = response.signable(ic_transport_types::RequestId::new(&[3; 32]), signature.timestamp);
-            key.verifying_key().verify_strict(&signable, &signature.signature.as_slice().try_into().unwrap()).unwrap();
+            let signable =
+                response.signable(ic_transport_types::RequestId::new(&[3; 32]), signature.timestamp);
+            key.verifying_key()
+                .verify_strict(&signable, &signature.signature.as_slice().try_into().unwrap())
+                .unwrap();
             assert_eq!(signature.identity.as_slice(), Principal::self_authenticating([1]).as_slice());
             assert_eq!(signature.timestamp, 1_685_570_400_000_000_000);
         }

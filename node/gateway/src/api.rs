@@ -1,13 +1,17 @@
 // SEAM
 //! What the gateway needs of the node behind it.
 //!
-//! The binary implements [`Node`] over consensus and execution. The gateway calls it from its blocking threads ([`Node::inspect`], [`Node::query`]) and
-//! from its async threads (everything else, which must therefore return at once).
+//! The binary implements [`Node`] over consensus and execution. The gateway calls it from its blocking threads
+//! ([`Node::inspect`], [`Node::query`]) and from its async threads (everything else, which must therefore return at
+//! once).
 
 use std::sync::Arc;
 
 use ic_principal::Principal;
-use state::{CanisterId, Height, Ingress, Reject, RequestId, SenderInfo, Time};
+use state::{
+    CanisterFacts, CanisterId, Height, Ingress, Reject, RequestId, SenderInfo, Time,
+    certified::CertifiedStateOf,
+};
 
 /// A query whose envelope was authenticated.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,8 +95,38 @@ pub trait CertifiedView: Send + Sync {
     fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8>;
     /// What is known of an update call.
     fn request(&self, id: &RequestId) -> Option<RequestFacts>;
-    /// Whether `sender` may read the custom section `name`: anyone may unless it exists and is private, then controllers may.
+    /// Whether `sender` may read the custom section `name`: anyone may unless it exists and is private, then
+    /// controllers may.
     fn may_read_metadata(&self, canister_id: &CanisterId, name: &str, sender: &Principal) -> bool;
+}
+
+impl<C: CanisterFacts + Send + Sync> CertifiedView for CertifiedStateOf<C> {
+    fn height(&self) -> Height {
+        CertifiedStateOf::height(self)
+    }
+
+    fn time(&self) -> Time {
+        CertifiedStateOf::time(self)
+    }
+
+    fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8> {
+        CertifiedStateOf::certificate(self, paths)
+    }
+
+    fn request(&self, id: &RequestId) -> Option<RequestFacts> {
+        CertifiedStateOf::request(self, id).map(|entry| RequestFacts {
+            sender: entry.sender,
+            effective_canister_id: entry.effective_canister_id,
+            canister_id: None,
+            terminal: entry.status.is_terminal(),
+        })
+    }
+
+    fn may_read_metadata(&self, canister_id: &CanisterId, name: &str, sender: &Principal) -> bool {
+        let Some(canister) = self.canister(canister_id) else { return true };
+        canister.metadata_section(name).is_none_or(|section| section.public)
+            || canister.controllers().any(|controller| controller == sender)
+    }
 }
 
 /// The node behind the gateway.

@@ -1,12 +1,13 @@
 //! CBOR (RFC 8949), read strictly and within bounds, and written canonically enough.
 //!
-//! The reader turns a body into [`Value`]s that borrow from it. What it accepts is what the interface specification's encodings can contain: unsigned and
-//! negative integers, byte and text strings, arrays, maps, and null or undefined, which both mean "field omitted". Indefinite lengths are accepted
-//! because some clients' encoders write nothing else. Floats, booleans, unknown tags, duplicate keys, map keys that are neither text nor integers,
-//! bytes after the item and truncated items are refused, each with the offset at which reading stopped.
+//! The reader turns a body into [`Value`]s that borrow from it. What it accepts is what the interface specification's
+//! encodings can contain: unsigned and negative integers, byte and text strings, arrays, maps, and null or undefined,
+//! which both mean "field omitted". Indefinite lengths are accepted because some clients' encoders write nothing
+//! else. Floats, booleans, unknown tags, duplicate keys, map keys that are neither text nor integers, bytes after the
+//! item and truncated items are refused, each with the offset at which reading stopped.
 //!
-//! Two bounds keep a small body from becoming a large tree: nesting depth, which also bounds the stack, and the number of items. Lengths announced by
-//! the body are compared with what is left of it before anything is allocated.
+//! Two bounds keep a small body from becoming a large tree: nesting depth, which also bounds the stack, and the
+//! number of items. Lengths announced by the body are compared with what is left of it before anything is allocated.
 //!
 //! This file knows nothing of envelopes, certificates or HTTP.
 
@@ -149,7 +150,11 @@ impl<'a> Value<'a> {
     /// The field `name` of a map; null and undefined count as absent.
     pub(crate) fn field(&self, name: &str) -> Option<&Value<'a>> {
         let Self::Map(entries) = self else { return None };
-        entries.iter().find(|(key, _)| key.as_text() == Some(name)).map(|(_, value)| value).filter(|value| **value != Self::Null)
+        entries
+            .iter()
+            .find(|(key, _)| key.as_text() == Some(name))
+            .map(|(_, value)| value)
+            .filter(|value| **value != Self::Null)
     }
 }
 
@@ -245,10 +250,16 @@ impl<'a> Reader<'a> {
 
     fn bignum(&mut self) -> Result<Value<'a>, CborError> {
         let start = self.offset;
-        let not_a_number = CborError::Unexpected { offset: start, what: "a bignum that is no byte string or exceeds 64 bits" };
+        let not_a_number = CborError::Unexpected {
+            offset: start,
+            what: "a bignum that is no byte string or exceeds 64 bits",
+        };
         let (2, length) = self.head()? else { return Err(not_a_number) };
         let bytes = self.bytes(length)?;
-        let significant = bytes.iter().position(|byte| *byte != 0).map_or(&[][..], |first| bytes.get(first..).unwrap_or_default());
+        let significant = bytes
+            .iter()
+            .position(|byte| *byte != 0)
+            .map_or(&[][..], |first| bytes.get(first..).unwrap_or_default());
         if significant.len() > 8 {
             return Err(not_a_number);
         }
@@ -329,7 +340,10 @@ impl<'a> Reader<'a> {
             let offset = self.offset;
             let key = self.item(depth + 1)?;
             if !matches!(key, Value::Text(_) | Value::Nat(_) | Value::Negative(_)) {
-                return Err(CborError::Unexpected { offset, what: "a map key that is neither text nor an integer" });
+                return Err(CborError::Unexpected {
+                    offset,
+                    what: "a map key that is neither text nor an integer",
+                });
             }
             if entries.iter().any(|(known, _)| *known == key) {
                 let key = match key {
@@ -432,7 +446,11 @@ mod tests {
             Value::Text("a".into()),
             Value::Array(vec![Value::Nat(500), Value::Bytes((&[1, 2, 3][..]).into()), Value::Null]),
         )]);
-        for body in ["d9d9f7 a1 6161 83 1901f4 43010203 f6", "bf 6161 9f 1b00000000000001f4 5f 4101 420203 ff f7 ff ff", "a1 7f 6161 ff 83 c24201f4 43010203 f6"] {
+        for body in [
+            "d9d9f7 a1 6161 83 1901f4 43010203 f6",
+            "bf 6161 9f 1b00000000000001f4 5f 4101 420203 ff f7 ff ff",
+            "a1 7f 6161 ff 83 c24201f4 43010203 f6",
+        ] {
             assert_eq!(decode(&unhex(body), BOUNDS).unwrap(), expected, "{body}");
         }
     }
@@ -476,7 +494,8 @@ mod tests {
         let mut wide = vec![0x99, 0x03, 0xe8];
         wide.extend([0x01; 1000]);
         assert_eq!(decode(&wide, BOUNDS), Err(CborError::TooManyItems { offset: 1002, limit: 1000 }));
-        let map: Vec<u8> = std::iter::once(0xbf).chain((0..65u8).flat_map(|n| [0x18, n + 24, 0x01])).chain([0xff]).collect();
+        let map: Vec<u8> =
+            std::iter::once(0xbf).chain((0..65u8).flat_map(|n| [0x18, n + 24, 0x01])).chain([0xff]).collect();
         assert!(matches!(decode(&map, BOUNDS), Err(CborError::MapTooWide { limit: 64, .. })));
         let chunks = [&[0x5f][..], &[0x40; 2000], &[0xff]].concat();
         assert!(matches!(decode(&chunks, BOUNDS), Err(CborError::TooManyItems { .. })));
@@ -518,8 +537,9 @@ mod tests {
         leaf.prop_recursive(4, 64, 8, |inner| {
             prop_oneof![
                 prop::collection::vec(inner.clone(), 0..8).prop_map(Value::Array),
-                prop::collection::btree_map("[a-z]{0,4}", inner, 0..8)
-                    .prop_map(|map| Value::Map(map.into_iter().map(|(key, value)| (Value::Text(key.into()), value)).collect())),
+                prop::collection::btree_map("[a-z]{0,4}", inner, 0..8).prop_map(|map| Value::Map(
+                    map.into_iter().map(|(key, value)| (Value::Text(key.into()), value)).collect()
+                )),
             ]
         })
     }

@@ -4,11 +4,12 @@
 //!
 //! - it has not sent a whole request head within the read timeout, from its first byte or from being accepted;
 //! - it has been idle for [`IDLE`] with no request being served;
-//! - its peer takes a response more slowly than [`WRITE_RATE_MIN`] allows (a stalled reader would pin the response's memory);
+//! - its peer takes a response more slowly than [`WRITE_RATE_MIN`] allows (a stalled reader would pin the response's
+//!   memory);
 //! - the gateway drains: then requests in flight finish, and new ones are refused by closing.
 //!
-//! Bodies have their own timeout where they are read. Both HTTP/1.1 and HTTP/2 with prior knowledge are spoken; HTTP/2 streams are capped per connection
-//! and each is a request to every other limit.
+//! Bodies have their own timeout where they are read. Both HTTP/1.1 and HTTP/2 with prior knowledge are spoken;
+//! HTTP/2 streams are capped per connection and each is a request to every other limit.
 
 use std::{
     io,
@@ -52,7 +53,7 @@ const STREAMS_MAX: u32 = 64;
 /// Unread body bytes of one HTTP/2 stream ...
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 /// ... and of one HTTP/2 connection.
-const CONNECTION_WINDOW_BYTES: u32 = 256 * 1024;
+const CONNECTION_WINDOW_BYTES: u32 = 64 * 1024;
 /// Response bytes buffered per HTTP/2 stream.
 const SEND_BUFFER_BYTES: usize = 64 * 1024;
 
@@ -95,7 +96,8 @@ impl Activity {
     }
 
     fn bytes_read(&self) {
-        let between_requests = self.active.load(Ordering::Relaxed) == 0 && !self.http2.load(Ordering::Relaxed);
+        let between_requests =
+            self.active.load(Ordering::Relaxed) == 0 && !self.http2.load(Ordering::Relaxed);
         if between_requests && !self.reading.swap(true, Ordering::Relaxed) {
             self.touch();
         }
@@ -144,7 +146,12 @@ pub(crate) async fn serve(stream: TcpStream, service: Arc<Service>, mut stage: w
     let activity = Arc::new(Activity::new());
     let read_timeout = service.read_timeout();
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).max_headers(HEADERS_MAX).max_buf_size(HEAD_BYTES_MAX).half_close(false);
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .max_headers(HEADERS_MAX)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .half_close(false);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -164,11 +171,15 @@ pub(crate) async fn serve(stream: TcpStream, service: Arc<Service>, mut stage: w
             Ok::<_, std::convert::Infallible>(response)
         }
     });
-    let guarded = TokioIo::new(Guarded { stream, activity: activity.clone(), stall: None, was_pending: false });
+    let guarded = TokioIo::new(Guarded::new(stream, activity.clone(), WRITE_STALL));
     let mut connection = std::pin::pin!(builder.serve_connection(guarded, answer));
     let mut closing: Option<Instant> = None;
     loop {
-        let wake = closing.or_else(|| activity.deadline(read_timeout)).unwrap_or_else(|| Instant::now() + IDLE.min(read_timeout));
+        // What the connection waits for may change at any moment, so it is looked at once per read timeout at least.
+        let soon = Instant::now() + read_timeout;
+        let wake =
+            closing.or_else(|| activity.deadline(read_timeout)).map_or(soon, |deadline| deadline.min(soon));
+        let awaited = if closing.is_some() { Stage::Draining } else { Stage::Serving };
         tokio::select! {
             // An error here is the peer's: it went away or spoke no HTTP. hyper has answered what could be answered.
             _ = connection.as_mut() => return,
@@ -176,26 +187,28 @@ pub(crate) async fn serve(stream: TcpStream, service: Arc<Service>, mut stage: w
                 if closing.is_some_and(|deadline| deadline <= Instant::now()) {
                     return;
                 }
-                if closing.is_none() && activity.deadline(read_timeout).is_some_and(|deadline| deadline <= Instant::now()) {
+                let overdue = activity.deadline(read_timeout).is_some_and(|deadline| deadline <= Instant::now());
+                if closing.is_none() && overdue {
                     connection.as_mut().graceful_shutdown();
                     closing = Some(Instant::now() + CLOSING);
                 }
             }
-            stage = stage.wait_for(|stage| *stage > if closing.is_some() { Stage::Draining } else { Stage::Serving }) => match stage.map(|stage| *stage) {
-                Ok(Stage::Draining) => {
-                    connection.as_mut().graceful_shutdown();
-                    // The gateway bounds the drain as a whole.
-                    closing = Some(Instant::now() + IDLE);
+            changed = stage.wait_for(|stage| *stage > awaited) => {
+                if !matches!(changed.as_deref(), Ok(Stage::Draining)) {
+                    return;
                 }
-                _ => return,
-            },
+                connection.as_mut().graceful_shutdown();
+                // The gateway bounds the drain as a whole.
+                closing = Some(Instant::now() + IDLE);
+            }
         }
     }
 }
 
 /// A stream whose writes must make progress.
-struct Guarded {
-    stream: TcpStream,
+struct Guarded<S> {
+    stream: S,
+    patience: Duration,
     activity: Arc<Activity>,
     stall: Option<Stall>,
     was_pending: bool,
@@ -207,7 +220,11 @@ struct Stall {
     timer: Pin<Box<Sleep>>,
 }
 
-impl Guarded {
+impl<S> Guarded<S> {
+    fn new(stream: S, activity: Arc<Activity>, patience: Duration) -> Self {
+        Self { stream, patience, activity, stall: None, was_pending: false }
+    }
+
     fn wrote(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         match outcome {
             Poll::Ready(Ok(bytes)) => {
@@ -217,24 +234,37 @@ impl Guarded {
                     self.stall = None;
                 } else if let Some(stall) = &mut self.stall {
                     stall.written += bytes as u64;
-                    let allowed = WRITE_STALL + Duration::from_secs(stall.written / WRITE_RATE_MIN);
+                    let allowed =
+                        self.patience + Duration::from_millis(stall.written * 1000 / WRITE_RATE_MIN);
                     stall.timer.as_mut().reset(stall.since + allowed);
                 }
                 Poll::Ready(Ok(bytes))
             }
             Poll::Pending => {
                 self.was_pending = true;
-                let stall = self.stall.get_or_insert_with(|| Stall { since: Instant::now(), written: 0, timer: Box::pin(sleep(WRITE_STALL)) });
+                let patience = self.patience;
+                let stall = self.stall.get_or_insert_with(|| Stall {
+                    since: Instant::now(),
+                    written: 0,
+                    timer: Box::pin(sleep(patience)),
+                });
                 ready!(stall.timer.as_mut().poll(cx));
-                Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer reads the response too slowly")))
+                Poll::Ready(Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "the peer reads the response too slowly",
+                )))
             }
             error => error,
         }
     }
 }
 
-impl AsyncRead for Guarded {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let outcome = ready!(Pin::new(&mut self.stream).poll_read(cx, buf));
         if buf.filled().len() > before {
@@ -244,7 +274,7 @@ impl AsyncRead for Guarded {
     }
 }
 
-impl AsyncWrite for Guarded {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.stream).poll_write(cx, buf);
         self.wrote(cx, outcome)
@@ -258,12 +288,89 @@ impl AsyncWrite for Guarded {
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 
-    fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
         self.wrote(cx, outcome)
     }
 
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    const PATIENCE: Duration = Duration::from_millis(200);
+
+    fn guarded() -> (Guarded<tokio::io::DuplexStream>, tokio::io::DuplexStream) {
+        let (ours, theirs) = tokio::io::duplex(1024);
+        (Guarded::new(ours, Arc::new(Activity::new()), PATIENCE), theirs)
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_stalls_is_given_up() {
+        let (mut guarded, _theirs) = guarded();
+        let start = Instant::now();
+        let error = guarded.write_all(&[0; 4096]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(start.elapsed() >= PATIENCE);
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_drips_is_given_up_and_one_that_keeps_up_is_not() {
+        let (mut slow, mut theirs) = guarded();
+        let reader = tokio::spawn(async move {
+            let mut byte = [0];
+            while theirs.read_exact(&mut byte).await.is_ok() {
+                sleep(Duration::from_millis(10)).await;
+            }
+        });
+        assert_eq!(slow.write_all(&vec![0; 1 << 20]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        drop(slow);
+        reader.abort();
+
+        let (mut fast, mut theirs) = guarded();
+        let reader = tokio::spawn(async move { theirs.read_to_end(&mut Vec::new()).await.unwrap() });
+        fast.write_all(&vec![0; 1 << 20]).await.unwrap();
+        drop(fast);
+        assert_eq!(reader.await.unwrap(), 1 << 20);
+    }
+
+    #[tokio::test]
+    async fn waiting_is_counted_from_what_is_waited_for() {
+        let read_timeout = Duration::from_secs(5);
+        let old = Duration::from_secs(100);
+        let activity = Activity { started: Instant::now() - old, ..Activity::new() };
+        // Whole seconds of patience left, counted from now or from the connection's start.
+        let patience = || {
+            let deadline = activity.deadline(read_timeout)?;
+            let from = activity.started + Duration::from_millis(activity.since.load(Ordering::Relaxed));
+            Some(((deadline - from).as_secs(), from > activity.started))
+        };
+        assert_eq!(patience(), Some((5, false)), "a new connection owes a request");
+        activity.bytes_read();
+        activity.request_begins(Version::HTTP_11);
+        assert_eq!(patience(), None);
+        activity.request_ends();
+        assert_eq!(patience(), Some((60, true)), "then it may rest");
+        activity.since.store(0, Ordering::Relaxed);
+        activity.bytes_read();
+        assert_eq!(patience(), Some((5, true)), "but not within a request");
+        activity.since.store(0, Ordering::Relaxed);
+        activity.bytes_read();
+        assert_eq!(patience(), Some((5, false)), "however it drips");
+        activity.request_begins(Version::HTTP_2);
+        activity.request_ends();
+        activity.since.store(0, Ordering::Relaxed);
+        activity.bytes_read();
+        assert_eq!(patience(), Some((60, false)), "frames between HTTP/2 requests are no request");
     }
 }

@@ -1,8 +1,9 @@
-//! Effective ids: whether the id in a URL is the destination of the content sent to it (interface specification, "Effective canister id" and "Effective
-//! subnet id").
+//! Effective ids: whether the id in a URL is the destination of the content sent to it (interface specification,
+//! "Effective canister id" and "Effective subnet id").
 //!
-//! For calls to the management canister the destination stands in the Candid argument. The argument comes from outside and may be large (it can carry a
-//! module), so it is decoded under a quota and nothing but the one field is kept.
+//! For calls to the management canister the destination stands in the Candid argument. The argument comes from
+//! outside and may be large (it can carry a module), so it is decoded under a quota and nothing but the one field is
+//! kept.
 
 use candid::{CandidType, Deserialize, de::DecoderConfig, de::IDLDeserialize};
 use ic_principal::Principal;
@@ -37,7 +38,9 @@ impl Effective {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum EffectiveError {
     /// Differs from the destination.
-    #[error("the URL names canister {url}, but the request is for {content}; use {content} as the effective canister id")]
+    #[error(
+        "the URL names canister {url}, but the request is for {content}; use {content} as the effective canister id"
+    )]
     Mismatch {
         /// In the URL.
         url: Principal,
@@ -45,7 +48,9 @@ pub(crate) enum EffectiveError {
         content: Principal,
     },
     /// A management call without a destination.
-    #[error("the argument of the management canister's `{method}` has no field `{field}` of type principal, so the call has no effective canister id")]
+    #[error(
+        "the argument of the management canister's `{method}` has no field `{field}` of type principal, so the call has no effective canister id"
+    )]
     NoDestination {
         /// Cut to 64 characters.
         method: String,
@@ -67,7 +72,9 @@ pub(crate) enum EffectiveError {
         own: Principal,
     },
     /// The subnet form with another method.
-    #[error("the subnet form of this endpoint only serves {allowed} of the management canister (aaaaa-aa); use /canister/<effective canister id>/")]
+    #[error(
+        "the subnet form of this endpoint only serves {allowed} of the management canister (aaaaa-aa); use /canister/<effective canister id>/"
+    )]
     NotForSubnet {
         /// What it serves.
         allowed: &'static str,
@@ -86,7 +93,10 @@ struct TargetCanisterArg {
 
 fn field<T: CandidType + for<'de> Deserialize<'de>>(arg: &[u8]) -> Option<T> {
     let mut config = DecoderConfig::new();
-    config.set_decoding_quota(DECODING_QUOTA).set_skipping_quota(SKIPPING_QUOTA).set_full_error_message(false);
+    config
+        .set_decoding_quota(DECODING_QUOTA)
+        .set_skipping_quota(SKIPPING_QUOTA)
+        .set_full_error_message(false);
     IDLDeserialize::new_with_config(arg, &config).ok()?.get_value().ok()
 }
 
@@ -101,12 +111,23 @@ pub(crate) fn check(
     let management = call.canister_id == Principal::management_canister();
     let method = call.method_name.as_str();
     // These have no canister yet, or none in particular.
-    let anywhere = management && if query { method == "list_canisters" } else { matches!(method, "create_canister" | "provisional_create_canister_with_cycles") };
+    let anywhere = management
+        && if query {
+            method == "list_canisters"
+        } else {
+            matches!(method, "create_canister" | "provisional_create_canister_with_cycles")
+        };
     let url = match effective {
-        Effective::Subnet(url) if url != own_subnet => return Err(EffectiveError::OtherSubnet { url: *url, own: *own_subnet }),
+        Effective::Subnet(url) if url != own_subnet => {
+            return Err(EffectiveError::OtherSubnet { url: *url, own: *own_subnet });
+        }
         Effective::Subnet(_) if anywhere => return Ok(()),
         Effective::Subnet(_) => {
-            let allowed = if query { "`list_canisters`" } else { "`create_canister` and `provisional_create_canister_with_cycles`" };
+            let allowed = if query {
+                "`list_canisters`"
+            } else {
+                "`create_canister` and `provisional_create_canister_with_cycles`"
+            };
             return Err(EffectiveError::NotForSubnet { allowed });
         }
         Effective::Canister(_) if anywhere => return Ok(()),
@@ -114,12 +135,14 @@ pub(crate) fn check(
     };
     let content = match (management, method) {
         (false, _) => call.canister_id,
-        (true, "install_chunked_code") if !query => field(&call.arg)
-            .map(|arg: TargetCanisterArg| arg.target_canister)
-            .ok_or_else(|| EffectiveError::NoDestination { method: method.to_owned(), field: "target_canister" })?,
-        (true, _) => field(&call.arg)
-            .map(|arg: CanisterIdArg| arg.canister_id)
-            .ok_or_else(|| EffectiveError::NoDestination { method: method.chars().take(64).collect(), field: "canister_id" })?,
+        (true, "install_chunked_code") if !query => {
+            field(&call.arg).map(|arg: TargetCanisterArg| arg.target_canister).ok_or_else(|| {
+                EffectiveError::NoDestination { method: method.to_owned(), field: "target_canister" }
+            })?
+        }
+        (true, _) => field(&call.arg).map(|arg: CanisterIdArg| arg.canister_id).ok_or_else(|| {
+            EffectiveError::NoDestination { method: method.chars().take(64).collect(), field: "canister_id" }
+        })?,
     };
     if content != url {
         return Err(EffectiveError::Mismatch { url, content });
@@ -145,10 +168,9 @@ mod tests {
     }
 
     #[derive(CandidType)]
-    struct Install<'a> {
+    struct Install {
         canister_id: Principal,
-        #[serde(with = "serde_bytes")]
-        wasm_module: &'a [u8],
+        wasm_module: serde_bytes::ByteBuf,
         mode: Mode,
     }
 
@@ -167,15 +189,18 @@ mod tests {
     #[test]
     fn the_destination_must_be_in_the_url() {
         let management = Principal::management_canister();
-        let wasm_module = &vec![7; 3 << 20][..];
+        let wasm_module = serde_bytes::ByteBuf::from(vec![7; 3 << 20]);
         let install = Encode!(&Install { canister_id: id(1), wasm_module, mode: Mode::install }).unwrap();
         let chunked = Encode!(&Chunked { target_canister: id(1), store_canister: Some(id(2)) }).unwrap();
         let none = Encode!().unwrap();
         let (at, subnet) = (Effective::Canister, Effective::Subnet);
         let own = id(100);
         let hosts = |canister: &Principal| *canister != id(9);
-        let ok = |effective, call: &MethodCall, query| assert_eq!(check(&effective, call, query, &own, hosts), Ok(()));
-        let refused = |effective, call: &MethodCall, query| check(&effective, call, query, &own, hosts).unwrap_err();
+        let ok = |effective, call: &MethodCall, query| {
+            assert_eq!(check(&effective, call, query, &own, hosts), Ok(()))
+        };
+        let refused =
+            |effective, call: &MethodCall, query| check(&effective, call, query, &own, hosts).unwrap_err();
 
         ok(at(id(1)), &call(id(1), "greet", none.clone()), false);
         ok(at(id(1)), &call(management, "install_code", install.clone()), false);
@@ -186,15 +211,42 @@ mod tests {
         ok(subnet(own), &call(management, "create_canister", none.clone()), false);
         ok(subnet(own), &call(management, "list_canisters", none.clone()), true);
 
-        assert_eq!(refused(at(id(2)), &call(id(1), "greet", none.clone()), false), EffectiveError::Mismatch { url: id(2), content: id(1) });
-        assert_eq!(refused(at(id(9)), &call(id(9), "greet", none.clone()), true), EffectiveError::NotHosted { canister_id: id(9) });
-        assert!(matches!(refused(at(id(2)), &call(management, "install_code", install.clone()), false), EffectiveError::Mismatch { .. }));
-        assert!(matches!(refused(at(id(2)), &call(management, "install_chunked_code", chunked), false), EffectiveError::Mismatch { .. }));
-        assert!(matches!(refused(at(id(1)), &call(management, "raw_rand", none.clone()), false), EffectiveError::NoDestination { .. }));
-        assert!(matches!(refused(at(id(1)), &call(management, "create_canister", none.clone()), true), EffectiveError::NoDestination { .. }));
-        assert!(matches!(refused(at(id(1)), &call(management, "stop_canister", vec![1, 2, 3]), false), EffectiveError::NoDestination { .. }));
-        assert!(matches!(refused(subnet(id(5)), &call(management, "create_canister", none.clone()), false), EffectiveError::OtherSubnet { .. }));
-        assert!(matches!(refused(subnet(own), &call(id(1), "greet", none), false), EffectiveError::NotForSubnet { .. }));
+        assert_eq!(
+            refused(at(id(2)), &call(id(1), "greet", none.clone()), false),
+            EffectiveError::Mismatch { url: id(2), content: id(1) }
+        );
+        assert_eq!(
+            refused(at(id(9)), &call(id(9), "greet", none.clone()), true),
+            EffectiveError::NotHosted { canister_id: id(9) }
+        );
+        assert!(matches!(
+            refused(at(id(2)), &call(management, "install_code", install.clone()), false),
+            EffectiveError::Mismatch { .. }
+        ));
+        assert!(matches!(
+            refused(at(id(2)), &call(management, "install_chunked_code", chunked), false),
+            EffectiveError::Mismatch { .. }
+        ));
+        assert!(matches!(
+            refused(at(id(1)), &call(management, "raw_rand", none.clone()), false),
+            EffectiveError::NoDestination { .. }
+        ));
+        assert!(matches!(
+            refused(at(id(1)), &call(management, "create_canister", none.clone()), true),
+            EffectiveError::NoDestination { .. }
+        ));
+        assert!(matches!(
+            refused(at(id(1)), &call(management, "stop_canister", vec![1, 2, 3]), false),
+            EffectiveError::NoDestination { .. }
+        ));
+        assert!(matches!(
+            refused(subnet(id(5)), &call(management, "create_canister", none.clone()), false),
+            EffectiveError::OtherSubnet { .. }
+        ));
+        assert!(matches!(
+            refused(subnet(own), &call(id(1), "greet", none), false),
+            EffectiveError::NotForSubnet { .. }
+        ));
     }
 
     #[test]
@@ -202,6 +254,9 @@ mod tests {
         // vec null with 2^32 - 1 elements, which take no bytes.
         let bomb = [b"DIDL".as_slice(), &[1, 0x6d, 0x7f, 1, 0, 0xff, 0xff, 0xff, 0xff, 0x0f]].concat();
         let call = call(Principal::management_canister(), "stop_canister", bomb);
-        assert!(matches!(check(&Effective::Canister(id(1)), &call, false, &id(100), |_| true), Err(EffectiveError::NoDestination { .. })));
+        assert!(matches!(
+            check(&Effective::Canister(id(1)), &call, false, &id(100), |_| true),
+            Err(EffectiveError::NoDestination { .. })
+        ));
     }
 }

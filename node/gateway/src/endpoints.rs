@@ -1,13 +1,15 @@
 //! The endpoints that take an envelope: call, query and read_state.
 //!
-//! Each decodes and authenticates the envelope, checks that its content belongs at the URL, and asks the node. Small anonymous requests are decoded where
-//! they are; everything else is decoded and verified on a blocking thread.
+//! Each decodes and authenticates the envelope, checks that its content belongs at the URL, and asks the node. Small
+//! anonymous requests are decoded where they are; everything else is decoded and verified on a blocking thread.
 //!
-//! A synchronous call registers among the waiters before it is submitted and looks at the certified state after that, so its answer cannot slip through
-//! between the two. A call the certified state already knows is not submitted again: that is a retry or a replay, and its status is the answer.
+//! A synchronous call registers among the waiters before it is submitted and looks at the certified state after that,
+//! so its answer cannot slip through between the two. A call the certified state already knows is not submitted
+//! again: that is a retry or a replay, and its status is the answer.
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use hyper::StatusCode;
 use state::{Ingress, RequestId};
 
@@ -55,9 +57,13 @@ impl From<PathError> for Refused {
 impl From<Refusal> for Refused {
     fn from(refusal: Refusal) -> Self {
         match refusal {
-            Refusal::Full { message, retry_after_seconds } => Self::busy(StatusCode::SERVICE_UNAVAILABLE, "ingress_pool", message, retry_after_seconds),
+            Refusal::Full { message, retry_after_seconds } => {
+                Self::busy(StatusCode::SERVICE_UNAVAILABLE, "ingress_pool", message, retry_after_seconds)
+            }
             Refusal::Invalid { message } => Self::bad("ingress", message),
-            Refusal::Unavailable { message } => Self::busy(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message, 5),
+            Refusal::Unavailable { message } => {
+                Self::busy(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message, 5)
+            }
         }
     }
 }
@@ -80,24 +86,36 @@ fn check_kind(request: &Request, kind: Kind) -> Result<(), Refused> {
         return Ok(());
     }
     let found = request.request_type();
-    Err(Refused::bad("request_type", format!("`request_type` is \"{found}\", but this endpoint takes \"{expected}\"; send it to the {found} endpoint")))
+    Err(Refused::bad(
+        "request_type",
+        format!(
+            "`request_type` is \"{found}\", but this endpoint takes \"{expected}\"; send it to the {found} endpoint"
+        ),
+    ))
 }
 
 impl Service {
     /// Decodes and authenticates a body, and checks that it is of the kind and belongs at the URL.
-    async fn admit(self: &Arc<Self>, effective: Effective, kind: Kind, body: ReceivedBody) -> Result<(Envelope, Authenticated), Refused> {
-        let decoded = if body.bytes.len() <= INLINE_BYTES { Some(Envelope::decode(&body.bytes, &self.bounds)?) } else { None };
-        if let Some(envelope) = &decoded
-            && !envelope.is_signed()
-        {
-            let authenticated = self.check(effective, kind, envelope)?;
-            return decoded.map(|envelope| (envelope, authenticated)).ok_or_else(|| Refused::bad("envelope", "no envelope"));
+    async fn admit(
+        self: &Arc<Self>,
+        effective: Effective,
+        kind: Kind,
+        body: Bytes,
+    ) -> Result<(Envelope, Authenticated), Refused> {
+        let mut decoded = None;
+        if body.len() <= INLINE_BYTES {
+            let envelope = Envelope::decode(&body, &self.bounds)?;
+            if !envelope.is_signed() {
+                let authenticated = self.check(effective, kind, &envelope)?;
+                return Ok((envelope, authenticated));
+            }
+            decoded = Some(envelope);
         }
         let service = self.clone();
         self.on_thread(Work::Verify, move || {
             let envelope = match decoded {
                 Some(envelope) => envelope,
-                None => Envelope::decode(&body.bytes, &service.bounds)?,
+                None => Envelope::decode(&body, &service.bounds)?,
             };
             let authenticated = service.check(effective, kind, &envelope)?;
             Ok((envelope, authenticated))
@@ -111,10 +129,14 @@ impl Service {
         let authenticated = auth::authenticate(envelope, self.node.now(), &self.auth)?;
         match request {
             Request::Call(call) | Request::Query(call) => {
-                effective::check(&effective, call, kind == Kind::Query, &self.subnet_id, |id| self.node.hosts(id))?;
+                effective::check(&effective, call, kind == Kind::Query, &self.subnet_id, |id| {
+                    self.node.hosts(id)
+                })?;
             }
             Request::ReadState(_) => match effective {
-                Effective::Subnet(url) if url != self.subnet_id => return Err(EffectiveError::OtherSubnet { url, own: self.subnet_id }.into()),
+                Effective::Subnet(url) if url != self.subnet_id => {
+                    return Err(EffectiveError::OtherSubnet { url, own: self.subnet_id }.into());
+                }
                 _ => {}
             },
         }
@@ -122,14 +144,23 @@ impl Service {
     }
 
     /// `call`: asynchronous (v2) or synchronous (v3, v4).
-    pub(crate) async fn call(self: &Arc<Self>, effective: Effective, synchronous: bool, body: ReceivedBody) -> Result<Answer, Refused> {
-        let view = self.latest()?;
-        let (envelope, authenticated) = self.admit(effective, Kind::Call, body).await?;
+    pub(crate) async fn call(
+        self: &Arc<Self>,
+        effective: Effective,
+        synchronous: bool,
+        body: ReceivedBody,
+    ) -> Result<Answer, Refused> {
+        self.latest()?;
+        let ReceivedBody { bytes, reservation } = body;
+        let (envelope, authenticated) = self.admit(effective, Kind::Call, bytes).await?;
         let Request::Call(call) = envelope.content.request else {
             return Err(Refused::bad("request_type", "this endpoint takes \"call\""));
         };
         let id = envelope.request_id;
-        if let Some(known) = view.request(&id) {
+        // No view is held while waiting: it would keep an old state alive.
+        let known = self.latest()?.request(&id);
+        if let Some(known) = known {
+            drop(reservation);
             return match (synchronous, known.terminal) {
                 (false, _) => Ok(Answer::accepted()),
                 (true, true) => self.certified(&id),
@@ -148,6 +179,8 @@ impl Service {
             self.metrics.refused("inspect");
             return self.accounted(answer::rejected_call(&reject, synchronous));
         }
+        // From here the ingress pool accounts for the message.
+        drop(reservation);
         if synchronous {
             return self.wait(id, Some(ingress)).await;
         }
@@ -193,9 +226,14 @@ impl Service {
     }
 
     /// `query`.
-    pub(crate) async fn query(self: &Arc<Self>, effective: Effective, body: ReceivedBody) -> Result<Answer, Refused> {
+    pub(crate) async fn query(
+        self: &Arc<Self>,
+        effective: Effective,
+        body: ReceivedBody,
+    ) -> Result<Answer, Refused> {
         self.latest()?;
-        let (envelope, authenticated) = self.admit(effective, Kind::Query, body).await?;
+        let ReceivedBody { bytes, reservation } = body;
+        let (envelope, authenticated) = self.admit(effective, Kind::Query, bytes).await?;
         let Request::Query(call) = envelope.content.request else {
             return Err(Refused::bad("request_type", "this endpoint takes \"query\""));
         };
@@ -210,6 +248,7 @@ impl Service {
         };
         let service = self.clone();
         let response = self.on_thread(Work::Query, move || {
+            let _reservation = reservation;
             let outcome = service.node.query(&query);
             service.signer.query_response(&id, &outcome, service.node.now())
         });
@@ -217,9 +256,15 @@ impl Service {
     }
 
     /// `read_state`.
-    pub(crate) async fn read_state(self: &Arc<Self>, effective: Effective, v2: bool, body: ReceivedBody) -> Result<Answer, Refused> {
-        let view = self.latest()?;
-        let (envelope, authenticated) = self.admit(effective, Kind::ReadState, body).await?;
+    pub(crate) async fn read_state(
+        self: &Arc<Self>,
+        effective: Effective,
+        v2: bool,
+        body: ReceivedBody,
+    ) -> Result<Answer, Refused> {
+        self.latest()?;
+        let ReceivedBody { bytes, reservation } = body;
+        let (envelope, authenticated) = self.admit(effective, Kind::ReadState, bytes).await?;
         let Request::ReadState(paths) = envelope.content.request else {
             return Err(Refused::bad("request_type", "this endpoint takes \"read_state\""));
         };
@@ -228,9 +273,17 @@ impl Service {
             Effective::Subnet(_) => true,
         };
         let many = paths.len() > INLINE_PATHS;
+        let view = self.latest()?;
         let service = self.clone();
         let certify = move || {
-            let scope = Scope { effective: &effective, v2, own_subnet: &service.subnet_id, root_subnet: &service.root_subnet_id, hosted };
+            let _reservation = reservation;
+            let scope = Scope {
+                effective: &effective,
+                v2,
+                own_subnet: &service.subnet_id,
+                root_subnet: &service.root_subnet_id,
+                hosted,
+            };
             let paths = paths::permitted(paths, &scope, &authenticated, view.as_ref())?;
             service.accounted(answer::certificate(&view.certificate(&paths)))
         };
@@ -238,7 +291,13 @@ impl Service {
     }
 }
 
-fn ingress(request_id: RequestId, expiry: u64, effective: Effective, call: MethodCall, authenticated: Authenticated) -> Ingress {
+fn ingress(
+    request_id: RequestId,
+    expiry: u64,
+    effective: Effective,
+    call: MethodCall,
+    authenticated: Authenticated,
+) -> Ingress {
     Ingress {
         request_id,
         sender: authenticated.sender,

@@ -1,10 +1,12 @@
 //! The authentication envelope: a request's content, its recomputed id, and the claims of who signed it.
 //!
-//! Decoding checks form only: that fields exist, have their types and keep their bounds. Nothing here is trusted; whether the signatures hold is decided
-//! in [`crate::auth`]. The request id is always computed here from the content as sent, never taken from outside.
+//! Decoding checks form only: that fields exist, have their types and keep their bounds. Nothing here is trusted;
+//! whether the signatures hold is decided in [`crate::auth`]. The request id is always computed here from the content
+//! as sent, never taken from outside.
 //!
-//! Fields the specification does not name are hashed into the request id when they stand in the content, and ignored when they stand in the envelope
-//! around it, which no signature covers. In a delegation they are refused: a restriction that is not understood must not be dropped.
+//! Fields the specification does not name are hashed into the request id when they stand in the content, and ignored
+//! when they stand in the envelope around it, which no signature covers. In a delegation they are refused: a
+//! restriction that is not understood must not be dropped.
 
 use ic_principal::Principal;
 use limits::GatewayLimits;
@@ -164,7 +166,9 @@ pub enum EnvelopeError {
     #[error(transparent)]
     NotHashable(#[from] NotHashable),
     /// Not a map at the top.
-    #[error("the body must be a CBOR map with `content` and, unless the sender is anonymous, `sender_pubkey` and `sender_sig`")]
+    #[error(
+        "the body must be a CBOR map with `content` and, unless the sender is anonymous, `sender_pubkey` and `sender_sig`"
+    )]
     NotAnEnvelope,
     /// A field is missing.
     #[error("`{field}` is missing; it is required and must be {expected}")]
@@ -209,13 +213,17 @@ pub enum EnvelopeError {
         limit: usize,
     },
     /// `permissions` of a delegation has a value that is not defined.
-    #[error("a delegation's `permissions` is \"{found}\"; only \"queries\" and \"all\" are defined, so the delegation is invalid")]
+    #[error(
+        "a delegation's `permissions` is \"{found}\"; only \"queries\" and \"all\" are defined, so the delegation is invalid"
+    )]
     UnknownPermissions {
         /// What was sent, cut to 32 characters.
         found: String,
     },
     /// A delegation with a field that is not defined.
-    #[error("a delegation has the field `{field}`, which is not defined; a restriction that is not understood cannot be honoured")]
+    #[error(
+        "a delegation has the field `{field}`, which is not defined; a restriction that is not understood cannot be honoured"
+    )]
     UnknownDelegationField {
         /// Which, cut to 32 characters.
         field: String,
@@ -226,7 +234,11 @@ fn cut(text: &str) -> String {
     text.chars().take(32).collect()
 }
 
-fn need<'v, 'a>(map: &'v Value<'a>, field: &'static str, expected: &'static str) -> Result<&'v Value<'a>, EnvelopeError> {
+fn need<'v, 'a>(
+    map: &'v Value<'a>,
+    field: &'static str,
+    expected: &'static str,
+) -> Result<&'v Value<'a>, EnvelopeError> {
     map.field(field).ok_or(EnvelopeError::Missing { field, expected })
 }
 
@@ -281,14 +293,21 @@ impl Envelope {
         }
         let content = need(&envelope, "content", "a map")?;
         if !matches!(content, Value::Map(_)) {
-            return Err(EnvelopeError::WrongType { field: "content", found: content.kind(), expected: "a map" });
+            return Err(EnvelopeError::WrongType {
+                field: "content",
+                found: content.kind(),
+                expected: "a map",
+            });
         }
         Ok(Self {
             request_id: RequestId(hash::of_value(content)?),
             content: Content::from_value(content, bounds)?,
             sender_pubkey: optional_blob(&envelope, "sender_pubkey")?,
             sender_sig: optional_blob(&envelope, "sender_sig")?,
-            sender_delegation: envelope.field("sender_delegation").map(|chain| delegations(chain, bounds)).transpose()?,
+            sender_delegation: envelope
+                .field("sender_delegation")
+                .map(|chain| delegations(chain, bounds))
+                .transpose()?,
         })
     }
 
@@ -308,23 +327,45 @@ impl Content {
             other => return Err(EnvelopeError::UnknownRequestType { found: cut(other) }),
         };
         if let Some(nonce) = content.field("nonce") {
-            at_most("bytes of `nonce`", typed(nonce, "nonce", BLOB, Value::as_bytes)?.len(), bounds.nonce_bytes)?;
+            at_most(
+                "bytes of `nonce`",
+                typed(nonce, "nonce", BLOB, Value::as_bytes)?.len(),
+                bounds.nonce_bytes,
+            )?;
         }
-        Ok(Self { sender: principal(content, "sender")?, ingress_expiry: nat(content, "ingress_expiry")?, request })
+        Ok(Self {
+            sender: principal(content, "sender")?,
+            ingress_expiry: nat(content, "ingress_expiry")?,
+            request,
+        })
     }
 }
 
 impl MethodCall {
     fn from_value(content: &Value<'_>) -> Result<Self, EnvelopeError> {
-        let method_name = typed(need(content, "method_name", TEXT)?, "method_name", TEXT, Value::as_text)?.to_owned();
+        let method_name =
+            typed(need(content, "method_name", TEXT)?, "method_name", TEXT, Value::as_text)?.to_owned();
         let sender_info = match content.field("sender_info") {
             None => None,
-            Some(info @ Value::Map(_)) => {
-                Some(SignedSenderInfo { info: blob(info, "info")?, signer: principal(info, "signer")?, sig: blob(info, "sig")? })
+            Some(info @ Value::Map(_)) => Some(SignedSenderInfo {
+                info: blob(info, "info")?,
+                signer: principal(info, "signer")?,
+                sig: blob(info, "sig")?,
+            }),
+            Some(other) => {
+                return Err(EnvelopeError::WrongType {
+                    field: "sender_info",
+                    found: other.kind(),
+                    expected: "a map",
+                });
             }
-            Some(other) => return Err(EnvelopeError::WrongType { field: "sender_info", found: other.kind(), expected: "a map" }),
         };
-        Ok(Self { canister_id: principal(content, "canister_id")?, method_name, arg: blob(content, "arg")?, sender_info })
+        Ok(Self {
+            canister_id: principal(content, "canister_id")?,
+            method_name,
+            arg: blob(content, "arg")?,
+            sender_info,
+        })
     }
 }
 
@@ -337,7 +378,10 @@ fn paths(content: &Value<'_>, bounds: &EnvelopeBounds) -> Result<Vec<Vec<Vec<u8>
         .map(|path| {
             let labels = typed(path, "paths", PATHS, Value::as_array)?;
             at_most("labels of one path of read_state", labels.len(), bounds.path_labels)?;
-            labels.iter().map(|label| typed(label, "paths", PATHS, Value::as_bytes).map(<[u8]>::to_vec)).collect()
+            labels
+                .iter()
+                .map(|label| typed(label, "paths", PATHS, Value::as_bytes).map(<[u8]>::to_vec))
+                .collect()
         })
         .collect()
 }
@@ -364,7 +408,12 @@ fn delegation(link: &Value<'_>, bounds: &EnvelopeBounds) -> Result<SignedDelegat
         Some(targets) => {
             let targets = typed(targets, "targets", "an array of principals", Value::as_array)?;
             at_most("targets of one delegation", targets.len(), bounds.delegation_targets)?;
-            Some(targets.iter().map(|target| to_principal(target, "targets")).collect::<Result<Vec<_>, _>>()?)
+            Some(
+                targets
+                    .iter()
+                    .map(|target| to_principal(target, "targets"))
+                    .collect::<Result<Vec<_>, _>>()?,
+            )
         }
     };
     let permissions = match map.field("permissions") {

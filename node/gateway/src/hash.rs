@@ -1,8 +1,10 @@
-//! The representation-independent hash (interface specification, "Representation-independent hashing of structured data").
+//! The representation-independent hash (interface specification, "Representation-independent hashing of structured
+//! data").
 //!
-//! A request id is this hash over the `content` map exactly as it was sent: a field the gateway does not know is hashed like any other, so that gateway
-//! and client always agree on the id. Fields whose value is null or undefined are omitted fields. Only naturals, byte and text strings, arrays and maps
-//! with text keys have a hash; anything else is refused.
+//! A request id is this hash over the `content` map exactly as it was sent: a field the gateway does not know is
+//! hashed like any other, so that gateway and client always agree on the id. Fields whose value is null or undefined
+//! are omitted fields. Only naturals, byte and text strings, arrays and maps with text keys have a hash; anything
+//! else is refused.
 
 use sha2::{Digest, Sha256};
 use thiserror::Error;
@@ -14,7 +16,9 @@ pub(crate) type Hash = [u8; 32];
 
 /// Why a value has no hash.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{what} has no representation-independent hash; use naturals, byte strings, text, arrays and maps with text keys")]
+#[error(
+    "{what} has no representation-independent hash; use naturals, byte strings, text, arrays and maps with text keys"
+)]
 pub struct NotHashable {
     /// What was met.
     pub what: &'static str,
@@ -95,7 +99,10 @@ mod tests {
             (text("method_name"), text("hello")),
             (text("arg"), bytes(b"DIDL\x00\xFD*")),
         ]);
-        assert_eq!(hex::encode(of_value(&content).unwrap()), "1d1091364d6bb8a6c16b203ee75467d59ead468f523eb058880ae8ec80e2b101");
+        assert_eq!(
+            hex::encode(of_value(&content).unwrap()),
+            "1d1091364d6bb8a6c16b203ee75467d59ead468f523eb058880ae8ec80e2b101"
+        );
     }
 
     #[test]

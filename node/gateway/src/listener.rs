@@ -1,9 +1,11 @@
 //! The listener: accepts connections up to their limit, and brings the gateway to an orderly end.
 //!
-//! A connection takes one of `connections` places before it is served. When there is none it is told so in a 503 written without reading anything, by
-//! one of [`REFUSALS_MAX`] short-lived tasks; when those are busy too it is dropped. So accepting never waits and never spawns without a permit.
+//! A connection takes one of `connections` places before it is served. When there is none it is told so in a 503
+//! written without reading anything, by one of [`REFUSALS_MAX`] short-lived tasks; when those are busy too it is
+//! dropped. So accepting never waits and never spawns without a permit.
 //!
-//! On shutdown the listener closes first, then connections finish what is in flight, and after the grace what is left is dropped.
+//! On shutdown the listener closes first, then connections finish what is in flight, and after the grace what is left
+//! is dropped.
 
 use std::{
     io,
@@ -105,8 +107,8 @@ pub struct GatewayHandle {
 }
 
 impl Gateway {
-    /// Binds the address and serves until [`GatewayHandle::shutdown`]. Must be called within a tokio runtime; metrics are registered in `registry`, which is
-    /// encoded whole on `/metrics`.
+    /// Binds the address and serves until [`GatewayHandle::shutdown`]. Must be called within a tokio runtime; metrics
+    /// are registered in `registry`, which is encoded whole on `/metrics`.
     pub async fn start(
         config: GatewayConfig,
         node: Arc<dyn Node>,
@@ -115,12 +117,19 @@ impl Gateway {
     ) -> Result<GatewayHandle, GatewayError> {
         let listen = config.listen;
         let root_key = nidkg::public_key_from_der(&config.root_key_der).map_err(GatewayError::RootKey)?;
-        let listener = TcpListener::bind(listen).await.map_err(|error| GatewayError::Listen { listen, error })?;
+        let listener =
+            TcpListener::bind(listen).await.map_err(|error| GatewayError::Listen { listen, error })?;
         let local_addr = listener.local_addr().map_err(|error| GatewayError::Listen { listen, error })?;
         let (stage, stages) = watch::channel(Stage::Serving);
         let connections_max = u32::try_from(permits(config.limits.connections)).unwrap_or(u32::MAX);
         let connections = Arc::new(Semaphore::new(connections_max as usize));
-        let doors = Doors::new(&config.limits, config.query_threads, config.verify_threads, config.bodies.clone(), config.responses.clone());
+        let doors = Doors::new(
+            &config.limits,
+            config.query_threads,
+            config.verify_threads,
+            config.bodies.clone(),
+            config.responses.clone(),
+        );
         let gauges = doors.gauges(&config.limits, connections.clone(), waiters.clone());
         let metrics = Metrics::new(&mut registry.lock().unwrap_or_else(PoisonError::into_inner), gauges);
         let grace = config.shutdown_grace;
@@ -147,7 +156,8 @@ impl GatewayHandle {
         self.local_addr
     }
 
-    /// Stops accepting, lets requests in flight finish within the grace, then closes what is left. Returns whether all had finished.
+    /// Stops accepting, lets requests in flight finish within the grace, then closes what is left. Returns whether
+    /// all had finished.
     pub async fn shutdown(mut self) -> bool {
         self.stage.send_replace(Stage::Draining);
         // The listener ends at the stage's change; an error would mean that it ended already.
@@ -166,7 +176,12 @@ impl Drop for GatewayHandle {
     }
 }
 
-async fn accept(listener: TcpListener, service: Arc<Service>, connections: Arc<Semaphore>, mut stages: watch::Receiver<Stage>) {
+async fn accept(
+    listener: TcpListener,
+    service: Arc<Service>,
+    connections: Arc<Semaphore>,
+    mut stages: watch::Receiver<Stage>,
+) {
     let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
     loop {
         let accepted = tokio::select! {
@@ -176,14 +191,16 @@ async fn accept(listener: TcpListener, service: Arc<Service>, connections: Arc<S
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Either the peer was gone before it was accepted, or descriptors or memory ran out, which a pause lets recover.
+                // Either the peer was gone before it was accepted, or descriptors or memory ran out, which a pause
+                // lets recover.
                 service.metrics.refused("accept_error");
                 tracing::debug!(%error, "a connection could not be accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        // Answers are written whole; waiting for more to send with them only delays them. A failure costs nothing but that delay.
+        // Answers are written whole; waiting for more to send with them only delays them. A failure costs nothing but
+        // that delay.
         let _ = stream.set_nodelay(true);
         if let Ok(permit) = connections.clone().try_acquire_owned() {
             let (service, stage) = (service.clone(), stages.clone());
@@ -205,10 +222,14 @@ async fn accept(listener: TcpListener, service: Arc<Service>, connections: Arc<S
     }
 }
 
-/// Says that there is no place, and lets the peer read it: closing with unread bytes would reset the connection under the answer.
+/// Says that there is no place, and lets the peer read it: closing with unread bytes would reset the connection under
+/// the answer.
 async fn refuse(mut stream: TcpStream, limit: u64) -> io::Result<()> {
-    let message = format!("the node has as many connections as its limit connections = {limit} allows; retry in a second");
-    let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after: 1\r\nconnection: close\r\naccess-control-allow-origin: *\r\n";
+    let message = format!(
+        "the node has as many connections as its limit connections = {limit} allows; retry in a second"
+    );
+    let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after: 1\r\n\
+                connection: close\r\naccess-control-allow-origin: *\r\n";
     stream.write_all(format!("{head}content-length: {}\r\n\r\n{message}", message.len()).as_bytes()).await?;
     stream.shutdown().await?;
     let mut ignored = [0; 1024];

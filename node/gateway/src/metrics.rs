@@ -1,6 +1,8 @@
-//! What the gateway counts: requests by route and status, latencies by route, refusals by reason, and how full its pools are.
+//! What the gateway counts: requests by route and status, latencies by route, refusals by reason, and how full its
+//! pools are.
 //!
-//! Label sets are closed: routes and reasons are constants of this crate and statuses are those it answers with, so no client can make a series.
+//! Label sets are closed: routes and reasons are constants of this crate and statuses are those it answers with, so
+//! no client can make a series.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -15,8 +17,10 @@ use tokio::sync::Semaphore;
 
 use crate::waiters::Waiters;
 
-/// Upper bounds of the latency buckets, in seconds: queries are milliseconds, synchronous calls wait for a round or more.
-const LATENCY_SECONDS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
+/// Upper bounds of the latency buckets, in seconds: queries are milliseconds, synchronous calls wait for a round or
+/// more.
+const LATENCY_SECONDS: [f64; 12] =
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RequestLabels {
@@ -64,11 +68,23 @@ impl Metrics {
     /// Registers everything under the prefix `gateway_`.
     pub(crate) fn new(registry: &mut Registry, pools: Pools) -> Self {
         let new_histogram: fn() -> Histogram = || Histogram::new(LATENCY_SECONDS);
-        let metrics = Self { requests: Family::default(), latency: Family::new_with_constructor(new_histogram), refusals: Family::default() };
+        let metrics = Self {
+            requests: Family::default(),
+            latency: Family::new_with_constructor(new_histogram),
+            refusals: Family::default(),
+        };
         let registry = registry.sub_registry_with_prefix("gateway");
         registry.register("requests", "Requests answered, by route and status", metrics.requests.clone());
-        registry.register("request_seconds", "Time from a request's headers to its answer, by route", metrics.latency.clone());
-        registry.register("refusals", "Requests and connections refused, by reason", metrics.refusals.clone());
+        registry.register(
+            "request_seconds",
+            "Time from a request's headers to its answer, by route",
+            metrics.latency.clone(),
+        );
+        registry.register(
+            "refusals",
+            "Requests and connections refused, by reason",
+            metrics.refusals.clone(),
+        );
         registry.register_collector(Box::new(pools));
         metrics
     }
@@ -89,10 +105,19 @@ impl Collector for Pools {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let mut gauge = |name: &str, help: &str, value: u64| {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
-            gauge.encode(encoder.encode_descriptor(name, help, None, prometheus_client::metrics::MetricType::Gauge)?)
+            gauge.encode(encoder.encode_descriptor(
+                name,
+                help,
+                None,
+                prometheus_client::metrics::MetricType::Gauge,
+            )?)
         };
         for (name, permits, limit) in &self.permits {
-            gauge(&format!("{name}_used"), "Places taken now", limit.saturating_sub(permits.available_permits()) as u64)?;
+            gauge(
+                &format!("{name}_used"),
+                "Places taken now",
+                limit.saturating_sub(permits.available_permits()) as u64,
+            )?;
             gauge(&format!("{name}_limit"), "Places there are", *limit as u64)?;
         }
         for (name, pool) in &self.bytes {

@@ -1,9 +1,10 @@
 //! Which paths of the state tree a read_state may ask for (interface specification, "Request: Read state").
 //!
-//! A request is refused as a whole if one of its paths has no permitted form or if its sender may not see it. Some values below a permitted prefix are
-//! hidden from some endpoints (`/subnet/<id>/canister_ranges` of a subnet that is not the root, `metrics` and `node` of a subnet that does not hold the
-//! effective canister); a prefix that would reveal one is replaced by the paths below it that may be seen. The tree of this node names its own subnet
-//! only, so that is the subnet such a replacement speaks of.
+//! A request is refused as a whole if one of its paths has no permitted form or if its sender may not see it. Some
+//! values below a permitted prefix are hidden from some endpoints (`/subnet/<id>/canister_ranges` of a subnet that is
+//! not the root, `metrics` and `node` of a subnet that does not hold the effective canister); a prefix that would
+//! reveal one is replaced by the paths below it that may be seen. The tree of this node names its own subnet only, so
+//! that is the subnet such a replacement speaks of.
 
 use ic_principal::Principal;
 use state::RequestId;
@@ -36,7 +37,9 @@ pub(crate) struct Scope<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum PathError {
     /// No such form.
-    #[error("the path {path} cannot be requested at this endpoint; see \"Request: Read state\" of the interface specification")]
+    #[error(
+        "the path {path} cannot be requested at this endpoint; see \"Request: Read state\" of the interface specification"
+    )]
     NotAPath {
         /// Shown readably.
         path: String,
@@ -62,7 +65,9 @@ pub(crate) enum PathError {
     #[error("paths below /canister_ranges must all name the same subnet")]
     SeveralSubnets,
     /// A request of somebody else, or elsewhere.
-    #[error("the status of request {id:?} may only be read by its sender, at the effective id the request was sent to")]
+    #[error(
+        "the status of request {id:?} may only be read by its sender, at the effective id the request was sent to"
+    )]
     NotYourRequest {
         /// Which.
         id: RequestId,
@@ -88,7 +93,9 @@ fn show(path: &[Vec<u8>]) -> String {
     for label in path.iter().take(8) {
         shown.push('/');
         match std::str::from_utf8(label) {
-            Ok(text) if text.chars().all(|letter| letter.is_ascii_graphic()) => shown.extend(text.chars().take(64)),
+            Ok(text) if text.chars().all(|letter| letter.is_ascii_graphic()) => {
+                shown.extend(text.chars().take(64))
+            }
             _ => {
                 shown.push_str("0x");
                 label.iter().take(32).for_each(|byte| shown.push_str(&format!("{byte:02x}")));
@@ -99,7 +106,12 @@ fn show(path: &[Vec<u8>]) -> String {
 }
 
 /// The paths to certify for a read_state.
-pub(crate) fn permitted(paths: Vec<Path>, scope: &Scope<'_>, sender: &Authenticated, view: &dyn CertifiedView) -> Result<Vec<Path>, PathError> {
+pub(crate) fn permitted(
+    paths: Vec<Path>,
+    scope: &Scope<'_>,
+    sender: &Authenticated,
+    view: &dyn CertifiedView,
+) -> Result<Vec<Path>, PathError> {
     let mut request: Option<RequestId> = None;
     let mut ranges_of: Option<Vec<u8>> = None;
     let mut permitted = Vec::with_capacity(paths.len());
@@ -118,7 +130,12 @@ pub(crate) fn permitted(paths: Vec<Path>, scope: &Scope<'_>, sender: &Authentica
                 scope.subnet(below, &path, &mut permitted)?;
                 continue;
             }
-            [b"request_status", id] | [b"request_status", id, b"status" | b"reply" | b"reject_code" | b"reject_message" | b"error_code"] => {
+            [b"request_status", id]
+            | [
+                b"request_status",
+                id,
+                b"status" | b"reply" | b"reject_code" | b"reject_message" | b"error_code",
+            ] => {
                 let id = RequestId((*id).try_into().map_err(|_| not_a_path())?);
                 if *request.get_or_insert(id) != id {
                     return Err(PathError::SeveralRequests);
@@ -140,11 +157,14 @@ pub(crate) fn permitted(paths: Vec<Path>, scope: &Scope<'_>, sender: &Authentica
 
 impl Scope<'_> {
     fn may_see(&self, facts: &RequestFacts, sender: &Authenticated) -> bool {
-        // Where the history does not keep the callee, the effective canister stands for it; calls to the management canister have another one, so a chain
-        // that targets it passes too.
+        // Where the history does not keep the callee, the effective canister stands for it; calls to the management
+        // canister have another one, so a chain that targets it passes too.
         let targeted = match facts.canister_id {
             Some(callee) => sender.may_target(&callee),
-            None => sender.may_target(&facts.effective_canister_id) || sender.may_target(&Principal::management_canister()),
+            None => {
+                sender.may_target(&facts.effective_canister_id)
+                    || sender.may_target(&Principal::management_canister())
+            }
         };
         facts.sender == sender.sender && facts.effective_canister_id == self.effective.id() && targeted
     }
@@ -183,8 +203,12 @@ impl Scope<'_> {
                     permitted.push(path.clone());
                 }
             }
-            [subnet, b"canister_ranges"] if self.reveals(subnet, b"canister_ranges") => permitted.push(path.clone()),
-            [subnet, b"metrics"] if matches!(self.effective, Effective::Subnet(id) if id.as_slice() == *subnet) => permitted.push(path.clone()),
+            [subnet, b"canister_ranges"] if self.reveals(subnet, b"canister_ranges") => {
+                permitted.push(path.clone())
+            }
+            [subnet, b"metrics"] if matches!(self.effective, Effective::Subnet(id) if id.as_slice() == *subnet) => {
+                permitted.push(path.clone())
+            }
             _ => return Err(PathError::NotAPath { path: show(path) }),
         }
         Ok(())
@@ -198,7 +222,9 @@ impl Scope<'_> {
         sender: &Authenticated,
         view: &dyn CertifiedView,
     ) -> Result<(), PathError> {
-        let Effective::Canister(effective) = self.effective else { return Err(PathError::NotAPath { path: show(path) }) };
+        let Effective::Canister(effective) = self.effective else {
+            return Err(PathError::NotAPath { path: show(path) });
+        };
         if canister != effective.as_slice() {
             return Err(PathError::OtherCanister { path: show(path), effective: *effective });
         }
@@ -206,7 +232,9 @@ impl Scope<'_> {
             return Err(PathError::NotHosted { canister_id: *effective });
         }
         match below {
-            [b"module_hash" | b"controllers" | b"canister_creation_timestamp" | b"last_install_timestamp"] => Ok(()),
+            [
+                b"module_hash" | b"controllers" | b"canister_creation_timestamp" | b"last_install_timestamp",
+            ] => Ok(()),
             [b"metadata", name] => {
                 let name = std::str::from_utf8(name).map_err(|_| PathError::NotAPath { path: show(path) })?;
                 if view.may_read_metadata(effective, name, &sender.sender) {
@@ -267,7 +295,15 @@ mod tests {
             .collect()
     }
 
-    fn ask(effective: Effective, v2: bool, root: u8, hosted: bool, texts: &[&str], facts: Option<RequestFacts>, sender: u8) -> Result<Vec<Path>, PathError> {
+    fn ask(
+        effective: Effective,
+        v2: bool,
+        root: u8,
+        hosted: bool,
+        texts: &[&str],
+        facts: Option<RequestFacts>,
+        sender: u8,
+    ) -> Result<Vec<Path>, PathError> {
         let (own, root) = (id(100), id(root));
         let scope = Scope { effective: &effective, v2, own_subnet: &own, root_subnet: &root, hosted };
         let sender = Authenticated { sender: id(sender), targets: None, sender_info: None };
@@ -322,21 +358,40 @@ mod tests {
             ("/unknown", [false; 4]),
         ];
         for (text, expected) in table {
-            let asked = [(canister, true), (canister, false), (subnet, true), (subnet, false)].map(|(effective, v2)| ask(effective, v2, 101, true, &[text], None, 1).is_ok());
+            let asked = [(canister, true), (canister, false), (subnet, true), (subnet, false)]
+                .map(|(effective, v2)| ask(effective, v2, 101, true, &[text], None, 1).is_ok());
             assert_eq!(asked, expected, "{text}");
         }
         assert!(ask(canister, false, 101, true, &["/canister/ME/metadata/secret"], None, 50).is_ok());
-        assert_eq!(ask(canister, false, 101, false, &["/canister/ME/module_hash"], None, 1), Err(PathError::NotHosted { canister_id: id(1) }));
-        assert_eq!(ask(canister, false, 101, true, &["/request_status/RID", "/request_status/RID2"], None, 1), Err(PathError::SeveralRequests));
-        assert_eq!(ask(subnet, false, 101, true, &["/canister_ranges/OWN", "/canister_ranges/OTHER"], None, 1), Err(PathError::SeveralSubnets));
+        assert_eq!(
+            ask(canister, false, 101, false, &["/canister/ME/module_hash"], None, 1),
+            Err(PathError::NotHosted { canister_id: id(1) })
+        );
+        assert_eq!(
+            ask(canister, false, 101, true, &["/request_status/RID", "/request_status/RID2"], None, 1),
+            Err(PathError::SeveralRequests)
+        );
+        assert_eq!(
+            ask(subnet, false, 101, true, &["/canister_ranges/OWN", "/canister_ranges/OTHER"], None, 1),
+            Err(PathError::SeveralSubnets)
+        );
     }
 
     #[test]
     fn prefixes_do_not_reveal_what_is_hidden() {
         let shown = |effective, v2, root, hosted, text: &str| -> Vec<String> {
             let names = [(id(100).as_slice().to_vec(), "OWN"), (id(2).as_slice().to_vec(), "OTHER")];
-            let label = |label: &Vec<u8>| names.iter().find(|(id, _)| id == label).map_or_else(|| String::from_utf8(label.clone()).unwrap(), |(_, name)| (*name).to_owned());
-            ask(effective, v2, root, hosted, &[text], None, 1).unwrap().iter().map(|path| path.iter().map(label).collect::<Vec<_>>().join("/")).collect()
+            let label = |label: &Vec<u8>| {
+                names
+                    .iter()
+                    .find(|(id, _)| id == label)
+                    .map_or_else(|| String::from_utf8(label.clone()).unwrap(), |(_, name)| (*name).to_owned())
+            };
+            ask(effective, v2, root, hosted, &[text], None, 1)
+                .unwrap()
+                .iter()
+                .map(|path| path.iter().map(label).collect::<Vec<_>>().join("/"))
+                .collect()
         };
         let canister = Effective::Canister(id(1));
         // The root subnet asked for a canister of its own hides nothing.
@@ -344,18 +399,30 @@ mod tests {
         assert_eq!(shown(canister, false, 100, true, "/subnet/OWN"), ["subnet/OWN"]);
         // Elsewhere v3 hides the ranges, v2 does not.
         assert_eq!(shown(canister, true, 101, true, "/subnet/OWN"), ["subnet/OWN"]);
-        assert_eq!(shown(canister, false, 101, true, "/subnet"), ["subnet/OWN/metrics", "subnet/OWN/node", "subnet/OWN/public_key", "subnet/OWN/type"]);
+        assert_eq!(
+            shown(canister, false, 101, true, "/subnet"),
+            ["subnet/OWN/metrics", "subnet/OWN/node", "subnet/OWN/public_key", "subnet/OWN/type"]
+        );
         // A canister that is not this subnet's hides nodes and metrics.
-        assert_eq!(shown(canister, false, 100, false, "/subnet/OWN"), ["subnet/OWN/canister_ranges", "subnet/OWN/public_key", "subnet/OWN/type"]);
+        assert_eq!(
+            shown(canister, false, 100, false, "/subnet/OWN"),
+            ["subnet/OWN/canister_ranges", "subnet/OWN/public_key", "subnet/OWN/type"]
+        );
         assert!(shown(canister, false, 100, false, "/subnet/OWN/node").is_empty());
-        assert_eq!(shown(canister, false, 100, true, "/subnet/OTHER"), ["subnet/OTHER/public_key", "subnet/OTHER/type"]);
+        assert_eq!(
+            shown(canister, false, 100, true, "/subnet/OTHER"),
+            ["subnet/OTHER/public_key", "subnet/OTHER/type"]
+        );
         assert_eq!(shown(Effective::Subnet(id(100)), false, 100, true, "/subnet/OWN"), ["subnet/OWN"]);
     }
 
     #[test]
     fn a_status_is_for_its_sender_at_its_place() {
-        let facts = RequestFacts { sender: id(60), effective_canister_id: id(1), canister_id: None, terminal: true };
-        let ask = |effective, sender| ask(effective, false, 100, true, &["/request_status/RID"], Some(facts), sender);
+        let facts =
+            RequestFacts { sender: id(60), effective_canister_id: id(1), canister_id: None, terminal: true };
+        let ask = |effective, sender| {
+            ask(effective, false, 100, true, &["/request_status/RID"], Some(facts), sender)
+        };
         let refused = Err(PathError::NotYourRequest { id: RequestId([7; 32]) });
         assert!(ask(Effective::Canister(id(1)), 60).is_ok());
         assert_eq!(ask(Effective::Canister(id(1)), 61), refused);

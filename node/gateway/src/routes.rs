@@ -1,6 +1,7 @@
 //! Which endpoint a request is for, and what to tell those who missed it.
 //!
-//! The routes are few and fixed, so they are matched by hand: no table is built, nothing is allocated, and every miss can say what was probably meant.
+//! The routes are few and fixed, so they are matched by hand: no table is built, nothing is allocated, and every miss
+//! can say what was probably meant.
 
 use hyper::{Method, StatusCode};
 use ic_principal::Principal;
@@ -48,24 +49,44 @@ pub(crate) fn find(method: &Method, path: &str) -> Matched {
         ["metrics", "", ..] => ("metrics", get(method, Route::Metrics)),
         ["api", "v2", "status", "", ..] => ("status", get(method, Route::Status)),
         ["api", version, "status", "", ..] => ("none", Err(version_of("status", version, "v2"))),
-        ["api", version, scope @ ("canister" | "subnet"), id, operation, ""] => operation_of(method, version, scope, id, operation),
-        _ => ("none", Err(Refused::new(StatusCode::NOT_FOUND, "not_found", format!("there is no endpoint at this path; there are: {ENDPOINTS}")))),
+        ["api", version, scope @ ("canister" | "subnet"), id, operation, ""] => {
+            operation_of(method, version, scope, id, operation)
+        }
+        _ => (
+            "none",
+            Err(Refused::new(
+                StatusCode::NOT_FOUND,
+                "not_found",
+                format!("there is no endpoint at this path; there are: {ENDPOINTS}"),
+            )),
+        ),
     }
 }
 
 fn version_of(what: &str, version: &str, versions: &str) -> Refused {
     let version: String = version.chars().take(16).collect();
-    Refused::new(StatusCode::NOT_FOUND, "not_found", format!("{what} is not served under /api/{version}; use {versions}"))
+    Refused::new(
+        StatusCode::NOT_FOUND,
+        "not_found",
+        format!("{what} is not served under /api/{version}; use {versions}"),
+    )
 }
 
 fn wrong_method(method: &Method, allow: &'static str) -> Refused {
     let method: String = method.as_str().chars().take(16).collect();
     let message = format!("this endpoint does not take {method}; it takes {allow}");
-    Refused { allow: Some(allow), ..Refused::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message) }
+    Refused {
+        allow: Some(allow),
+        ..Refused::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+    }
 }
 
 fn get(method: &Method, route: Route) -> Result<Route, Refused> {
-    if matches!(*method, Method::GET | Method::HEAD) { Ok(route) } else { Err(wrong_method(method, "GET, HEAD, OPTIONS")) }
+    if matches!(*method, Method::GET | Method::HEAD) {
+        Ok(route)
+    } else {
+        Err(wrong_method(method, "GET, HEAD, OPTIONS"))
+    }
 }
 
 /// A route of an effective id, with the label of its metrics and the version it was asked for.
@@ -97,16 +118,21 @@ fn operation_of(method: &Method, version: &str, scope: &str, id: &str, operation
             versions: "v2 or v3",
             route: |effective, version| matches!(version, "v2" | "v3").then_some(Route::Query(effective)),
         },
-        ("query", false) => {
-            Operation { label: "subnet_query", versions: "v3", route: |effective, version| (version == "v3").then_some(Route::Query(effective)) }
-        }
+        ("query", false) => Operation {
+            label: "subnet_query",
+            versions: "v3",
+            route: |effective, version| (version == "v3").then_some(Route::Query(effective)),
+        },
         ("read_state", _) => Operation {
             label: if canister { "read_state" } else { "subnet_read_state" },
             versions: "v2 or v3",
-            route: |effective, version| matches!(version, "v2" | "v3").then_some(Route::ReadState { effective, v2: version == "v2" }),
+            route: |effective, version| {
+                matches!(version, "v2" | "v3").then_some(Route::ReadState { effective, v2: version == "v2" })
+            },
         },
         _ => {
-            let message = format!("after the id must come call, query or read_state; the endpoints are: {ENDPOINTS}");
+            let message =
+                format!("after the id must come call, query or read_state; the endpoints are: {ENDPOINTS}");
             return ("none", Err(Refused::new(StatusCode::NOT_FOUND, "not_found", message)));
         }
     };
@@ -179,7 +205,10 @@ mod tests {
         let id = refused(&Method::POST, "/api/v2/canister/em77e-bvlzu-aa/query");
         assert_eq!(id.status, StatusCode::BAD_REQUEST);
         assert!(id.message.contains("principal"));
-        assert_eq!(refused(&Method::POST, &format!("/api/v2/canister/{ID}/query/more")).status, StatusCode::NOT_FOUND);
+        assert_eq!(
+            refused(&Method::POST, &format!("/api/v2/canister/{ID}/query/more")).status,
+            StatusCode::NOT_FOUND
+        );
         assert!(find(&Method::HEAD, "/metrics").1.is_ok());
     }
 }

@@ -1,11 +1,13 @@
 //! The service behind every connection: admits a request, reads its body, and hands it to its endpoint.
 //!
-//! A request passes these doors, each with its own answer: a place among the requests in flight (503), for queries a place among the queries (429), the
-//! content type (415), the announced and the real length of the body (413), room in the pool of bodies (503), and the read timeout (408). Health,
-//! metrics and status stand outside the first door, so that an operator sees an overloaded node.
+//! A request passes these doors, each with its own answer: a place among the requests in flight (503), for queries a
+//! place among the queries (429), the content type (415), the announced and the real length of the body (413), room
+//! in the pool of bodies (503), and the read timeout (408). Health, metrics and status stand outside the first door,
+//! so that an operator sees an overloaded node.
 //!
-//! Work that takes a thread (signatures, inspection, queries, scrapes) runs on the runtime's blocking threads, each kind behind a semaphore whose
-//! permit travels with the work. So blocking threads are bounded even when clients leave while their work runs.
+//! Work that takes a thread (signatures, inspection, queries, scrapes) runs on the runtime's blocking threads, each
+//! kind behind a semaphore whose permit travels with the work. So blocking threads are bounded even when clients
+//! leave while their work runs.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -86,7 +88,13 @@ pub(crate) enum Work {
 }
 
 impl Doors {
-    pub(crate) fn new(limits: &GatewayLimits, query_threads: u64, verify_threads: u64, bodies: Pool, responses: Pool) -> Self {
+    pub(crate) fn new(
+        limits: &GatewayLimits,
+        query_threads: u64,
+        verify_threads: u64,
+        bodies: Pool,
+        responses: Pool,
+    ) -> Self {
         let semaphore = |places: u64| Arc::new(Semaphore::new(permits(places)));
         Self {
             requests: semaphore(limits.requests_in_flight),
@@ -100,7 +108,12 @@ impl Doors {
         }
     }
 
-    pub(crate) fn gauges(&self, limits: &GatewayLimits, connections: Arc<Semaphore>, waiters: Waiters) -> Pools {
+    pub(crate) fn gauges(
+        &self,
+        limits: &GatewayLimits,
+        connections: Arc<Semaphore>,
+        waiters: Waiters,
+    ) -> Pools {
         Pools {
             permits: vec![
                 ("connections", connections, permits(limits.connections)),
@@ -133,7 +146,8 @@ impl AsRef<[u8]> for Accounted {
 /// A request body and its share of the pool.
 pub(crate) struct ReceivedBody {
     pub(crate) bytes: Bytes,
-    _reservation: Reservation,
+    /// To be kept for as long as the request holds what was in the body.
+    pub(crate) reservation: Reservation,
 }
 
 impl Service {
@@ -196,9 +210,19 @@ impl Service {
             Route::Metrics => return self.scrape().await,
             Route::CallAsync(_) | Route::CallSync(_) | Route::Query(_) | Route::ReadState { .. } => {}
         }
-        let _place = self.enter(&self.doors.requests, "requests_in_flight", StatusCode::SERVICE_UNAVAILABLE, self.limits.requests_in_flight)?;
+        let _place = self.enter(
+            &self.doors.requests,
+            "requests_in_flight",
+            StatusCode::SERVICE_UNAVAILABLE,
+            self.limits.requests_in_flight,
+        )?;
         let _query = match route {
-            Route::Query(_) => Some(self.enter(&self.doors.queries, "queries_in_flight", StatusCode::TOO_MANY_REQUESTS, self.limits.queries_in_flight)?),
+            Route::Query(_) => Some(self.enter(
+                &self.doors.queries,
+                "queries_in_flight",
+                StatusCode::TOO_MANY_REQUESTS,
+                self.limits.queries_in_flight,
+            )?),
             _ => None,
         };
         check_content_type(&request)?;
@@ -212,7 +236,13 @@ impl Service {
         }
     }
 
-    fn enter(&self, door: &Arc<Semaphore>, limit: &'static str, status: StatusCode, value: u64) -> Result<OwnedSemaphorePermit, Refused> {
+    fn enter(
+        &self,
+        door: &Arc<Semaphore>,
+        limit: &'static str,
+        status: StatusCode,
+        value: u64,
+    ) -> Result<OwnedSemaphorePermit, Refused> {
         door.clone().try_acquire_owned().map_err(|error| match error {
             TryAcquireError::NoPermits => {
                 Refused::busy(status, limit, format!("the node is serving as many requests as its limit {limit} = {value} allows; retry in a second"), 1)
@@ -232,13 +262,22 @@ impl Service {
         if announced > limit {
             return Err(too_large(announced));
         }
-        let pool_full = |full: budget::PoolFull| Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "bodies_bytes", format!("{full}; retry in a second"), 1);
+        let pool_full = |full: budget::PoolFull| {
+            Refused::busy(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "bodies_bytes",
+                format!("{full}; retry in a second"),
+                1,
+            )
+        };
         let mut reservation = self.doors.bodies.try_reserve(0).map_err(pool_full)?;
         let reading = async {
             let mut first = Bytes::new();
             let mut joined = BytesMut::new();
             while let Some(frame) = body.frame().await {
-                let frame = frame.map_err(|error| Refused::bad("body", format!("the body could not be read to its end: {error}")))?;
+                let frame = frame.map_err(|error| {
+                    Refused::bad("body", format!("the body could not be read to its end: {error}"))
+                })?;
                 let Ok(data) = frame.into_data() else { continue };
                 let total = (first.len() + joined.len() + data.len()) as u64;
                 if total > limit {
@@ -262,15 +301,20 @@ impl Service {
         let bytes = match tokio::time::timeout(Duration::from_millis(millis), reading).await {
             Ok(read) => read?,
             Err(_) => {
-                let message = format!("the body did not arrive within the limit read_timeout_millis = {millis}");
+                let message =
+                    format!("the body did not arrive within the limit read_timeout_millis = {millis}");
                 return Err(Refused::new(StatusCode::REQUEST_TIMEOUT, "read_timeout", message));
             }
         };
-        Ok(ReceivedBody { bytes, _reservation: reservation })
+        Ok(ReceivedBody { bytes, reservation })
     }
 
     /// Runs `work` on a blocking thread once there is a place for its kind.
-    pub(crate) async fn on_thread<T: Send + 'static>(&self, kind: Work, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Refused> {
+    pub(crate) async fn on_thread<T: Send + 'static>(
+        &self,
+        kind: Work,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Refused> {
         let door = match kind {
             Work::Verify => &self.doors.verify_threads,
             Work::Inspect => &self.doors.inspect_threads,
@@ -284,28 +328,47 @@ impl Service {
         });
         done.await.map_err(|error| {
             tracing::error!(?kind, %error, "work for a request did not finish");
-            Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the node failed while serving this request; its log says more")
+            Refused::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "internal",
+                "the node failed while serving this request; its log says more",
+            )
         })
     }
 
     /// A CBOR answer that is charged to the pool of responses until it is written.
     pub(crate) fn accounted(&self, bytes: Vec<u8>) -> Result<Answer, Refused> {
         let reserved = self.doors.responses.try_reserve(bytes.capacity() as u64);
-        let _reservation = reserved.map_err(|full| Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "responses_bytes", format!("{full}; retry in a second"), 1))?;
+        let _reservation = reserved.map_err(|full| {
+            Refused::busy(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "responses_bytes",
+                format!("{full}; retry in a second"),
+                1,
+            )
+        })?;
         Ok(Answer::cbor(Bytes::from_owner(Accounted { bytes, _reservation })))
     }
 
     /// The newest certified state, or why there is none.
     pub(crate) fn latest(&self) -> Result<Arc<dyn CertifiedView>, Refused> {
         self.node.latest().ok_or_else(|| {
-            let message = format!("the node has no certified state yet (it is {}); retry in a second", self.node.health().status);
+            let message = format!(
+                "the node has no certified state yet (it is {}); retry in a second",
+                self.node.health().status
+            );
             Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "no_certified_state", message, 1)
         })
     }
 
     fn status(&self) -> Answer {
         let health = self.node.health();
-        Answer::cbor(answer::status(&self.root_key_der, &self.version, &health.status, health.certified_height))
+        Answer::cbor(answer::status(
+            &self.root_key_der,
+            &self.version,
+            &health.status,
+            health.certified_height,
+        ))
     }
 
     fn health(&self) -> Answer {
@@ -327,8 +390,14 @@ impl Service {
             let registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
             prometheus_client::encoding::text::encode(&mut text, &registry).map(|()| text)
         });
-        let text = text.await?.map_err(|_| Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the metrics could not be encoded"))?;
-        Ok(Answer { status: StatusCode::OK, content_type: "application/openmetrics-text; version=1.0.0; charset=utf-8", body: text.into() })
+        let text = text.await?.map_err(|_| {
+            Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the metrics could not be encoded")
+        })?;
+        Ok(Answer {
+            status: StatusCode::OK,
+            content_type: "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            body: text.into(),
+        })
     }
 }
 
@@ -348,7 +417,8 @@ fn stopping() -> Refused {
 }
 
 fn check_content_type(request: &Request<Incoming>) -> Result<(), Refused> {
-    let found = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let found =
+        request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = found.split(';').next().unwrap_or_default().trim();
     if essence.eq_ignore_ascii_case("application/cbor") {
         return Ok(());

@@ -91,7 +91,9 @@ impl Pending {
 }
 
 fn doomed(dir: &Dir, id: MemoryId, segments: Vec<(SegmentId, u64)>) -> impl Iterator<Item = Doomed> {
-    segments.into_iter().map(move |(segment, delta_bytes)| Doomed { path: dir.segment_path(id, segment), delta_bytes })
+    segments
+        .into_iter()
+        .map(move |(segment, delta_bytes)| Doomed { path: dir.segment_path(id, segment), delta_bytes })
 }
 
 impl PageStore {
@@ -101,7 +103,9 @@ impl PageStore {
         self.check_sync()?;
         let memories = self.memories.write().unwrap_or_else(PoisonError::into_inner);
         let mut newly_changed = lock(&self.changed);
-        if let Some(busy) = newly_changed.iter().find(|id| memories.get(id).is_some_and(|memory| lock(memory).is_busy())) {
+        if let Some(busy) =
+            newly_changed.iter().find(|id| memories.get(id).is_some_and(|memory| lock(memory).is_busy()))
+        {
             return Err(PagesError::Busy(*busy));
         }
         let mut pending = lock(&self.checkpoint);
@@ -117,10 +121,18 @@ impl PageStore {
             };
             let mut memory = lock(memory);
             if std::mem::take(&mut memory.base_unsynced) {
-                pending.files.push(SyncFile { path: self.dir.base_path(id), file: None, len_bytes: memory.base_bytes });
+                pending.files.push(SyncFile {
+                    path: self.dir.base_path(id),
+                    file: None,
+                    len_bytes: memory.base_bytes,
+                });
             }
             if let Some((segment, file, len_bytes)) = memory.seal(&self.accounts, generation) {
-                pending.files.push(SyncFile { path: self.dir.segment_path(id, segment), file: Some(file), len_bytes });
+                pending.files.push(SyncFile {
+                    path: self.dir.segment_path(id, segment),
+                    file: Some(file),
+                    len_bytes,
+                });
             }
             let dead = memory.take_releasable();
             pending.doomed.extend(doomed(&self.dir, id, dead));
@@ -213,7 +225,11 @@ impl CheckpointTicket {
             let Some(file) = file else { continue };
             let found_bytes = files::len(file, path)?;
             if found_bytes < *len_bytes {
-                return Err(PagesError::ShortFile { path: path.clone(), expected_bytes: *len_bytes, found_bytes });
+                return Err(PagesError::ShortFile {
+                    path: path.clone(),
+                    expected_bytes: *len_bytes,
+                    found_bytes,
+                });
             }
             if found_bytes > *len_bytes {
                 // Pages of messages that failed. They would be synced for nothing.

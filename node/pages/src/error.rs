@@ -154,7 +154,9 @@ pub enum PagesError {
         dir: PathBuf,
     },
     /// A segment could not be made durable, so the kernel may have dropped pages that were never written. Restart from the last checkpoint.
-    #[error("an earlier sync of the delta log failed, pages since the last checkpoint may be lost: free disk space and restart the node, it replays from that checkpoint")]
+    #[error(
+        "an earlier sync of the delta log failed, pages since the last checkpoint may be lost: free disk space and restart the node, it replays from that checkpoint"
+    )]
     SyncLost,
     /// A newer checkpoint was begun after this one.
     #[error("this checkpoint was given up: a newer one was begun")]
@@ -229,6 +231,9 @@ impl PagesError {
 
     /// Whether the call can succeed later without a restart: after a checkpoint and a fold, or after disk space or descriptors were freed.
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::DeltaFull { .. } | Self::DiskFull { .. } | Self::TooManyOpenFiles { .. } | Self::Busy(_))
+        matches!(
+            self,
+            Self::DeltaFull { .. } | Self::DiskFull { .. } | Self::TooManyOpenFiles { .. } | Self::Busy(_)
+        )
     }
 }

@@ -50,17 +50,15 @@ pub(crate) struct Dir {
 impl Dir {
     /// Opens the directory, creating it (durably) if its parent exists.
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        match fs::create_dir(path) {
-            Ok(()) => {
-                let parent = match path.parent() {
-                    Some(parent) if !parent.as_os_str().is_empty() => parent,
-                    _ => Path::new("."),
-                };
-                let handle = File::open(parent).map_err(|e| PagesError::io("open", parent, e))?;
-                handle.sync_all().map_err(|e| PagesError::io("sync", parent, e))?;
-            }
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+        let created = match fs::create_dir(path) {
+            Ok(()) => true,
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => false,
             Err(e) => return Err(PagesError::io("create the directory", path, e)),
+        };
+        // Also when it was there: the process that created it may have died before it synced the parent.
+        match sync_parent(path) {
+            Err(e) if created => return Err(e),
+            _ => {}
         }
         let handle = OpenOptions::new().read(true).open(path).map_err(|e| PagesError::io("open", path, e))?;
         if !handle.metadata().map_err(|e| PagesError::io("inspect", path, e))?.is_dir() {
@@ -72,8 +70,13 @@ impl Dir {
             Err(TryLockError::Error(e)) => return Err(PagesError::io("lock", path, e)),
         }
         // A directory that cannot be written must be found out at start-up, not at the first message.
-        rustix::fs::accessat(rustix::fs::CWD, path, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK, rustix::fs::AtFlags::EACCESS)
-            .map_err(|e| PagesError::io("write to", path, e.into()))?;
+        rustix::fs::accessat(
+            rustix::fs::CWD,
+            path,
+            rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
+            rustix::fs::AtFlags::EACCESS,
+        )
+        .map_err(|e| PagesError::io("write to", path, e.into()))?;
         Ok(Self { path: path.to_path_buf(), handle })
     }
 
@@ -89,7 +92,9 @@ impl Dir {
     pub(crate) fn list(&self) -> Result<impl Iterator<Item = Result<(Name, PathBuf)>>> {
         let entries = fs::read_dir(&self.path).map_err(|e| PagesError::io("list", &self.path, e))?;
         Ok(entries.filter_map(|entry| match entry {
-            Ok(entry) => entry.file_name().to_str().and_then(Name::parse).map(|name| Ok((name, entry.path()))),
+            Ok(entry) => {
+                entry.file_name().to_str().and_then(Name::parse).map(|name| Ok((name, entry.path())))
+            }
             Err(e) => Some(Err(PagesError::io("list", &self.path, e))),
         }))
     }
@@ -143,8 +148,26 @@ impl Dir {
 
     /// Disk space that this process may still use.
     pub(crate) fn free_bytes(&self) -> Result<u64> {
-        let stat = rustix::fs::fstatvfs(&self.handle).map_err(|e| PagesError::io("inspect", &self.path, e.into()))?;
+        let stat = rustix::fs::fstatvfs(&self.handle)
+            .map_err(|e| PagesError::io("inspect", &self.path, e.into()))?;
         Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+}
+
+/// Makes the name of `path` durable.
+fn sync_parent(path: &Path) -> Result<()> {
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let handle = File::open(parent).map_err(|e| PagesError::io("open", parent, e))?;
+    handle.sync_all().map_err(|e| PagesError::io("sync", parent, e))
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        // Closing is not enough: a process being forked at this moment has a copy of the descriptor until it executes its program.
+        let _ = self.handle.unlock();
     }
 }
 
@@ -180,13 +203,22 @@ pub(crate) struct Named<'a> {
 }
 
 /// Copies `pages` pages, a buffer at a time.
-pub(crate) fn copy_pages(from: Named, from_page: u64, to: Named, to_page: u64, pages: u64, buf: &mut [u8]) -> Result<()> {
+pub(crate) fn copy_pages(
+    from: Named,
+    from_page: u64,
+    to: Named,
+    to_page: u64,
+    pages: u64,
+    buf: &mut [u8],
+) -> Result<()> {
     let (mut at, end) = (0, pages * PAGE_BYTES);
     while at < end {
         let bytes = (end - at).min(buf.len() as u64);
         let chunk = &mut buf[..bytes as usize];
         read_exact(from.file, from.path, chunk, from_page * PAGE_BYTES + at)?;
-        to.file.write_all_at(chunk, to_page * PAGE_BYTES + at).map_err(|e| PagesError::io("write", to.path, e))?;
+        to.file
+            .write_all_at(chunk, to_page * PAGE_BYTES + at)
+            .map_err(|e| PagesError::io("write", to.path, e))?;
         at += bytes;
     }
     Ok(())
@@ -208,7 +240,20 @@ mod tests {
     fn only_canonical_names_are_ours() {
         assert_eq!(Name::parse("7.base"), Some(Name::Base(MemoryId(7))));
         assert_eq!(Name::parse("7.12"), Some(Name::Segment(MemoryId(7), SegmentId(12))));
-        for other in ["", "7", "7.", ".base", "07.base", "+7.base", "7.012", "7.base.tmp", "7.-1", "x.base", "7.Base", "18446744073709551616.base"] {
+        for other in [
+            "",
+            "7",
+            "7.",
+            ".base",
+            "07.base",
+            "+7.base",
+            "7.012",
+            "7.base.tmp",
+            "7.-1",
+            "x.base",
+            "7.Base",
+            "18446744073709551616.base",
+        ] {
             assert_eq!(Name::parse(other), None, "{other}");
         }
     }

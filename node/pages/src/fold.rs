@@ -108,7 +108,9 @@ impl PageStore {
         let base = self.dir.open_write(&path)?;
         let FoldPlan { runs, segments } = plan;
         for run in &runs {
-            let Some((segment, file)) = segments.iter().find(|(segment, _)| *segment == run.segment) else { continue };
+            let Some((segment, file)) = segments.iter().find(|(segment, _)| *segment == run.segment) else {
+                continue;
+            };
             let from = Named { file, path: &self.dir.segment_path(id, *segment) };
             let to = Named { file: &base, path: &path };
             files::copy_pages(from, run.offset_page, to, run.start_page, run.pages, buf)?;

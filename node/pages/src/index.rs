@@ -53,7 +53,8 @@ impl RunIndex {
     /// Takes `old` out wherever it is still what the index says, and leaves what was overwritten since. Calls `freed` for what it took.
     pub(crate) fn remove(&mut self, old: Run, mut freed: impl FnMut(SegmentId, u64)) {
         self.cut(old.start_page, old.start_page + old.pages, |start_page, piece| {
-            let same = piece.segment == old.segment && piece.offset_page == old.offset_page + (start_page - old.start_page);
+            let same = piece.segment == old.segment
+                && piece.offset_page == old.offset_page + (start_page - old.start_page);
             if same {
                 freed(piece.segment, piece.pages);
             }
@@ -73,7 +74,11 @@ impl RunIndex {
             let extent_end = at + extent.pages;
             next = extent_end;
             let (from, to) = (at.max(start), extent_end.min(end));
-            let piece = Extent { pages: to - from, segment: extent.segment, offset_page: extent.offset_page + (from - at) };
+            let piece = Extent {
+                pages: to - from,
+                segment: extent.segment,
+                offset_page: extent.offset_page + (from - at),
+            };
             if !take(from, piece) {
                 continue;
             }
@@ -85,7 +90,11 @@ impl RunIndex {
                 self.extents.remove(&at);
             }
             if to < extent_end {
-                let tail = Extent { pages: extent_end - to, segment: extent.segment, offset_page: extent.offset_page + (to - at) };
+                let tail = Extent {
+                    pages: extent_end - to,
+                    segment: extent.segment,
+                    offset_page: extent.offset_page + (to - at),
+                };
                 self.extents.insert(to, tail);
             }
         }
@@ -95,7 +104,9 @@ impl RunIndex {
     fn merge(&mut self, start: u64) {
         let Some(&extent) = self.extents.get(&start) else { return };
         let continues = |left: (u64, Extent), right: (u64, Extent)| {
-            left.0 + left.1.pages == right.0 && left.1.segment == right.1.segment && left.1.offset_page + left.1.pages == right.1.offset_page
+            left.0 + left.1.pages == right.0
+                && left.1.segment == right.1.segment
+                && left.1.offset_page + left.1.pages == right.1.offset_page
         };
         let mut extent = extent;
         let after = start + extent.pages;
@@ -197,7 +208,10 @@ mod tests {
         index.insert(run(6, 16), |_, _| ());
         assert_eq!(index.len(), 2);
         index.insert(run(4, 14), |_, _| ());
-        assert_eq!(index.runs().collect::<Vec<_>>(), [Run { start_page: 0, pages: 8, segment: SegmentId(0), offset_page: 10 }]);
+        assert_eq!(
+            index.runs().collect::<Vec<_>>(),
+            [Run { start_page: 0, pages: 8, segment: SegmentId(0), offset_page: 10 }]
+        );
         index.insert(run(8, 30), |_, _| ());
         assert_eq!(index.len(), 2);
     }

@@ -15,7 +15,8 @@ use std::{
 };
 
 use crate::{
-    AppendTarget, IndexFault, MemoryId, MemoryIndex, MemoryLayout, PAGE_BYTES, PagesError, Result, Run, RunFault, SegmentId,
+    AppendTarget, IndexFault, MemoryId, MemoryIndex, MemoryLayout, PAGE_BYTES, PagesError, Result, Run,
+    RunFault, SegmentId,
     files::{self, Dir, FILE_BYTES_MAX, FILE_PAGES_MAX, Named},
     index::RunIndex,
 };
@@ -74,11 +75,13 @@ struct Open {
     file: Arc<File>,
 }
 
+type SegmentFiles = [(SegmentId, Arc<File>)];
+
 /// Parts of the newest layout. Weak: the store itself must neither pin a version nor hold descriptors that nobody uses.
 #[derive(Debug, Default)]
 struct View {
     runs: Option<Weak<[Run]>>,
-    segments: Option<Weak<[(SegmentId, Arc<File>)]>>,
+    segments: Option<Weak<SegmentFiles>>,
     base: Weak<File>,
     pin: Weak<()>,
 }
@@ -142,7 +145,12 @@ impl Memory {
     }
 
     /// The memory as a durable index names it. Its segments are sealed and durable.
-    pub(crate) fn recovered(id: MemoryId, index: &MemoryIndex, base_bytes: u64, accounts: &Accounts) -> std::result::Result<Self, IndexFault> {
+    pub(crate) fn recovered(
+        id: MemoryId,
+        index: &MemoryIndex,
+        base_bytes: u64,
+        accounts: &Accounts,
+    ) -> std::result::Result<Self, IndexFault> {
         check_base_bytes(base_bytes).ok_or(IndexFault::BadSize)?;
         let mut memory = Self::new(id, base_bytes);
         let mut free_page = 0;
@@ -153,9 +161,18 @@ impl Memory {
             if run.start_page < free_page {
                 return Err(IndexFault::Disordered);
             }
-            free_page = run.start_page.checked_add(run.pages).filter(|&end| end <= base_bytes / PAGE_BYTES).ok_or(IndexFault::PastEnd)?;
-            let end = run.offset_page.checked_add(run.pages).filter(|&end| end <= FILE_PAGES_MAX).ok_or(IndexFault::PastEnd)?;
-            memory.next_segment = memory.next_segment.max(run.segment.0.checked_add(1).ok_or(IndexFault::PastEnd)?);
+            free_page = run
+                .start_page
+                .checked_add(run.pages)
+                .filter(|&end| end <= base_bytes / PAGE_BYTES)
+                .ok_or(IndexFault::PastEnd)?;
+            let end = run
+                .offset_page
+                .checked_add(run.pages)
+                .filter(|&end| end <= FILE_PAGES_MAX)
+                .ok_or(IndexFault::PastEnd)?;
+            memory.next_segment =
+                memory.next_segment.max(run.segment.0.checked_add(1).ok_or(IndexFault::PastEnd)?);
             let segment = memory.segments.entry(run.segment).or_insert(Segment {
                 used_pages: 0,
                 live_pages: 0,
@@ -192,7 +209,9 @@ impl Memory {
 
     /// Whether an append target is out and sealing would take its segment away.
     pub(crate) fn is_busy(&self) -> bool {
-        self.open.as_ref().is_some_and(|open| Arc::strong_count(&open.file) > 1 && self.used_pages(open.segment) > 0)
+        self.open
+            .as_ref()
+            .is_some_and(|open| Arc::strong_count(&open.file) > 1 && self.used_pages(open.segment) > 0)
     }
 
     fn used_pages(&self, id: SegmentId) -> u64 {
@@ -214,28 +233,46 @@ impl Memory {
             self.open = Some(self.create_segment(dir, accounts)?);
         }
         let Some(open) = &self.open else { return Err(PagesError::UnknownMemory(self.id)) };
-        Ok(AppendTarget { id: self.id, segment: open.segment, file: open.file.clone(), offset_page: used_pages, pages_max })
+        Ok(AppendTarget {
+            id: self.id,
+            segment: open.segment,
+            file: open.file.clone(),
+            offset_page: used_pages,
+            pages_max,
+        })
     }
 
     fn create_segment(&mut self, dir: &Dir, accounts: &Accounts) -> Result<Open> {
         let segment = SegmentId(self.next_segment);
         let file = Arc::new(dir.create(&dir.segment_path(self.id, segment), 0)?);
         self.next_segment += 1;
-        self.segments.insert(segment, Segment { used_pages: 0, live_pages: 0, seal: None, durable: false, read: Weak::new() });
+        self.segments.insert(
+            segment,
+            Segment { used_pages: 0, live_pages: 0, seal: None, durable: false, read: Weak::new() },
+        );
         accounts.open_files.fetch_add(1, Relaxed);
         Ok(Open { segment, file })
     }
 
     /// Makes `runs` the newest version and returns its number. On an error nothing has changed, but the target is used up.
-    pub(crate) fn commit(&mut self, dir: &Dir, accounts: &Accounts, target: AppendTarget, runs: &[Run]) -> Result<u64> {
+    pub(crate) fn commit(
+        &mut self,
+        dir: &Dir,
+        accounts: &Accounts,
+        target: AppendTarget,
+        runs: &[Run],
+    ) -> Result<u64> {
         let used_pages = match &self.open {
-            Some(open) if open.segment == target.segment && Arc::ptr_eq(&open.file, &target.file) => self.used_pages(open.segment),
+            Some(open) if open.segment == target.segment && Arc::ptr_eq(&open.file, &target.file) => {
+                self.used_pages(open.segment)
+            }
             _ => return Err(PagesError::ForeignTarget(self.id)),
         };
         if used_pages != target.offset_page {
             return Err(PagesError::ForeignTarget(self.id));
         }
-        let end_page = check_runs(self.base_bytes / PAGE_BYTES, &target, runs).map_err(|(run, fault)| PagesError::BadRun { id: self.id, run, fault })?;
+        let end_page = check_runs(self.base_bytes / PAGE_BYTES, &target, runs)
+            .map_err(|(run, fault)| PagesError::BadRun { id: self.id, run, fault })?;
         if let Some(last) = runs.iter().max_by_key(|run| run.offset_page) {
             // A mapping beyond the end of its file is a SIGBUS in whoever reads it.
             let len = files::len(&target.file, &dir.segment_path(self.id, target.segment))?;
@@ -331,7 +368,13 @@ impl Memory {
     }
 
     /// `commit` and `layout` in one: whatever can fail happens before anything changes.
-    pub(crate) fn commit_layout(&mut self, dir: &Dir, accounts: &Accounts, target: AppendTarget, runs: &[Run]) -> Result<MemoryLayout> {
+    pub(crate) fn commit_layout(
+        &mut self,
+        dir: &Dir,
+        accounts: &Accounts,
+        target: AppendTarget,
+        runs: &[Run],
+    ) -> Result<MemoryLayout> {
         let handles = self.handles(dir)?;
         self.commit(dir, accounts, target, runs)?;
         Ok(self.assemble(handles))
@@ -347,9 +390,14 @@ impl Memory {
             }
         };
         let open = self.open.as_ref().map(|open| open.segment);
-        let wanted = self.segments.iter().filter(|(id, segment)| segment.live_pages > 0 || open == Some(**id)).map(|(&id, _)| id);
+        let wanted = self
+            .segments
+            .iter()
+            .filter(|(id, segment)| segment.live_pages > 0 || open == Some(**id))
+            .map(|(&id, _)| id);
         let wanted: Vec<SegmentId> = wanted.collect();
-        let segments = wanted.into_iter().map(|id| Ok((id, self.segment_handle(dir, id)?))).collect::<Result<_>>()?;
+        let segments =
+            wanted.into_iter().map(|id| Ok((id, self.segment_handle(dir, id)?))).collect::<Result<_>>()?;
         Ok(Handles { base, segments })
     }
 
@@ -367,22 +415,40 @@ impl Memory {
     fn assemble(&mut self, handles: Handles) -> MemoryLayout {
         let Handles { base, mut segments } = handles;
         segments.retain(|(id, _)| self.segments.get(id).is_some_and(|segment| segment.live_pages > 0));
-        let same = |cached: &Arc<[(SegmentId, Arc<File>)]>| cached.iter().map(|(id, _)| id).eq(segments.iter().map(|(id, _)| id));
+        let same = |cached: &Arc<SegmentFiles>| {
+            cached.iter().map(|(id, _)| id).eq(segments.iter().map(|(id, _)| id))
+        };
         let segments = match self.view.segments.as_ref().and_then(Weak::upgrade).filter(same) {
             Some(cached) => cached,
             None => segments.into(),
         };
-        let runs = self.view.runs.as_ref().and_then(Weak::upgrade).unwrap_or_else(|| self.index.runs().collect());
+        let runs =
+            self.view.runs.as_ref().and_then(Weak::upgrade).unwrap_or_else(|| self.index.runs().collect());
         let pin = self.view.pin.upgrade().unwrap_or_default();
         self.view.segments = Some(Arc::downgrade(&segments));
         self.view.runs = Some(Arc::downgrade(&runs));
         self.view.pin = Arc::downgrade(&pin);
-        MemoryLayout { id: self.id, version: self.version, epoch: self.epoch, base, base_bytes: self.base_bytes, segments, runs, pin }
+        MemoryLayout {
+            id: self.id,
+            version: self.version,
+            epoch: self.epoch,
+            base,
+            base_bytes: self.base_bytes,
+            segments,
+            runs,
+            pin,
+        }
     }
 
     /// Closes the open segment if it holds anything, and returns what has to be synced: file and length.
-    pub(crate) fn seal(&mut self, accounts: &Accounts, generation: u64) -> Option<(SegmentId, Arc<File>, u64)> {
-        let open = self.open.take_if(|open| self.segments.get(&open.segment).is_some_and(|segment| segment.used_pages > 0))?;
+    pub(crate) fn seal(
+        &mut self,
+        accounts: &Accounts,
+        generation: u64,
+    ) -> Option<(SegmentId, Arc<File>, u64)> {
+        let open = self
+            .open
+            .take_if(|open| self.segments.get(&open.segment).is_some_and(|segment| segment.used_pages > 0))?;
         let segment = self.segments.get_mut(&open.segment)?;
         segment.seal = Some(Seal { version: self.version, generation });
         let bytes = segment.used_pages * PAGE_BYTES;
@@ -396,7 +462,8 @@ impl Memory {
 
     /// Forgets the segments that the index being checkpointed does not name, for deletion once it is durable. Returns their ids and lengths.
     pub(crate) fn take_releasable(&mut self) -> Vec<(SegmentId, u64)> {
-        let dead = self.segments.extract_if(.., |_, segment| segment.seal.is_some() && segment.live_pages == 0);
+        let dead =
+            self.segments.extract_if(.., |_, segment| segment.seal.is_some() && segment.live_pages == 0);
         dead.map(|(id, segment)| (id, segment.used_pages * PAGE_BYTES)).collect()
     }
 
@@ -440,13 +507,16 @@ impl Memory {
         let candidates: Vec<SegmentId> = self
             .segments
             .iter()
-            .filter(|(_, segment)| ready(segment) && segment.seal.is_some_and(|seal| seal.version <= oldest_read))
+            .filter(|(_, segment)| {
+                ready(segment) && segment.seal.is_some_and(|seal| seal.version <= oldest_read)
+            })
             .map(|(&id, _)| id)
             .collect();
         if candidates.is_empty() {
             return Ok(if self.has_durable_delta() { FoldWork::Blocked } else { FoldWork::None });
         }
-        let segments = candidates.iter().map(|&id| Ok((id, self.segment_handle(dir, id)?))).collect::<Result<_>>()?;
+        let segments =
+            candidates.iter().map(|&id| Ok((id, self.segment_handle(dir, id)?))).collect::<Result<_>>()?;
         let mut left = pages_max;
         let mut runs = Vec::new();
         for run in self.index.runs().filter(|run| candidates.contains(&run.segment)) {
@@ -486,7 +556,11 @@ pub(crate) fn check_base_bytes(base_bytes: u64) -> Option<()> {
 }
 
 /// Checks what a worker returned and answers with the first free page of the segment after it.
-fn check_runs(memory_pages: u64, target: &AppendTarget, runs: &[Run]) -> std::result::Result<u64, (Run, RunFault)> {
+fn check_runs(
+    memory_pages: u64,
+    target: &AppendTarget,
+    runs: &[Run],
+) -> std::result::Result<u64, (Run, RunFault)> {
     let target_end = target.offset_page.saturating_add(target.pages_max);
     let mut free_page = 0;
     let mut free_offset = target.offset_page;

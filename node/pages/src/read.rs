@@ -10,7 +10,12 @@ pub fn read_pages(layout: &MemoryLayout, start_page: u64, buf: &mut [u8]) -> Res
     let pages = bytes / PAGE_BYTES;
     let in_range = start_page.checked_add(pages).is_some_and(|end| end <= layout.base_bytes / PAGE_BYTES);
     if !bytes.is_multiple_of(PAGE_BYTES) || !in_range {
-        return Err(PagesError::OutOfRange { id: layout.id, start_page, bytes, base_bytes: layout.base_bytes });
+        return Err(PagesError::OutOfRange {
+            id: layout.id,
+            start_page,
+            bytes,
+            base_bytes: layout.base_bytes,
+        });
     }
     let mut next = layout.runs.partition_point(|run| run.start_page + run.pages <= start_page);
     let (mut page, mut rest) = (start_page, buf);
@@ -34,7 +39,12 @@ pub fn read_pages(layout: &MemoryLayout, start_page: u64, buf: &mut [u8]) -> Res
     Ok(())
 }
 
-fn read_file(layout: &MemoryLayout, segment: Option<SegmentId>, offset_page: u64, buf: &mut [u8]) -> Result<()> {
+fn read_file(
+    layout: &MemoryLayout,
+    segment: Option<SegmentId>,
+    offset_page: u64,
+    buf: &mut [u8],
+) -> Result<()> {
     let (name, file) = match segment {
         None => (format!("{}.base", layout.id.0), Some(&layout.base)),
         Some(id) => (

@@ -21,13 +21,18 @@ impl PageStore {
     /// the length of its base. Fails if a file it names is missing or too short ([`PagesError::MissingFile`], [`PagesError::ShortFile`]) or the index
     /// itself is impossible ([`PagesError::BadIndex`]); in all these cases nothing was removed. Then removes every file of this crate that the index
     /// does not name, cuts segments to what it names, and queues all delta for folding. Locks the directory against other processes.
-    pub fn open(dir: impl AsRef<Path>, limits: &PagesLimits, index: impl IntoIterator<Item = (MemoryId, MemoryIndex, u64)>) -> Result<Self> {
+    pub fn open(
+        dir: impl AsRef<Path>,
+        limits: &PagesLimits,
+        index: impl IntoIterator<Item = (MemoryId, MemoryIndex, u64)>,
+    ) -> Result<Self> {
         let dir = Dir::open(dir.as_ref())?;
         let accounts = Accounts::default();
         let mut memories: Memories = BTreeMap::new();
         let mut fold_queue = BTreeSet::new();
         for (id, index, base_bytes) in index {
-            let memory = Memory::recovered(id, &index, base_bytes, &accounts).map_err(|fault| PagesError::BadIndex { id, fault })?;
+            let memory = Memory::recovered(id, &index, base_bytes, &accounts)
+                .map_err(|fault| PagesError::BadIndex { id, fault })?;
             verify(&dir, &memory)?;
             if memory.has_durable_delta() {
                 fold_queue.insert(id);
@@ -66,11 +71,16 @@ fn tidy(dir: &Dir, memories: &mut Memories) -> Result<()> {
             Name::Base(id) => (id, None),
             Name::Segment(id, segment) => (id, Some(segment)),
         };
-        let memory = memories.get_mut(&id).map(|memory| memory.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner));
+        let memory = memories
+            .get_mut(&id)
+            .map(|memory| memory.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner));
         let wanted_bytes = match (&memory, segment) {
             (None, _) => None,
             (Some(memory), None) => Some(memory.base_bytes),
-            (Some(memory), Some(segment)) => memory.segments().find(|(id, _)| *id == segment).map(|(_, segment)| segment.used_pages * PAGE_BYTES),
+            (Some(memory), Some(segment)) => memory
+                .segments()
+                .find(|(id, _)| *id == segment)
+                .map(|(_, segment)| segment.used_pages * PAGE_BYTES),
         };
         let Some(wanted_bytes) = wanted_bytes else {
             dir.unlink(&path)?;

@@ -87,7 +87,13 @@ pub struct PagesStats {
 }
 
 impl PageStore {
-    pub(crate) fn assemble(limits: &PagesLimits, dir: Dir, memories: Memories, fold_queue: BTreeSet<MemoryId>, accounts: Accounts) -> Self {
+    pub(crate) fn assemble(
+        limits: &PagesLimits,
+        dir: Dir,
+        memories: Memories,
+        fold_queue: BTreeSet<MemoryId>,
+        accounts: Accounts,
+    ) -> Self {
         Self {
             limits: limits.clone(),
             open_files_max: files::open_files_max() / OPEN_FILES_SHARE,
@@ -104,7 +110,8 @@ impl PageStore {
         }
     }
 
-    /// Creates a memory of zeros that may grow to `base_bytes` (a multiple of 4096), as a sparse file of that length.
+    /// Creates a memory of zeros that may grow to `base_bytes` (a multiple of 4096), as a sparse file of that length. An id is
+    /// used once: versions of a second memory of the same name would start anew, and a worker's cached mapping could not tell them apart.
     pub fn create(&self, id: MemoryId, base_bytes: u64) -> Result<MemoryLayout> {
         memory::check_base_bytes(base_bytes).ok_or(PagesError::BadSize { id, base_bytes })?;
         self.check_sync()?;
@@ -207,11 +214,14 @@ impl PageStore {
     /// (otherwise the space waits for [`PageStore::fold`]), a memory has more runs than `runs_per_memory`, or too many files are open.
     pub fn needs_checkpoint(&self) -> bool {
         let delta = self.delta_bytes();
-        let near_full = delta >= self.limits.delta_capacity_bytes.saturating_sub(self.limits.delta_reserve_bytes);
+        let near_full =
+            delta >= self.limits.delta_capacity_bytes.saturating_sub(self.limits.delta_reserve_bytes);
         // What is sealed and needed is freed by folding alone. A checkpoint per round while that is pending would free nothing.
         let gain = self.open_delta_bytes() + self.accounts.releasable.load(Relaxed);
         let helps = gain > 0 && gain >= delta / 2;
-        (near_full && helps) || self.crowded.load(Relaxed) || self.accounts.open_files.load(Relaxed) > self.open_files_max
+        (near_full && helps)
+            || self.crowded.load(Relaxed)
+            || self.accounts.open_files.load(Relaxed) > self.open_files_max
     }
 
     /// Disk space that this process may still use on the file system of the page directory.
@@ -265,7 +275,10 @@ impl PageStore {
 
 impl fmt::Debug for PageStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PageStore").field("dir", &self.dir).field("stats", &self.stats()).finish_non_exhaustive()
+        f.debug_struct("PageStore")
+            .field("dir", &self.dir)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
     }
 }
 

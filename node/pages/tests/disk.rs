@@ -75,7 +75,10 @@ fn a_full_disk_stops_writes_and_nothing_else() {
     for _ in 0..2 {
         let error = store.fold(MIB).unwrap_err();
         assert!(matches!(error, PagesError::DiskFull { .. }) && error.is_transient(), "{error}");
-        assert!(error.to_string().contains("1.base") && error.to_string().contains("free disk space"), "{error}");
+        assert!(
+            error.to_string().contains("1.base") && error.to_string().contains("free disk space"),
+            "{error}"
+        );
     }
     reader(&store);
     assert_eq!(store.layout(A).unwrap().runs[..], index[&A].0.runs[..]);
@@ -134,7 +137,8 @@ fn a_file_size_limit_is_an_error_too() {
         .env(LIMIT_DIR, dir.path())
         .output()
         .unwrap();
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let text =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && text.contains("the child is done"), "{text}");
 }
 

@@ -14,15 +14,29 @@ const PAGES: u64 = 48;
 enum Step {
     Create(u64),
     Remove(u64),
-    Commit { id: u64, ranges: Vec<(u64, u64)>, with_layout: bool },
+    Commit {
+        id: u64,
+        ranges: Vec<(u64, u64)>,
+        with_layout: bool,
+    },
     /// A message that failed: it wrote, and its target is dropped.
-    Drop { id: u64, pages: u64 },
+    Drop {
+        id: u64,
+        pages: u64,
+    },
     Checkpoint,
     /// Given up before or after its files were synced.
-    HalfCheckpoint { synced: bool },
+    HalfCheckpoint {
+        synced: bool,
+    },
     /// A checkpoint during which messages go on.
-    SlowCheckpoint { id: u64, ranges: Vec<(u64, u64)> },
-    Fold { budget_pages: u64 },
+    SlowCheckpoint {
+        id: u64,
+        ranges: Vec<(u64, u64)>,
+    },
+    Fold {
+        budget_pages: u64,
+    },
     Hold(u64),
     Release,
     Reopen,
@@ -166,17 +180,24 @@ impl World {
             assert_eq!(&tags(layout), expected, "version {} of memory {}", layout.version, layout.id.0);
         }
         let on_disk: u64 = segment_bytes(self.dir.path());
-        assert!(self.store().delta_bytes() <= on_disk, "accounted {} of {on_disk}", self.store().delta_bytes());
+        assert!(
+            self.store().delta_bytes() <= on_disk,
+            "accounted {} of {on_disk}",
+            self.store().delta_bytes()
+        );
     }
 }
 
 fn segment_bytes(dir: &std::path::Path) -> u64 {
     let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
-    entries.filter(|e| !e.file_name().to_str().unwrap().ends_with(".base")).map(|e| e.metadata().unwrap().len()).sum()
+    entries
+        .filter(|e| !e.file_name().to_str().unwrap().ends_with(".base"))
+        .map(|e| e.metadata().unwrap().len())
+        .sum()
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn reads_as_the_model_says(steps in proptest::collection::vec(step(), 1..60)) {

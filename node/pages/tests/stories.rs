@@ -7,7 +7,8 @@ use std::{fs, io::Write, os::unix::fs::FileExt};
 
 use common::*;
 use pages::{
-    IndexFault, MemoryId, MemoryIndex, PAGE_BYTES, PageStore, PagesError, Run, RunFault, SegmentId, read_pages,
+    IndexFault, MemoryId, MemoryIndex, PAGE_BYTES, PageStore, PagesError, Run, RunFault, SegmentId,
+    read_pages,
 };
 
 const A: MemoryId = MemoryId(1);
@@ -219,6 +220,39 @@ fn a_hot_page_does_not_fill_the_log() {
 }
 
 #[test]
+fn rewriting_an_open_segment_disturbs_no_reader_and_no_checkpoint() {
+    let (dir, store, mut index) = store_with(40);
+    let mut rng = Rng::new(11);
+    let mut model = Model::from([(A, vec![0; 40])]);
+    let mut held = Vec::new();
+    for tag in 1..=6_000 {
+        let first = rng.below(30);
+        let ranges = [(first, 1 + rng.below(4)), (first + 5, 1 + rng.below(5))];
+        let layout = put(&store, A, &ranges, tag).unwrap();
+        apply(&mut model, A, &ranges, tag);
+        match rng.below(1_000) {
+            0 => checkpoint(&store, &mut index),
+            1..4 => drop(store.fold(8 * PAGE_BYTES).unwrap()),
+            4..40 if held.len() < 6 => held.push((layout, model[&A].clone())),
+            40..70 if !held.is_empty() => {
+                let (layout, expected) = held.swap_remove(0);
+                assert_eq!(tags(&layout), expected);
+            }
+            _ => {}
+        }
+    }
+    assert!(store.stats().rewritten_bytes > 10 * 30 * PAGE_BYTES);
+    assert_same(&store, &model);
+    checkpoint(&store, &mut index);
+    drop((held, store));
+    let store = open(dir.path(), &index).unwrap();
+    assert_same(&store, &model);
+    fold_all(&store);
+    checkpoint(&store, &mut index);
+    assert_eq!(file_names(dir.path()), ["1.base"]);
+}
+
+#[test]
 fn a_full_log_is_an_error_with_its_limit_and_drains_by_checkpoints_and_folds() {
     let (_dir, store, mut index) = store_with(1 << 20);
     let mut start = 0;
@@ -303,7 +337,7 @@ fn an_unfinished_checkpoint_is_part_of_the_next() {
     merge(&mut index, &ticket.changed);
     store.finish_checkpoint(ticket);
     assert!(store.begin_checkpoint().unwrap().changed.is_empty());
-    drop(store);
+    drop((store, given_up));
     let store = open(dir.path(), &index).unwrap();
     assert_eq!(tags(&store.layout(A).unwrap())[..3], [1, 2, 0]);
     assert_eq!(tags(&store.layout(B).unwrap()), [0]);
@@ -318,7 +352,12 @@ fn opening_removes_what_the_index_does_not_name_and_nothing_else() {
     store.create(B, PAGE_BYTES).unwrap();
     drop(store);
     fs::write(dir.path().join("README"), "not ours").unwrap();
-    fs::OpenOptions::new().append(true).open(dir.path().join("1.0")).unwrap().write_all(&[0; 10_000]).unwrap();
+    fs::OpenOptions::new()
+        .append(true)
+        .open(dir.path().join("1.0"))
+        .unwrap()
+        .write_all(&[0; 10_000])
+        .unwrap();
     assert_eq!(file_names(dir.path()), ["1.0", "1.1", "1.base", "2.base", "README"]);
     let store = open(dir.path(), &index).unwrap();
     assert_eq!(file_names(dir.path()), ["1.0", "1.base", "README"]);
@@ -400,9 +439,12 @@ fn a_damaged_index_is_refused() {
     for (runs, expected) in cases {
         let entry = (A, MemoryIndex { runs: runs.clone() }, 8 * PAGE_BYTES);
         let error = PageStore::open(dir.path(), &limits(), [entry]).unwrap_err();
-        assert!(matches!(error, PagesError::BadIndex { id: A, fault } if fault == expected), "{runs:?}: {error}");
+        assert!(
+            matches!(error, PagesError::BadIndex { id: A, fault } if fault == expected),
+            "{runs:?}: {error}"
+        );
     }
-    let twice = entries(&index).repeat(2);
+    let twice = [entries(&index), entries(&index)].concat();
     assert!(matches!(
         PageStore::open(dir.path(), &limits(), twice),
         Err(PagesError::BadIndex { fault: IndexFault::Twice, .. })
@@ -427,7 +469,10 @@ fn reads_are_checked() {
     assert_eq!((&two[..PAGE], &two[PAGE..]), (&page(0)[..], &page(5)[..]));
     read_pages(&layout, 4, &mut []).unwrap();
     for (start, bytes) in [(3, 2 * PAGE), (0, 100), (u64::MAX, PAGE)] {
-        assert!(matches!(read_pages(&layout, start, &mut vec![0; bytes]), Err(PagesError::OutOfRange { .. })));
+        assert!(matches!(
+            read_pages(&layout, start, &mut vec![0; bytes]),
+            Err(PagesError::OutOfRange { .. })
+        ));
     }
     assert!(matches!(store.create(B, 100), Err(PagesError::BadSize { .. })));
     assert!(matches!(store.create(B, u64::MAX - 4095), Err(PagesError::BadSize { .. })));

@@ -112,6 +112,8 @@ pub struct SystemContext {
     pub canister_id: CanisterId,
     /// `ic0.subnet_self`.
     pub subnet_id: Principal,
+    /// `ic0.subnet_self_node_count`.
+    pub subnet_nodes: u32,
     /// `ic0.root_key`, DER.
     #[serde(with = "serde_bytes")]
     pub root_key: Vec<u8>,

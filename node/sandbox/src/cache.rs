@@ -1,17 +1,23 @@
 //! Compiled modules on disk.
 //!
-//! Two files per module, both named by the module's hash and the version of engine and limits that they were made with:
+//! Two files per module, both named by the module's hash and the version of engine and limits that they were
+//! made with:
 //!
 //! - `<hash>-<version>.cwasm`: the artefact, machine code, mapped by workers;
-//! - `<hash>-<version>.info`: what validation found, the artefact's length and SHA-256, and a SHA-256 over all of that.
+//! - `<hash>-<version>.info`: what validation found, the artefact's length and SHA-256, and a SHA-256 over
+//!   all of that.
 //!
-//! Both are written under a temporary name and renamed, the info last, so a module is in the cache exactly when its info is. Nothing is synced: after a power cut
-//! a file may hold anything, and the checksums, which are compared before the first use by this process, tell. What does not match is removed and compiled again.
+//! Both are written under a temporary name and renamed, the info last, so a module is in the cache exactly
+//! when its info is. Nothing is synced: after a power cut a file may hold anything, and the checksums, which
+//! are compared before the first use by this process, tell. What does not match is removed and compiled
+//! again.
 //!
-//! Artefacts are code that workers run, so the directory must belong to the node's user and be closed to all others; [`ArtefactCache::open`] makes it so or refuses.
+//! Artefacts are code that workers run, so the directory must belong to the node's user and be closed to all
+//! others; [`ArtefactCache::open`] makes it so or refuses.
 //!
-//! The cache is bounded in bytes by `sandbox.compilation_cache_bytes`. What was used longest ago goes first; the order survives restarts as the files' time of
-//! modification. Removing a file takes nothing from a worker that has it mapped. In memory there are some hundred bytes per module.
+//! The cache is bounded in bytes by `sandbox.compilation_cache_bytes`. What was used longest ago goes first;
+//! the order survives restarts as the files' time of modification. Removing a file takes nothing from a
+//! worker that has it mapped. In memory there are some hundred bytes per module.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -40,7 +46,9 @@ const CHECKSUM_BYTES: usize = 32;
 #[derive(Debug, Error)]
 pub enum CacheError {
     /// Another user could put code there.
-    #[error("the artefact directory {0} belongs to another user (uid {1}); choose another one, or give it to the node's user")]
+    #[error(
+        "the artefact directory {0} belongs to another user (uid {1}); choose another one, or give it to the node's user"
+    )]
     Owner(PathBuf, u32),
     /// Reading or writing failed.
     #[error("artefact directory {0}: {1}")]
@@ -83,7 +91,8 @@ pub struct ArtefactCache {
 }
 
 impl ArtefactCache {
-    /// Opens or creates `dir` and takes stock. Files of other versions and leftovers are removed, as is what exceeds `bytes_max`.
+    /// Opens or creates `dir` and takes stock. Files of other versions and leftovers are removed, as is what
+    /// exceeds `bytes_max`.
     pub fn open(dir: &Path, version: &str, bytes_max: u64) -> Result<Self, CacheError> {
         let failed = |error| CacheError::Io(dir.to_owned(), error);
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
@@ -147,13 +156,25 @@ impl ArtefactCache {
     /// A new empty file in the directory, for the compiler to write an artefact to.
     pub fn temporary(&self) -> Result<TemporaryFile, CacheError> {
         let path = self.dir.join(format!("{}.{TEMPORARY}", self.temporary.fetch_add(1, Ordering::Relaxed)));
-        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path).map_err(|error| self.failed(error))?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(|error| self.failed(error))?;
         Ok(TemporaryFile { path, file })
     }
 
     /// Files an artefact under its module, and makes room.
-    pub fn insert(&self, hash: &ModuleHash, artefact: TemporaryFile, info: &ModuleInfo) -> Result<(), CacheError> {
-        let (artefact_bytes, artefact_sha256) = checksum(&artefact.file).map_err(|error| self.failed(error))?;
+    pub fn insert(
+        &self,
+        hash: &ModuleHash,
+        artefact: TemporaryFile,
+        info: &ModuleInfo,
+    ) -> Result<(), CacheError> {
+        let (artefact_bytes, artefact_sha256) =
+            checksum(&artefact.file).map_err(|error| self.failed(error))?;
         let file = InfoFile { artefact_bytes, artefact_sha256, info: info.clone() };
         let mut content = postcard::to_stdvec(&file).map_err(|error| self.failed(io::Error::other(error)))?;
         let digest: [u8; CHECKSUM_BYTES] = Sha256::digest(&content).into();
@@ -221,7 +242,10 @@ impl ArtefactCache {
                 found.insert((metadata.modified()?, hash, metadata.len()));
             } else if let Some(hash) = self.parse(&path, INFO) {
                 infos.insert(hash, metadata.len());
-            } else if path.extension().is_some_and(|extension| extension == ARTEFACT || extension == INFO || extension == TEMPORARY) {
+            } else if path
+                .extension()
+                .is_some_and(|extension| extension == ARTEFACT || extension == INFO || extension == TEMPORARY)
+            {
                 fs::remove_file(path)?;
             }
         }
@@ -230,7 +254,8 @@ impl ArtefactCache {
             match infos.remove(&hash) {
                 Some(info_bytes) => {
                     index.clock += 1;
-                    let entry = Entry { bytes: bytes.saturating_add(info_bytes), used: index.clock, verified: false };
+                    let entry =
+                        Entry { bytes: bytes.saturating_add(info_bytes), used: index.clock, verified: false };
                     index.put(hash, entry);
                 }
                 None => fs::remove_file(self.path(&hash, ARTEFACT))?,
@@ -281,10 +306,16 @@ impl ArtefactCache {
         }
     }
 
-    /// Removes what was used longest ago until the cap holds; `keep` stays, because someone is about to use it.
+    /// Removes what was used longest ago until the cap holds; `keep` stays, because someone is about to use
+    /// it.
     fn evict(&self, index: &mut Index, keep: Option<&ModuleHash>) {
         while index.bytes > self.bytes_max {
-            let oldest = index.entries.iter().filter(|(hash, _)| Some(*hash) != keep).min_by_key(|(_, entry)| entry.used).map(|(hash, _)| *hash);
+            let oldest = index
+                .entries
+                .iter()
+                .filter(|(hash, _)| Some(*hash) != keep)
+                .min_by_key(|(_, entry)| entry.used)
+                .map(|(hash, _)| *hash);
             let Some(oldest) = oldest else { break };
             tracing::debug!(module = ?oldest, "evicting a compiled module");
             self.remove(index, &oldest);
@@ -440,7 +471,10 @@ mod tests {
         let open = cache.artefact(&b).unwrap();
         assert!(cache.artefact(&a).is_some(), "now b is the oldest");
         let c = put(&cache, 3, &code);
-        assert_eq!((cache.info(&a).is_some(), cache.info(&b).is_some(), cache.info(&c).is_some()), (true, false, true));
+        assert_eq!(
+            (cache.info(&a).is_some(), cache.info(&b).is_some(), cache.info(&c).is_some()),
+            (true, false, true)
+        );
         assert!(cache.bytes() <= 2_600);
         let mut mapped = Vec::new();
         (&open).read_to_end(&mut mapped).unwrap();

@@ -1,7 +1,8 @@
 //! Compilation as an event: one module, one short-lived child, its memory gone with it.
 //!
-//! The child is this binary again (`sandbox-compile`). Everything that looks at bytes from outside happens there: unpacking, validation, instrumentation, code
-//! generation. The parent only moves descriptors and reads one bounded report.
+//! The child is this binary again (`sandbox-compile`). Everything that looks at bytes from outside happens
+//! there: unpacking, validation, instrumentation, code generation. The parent only moves descriptors and
+//! reads one bounded report.
 //!
 //! | descriptor of the child | what |
 //! |---|---|
@@ -9,13 +10,14 @@
 //! | 1 | the artefact, a regular file to be written |
 //! | 2 | one report at the end, or what a crash prints |
 //!
-//! The job (limits) travels as one argument; there is nothing else to inherit, and descriptors of the parent close on exec.
+//! The job (limits) travels as one argument; there is nothing else to inherit, and descriptors of the parent
+//! close on exec.
 //!
 //! # What bounds it
 //!
-//! Memory by `sandbox.compile_memory_bytes` (`RLIMIT_DATA`), time by `sandbox.compile_seconds` of CPU (`RLIMIT_CPU`), the artefact by
-//! `sandbox.compilation_cache_bytes` (`RLIMIT_FSIZE`). Hitting one of them ends the child, and the installer reads which one it was. See [`child`] for its
-//! confinement.
+//! Memory by `sandbox.compile_memory_bytes` (`RLIMIT_DATA`), time by `sandbox.compile_seconds` of CPU
+//! (`RLIMIT_CPU`), the artefact by `sandbox.compilation_cache_bytes` (`RLIMIT_FSIZE`). Hitting one of them
+//! ends the child, and the installer reads which one it was. See [`child`] for its confinement.
 //!
 //! This module must not know where artefacts live: the cache hands it open files.
 
@@ -72,21 +74,26 @@ pub struct Caps {
 impl Caps {
     /// As the node's limits say.
     pub fn new(limits: &SandboxLimits) -> Self {
-        Self { memory_bytes: limits.compile_memory_bytes, seconds: limits.compile_seconds, artefact_bytes: limits.compilation_cache_bytes }
+        Self {
+            memory_bytes: limits.compile_memory_bytes,
+            seconds: limits.compile_seconds,
+            artefact_bytes: limits.compilation_cache_bytes,
+        }
     }
 }
 
 /// What the child answers.
+type Report = Result<Compiled, Failure>;
+
+/// Why the child has written no artefact.
 #[derive(Debug, Serialize, Deserialize)]
-enum Report {
-    /// The artefact is written.
-    Done(Compiled),
+enum Failure {
     /// The module is not valid; the text says why.
     Refused(String),
     /// Code generation gave up for want of memory.
     OutOfMemory,
-    /// Something else than the module is at fault, or the compiler.
-    Failed(String),
+    /// Something else than the module is at fault.
+    Machine(String),
 }
 
 /// A compilation that went well.
@@ -111,19 +118,25 @@ pub enum CompileError {
     #[error("{0}")]
     Refused(String),
     /// Over `sandbox.compile_memory_bytes`.
-    #[error("compiling the module needs more memory than the limit `sandbox.compile_memory_bytes` of {0} bytes; make the module, or its largest functions, smaller")]
+    #[error(
+        "compiling the module needs more memory than the limit `sandbox.compile_memory_bytes` of {0} bytes; make the module, or its largest functions, smaller"
+    )]
     OutOfMemory(u64),
     /// Over `sandbox.compile_seconds`.
-    #[error("compiling the module takes longer than the limit `sandbox.compile_seconds` of {0} s of CPU time; make the module, or its largest functions, smaller")]
+    #[error(
+        "compiling the module takes longer than the limit `sandbox.compile_seconds` of {0} s of CPU time; make the module, or its largest functions, smaller"
+    )]
     OutOfTime(u64),
     /// Over `sandbox.compilation_cache_bytes`.
     #[error("the compiled module is larger than the limit `sandbox.compilation_cache_bytes` of {0} bytes")]
     TooLarge(u64),
-    /// The compiler crashed or gave up.
+    /// The compiler crashed.
     #[error("the compiler failed on the module: {0}")]
     Crashed(String),
     /// Something from outside ended the child, as the kernel does when the machine's memory runs out.
-    #[error("the compiler process was killed from outside (signal {0}); the machine may be short of memory, try again")]
+    #[error(
+        "the compiler process was killed from outside (signal {0}); the machine may be short of memory, try again"
+    )]
     Killed(i32),
     /// The child could not be started or spoken to.
     #[error("the compiler process could not be run: {0}")]
@@ -131,11 +144,18 @@ pub enum CompileError {
 }
 
 impl CompileError {
-    /// As the installer of the canister sees it. What is the module's doing is its error; what is the machine's may be tried again.
+    /// As the installer of the canister sees it. What is the module's doing is its error; what is the
+    /// machine's may be tried again.
     pub fn to_reject(&self) -> Reject {
         match self {
-            Self::Killed(_) | Self::Io(_) => Reject { code: RejectCode::SysTransient, message: self.to_string(), error_code: ENGINE_ERROR },
-            _ => Reject { code: RejectCode::CanisterError, message: format!("Canister's Wasm module is not valid: {self}"), error_code: INVALID_WASM },
+            Self::Killed(_) | Self::Io(_) => {
+                Reject { code: RejectCode::SysTransient, message: self.to_string(), error_code: ENGINE_ERROR }
+            }
+            _ => Reject {
+                code: RejectCode::CanisterError,
+                message: format!("Canister's Wasm module is not valid: {self}"),
+                error_code: INVALID_WASM,
+            },
         }
     }
 }
@@ -178,19 +198,28 @@ impl Compiler {
         let caps = self.caps;
         let report = output.strip_prefix(REPORT_MAGIC).map(postcard::from_bytes::<Report>);
         match (status.success(), report) {
-            (true, Some(Ok(Report::Done(compiled)))) => return Ok(compiled),
-            (true, Some(Ok(Report::Refused(text)))) => return Err(CompileError::Refused(text)),
-            (true, Some(Ok(Report::OutOfMemory))) => return Err(CompileError::OutOfMemory(caps.memory_bytes)),
-            (true, Some(Ok(Report::Failed(text)))) => return Err(CompileError::Crashed(text)),
+            (true, Some(Ok(Ok(compiled)))) => return Ok(compiled),
+            (true, Some(Ok(Err(Failure::Refused(text))))) => return Err(CompileError::Refused(text)),
+            (true, Some(Ok(Err(Failure::OutOfMemory)))) => {
+                return Err(CompileError::OutOfMemory(caps.memory_bytes));
+            }
+            (true, Some(Ok(Err(Failure::Machine(text))))) => {
+                return Err(CompileError::Io(io::Error::other(text)));
+            }
             _ => {}
         }
         let text = crash_text(output);
+        // How Rust's library ends for an allocation that failed, and how the compiler does.
+        let no_memory = text.contains("memory allocation of")
+            || text.contains("out of memory")
+            || text.contains("out-of-memory");
         match status.signal() {
             Some(libc::SIGXCPU) => Err(CompileError::OutOfTime(caps.seconds)),
             Some(libc::SIGXFSZ) => Err(CompileError::TooLarge(caps.artefact_bytes)),
-            // Rust's and the C library's words for an allocation that failed, before they abort.
-            Some(libc::SIGABRT) if text.contains("memory allocation of") || text.contains("out of memory") => Err(CompileError::OutOfMemory(caps.memory_bytes)),
-            Some(signal @ (libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGHUP)) => Err(CompileError::Killed(signal)),
+            Some(signal @ (libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGHUP)) => {
+                Err(CompileError::Killed(signal))
+            }
+            _ if no_memory => Err(CompileError::OutOfMemory(caps.memory_bytes)),
             _ => {
                 tracing::warn!(%status, output = %text, "the compiler crashed");
                 Err(CompileError::Crashed(format!("it crashed ({status})")))
@@ -223,7 +252,12 @@ impl Job {
         let digits = argument.as_bytes();
         let bytes: Option<Vec<u8>> = digits
             .chunks(2)
-            .map(|pair| std::str::from_utf8(pair).ok().filter(|pair| pair.len() == 2).and_then(|pair| u8::from_str_radix(pair, 16).ok()))
+            .map(|pair| {
+                std::str::from_utf8(pair)
+                    .ok()
+                    .filter(|pair| pair.len() == 2)
+                    .and_then(|pair| u8::from_str_radix(pair, 16).ok())
+            })
             .collect();
         postcard::from_bytes(&bytes?).ok()
     }

@@ -1,10 +1,13 @@
 //! The one wasmtime configuration of a subnet.
 //!
-//! The compile child and every worker build their engine here, so what one compiled the other can load. Two rules follow from execution being replicated:
+//! The compile child and every worker build their engine here, so what one compiled the other can load. Two
+//! rules follow from execution being replicated:
 //!
-//! - **The code does not depend on the machine.** The target is fixed to a baseline instruction set instead of the host's, so that every node of one architecture
-//!   compiles a module to the same bytes. Stack frames then have the same sizes everywhere, and a canister that recurses too deep overflows at the same depth.
-//! - **Whatever changes code, fuel or the meaning of an artefact is in [`version`].** Artefacts carry it in their name; another version is never loaded.
+//! - **The code does not depend on the machine.** The target is fixed to a baseline instruction set instead
+//!   of the host's, so that every node of one architecture compiles a module to the same bytes. Stack frames
+//!   then have the same sizes everywhere, and a canister that recurses too deep overflows at the same depth.
+//! - **Whatever changes code, fuel or the meaning of an artefact is in [`version`].** Artefacts carry it in
+//!   their name; another version is never loaded.
 //!
 //! A worker may add to the configuration what does not change code: its memory creator, its signal handler.
 //!
@@ -19,28 +22,32 @@ use wasmtime::{Config, Engine, Module, ModuleVersionStrategy, OperatorCost, OptL
 
 use crate::module;
 
-/// Stack a canister may use. A worker runs canisters on a thread with at least this much and [`HOST_STACK_BYTES`] below it; the kernel commits only what is touched.
+/// Stack a canister may use. A worker runs canisters on a thread with at least this much and
+/// [`HOST_STACK_BYTES`] below it; the kernel commits only what is touched.
 pub const WASM_STACK_BYTES: usize = 4 << 20;
 
 /// Stack left for host functions under a canister that used all of its own.
 pub const HOST_STACK_BYTES: usize = 1 << 20;
 
-/// Address space in front of which a 32-bit heap needs no bounds checks: the memory creator of a worker reserves this much for a 32-bit heap, inaccessible
-/// beyond its size, and [`HEAP_GUARD_BYTES`] behind it.
+/// Address space in front of which a 32-bit heap needs no bounds checks: the memory creator of a worker
+/// reserves this much for a 32-bit heap, inaccessible beyond its size, and [`HEAP_GUARD_BYTES`] behind it.
 pub const HEAP32_RESERVATION_BYTES: u64 = 1 << 32;
 
-/// Inaccessible bytes behind the reservation of a heap, of either width: accesses with a constant offset below this are checked once or not at all.
+/// Inaccessible bytes behind the reservation of a heap, of either width: accesses with a constant offset
+/// below this are checked once or not at all.
 pub const HEAP_GUARD_BYTES: u64 = 32 << 20;
 
-/// Counts changes to [`module::instrument`](crate::module) and to the table of instruction costs that the other inputs of [`version`] do not show.
-const INSTRUMENTATION_VERSION: u32 = 1;
+/// Counts changes to [`module::instrument`](crate::module) and to the table of instruction costs that the
+/// other inputs of [`version`] do not show.
+const INSTRUMENTATION_VERSION: u32 = 2;
 
 /// The configuration. Identical for compiling and for running.
 pub fn config() -> wasmtime::Result<Config> {
     let mut config = Config::new();
     config.target(TARGET)?;
     for flag in TARGET_FLAGS {
-        // SAFETY: the flags only name instruction set extensions of the target; the engine refuses to load code whose extensions the host lacks.
+        // SAFETY: the flags only name instruction set extensions of the target; the engine refuses to load
+        // code whose extensions the host lacks.
         unsafe {
             config.cranelift_flag_enable(flag);
         }
@@ -70,7 +77,9 @@ pub fn config() -> wasmtime::Result<Config> {
     config.debug_symbols(false);
     config.native_unwind_info(false);
     config.wasm_backtrace_max_frames(None);
-    config.module_version(ModuleVersionStrategy::Custom(format!("thimble-{INSTRUMENTATION_VERSION}-wasmtime-{WASMTIME_VERSION}")))?;
+    config.module_version(ModuleVersionStrategy::Custom(format!(
+        "thimble-{INSTRUMENTATION_VERSION}-wasmtime-{WASMTIME_VERSION}"
+    )))?;
     Ok(config)
 }
 
@@ -94,9 +103,11 @@ pub fn version() -> wasmtime::Result<&'static str> {
     Ok(VERSION.get_or_init(|| version))
 }
 
-/// Maps the artefact in `file` and returns its module. Nothing is copied: code pages belong to the file and the kernel may take them back.
+/// Maps the artefact in `file` and returns its module. Nothing is copied: code pages belong to the file and
+/// the kernel may take them back.
 ///
-/// Needs no path and opens nothing, so it works inside a worker's filter; the descriptor may be closed afterwards.
+/// Needs no path and opens nothing, so it works inside a worker's filter; the descriptor may be closed
+/// afterwards.
 ///
 /// # Errors
 ///
@@ -104,8 +115,8 @@ pub fn version() -> wasmtime::Result<&'static str> {
 ///
 /// # Safety
 ///
-/// The file holds, unchanged, what [`crate::compile`] wrote, and nobody writes to it while the module lives. An artefact is machine code: the cache verifies its
-/// checksum before it hands out a descriptor.
+/// The file holds, unchanged, what [`crate::compile`] wrote, and nobody writes to it while the module lives.
+/// An artefact is machine code: the cache verifies its checksum before it hands out a descriptor.
 pub unsafe fn load(engine: &Engine, file: &File) -> wasmtime::Result<Module> {
     let file = file.try_clone()?;
     // SAFETY: forwarded to the caller.
@@ -123,14 +134,16 @@ const TARGET: &str = "aarch64-unknown-linux-gnu";
 #[cfg(all(target_arch = "aarch64", target_env = "musl"))]
 const TARGET: &str = "aarch64-unknown-linux-musl";
 
-/// x86-64-v2, which every server processor of the last fifteen years has, and which the SIMD instructions of WebAssembly need.
+/// x86-64-v2, which every server processor of the last fifteen years has, and which the SIMD instructions of
+/// WebAssembly need.
 #[cfg(target_arch = "x86_64")]
-const TARGET_FLAGS: &[&str] = &["has_sse3", "has_ssse3", "has_sse41", "has_sse42", "has_popcnt", "has_cmpxchg16b"];
+const TARGET_FLAGS: &[&str] =
+    &["has_sse3", "has_ssse3", "has_sse41", "has_sse42", "has_popcnt", "has_cmpxchg16b"];
 #[cfg(not(target_arch = "x86_64"))]
 const TARGET_FLAGS: &[&str] = &[];
 
-/// What instructions cost. One unit is about what an integer addition takes; the rest is in proportion, so that a limit in instructions bounds time. Operations
-/// over a range cost in proportion to it.
+/// What instructions cost. One unit is about what an integer addition takes; the rest is in proportion, so
+/// that a limit in instructions bounds time. Operations over a range cost in proportion to it.
 fn costs() -> OperatorCost {
     let mut cost = OperatorCost::new();
     macro_rules! set {

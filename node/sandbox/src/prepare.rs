@@ -1,11 +1,13 @@
 //! From an uploaded module to an artefact a worker can map: look it up, or compile it.
 //!
-//! At most `sandbox.compile_threads` children run at once; further callers wait for a place. Callers that want the same module at the same time share one
-//! compilation. Nothing is queued beyond the calling threads themselves, and a refusal is not remembered: who installs an invalid module again pays for the
-//! attempt again.
+//! At most `sandbox.compile_threads` children run at once; further callers wait for a place. Callers that
+//! want the same module at the same time share one compilation. Nothing is queued beyond the calling threads
+//! themselves, and a refusal is not remembered: who installs an invalid module again pays for the attempt
+//! again.
 //!
-//! An artefact may vanish, because the cache is bounded or its disk failed. [`Preparer::open_artefact`] then compiles again from the module, which a
-//! [`ModuleSource`] has kept. Whether an artefact was at hand never changes what a message does, only how long it takes.
+//! An artefact may vanish, because the cache is bounded or its disk failed. [`Preparer::open_artefact`] then
+//! compiles again from the module, which a [`ModuleSource`] has kept. Whether an artefact was at hand never
+//! changes what a message does, only how long it takes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -94,7 +96,12 @@ impl Preparer {
         let version = version(&config.module)?;
         let cache = ArtefactCache::open(&config.cache_dir, &version, config.sandbox.compilation_cache_bytes)?;
         Ok(Self {
-            compiler: Compiler { exe: config.exe, arguments: config.arguments, module: config.module.clone(), caps: Caps::new(&config.sandbox) },
+            compiler: Compiler {
+                exe: config.exe,
+                arguments: config.arguments,
+                module: config.module.clone(),
+                caps: Caps::new(&config.sandbox),
+            },
             cache,
             module: config.module,
             threads: config.sandbox.compile_threads.max(1),
@@ -123,13 +130,17 @@ impl Preparer {
         self.cache.info(hash)
     }
 
-    /// The artefact of a module that was prepared once, opened for reading, to be handed to a worker. Compiles it again if it was lost. Blocks.
+    /// The artefact of a module that was prepared once, opened for reading, to be handed to a worker.
+    /// Compiles it again if it was lost. Blocks.
     pub fn open_artefact(&self, hash: &ModuleHash) -> Result<File, PrepareError> {
         if let Some(file) = self.cache.artefact(hash) {
             return Ok(file);
         }
         let source = self.source.as_ref().ok_or(PrepareError::Missing(*hash))?;
-        let wasm = source.module(hash).filter(|wasm| ModuleHash(Sha256::digest(wasm).into()) == *hash).ok_or(PrepareError::Missing(*hash))?;
+        let wasm = source
+            .module(hash)
+            .filter(|wasm| ModuleHash(Sha256::digest(wasm).into()) == *hash)
+            .ok_or(PrepareError::Missing(*hash))?;
         self.compile_once(hash, &wasm).map_err(|reject| PrepareError::Recompile(*hash, reject.message))?;
         self.cache.artefact(hash).ok_or(PrepareError::Missing(*hash))
     }
@@ -181,12 +192,20 @@ impl Preparer {
             Err(error) => {
                 tracing::error!(module = ?hash, %error, "a module cannot be compiled");
                 // Not the module's doing: the disk is full or fails.
-                Err(Reject { code: RejectCode::SysTransient, message: format!("the module cannot be compiled now: {error}"), error_code: ErrorCode(521) })
+                Err(Reject {
+                    code: RejectCode::SysTransient,
+                    message: format!("the module cannot be compiled now: {error}"),
+                    error_code: ErrorCode(521),
+                })
             }
         }
     }
 
-    fn try_compile(&self, hash: &ModuleHash, wasm: &[u8]) -> Result<Result<Compiled, CompileError>, CacheError> {
+    fn try_compile(
+        &self,
+        hash: &ModuleHash,
+        wasm: &[u8],
+    ) -> Result<Result<Compiled, CompileError>, CacheError> {
         let failed = |error| self.cache.failed(error);
         let uploaded = self.cache.temporary()?;
         uploaded.file().write_all(wasm).map_err(failed)?;

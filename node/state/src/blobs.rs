@@ -49,7 +49,9 @@ pub enum BlobError {
         path: PathBuf,
     },
     /// Permissions or a read-only file system.
-    #[error("{path} cannot be written ({source}): check its owner, its permissions and how its file system is mounted")]
+    #[error(
+        "{path} cannot be written ({source}): check its owner, its permissions and how its file system is mounted"
+    )]
     Unwritable {
         /// Directory or file.
         path: PathBuf,
@@ -65,7 +67,9 @@ pub enum BlobError {
         source: io::Error,
     },
     /// The file's content is not what its name says.
-    #[error("{path} is damaged: its content does not have the hash in its name; restore it from another node or a backup")]
+    #[error(
+        "{path} is damaged: its content does not have the hash in its name; restore it from another node or a backup"
+    )]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -227,8 +231,12 @@ fn parse_name(name: &str) -> Option<BlobHash> {
 fn io_error(path: &Path, error: io::Error) -> BlobError {
     let path = path.to_path_buf();
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => BlobError::DiskFull { path },
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => BlobError::Unwritable { path, source: error },
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+            BlobError::DiskFull { path }
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            BlobError::Unwritable { path, source: error }
+        }
         _ => BlobError::Io { path, source: error },
     }
 }

@@ -18,7 +18,8 @@
 //! below them, which is all that expiring, letting go and checkpointing need to find their entries in O(log n).
 //!
 //! A checkpoint saves what changed since the last one that was saved: [`IngressHistory::begin_checkpoint`] takes a
-//! snapshot of it, and [`IngressHistory::finish_checkpoint`] is told once it is durable.
+//! snapshot of it, and [`IngressHistory::finish_checkpoint`] is told once it is durable. Until then the ids of the calls
+//! that left are remembered, 32 bytes each: as many as blocks can bring in between two checkpoints.
 
 #[cfg(test)]
 mod tests;
@@ -35,7 +36,7 @@ use crate::{
 };
 
 /// What one entry costs beside its response: the entry, one fork, and the allocator's rounding.
-pub const ENTRY_BYTES: u64 = 304;
+pub const ENTRY_BYTES: u64 = 288;
 
 /// How long a response is kept, if there is room, so that a client that polls finds it.
 pub const RESPONSE_RETENTION_SECONDS: u32 = 300;
@@ -56,13 +57,17 @@ pub enum HistoryError {
     #[error("the call {0:?} is already known; its status can be read")]
     Known(RequestId),
     /// Too many calls are unanswered.
-    #[error("{limit} calls wait for their answer, the most this subnet takes (subnet.ingress_unfinished_max); send the call again when some are answered")]
+    #[error(
+        "{limit} calls wait for their answer, the most this subnet takes (subnet.ingress_unfinished_max); send the call again when some are answered"
+    )]
     UnfinishedFull {
         /// The limit.
         limit: u64,
     },
     /// No room even after letting go of every response.
-    #[error("the ingress history holds {used} bytes of entries and may hold {limit} (seven eighths of subnet.ingress_history_bytes); send the call again when older ones expire")]
+    #[error(
+        "the ingress history holds {used} bytes of entries and may hold {limit} (seven eighths of subnet.ingress_history_bytes); send the call again when older ones expire"
+    )]
     Full {
         /// Bytes of entries without responses.
         used: u64,
@@ -171,9 +176,9 @@ impl Summary for HistorySummary {
     }
 }
 
-/// The first whole second that is not before `time`.
-fn seconds_up(time: Time) -> u32 {
-    u32::try_from(time.0.div_ceil(NANOS_PER_SECOND)).unwrap_or(NEVER - 1).min(NEVER - 1)
+/// The first whole second after `time`: a call whose expiry is the agreed time itself may still be inducted.
+fn seconds_after(time: Time) -> u32 {
+    seconds_down(time).saturating_add(1).min(NEVER - 1)
 }
 
 /// The last whole second that is not after `time`.
@@ -214,11 +219,11 @@ impl Keyed for Arc<HistoryEntry> {
     fn summary(&self) -> HistorySummary {
         let (expires, finished) = match &self.status {
             Status::Received | Status::Processing => (NEVER, NEVER),
-            Status::Done => (seconds_up(self.expiry), NEVER),
+            Status::Done => (seconds_after(self.expiry), NEVER),
             Status::Replied(_) | Status::Rejected(_) => {
-                let finished = seconds_up(self.finished);
+                let finished = seconds_down(self.finished);
                 let kept = finished.saturating_add(RESPONSE_RETENTION_SECONDS).min(NEVER - 1);
-                (seconds_up(self.expiry).max(kept), finished)
+                (seconds_after(self.expiry).max(kept), finished)
             }
         };
         HistorySummary { expires, finished, changed: self.changed }
@@ -443,7 +448,7 @@ impl IngressHistory {
                 return;
             }
             let (id, response_bytes) = (entry.id, entry.status.response_bytes());
-            if seconds_up(entry.expiry) <= seconds_down(now) {
+            if seconds_after(entry.expiry) <= seconds_down(now) {
                 self.remove(&id);
                 continue;
             }
@@ -481,7 +486,8 @@ impl HistoryEntry {
     /// The entry a checkpoint kept.
     pub fn from_record(id: RequestId, bytes: &[u8]) -> Result<Self, HistoryError> {
         let wrong = |reason: String| HistoryError::Record { id, reason };
-        let (entry, rest): (HistoryEntry, _) = postcard::take_from_bytes(bytes).map_err(|error| wrong(error.to_string()))?;
+        let (entry, rest): (HistoryEntry, _) =
+            postcard::take_from_bytes(bytes).map_err(|error| wrong(error.to_string()))?;
         if !rest.is_empty() {
             return Err(wrong(format!("{} bytes follow the entry", rest.len())));
         }

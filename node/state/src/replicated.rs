@@ -75,8 +75,8 @@ pub struct SubnetState {
     pub minted: Cycles,
     /// Messages executed.
     pub update_transactions: u64,
-    /// Who is served first in the next round: the first that was not served in the last.
-    pub first: Option<CanisterId>,
+    /// The last canister that was served in its turn: the next iteration begins with the one behind it.
+    pub served_last: Option<CanisterId>,
     /// State root after the last batch.
     pub root: [u8; 32],
 }
@@ -111,6 +111,8 @@ pub struct Totals {
     pub best_effort_message_bytes: u64,
     /// Percent of cores promised.
     pub compute_allocation: u64,
+    /// Cycles spent by the canisters there are.
+    pub consumed: Cycles,
 }
 
 impl Totals {
@@ -122,6 +124,7 @@ impl Totals {
         self.guaranteed_message_bytes += other.guaranteed_message_bytes;
         self.best_effort_message_bytes += other.best_effort_message_bytes;
         self.compute_allocation += other.compute_allocation;
+        self.consumed += other.consumed;
     }
 
     fn remove(&mut self, other: &Self) {
@@ -132,6 +135,7 @@ impl Totals {
         self.guaranteed_message_bytes -= other.guaranteed_message_bytes;
         self.best_effort_message_bytes -= other.best_effort_message_bytes;
         self.compute_allocation -= other.compute_allocation;
+        self.consumed -= other.consumed;
     }
 }
 
@@ -144,6 +148,8 @@ pub struct ReplicatedState {
     pub history: IngressHistory,
     canisters: MerkleMap<Arc<CanisterState>>,
     hot: BTreeMap<CanisterId, CanisterState>,
+    /// Taken away while hot.
+    taken_hot: BTreeSet<CanisterId>,
     /// Changed since the indexes were last brought up to date.
     touched: BTreeSet<CanisterId>,
     /// Changed or removed since the last checkpoint.
@@ -174,6 +180,7 @@ impl ReplicatedState {
             history,
             canisters: MerkleMap::new(),
             hot: BTreeMap::new(),
+            taken_hot: BTreeSet::new(),
             touched: BTreeSet::new(),
             unsaved: BTreeSet::new(),
             response_bytes,
@@ -217,13 +224,28 @@ impl ReplicatedState {
 
     /// Takes a canister away to be worked on; it must come back by [`Self::put`] before anything else happens.
     pub fn take(&mut self, id: &CanisterId) -> Option<CanisterState> {
-        self.hot.remove(id).or_else(|| self.canisters.get(id.as_slice()).map(|canister| canister.as_ref().clone()))
+        match self.hot.remove(id) {
+            Some(canister) => {
+                self.taken_hot.insert(*id);
+                Some(canister)
+            }
+            None => self.canisters.get(id.as_slice()).map(|canister| canister.as_ref().clone()),
+        }
     }
 
     /// Brings a canister in: a new one, or one that was taken away.
     pub fn put(&mut self, canister: CanisterState) {
         self.touched.insert(canister.id);
+        self.taken_hot.remove(&canister.id);
         self.hot.insert(canister.id, canister);
+    }
+
+    /// Puts a canister back that was taken away and not changed.
+    pub fn put_back(&mut self, canister: CanisterState) {
+        // One that was hot before must stay so; one that rests in the map is as it was.
+        if self.taken_hot.remove(&canister.id) {
+            self.hot.insert(canister.id, canister);
+        }
     }
 
     /// Removes a canister.
@@ -276,9 +298,9 @@ impl ReplicatedState {
         due(&self.timers, now)
     }
 
-    /// When the next timer of a running canister is due.
-    pub fn next_timer(&self) -> Option<Time> {
-        self.timers.first().map(|(time, _)| *time)
+    /// When the next timer of a running canister is due after `now`.
+    pub fn next_timer(&self, now: Time) -> Option<Time> {
+        self.timers.iter().map(|(time, _)| *time).find(|time| *time > now)
     }
 
     /// Canisters with unanswered best-effort calls whose deadline lies before `now`.
@@ -443,6 +465,7 @@ impl Facts {
                 guaranteed_message_bytes: guaranteed,
                 best_effort_message_bytes: best_effort,
                 compute_allocation: canister.settings.compute_allocation,
+                consumed: canister.consumption.total(),
             },
         }
     }

@@ -6,8 +6,8 @@
 //!
 //! Records are read and written one at a time and in parts, so neither needs more memory than one record and the
 //! database's own cache, whose bytes are given at [`StateStore::open`]. (The database allocates in powers of two: a large
-//! value in one piece would cost twice its size.) Every part carries a checksum over its key, its number and its bytes,
-//! because the database checks its own only when it recovers from a crash.
+//! value in one piece would cost twice its size.) Every part carries a checksum over its key, its number and its bytes, and
+//! the checkpoint a tally of each table, because the database checks its own sums only when it recovers from a crash.
 //!
 //! The database takes an advisory lock on its file: a second process that opens it is told so.
 //!
@@ -26,42 +26,75 @@ use std::{
 };
 
 use pages::{MemoryId, MemoryIndex};
-use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, TableError};
+use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTableMetadata, TableDefinition, TableError};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::{CanisterId, Height, RequestId};
 
-use parts::{Records, Table};
+use parts::{Records, Table, Tally};
 
 /// Version of what is in the file. Raised with any change to the tables or to the encoding of a record in them.
 const FORMAT: u32 = 1;
 
 const FILE_NAME: &str = "state.redb";
 
-/// `format` and `height`.
+/// Only `format`, so that any version of the node can read it.
 const NUMBERS: TableDefinition<'static, &str, u64> = TableDefinition::new("numbers");
-const METADATA: Table = TableDefinition::new("metadata");
+/// The [`Header`] and the caller's metadata.
+const HEADS: Table = TableDefinition::new("heads");
 const CANISTERS: Table = TableDefinition::new("canisters");
 const HISTORY: Table = TableDefinition::new("history");
 const MEMORIES: Table = TableDefinition::new("memories");
+
+const HEADER_KEY: &[u8] = b"header";
+const METADATA_KEY: &[u8] = b"metadata";
+
+/// What a checkpoint says of itself.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+struct Header {
+    height: Height,
+    canisters: Tally,
+    history: Tally,
+    memories: Tally,
+    /// CRC-32 of the caller's metadata.
+    metadata_sum: u32,
+}
+
+impl Header {
+    /// `None` before the first checkpoint.
+    fn read(transaction: &ReadTransaction) -> Result<Option<Self>, Failure> {
+        let Some(record) = Records::one(transaction, HEADS, HEADER_KEY)? else { return Ok(None) };
+        match postcard::from_bytes(&record) {
+            Ok(header) => Ok(Some(header)),
+            Err(error) => Err(Failure::Corrupt(format!("the checkpoint's header: {error}"))),
+        }
+    }
+}
 
 /// Why the store cannot serve.
 #[derive(Debug, Error)]
 pub enum StoreError {
     /// Another process, most likely a second node with the same data directory, has the file open.
-    #[error("{path} is in use by another process; stop the other node or give this one its own data directory")]
+    #[error(
+        "{path} is in use by another process; stop the other node or give this one its own data directory"
+    )]
     Locked {
         /// The file.
         path: PathBuf,
     },
     /// No space.
-    #[error("the disk of {path} is full: free some space; the last checkpoint is intact and nothing acknowledged is lost")]
+    #[error(
+        "the disk of {path} is full: free some space; the last checkpoint is intact and nothing acknowledged is lost"
+    )]
     DiskFull {
         /// The file.
         path: PathBuf,
     },
     /// Permissions or a read-only file system.
-    #[error("{path} cannot be written ({source}): check its owner, its permissions and how its file system is mounted")]
+    #[error(
+        "{path} cannot be written ({source}): check its owner, its permissions and how its file system is mounted"
+    )]
     Unwritable {
         /// The file.
         path: PathBuf,
@@ -77,7 +110,9 @@ pub enum StoreError {
         source: io::Error,
     },
     /// The content contradicts itself.
-    #[error("{path} is damaged ({reason}): restore it from another node or a backup; it was not written by a crash of this node")]
+    #[error(
+        "{path} is damaged ({reason}): restore it from another node or a backup; it was not written by a crash of this node"
+    )]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -85,7 +120,9 @@ pub enum StoreError {
         reason: String,
     },
     /// Written by another version of the node.
-    #[error("{path} has format {found} and this node reads format {FORMAT}: use the version of the node that wrote it")]
+    #[error(
+        "{path} has format {found} and this node reads format {FORMAT}: use the version of the node that wrote it"
+    )]
     Format {
         /// The file.
         path: PathBuf,
@@ -127,15 +164,23 @@ pub struct CheckpointDelta<'a> {
 pub struct StateStore {
     path: PathBuf,
     cache_bytes: u64,
-    /// `None` after an error of the disk: the database wants to be opened anew then, which also recovers it.
-    database: Mutex<Option<Database>>,
+    database: Mutex<Slot>,
+}
+
+#[derive(Debug)]
+enum Slot {
+    /// Not yet opened, or closed after an error of the disk: opening it anew also recovers it.
+    Closed,
+    Open(Database),
+    /// Never touched again. What was found.
+    Damaged(String),
 }
 
 impl StateStore {
     /// Opens or creates the store in `dir`. It caches at most `cache_bytes`.
     pub fn open(dir: &Path, cache_bytes: u64) -> Result<Self, StoreError> {
         let path = dir.join(FILE_NAME);
-        let store = StateStore { path, cache_bytes, database: Mutex::new(None) };
+        let store = StateStore { path, cache_bytes, database: Mutex::new(Slot::Closed) };
         fs::create_dir_all(dir).map_err(|error| store.io(error))?;
         store.with_database(|_| Ok(()))?;
         Ok(store)
@@ -145,12 +190,27 @@ impl StateStore {
     pub fn load(&self) -> Result<Option<LoadedCheckpoint>, StoreError> {
         let transaction = self.with_database(|database| Ok(database.begin_read()?))?;
         let loaded = self.guard(|| {
-            let numbers = transaction.open_table(NUMBERS)?;
-            let Some(height) = numbers.get("height")?.map(|height| Height(height.value())) else { return Ok(None) };
-            let metadata = Records::new(&transaction, METADATA)?.next().transpose()?;
-            Ok(Some((height, metadata.map(|(_, metadata)| metadata).unwrap_or_default())))
+            let Some(header) = Header::read(&transaction)? else {
+                for table in [CANISTERS, HISTORY, MEMORIES] {
+                    if !transaction.open_table(table)?.is_empty()? {
+                        return Err(Failure::Corrupt("it has records and no header".into()));
+                    }
+                }
+                return Ok(None);
+            };
+            let metadata = Records::one(&transaction, HEADS, METADATA_KEY)?.unwrap_or_default();
+            if crc32fast::hash(&metadata) != header.metadata_sum {
+                return Err(Failure::Corrupt("the checkpoint's metadata is missing or another's".into()));
+            }
+            Ok(Some((header, metadata)))
         })?;
-        Ok(loaded.map(|(height, metadata)| LoadedCheckpoint { height, metadata, path: self.path.clone(), transaction }))
+        Ok(loaded.map(|(header, metadata)| LoadedCheckpoint {
+            height: header.height,
+            metadata,
+            header,
+            path: self.path.clone(),
+            transaction,
+        }))
     }
 
     /// Writes a checkpoint. When it returns, the checkpoint survives anything short of the disk's loss; when it fails, the
@@ -158,36 +218,36 @@ impl StateStore {
     pub fn write(&self, delta: CheckpointDelta<'_>) -> Result<(), StoreError> {
         let CheckpointDelta { height, metadata, canisters, history, memories } = delta;
         self.with_database(|database| {
+            let newest = Header::read(&database.begin_read()?)?;
+            if let Some(newest) = newest.filter(|newest| newest.height >= height) {
+                return Err(Failure::Store(StoreError::Height { newest: newest.height, new: height }));
+            }
+            let mut header = newest.unwrap_or_default();
+            header.height = height;
+            header.metadata_sum = crc32fast::hash(&metadata);
             let mut transaction = database.begin_write()?;
             // After a crash the file is then opened at once, and not read from end to end to find its free space.
             transaction.set_quick_repair(true);
-            {
-                let mut numbers = transaction.open_table(NUMBERS)?;
-                let newest = numbers.get("height")?.map(|height| Height(height.value()));
-                if let Some(newest) = newest.filter(|newest| *newest >= height) {
-                    return Err(Failure::Store(StoreError::Height { newest, new: height }));
-                }
-                numbers.insert("height", height.0)?;
-            }
-            parts::put(&mut transaction.open_table(METADATA)?, &[], Some(&metadata))?;
             let mut table = transaction.open_table(CANISTERS)?;
             for (id, record) in canisters {
-                parts::put(&mut table, id.as_slice(), record.as_deref())?;
+                parts::put(&mut table, &mut header.canisters, id.as_slice(), record.as_deref())?;
             }
             drop(table);
             let mut table = transaction.open_table(HISTORY)?;
             for (id, record) in history {
-                parts::put(&mut table, &id.0, record.as_deref())?;
+                parts::put(&mut table, &mut header.history, &id.0, record.as_deref())?;
             }
             drop(table);
             let mut table = transaction.open_table(MEMORIES)?;
             for (id, index) in &memories {
-                let record = match index {
-                    Some(index) => Some(postcard::to_stdvec(index).map_err(|error| Failure::Corrupt(error.to_string()))?),
-                    None => None,
-                };
-                parts::put(&mut table, &id.0.to_be_bytes(), record.as_deref())?;
+                let record = index.as_ref().map(encode).transpose()?;
+                parts::put(&mut table, &mut header.memories, &id.0.to_be_bytes(), record.as_deref())?;
             }
+            drop(table);
+            let mut table = transaction.open_table(HEADS)?;
+            let mut untallied = Tally::default();
+            parts::put(&mut table, &mut untallied, METADATA_KEY, Some(&metadata))?;
+            parts::put(&mut table, &mut untallied, HEADER_KEY, Some(&encode(&header)?))?;
             drop(table);
             transaction.commit()?;
             Ok(())
@@ -198,18 +258,21 @@ impl StateStore {
     fn with_database<R>(&self, work: impl FnOnce(&Database) -> Result<R, Failure>) -> Result<R, StoreError> {
         let mut slot = self.database.lock().unwrap_or_else(PoisonError::into_inner);
         let result = self.guard(|| {
-            if slot.is_none() {
-                *slot = Some(self.open_database()?);
+            if let Slot::Closed = *slot {
+                *slot = Slot::Open(self.open_database()?);
             }
             match &*slot {
-                Some(database) => work(database),
-                None => Err(Failure::Corrupt("the database is closed".into())),
+                Slot::Open(database) => work(database),
+                Slot::Damaged(reason) => Err(Failure::Corrupt(reason.clone())),
+                Slot::Closed => Err(Failure::Corrupt("the database is closed".into())),
             }
         });
-        if matches!(&result, Err(error) if !matches!(error, StoreError::Height { .. })) {
-            // Closing writes too, and so may fail on a damaged file.
-            let database = slot.take();
-            let _ = catch_unwind(AssertUnwindSafe(move || drop(database)));
+        match &result {
+            Ok(_) | Err(StoreError::Height { .. }) => {}
+            Err(StoreError::Corrupt { reason, .. }) => {
+                abandon(std::mem::replace(&mut *slot, Slot::Damaged(reason.clone())));
+            }
+            Err(_) => close(std::mem::replace(&mut *slot, Slot::Closed)),
         }
         result
     }
@@ -217,7 +280,20 @@ impl StateStore {
     fn open_database(&self) -> Result<Database, Failure> {
         let new = !self.path.exists();
         let cache_bytes = usize::try_from(self.cache_bytes).unwrap_or(usize::MAX);
-        let database = Database::builder().set_cache_size(cache_bytes).create(&self.path)?;
+        let mut database = Database::builder().set_cache_size(cache_bytes).create(&self.path)?;
+        // Reads every page once and compares its checksum. Commits have two phases, so a crash leaves nothing to repair
+        // but the list of free pages: whatever else is wrong was not written by this node.
+        match catch_unwind(AssertUnwindSafe(|| database.check_integrity())) {
+            Ok(Ok(true)) => {}
+            checked => {
+                abandon(Slot::Open(database));
+                return match checked {
+                    Ok(Ok(_)) => Err(Failure::Corrupt("its pages do not have their checksums".into())),
+                    Ok(Err(error)) => Err(error.into()),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                };
+            }
+        }
         let transaction = database.begin_read()?;
         let found = match transaction.open_table(NUMBERS) {
             Ok(numbers) => numbers.get("format")?.map(|format| format.value()),
@@ -228,14 +304,17 @@ impl StateStore {
         match found {
             Some(found) if found == u64::from(FORMAT) => {}
             Some(found) => {
-                return Err(Failure::Store(StoreError::Format { path: self.path.clone(), found: found.to_string() }));
+                return Err(Failure::Store(StoreError::Format {
+                    path: self.path.clone(),
+                    found: found.to_string(),
+                }));
             }
             None => {
                 // A new file, or one whose creation was interrupted.
                 let mut transaction = database.begin_write()?;
                 transaction.set_quick_repair(true);
                 transaction.open_table(NUMBERS)?.insert("format", u64::from(FORMAT))?;
-                for table in [METADATA, CANISTERS, HISTORY, MEMORIES] {
+                for table in [HEADS, CANISTERS, HISTORY, MEMORIES] {
                     transaction.open_table(table)?;
                 }
                 transaction.commit()?;
@@ -256,32 +335,57 @@ impl StateStore {
     }
 }
 
+impl Drop for StateStore {
+    fn drop(&mut self) {
+        let slot = self.database.get_mut().unwrap_or_else(PoisonError::into_inner);
+        close(std::mem::replace(slot, Slot::Closed));
+    }
+}
+
+/// Closing writes too, and so may fail; whoever closes has no more use for the database.
+fn close(slot: Slot) {
+    let _ = catch_unwind(AssertUnwindSafe(move || drop(slot)));
+}
+
+/// Leaves a damaged database as it is. Closing would write to it on the word of pages that are not what they were, and a
+/// failure within a failure ends the process. It keeps its lock and its cache until the process, which cannot go on, ends.
+fn abandon(slot: Slot) {
+    std::mem::forget(slot);
+}
+
+/// A memory's index and the length of its base file.
+pub type MemoryRecord = (MemoryId, (MemoryIndex, u64));
+
+/// What reading one record gives.
+pub type Loaded<T> = Result<T, StoreError>;
+
 /// A checkpoint being read. It stays as it is while newer ones are written.
 pub struct LoadedCheckpoint {
     /// Height of the state.
     pub height: Height,
     /// What the writer put there.
     pub metadata: Vec<u8>,
+    header: Header,
     path: PathBuf,
     transaction: ReadTransaction,
 }
 
 impl LoadedCheckpoint {
     /// Canister records by id, read one at a time.
-    pub fn canisters(&self) -> Result<impl Iterator<Item = Result<(CanisterId, Vec<u8>), StoreError>> + '_, StoreError> {
-        self.records(CANISTERS, |key| CanisterId::try_from_slice(key).ok())
+    pub fn canisters(&self) -> Result<impl Iterator<Item = Loaded<(CanisterId, Vec<u8>)>> + '_, StoreError> {
+        self.records(CANISTERS, self.header.canisters, |key| CanisterId::try_from_slice(key).ok())
     }
 
     /// Ingress history entries by id, read one at a time.
-    pub fn history(&self) -> Result<impl Iterator<Item = Result<(RequestId, Vec<u8>), StoreError>> + '_, StoreError> {
-        self.records(HISTORY, |key| key.try_into().ok().map(RequestId))
+    pub fn history(&self) -> Result<impl Iterator<Item = Loaded<(RequestId, Vec<u8>)>> + '_, StoreError> {
+        self.records(HISTORY, self.header.history, |key| key.try_into().ok().map(RequestId))
     }
 
     /// Memory indexes by id, each with the length of its base file, read one at a time.
-    pub fn memories(
-        &self,
-    ) -> Result<impl Iterator<Item = Result<(MemoryId, (MemoryIndex, u64)), StoreError>> + '_, StoreError> {
-        let records = self.records(MEMORIES, |key| key.try_into().ok().map(u64::from_be_bytes).map(MemoryId))?;
+    pub fn memories(&self) -> Result<impl Iterator<Item = Loaded<MemoryRecord>> + '_, StoreError> {
+        let records = self.records(MEMORIES, self.header.memories, |key| {
+            key.try_into().ok().map(u64::from_be_bytes).map(MemoryId)
+        })?;
         Ok(records.map(|record| {
             let (id, bytes) = record?;
             match postcard::take_from_bytes(&bytes) {
@@ -295,16 +399,21 @@ impl LoadedCheckpoint {
     fn records<'a, K: 'a>(
         &'a self,
         table: Table,
+        tally: Tally,
         key: impl Fn(&[u8]) -> Option<K> + 'a,
-    ) -> Result<impl Iterator<Item = Result<(K, Vec<u8>), StoreError>> + 'a, StoreError> {
-        let mut records = Some(guard(&self.path, || Records::new(&self.transaction, table))?);
+    ) -> Result<impl Iterator<Item = Loaded<(K, Vec<u8>)>> + 'a, StoreError> {
+        let mut records = Some(guard(&self.path, || Records::new(&self.transaction, table, tally))?);
         Ok(std::iter::from_fn(move || {
             let next = guard(&self.path, || records.as_mut().and_then(Iterator::next).transpose());
             let result = match next {
                 Ok(None) => return None,
                 Ok(Some((bytes, record))) => match key(&bytes) {
                     Some(key) => Ok((key, record)),
-                    None => Err(self.corrupt(format!("a key of {} bytes in table {}", bytes.len(), table_name(&table)))),
+                    None => Err(self.corrupt(format!(
+                        "a key of {} bytes in table {}",
+                        bytes.len(),
+                        table_name(&table)
+                    ))),
                 },
                 Err(error) => Err(error),
             };
@@ -325,6 +434,10 @@ impl std::fmt::Debug for LoadedCheckpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "LoadedCheckpoint({:?}, {} bytes of metadata)", self.height, self.metadata.len())
     }
+}
+
+fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, Failure> {
+    postcard::to_stdvec(value).map_err(|error| Failure::Corrupt(error.to_string()))
 }
 
 fn table_name(table: &Table) -> String {
@@ -384,8 +497,12 @@ fn redb_error(path: &Path, error: redb::Error) -> StoreError {
 fn io_error(path: &Path, error: io::Error) -> StoreError {
     let path = path.to_path_buf();
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => StoreError::DiskFull { path },
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => StoreError::Unwritable { path, source: error },
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+            StoreError::DiskFull { path }
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            StoreError::Unwritable { path, source: error }
+        }
         _ => StoreError::Io { path, source: error },
     }
 }

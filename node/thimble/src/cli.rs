@@ -27,7 +27,13 @@ enum Command {
     /// certified before.
     ///
     /// Example: thimble run --memory 512MiB --listen 127.0.0.1:8080 --data-dir /var/lib/thimble
-    Run(Settings),
+    Run {
+        #[command(flatten)]
+        settings: Settings,
+        /// Write the address being served to this file once it is, for scripts that listen on port 0.
+        #[arg(long, value_name = "FILE")]
+        address_file: Option<PathBuf>,
+    },
     /// Print the budget sheet: every pool with its cap, owner and reason, and every other limit.
     ///
     /// The sum of the memory lines never exceeds the budget; a table that does not add up is refused with the line that
@@ -59,7 +65,7 @@ enum Command {
 #[derive(Args, Clone, Default)]
 pub(crate) struct Settings {
     /// Configuration file (TOML). Flags stand above it.
-    #[arg(long, value_name = "FILE", env = "THIMBLE_CONFIG")]
+    #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Memory all processes of the node may take together: 256MiB, 512MiB, 1GiB ... [default: 512MiB]
     #[arg(long, value_name = "SIZE", conflicts_with = "preset")]
@@ -81,7 +87,9 @@ pub(crate) struct Settings {
 impl Cli {
     pub(crate) fn run(self) -> Result<()> {
         match self.command {
-            Command::Run(settings) => node::run(Config::load(&settings)?),
+            Command::Run { settings, address_file } => {
+                node::run(Config::load(&settings)?, address_file.as_deref())
+            }
             Command::Limits { settings, json } => {
                 let config = Config::load(&settings)?;
                 let sheet = config.limits.sheet();

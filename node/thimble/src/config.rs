@@ -43,10 +43,15 @@ impl Config {
                 let size = fs::metadata(path)
                     .with_context(|| format!("reading the configuration file {}", path.display()))?
                     .len();
-                anyhow::ensure!(size <= FILE_BYTES_MAX, "{} has {size} bytes; a configuration file has at most {FILE_BYTES_MAX}", path.display());
+                anyhow::ensure!(
+                    size <= FILE_BYTES_MAX,
+                    "{} has {size} bytes; a configuration file has at most {FILE_BYTES_MAX}",
+                    path.display()
+                );
                 let text = fs::read_to_string(path)
                     .with_context(|| format!("reading the configuration file {}", path.display()))?;
-                toml::from_str(&text).with_context(|| format!("in the configuration file {}", path.display()))?
+                toml::from_str(&text)
+                    .with_context(|| format!("in the configuration file {}", path.display()))?
             }
             None => File::default(),
         };
@@ -111,7 +116,8 @@ mod tests {
         assert_eq!(config.log, "debug");
         assert_eq!(config.listen.port(), 8080);
         let bigger =
-            load("preset = \"micro\"\n", Settings { memory: Some("1GiB".into()), ..Settings::default() }).unwrap();
+            load("preset = \"micro\"\n", Settings { memory: Some("1GiB".into()), ..Settings::default() })
+                .unwrap();
         assert_eq!(bigger.limits.memory_budget_bytes, 1 << 30);
     }
 

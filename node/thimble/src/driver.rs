@@ -35,6 +35,8 @@ pub(crate) struct Driver<C: Consensus> {
     pub(crate) metrics: RoundMetrics,
     pub(crate) data_dir: PathBuf,
     pub(crate) disk_reserve_bytes: u64,
+    /// Last height of the block log when the node started: up to there rounds are executed again.
+    pub(crate) recovered_at: Height,
 }
 
 impl<C: Consensus> Driver<C> {
@@ -57,11 +59,8 @@ impl<C: Consensus> Driver<C> {
             };
             let height = finalised.batch.height;
             let result = self.round(finalised)?;
-            demand = Demand {
-                more: result.more,
-                next_timer: result.next_timer,
-                every_round: result.every_round,
-            };
+            demand =
+                Demand { more: result.more, next_timer: result.next_timer, every_round: result.every_round };
             if self.executor.checkpoint_due() {
                 self.checkpoint(height)?;
             }
@@ -88,10 +87,20 @@ impl<C: Consensus> Driver<C> {
             }
         };
         for certificate in certificates {
-            self.executor.certify(certificate.height, certificate.signature.0.to_vec());
+            self.executor.certify(certificate.height, certificate.signature.0.to_vec())?;
         }
         self.waiters.certified(&result.finished);
         self.metrics.round(&batch, &result, started.elapsed());
+        if batch.height <= self.recovered_at {
+            tracing::debug!(height = batch.height.0, root = hex::encode(result.root), "executed again");
+            if batch.height == self.recovered_at {
+                tracing::info!(
+                    height = batch.height.0,
+                    root = hex::encode(result.root),
+                    "recovered: every state root is as certified before"
+                );
+            }
+        }
         Ok(result)
     }
 

@@ -15,6 +15,7 @@ use ic_principal::Principal;
 use nidkg::{Committee, NodeIndex, SecretShare};
 use rand::rngs::OsRng;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
 /// Everything this node signs with, and what others know it by.
@@ -40,7 +41,8 @@ impl Keys {
     /// Reads the keys in `folder`, or makes them when the folder does not exist.
     pub(crate) fn open_or_create(folder: &Path) -> Result<Self> {
         if !folder.exists() {
-            Self::create(folder).with_context(|| format!("making the node's keys in {}", folder.display()))?;
+            Self::create(folder)
+                .with_context(|| format!("making the node's keys in {}", folder.display()))?;
         }
         Self::open(folder).with_context(|| format!("reading the node's keys in {}", folder.display()))
     }
@@ -75,8 +77,7 @@ impl Keys {
         let node = SigningKey::from_bytes(&*read_secret(&folder.join("node.key"))?);
         let subnet: SubnetFile = serde_json::from_slice(&fs::read(folder.join("subnet.json"))?)?;
         let key = |text: &str| -> Result<nidkg::PublicKey> {
-            let bytes: [u8; 96] =
-                hex::decode(text)?.try_into().ok().context("a public key has 96 bytes")?;
+            let bytes: [u8; 96] = hex::decode(text)?.try_into().ok().context("a public key has 96 bytes")?;
             Ok(nidkg::PublicKey::from_bytes(&bytes)?)
         };
         let committee = Committee {
@@ -90,6 +91,17 @@ impl Keys {
             bail!("subnet-share.key does not belong to subnet.json: files of two nodes were mixed");
         }
         Ok(Self { node, share, committee })
+    }
+
+    /// The share once more, for the certifier to own.
+    pub(crate) fn share_again(&self) -> Result<SecretShare> {
+        let bytes = Zeroizing::new(self.share.to_bytes());
+        Ok(SecretShare::from_bytes(self.share.index, &bytes)?)
+    }
+
+    /// Randomness of the first block, which no certified state precedes: a value only this subnet's key can give.
+    pub(crate) fn genesis_seed(&self) -> [u8; 32] {
+        Sha256::digest(self.share.sign(b"\x0fthimble-genesis").0).into()
     }
 
     /// DER of the subnet's public key: what clients call the root key.

@@ -17,12 +17,21 @@ use clap::Parser;
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
+/// How jemalloc is set up in every process of the node, read by it before `main`. Few arenas, because each keeps memory of its own; unused address space goes
+/// back (`retain:false`), because a compile child's cap counts it; freed pages go back to the kernel within a second of further use.
+#[unsafe(export_name = "malloc_conf")]
+static MALLOC_CONF: Option<&'static std::ffi::c_char> = {
+    const TEXT: &std::ffi::CStr = c"narenas:2,tcache_max:4096,retain:false,dirty_decay_ms:1000,muzzy_decay_ms:0";
+    // SAFETY: the pointer is to a constant string that ends in zero.
+    Some(unsafe { &*TEXT.as_ptr() })
+};
+
 fn main() -> ExitCode {
     // Workers and compilers are started by the node itself, many times: they skip everything a person's command needs.
-    let mut arguments = std::env::args_os();
-    match arguments.nth(1).as_deref().and_then(|name| name.to_str()) {
-        Some(sandbox::WORKER_COMMAND) => return sandbox::worker_main(),
-        Some(sandbox::COMPILE_COMMAND) => return sandbox::compile_main(),
+    let mut arguments = std::env::args_os().skip(1);
+    match arguments.next().as_deref().and_then(|name| name.to_str()) {
+        Some("sandbox-worker") => return sandbox::worker_main(arguments),
+        Some("sandbox-compile") => return sandbox::compile_main(arguments),
         _ => {}
     }
     match cli::Cli::parse().run() {

@@ -1,11 +1,14 @@
-//! Canister signatures (interface specification, "Canister signatures") and the certificates they rest on ("Certification").
+//! Canister signatures (interface specification, "Canister signatures") and the certificates they rest on
+//! ("Certification").
 //!
-//! A canister signs by certifying a hash tree that holds `sig/<hash of seed>/<hash of payload>`. The signature is that tree and a certificate showing that the
-//! tree's root hash is the canister's certified data. A certificate is signed by the root key, or by a subnet key that a certificate of the root key
-//! delegates to; then the delegation must cover the canister, and the subnet must have a type other than `cloud_engine`.
+//! A canister signs by certifying a hash tree that holds `sig/<hash of seed>/<hash of payload>`. The signature is
+//! that tree and a certificate showing that the tree's root hash is the canister's certified data. A certificate is
+//! signed by the root key, or by a subnet key that a certificate of the root key delegates to; then the delegation
+//! must cover the canister, and the subnet must have a type other than `cloud_engine`.
 //!
-//! Trees come from outside: they are decoded by the bounded reader, and depth and item count bound every recursion below. A pairing takes about a
-//! millisecond, so pairs of key and root hash that verified before are remembered in [`CertificateVerifier`], a bounded set.
+//! Trees come from outside: they are decoded by the bounded reader, and depth and item count bound every recursion
+//! below. A pairing takes about a millisecond, so pairs of key and root hash that verified before are remembered in
+//! [`CertificateVerifier`], a bounded set.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -51,7 +54,8 @@ struct Certificate<'a> {
     delegation: Option<(&'a [u8], &'a [u8])>,
 }
 
-/// Builds the tree from `[0]`, `[1, left, right]`, `[2, label, tree]`, `[3, value]` and `[4, hash]`. Recursion is bounded by the reader's depth.
+/// Builds the tree from `[0]`, `[1, left, right]`, `[2, label, tree]`, `[3, value]` and `[4, hash]`. Recursion is
+/// bounded by the reader's depth.
 fn tree<'a>(value: &'a Value<'a>) -> Option<Tree<'a>> {
     let elements = value.as_array()?;
     match elements {
@@ -66,7 +70,7 @@ fn tree<'a>(value: &'a Value<'a>) -> Option<Tree<'a>> {
 
 /// Whether labels rise strictly on each level and no leaf stands beside another node (specification, `well_formed`).
 fn well_formed(node: &HashTreeNode<&[u8]>) -> bool {
-    fn forest<'t, 'a>(node: &'t HashTreeNode<&'a [u8]>, last: &mut Option<&'t [u8]>) -> bool {
+    fn forest<'t>(node: &'t HashTreeNode<&[u8]>, last: &mut Option<&'t [u8]>) -> bool {
         match node {
             HashTreeNode::Empty() | HashTreeNode::Pruned(_) => true,
             HashTreeNode::Leaf(_) => false,
@@ -89,7 +93,9 @@ fn certificate<'a>(value: &'a Value<'a>) -> Option<Certificate<'a>> {
     }
     let delegation = match value.field("delegation") {
         None => None,
-        Some(delegation) => Some((delegation.field("subnet_id")?.as_bytes()?, delegation.field("certificate")?.as_bytes()?)),
+        Some(delegation) => {
+            Some((delegation.field("subnet_id")?.as_bytes()?, delegation.field("certificate")?.as_bytes()?))
+        }
     };
     Some(Certificate { tree, signature: value.field("signature")?.as_bytes()?, delegation })
 }
@@ -124,7 +130,9 @@ fn covers(tree: &Tree<'_>, subnet_id: &[u8], canister: &[u8]) -> bool {
         }),
         _ => false,
     };
-    shards || found(tree, &[b"subnet", subnet_id, b"canister_ranges"]).is_some_and(|ranges| in_ranges(ranges, canister))
+    shards
+        || found(tree, &[b"subnet", subnet_id, b"canister_ranges"])
+            .is_some_and(|ranges| in_ranges(ranges, canister))
 }
 
 impl CertificateVerifier {
@@ -161,7 +169,10 @@ impl CertificateVerifier {
         let decoded = cbor::decode(delegation, CERTIFICATE_BOUNDS).ok()?;
         let delegation = self::certificate(&decoded)?;
         let subnet_type = found(&delegation.tree, &[b"subnet", subnet_id, b"type"])?;
-        if delegation.delegation.is_some() || subnet_type == b"cloud_engine" || !covers(&delegation.tree, subnet_id, canister.as_slice()) {
+        if delegation.delegation.is_some()
+            || subnet_type == b"cloud_engine"
+            || !covers(&delegation.tree, subnet_id, canister.as_slice())
+        {
             return None;
         }
         let subnet_key = found(&delegation.tree, &[b"subnet", subnet_id, b"public_key"])?;
@@ -173,7 +184,12 @@ impl CertificateVerifier {
     fn check_signature(&self, key: &nidkg::PublicKey, certificate: &Certificate<'_>) -> Option<()> {
         let message = nidkg::state_root_message(&certificate.tree.digest());
         let signature: &[u8; 48] = certificate.signature.try_into().ok()?;
-        let digest: Hash = Sha256::new().chain_update(key.as_bytes()).chain_update(signature).chain_update(&message).finalize().into();
+        let digest: Hash = Sha256::new()
+            .chain_update(key.as_bytes())
+            .chain_update(signature)
+            .chain_update(&message)
+            .finalize()
+            .into();
         if self.remembered(|known| known.set.contains(&digest)) {
             return Some(());
         }

@@ -1,10 +1,11 @@
 //! Public keys as the interface encodes them (DER, SubjectPublicKeyInfo) and the plain signature schemes.
 //!
-//! The DER reader accepts exactly the encodings the specification names: no optional parameters, no trailing bytes, uncompressed points only. Which scheme
-//! a key belongs to is said by its object identifiers alone.
+//! The DER reader accepts exactly the encodings the specification names: no optional parameters, no trailing bytes,
+//! uncompressed points only. Which scheme a key belongs to is said by its object identifiers alone.
 //!
-//! Ed25519 is verified by ed25519-dalek (strict: no small-order keys, canonical scalars), P-256 and RSA by ring, secp256k1 by k256. ECDSA signatures are
-//! accepted with either sign of `s`, as the specification does not restrict it.
+//! Ed25519 is verified by ed25519-dalek (strict: no small-order keys, canonical scalars), P-256 and RSA by ring,
+//! secp256k1 by k256. ECDSA signatures are accepted with either sign of `s`, as the specification does not restrict
+//! it.
 
 use ic_principal::Principal;
 use thiserror::Error;
@@ -33,7 +34,9 @@ pub enum KeyError {
     #[error("the public key is not a DER SubjectPublicKeyInfo with nothing after it")]
     NotDer,
     /// Unknown object identifiers.
-    #[error("the public key's algorithm is none of Ed25519, ECDSA on P-256 or secp256k1, COSE, canister signature")]
+    #[error(
+        "the public key's algorithm is none of Ed25519, ECDSA on P-256 or secp256k1, COSE, canister signature"
+    )]
     UnknownAlgorithm,
     /// The key's bytes do not fit its algorithm.
     #[error("the public key's bytes are not {expected}")]
@@ -125,20 +128,26 @@ impl<'a> PublicKey<'a> {
         let curve = if scheme == OID_EC { algorithm.element(0x06)? } else { &[] };
         algorithm.end()?;
         let point = || {
-            key.try_into()
-                .ok()
-                .filter(|point: &&[u8; 65]| point.first() == Some(&4))
-                .ok_or(KeyError::Malformed { expected: "an uncompressed point: 0x04, then 32 bytes each of x and y" })
+            key.try_into().ok().filter(|point: &&[u8; 65]| point.first() == Some(&4)).ok_or(
+                KeyError::Malformed {
+                    expected: "an uncompressed point: 0x04, then 32 bytes each of x and y",
+                },
+            )
         };
         match (scheme, curve) {
-            (OID_ED25519, _) => key.try_into().map(Self::Ed25519).map_err(|_| KeyError::Malformed { expected: "32 bytes of Ed25519 key" }),
+            (OID_ED25519, _) => key
+                .try_into()
+                .map(Self::Ed25519)
+                .map_err(|_| KeyError::Malformed { expected: "32 bytes of Ed25519 key" }),
             (OID_EC, OID_P256) => point().map(Self::P256),
             (OID_EC, OID_SECP256K1) => point().map(Self::Secp256k1),
             (OID_COSE, _) => CoseKey::from_cbor(key).map(Self::WebAuthn),
             (OID_CANISTER, _) => {
-                let malformed = KeyError::Malformed { expected: "a length byte, the signing canister's id and a seed" };
+                let malformed =
+                    KeyError::Malformed { expected: "a length byte, the signing canister's id and a seed" };
                 let (&length, rest) = key.split_first().ok_or(malformed.clone())?;
-                let (canister_id, seed) = rest.split_at_checked(usize::from(length)).ok_or(malformed.clone())?;
+                let (canister_id, seed) =
+                    rest.split_at_checked(usize::from(length)).ok_or(malformed.clone())?;
                 let canister_id = Principal::try_from_slice(canister_id).map_err(|_| malformed)?;
                 Ok(Self::Canister(CanisterKey { canister_id, seed }))
             }
@@ -161,12 +170,15 @@ impl<'a> PublicKey<'a> {
 /// Ed25519.
 pub(crate) fn verify_ed25519(key: &[u8; 32], message: &[u8], signature: &[u8]) -> bool {
     let Ok(signature) = ed25519_dalek::Signature::from_slice(signature) else { return false };
-    ed25519_dalek::VerifyingKey::from_bytes(key).is_ok_and(|key| key.verify_strict(message, &signature).is_ok())
+    ed25519_dalek::VerifyingKey::from_bytes(key)
+        .is_ok_and(|key| key.verify_strict(message, &signature).is_ok())
 }
 
 /// ECDSA on P-256 over SHA-256, signature as `r || s`.
 pub(crate) fn verify_p256(point: &[u8; 65], message: &[u8], signature: &[u8]) -> bool {
-    ring::signature::UnparsedPublicKey::new(&ring::signature::ECDSA_P256_SHA256_FIXED, point).verify(message, signature).is_ok()
+    ring::signature::UnparsedPublicKey::new(&ring::signature::ECDSA_P256_SHA256_FIXED, point)
+        .verify(message, signature)
+        .is_ok()
 }
 
 /// ECDSA on secp256k1 over SHA-256, signature as `r || s`.

@@ -1,15 +1,18 @@
 //! Who sent a request: the envelope authentication of the interface specification, with no HTTP in it.
 //!
-//! [`authenticate`] decides, for an envelope and a time, whether its sender is who it claims to be and may send this kind of request to this canister. Cheap
-//! checks come first: expiry, the sender's principal, the shape of the delegation chain, its expirations, targets and permissions. Signatures are
-//! verified only for a request that passes all of them, the request's own first.
+//! [`authenticate`] decides, for an envelope and a time, whether its sender is who it claims to be and may send this
+//! kind of request to this canister. Cheap checks come first: expiry, the sender's principal, the shape of the
+//! delegation chain, its expirations, targets and permissions. Signatures are verified only for a request that passes
+//! all of them, the request's own first.
 //!
-//! Costs, on one core of a 2020s server: an Ed25519 or ECDSA signature takes 40 to 150 microseconds, RSA about as much, a canister signature one to
-//! three milliseconds the first time its certificate is seen. Callers run this on bounded threads.
+//! Costs, on one core of a 2020s server: an Ed25519 or ECDSA signature takes 40 to 150 microseconds, RSA about as
+//! much, a canister signature one to three milliseconds the first time its certificate is seen. Callers run this on
+//! bounded threads.
 //!
 //! Rules worth knowing:
 //! - Anonymous queries and read_states may carry any expiry; every other request must expire within the window.
-//! - Each key appears once in a chain. A chain's targets are the intersection of its links' targets, and the callee must be among them.
+//! - Each key appears once in a chain. A chain's targets are the intersection of its links' targets, and the callee
+//!   must be among them.
 //! - A link with `permissions: "queries"` anywhere in the chain rules out calls.
 //! - `sender_info` must be signed by the canister whose key is `sender_pubkey`.
 
@@ -54,7 +57,8 @@ impl AuthConfig {
 pub struct Authenticated {
     /// The sender; the anonymous principal for unsigned requests.
     pub sender: Principal,
-    /// Canisters the delegation chain is restricted to; `None` is unrestricted. Calls and queries were checked against it already.
+    /// Canisters the delegation chain is restricted to; `None` is unrestricted. Calls and queries were checked
+    /// against it already.
     pub targets: Option<BTreeSet<Principal>>,
     /// Verified sender information.
     pub sender_info: Option<SenderInfo>,
@@ -71,7 +75,9 @@ impl Authenticated {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum AuthError {
     /// Expired. Clients resynchronise their clock on the first three words.
-    #[error("Invalid request expiry: ingress_expiry {expiry} lies before this node's time {now}; both are nanoseconds since 1970-01-01. Sign the request again with a later expiry.")]
+    #[error(
+        "Invalid request expiry: ingress_expiry {expiry} lies before this node's time {now}; both are nanoseconds since 1970-01-01. Sign the request again with a later expiry."
+    )]
     Expired {
         /// What was sent.
         expiry: u64,
@@ -79,7 +85,9 @@ pub enum AuthError {
         now: u64,
     },
     /// Expires too far ahead.
-    #[error("Invalid request expiry: ingress_expiry {expiry} lies more than {window_seconds} s after this node's time {now} (at most {limit} is accepted; nanoseconds since 1970-01-01). Sign the request again with an earlier expiry.")]
+    #[error(
+        "Invalid request expiry: ingress_expiry {expiry} lies more than {window_seconds} s after this node's time {now} (at most {limit} is accepted; nanoseconds since 1970-01-01). Sign the request again with an earlier expiry."
+    )]
     TooFarAhead {
         /// What was sent.
         expiry: u64,
@@ -121,13 +129,17 @@ pub enum AuthError {
         error: KeyError,
     },
     /// A key occurs twice in the chain.
-    #[error("delegation {index} delegates to a key that already occurs in the chain; each key may occur once")]
+    #[error(
+        "delegation {index} delegates to a key that already occurs in the chain; each key may occur once"
+    )]
     DelegationCycle {
         /// Position in the chain, from 0.
         index: usize,
     },
     /// A link has expired.
-    #[error("Invalid request expiry: delegation {index} expired at {expiration}, this node's time is {now} (nanoseconds since 1970-01-01); obtain a new delegation")]
+    #[error(
+        "Invalid request expiry: delegation {index} expired at {expiration}, this node's time is {now} (nanoseconds since 1970-01-01); obtain a new delegation"
+    )]
     DelegationExpired {
         /// Position in the chain, from 0.
         index: usize,
@@ -137,7 +149,9 @@ pub enum AuthError {
         now: u64,
     },
     /// The callee is not among the targets.
-    #[error("the delegation chain does not allow requests to {canister_id}; its targets exclude that canister")]
+    #[error(
+        "the delegation chain does not allow requests to {canister_id}; its targets exclude that canister"
+    )]
     NotATarget {
         /// Callee.
         canister_id: Principal,
@@ -176,7 +190,12 @@ impl AuthError {
     pub fn is_forbidden(&self) -> bool {
         !matches!(
             self,
-            Self::Expired { .. } | Self::TooFarAhead { .. } | Self::DelegationExpired { .. } | Self::AnonymousWith { .. } | Self::Key { .. } | Self::DelegationCycle { .. }
+            Self::Expired { .. }
+                | Self::TooFarAhead { .. }
+                | Self::DelegationExpired { .. }
+                | Self::AnonymousWith { .. }
+                | Self::Key { .. }
+                | Self::DelegationCycle { .. }
         )
     }
 
@@ -208,8 +227,10 @@ pub fn authenticate(envelope: &Envelope, now: Time, config: &AuthConfig) -> Resu
         return anonymous_sender(envelope);
     }
     let sender = content.sender;
-    let pubkey = envelope.sender_pubkey.as_deref().ok_or(AuthError::Unsigned { sender, field: "sender_pubkey" })?;
-    let signature = envelope.sender_sig.as_deref().ok_or(AuthError::Unsigned { sender, field: "sender_sig" })?;
+    let pubkey =
+        envelope.sender_pubkey.as_deref().ok_or(AuthError::Unsigned { sender, field: "sender_pubkey" })?;
+    let signature =
+        envelope.sender_sig.as_deref().ok_or(AuthError::Unsigned { sender, field: "sender_sig" })?;
     let derived = Principal::self_authenticating(pubkey);
     if derived != sender {
         return Err(AuthError::WrongSender { sender, derived });
@@ -294,7 +315,8 @@ fn verify_chain(
     config: &AuthConfig,
 ) -> Result<(), AuthError> {
     // All keys parse before any signature is verified.
-    let first = PublicKey::from_der(pubkey).map_err(|error| AuthError::Key { which: "`sender_pubkey`".to_owned(), error })?;
+    let first = PublicKey::from_der(pubkey)
+        .map_err(|error| AuthError::Key { which: "`sender_pubkey`".to_owned(), error })?;
     let mut keys = vec![first];
     for (index, link) in chain.iter().enumerate() {
         let key = PublicKey::from_der(&link.pubkey)
@@ -305,12 +327,20 @@ fn verify_chain(
         && !verify(last, &[REQUEST_DOMAIN, &envelope.request_id.0].concat(), signature, config)
     {
         let over = "the request id by the last key of the chain";
-        return Err(AuthError::BadSignature { which: "`sender_sig`".to_owned(), scheme: last.scheme(), over });
+        return Err(AuthError::BadSignature {
+            which: "`sender_sig`".to_owned(),
+            scheme: last.scheme(),
+            over,
+        });
     }
     for (index, (link, key)) in chain.iter().zip(&keys).enumerate() {
         if !verify(key, &[DELEGATION_DOMAIN, &link.hash].concat(), &link.signature, config) {
             let which = format!("`signature` of delegation {index}");
-            return Err(AuthError::BadSignature { which, scheme: key.scheme(), over: "the delegation by the key before it" });
+            return Err(AuthError::BadSignature {
+                which,
+                scheme: key.scheme(),
+                over: "the delegation by the key before it",
+            });
         }
     }
     match keys.first() {
@@ -328,7 +358,11 @@ fn verify_sender_info(request: &Request, key: &PublicKey<'_>, config: &AuthConfi
     }
     if !verify(key, &[SENDER_INFO_DOMAIN, &info.info].concat(), &info.sig, config) {
         let which = "`sender_info.sig`".to_owned();
-        return Err(AuthError::BadSignature { which, scheme: key.scheme(), over: "`sender_info.info` by `sender_pubkey`" });
+        return Err(AuthError::BadSignature {
+            which,
+            scheme: key.scheme(),
+            over: "`sender_info.info` by `sender_pubkey`",
+        });
     }
     Ok(())
 }

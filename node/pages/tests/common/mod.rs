@@ -68,7 +68,8 @@ pub fn tags(layout: &MemoryLayout) -> Vec<u64> {
     let mut bytes = vec![0; layout.base_bytes as usize];
     read_pages(layout, 0, &mut bytes).unwrap();
     let tag_of = |page: &[u8]| {
-        let words: Vec<u64> = page.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().unwrap())).collect();
+        let words: Vec<u64> =
+            page.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().unwrap())).collect();
         assert!(words.iter().all(|word| *word == words[0]), "torn page");
         words[0]
     };

@@ -6,8 +6,9 @@ fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
     match arguments.next().as_deref().and_then(|name| name.to_str()) {
         Some("sandbox-compile") => sandbox::compile_main(arguments),
+        Some("sandbox-worker") => sandbox::worker_main(arguments),
         _ => {
-            eprintln!("usage: sandbox-test-host sandbox-compile <job>");
+            eprintln!("usage: sandbox-test-host sandbox-compile <job> | sandbox-worker <parent>");
             ExitCode::FAILURE
         }
     }

@@ -1,9 +1,13 @@
-//! How the compile child confines itself: resource limits, no new rights, and a system call filter that leaves memory, the descriptors it has, and its end.
+//! How the compile child confines itself: resource limits, no new rights, and a system call filter that
+//! leaves memory, the descriptors it has, and its end.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 
-use seccompiler::{SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule};
+use seccompiler::{
+    SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
 
 use super::Caps;
 
@@ -18,7 +22,8 @@ pub(super) fn limit(caps: &Caps) -> io::Result<()> {
     // Best effort: without it the kernel may choose another process.
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
     set_limit(libc::RLIMIT_DATA, caps.memory_bytes, caps.memory_bytes)?;
-    // The soft limit ends the process with a signal of its own; the hard one would be indistinguishable from a kill.
+    // The soft limit ends the process with a signal of its own; the hard one would be indistinguishable from
+    // a kill.
     set_limit(libc::RLIMIT_CPU, caps.seconds, caps.seconds.saturating_add(1))?;
     set_limit(libc::RLIMIT_FSIZE, caps.artefact_bytes, caps.artefact_bytes)?;
     set_limit(libc::RLIMIT_CORE, 0, 0)?;
@@ -43,21 +48,42 @@ fn check(result: libc::c_int) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// CPU milliseconds and most resident bytes of this process so far.
-pub(super) fn usage() -> (u64, u64) {
-    // SAFETY: an all-zero `rusage` is a valid value, and it lives through the call.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_SELF, &mut usage);
-        usage
-    };
-    let millis = |time: libc::timeval| time.tv_sec.unsigned_abs().saturating_mul(1_000).saturating_add(time.tv_usec.unsigned_abs() / 1_000);
-    let resident = usage.ru_maxrss.unsigned_abs().saturating_mul(1_024);
-    (millis(usage.ru_utime).saturating_add(millis(usage.ru_stime)), resident)
+/// Reads this process's own consumption. Opened before the filter, which allows no opening.
+pub(super) struct Meter(File);
+
+impl Meter {
+    /// Opens the kernel's account of this process.
+    pub(super) fn open() -> io::Result<Self> {
+        Ok(Self(File::open("/proc/self/status")?))
+    }
+
+    /// CPU milliseconds and most resident bytes so far. (`getrusage` would count what the parent had resident
+    /// before it executed this program.)
+    pub(super) fn read(mut self) -> io::Result<(u64, u64)> {
+        // SAFETY: an all-zero `rusage` is a valid value, and it lives through the call.
+        let usage = unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            libc::getrusage(libc::RUSAGE_SELF, &mut usage);
+            usage
+        };
+        let millis = |time: libc::timeval| {
+            time.tv_sec
+                .unsigned_abs()
+                .saturating_mul(1_000)
+                .saturating_add(time.tv_usec.unsigned_abs() / 1_000)
+        };
+        let mut status = String::new();
+        self.0.read_to_string(&mut status)?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kibibytes =
+            line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok()).unwrap_or_default();
+        Ok((millis(usage.ru_utime).saturating_add(millis(usage.ru_stime)), kibibytes.saturating_mul(1_024)))
+    }
 }
 
-/// Installs the filter on all threads of the process (an allocator may have one of its own). A call outside the list fails with `EPERM`; memory can never
-/// become executable, because the child generates code but must not run any.
+/// Installs the filter on all threads of the process (an allocator may have one of its own). A call outside
+/// the list fails with `EPERM`; memory can never become executable, because the child generates code but must
+/// not run any.
 pub(super) fn filter() -> Result<(), Box<dyn std::error::Error>> {
     let anything = [
         libc::SYS_read,
@@ -91,7 +117,8 @@ pub(super) fn filter() -> Result<(), Box<dyn std::error::Error>> {
         libc::SYS_exit,
         libc::SYS_exit_group,
     ];
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = anything.into_iter().map(|call| (call, Vec::new())).collect();
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
+        anything.into_iter().map(|call| (call, Vec::new())).collect();
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         let executable = libc::PROT_EXEC as u64;
         let never = SeccompCondition::new(2, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(executable), 0)?;

@@ -29,16 +29,28 @@ fn a_job_survives_the_command_line() {
 fn every_end_of_the_child_has_its_name_and_value() {
     let judge = |status, output: &[u8]| compiler().judge(status, output).unwrap_err();
     assert!(judge(signal(libc::SIGXCPU), b"").to_string().contains("`sandbox.compile_seconds` of 30 s"));
-    assert!(judge(signal(libc::SIGXFSZ), b"").to_string().contains("`sandbox.compilation_cache_bytes` of 67108864 bytes"));
+    assert!(
+        judge(signal(libc::SIGXFSZ), b"")
+            .to_string()
+            .contains("`sandbox.compilation_cache_bytes` of 67108864 bytes")
+    );
     let memory = judge(signal(libc::SIGABRT), b"memory allocation of 1048576 bytes failed\n");
     assert!(memory.to_string().contains("`sandbox.compile_memory_bytes` of 268435456 bytes"), "{memory}");
+    let panic = judge(
+        ExitStatus::from_raw(101 << 8),
+        b"thread 'main' panicked at map.rs: unhandled out-of-memory error: out of memory",
+    );
+    assert!(matches!(panic, CompileError::OutOfMemory(_)), "{panic}");
     assert!(matches!(judge(signal(libc::SIGKILL), b""), CompileError::Killed(libc::SIGKILL)));
     assert!(matches!(judge(signal(libc::SIGSEGV), b""), CompileError::Crashed(_)));
     assert!(matches!(judge(signal(libc::SIGABRT), b"thread panicked"), CompileError::Crashed(_)));
     assert!(matches!(judge(ExitStatus::from_raw(0), b""), CompileError::Crashed(_)), "no report");
     let mut forged = REPORT_MAGIC.to_vec();
     forged.extend([0xff; 8]);
-    assert!(matches!(judge(ExitStatus::from_raw(0), &forged), CompileError::Crashed(_)), "an unreadable report");
+    assert!(
+        matches!(judge(ExitStatus::from_raw(0), &forged), CompileError::Crashed(_)),
+        "an unreadable report"
+    );
 }
 
 #[test]

@@ -12,7 +12,9 @@ pub enum ModuleError {
     #[error("the module starts like a gzip stream, but it cannot be unpacked: {0}")]
     Gzip(String),
     /// Neither gzip nor WebAssembly.
-    #[error("the module is not a WebAssembly binary: it must start with the magic number and version 1 (00 61 73 6d 01 00 00 00), or be a gzip stream of such a module")]
+    #[error(
+        "the module is not a WebAssembly binary: it must start with the magic number and version 1 (00 61 73 6d 01 00 00 00), or be a gzip stream of such a module"
+    )]
     NotWasm,
     /// WebAssembly validation refused it.
     #[error("WebAssembly validation failed: {0}")]
@@ -38,7 +40,9 @@ pub enum ModuleError {
         name: String,
     },
     /// Imports a function that the System API does not have.
-    #[error("import `ic0.{name}`: the System API has no such function for canisters with a {width}-bit memory")]
+    #[error(
+        "import `ic0.{name}`: the System API has no such function for canisters with a {width}-bit memory"
+    )]
     UnknownImport {
         /// Field.
         name: String,
@@ -46,7 +50,9 @@ pub enum ModuleError {
         width: u8,
     },
     /// Imports a function of the System API with another type.
-    #[error("import `ic0.{name}`: it has type {found}, but canisters with a {width}-bit memory import it as {expected}")]
+    #[error(
+        "import `ic0.{name}`: it has type {found}, but canisters with a {width}-bit memory import it as {expected}"
+    )]
     ImportType {
         /// Field.
         name: String,
@@ -61,19 +67,27 @@ pub enum ModuleError {
     #[error("exported function `{0}`: an entry point has type () -> ()")]
     EntryType(String),
     /// Reserved prefix.
-    #[error("exported function `{0}`: names that start with `canister_` are reserved for the entry points of the interface specification, and this is none of them")]
+    #[error(
+        "exported function `{0}`: names that start with `canister_` are reserved for the entry points of the interface specification, and this is none of them"
+    )]
     EntryUnknown(String),
     /// Two methods of one name.
-    #[error("method `{0}` is exported more than once as `canister_update`, `canister_query` or `canister_composite_query`")]
+    #[error(
+        "method `{0}` is exported more than once as `canister_update`, `canister_query` or `canister_composite_query`"
+    )]
     MethodTwice(String),
     /// Two metadata sections of one name.
     #[error("custom section `{0}` exists more than once as `icp:public` or `icp:private`")]
     SectionTwice(String),
     /// Reserved prefix.
-    #[error("custom section `{0}`: names that start with `icp:` must be `icp:public <name>` or `icp:private <name>`")]
+    #[error(
+        "custom section `{0}`: names that start with `icp:` must be `icp:public <name>` or `icp:private <name>`"
+    )]
     SectionUnknown(String),
     /// State that could not be kept.
-    #[error("global {0} is mutable and holds a reference; references cannot be kept between messages, keep them in a table or make the global immutable")]
+    #[error(
+        "global {0} is mutable and holds a reference; references cannot be kept between messages, keep them in a table or make the global immutable"
+    )]
     ReferenceGlobal(u32),
 }
 
@@ -84,7 +98,12 @@ impl From<wasmparser::Error> for ModuleError {
 }
 
 /// Refuses when `value` is over `limit`.
-pub(super) fn within(what: &'static str, limit_name: &'static str, limit: u64, value: u64) -> Result<(), ModuleError> {
+pub(super) fn within(
+    what: &'static str,
+    limit_name: &'static str,
+    limit: u64,
+    value: u64,
+) -> Result<(), ModuleError> {
     if value > limit { Err(ModuleError::Limit { what, limit_name, limit, value }) } else { Ok(()) }
 }
 

@@ -1,7 +1,8 @@
 //! The System API as a table: every function of `ic0` with its signature.
 //!
-//! Source: interface specification, "Overview of imports". Addresses and sizes are of type `I`, which is `i32` for a module with a 32-bit memory or none and `i64`
-//! for one with a 64-bit memory; [`Word::I`] stands for it. Validation refuses an import that is not here or has another type; the worker links exactly these.
+//! Source: interface specification, "Overview of imports". Addresses and sizes are of type `I`, which is
+//! `i32` for a module with a 32-bit memory or none and `i64` for one with a 64-bit memory; [`Word::I`] stands
+//! for it. Validation refuses an import that is not here or has another type; the worker links exactly these.
 
 use wasmparser::ValType;
 
@@ -137,6 +138,9 @@ pub const IC0_FUNCTIONS: &[Ic0Function] = &[
     f32_only("stable_size", &[], Some(I32)),
     f32_only("stable_write", &[I32, I32, I32], None),
     f("subnet_self_copy", &[I, I, I], None),
+    // Not in the specification's overview yet, but canisters built with `ic0` 1.2 import it: how many nodes
+    // the subnet has.
+    f("subnet_self_node_count", &[], Some(I32)),
     f("subnet_self_size", &[], Some(I)),
     f("time", &[], Some(I64)),
     f("trap", &[I, I], None),
@@ -149,7 +153,10 @@ mod tests {
 
     #[test]
     fn every_function_is_found_by_name() {
-        assert!(IC0_FUNCTIONS.windows(2).all(|pair| pair[0].name < pair[1].name), "ordered, without duplicates");
+        assert!(
+            IC0_FUNCTIONS.windows(2).all(|pair| pair[0].name < pair[1].name),
+            "ordered, without duplicates"
+        );
         for function in IC0_FUNCTIONS {
             assert_eq!(ic0_function(function.name, false), Some(function));
             assert_eq!(ic0_function(function.name, true).is_none(), function.only32);

@@ -1,24 +1,29 @@
 //! Rewrites a validated module into the form the folder's documentation describes.
 //!
-//! Sections are built one by one in their order; bodies and expressions pass through wasm-encoder's re-encoder, which asks here for every function index and
-//! instruction. Three index spaces change, all at their ends but one:
+//! Sections are built one by one in their order; bodies and expressions pass through wasm-encoder's
+//! re-encoder, which asks here for every function index and instruction. Three index spaces change, all at
+//! their ends but one:
 //!
 //! - types: those of the added functions follow the module's own;
-//! - functions: `thimble.will_write` is the last import, so defined functions move up by one, and the added functions come after them;
-//! - data segments: all become passive, and an empty one follows them. Instructions that named an active segment name the empty one instead, because
-//!   instantiation would have dropped it: what traps there still traps.
+//! - functions: `thimble.will_write` is the last import, so defined functions move up by one, and the added
+//!   functions come after them;
+//! - data segments: all become passive, and an empty one follows them. Instructions that named an active
+//!   segment name the empty one instead, because instantiation would have dropped it: what traps there still
+//!   traps.
 //!
-//! Bulk operations on memory become calls of added functions that report the range first. An operation is one instruction before and after, so fuel and control
-//! flow stay a function of the module alone.
+//! Bulk operations on memory become calls of added functions, see `bulk.rs`. An operation is one instruction
+//! before and after, so control flow stays as it was.
 
 use limits::ModuleLimits;
 use wasm_encoder::reencode::{self, Reencode, utils};
 use wasm_encoder::{
-    CodeSection, DataCountSection, DataSection, ElementSection, Elements, Encode, EntityType, ExportKind, ExportSection, Function, FunctionSection,
-    GlobalSection, ImportSection, Instruction, MemorySection, MemoryType, Module, TableSection, TypeSection, ValType,
+    CodeSection, DataCountSection, DataSection, ElementSection, Elements, Encode, EntityType, ExportKind,
+    ExportSection, Function, FunctionSection, GlobalSection, ImportSection, Instruction, MemorySection,
+    MemoryType, Module, TableSection, TypeSection, ValType,
 };
 use wasmparser::{DataKind, Operator, Parser, Payload};
 
+use super::bulk::{ActiveSegment, Bulk, Guard};
 use super::error::ModuleError;
 use super::validate::{Shape, Validated};
 use super::{INIT_MEMORY, MEMORY, RUNTIME_MODULE, START, TABLE, WILL_WRITE, features, global_export};
@@ -62,29 +67,39 @@ struct Sections {
     active: Vec<ActiveSegment>,
 }
 
-/// A data segment that instantiation would apply.
-struct ActiveSegment {
-    index: u32,
-    /// The instruction of the offset expression, encoded.
-    offset: Vec<u8>,
-    len: u32,
-}
-
 impl Sections {
-    fn take(&mut self, rewriter: &mut Rewriter<'_>, shape: &Shape, limits: &ModuleLimits, payload: Payload<'_>) -> Result<(), ModuleError> {
+    fn take(
+        &mut self,
+        rewriter: &mut Rewriter<'_>,
+        shape: &Shape,
+        limits: &ModuleLimits,
+        payload: Payload<'_>,
+    ) -> Result<(), ModuleError> {
         match payload {
-            Payload::TypeSection(section) => rewriter.parse_type_section(&mut self.types, section).map_err(failed)?,
-            Payload::ImportSection(section) => rewriter.parse_import_section(&mut self.imports, section).map_err(failed)?,
-            Payload::FunctionSection(section) => rewriter.parse_function_section(&mut self.functions, section).map_err(failed)?,
+            Payload::TypeSection(section) => {
+                rewriter.parse_type_section(&mut self.types, section).map_err(failed)?
+            }
+            Payload::ImportSection(section) => {
+                rewriter.parse_import_section(&mut self.imports, section).map_err(failed)?
+            }
+            Payload::FunctionSection(section) => {
+                rewriter.parse_function_section(&mut self.functions, section).map_err(failed)?
+            }
             Payload::TableSection(section) => self.tables(rewriter, shape, limits, section)?,
             Payload::MemorySection(section) => {
                 for memory in section {
                     self.memories.memory(bounded(rewriter.memory_type(memory?).map_err(failed)?, limits));
                 }
             }
-            Payload::GlobalSection(section) => rewriter.parse_global_section(&mut self.globals, section).map_err(failed)?,
-            Payload::ElementSection(section) => rewriter.parse_element_section(&mut self.elements, section).map_err(failed)?,
-            Payload::CodeSectionEntry(body) => rewriter.parse_function_body(&mut self.code, body).map_err(failed)?,
+            Payload::GlobalSection(section) => {
+                rewriter.parse_global_section(&mut self.globals, section).map_err(failed)?
+            }
+            Payload::ElementSection(section) => {
+                rewriter.parse_element_section(&mut self.elements, section).map_err(failed)?
+            }
+            Payload::CodeSectionEntry(body) => {
+                rewriter.parse_function_body(&mut self.code, body).map_err(failed)?
+            }
             Payload::DataSection(section) => {
                 for (index, data) in section.into_iter().enumerate() {
                     let data = data?;
@@ -92,7 +107,11 @@ impl Sections {
                         let operator = offset_expr.get_operators_reader().read()?;
                         let mut offset = Vec::new();
                         rewriter.instruction(operator).map_err(failed)?.encode(&mut offset);
-                        self.active.push(ActiveSegment { index: index as u32, offset, len: data.data.len() as u32 });
+                        self.active.push(ActiveSegment {
+                            index: index as u32,
+                            offset,
+                            len: data.data.len() as u32,
+                        });
                     }
                     self.data.passive(data.data.iter().copied());
                 }
@@ -125,7 +144,10 @@ impl Sections {
     }
 
     fn finish(mut self, rewriter: Rewriter<'_>, shape: &Shape) -> Result<Vec<u8>, ModuleError> {
-        let mut added = Added { types: shape.types, functions: shape.imported_functions + rewriter.shift + shape.defined_functions };
+        let mut added = Added {
+            types: shape.types,
+            functions: shape.imported_functions + rewriter.shift + shape.defined_functions,
+        };
         let mut exports = ExportSection::new();
         for (name, function) in &shape.entries {
             exports.export(name, ExportKind::Func, rewriter.moved(*function));
@@ -147,7 +169,7 @@ impl Sections {
             let guard = Guard { address, will_write: shape.imported_functions };
             // In the order in which their indices were given out.
             for bulk in &rewriter.bulk {
-                let (params, body) = guard.bulk(*bulk);
+                let (params, body) = guard.function(*bulk);
                 let ty = added.ty(&mut self.types, &params);
                 added.function(&mut self.functions, &mut self.code, ty, &body);
             }
@@ -155,7 +177,8 @@ impl Sections {
                 let ty = added.ty(&mut self.types, &[]);
                 let mut all = Function::new([]);
                 for segments in self.active.chunks(SEGMENTS_PER_FUNCTION) {
-                    let part = added.function(&mut self.functions, &mut self.code, ty, &guard.apply(segments));
+                    let part =
+                        added.function(&mut self.functions, &mut self.code, ty, &guard.apply(segments));
                     all.instruction(&Instruction::Call(part));
                 }
                 all.instruction(&Instruction::End);
@@ -165,7 +188,8 @@ impl Sections {
         }
         // An export declares a function for `ref.func`; what is no longer exported is declared here.
         if !shape.other_exported_functions.is_empty() {
-            let functions: Vec<u32> = shape.other_exported_functions.iter().map(|function| rewriter.moved(*function)).collect();
+            let functions: Vec<u32> =
+                shape.other_exported_functions.iter().map(|function| rewriter.moved(*function)).collect();
             self.elements.declared(Elements::Functions(functions.into()));
         }
         if !self.data.is_empty() {
@@ -199,67 +223,17 @@ impl Added {
         self.types - 1
     }
 
-    fn function(&mut self, functions: &mut FunctionSection, code: &mut CodeSection, ty: u32, body: &Function) -> u32 {
+    fn function(
+        &mut self,
+        functions: &mut FunctionSection,
+        code: &mut CodeSection,
+        ty: u32,
+        body: &Function,
+    ) -> u32 {
         functions.function(ty);
         code.function(body);
         self.functions += 1;
         self.functions - 1
-    }
-}
-
-/// A bulk operation that writes to memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Bulk {
-    Copy,
-    Fill,
-    /// From this data segment.
-    Init(u32),
-}
-
-/// Generates the functions that report a range before they write it.
-struct Guard {
-    address: ValType,
-    /// Index of `thimble.will_write`.
-    will_write: u32,
-}
-
-impl Guard {
-    /// Parameters and body of the function that stands for a bulk operation; the parameters are the operation's operands.
-    fn bulk(&self, bulk: Bulk) -> (Vec<ValType>, Function) {
-        let address = self.address;
-        let (params, operation) = match bulk {
-            Bulk::Copy => (vec![address, address, address], Instruction::MemoryCopy { src_mem: 0, dst_mem: 0 }),
-            Bulk::Fill => (vec![address, ValType::I32, address], Instruction::MemoryFill(0)),
-            Bulk::Init(data_index) => (vec![address, ValType::I32, ValType::I32], Instruction::MemoryInit { mem: 0, data_index }),
-        };
-        let mut body = Function::new([]);
-        body.instruction(&Instruction::LocalGet(0)).instruction(&Instruction::LocalGet(2));
-        if matches!(bulk, Bulk::Init(_)) && address == ValType::I64 {
-            body.instruction(&Instruction::I64ExtendI32U);
-        }
-        body.instruction(&Instruction::Call(self.will_write));
-        body.instruction(&Instruction::LocalGet(0)).instruction(&Instruction::LocalGet(1)).instruction(&Instruction::LocalGet(2));
-        body.instruction(&operation).instruction(&Instruction::End);
-        (params, body)
-    }
-
-    /// Applies `segments`.
-    fn apply(&self, segments: &[ActiveSegment]) -> Function {
-        let mut body = Function::new([]);
-        for segment in segments {
-            let len = segment.len as i32;
-            body.raw(segment.offset.iter().copied());
-            match self.address {
-                ValType::I64 => body.instruction(&Instruction::I64Const(i64::from(segment.len))),
-                _ => body.instruction(&Instruction::I32Const(len)),
-            };
-            body.instruction(&Instruction::Call(self.will_write));
-            body.raw(segment.offset.iter().copied());
-            body.instruction(&Instruction::I32Const(0)).instruction(&Instruction::I32Const(len));
-            body.instruction(&Instruction::MemoryInit { mem: 0, data_index: segment.index });
-        }
-        body.instruction(&Instruction::End);
-        body
     }
 }
 
@@ -280,7 +254,14 @@ struct Rewriter<'a> {
 impl<'a> Rewriter<'a> {
     fn new(shape: &'a Shape) -> Self {
         let segments = if shape.data_active.is_empty() { 0 } else { shape.data_active.len() + 1 };
-        Self { shape, shift: u32::from(shape.memory.is_some()), bulk: Vec::new(), init_place: vec![0; segments], copy_place: 0, fill_place: 0 }
+        Self {
+            shape,
+            shift: u32::from(shape.memory.is_some()),
+            bulk: Vec::new(),
+            init_place: vec![0; segments],
+            copy_place: 0,
+            fill_place: 0,
+        }
     }
 
     fn moved(&self, function: u32) -> u32 {
@@ -329,7 +310,10 @@ impl Reencode for Rewriter<'_> {
         Ok(self.segment(data))
     }
 
-    fn instruction<'a>(&mut self, operator: Operator<'a>) -> Result<Instruction<'a>, reencode::Error<Self::Error>> {
+    fn instruction<'a>(
+        &mut self,
+        operator: Operator<'a>,
+    ) -> Result<Instruction<'a>, reencode::Error<Self::Error>> {
         let bulk = match operator {
             Operator::MemoryCopy { .. } => Bulk::Copy,
             Operator::MemoryFill { .. } => Bulk::Fill,

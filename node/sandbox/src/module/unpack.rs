@@ -14,11 +14,26 @@ const GZIP_MAGIC: [u8; 3] = [0x1f, 0x8b, 0x08];
 /// Magic number and version 1 of a core module.
 const WASM_MAGIC: [u8; 8] = *b"\0asm\x01\0\0\0";
 
-/// Unpacks `uploaded` if it is a gzip stream, and checks sizes and magic. Memory stays within `wasm_uncompressed_bytes`, whatever the stream expands to.
+/// Unpacks `uploaded` if it is a gzip stream, and checks sizes and magic. Memory stays within
+/// `wasm_uncompressed_bytes`, whatever the stream expands to.
 pub fn unpack<'a>(uploaded: &'a [u8], limits: &ModuleLimits) -> Result<Cow<'a, [u8]>, ModuleError> {
-    within("size of the module as uploaded in bytes", "wasm_bytes", limits.wasm_bytes, uploaded.len() as u64)?;
-    let wasm = if uploaded.starts_with(&GZIP_MAGIC) { Cow::Owned(gunzip(uploaded, limits.wasm_uncompressed_bytes)?) } else { Cow::Borrowed(uploaded) };
-    within("size of the module in bytes", "wasm_uncompressed_bytes", limits.wasm_uncompressed_bytes, wasm.len() as u64)?;
+    within(
+        "size of the module as uploaded in bytes",
+        "wasm_bytes",
+        limits.wasm_bytes,
+        uploaded.len() as u64,
+    )?;
+    let wasm = if uploaded.starts_with(&GZIP_MAGIC) {
+        Cow::Owned(gunzip(uploaded, limits.wasm_uncompressed_bytes)?)
+    } else {
+        Cow::Borrowed(uploaded)
+    };
+    within(
+        "size of the module in bytes",
+        "wasm_uncompressed_bytes",
+        limits.wasm_uncompressed_bytes,
+        wasm.len() as u64,
+    )?;
     if !wasm.starts_with(&WASM_MAGIC) {
         return Err(ModuleError::NotWasm);
     }
@@ -30,7 +45,12 @@ fn gunzip(uploaded: &[u8], limit: u64) -> Result<Vec<u8>, ModuleError> {
     // One byte more than allowed tells a module at the limit from one beyond it.
     let mut stream = GzDecoder::new(uploaded).take(limit.saturating_add(1));
     stream.read_to_end(&mut wasm).map_err(|error| ModuleError::Gzip(error.to_string()))?;
-    within("size of the module after unpacking in bytes (at least)", "wasm_uncompressed_bytes", limit, wasm.len() as u64)?;
+    within(
+        "size of the module after unpacking in bytes (at least)",
+        "wasm_uncompressed_bytes",
+        limit,
+        wasm.len() as u64,
+    )?;
     Ok(wasm)
 }
 
@@ -62,7 +82,15 @@ mod tests {
         let mut limits = limits();
         limits.wasm_uncompressed_bytes = 10_000;
         let error = unpack(&gzip(&vec![0; 50_000_000]), &limits).unwrap_err();
-        assert_eq!(error, ModuleError::Limit { what: "size of the module after unpacking in bytes (at least)", limit_name: "wasm_uncompressed_bytes", limit: 10_000, value: 10_001 });
+        assert_eq!(
+            error,
+            ModuleError::Limit {
+                what: "size of the module after unpacking in bytes (at least)",
+                limit_name: "wasm_uncompressed_bytes",
+                limit: 10_000,
+                value: 10_001
+            }
+        );
         assert!(error.to_string().contains("`module.wasm_uncompressed_bytes` is 10000"), "{error}");
     }
 

@@ -1,19 +1,28 @@
-//! Judges a module: WebAssembly validation, the canister rules of the interface specification ("WebAssembly module requirements") and every limit of
-//! [`ModuleLimits`], in one pass over the sections.
+//! Judges a module: WebAssembly validation, the canister rules of the interface specification ("WebAssembly
+//! module requirements") and every limit of [`ModuleLimits`], in one pass over the sections.
 //!
-//! Counts are held against their limits before anything of that size is built, and each function is validated as it is met, so memory stays in proportion to the
-//! module's bytes. What instrumentation needs to know is gathered on the way as [`Shape`].
+//! Counts are held against their limits before anything of that size is built, and each function is validated
+//! as it is met, so memory stays in proportion to the module's bytes. What instrumentation needs to know is
+//! gathered on the way as [`Shape`].
 
 use std::collections::BTreeSet;
 
 use limits::ModuleLimits;
-use wasmparser::{CustomSectionReader, DataKind, ElementItems, Export, ExternalKind, FuncType, FuncValidatorAllocations, Import, Parser, Payload, TypeRef, ValType, ValidPayload, Validator};
+use wasmparser::{
+    CustomSectionReader, DataKind, ElementItems, Export, ExternalKind, FuncType, FuncValidatorAllocations,
+    FunctionBody, Import, Parser, Payload, TypeRef, ValType, ValidPayload, Validator,
+};
 
-use super::error::{ModuleError, shown, within};
-use super::imports::{Ic0Function, ic0_function};
 use super::entry::{ExportName, MethodKind, export_name};
+use super::error::{ModuleError, shown, within};
 use super::features;
+use super::imports::{Ic0Function, ic0_function};
+use super::weight::extra_weight;
 use crate::{CustomSection, Hooks, ModuleInfo};
+
+/// How errors name the two limits that apply to weight rather than size.
+const FUNCTION: &str = "size of a function in bytes, locals and nesting counted in";
+const CODE_SECTION: &str = "size of the code section in bytes, locals and nesting counted in";
 
 /// Instructions charged for compiling one byte of WebAssembly.
 const COMPILE_INSTRUCTIONS_PER_BYTE: u64 = 6_000;
@@ -98,6 +107,9 @@ struct Pass<'a> {
     /// Parameters and results of all types.
     type_words: u64,
     segment_elements: u64,
+    code_bytes: u64,
+    /// What functions weigh beyond their size.
+    extra_weight: u64,
     methods: BTreeSet<String>,
     method_name_bytes: u64,
     sections: BTreeSet<String>,
@@ -125,6 +137,8 @@ impl<'a> Pass<'a> {
             functions: Vec::new(),
             type_words: 0,
             segment_elements: 0,
+            code_bytes: 0,
+            extra_weight: 0,
             methods: BTreeSet::new(),
             method_name_bytes: 0,
             sections: BTreeSet::new(),
@@ -137,21 +151,42 @@ impl<'a> Pass<'a> {
         let limits = self.limits;
         match payload {
             // Every type that is of use belongs to a function, so their number has the same limit.
-            Payload::TypeSection(section) => within("number of types", "functions", limits.functions, section.count().into()),
-            Payload::ImportSection(section) => within("number of imports", "functions", limits.functions, section.count().into()),
+            Payload::TypeSection(section) => {
+                within("number of types", "functions", limits.functions, section.count().into())
+            }
+            Payload::ImportSection(section) => {
+                within("number of imports", "functions", limits.functions, section.count().into())
+            }
             Payload::FunctionSection(section) => {
                 let functions = u64::from(section.count()) + u64::from(self.shape.imported_functions);
                 within("number of functions", "functions", limits.functions, functions)
             }
-            Payload::GlobalSection(section) => within("number of globals", "globals", limits.globals, section.count().into()),
-            Payload::TableSection(section) => within("number of tables", "tables", limits.tables, section.count().into()),
-            Payload::ElementSection(section) => within("number of element segments", "data_segments", limits.data_segments, section.count().into()),
-            Payload::DataCountSection { count, .. } => within("number of data segments", "data_segments", limits.data_segments, (*count).into()),
-            Payload::DataSection(section) => within("number of data segments", "data_segments", limits.data_segments, section.count().into()),
-            Payload::CodeSectionStart { size, .. } => within("size of the code section in bytes", "code_section_bytes", limits.code_section_bytes, (*size).into()),
+            Payload::GlobalSection(section) => {
+                within("number of globals", "globals", limits.globals, section.count().into())
+            }
+            Payload::TableSection(section) => {
+                within("number of tables", "tables", limits.tables, section.count().into())
+            }
+            Payload::ElementSection(section) => within(
+                "number of element segments",
+                "data_segments",
+                limits.data_segments,
+                section.count().into(),
+            ),
+            Payload::DataCountSection { count, .. } => {
+                within("number of data segments", "data_segments", limits.data_segments, (*count).into())
+            }
+            Payload::DataSection(section) => within(
+                "number of data segments",
+                "data_segments",
+                limits.data_segments,
+                section.count().into(),
+            ),
+            Payload::CodeSectionStart { size, .. } => {
+                within(CODE_SECTION, "code_section_bytes", limits.code_section_bytes, (*size).into())
+            }
             Payload::CodeSectionEntry(body) => {
-                let bytes = body.range().end.saturating_sub(body.range().start);
-                within("size of a function in bytes", "function_bytes", limits.function_bytes, bytes as u64)
+                within(FUNCTION, "function_bytes", limits.function_bytes, size(body))
             }
             _ => Ok(()),
         }
@@ -165,7 +200,12 @@ impl<'a> Pass<'a> {
                 for ty in section.clone().into_iter_err_on_gc_types() {
                     let ty = ty?;
                     self.type_words += (ty.params().len() + ty.results().len()) as u64;
-                    within("parameters and results of all types, divided by 16", "functions", limits.functions, self.type_words / 16)?;
+                    within(
+                        "parameters and results of all types, divided by 16",
+                        "functions",
+                        limits.functions,
+                        self.type_words / 16,
+                    )?;
                     self.types.push(ty);
                 }
                 self.shape.types = section.count();
@@ -184,7 +224,12 @@ impl<'a> Pass<'a> {
             Payload::TableSection(section) => {
                 for table in section.clone() {
                     self.shape.table_elements = self.shape.table_elements.saturating_add(table?.ty.initial);
-                    within("initial elements of all tables", "table_elements", limits.table_elements, self.shape.table_elements)?;
+                    within(
+                        "initial elements of all tables",
+                        "table_elements",
+                        limits.table_elements,
+                        self.shape.table_elements,
+                    )?;
                 }
                 self.shape.tables = section.count();
             }
@@ -193,7 +238,11 @@ impl<'a> Pass<'a> {
                     let memory = memory?;
                     let (what, limit_name, limit) = match memory.memory64 {
                         false => ("initial size of the memory in bytes", "heap32_bytes", limits.heap32_bytes),
-                        true => ("initial size of the 64-bit memory in bytes", "heap64_bytes", limits.heap64_bytes),
+                        true => (
+                            "initial size of the 64-bit memory in bytes",
+                            "heap64_bytes",
+                            limits.heap64_bytes,
+                        ),
                     };
                     within(what, limit_name, limit, memory.initial.saturating_mul(WASM_PAGE_BYTES))?;
                     self.info.memory64 = memory.memory64;
@@ -229,13 +278,30 @@ impl<'a> Pass<'a> {
                         ElementItems::Expressions(_, items) => items.count(),
                     };
                     self.segment_elements += u64::from(elements);
-                    within("elements of all element segments", "table_elements", limits.table_elements, self.segment_elements)?;
+                    within(
+                        "elements of all element segments",
+                        "table_elements",
+                        limits.table_elements,
+                        self.segment_elements,
+                    )?;
                 }
             }
             Payload::DataSection(section) => {
                 for data in section.clone() {
                     self.shape.data_active.push(matches!(data?.kind, DataKind::Active { .. }));
                 }
+            }
+            Payload::CodeSectionStart { size, .. } => self.code_bytes = u64::from(*size),
+            Payload::CodeSectionEntry(body) => {
+                let extra = extra_weight(body)?;
+                within(FUNCTION, "function_bytes", limits.function_bytes, size(body).saturating_add(extra))?;
+                self.extra_weight = self.extra_weight.saturating_add(extra);
+                within(
+                    CODE_SECTION,
+                    "code_section_bytes",
+                    limits.code_section_bytes,
+                    self.code_bytes.saturating_add(self.extra_weight),
+                )?;
             }
             Payload::CustomSection(section) => self.custom_section(section)?,
             _ => {}
@@ -276,8 +342,18 @@ impl<'a> Pass<'a> {
                     return Err(ModuleError::MethodTwice(shown(name)));
                 }
                 self.method_name_bytes += name.len() as u64;
-                within("number of exported methods", "exported_functions", limits.exported_functions, self.methods.len() as u64)?;
-                within("length of all exported method names in bytes", "exported_names_bytes", limits.exported_names_bytes, self.method_name_bytes)?;
+                within(
+                    "number of exported methods",
+                    "exported_functions",
+                    limits.exported_functions,
+                    self.methods.len() as u64,
+                )?;
+                within(
+                    "length of all exported method names in bytes",
+                    "exported_names_bytes",
+                    limits.exported_names_bytes,
+                    self.method_name_bytes,
+                )?;
                 let list = match kind {
                     MethodKind::Update => &mut self.info.updates,
                     MethodKind::Query => &mut self.info.queries,
@@ -306,10 +382,24 @@ impl<'a> Pass<'a> {
             return Err(ModuleError::SectionTwice(shown(name)));
         }
         self.section_bytes += (name.len() + section.data().len()) as u64;
-        within("number of metadata custom sections", "custom_sections", limits.custom_sections, self.sections.len() as u64)?;
-        within("names and contents of metadata custom sections in bytes", "custom_sections_bytes", limits.custom_sections_bytes, self.section_bytes)?;
+        within(
+            "number of metadata custom sections",
+            "custom_sections",
+            limits.custom_sections,
+            self.sections.len() as u64,
+        )?;
+        within(
+            "names and contents of metadata custom sections in bytes",
+            "custom_sections_bytes",
+            limits.custom_sections_bytes,
+            self.section_bytes,
+        )?;
         self.info.enhanced_orthogonal_persistence |= !public && name == ENHANCED_ORTHOGONAL_PERSISTENCE;
-        self.info.custom_sections.push(CustomSection { public, name: name.to_owned(), content: section.data().to_vec() });
+        self.info.custom_sections.push(CustomSection {
+            public,
+            name: name.to_owned(),
+            content: section.data().to_vec(),
+        });
         Ok(())
     }
 
@@ -321,7 +411,8 @@ impl<'a> Pass<'a> {
         self.info.queries.sort_unstable();
         self.info.composite_queries.sort_unstable();
         self.info.custom_sections.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        self.info.compile_instructions = wasm_bytes.saturating_mul(COMPILE_INSTRUCTIONS_PER_BYTE);
+        self.info.compile_instructions =
+            wasm_bytes.saturating_add(self.extra_weight).saturating_mul(COMPILE_INSTRUCTIONS_PER_BYTE);
         Ok(Validated { info: self.info, shape: self.shape })
     }
 
@@ -337,8 +428,17 @@ impl<'a> Pass<'a> {
             return Ok(());
         }
         let found = found.map(|found| signature(found.params(), found.results())).unwrap_or_default();
-        Err(ModuleError::ImportType { name: function.name.to_owned(), width, expected: signature(&params, &result), found: shown(&found) })
+        Err(ModuleError::ImportType {
+            name: function.name.to_owned(),
+            width,
+            expected: signature(&params, &result),
+            found: shown(&found),
+        })
     }
+}
+
+fn size(body: &FunctionBody<'_>) -> u64 {
+    body.range().end.saturating_sub(body.range().start) as u64
 }
 
 /// `(i32, i64) -> (i32)`.

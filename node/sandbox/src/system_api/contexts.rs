@@ -133,6 +133,8 @@ pub(crate) fn permitted(function: &str) -> Option<Contexts> {
         "canister_cycle_balance" | "canister_cycle_balance128" | "canister_liquid_cycle_balance128" => ALL,
         "canister_status" | "canister_version" => ALL,
         "subnet_self_size" | "subnet_self_copy" => ALL,
+        // Not in the overview; canister libraries import it.
+        "subnet_self_node_count" => ALL,
         "msg_method_name_size" | "msg_method_name_copy" | "accept_message" => set(&[F]),
         "call_new" | "call_on_cleanup" | "call_data_append" | "call_with_best_effort_response" | "call_perform" => set(&[U, CQ, RY, RT, CRY, CRT, T]),
         "call_cycles_add" | "call_cycles_add128" => set(&[U, RY, RT, T]),

@@ -134,6 +134,7 @@ fn define<I: Word>(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         canister_liquid_cycle_balance128(dst: I) = |host| host.write_cycles("canister_liquid_cycle_balance128", dst, host.liquid_balance());
 
         canister_status() -> u32 = |host| Ok(host.context.run_state as u64);
+        subnet_self_node_count() -> u32 = |host| Ok(host.context.subnet_nodes.into());
         canister_version() -> u64 = |host| Ok(host.context.canister_version);
 
         call_new(callee_src: I, callee_size: I, name_src: I, name_size: I, reply_fun: I, reply_env: I, reject_fun: I, reject_env: I) = |host| {

@@ -79,7 +79,7 @@ impl Host {
     }
 
     /// Whether the heap may grow from `before` to `after` bytes. What must end the message is an error.
-    pub(super) fn heap_may_grow(&mut self, before: u64, after: u64) -> Result<bool, Failure> {
+    pub(crate) fn heap_may_grow(&mut self, before: u64, after: u64) -> Result<bool, Failure> {
         if let Some(limit) = self.context.wasm_memory_limit.filter(|limit| after > *limit && self.enforce_wasm_memory_limit) {
             return Err(Failure::wasm_memory_limit(after, limit));
         }

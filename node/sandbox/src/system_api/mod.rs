@@ -72,20 +72,20 @@ pub(crate) struct Host {
     method_name: String,
 
     // What it did.
-    pub(crate) response: Response,
+    response: Response,
     reply_data: Vec<u8>,
-    pub(crate) accepted: bool,
-    pub(crate) balance: Cycles,
+    accepted: bool,
+    balance: Cycles,
     cycles_available: Cycles,
-    pub(crate) cycles_accepted: Cycles,
-    pub(crate) cycles_burned: Cycles,
+    cycles_accepted: Cycles,
+    cycles_burned: Cycles,
     pending_call: Option<PendingCall>,
-    pub(crate) calls: Vec<Call>,
+    calls: Vec<Call>,
     outgoing_bytes: u64,
-    pub(crate) certified_data: Option<ByteBuf>,
-    pub(crate) global_timer: Option<Time>,
-    pub(crate) growable_bytes: u64,
-    pub(crate) log: Log,
+    certified_data: Option<ByteBuf>,
+    global_timer: Option<Time>,
+    growable_bytes: u64,
+    log: Log,
     /// Whether the instance exists: its memory grows from then on at the canister's wish.
     pub(crate) instantiated: bool,
 }
@@ -133,9 +133,20 @@ impl Host {
     }
 
     /// The entry point returned: what was begun and not finished is undone.
-    pub(crate) fn finish(&mut self) {
+    pub(crate) fn finish(mut self) -> (Stable, Did) {
         self.discard_pending_call();
-        self.reply_data = Vec::new();
+        let did = Did {
+            response: self.response,
+            accepted: self.accepted,
+            balance: self.balance,
+            cycles_accepted: self.cycles_accepted,
+            cycles_burned: self.cycles_burned,
+            calls: self.calls,
+            certified_data: self.certified_data,
+            global_timer: self.global_timer,
+            log: self.log,
+        };
+        (self.stable, did)
     }
 
     /// Bytes of reply and calls one message may hold.
@@ -168,7 +179,7 @@ impl Host {
         }
     }
 
-    /// `memory[src..src + size]`, at most `size_max` bytes of it allowed.
+    /// `memory[src..src + size]`.
     fn read_heap(&mut self, function: &str, src: u64, size: u64) -> Result<&[u8], Failure> {
         let range = self.heap_range(function, src, size)?;
         Ok(self.heap.read(range))
@@ -242,6 +253,20 @@ impl Host {
             Blob::EnvValue(index) => self.context.env_vars.get(index).map_or(&[], |(_, value)| value.as_bytes()),
         }
     }
+}
+
+/// What a message did, memory and globals apart.
+#[derive(Debug)]
+pub(crate) struct Did {
+    pub(crate) response: Response,
+    pub(crate) accepted: bool,
+    pub(crate) balance: Cycles,
+    pub(crate) cycles_accepted: Cycles,
+    pub(crate) cycles_burned: Cycles,
+    pub(crate) calls: Vec<Call>,
+    pub(crate) certified_data: Option<ByteBuf>,
+    pub(crate) global_timer: Option<Time>,
+    pub(crate) log: Log,
 }
 
 /// A blob of the system that a canister may copy from.

@@ -6,7 +6,7 @@
 //!
 //! Two calls are narrowed by argument: no descriptor is turned into another kind of thing by `fcntl`, and `kill`-like calls are absent but for aborting the own process.
 
-use std::{collections::BTreeMap, io};
+use std::{collections::BTreeMap, io, os::fd::AsRawFd};
 
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use seccompiler::{BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch};
@@ -45,12 +45,15 @@ pub(super) fn prepare(parent: u32) -> io::Result<()> {
 /// Leaves the socket (descriptor 0) alone open; 1 and 2 lead to nowhere, so that no file received later can take their place.
 fn close_descriptors() -> io::Result<()> {
     let nowhere = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
-    rustix::stdio::dup2_stdout(&nowhere)?;
-    rustix::stdio::dup2_stderr(&nowhere)?;
+    for standard in [libc::STDOUT_FILENO, libc::STDERR_FILENO] {
+        // SAFETY: duplicates an open descriptor over a standard stream, which nothing holds.
+        if unsafe { libc::dup2(nowhere.as_raw_fd(), standard) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
     drop(nowhere);
     // SAFETY: closes descriptors that nothing in this process knows of.
-    let closed = unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0_u32) };
-    if closed != 0 {
+    if unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0_u32) } != 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())
@@ -138,7 +141,7 @@ pub(super) fn attempt(probe: Probe) {
         Probe::Exec => drop(std::process::Command::new("/bin/true").status()),
         // SAFETY: a bare fork; a child, should there be one, ends at once.
         Probe::Fork => unsafe {
-            if libc::syscall(libc::SYS_fork) == 0 {
+            if libc::fork() == 0 {
                 libc::_exit(0);
             }
         },

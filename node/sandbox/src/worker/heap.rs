@@ -60,8 +60,6 @@ impl HeapCell {
     /// Puts `mapping` in place for a message that may write `dirty_pages_max` pages of it. With `kept`, the pages dirty already are remembered as they are.
     pub(crate) fn enter(&self, mapping: Mapping, dirty_pages_max: u64, kept: Option<&[Range<u64>]>) {
         let memory_pages = mapping.file_bytes() as u64 / PAGE_BYTES;
-        self.cap_reached.set(false);
-        self.kernel_refused.set(false);
         self.with_tracker(|tracker| tracker.begin(memory_pages, dirty_pages_max));
         // SAFETY: no message runs, so nobody else refers to the cells.
         unsafe {
@@ -73,6 +71,8 @@ impl HeapCell {
     /// Takes the mapping back, with the pages written and what was saved of those dirty before.
     pub(crate) fn leave(&self) -> Option<(Mapping, Vec<Range<u64>>, Option<Undo>)> {
         let dirty = self.with_tracker(Tracker::take);
+        self.cap_reached.set(false);
+        self.kernel_refused.set(false);
         // SAFETY: the message is over, so nobody else refers to the cells.
         unsafe { (*self.mapping.get()).take().map(|mapping| (mapping, dirty, (*self.undo.get()).take())) }
     }

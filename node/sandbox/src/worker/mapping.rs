@@ -85,8 +85,7 @@ impl Mapping {
         let start = NonNull::new(start.cast::<u8>()).ok_or_else(|| io::Error::other("a mapping at address zero"))?;
         let mapping = Self { id, kind, base: start, reserved_bytes, file_bytes, size_bytes: 0, append: None, mappings: 3, copied: false, broken: false };
         if file_bytes > 0 {
-            mapping.map_file(base, 0, 0..file_bytes)?;
-            mapping.protect(0..file_bytes, MprotectFlags::empty())?;
+            mapping.map_file(base, 0, 0..file_bytes, ProtFlags::empty())?;
         }
         Ok(mapping)
     }
@@ -100,7 +99,7 @@ impl Mapping {
             let range = self.run_bytes(run)?;
             let mappable = self.mappings + 2 <= MAPPINGS_MAX;
             if mappable {
-                self.map_file(file, run.offset_page * PAGE_BYTES, range.clone())?;
+                self.map_file(file, run.offset_page * PAGE_BYTES, range.clone(), self.mapped())?;
                 self.mappings += 2;
             } else {
                 self.protect(range.clone(), MprotectFlags::READ | MprotectFlags::WRITE)?;
@@ -173,7 +172,7 @@ impl Mapping {
         for (index, run) in runs.iter().enumerate() {
             let range = self.run_bytes(run)?;
             if index < mappable {
-                self.map_file(file, run.offset_page * PAGE_BYTES, range)?;
+                self.map_file(file, run.offset_page * PAGE_BYTES, range, self.mapped())?;
             } else {
                 self.protect(range, self.resting())?;
             }
@@ -252,6 +251,7 @@ impl Mapping {
         self.id
     }
 
+    /// Protection of what is accessible while no message writes to it.
     fn resting(&self) -> MprotectFlags {
         match self.kind {
             Kind::Heap => MprotectFlags::READ,
@@ -272,12 +272,16 @@ impl Mapping {
         }
     }
 
-    /// Maps `file` privately over `range`, with the protection of a memory at rest.
-    fn map_file(&self, file: &File, offset: u64, range: Range<usize>) -> io::Result<()> {
-        let protection = match self.kind {
+    /// [`Self::resting`], for a new mapping.
+    fn mapped(&self) -> ProtFlags {
+        match self.kind {
             Kind::Heap => ProtFlags::READ,
             Kind::Stable => ProtFlags::READ | ProtFlags::WRITE,
-        };
+        }
+    }
+
+    /// Maps `file` privately over `range`.
+    fn map_file(&self, file: &File, offset: u64, range: Range<usize>, protection: ProtFlags) -> io::Result<()> {
         debug_assert!(range.end <= self.reserved_bytes);
         // SAFETY: the range lies in the reservation of this value; replacing what is mapped there is the purpose, and no reference into it exists.
         let mapped = unsafe {

@@ -27,6 +27,7 @@ mod run;
 mod stable;
 
 use std::{
+    ffi::OsString,
     os::{fd::FromRawFd, unix::net::UnixStream},
     panic::{AssertUnwindSafe, catch_unwind},
     process::ExitCode,
@@ -49,9 +50,9 @@ const FAILURE_TEXT_BYTES: usize = 4 << 10;
 pub(crate) const PROBES_ARGUMENT: &str = "--probes";
 
 /// Entry point of `thimble sandbox-worker`. Standard input is the socket of the pool; the first argument is the process id of the pool.
-pub fn worker_main(args: impl IntoIterator<Item = String>) -> ExitCode {
+pub fn worker_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut args = args.into_iter();
-    let Some(parent) = args.next().and_then(|id| id.parse().ok()) else {
+    let Some(parent) = args.next().and_then(|id| id.to_str()?.parse().ok()) else {
         eprintln!("sandbox-worker is started by the node itself, with the node's process id as its argument");
         return ExitCode::from(64);
     };

@@ -14,7 +14,7 @@ use super::{HeapCell, Stable};
 use crate::{
     Entry, MessageLimits, SystemContext,
     module::{INIT_MEMORY, MEMORY, START, TABLE, global_export},
-    system_api::{Context, DIRTY_PAGE_INSTRUCTIONS, Failure, Host},
+    system_api::{Context, DIRTY_PAGE_INSTRUCTIONS, Did, Failure, Host},
 };
 
 /// Elements a table may have; `table.grow` fails beyond. Tables last no longer than a message.
@@ -61,7 +61,9 @@ pub(crate) struct Ran {
     /// An update method was asked for and a query method of that name ran.
     pub(crate) query_for_update: bool,
     /// Everything else it did.
-    pub(crate) host: Host,
+    pub(crate) did: Did,
+    /// Stable memory with what it wrote.
+    pub(crate) stable: Stable,
 }
 
 /// Runs `message` over the heap that is in place in `heap`, if the module has one, and over `stable`.
@@ -73,12 +75,10 @@ pub(crate) fn run(engine: &Engine, module: &LoadedModule, message: Message, heap
     store.limiter(|host| host);
     if module.has_memory {
         let cell = heap.clone();
-        // SAFETY: the handler is async-signal-safe: `fault` allocates nothing, takes no lock, and calls nothing but `mprotect` and copies.
+        // SAFETY: the handler is async-signal-safe: `fault` allocates nothing, takes no lock, and calls nothing but `mprotect` and copies. The kernel passes a
+        // valid `siginfo_t` to a handler installed with `SA_SIGINFO`, as wasmtime's is.
         unsafe {
-            store.set_signal_handler(move |signal, info, _| {
-                // SAFETY: the kernel passes a valid `siginfo_t` to a handler installed with `SA_SIGINFO`.
-                signal == libc::SIGSEGV && cell.fault(unsafe { (*info).si_addr() } as usize)
-            });
+            store.set_signal_handler(move |signal, info, _| signal == libc::SIGSEGV && cell.fault((*info).si_addr() as usize));
         }
     }
     let mut query_for_update = false;
@@ -94,9 +94,8 @@ pub(crate) fn run(engine: &Engine, module: &LoadedModule, message: Message, heap
     if instructions > limits.instructions && failure.is_none() {
         failure = Some(Failure::instructions(limits.instructions));
     }
-    let mut host = store.into_data();
-    host.finish();
-    Ok(Ran { instructions: instructions.min(limits.instructions), failure, globals, query_for_update, host })
+    let (stable, did) = store.into_data().finish();
+    Ok(Ran { instructions: instructions.min(limits.instructions), failure, globals, query_for_update, did, stable })
 }
 
 fn enter(

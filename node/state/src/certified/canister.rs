@@ -52,7 +52,8 @@ fn metadata_subtree(sections: &[CustomSection]) -> Subtree<'_> {
 
 /// The controllers as the specification's tagged list.
 pub(super) fn controllers_cbor<'a>(controllers: impl Iterator<Item = &'a Principal>) -> Vec<u8> {
-    let controllers: Vec<_> = controllers.map(|principal| serde_bytes::Bytes::new(principal.as_slice())).collect();
+    let controllers: Vec<_> =
+        controllers.map(|principal| serde_bytes::Bytes::new(principal.as_slice())).collect();
     super::cbor(&controllers, true)
 }
 

@@ -2,7 +2,7 @@
 //!
 //! After a round, [`Uncertified::new`] takes a snapshot of the maps (a few pointers), computes the missing hashes and so
 //! the root. Once the subnet has signed the root, [`Uncertified::certify`] makes the [`CertifiedStateOf`] that the gateway
-//! and queries read, and [`CertifiedReader::publish`] shows it to them. Readers hold it as long as they need it and block
+//! and queries read, and [`CertifiedReaderOf::publish`] shows it to them. Readers hold it as long as they need it and block
 //! nobody; what it costs is what changed since.
 //!
 //! The tree ("The system state tree" of the interface specification):
@@ -168,8 +168,11 @@ impl<C: CanisterFacts> CertifiedStateOf<C> {
     ///
     /// A path that asks for all canisters, all requests or everything shows nothing: see the module.
     pub fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8> {
-        let certificate =
-            Certificate { tree: self.state.witness(paths), signature: Cow::Borrowed(self.signature.as_slice()), delegation: None };
+        let certificate = Certificate {
+            tree: self.state.witness(paths),
+            signature: Cow::Borrowed(self.signature.as_slice()),
+            delegation: None,
+        };
         cbor(&certificate, true)
     }
 

@@ -129,10 +129,9 @@ impl SubnetTree {
     pub fn new(mut info: SubnetInfo) -> Self {
         info.canister_ranges.sort();
         info.nodes.sort_by_key(|node| node.node_id);
-        let shards = info
-            .canister_ranges
-            .chunks(RANGES_PER_SHARD)
-            .filter_map(|shard| shard.first().map(|(start, _)| (start.as_slice().to_vec(), Frozen::leaf(ranges_cbor(shard)))));
+        let shards = info.canister_ranges.chunks(RANGES_PER_SHARD).filter_map(|shard| {
+            shard.first().map(|(start, _)| (start.as_slice().to_vec(), Frozen::leaf(ranges_cbor(shard))))
+        });
         let nodes = info.nodes.iter().map(|node| {
             let key = Frozen::leaf(node.public_key_der.as_slice());
             (node.node_id.as_slice().to_vec(), Frozen::node([(b"public_key".as_slice(), key)]))
@@ -175,7 +174,9 @@ impl SubnetTree {
 pub(super) fn ranges_cbor(ranges: &[(CanisterId, CanisterId)]) -> Vec<u8> {
     let pairs: Vec<_> = ranges
         .iter()
-        .map(|(first, last)| (serde_bytes::Bytes::new(first.as_slice()), serde_bytes::Bytes::new(last.as_slice())))
+        .map(|(first, last)| {
+            (serde_bytes::Bytes::new(first.as_slice()), serde_bytes::Bytes::new(last.as_slice()))
+        })
         .collect();
     super::cbor(&pairs, true)
 }

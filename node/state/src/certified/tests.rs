@@ -57,9 +57,15 @@ fn subnet() -> SubnetInfo {
         subnet_id: Principal::self_authenticating([7; 133]),
         public_key_der: vec![7; 133],
         subnet_type: SubnetType::Application,
-        canister_ranges: (0..7).map(|range| (canister_id(range * 100), canister_id(range * 100 + 99))).rev().collect(),
+        canister_ranges: (0..7)
+            .map(|range| (canister_id(range * 100), canister_id(range * 100 + 99)))
+            .rev()
+            .collect(),
         nodes: [9, 3]
-            .map(|node| NodeInfo { node_id: Principal::self_authenticating([node; 44]), public_key_der: vec![node; 44] })
+            .map(|node| NodeInfo {
+                node_id: Principal::self_authenticating([node; 44]),
+                public_key_der: vec![node; 44],
+            })
             .into(),
     }
 }
@@ -184,7 +190,10 @@ fn every_path_of_the_specification_reads_as_it_says() {
     let ten = ten.as_slice();
     assert_eq!(read(&state, &[b"canister", ten, b"module_hash"]), Some(vec![5; 32]));
     assert_eq!(read(&state, &[b"canister", ten, b"certified_data"]), Some(vec![]));
-    assert_eq!(read(&state, &[b"canister", ten, b"metadata", b"candid:service"]), Some(b"service : {}".to_vec()));
+    assert_eq!(
+        read(&state, &[b"canister", ten, b"metadata", b"candid:service"]),
+        Some(b"service : {}".to_vec())
+    );
     assert_eq!(read(&state, &[b"canister", ten, b"metadata", b"secret"]), Some(b"hidden".to_vec()));
     assert_eq!(read(&state, &[b"canister", ten, b"last_install_timestamp"]), Some(vec![0xac, 0x02]));
     assert_eq!(read(&state, &[b"canister", ten, b"canister_creation_timestamp"]), Some(vec![0xe8, 0x07]));
@@ -262,11 +271,14 @@ fn canister_ranges_are_the_same_in_both_forms() {
     assert_eq!(whole.len(), 7);
     assert!(whole.is_sorted());
     let tree = verified(&state.certificate(&[path(&[b"canister_ranges", subnet_id.as_slice()])]));
-    let shards: Vec<_> = tree.list_paths().into_iter().filter(|path| path[0].as_bytes() == b"canister_ranges").collect();
+    let shards: Vec<_> =
+        tree.list_paths().into_iter().filter(|path| path[0].as_bytes() == b"canister_ranges").collect();
     assert_eq!(shards.len(), 2);
     let mut together = Ranges::new();
     for shard in shards {
-        let LookupResult::Found(ranges) = tree.lookup_path(shard.iter().map(|label| label.as_bytes())) else { panic!() };
+        let LookupResult::Found(ranges) = tree.lookup_path(shard.iter().map(|label| label.as_bytes())) else {
+            panic!()
+        };
         let ranges = decode(ranges);
         assert_eq!(ranges[0].0.as_slice(), shard[2].as_bytes(), "a shard is named by its first canister");
         together.extend(ranges);
@@ -281,7 +293,8 @@ fn a_subnet_path_shows_all_keys() {
     let subnet_id = state.subnet_id();
     let tree = verified(&state.certificate(&[path(&[b"subnet"])]));
     for node in state.node_ids() {
-        let found = tree.lookup_path([b"subnet", subnet_id.as_slice(), b"node", node.as_slice(), b"public_key"]);
+        let found =
+            tree.lookup_path([b"subnet", subnet_id.as_slice(), b"node", node.as_slice(), b"public_key"]);
         assert!(matches!(found, LookupResult::Found(key) if key.len() == 44));
     }
 }

@@ -2,8 +2,12 @@
 //!
 //! Part number n of a record stands under (key, n). Its bytes: a CRC-32 (little endian) over key, number and all that
 //! follows; one byte, 1 for the record's last part and 0 for others; then the content, at most [`PART_BYTES`].
+//!
+//! A checksum does not tell that a record is missing altogether. So a table has a [`Tally`], kept elsewhere, of how many
+//! parts it holds and what their checksums add up to, and reading it to its end compares.
 
 use redb::{ReadTransaction, TableDefinition};
+use serde::{Deserialize, Serialize};
 
 use super::Failure;
 
@@ -12,6 +16,33 @@ pub(super) type Key = (&'static [u8], u32);
 
 /// A table of records.
 pub(super) type Table = TableDefinition<'static, Key, &'static [u8]>;
+
+/// What a table holds in all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Tally {
+    parts: u64,
+    /// Of the parts' checksums.
+    sum: u64,
+}
+
+impl Tally {
+    fn add(&mut self, part: &[u8]) {
+        self.parts = self.parts.wrapping_add(1);
+        self.sum = self.sum.wrapping_add(stored_checksum(part));
+    }
+
+    fn subtract(&mut self, part: &[u8]) {
+        self.parts = self.parts.wrapping_sub(1);
+        self.sum = self.sum.wrapping_sub(stored_checksum(part));
+    }
+}
+
+fn stored_checksum(part: &[u8]) -> u64 {
+    part.first_chunk::<4>().map_or(0, |sum| u64::from(u32::from_le_bytes(*sum)))
+}
+
+/// A record's key and content.
+pub(super) type Record = (Vec<u8>, Vec<u8>);
 
 /// Content of one part. With key and bookkeeping it fits one allocation of 64 KiB.
 const PART_BYTES: usize = 63 << 10;
@@ -27,8 +58,13 @@ fn checksum(key: &[u8], number: u32, body: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// Writes or, without a record, removes.
-pub(super) fn put(table: &mut redb::Table<'_, Key, &'static [u8]>, key: &[u8], record: Option<&[u8]>) -> Result<(), Failure> {
+/// Writes or, without a record, removes; and keeps the table's tally right.
+pub(super) fn put(
+    table: &mut redb::Table<'_, Key, &'static [u8]>,
+    tally: &mut Tally,
+    key: &[u8],
+    record: Option<&[u8]>,
+) -> Result<(), Failure> {
     let mut number = 0u32;
     if let Some(record) = record {
         let mut rest = record;
@@ -40,7 +76,10 @@ pub(super) fn put(table: &mut redb::Table<'_, Key, &'static [u8]>, key: &[u8], r
             part.extend_from_slice(content);
             let sum = checksum(key, number, &part[4..]);
             part[..4].copy_from_slice(&sum.to_le_bytes());
-            table.insert((key, number), part.as_slice())?;
+            if let Some(before) = table.insert((key, number), part.as_slice())? {
+                tally.subtract(before.value());
+            }
+            tally.add(&part);
             number += 1;
             rest = after;
             if rest.is_empty() {
@@ -49,7 +88,8 @@ pub(super) fn put(table: &mut redb::Table<'_, Key, &'static [u8]>, key: &[u8], r
         }
     }
     // What a longer record before left behind.
-    while table.remove((key, number))?.is_some() {
+    while let Some(before) = table.remove((key, number))? {
+        tally.subtract(before.value());
         number += 1;
     }
     Ok(())
@@ -58,15 +98,30 @@ pub(super) fn put(table: &mut redb::Table<'_, Key, &'static [u8]>, key: &[u8], r
 /// The records of a table in the order of their keys, one in memory at a time.
 pub(super) struct Records {
     parts: redb::Range<'static, Key, &'static [u8]>,
+    expected: Tally,
+    found: Tally,
 }
 
 impl Records {
-    pub(super) fn new(transaction: &ReadTransaction, table: Table) -> Result<Self, Failure> {
-        Ok(Records { parts: transaction.open_table(table)?.range::<(&[u8], u32)>(..)? })
+    /// All records of a table that has this tally.
+    pub(super) fn new(transaction: &ReadTransaction, table: Table, expected: Tally) -> Result<Self, Failure> {
+        let parts = transaction.open_table(table)?.range::<(&[u8], u32)>(..)?;
+        Ok(Records { parts, expected, found: Tally::default() })
     }
 
-    fn record(&mut self) -> Result<Option<(Vec<u8>, Vec<u8>)>, Failure> {
-        let mut found: Option<(Vec<u8>, Vec<u8>)> = None;
+    /// The record under one key, if it is there. Its table needs no tally.
+    pub(super) fn one(
+        transaction: &ReadTransaction,
+        table: Table,
+        key: &[u8],
+    ) -> Result<Option<Vec<u8>>, Failure> {
+        let parts = transaction.open_table(table)?.range((key, 0)..=(key, u32::MAX))?;
+        let mut records = Records { parts, expected: Tally::default(), found: Tally::default() };
+        Ok(records.record()?.map(|(_, record)| record))
+    }
+
+    fn record(&mut self) -> Result<Option<Record>, Failure> {
+        let mut found: Option<Record> = None;
         let mut expected = 0u32;
         loop {
             let Some(part) = self.parts.next() else {
@@ -78,14 +133,21 @@ impl Records {
             let (key_guard, value_guard) = part?;
             let ((key, number), value) = (key_guard.value(), value_guard.value());
             if number != expected || found.as_ref().is_some_and(|(before, _)| before != key) {
-                return Err(Failure::Corrupt(format!("part {expected} of a record is missing before {}", hex(key))));
+                return Err(Failure::Corrupt(format!(
+                    "part {expected} of a record is missing before {}",
+                    hex(key)
+                )));
             }
             let Some((sum, [last, content @ ..])) = value.split_first_chunk::<4>() else {
                 return Err(Failure::Corrupt(format!("part {number} of the record {} is cut off", hex(key))));
             };
             if u32::from_le_bytes(*sum) != checksum(key, number, &value[4..]) {
-                return Err(Failure::Corrupt(format!("part {number} of the record {} fails its checksum", hex(key))));
+                return Err(Failure::Corrupt(format!(
+                    "part {number} of the record {} fails its checksum",
+                    hex(key)
+                )));
             }
+            self.found.add(value);
             let (_, record) = found.get_or_insert_with(|| (key.to_vec(), Vec::new()));
             record.extend_from_slice(content);
             if *last == 1 {
@@ -97,10 +159,16 @@ impl Records {
 }
 
 impl Iterator for Records {
-    type Item = Result<(Vec<u8>, Vec<u8>), Failure>;
+    type Item = Result<Record, Failure>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.record().transpose()
+        match self.record() {
+            Ok(None) if self.found != self.expected => Some(Err(Failure::Corrupt(format!(
+                "a table should hold {} parts of records and holds {}, or others",
+                self.expected.parts, self.found.parts
+            )))),
+            record => record.transpose(),
+        }
     }
 }
 

@@ -1,1 +1,293 @@
 #![allow(clippy::unwrap_used)]
+use std::collections::BTreeMap;
+
+use pages::{Run, SegmentId};
+use proptest::prelude::*;
+
+use super::*;
+use crate::RequestId;
+
+const CACHE: u64 = 1 << 20;
+
+fn index(runs: u64) -> MemoryIndex {
+    let run =
+        |number| Run { start_page: number * 10, pages: 3, segment: SegmentId(number), offset_page: number };
+    MemoryIndex { runs: (0..runs).map(run).collect() }
+}
+
+/// What a store should hold.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Model {
+    canisters: BTreeMap<CanisterId, Vec<u8>>,
+    history: BTreeMap<RequestId, Vec<u8>>,
+    memories: BTreeMap<MemoryId, (MemoryIndex, u64)>,
+    metadata: Vec<u8>,
+}
+
+fn read(checkpoint: &LoadedCheckpoint) -> Result<Model, StoreError> {
+    Ok(Model {
+        canisters: checkpoint.canisters()?.collect::<Result<_, _>>()?,
+        history: checkpoint.history()?.collect::<Result<_, _>>()?,
+        memories: checkpoint.memories()?.collect::<Result<_, _>>()?,
+        metadata: checkpoint.metadata.clone(),
+    })
+}
+
+type ChangeList<K, V> = Vec<(K, Option<V>)>;
+
+fn apply<K: Ord + Clone, V: Clone>(map: &mut BTreeMap<K, V>, changes: &ChangeList<K, V>) {
+    for (key, value) in changes {
+        match value {
+            Some(value) => drop(map.insert(key.clone(), value.clone())),
+            None => drop(map.remove(key)),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Step {
+    canisters: ChangeList<CanisterId, Vec<u8>>,
+    history: ChangeList<RequestId, Vec<u8>>,
+    memories: ChangeList<MemoryId, (MemoryIndex, u64)>,
+    metadata: Vec<u8>,
+    reopen: bool,
+}
+
+impl Step {
+    fn delta(&self, height: u64) -> CheckpointDelta<'_> {
+        CheckpointDelta {
+            height: Height(height),
+            metadata: self.metadata.clone(),
+            canisters: Box::new(self.canisters.iter().cloned()),
+            history: Box::new(self.history.iter().cloned()),
+            memories: self.memories.clone(),
+        }
+    }
+
+    fn apply(&self, model: &mut Model) {
+        apply(&mut model.canisters, &self.canisters);
+        apply(&mut model.history, &self.history);
+        apply(&mut model.memories, &self.memories);
+        model.metadata = self.metadata.clone();
+    }
+}
+
+fn bytes() -> impl Strategy<Value = Vec<u8>> {
+    // Empty, small, and in several parts with ends at and about their borders.
+    let part = 63usize << 10;
+    prop_oneof![
+        4 => prop::collection::vec(any::<u8>(), 0..50),
+        1 => (0usize..4, -1i64..2, any::<u8>()).prop_map(move |(parts, off, byte)| {
+            vec![byte; (parts * part).saturating_add_signed(off as isize)]
+        }),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let canister = (0u8..6).prop_map(|number| Principal::from_slice(&[number, 1, 1]));
+    let request = (0u8..6).prop_map(|number| RequestId([number; 32]));
+    let memory = (0u64..6).prop_map(MemoryId);
+    let memory_index = (0u64..5000, any::<u64>()).prop_map(|(runs, base)| (index(runs), base));
+    (
+        prop::collection::vec((canister, prop::option::of(bytes())), 0..4),
+        prop::collection::vec((request, prop::option::of(bytes())), 0..4),
+        prop::collection::vec((memory, prop::option::of(memory_index)), 0..3),
+        bytes(),
+        any::<bool>(),
+    )
+        .prop_map(|(canisters, history, memories, metadata, reopen)| Step {
+            canisters,
+            history,
+            memories,
+            metadata,
+            reopen,
+        })
+}
+
+use ic_principal::Principal;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_was_written_is_loaded(steps in prop::collection::vec(step(), 1..8)) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = StateStore::open(dir.path(), CACHE).unwrap();
+        prop_assert!(store.load().unwrap().is_none());
+        let mut model = Model::default();
+        for (height, step) in (1u64..).zip(&steps) {
+            store.write(step.delta(height)).unwrap();
+            step.apply(&mut model);
+            if step.reopen {
+                drop(store);
+                store = StateStore::open(dir.path(), CACHE).unwrap();
+            }
+            let loaded = store.load().unwrap().unwrap();
+            prop_assert_eq!(loaded.height, Height(height));
+            prop_assert_eq!(&read(&loaded).unwrap(), &model);
+        }
+    }
+
+    #[test]
+    fn damage_is_an_error_or_harmless_and_never_a_panic(
+        flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..20),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let step = Step {
+            canisters: (0..40).map(|number| (Principal::from_slice(&[number, 1, 1]), Some(vec![number; 3_000]))).collect(),
+            history: (0..40).map(|number| (RequestId([number; 32]), Some(vec![number; 200]))).collect(),
+            memories: (0..4).map(|number| (MemoryId(number), Some((index(50), number)))).collect(),
+            metadata: vec![3; 100_000],
+            reopen: false,
+        };
+        let mut model = Model::default();
+        step.apply(&mut model);
+        StateStore::open(dir.path(), CACHE).unwrap().write(step.delta(1)).unwrap();
+        let path = dir.path().join(FILE_NAME);
+        let mut file = fs::read(&path).unwrap();
+        // Most of the file is free pages; damage within the first 600 KiB hits something more often than not.
+        let used = file.len().min(600 << 10);
+        for (at, byte) in flips {
+            file[at.index(used)] ^= byte;
+        }
+        if let Some(cut) = cut {
+            file.truncate(cut.index(used));
+        }
+        fs::write(&path, file).unwrap();
+        let result = StateStore::open(dir.path(), CACHE).and_then(|store| match store.load()? {
+            Some(loaded) => {
+                let model = read(&loaded)?;
+                // The damaged file may be written to as well.
+                let _ = store.write(step.delta(2));
+                Ok(Some(model))
+            }
+            None => Ok(None),
+        });
+        // Or an error, or the state before the first checkpoint.
+        if let Ok(Some(found)) = result {
+            prop_assert!(found == model, "what is read is right");
+        }
+    }
+
+    #[test]
+    fn records_with_wrong_bytes_in_right_parts_never_panic(
+        keys in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..5),
+        values in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..100), 5),
+    ) {
+        // Well-formed parts, so that the checksums hold, with any key and content.
+        let dir = tempfile::tempdir().unwrap();
+        let store = StateStore::open(dir.path(), CACHE).unwrap();
+        store.with_database(|database| {
+            let transaction = database.begin_write()?;
+            let mut header = Header { height: Height(5), ..Header::default() };
+            let tallies = [&mut header.canisters, &mut header.history, &mut header.memories];
+            for (table, tally) in [CANISTERS, HISTORY, MEMORIES].into_iter().zip(tallies) {
+                let mut table = transaction.open_table(table)?;
+                for (key, value) in keys.iter().zip(&values) {
+                    parts::put(&mut table, tally, key, Some(value))?;
+                }
+            }
+            let header = encode(&header)?;
+            parts::put(&mut transaction.open_table(HEADS)?, &mut Tally::default(), HEADER_KEY, Some(&header))?;
+            transaction.commit()?;
+            Ok(())
+        }).unwrap();
+        let loaded = store.load().unwrap().unwrap();
+        loaded.canisters().unwrap().for_each(drop);
+        loaded.memories().unwrap().for_each(drop);
+        let limits = crate::HistoryLimits { bytes_max: 1 << 20, unfinished_max: 10 };
+        let _ = crate::IngressHistory::load(limits, loaded.history().unwrap());
+    }
+}
+
+fn empty(height: u64) -> CheckpointDelta<'static> {
+    CheckpointDelta {
+        height: Height(height),
+        metadata: vec![],
+        canisters: Box::new(std::iter::empty()),
+        history: Box::new(std::iter::empty()),
+        memories: vec![],
+    }
+}
+
+#[test]
+fn heights_only_rise() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = StateStore::open(dir.path(), CACHE).unwrap();
+    store.write(empty(5)).unwrap();
+    let error = store.write(empty(5)).unwrap_err();
+    assert!(matches!(error, StoreError::Height { newest: Height(5), new: Height(5) }));
+    store.write(empty(6)).unwrap();
+}
+
+#[test]
+fn a_loaded_checkpoint_does_not_change_under_its_reader() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = StateStore::open(dir.path(), CACHE).unwrap();
+    let id = Principal::from_slice(&[1]);
+    let with = |height, record: Vec<u8>| CheckpointDelta {
+        canisters: Box::new(std::iter::once((id, Some(record)))),
+        ..empty(height)
+    };
+    store.write(with(1, vec![1; 100_000])).unwrap();
+    let first = store.load().unwrap().unwrap();
+    store.write(with(2, vec![2; 10])).unwrap();
+    assert_eq!(read(&first).unwrap().canisters[&id], vec![1; 100_000]);
+    assert_eq!(read(&store.load().unwrap().unwrap()).unwrap().canisters[&id], vec![2; 10]);
+}
+
+#[test]
+fn a_second_process_is_told_that_the_store_is_in_use() {
+    // A second handle of the same process is refused by the same lock.
+    let dir = tempfile::tempdir().unwrap();
+    let _store = StateStore::open(dir.path(), CACHE).unwrap();
+    let error = StateStore::open(dir.path(), CACHE).unwrap_err();
+    assert!(matches!(error, StoreError::Locked { .. }), "{error}");
+    assert!(error.to_string().contains("another process"));
+}
+
+#[test]
+fn another_format_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = StateStore::open(dir.path(), CACHE).unwrap();
+    store
+        .with_database(|database| {
+            let transaction = database.begin_write()?;
+            transaction.open_table(NUMBERS)?.insert("format", 77)?;
+            transaction.commit()?;
+            Ok(())
+        })
+        .unwrap();
+    drop(store);
+    let error = StateStore::open(dir.path(), CACHE).unwrap_err();
+    assert!(error.to_string().contains("format 77"), "{error}");
+}
+
+#[test]
+fn a_file_that_is_no_database_is_called_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join(FILE_NAME), vec![0x55; 10_000]).unwrap();
+    let error = StateStore::open(dir.path(), CACHE).unwrap_err();
+    assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
+}
+
+#[test]
+fn a_directory_in_the_way_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join(FILE_NAME)).unwrap();
+    assert!(StateStore::open(dir.path(), CACHE).is_err());
+    fs::write(dir.path().join("file"), b"").unwrap();
+    assert!(StateStore::open(&dir.path().join("file"), CACHE).is_err());
+}
+
+#[test]
+fn errors_of_the_disk_have_their_own_names() {
+    let path = Path::new("/data/state.redb");
+    assert!(matches!(io_error(path, io::ErrorKind::StorageFull.into()), StoreError::DiskFull { .. }));
+    assert!(matches!(
+        io_error(path, io::ErrorKind::ReadOnlyFilesystem.into()),
+        StoreError::Unwritable { .. }
+    ));
+    assert!(io_error(path, io::ErrorKind::StorageFull.into()).to_string().contains("/data/state.redb"));
+}

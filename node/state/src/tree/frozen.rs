@@ -41,7 +41,10 @@ impl Certified for Frozen {
         match &self.content {
             Content::Leaf(value) => Subtree::leaf(value),
             Content::Node(children) => Subtree::Node(
-                children.iter().map(|(label, child)| (Cow::Borrowed(label.as_ref()), Subtree::Shared(child))).collect(),
+                children
+                    .iter()
+                    .map(|(label, child)| (Cow::Borrowed(label.as_ref()), Subtree::Shared(child)))
+                    .collect(),
             ),
         }
     }

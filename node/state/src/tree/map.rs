@@ -163,7 +163,10 @@ impl<V: Keyed> MerkleMap<V> {
 
     /// Puts a value in its place; returns the one it replaces.
     pub fn insert(&mut self, value: V) -> Option<V> {
-        assert!(value.label().len() <= label::LABEL_BYTES_MAX, "a label of the certified tree is longer than the trie's limit");
+        assert!(
+            value.label().len() <= label::LABEL_BYTES_MAX,
+            "a label of the certified tree is longer than the trie's limit"
+        );
         let digest = self.digest.take();
         let Some(root) = &mut self.root else {
             self.root = Some(Link::Leaf(value));

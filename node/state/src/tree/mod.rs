@@ -116,8 +116,10 @@ impl<'a> Subtree<'a> {
         match self {
             Subtree::Leaf(value) => leaf_digest(value),
             Subtree::Node(children) => {
-                let digests: Vec<_> =
-                    children.iter().map(|(label, child)| (label.as_ref(), labeled_digest(label, &child.digest()))).collect();
+                let digests: Vec<_> = children
+                    .iter()
+                    .map(|(label, child)| (label.as_ref(), labeled_digest(label, &child.digest())))
+                    .collect();
                 forest_digest(&digests)
             }
             Subtree::Shared(part) => part.digest(),

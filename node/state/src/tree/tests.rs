@@ -27,7 +27,10 @@ impl Certified for Value {
         match &self.0.1 {
             Content::One(value) => Subtree::leaf(value),
             Content::Some(children) => Subtree::node(
-                children.iter().map(|(label, value)| (Cow::Borrowed(label.as_slice()), Subtree::leaf(value))).collect(),
+                children
+                    .iter()
+                    .map(|(label, value)| (Cow::Borrowed(label.as_slice()), Subtree::leaf(value)))
+                    .collect(),
             ),
         }
     }
@@ -87,8 +90,10 @@ fn naive<T>(children: Vec<(Vec<u8>, T)>, below: &dyn Fn(T) -> HashTree<Vec<u8>>)
         }
         _ => {
             let first = bits(&children[0].0);
-            let at = (0..).find(|at| children.iter().any(|(label, _)| bits(label)[*at] != first[*at])).unwrap();
-            let (right, left): (Vec<_>, Vec<_>) = children.into_iter().partition(|(label, _)| bits(label)[at]);
+            let at =
+                (0..).find(|at| children.iter().any(|(label, _)| bits(label)[*at] != first[*at])).unwrap();
+            let (right, left): (Vec<_>, Vec<_>) =
+                children.into_iter().partition(|(label, _)| bits(label)[at]);
             hash_tree::fork(naive(left, below), naive(right, below))
         }
     }
@@ -97,7 +102,9 @@ fn naive<T>(children: Vec<(Vec<u8>, T)>, below: &dyn Fn(T) -> HashTree<Vec<u8>>)
 fn naive_tree(reference: &Reference) -> HashTree<Vec<u8>> {
     naive(reference.clone().into_iter().collect(), &|content| match content {
         Content::One(value) => hash_tree::leaf(value),
-        Content::Some(children) => naive(children.into_iter().collect(), &|value: Vec<u8>| hash_tree::leaf(value)),
+        Content::Some(children) => {
+            naive(children.into_iter().collect(), &|value: Vec<u8>| hash_tree::leaf(value))
+        }
     })
 }
 
@@ -148,8 +155,8 @@ fn specified_lookup<'t, S: AsRef<[u8]>>(path: &[Vec<u8>], tree: &'t HashTreeNode
     if forest.is_empty() || matches!(forest.as_slice(), [HashTreeNode::Leaf(_)]) {
         return LookupResult::Absent;
     }
-    for at in 0..forest.len() {
-        if let HashTreeNode::Labeled(found, below) = forest[at]
+    for tree in &forest {
+        if let HashTreeNode::Labeled(found, below) = tree
             && found.as_bytes() == label.as_slice()
         {
             return specified_lookup(rest, below);
@@ -193,7 +200,8 @@ fn label() -> impl Strategy<Value = Vec<u8>> {
 fn content() -> impl Strategy<Value = Content> {
     prop_oneof![
         prop::collection::vec(any::<u8>(), 0..40).prop_map(Content::One),
-        prop::collection::btree_map(label(), prop::collection::vec(any::<u8>(), 0..4), 0..6).prop_map(Content::Some),
+        prop::collection::btree_map(label(), prop::collection::vec(any::<u8>(), 0..4), 0..6)
+            .prop_map(Content::Some),
     ]
 }
 
@@ -283,7 +291,7 @@ proptest! {
             for (label, content) in &reference {
                 if let Content::Some(children) = content {
                     for (child, value) in children {
-                        let full = vec![label.clone(), child.clone()];
+                        let full = [label.clone(), child.clone()];
                         if full.starts_with(path) {
                             prop_assert_eq!(witness.lookup_path(full.iter()), LookupResult::Found(value));
                         }
@@ -354,8 +362,8 @@ fn the_specifications_example_hashes_as_it_says() {
     let right = fork_digest(&labeled("c", empty_digest()), &labeled("d", leaf_digest(b"morning")));
     let root = fork_digest(&left, &right);
     let expected = [
-        0xeb, 0x5c, 0x5b, 0x21, 0x95, 0xe6, 0x2d, 0x99, 0x6b, 0x84, 0xc9, 0xbc, 0xc8, 0x25, 0x9d, 0x19, 0xa8, 0x37, 0x86,
-        0xa2, 0xf5, 0x9e, 0x08, 0x78, 0xce, 0xc8, 0x4c, 0x81, 0x1f, 0x66, 0x9a, 0xa0,
+        0xeb, 0x5c, 0x5b, 0x21, 0x95, 0xe6, 0x2d, 0x99, 0x6b, 0x84, 0xc9, 0xbc, 0xc8, 0x25, 0x9d, 0x19, 0xa8,
+        0x37, 0x86, 0xa2, 0xf5, 0x9e, 0x08, 0x78, 0xce, 0xc8, 0x4c, 0x81, 0x1f, 0x66, 0x9a, 0xa0,
     ];
     assert_eq!(root, expected);
 }

@@ -22,13 +22,21 @@ async fn malformed_and_misaddressed_requests_are_refused_with_a_reason() {
     let url = format!("{}/api/v4/canister/{counter}/call", node.url);
     let good = || agent.update(&counter, "inc").with_arg(vec![]).sign().unwrap().signed_update;
 
-    for body in [vec![], b"not cbor".to_vec(), vec![0x9f; 100_000], vec![0xd9, 0xd9, 0xf7], good()[..40].to_vec()] {
+    for body in
+        [vec![], b"not cbor".to_vec(), vec![0x9f; 100_000], vec![0xd9, 0xd9, 0xf7], good()[..40].to_vec()]
+    {
         let (code, text) = post(url.clone(), body).await;
         assert_eq!(code, 400, "{}", String::from_utf8_lossy(&text));
         assert!(!text.is_empty());
     }
     // Wrong content type.
-    let response = reqwest::Client::new().post(&url).header("content-type", "text/plain").body(good()).send().await.unwrap();
+    let response = reqwest::Client::new()
+        .post(&url)
+        .header("content-type", "text/plain")
+        .body(good())
+        .send()
+        .await
+        .unwrap();
     assert_eq!(response.status(), 415);
     assert!(response.text().await.unwrap().contains("application/cbor"));
     // Too large, told without reading it all.
@@ -79,7 +87,11 @@ async fn modules_that_are_no_canisters_are_refused_with_the_limit() {
         ("table", wat::parse_str("(module (table 4000000 funcref))").unwrap(), "1000000"),
         ("memory", wat::parse_str("(module (memory 70000))").unwrap_or_default(), ""),
         ("import", wat::parse_str("(module (import \"env\" \"f\" (func)))").unwrap(), "env"),
-        ("signature", wat::parse_str("(module (import \"ic0\" \"msg_reply\" (func (param i32))))").unwrap(), "msg_reply"),
+        (
+            "signature",
+            wat::parse_str("(module (import \"ic0\" \"msg_reply\" (func (param i32))))").unwrap(),
+            "msg_reply",
+        ),
         ("start traps", wat::parse_str("(module (func $s unreachable) (start $s))").unwrap(), ""),
         ("gzip bomb", gzip_bomb(), "bytes"),
     ];

@@ -2,8 +2,8 @@
 
 use candid::{CandidType, Decode, Encode, Nat, Principal};
 use ic_management_canister_types::{
-    CanisterIdRecord, CanisterInstallMode, CanisterSettings, CanisterStatusResult, CanisterStatusType, EnvironmentVariable, UpgradeFlags,
-    WasmMemoryPersistence,
+    CanisterIdRecord, CanisterInstallMode, CanisterSettings, CanisterStatusResult, CanisterStatusType,
+    EnvironmentVariable, UpgradeFlags, WasmMemoryPersistence,
 };
 use serde::Deserialize;
 
@@ -131,7 +131,8 @@ async fn a_rust_canister_calls_times_certifies_and_pays() {
         refused: u64,
     }
     for method in ["fanout", "fanout_bounded"] {
-        let reply = update(&agent, bench, method, Encode!(&vec![other, third], &10u32).unwrap()).await.unwrap();
+        let reply =
+            update(&agent, bench, method, Encode!(&vec![other, third], &10u32).unwrap()).await.unwrap();
         let report = Decode!(&reply, Fanout).unwrap();
         assert_eq!((report.replied, report.rejected, report.refused), (20, 0, 0), "{report:?}");
         assert_eq!(report.first_failure, "");
@@ -150,7 +151,8 @@ async fn a_rust_canister_calls_times_certifies_and_pays() {
 
     // Randomness, timers, certified data.
     let first = Decode!(&update(&agent, bench, "raw_rand_via_mgmt", none()).await.unwrap(), Vec<u8>).unwrap();
-    let second = Decode!(&update(&agent, bench, "raw_rand_via_mgmt", none()).await.unwrap(), Vec<u8>).unwrap();
+    let second =
+        Decode!(&update(&agent, bench, "raw_rand_via_mgmt", none()).await.unwrap(), Vec<u8>).unwrap();
     assert_eq!(first.len(), 32);
     assert_ne!(first, second);
     update(&agent, bench, "start_timer", Encode!(&1_000_000u64).unwrap()).await.unwrap();
@@ -179,7 +181,8 @@ async fn a_rust_canister_calls_times_certifies_and_pays() {
     assert_eq!(Decode!(&back, Nat).unwrap(), sent);
 
     // What the System API says of where it runs.
-    let (code, text, _) = rejected(update(&agent, bench, "reject_with", Encode!(&"no thanks").unwrap()).await.unwrap_err());
+    let (code, text, _) =
+        rejected(update(&agent, bench, "reject_with", Encode!(&"no thanks").unwrap()).await.unwrap_err());
     assert_eq!(code, 4, "{text}");
     assert!(text.contains("no thanks"), "{text}");
     let key = Decode!(&update(&agent, bench, "root_key", none()).await.unwrap(), Vec<u8>).unwrap();
@@ -222,7 +225,10 @@ async fn an_infinite_loop_ends_at_the_instruction_limit_and_the_node_goes_on() {
     let data = folder.path().join("data");
     let mut node = Node::start_in(data, "512MiB", Some(folder)).await;
     // A small limit makes the story short; its value is what the text must name.
-    node.reconfigure("[limits.execution]\ninstructions_per_message = 300000000\ninstructions_per_query = 200000000\n").await;
+    node.reconfigure(
+        "[limits.execution]\ninstructions_per_message = 300000000\ninstructions_per_query = 200000000\n",
+    )
+    .await;
     let agent = node.agent(1).await;
     let bench = deploy(&agent, "workbench.wasm").await;
     let (code, text, _) = rejected(update(&agent, bench, "loop_forever", none()).await.unwrap_err());

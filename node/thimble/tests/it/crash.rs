@@ -44,7 +44,8 @@ async fn certified_root(agent: &Agent, canister: Principal) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn twenty_kills_of_node_or_worker_under_load_lose_nothing() {
-    let seed: u64 = std::env::var("THIMBLE_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(rand::random);
+    let seed: u64 =
+        std::env::var("THIMBLE_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(rand::random);
     println!("seed {seed} (set THIMBLE_SEED to repeat)");
     let mut random = StdRng::seed_from_u64(seed);
     let mut node = Node::start().await;

@@ -86,7 +86,10 @@ async fn updates_are_taken_again_when_the_disk_has_room_without_a_restart() {
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
     let filler = disk.path().join("filler");
-    let _ = Command::new("dd").args(["if=/dev/zero", "bs=1M", "count=1000"]).arg(format!("of={}", filler.display())).output();
+    let _ = Command::new("dd")
+        .args(["if=/dev/zero", "bs=1M", "count=1000"])
+        .arg(format!("of={}", filler.display()))
+        .output();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while update(&agent, counter, "inc", vec![]).await.is_ok() {
         assert!(std::time::Instant::now() < deadline, "updates still pass on a full disk");
@@ -105,7 +108,8 @@ fn a_folder_that_cannot_be_written_is_named() {
     let file = folder.path().join("file");
     std::fs::write(&file, b"in the way").unwrap();
     let data = file.join("data");
-    let output = thimble().args(["run", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&data).output().unwrap();
+    let output =
+        thimble().args(["run", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&data).output().unwrap();
     assert!(!output.status.success());
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains(data.to_str().unwrap()), "{text}");
@@ -114,7 +118,8 @@ fn a_folder_that_cannot_be_written_is_named() {
 #[tokio::test]
 async fn a_second_node_in_the_same_folder_is_refused() {
     let node = Node::start().await;
-    let output = thimble().args(["run", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&node.data).output().unwrap();
+    let output =
+        thimble().args(["run", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&node.data).output().unwrap();
     assert!(!output.status.success());
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("another") || text.contains("in use"), "{text}");

@@ -10,8 +10,8 @@ use std::{
 use candid::{CandidType, Decode, Encode, Principal};
 use ic_agent::{Agent, AgentError, identity::BasicIdentity};
 use ic_management_canister_types::{
-    CanisterInstallMode, CanisterSettings, ChunkHash, ClearChunkStoreArgs, InstallChunkedCodeArgs, InstallCodeArgs,
-    ProvisionalCreateCanisterWithCyclesArgs, UploadChunkArgs,
+    CanisterInstallMode, CanisterSettings, ChunkHash, ClearChunkStoreArgs, InstallChunkedCodeArgs,
+    InstallCodeArgs, ProvisionalCreateCanisterWithCyclesArgs, UploadChunkArgs,
 };
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -54,8 +54,15 @@ impl Node {
 
     /// A node in a folder that the caller keeps.
     pub(crate) async fn start_in(data: PathBuf, memory: &str, folder: Option<tempfile::TempDir>) -> Self {
-        let mut node =
-            Self { child: None, url: String::new(), data, folder, memory: memory.into(), config: None, log_filter: "info".into() };
+        let mut node = Self {
+            child: None,
+            url: String::new(),
+            data,
+            folder,
+            memory: memory.into(),
+            config: None,
+            log_filter: "info".into(),
+        };
         node.launch().await;
         node
     }
@@ -211,7 +218,10 @@ pub(crate) async fn create(agent: &Agent) -> Principal {
     create_with(agent, None).await.unwrap()
 }
 
-pub(crate) async fn create_with(agent: &Agent, settings: Option<CanisterSettings>) -> Result<Principal, AgentError> {
+pub(crate) async fn create_with(
+    agent: &Agent,
+    settings: Option<CanisterSettings>,
+) -> Result<Principal, AgentError> {
     let arguments = ProvisionalCreateCanisterWithCyclesArgs { settings, ..Default::default() };
     let reply = agent
         .update(&management(), "provisional_create_canister_with_cycles")
@@ -244,12 +254,17 @@ pub(crate) async fn install(
     wasm_module: Vec<u8>,
     arg: Vec<u8>,
 ) -> Result<(), AgentError> {
-    let arguments = InstallCodeArgs { mode, canister_id: canister, wasm_module, arg, sender_canister_version: None };
+    let arguments =
+        InstallCodeArgs { mode, canister_id: canister, wasm_module, arg, sender_canister_version: None };
     manage(agent, canister, "install_code", Encode!(&arguments).unwrap()).await.map(drop)
 }
 
 /// The way for modules over 2 MB.
-pub(crate) async fn install_in_chunks(agent: &Agent, canister: Principal, module: &[u8]) -> Result<(), AgentError> {
+pub(crate) async fn install_in_chunks(
+    agent: &Agent,
+    canister: Principal,
+    module: &[u8],
+) -> Result<(), AgentError> {
     let clear = ClearChunkStoreArgs { canister_id: canister };
     manage(agent, canister, "clear_chunk_store", Encode!(&clear).unwrap()).await?;
     let mut hashes = Vec::new();
@@ -278,11 +293,21 @@ pub(crate) async fn deploy(agent: &Agent, name: &str) -> Principal {
     canister
 }
 
-pub(crate) async fn update(agent: &Agent, canister: Principal, method: &str, arg: Vec<u8>) -> Result<Vec<u8>, AgentError> {
+pub(crate) async fn update(
+    agent: &Agent,
+    canister: Principal,
+    method: &str,
+    arg: Vec<u8>,
+) -> Result<Vec<u8>, AgentError> {
     agent.update(&canister, method).with_arg(arg).call_and_wait().await
 }
 
-pub(crate) async fn query(agent: &Agent, canister: Principal, method: &str, arg: Vec<u8>) -> Result<Vec<u8>, AgentError> {
+pub(crate) async fn query(
+    agent: &Agent,
+    canister: Principal,
+    method: &str,
+    arg: Vec<u8>,
+) -> Result<Vec<u8>, AgentError> {
     agent.query(&canister, method).with_arg(arg).call_with_verification().await
 }
 

@@ -69,7 +69,8 @@ async fn calls_are_answered_at_once_or_polled_for_in_every_version() {
             let (code, body) = post(url(version, "read_state"), poll.signed_request_status).await;
             assert_eq!(code, 200, "{}", String::from_utf8_lossy(&body));
             let answer: StateAnswer = serde_cbor::from_slice(&body).unwrap();
-            if let Some(reply) = reply_in(&agent, &answer.certificate, signed.request_id.as_slice(), counter) {
+            if let Some(reply) = reply_in(&agent, &answer.certificate, signed.request_id.as_slice(), counter)
+            {
                 break reply;
             }
             assert!(std::time::Instant::now() < deadline, "no reply within 20 s");

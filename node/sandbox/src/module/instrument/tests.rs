@@ -2,7 +2,7 @@
 use wasmparser::Validator;
 
 use super::*;
-use crate::module::testing::{VALID, limits};
+use crate::module::testing::{limits, valid};
 use crate::module::validate::validate;
 
 fn rewrite(wat: &str) -> Vec<u8> {
@@ -12,9 +12,11 @@ fn rewrite(wat: &str) -> Vec<u8> {
 
 #[test]
 fn what_validation_accepts_is_valid_after_the_rewrite() {
-    for wat in VALID {
+    for wat in valid() {
         let wasm = rewrite(wat);
-        Validator::new_with_features(features()).validate_all(&wasm).unwrap_or_else(|error| panic!("{error}: {wat}"));
+        Validator::new_with_features(features())
+            .validate_all(&wasm)
+            .unwrap_or_else(|error| panic!("{error}: {wat}"));
     }
 }
 
@@ -22,12 +24,15 @@ fn what_validation_accepts_is_valid_after_the_rewrite() {
 fn memories_and_tables_get_a_maximum() {
     let mut limits = limits();
     limits.table_elements = 20;
-    let wasm = wat::parse_str("(module (memory 1) (table 2 funcref) (table 3 9 funcref) (table 4 funcref))").unwrap();
+    let wasm = wat::parse_str("(module (memory 1) (table 2 funcref) (table 3 9 funcref) (table 4 funcref))")
+        .unwrap();
     let rewritten = instrument(&wasm, &validate(&wasm, &limits).unwrap(), &limits).unwrap();
     let mut tables = Vec::new();
     for payload in Parser::new(0).parse_all(&rewritten) {
         match payload.unwrap() {
-            Payload::TableSection(section) => tables.extend(section.into_iter().map(|table| table.unwrap().ty.maximum.unwrap())),
+            Payload::TableSection(section) => {
+                tables.extend(section.into_iter().map(|table| table.unwrap().ty.maximum.unwrap()))
+            }
             Payload::MemorySection(section) => {
                 assert!(section.into_iter().all(|memory| memory.unwrap().maximum == Some(65_536)));
             }
@@ -42,5 +47,7 @@ fn memories_and_tables_get_a_maximum() {
 #[test]
 fn custom_sections_do_not_survive() {
     let wasm = rewrite(r#"(module (func $a_long_name) (@custom "icp:public x" "content"))"#);
-    assert!(Parser::new(0).parse_all(&wasm).all(|payload| !matches!(payload.unwrap(), Payload::CustomSection(_))));
+    assert!(
+        Parser::new(0).parse_all(&wasm).all(|payload| !matches!(payload.unwrap(), Payload::CustomSection(_)))
+    );
 }

@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
-use crate::module::testing::{VALID, limits};
+use crate::module::testing::{limits, valid};
 
 fn check(wat: &str) -> Result<ModuleInfo, ModuleError> {
     check_with(wat, &limits())
@@ -22,7 +22,7 @@ fn limit_hit(wat: &str, change: impl FnOnce(&mut ModuleLimits)) -> (&'static str
 
 #[test]
 fn valid_modules_pass() {
-    for wat in VALID {
+    for wat in valid() {
         check(wat).unwrap_or_else(|error| panic!("{error}: {wat}"));
     }
 }
@@ -59,13 +59,33 @@ fn entry_points_are_found_and_ordered() {
 
 #[test]
 fn entry_points_have_no_parameters_and_known_names() {
-    for name in ["canister_init", "canister_update x", "canister_query x", "canister_composite_query x", "canister_heartbeat", "canister_on_low_wasm_memory"] {
+    for name in [
+        "canister_init",
+        "canister_update x",
+        "canister_query x",
+        "canister_composite_query x",
+        "canister_heartbeat",
+        "canister_on_low_wasm_memory",
+    ] {
         for ty in ["(param i32)", "(result i32) (i32.const 0)"] {
-            assert_eq!(check(&format!("(module (func (export \"{name}\") {ty}))")), Err(ModuleError::EntryType(name.to_owned())));
+            assert_eq!(
+                check(&format!("(module (func (export \"{name}\") {ty}))")),
+                Err(ModuleError::EntryType(name.to_owned()))
+            );
         }
     }
-    for name in ["canister_", "canister_update", "canister_foo", "canister_transform x", "canister_init x", "canister_updates x"] {
-        assert_eq!(check(&format!("(module (func (export \"{name}\")))")), Err(ModuleError::EntryUnknown(name.to_owned())));
+    for name in [
+        "canister_",
+        "canister_update",
+        "canister_foo",
+        "canister_transform x",
+        "canister_init x",
+        "canister_updates x",
+    ] {
+        assert_eq!(
+            check(&format!("(module (func (export \"{name}\")))")),
+            Err(ModuleError::EntryUnknown(name.to_owned()))
+        );
     }
     assert!(check("(module (func (export \"canisterinit\") (param i32)))").is_ok());
 }
@@ -73,16 +93,24 @@ fn entry_points_have_no_parameters_and_known_names() {
 #[test]
 fn a_method_has_one_kind() {
     for (a, b) in [("update", "query"), ("query", "composite_query"), ("update", "composite_query")] {
-        let wat = format!("(module (func $f) (export \"canister_{a} m\" (func $f)) (export \"canister_{b} m\" (func $f)))");
+        let wat = format!(
+            "(module (func $f) (export \"canister_{a} m\" (func $f)) (export \"canister_{b} m\" (func $f)))"
+        );
         assert_eq!(check(&wat), Err(ModuleError::MethodTwice("m".to_owned())));
     }
 }
 
 #[test]
 fn imports_are_the_system_api() {
-    assert!(check(r#"(module (import "ic0" "stable_size" (func (result i32))))"#).is_ok(), "no memory means 32 bits");
-    assert!(check(r#"(module (import "ic0" "msg_arg_data_size" (func (result i64))) (memory i64 1))"#).is_ok());
-    let error = check(r#"(module (import "ic0" "msg_arg_data_size" (func (result i32))) (memory i64 1))"#).unwrap_err();
+    assert!(
+        check(r#"(module (import "ic0" "stable_size" (func (result i32))))"#).is_ok(),
+        "no memory means 32 bits"
+    );
+    assert!(
+        check(r#"(module (import "ic0" "msg_arg_data_size" (func (result i64))) (memory i64 1))"#).is_ok()
+    );
+    let error = check(r#"(module (import "ic0" "msg_arg_data_size" (func (result i32))) (memory i64 1))"#)
+        .unwrap_err();
     assert_eq!(
         error.to_string(),
         "import `ic0.msg_arg_data_size`: it has type () -> (i32), but canisters with a 64-bit memory import it as () -> (i64)"
@@ -91,7 +119,10 @@ fn imports_are_the_system_api() {
     assert_eq!(only32, Err(ModuleError::UnknownImport { name: "stable_size".to_owned(), width: 64 }));
     let unknown = check(r#"(module (import "ic0" "no_such" (func)))"#);
     assert_eq!(unknown, Err(ModuleError::UnknownImport { name: "no_such".to_owned(), width: 32 }));
-    assert!(matches!(check(r#"(module (import "ic0" "time" (func (result i32))))"#), Err(ModuleError::ImportType { .. })));
+    assert!(matches!(
+        check(r#"(module (import "ic0" "time" (func (result i32))))"#),
+        Err(ModuleError::ImportType { .. })
+    ));
     for import in [
         r#"(import "env" "f" (func))"#,
         r#"(import "thimble" "will_write" (func (param i32 i32)))"#,
@@ -111,8 +142,14 @@ fn every_system_function_can_be_imported() {
             .filter(|function| !(memory64 && function.only32))
             .map(|function| {
                 let (params, results) = function.val_types(memory64);
-                let list = |types: &[ValType]| types.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
-                format!("(import \"ic0\" \"{}\" (func (param {}) (result {})))", function.name, list(&params), list(&results))
+                let list =
+                    |types: &[ValType]| types.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+                format!(
+                    "(import \"ic0\" \"{}\" (func (param {}) (result {})))",
+                    function.name,
+                    list(&params),
+                    list(&results)
+                )
             })
             .collect();
         let memory = if memory64 { "(memory i64 1)" } else { "(memory 1)" };
@@ -137,12 +174,18 @@ fn only_the_agreed_webassembly() {
         assert!(matches!(check(wat), Err(ModuleError::Invalid(_))), "{wat}: {:?}", check(wat));
     }
     assert!(matches!(validate(b"\0asm\x01\0\0\0\x01", &limits()), Err(ModuleError::Invalid(_))), "cut short");
-    assert!(matches!(validate(b"\0asm\x01\0\0\0\xff\x01\0", &limits()), Err(ModuleError::Invalid(_))), "unknown section");
+    assert!(
+        matches!(validate(b"\0asm\x01\0\0\0\xff\x01\0", &limits()), Err(ModuleError::Invalid(_))),
+        "unknown section"
+    );
 }
 
 #[test]
 fn references_are_not_state() {
-    assert_eq!(check("(module (global i32 (i32.const 0)) (global (mut funcref) (ref.null func)))"), Err(ModuleError::ReferenceGlobal(1)));
+    assert_eq!(
+        check("(module (global i32 (i32.const 0)) (global (mut funcref) (ref.null func)))"),
+        Err(ModuleError::ReferenceGlobal(1))
+    );
     assert!(check("(module (global funcref (ref.null func)))").is_ok());
 }
 
@@ -153,37 +196,92 @@ fn custom_sections_are_metadata() {
             (@custom "icp:private enhanced-orthogonal-persistence" ""))"#,
     )
     .unwrap();
-    let found: Vec<_> = info.custom_sections.iter().map(|section| (section.public, section.name.as_str(), section.content.as_slice())).collect();
-    assert_eq!(found, [(false, "a", &b"A"[..]), (true, "b", &b"B"[..]), (false, "enhanced-orthogonal-persistence", &b""[..])]);
+    let found: Vec<_> = info
+        .custom_sections
+        .iter()
+        .map(|section| (section.public, section.name.as_str(), section.content.as_slice()))
+        .collect();
+    assert_eq!(
+        found,
+        [
+            (false, "a", &b"A"[..]),
+            (true, "b", &b"B"[..]),
+            (false, "enhanced-orthogonal-persistence", &b""[..])
+        ]
+    );
     assert!(info.enhanced_orthogonal_persistence);
-    assert!(!check(r#"(module (@custom "icp:public enhanced-orthogonal-persistence" ""))"#).unwrap().enhanced_orthogonal_persistence);
+    assert!(
+        !check(r#"(module (@custom "icp:public enhanced-orthogonal-persistence" ""))"#)
+            .unwrap()
+            .enhanced_orthogonal_persistence
+    );
     for second in ["icp:public a", "icp:private a"] {
         let wat = format!("(module (@custom \"icp:public a\" \"\") (@custom \"{second}\" \"\"))");
         assert_eq!(check(&wat), Err(ModuleError::SectionTwice("a".to_owned())));
     }
     for name in ["icp:", "icp:public", "icp:secret a"] {
-        assert_eq!(check(&format!("(module (@custom \"{name}\" \"\"))")), Err(ModuleError::SectionUnknown(name.to_owned())));
+        assert_eq!(
+            check(&format!("(module (@custom \"{name}\" \"\"))")),
+            Err(ModuleError::SectionUnknown(name.to_owned()))
+        );
     }
 }
 
 #[test]
 fn every_limit_is_held_and_named() {
     assert_eq!(limit_hit("(module (func) (func) (func))", |l| l.functions = 2), ("functions", 2, 3));
-    assert_eq!(limit_hit(r#"(module (import "ic0" "msg_reply" (func)) (func) (func))"#, |l| l.functions = 2), ("functions", 2, 3));
-    assert_eq!(limit_hit("(module (type (func)) (type (func)) (type (func)))", |l| l.functions = 2), ("functions", 2, 3));
+    assert_eq!(
+        limit_hit(r#"(module (import "ic0" "msg_reply" (func)) (func) (func))"#, |l| l.functions = 2),
+        ("functions", 2, 3)
+    );
+    assert_eq!(
+        limit_hit("(module (type (func)) (type (func)) (type (func)))", |l| l.functions = 2),
+        ("functions", 2, 3)
+    );
     let wide = format!("(module (type (func (param {}))))", "i32 ".repeat(64));
     assert_eq!(limit_hit(&wide, |l| l.functions = 3), ("functions", 3, 4));
-    assert_eq!(limit_hit("(module (func (drop (i32.const 1)) (drop (i32.const 1))))", |l| l.function_bytes = 5), ("function_bytes", 5, 8));
-    assert_eq!(limit_hit("(module (func) (func))", |l| l.code_section_bytes = 5), ("code_section_bytes", 5, 6));
-    assert_eq!(limit_hit("(module (global i32 (i32.const 0)) (global i32 (i32.const 0)))", |l| l.globals = 1), ("globals", 1, 2));
-    assert_eq!(limit_hit("(module (table 3 funcref) (table 4 funcref))", |l| l.table_elements = 6), ("table_elements", 6, 7));
+    assert_eq!(
+        limit_hit("(module (func (drop (i32.const 1)) (drop (i32.const 1))))", |l| l.function_bytes = 5),
+        ("function_bytes", 5, 8)
+    );
+    assert_eq!(
+        limit_hit("(module (func) (func))", |l| l.code_section_bytes = 5),
+        ("code_section_bytes", 5, 6)
+    );
+    let locals =
+        format!("(module (func (local {})) (func (local {})))", "i32 ".repeat(100), "i64 ".repeat(200));
+    assert_eq!(limit_hit(&locals, |l| l.function_bytes = 203), ("function_bytes", 203, 205));
+    assert_eq!(limit_hit(&locals, |l| l.code_section_bytes = 310), ("code_section_bytes", 310, 311));
+    let nested = format!("(module (func {}{}))", "(block ".repeat(640), ")".repeat(640));
+    let size = 640 * 3 + 2;
+    assert_eq!(
+        limit_hit(&nested, |l| l.function_bytes = size + 64 * 45),
+        ("function_bytes", size + 64 * 45, size + 64 * 45 + 10)
+    );
+    assert_eq!(
+        limit_hit("(module (global i32 (i32.const 0)) (global i32 (i32.const 0)))", |l| l.globals = 1),
+        ("globals", 1, 2)
+    );
+    assert_eq!(
+        limit_hit("(module (table 3 funcref) (table 4 funcref))", |l| l.table_elements = 6),
+        ("table_elements", 6, 7)
+    );
     assert_eq!(limit_hit("(module (table 3 funcref) (table 4 funcref))", |l| l.tables = 1), ("tables", 1, 2));
     let elements = "(module (func) (elem func 0 0) (elem funcref (ref.func 0)))";
     assert_eq!(limit_hit(elements, |l| l.table_elements = 2), ("table_elements", 2, 3));
     assert_eq!(limit_hit(elements, |l| l.data_segments = 1), ("data_segments", 1, 2));
-    assert_eq!(limit_hit(r#"(module (data "a") (data "b"))"#, |l| l.data_segments = 1), ("data_segments", 1, 2));
-    assert_eq!(limit_hit(r#"(module (memory 2))"#, |l| l.heap32_bytes = 131_071), ("heap32_bytes", 131_071, 131_072));
-    assert_eq!(limit_hit(r#"(module (memory i64 2))"#, |l| l.heap64_bytes = 131_071), ("heap64_bytes", 131_071, 131_072));
+    assert_eq!(
+        limit_hit(r#"(module (data "a") (data "b"))"#, |l| l.data_segments = 1),
+        ("data_segments", 1, 2)
+    );
+    assert_eq!(
+        limit_hit(r#"(module (memory 2))"#, |l| l.heap32_bytes = 131_071),
+        ("heap32_bytes", 131_071, 131_072)
+    );
+    assert_eq!(
+        limit_hit(r#"(module (memory i64 2))"#, |l| l.heap64_bytes = 131_071),
+        ("heap64_bytes", 131_071, 131_072)
+    );
     let sections = r#"(module (@custom "icp:public ab" "cde") (@custom "icp:private f" "g") (@custom "no limit" "12345678901234567890"))"#;
     assert_eq!(limit_hit(sections, |l| l.custom_sections = 1), ("custom_sections", 1, 2));
     assert_eq!(limit_hit(sections, |l| l.custom_sections_bytes = 6), ("custom_sections_bytes", 6, 7));
@@ -196,7 +294,8 @@ fn every_limit_is_held_and_named() {
 fn a_refusal_names_the_limit_and_its_value() {
     let mut small = limits();
     small.globals = 1;
-    let error = check_with("(module (global i32 (i32.const 0)) (global i32 (i32.const 0)))", &small).unwrap_err();
+    let error =
+        check_with("(module (global i32 (i32.const 0)) (global i32 (i32.const 0)))", &small).unwrap_err();
     assert_eq!(error.to_string(), "number of globals: 2, but the limit `module.globals` is 1");
 }
 

@@ -1,0 +1,535 @@
+//! The rules between limits.
+//!
+//! Most are of one shape: this limit must not be larger than that one, because otherwise something cannot happen or cannot be bounded. A table
+//! that breaks rules is refused with all of them at once, each naming both limits, both values and the reason.
+
+use budget::{MIB, format_size};
+
+use crate::{
+    CONNECTION_BYTES, Limits, LimitsError, Violation, Violations, derive::compile_need_bytes,
+    overrides::is_bytes, scale,
+};
+
+/// Kernel mappings of one process, as Linux ships.
+const MAPPINGS_PER_PROCESS: u64 = 65_530;
+
+/// A limit, or an expression over limits, by name and value.
+#[derive(Clone, Copy)]
+struct Named {
+    name: &'static str,
+    value: u64,
+    is_bytes: bool,
+}
+
+impl Named {
+    /// An expression over sizes.
+    fn size(name: &'static str, value: u64) -> Self {
+        Self { name, value, is_bytes: true }
+    }
+
+    fn shown(&self) -> String {
+        self.show(self.value)
+    }
+
+    /// Another value of the same unit.
+    fn show(&self, value: u64) -> String {
+        if self.is_bytes { format_size(value) } else { value.to_string() }
+    }
+}
+
+struct Rules(Vec<Violation>);
+
+impl Rules {
+    /// `small` must not be above `large`.
+    fn within(&mut self, small: Named, large: Named, because: &str) {
+        if small.value > large.value {
+            let (small_shown, large_shown) = (small.shown(), large.shown());
+            let message = format!(
+                "`{}` ({small_shown}) must not be above `{}` ({large_shown}): {because}; lower the first or raise the second",
+                small.name, large.name
+            );
+            self.0.push(Violation { names: vec![small.name, large.name], message });
+        }
+    }
+
+    /// `limit` must be at least `least`.
+    fn at_least(&mut self, limit: Named, least: u64, because: &str) {
+        if limit.value < least {
+            let message = format!(
+                "`{}` is {}, it must be at least {}: {because}",
+                limit.name,
+                limit.shown(),
+                limit.show(least)
+            );
+            self.0.push(Violation { names: vec![limit.name], message });
+        }
+    }
+
+    /// `limit` must be at most `most`.
+    fn at_most(&mut self, limit: Named, most: u64, because: &str) {
+        if limit.value > most {
+            let message = format!(
+                "`{}` is {}, it must be at most {}: {because}",
+                limit.name,
+                limit.shown(),
+                limit.show(most)
+            );
+            self.0.push(Violation { names: vec![limit.name], message });
+        }
+    }
+
+    fn pages(&mut self, limit: Named, page: u64) {
+        if !limit.value.is_multiple_of(page) {
+            let message = format!(
+                "`{}` is {} bytes, it must be a multiple of {page}: it counts whole pages",
+                limit.name, limit.value
+            );
+            self.0.push(Violation { names: vec![limit.name], message });
+        }
+    }
+}
+
+/// A limit under the name `group.field`.
+macro_rules! limit {
+    ($limits:ident . $group:ident . $field:ident) => {
+        Named {
+            name: concat!(stringify!($group), ".", stringify!($field)),
+            value: $limits.$group.$field,
+            is_bytes: is_bytes(stringify!($field)),
+        }
+    };
+}
+
+impl Limits {
+    /// Whether the limits fit together and into the budget; every rule broken is named with its limits and values.
+    pub fn check(&self) -> Result<(), LimitsError> {
+        let mut rules = Rules(Vec::new());
+        self.check_subnet(&mut rules);
+        self.check_execution(&mut rules);
+        self.check_sandbox(&mut rules);
+        self.check_pages(&mut rules);
+        self.check_module(&mut rules);
+        self.check_consensus(&mut rules);
+        self.check_gateway(&mut rules);
+        self.check_budget(&mut rules);
+        if rules.0.is_empty() { Ok(()) } else { Err(LimitsError::Broken(Violations(rules.0))) }
+    }
+
+    fn check_subnet(&self, rules: &mut Rules) {
+        let payload = limit!(self.subnet.message_payload_bytes);
+        rules.at_least(payload, 1, "a message without room for an argument says nothing");
+        rules.within(
+            limit!(self.subnet.memory_threshold_bytes),
+            limit!(self.subnet.memory_capacity_bytes),
+            "usage cannot pass the capacity, so a threshold above it would never be met",
+        );
+        rules.within(
+            payload,
+            limit!(self.subnet.guaranteed_response_message_bytes),
+            "one call must fit its own response",
+        );
+        rules.within(payload, limit!(self.subnet.best_effort_message_bytes), "one message must fit");
+        rules.within(payload, limit!(self.subnet.ingress_history_bytes), "one reply must fit");
+        rules.within(
+            limit!(self.subnet.chunk_bytes),
+            limit!(self.subnet.chunk_store_bytes),
+            "one chunk must fit",
+        );
+        rules.within(limit!(self.subnet.chunk_bytes), payload, "a chunk is uploaded in one message");
+        rules.within(
+            limit!(self.subnet.canister_log_bytes),
+            limit!(self.subnet.canister_metadata_bytes),
+            "the log of one canister is part of its metadata",
+        );
+        for limit in [
+            limit!(self.subnet.memory_capacity_bytes),
+            limit!(self.subnet.canisters_max),
+            limit!(self.subnet.ingress_unfinished_max),
+            limit!(self.subnet.callback_soft_limit),
+            limit!(self.subnet.queue_slots),
+            limit!(self.subnet.controllers_max),
+        ] {
+            rules.at_least(limit, 1, "with none, no canister could work");
+        }
+    }
+
+    fn check_execution(&self, rules: &mut Rules) {
+        rules.at_least(
+            limit!(self.execution.threads),
+            2,
+            "what can be allocated of (threads - 1) x 100 % would be nothing",
+        );
+        rules.at_most(limit!(self.execution.threads), 64, "each is a worker process");
+        rules.at_least(limit!(self.execution.query_threads), 1, "queries could never run");
+        rules.at_most(limit!(self.execution.query_threads), 64, "each is a worker process");
+        rules.at_least(limit!(self.execution.query_threads_per_canister), 1, "queries could never run");
+        rules.within(
+            limit!(self.execution.query_threads_per_canister),
+            limit!(self.execution.query_threads),
+            "there are no more query threads",
+        );
+        rules.at_least(
+            limit!(self.execution.paused_executions),
+            1,
+            "a message longer than a slice could never finish",
+        );
+        rules.at_least(
+            limit!(self.execution.composite_query_depth),
+            1,
+            "a composite query is itself one level",
+        );
+        rules.at_most(limit!(self.execution.composite_query_depth), 64, "each level keeps an instance");
+
+        let message = limit!(self.execution.instructions_per_message);
+        rules.at_least(limit!(self.execution.instructions_per_slice), 1, "nothing could run");
+        rules.at_least(limit!(self.execution.instructions_per_inspect), 1, "nothing could run");
+        rules.within(
+            limit!(self.execution.instructions_per_slice),
+            limit!(self.execution.instructions_per_round),
+            "a round holds at least one slice",
+        );
+        rules.within(
+            limit!(self.execution.instructions_per_slice),
+            message,
+            "a slice is a part of a message",
+        );
+        rules.within(
+            message,
+            limit!(self.execution.instructions_per_install),
+            "an install must be able to do what a message can",
+        );
+        rules.within(
+            limit!(self.execution.instructions_per_inspect),
+            limit!(self.execution.instructions_per_query),
+            "inspecting a call must stay cheaper than a query",
+        );
+
+        let round = limit!(self.execution.heap_delta_bytes_per_round);
+        let heap = limit!(self.execution.heap_dirty_bytes_per_message);
+        let stable = limit!(self.execution.stable_dirty_bytes_per_message);
+        let heap_install = limit!(self.execution.heap_dirty_bytes_per_install);
+        let stable_install = limit!(self.execution.stable_dirty_bytes_per_install);
+        let install = limit!(self.execution.dirty_bytes_per_install);
+        let fits = "a message must fit into a round";
+        rules.within(heap, round, fits);
+        rules.within(stable, round, fits);
+        rules.within(
+            limit!(self.execution.heap_delta_bytes_per_canister_round),
+            round,
+            "one canister cannot add more than all",
+        );
+        rules.at_least(
+            limit!(self.execution.heap_delta_bytes_per_canister_round),
+            1,
+            "every canister would be held back for ever",
+        );
+        let as_much = "an install must be able to do what a message can";
+        rules.within(heap, heap_install, as_much);
+        rules.within(stable, stable_install, as_much);
+        let together = "the sum cannot be below one of its parts";
+        rules.within(heap_install, install, together);
+        rules.within(stable_install, install, together);
+        let writes = "writing a page is an access";
+        rules.within(stable, limit!(self.execution.stable_accessed_bytes_per_message), writes);
+        rules.within(stable_install, limit!(self.execution.stable_accessed_bytes_per_install), writes);
+        let heap_query = limit!(self.execution.heap_dirty_bytes_per_query);
+        let stable_query = limit!(self.execution.stable_dirty_bytes_per_query);
+        rules.within(heap_query, heap, "a query must also run as an update");
+        rules.within(stable_query, stable, "a query must also run as an update");
+        for limit in [heap, stable, heap_install, stable_install, heap_query] {
+            rules.at_least(limit, scale::GRANULE_BYTES, "an execution needs at least its stack");
+        }
+        for limit in [heap, stable, heap_install, stable_install, install, heap_query, stable_query] {
+            rules.pages(limit, 4096);
+        }
+        let reserved =
+            self.execution.response_callback_reservation_bytes.saturating_mul(self.execution.threads);
+        rules.within(
+            Named::size("execution.response_callback_reservation_bytes x execution.threads", reserved),
+            limit!(self.subnet.memory_capacity_bytes),
+            "nothing would be left to allocate",
+        );
+    }
+
+    fn check_sandbox(&self, rules: &mut Rules) {
+        rules.at_least(
+            limit!(self.sandbox.canisters_max),
+            self.execution.threads.saturating_add(self.execution.query_threads),
+            "each worker maps one",
+        );
+        rules.within(
+            limit!(self.sandbox.eviction_batch_bytes),
+            limit!(self.sandbox.resident_floor_bytes),
+            "a batch is a part of what is resident",
+        );
+        rules.at_least(
+            limit!(self.sandbox.eviction_batch_bytes),
+            MIB,
+            "evicting less is not worth its system calls",
+        );
+        rules.at_least(limit!(self.sandbox.compile_threads), 1, "nothing could be installed");
+        rules.at_most(limit!(self.sandbox.compile_threads), 64, "each is a process");
+        rules.at_least(limit!(self.sandbox.compile_seconds), 1, "nothing could be installed");
+        let dirtiest = self.message_dirty_bytes().max(self.install_dirty_bytes());
+        let least = self
+            .process
+            .worker_base_bytes
+            .saturating_add(self.worker_buffer_bytes())
+            .saturating_add(dirtiest);
+        rules.at_least(
+            limit!(self.sandbox.worker_anonymous_bytes),
+            least,
+            "a worker's base and buffers and the dirtiest execution allowed, or it would be killed for doing what the limits allow",
+        );
+    }
+
+    fn check_pages(&self, rules: &mut Rules) {
+        let capacity = limit!(self.pages.delta_capacity_bytes);
+        let reserve = limit!(self.pages.delta_reserve_bytes);
+        let round = self.execution.heap_delta_bytes_per_round;
+        rules.within(reserve, capacity, "a reserve is a part of the capacity");
+        let open = Named::size(
+            "pages.delta_capacity_bytes - pages.delta_reserve_bytes",
+            capacity.value.saturating_sub(reserve.value),
+        );
+        rules.within(
+            limit!(self.execution.heap_delta_bytes_per_round),
+            open,
+            "a round must fit outside the reserve",
+        );
+        rules.within(
+            limit!(self.pages.checkpoint_delta_bytes),
+            open,
+            "a checkpoint must come before the log is full",
+        );
+        rules.at_least(
+            reserve,
+            round.saturating_add(self.dirty_in_flight_bytes()),
+            "a started round writes its delta, and executions in flight then still finish (execution.heap_delta_bytes_per_round + execution.threads x what a message may dirty, or one install)",
+        );
+        rules.at_least(limit!(self.pages.checkpoint_interval_rounds), 1, "there would be no checkpoints");
+        rules.at_least(
+            limit!(self.pages.checkpoint_delta_bytes),
+            MIB,
+            "there would be nothing but checkpoints",
+        );
+        rules.at_least(
+            limit!(self.pages.checkpoint_instructions),
+            1_000_000_000,
+            "there would be nothing but checkpoints",
+        );
+        rules.at_least(
+            limit!(self.pages.runs_per_memory),
+            16,
+            "memories would be folded after every message",
+        );
+        rules.at_most(limit!(self.pages.runs_per_memory), MAPPINGS_PER_PROCESS / 8, "each run is up to two of the 65,530 kernel mappings of a worker, and a canister has two memories");
+        rules.at_least(limit!(self.pages.copy_threads), 1, "nothing could be folded");
+        rules.at_most(limit!(self.pages.copy_threads), 64, "copying is bound by the disk");
+        rules.at_least(
+            limit!(self.pages.metadata_cache_bytes),
+            MIB,
+            "the metadata store keeps its own tables there",
+        );
+    }
+
+    fn check_module(&self, rules: &mut Rules) {
+        let uncompressed = limit!(self.module.wasm_uncompressed_bytes);
+        rules.at_least(
+            uncompressed,
+            scale::GRANULE_BYTES,
+            "no module could be installed; give compilation more memory (sandbox.compile_memory_bytes)",
+        );
+        let needed = compile_need_bytes(uncompressed.value);
+        rules.within(
+            Named::size("20 MiB + 28 x module.wasm_uncompressed_bytes", needed),
+            limit!(self.sandbox.compile_memory_bytes),
+            "a module that is accepted must compile",
+        );
+        rules.within(limit!(self.module.wasm_bytes), uncompressed, "gzip never makes a module larger");
+        rules.within(
+            limit!(self.module.code_section_bytes),
+            uncompressed,
+            "a section is a part of the module",
+        );
+        rules.within(
+            limit!(self.module.function_bytes),
+            Named::size("module.wasm_uncompressed_bytes (or 1 MiB)", uncompressed.value.max(MIB)),
+            "a function is a part of the module",
+        );
+        rules.within(
+            limit!(self.module.custom_sections_bytes),
+            limit!(self.subnet.wasm_custom_sections_bytes),
+            "one module's sections must fit into what all modules may have",
+        );
+        rules.within(
+            limit!(self.module.exported_functions),
+            limit!(self.module.functions),
+            "every exported method is a function",
+        );
+        for limit in [
+            limit!(self.module.functions),
+            limit!(self.module.function_bytes),
+            limit!(self.module.globals),
+            limit!(self.module.tables),
+            limit!(self.module.exported_functions),
+            limit!(self.module.exported_names_bytes),
+        ] {
+            rules.at_least(limit, 1, "no module could be installed");
+        }
+        rules.at_most(limit!(self.module.heap32_bytes), 4 << 30, "32 bits address no more");
+        rules.at_most(limit!(self.module.heap64_bytes), 1 << 44, "a worker's address space holds no more");
+        rules.at_most(
+            limit!(self.module.stable_bytes),
+            1 << 43,
+            "a sparse file and a worker's address space hold no more",
+        );
+        for limit in [
+            limit!(self.module.heap32_bytes),
+            limit!(self.module.heap64_bytes),
+            limit!(self.module.stable_bytes),
+        ] {
+            rules.pages(limit, 64 << 10);
+        }
+    }
+
+    fn check_consensus(&self, rules: &mut Rules) {
+        let payload = limit!(self.subnet.message_payload_bytes);
+        let block = limit!(self.consensus.block_ingress_bytes);
+        rules.within(payload, block, "the largest call must fit into a block");
+        rules.within(
+            payload,
+            limit!(self.consensus.ingress_pool_bytes),
+            "the largest call must fit into the pool",
+        );
+        rules.at_least(limit!(self.consensus.ingress_pool_messages), 1, "no call could be accepted");
+        rules.at_least(limit!(self.consensus.block_ingress_messages), 1, "no call could be executed");
+        rules.at_least(limit!(self.consensus.ingress_expiry_seconds), 1, "every call would have expired");
+        rules.at_most(
+            limit!(self.consensus.ingress_expiry_seconds),
+            3600,
+            "the history remembers every call until it expires",
+        );
+        rules.within(
+            limit!(self.consensus.ingress_drift_seconds),
+            limit!(self.consensus.ingress_expiry_seconds),
+            "clocks that differ by more than a call lives agree on nothing",
+        );
+        rules.at_least(
+            limit!(self.consensus.idle_round_millis),
+            10,
+            "an idle node would be busy making blocks",
+        );
+        rules.at_most(
+            limit!(self.consensus.idle_round_millis),
+            60_000,
+            "certificates would look stale to clients",
+        );
+        rules.at_most(
+            limit!(self.consensus.execution_lag_blocks),
+            1_000,
+            "blocks waiting for execution are held in memory",
+        );
+        rules.at_least(limit!(self.consensus.certificates_kept), 1, "nothing could be answered");
+    }
+
+    fn check_gateway(&self, rules: &mut Rules) {
+        let payload = limit!(self.subnet.message_payload_bytes);
+        let requests = limit!(self.gateway.requests_in_flight);
+        rules.within(limit!(self.gateway.queries_in_flight), requests, "a query is a request");
+        rules.within(
+            limit!(self.gateway.sync_calls_waiting),
+            requests,
+            "a waiting call is a request in flight",
+        );
+        rules.within(
+            limit!(self.gateway.body_bytes),
+            limit!(self.gateway.bodies_bytes),
+            "the largest body must fit",
+        );
+        rules.within(payload, limit!(self.gateway.body_bytes), "the largest argument must fit into a body");
+        rules.within(
+            payload,
+            limit!(self.gateway.responses_bytes),
+            "the largest reply must fit into a response",
+        );
+        for limit in [
+            limit!(self.gateway.connections),
+            requests,
+            limit!(self.gateway.queries_in_flight),
+            limit!(self.gateway.sync_calls_waiting),
+            limit!(self.gateway.read_state_paths),
+            limit!(self.gateway.read_state_path_labels),
+            limit!(self.gateway.nonce_bytes),
+        ] {
+            rules.at_least(limit, 1, "clients could not be served");
+        }
+        rules.at_least(
+            limit!(self.gateway.read_timeout_millis),
+            100,
+            "honest clients on slow links would be cut off",
+        );
+        rules.at_most(
+            limit!(self.gateway.read_timeout_millis),
+            600_000,
+            "slow clients would hold their connection for ever",
+        );
+        rules.within(
+            limit!(self.gateway.sync_call_wait_millis),
+            Named {
+                name: "consensus.ingress_expiry_seconds x 1000",
+                value: self.consensus.ingress_expiry_seconds.saturating_mul(1000),
+                is_bytes: false,
+            },
+            "a call that has expired is not worth waiting for",
+        );
+    }
+
+    fn check_budget(&self, rules: &mut Rules) {
+        let sheet = self.sheet();
+        let sum = sheet.sum_bytes();
+        if sum <= sheet.memory_budget_bytes {
+            return;
+        }
+        // The line to blame is the one that was raised most over what the size derives; without any, the first that cannot be paid.
+        let derived = Limits::derive(self.memory_budget_bytes).ok().map(|derived| derived.sheet());
+        let derived_bytes =
+            |name: &str| derived.as_ref().and_then(|sheet| sheet.line(name)).map(|line| line.bytes);
+        let grown = sheet
+            .memory_lines()
+            .filter_map(|line| derived_bytes(line.name).map(|was| (line, was)))
+            .filter(|(line, was)| line.bytes > *was)
+            .max_by_key(|(line, was)| line.bytes - was);
+        let blame = match (grown, sheet.first_that_does_not_fit()) {
+            (Some((line, was)), _) => (
+                line.name,
+                format!(
+                    "line `{}` ({}, {} by derivation)",
+                    line.name,
+                    format_size(line.bytes),
+                    format_size(was)
+                ),
+            ),
+            (None, Some((line, left))) => (
+                line.name,
+                format!(
+                    "line `{}` ({}, {} left for it)",
+                    line.name,
+                    format_size(line.bytes),
+                    format_size(left)
+                ),
+            ),
+            (None, None) => return,
+        };
+        let message = format!(
+            "the memory lines of the budget sheet sum to {}, {} more than the budget of {}: {} does not fit; lower it or another line, or give the node more memory",
+            format_size(sum),
+            format_size(sum - sheet.memory_budget_bytes),
+            format_size(sheet.memory_budget_bytes),
+            blame.1
+        );
+        rules.0.push(Violation { names: vec![blame.0], message });
+    }
+}
+
+const _: () = assert!(CONNECTION_BYTES >= 8 << 10, "HTTP parsers start with a buffer of 8 KiB");

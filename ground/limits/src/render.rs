@@ -1,0 +1,168 @@
+//! The sheet and the table, for people and for machines.
+//!
+//! People get aligned columns: the memory lines with their sum, what is not memory apart, then every limit by group with its reason. Values are
+//! written as a configuration file takes them. Machines get one JSON object.
+
+use std::fmt::Write;
+
+use budget::format_size;
+use serde_json::{Value, json};
+
+use crate::{
+    Limits, LineKind, Sheet, SheetLine,
+    overrides::{as_object, flatten, is_bytes},
+    reasons::reason,
+};
+
+impl Sheet {
+    /// For people.
+    pub fn to_text(&self, limits: &Limits) -> String {
+        let mut text = String::new();
+        let width = self.lines.iter().map(|line| line.name.len()).max().unwrap_or(0);
+        // Writing to a String cannot fail, here and below.
+        let _ = writeln!(text, "Memory budget: {}\n", format_size(self.memory_budget_bytes));
+        let _ = writeln!(
+            text,
+            "{:<width$}  {:>12}  {:<5}  {:<9}  what and why",
+            "memory", "at most", "kind", "owner"
+        );
+        self.memory_lines().for_each(|line| write_line(&mut text, line, width));
+        let _ = writeln!(text, "{:<width$}  {:>12}", "sum", format_size(self.sum_bytes()));
+        let _ = writeln!(text, "{:<width$}  {:>12}", "left", format_size(self.left_bytes()));
+        let _ = writeln!(
+            text,
+            "\n{:<width$}  {:>12}  {:<5}  {:<9}  what and why",
+            "not counted", "at most", "kind", "owner"
+        );
+        self.lines
+            .iter()
+            .filter(|line| !line.kind.counts())
+            .for_each(|line| write_line(&mut text, line, width));
+        let _ = writeln!(
+            text,
+            "\nkinds: a pool is asked before memory is taken; fixed memory is set aside; file pages and disk hold state and caches, and the kernel may drop the pages."
+        );
+        write_limits(&mut text, limits);
+        text
+    }
+
+    /// For machines: `{memory_budget_bytes, sum_bytes, left_bytes, lines: [{name, bytes, owner, made_of, reason, kind}], limits: {group: {field: value}}}`.
+    pub fn to_json(&self, limits: &Limits) -> Value {
+        let line = |line: &SheetLine| {
+            json!({
+                "name": line.name, "bytes": line.bytes, "owner": line.owner, "made_of": line.made_of, "reason": line.reason,
+                "kind": line.kind.name(), "counts": line.kind.counts(), "pool": line.kind == LineKind::Pool,
+            })
+        };
+        json!({
+            "memory_budget_bytes": self.memory_budget_bytes,
+            "sum_bytes": self.sum_bytes(),
+            "left_bytes": self.left_bytes(),
+            "lines": self.lines.iter().map(line).collect::<Vec<_>>(),
+            "limits": as_object(limits),
+        })
+    }
+}
+
+fn write_line(text: &mut String, line: &SheetLine, width: usize) {
+    let made_of = if line.made_of.is_empty() { String::new() } else { format!(" ({})", line.made_of) };
+    let (size, kind) = (format_size(line.bytes), line.kind.name());
+    let _ = writeln!(
+        text,
+        "{:<width$}  {size:>12}  {kind:<5}  {:<9}  {}{made_of}",
+        line.name, line.owner, line.reason
+    );
+}
+
+fn write_limits(text: &mut String, limits: &Limits) {
+    let table = as_object(limits);
+    let rows: Vec<(&str, &str, String)> =
+        flatten(&table).map(|(group, field, value)| (group, field, shown(field, value))).collect();
+    let name_width = rows.iter().map(|(_, field, _)| field.len()).max().unwrap_or(0);
+    let value_width = rows.iter().map(|(_, _, value)| value.len()).max().unwrap_or(0);
+    let mut group_before = "";
+    for (group, field, value) in &rows {
+        if *group != group_before {
+            let _ = writeln!(text, "\n[limits.{group}]");
+            group_before = group;
+        }
+        let _ = writeln!(text, "{field:<name_width$} = {value:<value_width$}  # {}", reason(group, field));
+    }
+}
+
+/// As a configuration file takes it.
+fn shown(field: &str, value: &Value) -> String {
+    match value.as_u64() {
+        Some(number) if is_bytes(field) && budget::parse_size(&format_size(number)) == Ok(number) => {
+            format!("\"{}\"", format_size(number))
+        }
+        Some(number) => grouped(number),
+        None => value.to_string(),
+    }
+}
+
+/// `20_000_000_000`.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push('_');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped_in_threes() {
+        for (number, text) in [(0, "0"), (999, "999"), (1000, "1_000"), (20_000_000_000, "20_000_000_000")] {
+            assert_eq!(grouped(number), text);
+        }
+    }
+
+    #[test]
+    fn the_text_shows_every_line_and_every_limit() {
+        let limits = Limits::nano().unwrap();
+        let sheet = limits.sheet();
+        let text = sheet.to_text(&limits);
+        assert!(text.contains("Memory budget: 512 MiB"));
+        for line in &sheet.lines {
+            assert!(text.contains(line.name) && text.contains(line.reason), "{}", line.name);
+        }
+        assert!(text.contains("largest of: messages 2 x 96 MiB, one install 192 MiB"));
+        for (_, field, _) in flatten(&as_object(&limits)) {
+            assert!(text.contains(field), "{field}");
+        }
+    }
+
+    #[test]
+    fn the_part_with_limits_is_a_configuration_file() {
+        let limits = Limits::small().unwrap();
+        let text = limits.sheet().to_text(&limits);
+        let start = text.find("[limits.").unwrap();
+        let file: toml::Table = toml::from_str(&text[start..]).unwrap();
+        let mut again = limits.clone();
+        again.apply_overrides(&serde_json::to_value(&file["limits"]).unwrap()).unwrap();
+        assert_eq!(again, limits);
+    }
+
+    #[test]
+    fn the_json_adds_up() {
+        let limits = Limits::micro().unwrap();
+        let json = limits.sheet().to_json(&limits);
+        let lines = json["lines"].as_array().unwrap();
+        let sum: u64 = lines
+            .iter()
+            .filter(|line| line["counts"] == true)
+            .map(|line| line["bytes"].as_u64().unwrap())
+            .sum();
+        assert_eq!(json["sum_bytes"], sum);
+        assert_eq!(json["left_bytes"], (256 << 20) - sum);
+        assert_eq!(serde_json::from_value::<Limits>(json["limits"].clone()).unwrap(), limits);
+    }
+}

@@ -1,0 +1,298 @@
+//! The table as a whole: what sizes come to, that they add up everywhere, and what is refused.
+
+use std::collections::BTreeSet;
+
+use budget::{GIB, MIB};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use crate::{
+    overrides::{as_object, flatten},
+    reasons::REASONS,
+    *,
+};
+
+/// All numbers of a table, in a fixed order.
+fn numbers(limits: &Limits) -> Vec<(String, u64)> {
+    flatten(&as_object(limits))
+        .filter_map(|(group, field, value)| Some((format!("{group}.{field}"), value.as_u64()?)))
+        .collect()
+}
+
+#[test]
+fn nano_is_the_reference_profile_or_better() {
+    let nano = Limits::preset("nano").unwrap();
+    assert_eq!(nano.memory_budget_bytes, 512 * MIB);
+    let SubnetLimits { memory_capacity_bytes, memory_threshold_bytes, .. } = nano.subnet;
+    assert_eq!((memory_capacity_bytes, memory_threshold_bytes), (512 * MIB, 512 * MIB));
+    let execution = &nano.execution;
+    assert_eq!(execution.response_callback_reservation_bytes, 8 * MIB);
+    assert_eq!((execution.threads, execution.query_threads, execution.query_threads_per_canister), (2, 1, 1));
+    assert_eq!(nano.subnet.guaranteed_response_message_bytes, 64 * MIB);
+    assert_eq!(nano.subnet.best_effort_message_bytes, 32 * MIB);
+    assert!(!execution.reject_guaranteed_response_calls);
+    assert_eq!(nano.subnet.ingress_history_bytes, 32 * MIB);
+    assert_eq!(nano.subnet.wasm_custom_sections_bytes, 16 * MIB);
+    assert_eq!(nano.subnet.callback_soft_limit, 4096);
+    assert_eq!(execution.heap_delta_bytes_per_round, 64 * MIB);
+    assert_eq!(execution.heap_delta_bytes_per_canister_round, 32 * MIB);
+    assert_eq!(
+        (execution.stable_dirty_bytes_per_message, execution.stable_dirty_bytes_per_install),
+        (32 * MIB, 128 * MIB)
+    );
+    assert_eq!(
+        (execution.stable_accessed_bytes_per_message, execution.stable_accessed_bytes_per_install),
+        (32 * MIB, 128 * MIB)
+    );
+    assert_eq!(
+        (execution.heap_dirty_bytes_per_message, execution.heap_dirty_bytes_per_install),
+        (64 * MIB, 128 * MIB)
+    );
+    let sandbox = &nano.sandbox;
+    assert_eq!((sandbox.canisters_max, sandbox.idle_seconds), (32, 120));
+    assert_eq!((sandbox.resident_floor_bytes, sandbox.eviction_batch_bytes), (128 * MIB, 64 * MIB));
+    assert_eq!((sandbox.compile_threads, nano.pages.copy_threads), (2, 2));
+    assert_eq!((execution.query_cache_bytes, sandbox.compilation_cache_bytes), (16 * MIB, 64 * MIB));
+    assert_eq!(execution.paused_executions, 1);
+    // Better than the reference: the log is on disk, and its reserve covers what a started round may still write (the reference's 32 of 96 MiB
+    // do not cover one install).
+    assert_eq!((nano.pages.delta_capacity_bytes, nano.pages.delta_reserve_bytes), (320 * MIB, 256 * MIB));
+}
+
+#[test]
+fn nano_installs_a_javascript_runtime() {
+    let nano = Limits::nano().unwrap();
+    let largest_known = 6_000_000;
+    assert!(nano.module.wasm_uncompressed_bytes >= largest_known);
+    assert!(
+        nano.compile_child_bytes(3_500_000) >= 100 * MIB,
+        "measured need of a module of 3.5 MB is 95 to 100 MiB"
+    );
+    assert!(
+        nano.compile_reservation_bytes(largest_known) <= nano.sheet().line(pool::EXECUTIONS).unwrap().bytes
+    );
+    assert!(
+        2 * nano.compile_reservation_bytes(1 << 20) <= nano.sheet().line(pool::EXECUTIONS).unwrap().bytes,
+        "two small modules at once"
+    );
+    assert_eq!(nano.compile_child_bytes(u64::MAX), nano.sandbox.compile_memory_bytes);
+}
+
+#[test]
+fn presets_are_derived_and_named() {
+    for preset in PRESETS {
+        assert_eq!(Limits::preset(preset.name).unwrap(), Limits::derive(preset.memory_bytes).unwrap());
+    }
+    assert_eq!(Limits::small().unwrap().memory_budget_bytes, GIB);
+    assert_eq!(Limits::micro().unwrap().memory_budget_bytes, 256 * MIB);
+    let text = Limits::preset("namo").unwrap_err().to_string();
+    assert!(text.contains("`nano`"), "{text}");
+}
+
+#[test]
+fn too_little_memory_names_the_line_and_the_smallest_size_which_works() {
+    let error = Limits::derive(64 * MIB).unwrap_err();
+    let LimitsError::TooSmall { line, smallest_bytes, .. } = error.clone() else { panic!("{error}") };
+    assert_eq!(line, pool::EXECUTIONS);
+    let text = error.to_string();
+    assert!(
+        text.contains("64 MiB")
+            && text.contains("`executions`")
+            && text.contains(&budget::format_size(smallest_bytes)),
+        "{text}"
+    );
+    assert!(smallest_bytes <= 192 * MIB);
+    Limits::derive(smallest_bytes).unwrap();
+    assert!(Limits::derive(smallest_bytes - MIB).is_err());
+    for tiny in [0, 1, MIB, smallest_bytes - 1] {
+        assert!(matches!(Limits::derive(tiny), Err(LimitsError::TooSmall { .. })), "{tiny}");
+    }
+}
+
+#[test]
+fn every_mib_adds_up_and_more_memory_never_means_less() {
+    let mut before: Option<Limits> = None;
+    for mib in 192..=16384 {
+        let limits = Limits::derive(mib * MIB).unwrap_or_else(|error| panic!("{mib} MiB: {error}"));
+        assert!(limits.sheet().sum_bytes() <= mib * MIB);
+        if let Some(before) = before {
+            for ((name, smaller), (_, larger)) in numbers(&before).into_iter().zip(numbers(&limits)) {
+                assert!(smaller <= larger, "{name} falls from {smaller} to {larger} at {mib} MiB");
+            }
+        }
+        before = Some(limits);
+    }
+}
+
+#[test]
+fn sizes_beyond_the_last_anchor_keep_its_limits() {
+    let last = Limits::derive(16 * GIB).unwrap();
+    for memory in [17 * GIB, 1 << 40, u64::MAX] {
+        let limits = Limits::derive(memory).unwrap();
+        assert_eq!(numbers(&limits), numbers(&last));
+    }
+}
+
+#[test]
+fn a_ledger_is_made_of_the_sheet() {
+    for preset in PRESETS {
+        let limits = Limits::preset(preset.name).unwrap();
+        let (sheet, ledger) = (limits.sheet(), limits.ledger().unwrap());
+        for line in sheet.lines.iter().filter(|line| line.kind == LineKind::Pool) {
+            assert_eq!(ledger.pool(line.name).unwrap().cap_bytes(), line.bytes);
+        }
+        let fixed: u64 =
+            sheet.lines.iter().filter(|line| line.kind == LineKind::Fixed).map(|line| line.bytes).sum();
+        assert_eq!(ledger.budget_bytes(), limits.memory_budget_bytes - fixed);
+    }
+    let all = [
+        pool::EXECUTIONS,
+        pool::QUERIES,
+        pool::GUARANTEED_MESSAGES,
+        pool::BEST_EFFORT_MESSAGES,
+        pool::INGRESS_HISTORY,
+        pool::CUSTOM_SECTIONS,
+        pool::CANISTER_METADATA,
+        pool::QUERY_CACHE,
+        pool::INGRESS_POOL,
+        pool::BLOCKS,
+        pool::REQUEST_BODIES,
+        pool::RESPONSES,
+        pool::CONNECTIONS,
+        pool::CERTIFICATES,
+        pool::DELTA_INDEX,
+    ];
+    let ledger = Limits::nano().unwrap().ledger().unwrap();
+    assert_eq!(ledger.snapshot().pools.len(), all.len());
+    assert!(all.iter().all(|name| ledger.pool(name).is_some()));
+}
+
+#[test]
+fn everything_that_runs_at_once_fits_the_shared_line() {
+    for mib in (192..16384).step_by(64) {
+        let limits = Limits::derive(mib * MIB).unwrap();
+        let pool = limits.ledger().unwrap().pool(pool::EXECUTIONS).unwrap();
+        let messages: Vec<_> = (0..limits.execution.threads)
+            .map(|_| pool.try_reserve(limits.message_dirty_bytes()).unwrap())
+            .collect();
+        drop(messages);
+        let _ = pool.try_reserve(limits.install_dirty_bytes()).unwrap();
+        let _ = pool
+            .try_reserve(limits.compile_reservation_bytes(limits.module.wasm_uncompressed_bytes))
+            .unwrap();
+    }
+}
+
+#[test]
+fn every_limit_has_its_reason() {
+    let table = as_object(&Limits::nano().unwrap());
+    let fields: BTreeSet<String> =
+        flatten(&table).map(|(group, field, _)| format!("{group}.{field}")).collect();
+    let reasons: BTreeSet<String> = REASONS.iter().map(|(path, _)| (*path).to_owned()).collect();
+    assert_eq!(fields, reasons);
+    assert_eq!(REASONS.len(), reasons.len(), "no reason twice");
+}
+
+/// Breaks one rule and says which names the refusal must hold.
+fn broken(overrides: Value) -> String {
+    let mut limits = Limits::nano().unwrap();
+    limits.apply_overrides(&overrides).unwrap();
+    limits.check().unwrap_err().to_string()
+}
+
+#[test]
+fn contradictions_are_named_with_both_limits() {
+    for (overrides, names) in [
+        (json!({"execution": {"threads": 1}}), vec!["execution.threads", "at least 2"]),
+        (
+            json!({"execution": {"heap_delta_bytes_per_round": "32MiB", "heap_delta_bytes_per_canister_round": "32MiB"}, "pages": {"checkpoint_delta_bytes": "16MiB"}}),
+            vec!["execution.heap_dirty_bytes_per_message", "execution.heap_delta_bytes_per_round"],
+        ),
+        (
+            json!({"pages": {"delta_reserve_bytes": "400MiB", "delta_capacity_bytes": "300MiB"}}),
+            vec!["pages.delta_reserve_bytes", "pages.delta_capacity_bytes"],
+        ),
+        (
+            json!({"pages": {"delta_reserve_bytes": "32MiB"}}),
+            vec!["pages.delta_reserve_bytes", "at least 256 MiB"],
+        ),
+        (
+            json!({"pages": {"delta_capacity_bytes": "300MiB"}}),
+            vec!["execution.heap_delta_bytes_per_round", "(44 MiB)"],
+        ),
+        (
+            json!({"gateway": {"sync_calls_waiting": 300}}),
+            vec!["gateway.sync_calls_waiting", "gateway.requests_in_flight"],
+        ),
+        (json!({"gateway": {"body_bytes": "9MiB"}}), vec!["gateway.body_bytes", "gateway.bodies_bytes"]),
+        (
+            json!({"execution": {"heap_dirty_bytes_per_query": 6_000_001}}),
+            vec!["execution.heap_dirty_bytes_per_query", "multiple of 4096"],
+        ),
+        (
+            json!({"module": {"wasm_uncompressed_bytes": "10MiB"}}),
+            vec!["module.wasm_uncompressed_bytes", "sandbox.compile_memory_bytes"],
+        ),
+        (
+            json!({"consensus": {"ingress_expiry_seconds": 0}}),
+            vec!["consensus.ingress_expiry_seconds", "consensus.ingress_drift_seconds"],
+        ),
+        (
+            json!({"subnet": {"message_payload_bytes": "5MiB"}}),
+            vec!["consensus.block_ingress_bytes", "gateway.body_bytes"],
+        ),
+        (json!({"sandbox": {"worker_anonymous_bytes": "100MiB"}}), vec!["sandbox.worker_anonymous_bytes"]),
+    ] {
+        let text = broken(overrides);
+        assert!(names.iter().all(|name| text.contains(name)), "{names:?}: {text}");
+    }
+}
+
+#[test]
+fn a_sum_above_the_budget_names_the_line_that_was_raised() {
+    let text = broken(json!({"gateway": {"bodies_bytes": "64MiB"}}));
+    assert!(
+        text.contains("`request_bodies` (64 MiB, 8 MiB by derivation)") && text.contains("512 MiB"),
+        "{text}"
+    );
+    let mut limits = Limits::nano().unwrap();
+    limits.memory_budget_bytes = 128 * MIB;
+    let text = limits.check().unwrap_err().to_string();
+    assert!(text.contains("128 MiB") && text.contains("line `"), "{text}");
+}
+
+#[test]
+fn raising_one_line_is_possible_when_another_is_lowered() {
+    let mut limits = Limits::nano().unwrap();
+    let overrides = json!({
+        "execution": {"heap_dirty_bytes_per_message": "48MiB"},
+        "gateway": {"bodies_bytes": "16MiB", "responses_bytes": "16MiB"},
+        "subnet": {"guaranteed_response_message_bytes": "40MiB"},
+    });
+    limits.apply_overrides(&overrides).unwrap();
+    limits.check().unwrap();
+    assert_eq!(limits.ledger().unwrap().pool(pool::REQUEST_BODIES).unwrap().cap_bytes(), 16 * MIB);
+}
+
+proptest! {
+    /// Whatever an operator writes, the answer is a table that checks or an error, never a panic; and what checks makes a ledger.
+    #[test]
+    fn any_override_is_answered(mib in 0_u64..40_000, changes in proptest::collection::vec((0_usize..200, any::<u64>(), 0_u32..64), 0..6)) {
+        let Ok(mut limits) = Limits::derive(mib * MIB) else { return Ok(()) };
+        let paths: Vec<String> = numbers(&limits).into_iter().map(|(path, _)| path).collect();
+        for (at, value, shift) in changes {
+            let (group, field) = paths[at % paths.len()].split_once('.').unwrap();
+            limits.apply_overrides(&json!({group: {field: value >> shift}})).unwrap();
+        }
+        if limits.check().is_ok() {
+            limits.ledger().unwrap();
+        }
+        let _ = limits.sheet().to_text(&limits);
+    }
+
+    /// Sizes that are not whole MiB are rounded down.
+    #[test]
+    fn odd_sizes_round_down(bytes in 192 * MIB..20 * GIB) {
+        prop_assert_eq!(Limits::derive(bytes).unwrap(), Limits::derive(bytes - bytes % MIB).unwrap());
+    }
+}

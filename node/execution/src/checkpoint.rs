@@ -1,0 +1,174 @@
+//! Checkpoints: making the state durable between rounds, so that a restart need not repeat the block log from its beginning.
+//!
+//! Order: the pages of changed memories are sealed and synced, new modules and chunks are synced, then one transaction takes the records of changed canisters,
+//! changed statuses, changed memory indexes, the subnet's own state and the height. After that, files nothing names any more are deleted, and folding of
+//! what was sealed begins on a thread of its own. A checkpoint that fails anywhere before its transaction is durable leaves the one before as it was.
+//!
+//! When a checkpoint is taken has no influence on any state, only on how much is repeated after a crash.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use pages::PageStore;
+use state::{CheckpointDelta, ModuleHash};
+
+use crate::config::FatalError;
+use crate::executor::Executor;
+use crate::round::RoundWork;
+
+/// Bytes folded per step.
+const FOLD_STEP_BYTES: u64 = 4 << 20;
+
+/// What happened since the last checkpoint.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SinceCheckpoint {
+    rounds: u64,
+    delta_bytes: u64,
+    instructions: u64,
+}
+
+impl SinceCheckpoint {
+    pub(crate) fn add(&mut self, work: &RoundWork) {
+        self.rounds += 1;
+        self.delta_bytes += work.delta_bytes;
+        self.instructions += work.instructions;
+    }
+}
+
+/// The thread that folds. One request at a time can wait; more would ask for the same.
+pub(crate) struct Folder {
+    request: Option<SyncSender<()>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Folder {
+    pub(crate) fn start(pages: Arc<PageStore>) -> Result<Self, FatalError> {
+        let (request, requests) = sync_channel(1);
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::Builder::new()
+            .name("fold".into())
+            .spawn(move || {
+                for () in requests {
+                    while !stopped.load(Ordering::Relaxed) {
+                        match pages.fold(FOLD_STEP_BYTES) {
+                            Ok(progress) if progress.is_idle() => break,
+                            Ok(_) => {}
+                            Err(error) => {
+                                // What could not be folded stays in the delta log and is tried again after the next checkpoint.
+                                tracing::warn!(%error, "folding delta into base files failed");
+                                break;
+                            }
+                        }
+                    }
+                }
+            })
+            .map_err(|error| FatalError::Threads(error.to_string()))?;
+        Ok(Self { request: Some(request), stop, thread: Some(thread) })
+    }
+
+    fn wake(&self) {
+        if let Some(request) = &self.request {
+            // Full: a request waits already.
+            let _ = request.try_send(());
+        }
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        drop(self.request.take());
+        if let Some(thread) = self.thread.take() {
+            // A fold thread that panicked has nothing more to say.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Executor {
+    /// Whether a checkpoint should be taken before the next batch.
+    pub fn checkpoint_due(&self) -> bool {
+        let limits = &self.core.limits().pages;
+        let since = &self.since_checkpoint;
+        since.rounds >= limits.checkpoint_interval_rounds
+            || since.delta_bytes >= limits.checkpoint_delta_bytes
+            || since.instructions >= limits.checkpoint_instructions
+            || self.core.pages.needs_checkpoint()
+    }
+
+    /// Makes the state after the last batch durable. Does nothing when it is already.
+    ///
+    /// # Errors
+    /// When the disk fails; the checkpoint before is intact then.
+    pub fn checkpoint(&mut self) -> Result<(), FatalError> {
+        if self.since_checkpoint.rounds == 0 {
+            return Ok(());
+        }
+        let pages = Arc::clone(&self.core.pages);
+        let ticket = pages.begin_checkpoint()?;
+        ticket.sync()?;
+        self.core.blobs.sync()?;
+        let encode = |what: &str, bytes: Result<Vec<u8>, postcard::Error>| {
+            bytes.map_err(|error| FatalError::Record { what: what.into(), reason: error.to_string() })
+        };
+        let metadata = encode("the subnet", postcard::to_stdvec(&self.state.subnet))?;
+        let history = self.state.history.begin_checkpoint();
+        let memories = ticket
+            .changed
+            .iter()
+            .map(|(id, index, base_bytes)| (*id, index.clone().map(|index| (index, *base_bytes))))
+            .collect();
+        let changed: Vec<_> = ticket.changed.iter().map(|(id, ..)| *id).collect();
+        // A record is encoded when its turn comes, so that no two are held at once. Encoding into memory does not fail; if it did, the empty record would
+        // keep the node from starting rather than let the canister vanish.
+        let canisters = self.state.unsaved().map(|(id, canister)| {
+            (id, canister.map(|canister| postcard::to_stdvec(canister).unwrap_or_default()))
+        });
+        self.store.write(CheckpointDelta {
+            height: self.state.subnet.height,
+            metadata,
+            canisters: Box::new(canisters),
+            history: Box::new(history.iter()),
+            memories,
+        })?;
+        self.state.history.finish_checkpoint(history);
+        self.state.mark_saved();
+        pages.finish_checkpoint(ticket);
+        self.since_checkpoint = SinceCheckpoint::default();
+        self.state.renew_layouts(changed, |memory| pages.layout(memory).ok());
+        self.sweep_blobs()?;
+        self.relieve()?;
+        self.folder.wake();
+        Ok(())
+    }
+
+    /// Deletes modules and chunks that no canister names any more.
+    fn sweep_blobs(&mut self) -> Result<(), FatalError> {
+        if !self.core.take_blobs_changed() {
+            return Ok(());
+        }
+        let mut modules = BTreeSet::new();
+        let mut live = BTreeSet::new();
+        for canister in self.state.canisters() {
+            modules.extend(canister.module().map(|module| module.hash));
+            live.extend(canister.chunks.keys().copied());
+        }
+        live.extend(modules.iter().map(|ModuleHash(hash)| *hash));
+        self.core.retain_prepared(|module| modules.contains(module));
+        self.core.blobs.retain(|hash| live.contains(hash))?;
+        Ok(())
+    }
+
+    /// When the delta log is nearly full, folding cannot wait for its thread: rounds would find no room.
+    fn relieve(&self) -> Result<(), FatalError> {
+        let limits = &self.core.limits().pages;
+        let full_above = limits.delta_capacity_bytes.saturating_sub(limits.delta_reserve_bytes);
+        while self.core.pages.delta_bytes() >= full_above && !self.core.pages.fold(FOLD_STEP_BYTES)?.is_idle() {}
+        Ok(())
+    }
+}

@@ -1,0 +1,219 @@
+//! The executor: the replicated state of this node, moved on batch by batch, certified and checkpointed.
+//!
+//! ```text
+//! execute(batch) -> root        snapshot kept until its signature comes
+//! certify(height, signature)    published to readers and queries
+//! checkpoint()                  now and then, between rounds; see `checkpoint`
+//! ```
+//!
+//! Heights follow each other; after [`Executor::open`], [`Executor::height`] says behind which one the block log has to be repeated. The executor is used from
+//! one thread; its execution threads are its own.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use pages::PageStore;
+use sandbox::Sandbox;
+use state::{
+    Batch, BlobStore, CanisterState, CertifiedReader, CertifiedState, Fault, Height, HistoryLimits, IngressHistory,
+    ReplicatedState, StateStore, SubnetMetrics, SubnetState, SubnetTree, Time, certified::Uncertified,
+};
+
+use crate::checkpoint::{Folder, SinceCheckpoint};
+use crate::config::{ExecutorConfig, FatalError, RoundResult};
+use crate::core::Core;
+use crate::pool::LanePool;
+use crate::query::QueryService;
+use crate::round;
+
+/// See the module.
+pub struct Executor {
+    // Interfaces.
+    pub(crate) core: Arc<Core>,
+    pub(crate) store: StateStore,
+    reader: CertifiedReader,
+    queries: QueryService,
+    pool: LanePool,
+    pub(crate) folder: Folder,
+
+    // State.
+    pub(crate) state: ReplicatedState,
+    subnet_tree: Arc<SubnetTree>,
+    /// Executed and not certified, oldest first.
+    uncertified: VecDeque<Uncertified<CanisterState>>,
+    pub(crate) since_checkpoint: SinceCheckpoint,
+}
+
+impl Executor {
+    /// Loads the newest checkpoint, or begins with an empty state at height 0. `pages` must have been opened with the memory indexes of the same checkpoint.
+    ///
+    /// # Errors
+    /// When what is on disk cannot be read or does not fit together.
+    pub fn open(
+        config: ExecutorConfig,
+        sandbox: Arc<dyn Sandbox>,
+        pages: Arc<PageStore>,
+        store: StateStore,
+        blobs: Arc<BlobStore>,
+    ) -> Result<Self, FatalError> {
+        let threads = usize::try_from(config.limits.execution.threads).unwrap_or(1);
+        let subnet_tree = Arc::new(SubnetTree::new(config.subnet.clone()));
+        let core = Arc::new(Core::new(config, sandbox, Arc::clone(&pages), blobs));
+        let state = load(&core, &store)?;
+        let reader = CertifiedReader::new();
+        let folder = Folder::start(pages)?;
+        Ok(Self {
+            queries: QueryService::new(Arc::clone(&core), reader.clone()),
+            core,
+            store,
+            reader,
+            pool: LanePool::new(threads)?,
+            folder,
+            state,
+            subnet_tree,
+            uncertified: VecDeque::new(),
+            since_checkpoint: SinceCheckpoint::default(),
+        })
+    }
+
+    /// Height of the state.
+    pub fn height(&self) -> Height {
+        self.state.subnet.height
+    }
+
+    /// Agreed time of the state.
+    pub fn time(&self) -> Time {
+        self.state.subnet.time
+    }
+
+    /// Root of the state after [`Executor::height`]; zeros before the first batch.
+    pub fn root(&self) -> [u8; 32] {
+        self.state.subnet.root
+    }
+
+    /// Executes the next batch. `recorded` are the faults of an earlier run of the same batch, empty if there was none.
+    ///
+    /// # Errors
+    /// When the node cannot go on; no message is lost by that, for the batch is in the block log.
+    pub fn execute(&mut self, batch: &Batch, recorded: &[Fault]) -> Result<RoundResult, FatalError> {
+        let expected = self.height().0 + 1;
+        if batch.height.0 != expected {
+            return Err(FatalError::Height { found: batch.height.0, expected });
+        }
+        if batch.time <= self.time() && self.height().0 > 0 {
+            return Err(FatalError::Time { height: batch.height.0, found: batch.time.0, previous: self.time().0 });
+        }
+        let waiting = self.uncertified.len() as u64;
+        if waiting > self.core.limits().consensus.execution_lag_blocks.max(1) {
+            return Err(FatalError::Uncertified { waiting });
+        }
+        let work = round::run(&self.core, &self.pool, &mut self.state, batch.clone(), recorded.iter().cloned().collect())?;
+        self.since_checkpoint.add(&work);
+        let root = self.snapshot();
+        Ok(RoundResult {
+            root,
+            finished: self.state.history.take_finished(),
+            faults: work.faults,
+            instructions: work.instructions,
+            messages: work.messages,
+            more: work.more,
+            next_timer: [self.state.next_timer(batch.time), self.state.next_deadline()].into_iter().flatten().min(),
+            every_round: !self.state.heartbeats().is_empty(),
+        })
+    }
+
+    fn snapshot(&mut self) -> [u8; 32] {
+        let totals = *self.state.totals();
+        let metrics = SubnetMetrics {
+            num_canisters: self.state.len(),
+            canister_state_bytes: totals.memory_used,
+            consumed_cycles_total: totals.consumed + self.state.subnet.consumption.total(),
+            update_transactions_total: self.state.subnet.update_transactions,
+        };
+        let (height, time) = (self.height(), self.time());
+        let (canisters, history) = self.state.parts_mut();
+        let snapshot = Uncertified::new(height, time, Arc::clone(&self.subnet_tree), metrics, canisters, history);
+        let root = snapshot.root();
+        self.state.subnet.root = root;
+        self.uncertified.push_back(snapshot);
+        root
+    }
+
+    /// Publishes the state of `height`, signed. Heights in order; those that were passed over are let go.
+    ///
+    /// # Errors
+    /// When no state of that height waits.
+    pub fn certify(&mut self, height: Height, signature: Vec<u8>) -> Result<Arc<CertifiedState>, FatalError> {
+        while self.uncertified.front().is_some_and(|state| state.height() < height) {
+            self.uncertified.pop_front();
+        }
+        match self.uncertified.pop_front() {
+            Some(state) if state.height() == height => {
+                let state = Arc::new(state.certify(signature));
+                self.reader.publish(Arc::clone(&state));
+                Ok(state)
+            }
+            other => {
+                let expected = other.as_ref().map_or(0, |state| state.height().0);
+                if let Some(state) = other {
+                    self.uncertified.push_front(state);
+                }
+                Err(FatalError::CertificateHeight { found: height.0, expected })
+            }
+        }
+    }
+
+    /// Where the newest certified state can be read.
+    pub fn reader(&self) -> CertifiedReader {
+        self.reader.clone()
+    }
+
+    /// Where queries are answered.
+    pub fn queries(&self) -> QueryService {
+        self.queries.clone()
+    }
+
+    /// The limits, prices and principals this executor goes by.
+    pub fn config(&self) -> &ExecutorConfig {
+        &self.core.config
+    }
+
+    /// The replicated state, to be looked at.
+    pub fn state(&self) -> &ReplicatedState {
+        &self.state
+    }
+}
+
+fn load(core: &Core, store: &StateStore) -> Result<ReplicatedState, FatalError> {
+    let limits = &core.limits().subnet;
+    let history_limits =
+        HistoryLimits { bytes_max: limits.ingress_history_bytes, unfinished_max: limits.ingress_unfinished_max };
+    let response_bytes = limits.message_payload_bytes;
+    let Some(checkpoint) = store.load()? else {
+        let subnet = SubnetState { next_canister: core.config.first_canister, ..SubnetState::default() };
+        return Ok(ReplicatedState::new(subnet, IngressHistory::new(history_limits), [], response_bytes));
+    };
+    let unreadable = |what: String, reason: &dyn std::fmt::Display| FatalError::Record { what, reason: reason.to_string() };
+    let subnet: SubnetState =
+        postcard::from_bytes(&checkpoint.metadata).map_err(|error| unreadable("the subnet".into(), &error))?;
+    let history = IngressHistory::load::<FatalError>(
+        history_limits,
+        checkpoint.history()?.map(|record| record.map_err(FatalError::from)),
+    )?;
+    let mut canisters = Vec::new();
+    for record in checkpoint.canisters()? {
+        let (id, bytes) = record?;
+        let mut canister: CanisterState =
+            postcard::from_bytes(&bytes).map_err(|error| unreadable(format!("canister {id}"), &error))?;
+        if canister.id != id {
+            return Err(unreadable(format!("canister {id}"), &format!("it is the record of {}", canister.id)));
+        }
+        if let Some(execution) = canister.execution.as_mut() {
+            for memory in [&mut execution.heap, &mut execution.stable] {
+                memory.layout = Some(core.pages.layout(memory.id)?);
+            }
+        }
+        canisters.push(canister);
+    }
+    Ok(ReplicatedState::new(subnet, history, canisters, response_bytes))
+}

@@ -1,0 +1,101 @@
+//! Taking in the users' calls of a batch: duplicates, expiry, who may call what, and the fee.
+//!
+//! The batch was agreed on; what it holds was not checked against the state by anyone whose word counts. A call that was here before, or is too old or too far
+//! ahead, is passed over. Any other gets a status, be it a rejection: the client finds out why.
+
+use ic_principal::Principal;
+use state::{CanisterId, CanisterStatus, Ingress, Origin, Reject, ReplicatedState, Shared, SubnetCall, Time};
+
+use crate::core::Core;
+use crate::management;
+use crate::reject;
+
+/// Takes in all calls of a batch, in order.
+pub(crate) fn induct(core: &Core, state: &mut ReplicatedState, batch: Vec<Ingress>) {
+    for ingress in batch {
+        let now = state.subnet.time;
+        if !is_current(core, &ingress, now) || state.history.get(&ingress.request_id).is_some() {
+            continue;
+        }
+        let id = ingress.request_id;
+        if let Err(error) = state.history.receive(&ingress, now) {
+            tracing::debug!(%error, "ingress message passed over");
+            continue;
+        }
+        if let Err(reject) = accept(core, state, ingress) {
+            state.history.finish(&id, Err(reject), now);
+        }
+    }
+}
+
+fn is_current(core: &Core, ingress: &Ingress, now: Time) -> bool {
+    let limits = &core.limits().consensus;
+    let ahead = (limits.ingress_expiry_seconds + limits.ingress_drift_seconds).saturating_mul(1_000_000_000);
+    ingress.ingress_expiry >= now && ingress.ingress_expiry.0 <= now.0.saturating_add(ahead)
+}
+
+fn accept(core: &Core, state: &mut ReplicatedState, ingress: Ingress) -> Result<(), Reject> {
+    let limit = core.limits().subnet.message_payload_bytes;
+    let bytes = (ingress.arg.len() + ingress.method_name.len()) as u64;
+    if bytes > limit {
+        return Err(reject::invalid_payload(format!(
+            "The message has {bytes} bytes of method name and argument, the most is {limit} (subnet.message_payload_bytes)."
+        )));
+    }
+    if ingress.canister_id == Principal::management_canister() {
+        let named = management::named_canister(core, &ingress.method_name, &ingress.arg)?;
+        let target = named.and_then(|id| state.get(&id));
+        management::check_ingress(core, &ingress, target)?;
+        if let Some(id) = named
+            && management::is_charged(&ingress.method_name)
+        {
+            // A canister out of cycles must still be within reach of those who would mend its settings.
+            let spares_frozen = ingress.method_name == "update_settings";
+            charge(core, state, &id, ingress.accounted_bytes(), spares_frozen)?;
+        }
+        state.subnet.calls.push_back(SubnetCall {
+            origin: Origin::Ingress {
+                request_id: ingress.request_id,
+                sender: ingress.sender,
+                sender_info: ingress.sender_info,
+            },
+            sender_version: None,
+            method_name: ingress.method_name,
+            arg: ingress.arg,
+            cycles: 0,
+        });
+        return Ok(());
+    }
+    let id = ingress.canister_id;
+    let canister = state.get(&id).ok_or_else(|| reject::canister_not_found(&id))?;
+    match canister.status {
+        CanisterStatus::Running => {}
+        CanisterStatus::Stopping(_) => return Err(reject::stopping(&id)),
+        CanisterStatus::Stopped => return Err(reject::stopped(&id)),
+    }
+    charge(core, state, &id, ingress.accounted_bytes(), false)?;
+    if let Some(canister) = state.get_mut(&id) {
+        canister.queues.push_ingress(Shared::new(ingress));
+    }
+    Ok(())
+}
+
+/// Takes the induction fee.
+fn charge(
+    core: &Core,
+    state: &mut ReplicatedState,
+    id: &CanisterId,
+    bytes: u64,
+    spares_frozen: bool,
+) -> Result<(), Reject> {
+    let fee = core.costs.induction(bytes);
+    let canister = state.get_mut(id).ok_or_else(|| reject::canister_not_found(id))?;
+    let liquid = core.costs.liquid(canister);
+    if liquid < fee && !spares_frozen {
+        return Err(reject::out_of_cycles(id, liquid, fee, "taking in an ingress message"));
+    }
+    let fee = fee.min(canister.cycles);
+    canister.cycles -= fee;
+    canister.consumption.ingress_induction += fee;
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! The chunk store: parts of modules too large for one message. The bytes lie in the module store, a canister knows only their hashes.
+
+use ic_management_canister_types::ChunkHash;
+use serde::Deserialize;
+use serde_bytes::ByteBuf;
+use state::{CHUNK_ACCOUNTED_BYTES, SubnetCall};
+
+use super::types::CanisterArgument;
+use super::{Desk, Handled, Handling, decode, encode, no_value};
+use super::settings::check_promises;
+use crate::reject;
+
+#[derive(candid::CandidType, Deserialize)]
+struct UploadChunk {
+    canister_id: candid::Principal,
+    chunk: ByteBuf,
+}
+
+impl Desk<'_> {
+    pub(super) fn upload_chunk(&mut self, call: &SubnetCall) -> Handling {
+        let argument: UploadChunk = decode(&call.arg)?;
+        let limits = &self.core.limits().subnet;
+        let bytes = argument.chunk.len() as u64;
+        if bytes > limits.chunk_bytes {
+            return Err(reject::invalid_payload(format!(
+                "The chunk has {bytes} bytes, the most is {} (subnet.chunk_bytes).",
+                limits.chunk_bytes
+            ))
+            .into());
+        }
+        self.state.refresh();
+        let current = self.target(&argument.canister_id)?;
+        let hash = <[u8; 32]>::from(<sha2::Sha256 as sha2::Digest>::digest(&argument.chunk));
+        if !current.chunks.contains_key(&hash) {
+            let used = current.chunks.len() as u64 * CHUNK_ACCOUNTED_BYTES;
+            if used + CHUNK_ACCOUNTED_BYTES > limits.chunk_store_bytes {
+                return Err(reject::insufficient_memory_allocation(format!(
+                    "The chunk store of canister {} holds {} chunks, which count {used} bytes of {} (subnet.chunk_store_bytes); clear it.",
+                    current.id,
+                    current.chunks.len(),
+                    limits.chunk_store_bytes
+                ))
+                .into());
+            }
+            let mut next = current.clone();
+            next.chunks.insert(hash, bytes);
+            check_promises(self.core, self.state, Some(current), &next)?;
+            self.core.blobs.put(&argument.chunk)?;
+            self.state.put(next);
+        }
+        Ok(Handled::Reply(encode(&ChunkHash { hash: hash.to_vec() })?))
+    }
+
+    pub(super) fn stored_chunks(&mut self, call: &SubnetCall) -> Handling {
+        let id = decode::<CanisterArgument>(&call.arg)?.canister_id;
+        let hashes: Vec<ChunkHash> = self.target(&id)?.chunks.keys().map(|hash| ChunkHash { hash: hash.to_vec() }).collect();
+        Ok(Handled::Reply(encode(&hashes)?))
+    }
+
+    pub(super) fn clear_chunk_store(&mut self, call: &SubnetCall) -> Handling {
+        let id = decode::<CanisterArgument>(&call.arg)?.canister_id;
+        // The bytes go once no checkpoint names them any more.
+        self.core.note_blobs_changed();
+        self.target_mut(&id)?.chunks.clear();
+        Ok(Handled::Reply(no_value()))
+    }
+}

@@ -1,0 +1,132 @@
+//! Making canisters, for cycles or out of nothing.
+
+use ic_management_canister_types::CanisterIdRecord;
+use state::{CanisterId, CanisterState, Change, ChangeDetails, Cycles, Reject, Settings, SubnetCall};
+
+use super::settings::{self, check_promises, read};
+use super::types::{CreateCanister, ProvisionalCreateCanister, SettingsArgument};
+use super::{Desk, Handled, Handling, decode, encode};
+use crate::config::ExecutorConfig;
+use crate::cycles::DEFAULT_PROVISIONAL_BALANCE;
+use crate::reject;
+
+/// Ids of deleted canisters that are remembered because they had been asked for by name.
+const RETIRED_MAX: usize = 65_536;
+
+impl Desk<'_> {
+    pub(super) fn create_canister(&mut self, call: &SubnetCall) -> Handling {
+        let argument: CreateCanister = if call.arg == super::no_value() { CreateCanister::default() } else { decode(&call.arg)? };
+        self.check_sender_version(call, argument.sender_canister_version)?;
+        // Subnets with admins make canisters free of charge (interface specification, `create_canister`).
+        let fee = if self.core.config.subnet_admins.is_empty() { self.core.costs.create_canister } else { 0 };
+        if call.cycles < fee {
+            return Err(reject::reject(
+                403,
+                format!("Creating a canister costs {fee} cycles and {} came with the call.", call.cycles),
+            )
+            .into());
+        }
+        let id = self.fresh_id()?;
+        let settings = argument.settings.unwrap_or_default();
+        let mut canister = self.new_canister(call, id, settings, call.cycles - fee, argument.sender_canister_version)?;
+        canister.consumption.canister_creation += fee;
+        self.admit_canister(canister, None)?;
+        Ok(Handled::ReplyWithRefund(encode(&CanisterIdRecord { canister_id: id })?, 0))
+    }
+
+    pub(super) fn provisional_create(&mut self, call: &SubnetCall) -> Handling {
+        let argument: ProvisionalCreateCanister = decode(&call.arg)?;
+        self.check_sender_version(call, argument.sender_canister_version)?;
+        let amount = match &argument.amount {
+            Some(amount) => settings::cycles(amount, "amount")?,
+            None => DEFAULT_PROVISIONAL_BALANCE,
+        };
+        let id = match argument.specified_id {
+            Some(id) => self.specified_id(id)?,
+            None => self.fresh_id()?,
+        };
+        let settings = argument.settings.unwrap_or_default();
+        let canister = self.new_canister(call, id, settings, amount, argument.sender_canister_version)?;
+        self.admit_canister(canister, Some(amount))?;
+        Ok(Handled::Reply(encode(&CanisterIdRecord { canister_id: id })?))
+    }
+
+    fn new_canister(
+        &mut self,
+        call: &SubnetCall,
+        id: CanisterId,
+        settings: SettingsArgument,
+        cycles: Cycles,
+        told_version: Option<u64>,
+    ) -> Result<CanisterState, Reject> {
+        self.state.refresh();
+        let limits = &self.core.limits().subnet;
+        if self.state.len() >= limits.canisters_max {
+            return Err(reject::too_many_canisters(limits.canisters_max));
+        }
+        let defaults = Settings {
+            log_memory_limit: Settings::default().log_memory_limit.min(limits.canister_log_bytes),
+            ..Settings::default()
+        };
+        let asked = read(self.core, settings, &defaults)?;
+        let environment_hash = asked.environment_hash();
+        let settings = asked.settings().clone();
+        let controllers = asked.controllers.unwrap_or_else(|| vec![call.origin.caller()]);
+        let mut canister = CanisterState::new(id, controllers.clone(), settings, cycles, self.round.time);
+        canister.history.push(Change {
+            time: self.round.time,
+            version: 0,
+            origin: Self::change_origin(call, told_version),
+            details: ChangeDetails::Creation { controllers, environment_hash },
+        });
+        canister.delta_height = self.round.height.0;
+        Ok(canister)
+    }
+
+    fn admit_canister(&mut self, canister: CanisterState, minted: Option<Cycles>) -> Result<(), Reject> {
+        check_promises(self.core, self.state, None, &canister)?;
+        if let Some(minted) = minted {
+            let total = self.state.subnet.minted.checked_add(minted);
+            self.state.subnet.minted =
+                total.ok_or_else(|| reject::invalid_payload(format!("The subnet cannot count {minted} more cycles.")))?;
+        }
+        self.state.put(canister);
+        self.state.refresh();
+        Ok(())
+    }
+
+    fn fresh_id(&mut self) -> Result<CanisterId, Reject> {
+        // Ids asked for by name may lie in the way; there are no more of them than canisters and remembered ids.
+        let attempts = self.state.len() + self.state.subnet.retired.len() as u64 + 1;
+        for _ in 0..attempts {
+            let id = ExecutorConfig::canister_id(self.state.subnet.next_canister);
+            if !self.core.config.in_range(&id) {
+                break;
+            }
+            self.state.subnet.next_canister += 1;
+            if !self.state.contains(&id) && !self.state.subnet.retired.contains(&id) {
+                return Ok(id);
+            }
+        }
+        Err(reject::reject(102, "The subnet's canister ranges hold no further id."))
+    }
+
+    fn specified_id(&self, id: CanisterId) -> Result<CanisterId, Reject> {
+        if !self.core.config.in_range(&id) {
+            return Err(reject::reject(405, format!("Canister id {id} lies outside the subnet's canister ranges.")));
+        }
+        let number = ExecutorConfig::canister_number(&id)
+            .ok_or_else(|| reject::invalid_payload(format!("{id} does not have the form of a canister id.")))?;
+        // Whatever was given out without being asked for is used up, also when it was deleted.
+        let given = (self.core.config.first_canister..self.state.subnet.next_canister).contains(&number);
+        if self.state.contains(&id) || self.state.subnet.retired.contains(&id) || given {
+            return Err(reject::reject(205, format!("Canister id {id} exists already or was used before.")));
+        }
+        if self.state.subnet.retired.len() >= RETIRED_MAX {
+            return Err(reject::subnet_oversubscribed(format!(
+                "{RETIRED_MAX} deleted canisters had ids of their own choosing, the most that are remembered; create the canister without specified_id."
+            )));
+        }
+        Ok(id)
+    }
+}

@@ -1,0 +1,718 @@
+//! Installing, reinstalling and upgrading code.
+//!
+//! An installation is atomic: it happens whole or leaves nothing but its costs and its log lines behind. Up to two executions belong to it, the old code's
+//! `canister_pre_upgrade` and the new code's `(start)` with `canister_init` or `canister_post_upgrade`. Nothing either of them writes is committed before both
+//! have ended well: what the first wrote is mounted for the second as an overlay that no other execution ever sees, and then the pages of both
+//! are committed as one version.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use ic_management_canister_types::{CanisterInstallMode, InstallChunkedCodeArgs, WasmMemoryPersistence};
+use pages::{AppendTarget, MemoryId, MemoryLayout, PAGE_BYTES, PagesError, Run};
+use sandbox::{Changes, Entry, MessageLimits};
+use sha2::{Digest, Sha256};
+use state::{
+    CanisterId, CanisterState, Change, ChangeDetails, Cycles, DeploymentMode, ExecutionState, InstalledModule, Memory,
+    ModuleHash, ModuleInfo, Reject, RejectCode, Shared, SubnetCall, Time,
+};
+
+use super::types::InstallCode;
+use super::{Desk, Handled, Handling, Refusal, decode, no_value};
+use crate::config::FaultKind;
+use crate::machine::{Invocation, Machine, Ran, Targets, watch_memory};
+use crate::reject;
+
+/// Chunks that may make up one module.
+const CHUNKS_MAX: usize = 100;
+
+/// What is to be installed where.
+struct Order<'a> {
+    id: CanisterId,
+    caller: candid::Principal,
+    mode: CanisterInstallMode,
+    wasm: &'a [u8],
+    arg: &'a [u8],
+    told_version: Option<u64>,
+}
+
+/// How the mode treats what is there.
+#[derive(Clone, Copy)]
+struct Plan {
+    deployment: DeploymentMode,
+    runs_pre_upgrade: bool,
+    keeps_heap: bool,
+    keeps_stable: bool,
+}
+
+/// Room for everything an installation may write. `heap` is of the memory that the canister has afterwards.
+struct Room {
+    heap: AppendTarget,
+    stable: AppendTarget,
+    /// For what `canister_pre_upgrade` does to a heap that is then thrown away.
+    old_heap: Option<AppendTarget>,
+}
+
+/// What the executions of an installation came to.
+struct Tally {
+    instructions: u64,
+    log: Vec<serde_bytes::ByteBuf>,
+}
+
+impl Desk<'_> {
+    pub(super) fn install_code(&mut self, call: &SubnetCall) -> Handling {
+        let argument: InstallCode = decode(&call.arg)?;
+        self.check_sender_version(call, argument.sender_canister_version)?;
+        self.install(
+            call,
+            Order {
+                id: argument.canister_id,
+                caller: call.origin.caller(),
+                mode: argument.mode,
+                wasm: &argument.wasm_module,
+                arg: &argument.arg,
+                told_version: argument.sender_canister_version,
+            },
+        )
+    }
+
+    pub(super) fn install_chunked_code(&mut self, call: &SubnetCall) -> Handling {
+        let argument: InstallChunkedCodeArgs = decode(&call.arg)?;
+        self.check_sender_version(call, argument.sender_canister_version)?;
+        let caller = call.origin.caller();
+        let store_id = argument.store_canister.unwrap_or(argument.target_canister);
+        let store = self.target(&store_id)?;
+        if !store.is_controller(&caller) && caller != store_id {
+            return Err(reject::invalid_controller(&store_id, &caller).into());
+        }
+        let hashes = &argument.chunk_hashes_list;
+        if hashes.len() > CHUNKS_MAX {
+            return Err(reject::invalid_payload(format!("{} chunks, the most is {CHUNKS_MAX}.", hashes.len())).into());
+        }
+        let mut names = Vec::with_capacity(hashes.len());
+        let mut bytes = 0u64;
+        for hash in hashes {
+            let known = <[u8; 32]>::try_from(hash.hash.as_slice())
+                .ok()
+                .and_then(|name| store.chunks.get(&name).map(|bytes| (name, *bytes)));
+            let Some((name, chunk_bytes)) = known else {
+                let name: String = hash.hash.iter().take(32).map(|byte| format!("{byte:02x}")).collect();
+                return Err(reject::invalid_payload(format!("Chunk {name} is not in the chunk store of canister {store_id}.")).into());
+            };
+            names.push(name);
+            bytes += chunk_bytes;
+        }
+        let limit = self.core.limits().module.wasm_bytes;
+        if bytes > limit {
+            return Err(module_too_large(bytes, limit).into());
+        }
+        let mut wasm = Vec::with_capacity(usize::try_from(bytes).unwrap_or(0));
+        for name in names {
+            let chunk = self.core.blobs.get(&name)?;
+            wasm.extend_from_slice(&chunk.ok_or_else(|| crate::FatalError::Record {
+                what: format!("a chunk of canister {store_id}"),
+                reason: "its bytes are not in the module store".into(),
+            })?);
+        }
+        if Sha256::digest(&wasm)[..] != argument.wasm_module_hash[..] {
+            return Err(reject::invalid_payload("The chunks do not make up a module with the hash in wasm_module_hash.").into());
+        }
+        self.install(
+            call,
+            Order {
+                id: argument.target_canister,
+                caller,
+                mode: argument.mode,
+                wasm: &wasm,
+                arg: &argument.arg,
+                told_version: argument.sender_canister_version,
+            },
+        )
+    }
+
+    fn install(&mut self, call: &SubnetCall, order: Order<'_>) -> Handling {
+        let core = self.core;
+        let limits = core.limits();
+        self.state.refresh();
+        let canister = self.target(&order.id)?.clone();
+        let wasm_bytes = order.wasm.len() as u64;
+        if wasm_bytes > limits.module.wasm_bytes {
+            return Err(module_too_large(wasm_bytes, limits.module.wasm_bytes).into());
+        }
+        check_mode(&canister, &order.mode)?;
+        let info = self.prepare(&canister, order.wasm)?;
+        let plan = plan(&canister, &order.mode, &info)?;
+        let hash = ModuleHash(Sha256::digest(order.wasm).into());
+        core.note_prepared(hash);
+
+        let install_limits = core.install_limits();
+        let compile_cost = core.costs.execution(info.compile_instructions);
+        let prepaid = core.costs.execution(install_limits.instructions) + compile_cost;
+        let liquid = core.costs.liquid(&canister);
+        if liquid < prepaid {
+            return Err(reject::out_of_cycles(&canister.id, liquid, prepaid, "prepaying the installation of code").into());
+        }
+        let module = InstalledModule::new(hash, wasm_bytes, info);
+        let sections_before = canister.module().map_or(0, InstalledModule::custom_section_bytes);
+        let sections = self.state.totals().custom_section_bytes - sections_before + module.custom_section_bytes();
+        if sections > limits.subnet.wasm_custom_sections_bytes {
+            return Err(reject::subnet_oversubscribed(format!(
+                "Metadata sections of all modules would take {sections} bytes of the subnet's {} (subnet.wasm_custom_sections_bytes).",
+                limits.subnet.wasm_custom_sections_bytes
+            ))
+            .into());
+        }
+
+        // From here on memories exist that are removed again unless the installation succeeds.
+        let mut next = canister.clone();
+        let created = self.lay_out(&mut next, module, plan)?;
+        let result = self.install_on(&canister, &mut next, plan, &order, prepaid, install_limits);
+        let failure = match result {
+            Ok(tally) => {
+                self.finish_install(call, &canister, next, plan, &order, tally, prepaid, compile_cost)?;
+                return Ok(Handled::Reply(no_value()));
+            }
+            Err((failure, tally)) => {
+                created.iter().for_each(|memory| core.pages.remove(*memory));
+                // Overlays of memories that stay were mounted too, and the next attempt's would look the same.
+                core.sandbox.forget(&created.into_iter().chain(memories(&canister)).collect::<Vec<_>>());
+                if let Some(tally) = tally {
+                    let cost = (core.costs.execution(tally.instructions) + compile_cost).min(prepaid);
+                    let log_bytes_max = canister.settings.log_memory_limit;
+                    let time = self.round.time;
+                    let canister = self.target_mut(&order.id)?;
+                    canister.cycles -= cost;
+                    canister.consumption.instructions += cost;
+                    tally.log.iter().for_each(|line| canister.log.push(time, line.to_vec(), log_bytes_max));
+                    self.count(tally.instructions, 0);
+                }
+                failure
+            }
+        };
+        Err(failure)
+    }
+
+    /// Validates and compiles.
+    fn prepare(&mut self, canister: &CanisterState, wasm: &[u8]) -> Result<ModuleInfo, Refusal> {
+        let ordinal = self.seats.entry(canister.id).or_default().ordinal;
+        let fault = FaultKind::NotCompiled.fault(canister.id, ordinal);
+        let recorded = self.round.recorded(FaultKind::NotCompiled, canister.id, ordinal);
+        let prepared = if recorded { Err(reject::not_compiled(&canister.id)) } else { self.core.sandbox.prepare(wasm) };
+        match prepared {
+            Ok(info) => Ok(info),
+            // Resources of this node: not every node, and not this node every time, would say the same.
+            Err(reject) if recorded || matches!(reject.code, RejectCode::SysTransient | RejectCode::SysFatal) => {
+                tracing::warn!(canister = %canister.id, reason = reject.message, "module cannot be compiled");
+                self.effects.faults.push(fault);
+                self.seats.entry(canister.id).or_default().ordinal += 1;
+                Err(reject::not_compiled(&canister.id).into())
+            }
+            Err(reject) => Err(reject::from_canister(&canister.id, reject).into()),
+        }
+    }
+
+    /// Gives `next` its code and the memories it starts with. Returns the memories that were created.
+    fn lay_out(
+        &mut self,
+        next: &mut CanisterState,
+        module: InstalledModule,
+        plan: Plan,
+    ) -> Result<BTreeSet<MemoryId>, Refusal> {
+        let limits = &self.core.limits().module;
+        let heap_bytes = if module.info.memory64 { limits.heap64_bytes } else { limits.heap32_bytes };
+        let (old_heap, old_stable) = match next.execution.take() {
+            Some(execution) => (Some(execution.heap), Some(execution.stable)),
+            None => (None, None),
+        };
+        let mut created = BTreeSet::new();
+        let subnet = &mut self.state.subnet;
+        let mut fresh = |bytes: u64| -> Result<Memory, PagesError> {
+            let id = MemoryId(subnet.next_memory);
+            subnet.next_memory += 1;
+            let layout = self.core.pages.create(id, bytes)?;
+            created.insert(id);
+            Ok(Memory { id, wasm_pages: 0, layout: Some(layout) })
+        };
+        let heap = match old_heap.filter(|_| plan.keeps_heap) {
+            Some(heap) => heap,
+            None => fresh(heap_bytes)?,
+        };
+        let stable = match old_stable.filter(|_| plan.keeps_stable) {
+            Some(stable) => stable,
+            None => fresh(limits.stable_bytes)?,
+        };
+        next.execution = Some(ExecutionState { module: Shared::new(module), globals: Vec::new(), heap, stable });
+        Ok(created)
+    }
+
+    /// Runs both executions and commits. On failure, what they cost is told if any code ran.
+    #[allow(clippy::type_complexity)]
+    fn install_on(
+        &mut self,
+        canister: &CanisterState,
+        next: &mut CanisterState,
+        plan: Plan,
+        order: &Order<'_>,
+        prepaid: Cycles,
+        limits: MessageLimits,
+    ) -> Result<Tally, (Refusal, Option<Tally>)> {
+        let early = |refusal: Refusal| (refusal, None);
+        let ordinal = self.seats.entry(canister.id).or_default().ordinal;
+        let capacity = self.core.limits().subnet.memory_capacity_bytes;
+        let others = self.state.totals().memory_taken.saturating_sub(canister.memory_taken());
+        let usage = next.memory_usage().total();
+        let Some(growable_bytes) = capacity.saturating_sub(others).checked_sub(usage) else {
+            return Err(early(
+                reject::subnet_oversubscribed(format!(
+                    "The code needs {usage} bytes: {others} of the subnet's {capacity} bytes are taken (subnet.memory_capacity_bytes)."
+                ))
+                .into(),
+            ));
+        };
+        let room = match self.room(canister, next, plan, &limits, ordinal) {
+            Ok(Some(room)) => room,
+            Ok(None) => return Err(early(Refusal::NotNow)),
+            Err(error) => return Err(early(error.into())),
+        };
+        let mut machine = Machine::new(self.core, self.round, 0);
+        let mut tally = Tally { instructions: 0, log: Vec::new() };
+        let invoke = |entry, limits| Invocation {
+            caller: order.caller,
+            growable_bytes,
+            heap_limited: true,
+            ..Invocation::system(entry, limits)
+        };
+
+        // The old code's last word.
+        let mut first: Option<Changes> = None;
+        let mut working = canister.clone();
+        working.cycles -= prepaid;
+        if plan.runs_pre_upgrade {
+            let heap = room.old_heap.as_ref().unwrap_or(&room.heap);
+            let targets = Targets {
+                heap: part(heap, 0, limits.heap_dirty_bytes),
+                stable: part(&room.stable, 0, limits.stable_dirty_bytes),
+            };
+            let mut invocation = invoke(Entry::PreUpgrade, limits);
+            invocation.heap_limited = false;
+            let ran = machine.attempt(&working, invocation, Some(targets), ordinal);
+            let ran = self.after(&mut machine, canister, ran, &mut tally);
+            match ran {
+                Ok(changes) => {
+                    let fits = valid_runs(heap, &working, |execution| &execution.heap, &changes.heap_runs)
+                        && valid_runs(&room.stable, &working, |execution| &execution.stable, &changes.stable_runs);
+                    if !fits {
+                        let reject = reject::engine_fault(&canister.id, "pages it cannot have written");
+                        return Err((reject.into(), Some(tally)));
+                    }
+                    first = Some(changes);
+                }
+                Err(refusal) => return Err((refusal, Some(tally))),
+            }
+        }
+
+        // The new code's first.
+        next.version += 1;
+        next.global_timer = Time(0);
+        next.cycles = working.cycles;
+        if plan.deployment != DeploymentMode::Upgrade {
+            next.certified_data.clear();
+        }
+        let (mut heap_used, mut stable_used) = (0, 0);
+        if let Some(first) = &first {
+            next.cycles = first.balance;
+            next.consumption.burned += first.cycles_burned;
+            if let Some(data) = &first.certified_data {
+                next.certified_data = data.to_vec();
+            }
+            if let Some(execution) = next.execution.as_mut() {
+                stable_used = mount_over(&mut execution.stable, &room.stable, &first.stable_runs, first.stable_wasm_pages);
+                if plan.keeps_heap {
+                    heap_used = mount_over(&mut execution.heap, &room.heap, &first.heap_runs, first.heap_wasm_pages);
+                }
+            }
+        }
+        let targets = Targets {
+            heap: part(&room.heap, heap_used, limits.heap_dirty_bytes),
+            stable: part(&room.stable, stable_used, limits.stable_dirty_bytes),
+        };
+        let entry = match plan.deployment {
+            DeploymentMode::Upgrade => Entry::PostUpgrade { keep_heap: plan.keeps_heap },
+            DeploymentMode::Install | DeploymentMode::Reinstall => Entry::Init,
+        };
+        let left = limits.instructions.saturating_sub(tally.instructions).max(1);
+        let mut invocation = invoke(entry, MessageLimits { instructions: left, ..limits });
+        invocation.arg = order.arg.to_vec();
+        let ran = machine.attempt(next, invocation, Some(targets), ordinal + u64::from(plan.runs_pre_upgrade));
+        let mut changes = match self.after(&mut machine, canister, ran, &mut tally) {
+            Ok(changes) => changes,
+            Err(refusal) => return Err((refusal, Some(tally))),
+        };
+        let fits = valid_runs(&room.heap, next, |execution| &execution.heap, &changes.heap_runs)
+            && valid_runs(&room.stable, next, |execution| &execution.stable, &changes.stable_runs);
+        if !fits {
+            let reject = reject::engine_fault(&canister.id, "pages it cannot have written");
+            return Err((reject.into(), Some(tally)));
+        }
+
+        // What the canister would keep must last its freezing threshold.
+        next.cycles = changes.balance;
+        next.consumption.burned += changes.cycles_burned;
+        let cost = self.core.costs.execution(tally.instructions).min(prepaid);
+        let grown = next.execution.as_ref().map_or(0, |execution| {
+            changes.heap_wasm_pages + changes.stable_wasm_pages - execution.heap.wasm_pages - execution.stable.wasm_pages
+        });
+        let needed = self
+            .core
+            .costs
+            .freezing_limit_with(next, next.memory_usage().total() + grown * state::WASM_PAGE_BYTES);
+        let balance = next.cycles + (prepaid - cost);
+        if balance < needed {
+            let reject = reject::reject(
+                532,
+                format!(
+                    "Error from Canister {}: after the installation it would have {balance} cycles and must keep {needed} to last its freezing threshold; top it up.",
+                    canister.id
+                ),
+            );
+            return Err((reject.into(), Some(tally)));
+        }
+
+        // Both ended well: their pages become one version.
+        if let Some(execution) = next.execution.as_mut() {
+            let (old_heap, old_stable) = layouts(canister);
+            if let Some(first) = &first {
+                execution.stable.layout = old_stable;
+                changes.stable_runs = overlay(&first.stable_runs, &changes.stable_runs);
+                if plan.keeps_heap {
+                    execution.heap.layout = old_heap;
+                    changes.heap_runs = overlay(&first.heap_runs, &changes.heap_runs);
+                }
+            }
+        }
+        let Room { heap, stable, old_heap } = room;
+        drop(old_heap);
+        match machine.commit(next, &changes, Targets { heap, stable }) {
+            Ok(delta_bytes) => self.count(0, delta_bytes),
+            Err(error) if error.is_worker_fault() => {
+                tracing::error!(canister = %canister.id, %error, "worker returned bad runs");
+                let reject = reject::engine_fault(&canister.id, "pages it cannot have written");
+                return Err((reject.into(), Some(tally)));
+            }
+            Err(error) => return Err((error.into(), Some(tally))),
+        }
+        Ok(tally)
+    }
+
+    /// Takes note of an execution; its changes, if it ended well.
+    fn after(
+        &mut self,
+        machine: &mut Machine<'_>,
+        canister: &CanisterState,
+        ran: Result<(Ran, Option<Targets>), crate::FatalError>,
+        tally: &mut Tally,
+    ) -> Result<Changes, Refusal> {
+        self.effects.faults.append(&mut machine.faults);
+        // The targets that come back are parts; the whole ones are still held.
+        let (ran, _parts) = ran?;
+        self.seats.entry(canister.id).or_default().ordinal += 1;
+        tally.instructions += ran.instructions;
+        tally.log.extend(ran.log);
+        match (ran.result, ran.changes) {
+            (Err(reject), _) => Err(reject.into()),
+            (Ok(_), Some(changes)) if changes.calls.is_empty() => Ok(changes),
+            (Ok(_), _) => Err(reject::engine_fault(&canister.id, "calls from an installation").into()),
+        }
+    }
+
+    /// Finds room for everything at once, so that nothing has run when there is none.
+    fn room(
+        &mut self,
+        canister: &CanisterState,
+        next: &CanisterState,
+        plan: Plan,
+        limits: &MessageLimits,
+        ordinal: u64,
+    ) -> Result<Option<Room>, PagesError> {
+        let fault = FaultKind::NotStarted.fault(canister.id, ordinal);
+        if self.round.recorded(FaultKind::NotStarted, canister.id, ordinal) {
+            self.effects.faults.push(fault);
+            return Ok(None);
+        }
+        let Some(execution) = &next.execution else { return Ok(None) };
+        let pages = |bytes: u64| bytes.div_ceil(PAGE_BYTES);
+        let twice = 1 + u64::from(plan.runs_pre_upgrade);
+        let reserve = |memory: &Memory, pages_max| self.core.pages.reserve(memory.id, pages_max);
+        let reserved = (|| {
+            let old_heap = match canister.execution.as_ref().filter(|_| plan.runs_pre_upgrade && !plan.keeps_heap) {
+                Some(old) => Some(reserve(&old.heap, pages(limits.heap_dirty_bytes))?),
+                None => None,
+            };
+            Ok(Room {
+                heap: reserve(&execution.heap, twice * pages(limits.heap_dirty_bytes))?,
+                stable: reserve(&execution.stable, twice * pages(limits.stable_dirty_bytes))?,
+                old_heap,
+            })
+        })();
+        match reserved {
+            Ok(room) => Ok(Some(room)),
+            Err(PagesError::DeltaFull { .. }) => {
+                self.effects.faults.push(fault);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn finish_install(
+        &mut self,
+        call: &SubnetCall,
+        before: &CanisterState,
+        mut next: CanisterState,
+        plan: Plan,
+        order: &Order<'_>,
+        tally: Tally,
+        prepaid: Cycles,
+        compile_cost: Cycles,
+    ) -> Result<(), Refusal> {
+        let core = self.core;
+        let time = self.round.time;
+        let cost = (core.costs.execution(tally.instructions) + compile_cost).min(prepaid);
+        next.cycles += prepaid - cost;
+        next.consumption.instructions += cost;
+        next.installed_at = Some(time);
+        if plan.deployment == DeploymentMode::Reinstall {
+            next.log.clear();
+        }
+        let log_bytes_max = next.settings.log_memory_limit;
+        tally.log.iter().for_each(|line| next.log.push(time, line.to_vec(), log_bytes_max));
+        next.history.push(Change {
+            time,
+            version: next.version,
+            origin: Self::change_origin(call, order.told_version),
+            details: ChangeDetails::CodeDeployment {
+                mode: plan.deployment,
+                module_hash: ModuleHash(Sha256::digest(order.wasm).into()),
+            },
+        });
+        watch_memory(core, &mut next);
+        core.blobs.put(order.wasm)?;
+        core.note_blobs_changed();
+        let kept: Vec<MemoryId> = memories(&next).collect();
+        let gone: Vec<MemoryId> = memories(before).filter(|memory| !kept.contains(memory)).collect();
+        gone.iter().for_each(|memory| core.pages.remove(*memory));
+        // Mappings of what is gone, and of overlays that never were a version.
+        core.sandbox.forget(&memories(before).collect::<Vec<_>>());
+        self.state.put(next);
+        self.count(tally.instructions, 0);
+        Ok(())
+    }
+
+    fn count(&mut self, instructions: u64, delta_bytes: u64) {
+        self.effects.instructions += instructions;
+        self.effects.work += instructions;
+        self.effects.delta_bytes += delta_bytes;
+    }
+}
+
+fn memories(canister: &CanisterState) -> impl Iterator<Item = MemoryId> + '_ {
+    canister.execution.iter().flat_map(|execution| [execution.heap.id, execution.stable.id])
+}
+
+fn layouts(canister: &CanisterState) -> (Option<MemoryLayout>, Option<MemoryLayout>) {
+    let execution = canister.execution.as_ref();
+    (
+        execution.and_then(|execution| execution.heap.layout.clone()),
+        execution.and_then(|execution| execution.stable.layout.clone()),
+    )
+}
+
+fn module_too_large(bytes: u64, limit: u64) -> Reject {
+    reject::reject(505, format!("The module has {bytes} bytes, the most is {limit} (module.wasm_bytes)."))
+}
+
+fn check_mode(canister: &CanisterState, mode: &CanisterInstallMode) -> Result<(), Reject> {
+    match mode {
+        CanisterInstallMode::Install if canister.execution.is_some() => Err(reject::reject(
+            514,
+            format!("Canister {} is not empty; use mode reinstall or upgrade, or uninstall its code first.", canister.id),
+        )),
+        CanisterInstallMode::Upgrade(_) if canister.execution.is_none() => Err(reject::no_module(&canister.id)),
+        _ => Ok(()),
+    }
+}
+
+fn plan(canister: &CanisterState, mode: &CanisterInstallMode, info: &ModuleInfo) -> Result<Plan, Reject> {
+    let CanisterInstallMode::Upgrade(flags) = mode else {
+        let deployment =
+            if matches!(mode, CanisterInstallMode::Install) { DeploymentMode::Install } else { DeploymentMode::Reinstall };
+        return Ok(Plan { deployment, runs_pre_upgrade: false, keeps_heap: false, keeps_stable: false });
+    };
+    let old = canister.module().ok_or_else(|| reject::no_module(&canister.id))?;
+    let persistence = flags.as_ref().and_then(|flags| flags.wasm_memory_persistence);
+    let skip = flags.as_ref().and_then(|flags| flags.skip_pre_upgrade).unwrap_or(false);
+    let keeps_heap = persistence == Some(WasmMemoryPersistence::Keep);
+    let refuse = |what: &str| Err(reject::reject(504, format!("Error from Canister {}: {what}", canister.id)));
+    if old.info.enhanced_orthogonal_persistence && persistence.is_none() {
+        return refuse(
+            "Missing upgrade option: the installed module uses enhanced orthogonal persistence, so the upgrade must say what becomes of its heap (wasm_memory_persistence keep or replace).",
+        );
+    }
+    if keeps_heap && !info.enhanced_orthogonal_persistence {
+        return refuse(
+            "Invalid upgrade option: wasm_memory_persistence keep needs a new module with enhanced orthogonal persistence.",
+        );
+    }
+    if keeps_heap && old.info.memory64 != info.memory64 {
+        return refuse("Invalid upgrade option: a heap cannot be kept between a 32-bit and a 64-bit module.");
+    }
+    Ok(Plan {
+        deployment: DeploymentMode::Upgrade,
+        runs_pre_upgrade: old.info.hooks.pre_upgrade && !skip,
+        keeps_heap,
+        keeps_stable: true,
+    })
+}
+
+/// A part of a target: `pages_max` beyond its first `skip` pages. The whole stays the one that counts.
+fn part(target: &AppendTarget, skip: u64, bytes_max: u64) -> AppendTarget {
+    AppendTarget {
+        id: target.id,
+        segment: target.segment,
+        file: Arc::clone(&target.file),
+        offset_page: target.offset_page + skip,
+        pages_max: bytes_max.div_ceil(PAGE_BYTES).min(target.pages_max.saturating_sub(skip)),
+    }
+}
+
+/// Whether runs are ordered, disjoint, within the target and within the memory.
+fn valid_runs(
+    target: &AppendTarget,
+    canister: &CanisterState,
+    memory: impl Fn(&ExecutionState) -> &Memory,
+    runs: &[Run],
+) -> bool {
+    let base_pages = canister
+        .execution
+        .as_ref()
+        .and_then(|execution| memory(execution).layout.as_ref())
+        .map_or(u64::MAX, |layout| layout.base_bytes / PAGE_BYTES);
+    let mut end = 0;
+    runs.iter().all(|run| {
+        let Some(last) = run.start_page.checked_add(run.pages).filter(|last| *last <= base_pages) else { return false };
+        let Some(stored) = run.offset_page.checked_add(run.pages) else { return false };
+        let fits = run.pages > 0
+            && run.start_page >= end
+            && run.segment == target.segment
+            && run.offset_page >= target.offset_page
+            && stored <= target.offset_page + target.pages_max;
+        end = last;
+        fits
+    })
+}
+
+/// Mounts what an execution wrote over a memory, as a version that is never seen again. Returns how many pages of the target are used.
+fn mount_over(memory: &mut Memory, target: &AppendTarget, runs: &[Run], wasm_pages: u64) -> u64 {
+    /// Set in the versions of overlays, which no commit ever reaches.
+    const OVERLAY: u64 = 1 << 63;
+    memory.wasm_pages = wasm_pages;
+    if let Some(layout) = memory.layout.as_mut().filter(|_| !runs.is_empty()) {
+        let mut segments: Vec<_> = layout.segments.to_vec();
+        if !segments.iter().any(|(segment, _)| *segment == target.segment) {
+            segments.push((target.segment, Arc::clone(&target.file)));
+        }
+        *layout = MemoryLayout {
+            version: layout.version | OVERLAY,
+            runs: overlay(&layout.runs, runs).into(),
+            segments: segments.into(),
+            ..layout.clone()
+        };
+    }
+    runs.iter().map(|run| run.offset_page + run.pages - target.offset_page).max().unwrap_or(0)
+}
+
+/// Runs of `below` where `above` has none, and those of `above`. Both ordered and disjoint, as is the result.
+fn overlay(below: &[Run], above: &[Run]) -> Vec<Run> {
+    let mut result: Vec<Run> = above.to_vec();
+    let mut hiding = above.iter().peekable();
+    for run in below {
+        let (mut start, end) = (run.start_page, run.start_page + run.pages);
+        let cut = |from: u64, to: u64| Run {
+            start_page: from,
+            pages: to - from,
+            offset_page: run.offset_page + (from - run.start_page),
+            ..*run
+        };
+        while hiding.peek().is_some_and(|hide| hide.start_page + hide.pages <= start) {
+            hiding.next();
+        }
+        for hide in hiding.clone() {
+            if hide.start_page >= end {
+                break;
+            }
+            if hide.start_page > start {
+                result.push(cut(start, hide.start_page));
+            }
+            start = start.max(hide.start_page + hide.pages);
+        }
+        if start < end {
+            result.push(cut(start, end));
+        }
+    }
+    result.sort_by_key(|run| run.start_page);
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pages::SegmentId;
+    use proptest::prelude::*;
+
+    fn run(start_page: u64, pages: u64, offset_page: u64) -> Run {
+        Run { start_page, pages, segment: SegmentId(1), offset_page }
+    }
+
+    #[test]
+    fn later_pages_hide_earlier_ones() {
+        let below = [run(0, 10, 100), run(20, 5, 110)];
+        let above = [run(2, 3, 200), run(8, 14, 203)];
+        assert_eq!(
+            overlay(&below, &above),
+            [run(0, 2, 100), run(2, 3, 200), run(5, 3, 105), run(8, 14, 203), run(22, 3, 112)]
+        );
+        assert_eq!(overlay(&below, &[]), below);
+        assert_eq!(overlay(&[], &above), above);
+    }
+
+    fn runs(base: u64) -> impl Strategy<Value = Vec<Run>> {
+        prop::collection::vec((0u64..5, 1u64..5), 0..8).prop_map(move |gaps| {
+            let (mut page, mut offset) = (0, base);
+            gaps.into_iter()
+                .map(|(gap, pages)| {
+                    let run = run(page + gap, pages, offset);
+                    page += gap + pages;
+                    offset += pages;
+                    run
+                })
+                .collect()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn every_page_comes_from_the_newest_run(below in runs(1_000), above in runs(2_000)) {
+            let lookup = |runs: &[Run], page: u64| {
+                runs.iter()
+                    .find(|run| (run.start_page..run.start_page + run.pages).contains(&page))
+                    .map(|run| run.offset_page + page - run.start_page)
+            };
+            let merged = overlay(&below, &above);
+            for page in 0..100 {
+                prop_assert_eq!(lookup(&merged, page), lookup(&above, page).or_else(|| lookup(&below, page)));
+            }
+            prop_assert!(merged.windows(2).all(|pair| pair[0].start_page + pair[0].pages <= pair[1].start_page));
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Starting, stopping, emptying and deleting canisters.
+
+use state::{
+    CanisterId, CanisterState, CanisterStatus, Change, ChangeDetails, Payload, Reject, StopWaiter, SubnetCall, Time,
+};
+
+use super::types::{CanisterArgument, VersionedCanister};
+use super::{Desk, Handled, Handling, decode, no_value};
+use crate::config::ExecutorConfig;
+use crate::core::Core;
+use crate::message::Effects;
+use crate::reject;
+
+/// How long a `stop_canister` waits for open calls.
+pub(crate) const STOP_TIMEOUT_SECONDS: u64 = 300;
+
+impl Desk<'_> {
+    pub(super) fn start_canister(&mut self, call: &SubnetCall) -> Handling {
+        let id = decode::<CanisterArgument>(&call.arg)?.canister_id;
+        let canister = self.state.get_mut(&id).ok_or_else(|| reject::canister_not_found(&id))?;
+        let before = std::mem::replace(&mut canister.status, CanisterStatus::Running);
+        canister.version += 1;
+        if let CanisterStatus::Stopping(waiters) = before {
+            for waiter in waiters {
+                let cancelled = reject::reject(511, format!("Canister {id} was started again before it had stopped."));
+                let unclaimed = self.effects.answer(&waiter.origin, Payload::Reject(cancelled), waiter.cycles);
+                canister.consumption.uninstall += unclaimed;
+            }
+        }
+        Ok(Handled::Reply(no_value()))
+    }
+
+    pub(super) fn stop_canister(&mut self, call: &SubnetCall) -> Handling {
+        let id = decode::<CanisterArgument>(&call.arg)?.canister_id;
+        let deadline = Time(self.round.time.0.saturating_add(STOP_TIMEOUT_SECONDS * 1_000_000_000));
+        let canister = self.target_mut(&id)?;
+        canister.version += 1;
+        let waiter = StopWaiter { origin: call.origin.clone(), cycles: call.cycles, deadline };
+        match &mut canister.status {
+            CanisterStatus::Stopped => return Ok(Handled::Reply(no_value())),
+            CanisterStatus::Stopping(waiters) => waiters.push(waiter),
+            CanisterStatus::Running => canister.status = CanisterStatus::Stopping(vec![waiter]),
+        }
+        Ok(Handled::Waits)
+    }
+
+    pub(super) fn uninstall_code(&mut self, call: &SubnetCall) -> Handling {
+        let argument: VersionedCanister = decode(&call.arg)?;
+        self.check_sender_version(call, argument.sender_canister_version)?;
+        let origin = Self::change_origin(call, argument.sender_canister_version);
+        let (core, time) = (self.core, self.round.time);
+        let canister =
+            self.state.get_mut(&argument.canister_id).ok_or_else(|| reject::canister_not_found(&argument.canister_id))?;
+        let rejection = reject::rejected_message(format!("Code of canister {} was uninstalled.", argument.canister_id));
+        uninstall(core, canister, &mut self.effects, &rejection);
+        canister.history.push(Change { time, version: canister.version, origin, details: ChangeDetails::CodeUninstall });
+        Ok(Handled::Reply(no_value()))
+    }
+
+    pub(super) fn delete_canister(&mut self, call: &SubnetCall) -> Handling {
+        let id = decode::<CanisterArgument>(&call.arg)?.canister_id;
+        let canister = self.target(&id)?;
+        if canister.status != CanisterStatus::Stopped {
+            return Err(reject::reject(510, format!("Canister {id} must be stopped before it is deleted.")).into());
+        }
+        if call.origin.caller() == id {
+            return Err(reject::reject(512, format!("Canister {id} cannot delete itself.")).into());
+        }
+        if !canister.queues.is_empty() || canister.calls.callbacks_open() > 0 {
+            return Err(reject::reject(203, format!("Canister {id} still has messages in its queues; try again in a moment.")).into());
+        }
+        self.retire(&id);
+        let Some(mut canister) = self.state.remove(&id) else { return Err(reject::canister_not_found(&id).into()) };
+        drop_code(self.core, &mut canister);
+        let subnet = &mut self.state.subnet;
+        // Its cycles are gone for good; what it spent stays on the subnet's account.
+        subnet.consumption.uninstall += canister.cycles + canister.reserved_cycles;
+        subnet.consumption.add(&canister.consumption);
+        Ok(Handled::Reply(no_value()))
+    }
+
+    /// Remembers an id that the counter of fresh ids would give again, or has not passed yet.
+    fn retire(&mut self, id: &CanisterId) {
+        let given = self.core.config.first_canister..self.state.subnet.next_canister;
+        if !ExecutorConfig::canister_number(id).is_some_and(|number| given.contains(&number)) {
+            self.state.subnet.retired.insert(*id);
+        }
+    }
+}
+
+/// Takes code, memories, chunks' users and open calls away from a canister; answers everyone who waits for it. The version moves on.
+pub(crate) fn uninstall(core: &Core, canister: &mut CanisterState, effects: &mut Effects, rejection: &Reject) {
+    drop_code(core, canister);
+    canister.certified_data.clear();
+    canister.global_timer = Time(0);
+    canister.installed_at = None;
+    canister.log.clear();
+    canister.version += 1;
+    for context in canister.calls.delete_contexts() {
+        let unclaimed =
+            effects.answer(&context.origin, Payload::Reject(rejection.clone()), context.cycles_available);
+        canister.consumption.uninstall += unclaimed;
+    }
+}
+
+fn drop_code(core: &Core, canister: &mut CanisterState) {
+    core.note_blobs_changed();
+    if let Some(execution) = canister.execution.take() {
+        let memories = [execution.heap.id, execution.stable.id];
+        core.sandbox.forget(&memories);
+        memories.iter().for_each(|memory| core.pages.remove(*memory));
+    }
+    canister.low_memory_hook = state::LowMemoryHook::Idle;
+}

@@ -1,0 +1,379 @@
+//! The management canister, `aaaaa-aa`: a facade with which canisters are made, changed and looked at.
+//!
+//! Calls wait in one queue of the subnet and are served one at a time between the iterations of a round, before canisters run. A call is answered at once,
+//! or it waits for something (a stop, randomness), or it is put back because the delta log is full. What the sender attached and the method did not keep goes
+//! back.
+//!
+//! Each method says in [`Method::of`] who may call it and whether users may; the gateway's check before a call is taken in, the check at induction (which
+//! charges the canister) and the call itself use that same table. This module must not know how a round is put together.
+
+mod chunks;
+mod create;
+mod install;
+mod lifecycle;
+pub(crate) mod queries;
+mod settings;
+mod status;
+mod types;
+
+use std::collections::BTreeMap;
+
+use candid::{CandidType, Principal};
+use serde::de::DeserializeOwned;
+use state::{
+    CanisterId, CanisterState, ChangeOrigin, Cycles, Ingress, Origin, Payload, RandomnessWaiter, Reject,
+    ReplicatedState, SubnetCall, Visibility,
+};
+
+use crate::config::FatalError;
+use crate::core::{Core, RoundFacts};
+use crate::message::{Effects, MESSAGE_OVERHEAD_INSTRUCTIONS, Seat};
+use crate::reject;
+
+pub(crate) use lifecycle::{STOP_TIMEOUT_SECONDS, uninstall};
+
+/// Candid work that skipping unknown fields may do, besides what it takes per byte: bounds what a small type table can make the decoder do.
+const SKIPPING_QUOTA: usize = 50_000;
+/// Candid work that decoding may do, besides what it takes per byte of the argument.
+const DECODING_QUOTA: usize = 2_000_000;
+/// Candid work per byte of the argument; the decoder charges 50 times for what it skips.
+const QUOTA_PER_BYTE: usize = 64;
+/// Instructions a management call counts with in a round, besides what it executes.
+const CALL_INSTRUCTIONS: u64 = MESSAGE_OVERHEAD_INSTRUCTIONS;
+
+/// The reply without a value.
+pub(crate) fn no_value() -> Vec<u8> {
+    b"DIDL\0\0".to_vec()
+}
+
+/// A value as a reply.
+pub(crate) fn encode<T: CandidType>(value: &T) -> Result<Vec<u8>, Reject> {
+    candid::encode_one(value).map_err(|error| reject::reject(521, format!("The result cannot be encoded: {error}")))
+}
+
+/// An argument.
+pub(crate) fn decode<T: CandidType + DeserializeOwned>(arg: &[u8]) -> Result<T, Reject> {
+    let mut config = candid::DecoderConfig::new();
+    let per_byte = arg.len().saturating_mul(QUOTA_PER_BYTE);
+    config.set_skipping_quota(SKIPPING_QUOTA.saturating_add(per_byte));
+    config.set_decoding_quota(DECODING_QUOTA.saturating_add(per_byte));
+    candid::utils::decode_one_with_config(arg, &config)
+        .map_err(|error| reject::invalid_payload(format!("The argument cannot be decoded: {}", reason(&error))))
+}
+
+/// Why candid refused a value, without the value itself, which candid's own text repeats in whole.
+fn reason(error: &candid::Error) -> String {
+    const CHARACTERS_MAX: usize = 300;
+    let text = match error {
+        candid::Error::Custom(error) => error.root_cause().to_string(),
+        other => other.to_string(),
+    };
+    text.chars().take(CHARACTERS_MAX).collect()
+}
+
+/// Who may call a method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    /// Everybody (the method may have rules of its own).
+    Anyone,
+    /// Controllers.
+    Controllers,
+    /// Controllers and the canister itself.
+    ControllersAndSelf,
+    /// Controllers and subnet admins.
+    ControllersAndAdmins,
+    /// Whoever the canister's `status_visibility` admits, the canister itself, subnet admins.
+    StatusViewers,
+}
+
+/// How a method may be called.
+#[derive(Clone, Copy, Debug)]
+struct Method {
+    access: Access,
+    /// By users.
+    ingress: bool,
+    /// Whose fee and whose effective canister id: the canister in the argument.
+    names_canister: bool,
+}
+
+impl Method {
+    fn of(core: &Core, name: &str) -> Option<Self> {
+        let method = |access, ingress, names_canister| Some(Self { access, ingress, names_canister });
+        match name {
+            "install_code" | "install_chunked_code" | "update_settings" => method(Access::Controllers, true, true),
+            "upload_chunk" | "stored_chunks" | "clear_chunk_store" => method(Access::ControllersAndSelf, true, true),
+            "start_canister" | "stop_canister" | "uninstall_code" | "delete_canister" | "canister_metrics" => {
+                method(Access::ControllersAndAdmins, true, true)
+            }
+            "canister_status" => method(Access::StatusViewers, true, true),
+            "create_canister" => method(Access::Anyone, !core.config.subnet_admins.is_empty(), false),
+            "provisional_create_canister_with_cycles" if core.config.provisional => method(Access::Anyone, true, false),
+            "provisional_top_up_canister" if core.config.provisional => method(Access::Anyone, true, true),
+            "canister_info" | "canister_metadata" | "deposit_cycles" => method(Access::Anyone, false, true),
+            "raw_rand" | "subnet_info" => method(Access::Anyone, false, false),
+            _ => None,
+        }
+    }
+}
+
+/// Canister that a call of a user is about, by its argument; `None` where the method names none.
+pub(crate) fn named_canister(core: &Core, method_name: &str, arg: &[u8]) -> Result<Option<CanisterId>, Reject> {
+    let Some(method) = Method::of(core, method_name) else {
+        return Err(reject::unknown_management_method(method_name));
+    };
+    if !method.names_canister {
+        return Ok(None);
+    }
+    Ok(Some(if method_name == "install_chunked_code" {
+        decode::<types::TargetArgument>(arg)?.target_canister
+    } else {
+        decode::<types::CanisterArgument>(arg)?.canister_id
+    }))
+}
+
+/// Whether a call of a user may be taken in. `target` is the canister that [`named_canister`] found, if it exists.
+pub(crate) fn check_ingress(core: &Core, ingress: &Ingress, target: Option<&CanisterState>) -> Result<(), Reject> {
+    let name = &ingress.method_name;
+    let method = Method::of(core, name).filter(|method| method.ingress);
+    let method = method.ok_or_else(|| reject::unknown_management_method(name))?;
+    if name == "create_canister" && !core.config.subnet_admins.contains(&ingress.sender) {
+        return Err(reject::unknown_management_method(name));
+    }
+    if !method.names_canister {
+        return Ok(());
+    }
+    let target = target.ok_or_else(|| reject::canister_not_found(&ingress.effective_canister_id))?;
+    if target.id != ingress.effective_canister_id {
+        return Err(reject::invalid_payload(format!(
+            "The call is about canister {} but came with effective canister id {}.",
+            target.id, ingress.effective_canister_id
+        )));
+    }
+    check_access(core, method.access, target, &ingress.sender)
+}
+
+/// Whether the canister pays for the induction of this call. Cycles from nothing cost nothing, and a frozen canister must be able to get out of it.
+pub(crate) fn is_charged(method_name: &str) -> bool {
+    !method_name.starts_with("provisional_") && method_name != "create_canister"
+}
+
+fn check_access(core: &Core, access: Access, target: &CanisterState, caller: &Principal) -> Result<(), Reject> {
+    let admin = core.config.subnet_admins.contains(caller);
+    let controller = target.is_controller(caller);
+    let allowed = match access {
+        Access::Anyone => true,
+        Access::Controllers => controller,
+        Access::ControllersAndSelf => controller || *caller == target.id,
+        Access::ControllersAndAdmins => controller || admin,
+        Access::StatusViewers => {
+            admin || *caller == target.id || may_view(&target.settings.status_visibility, target, caller)
+        }
+    };
+    if allowed { Ok(()) } else { Err(reject::invalid_controller(&target.id, caller)) }
+}
+
+/// Whether `caller` is admitted by a visibility setting.
+fn may_view(visibility: &Visibility, target: &CanisterState, caller: &Principal) -> bool {
+    match visibility {
+        Visibility::Public => true,
+        Visibility::Controllers => target.is_controller(caller),
+        Visibility::AllowedViewers(viewers) => target.is_controller(caller) || viewers.contains(caller),
+    }
+}
+
+/// Why a method has no result.
+#[derive(Debug)]
+enum Refusal {
+    /// The caller is told.
+    Reject(Reject),
+    /// The node stops.
+    Fatal(FatalError),
+    /// The call waits for the next round.
+    NotNow,
+}
+
+impl From<Reject> for Refusal {
+    fn from(reject: Reject) -> Self {
+        Self::Reject(reject)
+    }
+}
+
+impl From<FatalError> for Refusal {
+    fn from(error: FatalError) -> Self {
+        Self::Fatal(error)
+    }
+}
+
+impl From<pages::PagesError> for Refusal {
+    fn from(error: pages::PagesError) -> Self {
+        Self::Fatal(error.into())
+    }
+}
+
+impl From<state::BlobError> for Refusal {
+    fn from(error: state::BlobError) -> Self {
+        Self::Fatal(error.into())
+    }
+}
+
+/// What a method did.
+enum Handled {
+    /// A reply; all cycles go back.
+    Reply(Vec<u8>),
+    /// A reply, and what is left of the cycles.
+    ReplyWithRefund(Vec<u8>, Cycles),
+    /// The call waits; whoever ends the wait answers.
+    Waits,
+}
+
+type Handling = Result<Handled, Refusal>;
+
+/// Where calls to the management canister are served.
+pub(crate) struct Desk<'a> {
+    pub(crate) core: &'a Core,
+    pub(crate) state: &'a mut ReplicatedState,
+    pub(crate) round: &'a RoundFacts,
+    pub(crate) seats: &'a mut BTreeMap<CanisterId, Seat>,
+    pub(crate) effects: Effects,
+}
+
+/// What became of a call.
+pub(crate) enum Disposal {
+    /// It is answered or waits.
+    Done,
+    /// To be put back at the head of the queue.
+    NotNow(SubnetCall),
+}
+
+impl Desk<'_> {
+    /// Serves one call.
+    pub(crate) fn serve(&mut self, call: SubnetCall) -> Result<Disposal, FatalError> {
+        self.effects.work += CALL_INSTRUCTIONS;
+        self.effects.messages += 1;
+        let (payload, refund) = match self.dispatch(&call) {
+            Ok(Handled::Reply(bytes)) => (Payload::Reply(bytes), call.cycles),
+            Ok(Handled::ReplyWithRefund(bytes, refund)) => (Payload::Reply(bytes), refund),
+            Ok(Handled::Waits) => {
+                if let Origin::Ingress { request_id, .. } = call.origin {
+                    self.effects.processing.push(request_id);
+                }
+                return Ok(Disposal::Done);
+            }
+            Err(Refusal::Reject(reject)) => (Payload::Reject(reject), call.cycles),
+            Err(Refusal::NotNow) => return Ok(Disposal::NotNow(call)),
+            Err(Refusal::Fatal(error)) => return Err(error),
+        };
+        let unclaimed = self.effects.answer(&call.origin, payload, refund);
+        self.state.subnet.consumption.uninstall += unclaimed;
+        Ok(Disposal::Done)
+    }
+
+    fn dispatch(&mut self, call: &SubnetCall) -> Handling {
+        let name = call.method_name.as_str();
+        let from_canister = matches!(call.origin, Origin::Canister { .. });
+        let method = Method::of(self.core, name).filter(|method| method.ingress || from_canister);
+        let method = method.ok_or_else(|| self.refuse_method(name))?;
+        let caller = call.origin.caller();
+        if method.names_canister
+            && let Some(id) = named_canister(self.core, name, &call.arg)?
+        {
+            check_access(self.core, method.access, self.target(&id)?, &caller)?;
+        }
+        match name {
+            "create_canister" => self.create_canister(call),
+            "provisional_create_canister_with_cycles" => self.provisional_create(call),
+            "provisional_top_up_canister" => self.provisional_top_up(call),
+            "update_settings" => self.update_settings(call),
+            "install_code" => self.install_code(call),
+            "install_chunked_code" => self.install_chunked_code(call),
+            "upload_chunk" => self.upload_chunk(call),
+            "stored_chunks" => self.stored_chunks(call),
+            "clear_chunk_store" => self.clear_chunk_store(call),
+            "start_canister" => self.start_canister(call),
+            "stop_canister" => self.stop_canister(call),
+            "uninstall_code" => self.uninstall_code(call),
+            "delete_canister" => self.delete_canister(call),
+            "deposit_cycles" => self.deposit_cycles(call),
+            "canister_status" => {
+                let id = decode::<types::CanisterArgument>(&call.arg)?.canister_id;
+                Ok(Handled::Reply(status::canister_status(self.core, self.target(&id)?)?))
+            }
+            "canister_metrics" => {
+                let id = decode::<types::CanisterArgument>(&call.arg)?.canister_id;
+                Ok(Handled::Reply(status::canister_metrics(self.target(&id)?)?))
+            }
+            "canister_info" => self.canister_info(call),
+            "canister_metadata" => self.canister_metadata(call),
+            "subnet_info" => self.subnet_info(call),
+            "raw_rand" => self.raw_rand(call),
+            _ => Err(reject::unknown_management_method(name).into()),
+        }
+    }
+
+    fn refuse_method(&self, name: &str) -> Reject {
+        let what = match name {
+            "http_request" | "flexible_http_request" => "HTTPS outcalls are switched off on this subnet.",
+            "ecdsa_public_key" | "sign_with_ecdsa" | "schnorr_public_key" | "sign_with_schnorr" | "vetkd_public_key"
+            | "vetkd_derive_key" => "This subnet holds no threshold keys.",
+            _ if name.starts_with("bitcoin_") => "This subnet has no Bitcoin adapter.",
+            _ if name.contains("snapshot") => "This subnet keeps no canister snapshots.",
+            _ => return reject::unknown_management_method(name),
+        };
+        reject::reject(407, what)
+    }
+
+    fn target(&self, id: &CanisterId) -> Result<&CanisterState, Reject> {
+        self.state.get(id).ok_or_else(|| reject::canister_not_found(id))
+    }
+
+    fn target_mut(&mut self, id: &CanisterId) -> Result<&mut CanisterState, Reject> {
+        self.state.get_mut(id).ok_or_else(|| reject::canister_not_found(id))
+    }
+
+    /// The caller of a canister's call must have told its version right, if it told it.
+    fn check_sender_version(&self, call: &SubnetCall, told: Option<u64>) -> Result<(), Reject> {
+        match (call.sender_version, told) {
+            (Some(version), Some(told)) if version != told => Err(reject::reject(
+                504,
+                format!("sender_canister_version is {told}, but the calling canister has version {version}."),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn change_origin(call: &SubnetCall, told: Option<u64>) -> ChangeOrigin {
+        match &call.origin {
+            Origin::Canister { caller, .. } => ChangeOrigin::Canister(*caller, told),
+            origin => ChangeOrigin::User(origin.caller()),
+        }
+    }
+
+    fn raw_rand(&mut self, call: &SubnetCall) -> Handling {
+        candid::decode_args::<()>(&call.arg)
+            .map_err(|error| reject::invalid_payload(format!("raw_rand takes no argument: {error}")))?;
+        // The randomness of this round was known when the call was made; that of the next is not.
+        self.state
+            .subnet
+            .randomness_waiters
+            .push_back(RandomnessWaiter { origin: call.origin.clone(), cycles: call.cycles });
+        Ok(Handled::Waits)
+    }
+
+    fn deposit_cycles(&mut self, call: &SubnetCall) -> Handling {
+        let id = decode::<types::CanisterArgument>(&call.arg)?.canister_id;
+        self.target_mut(&id)?.cycles += call.cycles;
+        Ok(Handled::ReplyWithRefund(no_value(), 0))
+    }
+
+    fn provisional_top_up(&mut self, call: &SubnetCall) -> Handling {
+        let argument: ic_management_canister_types::ProvisionalTopUpCanisterArgs = decode(&call.arg)?;
+        let amount = settings::cycles(&argument.amount, "amount")?;
+        let canister = self.target_mut(&argument.canister_id)?;
+        canister.cycles = canister
+            .cycles
+            .checked_add(amount)
+            .ok_or_else(|| reject::invalid_payload(format!("A balance cannot hold {amount} more cycles.")))?;
+        self.state.subnet.minted += amount;
+        Ok(Handled::Reply(no_value()))
+    }
+}

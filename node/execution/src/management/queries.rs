@@ -1,0 +1,98 @@
+//! Methods of the management canister that can be queried. They read one certified state and change nothing.
+
+use candid::Principal;
+use ic_management_canister_types as ic;
+use state::{CertifiedState, Reject, SharedCanister};
+
+use super::types::CanisterArgument;
+use super::{Access, check_access, decode, encode, may_view, status};
+use crate::core::Core;
+use crate::reject;
+
+/// Answers a query to `aaaaa-aa`.
+pub(crate) fn query(
+    core: &Core,
+    state: &CertifiedState,
+    caller: &Principal,
+    method_name: &str,
+    arg: &[u8],
+) -> Result<Vec<u8>, Reject> {
+    match method_name {
+        "canister_status" => {
+            let canister = target(state, arg)?;
+            check_access(core, Access::StatusViewers, &canister, caller)?;
+            status::canister_status(core, &canister)
+        }
+        "canister_metrics" => {
+            let canister = target(state, arg)?;
+            check_access(core, Access::ControllersAndAdmins, &canister, caller)?;
+            status::canister_metrics(&canister)
+        }
+        "fetch_canister_logs" => fetch_canister_logs(state, caller, arg),
+        "list_canisters" => list_canisters(core, state, caller),
+        _ => Err(reject::unknown_management_method(method_name)),
+    }
+}
+
+/// Canister that a query to `aaaaa-aa` is about.
+pub(crate) fn named_canister(method_name: &str, arg: &[u8]) -> Result<Option<Principal>, Reject> {
+    match method_name {
+        "canister_status" | "canister_metrics" | "fetch_canister_logs" => {
+            Ok(Some(decode::<CanisterArgument>(arg)?.canister_id))
+        }
+        "list_canisters" => Ok(None),
+        _ => Err(reject::unknown_management_method(method_name)),
+    }
+}
+
+fn target(state: &CertifiedState, arg: &[u8]) -> Result<SharedCanister, Reject> {
+    let id = decode::<CanisterArgument>(arg)?.canister_id;
+    state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))
+}
+
+fn fetch_canister_logs(
+    state: &CertifiedState,
+    caller: &Principal,
+    arg: &[u8],
+) -> Result<Vec<u8>, Reject> {
+    let argument: ic::FetchCanisterLogsArgs = decode(arg)?;
+    let id = argument.canister_id;
+    let canister = state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))?;
+    if !may_view(&canister.settings.log_visibility, &canister, caller) {
+        return Err(reject::rejected_message(format!("{caller} may not read the log of canister {id}.")));
+    }
+    let wanted = |record: &&state::LogRecord| match &argument.filter {
+        None => true,
+        Some(ic::CanisterLogFilter::ByIdx { start, end }) => (*start..=*end).contains(&record.index),
+        Some(ic::CanisterLogFilter::ByTimestampNanos { start, end }) => (*start..=*end).contains(&record.time.0),
+    };
+    let canister_log_records = canister
+        .log
+        .records()
+        .filter(wanted)
+        .map(|record| ic::CanisterLogRecord {
+            idx: record.index,
+            timestamp_nanos: record.time.0,
+            content: record.content.clone(),
+        })
+        .collect();
+    encode(&ic::FetchCanisterLogsResult { canister_log_records })
+}
+
+fn list_canisters(core: &Core, state: &CertifiedState, caller: &Principal) -> Result<Vec<u8>, Reject> {
+    if !core.config.subnet_admins.contains(caller) {
+        return Err(reject::rejected_message(format!("Only subnet admins may list canisters; {caller} is none.")));
+    }
+    let mut canisters: Vec<ic::CanisterIdRange> = Vec::new();
+    let mut last_number = None;
+    for canister in state.canisters().iter() {
+        let number = crate::ExecutorConfig::canister_number(&canister.id);
+        let follows = last_number.zip(number).is_some_and(|(last, number): (u64, u64)| last.checked_add(1) == Some(number));
+        match canisters.last_mut() {
+            Some(range) if follows => range.end = canister.id,
+            _ => canisters.push(ic::CanisterIdRange { start: canister.id, end: canister.id }),
+        }
+        last_number = number;
+    }
+    encode(&ic::ListCanistersResult { canisters })
+}

@@ -1,0 +1,186 @@
+//! What may be learned about a canister: status, metrics, history, metadata.
+
+use candid::Nat;
+use ic_management_canister_types as ic;
+use serde_bytes::ByteBuf;
+use state::{
+    CanisterState, CanisterStatus, Change, ChangeDetails, ChangeOrigin, DeploymentMode, Reject, SubnetCall, Visibility,
+};
+
+use super::types::{DefiniteSettings, StatusResult, SubnetArgument};
+use super::{Desk, Handled, Handling, decode, encode};
+use crate::core::Core;
+use crate::reject;
+
+fn log_visibility(visibility: &Visibility) -> ic::LogVisibility {
+    match visibility {
+        Visibility::Controllers => ic::LogVisibility::Controllers,
+        Visibility::Public => ic::LogVisibility::Public,
+        Visibility::AllowedViewers(viewers) => ic::LogVisibility::AllowedViewers(viewers.clone()),
+    }
+}
+
+fn snapshot_visibility(visibility: &Visibility) -> ic::SnapshotVisibility {
+    match visibility {
+        Visibility::Controllers => ic::SnapshotVisibility::Controllers,
+        Visibility::Public => ic::SnapshotVisibility::Public,
+        Visibility::AllowedViewers(viewers) => ic::SnapshotVisibility::AllowedViewers(viewers.clone()),
+    }
+}
+
+/// `canister_status`
+pub(super) fn canister_status(core: &Core, canister: &CanisterState) -> Result<Vec<u8>, Reject> {
+    let settings = &canister.settings;
+    let usage = canister.memory_usage();
+    let stopped = canister.status == CanisterStatus::Stopped;
+    encode(&StatusResult {
+        status: match canister.status {
+            CanisterStatus::Running => ic::CanisterStatusType::Running,
+            CanisterStatus::Stopping(_) => ic::CanisterStatusType::Stopping,
+            CanisterStatus::Stopped => ic::CanisterStatusType::Stopped,
+        },
+        ready_for_migration: stopped && canister.queues.is_empty() && canister.calls.callbacks_open() == 0,
+        version: canister.version,
+        settings: DefiniteSettings {
+            controllers: canister.controllers.clone(),
+            compute_allocation: settings.compute_allocation.into(),
+            memory_allocation: settings.memory_allocation.into(),
+            freezing_threshold: settings.freezing_threshold.into(),
+            reserved_cycles_limit: settings.reserved_cycles_limit.into(),
+            minimum_incoming_canister_call_cycles: settings.minimum_incoming_call_cycles.into(),
+            log_visibility: log_visibility(&settings.log_visibility),
+            log_memory_limit: settings.log_memory_limit.into(),
+            snapshot_visibility: snapshot_visibility(&settings.snapshot_visibility),
+            status_visibility: log_visibility(&settings.status_visibility),
+            wasm_memory_limit: settings.wasm_memory_limit.into(),
+            wasm_memory_threshold: settings.wasm_memory_threshold.into(),
+            environment_variables: settings
+                .environment
+                .iter()
+                .map(|(name, value)| ic::EnvironmentVariable { name: name.clone(), value: value.clone() })
+                .collect(),
+        },
+        module_hash: canister.module().map(|module| ByteBuf::from(module.hash.0)),
+        memory_size: usage.total().into(),
+        memory_metrics: ic::MemoryMetrics {
+            wasm_memory_size: usage.heap.into(),
+            stable_memory_size: usage.stable.into(),
+            global_memory_size: usage.globals.into(),
+            wasm_binary_size: usage.module.into(),
+            custom_sections_size: usage.custom_sections.into(),
+            canister_history_size: usage.history.into(),
+            wasm_chunk_store_size: usage.chunks.into(),
+            snapshots_size: Nat::from(0u8),
+            log_memory_store_size: usage.log.into(),
+        },
+        cycles: canister.cycles.into(),
+        reserved_cycles: canister.reserved_cycles.into(),
+        idle_cycles_burned_per_day: core
+            .costs
+            .idle_burn_per_day(canister.memory_taken(), settings.compute_allocation)
+            .into(),
+        // Queries leave no trace in replicated state.
+        query_stats: ic::QueryStats {
+            num_calls_total: Nat::from(0u8),
+            num_instructions_total: Nat::from(0u8),
+            request_payload_bytes_total: Nat::from(0u8),
+            response_payload_bytes_total: Nat::from(0u8),
+        },
+    })
+}
+
+/// `canister_metrics`
+pub(super) fn canister_metrics(canister: &CanisterState) -> Result<Vec<u8>, Reject> {
+    let spent = &canister.consumption;
+    encode(&ic::CanisterMetricsResult {
+        cycles_consumed: ic::CyclesConsumed {
+            memory: spent.memory.into(),
+            compute_allocation: spent.compute_allocation.into(),
+            ingress_induction: spent.ingress_induction.into(),
+            instructions: spent.instructions.into(),
+            request_and_response_transmission: spent.transmission.into(),
+            uninstall: spent.uninstall.into(),
+            canister_creation: spent.canister_creation.into(),
+            http_outcalls: Nat::from(0u8),
+            burned_cycles: spent.burned.into(),
+        },
+    })
+}
+
+fn change(change: &Change) -> ic::Change {
+    ic::Change {
+        timestamp_nanos: change.time.0,
+        canister_version: change.version,
+        origin: match &change.origin {
+            ChangeOrigin::User(user_id) => ic::ChangeOrigin::FromUser(ic::FromUserRecord { user_id: *user_id }),
+            ChangeOrigin::Canister(canister_id, canister_version) => {
+                ic::ChangeOrigin::FromCanister(ic::FromCanisterRecord {
+                    canister_id: *canister_id,
+                    canister_version: *canister_version,
+                })
+            }
+        },
+        details: Some(match &change.details {
+            ChangeDetails::Creation { controllers, environment_hash } => ic::ChangeDetails::Creation(ic::CreationRecord {
+                controllers: controllers.clone(),
+                environment_variables_hash: environment_hash.map(|hash| hash.to_vec()),
+            }),
+            ChangeDetails::CodeUninstall => ic::ChangeDetails::CodeUninstall,
+            ChangeDetails::CodeDeployment { mode, module_hash } => {
+                ic::ChangeDetails::CodeDeployment(ic::CodeDeploymentRecord {
+                    mode: match mode {
+                        DeploymentMode::Install => ic::CodeDeploymentMode::Install,
+                        DeploymentMode::Reinstall => ic::CodeDeploymentMode::Reinstall,
+                        DeploymentMode::Upgrade => ic::CodeDeploymentMode::Upgrade,
+                    },
+                    module_hash: module_hash.0.to_vec(),
+                })
+            }
+            ChangeDetails::ControllersChange(controllers) => {
+                ic::ChangeDetails::ControllersChange(ic::ControllersChangeRecord { controllers: controllers.clone() })
+            }
+        }),
+    }
+}
+
+impl Desk<'_> {
+    pub(super) fn canister_info(&mut self, call: &SubnetCall) -> Handling {
+        let argument: ic::CanisterInfoArgs = decode(&call.arg)?;
+        let canister = self.target(&argument.canister_id)?;
+        let kept = canister.history.changes().len();
+        let asked = usize::try_from(argument.num_requested_changes.unwrap_or(0)).unwrap_or(usize::MAX);
+        let result = ic::CanisterInfoResult {
+            total_num_changes: canister.history.total(),
+            recent_changes: canister.history.changes().skip(kept.saturating_sub(asked)).map(change).collect(),
+            module_hash: canister.module().map(|module| module.hash.0.to_vec()),
+            controllers: canister.controllers.clone(),
+        };
+        Ok(Handled::Reply(encode(&result)?))
+    }
+
+    pub(super) fn canister_metadata(&mut self, call: &SubnetCall) -> Handling {
+        let argument: ic::CanisterMetadataArgs = decode(&call.arg)?;
+        let caller = call.origin.caller();
+        let canister = self.target(&argument.canister_id)?;
+        let module = canister.module().ok_or_else(|| reject::no_module(&canister.id))?;
+        let section = module.info.custom_sections.iter().find(|section| section.name == argument.name);
+        let section = section.filter(|section| section.public || canister.is_controller(&caller)).ok_or_else(|| {
+            reject::rejected_message(format!(
+                "Canister {} has no metadata section '{}' that {caller} may read.",
+                canister.id,
+                argument.name.escape_debug()
+            ))
+        })?;
+        Ok(Handled::Reply(encode(&ic::CanisterMetadataResult { value: section.content.clone() })?))
+    }
+
+    pub(super) fn subnet_info(&mut self, call: &SubnetCall) -> Handling {
+        let argument: SubnetArgument = decode(&call.arg)?;
+        let own = self.core.config.subnet.subnet_id;
+        if argument.subnet_id != own {
+            return Err(reject::reject(404, format!("Subnet {} is not known here; this is {own}.", argument.subnet_id)).into());
+        }
+        let result = ic::SubnetInfoResult { replica_version: env!("CARGO_PKG_VERSION").to_string(), registry_version: 1 };
+        Ok(Handled::Reply(encode(&result)?))
+    }
+}

@@ -1,0 +1,125 @@
+//! Candid shapes that go beyond the published types: settings and status with every field of the specification, and large blobs decoded as one piece.
+
+use candid::{CandidType, Nat, Principal};
+use ic_management_canister_types::{
+    CanisterInstallMode, CanisterStatusType, EnvironmentVariable, LogVisibility, MemoryMetrics, QueryStats,
+    SnapshotVisibility,
+};
+use serde::Deserialize;
+use serde_bytes::ByteBuf;
+
+/// `canister_settings`.
+#[derive(CandidType, Deserialize, Clone, Debug, Default)]
+pub(crate) struct SettingsArgument {
+    pub(crate) controllers: Option<Vec<Principal>>,
+    pub(crate) compute_allocation: Option<Nat>,
+    pub(crate) memory_allocation: Option<Nat>,
+    pub(crate) freezing_threshold: Option<Nat>,
+    pub(crate) reserved_cycles_limit: Option<Nat>,
+    pub(crate) minimum_incoming_canister_call_cycles: Option<Nat>,
+    pub(crate) log_visibility: Option<LogVisibility>,
+    pub(crate) log_memory_limit: Option<Nat>,
+    pub(crate) snapshot_visibility: Option<SnapshotVisibility>,
+    pub(crate) status_visibility: Option<LogVisibility>,
+    pub(crate) wasm_memory_limit: Option<Nat>,
+    pub(crate) wasm_memory_threshold: Option<Nat>,
+    pub(crate) environment_variables: Option<Vec<EnvironmentVariable>>,
+}
+
+#[derive(CandidType, Deserialize, Debug, Default)]
+pub(crate) struct CreateCanister {
+    pub(crate) settings: Option<SettingsArgument>,
+    pub(crate) sender_canister_version: Option<u64>,
+}
+
+#[derive(CandidType, Deserialize, Debug, Default)]
+pub(crate) struct ProvisionalCreateCanister {
+    pub(crate) amount: Option<Nat>,
+    pub(crate) settings: Option<SettingsArgument>,
+    pub(crate) specified_id: Option<Principal>,
+    pub(crate) sender_canister_version: Option<u64>,
+}
+
+#[derive(CandidType, Deserialize, Debug)]
+pub(crate) struct UpdateSettings {
+    pub(crate) canister_id: Principal,
+    pub(crate) settings: SettingsArgument,
+    pub(crate) sender_canister_version: Option<u64>,
+}
+
+#[derive(CandidType, Deserialize, Debug)]
+pub(crate) struct InstallCode {
+    pub(crate) mode: CanisterInstallMode,
+    pub(crate) canister_id: Principal,
+    pub(crate) wasm_module: ByteBuf,
+    pub(crate) arg: ByteBuf,
+    pub(crate) sender_canister_version: Option<u64>,
+}
+
+/// Arguments that name a canister; whatever else they hold is skipped. The large blobs of such arguments are named, because candid reads a blob in one piece
+/// and skips a field byte by byte.
+#[derive(CandidType, Deserialize, Debug)]
+pub(crate) struct CanisterArgument {
+    pub(crate) canister_id: Principal,
+    #[serde(rename = "wasm_module")]
+    _wasm_module: Option<ByteBuf>,
+    #[serde(rename = "arg")]
+    _arg: Option<ByteBuf>,
+    #[serde(rename = "chunk")]
+    _chunk: Option<ByteBuf>,
+}
+
+/// `install_chunked_code` names its canister differently.
+#[derive(CandidType, Deserialize, Debug)]
+pub(crate) struct TargetArgument {
+    pub(crate) target_canister: Principal,
+    #[serde(rename = "arg")]
+    _arg: Option<ByteBuf>,
+}
+
+/// Arguments with the caller's version.
+#[derive(CandidType, Deserialize, Debug)]
+pub(crate) struct VersionedCanister {
+    pub(crate) canister_id: Principal,
+    pub(crate) sender_canister_version: Option<u64>,
+}
+
+/// `definite_canister_settings`.
+#[derive(CandidType, Deserialize, Debug)]
+pub(crate) struct DefiniteSettings {
+    pub(crate) controllers: Vec<Principal>,
+    pub(crate) compute_allocation: Nat,
+    pub(crate) memory_allocation: Nat,
+    pub(crate) freezing_threshold: Nat,
+    pub(crate) reserved_cycles_limit: Nat,
+    pub(crate) minimum_incoming_canister_call_cycles: Nat,
+    pub(crate) log_visibility: LogVisibility,
+    pub(crate) log_memory_limit: Nat,
+    pub(crate) snapshot_visibility: SnapshotVisibility,
+    pub(crate) status_visibility: LogVisibility,
+    pub(crate) wasm_memory_limit: Nat,
+    pub(crate) wasm_memory_threshold: Nat,
+    pub(crate) environment_variables: Vec<EnvironmentVariable>,
+}
+
+/// `canister_status_result`.
+#[derive(CandidType, Deserialize, Debug)]
+pub(crate) struct StatusResult {
+    pub(crate) status: CanisterStatusType,
+    pub(crate) ready_for_migration: bool,
+    pub(crate) version: u64,
+    pub(crate) settings: DefiniteSettings,
+    pub(crate) module_hash: Option<ByteBuf>,
+    pub(crate) memory_size: Nat,
+    pub(crate) memory_metrics: MemoryMetrics,
+    pub(crate) cycles: Nat,
+    pub(crate) reserved_cycles: Nat,
+    pub(crate) idle_cycles_burned_per_day: Nat,
+    pub(crate) query_stats: QueryStats,
+}
+
+/// `subnet_info`, asked for a subnet.
+#[derive(CandidType, Deserialize, Debug)]
+pub(crate) struct SubnetArgument {
+    pub(crate) subnet_id: Principal,
+}

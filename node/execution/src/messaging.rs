@@ -1,0 +1,230 @@
+//! Merging what canisters did: calls find their callee, answers their caller, users' calls their status; and what time does to calls that wait.
+//!
+//! Two pools bound the messages of all canisters together. A guaranteed-response call counts its request and room for the largest response from the moment
+//! it is made, so its answer always fits; a call that finds no room is answered by the system at once (`SYS_TRANSIENT`). Best-effort messages count
+//! their bytes; a request that finds no room is refused, a response is replaced by `SYS_UNKNOWN`.
+//!
+//! Cycles of a best-effort call whose answer came too late go back to its caller all the same: nothing is lost on the way.
+
+use state::{CallRequest, CallResponse, CanisterId, CanisterStatus, Origin, Payload, ReplicatedState, Shared, SubnetCall, Time};
+
+use crate::core::Core;
+use crate::message::Effects;
+use crate::reject;
+
+/// Message memory in use while effects are merged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MessageMemory {
+    guaranteed: u64,
+    best_effort: u64,
+}
+
+impl MessageMemory {
+    /// As it stands; the indexes must be fresh.
+    pub(crate) fn of(state: &ReplicatedState) -> Self {
+        let totals = state.totals();
+        let subnet: u64 = state.subnet.calls.iter().map(SubnetCall::accounted_bytes).sum();
+        Self {
+            guaranteed: totals.guaranteed_message_bytes + subnet,
+            best_effort: totals.best_effort_message_bytes,
+        }
+    }
+
+    /// Takes room out that is about to be given to calls one by one.
+    pub(crate) fn release(&mut self, guaranteed_bytes: u64) {
+        self.guaranteed = self.guaranteed.saturating_sub(guaranteed_bytes);
+    }
+}
+
+/// Merges effects into the state.
+pub(crate) fn merge(core: &Core, state: &mut ReplicatedState, memory: &mut MessageMemory, effects: Effects) {
+    let now = state.subnet.time;
+    for id in effects.processing {
+        state.history.processing(&id);
+    }
+    for (id, response) in effects.answers {
+        state.history.finish(&id, response, now);
+    }
+    for request in effects.requests {
+        route(core, state, memory, request);
+    }
+    for response in effects.responses {
+        deliver(core, state, memory, response);
+    }
+    state.subnet.update_transactions += effects.messages;
+}
+
+fn route(core: &Core, state: &mut ReplicatedState, memory: &mut MessageMemory, request: CallRequest) {
+    let limits = &core.limits().subnet;
+    let bytes = request.accounted_bytes();
+    let refusal = match request.deadline {
+        None => {
+            let needed = bytes + limits.message_payload_bytes;
+            let (used, limit) = (memory.guaranteed, limits.guaranteed_response_message_bytes);
+            if used + needed > limit {
+                Some(reject::queue_full(format!(
+                    "The call needs {needed} bytes for its request and the largest response; messages with guaranteed responses take {used} bytes of the subnet's {limit} (subnet.guaranteed_response_message_bytes). Try again, or use a best-effort call."
+                )))
+            } else {
+                memory.guaranteed += needed;
+                None
+            }
+        }
+        Some(_) => {
+            let (used, limit) = (memory.best_effort, limits.best_effort_message_bytes);
+            if used + bytes > limit {
+                Some(reject::queue_full(format!(
+                    "The call needs {bytes} bytes; best-effort messages take {used} bytes of the subnet's {limit} (subnet.best_effort_message_bytes). Try again."
+                )))
+            } else {
+                memory.best_effort += bytes;
+                None
+            }
+        }
+    };
+    let refusal = refusal.or_else(|| {
+        let known = request.receiver == ic_principal::Principal::management_canister() || state.contains(&request.receiver);
+        (!known).then(|| reject::canister_not_found(&request.receiver))
+    });
+    if let Some(reject) = refusal {
+        let response = CallResponse {
+            originator: request.sender,
+            callback: request.callback,
+            payload: Payload::Reject(reject),
+            refund: request.cycles,
+            deadline: request.deadline,
+        };
+        deliver(core, state, memory, response);
+        return;
+    }
+    match state.get_mut(&request.receiver) {
+        Some(callee) => callee.queues.push_request(Shared::new(request)),
+        None => state.subnet.calls.push_back(SubnetCall {
+            origin: Origin::Canister {
+                caller: request.sender,
+                callback: request.callback,
+                deadline: request.deadline,
+            },
+            sender_version: Some(request.sender_version),
+            method_name: request.method_name,
+            arg: request.arg,
+            cycles: request.cycles,
+        }),
+    }
+}
+
+/// Queues an answer with the canister that waits for it.
+pub(crate) fn deliver(core: &Core, state: &mut ReplicatedState, memory: &mut MessageMemory, mut response: CallResponse) {
+    let limit = core.limits().subnet.best_effort_message_bytes;
+    if response.deadline.is_some() {
+        if memory.best_effort + response.accounted_bytes() > limit {
+            response.payload = Payload::Reject(reject::reject(
+                602,
+                format!("The response was dropped: best-effort messages fill the subnet's {limit} bytes (subnet.best_effort_message_bytes)."),
+            ));
+        }
+        memory.best_effort += response.accounted_bytes();
+    }
+    let refund = response.refund;
+    match state.get_mut(&response.originator) {
+        Some(caller) => {
+            if caller.calls.mark_answered(response.callback) {
+                caller.queues.push_response(Shared::new(response));
+            } else {
+                caller.cycles += refund;
+            }
+        }
+        // The caller is gone, and its cycles with it.
+        None => state.subnet.consumption.uninstall += refund,
+    }
+}
+
+/// Answers best-effort calls whose deadline has passed, and takes their requests out of the queues they still wait in.
+pub(crate) fn expire_calls(state: &mut ReplicatedState, now: Time) {
+    for id in state.due_deadlines(now) {
+        let Some(caller) = state.get_mut(&id) else { continue };
+        let mut callees: Vec<CanisterId> = Vec::new();
+        for callback_id in caller.calls.expired(now) {
+            let Some(callback) = caller.calls.callback(callback_id) else { continue };
+            let (callee, deadline) = (callback.callee, callback.deadline);
+            if !callees.contains(&callee) {
+                callees.push(callee);
+            }
+            caller.calls.mark_answered(callback_id);
+            caller.queues.push_response(Shared::new(CallResponse {
+                originator: id,
+                callback: callback_id,
+                payload: Payload::Reject(reject::reject(
+                    601,
+                    "The call's deadline passed before a response came; it may or may not have been executed.",
+                )),
+                refund: 0,
+                deadline,
+            }));
+        }
+        for callee in callees {
+            let expired = state.get_mut(&callee).map(|callee| callee.queues.remove_expired_requests(now)).unwrap_or_default();
+            for request in expired {
+                match state.get_mut(&request.sender) {
+                    Some(sender) => sender.cycles += request.cycles,
+                    None => state.subnet.consumption.uninstall += request.cycles,
+                }
+            }
+        }
+    }
+}
+
+/// Rejects users' calls that waited in a queue until their expiry passed.
+pub(crate) fn expire_ingress(state: &mut ReplicatedState, now: Time) {
+    let waiting: Vec<CanisterId> = state.with_work().iter().copied().collect();
+    for id in waiting {
+        let expired: Vec<_> = state.get(&id).map_or_else(Vec::new, |canister| {
+            canister.queues.ingress().filter(|ingress| ingress.ingress_expiry < now).map(|ingress| ingress.request_id).collect()
+        });
+        for request_id in expired {
+            if let Some(canister) = state.get_mut(&id) {
+                canister.queues.remove_ingress(&request_id);
+            }
+            state.history.finish(&request_id, Err(reject::ingress_timeout(&id)), now);
+        }
+    }
+}
+
+/// Tells those who wait too long for a canister to stop.
+pub(crate) fn expire_stops(state: &mut ReplicatedState, now: Time, seconds: u64) -> Effects {
+    let mut effects = Effects::default();
+    for id in state.due_stops(now) {
+        let Some(canister) = state.get_mut(&id) else { continue };
+        let CanisterStatus::Stopping(waiters) = &mut canister.status else { continue };
+        let (late, patient): (Vec<_>, Vec<_>) = std::mem::take(waiters).into_iter().partition(|waiter| waiter.deadline <= now);
+        *waiters = patient;
+        for waiter in late {
+            let unclaimed =
+                effects.answer(&waiter.origin, Payload::Reject(reject::stop_timeout(&id, seconds)), waiter.cycles);
+            canister.consumption.uninstall += unclaimed;
+        }
+    }
+    effects
+}
+
+/// Stops the canisters among `touched` that were waiting for open calls only.
+pub(crate) fn finish_stops<'a>(state: &mut ReplicatedState, touched: impl IntoIterator<Item = &'a CanisterId>) -> Effects {
+    let mut effects = Effects::default();
+    for id in touched {
+        let done = state
+            .get(id)
+            .is_some_and(|canister| matches!(canister.status, CanisterStatus::Stopping(_)) && canister.calls.has_no_contexts());
+        if !done {
+            continue;
+        }
+        let Some(canister) = state.get_mut(id) else { continue };
+        if let CanisterStatus::Stopping(waiters) = std::mem::replace(&mut canister.status, CanisterStatus::Stopped) {
+            canister.version += 1;
+            for waiter in waiters {
+                let unclaimed = effects.answer(&waiter.origin, Payload::Reply(crate::management::no_value()), waiter.cycles);
+                canister.consumption.uninstall += unclaimed;
+            }
+        }
+    }
+    effects
+}

@@ -1,0 +1,102 @@
+//! The execution threads: made once, handed jobs, joined at the end.
+//!
+//! Thread `n` is the only one that uses update worker `n`. How jobs are spread over threads has no influence on what they compute; results come back in
+//! the order of the jobs. A job that panics takes nothing with it: the caller is told that it is gone.
+
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+
+use crate::config::FatalError;
+
+type Job = Box<dyn FnOnce(usize) + Send>;
+
+/// See the module.
+pub(crate) struct LanePool {
+    threads: Vec<(SyncSender<Job>, JoinHandle<()>)>,
+}
+
+impl LanePool {
+    /// Starts `threads` threads.
+    pub(crate) fn new(threads: usize) -> Result<Self, FatalError> {
+        let threads = (0..threads.max(1))
+            .map(|lane| {
+                // A job at a time is handed over; the others wait with the caller.
+                let (sender, receiver): (_, Receiver<Job>) = sync_channel(1);
+                let handle = std::thread::Builder::new()
+                    .name(format!("execute-{lane}"))
+                    .spawn(move || {
+                        for job in receiver {
+                            // The job's result channel closes with it, which is how the caller learns of a panic.
+                            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(lane)));
+                        }
+                    })
+                    .map_err(|error| FatalError::Threads(error.to_string()))?;
+                Ok((sender, handle))
+            })
+            .collect::<Result<_, FatalError>>()?;
+        Ok(Self { threads })
+    }
+
+    /// Runs all jobs, each given the number of its thread, and returns their results in order.
+    pub(crate) fn run<T, F>(&self, jobs: Vec<F>) -> Result<Vec<T>, FatalError>
+    where
+        T: Send + 'static,
+        F: FnOnce(usize) -> T + Send + 'static,
+    {
+        let count = jobs.len();
+        let (results, incoming): (Sender<(usize, T)>, _) = channel();
+        for (index, job) in jobs.into_iter().enumerate() {
+            let results = results.clone();
+            let job: Job = Box::new(move |lane| {
+                // The receiver outlives all jobs unless one of them panicked.
+                let _ = results.send((index, job(lane)));
+            });
+            let (sender, _) = self
+                .threads
+                .get(index % self.threads.len().max(1))
+                .ok_or_else(|| FatalError::Threads("there are none".into()))?;
+            sender.send(job).map_err(|_| FatalError::Threads("a thread is gone".into()))?;
+        }
+        drop(results);
+        let mut done: Vec<Option<T>> = (0..count).map(|_| None).collect();
+        for (index, result) in incoming {
+            if let Some(slot) = done.get_mut(index) {
+                *slot = Some(result);
+            }
+        }
+        done.into_iter()
+            .collect::<Option<Vec<_>>>()
+            .ok_or_else(|| FatalError::Threads("a message made an execution thread panic; this is a fault of the node".into()))
+    }
+}
+
+impl Drop for LanePool {
+    fn drop(&mut self) {
+        for (sender, handle) in self.threads.drain(..) {
+            drop(sender);
+            // A thread that panicked has nothing more to say.
+            let _ = handle.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn results_come_in_the_order_of_the_jobs() {
+        let pool = LanePool::new(3).unwrap();
+        let jobs: Vec<_> = (0..20u64).map(|number| move |_lane: usize| number * 2).collect();
+        assert_eq!(pool.run(jobs).unwrap(), (0..20).map(|number| number * 2).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_panic_is_reported_and_the_pool_goes_on() {
+        let pool = LanePool::new(1).unwrap();
+        let jobs: Vec<Box<dyn FnOnce(usize) -> u8 + Send>> = vec![Box::new(|_| panic!("on purpose")), Box::new(|_| 1)];
+        assert!(pool.run(jobs).is_err());
+        assert_eq!(pool.run(vec![|_: usize| 7]).unwrap(), [7]);
+    }
+}

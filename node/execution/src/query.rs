@@ -1,0 +1,502 @@
+//! Queries, and the check of users' calls before they are taken in: executions on the newest certified state that leave no trace.
+//!
+//! A query holds one query worker for as long as it runs, nested calls of a composite query included. Workers are handed out first come, first served, and
+//! no canister has more than its share of them; who waits too long is told to come back. The state it reads is the one that was newest when it began;
+//! later rounds neither wait for it nor disturb it.
+//!
+//! A composite query is a small machine: its worker keeps the execution alive between its calls, this module evaluates each call and hands the answer to
+//! the kept execution. Depth, instructions over all calls, and wall time are bounded. Nothing here is deterministic, and nothing of it enters replicated state.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ic_principal::Principal;
+use sandbox::{Call, CallbackKind, Entry, Lane, MessageLimits, Mount, Outcome, Request, Response};
+use state::{CanisterId, CanisterState, CertifiedReader, CertifiedState, Height, Ingress, Memory, Reject, SenderInfo, SharedCanister, Time};
+
+use crate::core::{Core, EnsureError};
+use crate::machine::{Invocation, system_context};
+use crate::management;
+use crate::message::admit;
+use crate::reject;
+
+/// How long a query waits for a worker.
+const WAIT: Duration = Duration::from_secs(10);
+/// How long a query may run, its calls included.
+const WALL: Duration = Duration::from_secs(10);
+
+/// A query whose sender was authenticated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueryRequest {
+    /// Who asks.
+    pub sender: Principal,
+    /// Whom; `aaaaa-aa` is the management canister.
+    pub canister_id: CanisterId,
+    /// Method.
+    pub method_name: String,
+    /// Argument.
+    pub arg: Vec<u8>,
+    /// Verified sender information, if the query carried any.
+    pub sender_info: Option<SenderInfo>,
+}
+
+/// What a query came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueryReply {
+    /// The reply.
+    pub bytes: Vec<u8>,
+    /// Height of the state it was answered from.
+    pub height: Height,
+    /// Time of that state.
+    pub time: Time,
+    /// Instructions it took, those of its calls included.
+    pub instructions: u64,
+}
+
+/// Answers queries; clones share their workers. Calls block.
+#[derive(Clone)]
+pub struct QueryService {
+    core: Arc<Core>,
+    reader: CertifiedReader,
+    lanes: Arc<Lanes>,
+}
+
+/// One query under way.
+struct Session<'a> {
+    core: &'a Core,
+    state: &'a CertifiedState,
+    lane: usize,
+    root: CanisterId,
+    instructions: u64,
+    until: Instant,
+}
+
+/// Who calls what within a session.
+struct Asked {
+    caller: Principal,
+    caller_info: Option<SenderInfo>,
+    canister_id: CanisterId,
+    method_name: String,
+    arg: Vec<u8>,
+}
+
+impl QueryService {
+    pub(crate) fn new(core: Arc<Core>, reader: CertifiedReader) -> Self {
+        let limits = &core.limits().execution;
+        let lanes = Arc::new(Lanes::new(limits.query_threads, limits.query_threads_per_canister));
+        Self { core, reader, lanes }
+    }
+
+    /// Answers a query from the newest certified state.
+    ///
+    /// # Errors
+    /// What the client is told: the canister's reject, or why it could not be asked.
+    pub fn query(&self, request: &QueryRequest) -> Result<QueryReply, Reject> {
+        let state = self.reader.latest().ok_or_else(reject::no_certified_state)?;
+        let (height, time) = (state.height(), state.time());
+        if request.canister_id == Principal::management_canister() {
+            let bytes = management::queries::query(&self.core, &state, &request.sender, &request.method_name, &request.arg)?;
+            return Ok(QueryReply { bytes, height, time, instructions: 0 });
+        }
+        let permit = self.lanes.acquire(request.canister_id)?;
+        let mut session = Session::new(&self.core, &state, permit.lane, request.canister_id);
+        let asked = Asked {
+            caller: request.sender,
+            caller_info: request.sender_info.clone(),
+            canister_id: request.canister_id,
+            method_name: request.method_name.clone(),
+            arg: request.arg.clone(),
+        };
+        let bytes = session.evaluate(asked, 0)?;
+        Ok(QueryReply { bytes, height, time, instructions: session.instructions })
+    }
+
+    /// Whether this node would take a user's call in: the canister exists, runs, can pay, and its `canister_inspect_message` (if it has one) accepts. For
+    /// management methods, whether the sender may call them.
+    ///
+    /// # Errors
+    /// What the client is told.
+    pub fn inspect(&self, ingress: &Ingress) -> Result<(), Reject> {
+        let state = self.reader.latest().ok_or_else(reject::no_certified_state)?;
+        let core = &*self.core;
+        if core.pages.is_disk_low().unwrap_or(false) {
+            return Err(reject::queue_full(format!(
+                "The node's disk has less than {} bytes left (pages.disk_reserve_bytes): updates are refused until there is space.",
+                core.limits().pages.disk_reserve_bytes
+            )));
+        }
+        let fee = core.costs.induction(ingress.accounted_bytes());
+        if ingress.canister_id == Principal::management_canister() {
+            let named = management::named_canister(core, &ingress.method_name, &ingress.arg)?;
+            let target = named.and_then(|id| state.canister(&id));
+            management::check_ingress(core, ingress, target.as_deref())?;
+            let charged = management::is_charged(&ingress.method_name) && ingress.method_name != "update_settings";
+            if let Some(target) = target.filter(|_| charged) {
+                affordable(core, &target, fee)?;
+            }
+            return Ok(());
+        }
+        let id = ingress.canister_id;
+        let canister = state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))?;
+        admit(core, &canister)?;
+        affordable(core, &canister, fee)?;
+        if !canister.module().is_some_and(|module| module.info.hooks.inspect_message) {
+            return Ok(());
+        }
+        let permit = self.lanes.acquire(id)?;
+        let mut session = Session::new(core, &state, permit.lane, id);
+        let limits = MessageLimits {
+            instructions: core.limits().execution.instructions_per_inspect,
+            ..core.query_limits()
+        };
+        let invocation = Invocation {
+            caller: ingress.sender,
+            caller_info: ingress.sender_info.clone(),
+            arg: ingress.arg.clone(),
+            keeps_changes: false,
+            ..Invocation::system(Entry::InspectMessage { method_name: ingress.method_name.clone() }, limits)
+        };
+        let outcome = session.execute(&canister, invocation, None, None)?;
+        match outcome.result {
+            Err(trap) => Err(reject::from_canister(&id, trap.reject)),
+            Ok(_) if outcome.accepted => Ok(()),
+            Ok(_) => Err(reject::rejected_message(format!(
+                "Canister {id} did not accept the call of '{}': its canister_inspect_message refused.",
+                ingress.method_name.escape_debug()
+            ))),
+        }
+    }
+
+    /// Canister that a query is about: what its effective canister id must be. `None`: any will do.
+    ///
+    /// # Errors
+    /// When the management canister has no such query, or the argument names no canister.
+    pub fn effective_canister(&self, canister_id: &CanisterId, method_name: &str, arg: &[u8]) -> Result<Option<CanisterId>, Reject> {
+        if *canister_id == Principal::management_canister() {
+            management::queries::named_canister(method_name, arg)
+        } else {
+            Ok(Some(*canister_id))
+        }
+    }
+
+    /// The same for a call.
+    ///
+    /// # Errors
+    /// When the management canister has no such method, or the argument names no canister.
+    pub fn effective_canister_of_call(
+        &self,
+        canister_id: &CanisterId,
+        method_name: &str,
+        arg: &[u8],
+    ) -> Result<Option<CanisterId>, Reject> {
+        if *canister_id == Principal::management_canister() {
+            management::named_canister(&self.core, method_name, arg)
+        } else {
+            Ok(Some(*canister_id))
+        }
+    }
+}
+
+fn affordable(core: &Core, canister: &CanisterState, fee: state::Cycles) -> Result<(), Reject> {
+    let liquid = core.costs.liquid(canister);
+    if liquid < fee {
+        return Err(reject::out_of_cycles(&canister.id, liquid, fee, "taking in an ingress message"));
+    }
+    Ok(())
+}
+
+impl<'a> Session<'a> {
+    fn new(core: &'a Core, state: &'a CertifiedState, lane: usize, root: CanisterId) -> Self {
+        Self { core, state, lane, root, instructions: 0, until: Instant::now() + WALL }
+    }
+
+    /// Evaluates a query or composite query and the calls it makes.
+    fn evaluate(&mut self, asked: Asked, depth: u64) -> Result<Vec<u8>, Reject> {
+        let id = asked.canister_id;
+        let canister = self.state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))?;
+        admit(self.core, &canister)?;
+        let (entry, composite) = find_method(&canister, &asked.method_name)?;
+        // Only the canister that was asked can show what is certified of it, and only before it calls anyone.
+        let certificate = (id == self.root && depth == 0).then(|| {
+            self.state.certificate(&[vec![b"canister".to_vec(), id.as_slice().to_vec(), b"certified_data".to_vec()]])
+        });
+        let invocation = Invocation {
+            caller: asked.caller,
+            caller_info: asked.caller_info,
+            arg: asked.arg,
+            already_responded: false,
+            keeps_changes: false,
+            growable_bytes: self.core.limits().subnet.memory_capacity_bytes,
+            ..Invocation::system(entry, self.core.query_limits())
+        };
+        let callback_base = Invocation { arg: Vec::new(), ..invocation.clone() };
+        let outcome = self.execute(&canister, invocation, certificate, None)?;
+        let token = outcome.keep_token;
+        let result = if composite {
+            self.drive(&canister, callback_base, outcome, depth)
+        } else {
+            respond(&id, outcome).unwrap_or_else(|| Err(reject::did_not_reply(&id)))
+        };
+        if let Some(token) = token {
+            self.core.sandbox.release(Lane::Query(self.lane), token);
+        }
+        result
+    }
+
+    /// Answers the calls of a composite query one after the other until it responds.
+    fn drive(
+        &mut self,
+        canister: &SharedCanister,
+        base: Invocation,
+        mut outcome: Outcome,
+        depth: u64,
+    ) -> Result<Vec<u8>, Reject> {
+        let token = outcome.keep_token;
+        let mut spent = outcome.instructions;
+        let mut calls: VecDeque<Call> = std::mem::take(&mut outcome.query_calls).into();
+        if let Some(response) = respond(&canister.id, outcome) {
+            return response;
+        }
+        while let Some(call) = calls.pop_front() {
+            self.check_bounds(&canister.id)?;
+            let answer = self.answer(canister, &call, depth)?;
+            let reject_code = answer.as_ref().err().map_or(0, |reject| reject.code as u32);
+            let (kind, (fun, env), arg) = match answer {
+                Ok(bytes) => (CallbackKind::Reply, call.on_reply, bytes),
+                Err(reject) => {
+                    (CallbackKind::Reject { code: reject.code as u32, message: reject.message }, call.on_reject, Vec::new())
+                }
+            };
+            let invocation = Invocation {
+                entry: Entry::Callback { fun, env, kind },
+                arg,
+                cycles_refunded: call.cycles,
+                context_instructions: spent,
+                ..base.clone()
+            };
+            let mut outcome = self.execute(canister, invocation, None, token)?;
+            spent += outcome.instructions;
+            if outcome.result.is_err()
+                && let Some((fun, env)) = call.on_cleanup
+            {
+                let entry = Entry::Cleanup { fun, env, reject_code };
+                let cleanup = Invocation { entry, context_instructions: spent, ..base.clone() };
+                // Whatever it does, the query has failed.
+                let _ = self.execute(canister, cleanup, None, token);
+            }
+            let further = std::mem::take(&mut outcome.query_calls);
+            if let Some(response) = respond(&canister.id, outcome) {
+                return response;
+            }
+            further.into_iter().rev().for_each(|call| calls.push_front(call));
+        }
+        Err(reject::did_not_reply(&canister.id))
+    }
+
+    /// What a call of a composite query comes to; the outer error ends the whole query.
+    fn answer(&mut self, canister: &SharedCanister, call: &Call, depth: u64) -> Result<Result<Vec<u8>, Reject>, Reject> {
+        if call.callee == Principal::management_canister() {
+            return Ok(management::queries::query(self.core, self.state, &canister.id, &call.method_name, &call.arg));
+        }
+        let depth_max = self.core.limits().execution.composite_query_depth;
+        if depth + 1 > depth_max {
+            return Err(reject::reject(
+                525,
+                format!("Calls of the composite query are nested deeper than {depth_max} (execution.composite_query_depth)."),
+            ));
+        }
+        let asked = Asked {
+            caller: canister.id,
+            caller_info: None,
+            canister_id: call.callee,
+            method_name: call.method_name.clone(),
+            arg: call.arg.clone(),
+        };
+        let answer = self.evaluate(asked, depth + 1);
+        // A bound of the whole query was met below: nobody up the chain may go on.
+        match answer {
+            Err(reject) if matches!(reject.error_code.0, 525 | 526 | 528) => Err(reject),
+            answer => Ok(answer),
+        }
+    }
+
+    fn check_bounds(&self, id: &CanisterId) -> Result<(), Reject> {
+        let limit = self.core.limits().execution.instructions_per_query;
+        if self.instructions >= limit {
+            return Err(reject::reject(
+                526,
+                format!("Query of canister {} used {} instructions with all its calls, the most is {limit} (execution.instructions_per_query).", self.root, self.instructions),
+            ));
+        }
+        if Instant::now() >= self.until {
+            return Err(reject::reject(
+                528,
+                format!("Query of canister {} was still calling canister {id} after {} s, the most it may take.", self.root, WALL.as_secs()),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Runs code without keeping anything.
+    fn execute(
+        &mut self,
+        canister: &SharedCanister,
+        mut invocation: Invocation,
+        certificate: Option<Vec<u8>>,
+        keep_token: Option<u64>,
+    ) -> Result<Outcome, Reject> {
+        let Some(execution) = &canister.execution else { return Err(reject::no_module(&canister.id)) };
+        match self.core.ensure_prepared(execution.module.hash, &canister.id) {
+            Ok(()) => {}
+            Err(EnsureError::Resources(reject)) => return Err(reject),
+            Err(EnsureError::Fatal(error)) => {
+                tracing::error!(%error, "query cannot run");
+                return Err(reject::not_compiled(&canister.id));
+            }
+        }
+        let left = self.core.limits().execution.instructions_per_query.saturating_sub(self.instructions).max(1);
+        invocation.limits.instructions = invocation.limits.instructions.min(left);
+        let limits = invocation.limits;
+        let mount = |memory: &Memory| -> Result<Mount, Reject> {
+            let layout = match &memory.layout {
+                Some(layout) => layout.clone(),
+                None => self.core.pages.layout(memory.id).map_err(|_| reject::no_certified_state())?,
+            };
+            Ok(Mount { layout, wasm_pages: memory.wasm_pages, append: None })
+        };
+        let request = Request {
+            module: execution.module.hash,
+            entry: invocation.entry.clone(),
+            globals: execution.globals.clone(),
+            heap: mount(&execution.heap)?,
+            stable: mount(&execution.stable)?,
+            context: system_context(self.core, canister, invocation, self.state.time(), false, certificate),
+            limits,
+            keep_token,
+        };
+        let outcome = self.core.sandbox.execute(Lane::Query(self.lane), &request);
+        self.instructions = self.instructions.saturating_add(outcome.instructions.min(limits.instructions));
+        Ok(outcome)
+    }
+}
+
+/// The response in an outcome, if there is one.
+fn respond(id: &CanisterId, outcome: Outcome) -> Option<Result<Vec<u8>, Reject>> {
+    match outcome.result {
+        Ok(Response::None) => None,
+        Ok(Response::Reply(bytes)) => Some(Ok(bytes)),
+        Ok(Response::Reject(message)) => Some(Err(reject::rejected_message(message))),
+        Err(trap) if trap.worker_died => Some(Err(reject::query_worker_died(id))),
+        Err(trap) => Some(Err(reject::from_canister(id, trap.reject))),
+    }
+}
+
+fn find_method(canister: &CanisterState, name: &str) -> Result<(Entry, bool), Reject> {
+    let Some(module) = canister.module() else { return Err(reject::no_module(&canister.id)) };
+    let listed = |methods: &[String]| methods.iter().any(|method| method == name);
+    if listed(&module.info.queries) {
+        Ok((Entry::Query(name.to_string()), false))
+    } else if listed(&module.info.composite_queries) {
+        Ok((Entry::CompositeQuery(name.to_string()), true))
+    } else {
+        Err(reject::no_method(&canister.id, "query", name))
+    }
+}
+
+/// Query workers, handed out.
+struct Lanes {
+    per_canister_max: u64,
+    state: Mutex<LaneState>,
+    freed: Condvar,
+}
+
+struct LaneState {
+    free: Vec<usize>,
+    per_canister: BTreeMap<CanisterId, u64>,
+}
+
+/// A query worker in use.
+struct Permit<'a> {
+    lanes: &'a Lanes,
+    lane: usize,
+    canister_id: CanisterId,
+}
+
+impl Lanes {
+    fn new(lanes: u64, per_canister_max: u64) -> Self {
+        let lanes = usize::try_from(lanes.max(1)).unwrap_or(1);
+        Self {
+            per_canister_max: per_canister_max.max(1),
+            state: Mutex::new(LaneState { free: (0..lanes).rev().collect(), per_canister: BTreeMap::new() }),
+            freed: Condvar::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LaneState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn acquire(&self, canister_id: CanisterId) -> Result<Permit<'_>, Reject> {
+        let until = Instant::now() + WAIT;
+        let mut state = self.lock();
+        loop {
+            let used = state.per_canister.get(&canister_id).copied().unwrap_or(0);
+            if used < self.per_canister_max
+                && let Some(lane) = state.free.pop()
+            {
+                state.per_canister.insert(canister_id, used + 1);
+                return Ok(Permit { lanes: self, lane, canister_id });
+            }
+            let now = Instant::now();
+            if now >= until {
+                return Err(reject::queue_full(format!(
+                    "No query worker came free within {} s (execution.query_threads, at most {} for one canister); ask again.",
+                    WAIT.as_secs(),
+                    self.per_canister_max
+                )));
+            }
+            state = self.freed.wait_timeout(state, until - now).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        let mut state = self.lanes.lock();
+        state.free.push(self.lane);
+        if let Some(used) = state.per_canister.get_mut(&self.canister_id) {
+            *used -= 1;
+            if *used == 0 {
+                state.per_canister.remove(&self.canister_id);
+            }
+        }
+        drop(state);
+        self.lanes.freed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::ExecutorConfig;
+
+    #[test]
+    fn workers_come_back_and_one_canister_does_not_take_them_all() {
+        let lanes = Lanes::new(2, 1);
+        let id = ExecutorConfig::canister_id;
+        let first = lanes.acquire(id(1)).unwrap();
+        let second = lanes.acquire(id(2)).unwrap();
+        assert_ne!(first.lane, second.lane);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| lanes.acquire(id(1)).unwrap().lane);
+            let lane = first.lane;
+            drop(first);
+            assert_eq!(waiting.join().unwrap(), lane);
+        });
+        drop(second);
+        assert!(lanes.lock().per_canister.is_empty());
+        assert_eq!(lanes.lock().free.len(), 2);
+    }
+}

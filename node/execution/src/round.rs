@@ -1,0 +1,280 @@
+//! One round: (state, batch) -> state.
+//!
+//! ```text
+//! let time pass       statuses expire, storage is paid, deadlines and waits end, randomness is handed out
+//! induct              the batch's calls get a status and a place in a queue
+//! repeat              management calls, then one iteration over canisters with work (see `scheduler`), then merging
+//! until               no work is left, or the round's instructions or delta are used up
+//! settle              canisters go back into the map that is hashed and shared
+//! ```
+//!
+//! Everything is a function of the state, the batch and the recorded faults. Threads only compute what an iteration fixed beforehand, and what they return
+//! is merged in the order of canister ids.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+use state::{Batch, CanisterId, Fault, Payload, ReplicatedState, Time};
+
+use crate::config::FatalError;
+use crate::core::{Core, RoundFacts};
+use crate::induction;
+use crate::management::{self, Desk, Disposal, STOP_TIMEOUT_SECONDS};
+use crate::message::{Effects, Seat};
+use crate::messaging::{self, MessageMemory};
+use crate::pool::LanePool;
+use crate::reject;
+use crate::scheduler::{self, LaneBudget, Served};
+
+/// Storage and allocations are paid this often.
+const CHARGE_SECONDS: u64 = 600;
+
+/// What a round did, besides changing the state.
+#[derive(Debug, Default)]
+pub(crate) struct RoundWork {
+    pub(crate) faults: Vec<Fault>,
+    pub(crate) instructions: u64,
+    pub(crate) messages: u64,
+    pub(crate) delta_bytes: u64,
+    pub(crate) more: bool,
+}
+
+/// See the module.
+pub(crate) struct Round<'a> {
+    core: &'a Arc<Core>,
+    pool: &'a LanePool,
+    state: &'a mut ReplicatedState,
+    facts: Arc<RoundFacts>,
+    seats: BTreeMap<CanisterId, Seat>,
+    work: RoundWork,
+    /// Instructions and overheads so far.
+    spent: u64,
+    /// A management call found the delta log full.
+    desk_closed: bool,
+}
+
+/// Executes `batch` on `state`.
+pub(crate) fn run(
+    core: &Arc<Core>,
+    pool: &LanePool,
+    state: &mut ReplicatedState,
+    batch: Batch,
+    recorded: BTreeSet<Fault>,
+) -> Result<RoundWork, FatalError> {
+    state.subnet.height = batch.height;
+    state.subnet.time = batch.time;
+    let facts = Arc::new(RoundFacts { height: batch.height, time: batch.time, recorded });
+    let mut round = Round {
+        core,
+        pool,
+        state,
+        facts,
+        seats: BTreeMap::new(),
+        work: RoundWork::default(),
+        spent: 0,
+        desk_closed: false,
+    };
+    round.let_time_pass(&batch.randomness);
+    induction::induct(core, round.state, batch.ingress);
+    round.state.refresh();
+    round.execute()?;
+    round.finish()
+}
+
+impl Round<'_> {
+    fn let_time_pass(&mut self, randomness: &[u8; 32]) {
+        let now = self.facts.time;
+        self.state.history.expire(now);
+        self.hand_out_randomness(randomness);
+        self.charge(now);
+        messaging::expire_calls(self.state, now);
+        messaging::expire_ingress(self.state, now);
+        let effects = messaging::expire_stops(self.state, now, STOP_TIMEOUT_SECONDS);
+        self.merge_one(effects);
+    }
+
+    fn hand_out_randomness(&mut self, randomness: &[u8; 32]) {
+        let mut effects = Effects::default();
+        let waiters = std::mem::take(&mut self.state.subnet.randomness_waiters);
+        for (number, waiter) in waiters.into_iter().enumerate() {
+            let mut hasher = Sha256::new();
+            hasher.update(b"\x08raw-rand");
+            hasher.update(randomness);
+            hasher.update((number as u64).to_be_bytes());
+            let bytes = serde_bytes::ByteBuf::from(hasher.finalize().to_vec());
+            let payload = match management::encode(&bytes) {
+                Ok(reply) => Payload::Reply(reply),
+                Err(reject) => Payload::Reject(reject),
+            };
+            let unclaimed = effects.answer(&waiter.origin, payload, waiter.cycles);
+            self.state.subnet.consumption.uninstall += unclaimed;
+        }
+        self.merge_one(effects);
+    }
+
+    /// Storage and allocations, for canisters that have not paid for a while. One that cannot pay loses its code.
+    fn charge(&mut self, now: Time) {
+        let mut effects = Effects::default();
+        let due = Time(now.0.saturating_sub(CHARGE_SECONDS * 1_000_000_000));
+        for id in self.state.due_charges(due) {
+            let Some(canister) = self.state.get_mut(&id) else { continue };
+            let seconds = (now.0 - canister.charged_until.0) / 1_000_000_000;
+            canister.charged_until = Time(canister.charged_until.0 + seconds * 1_000_000_000);
+            let costs = &self.core.costs;
+            let memory = costs.storage(canister.memory_taken(), seconds);
+            let compute = costs.compute(canister.settings.compute_allocation, seconds);
+            let had_nothing = canister.cycles == 0 && canister.reserved_cycles == 0;
+            let from_reserve = memory.min(canister.reserved_cycles);
+            canister.reserved_cycles -= from_reserve;
+            let from_balance = (memory - from_reserve).min(canister.cycles);
+            canister.cycles -= from_balance;
+            canister.consumption.memory += from_reserve + from_balance;
+            let compute = compute.min(canister.cycles);
+            canister.cycles -= compute;
+            canister.consumption.compute_allocation += compute;
+            let ran_out = canister.cycles == 0 && canister.reserved_cycles == 0;
+            if ran_out && (!had_nothing || canister.execution.is_some()) {
+                let rejection = reject::rejected_message(format!("Canister {id} ran out of cycles and lost its code."));
+                management::uninstall(self.core, canister, &mut effects, &rejection);
+                canister.history.clear();
+                canister.chunks.clear();
+                canister.settings.compute_allocation = 0;
+                canister.settings.memory_allocation = 0;
+            }
+        }
+        self.merge_one(effects);
+    }
+
+    fn execute(&mut self) -> Result<(), FatalError> {
+        loop {
+            self.serve_desk()?;
+            if self.is_used_up() {
+                return Ok(());
+            }
+            let ids = scheduler::active(self.core, self.state, &self.seats, &self.facts);
+            if ids.is_empty() {
+                return Ok(());
+            }
+            self.iterate(ids)?;
+        }
+    }
+
+    fn is_used_up(&self) -> bool {
+        let limits = &self.core.limits().execution;
+        self.spent >= limits.instructions_per_round || self.work.delta_bytes >= limits.heap_delta_bytes_per_round
+    }
+
+    /// Management calls, until none is left or the round is used up.
+    fn serve_desk(&mut self) -> Result<(), FatalError> {
+        while !self.desk_closed && !self.is_used_up() {
+            let Some(call) = self.state.subnet.calls.pop_front() else { return Ok(()) };
+            let mut desk = Desk {
+                core: self.core,
+                state: self.state,
+                round: &self.facts,
+                seats: &mut self.seats,
+                effects: Effects::default(),
+            };
+            let disposal = desk.serve(call)?;
+            let effects = desk.effects;
+            if let Disposal::NotNow(call) = disposal {
+                self.state.subnet.calls.push_front(call);
+                self.desk_closed = true;
+            }
+            self.merge_one(effects);
+            self.finish_stops();
+        }
+        Ok(())
+    }
+
+    fn iterate(&mut self, ids: Vec<CanisterId>) -> Result<(), FatalError> {
+        let limits = self.core.limits();
+        let order = ids.clone();
+        let lanes = scheduler::lanes(ids);
+        let count = lanes.len() as u64;
+        let budget = LaneBudget {
+            work: (limits.execution.instructions_per_round - self.spent).div_ceil(count),
+            delta_bytes: (limits.execution.heap_delta_bytes_per_round - self.work.delta_bytes).div_ceil(count),
+            growable_bytes: limits.subnet.memory_capacity_bytes.saturating_sub(self.state.totals().memory_taken) / count,
+        };
+        let jobs: Vec<_> = lanes
+            .into_iter()
+            .map(|lane| {
+                let canisters: Vec<_> = lane
+                    .into_iter()
+                    .filter_map(|id| Some((self.state.take(&id)?, self.seats.get(&id).copied().unwrap_or_default())))
+                    .collect();
+                let (core, facts) = (Arc::clone(self.core), Arc::clone(&self.facts));
+                move |worker: usize| scheduler::run_lane(&core, &facts, worker, canisters, budget)
+            })
+            .collect();
+        let mut served: Vec<Served> = Vec::with_capacity(order.len());
+        for lane in self.pool.run(jobs)? {
+            served.extend(lane?);
+        }
+        served.sort_by_key(|served| served.canister.id);
+
+        let mut all = Vec::with_capacity(served.len());
+        let mut unserved = BTreeSet::new();
+        for Served { canister, seat, effects } in served {
+            self.seats.insert(canister.id, seat);
+            match effects {
+                Some(effects) => {
+                    all.push(effects);
+                    self.state.put(canister);
+                }
+                None => {
+                    unserved.insert(canister.id);
+                    self.state.put_back(canister);
+                }
+            }
+        }
+        // Whoever was not served comes first next time.
+        self.state.subnet.served_last = order.into_iter().take_while(|id| !unserved.contains(id)).last();
+        self.merge(all);
+        self.finish_stops();
+        Ok(())
+    }
+
+    fn merge_one(&mut self, effects: Effects) {
+        self.merge(vec![effects]);
+    }
+
+    fn merge(&mut self, all: Vec<Effects>) {
+        self.state.refresh();
+        let new_guaranteed: u64 = all
+            .iter()
+            .map(|effects| effects.requests.iter().filter(|request| request.deadline.is_none()).count() as u64)
+            .sum();
+        // The totals already hold room for the answers of these calls; it is given to them one by one.
+        let mut memory = MessageMemory::of(self.state);
+        memory.release(new_guaranteed * self.core.limits().subnet.message_payload_bytes);
+        for mut effects in all {
+            self.work.instructions += effects.instructions;
+            self.work.messages += effects.messages;
+            self.work.delta_bytes += effects.delta_bytes;
+            self.work.faults.append(&mut effects.faults);
+            self.spent += effects.work;
+            messaging::merge(self.core, self.state, &mut memory, effects);
+        }
+    }
+
+    /// Stops the canisters that waited for nothing but what just ended.
+    fn finish_stops(&mut self) {
+        let touched = self.state.refresh();
+        let effects = messaging::finish_stops(self.state, &touched);
+        self.merge_one(effects);
+        self.state.refresh();
+    }
+
+    fn finish(mut self) -> Result<RoundWork, FatalError> {
+        self.state.settle();
+        let waits = !self.state.subnet.calls.is_empty() || !self.state.subnet.randomness_waiters.is_empty();
+        // What was left alone because the canister cannot pay for it must not bring rounds one after the other.
+        let queued = self.state.with_work().iter().any(|id| self.state.get(id).is_some_and(|canister| !canister.queues.is_empty()));
+        let timers = self.state.due_timers(self.facts.time).any(|id| !self.seats.get(&id).is_some_and(|seat| seat.timer_done));
+        self.work.more = waits || queued || timers;
+        Ok(self.work)
+    }
+}

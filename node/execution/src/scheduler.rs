@@ -1,0 +1,175 @@
+//! Who runs next, and beside whom.
+//!
+//! A round is a series of iterations. An iteration takes canisters that have something to do, in the order of their ids but beginning behind the
+//! last one that was served before, and spreads them over [`VIRTUAL_LANES`] lanes. Each lane has an equal part of what is left of the round's budgets
+//! and serves its canisters one after the other. Lanes are a notion of the state machine, not of the machine: there are always as many, however many
+//! threads run them, so that the outcome of a round does not depend on the number of cores.
+//!
+//! A canister prefers one lane for good (so that its memories stay mapped in one worker), and gives way to an emptier one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use state::{CanisterId, CanisterState, ReplicatedState, Time};
+
+use crate::config::FatalError;
+use crate::core::{Core, RoundFacts};
+use crate::message::{Effects, Seat, Step, Turn};
+
+/// Lanes of an iteration.
+pub(crate) const VIRTUAL_LANES: usize = 4;
+/// Canisters of an iteration.
+const CANISTERS_PER_ITERATION: usize = 256;
+/// Messages a canister may execute in one iteration.
+const MESSAGES_PER_TURN: u64 = 64;
+
+/// What a lane may use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaneBudget {
+    /// Instructions and overheads.
+    pub(crate) work: u64,
+    /// Delta.
+    pub(crate) delta_bytes: u64,
+    /// Bytes that memories may grow by.
+    pub(crate) growable_bytes: u64,
+}
+
+/// A canister after an iteration.
+pub(crate) struct Served {
+    pub(crate) canister: CanisterState,
+    pub(crate) seat: Seat,
+    /// `None`: its lane's budget was used up before its turn.
+    pub(crate) effects: Option<Effects>,
+}
+
+/// Delta a canister still owes at `height`, of what it wrote beyond its rate.
+pub(crate) fn delta_debit(canister: &CanisterState, height: u64, per_round: u64) -> u64 {
+    canister.delta_debit.saturating_sub(height.saturating_sub(canister.delta_height).saturating_mul(per_round))
+}
+
+/// Whether a canister has something to do that it may do in this round.
+pub(crate) fn is_active(core: &Core, state: &ReplicatedState, id: &CanisterId, seat: Seat, round: &RoundFacts) -> bool {
+    let Some(canister) = state.get(id) else { return false };
+    if seat.paused {
+        return false;
+    }
+    let per_round = core.limits().execution.heap_delta_bytes_per_canister_round;
+    if delta_debit(canister, round.height.0, per_round) >= per_round {
+        return false;
+    }
+    let heartbeat = !seat.heartbeat_done && state.heartbeats().contains(id);
+    let timer = !seat.timer_done && timer_due(canister, round.time);
+    // Whoever has work but no message has a hook to run, if it can pay for it.
+    let work = state.with_work().contains(id) && (!canister.queues.is_empty() || core.affords_task(canister));
+    heartbeat || timer || work
+}
+
+fn timer_due(canister: &CanisterState, now: Time) -> bool {
+    canister.global_timer.0 != 0
+        && canister.global_timer <= now
+        && canister.status == state::CanisterStatus::Running
+        && canister.module().is_some_and(|module| module.info.hooks.global_timer)
+}
+
+/// Canisters to serve, in order.
+pub(crate) fn active(
+    core: &Core,
+    state: &ReplicatedState,
+    seats: &BTreeMap<CanisterId, Seat>,
+    round: &RoundFacts,
+) -> Vec<CanisterId> {
+    let mut candidates: BTreeSet<CanisterId> = state.with_work().clone();
+    candidates.extend(state.due_timers(round.time));
+    candidates.extend(state.heartbeats().iter().copied());
+    candidates
+        .retain(|id| is_active(core, state, id, seats.get(id).copied().unwrap_or_default(), round));
+    let last = state.subnet.served_last;
+    let (before, after): (Vec<_>, Vec<_>) = candidates.into_iter().partition(|id| last.is_some_and(|last| *id <= last));
+    after.into_iter().chain(before).take(CANISTERS_PER_ITERATION).collect()
+}
+
+/// Spreads canisters over lanes.
+pub(crate) fn lanes(ids: Vec<CanisterId>) -> Vec<Vec<CanisterId>> {
+    let count = ids.len().clamp(1, VIRTUAL_LANES);
+    let fair = ids.len().div_ceil(count);
+    let mut lanes: Vec<Vec<CanisterId>> = vec![Vec::new(); count];
+    for id in ids {
+        let preferred = preferred_lane(&id) % count;
+        let emptiest = (0..count).min_by_key(|lane| lanes.get(*lane).map_or(0, Vec::len)).unwrap_or(0);
+        let lane = if lanes.get(preferred).is_some_and(|lane| lane.len() < fair) { preferred } else { emptiest };
+        if let Some(lane) = lanes.get_mut(lane) {
+            lane.push(id);
+        }
+    }
+    lanes
+}
+
+fn preferred_lane(id: &CanisterId) -> usize {
+    id.as_slice().iter().fold(0usize, |sum, byte| sum.wrapping_add(usize::from(*byte)))
+}
+
+/// Serves the canisters of one lane on one thread.
+pub(crate) fn run_lane(
+    core: &Arc<Core>,
+    round: &Arc<RoundFacts>,
+    worker: usize,
+    canisters: Vec<(CanisterState, Seat)>,
+    budget: LaneBudget,
+) -> Result<Vec<Served>, FatalError> {
+    let limits = core.limits();
+    let per_round = limits.execution.heap_delta_bytes_per_canister_round;
+    let slice = limits.execution.instructions_per_slice.max(1);
+    let mut served = Vec::with_capacity(canisters.len());
+    let (mut work, mut delta_bytes, mut growable_bytes) = (0u64, 0u64, budget.growable_bytes);
+    for (mut canister, mut seat) in canisters {
+        if work >= budget.work || delta_bytes >= budget.delta_bytes {
+            served.push(Served { canister, seat, effects: None });
+            continue;
+        }
+        canister.delta_debit = delta_debit(&canister, round.height.0, per_round);
+        canister.delta_height = round.height.0;
+        let mut turn = Turn::new(core, round, worker, growable_bytes);
+        let mut progressed = false;
+        for _ in 0..MESSAGES_PER_TURN {
+            let step = turn.step(&mut canister, &mut seat)?;
+            progressed |= step == Step::Done;
+            let used = &turn.effects;
+            let over = work + used.work >= budget.work || delta_bytes + used.delta_bytes >= budget.delta_bytes;
+            if canister.delta_debit >= per_round {
+                seat.paused = true;
+            }
+            if step != Step::Done || seat.paused || over || used.work >= slice {
+                break;
+            }
+        }
+        // Nothing it could do now becomes possible by asking again in the same round.
+        seat.paused |= !progressed;
+        growable_bytes = turn.growable_bytes;
+        work += turn.effects.work;
+        delta_bytes += turn.effects.delta_bytes;
+        served.push(Served { canister, seat, effects: Some(turn.effects) });
+    }
+    Ok(served)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ExecutorConfig;
+
+    #[test]
+    fn lanes_are_even_and_depend_on_ids_alone() {
+        let ids: Vec<_> = (0..10).map(ExecutorConfig::canister_id).collect();
+        let spread = lanes(ids.clone());
+        assert_eq!(spread.len(), VIRTUAL_LANES);
+        assert!(spread.iter().all(|lane| lane.len() <= 3));
+        assert_eq!(spread.iter().map(Vec::len).sum::<usize>(), 10);
+        assert_eq!(spread, lanes(ids));
+    }
+
+    #[test]
+    fn a_lone_canister_has_the_iteration_for_itself() {
+        assert_eq!(lanes(vec![ExecutorConfig::canister_id(3)]).len(), 1);
+        assert_eq!(lanes(vec![]).len(), 1);
+    }
+}

@@ -1,0 +1,280 @@
+//! A node without network: batches go straight into the executor, "signatures" are zeros, and the block log is a vector.
+#![allow(dead_code, missing_docs, unreachable_pub)]
+
+pub mod script;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use candid::{CandidType, Principal};
+use execution::{Executor, ExecutorConfig, RoundResult};
+use limits::Limits;
+use pages::PageStore;
+use serde::de::DeserializeOwned;
+use state::{
+    Batch, BlobStore, CanisterId, CanisterState, Fault, Height, Ingress, Reject, RequestId, StateStore, Status, SubnetInfo,
+    Time, certified::SubnetType,
+};
+
+pub use script::{CallOp, Op, ScriptSandbox, Spec, encode};
+
+pub const SECOND: u64 = 1_000_000_000;
+const START: u64 = 1_700_000_000 * SECOND;
+
+pub fn limits() -> Limits {
+    let mut limits = Limits::nano().unwrap();
+    limits.pages.checkpoint_interval_rounds = 7;
+    limits
+}
+
+pub fn user(number: u8) -> Principal {
+    Principal::self_authenticating([number])
+}
+
+pub fn config(limits: Limits) -> ExecutorConfig {
+    let public_key_der = vec![7; 133];
+    ExecutorConfig {
+        limits: Arc::new(limits),
+        subnet: SubnetInfo {
+            subnet_id: Principal::self_authenticating(&public_key_der),
+            public_key_der: public_key_der.clone(),
+            subnet_type: SubnetType::Application,
+            canister_ranges: vec![(ExecutorConfig::canister_id(0), ExecutorConfig::canister_id(0xf_ffff))],
+            nodes: vec![],
+        },
+        root_key_der: public_key_der,
+        first_canister: 0x100,
+        provisional: true,
+        subnet_admins: vec![],
+    }
+}
+
+/// A node and the log of its batches.
+pub struct Node {
+    pub dir: PathBuf,
+    _temporary: Option<tempfile::TempDir>,
+    pub config: ExecutorConfig,
+    pub sandbox: Arc<ScriptSandbox>,
+    pub pages: Arc<PageStore>,
+    pub executor: Executor,
+    pub log: Vec<(Batch, Vec<Fault>, [u8; 32])>,
+    next_request: u64,
+    pub waiting: Vec<Ingress>,
+    pub seconds_per_round: u64,
+    pub last: Option<RoundResult>,
+}
+
+fn open(dir: &Path, config: &ExecutorConfig, sandbox: Arc<ScriptSandbox>) -> (Arc<PageStore>, Executor) {
+    let store = StateStore::open(&dir.join("state"), 1 << 20).unwrap();
+    let blobs = Arc::new(BlobStore::open(&dir.join("blobs"), 16 << 20).unwrap());
+    let index: Vec<_> = match store.load().unwrap() {
+        Some(checkpoint) => checkpoint
+            .memories()
+            .unwrap()
+            .map(|record| record.map(|(id, (index, bytes))| (id, index, bytes)).unwrap())
+            .collect(),
+        None => vec![],
+    };
+    let pages = Arc::new(PageStore::open(dir.join("pages"), &config.limits.pages, index).unwrap());
+    let executor = Executor::open(config.clone(), sandbox, Arc::clone(&pages), store, blobs).unwrap();
+    (pages, executor)
+}
+
+impl Node {
+    pub fn new() -> Self {
+        Self::with(limits())
+    }
+
+    pub fn with(limits: Limits) -> Self {
+        let temporary = tempfile::tempdir().unwrap();
+        let dir = temporary.path().to_path_buf();
+        let config = config(limits);
+        let sandbox = Arc::new(ScriptSandbox::default());
+        let (pages, executor) = open(&dir, &config, Arc::clone(&sandbox));
+        Self {
+            dir,
+            _temporary: Some(temporary),
+            config,
+            sandbox,
+            pages,
+            executor,
+            log: vec![],
+            next_request: 0,
+            waiting: vec![],
+            seconds_per_round: 1,
+            last: None,
+        }
+    }
+
+    pub fn now(&self) -> u64 {
+        self.executor.time().0.max(START)
+    }
+
+    pub fn ingress(&mut self, sender: Principal, canister_id: Principal, effective: Principal, method: &str, arg: Vec<u8>) -> RequestId {
+        self.next_request += 1;
+        let mut id = [0; 32];
+        id[..8].copy_from_slice(&self.next_request.to_be_bytes());
+        id[8] = 0x5a;
+        self.waiting.push(Ingress {
+            request_id: RequestId(id),
+            sender,
+            canister_id,
+            effective_canister_id: effective,
+            method_name: method.into(),
+            arg,
+            ingress_expiry: Time(self.now() + 240 * SECOND),
+            sender_info: None,
+        });
+        RequestId(id)
+    }
+
+    /// One round with what waits.
+    pub fn round(&mut self) -> RoundResult {
+        let height = Height(self.executor.height().0 + 1);
+        let batch = Batch {
+            height,
+            time: Time(self.now() + self.seconds_per_round * SECOND),
+            randomness: [height.0 as u8; 32],
+            ingress: std::mem::take(&mut self.waiting),
+        };
+        self.execute(batch, &[])
+    }
+
+    pub fn execute(&mut self, batch: Batch, recorded: &[Fault]) -> RoundResult {
+        let result = self.executor.execute(&batch, recorded).unwrap();
+        self.executor.certify(batch.height, vec![0; 48]).unwrap();
+        self.log.push((batch, result.faults.clone(), result.root));
+        if self.executor.checkpoint_due() {
+            self.executor.checkpoint().unwrap();
+        }
+        self.check_conservation();
+        self.last = Some(result.clone());
+        result
+    }
+
+    pub fn check_conservation(&self) {
+        let state = self.executor.state();
+        assert_eq!(state.cycles_in_all(), state.subnet.minted, "cycles came from nowhere or got lost");
+    }
+
+    /// Rounds until nothing is left to do.
+    pub fn settle(&mut self) {
+        for _ in 0..200 {
+            if !self.round().more {
+                return;
+            }
+        }
+        panic!("still busy after 200 rounds");
+    }
+
+    pub fn status(&self, id: &RequestId) -> Status {
+        self.executor.state().history.get(id).expect("known").status.clone()
+    }
+
+    pub fn result(&self, id: &RequestId) -> Result<Vec<u8>, Reject> {
+        match self.status(id) {
+            Status::Replied(bytes) => Ok(bytes),
+            Status::Rejected(reject) => Err(reject),
+            other => panic!("not answered: {other:?}"),
+        }
+    }
+
+    /// A management call of a user, answered.
+    pub fn manage<A: CandidType>(&mut self, sender: Principal, about: Principal, method: &str, arg: &A) -> Result<Vec<u8>, Reject> {
+        let arg = candid::encode_one(arg).unwrap();
+        let id = self.ingress(sender, Principal::management_canister(), about, method, arg);
+        self.settle();
+        self.result(&id)
+    }
+
+    pub fn create(&mut self) -> CanisterId {
+        #[derive(CandidType)]
+        struct Argument {
+            amount: Option<candid::Nat>,
+        }
+        let reply =
+            self.manage(user(1), Principal::management_canister(), "provisional_create_canister_with_cycles", &Argument { amount: None });
+        let record: ic_management_canister_types::CanisterIdRecord = decode(&reply.unwrap());
+        record.canister_id
+    }
+
+    pub fn install(&mut self, id: CanisterId, mode: ic_management_canister_types::CanisterInstallMode, spec: &Spec) -> Result<Vec<u8>, Reject> {
+        let argument = ic_management_canister_types::InstallCodeArgs {
+            mode,
+            canister_id: id,
+            wasm_module: spec.wasm(),
+            arg: vec![],
+            sender_canister_version: None,
+        };
+        self.manage(user(1), id, "install_code", &argument)
+    }
+
+    pub fn deploy(&mut self, spec: &Spec) -> CanisterId {
+        let id = self.create();
+        self.install(id, ic_management_canister_types::CanisterInstallMode::Install, spec).unwrap();
+        id
+    }
+
+    pub fn call(&mut self, id: CanisterId, program: &[Op]) -> Result<Vec<u8>, Reject> {
+        let request = self.send(id, program);
+        self.settle();
+        self.result(&request)
+    }
+
+    pub fn send(&mut self, id: CanisterId, program: &[Op]) -> RequestId {
+        self.ingress(user(1), id, id, "run", encode(program))
+    }
+
+    pub fn notes(&mut self, id: CanisterId) -> Vec<String> {
+        let bytes = self.call(id, &[Op::ReplyNotes]).unwrap();
+        let notes: Vec<Vec<u8>> = postcard::from_bytes(&bytes).unwrap();
+        notes.into_iter().map(|note| String::from_utf8_lossy(&note).into_owned()).collect()
+    }
+
+    pub fn canister(&self, id: CanisterId) -> &CanisterState {
+        self.executor.state().get(&id).unwrap()
+    }
+
+    pub fn status_of(&mut self, id: CanisterId) -> ic_management_canister_types::CanisterStatusResult {
+        let record = ic_management_canister_types::CanisterIdRecord { canister_id: id };
+        decode(&self.manage(user(1), id, "canister_status", &record).unwrap())
+    }
+
+    /// Throws the process away and starts from the disk; the log is repeated from there and must give the same roots.
+    pub fn restart(self) -> Self {
+        let Self { dir, _temporary, config, executor, pages, sandbox, log, next_request, waiting, seconds_per_round, .. } = self;
+        drop(executor);
+        drop(pages);
+        drop(sandbox);
+        let sandbox = Arc::new(ScriptSandbox::default());
+        let (pages, executor) = open(&dir, &config, Arc::clone(&sandbox));
+        let mut node = Self {
+            dir,
+            _temporary,
+            config,
+            sandbox,
+            pages,
+            executor,
+            log: vec![],
+            next_request,
+            waiting,
+            seconds_per_round,
+            last: None,
+        };
+        for (batch, faults, root) in log {
+            if batch.height <= node.executor.height() {
+                node.log.push((batch, faults, root));
+                continue;
+            }
+            let height = batch.height;
+            let result = node.execute(batch, &faults);
+            assert_eq!(result.root, root, "the root of height {} differs after the restart", height.0);
+            assert_eq!(result.faults, faults);
+        }
+        node
+    }
+}
+
+pub fn decode<T: CandidType + DeserializeOwned>(bytes: &[u8]) -> T {
+    candid::decode_one(bytes).unwrap()
+}

@@ -1,0 +1,512 @@
+//! A sandbox without WebAssembly: "modules" are encoded [`Spec`]s, and the argument of a call is the program it runs. What a canister remembers lies in its
+//! heap, written as real pages through real append targets, so that versions, checkpoints and restarts are exercised as with real code.
+//!
+//! Deterministic: nothing but the request decides what comes out.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ic_principal::Principal;
+use pages::{MemoryId, PAGE_BYTES, Run, read_pages};
+use sandbox::{
+    Call, CallbackKind, Changes, CustomSection, Entry, Hooks, Lane, ModuleInfo, Mount, Outcome, Request, Response, Sandbox,
+    Trap,
+};
+use serde::{Deserialize, Serialize};
+use state::{Cycles, ErrorCode, Global, Reject, RejectCode, Time};
+
+/// Something a program does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Op {
+    /// Replies with these bytes.
+    Reply(Vec<u8>),
+    /// Replies with the argument of the callback (the answer to the call).
+    ReplyArgument,
+    /// Replies with the code and text of the reject.
+    ReplyReject,
+    /// Replies with everything noted so far.
+    ReplyNotes,
+    /// Replies with the balance, as text.
+    ReplyBalance,
+    /// Replies with the data certificate, or nothing.
+    ReplyCertificate,
+    /// Rejects.
+    Reject(String),
+    /// Traps.
+    Trap(String),
+    /// Kills the worker, as often as the sandbox was told to.
+    Die,
+    /// Remembers these bytes in the heap.
+    Note(Vec<u8>),
+    /// Remembers the answer to the call.
+    NoteArgument,
+    /// Remembers code and text of the reject.
+    NoteReject,
+    /// Calls.
+    Call(Box<CallOp>),
+    /// Takes cycles from the call.
+    Accept(Cycles),
+    /// Burns cycles.
+    Burn(Cycles),
+    /// Uses instructions.
+    Spend(u64),
+    /// Dirties so many stable pages.
+    Dirty(u64),
+    /// Grows stable memory by so many Wasm pages.
+    Grow(u64),
+    /// Sets the timer.
+    Timer(u64),
+    /// Sets certified data.
+    Certify(Vec<u8>),
+    /// Prints.
+    Print(Vec<u8>),
+    /// Claims cycles out of nothing, as a worker that was taken over would.
+    Forge,
+}
+
+/// A call and what follows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallOp {
+    pub callee: Principal,
+    pub method: String,
+    pub arg: Vec<u8>,
+    pub cycles: Cycles,
+    pub timeout: Option<u32>,
+    pub on_reply: Vec<Op>,
+    pub on_reject: Vec<Op>,
+    pub on_cleanup: Vec<Op>,
+}
+
+impl CallOp {
+    pub fn new(callee: Principal, program: &[Op]) -> Self {
+        Self {
+            callee,
+            method: "run".into(),
+            arg: encode(program),
+            cycles: 0,
+            timeout: None,
+            on_reply: vec![Op::ReplyArgument],
+            on_reject: vec![Op::ReplyReject],
+            on_cleanup: vec![],
+        }
+    }
+
+    pub fn op(self) -> Op {
+        Op::Call(Box::new(self))
+    }
+}
+
+/// A program as an argument.
+pub fn encode(program: &[Op]) -> Vec<u8> {
+    postcard::to_stdvec(program).unwrap()
+}
+
+/// A module.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Spec {
+    pub name: String,
+    pub init: Vec<Op>,
+    pub pre_upgrade: Option<Vec<Op>>,
+    pub post_upgrade: Vec<Op>,
+    pub heartbeat: Option<Vec<Op>>,
+    pub timer: Option<Vec<Op>>,
+    pub low_memory: Option<Vec<Op>>,
+    pub inspect: Option<bool>,
+    pub persistent: bool,
+    pub sections: Vec<(bool, String, Vec<u8>)>,
+}
+
+const MAGIC: &[u8] = b"\0asm";
+
+impl Spec {
+    pub fn wasm(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(postcard::to_stdvec(self).unwrap());
+        bytes
+    }
+
+    fn read(wasm: &[u8]) -> Option<Self> {
+        postcard::from_bytes(wasm.strip_prefix(MAGIC)?).ok()
+    }
+}
+
+/// What a canister remembers in its heap.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Heap {
+    notes: Vec<Vec<u8>>,
+    callbacks: BTreeMap<u64, (Vec<Op>, Vec<Op>, Vec<Op>)>,
+    next: u64,
+}
+
+#[derive(Default)]
+pub struct ScriptSandbox {
+    specs: Mutex<BTreeMap<[u8; 32], Spec>>,
+    kept: Mutex<BTreeMap<u64, Heap>>,
+    next_token: AtomicU64,
+    /// Times a worker still dies.
+    pub deaths: AtomicU64,
+    /// Times a compilation still lacks resources.
+    pub compile_failures: AtomicU64,
+    pub executions: AtomicU64,
+}
+
+impl Sandbox for ScriptSandbox {
+    fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, Reject> {
+        if take_one(&self.compile_failures) {
+            return Err(Reject { code: RejectCode::SysTransient, message: "killed".into(), error_code: ErrorCode(521) });
+        }
+        let spec = Spec::read(wasm).ok_or_else(|| Reject {
+            code: RejectCode::CanisterError,
+            message: "not a module".into(),
+            error_code: ErrorCode(505),
+        })?;
+        let hash = <sha2::Sha256 as sha2::Digest>::digest(wasm).into();
+        let info = ModuleInfo {
+            updates: vec!["run".into()],
+            queries: vec!["look".into()],
+            composite_queries: vec!["compose".into()],
+            hooks: Hooks {
+                start: false,
+                init: true,
+                pre_upgrade: spec.pre_upgrade.is_some(),
+                post_upgrade: true,
+                inspect_message: spec.inspect.is_some(),
+                heartbeat: spec.heartbeat.is_some(),
+                global_timer: spec.timer.is_some(),
+                on_low_wasm_memory: spec.low_memory.is_some(),
+            },
+            memory64: false,
+            heap_initial_wasm_pages: 1,
+            custom_sections: spec
+                .sections
+                .iter()
+                .map(|(public, name, content)| CustomSection { public: *public, name: name.clone(), content: content.clone() })
+                .collect(),
+            enhanced_orthogonal_persistence: spec.persistent,
+            compile_instructions: 1_000,
+        };
+        self.specs.lock().unwrap().insert(hash, spec);
+        Ok(info)
+    }
+
+    fn execute(&self, _lane: Lane, request: &Request) -> Outcome {
+        self.executions.fetch_add(1, Ordering::Relaxed);
+        let spec = self.specs.lock().unwrap().get(&request.module.0).cloned().expect("prepared before");
+        let fresh = matches!(request.entry, Entry::Init | Entry::PostUpgrade { keep_heap: false });
+        let heap = match request.keep_token {
+            Some(token) => self.kept.lock().unwrap().get(&token).cloned().expect("kept"),
+            None if fresh => Heap::default(),
+            None => load(&request.heap),
+        };
+        let mut run = Running::new(request, heap);
+        let program = run.program(&spec);
+        match run.all(&program, &self.deaths) {
+            Ok(()) => run.finish(self),
+            Err(trap) => Outcome {
+                instructions: run.instructions,
+                result: Err(trap),
+                changes: None,
+                accepted: false,
+                log: run.log,
+                query_calls: Vec::new(),
+                keep_token: None,
+            },
+        }
+    }
+
+    fn release(&self, _lane: Lane, keep_token: u64) {
+        self.kept.lock().unwrap().remove(&keep_token);
+    }
+
+    fn forget(&self, _memories: &[MemoryId]) {}
+}
+
+impl ScriptSandbox {
+    pub fn kept(&self) -> usize {
+        self.kept.lock().unwrap().len()
+    }
+}
+
+fn take_one(counter: &AtomicU64) -> bool {
+    counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+}
+
+fn load(mount: &Mount) -> Heap {
+    if mount.wasm_pages == 0 {
+        return Heap::default();
+    }
+    let mut page = vec![0; PAGE_BYTES as usize];
+    read_pages(&mount.layout, 0, &mut page).unwrap();
+    let length = u64::from_le_bytes(page[..8].try_into().unwrap()) as usize;
+    if length == 0 {
+        return Heap::default();
+    }
+    let mut bytes = vec![0; (length + 8).next_multiple_of(PAGE_BYTES as usize)];
+    read_pages(&mount.layout, 0, &mut bytes).unwrap();
+    postcard::from_bytes(&bytes[8..8 + length]).unwrap()
+}
+
+struct Running<'a> {
+    request: &'a Request,
+    heap: Heap,
+    heap_before: Heap,
+    instructions: u64,
+    balance: Cycles,
+    accepted: Cycles,
+    burned: Cycles,
+    calls: Vec<Call>,
+    response: Response,
+    certified: Option<Vec<u8>>,
+    timer: Option<Time>,
+    stable_pages: u64,
+    dirty: u64,
+    log: Vec<serde_bytes::ByteBuf>,
+    slots: BTreeMap<Principal, u64>,
+}
+
+impl<'a> Running<'a> {
+    fn new(request: &'a Request, heap: Heap) -> Self {
+        Self {
+            request,
+            heap_before: heap.clone(),
+            heap,
+            instructions: 1_000,
+            balance: request.context.balance,
+            accepted: 0,
+            burned: 0,
+            calls: Vec::new(),
+            response: Response::None,
+            certified: None,
+            timer: None,
+            stable_pages: request.stable.wasm_pages,
+            dirty: 0,
+            log: Vec::new(),
+            slots: request.context.queue_slots_left.iter().copied().collect(),
+        }
+    }
+
+    fn program(&mut self, spec: &Spec) -> Vec<Op> {
+        match &self.request.entry {
+            Entry::Init => spec.init.clone(),
+            Entry::PreUpgrade => spec.pre_upgrade.clone().unwrap_or_default(),
+            Entry::PostUpgrade { .. } => spec.post_upgrade.clone(),
+            Entry::Heartbeat => spec.heartbeat.clone().unwrap_or_default(),
+            Entry::GlobalTimer => spec.timer.clone().unwrap_or_default(),
+            Entry::OnLowWasmMemory => spec.low_memory.clone().unwrap_or_default(),
+            Entry::InspectMessage { .. } => vec![],
+            Entry::Update(_) | Entry::Query(_) | Entry::CompositeQuery(_) => {
+                postcard::from_bytes(&self.request.context.arg).unwrap_or_else(|_| vec![Op::Trap("bad program".into())])
+            }
+            Entry::Callback { fun, kind, .. } => {
+                let (reply, reject, cleanup) = self.heap.callbacks.remove(fun).unwrap_or_default();
+                // Kept for the cleanup, which runs if this traps; it runs on the state of before.
+                let _ = cleanup;
+                match kind {
+                    CallbackKind::Reply => reply,
+                    CallbackKind::Reject { .. } => reject,
+                }
+            }
+            Entry::Cleanup { fun, .. } => self.heap.callbacks.remove(fun).unwrap_or_default().2,
+        }
+    }
+
+    fn trap(&self, code: u16, message: impl Into<String>) -> Trap {
+        let reject =
+            Reject { code: RejectCode::CanisterError, message: message.into(), error_code: ErrorCode(code) };
+        Trap { reject, worker_died: false }
+    }
+
+    fn all(&mut self, program: &[Op], deaths: &AtomicU64) -> Result<(), Trap> {
+        for op in program {
+            self.instructions += 100;
+            if self.instructions > self.request.limits.instructions {
+                self.instructions = self.request.limits.instructions;
+                return Err(self.trap(522, "too many instructions"));
+            }
+            self.one(op, deaths)?;
+        }
+        Ok(())
+    }
+
+    fn respond(&mut self, response: Response) -> Result<(), Trap> {
+        if self.request.context.already_responded || self.response != Response::None {
+            return Err(self.trap(504, "responded already"));
+        }
+        self.response = response;
+        Ok(())
+    }
+
+    fn reject_text(&self) -> Vec<u8> {
+        match &self.request.entry {
+            Entry::Callback { kind: CallbackKind::Reject { code, message }, .. } => format!("{code}: {message}").into_bytes(),
+            _ => b"no reject".to_vec(),
+        }
+    }
+
+    fn one(&mut self, op: &Op, deaths: &AtomicU64) -> Result<(), Trap> {
+        let context = &self.request.context;
+        match op {
+            Op::Reply(bytes) => self.respond(Response::Reply(bytes.clone()))?,
+            Op::ReplyArgument => self.respond(Response::Reply(context.arg.clone()))?,
+            Op::ReplyReject => self.respond(Response::Reply(self.reject_text()))?,
+            Op::ReplyNotes => {
+                let notes = postcard::to_stdvec(&self.heap.notes).unwrap();
+                self.respond(Response::Reply(notes))?;
+            }
+            Op::ReplyBalance => self.respond(Response::Reply(self.balance.to_string().into_bytes()))?,
+            Op::ReplyCertificate => {
+                let certificate = context.data_certificate.as_ref().map(|bytes| bytes.to_vec()).unwrap_or_default();
+                self.respond(Response::Reply(certificate))?;
+            }
+            Op::Reject(message) => self.respond(Response::Reject(message.clone()))?,
+            Op::Trap(message) => {
+                self.log.push(serde_bytes::ByteBuf::from(format!("trap: {message}")));
+                return Err(self.trap(503, message.clone()));
+            }
+            Op::Die => {
+                if take_one(deaths) {
+                    return Err(Trap { worker_died: true, ..self.trap(521, "died") });
+                }
+            }
+            Op::Note(bytes) => self.heap.notes.push(bytes.clone()),
+            Op::NoteArgument => self.heap.notes.push(context.arg.clone()),
+            Op::NoteReject => self.heap.notes.push(self.reject_text()),
+            Op::Call(call) => self.call(call),
+            Op::Accept(amount) => {
+                let amount = (*amount).min(context.cycles_available - self.accepted);
+                self.accepted += amount;
+                self.balance += amount;
+            }
+            Op::Burn(amount) => {
+                let amount = (*amount).min(self.balance.saturating_sub(context.freezing_threshold));
+                self.burned += amount;
+                self.balance -= amount;
+            }
+            Op::Spend(instructions) => self.instructions += instructions,
+            Op::Dirty(pages) => {
+                self.dirty += pages;
+                if self.dirty * PAGE_BYTES > self.request.limits.stable_dirty_bytes {
+                    return Err(self.trap(524, format!("dirtied more than {}", self.request.limits.stable_dirty_bytes)));
+                }
+                if self.dirty * PAGE_BYTES > self.stable_pages * 65536 {
+                    return Err(self.trap(502, "out of bounds"));
+                }
+            }
+            Op::Grow(pages) => {
+                if pages * 65536 > context.growable_bytes {
+                    return Err(self.trap(507, "out of memory"));
+                }
+                self.stable_pages += pages;
+            }
+            Op::Timer(time) => self.timer = Some(Time(*time)),
+            Op::Certify(bytes) => self.certified = Some(bytes.clone()),
+            Op::Print(bytes) => self.log.push(serde_bytes::ByteBuf::from(bytes.clone())),
+            Op::Forge => self.balance += 1_000_000,
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, call: &CallOp) {
+        let context = &self.request.context;
+        let payload = (call.method.len() + call.arg.len()) as u64;
+        let costs = &context.costs;
+        let composite = matches!(self.request.entry, Entry::CompositeQuery(_)) || !context.replicated;
+        let prepaid = if composite {
+            0
+        } else {
+            costs.call_base
+                + costs.call_per_byte * Cycles::from(payload)
+                + costs.response_reservation
+                + costs.callback_execution_reservation
+        };
+        let liquid = self.balance.saturating_sub(context.freezing_threshold);
+        let slots = self.slots.entry(call.callee).or_insert(context.queue_slots);
+        if self.calls.len() as u64 >= context.calls_max || *slots == 0 || liquid < prepaid + call.cycles {
+            self.heap.notes.push(b"call refused".to_vec());
+            return;
+        }
+        *slots -= 1;
+        self.balance -= prepaid + call.cycles;
+        let id = self.heap.next;
+        self.heap.next += 1;
+        self.heap.callbacks.insert(id, (call.on_reply.clone(), call.on_reject.clone(), call.on_cleanup.clone()));
+        self.calls.push(Call {
+            callee: call.callee,
+            method_name: call.method.clone(),
+            arg: call.arg.clone(),
+            cycles: call.cycles,
+            on_reply: (id, 0),
+            on_reject: (id, 0),
+            on_cleanup: (!call.on_cleanup.is_empty()).then_some((id, 0)),
+            timeout_seconds: call.timeout,
+            prepaid,
+        });
+    }
+
+    fn finish(self, sandbox: &ScriptSandbox) -> Outcome {
+        let mut outcome = Outcome {
+            instructions: self.instructions,
+            result: Ok(self.response),
+            changes: None,
+            accepted: false,
+            log: self.log,
+            query_calls: Vec::new(),
+            keep_token: None,
+        };
+        if let Entry::InspectMessage { method_name } = &self.request.entry {
+            outcome.accepted = method_name != "secret";
+            return outcome;
+        }
+        if !self.request.context.replicated {
+            if outcome.result == Ok(Response::None) && (!self.calls.is_empty() || self.request.keep_token.is_some()) {
+                let token = self.request.keep_token.unwrap_or_else(|| sandbox.next_token.fetch_add(1, Ordering::Relaxed));
+                sandbox.kept.lock().unwrap().insert(token, self.heap);
+                outcome.keep_token = Some(token);
+                outcome.query_calls = self.calls;
+            }
+            return outcome;
+        }
+        let mut changes = Changes {
+            globals: vec![Global::I64(self.heap.next as i64)],
+            heap_wasm_pages: self.request.heap.wasm_pages.max(1),
+            stable_wasm_pages: self.stable_pages,
+            heap_runs: Vec::new(),
+            stable_runs: Vec::new(),
+            balance: self.balance,
+            cycles_accepted: self.accepted,
+            cycles_burned: self.burned,
+            calls: self.calls,
+            certified_data: self.certified.map(serde_bytes::ByteBuf::from),
+            global_timer: self.timer,
+        };
+        let fresh = matches!(self.request.entry, Entry::Init | Entry::PostUpgrade { keep_heap: false });
+        if let Some(target) = self.request.heap.append.as_ref().filter(|_| fresh || self.heap != self.heap_before) {
+            let content = postcard::to_stdvec(&self.heap).unwrap();
+            let mut bytes = (content.len() as u64).to_le_bytes().to_vec();
+            bytes.extend(content);
+            bytes.resize(bytes.len().next_multiple_of(PAGE_BYTES as usize), 0);
+            let pages = bytes.len() as u64 / PAGE_BYTES;
+            assert!(pages <= target.pages_max);
+            changes.heap_wasm_pages = changes.heap_wasm_pages.max(pages.div_ceil(16));
+            target.file.write_all_at(&bytes, target.offset_page * PAGE_BYTES).unwrap();
+            changes.heap_runs.push(Run { start_page: 0, pages, segment: target.segment, offset_page: target.offset_page });
+        }
+        if let Some(target) = self.request.stable.append.as_ref().filter(|_| self.dirty > 0) {
+            assert!(self.dirty <= target.pages_max);
+            let page = vec![self.dirty as u8; PAGE_BYTES as usize];
+            for number in 0..self.dirty {
+                target.file.write_all_at(&page, (target.offset_page + number) * PAGE_BYTES).unwrap();
+            }
+            changes.stable_runs.push(Run {
+                start_page: 0,
+                pages: self.dirty,
+                segment: target.segment,
+                offset_page: target.offset_page,
+            });
+        }
+        outcome.changes = Some(changes);
+        outcome
+    }
+}

@@ -1,0 +1,467 @@
+//! Stories about `aaaaa-aa`.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use candid::Nat;
+use common::{CallOp, Node, Op, SECOND, Spec, decode, encode, user};
+use ic_management_canister_types as ic;
+use ic_management_canister_types::CanisterInstallMode as Mode;
+use ic_principal::Principal;
+use state::{CanisterStatus, Status};
+
+fn named(name: &str) -> Spec {
+    Spec { name: name.into(), ..Spec::default() }
+}
+
+fn record(id: Principal) -> ic::CanisterIdRecord {
+    ic::CanisterIdRecord { canister_id: id }
+}
+
+fn aaaaa() -> Principal {
+    Principal::management_canister()
+}
+
+fn settings(id: Principal, settings: ic::CanisterSettings) -> ic::UpdateSettingsArgs {
+    ic::UpdateSettingsArgs { canister_id: id, settings, sender_canister_version: None }
+}
+
+#[test]
+fn a_new_canister_is_empty_rich_and_controlled_by_its_creator() {
+    let mut node = Node::new();
+    let id = node.create();
+    assert_eq!(id, execution::ExecutorConfig::canister_id(0x100));
+    let status = node.status_of(id);
+    assert_eq!(status.status, ic::CanisterStatusType::Running);
+    assert_eq!(status.settings.controllers, [user(1)]);
+    assert_eq!(status.module_hash, None);
+    assert!(status.cycles > Nat::from(99_000_000_000_000u64));
+    assert_eq!(status.settings.freezing_threshold, Nat::from(2_592_000u32));
+    let stranger = node.manage(user(2), id, "canister_status", &record(id)).unwrap_err();
+    assert_eq!(stranger.error_code.0, 512);
+}
+
+#[test]
+fn canisters_are_made_under_an_id_of_ones_own() {
+    let mut node = Node::new();
+    let wanted = execution::ExecutorConfig::canister_id(5);
+    let argument = |id| ic::ProvisionalCreateCanisterWithCyclesArgs {
+        amount: Some(Nat::from(7u8)),
+        settings: None,
+        specified_id: Some(id),
+        sender_canister_version: None,
+    };
+    let reply = node.manage(user(1), aaaaa(), "provisional_create_canister_with_cycles", &argument(wanted)).unwrap();
+    assert_eq!(decode::<ic::CanisterIdRecord>(&reply).canister_id, wanted);
+    assert_eq!(node.canister(wanted).cycles, 7);
+    let again = node.manage(user(1), aaaaa(), "provisional_create_canister_with_cycles", &argument(wanted)).unwrap_err();
+    assert_eq!(again.error_code.0, 205);
+    let outside = execution::ExecutorConfig::canister_id(1 << 40);
+    let outside = node.manage(user(1), aaaaa(), "provisional_create_canister_with_cycles", &argument(outside)).unwrap_err();
+    assert_eq!(outside.error_code.0, 405);
+    let top_up = ic::ProvisionalTopUpCanisterArgs { canister_id: wanted, amount: Nat::from(100u8) };
+    node.manage(user(9), wanted, "provisional_top_up_canister", &top_up).unwrap();
+    assert_eq!(node.canister(wanted).cycles, 107);
+}
+
+#[test]
+fn code_comes_goes_and_is_upgraded() {
+    let mut node = Node::new();
+    let id = node.create();
+    let first = Spec { init: vec![Op::Note(b"first".to_vec()), Op::Print(b"hi".to_vec())], ..named("a") };
+    node.install(id, Mode::Install, &first).unwrap();
+    assert_eq!(node.notes(id), ["first"]);
+    assert_eq!(node.install(id, Mode::Install, &first).unwrap_err().error_code.0, 514);
+    let version = node.canister(id).version;
+
+    let second = Spec { post_upgrade: vec![Op::Note(b"second".to_vec())], ..named("b") };
+    node.install(id, Mode::Upgrade(None), &second).unwrap();
+    assert_eq!(node.canister(id).version, version + 1);
+    assert_eq!(node.notes(id), ["second"], "the heap is new");
+
+    node.call(id, &[Op::Grow(3), Op::Reply(vec![])]).unwrap();
+    node.install(id, Mode::Upgrade(None), &second).unwrap();
+    assert_eq!(node.status_of(id).memory_metrics.stable_memory_size, Nat::from(3u64 * 65536));
+    node.install(id, Mode::Reinstall, &first).unwrap();
+    assert_eq!(node.status_of(id).memory_metrics.stable_memory_size, Nat::from(0u8));
+
+    let uninstall = ic::UninstallCodeArgs { canister_id: id, sender_canister_version: None };
+    node.manage(user(1), id, "uninstall_code", &uninstall).unwrap();
+    assert!(node.canister(id).execution.is_none());
+    assert_eq!(node.call(id, &[Op::Reply(vec![])]).unwrap_err().error_code.0, 537);
+    assert_eq!(node.install(id, Mode::Upgrade(None), &second).unwrap_err().error_code.0, 537);
+    let changes = node.canister(id).history.total();
+    assert_eq!(changes, 6, "creation, install, two upgrades, reinstall, uninstall");
+}
+
+#[test]
+fn a_failed_upgrade_leaves_everything_as_it_was() {
+    let mut node = Node::new();
+    let old = Spec {
+        init: vec![Op::Note(b"old".to_vec()), Op::Grow(2), Op::Certify(b"old".to_vec())],
+        pre_upgrade: Some(vec![Op::Note(b"leaving".to_vec()), Op::Dirty(5), Op::Certify(b"pre".to_vec())]),
+        ..named("old")
+    };
+    let id = node.deploy(&old);
+    let (hash, version) = (node.canister(id).module().unwrap().hash, node.canister(id).version);
+    let broken = Spec { post_upgrade: vec![Op::Print(b"trying".to_vec()), Op::Trap("cannot".into())], ..named("new") };
+    for _ in 0..3 {
+        let error = node.install(id, Mode::Upgrade(None), &broken).unwrap_err();
+        assert!(error.message.contains("cannot"), "{}", error.message);
+    }
+    let stable = node.canister(id).execution.as_ref().unwrap().stable.clone();
+    let mut page = vec![1; 4096];
+    pages::read_pages(&stable.layout.unwrap(), 0, &mut page).unwrap();
+    assert!(page.iter().all(|byte| *byte == 0), "pre_upgrade's stable writes are gone");
+    assert_eq!(node.canister(id).module().unwrap().hash, hash);
+    assert_eq!(node.canister(id).version, version);
+    assert_eq!(node.canister(id).certified_data, b"old");
+    assert_eq!(node.notes(id), ["old"]);
+
+    // What pre_upgrade wrote to stable memory is kept when all goes well.
+    node.install(id, Mode::Upgrade(None), &named("new")).unwrap();
+    let stable = node.canister(id).execution.as_ref().unwrap().stable.clone();
+    pages::read_pages(&stable.layout.unwrap(), 4, &mut page).unwrap();
+    assert!(page.iter().all(|byte| *byte == 5));
+    assert_eq!(node.canister(id).certified_data, b"pre");
+    // And skipped when asked for.
+    let skipping = ic::UpgradeFlags { skip_pre_upgrade: Some(true), wasm_memory_persistence: None };
+    let id = node.deploy(&Spec { pre_upgrade: Some(vec![Op::Trap("never".into())]), ..named("stuck") });
+    assert!(node.install(id, Mode::Upgrade(None), &named("x")).is_err());
+    node.install(id, Mode::Upgrade(Some(skipping)), &named("x")).unwrap();
+}
+
+#[test]
+fn orthogonal_persistence_keeps_the_heap_when_both_modules_know_it() {
+    let mut node = Node::new();
+    let persistent = |name: &str, post: Vec<Op>| Spec { persistent: true, post_upgrade: post, ..named(name) };
+    let old = Spec { pre_upgrade: Some(vec![Op::Note(b"pre".to_vec())]), ..persistent("a", vec![]) };
+    let id = node.deploy(&old);
+    node.call(id, &[Op::Note(b"kept".to_vec()), Op::Reply(vec![])]).unwrap();
+    let next = persistent("b", vec![Op::Note(b"post".to_vec())]);
+    assert_eq!(node.install(id, Mode::Upgrade(None), &next).unwrap_err().error_code.0, 504);
+    let keep = Mode::Upgrade(Some(ic::UpgradeFlags {
+        skip_pre_upgrade: None,
+        wasm_memory_persistence: Some(ic::WasmMemoryPersistence::Keep),
+    }));
+    assert_eq!(node.install(id, keep, &named("plain")).unwrap_err().error_code.0, 504);
+    node.install(id, keep, &next).unwrap();
+    assert_eq!(node.notes(id), ["kept", "pre", "post"]);
+    let replace = Mode::Upgrade(Some(ic::UpgradeFlags {
+        skip_pre_upgrade: None,
+        wasm_memory_persistence: Some(ic::WasmMemoryPersistence::Replace),
+    }));
+    node.install(id, replace, &named("plain")).unwrap();
+    assert!(node.notes(id).is_empty());
+}
+
+#[test]
+fn large_modules_come_in_chunks() {
+    let mut node = Node::new();
+    let id = node.create();
+    let wasm = named("chunked").wasm();
+    let (left, right) = wasm.split_at(wasm.len() / 2);
+    let mut chunk_hashes_list = vec![];
+    for chunk in [left, right] {
+        let upload = ic::UploadChunkArgs { canister_id: id, chunk: chunk.to_vec() };
+        chunk_hashes_list.push(decode::<ic::ChunkHash>(&node.manage(user(1), id, "upload_chunk", &upload).unwrap()));
+    }
+    let stored: Vec<ic::ChunkHash> = decode(&node.manage(user(1), id, "stored_chunks", &record(id)).unwrap());
+    assert_eq!(stored.len(), 2);
+    let hash = |bytes: &[u8]| <sha2::Sha256 as sha2::Digest>::digest(bytes).to_vec();
+    let mut install = ic::InstallChunkedCodeArgs {
+        mode: Mode::Install,
+        target_canister: id,
+        store_canister: None,
+        chunk_hashes_list,
+        wasm_module_hash: hash(b"something else"),
+        arg: vec![],
+        sender_canister_version: None,
+    };
+    assert_eq!(node.manage(user(1), id, "install_chunked_code", &install).unwrap_err().error_code.0, 408);
+    install.wasm_module_hash = hash(&wasm);
+    node.manage(user(1), id, "install_chunked_code", &install).unwrap();
+    assert_eq!(node.call(id, &[Op::Reply(b"up".to_vec())]).unwrap(), b"up");
+    node.manage(user(1), id, "clear_chunk_store", &record(id)).unwrap();
+    assert!(node.canister(id).chunks.is_empty());
+    // The module outlives its chunks, also over checkpoints and a restart.
+    for _ in 0..20 {
+        node.round();
+    }
+    let mut node = node.restart();
+    assert_eq!(node.call(id, &[Op::Reply(b"up".to_vec())]).unwrap(), b"up");
+}
+
+#[test]
+fn settings_change_what_is_named_and_are_shown() {
+    let mut node = Node::new();
+    let id = node.deploy(&Spec::default());
+    let change = ic::CanisterSettings {
+        controllers: Some(vec![user(1), user(2)]),
+        compute_allocation: Some(Nat::from(10u8)),
+        memory_allocation: Some(Nat::from(50_000_000u32)),
+        freezing_threshold: Some(Nat::from(1_000u32)),
+        reserved_cycles_limit: Some(Nat::from(1u8)),
+        log_visibility: Some(ic::LogVisibility::Public),
+        wasm_memory_limit: Some(Nat::from(1_000_000_000u32)),
+        wasm_memory_threshold: Some(Nat::from(5u8)),
+        environment_variables: Some(vec![ic::EnvironmentVariable { name: "B".into(), value: "2".into() }]),
+        ..ic::CanisterSettings::default()
+    };
+    let version = node.canister(id).version;
+    node.manage(user(1), id, "update_settings", &settings(id, change)).unwrap();
+    let status = node.status_of(id);
+    assert_eq!(status.version, version + 1);
+    assert_eq!(status.settings.controllers.len(), 2);
+    assert_eq!(status.settings.compute_allocation, Nat::from(10u8));
+    assert_eq!(status.settings.memory_allocation, Nat::from(50_000_000u32));
+    assert_eq!(status.settings.log_visibility, ic::LogVisibility::Public);
+    assert_eq!(status.settings.environment_variables.len(), 1);
+    assert_eq!(node.executor.state().totals().memory_taken, 50_000_000);
+
+    let refused = |change: ic::CanisterSettings, node: &mut Node| {
+        node.manage(user(2), id, "update_settings", &settings(id, change)).unwrap_err()
+    };
+    let too_much = ic::CanisterSettings { compute_allocation: Some(Nat::from(101u8)), ..Default::default() };
+    assert_eq!(refused(too_much, &mut node).error_code.0, 408);
+    let everything = ic::CanisterSettings { memory_allocation: Some(Nat::from(u64::MAX)), ..Default::default() };
+    let reject = refused(everything, &mut node);
+    assert_eq!(reject.error_code.0, 101);
+    assert!(reject.message.contains("memory_capacity_bytes"));
+    let crowd = ic::CanisterSettings { controllers: Some((0..20).map(user).collect()), ..Default::default() };
+    assert_eq!(refused(crowd, &mut node).error_code.0, 408);
+    let stranger = settings(id, ic::CanisterSettings::default());
+    assert_eq!(node.manage(user(3), id, "update_settings", &stranger).unwrap_err().error_code.0, 512);
+}
+
+#[test]
+fn stopping_waits_for_open_calls() {
+    let mut node = Node::new();
+    let (a, b) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let slow = [Op::Spend(3_999_999_000), CallOp::new(b, &[Op::Spend(3_999_999_000), Op::Reply(vec![])]).op()];
+    let open = node.send(a, &[CallOp::new(b, &slow).op()]);
+    node.round();
+    let arg = candid::encode_one(record(a)).unwrap();
+    let stop = node.ingress(user(1), aaaaa(), a, "stop_canister", arg);
+    node.round();
+    assert!(matches!(node.canister(a).status, CanisterStatus::Stopping(_)));
+    assert_eq!(node.call(a, &[Op::Reply(vec![])]).unwrap_err().error_code.0, 509);
+    node.settle();
+    assert!(node.result(&open).is_ok());
+    assert!(node.result(&stop).is_ok());
+    assert_eq!(node.canister(a).status, CanisterStatus::Stopped);
+    assert_eq!(node.call(a, &[Op::Reply(vec![])]).unwrap_err().error_code.0, 508);
+    node.manage(user(1), a, "start_canister", &record(a)).unwrap();
+    assert!(node.call(a, &[Op::Reply(vec![])]).is_ok());
+}
+
+#[test]
+fn a_stop_that_takes_too_long_is_told_so_and_goes_on() {
+    let mut node = Node::new();
+    let a = node.deploy(&Spec::default());
+    // A canister that asks another to stop while that one waits for it: neither moves.
+    let b = node.create();
+    let controllers = ic::CanisterSettings { controllers: Some(vec![user(1), a]), ..Default::default() };
+    node.manage(user(1), b, "update_settings", &settings(b, controllers)).unwrap();
+    node.install(b, Mode::Install, &Spec::default()).unwrap();
+    let mut stop = CallOp::new(aaaaa(), &[]);
+    stop.method = "stop_canister".into();
+    stop.arg = candid::encode_one(record(b)).unwrap();
+    stop.on_reject = vec![Op::ReplyReject];
+    let request = node.send(b, &[CallOp::new(a, &[stop.op()]).op()]);
+    for _ in 0..3 {
+        node.round();
+    }
+    assert_eq!(node.status(&request), Status::Processing);
+    node.seconds_per_round = 301;
+    node.round();
+    node.seconds_per_round = 1;
+    node.settle();
+    let text = String::from_utf8(node.result(&request).unwrap()).unwrap();
+    assert!(text.starts_with("2: "), "{text}");
+    assert_eq!(node.canister(b).status, CanisterStatus::Stopped);
+}
+
+#[test]
+fn starting_again_cancels_a_stop() {
+    let mut node = Node::new();
+    let (a, b) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let slow = [Op::Spend(3_999_999_000), CallOp::new(b, &[Op::Spend(3_999_999_000), Op::Reply(vec![])]).op()];
+    node.send(a, &[CallOp::new(b, &slow).op()]);
+    node.round();
+    let arg = candid::encode_one(record(a)).unwrap();
+    let stop = node.ingress(user(1), aaaaa(), a, "stop_canister", arg.clone());
+    let start = node.ingress(user(1), aaaaa(), a, "start_canister", arg);
+    node.settle();
+    assert_eq!(node.result(&stop).unwrap_err().error_code.0, 511);
+    assert!(node.result(&start).is_ok());
+    assert_eq!(node.canister(a).status, CanisterStatus::Running);
+}
+
+#[test]
+fn only_stopped_canisters_are_deleted_and_their_ids_never_come_back() {
+    let mut node = Node::new();
+    let id = node.deploy(&Spec::default());
+    assert_eq!(node.manage(user(1), id, "delete_canister", &record(id)).unwrap_err().error_code.0, 510);
+    node.manage(user(1), id, "stop_canister", &record(id)).unwrap();
+    node.manage(user(1), id, "delete_canister", &record(id)).unwrap();
+    assert!(!node.executor.state().contains(&id));
+    assert_eq!(node.call(id, &[]).unwrap_err().error_code.0, 301);
+    assert_ne!(node.create(), id);
+    assert_eq!(node.pages.ids().len(), 0);
+    node.check_conservation();
+}
+
+#[test]
+fn uninstalling_answers_everyone_who_waits() {
+    let mut node = Node::new();
+    let (a, b, c) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let busy = CallOp::new(c, &[Op::Spend(3_999_999_000), CallOp::new(c, &[Op::Spend(3_999_999_000), Op::Reply(vec![])]).op()]);
+    let mut outer = CallOp::new(b, &[busy.op()]);
+    outer.cycles = 1_000_000;
+    let request = node.send(a, &[outer.op()]);
+    node.round();
+    let uninstall = candid::encode_one(ic::UninstallCodeArgs { canister_id: b, sender_canister_version: None }).unwrap();
+    node.ingress(user(1), aaaaa(), b, "uninstall_code", uninstall);
+    node.settle();
+    let text = String::from_utf8(node.result(&request).unwrap()).unwrap();
+    assert!(text.starts_with("4: "), "{text}");
+    assert!(node.canister(b).calls.has_no_contexts());
+    assert_eq!(node.canister(b).calls.callbacks_open(), 0);
+}
+
+#[test]
+fn canisters_create_look_at_and_pay_for_others() {
+    let mut node = Node::new();
+    let a = node.deploy(&Spec { sections: vec![(true, "open".into(), b"yes".to_vec()), (false, "shut".into(), b"no".to_vec())], ..named("a") });
+    let manage = |method: &str, arg: Vec<u8>, cycles: u128| {
+        let mut call = CallOp::new(aaaaa(), &[]);
+        call.method = method.into();
+        call.arg = arg;
+        call.cycles = cycles;
+        vec![call.op()]
+    };
+    let empty = candid::encode_one(ic::CreateCanisterArgs::default()).unwrap();
+    let poor = node.call(a, &manage("create_canister", empty.clone(), 5)).unwrap();
+    assert!(String::from_utf8(poor).unwrap().starts_with("4: Creating a canister costs"));
+    let reply = node.call(a, &manage("create_canister", empty, 1_500_000_000_000)).unwrap();
+    let b = decode::<ic::CanisterIdRecord>(&reply).canister_id;
+    assert_eq!(node.canister(b).cycles, 1_000_000_000_000);
+    assert_eq!(node.canister(b).controllers, [a]);
+    node.call(a, &manage("deposit_cycles", candid::encode_one(record(b)).unwrap(), 7)).unwrap();
+    assert_eq!(node.canister(b).cycles, 1_000_000_000_007);
+
+    let ask = ic::CanisterInfoArgs { canister_id: a, num_requested_changes: Some(1) };
+    let info: ic::CanisterInfoResult = decode(&node.call(a, &manage("canister_info", candid::encode_one(ask).unwrap(), 0)).unwrap());
+    assert_eq!((info.total_num_changes, info.recent_changes.len()), (2, 1));
+    let metadata = |name: &str| candid::encode_one(ic::CanisterMetadataArgs { canister_id: a, name: name.into() }).unwrap();
+    let open: ic::CanisterMetadataResult = decode(&node.call(a, &manage("canister_metadata", metadata("open"), 0)).unwrap());
+    assert_eq!(open.value, b"yes");
+    let shut = node.call(a, &manage("canister_metadata", metadata("shut"), 0)).unwrap();
+    assert!(String::from_utf8(shut).unwrap().starts_with("4: "));
+
+    let nothing = candid::encode_args(()).unwrap();
+    let first: serde_bytes::ByteBuf = decode(&node.call(a, &manage("raw_rand", nothing.clone(), 0)).unwrap());
+    let second: serde_bytes::ByteBuf = decode(&node.call(a, &manage("raw_rand", nothing, 0)).unwrap());
+    assert_eq!(first.len(), 32);
+    assert_ne!(first, second);
+    let unknown = node.call(a, &manage("make_tea", vec![], 9)).unwrap();
+    assert!(String::from_utf8(unknown).unwrap().contains("make_tea"));
+}
+
+#[test]
+fn users_may_not_call_what_only_canisters_may() {
+    let mut node = Node::new();
+    let id = node.create();
+    for method in ["raw_rand", "deposit_cycles", "canister_info", "create_canister", "http_request", "nonsense"] {
+        let error = node.manage(user(1), id, method, &record(id)).unwrap_err();
+        assert_eq!(error.error_code.0, 407, "{method}");
+    }
+    // The effective canister id must be the one in the argument.
+    let other = node.create();
+    let arg = candid::encode_one(record(id)).unwrap();
+    let crossed = node.ingress(user(1), aaaaa(), other, "canister_status", arg);
+    node.settle();
+    assert_eq!(node.result(&crossed).unwrap_err().error_code.0, 408);
+}
+
+#[test]
+fn a_module_that_cannot_be_compiled_now_is_a_recorded_fault() {
+    let mut node = Node::new();
+    let id = node.create();
+    node.sandbox.compile_failures.store(1, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(node.install(id, Mode::Install, &Spec::default()).unwrap_err().error_code.0, 521);
+    let bad = ic::InstallCodeArgs {
+        mode: Mode::Install,
+        canister_id: id,
+        wasm_module: b"\0asm nonsense".to_vec(),
+        arg: vec![],
+        sender_canister_version: None,
+    };
+    assert_eq!(node.manage(user(1), id, "install_code", &bad).unwrap_err().error_code.0, 505);
+    node.install(id, Mode::Install, &Spec::default()).unwrap();
+    let mut node = node.restart();
+    assert_eq!(node.call(id, &[Op::Reply(b"up".to_vec())]).unwrap(), b"up");
+}
+
+#[test]
+fn logs_are_kept_bounded_and_purged_with_the_code() {
+    let mut node = Node::new();
+    let id = node.deploy(&Spec::default());
+    for _ in 0..100 {
+        node.send(id, &[Op::Print(vec![b'x'; 100]), Op::Reply(vec![])]);
+    }
+    node.settle();
+    assert!(node.canister(id).log.bytes() <= 4096 && node.canister(id).log.bytes() >= 3900);
+    assert!(node.call(id, &[Op::Trap("noted".into())]).is_err());
+    let last = node.canister(id).log.records().last().unwrap().content.clone();
+    assert_eq!(last, b"trap: noted");
+    let uninstall = ic::UninstallCodeArgs { canister_id: id, sender_canister_version: None };
+    node.manage(user(1), id, "uninstall_code", &uninstall).unwrap();
+    assert_eq!(node.canister(id).log.bytes(), 0);
+}
+
+#[test]
+fn the_low_memory_hook_runs_once_when_memory_gets_low() {
+    let mut node = Node::new();
+    let spec = Spec { low_memory: Some(vec![Op::Note(b"low".to_vec())]), ..Spec::default() };
+    let id = node.deploy(&spec);
+    let change = ic::CanisterSettings {
+        wasm_memory_limit: Some(Nat::from(10u64 * 65536)),
+        wasm_memory_threshold: Some(Nat::from(9u64 * 65536 + 1)),
+        ..Default::default()
+    };
+    node.manage(user(1), id, "update_settings", &settings(id, change)).unwrap();
+    node.settle();
+    for _ in 0..3 {
+        node.call(id, &[Op::Reply(vec![])]).unwrap();
+    }
+    assert_eq!(node.notes(id), ["low"]);
+}
+
+#[test]
+fn the_minimum_of_cycles_holds_for_other_canisters_only() {
+    let mut node = Node::new();
+    let (a, b) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    #[derive(candid::CandidType)]
+    struct Settings {
+        minimum_incoming_canister_call_cycles: Option<Nat>,
+    }
+    #[derive(candid::CandidType)]
+    struct Argument {
+        canister_id: Principal,
+        settings: Settings,
+    }
+    let argument =
+        Argument { canister_id: b, settings: Settings { minimum_incoming_canister_call_cycles: Some(Nat::from(1_000u32)) } };
+    node.manage(user(1), b, "update_settings", &argument).unwrap();
+    let mut call = CallOp::new(b, &[Op::Reply(b"in".to_vec())]);
+    let refused = node.call(a, &[call.clone().op()]).unwrap();
+    assert!(String::from_utf8(refused).unwrap().starts_with("5: "));
+    call.cycles = 1_000;
+    assert_eq!(node.call(a, &[call.clone().op()]).unwrap(), b"in");
+    call.cycles = 0;
+    assert_eq!(node.call(b, &[call.op()]).unwrap(), b"in");
+    assert_eq!(node.call(b, &[Op::Reply(encode(&[]))]).unwrap(), encode(&[]));
+    let _ = SECOND;
+}

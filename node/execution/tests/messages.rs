@@ -1,0 +1,313 @@
+//! Stories about calls: between users and canisters, between canisters, through failures.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use common::{CallOp, Node, Op, SECOND, Spec, encode, user};
+use ic_principal::Principal;
+use state::{RejectCode, Status};
+
+#[test]
+fn a_user_calls_and_reads_the_reply() {
+    let mut node = Node::new();
+    let id = node.deploy(&Spec::default());
+    assert_eq!(node.call(id, &[Op::Reply(b"hello".to_vec())]).unwrap(), b"hello");
+    assert_eq!(node.call(id, &[Op::Note(b"kept".to_vec()), Op::Reply(vec![])]).unwrap(), b"");
+    assert_eq!(node.notes(id), ["kept"]);
+}
+
+#[test]
+fn failures_reach_the_user_with_their_codes() {
+    let mut node = Node::new();
+    let id = node.deploy(&Spec::default());
+    let trapped = node.call(id, &[Op::Note(b"lost".to_vec()), Op::Trap("oh no".into())]).unwrap_err();
+    assert_eq!((trapped.code, trapped.error_code.0), (RejectCode::CanisterError, 503));
+    assert!(trapped.message.contains("oh no") && trapped.message.contains(&id.to_text()), "{}", trapped.message);
+    let silent = node.call(id, &[]).unwrap_err();
+    assert_eq!((silent.code, silent.error_code.0), (RejectCode::CanisterError, 506));
+    let refused = node.call(id, &[Op::Reject("no".into())]).unwrap_err();
+    assert_eq!((refused.code, refused.error_code.0, refused.message.as_str()), (RejectCode::CanisterReject, 406, "no"));
+    let unknown = node.ingress(user(1), id, id, "nothing", vec![]);
+    node.settle();
+    assert_eq!(node.result(&unknown).unwrap_err().error_code.0, 536);
+    let nobody = execution::ExecutorConfig::canister_id(77);
+    let missing = node.ingress(user(1), nobody, nobody, "run", vec![]);
+    node.settle();
+    assert_eq!(node.result(&missing).unwrap_err().error_code.0, 301);
+    assert!(node.notes(id).is_empty());
+    let too_long = node.call(id, &[Op::Spend(1 << 62), Op::Reply(vec![])]).unwrap_err();
+    assert_eq!(too_long.error_code.0, 522);
+}
+
+#[test]
+fn a_call_goes_round_a_ring_within_one_round() {
+    let mut node = Node::new();
+    let ring: Vec<_> = (0..5).map(|_| node.deploy(&Spec::default())).collect();
+    let mut program = vec![Op::Reply(b"end".to_vec())];
+    for id in ring.iter().rev() {
+        program = vec![CallOp::new(*id, &program).op()];
+    }
+    let request = node.send(ring[0], &program);
+    let result = node.round();
+    assert_eq!(result.finished, [request]);
+    assert_eq!(node.result(&request).unwrap(), b"end");
+}
+
+#[test]
+fn rejects_and_unknown_callees_come_back_to_the_caller() {
+    let mut node = Node::new();
+    let (a, b) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    let call = |callee, program: &[Op]| vec![CallOp::new(callee, program).op()];
+    assert_eq!(text(node.call(a, &call(b, &[Op::Reject("busy".into())])).unwrap()), "4: busy");
+    assert!(text(node.call(a, &call(b, &[Op::Trap("x".into())])).unwrap()).starts_with("5: Error from Canister"));
+    assert!(text(node.call(a, &call(Principal::from_slice(&[9, 1]), &[])).unwrap()).starts_with("3: "));
+    let empty = node.create();
+    assert!(text(node.call(a, &call(empty, &[])).unwrap()).starts_with("5: "));
+}
+
+#[test]
+fn attached_cycles_are_accepted_or_come_back() {
+    let mut node = Node::new();
+    let (a, b) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let before = node.canister(b).cycles;
+    let mut call = CallOp::new(b, &[Op::Accept(400), Op::Reply(vec![])]);
+    call.cycles = 1_000_000_000_000;
+    node.call(a, &[call.clone().op()]).unwrap();
+    assert!(node.canister(b).cycles > before - 1_000_000_000);
+    let balance = node.canister(a).cycles;
+    call.arg = encode(&[Op::Trap("no".into())]);
+    node.call(a, &[call.clone().op()]).unwrap();
+    assert!(balance - node.canister(a).cycles < 100_000_000_000, "refunded after a trap");
+    call.arg = encode(&[Op::Accept(600_000_000_000), Op::Burn(5), Op::Reply(vec![])]);
+    node.call(a, &[call.op()]).unwrap();
+    assert!(node.canister(b).cycles > before + 500_000_000_000);
+    assert_eq!(node.canister(b).consumption.burned, 5);
+}
+
+#[test]
+fn a_trapped_callback_is_cleaned_up() {
+    let mut node = Node::new();
+    let (a, b) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let mut call = CallOp::new(b, &[Op::Reply(vec![])]);
+    call.on_reply = vec![Op::Note(b"gone".to_vec()), Op::Trap("in callback".into())];
+    call.on_cleanup = vec![Op::Note(b"cleaned".to_vec())];
+    let error = node.call(a, &[call.op()]).unwrap_err();
+    assert!(error.message.contains("in callback"));
+    assert_eq!(node.notes(a), ["cleaned"]);
+}
+
+#[test]
+fn a_call_without_an_answer_expires_if_it_is_best_effort() {
+    let mut node = Node::new();
+    let (a, b, c) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    // b waits for c, which is stopped after having been asked to wait for itself for ever: c calls b, b calls c, nobody answers.
+    let endless = |depth: u32| {
+        let mut program = vec![Op::Reply(vec![])];
+        for _ in 0..depth {
+            program = vec![CallOp::new(c, &program).op()];
+        }
+        program
+    };
+    let mut call = CallOp::new(b, &endless(1));
+    call.timeout = Some(5);
+    call.cycles = 1_000;
+    // The callee works for many rounds: every round spends more than it may, so that answers wait.
+    call.arg = encode(&[CallOp::new(c, &[Op::Spend(3_999_000_000), CallOp::new(c, &[Op::Spend(3_999_000_000), CallOp::new(c, &[Op::Spend(3_999_000_000), Op::Reply(vec![])]).op()]).op()]).op()]);
+    node.seconds_per_round = 4;
+    let answer = node.call(a, &[call.op()]).unwrap();
+    let text = String::from_utf8(answer).unwrap();
+    assert!(text.starts_with("6: "), "{text}");
+    node.settle();
+    assert_eq!(node.canister(a).calls.callbacks_open(), 0);
+    assert!(node.canister(b).calls.has_no_contexts() && node.canister(c).calls.has_no_contexts());
+}
+
+#[test]
+fn guaranteed_calls_beyond_the_pool_are_refused_and_all_are_answered() {
+    let mut node = Node::new();
+    let (a, b) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let mut call = CallOp::new(b, &[Op::Reply(b"yes".to_vec())]);
+    call.on_reply = vec![Op::NoteArgument];
+    call.on_reject = vec![Op::NoteReject];
+    let program: Vec<Op> = (0..60).map(|_| call.clone().op()).chain([Op::Reply(vec![])]).collect();
+    node.call(a, &program).unwrap();
+    node.settle();
+    let notes = node.notes(a);
+    assert_eq!(notes.len(), 60);
+    let fit = node.config.limits.subnet.guaranteed_response_message_bytes / node.config.limits.subnet.message_payload_bytes;
+    let answered = notes.iter().filter(|note| *note == "yes").count() as u64;
+    assert!(answered >= fit - 2 && answered <= fit, "{answered} of {fit}");
+    assert!(notes.iter().filter(|note| *note != "yes").all(|note| note.starts_with("2: ") && note.contains("guaranteed_response_message_bytes")));
+    assert_eq!(node.executor.state().totals().guaranteed_message_bytes, 0);
+}
+
+#[test]
+fn slots_and_callbacks_bound_calls() {
+    let mut limits = common::limits();
+    limits.subnet.queue_slots = 3;
+    limits.subnet.callback_soft_limit = 5;
+    let mut node = Node::with(limits);
+    let (a, b, c) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let mut program = vec![];
+    for callee in [b, b, b, b, c, c, c] {
+        let mut call = CallOp::new(callee, &[Op::Reply(b"yes".to_vec())]);
+        call.on_reply = vec![Op::NoteArgument];
+        program.push(call.op());
+    }
+    program.push(Op::Reply(vec![]));
+    node.call(a, &program).unwrap();
+    node.settle();
+    let notes = node.notes(a);
+    assert_eq!(notes.iter().filter(|note| *note == "call refused").count(), 2);
+    assert_eq!(notes.iter().filter(|note| *note == "yes").count(), 5);
+}
+
+#[test]
+fn duplicates_and_late_messages_are_passed_over() {
+    let mut node = Node::new();
+    let id = node.deploy(&Spec::default());
+    node.send(id, &[Op::Note(b"once".to_vec()), Op::Reply(vec![])]);
+    let again = node.waiting.last().unwrap().clone();
+    node.settle();
+    node.waiting.push(again.clone());
+    node.settle();
+    assert_eq!(node.notes(id), ["once"]);
+    node.seconds_per_round = 1_000;
+    node.settle();
+    node.waiting.push(again);
+    node.settle();
+    assert_eq!(node.notes(id), ["once"]);
+}
+
+#[test]
+fn a_call_that_cannot_start_before_its_expiry_is_rejected() {
+    let mut node = Node::new();
+    let id = node.deploy(&Spec::default());
+    let slow: Vec<_> = (0..3).map(|_| node.send(id, &[Op::Spend(3_999_900_000), Op::Reply(vec![])])).collect();
+    node.seconds_per_round = 150;
+    node.round();
+    assert_eq!(node.status(&slow[2]), Status::Received);
+    node.settle();
+    assert_eq!(node.result(&slow[0]).unwrap(), b"");
+    let late = node.result(&slow[2]).unwrap_err();
+    assert_eq!((late.code, late.error_code.0), (RejectCode::SysTransient, 202));
+}
+
+#[test]
+fn a_canister_without_cycles_is_frozen_and_says_so() {
+    let mut node = Node::new();
+    let id = node.deploy(&Spec::default());
+    let balance = node.canister(id).cycles;
+    node.call(id, &[Op::Burn(balance), Op::Reply(vec![])]).unwrap();
+    let request = node.send(id, &[Op::Reply(vec![])]);
+    node.settle();
+    let error = node.result(&request).unwrap_err();
+    assert_eq!((error.code, error.error_code.0), (RejectCode::SysTransient, 207));
+    assert!(error.message.contains("cycles"), "{}", error.message);
+}
+
+#[test]
+fn storage_is_paid_until_nothing_is_left_and_the_code_falls() {
+    let mut node = Node::new();
+    let id = node.deploy(&Spec::default());
+    node.call(id, &[Op::Grow(1_000), Op::Reply(vec![])]).unwrap();
+    let balance = node.canister(id).cycles;
+    node.call(id, &[Op::Burn(balance), Op::Reply(vec![])]).unwrap();
+    node.seconds_per_round = 86_400;
+    for _ in 0..60 {
+        node.round();
+    }
+    let canister = node.canister(id);
+    assert_eq!(canister.cycles, 0);
+    assert!(canister.execution.is_none());
+    assert!(canister.consumption.memory > 0);
+}
+
+#[test]
+fn a_dying_worker_is_asked_again_and_then_recorded() {
+    let mut node = Node::new();
+    let id = node.deploy(&Spec::default());
+    node.sandbox.deaths.store(2, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(node.call(id, &[Op::Die, Op::Reply(b"third time".to_vec())]).unwrap(), b"third time");
+    node.sandbox.deaths.store(3, std::sync::atomic::Ordering::Relaxed);
+    let request = node.send(id, &[Op::Die, Op::Reply(vec![])]);
+    let result = node.round();
+    assert_eq!(result.faults.len(), 1);
+    assert_eq!(node.result(&request).unwrap_err().error_code.0, 521);
+    assert_eq!(node.call(id, &[Op::Reply(b"alive".to_vec())]).unwrap(), b"alive");
+    // After a restart the workers would not die, and the state is the same all the same.
+    let mut node = node.restart();
+    assert_eq!(node.call(id, &[Op::Reply(b"alive".to_vec())]).unwrap(), b"alive");
+}
+
+#[test]
+fn a_worker_that_forges_cycles_costs_its_message_only() {
+    let mut node = Node::new();
+    let id = node.deploy(&Spec::default());
+    let error = node.call(id, &[Op::Note(b"forged".to_vec()), Op::Forge, Op::Reply(vec![])]).unwrap_err();
+    assert_eq!(error.error_code.0, 521);
+    assert!(node.notes(id).is_empty());
+}
+
+#[test]
+fn timers_and_heartbeats_run_without_being_asked() {
+    let mut node = Node::new();
+    let due = node.now() + 3_600 * SECOND;
+    let spec = Spec {
+        init: vec![Op::Timer(due)],
+        timer: Some(vec![Op::Note(b"tick".to_vec())]),
+        heartbeat: Some(vec![Op::Note(b"beat".to_vec())]),
+        ..Spec::default()
+    };
+    let id = node.deploy(&spec);
+    let result = node.round();
+    assert!(result.every_round);
+    assert_eq!(result.next_timer.map(|time| time.0), Some(due));
+    assert!(!node.notes(id).contains(&"tick".into()));
+    node.seconds_per_round = 4_000;
+    node.round();
+    assert_eq!(node.canister(id).global_timer.0, 0);
+    node.seconds_per_round = 1;
+    let notes = node.notes(id);
+    assert_eq!(notes.iter().filter(|note| *note == "tick").count(), 1);
+    assert!(notes.iter().filter(|note| *note == "beat").count() >= 3);
+}
+
+#[test]
+fn a_busy_canister_does_not_starve_the_others() {
+    let mut node = Node::new();
+    let ids: Vec<_> = (0..9).map(|_| node.deploy(&Spec::default())).collect();
+    let mut requests = vec![];
+    for id in &ids {
+        for _ in 0..3 {
+            requests.push(node.send(*id, &[Op::Spend(3_000_000_000), Op::Reply(vec![])]));
+        }
+    }
+    let mut rounds_to_first = vec![None; ids.len()];
+    for round in 0..30 {
+        node.round();
+        for (index, request) in requests.iter().step_by(3).enumerate() {
+            if rounds_to_first[index].is_none() && matches!(node.status(request), Status::Replied(_)) {
+                rounds_to_first[index] = Some(round);
+            }
+        }
+    }
+    assert!(rounds_to_first.iter().all(|round| round.is_some_and(|round| round <= 4)), "{rounds_to_first:?}");
+    assert!(requests.iter().all(|request| matches!(node.status(request), Status::Replied(_))));
+}
+
+#[test]
+fn a_canister_that_writes_beyond_its_rate_waits() {
+    let mut node = Node::new();
+    let id = node.deploy(&Spec::default());
+    node.call(id, &[Op::Grow(1_000), Op::Reply(vec![])]).unwrap();
+    let per_round = node.config.limits.execution.heap_delta_bytes_per_canister_round;
+    let pages = (node.config.limits.execution.stable_dirty_bytes_per_message / 4096).min(per_round / 4096);
+    let requests: Vec<_> = (0..4).map(|_| node.send(id, &[Op::Dirty(pages), Op::Reply(vec![])])).collect();
+    node.round();
+    assert!(matches!(node.status(&requests[0]), Status::Replied(_)));
+    assert_eq!(node.status(&requests[3]), Status::Received);
+    node.settle();
+    assert!(requests.iter().all(|request| node.result(request).is_ok()));
+}

@@ -1,0 +1,358 @@
+//! Every way to send a request that must not be served, and what it is told.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod support;
+
+use std::sync::atomic::Ordering;
+
+use gateway::Refusal;
+use ic_agent::{Identity, identity::AnonymousIdentity};
+use ic_principal::Principal;
+use ic_transport_types::EnvelopeContent;
+use support::{Answered, World, call, canister, ed25519, now, post, query, read_state, sign};
+
+fn body(identity: &dyn Identity, content: EnvelopeContent) -> Vec<u8> {
+    sign(identity, content).encode_bytes()
+}
+
+fn anonymous(content: EnvelopeContent) -> Vec<u8> {
+    body(&AnonymousIdentity, content)
+}
+
+fn path(operation: &str) -> String {
+    format!("/api/v3/canister/{}/{operation}", canister(1))
+}
+
+/// Status and a part of the text.
+fn told(answered: &Answered, status: u16, part: &str) {
+    assert_eq!(answered.status, status, "{}", answered.text());
+    assert!(answered.text().contains(part), "{} lacks {part}", answered.text());
+    assert_eq!(answered.headers.get("access-control-allow-origin").map(String::as_str), Some("*"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bodies_that_are_no_envelopes() {
+    let world = World::start().await;
+    let good = anonymous(query(Principal::anonymous(), "echo"));
+    let unhex = |text: &str| hex::decode(text.replace(' ', "")).unwrap();
+    let map = |entries: &[(&str, serde_cbor::Value)]| {
+        let entries =
+            entries.iter().map(|(key, value)| (serde_cbor::Value::Text((*key).to_owned()), value.clone()));
+        serde_cbor::Value::Map(entries.collect())
+    };
+    let fields = [
+        ("request_type", serde_cbor::Value::Text("query".to_owned())),
+        ("sender", serde_cbor::Value::Bytes(vec![4])),
+        ("ingress_expiry", serde_cbor::Value::Integer(i128::from(now().0))),
+        ("canister_id", serde_cbor::Value::Bytes(canister(1).as_slice().to_vec())),
+        ("method_name", serde_cbor::Value::Text("echo".to_owned())),
+        ("arg", serde_cbor::Value::Bytes(Vec::new())),
+    ];
+    let with = |name: &str, value: Option<serde_cbor::Value>| {
+        let mut entries: Vec<_> = fields.iter().filter(|(key, _)| *key != name).cloned().collect();
+        entries.extend(
+            value
+                .map(|value| (name, value))
+                .map(|(name, value)| (Box::leak(name.to_owned().into_boxed_str()) as &str, value)),
+        );
+        serde_cbor::to_vec(&map(&[("content", map(&entries))])).unwrap()
+    };
+    use serde_cbor::Value::{Array, Bool, Bytes, Float, Integer, Null, Text};
+    let cases: Vec<(&str, Vec<u8>, u16, &str)> = vec![
+        ("empty", Vec::new(), 400, "ends at byte 0"),
+        ("text", b"hello".to_vec(), 400, ""),
+        ("json", br#"{"content":{}}"#.to_vec(), 400, ""),
+        ("truncated", good[..good.len() - 3].to_vec(), 400, "in the middle of an item"),
+        ("trailing", [&good[..], &[0]].concat(), 400, "1 bytes after its end"),
+        ("deep", [vec![0x81; 10_000], vec![0]].concat(), 400, "nests deeper than 16 levels"),
+        ("wide", [unhex("9a 00010000"), vec![0; 1 << 16]].concat(), 400, "more than"),
+        ("announces more than there is", unhex("9b 00ffffffffffffff"), 400, "in the middle"),
+        ("not a map", unhex("83 01 02 03"), 400, "must be a CBOR map"),
+        ("no content", unhex("a1 6161 01"), 400, "`content` is missing"),
+        (
+            "content is no map",
+            unhex("a1 67 636f6e74656e74 01"),
+            400,
+            "`content` is a natural number; it must be a map",
+        ),
+        ("key twice", unhex("a2 67 636f6e74656e74 01 67 636f6e74656e74 01"), 400, "repeats the key content"),
+        ("no type", with("request_type", None), 400, "`request_type` is missing"),
+        ("unknown type", with("request_type", Some(Text("update".to_owned()))), 400, "\"update\""),
+        ("no sender", with("sender", None), 400, "`sender` is missing"),
+        (
+            "sender as text",
+            with("sender", Some(Text("2vxsx-fae".to_owned()))),
+            400,
+            "`sender` is a text string",
+        ),
+        (
+            "long principal",
+            with("sender", Some(Bytes(vec![1; 30]))),
+            400,
+            "30 bytes; a principal has at most 29",
+        ),
+        ("no expiry", with("ingress_expiry", None), 400, "`ingress_expiry` is missing"),
+        ("expiry null", with("ingress_expiry", Some(Null)), 400, "`ingress_expiry` is missing"),
+        ("expiry float", with("ingress_expiry", Some(Float(1.5))), 400, "floating-point"),
+        ("expiry negative", with("ingress_expiry", Some(Integer(-1))), 400, "negative"),
+        ("no method", with("method_name", None), 400, "`method_name` is missing"),
+        ("no arg", with("arg", None), 400, "`arg` is missing"),
+        ("arg as array", with("arg", Some(Array(vec![Integer(1)]))), 400, "`arg` is an array"),
+        ("boolean", with("extra", Some(Bool(true))), 400, "a boolean"),
+        ("long nonce", with("nonce", Some(Bytes(vec![0; 33]))), 400, "33 exceeds the limit of 32"),
+        ("fields that are not known are part of the id", with("extra", Some(Integer(1))), 200, ""),
+        ("fields that are null are omitted", with("nonce", Some(Null)), 200, ""),
+        ("as it should be", good.clone(), 200, ""),
+    ];
+    for (name, body, status, part) in cases {
+        let answered = world.post(&path("query"), &body).await;
+        assert_eq!(answered.status, status, "{name}: {}", answered.text());
+        assert!(answered.text().contains(part), "{name}: {} lacks {part}", answered.text());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_at_the_wrong_place() {
+    let world = World::start().await;
+    let identity = ed25519(1);
+    let me = identity.sender().unwrap();
+    let good = anonymous(query(Principal::anonymous(), "echo"));
+    told(&world.get("/").await, 404, "/api/v2/status");
+    told(&world.get("/api/v2/stat").await, 404, "/api/v2/status");
+    told(&world.get("/api/v3/status").await, 404, "use v2");
+    told(&world.get(&path("query")).await, 405, "it takes POST");
+    assert_eq!(world.get(&path("query")).await.headers["allow"], "POST, OPTIONS");
+    told(&world.post("/health", &good).await, 405, "GET");
+    told(&world.post("/api/v4/canister/aaaaa-aa/query", &good).await, 404, "v2 or v3");
+    told(&world.post("/api/v3/canister/nonsense/query", &good).await, 400, "no textual principal");
+    told(&world.send(post(&path("query"), "application/json", &good)).await, 415, "takes application/cbor");
+    told(&world.send(post(&path("query"), "text/plain", &good)).await, 415, "\"text/plain\"");
+    assert_eq!(world.send(post(&path("query"), "Application/CBOR; charset=x", &good)).await.status, 200);
+
+    told(&world.post(&path("call"), &good).await, 400, "send it to the query endpoint");
+    told(
+        &world.post(&path("query"), &anonymous(read_state(Principal::anonymous(), &[]))).await,
+        400,
+        "send it to the read_state endpoint",
+    );
+    told(
+        &world.post(&format!("/api/v3/canister/{}/query", canister(2)), &good).await,
+        400,
+        &format!("use {} as the effective", canister(1)),
+    );
+    let mut elsewhere = query(Principal::anonymous(), "echo");
+    let EnvelopeContent::Query { canister_id, .. } = &mut elsewhere else { panic!("a query") };
+    *canister_id = canister(200);
+    told(
+        &world.post(&format!("/api/v3/canister/{}/query", canister(200)), &anonymous(elsewhere)).await,
+        400,
+        "in no canister range",
+    );
+    told(
+        &world.post(&format!("/api/v3/subnet/{}/query", world.script.key.id()), &good).await,
+        400,
+        "only serves `list_canisters`",
+    );
+    told(
+        &world
+            .post(
+                &format!("/api/v4/subnet/{}/call", world.script.key.id()),
+                &body(&identity, call(me, "echo")),
+            )
+            .await,
+        400,
+        "`create_canister`",
+    );
+    let time = anonymous(read_state(Principal::anonymous(), &[&[b"time"]]));
+    told(
+        &world.post(&format!("/api/v3/subnet/{}/read_state", canister(1)), &time).await,
+        400,
+        "this node belongs to subnet",
+    );
+    assert_eq!(
+        world.post("/api/v2/canister/aaaaa-aa/read_state", &time).await.status,
+        200,
+        "how clients learn the time"
+    );
+
+    let ask = |identity: &dyn Identity, paths: &[&[&[u8]]]| {
+        body(identity, read_state(identity.sender().unwrap(), paths))
+    };
+    told(&world.post(&path("read_state"), &ask(&identity, &[&[]])).await, 400, "the whole tree");
+    told(
+        &world
+            .post(
+                &path("read_state"),
+                &ask(&identity, &[&[b"canister", canister(1).as_slice(), b"certified_data"]]),
+            )
+            .await,
+        400,
+        "cannot be requested",
+    );
+    told(
+        &world
+            .post(
+                &path("read_state"),
+                &ask(&identity, &[&[b"canister", canister(2).as_slice(), b"module_hash"]]),
+            )
+            .await,
+        400,
+        "another canister",
+    );
+    told(
+        &world
+            .post(
+                &path("read_state"),
+                &ask(&identity, &[&[b"canister", canister(1).as_slice(), b"metadata", b"secret"]]),
+            )
+            .await,
+        403,
+        "only controllers",
+    );
+    told(
+        &world
+            .post(
+                &path("read_state"),
+                &ask(&identity, &[&[b"request_status", &[1; 32]], &[b"request_status", &[2; 32]]]),
+            )
+            .await,
+        400,
+        "same request id",
+    );
+    told(
+        &world.post(&path("read_state"), &ask(&identity, &[&[&b"time"[..]][..]; 101])).await,
+        400,
+        "101 exceeds the limit of 100",
+    );
+    told(
+        &world.post(&path("read_state"), &ask(&identity, &[&[&b"a"[..]; 17][..]])).await,
+        400,
+        "17 exceeds the limit of 16",
+    );
+    assert_eq!(world.script.submitted.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_are_not_authentic() {
+    let world = World::start().await;
+    let identity = ed25519(1);
+    let me = identity.sender().unwrap();
+    let mut expired = call(me, "echo");
+    let EnvelopeContent::Call { ingress_expiry, .. } = &mut expired else { panic!("a call") };
+    *ingress_expiry = now().0 - 1;
+    let answered = world.post(&path("call"), &body(&identity, expired)).await;
+    told(&answered, 400, "before this node's time");
+    assert!(answered.text().starts_with("Invalid request expiry: "), "clients resynchronise on this");
+    let mut far = call(me, "echo");
+    let EnvelopeContent::Call { ingress_expiry, .. } = &mut far else { panic!("a call") };
+    *ingress_expiry = now().0 + 3_600_000_000_000;
+    told(&world.post(&path("call"), &body(&identity, far)).await, 400, "more than 360 s after");
+    let mut forged = sign(&identity, call(me, "echo"));
+    forged.sender_sig.as_mut().unwrap()[0] ^= 1;
+    told(&world.post(&path("call"), &forged.encode_bytes()).await, 403, "no valid Ed25519 signature");
+    let stranger = ed25519(2).sender().unwrap();
+    told(
+        &world.post(&path("call"), &body(&identity, call(stranger, "echo"))).await,
+        403,
+        "is not the principal of",
+    );
+    assert_eq!(world.script.inspected.load(Ordering::SeqCst), 0);
+    assert_eq!(world.metric("gateway_refusals_total{reason=\"signature\"}").await, Some(1.0));
+    assert_eq!(world.metric("gateway_refusals_total{reason=\"expired\"}").await, Some(1.0));
+    assert_eq!(world.metric("gateway_requests_total{route=\"call\",status=\"403\"}").await, Some(2.0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replayed_call_is_not_submitted_again() {
+    let world = World::start().await;
+    let identity = ed25519(1);
+    let sent = body(&identity, call(identity.sender().unwrap(), "echo"));
+    let first = world.post(&path("call"), &sent).await;
+    let again = world.post(&path("call"), &sent).await;
+    let asynchronous = world.post(&format!("/api/v2/canister/{}/call", canister(1)), &sent).await;
+    assert_eq!((first.status, again.status, asynchronous.status), (200, 200, 202));
+    assert!(asynchronous.body.is_empty());
+    let serde_cbor::Value::Map(map) = again.cbor() else { panic!("a map") };
+    assert_eq!(
+        map[&serde_cbor::Value::Text("status".to_owned())],
+        serde_cbor::Value::Text("replied".to_owned())
+    );
+    assert_eq!(world.script.submitted.load(Ordering::SeqCst), 1);
+    assert_eq!(world.script.inspected.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_node_refuses_is_passed_on() {
+    let world = World::start().await;
+    let identity = ed25519(1);
+    let me = identity.sender().unwrap();
+    *world.script.refuse.lock().unwrap() = Some(Refusal::Full {
+        message: "the ingress pool holds 4096 of 4096 bytes".to_owned(),
+        retry_after_seconds: 3,
+    });
+    let full = world.post(&path("call"), &body(&identity, call(me, "echo"))).await;
+    told(&full, 503, "4096 of 4096");
+    assert_eq!(full.headers["retry-after"], "3");
+    assert!(world.script.waiters.is_empty());
+    *world.script.refuse.lock().unwrap() = Some(Refusal::Invalid { message: "too large".to_owned() });
+    told(&world.post(&path("call"), &body(&identity, call(me, "echo"))).await, 400, "too large");
+    *world.script.refuse.lock().unwrap() =
+        Some(Refusal::Unavailable { message: "the disk is full".to_owned() });
+    told(&world.post(&path("call"), &body(&identity, call(me, "echo"))).await, 503, "the disk is full");
+    *world.script.refuse.lock().unwrap() = None;
+
+    // Rejected before submission: v2 without, v3 with the status.
+    let inspected = body(&identity, call(me, "inspected_away"));
+    for (version, entries) in [("v2", 3), ("v3", 4), ("v4", 4)] {
+        let answered = world.post(&format!("/api/{version}/canister/{}/call", canister(1)), &inspected).await;
+        let serde_cbor::Value::Map(map) = answered.cbor() else { panic!("a map") };
+        assert_eq!((answered.status, map.len()), (200, entries), "{version}");
+    }
+    // A node that fails costs the request, not the gateway.
+    told(
+        &world.post(&path("query"), &anonymous(query(Principal::anonymous(), "panic"))).await,
+        500,
+        "failed while serving",
+    );
+    assert_eq!(
+        world.post(&path("query"), &anonymous(query(Principal::anonymous(), "echo"))).await.status,
+        200
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_without_a_certified_state_says_so() {
+    let world = World::start().await;
+    world.script.starting.store(true, Ordering::SeqCst);
+    let health = world.get("/health").await;
+    told(&health, 503, "\"starting\"");
+    assert_eq!(health.headers["content-type"], "application/json");
+    for (operation, content) in [
+        ("query", query(Principal::anonymous(), "echo")),
+        ("call", call(Principal::anonymous(), "echo")),
+        ("read_state", read_state(Principal::anonymous(), &[])),
+    ] {
+        let answered = world.post(&path(operation), &anonymous(content)).await;
+        told(&answered, 503, "no certified state yet");
+        assert_eq!(answered.headers["retry-after"], "1");
+    }
+    let status = world.get("/api/v2/status").await;
+    assert_eq!(status.status, 200);
+    world.script.starting.store(false, Ordering::SeqCst);
+    told(&world.get("/health").await, 200, "\"certified_height\":5");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_of_other_origins_may_be_clients() {
+    let world = World::start().await;
+    let preflight = format!(
+        "OPTIONS {} HTTP/1.1\r\nhost: node\r\norigin: https://example.org\r\naccess-control-request-method: POST\r\naccess-control-request-headers: content-type\r\nconnection: close\r\n\r\n",
+        path("call")
+    );
+    let answered = world.send(preflight.into_bytes()).await;
+    assert_eq!(answered.status, 204);
+    assert_eq!(answered.headers["access-control-allow-origin"], "*");
+    assert!(answered.headers["access-control-allow-methods"].contains("POST"));
+    assert!(answered.headers["access-control-allow-headers"].contains("content-type"));
+}

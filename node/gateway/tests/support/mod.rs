@@ -1,0 +1,592 @@
+//! A node that does as it is told, and a client that may do what no library would: what the stories of the other
+//! files are told with.
+
+#![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
+
+use std::{
+    collections::BTreeMap,
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use budget::Pool;
+use ed25519_dalek::SigningKey;
+use gateway::{
+    CertifiedView, Gateway, GatewayConfig, GatewayHandle, Health, Node, QueryRequest, Refusal, RequestFacts,
+    Submitted, Waiters,
+};
+use ic_agent::{Agent, Identity};
+use ic_certification::{HashTree, empty, fork, labeled, leaf};
+use ic_principal::Principal;
+use ic_transport_types::{Envelope, EnvelopeContent};
+use limits::GatewayLimits;
+use prometheus_client::registry::Registry;
+use rand::SeedableRng;
+use state::{ErrorCode, Height, Ingress, Reject, RejectCode, RequestId, Time};
+
+/// A tree of labels, as the node's state would have it.
+#[derive(Clone, Debug)]
+pub enum Tree {
+    Leaf(Vec<u8>),
+    Fork(BTreeMap<Vec<u8>, Tree>),
+}
+
+impl Default for Tree {
+    fn default() -> Self {
+        Self::Fork(BTreeMap::new())
+    }
+}
+
+impl Tree {
+    pub fn set(&mut self, path: &[&[u8]], value: impl Into<Vec<u8>>) {
+        match path {
+            [] => *self = Self::Leaf(value.into()),
+            [first, rest @ ..] => {
+                let Self::Fork(children) = self else { panic!("a leaf is in the way") };
+                children.entry(first.to_vec()).or_default().set(rest, value);
+            }
+        }
+    }
+
+    pub fn hash_tree(&self) -> HashTree {
+        match self {
+            Self::Leaf(value) => leaf(value.clone()),
+            Self::Fork(children) => {
+                let mut nodes: Vec<HashTree> =
+                    children.iter().map(|(label, child)| labeled(label.clone(), child.hash_tree())).collect();
+                while nodes.len() > 1 {
+                    nodes = nodes
+                        .chunks(2)
+                        .map(|pair| match pair {
+                            [left, right] => fork(left.clone(), right.clone()),
+                            [alone] => alone.clone(),
+                            _ => unreachable!(),
+                        })
+                        .collect();
+                }
+                nodes.pop().unwrap_or_else(empty)
+            }
+        }
+    }
+}
+
+/// A subnet key of one share.
+pub struct SubnetKey {
+    committee: nidkg::Committee,
+    share: nidkg::SecretShare,
+}
+
+impl SubnetKey {
+    pub fn new(seed: u64) -> Self {
+        let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
+        let (committee, mut shares) = nidkg::deal(1, 1, &mut rng).unwrap();
+        Self { committee, share: shares.pop().unwrap() }
+    }
+
+    pub fn public(&self) -> nidkg::PublicKey {
+        self.committee.public_key
+    }
+
+    pub fn der(&self) -> Vec<u8> {
+        nidkg::public_key_to_der(&self.committee.public_key)
+    }
+
+    pub fn id(&self) -> Principal {
+        Principal::self_authenticating(self.der())
+    }
+
+    /// A signed certificate over the whole tree, with a delegation if given.
+    pub fn certificate(&self, tree: &Tree, delegation: Option<(Principal, Vec<u8>)>) -> Vec<u8> {
+        let tree = tree.hash_tree();
+        let share = self.share.sign(&nidkg::state_root_message(&tree.digest()));
+        let signature =
+            nidkg::combine(&self.committee, &BTreeMap::from([(self.share.index, share)])).unwrap();
+        let delegation = delegation.map(|(subnet_id, certificate)| ic_certification::Delegation {
+            subnet_id: subnet_id.as_slice().to_vec(),
+            certificate,
+        });
+        encode(&ic_certification::Certificate { tree, signature: signature.0.to_vec(), delegation })
+    }
+}
+
+/// Self-described CBOR.
+pub fn encode(value: &impl serde::Serialize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut serializer = serde_cbor::Serializer::new(&mut bytes);
+    serializer.self_describe().unwrap();
+    value.serialize(&mut serializer).unwrap();
+    bytes
+}
+
+pub fn leb128(mut number: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    loop {
+        let byte = (number & 0x7f) as u8;
+        number >>= 7;
+        if number == 0 {
+            bytes.push(byte);
+            return bytes;
+        }
+        bytes.push(byte | 0x80);
+    }
+}
+
+pub fn ranges(ranges: &[(Principal, Principal)]) -> Vec<u8> {
+    let ranges: Vec<_> = ranges
+        .iter()
+        .map(|(first, last)| {
+            [serde_bytes::ByteBuf::from(first.as_slice()), serde_bytes::ByteBuf::from(last.as_slice())]
+        })
+        .collect();
+    encode(&ranges)
+}
+
+pub fn canister(number: u8) -> Principal {
+    Principal::from_slice(&[0, 0, 0, 0, 0, 0, 0, number, 1, 1])
+}
+
+pub fn now() -> Time {
+    Time(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64)
+}
+
+#[derive(Clone, Debug)]
+enum Outcome {
+    Pending,
+    Replied(Vec<u8>),
+    Rejected(Reject),
+}
+
+#[derive(Clone, Debug)]
+struct Known {
+    ingress: Ingress,
+    outcome: Outcome,
+}
+
+/// The double. Canisters 1 to 99 are hosted; methods do what their names say.
+pub struct Script {
+    pub key: SubnetKey,
+    pub node_key: SigningKey,
+    pub waiters: Waiters,
+    /// When set, an update is certified in the moment it is submitted.
+    pub at_once: AtomicBool,
+    /// When set, the node has no state.
+    pub starting: AtomicBool,
+    pub submitted: AtomicUsize,
+    pub inspected: AtomicUsize,
+    pub queries: AtomicUsize,
+    pub last_query: Mutex<Option<QueryRequest>>,
+    pub last_ingress: Mutex<Option<Ingress>>,
+    pub refuse: Mutex<Option<Refusal>>,
+    known: Arc<Mutex<BTreeMap<RequestId, Known>>>,
+    hold: Mutex<Option<mpsc::Receiver<()>>>,
+}
+
+impl Script {
+    pub fn new(waiters: Waiters) -> Arc<Self> {
+        Arc::new(Self {
+            key: SubnetKey::new(1),
+            node_key: SigningKey::from_bytes(&[9; 32]),
+            waiters,
+            at_once: AtomicBool::new(true),
+            starting: AtomicBool::new(false),
+            submitted: AtomicUsize::new(0),
+            inspected: AtomicUsize::new(0),
+            queries: AtomicUsize::new(0),
+            last_query: Mutex::new(None),
+            last_ingress: Mutex::new(None),
+            refuse: Mutex::new(None),
+            known: Arc::default(),
+            hold: Mutex::new(None),
+        })
+    }
+
+    pub fn node_id(&self) -> Principal {
+        Principal::self_authenticating(node_key_der(&self.node_key))
+    }
+
+    /// Queries named "hold" wait until the returned sender is dropped.
+    pub fn hold_queries(&self) -> mpsc::Sender<()> {
+        let (sender, receiver) = mpsc::channel();
+        *self.hold.lock().unwrap() = Some(receiver);
+        sender
+    }
+
+    /// Finishes what waits, and tells the waiters.
+    pub fn certify(&self) -> Vec<RequestId> {
+        let mut finished = Vec::new();
+        for (id, known) in self.known.lock().unwrap().iter_mut() {
+            if matches!(known.outcome, Outcome::Pending) {
+                known.outcome = match known.ingress.method_name.as_str() {
+                    "reject" => Outcome::Rejected(reject()),
+                    _ => Outcome::Replied(known.ingress.arg.clone()),
+                };
+                finished.push(*id);
+            }
+        }
+        self.waiters.certified(&finished);
+        finished
+    }
+
+    pub fn state_tree(&self) -> Tree {
+        let mut tree = Tree::default();
+        let (subnet, node) = (self.key.id(), self.node_id());
+        tree.set(&[b"time"], leb128(now().0));
+        tree.set(&[b"subnet", subnet.as_slice(), b"public_key"], self.key.der());
+        tree.set(&[b"subnet", subnet.as_slice(), b"type"], "application");
+        let hosted = ranges(&[(canister(1), canister(99))]);
+        tree.set(&[b"subnet", subnet.as_slice(), b"canister_ranges"], hosted.clone());
+        tree.set(&[b"canister_ranges", subnet.as_slice(), canister(1).as_slice()], hosted);
+        tree.set(
+            &[b"subnet", subnet.as_slice(), b"node", node.as_slice(), b"public_key"],
+            node_key_der(&self.node_key),
+        );
+        let metrics = ic_transport_types::SubnetMetrics {
+            num_canisters: 3,
+            canister_state_bytes: 4,
+            consumed_cycles_total: 5,
+            update_transactions_total: 6,
+        };
+        tree.set(&[b"subnet", subnet.as_slice(), b"metrics"], serde_cbor::to_vec(&metrics).unwrap());
+        tree.set(&[b"canister", canister(1).as_slice(), b"module_hash"], vec![7; 32]);
+        tree.set(
+            &[b"canister", canister(1).as_slice(), b"controllers"],
+            encode(&[serde_bytes::ByteBuf::from(canister(2).as_slice())]),
+        );
+        tree.set(&[b"canister", canister(1).as_slice(), b"metadata", b"candid:service"], "service : {}");
+        tree.set(&[b"canister", canister(1).as_slice(), b"metadata", b"secret"], "for controllers");
+        for (id, known) in self.known.lock().unwrap().iter() {
+            let mut set = |name: &[u8], value: Vec<u8>| tree.set(&[b"request_status", &id.0, name], value);
+            match &known.outcome {
+                Outcome::Pending => set(b"status", b"processing".to_vec()),
+                Outcome::Replied(reply) => {
+                    set(b"status", b"replied".to_vec());
+                    set(b"reply", reply.clone());
+                }
+                Outcome::Rejected(reject) => {
+                    set(b"status", b"rejected".to_vec());
+                    set(b"reject_code", leb128(reject.code as u64));
+                    set(b"reject_message", reject.message.clone().into_bytes());
+                    set(b"error_code", reject.error_code.to_string().into_bytes());
+                }
+            }
+        }
+        tree
+    }
+}
+
+pub fn node_key_der(key: &SigningKey) -> Vec<u8> {
+    let prefix = [48, 42, 48, 5, 6, 3, 43, 101, 112, 3, 33, 0];
+    [&prefix[..], key.verifying_key().as_bytes()].concat()
+}
+
+pub fn reject() -> Reject {
+    Reject { code: RejectCode::CanisterReject, message: "as you wish".to_owned(), error_code: ErrorCode(406) }
+}
+
+/// A view is made for every look, so it signs lazily.
+struct LazyView(Arc<Script>, BTreeMap<RequestId, RequestFacts>);
+
+impl CertifiedView for LazyView {
+    fn height(&self) -> Height {
+        Height(5)
+    }
+    fn time(&self) -> Time {
+        now()
+    }
+    fn certificate(&self, _: &[Vec<Vec<u8>>]) -> Vec<u8> {
+        self.0.key.certificate(&self.0.state_tree(), None)
+    }
+    fn request(&self, id: &RequestId) -> Option<RequestFacts> {
+        self.1.get(id).copied()
+    }
+    fn may_read_metadata(&self, _: &Principal, name: &str, sender: &Principal) -> bool {
+        name != "secret" || *sender == canister(2)
+    }
+}
+
+/// The double as the gateway sees it.
+pub struct ScriptNode(pub Arc<Script>);
+
+impl Node for ScriptNode {
+    fn submit(&self, ingress: Ingress) -> Result<Submitted, Refusal> {
+        self.0.submitted.fetch_add(1, Ordering::SeqCst);
+        if let Some(refusal) = self.0.refuse.lock().unwrap().clone() {
+            return Err(refusal);
+        }
+        *self.0.last_ingress.lock().unwrap() = Some(ingress.clone());
+        self.0.known.lock().unwrap().insert(ingress.request_id, Known { ingress, outcome: Outcome::Pending });
+        if self.0.at_once.load(Ordering::SeqCst) {
+            self.0.certify();
+        }
+        Ok(Submitted::Accepted)
+    }
+
+    fn inspect(&self, ingress: &Ingress) -> Result<(), Reject> {
+        self.0.inspected.fetch_add(1, Ordering::SeqCst);
+        if ingress.method_name == "inspected_away" { Err(reject()) } else { Ok(()) }
+    }
+
+    fn query(&self, query: &QueryRequest) -> Result<Vec<u8>, Reject> {
+        self.0.queries.fetch_add(1, Ordering::SeqCst);
+        *self.0.last_query.lock().unwrap() = Some(query.clone());
+        match query.method_name.as_str() {
+            "reject" => Err(reject()),
+            "panic" => panic!("a node that fails, as it was asked to"),
+            "large" => Ok(vec![7; 1 << 20]),
+            "hold" => {
+                let hold = self.0.hold.lock().unwrap();
+                if let Some(hold) = hold.as_ref() {
+                    let _ = hold.recv();
+                }
+                Ok(Vec::new())
+            }
+            _ => Ok(query.arg.clone()),
+        }
+    }
+
+    fn latest(&self) -> Option<Arc<dyn CertifiedView>> {
+        if self.0.starting.load(Ordering::SeqCst) {
+            return None;
+        }
+        let known = self.0.known.lock().unwrap();
+        let facts = known.iter().map(|(id, known)| {
+            let ingress = &known.ingress;
+            (
+                *id,
+                RequestFacts {
+                    sender: ingress.sender,
+                    effective_canister_id: ingress.effective_canister_id,
+                    canister_id: None,
+                    terminal: !matches!(known.outcome, Outcome::Pending),
+                },
+            )
+        });
+        Some(Arc::new(LazyView(self.0.clone(), facts.collect())))
+    }
+
+    fn now(&self) -> Time {
+        now()
+    }
+
+    fn health(&self) -> Health {
+        let healthy = !self.0.starting.load(Ordering::SeqCst);
+        Health {
+            healthy,
+            status: if healthy { "healthy" } else { "starting" }.to_owned(),
+            certified_height: Height(5),
+        }
+    }
+
+    fn hosts(&self, canister_id: &Principal) -> bool {
+        (canister(1)..=canister(99)).contains(canister_id)
+    }
+}
+
+pub fn gateway_limits() -> GatewayLimits {
+    GatewayLimits {
+        connections: 32,
+        requests_in_flight: 16,
+        queries_in_flight: 4,
+        sync_calls_waiting: 4,
+        body_bytes: 256 << 10,
+        bodies_bytes: 1 << 20,
+        responses_bytes: 4 << 20,
+        read_timeout_millis: 1_000,
+        sync_call_wait_millis: 2_000,
+        read_state_paths: 100,
+        read_state_path_labels: 16,
+        delegations: 20,
+        delegation_targets: 1000,
+        nonce_bytes: 32,
+    }
+}
+
+pub struct World {
+    pub script: Arc<Script>,
+    pub gateway: GatewayHandle,
+    pub registry: Arc<Mutex<Registry>>,
+    pub address: SocketAddr,
+    pub bodies: Pool,
+    pub responses: Pool,
+}
+
+impl World {
+    pub async fn start() -> Self {
+        Self::with(gateway_limits()).await
+    }
+
+    pub async fn with(limits: GatewayLimits) -> Self {
+        let waiters = Waiters::new(limits.sync_calls_waiting);
+        let script = Script::new(waiters.clone());
+        let registry = Arc::new(Mutex::new(Registry::default()));
+        let (bodies, responses) = (
+            Pool::standalone("bodies", limits.bodies_bytes),
+            Pool::standalone("responses", limits.responses_bytes),
+        );
+        let config = GatewayConfig {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            limits,
+            ingress_expiry: Duration::from_secs(300),
+            ingress_drift: Duration::from_secs(60),
+            query_threads: 2,
+            verify_threads: 2,
+            bodies: bodies.clone(),
+            responses: responses.clone(),
+            node_key: script.node_key.clone(),
+            node_id: script.node_id(),
+            subnet_id: script.key.id(),
+            root_key_der: script.key.der(),
+            version: "0.1.0-test".to_owned(),
+            shutdown_grace: Duration::from_secs(5),
+        };
+        let gateway = Gateway::start(config, Arc::new(ScriptNode(script.clone())), waiters, registry.clone())
+            .await
+            .unwrap();
+        Self { script, address: gateway.local_addr(), gateway, registry, bodies, responses }
+    }
+
+    pub fn agent(&self, identity: impl Identity + 'static) -> Agent {
+        let agent = Agent::builder()
+            .with_url(format!("http://{}", self.address))
+            .with_identity(identity)
+            .with_max_polling_time(Duration::from_secs(20))
+            .build()
+            .unwrap();
+        agent.set_root_key(self.script.key.der());
+        agent
+    }
+
+    /// Sends bytes on a blocking thread and parses the answer.
+    pub async fn send(&self, request: Vec<u8>) -> Answered {
+        let address = self.address;
+        tokio::task::spawn_blocking(move || send(address, &request)).await.unwrap()
+    }
+
+    pub async fn post(&self, path: &str, body: &[u8]) -> Answered {
+        self.send(post(path, "application/cbor", body)).await
+    }
+
+    pub async fn get(&self, path: &str) -> Answered {
+        self.send(format!("GET {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\r\n").into_bytes())
+            .await
+    }
+
+    pub async fn metric(&self, line: &str) -> Option<f64> {
+        let text = self.get("/metrics").await.text();
+        text.lines().find_map(|found| found.strip_prefix(line)).map(|value| value.trim().parse().unwrap())
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Answered {
+    pub status: u16,
+    pub headers: BTreeMap<String, String>,
+    pub body: Vec<u8>,
+}
+
+impl Answered {
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    pub fn cbor(&self) -> serde_cbor::Value {
+        serde_cbor::from_slice(&self.body).unwrap()
+    }
+}
+
+pub fn post(path: &str, content_type: &str, body: &[u8]) -> Vec<u8> {
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: node\r\ncontent-type: {content_type}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
+    [head.as_bytes(), body].concat()
+}
+
+pub fn send(address: SocketAddr, request: &[u8]) -> Answered {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    // The gateway may answer and close before it has read everything.
+    let _ = stream.write_all(request);
+    receive(&mut stream)
+}
+
+pub fn receive(stream: &mut TcpStream) -> Answered {
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 16384];
+    loop {
+        if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+            let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
+            let mut lines = head.lines();
+            let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+            let headers: BTreeMap<String, String> = lines
+                .map(|line| line.split_once(": ").unwrap())
+                .map(|(name, value)| (name.to_lowercase(), value.to_owned()))
+                .collect();
+            let length = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
+            if bytes.len() >= end + 4 + length {
+                return Answered { status, headers, body: bytes[end + 4..end + 4 + length].to_vec() };
+            }
+        }
+        match stream.read(&mut buffer) {
+            Ok(0) => panic!("closed after {:?}", String::from_utf8_lossy(&bytes)),
+            Ok(read) => bytes.extend_from_slice(&buffer[..read]),
+            Err(error) => panic!("{error} after {:?}", String::from_utf8_lossy(&bytes)),
+        }
+    }
+}
+
+/// Signs `content` as an agent would.
+pub fn sign(identity: &dyn Identity, content: EnvelopeContent) -> Envelope<'static> {
+    let signature = identity.sign(&content).unwrap();
+    Envelope {
+        content: std::borrow::Cow::Owned(content),
+        sender_pubkey: signature.public_key,
+        sender_sig: signature.signature,
+        sender_delegation: signature.delegations,
+    }
+}
+
+pub fn call(sender: Principal, method: &str) -> EnvelopeContent {
+    EnvelopeContent::Call {
+        nonce: Some(vec![1, 2, 3]),
+        ingress_expiry: now().0 + 120_000_000_000,
+        sender,
+        canister_id: canister(1),
+        method_name: method.to_owned(),
+        arg: b"DIDL\x00\x00".to_vec(),
+        sender_info: None,
+    }
+}
+
+pub fn query(sender: Principal, method: &str) -> EnvelopeContent {
+    EnvelopeContent::Query {
+        nonce: None,
+        ingress_expiry: now().0 + 120_000_000_000,
+        sender,
+        canister_id: canister(1),
+        method_name: method.to_owned(),
+        arg: b"DIDL\x00\x00".to_vec(),
+        sender_info: None,
+    }
+}
+
+pub fn read_state(sender: Principal, paths: &[&[&[u8]]]) -> EnvelopeContent {
+    EnvelopeContent::ReadState {
+        ingress_expiry: now().0 + 120_000_000_000,
+        sender,
+        paths: paths
+            .iter()
+            .map(|path| path.iter().map(|label| ic_certification::Label::from_bytes(label)).collect())
+            .collect(),
+    }
+}
+
+pub fn ed25519(seed: u8) -> ic_agent::identity::BasicIdentity {
+    ic_agent::identity::BasicIdentity::from_raw_key(&[seed; 32])
+}

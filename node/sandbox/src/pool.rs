@@ -1,0 +1,434 @@
+//! The node's side of sandboxing: a fixed set of worker processes, kept alive.
+//!
+//! [`Pool`] implements [`Sandbox`]: modules are prepared by the [`Preparer`], messages are run by the worker of their lane. Lanes are independent, so threads with different lanes never
+//! wait for each other; two messages of one lane run one after the other.
+//!
+//! # When a worker dies
+//!
+//! By a signal from outside, for want of memory, through a fault of the engine, by the time limit that only a hanging worker reaches, or because the pool ended it for reporting
+//! the impossible: the message gets a trap with `worker_died`, the process is reaped, and the lane's next message finds a new one. State is safe, because a worker only ever appends to
+//! what the caller reserved and commits. A lane whose workers keep dying waits before each start, longer each time, at most [`BACKOFF_MAX`].
+//!
+//! # Bounds
+//!
+//! Processes: one per lane. Mapped canisters: `sandbox.canisters_max` over all lanes, the longest unused go first; those idle for `sandbox.idle_seconds` go when the node calls
+//! [`Pool::evict_idle`], as long as the workers hold more than `sandbox.resident_floor_bytes`. A worker whose anonymous memory exceeds `sandbox.worker_anonymous_bytes` is replaced
+//! between two messages.
+//!
+//! Workers are started by a thread of the pool's own: the kernel ends a worker when the thread that started it ends, which must be when the pool does.
+
+mod lane;
+mod verdict;
+mod view;
+
+use std::{
+    collections::BTreeSet,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    time::{Duration, Instant},
+};
+
+use limits::{ModuleLimits, SandboxLimits};
+use pages::MemoryId;
+use state::{ErrorCode, ModuleInfo, Reject, RejectCode};
+
+use crate::{
+    Lane, ModuleSource, Outcome, PrepareError, Preparer, PreparerConfig, Probe, Request, Sandbox, Trap,
+    pool::lane::{Worker, WorkerError},
+};
+
+/// Longest wait before a worker is started again.
+const BACKOFF_MAX: Duration = Duration::from_secs(2);
+
+/// First wait, doubled with every death in a row.
+const BACKOFF_FIRST: Duration = Duration::from_millis(20);
+
+/// Messages between two looks at a worker's memory.
+const MEMORY_CHECK_MESSAGES: u64 = 64;
+
+/// Kernel mappings per process that a worker counts on.
+const MAP_COUNT_MIN: u64 = 65_530;
+
+/// Memories whose dropping a busy lane is told of at most; beyond that it drops all.
+const FORGET_MAX: usize = 4096;
+
+/// `IC0521`: the engine failed.
+const ENGINE_ERROR: ErrorCode = ErrorCode(521);
+
+/// What a pool needs to know.
+#[derive(Clone)]
+pub struct SandboxConfig {
+    /// The node's own binary, or another with the subcommands `sandbox-worker` and `sandbox-compile`.
+    pub exe: PathBuf,
+    /// Directory of compiled modules.
+    pub cache_dir: PathBuf,
+    /// Lanes of [`Lane::Update`], at least 1: execution threads.
+    pub update_workers: usize,
+    /// Lanes of [`Lane::Query`], at least 1: query threads.
+    pub query_workers: usize,
+    /// Limits on modules.
+    pub module: ModuleLimits,
+    /// Limits on workers and compilation.
+    pub sandbox: SandboxLimits,
+    /// For modules whose artefact is gone.
+    pub source: Option<Arc<dyn ModuleSource>>,
+    /// Workers take [`Probe`]s. Never in a node.
+    pub probes: bool,
+}
+
+/// The pool cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// Compilation or the cache.
+    #[error(transparent)]
+    Prepare(#[from] PrepareError),
+    /// The kernel allows too few mappings.
+    #[error("vm.max_map_count is {0}, workers need {MAP_COUNT_MIN}: run `sysctl -w vm.max_map_count={MAP_COUNT_MIN}`")]
+    MapCount(u64),
+    /// A worker cannot be started.
+    #[error("{0}; the kernel must allow seccomp filters, and the machine must have memory for {1} workers")]
+    Worker(String, usize),
+    /// A thread cannot be started.
+    #[error("the thread that starts workers cannot be started: {0}")]
+    Thread(std::io::Error),
+}
+
+/// Counters since the pool was opened, and gauges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Messages run.
+    pub messages: u64,
+    /// Workers started after the first of each lane.
+    pub restarts: u64,
+    /// Workers ended because they reported the impossible.
+    pub lies: u64,
+    /// Workers ended because they took too long.
+    pub timeouts: u64,
+    /// Workers replaced because their anonymous memory grew beyond the limit.
+    pub replaced: u64,
+    /// Memories mapped now, over all workers that are not busy.
+    pub mapped: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    messages: AtomicU64,
+    restarts: AtomicU64,
+    lies: AtomicU64,
+    timeouts: AtomicU64,
+    replaced: AtomicU64,
+}
+
+/// Worker processes. See the module's documentation.
+pub struct Pool {
+    preparer: Preparer,
+    globals_max: usize,
+    sandbox: SandboxLimits,
+    update_workers: usize,
+    lanes: Vec<LaneCell>,
+    starter: Starter,
+    counters: Counters,
+}
+
+struct LaneCell {
+    state: Mutex<LaneState>,
+    /// Told while the lane was busy.
+    pending: Mutex<Pending>,
+    /// Process id of the worker; 0 without one.
+    pid: AtomicU64,
+}
+
+#[derive(Default)]
+struct Pending {
+    memories: BTreeSet<MemoryId>,
+    everything: bool,
+}
+
+#[derive(Default)]
+struct LaneState {
+    worker: Option<Worker>,
+    /// Deaths in a row.
+    deaths: u32,
+    /// The first token of the next worker: tokens never repeat within a lane.
+    next_token: u64,
+}
+
+impl Pool {
+    /// Opens the cache and starts a worker for every lane.
+    pub fn open(config: SandboxConfig) -> Result<Self, PoolError> {
+        let map_count = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok());
+        if let Some(count) = map_count.filter(|count| *count < MAP_COUNT_MIN) {
+            return Err(PoolError::MapCount(count));
+        }
+        let update_workers = config.update_workers.max(1);
+        let lanes = update_workers + config.query_workers.max(1);
+        let preparer = Preparer::open(PreparerConfig {
+            exe: config.exe.clone(),
+            arguments: vec!["sandbox-compile".into()],
+            cache_dir: config.cache_dir,
+            module: config.module.clone(),
+            sandbox: config.sandbox.clone(),
+            source: config.source,
+        })?;
+        // A canister has two memories.
+        let canisters = usize::try_from(config.sandbox.canisters_max).unwrap_or(usize::MAX).div_ceil(lanes).max(1);
+        let starter = Starter::new(config.exe, canisters.saturating_mul(2), config.probes).map_err(PoolError::Thread)?;
+        let cell = || LaneCell { state: Mutex::default(), pending: Mutex::default(), pid: AtomicU64::new(0) };
+        let pool = Self {
+            preparer,
+            globals_max: usize::try_from(config.module.globals).unwrap_or(usize::MAX),
+            sandbox: config.sandbox,
+            update_workers,
+            lanes: (0..lanes).map(|_| cell()).collect(),
+            starter,
+            counters: Counters::default(),
+        };
+        for cell in &pool.lanes {
+            let mut state = lock(&cell.state);
+            pool.start(cell, &mut state).map_err(|error| PoolError::Worker(error.to_string(), lanes))?;
+        }
+        Ok(pool)
+    }
+
+    /// Where modules are compiled and looked up.
+    pub fn preparer(&self) -> &Preparer {
+        &self.preparer
+    }
+
+    /// Process ids of the workers, for accounting their memory.
+    pub fn pids(&self) -> Vec<u32> {
+        self.lanes.iter().filter_map(|cell| u32::try_from(cell.pid.load(Ordering::Relaxed)).ok().filter(|pid| *pid != 0)).collect()
+    }
+
+    /// Counters and gauges.
+    pub fn statistics(&self) -> Statistics {
+        let counters = &self.counters;
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let mapped = self.lanes.iter().filter_map(|cell| cell.state.try_lock().ok()?.worker.as_ref().map(Worker::mapped)).sum::<usize>();
+        Statistics {
+            messages: load(&counters.messages),
+            restarts: load(&counters.restarts),
+            lies: load(&counters.lies),
+            timeouts: load(&counters.timeouts),
+            replaced: load(&counters.replaced),
+            mapped: mapped as u64,
+        }
+    }
+
+    /// Drops what nobody used for `sandbox.idle_seconds`, if the workers hold more than `sandbox.resident_floor_bytes`; and tells idle workers what to forget. Lanes that are
+    /// busy are passed over. The node calls this every few seconds.
+    pub fn evict_idle(&self) {
+        let resident: u64 = self.pids().into_iter().filter_map(memory_of).map(|memory| memory.resident_bytes).sum();
+        let idle = Duration::from_secs(self.sandbox.idle_seconds);
+        let before = (resident > self.sandbox.resident_floor_bytes).then(|| Instant::now().checked_sub(idle)).flatten();
+        for cell in &self.lanes {
+            let Ok(mut state) = cell.state.try_lock() else { continue };
+            self.take_pending(cell, &mut state);
+            let Some(worker) = &mut state.worker else { continue };
+            let evicted = match before {
+                Some(before) => worker.evict(before),
+                None => worker.flush(),
+            };
+            if let Err(error) = evicted {
+                self.died(cell, &mut state, &error);
+            } else {
+                self.replace_if_large(cell, &mut state);
+            }
+        }
+    }
+
+    /// Has the worker of `lane` try something forbidden; whether it lived to tell. For tests of the confinement; needs [`SandboxConfig::probes`].
+    pub fn probe(&self, lane: Lane, probe: Probe, timeout: Duration) -> bool {
+        let Some(cell) = self.cell(lane) else { return false };
+        let mut state = lock(&cell.state);
+        let survived = match self.worker(cell, &mut state) {
+            Ok(worker) => worker.probe(probe, timeout),
+            Err(error) => Err(error),
+        };
+        match survived {
+            Ok(()) => true,
+            Err(error) => {
+                self.died(cell, &mut state, &error);
+                false
+            }
+        }
+    }
+
+    fn cell(&self, lane: Lane) -> Option<&LaneCell> {
+        match lane {
+            Lane::Update(n) => self.lanes.get(..self.update_workers)?.get(n),
+            Lane::Query(n) => self.lanes.get(self.update_workers..)?.get(n),
+        }
+    }
+
+    /// The lane's worker, started if there is none.
+    fn worker<'a>(&self, cell: &LaneCell, state: &'a mut LaneState) -> Result<&'a mut Worker, WorkerError> {
+        if state.worker.is_none() {
+            if state.deaths > 1 {
+                // The first start after a death is immediate, so that one crash costs one message nothing but its retry.
+                std::thread::sleep(BACKOFF_FIRST.saturating_mul(1 << (state.deaths - 2).min(10)).min(BACKOFF_MAX));
+            }
+            self.counters.restarts.fetch_add(1, Ordering::Relaxed);
+            self.start(cell, state)?;
+        }
+        self.take_pending(cell, state);
+        state.worker.as_mut().ok_or_else(|| WorkerError::Start("there is none".into()))
+    }
+
+    fn start(&self, cell: &LaneCell, state: &mut LaneState) -> Result<(), WorkerError> {
+        let worker = self.starter.start(state.next_token)?;
+        cell.pid.store(worker.pid().into(), Ordering::Relaxed);
+        state.worker = Some(worker);
+        Ok(())
+    }
+
+    fn take_pending(&self, cell: &LaneCell, state: &mut LaneState) {
+        let pending = std::mem::take(&mut *lock(&cell.pending));
+        if pending.everything {
+            // Rare enough that a new process is the simplest way.
+            self.end(cell, state);
+        } else if let Some(worker) = &mut state.worker {
+            worker.forget(pending.memories);
+        }
+    }
+
+    /// Ends the lane's worker.
+    fn end(&self, cell: &LaneCell, state: &mut LaneState) {
+        if let Some(worker) = state.worker.take() {
+            state.next_token = worker.next_token();
+        }
+        cell.pid.store(0, Ordering::Relaxed);
+    }
+
+    fn died(&self, cell: &LaneCell, state: &mut LaneState, error: &WorkerError) {
+        eprintln!("DIED {error}"); tracing::warn!(%error, "a sandbox worker failed and will be started again");
+        match error {
+            WorkerError::Lied(_) => self.counters.lies.fetch_add(1, Ordering::Relaxed),
+            WorkerError::Wire(crate::ipc::IpcError::TimedOut(_)) => self.counters.timeouts.fetch_add(1, Ordering::Relaxed),
+            _ => 0,
+        };
+        state.deaths = state.deaths.saturating_add(1);
+        self.end(cell, state);
+    }
+
+    fn replace_if_large(&self, cell: &LaneCell, state: &mut LaneState) {
+        let Some(worker) = state.worker.as_ref().filter(|worker| !worker.keeps_any()) else { return };
+        let limit = self.sandbox.worker_anonymous_bytes;
+        if let Some(memory) = memory_of(worker.pid()).filter(|memory| memory.anonymous_bytes > limit) {
+            tracing::info!(anonymous_bytes = memory.anonymous_bytes, limit, "a sandbox worker holds more than `sandbox.worker_anonymous_bytes` and is replaced");
+            self.counters.replaced.fetch_add(1, Ordering::Relaxed);
+            self.end(cell, state);
+        }
+    }
+}
+
+impl Sandbox for Pool {
+    fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, Reject> {
+        self.preparer.prepare(wasm)
+    }
+
+    fn execute(&self, lane: Lane, request: &Request) -> Outcome {
+        let Some(cell) = self.cell(lane) else {
+            return no_outcome(format!("there is no sandbox worker {lane:?}"), false);
+        };
+        self.counters.messages.fetch_add(1, Ordering::Relaxed);
+        let mut state = lock(&cell.state);
+        let executed = match self.worker(cell, &mut state) {
+            Ok(worker) => worker.execute(request, &self.preparer, self.globals_max),
+            Err(error) => Err(error),
+        };
+        match executed {
+            Ok(outcome) => {
+                state.deaths = 0;
+                if state.worker.as_ref().is_some_and(|worker| worker.messages.is_multiple_of(MEMORY_CHECK_MESSAGES)) {
+                    self.replace_if_large(cell, &mut state);
+                }
+                outcome
+            }
+            Err(error) if error.worker_is_well() => no_outcome(error.to_string(), !matches!(error, WorkerError::NotKept)),
+            Err(error) => {
+                self.died(cell, &mut state, &error);
+                no_outcome("the sandbox process of the canister died while it ran the message".to_owned(), true)
+            }
+        }
+    }
+
+    fn release(&self, lane: Lane, keep_token: u64) {
+        if let Some(cell) = self.cell(lane)
+            && let Some(worker) = &mut lock(&cell.state).worker
+        {
+            worker.release(keep_token);
+        }
+    }
+
+    fn forget(&self, memories: &[MemoryId]) {
+        for cell in &self.lanes {
+            let mut pending = lock(&cell.pending);
+            pending.memories.extend(memories);
+            if pending.memories.len() > FORGET_MAX {
+                *pending = Pending { memories: BTreeSet::new(), everything: true };
+            }
+        }
+    }
+}
+
+/// The outcome of a message that has none.
+fn no_outcome(message: String, worker_died: bool) -> Outcome {
+    Outcome {
+        instructions: 0,
+        result: Err(Trap { reject: Reject { code: RejectCode::CanisterError, message, error_code: ENGINE_ERROR }, worker_died }),
+        changes: None,
+        accepted: false,
+        log: Vec::new(),
+        query_calls: Vec::new(),
+        keep_token: None,
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Memory {
+    resident_bytes: u64,
+    anonymous_bytes: u64,
+}
+
+/// What the kernel counts for a process.
+fn memory_of(pid: u32) -> Option<Memory> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let mut pages = text.split_ascii_whitespace().skip(1).map(|word| word.parse::<u64>().ok());
+    let (resident, shared) = (pages.next()??, pages.next()??);
+    let page = rustix::param::page_size() as u64;
+    Some(Memory { resident_bytes: resident * page, anonymous_bytes: resident.saturating_sub(shared) * page })
+}
+
+/// The thread that starts workers.
+struct Starter {
+    /// Closed to end the thread.
+    orders: mpsc::SyncSender<(u64, mpsc::SyncSender<Result<Worker, WorkerError>>)>,
+}
+
+impl Starter {
+    fn new(exe: PathBuf, memories_max: usize, probes: bool) -> std::io::Result<Self> {
+        let (orders, inbox) = mpsc::sync_channel::<(u64, mpsc::SyncSender<Result<Worker, WorkerError>>)>(1);
+        std::thread::Builder::new().name("sandbox-starter".into()).spawn(move || {
+            for (first_token, answer) in inbox {
+                // Who asked waits for the answer; should they be gone, the worker is ended by being dropped.
+                let _ = answer.send(Worker::start(&exe, memories_max, first_token, probes));
+            }
+        })?;
+        Ok(Self { orders })
+    }
+
+    fn start(&self, first_token: u64) -> Result<Worker, WorkerError> {
+        let gone = || WorkerError::Start("the thread that starts workers is gone".into());
+        let (answer, result) = mpsc::sync_channel(1);
+        self.orders.send((first_token, answer)).map_err(|_| gone())?;
+        result.recv().map_err(|_| gone())?
+    }
+}

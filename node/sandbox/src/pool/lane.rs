@@ -1,0 +1,379 @@
+//! One worker process and the pool's end of its wire.
+//!
+//! A [`Worker`] is exclusive: whoever holds it sends an order and waits for the report. Any failure of it — the wire, the time limit, an impossible outcome — ends the process; the
+//! lane starts another one for the next message, waiting longer the more often that happens in a row.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use pages::{MemoryId, MemoryLayout, SegmentId};
+use state::ModuleHash;
+
+use super::{
+    verdict,
+    view::{Plan, View},
+};
+use crate::{
+    Mount, Outcome, Request,
+    ipc::{Channel, IpcError},
+    prepare::{PrepareError, Preparer},
+    worker::{
+        PROBES_ARGUMENT,
+        protocol::{AppendOrder, Execute, Forget, MapOrder, MountOrder, Order, Probe, Report},
+    },
+};
+
+/// The hidden subcommand.
+const SUBCOMMAND: &str = "sandbox-worker";
+
+/// Composite queries one worker keeps.
+const KEPT_MAX: usize = 8;
+
+/// How long a worker may take to start.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a message may take besides its instructions.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// Far below what any machine executes: only a worker that hangs is slower.
+const INSTRUCTIONS_PER_SECOND: u64 = 20_000_000;
+
+/// Why a message has no outcome.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WorkerError {
+    /// It cannot be started.
+    #[error("the worker cannot be started: {0}")]
+    Start(String),
+    /// Its wire failed.
+    #[error("the worker is gone: {0}")]
+    Wire(#[from] IpcError),
+    /// It ended itself.
+    #[error("the worker gave up: {0}")]
+    Failed(String),
+    /// It said something impossible.
+    #[error("the worker reported the impossible: {0}")]
+    Lied(String),
+    /// No artefact of the module can be had.
+    #[error(transparent)]
+    Artefact(#[from] PrepareError),
+    /// The composite query to continue is not kept by this worker.
+    #[error("the composite query is no longer kept: its worker was restarted")]
+    NotKept,
+}
+
+impl WorkerError {
+    /// Whether the worker can be used further.
+    pub(super) fn worker_is_well(&self) -> bool {
+        matches!(self, Self::Artefact(_) | Self::NotKept)
+    }
+}
+
+/// A running worker process.
+#[derive(Debug)]
+pub(super) struct Worker {
+    child: Child,
+    channel: Channel,
+    modules: BTreeMap<ModuleHash, Instant>,
+    memories: BTreeMap<MemoryId, View>,
+    kept: BTreeMap<u64, Kept>,
+    next_token: u64,
+    /// To be sent with the next order.
+    pub(super) forget: Forget,
+    /// Memories it may have mapped at once.
+    memories_max: usize,
+    pub(super) messages: u64,
+}
+
+/// A composite query in a worker.
+#[derive(Debug)]
+struct Kept {
+    /// What its memories were mapped from.
+    views: Vec<(MemoryId, View)>,
+    /// Keeps the files as they are while callbacks may read them.
+    _layouts: [MemoryLayout; 2],
+}
+
+impl Worker {
+    /// Starts a process. Must be called on a thread that lives as long as the worker should: the kernel kills the worker when that thread ends.
+    pub(super) fn start(exe: &Path, memories_max: usize, first_token: u64, probes: bool) -> Result<Self, WorkerError> {
+        let start = |error: io::Error| WorkerError::Start(format!("{}: {error}", exe.display()));
+        let (ours, theirs) = UnixStream::pair().map_err(start)?;
+        let mut command = Command::new(exe);
+        command.arg(SUBCOMMAND).arg(std::process::id().to_string()).args(probes.then_some(PROBES_ARGUMENT)).env_clear();
+        let child = command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::inherit()).spawn().map_err(start)?;
+        let mut worker = Self {
+            child,
+            channel: Channel::new(ours),
+            modules: BTreeMap::new(),
+            memories: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            next_token: first_token,
+            forget: Forget::default(),
+            memories_max,
+            messages: 0,
+        };
+        worker.channel.set_timeout(Some(START_TIMEOUT))?;
+        match worker.channel.receive::<Report>(64 << 10) {
+            Ok((Report::Ready, _)) => Ok(worker),
+            Ok((Report::Failed(text), _)) => Err(WorkerError::Start(text)),
+            Ok(_) => Err(WorkerError::Start("its first word was not that it is ready".into())),
+            Err(error) => Err(WorkerError::Start(error.to_string())),
+        }
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The first token a successor may give out: none is ever given twice.
+    pub(super) fn next_token(&self) -> u64 {
+        self.next_token
+    }
+
+    /// Whether composite queries wait here.
+    pub(super) fn keeps_any(&self) -> bool {
+        !self.kept.is_empty()
+    }
+
+    /// Runs one message.
+    pub(super) fn execute(&mut self, request: &Request, preparer: &Preparer, globals_max: usize) -> Result<Outcome, WorkerError> {
+        self.messages += 1;
+        if request.keep_token.is_some_and(|token| !self.kept.contains_key(&token)) {
+            return Err(WorkerError::NotKept);
+        }
+        let instructions = Duration::from_secs(request.limits.instructions / INSTRUCTIONS_PER_SECOND);
+        self.channel.set_timeout(Some(GRACE + instructions))?;
+        for _ in 0..2 {
+            let now = Instant::now();
+            let keep_as = (request.keep_token.is_none() && !request.context.replicated && self.kept.len() < KEPT_MAX).then_some(self.next_token);
+            self.order(request, preparer, keep_as, now)?;
+            let (report, _) = self.channel.receive::<Report>(verdict::outcome_bytes_max(request))?;
+            match report {
+                Report::Outcome(outcome) => {
+                    verdict::check(request, &outcome, globals_max, keep_as).map_err(WorkerError::Lied)?;
+                    self.settle(request, &outcome, keep_as);
+                    return Ok(*outcome);
+                }
+                Report::Missing => {
+                    // It let go of something on its own. Everything is sent again.
+                    self.modules.remove(&request.module);
+                    self.memories.remove(&request.heap.layout.id);
+                    self.memories.remove(&request.stable.layout.id);
+                }
+                Report::Failed(text) => return Err(WorkerError::Failed(text)),
+                Report::Ready | Report::Done => return Err(WorkerError::Lied("a report out of turn".into())),
+            }
+        }
+        Err(WorkerError::Failed("it misses what it was just sent".into()))
+    }
+
+    fn order(&mut self, request: &Request, preparer: &Preparer, keep_as: Option<u64>, now: Instant) -> Result<(), WorkerError> {
+        let artefact = match self.modules.contains_key(&request.module) {
+            true => None,
+            false => Some(preparer.open_artefact(&request.module)?),
+        };
+        let mut files = Files::default();
+        let has_artefact = artefact.is_some();
+        files.owned.extend(artefact.map(Arc::new));
+        let continues = request.keep_token.is_some();
+        let heap = self.mount(&request.heap, continues, &mut files);
+        let stable = self.mount(&request.stable, continues, &mut files);
+        let execute = Execute {
+            forget: std::mem::take(&mut self.forget),
+            module: request.module,
+            artefact: has_artefact,
+            entry: request.entry.clone(),
+            globals: request.globals.clone(),
+            heap,
+            stable,
+            context: request.context.clone(),
+            limits: request.limits,
+            keep_token: request.keep_token,
+            keep_as,
+        };
+        let descriptors: Vec<_> = files.owned.iter().map(|file| file.as_fd()).collect();
+        self.channel.send(&Order::Execute(Box::new(execute)), &descriptors)?;
+        // Whatever was mapped is the worker's now; a failure ends it, so there is no way back to consider.
+        self.modules.insert(request.module, now);
+        if !continues {
+            for mount in [&request.heap, &request.stable] {
+                let view = self.memories.entry(mount.layout.id).or_insert_with(|| View::new(&mount.layout, now));
+                view.planned(&mount.layout, now);
+                if let Some(append) = &mount.append {
+                    view.append = Some(append.segment);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What to tell the worker of a memory; the descriptors that go with it are added to `files`.
+    fn mount(&mut self, mount: &Mount, continues: bool, files: &mut Files) -> MountOrder {
+        let layout = &mount.layout;
+        let mut order = MountOrder { id: layout.id, wasm_pages: mount.wasm_pages, map: None, append: None };
+        if continues {
+            return order;
+        }
+        let plan = self.memories.get(&layout.id).map_or(Plan::Fresh, |view| view.plan(layout));
+        order.map = match plan {
+            Plan::Current => None,
+            Plan::Runs(runs) => Some(files.map(layout, runs)),
+            Plan::Fresh => {
+                self.memories.remove(&layout.id);
+                files.owned.push(read_only(&layout.base));
+                Some(MapOrder { base: Some(layout.base_bytes), ..files.map(layout, layout.runs.to_vec()) })
+            }
+        };
+        order.append = mount.append.as_ref().map(|append| {
+            let file = self.memories.get(&layout.id).and_then(|view| view.append) != Some(append.segment);
+            if file {
+                files.owned.push(append.file.clone());
+            }
+            AppendOrder { segment: append.segment, offset_page: append.offset_page, pages_max: append.pages_max, file }
+        });
+        order
+    }
+
+    /// Keeps the views in step with what the worker did.
+    fn settle(&mut self, request: &Request, outcome: &Outcome, keep_as: Option<u64>) {
+        let (heap, stable) = (request.heap.layout.id, request.stable.layout.id);
+        if let Some(changes) = &outcome.changes {
+            for (id, runs) in [(heap, &changes.heap_runs), (stable, &changes.stable_runs)] {
+                if let (Some(view), false) = (self.memories.get_mut(&id), runs.is_empty()) {
+                    view.appended(runs);
+                }
+            }
+        }
+        if let (Some(token), None) = (outcome.keep_token, request.keep_token) {
+            debug_assert_eq!(Some(token), keep_as);
+            self.next_token += 1;
+            let views = [heap, stable].into_iter().filter_map(|id| self.memories.remove(&id).map(|view| (id, view))).collect();
+            self.kept.insert(token, Kept { views, _layouts: [request.heap.layout.clone(), request.stable.layout.clone()] });
+        }
+        self.trim();
+    }
+
+    /// A composite query is over.
+    pub(super) fn release(&mut self, token: u64) {
+        if let Some(kept) = self.kept.remove(&token) {
+            self.forget.tokens.push(token);
+            for (id, view) in kept.views {
+                // The worker does the same: a newer mapping wins.
+                self.memories.entry(id).or_insert(view);
+            }
+        }
+    }
+
+    /// Lets go of memories.
+    pub(super) fn forget(&mut self, memories: impl IntoIterator<Item = MemoryId>) {
+        for id in memories {
+            if self.memories.remove(&id).is_some() {
+                self.forget.memories.push(id);
+            }
+        }
+    }
+
+    /// Lets go of what was used longest ago while there is more than may be.
+    fn trim(&mut self) {
+        while self.memories.len() > self.memories_max {
+            let oldest = self.memories.iter().min_by_key(|(_, view)| view.used).map(|(id, _)| *id);
+            self.forget(oldest);
+        }
+        while self.modules.len() > self.memories_max.div_ceil(2) {
+            if let Some(oldest) = self.modules.iter().min_by_key(|(_, used)| **used).map(|(hash, _)| *hash) {
+                self.modules.remove(&oldest);
+                self.forget.modules.push(oldest);
+            }
+        }
+    }
+
+    /// Lets go of what was not used since `before`, and tells the worker now.
+    pub(super) fn evict(&mut self, before: Instant) -> Result<(), WorkerError> {
+        let idle: Vec<MemoryId> = self.memories.iter().filter(|(_, view)| view.used < before).map(|(id, _)| *id).collect();
+        self.forget(idle);
+        let modules: Vec<ModuleHash> = self.modules.iter().filter(|(_, used)| **used < before).map(|(hash, _)| *hash).collect();
+        for module in modules {
+            self.modules.remove(&module);
+            self.forget.modules.push(module);
+        }
+        self.flush()
+    }
+
+    /// Tells the worker what to forget.
+    pub(super) fn flush(&mut self) -> Result<(), WorkerError> {
+        if self.forget.is_empty() {
+            return Ok(());
+        }
+        let order = Order::Forget(std::mem::take(&mut self.forget));
+        self.channel.set_timeout(Some(GRACE))?;
+        self.channel.send(&order, &[])?;
+        self.done()
+    }
+
+    /// Has the worker try something forbidden.
+    pub(super) fn probe(&mut self, probe: Probe, timeout: Duration) -> Result<(), WorkerError> {
+        self.channel.set_timeout(Some(timeout))?;
+        self.channel.send(&Order::Probe(probe), &[])?;
+        self.done()
+    }
+
+    fn done(&mut self) -> Result<(), WorkerError> {
+        match self.channel.receive::<Report>(64 << 10)?.0 {
+            Report::Done => Ok(()),
+            Report::Failed(text) => Err(WorkerError::Failed(text)),
+            _ => Err(WorkerError::Lied("a report out of turn".into())),
+        }
+    }
+
+    /// Memories mapped.
+    pub(super) fn mapped(&self) -> usize {
+        self.memories.len() + self.kept.values().map(|kept| kept.views.len()).sum::<usize>()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // It may be gone already; either way it is waited for, so that nothing is left behind.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Descriptors of an order.
+#[derive(Default)]
+struct Files {
+    owned: Vec<Arc<File>>,
+}
+
+impl Files {
+    /// The order to map `runs` of `layout`; their segments are added.
+    fn map(&mut self, layout: &MemoryLayout, runs: Vec<pages::Run>) -> MapOrder {
+        let mut segments: Vec<SegmentId> = runs.iter().map(|run| run.segment).collect();
+        segments.sort_unstable();
+        segments.dedup();
+        segments.retain(|segment| match layout.segments.iter().find(|(id, _)| id == segment) {
+            Some((_, file)) => {
+                self.owned.push(read_only(file));
+                true
+            }
+            None => false,
+        });
+        MapOrder { base: None, segments, runs }
+    }
+}
+
+/// The same file, without the right to write. Where the system does not let it be opened again, the file as it is.
+fn read_only(file: &Arc<File>) -> Arc<File> {
+    File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).map_or_else(|_| file.clone(), Arc::new)
+}

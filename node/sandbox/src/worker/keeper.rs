@@ -1,0 +1,516 @@
+//! What outlives a message, and what becomes of the pages a message wrote.
+//!
+//! A [`Keeper`] holds loaded modules and mapped memories by what the pool calls them. For each message it brings the two memories up to date, runs it, and settles:
+//!
+//! | the message | its pages |
+//! |---|---|
+//! | changes state and ended well | appended to the segment, mapped from there |
+//! | a composite query that made calls, and its callbacks | stay private to the worker under a token until released |
+//! | anything else | dropped |
+//!
+//! # Bounds
+//!
+//! The pool decides how many memories, modules and kept executions there are and says what to forget. Three bounds are the worker's own: [`MAPPINGS_ALL_MAX`] kernel mappings
+//! over all memories (the memory used longest ago goes first), [`MEMORIES_MAX`] memories, and for all kept executions together as many dirty bytes as one message may
+//! write.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    ops::Range,
+    os::fd::OwnedFd,
+    sync::Arc,
+};
+
+use pages::{MemoryId, PAGE_BYTES, Run};
+use state::{Global, ModuleHash};
+use wasmtime::{Engine, Linker};
+
+use super::{
+    Stable,
+    heap::{Creator, HeapCell, Undo},
+    mapping::{Kind, Mapping},
+    protocol::{AppendOrder, Execute, Forget, MountOrder, Report},
+    run::{LoadedModule, Message, Ran, run},
+    stable::StableTrackers,
+};
+use crate::{
+    Changes, Entry, MessageLimits, Outcome, Response, Trap, engine,
+    system_api::{Did, Failure, Host, linker},
+};
+
+const WASM_PAGE_BYTES: u64 = 64 << 10;
+
+/// Kernel mappings of all memories together. The rest of the 65,530 a process may have is for the pages of the running message, see [`super::dirty`].
+const MAPPINGS_ALL_MAX: usize = 24_000;
+
+/// Memories mapped at once.
+const MEMORIES_MAX: usize = 4096;
+
+/// What outlives a message.
+pub(super) struct Keeper {
+    engine: Engine,
+    linkers: [Linker<Host>; 2],
+    heap: Arc<HeapCell>,
+    trackers: StableTrackers,
+    modules: BTreeMap<ModuleHash, LoadedModule>,
+    memories: BTreeMap<MemoryId, Memory>,
+    kept: BTreeMap<u64, Kept>,
+    /// Counts messages: the age of memories.
+    clock: u64,
+}
+
+struct Memory {
+    mapping: Mapping,
+    used: u64,
+}
+
+/// A composite query waiting for its calls.
+struct Kept {
+    module: ModuleHash,
+    globals: Vec<Global>,
+    heap: Option<KeptMemory>,
+    stable: KeptMemory,
+}
+
+struct KeptMemory {
+    mapping: Mapping,
+    /// Pages written since the query began.
+    dirty: Vec<Range<u64>>,
+    /// Size before the query.
+    size_before: usize,
+}
+
+/// A memory taken for a message, to be settled after.
+struct Taken {
+    size_before: usize,
+    /// Of a kept execution: its dirty pages and the size before it began.
+    kept: Option<(Vec<Range<u64>>, usize)>,
+}
+
+/// One memory after its message.
+struct After {
+    mapping: Mapping,
+    dirty: Vec<Range<u64>>,
+    undo: Option<Undo>,
+    taken: Taken,
+}
+
+/// A message that is over, its memories apart.
+struct Ended {
+    instructions: u64,
+    failure: Option<Failure>,
+    globals: Vec<Global>,
+    did: Did,
+}
+
+/// What to do with the pages.
+enum Fate {
+    Commit,
+    Keep(u64),
+    Drop,
+}
+
+impl Keeper {
+    /// Builds the engine, before the process is confined.
+    pub(super) fn new() -> wasmtime::Result<Self> {
+        let heap = Arc::new(HeapCell::default());
+        let mut config = engine::config()?;
+        config.with_host_memory(Arc::new(Creator(heap.clone())));
+        let engine = Engine::new(&config)?;
+        let linkers = [linker(&engine, false)?, linker(&engine, true)?];
+        Ok(Self {
+            engine,
+            linkers,
+            heap,
+            trackers: StableTrackers::default(),
+            modules: BTreeMap::new(),
+            memories: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            clock: 0,
+        })
+    }
+
+    /// Drops what is named.
+    pub(super) fn forget(&mut self, forget: &Forget) -> Result<(), String> {
+        for token in &forget.tokens {
+            if let Some(kept) = self.kept.remove(token) {
+                for memory in kept.heap.into_iter().chain([kept.stable]) {
+                    let KeptMemory { mut mapping, dirty, size_before } = memory;
+                    mapping.discard(&dirty, size_before).map_err(text("dropping a kept execution"))?;
+                    // A newer mapping of the same memory wins.
+                    if !self.memories.contains_key(&mapping.id()) {
+                        self.put(mapping);
+                    }
+                }
+            }
+        }
+        for memory in &forget.memories {
+            self.memories.remove(memory);
+        }
+        for module in &forget.modules {
+            self.modules.remove(module);
+        }
+        Ok(())
+    }
+
+    /// Runs one message. An error ends the worker.
+    pub(super) fn execute(&mut self, order: Execute, descriptors: Vec<OwnedFd>) -> Result<Report, String> {
+        self.clock += 1;
+        self.forget(&order.forget)?;
+        let mut files = descriptors.into_iter().map(File::from);
+        if order.artefact {
+            let file = files.next().ok_or("an artefact was announced and not sent")?;
+            // SAFETY: the pool hands out artefacts of its cache only, verified, which nobody changes.
+            let module = unsafe { engine::load(&self.engine, &file) }.map_err(text("loading an artefact"))?;
+            let module = LoadedModule::new(&module, &self.linkers).map_err(text("linking a module"))?;
+            self.modules.insert(order.module, module);
+        }
+        let Some(module) = self.modules.get(&order.module) else { return Ok(Report::Missing) };
+        let has_memory = module.has_memory;
+
+        // Both mounts are brought up to date before anything may be found missing, so that what came with the order is never lost.
+        let heap_ready = self.mount(Kind::Heap, &order.heap, &mut files)?;
+        let stable_ready = self.mount(Kind::Stable, &order.stable, &mut files)?;
+
+        let (globals, heap, stable) = if let Some(token) = order.keep_token {
+            let Some(kept) = self.kept.remove(&token).filter(|kept| kept.module == order.module) else {
+                return Ok(Report::Outcome(Box::new(failed(Failure::engine("the composite query is no longer kept")))));
+            };
+            let resume = |memory: KeptMemory| {
+                let size_before = memory.mapping.size_bytes();
+                (memory.mapping, Taken { size_before, kept: Some((memory.dirty, memory.size_before)) })
+            };
+            (kept.globals, kept.heap.map(resume), resume(kept.stable))
+        } else {
+            if !stable_ready || (has_memory && !heap_ready) {
+                return Ok(Report::Missing);
+            }
+            let heap = if has_memory { self.take(&order.heap)? } else { None };
+            let Some(stable) = self.take(&order.stable)? else { return Ok(Report::Missing) };
+            (order.globals, heap, stable)
+        };
+        if has_memory && heap.is_none() {
+            return Ok(Report::Missing);
+        }
+
+        let heap_taken = heap.map(|(mapping, taken)| {
+            self.heap.enter(mapping, order.limits.heap_dirty_bytes / PAGE_BYTES, taken.kept.as_ref().map(|(dirty, _)| dirty.as_slice()));
+            taken
+        });
+        let (mapping, stable_taken) = stable;
+        let stable = Stable::enter(
+            mapping,
+            std::mem::take(&mut self.trackers),
+            order.limits.stable_dirty_bytes / PAGE_BYTES,
+            order.limits.stable_accessed_bytes / PAGE_BYTES,
+            stable_taken.kept.as_ref().map(|(dirty, _)| dirty.as_slice()),
+        );
+        let changes_state = changes_state(&order.entry, order.context.replicated);
+        let message = Message { entry: order.entry, globals: globals.clone(), context: order.context, limits: order.limits };
+        let Some(module) = self.modules.get(&order.module) else { return Ok(Report::Missing) };
+        let Ran { instructions, failure, globals: globals_after, query_for_update, did, stable } =
+            run(&self.engine, module, message, &self.heap, stable).map_err(text("running a message"))?;
+        let mut ended = Ended { instructions, failure, globals: globals_after, did };
+        if self.heap.kernel_refused() && has_memory {
+            return Err("the kernel refused to change the protection of a heap; vm.max_map_count may be too low".into());
+        }
+
+        let heap = heap_taken.zip(self.heap.leave()).map(|(taken, (mapping, dirty, undo))| After { mapping, dirty, undo, taken });
+        let (mapping, dirty, undo, trackers) = stable.leave();
+        self.trackers = trackers;
+        let stable = After { mapping, dirty, undo, taken: stable_taken };
+
+        let composite = order.keep_token.is_some() || !ended.did.calls.is_empty();
+        let fate = match () {
+            () if ended.failure.is_none() && changes_state && !query_for_update => Fate::Commit,
+            () if changes_state || !composite => Fate::Drop,
+            // Also after a failure: the cleanup callback runs on what was before it.
+            () => match order.keep_token.or(order.keep_as.filter(|_| ended.failure.is_none())) {
+                Some(token) => Fate::Keep(token),
+                None => {
+                    if ended.failure.is_none() {
+                        ended.failure = Some(Failure::out_of_memory("too many composite queries wait for their calls at once"));
+                    }
+                    Fate::Drop
+                }
+            },
+        };
+        let outcome = match fate {
+            Fate::Commit => self.commit(ended, heap, stable, order.heap.append, order.stable.append)?,
+            Fate::Keep(token) => self.keep(token, order.module, ended, globals, heap, stable, &order.limits)?,
+            Fate::Drop => {
+                let sizes = (heap.as_ref().map_or(order.heap.wasm_pages, |heap| wasm_pages(heap.taken.size_before)), wasm_pages(stable.taken.size_before));
+                for after in heap.into_iter().chain([stable]) {
+                    self.drop_changes(after)?;
+                }
+                let changes = (ended.failure.is_none() && query_for_update).then(|| Changes {
+                    globals,
+                    heap_wasm_pages: sizes.0,
+                    stable_wasm_pages: sizes.1,
+                    heap_runs: Vec::new(),
+                    stable_runs: Vec::new(),
+                    balance: ended.did.balance,
+                    cycles_accepted: ended.did.cycles_accepted,
+                    cycles_burned: ended.did.cycles_burned,
+                    calls: Vec::new(),
+                    certified_data: None,
+                    global_timer: None,
+                });
+                outcome(ended, changes, Vec::new(), None)
+            }
+        };
+        self.evict();
+        Ok(Report::Outcome(Box::new(outcome)))
+    }
+
+    /// Maps what the order brings; whether the memory is mapped now, with its append file if it has one.
+    fn mount(&mut self, kind: Kind, order: &MountOrder, files: &mut impl Iterator<Item = File>) -> Result<bool, String> {
+        if let Some(map) = &order.map {
+            let mut next = || files.next().ok_or("a file was announced and not sent");
+            let base = map.base.map(|bytes| next().map(|file| (file, bytes))).transpose()?;
+            let segments = map.segments.iter().map(|_| next()).collect::<Result<Vec<_>, _>>()?;
+            if let Some((base, base_bytes)) = base {
+                // Two reservations of one memory are never needed.
+                self.memories.remove(&order.id);
+                let mut mapping = Mapping::new(order.id, kind, &base, base_bytes).map_err(text("mapping a memory"))?;
+                mapping.set_size(order.wasm_pages.saturating_mul(WASM_PAGE_BYTES) as usize).map_err(text("sizing a memory"))?;
+                self.put(mapping);
+            }
+            if let Some(memory) = self.memories.get_mut(&order.id) {
+                memory.mapping.map_runs(map, &segments).map_err(text("mapping the runs of a memory"))?;
+            }
+        }
+        let memory = self.memories.get_mut(&order.id).filter(|memory| !memory.mapping.broken());
+        if let Some(append) = &order.append {
+            let file = if append.file { Some(files.next().ok_or("an append file was announced and not sent")?) } else { None };
+            let Some(memory) = memory else { return Ok(false) };
+            if let Some(file) = file {
+                memory.mapping.set_append(append.segment, file);
+            }
+            return Ok(memory.mapping.has_append(append.segment));
+        }
+        Ok(memory.is_some())
+    }
+
+    /// Takes a memory out for a message, sized as the order says.
+    fn take(&mut self, order: &MountOrder) -> Result<Option<(Mapping, Taken)>, String> {
+        let Some(Memory { mut mapping, .. }) = self.memories.remove(&order.id) else { return Ok(None) };
+        let size_before = order.wasm_pages.saturating_mul(WASM_PAGE_BYTES) as usize;
+        if mapping.size_bytes() != size_before {
+            mapping.set_size(size_before).map_err(text("sizing a memory"))?;
+        }
+        Ok(Some((mapping, Taken { size_before, kept: None })))
+    }
+
+    fn put(&mut self, mapping: Mapping) {
+        if !mapping.broken() {
+            self.memories.insert(mapping.id(), Memory { mapping, used: self.clock });
+        }
+    }
+
+    fn commit(
+        &mut self,
+        mut ended: Ended,
+        heap: Option<After>,
+        stable: After,
+        heap_append: Option<AppendOrder>,
+        stable_append: Option<AppendOrder>,
+    ) -> Result<Outcome, String> {
+        let (mut heap_wasm_pages, mut heap_runs) = (0, Vec::new());
+        if let Some(heap) = heap {
+            (heap_wasm_pages, heap_runs) = self.commit_memory(heap, heap_append)?;
+        }
+        let (stable_wasm_pages, stable_runs) = self.commit_memory(stable, stable_append)?;
+        let changes = Changes {
+            globals: std::mem::take(&mut ended.globals),
+            heap_wasm_pages,
+            stable_wasm_pages,
+            heap_runs,
+            stable_runs,
+            balance: ended.did.balance,
+            cycles_accepted: ended.did.cycles_accepted,
+            cycles_burned: ended.did.cycles_burned,
+            calls: std::mem::take(&mut ended.did.calls),
+            certified_data: ended.did.certified_data.take(),
+            global_timer: ended.did.global_timer,
+        };
+        Ok(outcome(ended, Some(changes), Vec::new(), None))
+    }
+
+    fn commit_memory(&mut self, after: After, append: Option<AppendOrder>) -> Result<(u64, Vec<Run>), String> {
+        let After { mut mapping, dirty, .. } = after;
+        let runs = match append {
+            _ if dirty.is_empty() => Vec::new(),
+            Some(append) => mapping.commit(&dirty, &append).map_err(text("appending dirty pages"))?,
+            None => return Err("a message that keeps its changes has nowhere to append them".into()),
+        };
+        let size = wasm_pages(mapping.size_bytes());
+        self.put(mapping);
+        Ok((size, runs))
+    }
+
+    fn drop_changes(&mut self, after: After) -> Result<(), String> {
+        let After { mut mapping, dirty, taken, .. } = after;
+        mapping.discard(&dirty, taken.size_before).map_err(text("dropping the changes of a message"))?;
+        self.put(mapping);
+        Ok(())
+    }
+
+    /// Keeps a composite query, or, after a failure, what was before it.
+    #[allow(clippy::too_many_arguments)]
+    fn keep(
+        &mut self,
+        token: u64,
+        module: ModuleHash,
+        mut ended: Ended,
+        globals_before: Vec<Global>,
+        heap: Option<After>,
+        stable: After,
+        limits: &MessageLimits,
+    ) -> Result<Outcome, String> {
+        let failed = ended.failure.is_some();
+        let globals = if failed { globals_before } else { std::mem::take(&mut ended.globals) };
+        let heap = heap.map(|heap| keep_memory(heap, failed)).transpose()?;
+        let stable = keep_memory(stable, failed)?;
+        let kept = Kept { module, globals, heap, stable };
+        let bytes_max = limits.heap_dirty_bytes.saturating_add(limits.stable_dirty_bytes);
+        let bytes: u64 = self.kept.values().chain([&kept]).map(Kept::dirty_bytes).sum();
+        if !failed && bytes > bytes_max {
+            ended.failure = Some(Failure::memory_access("bytes that waiting composite queries of one worker hold", bytes_max));
+        }
+        self.kept.insert(token, kept);
+        let calls = if ended.failure.is_some() { Vec::new() } else { std::mem::take(&mut ended.did.calls) };
+        Ok(outcome(ended, None, calls, Some(token)))
+    }
+
+    /// Drops memories used longest ago while there are too many.
+    fn evict(&mut self) {
+        let mappings = |memories: &BTreeMap<MemoryId, Memory>| memories.values().map(|memory| memory.mapping.mappings()).sum::<usize>();
+        while self.memories.len() > MEMORIES_MAX || (self.memories.len() > 2 && mappings(&self.memories) > MAPPINGS_ALL_MAX) {
+            let oldest = self.memories.iter().min_by_key(|(_, memory)| memory.used).map(|(id, _)| *id);
+            match oldest {
+                Some(id) => self.memories.remove(&id),
+                None => return,
+            };
+        }
+    }
+}
+
+impl Kept {
+    fn dirty_bytes(&self) -> u64 {
+        let pages = |memory: &KeptMemory| memory.dirty.iter().map(|range| range.end - range.start).sum::<u64>();
+        (self.heap.as_ref().map_or(0, pages) + pages(&self.stable)) * PAGE_BYTES
+    }
+}
+
+/// A memory of an execution that is kept: with what it wrote, or, when it failed, as it was before.
+fn keep_memory(after: After, failed: bool) -> Result<KeptMemory, String> {
+    let After { mut mapping, dirty, undo, taken } = after;
+    let (mut all, size_before) = taken.kept.unwrap_or((Vec::new(), taken.size_before));
+    if failed {
+        let undo = undo.ok_or("a failed execution that was not kept before")?;
+        undo.restore(mapping.base());
+        let fresh = subtract(&dirty, &undo);
+        mapping.discard(&fresh, taken.size_before).map_err(text("dropping the changes of a callback"))?;
+    } else {
+        all = union(all, dirty);
+    }
+    mapping.protect_all().map_err(text("protecting a kept memory"))?;
+    Ok(KeptMemory { mapping, dirty: all, size_before })
+}
+
+/// The pages of `dirty` that were not dirty before.
+fn subtract(dirty: &[Range<u64>], before: &Undo) -> Vec<Range<u64>> {
+    let mut fresh: Vec<Range<u64>> = Vec::new();
+    for page in dirty.iter().cloned().flatten().filter(|page| !before.was_dirty(*page)) {
+        match fresh.last_mut() {
+            Some(last) if last.end == page => last.end = page + 1,
+            _ => fresh.push(page..page + 1),
+        }
+    }
+    fresh
+}
+
+/// The pages of either, as ordered, disjoint, non-adjacent ranges.
+fn union(mut one: Vec<Range<u64>>, other: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    one.extend(other);
+    one.sort_unstable_by_key(|range| range.start);
+    let mut all: Vec<Range<u64>> = Vec::with_capacity(one.len());
+    for range in one {
+        match all.last_mut() {
+            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+            _ => all.push(range),
+        }
+    }
+    all
+}
+
+/// Whether the changes of an entry that ends well are kept for good.
+fn changes_state(entry: &Entry, replicated: bool) -> bool {
+    match entry {
+        Entry::Init | Entry::PostUpgrade { .. } | Entry::PreUpgrade | Entry::Update(_) => true,
+        Entry::Heartbeat | Entry::GlobalTimer | Entry::OnLowWasmMemory => true,
+        Entry::Callback { .. } | Entry::Cleanup { .. } => replicated,
+        Entry::Query(_) | Entry::CompositeQuery(_) | Entry::InspectMessage { .. } => false,
+    }
+}
+
+fn outcome(mut ended: Ended, changes: Option<Changes>, query_calls: Vec<crate::Call>, keep_token: Option<u64>) -> Outcome {
+    let result = match ended.failure {
+        Some(failure) => {
+            ended.did.log.push(failure.message.as_bytes());
+            Err(Trap { reject: failure.reject(), worker_died: false })
+        }
+        None => Ok(std::mem::replace(&mut ended.did.response, Response::None)),
+    };
+    let ended_well = result.is_ok();
+    Outcome {
+        instructions: ended.instructions,
+        result,
+        changes: changes.filter(|_| ended_well),
+        accepted: ended.did.accepted && ended_well,
+        log: ended.did.log.take(),
+        query_calls,
+        keep_token,
+    }
+}
+
+fn failed(failure: Failure) -> Outcome {
+    Outcome {
+        instructions: 0,
+        result: Err(Trap { reject: failure.reject(), worker_died: false }),
+        changes: None,
+        accepted: false,
+        log: Vec::new(),
+        query_calls: Vec::new(),
+        keep_token: None,
+    }
+}
+
+/// An outcome no honest worker gives: cycles out of nothing.
+pub(super) fn lie() -> Outcome {
+    let changes = Changes {
+        globals: Vec::new(),
+        heap_wasm_pages: 0,
+        stable_wasm_pages: 0,
+        heap_runs: Vec::new(),
+        stable_runs: Vec::new(),
+        balance: u128::MAX,
+        cycles_accepted: 0,
+        cycles_burned: 0,
+        calls: Vec::new(),
+        certified_data: None,
+        global_timer: None,
+    };
+    Outcome { instructions: 0, result: Ok(Response::None), changes: Some(changes), ..failed(Failure::engine("")) }
+}
+
+fn wasm_pages(bytes: usize) -> u64 {
+    bytes as u64 / WASM_PAGE_BYTES
+}
+
+/// Says what was being done when an error came.
+fn text<E: std::fmt::Display>(doing: &'static str) -> impl FnOnce(E) -> String {
+    move |error| format!("{doing}: {error}")
+}

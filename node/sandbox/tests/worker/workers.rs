@@ -1,0 +1,149 @@
+//! Worker processes: killed, hanging, lying, confined, and how many of them hold what.
+
+use std::time::Duration;
+
+use sandbox::{Entry, Lane, Probe, Sandbox};
+use state::ErrorCode;
+
+use super::{COUNTER, HOST, World, counters, kill};
+
+const LOOPS: &str = r#"(module
+    (import "ic0" "msg_reply" (func $reply))
+    (memory 1)
+    (func $recurse (param i64 i64 i64 i64) (call $recurse (local.get 0) (local.get 1) (local.get 2) (local.get 3)) (i64.store (i32.const 0) (local.get 0)))
+    (func (export "canister_update loop") (loop $next (i32.store (i32.const 0) (i32.const 1)) (br $next)))
+    (func (export "canister_update recurse") (call $recurse (i64.const 1) (i64.const 2) (i64.const 3) (i64.const 4)))
+    (func (export "canister_update null") (drop (i32.load (i32.const -1))))
+    (func (export "canister_update divide") (drop (i32.div_u (i32.const 1) (i32.load (i32.const 0)))))
+    (func (export "canister_update ok") (call $reply)))"#;
+
+#[test]
+fn loops_and_recursion_end_with_the_message() {
+    let world = World::new(HOST);
+    let mut canister = world.install(LOOPS);
+    let outcome = world.run(&mut canister, Entry::Update("loop".into()), |request| request.limits.instructions = 50_000_000);
+    assert_eq!(outcome.instructions, 50_000_000);
+    let reject = outcome.result.unwrap_err().reject;
+    assert_eq!(reject.error_code, ErrorCode(522));
+    assert!(reject.message.contains("50000000"), "{}", reject.message);
+    for (method, text) in [("recurse", "stack overflow"), ("null", "out of bounds"), ("divide", "divide by 0")] {
+        let reject = world.update(&mut canister, method, b"").result.unwrap_err().reject;
+        assert_eq!(reject.error_code, ErrorCode(502));
+        assert!(reject.message.contains(text), "{}", reject.message);
+    }
+    assert!(world.update(&mut canister, "ok", b"").result.is_ok());
+    assert_eq!(world.pool.statistics().restarts, 0);
+}
+
+#[test]
+fn a_worker_killed_in_the_middle_of_a_message_costs_that_message() {
+    let world = World::with(HOST, |config| config.update_workers = 2);
+    let mut canister = world.install(LOOPS);
+    let pid = world.pool.pids()[0];
+    std::thread::scope(|scope| {
+        let looping = scope.spawn(|| {
+            world.run(&mut canister.clone(), Entry::Update("loop".into()), |request| request.limits.instructions = 1 << 50)
+        });
+        // Busy when its first message has used some processor time.
+        while cpu_ticks(pid) < 10 {
+            std::thread::yield_now();
+        }
+        kill(pid);
+        let trap = looping.join().unwrap().result.unwrap_err();
+        assert!(trap.worker_died);
+    });
+    assert!(world.update(&mut canister, "ok", b"").result.is_ok());
+    assert_eq!(world.pool.pids().len(), 3);
+}
+
+fn cpu_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_ascii_whitespace().collect();
+    fields[11].parse::<u64>().unwrap()
+}
+
+#[test]
+fn workers_cannot_reach_the_machine() {
+    let world = World::with(HOST, |config| config.probes = true);
+    let mut canister = world.install(COUNTER);
+    for probe in [Probe::Open, Probe::Socket, Probe::Fork, Probe::Exec, Probe::Ptrace] {
+        assert!(!world.pool.probe(Lane::Update(0), probe, Duration::from_secs(20)), "{probe:?} succeeded");
+        assert!(world.update(&mut canister, "inc", b"").result.is_ok());
+    }
+    for pid in world.pool.pids() {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        assert!(status.contains("Seccomp:\t2") && status.contains("NoNewPrivs:\t1"), "{status}");
+        assert!(status.contains("Threads:\t1\n"), "{status}");
+    }
+    assert_eq!(counters(&world.query(&canister, "get", b"").result.unwrap()), [5; 3]);
+}
+
+#[test]
+fn workers_take_probes_only_when_asked_to() {
+    let world = World::new(HOST);
+    assert!(!world.pool.probe(Lane::Update(0), Probe::Lie, Duration::from_secs(20)));
+    assert_eq!(world.pool.statistics().lies, 0);
+}
+
+#[test]
+fn hanging_and_lying_workers_are_replaced() {
+    let world = World::with(HOST, |config| config.probes = true);
+    let mut canister = world.install(COUNTER);
+    assert!(!world.pool.probe(Lane::Update(0), Probe::Hang, Duration::from_millis(50)));
+    assert_eq!(world.pool.statistics().timeouts, 1);
+    assert!(!world.pool.probe(Lane::Update(0), Probe::Lie, Duration::from_secs(20)));
+    assert_eq!(world.pool.statistics().lies, 1);
+    assert_eq!(counters(&world.update(&mut canister, "inc", b"").result.unwrap()), [1; 3]);
+}
+
+#[test]
+fn lanes_run_at_the_same_time_and_see_each_others_commits() {
+    let world = World::with(HOST, |config| config.update_workers = 2);
+    let mut one = world.install(COUNTER);
+    let mut other = world.install(COUNTER);
+    for n in 1..20 {
+        std::thread::scope(|scope| {
+            for (lane, canister) in [(n % 2, &mut one), ((n + 1) % 2, &mut other)] {
+                let world = &world;
+                scope.spawn(move || {
+                    let request = world.request(canister, Entry::Update("inc".into()));
+                    let outcome = world.pool.execute(Lane::Update(lane as usize), &request);
+                    assert_eq!(counters(outcome.result.as_ref().unwrap()), [n; 3]);
+                    world.commit(canister, request, &outcome);
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn more_canisters_than_may_be_mapped_take_turns() {
+    let world = World::with(HOST, |config| {
+        config.sandbox.canisters_max = 4;
+        config.sandbox.idle_seconds = 0;
+        config.sandbox.resident_floor_bytes = 0;
+    });
+    let mut canisters: Vec<_> = (0..7).map(|_| world.install(COUNTER)).collect();
+    for n in 1..4 {
+        for canister in &mut canisters {
+            assert_eq!(counters(&world.update(canister, "inc", b"").result.unwrap()), [n; 3]);
+            assert_eq!(counters(&world.query(canister, "get", b"").result.unwrap()), [n; 3]);
+        }
+        let mapped = world.pool.statistics().mapped;
+        assert!(mapped <= 8, "{mapped}");
+    }
+    world.pool.evict_idle();
+    assert_eq!(world.pool.statistics().mapped, 0);
+    world.pool.forget(&[canisters[0].heap, canisters[0].stable]);
+    assert_eq!(counters(&world.update(&mut canisters[0], "inc", b"").result.unwrap()), [4; 3]);
+    assert_eq!(world.pool.statistics().restarts, 0);
+}
+
+#[test]
+fn a_worker_with_too_much_memory_is_replaced_between_messages() {
+    let world = World::with(HOST, |config| config.sandbox.worker_anonymous_bytes = 0);
+    let mut canister = world.install(COUNTER);
+    world.pool.evict_idle();
+    assert_eq!(world.pool.statistics().replaced, 2);
+    assert_eq!(counters(&world.update(&mut canister, "inc", b"").result.unwrap()), [1; 3]);
+}

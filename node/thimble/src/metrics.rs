@@ -1,0 +1,236 @@
+//! The node's own figures on `/metrics`: memory as the ledger and as the operating system see it, rounds, messages, checkpoints, workers.
+//!
+//! Counters are bumped by the round loop. Everything that is a reading (memory, pools, workers) is read when somebody scrapes, so an idle node reads nothing.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use budget::{Ledger, cgroup::Cgroup, process::Pid};
+use consensus::IngressPool;
+use execution::RoundResult;
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric},
+    metrics::{
+        MetricType,
+        counter::{ConstCounter, Counter},
+        gauge::ConstGauge,
+        histogram::Histogram,
+    },
+    registry::Registry,
+};
+use state::Batch;
+
+const ROUND_SECONDS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0, 10.0];
+
+/// What the round loop counts. Clones share it.
+#[derive(Clone)]
+pub(crate) struct RoundMetrics {
+    rounds: Counter,
+    messages: Counter,
+    instructions: Counter,
+    ingress: Counter,
+    faults: Counter,
+    checkpoints: Counter,
+    round_seconds: Histogram,
+    checkpoint_seconds: Histogram,
+    height: Arc<AtomicU64>,
+}
+
+impl RoundMetrics {
+    pub(crate) fn new(registry: &mut Registry) -> Self {
+        let metrics = Self {
+            rounds: Counter::default(),
+            messages: Counter::default(),
+            instructions: Counter::default(),
+            ingress: Counter::default(),
+            faults: Counter::default(),
+            checkpoints: Counter::default(),
+            round_seconds: Histogram::new(ROUND_SECONDS),
+            checkpoint_seconds: Histogram::new(ROUND_SECONDS),
+            height: Arc::default(),
+        };
+        registry.register("rounds", "Batches executed", metrics.rounds.clone());
+        registry.register("messages_executed", "Canister messages executed", metrics.messages.clone());
+        registry.register(
+            "instructions_executed",
+            "Instructions of replicated execution",
+            metrics.instructions.clone(),
+        );
+        registry.register("ingress_in_blocks", "Ingress messages in blocks", metrics.ingress.clone());
+        registry.register(
+            "execution_faults",
+            "Messages failed because their worker died again and again",
+            metrics.faults.clone(),
+        );
+        registry.register("checkpoints", "Checkpoints made", metrics.checkpoints.clone());
+        registry.register("round_seconds", "Time to execute a batch", metrics.round_seconds.clone());
+        registry.register(
+            "checkpoint_seconds",
+            "Time to make a checkpoint",
+            metrics.checkpoint_seconds.clone(),
+        );
+        metrics
+    }
+
+    pub(crate) fn round(&self, batch: &Batch, result: &RoundResult, took: Duration) {
+        self.rounds.inc();
+        self.messages.inc_by(result.messages);
+        self.instructions.inc_by(result.instructions);
+        self.ingress.inc_by(batch.ingress.len() as u64);
+        self.faults.inc_by(result.faults.len() as u64);
+        self.round_seconds.observe(took.as_secs_f64());
+        self.height.store(batch.height.0, Ordering::Relaxed);
+    }
+
+    pub(crate) fn checkpoint(&self, took: Duration) {
+        self.checkpoints.inc();
+        self.checkpoint_seconds.observe(took.as_secs_f64());
+    }
+}
+
+/// What is read at a scrape.
+pub(crate) struct Readings {
+    pub(crate) ledger: Ledger,
+    pub(crate) cgroup: Option<Cgroup>,
+    pub(crate) sandbox: Arc<sandbox::Pool>,
+    pub(crate) ingress: Arc<IngressPool>,
+    pub(crate) rounds: RoundMetrics,
+    pub(crate) delta_bytes: Box<dyn Fn() -> u64 + Send + Sync>,
+}
+
+impl fmt::Debug for Readings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Readings")
+    }
+}
+
+fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
+    let value = i64::try_from(value).unwrap_or(i64::MAX);
+    ConstGauge::new(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)
+}
+
+impl Readings {
+    fn memory(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let pids = std::iter::once(Pid::own()).chain(self.sandbox.pids().into_iter().map(Pid));
+        if let Ok(sum) = budget::process::memory_of(pids) {
+            let memory = sum.total;
+            let anonymous = memory.anonymous_bytes + memory.shared_bytes;
+            gauge(
+                encoder,
+                "memory_anonymous_bytes",
+                "Anonymous memory of all processes of the node",
+                anonymous,
+            )?;
+            gauge(
+                encoder,
+                "memory_file_bytes",
+                "Mapped file memory of all processes, shared pages counted in each",
+                memory.file_bytes,
+            )?;
+            gauge(encoder, "processes", "Processes of the node", sum.processes as u64)?;
+            let difference = budget::unaccounted(anonymous, self.ledger.used_bytes()).unaccounted_bytes;
+            ConstGauge::new(difference).encode(encoder.encode_descriptor(
+                "memory_unaccounted_bytes",
+                "Anonymous memory that no pool of the ledger explains",
+                None,
+                MetricType::Gauge,
+            )?)?;
+        }
+        gauge(encoder, "memory_budget_bytes", "What the operator stated", self.ledger.budget_bytes())?;
+        if let Some(group) = &self.cgroup
+            && let Ok(memory) = group.memory()
+        {
+            gauge(
+                encoder,
+                "cgroup_usage_bytes",
+                "Charged to the process group, page cache included",
+                memory.usage_bytes,
+            )?;
+            gauge(
+                encoder,
+                "cgroup_anonymous_bytes",
+                "Anonymous memory of the process group",
+                memory.anonymous_bytes,
+            )?;
+            gauge(encoder, "cgroup_file_bytes", "Page cache of the process group", memory.file_bytes)?;
+            if let Some(limit) = memory.limit_bytes {
+                gauge(encoder, "cgroup_limit_bytes", "The process group's cap", limit)?;
+            }
+        }
+        let pressure =
+            self.cgroup.as_ref().and_then(Cgroup::pressure).or_else(budget::pressure::machine_memory);
+        if let Some(pressure) = pressure {
+            gauge(
+                encoder,
+                "memory_pressure_some_avg10_hundredths",
+                "Share of the last 10 s in which a task waited for memory, in hundredths of a percent",
+                u64::from(pressure.some.avg10_hundredths),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn pools(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let snapshot = self.ledger.snapshot();
+        type Figure = fn(&budget::PoolSnapshot) -> u64;
+        let figures: [(&str, &str, Figure); 3] = [
+            ("pool_used_bytes", "Reserved in the pool", |pool| pool.used_bytes),
+            ("pool_cap_bytes", "The pool's cap", |pool| pool.cap_bytes),
+            ("pool_high_water_bytes", "Most that was ever reserved in the pool", |pool| {
+                pool.high_water_bytes
+            }),
+        ];
+        for (name, help, figure) in figures {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for pool in &snapshot.pools {
+                let labels = [("pool", pool.name)];
+                ConstGauge::new(i64::try_from(figure(pool)).unwrap_or(i64::MAX))
+                    .encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Collector for Readings {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let encoder = &mut encoder;
+        self.memory(encoder)?;
+        self.pools(encoder)?;
+        gauge(
+            encoder,
+            "certified_height",
+            "Newest certified height",
+            self.rounds.height.load(Ordering::Relaxed),
+        )?;
+        let waiting = self.ingress.status();
+        gauge(encoder, "ingress_waiting_messages", "Ingress messages waiting for a block", waiting.messages)?;
+        gauge(
+            encoder,
+            "ingress_waiting_bytes",
+            "Bytes of ingress messages waiting for a block",
+            waiting.bytes,
+        )?;
+        gauge(
+            encoder,
+            "updates_refused",
+            "1 while updates are refused (disk full, shutting down)",
+            u64::from(self.ingress.refusing().is_some()),
+        )?;
+        gauge(encoder, "delta_bytes", "Delta segments on disk", (self.delta_bytes)())?;
+        let workers = self.sandbox.statistics();
+        ConstCounter::new(workers.restarts).encode(encoder.encode_descriptor(
+            "worker_restarts",
+            "Workers that died and were started again",
+            None,
+            MetricType::Counter,
+        )?)
+    }
+}

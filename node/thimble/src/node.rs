@@ -1,0 +1,318 @@
+//! `thimble run`: opens what is on disk, wires the parts, serves until a signal, stops in order.
+
+use std::{
+    fs,
+    io::IsTerminal,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use budget::{Ledger, cgroup::Cgroup};
+use consensus::{BlockLog, Certifier, IngressPool, SingleNode, SystemClock};
+use execution::{Executor, ExecutorConfig};
+use gateway::{Gateway, GatewayConfig, GatewayHandle, Waiters};
+use limits::{Limits, pool};
+use pages::PageStore;
+use prometheus_client::registry::Registry;
+use sandbox::{ModuleSource, SandboxConfig};
+use state::{BlobStore, ModuleHash, NodeInfo, StateStore, SubnetInfo, SubnetType};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{
+    adapter::Adapter,
+    config::Config,
+    driver::Driver,
+    keys::Keys,
+    metrics::{Readings, RoundMetrics},
+};
+
+/// Number of the first canister; ids below are left free for `specified_id`.
+const FIRST_CANISTER: u64 = 0;
+/// Canister numbers of this subnet.
+const CANISTER_NUMBERS: (u64, u64) = (0, (1 << 20) - 1);
+/// Segment of the block log; a checkpoint deletes whole segments.
+const BLOCK_SEGMENT_BYTES: u64 = 8 << 20;
+/// Time for requests in flight when the node stops.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+
+/// Runs the node until SIGINT or SIGTERM.
+pub(crate) fn run(config: Config, address_file: Option<&Path>) -> Result<()> {
+    let started = Instant::now();
+    start_logging(&config.log)?;
+    let data = &config.data_dir;
+    fs::create_dir_all(data).with_context(|| format!("making the data folder {}", data.display()))?;
+    let _lock = lock(data)?;
+    let keys = Keys::open_or_create(&data.join("keys"))?;
+    let limits = Arc::new(config.limits.clone());
+    let ledger = limits.ledger()?;
+    let cgroup = Cgroup::own().unwrap_or_default();
+    check_group(cgroup.as_ref(), &limits);
+
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(16)
+        .thread_stack_size(1 << 20)
+        .thread_keep_alive(Duration::from_secs(10))
+        .enable_all()
+        .build()
+        .context("starting the HTTP runtime")?;
+    let registry = Arc::new(Mutex::new(Registry::with_prefix("thimble")));
+    let parts = open(&config, &limits, &ledger, cgroup, keys, &registry)?;
+    let Parts { driver, adapter, keys, pool, waiters } = parts;
+
+    let gateway = runtime.block_on(start_gateway(&config, &ledger, &keys, adapter, waiters, registry))?;
+    tracing::info!(
+        address = %gateway.local_addr(),
+        budget = %config.memory,
+        subnet = %keys.subnet_id(),
+        node = %keys.node_id(),
+        millis = started.elapsed().as_millis() as u64,
+        "serving"
+    );
+    if let Some(file) = address_file {
+        fs::write(file, format!("{}\n", gateway.local_addr()))
+            .with_context(|| format!("writing the address to {}", file.display()))?;
+    }
+
+    let (ended, rounds_ended) = tokio::sync::oneshot::channel();
+    let rounds = std::thread::Builder::new()
+        .name("rounds".into())
+        .spawn(move || {
+            let result = driver.run();
+            let _ = ended.send(());
+            result
+        })
+        .context("starting the round thread")?;
+    runtime.block_on(async {
+        tokio::select! {
+            signal = stop_signal() => tracing::info!(signal = signal?, "stopping"),
+            _ = rounds_ended => {}
+        }
+        gateway.shutdown().await;
+        anyhow::Ok(())
+    })?;
+    pool.close();
+    match rounds.join() {
+        Ok(result) => result,
+        Err(_) => bail!("the round thread ended with a defect; its message stands above"),
+    }
+}
+
+/// Opens canister memory as the newest checkpoint describes it.
+fn open_pages(data: &Path, limits: &Limits, store: &StateStore) -> Result<PageStore> {
+    let index = match store.load()? {
+        Some(checkpoint) => checkpoint
+            .memories()?
+            .map(|record| record.map(|(id, (index, base_bytes))| (id, index, base_bytes)))
+            .collect::<Result<Vec<_>, _>>()?,
+        None => vec![],
+    };
+    Ok(PageStore::open(data.join("pages"), &limits.pages, index)?)
+}
+
+/// Where the sandbox finds a module again whose compiled artefact is gone.
+struct Modules(Arc<BlobStore>);
+
+impl ModuleSource for Modules {
+    fn module(&self, hash: &ModuleHash) -> Option<Vec<u8>> {
+        self.0.get(&hash.0).ok().flatten()
+    }
+}
+
+struct Parts {
+    driver: Driver<SingleNode>,
+    adapter: Adapter,
+    keys: Keys,
+    pool: Arc<IngressPool>,
+    waiters: Waiters,
+}
+
+/// Opens the stores, restores the newest checkpoint, and wires everything but the gateway.
+fn open(
+    config: &Config,
+    limits: &Arc<Limits>,
+    ledger: &Ledger,
+    cgroup: Option<Cgroup>,
+    keys: Keys,
+    registry: &Mutex<Registry>,
+) -> Result<Parts> {
+    let data = &config.data_dir;
+    let exe = std::env::current_exe().context("finding this program's file")?;
+    let state_dir = data.join("state");
+    let store = StateStore::open(&state_dir, limits.pages.metadata_cache_bytes)?;
+    let blob_bytes_max = limits.module.wasm_bytes.max(limits.subnet.chunk_bytes);
+    let blobs = Arc::new(BlobStore::open(&state_dir.join("blobs"), blob_bytes_max)?);
+    let sandbox = Arc::new(sandbox::Pool::open(SandboxConfig {
+        exe,
+        cache_dir: data.join("artifacts"),
+        update_workers: limits.execution.threads as usize,
+        query_workers: limits.execution.query_threads as usize,
+        module: limits.module.clone(),
+        sandbox: limits.sandbox.clone(),
+        source: Some(Arc::new(Modules(blobs.clone()))),
+        probes: false,
+    })?);
+    let ranges = vec![(
+        ExecutorConfig::canister_id(CANISTER_NUMBERS.0),
+        ExecutorConfig::canister_id(CANISTER_NUMBERS.1),
+    )];
+    let pages = Arc::new(open_pages(data, limits, &store)?);
+    let config_of_executor = ExecutorConfig {
+        limits: limits.clone(),
+        subnet: SubnetInfo {
+            subnet_id: keys.subnet_id(),
+            public_key_der: keys.root_key_der(),
+            subnet_type: SubnetType::Application,
+            canister_ranges: ranges.clone(),
+            nodes: vec![NodeInfo { node_id: keys.node_id(), public_key_der: keys.node_key_der() }],
+        },
+        root_key_der: keys.root_key_der(),
+        first_canister: FIRST_CANISTER,
+        provisional: true,
+        subnet_admins: vec![],
+    };
+    let executor = Executor::open(config_of_executor, sandbox.clone(), pages.clone(), store, blobs)?;
+    let height = executor.height();
+    let log = BlockLog::open(&data.join("blocks"), BLOCK_SEGMENT_BYTES)?;
+    let recovered_at = log.last().unwrap_or(height).max(height);
+    if recovered_at > height {
+        tracing::info!(
+            checkpoint = height.0,
+            log = recovered_at.0,
+            "executing again what the block log holds"
+        );
+    }
+    let pool = Arc::new(IngressPool::new(&limits.consensus));
+    let consensus = SingleNode::new(
+        pool.clone(),
+        log,
+        Certifier::new(
+            keys.committee.clone(),
+            keys.share_again()?,
+            limits.consensus.certificates_kept as usize,
+        ),
+        Box::new(SystemClock),
+        limits.consensus.clone(),
+        (height, executor.time()),
+        keys.genesis_seed(),
+    )?;
+    let rounds = {
+        let mut registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let rounds = RoundMetrics::new(&mut registry);
+        registry.register_collector(Box::new(Readings {
+            ledger: ledger.clone(),
+            cgroup,
+            sandbox,
+            ingress: pool.clone(),
+            rounds: rounds.clone(),
+            delta_bytes: Box::new(move || pages.delta_bytes()),
+        }));
+        rounds
+    };
+    let waiters = Waiters::new(limits.gateway.sync_calls_waiting);
+    let adapter = Adapter {
+        pool: pool.clone(),
+        queries: executor.queries(),
+        reader: executor.reader(),
+        ranges,
+        recovered_at,
+    };
+    let driver = Driver {
+        consensus,
+        executor,
+        pool: pool.clone(),
+        waiters: waiters.clone(),
+        metrics: rounds,
+        data_dir: data.clone(),
+        disk_reserve_bytes: limits.pages.disk_reserve_bytes,
+        recovered_at,
+    };
+    Ok(Parts { driver, adapter, keys, pool, waiters })
+}
+
+async fn start_gateway(
+    config: &Config,
+    ledger: &Ledger,
+    keys: &Keys,
+    adapter: Adapter,
+    waiters: Waiters,
+    registry: Arc<Mutex<Registry>>,
+) -> Result<GatewayHandle> {
+    let limits = &config.limits;
+    let pool = |name| ledger.pool(name).with_context(|| format!("the ledger has no pool `{name}`"));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    let gateway = GatewayConfig {
+        listen: config.listen,
+        limits: limits.gateway.clone(),
+        ingress_expiry: Duration::from_secs(limits.consensus.ingress_expiry_seconds),
+        ingress_drift: Duration::from_secs(limits.consensus.ingress_drift_seconds),
+        query_threads: limits.execution.query_threads,
+        verify_threads: cores,
+        bodies: pool(pool::REQUEST_BODIES)?,
+        responses: pool(pool::RESPONSES)?,
+        node_key: keys.node.clone(),
+        node_id: keys.node_id(),
+        subnet_id: keys.subnet_id(),
+        root_key_der: keys.root_key_der(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        shutdown_grace: SHUTDOWN_GRACE,
+    };
+    Ok(Gateway::start(gateway, Arc::new(adapter), waiters, registry).await?)
+}
+
+fn start_logging(filter: &str) -> Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_new(filter).with_context(|| {
+        format!("`{filter}` is no log filter; try error, warn, info, debug or info,gateway=debug")
+    })?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+    Ok(())
+}
+
+/// Held for the life of the process; the kernel lets go of it however the process ends.
+fn lock(data: &Path) -> Result<fs::File> {
+    let path = data.join("lock");
+    let file = fs::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .with_context(|| format!("opening {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => {
+            bail!("the data folder {} is in use by another node", data.display())
+        }
+        Err(fs::TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("locking {}", path.display()))
+        }
+    }
+}
+
+/// A cap of the process group below the budget will be hit before the node's own limits are.
+fn check_group(group: Option<&Cgroup>, limits: &Limits) {
+    let limit = group.and_then(|group| group.memory().ok()).and_then(|memory| memory.limit_bytes);
+    if let Some(limit) = limit.filter(|limit| *limit < limits.memory_budget_bytes) {
+        tracing::warn!(
+            "the process group may take {} but the budget is {}: the kernel may kill workers before a limit of the node is \
+             reached; give the group the budget, or start with --memory {}",
+            budget::format_size(limit),
+            budget::format_size(limits.memory_budget_bytes),
+            budget::format_size(limit)
+        );
+    }
+}
+
+async fn stop_signal() -> Result<&'static str> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    Ok(tokio::select! {
+        _ = interrupt.recv() => "SIGINT",
+        _ = terminate.recv() => "SIGTERM",
+    })
+}
