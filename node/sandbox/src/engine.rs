@@ -29,9 +29,10 @@ pub const WASM_STACK_BYTES: usize = 4 << 20;
 /// Stack left for host functions under a canister that used all of its own.
 pub const HOST_STACK_BYTES: usize = 1 << 20;
 
-/// Address space in front of which a 32-bit heap needs no bounds checks: the memory creator of a worker
-/// reserves this much for a 32-bit heap, inaccessible beyond its size, and [`HEAP_GUARD_BYTES`] behind it.
-pub const HEAP32_RESERVATION_BYTES: u64 = 1 << 32;
+/// Address space of a heap: the memory creator of a worker reserves this much, inaccessible beyond the heap's
+/// size, and [`HEAP_GUARD_BYTES`] behind it. A 32-bit heap then needs no bounds checks at all; a 64-bit one is
+/// checked against this constant and can never be larger, whatever `module.heap64_bytes` says.
+pub const HEAP_RESERVATION_BYTES: u64 = 8 << 30;
 
 /// Inaccessible bytes behind the reservation of a heap, of either width: accesses with a constant offset
 /// below this are checked once or not at all.
@@ -66,7 +67,7 @@ pub fn config() -> wasmtime::Result<Config> {
 
     // Memories never move: a worker reserves address space for all a heap may become and maps files into it.
     config.memory_may_move(false);
-    config.memory_reservation(HEAP32_RESERVATION_BYTES);
+    config.memory_reservation(HEAP_RESERVATION_BYTES);
     config.memory_guard_size(HEAP_GUARD_BYTES);
     config.memory_reservation_for_growth(0);
     // Data segments are applied by instrumented code, so there is no image to map.

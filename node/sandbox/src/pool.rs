@@ -219,24 +219,29 @@ impl Pool {
         }
     }
 
-    /// Drops what nobody used for `sandbox.idle_seconds`, if the workers hold more than `sandbox.resident_floor_bytes`; and tells idle workers what to forget. Lanes that are
-    /// busy are passed over. The node calls this every few seconds.
+    /// Drops what nobody used for `sandbox.idle_seconds`, lane by lane, while the workers hold more than `sandbox.resident_floor_bytes` and until about
+    /// `sandbox.eviction_batch_bytes` are freed; and tells idle workers what to forget. Lanes that are busy are passed over. The node calls this every few seconds.
     pub fn evict_idle(&self) {
-        let resident: u64 = self.pids().into_iter().filter_map(memory_of).map(|memory| memory.resident_bytes).sum();
-        let idle = Duration::from_secs(self.sandbox.idle_seconds);
-        let before = (resident > self.sandbox.resident_floor_bytes).then(|| Instant::now().checked_sub(idle)).flatten();
+        let resident = |pid| memory_of(pid).map_or(0, |memory| memory.resident_bytes);
+        let before: u64 = self.pids().into_iter().map(resident).sum();
+        // What may go, and no more than a batch of it at once.
+        let mut to_free = before.saturating_sub(self.sandbox.resident_floor_bytes).min(self.sandbox.eviction_batch_bytes);
+        let idle_since = Instant::now().checked_sub(Duration::from_secs(self.sandbox.idle_seconds));
         for cell in &self.lanes {
             let Ok(mut state) = cell.state.try_lock() else { continue };
             self.take_pending(cell, &mut state);
             let Some(worker) = &mut state.worker else { continue };
-            let evicted = match before {
-                Some(before) => worker.evict(before),
+            let had = resident(worker.pid());
+            let told = match idle_since.filter(|_| to_free > 0) {
+                Some(idle_since) => worker.evict(idle_since),
                 None => worker.flush(),
             };
-            if let Err(error) = evicted {
-                self.died(cell, &mut state, &error);
-            } else {
-                self.replace_if_large(cell, &mut state);
+            match told {
+                Ok(()) => {
+                    to_free = to_free.saturating_sub(had.saturating_sub(resident(worker.pid())));
+                    self.replace_if_large(cell, &mut state);
+                }
+                Err(error) => self.died(cell, &mut state, &error),
             }
         }
     }
@@ -305,7 +310,7 @@ impl Pool {
     }
 
     fn died(&self, cell: &LaneCell, state: &mut LaneState, error: &WorkerError) {
-        eprintln!("DIED {error}"); tracing::warn!(%error, "a sandbox worker failed and will be started again");
+        tracing::warn!(%error, "a sandbox worker failed and will be started again");
         match error {
             WorkerError::Lied(_) => self.counters.lies.fetch_add(1, Ordering::Relaxed),
             WorkerError::Wire(crate::ipc::IpcError::TimedOut(_)) => self.counters.timeouts.fetch_add(1, Ordering::Relaxed),

@@ -21,7 +21,7 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 /// back (`retain:false`), because a compile child's cap counts it; freed pages go back to the kernel within a second of further use.
 #[unsafe(export_name = "malloc_conf")]
 static MALLOC_CONF: Option<&'static std::ffi::c_char> = {
-    const TEXT: &std::ffi::CStr = c"narenas:2,tcache_max:4096,retain:false,dirty_decay_ms:1000,muzzy_decay_ms:0";
+    const TEXT: &std::ffi::CStr = c"background_thread:false,narenas:2,tcache_max:4096,retain:false,dirty_decay_ms:1000,muzzy_decay_ms:0";
     // SAFETY: the pointer is to a constant string that ends in zero.
     Some(unsafe { &*TEXT.as_ptr() })
 };

@@ -4,6 +4,7 @@
 //! lane starts another one for the next message, waiting longer the more often that happens in a row.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     fs::File,
     io,
@@ -193,11 +194,11 @@ impl Worker {
             forget: std::mem::take(&mut self.forget),
             module: request.module,
             artefact: has_artefact,
-            entry: request.entry.clone(),
-            globals: request.globals.clone(),
+            entry: Cow::Borrowed(&request.entry),
+            globals: Cow::Borrowed(&request.globals),
             heap,
             stable,
-            context: request.context.clone(),
+            context: Cow::Borrowed(&request.context),
             limits: request.limits,
             keep_token: request.keep_token,
             keep_as,

@@ -83,11 +83,18 @@ impl Host {
         if let Some(limit) = self.context.wasm_memory_limit.filter(|limit| after > *limit && self.enforce_wasm_memory_limit) {
             return Err(Failure::wasm_memory_limit(after, limit));
         }
+        self.growth_granted = 0;
         let more = after.saturating_sub(before);
         if after > self.heap_bytes_max || more > self.growable_bytes {
             return Ok(false);
         }
         self.growable_bytes -= more;
+        self.growth_granted = more;
         Ok(true)
+    }
+
+    /// The engine refused the growth that was just granted.
+    pub(crate) fn heap_did_not_grow(&mut self) {
+        self.growable_bytes += std::mem::take(&mut self.growth_granted);
     }
 }

@@ -85,6 +85,8 @@ pub(crate) struct Host {
     certified_data: Option<ByteBuf>,
     global_timer: Option<Time>,
     growable_bytes: u64,
+    /// What the last growth of the heap took of it, given back should the engine refuse.
+    growth_granted: u64,
     log: Log,
     /// Whether the instance exists: its memory grows from then on at the canister's wish.
     pub(crate) instantiated: bool,
@@ -125,6 +127,7 @@ impl Host {
             certified_data: None,
             global_timer: None,
             growable_bytes: context.growable_bytes,
+            growth_granted: 0,
             log: Log::new(limits.log_max_bytes),
             instantiated: false,
             limits,

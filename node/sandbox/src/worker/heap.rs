@@ -30,7 +30,7 @@ use super::{
     dirty::{CapReached, Tracker},
     mapping::Mapping,
 };
-use crate::engine::{HEAP_GUARD_BYTES, HEAP32_RESERVATION_BYTES};
+use crate::engine::{HEAP_GUARD_BYTES, HEAP_RESERVATION_BYTES};
 
 /// What may stop a write to the heap.
 #[derive(Debug)]
@@ -265,7 +265,7 @@ unsafe impl MemoryCreator for Creator {
         reserved: Option<usize>,
         guard: usize,
     ) -> Result<Box<dyn LinearMemory>, String> {
-        if reserved.is_some_and(|reserved| reserved as u64 > HEAP32_RESERVATION_BYTES) || guard as u64 > HEAP_GUARD_BYTES {
+        if reserved.is_some_and(|reserved| reserved as u64 > HEAP_RESERVATION_BYTES) || guard as u64 > HEAP_GUARD_BYTES {
             return Err("the engine asks for more address space than a heap reserves".into());
         }
         let size = self.0.size_bytes() as usize;

@@ -155,7 +155,7 @@ impl Keeper {
     }
 
     /// Runs one message. An error ends the worker.
-    pub(super) fn execute(&mut self, order: Execute, descriptors: Vec<OwnedFd>) -> Result<Report, String> {
+    pub(super) fn execute(&mut self, order: Execute<'_>, descriptors: Vec<OwnedFd>) -> Result<Report, String> {
         self.clock += 1;
         self.forget(&order.forget)?;
         let mut files = descriptors.into_iter().map(File::from);
@@ -188,7 +188,7 @@ impl Keeper {
             }
             let heap = if has_memory { self.take(&order.heap)? } else { None };
             let Some(stable) = self.take(&order.stable)? else { return Ok(Report::Missing) };
-            (order.globals, heap, stable)
+            (order.globals.into_owned(), heap, stable)
         };
         if has_memory && heap.is_none() {
             return Ok(Report::Missing);
@@ -207,7 +207,8 @@ impl Keeper {
             stable_taken.kept.as_ref().map(|(dirty, _)| dirty.as_slice()),
         );
         let changes_state = changes_state(&order.entry, order.context.replicated);
-        let message = Message { entry: order.entry, globals: globals.clone(), context: order.context, limits: order.limits };
+        let message =
+            Message { entry: order.entry.into_owned(), globals: globals.clone(), context: order.context.into_owned(), limits: order.limits };
         let Some(module) = self.modules.get(&order.module) else { return Ok(Report::Missing) };
         let Ran { instructions, failure, globals: globals_after, query_for_update, did, stable } =
             run(&self.engine, module, message, &self.heap, stable).map_err(text("running a message"))?;
@@ -237,7 +238,7 @@ impl Keeper {
             },
         };
         let outcome = match fate {
-            Fate::Commit => self.commit(ended, heap, stable, order.heap.append, order.stable.append)?,
+            Fate::Commit => self.commit(ended, heap, stable, &order.heap, &order.stable)?,
             Fate::Keep(token) => self.keep(token, order.module, ended, globals, heap, stable, &order.limits)?,
             Fate::Drop => {
                 let sizes = (heap.as_ref().map_or(order.heap.wasm_pages, |heap| wasm_pages(heap.taken.size_before)), wasm_pages(stable.taken.size_before));
@@ -314,14 +315,15 @@ impl Keeper {
         mut ended: Ended,
         heap: Option<After>,
         stable: After,
-        heap_append: Option<AppendOrder>,
-        stable_append: Option<AppendOrder>,
+        heap_order: &MountOrder,
+        stable_order: &MountOrder,
     ) -> Result<Outcome, String> {
-        let (mut heap_wasm_pages, mut heap_runs) = (0, Vec::new());
+        // A module without a memory leaves the heap it was given as it is.
+        let (mut heap_wasm_pages, mut heap_runs) = (heap_order.wasm_pages, Vec::new());
         if let Some(heap) = heap {
-            (heap_wasm_pages, heap_runs) = self.commit_memory(heap, heap_append)?;
+            (heap_wasm_pages, heap_runs) = self.commit_memory(heap, heap_order.append)?;
         }
-        let (stable_wasm_pages, stable_runs) = self.commit_memory(stable, stable_append)?;
+        let (stable_wasm_pages, stable_runs) = self.commit_memory(stable, stable_order.append)?;
         let changes = Changes {
             globals: std::mem::take(&mut ended.globals),
             heap_wasm_pages,

@@ -30,7 +30,7 @@ use rustix::{
 };
 
 use super::protocol::{AppendOrder, MapOrder};
-use crate::engine::{HEAP_GUARD_BYTES, HEAP32_RESERVATION_BYTES};
+use crate::engine::{HEAP_GUARD_BYTES, HEAP_RESERVATION_BYTES};
 
 /// Kernel mappings that the runs of one memory may take.
 pub(crate) const MAPPINGS_MAX: usize = 12_000;
@@ -75,7 +75,7 @@ impl Mapping {
         let base_bytes = usize::try_from(base_bytes).map_err(|_| too_large())?;
         let (reserved_bytes, file_bytes) = match kind {
             Kind::Heap => {
-                let heap = HEAP32_RESERVATION_BYTES as usize;
+                let heap = HEAP_RESERVATION_BYTES as usize;
                 (heap + HEAP_GUARD_BYTES as usize, base_bytes.min(heap))
             }
             Kind::Stable => (base_bytes.max(PAGE_BYTES as usize), base_bytes),

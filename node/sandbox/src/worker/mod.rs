@@ -91,7 +91,7 @@ fn serve(channel: &mut Channel, parent: u32, probes: bool) -> Result<(), Stop> {
     confine::confine().map_err(|error| Stop::Failed(format!("cannot confine the worker: {error}")))?;
     channel.send(&Report::Ready, &[])?;
     loop {
-        let (order, descriptors) = channel.receive::<Order>(ORDER_BYTES_MAX)?;
+        let (order, descriptors) = channel.receive::<Order<'static>>(ORDER_BYTES_MAX)?;
         let report = match order {
             Order::Execute(execute) => {
                 let executed = catch_unwind(AssertUnwindSafe(|| keeper.execute(*execute, descriptors)));

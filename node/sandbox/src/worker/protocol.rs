@@ -6,6 +6,8 @@
 //! Descriptors of [`Order::Execute`], in this order: the artefact, when [`Execute::artefact`]; then for the heap and for the stable memory, each: the base file, when
 //! [`MapOrder::base`]; the segments of [`MapOrder::segments`]; the append file, when [`AppendOrder::file`].
 
+use std::borrow::Cow;
+
 use pages::{MemoryId, Run, SegmentId};
 use serde::{Deserialize, Serialize};
 use state::{Global, ModuleHash};
@@ -14,9 +16,9 @@ use crate::{Entry, MessageLimits, Outcome, SystemContext};
 
 /// Pool to worker.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Order {
+pub(crate) enum Order<'a> {
     /// Run a message.
-    Execute(Box<Execute>),
+    Execute(Box<Execute<'a>>),
     /// Drop kept executions, mappings and modules; answered by [`Report::Done`].
     Forget(Forget),
     /// Attempt what the filter forbids; answered by [`Report::Done`] by a worker that is not confined. For tests of the confinement only.
@@ -41,9 +43,9 @@ impl Forget {
     }
 }
 
-/// A message to run.
+/// A message to run. The pool lends what the worker then owns: arguments are large.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Execute {
+pub(crate) struct Execute<'a> {
     /// Done first.
     pub(crate) forget: Forget,
     /// The module.
@@ -51,15 +53,15 @@ pub(crate) struct Execute {
     /// Whether its artefact comes with this frame.
     pub(crate) artefact: bool,
     /// Where to enter.
-    pub(crate) entry: Entry,
+    pub(crate) entry: Cow<'a, Entry>,
     /// Mutable globals.
-    pub(crate) globals: Vec<Global>,
+    pub(crate) globals: Cow<'a, [Global]>,
     /// Heap.
     pub(crate) heap: MountOrder,
     /// Stable memory.
     pub(crate) stable: MountOrder,
     /// For the System API.
-    pub(crate) context: SystemContext,
+    pub(crate) context: Cow<'a, SystemContext>,
     /// Bounds.
     pub(crate) limits: MessageLimits,
     /// A kept execution to continue.

@@ -256,18 +256,20 @@ fn read_globals(store: &mut Store<Host>, module: &LoadedModule, instance: &Insta
 }
 
 impl ResourceLimiter for Host {
-    fn memory_growing(&mut self, _current: usize, desired: usize, maximum: Option<usize>) -> wasmtime::Result<bool> {
+    fn memory_growing(&mut self, _current: usize, desired: usize, _maximum: Option<usize>) -> wasmtime::Result<bool> {
         let before = self.heap.size_bytes();
         let after = before.max(desired as u64);
-        if self.instantiated && maximum.is_some_and(|maximum| desired > maximum) {
-            return Ok(false);
-        }
         let may = self.heap_may_grow(before, after)?;
         if !may && !self.instantiated {
             let limit = self.heap_bytes_max;
             return Err(Failure::out_of_memory(&format!("its module begins with {after} bytes of Wasm memory, the limit is {limit} bytes")).into());
         }
         Ok(may)
+    }
+
+    fn memory_grow_failed(&mut self, _error: wasmtime::Error) -> wasmtime::Result<()> {
+        self.heap_did_not_grow();
+        Ok(())
     }
 
     fn table_growing(&mut self, _current: usize, desired: usize, _maximum: Option<usize>) -> wasmtime::Result<bool> {
