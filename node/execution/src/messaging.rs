@@ -207,17 +207,17 @@ pub(crate) fn expire_stops(state: &mut ReplicatedState, now: Time, seconds: u64)
     effects
 }
 
-/// Stops the canisters among `touched` that were waiting for open calls only.
-pub(crate) fn finish_stops<'a>(state: &mut ReplicatedState, touched: impl IntoIterator<Item = &'a CanisterId>) -> Effects {
+/// Stops the stopping canisters that have no call open any more. The indexes must be fresh.
+pub(crate) fn finish_stops(state: &mut ReplicatedState) -> Effects {
     let mut effects = Effects::default();
-    for id in touched {
-        let done = state
-            .get(id)
-            .is_some_and(|canister| matches!(canister.status, CanisterStatus::Stopping(_)) && canister.calls.has_no_contexts());
-        if !done {
-            continue;
-        }
-        let Some(canister) = state.get_mut(id) else { continue };
+    let done: Vec<CanisterId> = state
+        .stopping()
+        .iter()
+        .filter(|id| state.get(id).is_some_and(|canister| canister.calls.has_no_contexts()))
+        .copied()
+        .collect();
+    for id in done {
+        let Some(canister) = state.get_mut(&id) else { continue };
         if let CanisterStatus::Stopping(waiters) = std::mem::replace(&mut canister.status, CanisterStatus::Stopped) {
             canister.version += 1;
             for waiter in waiters {

@@ -154,6 +154,8 @@ impl QueryService {
             caller: ingress.sender,
             caller_info: ingress.sender_info.clone(),
             arg: ingress.arg.clone(),
+            // What it grows by is dropped with everything else it does, as with a query.
+            growable_bytes: core.limits().subnet.memory_capacity_bytes,
             keeps_changes: false,
             ..Invocation::system(Entry::InspectMessage { method_name: ingress.method_name.clone() }, limits)
         };

@@ -262,8 +262,8 @@ impl Round<'_> {
 
     /// Stops the canisters that waited for nothing but what just ended.
     fn finish_stops(&mut self) {
-        let touched = self.state.refresh();
-        let effects = messaging::finish_stops(self.state, &touched);
+        self.state.refresh();
+        let effects = messaging::finish_stops(self.state);
         self.merge_one(effects);
         self.state.refresh();
     }

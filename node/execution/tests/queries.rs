@@ -88,7 +88,9 @@ fn nesting_is_bounded() {
     assert_eq!(ask(&node, id, "compose", nested(depth)).unwrap().bytes, b"deep");
     assert_eq!(ask(&node, id, "compose", nested(depth + 1)).unwrap_err().error_code.0, 525);
     assert_eq!(node.sandbox.kept(), 0);
-    let hungry = composite(id, "look", &[Op::Spend(4_900_000_000), Op::Reply(vec![])]);
+    let mut hungry = composite(id, "look", &[Op::Spend(4_900_000_000), Op::Reply(vec![])]);
+    hungry.on_reply = vec![];
+    hungry.on_reject = vec![];
     let program = encode(&[hungry.clone().op(), hungry.clone().op(), hungry.op()]);
     assert!(matches!(ask(&node, id, "compose", program).unwrap_err().error_code.0, 522 | 526));
 }

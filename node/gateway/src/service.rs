@@ -38,6 +38,11 @@ use crate::{
     waiters::Waiters,
 };
 
+/// How much of a refused body is read and thrown away, in times of the limit.
+const DISCARDED_BODIES: u64 = 4;
+/// How long that may take.
+const DISCARD_TIME: Duration = Duration::from_secs(2);
+
 /// Scrapes encoded at once; they hold the registry's lock anyway.
 const SCRAPES_MAX: usize = 2;
 
@@ -260,6 +265,7 @@ impl Service {
         };
         let announced = body.size_hint().lower();
         if announced > limit {
+            discard(&mut body, limit).await;
             return Err(too_large(announced));
         }
         let pool_full = |full: budget::PoolFull| {
@@ -281,6 +287,9 @@ impl Service {
                 let Ok(data) = frame.into_data() else { continue };
                 let total = (first.len() + joined.len() + data.len()) as u64;
                 if total > limit {
+                    drop((first, joined));
+                    reservation.shrink(reservation.bytes());
+                    discard(&mut body, limit).await;
                     return Err(too_large(total));
                 }
                 reservation.try_grow(data.len() as u64).map_err(pool_full)?;
@@ -426,4 +435,20 @@ fn check_content_type(request: &Request<Incoming>) -> Result<(), Refused> {
     let found: String = found.chars().take(64).collect();
     let message = format!("the content type is \"{found}\"; this endpoint takes application/cbor");
     Err(Refused::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message))
+}
+
+/// Reads what a client still sends of a body that is refused, so that it gets to read the refusal: closing on unread data resets the connection, and the
+/// answer is lost with it. Bounded in bytes and time, keeps nothing.
+async fn discard(body: &mut Incoming, limit: u64) {
+    let reading = async {
+        let mut left = limit.saturating_mul(DISCARDED_BODIES);
+        while let Some(Ok(frame)) = body.frame().await {
+            let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
+            if bytes > left {
+                break;
+            }
+            left -= bytes;
+        }
+    };
+    let _ = tokio::time::timeout(DISCARD_TIME, reading).await;
 }

@@ -1,6 +1,7 @@
 //! Microseconds per message of a warm canister, host to host, by what the message does.
 //!
-//! `cargo run --release -p sandbox --example message_cost [messages]`. The example is its own worker. Prints the machine's load, because figures taken under load say little.
+//! `cargo run --release -p sandbox --example message_cost [messages [method]]`. The example is its own worker. Prints
+//! the machine's load, because figures taken under load say little.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../tests/worker/world.rs"]
@@ -45,8 +46,13 @@ fn main() -> ExitCode {
     println!("{:<16} {:>10} {:>10} {:>10}", "method", "median us", "p99 us", "min us");
     let world = World::new(std::env::current_exe().unwrap());
     let mut canister = world.install(CANISTER);
-    let methods = ["trivial", "trivial_update", "heap1", "heap10", "heap100", "stable1", "stable_mib", "reply_mib"];
+    let only = arguments.next();
+    let methods =
+        ["trivial", "trivial_update", "heap1", "heap10", "heap100", "stable1", "stable_mib", "reply_mib"];
     for method in methods {
+        if only.as_deref().is_some_and(|only| only != method) {
+            continue;
+        }
         let query = ["trivial", "reply_mib"].contains(&method);
         let entry = if query { Entry::Query(method.into()) } else { Entry::Update(method.into()) };
         let lane = if query { Lane::Query(0) } else { Lane::Update(0) };
@@ -70,7 +76,12 @@ fn main() -> ExitCode {
             world.commit(&mut canister, request, &outcome);
         }
         times.sort_by(f64::total_cmp);
-        println!("{method:<16} {:>10.1} {:>10.1} {:>10.1}", times[times.len() / 2], times[times.len() * 99 / 100], times[0]);
+        println!(
+            "{method:<16} {:>10.1} {:>10.1} {:>10.1}",
+            times[times.len() / 2],
+            times[times.len() * 99 / 100],
+            times[0]
+        );
     }
     ExitCode::SUCCESS
 }

@@ -1,33 +1,35 @@
 // SEAM
-//! What execution asks of a worker and what it gets back. One request, one message: everything the System API may tell the canister travels in
-//! [`SystemContext`], everything the message did travels back in [`Outcome`]. Nothing here depends on which worker ran it.
+//! What execution asks of a worker and what it gets back. One request, one message: everything the System API
+//! may tell the canister travels in [`SystemContext`], everything the message did travels back in
+//! [`Outcome`]. Nothing here depends on which worker ran it.
 
 use ic_principal::Principal;
 use pages::{AppendTarget, MemoryLayout, Run};
 use serde::{Deserialize, Serialize};
-pub use state::{CustomSection, Global, Hooks, ModuleInfo};
 use state::{CanisterId, Cycles, ModuleHash, Reject, SenderInfo, Time};
+pub use state::{CustomSection, Global, Hooks, ModuleInfo};
 
 /// Where execution enters the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Entry {
-    /// First instantiation: data segments are written, then `(start)` runs, then `canister_init`, in one message.
-    /// The memories handed in are empty.
+    /// First instantiation: data segments are written, then `(start)` runs, then `canister_init`, in one
+    /// message. The memories handed in are empty.
     Init,
     /// Runs `canister_pre_upgrade` of the old module.
     PreUpgrade,
-    /// Like `Init` but `canister_post_upgrade`. Unless `keep_heap`, the heap handed in is empty; with it (enhanced
-    /// orthogonal persistence) data segments are not written again.
+    /// Like `Init` but `canister_post_upgrade`. Unless `keep_heap`, the heap handed in is empty; with it
+    /// (enhanced orthogonal persistence) data segments are not written again.
     PostUpgrade {
         /// `wasm_memory_persistence = keep`.
         keep_heap: bool,
     },
-    /// `canister_update <name>`, or, when the module has no such method, `canister_query <name>` run as an update
-    /// (changes other than cycles are then dropped).
+    /// `canister_update <name>`, or, when the module has no such method, `canister_query <name>` run as an
+    /// update (changes other than cycles are then dropped).
     Update(String),
     /// `canister_query <name>`, changes are dropped.
     Query(String),
-    /// `canister_composite_query <name>`, may call; changes to memory are kept for its callbacks (see `keep_token`).
+    /// `canister_composite_query <name>`, may call; changes to memory are kept for its callbacks (see
+    /// `keep_token`).
     CompositeQuery(String),
     /// A callback: `fun` is an index into table 0, `env` its argument.
     Callback {
@@ -44,7 +46,8 @@ pub enum Entry {
         fun: u64,
         /// Argument.
         env: u64,
-        /// What `ic0.msg_reject_code` says: the code the callback that trapped saw, 0 when it was a reply callback.
+        /// What `ic0.msg_reject_code` says: the code the callback that trapped saw, 0 when it was a reply
+        /// callback.
         reject_code: u32,
     },
     /// `canister_heartbeat`.
@@ -219,8 +222,8 @@ pub struct Request {
     pub context: SystemContext,
     /// What it may use.
     pub limits: MessageLimits,
-    /// For callbacks and cleanups of composite queries: the kept execution they continue (its globals and memories are
-    /// used, those given here are ignored).
+    /// For callbacks and cleanups of composite queries: the kept execution they continue (its globals and
+    /// memories are used, those given here are ignored).
     pub keep_token: Option<u64>,
 }
 
@@ -291,7 +294,8 @@ pub struct Changes {
 pub struct Trap {
     /// Reject as the caller sees it, without the "Error from Canister" prefix that execution adds.
     pub reject: Reject,
-    /// True when the worker died, so the outcome is not a function of the input: execution retries before it counts.
+    /// True when the worker died, so the outcome is not a function of the input: execution retries before it
+    /// counts.
     pub worker_died: bool,
 }
 
@@ -314,12 +318,15 @@ pub struct Outcome {
     pub keep_token: Option<u64>,
 }
 
-/// What execution needs of sandboxes; implemented by the pool of worker processes. Calls block the calling thread.
+/// What execution needs of sandboxes; implemented by the pool of worker processes. Calls block the calling
+/// thread.
 pub trait Sandbox: Send + Sync {
-    /// Validates and compiles `wasm` (as uploaded, gzip or plain) unless its artefact is on disk; in a short-lived capped child.
+    /// Validates and compiles `wasm` (as uploaded, gzip or plain) unless its artefact is on disk; in a
+    /// short-lived capped child.
     fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, Reject>;
-    /// Runs one message on update worker `lane` (0-based; queries have lanes of their own, see [`Lane`]). Execution keeps the request: it
-    /// commits or drops the append targets afterwards, and hands the same request in again when the worker died.
+    /// Runs one message on update worker `lane` (0-based; queries have lanes of their own, see [`Lane`]).
+    /// Execution keeps the request: it commits or drops the append targets afterwards, and hands the same
+    /// request in again when the worker died.
     fn execute(&self, lane: Lane, request: &Request) -> Outcome;
     /// Releases what `keep_token` keeps.
     fn release(&self, lane: Lane, keep_token: u64);

@@ -1,12 +1,15 @@
-//! The wire between the pool and a worker: one stream socket, strictly one frame out and one frame back, descriptors beside the bytes.
+//! The wire between the pool and a worker: one stream socket, strictly one frame out and one frame back,
+//! descriptors beside the bytes.
 //!
-//! A frame is two little-endian 32-bit numbers, the length of the body and the number of descriptors, and then the body, a postcard value. Descriptors travel as
-//! `SCM_RIGHTS` with the first bytes of the frame. Neither side ever sends while it may be sent to, so a receiver never reads into the next frame.
+//! A frame is two little-endian 32-bit numbers, the length of the body and the number of descriptors, and
+//! then the body, a postcard value. Descriptors travel as `SCM_RIGHTS` with the first bytes of the frame.
+//! Neither side ever sends while it may be sent to, so a receiver never reads into the next frame.
 //!
 //! # Bounds
 //!
-//! The receiver says how long a body it takes before it reads one, and no frame carries more than [`DESCRIPTORS_MAX`] descriptors. What arrives beyond either is an
-//! error that ends the connection; descriptors that came with it are closed. The scratch buffer is given back when a large frame has passed.
+//! The receiver says how long a body it takes before it reads one, and no frame carries more than
+//! [`DESCRIPTORS_MAX`] descriptors. What arrives beyond either is an error that ends the connection;
+//! descriptors that came with it are closed. The scratch buffer is given back when a large frame has passed.
 //!
 //! This module knows nothing of what the frames say.
 
@@ -21,7 +24,8 @@ use std::{
 };
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -92,7 +96,11 @@ impl Channel {
     }
 
     /// Sends one frame.
-    pub(crate) fn send<T: Serialize>(&mut self, message: &T, descriptors: &[BorrowedFd<'_>]) -> Result<(), IpcError> {
+    pub(crate) fn send<T: Serialize>(
+        &mut self,
+        message: &T,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), IpcError> {
         if descriptors.len() > DESCRIPTORS_MAX {
             return Err(IpcError::TooManyDescriptors { descriptors: descriptors.len() });
         }
@@ -100,7 +108,8 @@ impl Channel {
         frame.clear();
         frame.resize(HEADER_BYTES, 0);
         let mut frame = postcard::to_extend(message, frame)?;
-        let body = u32::try_from(frame.len() - HEADER_BYTES).map_err(|_| IpcError::Malformed("a body beyond 4 GiB"))?;
+        let body = u32::try_from(frame.len() - HEADER_BYTES)
+            .map_err(|_| IpcError::Malformed("a body beyond 4 GiB"))?;
         frame[..4].copy_from_slice(&body.to_le_bytes());
         frame[4..HEADER_BYTES].copy_from_slice(&(descriptors.len() as u32).to_le_bytes());
         let sent = self.send_bytes(&frame, descriptors);
@@ -127,7 +136,10 @@ impl Channel {
     }
 
     /// Receives one frame whose body is at most `bytes_max` long.
-    pub(crate) fn receive<T: DeserializeOwned>(&mut self, bytes_max: usize) -> Result<(T, Vec<OwnedFd>), IpcError> {
+    pub(crate) fn receive<T: DeserializeOwned>(
+        &mut self,
+        bytes_max: usize,
+    ) -> Result<(T, Vec<OwnedFd>), IpcError> {
         // Kept at its full length between frames, so that a small frame does not pay for clearing it.
         let mut frame = std::mem::take(&mut self.incoming);
         frame.resize(SCRATCH_BYTES, 0);
@@ -136,7 +148,8 @@ impl Channel {
         while filled < HEADER_BYTES {
             filled += self.receive_some(&mut frame[filled..], &mut descriptors)?;
         }
-        let word = |at: usize| u32::from_le_bytes([frame[at], frame[at + 1], frame[at + 2], frame[at + 3]]) as usize;
+        let word =
+            |at: usize| u32::from_le_bytes([frame[at], frame[at + 1], frame[at + 2], frame[at + 3]]) as usize;
         let (body, announced) = (word(0), word(4));
         if body > bytes_max {
             return Err(IpcError::TooLong { bytes: body, bytes_max });
@@ -164,7 +177,8 @@ impl Channel {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let received = loop {
-            match recvmsg(&self.socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+            match recvmsg(&self.socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)
+            {
                 Ok(received) => break received,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(self.timed_out_or(error.into())),
@@ -186,11 +200,12 @@ impl Channel {
 
     fn timed_out_or(&self, error: io::Error) -> IpcError {
         match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => IpcError::TimedOut(self.timeout.unwrap_or_default()),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                IpcError::TimedOut(self.timeout.unwrap_or_default())
+            }
             _ => closed_or(error),
         }
     }
-
 }
 
 impl AsFd for Channel {
@@ -201,7 +216,9 @@ impl AsFd for Channel {
 
 fn closed_or(error: io::Error) -> IpcError {
     match error.kind() {
-        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof => IpcError::Closed,
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof => {
+            IpcError::Closed
+        }
         _ => IpcError::Io(error),
     }
 }
@@ -249,7 +266,10 @@ mod tests {
         });
         let (received, _): (Vec<u8>, _) = right.receive(4_000_000).unwrap();
         assert_eq!(received, body);
-        assert!(matches!(right.receive::<Vec<u8>>(2_000_000), Err(IpcError::TooLong { bytes_max: 2_000_000, .. })));
+        assert!(matches!(
+            right.receive::<Vec<u8>>(2_000_000),
+            Err(IpcError::TooLong { bytes_max: 2_000_000, .. })
+        ));
         drop(right);
         sender.join().unwrap();
     }

@@ -1,28 +1,33 @@
 //! The node's side of sandboxing: a fixed set of worker processes, kept alive.
 //!
-//! [`Pool`] implements [`Sandbox`]: modules are prepared by the [`Preparer`], messages are run by the worker of their lane. Lanes are independent, so threads with different lanes never
-//! wait for each other; two messages of one lane run one after the other.
+//! [`Pool`] implements [`Sandbox`]: modules are prepared by the [`Preparer`], messages are run by the worker
+//! of their lane. Lanes are independent, so threads with different lanes never wait for each other; two
+//! messages of one lane run one after the other.
 //!
 //! # When a worker dies
 //!
-//! By a signal from outside, for want of memory, through a fault of the engine, by the time limit that only a hanging worker reaches, or because the pool ended it for reporting
-//! the impossible: the message gets a trap with `worker_died`, the process is reaped, and the lane's next message finds a new one. State is safe, because a worker only ever appends to
-//! what the caller reserved and commits. A lane whose workers keep dying waits before each start, longer each time, at most [`BACKOFF_MAX`].
+//! By a signal from outside, for want of memory, through a fault of the engine, by the time limit that only a
+//! hanging worker reaches, or because the pool ended it for reporting the impossible: the message gets a trap
+//! with `worker_died`, the process is reaped, and the lane's next message finds a new one. State is safe,
+//! because a worker only ever appends to what the caller reserved and commits. A lane whose workers keep
+//! dying waits before each start, longer each time, at most [`BACKOFF_MAX`].
 //!
 //! # Bounds
 //!
-//! Processes: one per lane. Mapped canisters: `sandbox.canisters_max` over all lanes, the longest unused go first; those idle for `sandbox.idle_seconds` go when the node calls
-//! [`Pool::evict_idle`], as long as the workers hold more than `sandbox.resident_floor_bytes`. A worker whose anonymous memory exceeds `sandbox.worker_anonymous_bytes` is replaced
-//! between two messages.
+//! Processes: one per lane. Mapped canisters: `sandbox.canisters_max` over all lanes, the longest unused go
+//! first; those idle for `sandbox.idle_seconds` go when the node calls [`Pool::evict_idle`], as long as the
+//! workers hold more than `sandbox.resident_floor_bytes`. A worker whose anonymous memory exceeds
+//! `sandbox.worker_anonymous_bytes` is replaced between two messages.
 //!
-//! Workers are started by a thread of the pool's own: the kernel ends a worker when the thread that started it ends, which must be when the pool does.
+//! Workers are started by a thread of the pool's own: the kernel ends a worker when the thread that started
+//! it ends, which must be when the pool does.
 
 mod lane;
 mod verdict;
 mod view;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -37,7 +42,8 @@ use pages::MemoryId;
 use state::{ErrorCode, ModuleInfo, Reject, RejectCode};
 
 use crate::{
-    Lane, ModuleSource, Outcome, PrepareError, Preparer, PreparerConfig, Probe, Request, Sandbox, Trap,
+    Lane, ModuleSource, Mount, Outcome, PrepareError, Preparer, PreparerConfig, Probe, Request, Sandbox,
+    Trap,
     pool::lane::{Worker, WorkerError},
 };
 
@@ -87,7 +93,9 @@ pub enum PoolError {
     #[error(transparent)]
     Prepare(#[from] PrepareError),
     /// The kernel allows too few mappings.
-    #[error("vm.max_map_count is {0}, workers need {MAP_COUNT_MIN}: run `sysctl -w vm.max_map_count={MAP_COUNT_MIN}`")]
+    #[error(
+        "vm.max_map_count is {0}, workers need {MAP_COUNT_MIN}: run `sysctl -w vm.max_map_count={MAP_COUNT_MIN}`"
+    )]
     MapCount(u64),
     /// A worker cannot be started.
     #[error("{0}; the kernel must allow seccomp filters, and the machine must have memory for {1} workers")]
@@ -130,6 +138,8 @@ pub struct Pool {
     sandbox: SandboxLimits,
     update_workers: usize,
     lanes: Vec<LaneCell>,
+    /// The lane that last ran a message with a place to append to a memory. As many as there are memories.
+    writers: Mutex<BTreeMap<MemoryId, Lane>>,
     starter: Starter,
     counters: Counters,
 }
@@ -160,7 +170,9 @@ struct LaneState {
 impl Pool {
     /// Opens the cache and starts a worker for every lane.
     pub fn open(config: SandboxConfig) -> Result<Self, PoolError> {
-        let map_count = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok());
+        let map_count = std::fs::read_to_string("/proc/sys/vm/max_map_count")
+            .ok()
+            .and_then(|text| text.trim().parse().ok());
         if let Some(count) = map_count.filter(|count| *count < MAP_COUNT_MIN) {
             return Err(PoolError::MapCount(count));
         }
@@ -175,8 +187,10 @@ impl Pool {
             source: config.source,
         })?;
         // A canister has two memories.
-        let canisters = usize::try_from(config.sandbox.canisters_max).unwrap_or(usize::MAX).div_ceil(lanes).max(1);
-        let starter = Starter::new(config.exe, canisters.saturating_mul(2), config.probes).map_err(PoolError::Thread)?;
+        let canisters =
+            usize::try_from(config.sandbox.canisters_max).unwrap_or(usize::MAX).div_ceil(lanes).max(1);
+        let starter = Starter::new(config.exe, canisters.saturating_mul(2), config.probes)
+            .map_err(PoolError::Thread)?;
         let cell = || LaneCell { state: Mutex::default(), pending: Mutex::default(), pid: AtomicU64::new(0) };
         let pool = Self {
             preparer,
@@ -184,6 +198,7 @@ impl Pool {
             sandbox: config.sandbox,
             update_workers,
             lanes: (0..lanes).map(|_| cell()).collect(),
+            writers: Mutex::default(),
             starter,
             counters: Counters::default(),
         };
@@ -201,14 +216,21 @@ impl Pool {
 
     /// Process ids of the workers, for accounting their memory.
     pub fn pids(&self) -> Vec<u32> {
-        self.lanes.iter().filter_map(|cell| u32::try_from(cell.pid.load(Ordering::Relaxed)).ok().filter(|pid| *pid != 0)).collect()
+        self.lanes
+            .iter()
+            .filter_map(|cell| u32::try_from(cell.pid.load(Ordering::Relaxed)).ok().filter(|pid| *pid != 0))
+            .collect()
     }
 
     /// Counters and gauges.
     pub fn statistics(&self) -> Statistics {
         let counters = &self.counters;
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let mapped = self.lanes.iter().filter_map(|cell| cell.state.try_lock().ok()?.worker.as_ref().map(Worker::mapped)).sum::<usize>();
+        let mapped = self
+            .lanes
+            .iter()
+            .filter_map(|cell| cell.state.try_lock().ok()?.worker.as_ref().map(Worker::mapped))
+            .sum::<usize>();
         Statistics {
             messages: load(&counters.messages),
             restarts: load(&counters.restarts),
@@ -219,13 +241,16 @@ impl Pool {
         }
     }
 
-    /// Drops what nobody used for `sandbox.idle_seconds`, lane by lane, while the workers hold more than `sandbox.resident_floor_bytes` and until about
-    /// `sandbox.eviction_batch_bytes` are freed; and tells idle workers what to forget. Lanes that are busy are passed over. The node calls this every few seconds.
+    /// Drops what nobody used for `sandbox.idle_seconds`, lane by lane, while the workers hold more than
+    /// `sandbox.resident_floor_bytes` and until about `sandbox.eviction_batch_bytes` are freed; and tells
+    /// idle workers what to forget. Lanes that are busy are passed over. The node calls this every few
+    /// seconds.
     pub fn evict_idle(&self) {
         let resident = |pid| memory_of(pid).map_or(0, |memory| memory.resident_bytes);
         let before: u64 = self.pids().into_iter().map(resident).sum();
         // What may go, and no more than a batch of it at once.
-        let mut to_free = before.saturating_sub(self.sandbox.resident_floor_bytes).min(self.sandbox.eviction_batch_bytes);
+        let mut to_free =
+            before.saturating_sub(self.sandbox.resident_floor_bytes).min(self.sandbox.eviction_batch_bytes);
         let idle_since = Instant::now().checked_sub(Duration::from_secs(self.sandbox.idle_seconds));
         for cell in &self.lanes {
             let Ok(mut state) = cell.state.try_lock() else { continue };
@@ -246,7 +271,8 @@ impl Pool {
         }
     }
 
-    /// Has the worker of `lane` try something forbidden; whether it lived to tell. For tests of the confinement; needs [`SandboxConfig::probes`].
+    /// Has the worker of `lane` try something forbidden; whether it lived to tell. For tests of the
+    /// confinement; needs [`SandboxConfig::probes`].
     pub fn probe(&self, lane: Lane, probe: Probe, timeout: Duration) -> bool {
         let Some(cell) = self.cell(lane) else { return false };
         let mut state = lock(&cell.state);
@@ -270,12 +296,21 @@ impl Pool {
         }
     }
 
+    /// Notes that `lane` may write to the memory; whether another lane did since this one.
+    fn others_wrote(&self, lane: Lane, mount: &Mount) -> bool {
+        mount.append.is_some()
+            && lock(&self.writers).insert(mount.layout.id, lane).is_some_and(|before| before != lane)
+    }
+
     /// The lane's worker, started if there is none.
     fn worker<'a>(&self, cell: &LaneCell, state: &'a mut LaneState) -> Result<&'a mut Worker, WorkerError> {
         if state.worker.is_none() {
             if state.deaths > 1 {
-                // The first start after a death is immediate, so that one crash costs one message nothing but its retry.
-                std::thread::sleep(BACKOFF_FIRST.saturating_mul(1 << (state.deaths - 2).min(10)).min(BACKOFF_MAX));
+                // The first start after a death is immediate, so that one crash costs one message nothing but
+                // its retry.
+                std::thread::sleep(
+                    BACKOFF_FIRST.saturating_mul(1 << (state.deaths - 2).min(10)).min(BACKOFF_MAX),
+                );
             }
             self.counters.restarts.fetch_add(1, Ordering::Relaxed);
             self.start(cell, state)?;
@@ -313,7 +348,9 @@ impl Pool {
         tracing::warn!(%error, "a sandbox worker failed and will be started again");
         match error {
             WorkerError::Lied(_) => self.counters.lies.fetch_add(1, Ordering::Relaxed),
-            WorkerError::Wire(crate::ipc::IpcError::TimedOut(_)) => self.counters.timeouts.fetch_add(1, Ordering::Relaxed),
+            WorkerError::Wire(crate::ipc::IpcError::TimedOut(_)) => {
+                self.counters.timeouts.fetch_add(1, Ordering::Relaxed)
+            }
             _ => 0,
         };
         state.deaths = state.deaths.saturating_add(1);
@@ -324,7 +361,11 @@ impl Pool {
         let Some(worker) = state.worker.as_ref().filter(|worker| !worker.keeps_any()) else { return };
         let limit = self.sandbox.worker_anonymous_bytes;
         if let Some(memory) = memory_of(worker.pid()).filter(|memory| memory.anonymous_bytes > limit) {
-            tracing::info!(anonymous_bytes = memory.anonymous_bytes, limit, "a sandbox worker holds more than `sandbox.worker_anonymous_bytes` and is replaced");
+            tracing::info!(
+                anonymous_bytes = memory.anonymous_bytes,
+                limit,
+                "a sandbox worker holds more than `sandbox.worker_anonymous_bytes` and is replaced"
+            );
             self.counters.replaced.fetch_add(1, Ordering::Relaxed);
             self.end(cell, state);
         }
@@ -342,22 +383,32 @@ impl Sandbox for Pool {
         };
         self.counters.messages.fetch_add(1, Ordering::Relaxed);
         let mut state = lock(&cell.state);
+        let settle = [&request.heap, &request.stable].map(|mount| self.others_wrote(lane, mount));
         let executed = match self.worker(cell, &mut state) {
-            Ok(worker) => worker.execute(request, &self.preparer, self.globals_max),
+            Ok(worker) => worker.execute(request, &self.preparer, self.globals_max, settle),
             Err(error) => Err(error),
         };
         match executed {
             Ok(outcome) => {
                 state.deaths = 0;
-                if state.worker.as_ref().is_some_and(|worker| worker.messages.is_multiple_of(MEMORY_CHECK_MESSAGES)) {
+                if state
+                    .worker
+                    .as_ref()
+                    .is_some_and(|worker| worker.messages.is_multiple_of(MEMORY_CHECK_MESSAGES))
+                {
                     self.replace_if_large(cell, &mut state);
                 }
                 outcome
             }
-            Err(error) if error.worker_is_well() => no_outcome(error.to_string(), !matches!(error, WorkerError::NotKept)),
+            Err(error) if error.worker_is_well() => {
+                no_outcome(error.to_string(), !matches!(error, WorkerError::NotKept))
+            }
             Err(error) => {
                 self.died(cell, &mut state, &error);
-                no_outcome("the sandbox process of the canister died while it ran the message".to_owned(), true)
+                no_outcome(
+                    "the sandbox process of the canister died while it ran the message".to_owned(),
+                    true,
+                )
             }
         }
     }
@@ -371,6 +422,8 @@ impl Sandbox for Pool {
     }
 
     fn forget(&self, memories: &[MemoryId]) {
+        // The next lane to write to one of them, should it live on, maps it afresh.
+        lock(&self.writers).retain(|id, _| !memories.contains(id));
         for cell in &self.lanes {
             let mut pending = lock(&cell.pending);
             pending.memories.extend(memories);
@@ -385,7 +438,10 @@ impl Sandbox for Pool {
 fn no_outcome(message: String, worker_died: bool) -> Outcome {
     Outcome {
         instructions: 0,
-        result: Err(Trap { reject: Reject { code: RejectCode::CanisterError, message, error_code: ENGINE_ERROR }, worker_died }),
+        result: Err(Trap {
+            reject: Reject { code: RejectCode::CanisterError, message, error_code: ENGINE_ERROR },
+            worker_died,
+        }),
         changes: None,
         accepted: false,
         log: Vec::new(),

@@ -88,6 +88,7 @@ struct Facts {
     timer: Option<Time>,
     heartbeat: bool,
     deadline: Option<Time>,
+    stopping: bool,
     stop_deadline: Option<Time>,
     charged_until: Time,
     memories: Option<(MemoryId, MemoryId)>,
@@ -162,6 +163,7 @@ pub struct ReplicatedState {
     heartbeats: BTreeSet<CanisterId>,
     timers: BTreeSet<(Time, CanisterId)>,
     deadlines: BTreeSet<(Time, CanisterId)>,
+    stopping: BTreeSet<CanisterId>,
     stop_deadlines: BTreeSet<(Time, CanisterId)>,
     charges: BTreeSet<(Time, CanisterId)>,
     owners: BTreeMap<MemoryId, CanisterId>,
@@ -190,6 +192,7 @@ impl ReplicatedState {
             heartbeats: BTreeSet::new(),
             timers: BTreeSet::new(),
             deadlines: BTreeSet::new(),
+            stopping: BTreeSet::new(),
             stop_deadlines: BTreeSet::new(),
             charges: BTreeSet::new(),
             owners: BTreeMap::new(),
@@ -313,6 +316,11 @@ impl ReplicatedState {
         self.deadlines.first().map(|(time, _)| *time)
     }
 
+    /// Canisters that are stopping.
+    pub fn stopping(&self) -> &BTreeSet<CanisterId> {
+        &self.stopping
+    }
+
     /// Stopping canisters that keep someone waiting too long.
     pub fn due_stops(&self, now: Time) -> Vec<CanisterId> {
         due(&self.stop_deadlines, now).collect()
@@ -323,8 +331,8 @@ impl ReplicatedState {
         due(&self.charges, until).collect()
     }
 
-    /// Brings indexes and totals up to date for what was touched. Returns the canisters that were.
-    pub fn refresh(&mut self) -> BTreeSet<CanisterId> {
+    /// Brings indexes and totals up to date for what was touched.
+    pub fn refresh(&mut self) {
         let touched = std::mem::take(&mut self.touched);
         for id in &touched {
             let old = self.facts.get(id).copied();
@@ -342,6 +350,7 @@ impl ReplicatedState {
             let new_facts = new.unwrap_or_default();
             mark(&mut self.with_work, *id, new_facts.has_work);
             mark(&mut self.heartbeats, *id, new_facts.heartbeat);
+            mark(&mut self.stopping, *id, new_facts.stopping);
             move_entry(&mut self.timers, *id, old.timer, new_facts.timer);
             move_entry(&mut self.deadlines, *id, old.deadline, new_facts.deadline);
             move_entry(&mut self.stop_deadlines, *id, old.stop_deadline, new_facts.stop_deadline);
@@ -365,7 +374,6 @@ impl ReplicatedState {
                 }
             }
         }
-        touched
     }
 
     /// Puts the hot canisters back. To be called at the end of a round, before the state is hashed.
@@ -454,6 +462,7 @@ impl Facts {
             timer: (running && hooks.global_timer && canister.global_timer.0 != 0).then_some(canister.global_timer),
             heartbeat: running && hooks.heartbeat,
             deadline: canister.calls.next_deadline(),
+            stopping: matches!(canister.status, CanisterStatus::Stopping(_)),
             stop_deadline,
             charged_until: canister.charged_until,
             memories: canister.execution.as_ref().map(|execution| (execution.heap.id, execution.stable.id)),

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use consensus::{IngressPool, PoolRefusal, SystemClock, WallClock};
 use execution::QueryService;
-use gateway::{CertifiedView, Health, Node, QueryRequest, Refusal, RequestFacts, Submitted};
+use gateway::{CertifiedView, Health, Node, QueryRequest, Refusal, Submitted};
 use ic_principal::Principal;
-use state::{CanisterId, CertifiedReader, CertifiedState, Height, Ingress, Reject, RequestId, Time};
+use state::{CanisterId, CertifiedReader, Height, Ingress, Reject, Time};
 
 /// Seconds a client is asked to wait when the ingress pool is full: a few rounds empty it.
 const RETRY_AFTER_SECONDS: u64 = 1;
@@ -57,8 +57,7 @@ impl Node for Adapter {
     }
 
     fn latest(&self) -> Option<Arc<dyn CertifiedView>> {
-        let state = self.reader.latest()?;
-        Some(Arc::new(View(state)))
+        self.reader.latest().map(|state| state as _)
     }
 
     fn now(&self) -> Time {
@@ -79,41 +78,5 @@ impl Node for Adapter {
 
     fn hosts(&self, canister_id: &CanisterId) -> bool {
         self.ranges.iter().any(|(first, last)| first <= canister_id && canister_id <= last)
-    }
-}
-
-/// The certified state as the gateway reads it.
-struct View(Arc<CertifiedState>);
-
-impl CertifiedView for View {
-    fn height(&self) -> Height {
-        self.0.height()
-    }
-
-    fn time(&self) -> Time {
-        self.0.time()
-    }
-
-    fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8> {
-        self.0.certificate(paths)
-    }
-
-    fn request(&self, id: &RequestId) -> Option<RequestFacts> {
-        self.0.request(id).map(|entry| RequestFacts {
-            sender: entry.sender,
-            effective_canister_id: entry.effective_canister_id,
-            canister_id: None,
-            terminal: entry.status.is_terminal(),
-        })
-    }
-
-    fn may_read_metadata(&self, canister_id: &CanisterId, name: &str, sender: &Principal) -> bool {
-        match self.0.metadata(canister_id, name) {
-            Some(section) if !section.public => self
-                .0
-                .canister(canister_id)
-                .is_some_and(|canister| canister.controllers.contains(sender)),
-            _ => true,
-        }
     }
 }

@@ -190,9 +190,8 @@ pub(super) fn check_promises(
             "The canister's settings would take {metadata} bytes in memory: {others} of the subnet's {capacity} bytes are taken (subnet.canister_metadata_bytes)."
         )));
     }
-    let dearer = current.is_none_or(|current| {
-        compute > current.settings.compute_allocation || next.settings.memory_allocation > current.settings.memory_allocation
-    });
+    let allocation_before = current.map_or(0, |canister| canister.settings.memory_allocation);
+    let dearer = compute > compute_before || next.settings.memory_allocation > allocation_before;
     let needed = core.costs.freezing_limit(next);
     if dearer && next.cycles < needed {
         let code = if compute > compute_before { 530 } else { 531 };

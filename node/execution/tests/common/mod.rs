@@ -10,6 +10,7 @@ use candid::{CandidType, Principal};
 use execution::{Executor, ExecutorConfig, RoundResult};
 use limits::Limits;
 use pages::PageStore;
+use sandbox::Sandbox;
 use serde::de::DeserializeOwned;
 use state::{
     Batch, BlobStore, CanisterId, CanisterState, Fault, Height, Ingress, Reject, RequestId, StateStore, Status, SubnetInfo,
@@ -54,7 +55,9 @@ pub struct Node {
     pub dir: PathBuf,
     _temporary: Option<tempfile::TempDir>,
     pub config: ExecutorConfig,
+    /// What runs the canisters, unless something else was made.
     pub sandbox: Arc<ScriptSandbox>,
+    make: Option<MakeSandbox>,
     pub pages: Arc<PageStore>,
     pub executor: Executor,
     pub log: Vec<(Batch, Vec<Fault>, [u8; 32])>,
@@ -64,7 +67,10 @@ pub struct Node {
     pub last: Option<RoundResult>,
 }
 
-fn open(dir: &Path, config: &ExecutorConfig, sandbox: Arc<ScriptSandbox>) -> (Arc<PageStore>, Executor) {
+/// Makes the sandbox of a node that lives in a directory.
+pub type MakeSandbox = Arc<dyn Fn(&Path) -> Arc<dyn Sandbox>>;
+
+fn open(dir: &Path, config: &ExecutorConfig, sandbox: Arc<dyn Sandbox>) -> (Arc<PageStore>, Executor) {
     let store = StateStore::open(&dir.join("state"), 1 << 20).unwrap();
     let blobs = Arc::new(BlobStore::open(&dir.join("blobs"), 16 << 20).unwrap());
     let index: Vec<_> = match store.load().unwrap() {
@@ -86,16 +92,22 @@ impl Node {
     }
 
     pub fn with(limits: Limits) -> Self {
+        Self::with_sandbox(limits, None)
+    }
+
+    pub fn with_sandbox(limits: Limits, make: Option<MakeSandbox>) -> Self {
         let temporary = tempfile::tempdir().unwrap();
         let dir = temporary.path().to_path_buf();
         let config = config(limits);
         let sandbox = Arc::new(ScriptSandbox::default());
-        let (pages, executor) = open(&dir, &config, Arc::clone(&sandbox));
+        let used = make.as_ref().map_or_else(|| Arc::clone(&sandbox) as Arc<dyn Sandbox>, |make| make(&dir));
+        let (pages, executor) = open(&dir, &config, used);
         Self {
             dir,
             _temporary: Some(temporary),
             config,
             sandbox,
+            make,
             pages,
             executor,
             log: vec![],
@@ -199,14 +211,31 @@ impl Node {
     }
 
     pub fn install(&mut self, id: CanisterId, mode: ic_management_canister_types::CanisterInstallMode, spec: &Spec) -> Result<Vec<u8>, Reject> {
+        self.install_wasm(id, mode, spec.wasm(), vec![])
+    }
+
+    pub fn install_wasm(
+        &mut self,
+        id: CanisterId,
+        mode: ic_management_canister_types::CanisterInstallMode,
+        wasm_module: Vec<u8>,
+        arg: Vec<u8>,
+    ) -> Result<Vec<u8>, Reject> {
         let argument = ic_management_canister_types::InstallCodeArgs {
             mode,
             canister_id: id,
-            wasm_module: spec.wasm(),
-            arg: vec![],
+            wasm_module,
+            arg,
             sender_canister_version: None,
         };
         self.manage(user(1), id, "install_code", &argument)
+    }
+
+    /// A call of any method with any argument, answered.
+    pub fn update(&mut self, id: CanisterId, method: &str, arg: Vec<u8>) -> Result<Vec<u8>, Reject> {
+        let request = self.ingress(user(1), id, id, method, arg);
+        self.settle();
+        self.result(&request)
     }
 
     pub fn deploy(&mut self, spec: &Spec) -> CanisterId {
@@ -242,17 +271,20 @@ impl Node {
 
     /// Throws the process away and starts from the disk; the log is repeated from there and must give the same roots.
     pub fn restart(self) -> Self {
-        let Self { dir, _temporary, config, executor, pages, sandbox, log, next_request, waiting, seconds_per_round, .. } = self;
+        let Self { dir, _temporary, config, make, executor, pages, sandbox, log, next_request, waiting, seconds_per_round, .. } =
+            self;
         drop(executor);
         drop(pages);
         drop(sandbox);
         let sandbox = Arc::new(ScriptSandbox::default());
-        let (pages, executor) = open(&dir, &config, Arc::clone(&sandbox));
+        let used = make.as_ref().map_or_else(|| Arc::clone(&sandbox) as Arc<dyn Sandbox>, |make| make(&dir));
+        let (pages, executor) = open(&dir, &config, used);
         let mut node = Self {
             dir,
             _temporary,
             config,
             sandbox,
+            make,
             pages,
             executor,
             log: vec![],

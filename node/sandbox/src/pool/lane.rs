@@ -1,7 +1,8 @@
 //! One worker process and the pool's end of its wire.
 //!
-//! A [`Worker`] is exclusive: whoever holds it sends an order and waits for the report. Any failure of it — the wire, the time limit, an impossible outcome — ends the process; the
-//! lane starts another one for the next message, waiting longer the more often that happens in a row.
+//! A [`Worker`] is exclusive: whoever holds it sends an order and waits for the report. Any failure of it —
+//! the wire, the time limit, an impossible outcome — ends the process; the lane starts another one for the
+//! next message, waiting longer the more often that happens in a row.
 
 use std::{
     borrow::Cow,
@@ -106,13 +107,28 @@ struct Kept {
 }
 
 impl Worker {
-    /// Starts a process. Must be called on a thread that lives as long as the worker should: the kernel kills the worker when that thread ends.
-    pub(super) fn start(exe: &Path, memories_max: usize, first_token: u64, probes: bool) -> Result<Self, WorkerError> {
+    /// Starts a process. Must be called on a thread that lives as long as the worker should: the kernel kills
+    /// the worker when that thread ends.
+    pub(super) fn start(
+        exe: &Path,
+        memories_max: usize,
+        first_token: u64,
+        probes: bool,
+    ) -> Result<Self, WorkerError> {
         let start = |error: io::Error| WorkerError::Start(format!("{}: {error}", exe.display()));
         let (ours, theirs) = UnixStream::pair().map_err(start)?;
         let mut command = Command::new(exe);
-        command.arg(SUBCOMMAND).arg(std::process::id().to_string()).args(probes.then_some(PROBES_ARGUMENT)).env_clear();
-        let child = command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::inherit()).spawn().map_err(start)?;
+        command
+            .arg(SUBCOMMAND)
+            .arg(std::process::id().to_string())
+            .args(probes.then_some(PROBES_ARGUMENT))
+            .env_clear();
+        let child = command
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .map_err(start)?;
         let mut worker = Self {
             child,
             channel: Channel::new(ours),
@@ -147,8 +163,15 @@ impl Worker {
         !self.kept.is_empty()
     }
 
-    /// Runs one message.
-    pub(super) fn execute(&mut self, request: &Request, preparer: &Preparer, globals_max: usize) -> Result<Outcome, WorkerError> {
+    /// Runs one message. `settle` says of heap and stable memory whether another worker appended to it since
+    /// this one did.
+    pub(super) fn execute(
+        &mut self,
+        request: &Request,
+        preparer: &Preparer,
+        globals_max: usize,
+        settle: [bool; 2],
+    ) -> Result<Outcome, WorkerError> {
         self.messages += 1;
         if request.keep_token.is_some_and(|token| !self.kept.contains_key(&token)) {
             return Err(WorkerError::NotKept);
@@ -157,8 +180,10 @@ impl Worker {
         self.channel.set_timeout(Some(GRACE + instructions))?;
         for _ in 0..2 {
             let now = Instant::now();
-            let keep_as = (request.keep_token.is_none() && !request.context.replicated && self.kept.len() < KEPT_MAX).then_some(self.next_token);
-            self.order(request, preparer, keep_as, now)?;
+            let keep_as =
+                (request.keep_token.is_none() && !request.context.replicated && self.kept.len() < KEPT_MAX)
+                    .then_some(self.next_token);
+            self.order(request, preparer, keep_as, settle, now)?;
             let (report, _) = self.channel.receive::<Report>(verdict::outcome_bytes_max(request))?;
             match report {
                 Report::Outcome(outcome) => {
@@ -179,7 +204,14 @@ impl Worker {
         Err(WorkerError::Failed("it misses what it was just sent".into()))
     }
 
-    fn order(&mut self, request: &Request, preparer: &Preparer, keep_as: Option<u64>, now: Instant) -> Result<(), WorkerError> {
+    fn order(
+        &mut self,
+        request: &Request,
+        preparer: &Preparer,
+        keep_as: Option<u64>,
+        settle: [bool; 2],
+        now: Instant,
+    ) -> Result<(), WorkerError> {
         let artefact = match self.modules.contains_key(&request.module) {
             true => None,
             false => Some(preparer.open_artefact(&request.module)?),
@@ -188,8 +220,8 @@ impl Worker {
         let has_artefact = artefact.is_some();
         files.owned.extend(artefact.map(Arc::new));
         let continues = request.keep_token.is_some();
-        let heap = self.mount(&request.heap, continues, &mut files);
-        let stable = self.mount(&request.stable, continues, &mut files);
+        let heap = self.mount(&request.heap, continues, settle[0], &mut files);
+        let stable = self.mount(&request.stable, continues, settle[1], &mut files);
         let execute = Execute {
             forget: std::mem::take(&mut self.forget),
             module: request.module,
@@ -209,7 +241,8 @@ impl Worker {
         self.modules.insert(request.module, now);
         if !continues {
             for mount in [&request.heap, &request.stable] {
-                let view = self.memories.entry(mount.layout.id).or_insert_with(|| View::new(&mount.layout, now));
+                let view =
+                    self.memories.entry(mount.layout.id).or_insert_with(|| View::new(&mount.layout, now));
                 view.planned(&mount.layout, now);
                 if let Some(append) = &mount.append {
                     view.append = Some(append.segment);
@@ -220,9 +253,10 @@ impl Worker {
     }
 
     /// What to tell the worker of a memory; the descriptors that go with it are added to `files`.
-    fn mount(&mut self, mount: &Mount, continues: bool, files: &mut Files) -> MountOrder {
+    fn mount(&mut self, mount: &Mount, continues: bool, settle: bool, files: &mut Files) -> MountOrder {
         let layout = &mount.layout;
-        let mut order = MountOrder { id: layout.id, wasm_pages: mount.wasm_pages, map: None, append: None };
+        let mut order =
+            MountOrder { id: layout.id, wasm_pages: mount.wasm_pages, settle, map: None, append: None };
         if continues {
             return order;
         }
@@ -241,7 +275,12 @@ impl Worker {
             if file {
                 files.owned.push(append.file.clone());
             }
-            AppendOrder { segment: append.segment, offset_page: append.offset_page, pages_max: append.pages_max, file }
+            AppendOrder {
+                segment: append.segment,
+                offset_page: append.offset_page,
+                pages_max: append.pages_max,
+                file,
+            }
         });
         order
     }
@@ -259,8 +298,14 @@ impl Worker {
         if let (Some(token), None) = (outcome.keep_token, request.keep_token) {
             debug_assert_eq!(Some(token), keep_as);
             self.next_token += 1;
-            let views = [heap, stable].into_iter().filter_map(|id| self.memories.remove(&id).map(|view| (id, view))).collect();
-            self.kept.insert(token, Kept { views, _layouts: [request.heap.layout.clone(), request.stable.layout.clone()] });
+            let views = [heap, stable]
+                .into_iter()
+                .filter_map(|id| self.memories.remove(&id).map(|view| (id, view)))
+                .collect();
+            self.kept.insert(
+                token,
+                Kept { views, _layouts: [request.heap.layout.clone(), request.stable.layout.clone()] },
+            );
         }
         self.trim();
     }
@@ -301,9 +346,11 @@ impl Worker {
 
     /// Lets go of what was not used since `before`, and tells the worker now.
     pub(super) fn evict(&mut self, before: Instant) -> Result<(), WorkerError> {
-        let idle: Vec<MemoryId> = self.memories.iter().filter(|(_, view)| view.used < before).map(|(id, _)| *id).collect();
+        let idle: Vec<MemoryId> =
+            self.memories.iter().filter(|(_, view)| view.used < before).map(|(id, _)| *id).collect();
         self.forget(idle);
-        let modules: Vec<ModuleHash> = self.modules.iter().filter(|(_, used)| **used < before).map(|(hash, _)| *hash).collect();
+        let modules: Vec<ModuleHash> =
+            self.modules.iter().filter(|(_, used)| **used < before).map(|(hash, _)| *hash).collect();
         for module in modules {
             self.modules.remove(&module);
             self.forget.modules.push(module);
@@ -374,7 +421,8 @@ impl Files {
     }
 }
 
-/// The same file, without the right to write. Where the system does not let it be opened again, the file as it is.
+/// The same file, without the right to write. Where the system does not let it be opened again, the file as
+/// it is.
 fn read_only(file: &Arc<File>) -> Arc<File> {
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).map_or_else(|_| file.clone(), Arc::new)
 }

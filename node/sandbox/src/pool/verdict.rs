@@ -1,8 +1,10 @@
 //! Whether an outcome is one an honest worker could give.
 //!
-//! A worker runs hostile code and may have been taken over, so nothing it says is believed that can be checked against the request: cycles must add up to the last one, memories
-//! may only grow within what was granted, runs must lie in the append target, and every collection is within the bound the System API keeps. What cannot be checked here is the
-//! content of the canister's own pages and replies, which are the canister's to choose anyway. [`pages::PageStore`] checks runs once more against its index.
+//! A worker runs hostile code and may have been taken over, so nothing it says is believed that can be
+//! checked against the request: cycles must add up to the last one, memories may only grow within what was
+//! granted, runs must lie in the append target, and every collection is within the bound the System API
+//! keeps. What cannot be checked here is the content of the canister's own pages and replies, which are the
+//! canister's to choose anyway. [`pages::PageStore`] checks runs once more against its index.
 
 use pages::{PAGE_BYTES, Run};
 
@@ -18,28 +20,44 @@ const METHOD_NAME_BYTES: usize = 20_000;
 
 /// Bytes an outcome may take on the wire, for a request.
 pub(super) fn outcome_bytes_max(request: &Request) -> usize {
-    // A run is at most four numbers of ten bytes, a global 18 bytes, a call has some hundred bytes besides its payload.
+    // A run is at most four numbers of ten bytes, a global 18 bytes, a call has some hundred bytes besides
+    // its payload.
     let pages = (request.limits.heap_dirty_bytes + request.limits.stable_dirty_bytes) / PAGE_BYTES;
     let runs = pages.saturating_mul(40);
     let payloads = request.context.payload_max_bytes.saturating_mul(9);
     let calls = request.context.calls_max.min(100_000).saturating_mul(512);
     let log = request.limits.log_max_bytes.saturating_mul(2);
-    usize::try_from([runs, payloads, calls, log, 1 << 20].into_iter().fold(0, u64::saturating_add)).unwrap_or(usize::MAX)
+    usize::try_from([runs, payloads, calls, log, 1 << 20].into_iter().fold(0, u64::saturating_add))
+        .unwrap_or(usize::MAX)
 }
 
 /// Checks `outcome` against `request`; the error says what is impossible about it.
-pub(super) fn check(request: &Request, outcome: &Outcome, globals_max: usize, keep_as: Option<u64>) -> Result<(), String> {
+pub(super) fn check(
+    request: &Request,
+    outcome: &Outcome,
+    globals_max: usize,
+    keep_as: Option<u64>,
+) -> Result<(), String> {
     let limits = &request.limits;
     let context = &request.context;
     ensure(outcome.instructions <= limits.instructions, "more instructions than granted")?;
     let log_bytes: u64 = outcome.log.iter().map(|line| line.len() as u64).sum();
     ensure(log_bytes <= limits.log_max_bytes, "a log beyond its bound")?;
     ensure(outcome.log.len() as u64 <= limits.log_max_bytes / 16 + 1, "more log lines than fit")?;
-    ensure(!outcome.accepted || matches!(request.entry, Entry::InspectMessage { .. }), "a message accepted outside inspection")?;
+    ensure(
+        !outcome.accepted || matches!(request.entry, Entry::InspectMessage { .. }),
+        "a message accepted outside inspection",
+    )?;
     match &outcome.result {
         Err(trap) => {
-            ensure(!trap.worker_died && trap.reject.message.len() <= TRAP_TEXT_BYTES, "a trap no canister can cause")?;
-            ensure(outcome.changes.is_none() && outcome.query_calls.is_empty(), "changes of a message that failed")?;
+            ensure(
+                !trap.worker_died && trap.reject.message.len() <= TRAP_TEXT_BYTES,
+                "a trap no canister can cause",
+            )?;
+            ensure(
+                outcome.changes.is_none() && outcome.query_calls.is_empty(),
+                "changes of a message that failed",
+            )?;
         }
         Ok(response) => {
             let bytes = match response {
@@ -48,14 +66,23 @@ pub(super) fn check(request: &Request, outcome: &Outcome, globals_max: usize, ke
                 Response::Reject(message) => message.len(),
             };
             ensure(bytes as u64 <= context.payload_max_bytes, "a response beyond the largest payload")?;
-            ensure(*response == Response::None || (!context.already_responded && may_respond(&request.entry)), "a response nobody waits for")?;
+            ensure(
+                *response == Response::None || (!context.already_responded && may_respond(&request.entry)),
+                "a response nobody waits for",
+            )?;
             let keeps = changes_state(&request.entry, context.replicated);
             ensure(outcome.changes.is_some() == keeps, "changes of a query, or none of an update")?;
         }
     }
     let token = request.keep_token.or(keep_as);
-    ensure(outcome.keep_token.is_none() || outcome.keep_token == token, "a kept execution that was not asked for")?;
-    ensure(outcome.query_calls.is_empty() || outcome.keep_token.is_some(), "calls of a query that is not kept")?;
+    ensure(
+        outcome.keep_token.is_none() || outcome.keep_token == token,
+        "a kept execution that was not asked for",
+    )?;
+    ensure(
+        outcome.query_calls.is_empty() || outcome.keep_token.is_some(),
+        "calls of a query that is not kept",
+    )?;
     for call in &outcome.query_calls {
         ensure(call.cycles == 0 && call.prepaid == 0, "cycles in a call of a query")?;
     }
@@ -68,7 +95,8 @@ pub(super) fn check(request: &Request, outcome: &Outcome, globals_max: usize, ke
 
 fn check_changes(request: &Request, changes: &Changes, globals_max: usize) -> Result<(), String> {
     let context = &request.context;
-    let same_type = |(one, other): (&Global, &Global)| std::mem::discriminant(one) == std::mem::discriminant(other);
+    let same_type =
+        |(one, other): (&Global, &Global)| std::mem::discriminant(one) == std::mem::discriminant(other);
     ensure(changes.globals.len() <= globals_max, "more globals than a module may have")?;
     if !request.globals.is_empty() {
         ensure(changes.globals.len() == request.globals.len(), "another number of globals")?;
@@ -78,9 +106,17 @@ fn check_changes(request: &Request, changes: &Changes, globals_max: usize) -> Re
     let heap_max = request.limits.heap_max_bytes[0].max(request.limits.heap_max_bytes[1]);
     let heap_growth = grown(&request.heap, changes.heap_wasm_pages, heap_max)?;
     let stable_growth = grown(&request.stable, changes.stable_wasm_pages, request.limits.stable_max_bytes)?;
-    ensure(heap_growth.checked_add(stable_growth).is_some_and(|bytes| bytes <= context.growable_bytes), "more growth than granted")?;
+    ensure(
+        heap_growth.checked_add(stable_growth).is_some_and(|bytes| bytes <= context.growable_bytes),
+        "more growth than granted",
+    )?;
     runs(&request.heap, &changes.heap_runs, changes.heap_wasm_pages, request.limits.heap_dirty_bytes)?;
-    runs(&request.stable, &changes.stable_runs, changes.stable_wasm_pages, request.limits.stable_dirty_bytes)?;
+    runs(
+        &request.stable,
+        &changes.stable_runs,
+        changes.stable_wasm_pages,
+        request.limits.stable_dirty_bytes,
+    )?;
 
     calls(request, &changes.calls)?;
     let mut spent = changes.cycles_burned;
@@ -93,13 +129,22 @@ fn check_changes(request: &Request, changes: &Changes, globals_max: usize) -> Re
             .saturating_add(costs.response_reservation)
             .saturating_add(costs.callback_execution_reservation);
         ensure(call.prepaid == prepaid, "a call at another price")?;
-        spent = spent.checked_add(call.cycles).and_then(|spent| spent.checked_add(prepaid)).ok_or("cycles beyond all bounds")?;
+        spent = spent
+            .checked_add(call.cycles)
+            .and_then(|spent| spent.checked_add(prepaid))
+            .ok_or("cycles beyond all bounds")?;
     }
     ensure(changes.cycles_accepted <= context.cycles_available, "more cycles accepted than offered")?;
     let had = context.balance.checked_add(changes.cycles_accepted);
     ensure(had.is_some() && had == changes.balance.checked_add(spent), "cycles that do not add up")?;
-    ensure(spent == 0 || changes.balance >= context.freezing_threshold, "cycles spent that keep the canister from being frozen")?;
-    ensure(changes.certified_data.as_ref().is_none_or(|data| data.len() <= 32), "certified data beyond 32 bytes")
+    ensure(
+        spent == 0 || changes.balance >= context.freezing_threshold,
+        "cycles spent that keep the canister from being frozen",
+    )?;
+    ensure(
+        changes.certified_data.as_ref().is_none_or(|data| data.len() <= 32),
+        "certified data beyond 32 bytes",
+    )
 }
 
 fn calls(request: &Request, calls: &[Call]) -> Result<(), String> {
@@ -107,14 +152,25 @@ fn calls(request: &Request, calls: &[Call]) -> Result<(), String> {
     ensure(calls.len() as u64 <= context.calls_max, "more calls than granted")?;
     for call in calls {
         ensure(call.method_name.len() <= METHOD_NAME_BYTES, "a method name beyond its bound")?;
-        ensure((call.method_name.len() + call.arg.len()) as u64 <= context.payload_max_bytes, "a call beyond the largest payload")?;
-        ensure(!context.reject_guaranteed_response_calls || !context.replicated || call.timeout_seconds.is_some(), "a guaranteed-response call")?;
+        ensure(
+            (call.method_name.len() + call.arg.len()) as u64 <= context.payload_max_bytes,
+            "a call beyond the largest payload",
+        )?;
+        ensure(
+            !context.reject_guaranteed_response_calls
+                || !context.replicated
+                || call.timeout_seconds.is_some(),
+            "a guaranteed-response call",
+        )?;
     }
     Ok(())
 }
 
 fn grown(mount: &Mount, wasm_pages: u64, max_bytes: u64) -> Result<u64, String> {
-    let growth = wasm_pages.checked_sub(mount.wasm_pages).and_then(|pages| pages.checked_mul(WASM_PAGE_BYTES)).ok_or("a memory that shrank")?;
+    let growth = wasm_pages
+        .checked_sub(mount.wasm_pages)
+        .and_then(|pages| pages.checked_mul(WASM_PAGE_BYTES))
+        .ok_or("a memory that shrank")?;
     let bytes = wasm_pages.checked_mul(WASM_PAGE_BYTES).ok_or("a memory beyond all bounds")?;
     ensure(growth == 0 || bytes <= max_bytes.min(mount.layout.base_bytes), "a memory beyond its limit")?;
     Ok(growth)
@@ -129,13 +185,23 @@ fn runs(mount: &Mount, runs: &[Run], wasm_pages: u64, dirty_max: u64) -> Result<
     let mut next_page = 0;
     let mut next_offset = target.offset_page;
     for run in runs {
-        let end = run.start_page.checked_add(run.pages).filter(|end| run.pages > 0 && *end <= end_of_memory).ok_or("pages outside the memory")?;
-        ensure(run.segment == target.segment && run.start_page >= next_page && run.offset_page == next_offset, "pages out of order")?;
+        let end = run
+            .start_page
+            .checked_add(run.pages)
+            .filter(|end| run.pages > 0 && *end <= end_of_memory)
+            .ok_or("pages outside the memory")?;
+        ensure(
+            run.segment == target.segment && run.start_page >= next_page && run.offset_page == next_offset,
+            "pages out of order",
+        )?;
         next_page = end;
         next_offset = next_offset.checked_add(run.pages).ok_or("pages beyond all bounds")?;
     }
     let pages = next_offset - target.offset_page;
-    ensure(pages <= target.pages_max && pages <= dirty_max.div_ceil(PAGE_BYTES), "more pages than may be dirty")
+    ensure(
+        pages <= target.pages_max && pages <= dirty_max.div_ceil(PAGE_BYTES),
+        "more pages than may be dirty",
+    )
 }
 
 fn may_respond(entry: &Entry) -> bool {
@@ -153,4 +219,229 @@ fn changes_state(entry: &Entry, replicated: bool) -> bool {
 
 fn ensure(possible: bool, what: &str) -> Result<(), String> {
     if possible { Ok(()) } else { Err(what.to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
+
+    use ic_principal::Principal;
+    use pages::{AppendTarget, MemoryId, MemoryLayout, SegmentId};
+    use serde_bytes::ByteBuf;
+    use state::{ErrorCode, ModuleHash, Reject, RejectCode, Time};
+
+    use super::*;
+    use crate::{CallbackKind, CostTable, MessageLimits, RunState, SystemContext, Trap};
+
+    fn mount(id: u64) -> Mount {
+        let file = Arc::new(std::fs::File::open("/dev/null").unwrap());
+        let layout = MemoryLayout {
+            id: MemoryId(id),
+            version: 1,
+            epoch: 0,
+            base: file.clone(),
+            base_bytes: 1 << 30,
+            segments: Arc::new([]),
+            runs: Arc::new([]),
+            pin: Arc::new(()),
+        };
+        let append =
+            AppendTarget { id: layout.id, segment: SegmentId(3), file, offset_page: 10, pages_max: 100 };
+        Mount { layout, wasm_pages: 2, append: Some(append) }
+    }
+
+    fn request() -> Request {
+        Request {
+            module: ModuleHash([0; 32]),
+            entry: Entry::Update("m".into()),
+            globals: vec![Global::I32(1)],
+            heap: mount(1),
+            stable: mount(2),
+            context: SystemContext {
+                canister_id: Principal::anonymous(),
+                subnet_id: Principal::anonymous(),
+                subnet_nodes: 1,
+                root_key: Vec::new(),
+                time: Time(1),
+                canister_version: 1,
+                run_state: RunState::Running,
+                controllers: Vec::new(),
+                env_vars: Vec::new(),
+                caller: Principal::anonymous(),
+                caller_info: None,
+                arg: Vec::new(),
+                deadline: Time(0),
+                already_responded: false,
+                balance: 1_000_000,
+                freezing_threshold: 900_000,
+                cycles_available: 50,
+                cycles_refunded: 0,
+                global_timer: Time(0),
+                data_certificate: None,
+                context_instructions: 0,
+                replicated: true,
+                growable_bytes: 4 * WASM_PAGE_BYTES,
+                wasm_memory_limit: None,
+                calls_max: 2,
+                queue_slots_left: Vec::new(),
+                queue_slots: 10,
+                costs: CostTable {
+                    call_base: 100,
+                    call_per_byte: 1,
+                    response_reservation: 10,
+                    callback_execution_reservation: 20,
+                    create_canister: 0,
+                    http_request: [0; 3],
+                    signing: [0; 3],
+                },
+                payload_max_bytes: 1000,
+                reject_guaranteed_response_calls: false,
+            },
+            limits: MessageLimits {
+                instructions: 1000,
+                stable_dirty_bytes: 10 * PAGE_BYTES,
+                stable_accessed_bytes: 10 * PAGE_BYTES,
+                heap_dirty_bytes: 10 * PAGE_BYTES,
+                heap_max_bytes: [4 * WASM_PAGE_BYTES; 2],
+                stable_max_bytes: 5 * WASM_PAGE_BYTES,
+                log_max_bytes: 100,
+            },
+            keep_token: None,
+        }
+    }
+
+    fn call() -> Call {
+        Call {
+            callee: Principal::anonymous(),
+            method_name: "m".into(),
+            arg: vec![0; 4],
+            cycles: 7,
+            on_reply: (0, 0),
+            on_reject: (0, 0),
+            on_cleanup: None,
+            timeout_seconds: None,
+            prepaid: 135,
+        }
+    }
+
+    fn run(start_page: u64, pages: u64, offset_page: u64) -> Run {
+        Run { start_page, pages, segment: SegmentId(3), offset_page }
+    }
+
+    fn honest() -> Outcome {
+        Outcome {
+            instructions: 10,
+            result: Ok(Response::Reply(vec![1])),
+            changes: Some(Changes {
+                globals: vec![Global::I32(2)],
+                heap_wasm_pages: 3,
+                stable_wasm_pages: 5,
+                heap_runs: vec![run(0, 2, 10), run(40, 8, 12)],
+                stable_runs: vec![run(79, 1, 10)],
+                balance: 1_000_000 + 50 - 142 - 5,
+                cycles_accepted: 50,
+                cycles_burned: 5,
+                calls: vec![call()],
+                certified_data: Some(ByteBuf::from([0; 32])),
+                global_timer: None,
+            }),
+            accepted: false,
+            log: vec![ByteBuf::from([0; 50])],
+            query_calls: Vec::new(),
+            keep_token: None,
+        }
+    }
+
+    #[test]
+    fn an_honest_outcome_passes() {
+        assert_eq!(check(&request(), &honest(), 10, None), Ok(()));
+    }
+
+    #[test]
+    fn every_lie_about_a_change_is_found() {
+        let lies: &[(&str, fn(&mut Changes))] = &[
+            ("cycles made", |changes| changes.balance += 1),
+            ("cycles lost", |changes| changes.balance -= 1),
+            ("cycles taken", |changes| {
+                changes.cycles_accepted += 1;
+                changes.balance += 1;
+            }),
+            ("cycles overflow", |changes| changes.calls[0].cycles = u128::MAX),
+            ("a free call", |changes| {
+                changes.calls[0].prepaid = 0;
+                changes.balance += 135;
+            }),
+            ("frozen by spending", |changes| {
+                changes.cycles_burned += 200_000;
+                changes.balance -= 200_000;
+            }),
+            ("too many calls", |changes| changes.calls = vec![call(); 3]),
+            ("a large call", |changes| changes.calls[0].arg = vec![0; 1000]),
+            ("a long name", |changes| changes.calls[0].method_name = "n".repeat(20_001)),
+            ("no globals", |changes| changes.globals.clear()),
+            ("other globals", |changes| changes.globals = vec![Global::I64(2)]),
+            ("a smaller heap", |changes| changes.heap_wasm_pages = 1),
+            ("a larger heap", |changes| changes.heap_wasm_pages = 5),
+            ("stable beyond its limit", |changes| changes.stable_wasm_pages = 6),
+            ("growth beyond what was granted", |changes| changes.heap_wasm_pages = 4),
+            ("growth beyond counting", |changes| changes.heap_wasm_pages = u64::MAX),
+            ("pages beyond the memory", |changes| changes.heap_runs[1] = run(41, 8, 12)),
+            ("pages beyond counting", |changes| changes.heap_runs[1] = run(u64::MAX, 2, 12)),
+            ("no pages", |changes| changes.heap_runs[1].pages = 0),
+            ("pages twice", |changes| changes.heap_runs[1] = run(1, 8, 12)),
+            ("a gap in the segment", |changes| changes.heap_runs[1] = run(40, 8, 13)),
+            ("another segment", |changes| changes.heap_runs[1].segment = SegmentId(4)),
+            ("pages before the target", |changes| changes.stable_runs = vec![run(79, 1, 9)]),
+            ("pages beyond the cap", |changes| changes.stable_runs = vec![run(0, 11, 10)]),
+            ("certified data", |changes| changes.certified_data = Some(ByteBuf::from([0; 33]))),
+        ];
+        for (what, lie) in lies {
+            let mut outcome = honest();
+            lie(outcome.changes.as_mut().unwrap());
+            assert!(check(&request(), &outcome, 10, None).is_err(), "{what}");
+        }
+    }
+
+    #[test]
+    fn every_other_lie_is_found() {
+        let trap = |worker_died, bytes| Trap {
+            reject: Reject {
+                code: RejectCode::CanisterError,
+                message: "x".repeat(bytes),
+                error_code: ErrorCode(502),
+            },
+            worker_died,
+        };
+        let failed = |trap| Outcome { changes: None, result: Err(trap), ..honest() };
+        assert_eq!(check(&request(), &failed(trap(false, 10)), 10, None), Ok(()));
+        let lies: Vec<(&str, Outcome)> = vec![
+            ("instructions", Outcome { instructions: 1001, ..honest() }),
+            ("a long log", Outcome { log: vec![ByteBuf::from([0; 101])], ..honest() }),
+            ("many lines", Outcome { log: vec![ByteBuf::new(); 100], ..honest() }),
+            ("accepted", Outcome { accepted: true, ..honest() }),
+            ("a long reply", Outcome { result: Ok(Response::Reply(vec![0; 1001])), ..honest() }),
+            ("a long reject", Outcome { result: Ok(Response::Reject("x".repeat(1001))), ..honest() }),
+            ("no changes", Outcome { changes: None, ..honest() }),
+            ("changes of a failure", Outcome { result: Err(trap(false, 10)), ..honest() }),
+            ("a death reported", failed(trap(true, 10))),
+            ("a long trap", failed(trap(false, TRAP_TEXT_BYTES + 1))),
+            ("kept", Outcome { keep_token: Some(1), ..honest() }),
+            ("query calls", Outcome { query_calls: vec![call()], ..honest() }),
+        ];
+        for (what, outcome) in lies {
+            assert!(check(&request(), &outcome, 10, None).is_err(), "{what}");
+        }
+        let mut answered = request();
+        answered.context.already_responded = true;
+        assert!(check(&answered, &honest(), 10, None).is_err(), "an answer to an answered call");
+        let mut timer = request();
+        timer.entry = Entry::GlobalTimer;
+        assert!(check(&timer, &honest(), 10, None).is_err(), "an answer of a timer");
+        let mut query = request();
+        query.entry = Entry::Callback { fun: 0, env: 0, kind: CallbackKind::Reply };
+        query.context.replicated = false;
+        assert!(check(&query, &honest(), 10, None).is_err(), "changes of a query");
+        assert!(check(&request(), &honest(), 0, None).is_err(), "more globals than a module may have");
+    }
 }

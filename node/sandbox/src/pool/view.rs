@@ -1,10 +1,12 @@
 //! What the pool believes a worker has mapped, and the least it must send to bring that up to date.
 //!
-//! A [`View`] of a memory is the run list the worker last mapped, plus the runs it appended and mapped itself since. Before a message, [`View::plan`] compares that with the
-//! layout of the message. Usually nothing is to be done; after commits through other lanes the new runs are mapped over; and when the files behind changed, or when
-//! changes of this worker were thrown away by execution, the memory is mapped afresh.
+//! A [`View`] of a memory is the run list the worker last mapped, plus the runs it appended and mapped itself
+//! since. Before a message, [`View::plan`] compares that with the layout of the message. Usually nothing is
+//! to be done; after commits through other lanes the new runs are mapped over; and when the files behind
+//! changed, or when changes of this worker were thrown away by execution, the memory is mapped afresh.
 //!
-//! Versions are not consulted: a version that was thrown away may come again with other content. What is compared is where every page lies.
+//! Versions are not consulted: a version that was thrown away may come again with other content. What is
+//! compared is where every page lies.
 //!
 //! A view keeps no pin, because a worker reads only while a message runs, whose request holds the layout.
 
@@ -53,7 +55,12 @@ impl View {
         if !self.own.iter().all(|run| holds(&layout.runs, run)) || !covers(&layout.runs, &self.runs) {
             return Plan::Fresh;
         }
-        let new: Vec<Run> = layout.runs.iter().filter(|run| !holds(&self.runs, run) && !holds(&self.own, run)).copied().collect();
+        let new: Vec<Run> = layout
+            .runs
+            .iter()
+            .filter(|run| !holds(&self.runs, run) && !holds(&self.own, run))
+            .copied()
+            .collect();
         if new.is_empty() { Plan::Current } else { Plan::Runs(new) }
     }
 
@@ -80,7 +87,9 @@ fn at(runs: &[Run], page: u64) -> Option<&Run> {
 fn holds(runs: &[Run], run: &Run) -> bool {
     at(runs, run.start_page).is_some_and(|holder| {
         let skipped = run.start_page - holder.start_page;
-        holder.segment == run.segment && holder.offset_page + skipped == run.offset_page && skipped + run.pages <= holder.pages
+        holder.segment == run.segment
+            && holder.offset_page + skipped == run.offset_page
+            && skipped + run.pages <= holder.pages
     })
 }
 
@@ -116,7 +125,16 @@ mod tests {
 
     fn layout(epoch: u64, runs: &[Run]) -> MemoryLayout {
         let base = Arc::new(std::fs::File::open("/dev/null").unwrap());
-        MemoryLayout { id: MemoryId(1), version: 0, epoch, base, base_bytes: 0, segments: Arc::new([]), runs: runs.into(), pin: Arc::new(()) }
+        MemoryLayout {
+            id: MemoryId(1),
+            version: 0,
+            epoch,
+            base,
+            base_bytes: 0,
+            segments: Arc::new([]),
+            runs: runs.into(),
+            pin: Arc::new(()),
+        }
     }
 
     fn run(start_page: u64, pages: u64, segment: u64, offset_page: u64) -> Run {
@@ -144,7 +162,10 @@ mod tests {
         // Another lane used the space that was given back: one run is the same, the other is not.
         assert_eq!(view.plan(&layout(0, &[run(5, 1, 1, 100), run(8, 1, 1, 101)])), Plan::Fresh);
         // A superset brings what is new.
-        assert_eq!(view.plan(&layout(0, &[run(5, 1, 1, 100), run(7, 1, 1, 101), run(9, 1, 1, 102)])), Plan::Runs(vec![run(9, 1, 1, 102)]));
+        assert_eq!(
+            view.plan(&layout(0, &[run(5, 1, 1, 100), run(7, 1, 1, 101), run(9, 1, 1, 102)])),
+            Plan::Runs(vec![run(9, 1, 1, 102)])
+        );
     }
 
     #[test]
@@ -157,7 +178,11 @@ mod tests {
 
     /// Where each page lies.
     fn places(runs: &[Run]) -> std::collections::BTreeMap<u64, (u64, u64)> {
-        runs.iter().flat_map(|run| (0..run.pages).map(move |n| (run.start_page + n, (run.segment.0, run.offset_page + n)))).collect()
+        runs.iter()
+            .flat_map(|run| {
+                (0..run.pages).map(move |n| (run.start_page + n, (run.segment.0, run.offset_page + n)))
+            })
+            .collect()
     }
 
     fn runs_of(places: &std::collections::BTreeMap<u64, (u64, u64)>) -> Vec<Run> {

@@ -48,7 +48,9 @@ impl Host {
     }
 
     fn pending(&mut self, function: &str) -> Result<&mut PendingCall, Failure> {
-        self.pending_call.as_mut().ok_or_else(|| Failure::contract(&format!("ic0.{function}: no call is under construction")))
+        self.pending_call
+            .as_mut()
+            .ok_or_else(|| Failure::contract(&format!("ic0.{function}: no call is under construction")))
     }
 
     pub(super) fn call_new(&mut self, call: NewCall) -> Result<(), Failure> {
@@ -70,13 +72,21 @@ impl Host {
     }
 
     /// A principal in the Wasm memory.
-    pub(super) fn read_principal(&mut self, function: &str, src: u64, size: u64) -> Result<Principal, Failure> {
+    pub(super) fn read_principal(
+        &mut self,
+        function: &str,
+        src: u64,
+        size: u64,
+    ) -> Result<Principal, Failure> {
         let limit = Principal::MAX_LENGTH_IN_BYTES as u64;
         if size > limit {
-            return Err(Failure::contract(&format!("ic0.{function}: a principal of {size} bytes, the limit is {limit} bytes")));
+            return Err(Failure::contract(&format!(
+                "ic0.{function}: a principal of {size} bytes, the limit is {limit} bytes"
+            )));
         }
         let bytes = self.read_heap(function, src, size)?;
-        Principal::try_from_slice(bytes).map_err(|error| Failure::contract(&format!("ic0.{function}: not a principal: {error}")))
+        Principal::try_from_slice(bytes)
+            .map_err(|error| Failure::contract(&format!("ic0.{function}: not a principal: {error}")))
     }
 
     pub(super) fn call_on_cleanup(&mut self, fun: u64, env: u64) -> Result<(), Failure> {
@@ -91,7 +101,9 @@ impl Host {
     pub(super) fn call_with_best_effort_response(&mut self, timeout_seconds: u32) -> Result<(), Failure> {
         let pending = self.pending("call_with_best_effort_response")?;
         if pending.timeout_seconds.is_some() {
-            return Err(Failure::contract("ic0.call_with_best_effort_response: this call has a timeout already"));
+            return Err(Failure::contract(
+                "ic0.call_with_best_effort_response: this call has a timeout already",
+            ));
         }
         pending.timeout_seconds = Some(timeout_seconds.min(CALL_TIMEOUT_SECONDS));
         Ok(())
@@ -102,7 +114,9 @@ impl Host {
         let limit = self.context.payload_max_bytes;
         let have = self.pending(FUNCTION)?.arg.len() as u64;
         if have.checked_add(size).is_none_or(|all| all > limit) {
-            return Err(Failure::contract(&format!("ic0.{FUNCTION}: an argument of {have} + {size} bytes, the limit is {limit} bytes")));
+            return Err(Failure::contract(&format!(
+                "ic0.{FUNCTION}: an argument of {have} + {size} bytes, the limit is {limit} bytes"
+            )));
         }
         let range = self.heap_range(FUNCTION, src, size)?;
         let heap = self.heap.clone();
@@ -132,12 +146,15 @@ impl Host {
             Context::CompositeQuery | Context::CompositeReply | Context::CompositeReject => 0,
             _ => self.call_cost(call.method_name.len() as u64, call.arg.len() as u64),
         };
-        let outgoing_bytes = self.outgoing_bytes.saturating_add(payload_bytes).saturating_add(CALL_OVERHEAD_BYTES);
+        let outgoing_bytes =
+            self.outgoing_bytes.saturating_add(payload_bytes).saturating_add(CALL_OVERHEAD_BYTES);
         let refused = self.calls.len() as u64 >= self.context.calls_max
             || payload_bytes > self.context.payload_max_bytes
             || outgoing_bytes > self.outgoing_bytes_max()
             || prepaid > self.liquid_balance()
-            || (self.context.reject_guaranteed_response_calls && call.timeout_seconds.is_none() && self.context.replicated)
+            || (self.context.reject_guaranteed_response_calls
+                && call.timeout_seconds.is_none()
+                && self.context.replicated)
             || !self.take_queue_slot(&call.callee);
         if refused {
             self.balance = self.balance.saturating_add(call.cycles);

@@ -1,7 +1,7 @@
 //! From where each function may be called: the permission table of the System API.
 //!
-//! Source: interface specification, "Overview of imports", whose letters the constants below keep. [`permitted`] is consulted when the functions are linked, so a call costs
-//! one comparison.
+//! Source: interface specification, "Overview of imports", whose letters the constants below keep.
+//! [`permitted`] is consulted when the functions are linked, so a call costs one comparison.
 
 use crate::{CallbackKind, Entry};
 
@@ -79,7 +79,9 @@ impl Context {
             Self::CompositeCleanup => "a cleanup callback of a composite query",
             Self::Start => "the (start) function",
             Self::Inspect => "canister_inspect_message",
-            Self::Task => "a system task (canister_heartbeat, canister_global_timer or canister_on_low_wasm_memory)",
+            Self::Task => {
+                "a system task (canister_heartbeat, canister_global_timer or canister_on_low_wasm_memory)"
+            }
         }
     }
 
@@ -104,8 +106,9 @@ const fn set(contexts: &[Context]) -> Contexts {
 }
 
 use Context::{
-    Cleanup as C, CompositeCleanup as CC, CompositeQuery as CQ, CompositeReject as CRT, CompositeReply as CRY, Inspect as F, Install as I, PreUpgrade as G,
-    Query as NRQ, Reject as RT, ReplicatedQuery as RQ, Reply as RY, Start as S, Task as T, Update as U,
+    Cleanup as C, CompositeCleanup as CC, CompositeQuery as CQ, CompositeReject as CRT,
+    CompositeReply as CRY, Inspect as F, Install as I, PreUpgrade as G, Query as NRQ, Reject as RT,
+    ReplicatedQuery as RQ, Reply as RY, Start as S, Task as T, Update as U,
 };
 
 /// `*`: everywhere but in `(start)`.
@@ -118,9 +121,10 @@ pub(crate) fn permitted(function: &str) -> Option<Contexts> {
     Some(match function {
         "msg_arg_data_size" | "msg_arg_data_copy" => set(&[I, U, RQ, NRQ, CQ, RY, CRY, F]),
         "msg_caller_size" | "msg_caller_copy" => ALL,
-        "msg_caller_info_data_size" | "msg_caller_info_data_copy" | "msg_caller_info_signer_size" | "msg_caller_info_signer_copy" => {
-            set(&[U, RQ, NRQ, CQ, RY, RT, CRY, CRT, C, CC, F])
-        }
+        "msg_caller_info_data_size"
+        | "msg_caller_info_data_copy"
+        | "msg_caller_info_signer_size"
+        | "msg_caller_info_signer_copy" => set(&[U, RQ, NRQ, CQ, RY, RT, CRY, CRT, C, CC, F]),
         "msg_reject_code" => set(&[RY, RT, CRY, CRT, C]),
         "msg_reject_msg_size" | "msg_reject_msg_copy" => set(&[RT, CRT]),
         "msg_deadline" => set(&[U, RQ, NRQ, CQ, RY, RT, CRY, CRT]),
@@ -136,7 +140,11 @@ pub(crate) fn permitted(function: &str) -> Option<Contexts> {
         // Not in the overview; canister libraries import it.
         "subnet_self_node_count" => ALL,
         "msg_method_name_size" | "msg_method_name_copy" | "accept_message" => set(&[F]),
-        "call_new" | "call_on_cleanup" | "call_data_append" | "call_with_best_effort_response" | "call_perform" => set(&[U, CQ, RY, RT, CRY, CRT, T]),
+        "call_new"
+        | "call_on_cleanup"
+        | "call_data_append"
+        | "call_with_best_effort_response"
+        | "call_perform" => set(&[U, CQ, RY, RT, CRY, CRT, T]),
         "call_cycles_add" | "call_cycles_add128" => set(&[U, RY, RT, T]),
         "stable64_size" | "stable64_grow" | "stable64_write" | "stable64_read" => ALL_AND_START,
         "stable_size" | "stable_grow" | "stable_write" | "stable_read" => ALL_AND_START,
@@ -147,10 +155,18 @@ pub(crate) fn permitted(function: &str) -> Option<Contexts> {
         "time" => ALL,
         "global_timer_set" => set(&[I, G, U, RY, RT, C, T]),
         "performance_counter" | "is_controller" | "in_replicated_execution" => ALL_AND_START,
-        "cost_call" | "cost_create_canister" | "cost_http_request" | "cost_sign_with_ecdsa" | "cost_sign_with_schnorr" | "cost_vetkd_derive_key" => {
-            ALL_AND_START
-        }
-        "env_var_count" | "env_var_name_size" | "env_var_name_copy" | "env_var_name_exists" | "env_var_value_size" | "env_var_value_copy" => ALL,
+        "cost_call"
+        | "cost_create_canister"
+        | "cost_http_request"
+        | "cost_sign_with_ecdsa"
+        | "cost_sign_with_schnorr"
+        | "cost_vetkd_derive_key" => ALL_AND_START,
+        "env_var_count"
+        | "env_var_name_size"
+        | "env_var_name_copy"
+        | "env_var_name_exists"
+        | "env_var_value_size"
+        | "env_var_value_copy" => ALL,
         "debug_print" | "trap" => ALL_AND_START,
         _ => return None,
     })
@@ -172,11 +188,25 @@ mod tests {
 
     #[test]
     fn start_may_call_only_what_the_specification_marks() {
-        let from_start: Vec<&str> =
-            IC0_FUNCTIONS.iter().map(|function| function.name).filter(|name| Context::Start.among(permitted(name).unwrap())).collect();
+        let from_start: Vec<&str> = IC0_FUNCTIONS
+            .iter()
+            .map(|function| function.name)
+            .filter(|name| Context::Start.among(permitted(name).unwrap()))
+            .collect();
         for name in &from_start {
             let marked = name.starts_with("stable") || name.starts_with("cost_");
-            assert!(marked || ["performance_counter", "is_controller", "in_replicated_execution", "debug_print", "trap"].contains(name), "{name}");
+            assert!(
+                marked
+                    || [
+                        "performance_counter",
+                        "is_controller",
+                        "in_replicated_execution",
+                        "debug_print",
+                        "trap"
+                    ]
+                    .contains(name),
+                "{name}"
+            );
         }
         assert_eq!(from_start.len(), 8 + 6 + 5);
     }

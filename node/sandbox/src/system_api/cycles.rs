@@ -4,7 +4,8 @@ use state::Cycles;
 
 use super::{Failure, Host};
 
-/// Names of threshold keys that have a price. The subnet need not hold them: a call that uses one is answered by the management canister.
+/// Names of threshold keys that have a price. The subnet need not hold them: a call that uses one is answered
+/// by the management canister.
 const KEY_NAMES: [&str; 3] = ["dfx_test_key", "test_key_1", "key_1"];
 
 /// Longest key name looked at; a longer one is no key's name.
@@ -33,7 +34,11 @@ impl Host {
     }
 
     fn in_64_bits(function: &str, amount: Cycles) -> Result<u64, Failure> {
-        u64::try_from(amount).map_err(|_| Failure::contract(&format!("ic0.{function}: {amount} cycles do not fit 64 bits, use ic0.{function}128")))
+        u64::try_from(amount).map_err(|_| {
+            Failure::contract(&format!(
+                "ic0.{function}: {amount} cycles do not fit 64 bits, use ic0.{function}128"
+            ))
+        })
     }
 
     pub(super) fn canister_cycle_balance(&self) -> Result<u64, Failure> {
@@ -69,11 +74,21 @@ impl Host {
 
     pub(super) fn http_request_cost(&self, request_bytes: u64, response_bytes_max: u64) -> Cycles {
         let [base, per_request_byte, per_response_byte] = self.context.costs.http_request;
-        base.saturating_add(per_request_byte.saturating_mul(request_bytes.into())).saturating_add(per_response_byte.saturating_mul(response_bytes_max.into()))
+        base.saturating_add(per_request_byte.saturating_mul(request_bytes.into()))
+            .saturating_add(per_response_byte.saturating_mul(response_bytes_max.into()))
     }
 
-    /// `ic0.cost_sign_with_ecdsa` and its like: 0 and the price at `dst`, or 1 for an unknown curve or algorithm, 2 for an unknown key.
-    pub(super) fn cost_of_key(&mut self, function: &str, scheme: Scheme, src: u64, size: u64, variant: u32, dst: u64) -> Result<u32, Failure> {
+    /// `ic0.cost_sign_with_ecdsa` and its like: 0 and the price at `dst`, or 1 for an unknown curve or
+    /// algorithm, 2 for an unknown key.
+    pub(super) fn cost_of_key(
+        &mut self,
+        function: &str,
+        scheme: Scheme,
+        src: u64,
+        size: u64,
+        variant: u32,
+        dst: u64,
+    ) -> Result<u32, Failure> {
         let memory_bytes = self.heap.size_bytes();
         for (at, size) in [(src, size), (dst, 16)] {
             if at.checked_add(size).is_none_or(|end| end > memory_bytes) {

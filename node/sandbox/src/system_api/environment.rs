@@ -17,7 +17,9 @@ impl Host {
         match kind {
             0 => Ok(used),
             1 => Ok(self.context.context_instructions.saturating_add(used)),
-            _ => Err(Failure::contract(&format!("ic0.performance_counter: there is no counter {kind}, only 0 and 1"))),
+            _ => Err(Failure::contract(&format!(
+                "ic0.performance_counter: there is no counter {kind}, only 0 and 1"
+            ))),
         }
     }
 
@@ -38,7 +40,9 @@ impl Host {
 
     pub(super) fn certified_data_set(&mut self, src: u64, size: u64) -> Result<(), Failure> {
         if size > CERTIFIED_DATA_BYTES {
-            return Err(Failure::contract(&format!("ic0.certified_data_set: {size} bytes, the limit is {CERTIFIED_DATA_BYTES} bytes")));
+            return Err(Failure::contract(&format!(
+                "ic0.certified_data_set: {size} bytes, the limit is {CERTIFIED_DATA_BYTES} bytes"
+            )));
         }
         let data = ByteBuf::from(self.read_heap("certified_data_set", src, size)?);
         self.certified_data = Some(data);
@@ -46,15 +50,19 @@ impl Host {
     }
 
     pub(super) fn data_certificate_present(&self) -> u32 {
-        u32::from(matches!(self.mode, Context::Query | Context::CompositeQuery) && self.context.data_certificate.is_some())
+        u32::from(
+            matches!(self.mode, Context::Query | Context::CompositeQuery)
+                && self.context.data_certificate.is_some(),
+        )
     }
 
     fn env_index(&self, function: &str, index: u64) -> Result<usize, Failure> {
         let count = self.context.env_vars.len();
-        usize::try_from(index)
-            .ok()
-            .filter(|index| *index < count)
-            .ok_or_else(|| Failure::contract(&format!("ic0.{function}: there is no environment variable {index}, only {count}")))
+        usize::try_from(index).ok().filter(|index| *index < count).ok_or_else(|| {
+            Failure::contract(&format!(
+                "ic0.{function}: there is no environment variable {index}, only {count}"
+            ))
+        })
     }
 
     pub(super) fn env_var_name_size(&self, index: u64) -> Result<u64, Failure> {
@@ -62,12 +70,23 @@ impl Host {
         Ok(self.blob(Blob::EnvName(index)).len() as u64)
     }
 
-    pub(super) fn env_var_name_copy(&mut self, index: u64, dst: u64, offset: u64, size: u64) -> Result<(), Failure> {
+    pub(super) fn env_var_name_copy(
+        &mut self,
+        index: u64,
+        dst: u64,
+        offset: u64,
+        size: u64,
+    ) -> Result<(), Failure> {
         let index = self.env_index("env_var_name_copy", index)?;
         self.copy_out("env_var_name_copy", Blob::EnvName(index), dst, offset, size)
     }
 
-    fn env_by_name(&mut self, function: &str, src: u64, size: u64) -> Result<(String, Option<usize>), Failure> {
+    fn env_by_name(
+        &mut self,
+        function: &str,
+        src: u64,
+        size: u64,
+    ) -> Result<(String, Option<usize>), Failure> {
         let name = self.read_text(function, src, size, ENV_NAME_BYTES)?;
         let at = self.context.env_vars.iter().position(|(known, _)| *known == name);
         Ok((name, at))
@@ -76,7 +95,9 @@ impl Host {
     fn env_value(&mut self, function: &str, src: u64, size: u64) -> Result<Blob, Failure> {
         match self.env_by_name(function, src, size)? {
             (_, Some(at)) => Ok(Blob::EnvValue(at)),
-            (name, None) => Err(Failure::contract(&format!("ic0.{function}: there is no environment variable '{name}'"))),
+            (name, None) => {
+                Err(Failure::contract(&format!("ic0.{function}: there is no environment variable '{name}'")))
+            }
         }
     }
 
@@ -89,7 +110,13 @@ impl Host {
         Ok(self.blob(value).len() as u64)
     }
 
-    pub(super) fn env_var_value_copy(&mut self, name: (u64, u64), dst: u64, offset: u64, size: u64) -> Result<(), Failure> {
+    pub(super) fn env_var_value_copy(
+        &mut self,
+        name: (u64, u64),
+        dst: u64,
+        offset: u64,
+        size: u64,
+    ) -> Result<(), Failure> {
         let value = self.env_value("env_var_value_copy", name.0, name.1)?;
         self.copy_out("env_var_value_copy", value, dst, offset, size)
     }

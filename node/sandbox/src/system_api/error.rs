@@ -1,7 +1,8 @@
 //! Why a message of a canister failed: the error code and the text that its caller reads.
 //!
-//! The codes are those clients know from the public network (`IC0502` trapped, `IC0504` contract violation, ...), so that their error handling works unchanged. A text
-//! that stems from a limit names the limit and its value.
+//! The codes are those clients know from the public network (`IC0502` trapped, `IC0504` contract violation,
+//! ...), so that their error handling works unchanged. A text that stems from a limit names the limit and its
+//! value.
 
 use state::{ErrorCode, Reject, RejectCode};
 
@@ -44,29 +45,41 @@ impl Failure {
 
     /// An address range outside the Wasm memory.
     pub(crate) fn heap_bounds(function: &str, at: u64, size: u64, memory_bytes: u64) -> Self {
-        Self::trapped(&format!("ic0.{function}: {size} bytes at {at} are outside the Wasm memory of {memory_bytes} bytes"))
+        Self::trapped(&format!(
+            "ic0.{function}: {size} bytes at {at} are outside the Wasm memory of {memory_bytes} bytes"
+        ))
     }
 
     /// An address range outside stable memory.
     pub(crate) fn stable_bounds(function: &str, at: u64, size: u64, memory_bytes: u64) -> Self {
-        Self::trapped(&format!("ic0.{function}: {size} bytes at {at} are outside the stable memory of {memory_bytes} bytes"))
+        Self::trapped(&format!(
+            "ic0.{function}: {size} bytes at {at} are outside the stable memory of {memory_bytes} bytes"
+        ))
     }
 
     /// A slice outside a blob of the system.
     pub(crate) fn blob_bounds(function: &str, offset: u64, size: u64, blob_bytes: u64) -> Self {
-        Self::contract(&format!("ic0.{function}: {size} bytes from offset {offset} are outside the {blob_bytes} bytes there are"))
+        Self::contract(&format!(
+            "ic0.{function}: {size} bytes from offset {offset} are outside the {blob_bytes} bytes there are"
+        ))
     }
 
     /// Fuel ran out.
     pub(crate) fn instructions(limit: u64) -> Self {
-        Self::new(522, format!("Canister exceeded the limit of {limit} instructions for single message execution."))
+        Self::new(
+            522,
+            format!("Canister exceeded the limit of {limit} instructions for single message execution."),
+        )
     }
 
     /// A cap on pages.
     pub(crate) fn memory_access(what: &str, limit_bytes: u64) -> Self {
         Self::new(
             524,
-            format!("Canister exceeded the memory access limit: the number of {what} in a single message execution is limited to {}.", size(limit_bytes)),
+            format!(
+                "Canister exceeded the memory access limit: the number of {what} in a single message execution is limited to {}.",
+                size(limit_bytes)
+            ),
         )
     }
 

@@ -1,6 +1,7 @@
 //! The functions of `ic0` as wasmtime sees them: names, types, permissions, one line each.
 //!
-//! The lines below are generic over the address type `I`. Every argument reaches the implementation widened to 64 bits, every result leaves it narrowed to its type.
+//! The lines below are generic over the address type `I`. Every argument reaches the implementation widened
+//! to 64 bits, every result leaves it narrowed to its type.
 
 use wasmtime::{Caller, Engine, Linker, WasmTy};
 
@@ -54,7 +55,8 @@ impl Word for u64 {
     }
 }
 
-/// Runs one function of the system: charges for the call, checks that it may be called from here, keeps fuel in step.
+/// Runs one function of the system: charges for the call, checks that it may be called from here, keeps fuel
+/// in step.
 fn enter<R>(
     caller: &mut Caller<'_, Host>,
     function: &str,
@@ -191,9 +193,13 @@ fn define<I: Word>(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         debug_print(src: I, size: I) = |host| host.debug_print(src, size);
         trap(src: I, size: I) = |host| Err::<(), _>(host.trap(src, size));
     }
-    linker.func_wrap(RUNTIME_MODULE, WILL_WRITE, |mut caller: Caller<'_, Host>, dst: I, len: I| -> wasmtime::Result<()> {
-        Ok(caller.data_mut().will_write(dst.wide(), len.wide())?)
-    })?;
+    linker.func_wrap(
+        RUNTIME_MODULE,
+        WILL_WRITE,
+        |mut caller: Caller<'_, Host>, dst: I, len: I| -> wasmtime::Result<()> {
+            Ok(caller.data_mut().will_write(dst.wide(), len.wide())?)
+        },
+    )?;
     Ok(())
 }
 
@@ -230,8 +236,10 @@ mod tests {
             let mut imports = String::new();
             let word = |word: crate::module::Word| word.val_type(memory64).to_string();
             for function in IC0_FUNCTIONS.iter().filter(|function| !(memory64 && function.only32)) {
-                let params: String = function.params.iter().map(|param| format!(" {}", word(*param))).collect();
-                let result = function.result.map(|result| format!("(result {})", word(result))).unwrap_or_default();
+                let params: String =
+                    function.params.iter().map(|param| format!(" {}", word(*param))).collect();
+                let result =
+                    function.result.map(|result| format!("(result {})", word(result))).unwrap_or_default();
                 imports += &format!("(import \"ic0\" \"{}\" (func (param{params}) {result}))", function.name);
             }
             let wasm = wat::parse_str(format!("(module {imports})")).unwrap();

@@ -54,12 +54,24 @@ impl Host {
 
     fn stable_refused(&self, refused: StableRefused) -> Failure {
         match refused {
-            StableRefused::Dirty => Failure::memory_access("bytes written to pages of stable memory", self.limits.stable_dirty_bytes),
-            StableRefused::Accessed => Failure::memory_access("bytes in accessed pages of stable memory", self.limits.stable_accessed_bytes),
+            StableRefused::Dirty => Failure::memory_access(
+                "bytes written to pages of stable memory",
+                self.limits.stable_dirty_bytes,
+            ),
+            StableRefused::Accessed => Failure::memory_access(
+                "bytes in accessed pages of stable memory",
+                self.limits.stable_accessed_bytes,
+            ),
         }
     }
 
-    pub(super) fn stable_write(&mut self, function: &str, offset: u64, src: u64, size: u64) -> Result<(), Failure> {
+    pub(super) fn stable_write(
+        &mut self,
+        function: &str,
+        offset: u64,
+        src: u64,
+        size: u64,
+    ) -> Result<(), Failure> {
         self.stable_range(function, offset, size)?;
         let range = self.heap_range(function, src, size)?;
         let before = self.stable.dirty_pages();
@@ -68,7 +80,13 @@ impl Host {
         self.charge(pages.saturating_mul(DIRTY_PAGE_INSTRUCTIONS))
     }
 
-    pub(super) fn stable_read(&mut self, function: &str, dst: u64, offset: u64, size: u64) -> Result<(), Failure> {
+    pub(super) fn stable_read(
+        &mut self,
+        function: &str,
+        dst: u64,
+        offset: u64,
+        size: u64,
+    ) -> Result<(), Failure> {
         let from = self.stable_range(function, offset, size)?;
         self.heap_range(function, dst, size)?;
         let heap = self.heap.clone();
@@ -80,7 +98,9 @@ impl Host {
 
     /// Whether the heap may grow from `before` to `after` bytes. What must end the message is an error.
     pub(crate) fn heap_may_grow(&mut self, before: u64, after: u64) -> Result<bool, Failure> {
-        if let Some(limit) = self.context.wasm_memory_limit.filter(|limit| after > *limit && self.enforce_wasm_memory_limit) {
+        if let Some(limit) =
+            self.context.wasm_memory_limit.filter(|limit| after > *limit && self.enforce_wasm_memory_limit)
+        {
             return Err(Failure::wasm_memory_limit(after, limit));
         }
         self.growth_granted = 0;

@@ -5,7 +5,14 @@ use crate::Response;
 
 impl Host {
     /// Any `*_copy` of a blob that is always there.
-    pub(super) fn blob_copy(&mut self, function: &str, blob: BlobName, dst: u64, offset: u64, size: u64) -> Result<(), Failure> {
+    pub(super) fn blob_copy(
+        &mut self,
+        function: &str,
+        blob: BlobName,
+        dst: u64,
+        offset: u64,
+        size: u64,
+    ) -> Result<(), Failure> {
         let blob = self.named(function, blob)?;
         self.copy_out(function, blob, dst, offset, size)
     }
@@ -28,7 +35,9 @@ impl Host {
             BlobName::MethodName => Blob::MethodName,
             BlobName::RootKey => Blob::RootKey,
             BlobName::DataCertificate if self.context.data_certificate.is_some() => Blob::DataCertificate,
-            BlobName::DataCertificate => return Err(Failure::contract(&format!("ic0.{function}: there is no data certificate"))),
+            BlobName::DataCertificate => {
+                return Err(Failure::contract(&format!("ic0.{function}: there is no data certificate")));
+            }
         })
     }
 
@@ -39,14 +48,20 @@ impl Host {
     pub(super) fn msg_deadline(&self) -> u64 {
         match self.mode {
             // Calls to query methods have none, in replicated mode either.
-            Context::ReplicatedQuery | Context::Query | Context::CompositeQuery | Context::CompositeReply | Context::CompositeReject => 0,
+            Context::ReplicatedQuery
+            | Context::Query
+            | Context::CompositeQuery
+            | Context::CompositeReply
+            | Context::CompositeReject => 0,
             _ => self.context.deadline.0,
         }
     }
 
     fn may_respond(&self, function: &str) -> Result<(), Failure> {
         if self.context.already_responded || self.response != Response::None {
-            return Err(Failure::contract(&format!("ic0.{function}: the call is already replied to, or needs no reply")));
+            return Err(Failure::contract(&format!(
+                "ic0.{function}: the call is already replied to, or needs no reply"
+            )));
         }
         Ok(())
     }
@@ -56,7 +71,9 @@ impl Host {
         self.may_respond(FUNCTION)?;
         let (have, limit) = (self.reply_data.len() as u64, self.context.payload_max_bytes);
         if have.checked_add(size).is_none_or(|all| all > limit) {
-            return Err(Failure::contract(&format!("ic0.{FUNCTION}: a reply of {have} + {size} bytes, the limit is {limit} bytes")));
+            return Err(Failure::contract(&format!(
+                "ic0.{FUNCTION}: a reply of {have} + {size} bytes, the limit is {limit} bytes"
+            )));
         }
         let range = self.heap_range(FUNCTION, src, size)?;
         self.reply_data.extend_from_slice(self.heap.read(range));

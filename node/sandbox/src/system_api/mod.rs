@@ -2,19 +2,23 @@
 //!
 //! # How a call travels
 //!
-//! [`link`] defines every function twice, with 32-bit and with 64-bit addresses, over one implementation on [`Host`]. Each call is charged a fixed number of instructions,
-//! checked against the permission table ([`contexts`]), and then runs: addresses are checked in 64-bit arithmetic that cannot overflow, the bytes that move are charged, and
-//! only then do they move. The first thing that is wrong ends the message with a [`Failure`].
+//! [`link`] defines every function twice, with 32-bit and with 64-bit addresses, over one implementation on
+//! [`Host`]. Each call is charged a fixed number of instructions, checked against the permission table
+//! ([`contexts`]), and then runs: addresses are checked in 64-bit arithmetic that cannot overflow, the bytes
+//! that move are charged, and only then do they move. The first thing that is wrong ends the message with a
+//! [`Failure`].
 //!
 //! # What it may not do
 //!
-//! Nothing outside the worker is reached from here: what the canister may know came with the message ([`SystemContext`]), what it did leaves with its outcome. Time, balances
-//! and limits are values, so the same message gives the same outcome wherever it runs.
+//! Nothing outside the worker is reached from here: what the canister may know came with the message
+//! ([`SystemContext`]), what it did leaves with its outcome. Time, balances and limits are values, so the
+//! same message gives the same outcome wherever it runs.
 //!
 //! # Bounds
 //!
-//! The reply, the call being assembled and everything queued are bounded by the largest payload ([`Host::outgoing_bytes_max`]), calls by `calls_max`, the log by
-//! `log_max_bytes`; heap and stable memory by the caps of the message.
+//! The reply, the call being assembled and everything queued are bounded by the largest payload
+//! ([`Host::outgoing_bytes_max`]), calls by `calls_max`, the log by `log_max_bytes`; heap and stable memory
+//! by the caps of the message.
 
 mod calls;
 mod contexts;
@@ -94,9 +98,18 @@ pub(crate) struct Host {
 
 impl Host {
     /// A message about to run.
-    pub(crate) fn new(heap: Arc<HeapCell>, stable: Stable, context: SystemContext, limits: MessageLimits, entry: &Entry, memory64: bool) -> Self {
+    pub(crate) fn new(
+        heap: Arc<HeapCell>,
+        stable: Stable,
+        context: SystemContext,
+        limits: MessageLimits,
+        entry: &Entry,
+        memory64: bool,
+    ) -> Self {
         let (reject, reject_code) = match entry {
-            Entry::Callback { kind: crate::CallbackKind::Reject { code, message }, .. } => (Some((*code, message.clone())), *code),
+            Entry::Callback { kind: crate::CallbackKind::Reject { code, message }, .. } => {
+                (Some((*code, message.clone())), *code)
+            }
             Entry::Cleanup { reject_code, .. } => (None, *reject_code),
             _ => (None, 0),
         };
@@ -108,7 +121,10 @@ impl Host {
             heap,
             stable,
             heap_bytes_max: limits.heap_max_bytes[usize::from(memory64)],
-            enforce_wasm_memory_limit: matches!(entry, Entry::Init | Entry::PostUpgrade { .. } | Entry::Update(_)),
+            enforce_wasm_memory_limit: matches!(
+                entry,
+                Entry::Init | Entry::PostUpgrade { .. } | Entry::Update(_)
+            ),
             fuel: 0,
             mode: Context::of(entry, context.replicated),
             reject,
@@ -191,7 +207,9 @@ impl Host {
     /// A text of at most `size_max` bytes.
     fn read_text(&mut self, function: &str, src: u64, size: u64, size_max: u64) -> Result<String, Failure> {
         if size > size_max {
-            return Err(Failure::contract(&format!("ic0.{function}: a text of {size} bytes, the limit is {size_max} bytes")));
+            return Err(Failure::contract(&format!(
+                "ic0.{function}: a text of {size} bytes, the limit is {size_max} bytes"
+            )));
         }
         let bytes = self.read_heap(function, src, size)?;
         match std::str::from_utf8(bytes) {
@@ -207,12 +225,21 @@ impl Host {
     }
 
     /// `memory[dst..dst + size] := blob[offset..offset + size]`.
-    fn copy_out(&mut self, function: &str, blob: Blob, dst: u64, offset: u64, size: u64) -> Result<(), Failure> {
+    fn copy_out(
+        &mut self,
+        function: &str,
+        blob: Blob,
+        dst: u64,
+        offset: u64,
+        size: u64,
+    ) -> Result<(), Failure> {
         self.heap_range(function, dst, size)?;
         let heap = self.heap.clone();
         let bytes = self.blob(blob);
         let blob_bytes = bytes.len() as u64;
-        let part = offset.checked_add(size).and_then(|end| bytes.get(usize::try_from(offset).ok()?..usize::try_from(end).ok()?));
+        let part = offset
+            .checked_add(size)
+            .and_then(|end| bytes.get(usize::try_from(offset).ok()?..usize::try_from(end).ok()?));
         let Some(part) = part else {
             return Err(Failure::blob_bounds(function, offset, size, blob_bytes));
         };
@@ -245,15 +272,21 @@ impl Host {
             Blob::Argument => &self.context.arg,
             Blob::Caller => self.context.caller.as_slice(),
             Blob::CallerInfoData => self.context.caller_info.as_ref().map_or(&[], |info| &info.info),
-            Blob::CallerInfoSigner => self.context.caller_info.as_ref().map_or(&[], |info| info.signer.as_slice()),
+            Blob::CallerInfoSigner => {
+                self.context.caller_info.as_ref().map_or(&[], |info| info.signer.as_slice())
+            }
             Blob::RejectMessage => self.reject.as_ref().map_or(&[], |(_, message)| message.as_bytes()),
             Blob::CanisterSelf => self.context.canister_id.as_slice(),
             Blob::SubnetSelf => self.context.subnet_id.as_slice(),
             Blob::MethodName => self.method_name.as_bytes(),
             Blob::RootKey => &self.context.root_key,
-            Blob::DataCertificate => self.context.data_certificate.as_ref().map_or(&[], |certificate| certificate.as_slice()),
+            Blob::DataCertificate => {
+                self.context.data_certificate.as_ref().map_or(&[], |certificate| certificate.as_slice())
+            }
             Blob::EnvName(index) => self.context.env_vars.get(index).map_or(&[], |(name, _)| name.as_bytes()),
-            Blob::EnvValue(index) => self.context.env_vars.get(index).map_or(&[], |(_, value)| value.as_bytes()),
+            Blob::EnvValue(index) => {
+                self.context.env_vars.get(index).map_or(&[], |(_, value)| value.as_bytes())
+            }
         }
     }
 }

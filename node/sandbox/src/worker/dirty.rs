@@ -1,23 +1,27 @@
 //! Which pages a message wrote: an exact count against a cap, and the list of pages at the end.
 //!
-//! A cap that changes an outcome must be reached at the same write on every node, so pages are counted by what the canister did, never by what the kernel
-//! happens to have mapped. A [`Tracker`] is told of every first write, either by the fault of a protected page ([`Tracker::touch`]) or ahead of a write of known extent
-//! ([`Tracker::mark`]), and refuses the one that would pass the cap.
+//! A cap that changes an outcome must be reached at the same write on every node, so pages are counted by
+//! what the canister did, never by what the kernel happens to have mapped. A [`Tracker`] is told of every
+//! first write, by the fault of a protected page or ahead of a write of known extent, and refuses the one that
+//! would pass the cap.
 //!
 //! # Scattered writes
 //!
-//! Every separate stretch of unprotected pages costs the kernel up to two mappings, and a process may have 65,530. So the granule of a fault grows with the number
-//! of stretches: a page while there are fewer than [`STRETCHES_PER_PAGE`], a Wasm page (16 pages) until twice that, then 256 pages (1 MiB). Pages of the granule
-//! count as written whether the canister wrote them or not. The rule looks at nothing but the writes before it, so the count is still the same everywhere; a message
-//! under the caps of the presets needs more than 8,192 separate stretches to notice. With a cap of `c` pages the stretches stay below
+//! Every separate stretch of unprotected pages costs the kernel up to two mappings, and a process may have
+//! 65,530. So the granule that a write opens ([`Tracker::open`]) grows with the number of stretches: a page
+//! while there are fewer than [`STRETCHES_PER_PAGE`], a Wasm page (16 pages) until twice that, then 256 pages
+//! (1 MiB). Pages of the granule count as written whether the canister wrote them or not. The rule looks at
+//! nothing but the writes before it, so the count is still the same everywhere; a message needs more than
+//! 8,192 separate stretches to notice. With a cap of `c` pages the stretches stay below
 //! `2 * STRETCHES_PER_PAGE + c / 256`, which leaves room for what else a worker maps.
 //!
-//! Marking ahead is always exact: a range adds at most one stretch.
+//! Stable memory is never protected, so there every page is counted by itself ([`Tracker::mark`]).
 //!
 //! # Bounds
 //!
-//! One bit per page of the largest memory this worker has seen, allocated but untouched until used, and one entry per stretch found, at most one per page of the
-//! cap. [`Tracker::touch`] allocates nothing, because it runs in a signal handler.
+//! One bit per page of the largest memory this worker has seen, allocated but untouched until used, and one
+//! entry per stretch found, at most one per page of the cap. [`Tracker::open`] allocates nothing, because it
+//! runs in a signal handler.
 
 use std::ops::Range;
 
@@ -68,21 +72,35 @@ impl Tracker {
         self.bits.get((page / 64) as usize).is_some_and(|word| word & (1 << (page % 64)) != 0)
     }
 
-    /// A first write to `page` of a memory of `memory_pages`: the granule to unprotect, whose pages are now marked.
-    pub(crate) fn touch(&mut self, page: u64, memory_pages: u64) -> Result<Range<u64>, CapReached> {
+    /// A first write to `range` of a memory of `memory_pages`, where unmarked pages are protected: marks
+    /// it, widened to the granule that the number of stretches calls for, telling `fresh` of each part that
+    /// is to be unprotected.
+    pub(crate) fn open(
+        &mut self,
+        range: Range<u64>,
+        memory_pages: u64,
+        fresh: impl FnMut(Range<u64>),
+    ) -> Result<(), CapReached> {
         let granule = match self.stretches / STRETCHES_PER_PAGE {
             0 => 1,
             1 => 16,
             _ => 256,
         };
-        let start = page - page % granule;
-        let range = start..(start + granule).min(memory_pages);
-        self.mark(range.clone(), |_| {})?;
-        Ok(range)
+        if granule == 1 || range.clone().all(|page| self.contains(page)) {
+            return self.mark(range, fresh);
+        }
+        let start = range.start - range.start % granule;
+        let end = range.end.next_multiple_of(granule).min(memory_pages);
+        self.mark(start..end, fresh)
     }
 
-    /// Marks `range`, telling `fresh` of each part of it that was not. When the cap is passed nothing is marked.
-    pub(crate) fn mark(&mut self, range: Range<u64>, mut fresh: impl FnMut(Range<u64>)) -> Result<(), CapReached> {
+    /// Marks `range`, telling `fresh` of each part of it that was not. When the cap is passed nothing is
+    /// marked.
+    pub(crate) fn mark(
+        &mut self,
+        range: Range<u64>,
+        mut fresh: impl FnMut(Range<u64>),
+    ) -> Result<(), CapReached> {
         let unmarked = range.clone().filter(|page| !self.contains(*page)).count() as u64;
         if unmarked == 0 {
             return Ok(());
@@ -112,7 +130,8 @@ impl Tracker {
         Ok(())
     }
 
-    /// Ends the execution: the marked pages as disjoint ranges in order, none adjacent. The tracker is empty afterwards.
+    /// Ends the execution: the marked pages as disjoint ranges in order, none adjacent. The tracker is empty
+    /// afterwards.
     pub(crate) fn take(&mut self) -> Vec<Range<u64>> {
         self.marked.sort_unstable_by_key(|range| range.start);
         let mut ranges: Vec<Range<u64>> = Vec::with_capacity(self.stretches as usize);
@@ -157,11 +176,11 @@ mod tests {
     #[test]
     fn the_cap_is_exact() {
         let mut tracker = tracker(100, 3);
-        assert_eq!(tracker.touch(5, 100), Ok(5..6));
-        assert_eq!(tracker.touch(5, 100), Ok(5..6), "a page counts once");
+        assert_eq!(tracker.open(5..6, 100, |_| {}), Ok(()));
+        assert_eq!(tracker.open(5..6, 100, |_| panic!("a page is opened once")), Ok(()));
         assert_eq!(tracker.mark(6..9, |_| {}), Err(CapReached), "one too many marks none");
         assert_eq!(tracker.mark(4..7, |_| {}), Ok(()));
-        assert_eq!(tracker.touch(7, 100), Err(CapReached));
+        assert_eq!(tracker.open(7..8, 100, |_| {}), Err(CapReached));
         assert_eq!(tracker.take(), vec![4..7]);
         assert_eq!(tracker.pages(), 0);
     }
@@ -173,7 +192,7 @@ mod tests {
         let mut tracker = tracker(memory, cap);
         let mut page = 0;
         while page < memory {
-            if tracker.touch(page, memory).is_err() {
+            if tracker.open(page..page + 1, memory, |_| {}).is_err() {
                 break;
             }
             page += 2;

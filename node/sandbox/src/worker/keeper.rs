@@ -1,6 +1,7 @@
 //! What outlives a message, and what becomes of the pages a message wrote.
 //!
-//! A [`Keeper`] holds loaded modules and mapped memories by what the pool calls them. For each message it brings the two memories up to date, runs it, and settles:
+//! A [`Keeper`] holds loaded modules and mapped memories by what the pool calls them. For each message it
+//! brings the two memories up to date, runs it, and settles:
 //!
 //! | the message | its pages |
 //! |---|---|
@@ -10,17 +11,12 @@
 //!
 //! # Bounds
 //!
-//! The pool decides how many memories, modules and kept executions there are and says what to forget. Three bounds are the worker's own: [`MAPPINGS_ALL_MAX`] kernel mappings
-//! over all memories (the memory used longest ago goes first), [`MEMORIES_MAX`] memories, and for all kept executions together as many dirty bytes as one message may
-//! write.
+//! The pool decides how many memories, modules and kept executions there are and says what to forget. Three
+//! bounds are the worker's own: [`MAPPINGS_ALL_MAX`] kernel mappings over all memories (the memory used
+//! longest ago goes first), [`MEMORIES_MAX`] memories, and for all kept executions together as many dirty
+//! bytes as one message may write.
 
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    ops::Range,
-    os::fd::OwnedFd,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, fs::File, ops::Range, os::fd::OwnedFd, sync::Arc};
 
 use pages::{MemoryId, PAGE_BYTES, Run};
 use state::{Global, ModuleHash};
@@ -41,7 +37,8 @@ use crate::{
 
 const WASM_PAGE_BYTES: u64 = 64 << 10;
 
-/// Kernel mappings of all memories together. The rest of the 65,530 a process may have is for the pages of the running message, see [`super::dirty`].
+/// Kernel mappings of all memories together. The rest of the 65,530 a process may have is for the pages of
+/// the running message, see [`super::dirty`].
 const MAPPINGS_ALL_MAX: usize = 24_000;
 
 /// Memories mapped at once.
@@ -155,7 +152,11 @@ impl Keeper {
     }
 
     /// Runs one message. An error ends the worker.
-    pub(super) fn execute(&mut self, order: Execute<'_>, descriptors: Vec<OwnedFd>) -> Result<Report, String> {
+    pub(super) fn execute(
+        &mut self,
+        order: Execute<'_>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Report, String> {
         self.clock += 1;
         self.forget(&order.forget)?;
         let mut files = descriptors.into_iter().map(File::from);
@@ -169,13 +170,16 @@ impl Keeper {
         let Some(module) = self.modules.get(&order.module) else { return Ok(Report::Missing) };
         let has_memory = module.has_memory;
 
-        // Both mounts are brought up to date before anything may be found missing, so that what came with the order is never lost.
+        // Both mounts are brought up to date before anything may be found missing, so that what came with the
+        // order is never lost.
         let heap_ready = self.mount(Kind::Heap, &order.heap, &mut files)?;
         let stable_ready = self.mount(Kind::Stable, &order.stable, &mut files)?;
 
         let (globals, heap, stable) = if let Some(token) = order.keep_token {
             let Some(kept) = self.kept.remove(&token).filter(|kept| kept.module == order.module) else {
-                return Ok(Report::Outcome(Box::new(failed(Failure::engine("the composite query is no longer kept")))));
+                return Ok(Report::Outcome(Box::new(failed(Failure::engine(
+                    "the composite query is no longer kept",
+                )))));
             };
             let resume = |memory: KeptMemory| {
                 let size_before = memory.mapping.size_bytes();
@@ -195,7 +199,11 @@ impl Keeper {
         }
 
         let heap_taken = heap.map(|(mapping, taken)| {
-            self.heap.enter(mapping, order.limits.heap_dirty_bytes / PAGE_BYTES, taken.kept.as_ref().map(|(dirty, _)| dirty.as_slice()));
+            self.heap.enter(
+                mapping,
+                order.limits.heap_dirty_bytes / PAGE_BYTES,
+                taken.kept.as_ref().map(|(dirty, _)| dirty.as_slice()),
+            );
             taken
         });
         let (mapping, stable_taken) = stable;
@@ -207,17 +215,29 @@ impl Keeper {
             stable_taken.kept.as_ref().map(|(dirty, _)| dirty.as_slice()),
         );
         let changes_state = changes_state(&order.entry, order.context.replicated);
-        let message =
-            Message { entry: order.entry.into_owned(), globals: globals.clone(), context: order.context.into_owned(), limits: order.limits };
+        let message = Message {
+            entry: order.entry.into_owned(),
+            globals: globals.clone(),
+            context: order.context.into_owned(),
+            limits: order.limits,
+        };
         let Some(module) = self.modules.get(&order.module) else { return Ok(Report::Missing) };
         let Ran { instructions, failure, globals: globals_after, query_for_update, did, stable } =
             run(&self.engine, module, message, &self.heap, stable).map_err(text("running a message"))?;
         let mut ended = Ended { instructions, failure, globals: globals_after, did };
         if self.heap.kernel_refused() && has_memory {
-            return Err("the kernel refused to change the protection of a heap; vm.max_map_count may be too low".into());
+            return Err(
+                "the kernel refused to change the protection of a heap; vm.max_map_count may be too low"
+                    .into(),
+            );
         }
 
-        let heap = heap_taken.zip(self.heap.leave()).map(|(taken, (mapping, dirty, undo))| After { mapping, dirty, undo, taken });
+        let heap = heap_taken.zip(self.heap.leave()).map(|(taken, (mapping, dirty, undo))| After {
+            mapping,
+            dirty,
+            undo,
+            taken,
+        });
         let (mapping, dirty, undo, trackers) = stable.leave();
         self.trackers = trackers;
         let stable = After { mapping, dirty, undo, taken: stable_taken };
@@ -231,7 +251,9 @@ impl Keeper {
                 Some(token) => Fate::Keep(token),
                 None => {
                     if ended.failure.is_none() {
-                        ended.failure = Some(Failure::out_of_memory("too many composite queries wait for their calls at once"));
+                        ended.failure = Some(Failure::out_of_memory(
+                            "too many composite queries wait for their calls at once",
+                        ));
                     }
                     Fate::Drop
                 }
@@ -239,9 +261,14 @@ impl Keeper {
         };
         let outcome = match fate {
             Fate::Commit => self.commit(ended, heap, stable, &order.heap, &order.stable)?,
-            Fate::Keep(token) => self.keep(token, order.module, ended, globals, heap, stable, &order.limits)?,
+            Fate::Keep(token) => {
+                self.keep(token, order.module, ended, globals, heap, stable, &order.limits)?
+            }
             Fate::Drop => {
-                let sizes = (heap.as_ref().map_or(order.heap.wasm_pages, |heap| wasm_pages(heap.taken.size_before)), wasm_pages(stable.taken.size_before));
+                let sizes = (
+                    heap.as_ref().map_or(order.heap.wasm_pages, |heap| wasm_pages(heap.taken.size_before)),
+                    wasm_pages(stable.taken.size_before),
+                );
                 for after in heap.into_iter().chain([stable]) {
                     self.drop_changes(after)?;
                 }
@@ -266,7 +293,15 @@ impl Keeper {
     }
 
     /// Maps what the order brings; whether the memory is mapped now, with its append file if it has one.
-    fn mount(&mut self, kind: Kind, order: &MountOrder, files: &mut impl Iterator<Item = File>) -> Result<bool, String> {
+    fn mount(
+        &mut self,
+        kind: Kind,
+        order: &MountOrder,
+        files: &mut impl Iterator<Item = File>,
+    ) -> Result<bool, String> {
+        if let Some(memory) = self.memories.get_mut(&order.id).filter(|_| order.settle) {
+            memory.mapping.distrust().map_err(text("settling a memory"))?;
+        }
         if let Some(map) = &order.map {
             let mut next = || files.next().ok_or("a file was announced and not sent");
             let base = map.base.map(|bytes| next().map(|file| (file, bytes))).transpose()?;
@@ -274,8 +309,11 @@ impl Keeper {
             if let Some((base, base_bytes)) = base {
                 // Two reservations of one memory are never needed.
                 self.memories.remove(&order.id);
-                let mut mapping = Mapping::new(order.id, kind, &base, base_bytes).map_err(text("mapping a memory"))?;
-                mapping.set_size(order.wasm_pages.saturating_mul(WASM_PAGE_BYTES) as usize).map_err(text("sizing a memory"))?;
+                let mut mapping =
+                    Mapping::new(order.id, kind, &base, base_bytes).map_err(text("mapping a memory"))?;
+                mapping
+                    .set_size(order.wasm_pages.saturating_mul(WASM_PAGE_BYTES) as usize)
+                    .map_err(text("sizing a memory"))?;
                 self.put(mapping);
             }
             if let Some(memory) = self.memories.get_mut(&order.id) {
@@ -284,10 +322,14 @@ impl Keeper {
         }
         let memory = self.memories.get_mut(&order.id).filter(|memory| !memory.mapping.broken());
         if let Some(append) = &order.append {
-            let file = if append.file { Some(files.next().ok_or("an append file was announced and not sent")?) } else { None };
+            let file = if append.file {
+                Some(files.next().ok_or("an append file was announced and not sent")?)
+            } else {
+                None
+            };
             let Some(memory) = memory else { return Ok(false) };
             if let Some(file) = file {
-                memory.mapping.set_append(append.segment, file);
+                memory.mapping.set_append(append.segment, file).map_err(text("changing the append file"))?;
             }
             return Ok(memory.mapping.has_append(append.segment));
         }
@@ -340,7 +382,11 @@ impl Keeper {
         Ok(outcome(ended, Some(changes), Vec::new(), None))
     }
 
-    fn commit_memory(&mut self, after: After, append: Option<AppendOrder>) -> Result<(u64, Vec<Run>), String> {
+    fn commit_memory(
+        &mut self,
+        after: After,
+        append: Option<AppendOrder>,
+    ) -> Result<(u64, Vec<Run>), String> {
         let After { mut mapping, dirty, .. } = after;
         let runs = match append {
             _ if dirty.is_empty() => Vec::new(),
@@ -379,7 +425,10 @@ impl Keeper {
         let bytes_max = limits.heap_dirty_bytes.saturating_add(limits.stable_dirty_bytes);
         let bytes: u64 = self.kept.values().chain([&kept]).map(Kept::dirty_bytes).sum();
         if !failed && bytes > bytes_max {
-            ended.failure = Some(Failure::memory_access("bytes that waiting composite queries of one worker hold", bytes_max));
+            ended.failure = Some(Failure::memory_access(
+                "bytes that waiting composite queries of one worker hold",
+                bytes_max,
+            ));
         }
         self.kept.insert(token, kept);
         let calls = if ended.failure.is_some() { Vec::new() } else { std::mem::take(&mut ended.did.calls) };
@@ -388,8 +437,12 @@ impl Keeper {
 
     /// Drops memories used longest ago while there are too many.
     fn evict(&mut self) {
-        let mappings = |memories: &BTreeMap<MemoryId, Memory>| memories.values().map(|memory| memory.mapping.mappings()).sum::<usize>();
-        while self.memories.len() > MEMORIES_MAX || (self.memories.len() > 2 && mappings(&self.memories) > MAPPINGS_ALL_MAX) {
+        let mappings = |memories: &BTreeMap<MemoryId, Memory>| {
+            memories.values().map(|memory| memory.mapping.mappings()).sum::<usize>()
+        };
+        while self.memories.len() > MEMORIES_MAX
+            || (self.memories.len() > 2 && mappings(&self.memories) > MAPPINGS_ALL_MAX)
+        {
             let oldest = self.memories.iter().min_by_key(|(_, memory)| memory.used).map(|(id, _)| *id);
             match oldest {
                 Some(id) => self.memories.remove(&id),
@@ -401,7 +454,8 @@ impl Keeper {
 
 impl Kept {
     fn dirty_bytes(&self) -> u64 {
-        let pages = |memory: &KeptMemory| memory.dirty.iter().map(|range| range.end - range.start).sum::<u64>();
+        let pages =
+            |memory: &KeptMemory| memory.dirty.iter().map(|range| range.end - range.start).sum::<u64>();
         (self.heap.as_ref().map_or(0, pages) + pages(&self.stable)) * PAGE_BYTES
     }
 }
@@ -458,7 +512,12 @@ fn changes_state(entry: &Entry, replicated: bool) -> bool {
     }
 }
 
-fn outcome(mut ended: Ended, changes: Option<Changes>, query_calls: Vec<crate::Call>, keep_token: Option<u64>) -> Outcome {
+fn outcome(
+    mut ended: Ended,
+    changes: Option<Changes>,
+    query_calls: Vec<crate::Call>,
+    keep_token: Option<u64>,
+) -> Outcome {
     let result = match ended.failure {
         Some(failure) => {
             ended.did.log.push(failure.message.as_bytes());
@@ -505,7 +564,12 @@ pub(super) fn lie() -> Outcome {
         certified_data: None,
         global_timer: None,
     };
-    Outcome { instructions: 0, result: Ok(Response::None), changes: Some(changes), ..failed(Failure::engine("")) }
+    Outcome {
+        instructions: 0,
+        result: Ok(Response::None),
+        changes: Some(changes),
+        ..failed(Failure::engine(""))
+    }
 }
 
 fn wasm_pages(bytes: usize) -> u64 {

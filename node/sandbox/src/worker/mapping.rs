@@ -1,21 +1,31 @@
 //! One canister memory in a worker's address space.
 //!
-//! A [`Mapping`] is a reservation into which files are mapped privately: the base file first, the runs of the delta over it. Pages the canister writes become private
-//! copies, everything else is page cache that the kernel may take back. When a message's changes are kept, [`Mapping::commit`] appends the dirty pages to the segment file
-//! and maps that file over them, so the private copies are gone; when they are not, [`Mapping::discard`] drops the copies and the files show through again.
+//! A [`Mapping`] is a reservation into which files are mapped privately: the base file first, the runs of the
+//! delta over it. Pages the canister writes become private copies, everything else is page cache that the
+//! kernel may take back. When a message's changes are kept, [`Mapping::commit`] appends the dirty pages to
+//! the segment file and maps that file over them, so the private copies are gone; when they are not,
+//! [`Mapping::discard`] drops the copies and the files show through again.
+//!
+//! A few pages may keep their private copies after a commit ([`RETAINED_PAGES_MAX`]): those that every message
+//! writes. Such a copy equals what the append file holds, as long as nobody else appends to it; the pool says when
+//! somebody did, and [`Mapping::distrust`] maps the file in their place.
 //!
 //! # A heap
 //!
-//! is readable up to its size and inaccessible from there to the end of the reservation, so that code without bounds checks faults. Its pages are write-protected;
-//! [`super::heap`] lifts that page by page. *Stable memory* is read and written by the System API alone, which checks and counts, so it is never protected.
+//! is readable up to its size and inaccessible from there to the end of the reservation, so that code without
+//! bounds checks faults. Its pages are write-protected; [`super::heap`] lifts that page by page. *Stable
+//! memory* is read and written by the System API alone, which checks and counts, so it is never protected.
 //!
 //! # Bounds
 //!
-//! The kernel allows a process 65,530 mappings. A mapping knows how many it may have split into ([`Mapping::mappings`]), the worker adds them up and drops the
-//! memories used longest ago. One memory may use [`MAPPINGS_MAX`]: runs beyond that are copied into private pages instead of mapped, which costs memory (at most the
-//! delta capacity) but works; such a memory is folded by the next checkpoint and mapped afresh then.
+//! The kernel allows a process 65,530 mappings. A mapping knows how many it may have split into
+//! ([`Mapping::mappings`]), the worker adds them up and drops the memories used longest ago. One memory may
+//! use [`MAPPINGS_MAX`]: runs beyond that are copied into private pages instead of mapped, which costs memory
+//! (at most the delta capacity) but works; such a memory is folded by the next checkpoint and mapped afresh
+//! then.
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     io::{self, IoSlice},
     ops::Range,
@@ -34,6 +44,10 @@ use crate::engine::{HEAP_GUARD_BYTES, HEAP_RESERVATION_BYTES};
 
 /// Kernel mappings that the runs of one memory may take.
 pub(crate) const MAPPINGS_MAX: usize = 12_000;
+
+/// Pages of one memory whose private copies stay after a commit. Pages that every message writes then cost
+/// neither a mapping nor a copy per message.
+pub(crate) const RETAINED_PAGES_MAX: usize = 32;
 
 /// Vectors of one write; the kernel's limit is 1024.
 const VECTORS_MAX: usize = 512;
@@ -59,6 +73,8 @@ pub(crate) struct Mapping {
     /// Accessible.
     size_bytes: usize,
     append: Option<(SegmentId, File)>,
+    /// Committed pages still held as private copies, and where in the append file they lie.
+    retained: BTreeMap<u64, u64>,
     mappings: usize,
     /// Some pages are private copies of what a file holds: they cannot be dropped.
     copied: bool,
@@ -66,11 +82,13 @@ pub(crate) struct Mapping {
     broken: bool,
 }
 
-// SAFETY: the reservation belongs to this value alone, as a `Vec`'s allocation does; nothing about it is tied to a thread.
+// SAFETY: the reservation belongs to this value alone, as a `Vec`'s allocation does; nothing about it is tied
+// to a thread.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// Reserves address space and maps `base` of `base_bytes`. Nothing is accessible yet: see [`Self::set_size`].
+    /// Reserves address space and maps `base` of `base_bytes`. Nothing is accessible yet: see
+    /// [`Self::set_size`].
     pub(crate) fn new(id: MemoryId, kind: Kind, base: &File, base_bytes: u64) -> io::Result<Self> {
         let base_bytes = usize::try_from(base_bytes).map_err(|_| too_large())?;
         let (reserved_bytes, file_bytes) = match kind {
@@ -81,20 +99,45 @@ impl Mapping {
             Kind::Stable => (base_bytes.max(PAGE_BYTES as usize), base_bytes),
         };
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choosing.
-        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), reserved_bytes, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)? };
-        let start = NonNull::new(start.cast::<u8>()).ok_or_else(|| io::Error::other("a mapping at address zero"))?;
-        let mapping = Self { id, kind, base: start, reserved_bytes, file_bytes, size_bytes: 0, append: None, mappings: 3, copied: false, broken: false };
+        let start = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                reserved_bytes,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )?
+        };
+        let start =
+            NonNull::new(start.cast::<u8>()).ok_or_else(|| io::Error::other("a mapping at address zero"))?;
+        let mapping = Self {
+            id,
+            kind,
+            base: start,
+            reserved_bytes,
+            file_bytes,
+            size_bytes: 0,
+            append: None,
+            retained: BTreeMap::new(),
+            mappings: 3,
+            copied: false,
+            broken: false,
+        };
         if file_bytes > 0 {
             mapping.map_file(base, 0, 0..file_bytes, ProtFlags::empty())?;
         }
         Ok(mapping)
     }
 
-    /// Maps the runs of `order` over what is mapped. `segments` are the files of `order.segments`, in their order.
+    /// Maps the runs of `order` over what is mapped. `segments` are the files of `order.segments`, in their
+    /// order.
     pub(crate) fn map_runs(&mut self, order: &MapOrder, segments: &[File]) -> io::Result<()> {
         self.broken = true;
         for run in &order.runs {
-            let place = order.segments.iter().position(|segment| *segment == run.segment).and_then(|place| segments.get(place));
+            let place = order
+                .segments
+                .iter()
+                .position(|segment| *segment == run.segment)
+                .and_then(|place| segments.get(place));
             let file = place.ok_or_else(|| io::Error::other("a run in a segment that was not sent"))?;
             let range = self.run_bytes(run)?;
             let mappable = self.mappings + 2 <= MAPPINGS_MAX;
@@ -103,14 +146,18 @@ impl Mapping {
                 self.mappings += 2;
             } else {
                 self.protect(range.clone(), MprotectFlags::READ | MprotectFlags::WRITE)?;
-                // SAFETY: the range lies in this mapping, was just made writable, and no reference into it exists.
-                let bytes = unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(range.start), range.len()) };
+                // SAFETY: the range lies in this mapping, was just made writable, and no reference into it
+                // exists.
+                let bytes = unsafe {
+                    std::slice::from_raw_parts_mut(self.base.as_ptr().add(range.start), range.len())
+                };
                 file.read_exact_at(bytes, run.offset_page * PAGE_BYTES)?;
                 self.copied = true;
             }
             if !mappable || range.end > self.size_bytes {
                 self.restrict(range)?;
             }
+            self.forget_retained(run);
         }
         self.broken = false;
         Ok(())
@@ -127,7 +174,10 @@ impl Mapping {
     /// Makes exactly the first `bytes` accessible: read-only for a heap, writable for stable memory.
     pub(crate) fn set_size(&mut self, bytes: usize) -> io::Result<()> {
         if bytes > self.file_bytes {
-            return Err(io::Error::other(format!("a size of {bytes} bytes, the file of {:?} has {}", self.id, self.file_bytes)));
+            return Err(io::Error::other(format!(
+                "a size of {bytes} bytes, the file of {:?} has {}",
+                self.id, self.file_bytes
+            )));
         }
         if bytes > self.size_bytes {
             self.protect(self.size_bytes..bytes, self.resting())?;
@@ -144,7 +194,9 @@ impl Mapping {
             return Ok(Vec::new());
         }
         let broken = std::mem::replace(&mut self.broken, true);
-        let Some((segment, file)) = self.append.as_ref().filter(|(segment, _)| *segment == order.segment && !broken) else {
+        let Some((segment, file)) =
+            self.append.as_ref().filter(|(segment, _)| *segment == order.segment && !broken)
+        else {
             return Err(io::Error::other("no append file"));
         };
         let mut runs = Vec::with_capacity(dirty.len());
@@ -155,19 +207,52 @@ impl Mapping {
             offset_page += pages;
         }
         if offset_page - order.offset_page > order.pages_max {
-            return Err(io::Error::other(format!("{} dirty pages, room for {}", offset_page - order.offset_page, order.pages_max)));
+            return Err(io::Error::other(format!(
+                "{} dirty pages, room for {}",
+                offset_page - order.offset_page,
+                order.pages_max
+            )));
         }
         for part in runs.chunks(VECTORS_MAX) {
             let mut vectors = Vec::with_capacity(part.len());
             for run in part {
                 let range = self.run_bytes(run)?;
-                // SAFETY: the range is accessible (the message wrote to it) and nothing writes to it while the slice lives.
-                vectors.push(IoSlice::new(unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(range.start), range.len()) }));
+                // SAFETY: the range is accessible (the message wrote to it) and nothing writes to it while
+                // the slice lives.
+                vectors.push(IoSlice::new(unsafe {
+                    std::slice::from_raw_parts(self.base.as_ptr().add(range.start), range.len())
+                }));
             }
             let offset = part.first().map_or(0, |run| run.offset_page) * PAGE_BYTES;
             write_all_vectored(file, &mut vectors, offset)?;
         }
-        // What maps beyond the allowance stays as private copies, still right, only protected again.
+        let pages = (offset_page - order.offset_page) as usize;
+        // What lies elsewhere now must not be mapped from where it lay.
+        for run in &runs {
+            self.forget_retained(run);
+        }
+        if self.retained.len() + pages > RETAINED_PAGES_MAX {
+            self.settle()?;
+        }
+        if pages <= RETAINED_PAGES_MAX {
+            for run in &runs {
+                self.retained
+                    .extend((0..run.pages).map(|page| (run.start_page + page, run.offset_page + page)));
+                if self.kind == Kind::Heap {
+                    self.protect(self.run_bytes(run)?, self.resting())?;
+                }
+            }
+        } else {
+            self.map_appended(&runs)?;
+        }
+        self.broken = false;
+        Ok(runs)
+    }
+
+    /// Maps the append file over pages that were written to it. What would map beyond the allowance stays as
+    /// it is, only protected again; whether all was mapped.
+    fn map_appended(&mut self, runs: &[Run]) -> io::Result<bool> {
+        let Some((_, file)) = &self.append else { return Err(io::Error::other("no append file")) };
         let mappable = runs.len().min(MAPPINGS_MAX.saturating_sub(self.mappings) / 2);
         for (index, run) in runs.iter().enumerate() {
             let range = self.run_bytes(run)?;
@@ -177,10 +262,40 @@ impl Mapping {
                 self.protect(range, self.resting())?;
             }
         }
-        self.copied |= mappable < runs.len();
         self.mappings += 2 * mappable;
-        self.broken = false;
-        Ok(runs)
+        let all = mappable == runs.len();
+        self.copied |= !all;
+        Ok(all)
+    }
+
+    /// Drops the private copies that commits left and maps the append file in their place.
+    fn settle(&mut self) -> io::Result<()> {
+        let Some((segment, _)) = self.append.as_ref().filter(|_| !self.retained.is_empty()) else {
+            return Ok(());
+        };
+        let mut runs: Vec<Run> = Vec::new();
+        for (page, offset_page) in std::mem::take(&mut self.retained) {
+            match runs.last_mut() {
+                Some(run)
+                    if run.start_page + run.pages == page && run.offset_page + run.pages == offset_page =>
+                {
+                    run.pages += 1;
+                }
+                _ => runs.push(Run { start_page: page, pages: 1, segment: *segment, offset_page }),
+            }
+        }
+        self.map_appended(&runs).map(|_| ())
+    }
+
+    /// Somebody else appended since: what this mapping holds must come from the files from now on.
+    pub(crate) fn distrust(&mut self) -> io::Result<()> {
+        self.settle()?;
+        self.broken |= self.copied;
+        Ok(())
+    }
+
+    fn forget_retained(&mut self, run: &Run) {
+        self.retained.retain(|page, _| page.checked_sub(run.start_page).is_none_or(|at| at >= run.pages));
     }
 
     /// Drops the private copies of `dirty` and shrinks to `size_bytes`, the size before the execution.
@@ -195,6 +310,20 @@ impl Mapping {
             let bytes = self.page_bytes(range)?;
             self.drop_copies(bytes.clone())?;
             self.protect(bytes, self.resting())?;
+            // What was committed before this message is not in what shows through now, but in the append file.
+            let committed: Vec<_> =
+                self.retained.range(range.clone()).map(|(page, at)| (*page, *at)).collect();
+            if let Some((segment, _)) = self.append.as_ref().filter(|_| !committed.is_empty()) {
+                let segment = *segment;
+                let runs: Vec<Run> = committed
+                    .iter()
+                    .map(|(page, at)| Run { start_page: *page, pages: 1, segment, offset_page: *at })
+                    .collect();
+                if !self.map_appended(&runs)? {
+                    return Ok(());
+                }
+                self.retained.retain(|page, _| !range.contains(page));
+            }
         }
         self.set_size(size_bytes)?;
         self.broken = broken;
@@ -212,8 +341,11 @@ impl Mapping {
     }
 
     /// The append file to use from now on.
-    pub(crate) fn set_append(&mut self, segment: SegmentId, file: File) {
+    pub(crate) fn set_append(&mut self, segment: SegmentId, file: File) -> io::Result<()> {
+        // Copies that stayed lie in the file that is about to be let go.
+        self.settle()?;
         self.append = Some((segment, file));
+        Ok(())
     }
 
     /// Whether the append file of `segment` is at hand.
@@ -265,7 +397,11 @@ impl Mapping {
     }
 
     fn page_bytes(&self, pages: &Range<u64>) -> io::Result<Range<usize>> {
-        let bytes = |page: u64| page.checked_mul(PAGE_BYTES).and_then(|bytes| usize::try_from(bytes).ok()).filter(|bytes| *bytes <= self.file_bytes);
+        let bytes = |page: u64| {
+            page.checked_mul(PAGE_BYTES)
+                .and_then(|bytes| usize::try_from(bytes).ok())
+                .filter(|bytes| *bytes <= self.file_bytes)
+        };
         match (bytes(pages.start), bytes(pages.end)) {
             (Some(start), Some(end)) if start <= end => Ok(start..end),
             _ => Err(too_large()),
@@ -281,12 +417,26 @@ impl Mapping {
     }
 
     /// Maps `file` privately over `range`.
-    fn map_file(&self, file: &File, offset: u64, range: Range<usize>, protection: ProtFlags) -> io::Result<()> {
+    fn map_file(
+        &self,
+        file: &File,
+        offset: u64,
+        range: Range<usize>,
+        protection: ProtFlags,
+    ) -> io::Result<()> {
         debug_assert!(range.end <= self.reserved_bytes);
-        // SAFETY: the range lies in the reservation of this value; replacing what is mapped there is the purpose, and no reference into it exists.
+        // SAFETY: the range lies in the reservation of this value; replacing what is mapped there is the
+        // purpose, and no reference into it exists.
         let mapped = unsafe {
             let address = self.base.as_ptr().add(range.start).cast();
-            mmap(address, range.len(), protection, MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE, file.as_fd(), offset)
+            mmap(
+                address,
+                range.len(),
+                protection,
+                MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
+                file.as_fd(),
+                offset,
+            )
         };
         mapped.map(|_| ()).map_err(Into::into)
     }
@@ -296,19 +446,27 @@ impl Mapping {
             return Ok(());
         }
         debug_assert!(range.end <= self.reserved_bytes);
-        // SAFETY: the range lies in the reservation of this value; no Rust reference into it exists while protections change.
-        unsafe { mprotect(self.base.as_ptr().add(range.start).cast(), range.len(), flags).map_err(Into::into) }
+        // SAFETY: the range lies in the reservation of this value; no Rust reference into it exists while
+        // protections change.
+        unsafe {
+            mprotect(self.base.as_ptr().add(range.start).cast(), range.len(), flags).map_err(Into::into)
+        }
     }
 
     fn drop_copies(&self, range: Range<usize>) -> io::Result<()> {
-        // SAFETY: the range lies in the reservation of this value and is mapped from files, which show through again.
-        unsafe { madvise(self.base.as_ptr().add(range.start).cast(), range.len(), Advice::LinuxDontNeed).map_err(Into::into) }
+        // SAFETY: the range lies in the reservation of this value and is mapped from files, which show
+        // through again.
+        unsafe {
+            madvise(self.base.as_ptr().add(range.start).cast(), range.len(), Advice::LinuxDontNeed)
+                .map_err(Into::into)
+        }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the reservation is this value's own and nothing refers to it any more. Failing leaves it mapped, which is harmless.
+        // SAFETY: the reservation is this value's own and nothing refers to it any more. Failing leaves it
+        // mapped, which is harmless.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.reserved_bytes) };
     }
 }

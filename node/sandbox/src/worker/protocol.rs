@@ -1,10 +1,12 @@
 //! What the pool and a worker say to each other, and in which order the descriptors of a frame lie.
 //!
-//! The pool sends one [`Order`], the worker answers with one [`Report`]. The pool remembers what each worker has mapped and sends only what is new; the worker answers
-//! [`Report::Missing`] when it does not have what the pool took for granted, and the pool sends the order again with everything.
+//! The pool sends one [`Order`], the worker answers with one [`Report`]. The pool remembers what each worker
+//! has mapped and sends only what is new; the worker answers [`Report::Missing`] when it does not have what
+//! the pool took for granted, and the pool sends the order again with everything.
 //!
-//! Descriptors of [`Order::Execute`], in this order: the artefact, when [`Execute::artefact`]; then for the heap and for the stable memory, each: the base file, when
-//! [`MapOrder::base`]; the segments of [`MapOrder::segments`]; the append file, when [`AppendOrder::file`].
+//! Descriptors of [`Order::Execute`], in this order: the artefact, when [`Execute::artefact`]; then for the
+//! heap and for the stable memory, each: the base file, when [`MapOrder::base`]; the segments of
+//! [`MapOrder::segments`]; the append file, when [`AppendOrder::file`].
 
 use std::borrow::Cow;
 
@@ -21,7 +23,8 @@ pub(crate) enum Order<'a> {
     Execute(Box<Execute<'a>>),
     /// Drop kept executions, mappings and modules; answered by [`Report::Done`].
     Forget(Forget),
-    /// Attempt what the filter forbids; answered by [`Report::Done`] by a worker that is not confined. For tests of the confinement only.
+    /// Attempt what the filter forbids; answered by [`Report::Done`] by a worker that is not confined. For
+    /// tests of the confinement only.
     Probe(Probe),
 }
 
@@ -77,6 +80,9 @@ pub(crate) struct MountOrder {
     pub(crate) id: MemoryId,
     /// Size in Wasm pages.
     pub(crate) wasm_pages: u64,
+    /// Another worker appended to this memory since this one did: private copies of what this one appended may
+    /// be of pages that were never committed, whose place in the file holds something else by now.
+    pub(crate) settle: bool,
     /// What to map first; `None` when the mapping at hand is current.
     pub(crate) map: Option<MapOrder>,
     /// Where changes go.

@@ -1,14 +1,19 @@
 //! One message in one instance.
 //!
-//! Every message gets a new store and a new instance of its module over the canister's kept memory; its mutable globals are put in before and read out after. So nothing of
-//! an instance outlives a message, and what a canister's table or passive segments looked like cannot depend on which worker ran it before.
+//! Every message gets a new store and a new instance of its module over the canister's kept memory; its
+//! mutable globals are put in before and read out after. So nothing of an instance outlives a message, and
+//! what a canister's table or passive segments looked like cannot depend on which worker ran it before.
 //!
-//! An installation runs in three steps inside one message: the data segments are written, `(start)` runs, then `canister_init` or `canister_post_upgrade`.
+//! An installation runs in three steps inside one message: the data segments are written, `(start)` runs,
+//! then `canister_init` or `canister_post_upgrade`.
 
 use std::sync::Arc;
 
 use state::Global;
-use wasmtime::{Engine, Extern, ExternType, Instance, InstancePre, Linker, Module, ModuleExport, Ref, ResourceLimiter, Store, Trap, Val, unix::StoreExt};
+use wasmtime::{
+    Engine, Extern, ExternType, Instance, InstancePre, Linker, Module, ModuleExport, Ref, ResourceLimiter,
+    Store, Trap, Val, unix::StoreExt,
+};
 
 use super::{HeapCell, Stable};
 use crate::{
@@ -39,7 +44,12 @@ impl LoadedModule {
         while let Some(global) = module.get_export_index(&global_export(globals.len())) {
             globals.push(global);
         }
-        Ok(Self { instance: linkers[usize::from(memory64)].instantiate_pre(module)?, globals, memory64, has_memory: memory.is_some() })
+        Ok(Self {
+            instance: linkers[usize::from(memory64)].instantiate_pre(module)?,
+            globals,
+            memory64,
+            has_memory: memory.is_some(),
+        })
     }
 }
 
@@ -67,7 +77,13 @@ pub(crate) struct Ran {
 }
 
 /// Runs `message` over the heap that is in place in `heap`, if the module has one, and over `stable`.
-pub(crate) fn run(engine: &Engine, module: &LoadedModule, message: Message, heap: &Arc<HeapCell>, stable: Stable) -> wasmtime::Result<Ran> {
+pub(crate) fn run(
+    engine: &Engine,
+    module: &LoadedModule,
+    message: Message,
+    heap: &Arc<HeapCell>,
+    stable: Stable,
+) -> wasmtime::Result<Ran> {
     let Message { entry, globals, context, limits } = message;
     let host = Host::new(heap.clone(), stable, context, limits, &entry, module.memory64);
     let mut store = Store::new(engine, host);
@@ -75,10 +91,13 @@ pub(crate) fn run(engine: &Engine, module: &LoadedModule, message: Message, heap
     store.limiter(|host| host);
     if module.has_memory {
         let cell = heap.clone();
-        // SAFETY: the handler is async-signal-safe: `fault` allocates nothing, takes no lock, and calls nothing but `mprotect` and copies. The kernel passes a
-        // valid `siginfo_t` to a handler installed with `SA_SIGINFO`, as wasmtime's is.
+        // SAFETY: the handler is async-signal-safe: `fault` allocates nothing, takes no lock, and calls
+        // nothing but `mprotect` and copies. The kernel passes a valid `siginfo_t` to a handler installed
+        // with `SA_SIGINFO`, as wasmtime's is.
         unsafe {
-            store.set_signal_handler(move |signal, info, _| signal == libc::SIGSEGV && cell.fault((*info).si_addr() as usize));
+            store.set_signal_handler(move |signal, info, _| {
+                signal == libc::SIGSEGV && cell.fault((*info).si_addr() as usize)
+            });
         }
     }
     let mut query_for_update = false;
@@ -90,12 +109,20 @@ pub(crate) fn run(engine: &Engine, module: &LoadedModule, message: Message, heap
     };
     let left = store.get_fuel()?;
     let pages = if module.has_memory { heap.dirty_pages() } else { 0 };
-    let instructions = (limits.instructions - left.min(limits.instructions)).saturating_add(pages.saturating_mul(DIRTY_PAGE_INSTRUCTIONS));
+    let instructions = (limits.instructions - left.min(limits.instructions))
+        .saturating_add(pages.saturating_mul(DIRTY_PAGE_INSTRUCTIONS));
     if instructions > limits.instructions && failure.is_none() {
         failure = Some(Failure::instructions(limits.instructions));
     }
     let (stable, did) = store.into_data().finish();
-    Ok(Ran { instructions: instructions.min(limits.instructions), failure, globals, query_for_update, did, stable })
+    Ok(Ran {
+        instructions: instructions.min(limits.instructions),
+        failure,
+        globals,
+        query_for_update,
+        did,
+        stable,
+    })
 }
 
 fn enter(
@@ -131,15 +158,27 @@ fn enter(
                 }
             }
         }
-        Entry::Query(name) => call(store, &instance, &format!("canister_query {name}"), || format!("query method '{name}'"))?,
+        Entry::Query(name) => {
+            call(store, &instance, &format!("canister_query {name}"), || format!("query method '{name}'"))?
+        }
         Entry::CompositeQuery(name) => {
-            call(store, &instance, &format!("canister_composite_query {name}"), || format!("composite query method '{name}'"))?;
+            call(store, &instance, &format!("canister_composite_query {name}"), || {
+                format!("composite query method '{name}'")
+            })?;
         }
         Entry::Heartbeat => call(store, &instance, "canister_heartbeat", || "canister_heartbeat".into())?,
-        Entry::GlobalTimer => call(store, &instance, "canister_global_timer", || "canister_global_timer".into())?,
-        Entry::OnLowWasmMemory => call(store, &instance, "canister_on_low_wasm_memory", || "canister_on_low_wasm_memory".into())?,
-        Entry::InspectMessage { .. } => call(store, &instance, "canister_inspect_message", || "canister_inspect_message".into())?,
-        Entry::Callback { fun, env, .. } | Entry::Cleanup { fun, env, .. } => call_back(store, module, &instance, *fun, *env)?,
+        Entry::GlobalTimer => {
+            call(store, &instance, "canister_global_timer", || "canister_global_timer".into())?
+        }
+        Entry::OnLowWasmMemory => {
+            call(store, &instance, "canister_on_low_wasm_memory", || "canister_on_low_wasm_memory".into())?
+        }
+        Entry::InspectMessage { .. } => {
+            call(store, &instance, "canister_inspect_message", || "canister_inspect_message".into())?
+        }
+        Entry::Callback { fun, env, .. } | Entry::Cleanup { fun, env, .. } => {
+            call_back(store, module, &instance, *fun, *env)?
+        }
     }
     Ok(instance)
 }
@@ -165,14 +204,25 @@ fn call_if_present(store: &mut Store<Host>, instance: &Instance, name: &str) -> 
     }
 }
 
-fn call(store: &mut Store<Host>, instance: &Instance, name: &str, what: impl FnOnce() -> String) -> wasmtime::Result<()> {
+fn call(
+    store: &mut Store<Host>,
+    instance: &Instance,
+    name: &str,
+    what: impl FnOnce() -> String,
+) -> wasmtime::Result<()> {
     match call_if_present(store, instance, name)? {
         true => Ok(()),
         false => Err(Failure::method_not_found(&what()).into()),
     }
 }
 
-fn call_back(store: &mut Store<Host>, module: &LoadedModule, instance: &Instance, fun: u64, env: u64) -> wasmtime::Result<()> {
+fn call_back(
+    store: &mut Store<Host>,
+    module: &LoadedModule,
+    instance: &Instance,
+    fun: u64,
+    env: u64,
+) -> wasmtime::Result<()> {
     let missing = |what: &str| Failure::function_not_found(&format!("the callback at index {fun} {what}"));
     let table = instance.get_table(&mut *store, TABLE).ok_or_else(|| missing("needs a table"))?;
     let function = match table.get(&mut *store, fun) {
@@ -181,10 +231,12 @@ fn call_back(store: &mut Store<Host>, module: &LoadedModule, instance: &Instance
         None => return Err(missing("is outside the table").into()),
     };
     if module.memory64 {
-        let function = function.typed::<u64, ()>(&*store).map_err(|_| missing("is not of type (i64) -> ()"))?;
+        let function =
+            function.typed::<u64, ()>(&*store).map_err(|_| missing("is not of type (i64) -> ()"))?;
         function.call(&mut *store, env)
     } else {
-        let function = function.typed::<u32, ()>(&*store).map_err(|_| missing("is not of type (i32) -> ()"))?;
+        let function =
+            function.typed::<u32, ()>(&*store).map_err(|_| missing("is not of type (i32) -> ()"))?;
         // What `call_new` took was 32 bits wide.
         function.call(&mut *store, env as u32)
     }
@@ -215,13 +267,23 @@ fn failure_of(error: &wasmtime::Error, store: &Store<Host>) -> Failure {
     }
 }
 
-fn write_globals(store: &mut Store<Host>, module: &LoadedModule, instance: &Instance, globals: &[Global]) -> wasmtime::Result<()> {
+fn write_globals(
+    store: &mut Store<Host>,
+    module: &LoadedModule,
+    instance: &Instance,
+    globals: &[Global],
+) -> wasmtime::Result<()> {
     if globals.is_empty() {
         // A first instantiation, or a module without mutable globals.
         return Ok(());
     }
     if globals.len() != module.globals.len() {
-        return Err(Failure::engine(&format!("{} globals for a module with {}", globals.len(), module.globals.len())).into());
+        return Err(Failure::engine(&format!(
+            "{} globals for a module with {}",
+            globals.len(),
+            module.globals.len()
+        ))
+        .into());
     }
     for (export, value) in module.globals.iter().zip(globals) {
         if let Some(Extern::Global(global)) = instance.get_module_export(&mut *store, export) {
@@ -238,7 +300,11 @@ fn write_globals(store: &mut Store<Host>, module: &LoadedModule, instance: &Inst
     Ok(())
 }
 
-fn read_globals(store: &mut Store<Host>, module: &LoadedModule, instance: &Instance) -> wasmtime::Result<Vec<Global>> {
+fn read_globals(
+    store: &mut Store<Host>,
+    module: &LoadedModule,
+    instance: &Instance,
+) -> wasmtime::Result<Vec<Global>> {
     let mut globals = Vec::with_capacity(module.globals.len());
     for export in &module.globals {
         if let Some(Extern::Global(global)) = instance.get_module_export(&mut *store, export) {
@@ -256,13 +322,21 @@ fn read_globals(store: &mut Store<Host>, module: &LoadedModule, instance: &Insta
 }
 
 impl ResourceLimiter for Host {
-    fn memory_growing(&mut self, _current: usize, desired: usize, _maximum: Option<usize>) -> wasmtime::Result<bool> {
+    fn memory_growing(
+        &mut self,
+        _current: usize,
+        desired: usize,
+        _maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
         let before = self.heap.size_bytes();
         let after = before.max(desired as u64);
         let may = self.heap_may_grow(before, after)?;
         if !may && !self.instantiated {
             let limit = self.heap_bytes_max;
-            return Err(Failure::out_of_memory(&format!("its module begins with {after} bytes of Wasm memory, the limit is {limit} bytes")).into());
+            return Err(Failure::out_of_memory(&format!(
+                "its module begins with {after} bytes of Wasm memory, the limit is {limit} bytes"
+            ))
+            .into());
         }
         Ok(may)
     }
@@ -272,7 +346,12 @@ impl ResourceLimiter for Host {
         Ok(())
     }
 
-    fn table_growing(&mut self, _current: usize, desired: usize, _maximum: Option<usize>) -> wasmtime::Result<bool> {
+    fn table_growing(
+        &mut self,
+        _current: usize,
+        desired: usize,
+        _maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
         Ok(desired <= TABLE_ELEMENTS_MAX)
     }
 }

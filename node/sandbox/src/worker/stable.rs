@@ -1,7 +1,8 @@
 //! Stable memory of the running message: checked, counted access for the System API.
 //!
-//! Only the System API touches stable memory, in ranges it knows, so pages written and pages accessed are counted exactly before anything moves and no page is ever
-//! protected. Both counts have a cap; the access that would pass one is refused and nothing of it happens.
+//! Only the System API touches stable memory, in ranges it knows, so pages written and pages accessed are
+//! counted exactly before anything moves and no page is ever protected. Both counts have a cap; the access
+//! that would pass one is refused and nothing of it happens.
 
 use std::ops::Range;
 
@@ -52,7 +53,8 @@ impl Stable {
         Self { undo: kept.map(|kept| Undo::new(memory_pages, kept)), mapping, trackers }
     }
 
-    /// Ends the message: the mapping, the pages written, what was saved of pages dirty before, and the trackers.
+    /// Ends the message: the mapping, the pages written, what was saved of pages dirty before, and the
+    /// trackers.
     pub(crate) fn leave(mut self) -> (Mapping, Vec<Range<u64>>, Option<Undo>, StableTrackers) {
         let dirty = self.trackers.dirty.take();
         self.trackers.accessed.take();
@@ -71,7 +73,8 @@ impl Stable {
 
     /// Grows to `bytes`; false when the file behind does not reach so far.
     pub(crate) fn grow(&mut self, bytes: u64) -> bool {
-        usize::try_from(bytes).is_ok_and(|bytes| bytes <= self.mapping.file_bytes() && self.mapping.set_size(bytes).is_ok())
+        usize::try_from(bytes)
+            .is_ok_and(|bytes| bytes <= self.mapping.file_bytes() && self.mapping.set_size(bytes).is_ok())
     }
 
     /// The bytes of `range`, which must be checked to lie below [`Self::size_bytes`]; empty otherwise.
@@ -79,9 +82,17 @@ impl Stable {
         if range.is_empty() || range.end > self.size_bytes() {
             return Ok(&[]);
         }
-        self.trackers.accessed.mark(pages_of(&range), |_| {}).map_err(|CapReached| StableRefused::Accessed)?;
+        self.trackers
+            .accessed
+            .mark(pages_of(&range), |_| {})
+            .map_err(|CapReached| StableRefused::Accessed)?;
         // SAFETY: the range is accessible, and writing needs this value mutably.
-        Ok(unsafe { std::slice::from_raw_parts(self.mapping.base().as_ptr().add(range.start as usize), (range.end - range.start) as usize) })
+        Ok(unsafe {
+            std::slice::from_raw_parts(
+                self.mapping.base().as_ptr().add(range.start as usize),
+                (range.end - range.start) as usize,
+            )
+        })
     }
 
     /// Writes `bytes` at `at`, which must be checked to fit; does nothing otherwise.
@@ -90,7 +101,10 @@ impl Stable {
         if range.is_empty() || range.end > self.size_bytes() {
             return Ok(());
         }
-        self.trackers.accessed.mark(pages_of(&range), |_| {}).map_err(|CapReached| StableRefused::Accessed)?;
+        self.trackers
+            .accessed
+            .mark(pages_of(&range), |_| {})
+            .map_err(|CapReached| StableRefused::Accessed)?;
         let (undo, base) = (&mut self.undo, self.mapping.base());
         let marked = self.trackers.dirty.mark(pages_of(&range), |fresh| {
             if let Some(undo) = undo {
@@ -99,7 +113,13 @@ impl Stable {
         });
         marked.map_err(|CapReached| StableRefused::Dirty)?;
         // SAFETY: the range is accessible and writable; `bytes` lies in the heap, never in this mapping.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.mapping.base().as_ptr().add(at as usize), bytes.len()) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                self.mapping.base().as_ptr().add(at as usize),
+                bytes.len(),
+            )
+        };
         Ok(())
     }
 }

@@ -6,7 +6,8 @@ use state::ErrorCode;
 
 use super::{Canister, HOST, MIB, World};
 
-/// Calls `callee` (its id at 0, 10 bytes) as many times as its argument's first byte says, and replies with the result codes.
+/// Calls `callee` (its id at 0, 10 bytes) as many times as its argument's first byte says, and replies with
+/// the result codes.
 const CALLER: &str = r#"(module
     (import "ic0" "msg_arg_data_copy" (func $arg (param i32 i32 i32)))
     (import "ic0" "msg_reply" (func $reply))
@@ -129,7 +130,10 @@ fn calls_leave_with_their_cycles() {
     assert_eq!(call.callee, Principal::from_slice(&[0, 0, 0, 0, 0, 0, 0, 8, 1, 1]));
     assert_eq!((call.method_name.as_str(), call.arg.as_slice()), ("greet", b"greet".as_slice()));
     assert_eq!((call.cycles, call.prepaid), (1000, PREPAID));
-    assert_eq!((call.on_reply, call.on_reject, call.on_cleanup, call.timeout_seconds), ((0, 11), (1, 12), Some((2, 13)), None));
+    assert_eq!(
+        (call.on_reply, call.on_reject, call.on_cleanup, call.timeout_seconds),
+        ((0, 11), (1, 12), Some((2, 13)), None)
+    );
     let cost = reply(&caller.update("cost", |_| {}));
     assert_eq!(u128::from_le_bytes(cost.try_into().unwrap()), PREPAID);
     let outcome = caller.update("best_effort", |_| {});
@@ -191,11 +195,15 @@ fn cycles_are_accepted_and_burned_within_bounds() {
     let mut caller = Caller::new();
     let before = caller.canister.balance;
     let outcome = caller.update("money", |request| request.context.cycles_available = 100);
-    let amounts: Vec<u128> = reply(&outcome).chunks(16).map(|bytes| u128::from_le_bytes(bytes.try_into().unwrap())).collect();
+    let amounts: Vec<u128> =
+        reply(&outcome).chunks(16).map(|bytes| u128::from_le_bytes(bytes.try_into().unwrap())).collect();
     let threshold = 10_u128.pow(12);
     assert_eq!(amounts, [40, 60, 9, before + 100 - 9 - threshold]);
     let changes = outcome.changes.unwrap();
-    assert_eq!((changes.balance, changes.cycles_accepted, changes.cycles_burned), (threshold, 100, before + 100 - threshold));
+    assert_eq!(
+        (changes.balance, changes.cycles_accepted, changes.cycles_burned),
+        (threshold, 100, before + 100 - threshold)
+    );
 }
 
 #[test]
@@ -214,10 +222,13 @@ fn a_query_called_as_an_update_keeps_cycles_only() {
 fn responses_follow_their_rules() {
     let mut caller = Caller::new();
     failure(&caller.update("twice", |_| {}), 504);
-    failure(&caller.update("call", |request| {
-        request.context.arg = vec![0];
-        request.context.already_responded = true;
-    }), 504);
+    failure(
+        &caller.update("call", |request| {
+            request.context.arg = vec![0];
+            request.context.already_responded = true;
+        }),
+        504,
+    );
     assert_eq!(caller.update("reject", |_| {}).result, Ok(Response::Reject("greet".into())));
     failure(&caller.update("bad_text", |_| {}), 504);
     assert_eq!(caller.update("nothing", |_| {}).result, Ok(Response::None));
@@ -229,7 +240,8 @@ fn responses_follow_their_rules() {
 fn callbacks_are_called_by_their_index() {
     let mut caller = Caller::new();
     let back = |fun, env, kind| Entry::Callback { fun, env, kind };
-    let outcome = caller.with(back(0, 11, CallbackKind::Reply), |request| request.context.cycles_refunded = 77);
+    let outcome =
+        caller.with(back(0, 11, CallbackKind::Reply), |request| request.context.cycles_refunded = 77);
     let bytes = reply(&outcome);
     assert_eq!(u128::from_le_bytes(bytes[..16].try_into().unwrap()), 77);
     assert_eq!(bytes[16..], [11, 0, 0, 0, 0, 0, 0, 0]);

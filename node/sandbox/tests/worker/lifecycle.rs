@@ -1,6 +1,6 @@
 //! Installation, upgrades, hooks, and what the System API tells.
 
-use sandbox::{Entry, Global, Outcome, Response};
+use sandbox::{Entry, Global, Outcome, Response, Sandbox};
 use serde_bytes::ByteBuf;
 use state::{ErrorCode, Time};
 
@@ -96,7 +96,8 @@ fn entry_points_run_in_their_order() {
 fn timers_and_certified_data_are_changes() {
     let world = World::new(HOST);
     let mut canister = world.install(HOOKS);
-    let outcome = world.run(&mut canister, Entry::GlobalTimer, |request| request.context.global_timer = Time(41));
+    let outcome =
+        world.run(&mut canister, Entry::GlobalTimer, |request| request.context.global_timer = Time(41));
     let changes = outcome.changes.unwrap();
     assert_eq!(changes.global_timer, Some(Time(42)));
     assert_eq!(changes.certified_data, Some(ByteBuf::from(b"segment")));
@@ -106,7 +107,9 @@ fn timers_and_certified_data_are_changes() {
 fn inspection_accepts_or_not() {
     let world = World::new(HOST);
     let canister = world.install(HOOKS);
-    let inspect = |name: &str| world.run(&mut canister.clone(), Entry::InspectMessage { method_name: name.into() }, |_| {});
+    let inspect = |name: &str| {
+        world.run(&mut canister.clone(), Entry::InspectMessage { method_name: name.into() }, |_| {})
+    };
     assert!(inspect("good").accepted);
     assert!(!inspect("bad").accepted);
     let trapped = inspect("traps");
@@ -170,14 +173,73 @@ fn the_system_tells_what_it_knows() {
         (func (export "canister_update no_variable") (drop (call $env_value_size (i32.const 0) (i32.const 5))))
         (func (export "canister_query certificate") (call $byte (call $certificate_size)) (call $reply)))"#,
     );
-    let outcome = world.run(&mut canister, Entry::Update("tell".into()), |request| request.context.context_instructions = 1_000_000);
+    let outcome = world.run(&mut canister, Entry::Update("tell".into()), |request| {
+        request.context.context_instructions = 1_000_000
+    });
     let expected: Vec<u8> = [
-        [10].as_slice(), &[7, 1, 1], &[2], &[4], b"OLOUR", &[1], &[0], &[5], b"green", &[1], &[0], &[0], &[100], &[1], &[0], &[200], &[2], &[1],
+        [10].as_slice(),
+        &[7, 1, 1],
+        &[2],
+        &[4],
+        b"OLOUR",
+        &[1],
+        &[0],
+        &[5],
+        b"green",
+        &[1],
+        &[0],
+        &[0],
+        &[100],
+        &[1],
+        &[0],
+        &[200],
+        &[2],
+        &[1],
     ]
     .concat();
     assert_eq!(reply(outcome), expected);
-    assert_eq!(world.update(&mut canister, "no_variable", b"").result.unwrap_err().reject.error_code, ErrorCode(504));
+    assert_eq!(
+        world.update(&mut canister, "no_variable", b"").result.unwrap_err().reject.error_code,
+        ErrorCode(504)
+    );
     assert!(world.query(&canister, "certificate", b"").result.is_err());
-    let certified = world.run(&mut canister, Entry::Query("certificate".into()), |request| request.context.data_certificate = Some(ByteBuf::from([1; 99])));
+    let certified = world.run(&mut canister, Entry::Query("certificate".into()), |request| {
+        request.context.data_certificate = Some(ByteBuf::from([1; 99]))
+    });
     assert_eq!(reply(certified), [99]);
+}
+
+#[test]
+fn the_canisters_of_this_repository_install_count_and_upgrade() {
+    let world = World::new(HOST);
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../canisters/wasm");
+    let mut counted = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "wasm" && extension != "gz") {
+            continue;
+        }
+        let wasm = std::fs::read(&path).unwrap();
+        let mut canister = world.prepared(&wasm);
+        let info = world.pool.prepare(&wasm).unwrap();
+        let mut run = |entry: Entry| {
+            let outcome = world.run(&mut canister, entry.clone(), |request| {
+                request.context.arg = b"DIDL\0\0".to_vec();
+                request.limits.instructions = 50_000_000_000;
+            });
+            assert!(outcome.result.is_ok(), "{}: {entry:?}: {outcome:?}", path.display());
+            outcome
+        };
+        run(Entry::Init);
+        if info.updates.iter().any(|name| name == "inc") {
+            run(Entry::Update("inc".into()));
+            let last = reply(run(Entry::Update("inc".into())));
+            assert_eq!(reply(run(Entry::Update("get".into()))), last, "{}", path.display());
+            assert_eq!(reply(run(Entry::Query("get".into()))), last, "{}", path.display());
+            counted += 1;
+        }
+        run(Entry::PreUpgrade);
+    }
+    assert!(counted >= 4, "{counted} of them count");
+    assert_eq!(world.pool.statistics().restarts, 0);
 }

@@ -62,7 +62,11 @@ fn a_counter_survives_messages_and_workers() {
     let reject = failed.result.unwrap_err().reject;
     assert_eq!(reject.error_code, ErrorCode(503));
     assert!(reject.message.contains("a text"), "{}", reject.message);
-    assert_eq!(counters(&world.query(&canister, "get", b"").result.unwrap()), [3; 3], "a trap leaves nothing");
+    assert_eq!(
+        counters(&world.query(&canister, "get", b"").result.unwrap()),
+        [3; 3],
+        "a trap leaves nothing"
+    );
 
     for pid in world.pool.pids() {
         kill(pid);
@@ -74,7 +78,6 @@ fn a_counter_survives_messages_and_workers() {
     assert_eq!(counters(&world.query(&canister, "get", b"").result.unwrap()), [4; 3]);
     assert_eq!(world.pool.statistics().restarts, 2);
 }
-
 
 fn kill(pid: u32) {
     let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();

@@ -1,7 +1,7 @@
 //! Heap and stable memory: what is counted, what is refused, what stays.
 
 use proptest::prelude::*;
-use sandbox::{Entry, Outcome, Response};
+use sandbox::{Entry, Lane, Outcome, Request, Response, Sandbox};
 use state::ErrorCode;
 
 use super::{Canister, HOST, MIB, World};
@@ -48,6 +48,15 @@ fn toucher(memory64: bool) -> String {
                 (local.set $left (i64.sub (local.get $left) (i64.const 1)))
                 (br $next)))
             (call $done))
+        (func (export "canister_update fill_scattered") (local $at {i}) (local $left i64)
+            (local.set $left (call $b))
+            (block $end (loop $next
+                (br_if $end (i64.eqz (local.get $left)))
+                (memory.fill (local.get $at) (i32.const 1) {one})
+                (local.set $at ({i}.add (local.get $at) ({i}.mul {page} {a})))
+                (local.set $left (i64.sub (local.get $left) (i64.const 1)))
+                (br $next)))
+            (call $done))
         (func (export "canister_update fill") (memory.fill {a} (i32.const 7) {b}) (call $done))
         (func (export "canister_update copy") (memory.copy {a} {zero} {b}) (call $done))
         (func (export "canister_update copy_small") (memory.copy {a} {zero} {eight}) (call $done))
@@ -58,6 +67,7 @@ fn toucher(memory64: bool) -> String {
         (func (export "canister_update sscan") (call $sread (i64.const 0) (call $a) (call $b)) (call $done))
         (func (export "canister_update read") (call $append {a} {b}) (call $done)))"#,
         wasm_page = n(65536),
+        one = n(1),
         sixteen = n(16),
         eight = n(8),
         zero = n(0),
@@ -70,15 +80,16 @@ fn toucher(memory64: bool) -> String {
 struct Toucher {
     world: World,
     canister: Canister,
+    lane: usize,
 }
 
 impl Toucher {
     fn new(memory64: bool) -> Self {
-        let world = World::new(HOST);
+        let world = World::with(HOST, |config| config.update_workers = 2);
         let mut canister = world.install(&toucher(memory64));
         assert!(world.update(&mut canister, "grow", &[0; 16]).result.is_ok());
         assert_eq!((canister.heap_wasm_pages, canister.stable_wasm_pages), (1101, 2000));
-        Self { world, canister }
+        Self { world, canister, lane: 0 }
     }
 
     fn checkpoint(&self) {
@@ -95,11 +106,18 @@ impl Toucher {
 
     /// Runs `method` with a cap of `heap_pages` dirty heap pages.
     fn run(&mut self, method: &str, a: u64, b: u64, heap_pages: u64) -> Outcome {
-        let arg = [a.to_le_bytes(), b.to_le_bytes()].concat();
-        self.world.run(&mut self.canister, Entry::Update(method.into()), |request| {
-            request.context.arg = arg;
-            request.limits.heap_dirty_bytes = heap_pages * PAGE;
-        })
+        let (request, outcome) = self.try_out(method, a, b, heap_pages);
+        self.world.commit(&mut self.canister, request, &outcome);
+        outcome
+    }
+
+    /// Runs `method` and commits nothing.
+    fn try_out(&mut self, method: &str, a: u64, b: u64, heap_pages: u64) -> (Request, Outcome) {
+        let mut request = self.world.request(&self.canister, Entry::Update(method.into()));
+        request.context.arg = [a.to_le_bytes(), b.to_le_bytes()].concat();
+        request.limits.heap_dirty_bytes = heap_pages * PAGE;
+        let outcome = self.world.pool.execute(Lane::Update(self.lane), &request);
+        (request, outcome)
     }
 }
 
@@ -124,7 +142,11 @@ fn the_heap_cap_is_exact_to_the_page() {
             let fits = toucher.run(method, a, b, pages + 1);
             assert!(fits.result.is_ok(), "{method} {a} {b}: {:?}", fits.result);
             let changes = fits.changes.unwrap();
-            assert_eq!(changes.heap_runs.iter().map(|run| run.pages).sum::<u64>(), pages + 1, "{method} {a} {b}");
+            assert_eq!(
+                changes.heap_runs.iter().map(|run| run.pages).sum::<u64>(),
+                pages + 1,
+                "{method} {a} {b}"
+            );
             let (code, message) = reject(&toucher.run(method, a, b, pages));
             assert_eq!(code, ErrorCode(524), "{method} {a} {b}: {message}");
             assert!(message.contains(&format!("{} bytes", pages * PAGE)), "{message}");
@@ -137,7 +159,13 @@ fn the_heap_cap_is_exact_to_the_page() {
 fn out_of_bounds_is_out_of_bounds_and_not_the_cap() {
     let mut toucher = Toucher::new(false);
     let end = 1101 * 65536;
-    for (method, a, b) in [("fill", end - 5, 6), ("fill", u64::from(u32::MAX), 10), ("copy", end - 5, 6), ("init", end - 7, 0), ("store", end / PAGE, 2)] {
+    for (method, a, b) in [
+        ("fill", end - 5, 6),
+        ("fill", u64::from(u32::MAX), 10),
+        ("copy", end - 5, 6),
+        ("init", end - 7, 0),
+        ("store", end / PAGE, 2),
+    ] {
         let (code, message) = reject(&toucher.run(method, a, b, 3));
         assert_eq!(code, ErrorCode(502), "{method}: {message}");
         assert!(message.contains("out of bounds"), "{message}");
@@ -149,7 +177,10 @@ fn stable_memory_takes_24_mib_in_a_message_and_refuses_48() {
     let mut toucher = Toucher::new(false);
     let written = toucher.run("swrite", 0, 24 * MIB, 1);
     assert!(written.result.is_ok(), "{:?}", written.result);
-    assert_eq!(written.changes.unwrap().stable_runs.iter().map(|run| run.pages).sum::<u64>(), 24 * MIB / PAGE);
+    assert_eq!(
+        written.changes.unwrap().stable_runs.iter().map(|run| run.pages).sum::<u64>(),
+        24 * MIB / PAGE
+    );
     let (code, message) = reject(&toucher.run("swrite", 0, 48 * MIB, 1));
     assert_eq!(code, ErrorCode(524));
     assert!(message.contains("32 MiB") && message.contains("32768 KB"), "{message}");
@@ -218,22 +249,35 @@ fn scattered_writes_never_exhaust_the_kernels_mappings() {
         assert_eq!(code, ErrorCode(524));
     }
     let Response::Reply(bytes) = toucher.run("read", 0, 65536, 10).result.unwrap() else { panic!() };
-    assert!(bytes.chunks(2 * PAGE as usize).all(|pages| pages[0] == 1 && pages[1..].iter().all(|byte| *byte == 0)));
+    assert!(
+        bytes
+            .chunks(2 * PAGE as usize)
+            .all(|pages| pages[0] == 1 && pages[1..].iter().all(|byte| *byte == 0))
+    );
+    // The same through a bulk operation for every page.
+    toucher.checkpoint_and_fold();
+    let outcome = toucher.run("fill_scattered", 2, 8_800, 16_384);
+    assert!(outcome.result.is_ok(), "{:?}", outcome.result);
+    let pages: u64 = outcome.changes.unwrap().heap_runs.iter().map(|run| run.pages).sum();
+    assert!((8_801..8_801 + 16 * 80).contains(&pages), "{pages}");
     assert_eq!(toucher.world.pool.statistics().restarts, 0);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
-    /// Whatever sequence of writes, failures, checkpoints, foldings, restarts and forgetting: memory holds what the messages that ended well wrote.
+    /// Whatever sequence of writes, failures, checkpoints, foldings, restarts and forgetting: memory holds
+    /// what the messages that ended well wrote.
     #[test]
-    fn memory_holds_what_was_written(steps in prop::collection::vec((0_u8..10, 0_u64..60, 1_u64..12), 1..40)) {
+    fn memory_holds_what_was_written(steps in prop::collection::vec((0_u8..12, 0_u64..60, 1_u64..90, 0_usize..2), 1..60)) {
         let mut toucher = Toucher::new(false);
         let mut heap = vec![0_u8; 80 * PAGE as usize];
         let mut stable = vec![0_u8; 80 * PAGE as usize];
         let ids = [toucher.canister.heap, toucher.canister.stable];
-        for (kind, at, length) in steps {
-            let (from, to) = ((at * PAGE + at) as usize, (at * PAGE + at + length * 999) as usize);
+        for (kind, at, length, lane) in steps {
+            toucher.lane = lane;
+            let from = (at * PAGE + at) as usize;
+            let to = (from + length as usize * 999).min(heap.len());
             match kind {
                 0..=2 => {
                     prop_assert!(toucher.run("fill", from as u64, (to - from) as u64, 100).result.is_ok());
@@ -254,15 +298,15 @@ proptest! {
                 6 => {
                     // Written and refused at the end.
                     reject(&toucher.run("fill", 0, 70 * PAGE, 60));
+                }
+                10..=11 => {
                     // Done, and thrown away by execution.
-                    let request = toucher.world.request(&toucher.canister, Entry::Update("fill".into()));
-                    let mut request = request;
-                    request.context.arg = [(from as u64).to_le_bytes(), ((to - from) as u64).to_le_bytes()].concat();
-                    prop_assert!(sandbox::Sandbox::execute(&toucher.world.pool, sandbox::Lane::Update(0), &request).result.is_ok());
+                    let (_, outcome) = toucher.try_out("fill", from as u64, (to - from) as u64, 100);
+                    prop_assert!(outcome.result.is_ok());
                 }
                 7 => toucher.checkpoint(),
                 8 => toucher.checkpoint_and_fold(),
-                _ => sandbox::Sandbox::forget(&toucher.world.pool, &ids),
+                _ => toucher.world.pool.forget(&ids),
             }
         }
         let Response::Reply(bytes) = toucher.run("read", 0, heap.len() as u64, 10).result.unwrap() else { panic!() };

@@ -1,13 +1,18 @@
-//! Every function of the System API from every kind of entry point: allowed or refused as the specification's table says.
+//! Every function of the System API from every kind of entry point: allowed or refused as the specification's
+//! table says.
 
 use std::collections::BTreeMap;
 
-use sandbox::{CallbackKind, Entry, Global, Request, module::{IC0_FUNCTIONS, Word}};
+use sandbox::{
+    CallbackKind, Entry, Global, Request,
+    module::{IC0_FUNCTIONS, Word},
+};
 use state::ErrorCode;
 
 use super::{HOST, World};
 
-/// The table of the specification ("Overview of imports"); `Q` is every kind of query method but composite ones, `*` everywhere but in `(start)`.
+/// The table of the specification ("Overview of imports"); `Q` is every kind of query method but composite
+/// ones, `*` everywhere but in `(start)`.
 const PERMITTED: &[(&str, &str)] = &[
     ("accept_message", "F"),
     ("call_cycles_add", "U Ry Rt T"),
@@ -97,9 +102,11 @@ fn caller(start: bool) -> String {
             Word::I64 => "i64",
         };
         let params: String = function.params.iter().map(|word| format!(" {}", kind(word))).collect();
-        let result = function.result.as_ref().map(|word| format!("(result {})", kind(word))).unwrap_or_default();
+        let result =
+            function.result.as_ref().map(|word| format!("(result {})", kind(word))).unwrap_or_default();
         imports += &format!("(import \"ic0\" \"{}\" (func $f{n} (param{params}) {result}))\n", function.name);
-        let arguments: String = function.params.iter().map(|word| format!("({}.const 0)", kind(word))).collect();
+        let arguments: String =
+            function.params.iter().map(|word| format!("({}.const 0)", kind(word))).collect();
         let call = format!("(call $f{n} {arguments})");
         let call = if function.result.is_some() { format!("(drop {call})") } else { call };
         cases += &format!("(if (i32.eq (global.get $which) (i32.const {n})) (then {call}))\n");
@@ -123,7 +130,8 @@ fn caller(start: bool) -> String {
 #[test]
 fn functions_may_be_called_from_where_the_specification_says() {
     assert_eq!(PERMITTED.len(), IC0_FUNCTIONS.len());
-    let permitted: BTreeMap<&str, Vec<&str>> = PERMITTED.iter().map(|(name, letters)| (*name, letters.split(' ').collect())).collect();
+    let permitted: BTreeMap<&str, Vec<&str>> =
+        PERMITTED.iter().map(|(name, letters)| (*name, letters.split(' ').collect())).collect();
     let callback = |kind| Entry::Callback { fun: 0, env: 0, kind };
     let reject = || CallbackKind::Reject { code: 4, message: "no".into() };
     let cleanup = || Entry::Cleanup { fun: 0, env: 0, reject_code: 4 };
@@ -172,11 +180,23 @@ fn functions_may_be_called_from_where_the_specification_says() {
             let allowed = letters.contains(letter)
                 || letters.contains(&"*")
                 || (letters.contains(&"Q") && ["RQ", "NRQ"].contains(letter));
-            assert_eq!(refused(&outcome), !allowed, "ic0.{} from {letter}: {:?}", function.name, outcome.result);
+            assert_eq!(
+                refused(&outcome),
+                !allowed,
+                "ic0.{} from {letter}: {:?}",
+                function.name,
+                outcome.result
+            );
         }
         let outcome = world.run(&mut starting.clone(), Entry::Init, which);
         let from_start = matches!(&outcome.result, Err(trap) if trap.reject.message.contains("(start)"));
-        assert_eq!(from_start, !letters.contains(&"s"), "ic0.{} from (start): {:?}", function.name, outcome.result);
+        assert_eq!(
+            from_start,
+            !letters.contains(&"s"),
+            "ic0.{} from (start): {:?}",
+            function.name,
+            outcome.result
+        );
     }
     assert_eq!(world.pool.statistics().restarts, 0);
 }
@@ -189,13 +209,19 @@ fn hostile_arguments_end_the_message_and_nothing_else() {
             (Word::I, true) | (Word::I64, _) => "i64",
             _ => "i32",
         };
-        let functions: Vec<_> = IC0_FUNCTIONS.iter().filter(|function| !(memory64 && function.only32)).collect();
+        let functions: Vec<_> =
+            IC0_FUNCTIONS.iter().filter(|function| !(memory64 && function.only32)).collect();
         let mut imports = String::new();
         let mut methods = String::new();
         for (n, function) in functions.iter().enumerate() {
             let params: String = function.params.iter().map(|param| format!(" {}", word(param))).collect();
-            let result = function.result.as_ref().map(|result| format!("(result {})", word(result))).unwrap_or_default();
-            imports += &format!("(import \"ic0\" \"{}\" (func $f{n} (param{params}) {result}))\n", function.name);
+            let result = function
+                .result
+                .as_ref()
+                .map(|result| format!("(result {})", word(result)))
+                .unwrap_or_default();
+            imports +=
+                &format!("(import \"ic0\" \"{}\" (func $f{n} (param{params}) {result}))\n", function.name);
             let arguments: String = function
                 .params
                 .iter()
@@ -216,12 +242,32 @@ fn hostile_arguments_end_the_message_and_nothing_else() {
         let mut canister = world.empty(&wat);
         canister.heap_wasm_pages = 1;
         canister.stable_wasm_pages = 1;
-        let values = [0_i64, 1, 65_535, 65_536, 65_537, i64::from(i32::MAX), 0xffff_ffff, 0x1_0000_0000, i64::MAX, i64::MIN, -1, -16];
+        let values = [
+            0_i64,
+            1,
+            65_535,
+            65_536,
+            65_537,
+            i64::from(i32::MAX),
+            0xffff_ffff,
+            0x1_0000_0000,
+            i64::MAX,
+            i64::MIN,
+            -1,
+            -16,
+        ];
         for function in &functions {
             for round in 0..values.len() * 3 {
-                let outcome = world.run(&mut canister.clone(), Entry::Update(function.name.into()), |request| {
-                    request.globals = (0..8).map(|at| Global::I64(values[(round * (at + 1) + at * (round / values.len())) % values.len()])).collect();
-                });
+                let outcome =
+                    world.run(&mut canister.clone(), Entry::Update(function.name.into()), |request| {
+                        request.globals = (0..8)
+                            .map(|at| {
+                                Global::I64(
+                                    values[(round * (at + 1) + at * (round / values.len())) % values.len()],
+                                )
+                            })
+                            .collect();
+                    });
                 if let Err(trap) = outcome.result {
                     assert!(!trap.worker_died, "ic0.{}: {}", function.name, trap.reject.message);
                 }

@@ -21,12 +21,15 @@ const LOOPS: &str = r#"(module
 fn loops_and_recursion_end_with_the_message() {
     let world = World::new(HOST);
     let mut canister = world.install(LOOPS);
-    let outcome = world.run(&mut canister, Entry::Update("loop".into()), |request| request.limits.instructions = 50_000_000);
+    let outcome = world
+        .run(&mut canister, Entry::Update("loop".into()), |request| request.limits.instructions = 50_000_000);
     assert_eq!(outcome.instructions, 50_000_000);
     let reject = outcome.result.unwrap_err().reject;
     assert_eq!(reject.error_code, ErrorCode(522));
     assert!(reject.message.contains("50000000"), "{}", reject.message);
-    for (method, text) in [("recurse", "stack overflow"), ("null", "out of bounds"), ("divide", "divide by 0")] {
+    for (method, text) in
+        [("recurse", "stack overflow"), ("null", "out of bounds"), ("divide", "divide by 0")]
+    {
         let reject = world.update(&mut canister, method, b"").result.unwrap_err().reject;
         assert_eq!(reject.error_code, ErrorCode(502));
         assert!(reject.message.contains(text), "{}", reject.message);
@@ -42,7 +45,9 @@ fn a_worker_killed_in_the_middle_of_a_message_costs_that_message() {
     let pid = world.pool.pids()[0];
     std::thread::scope(|scope| {
         let looping = scope.spawn(|| {
-            world.run(&mut canister.clone(), Entry::Update("loop".into()), |request| request.limits.instructions = 1 << 50)
+            world.run(&mut canister.clone(), Entry::Update("loop".into()), |request| {
+                request.limits.instructions = 1 << 50
+            })
         });
         // Busy when its first message has used some processor time.
         while cpu_ticks(pid) < 10 {

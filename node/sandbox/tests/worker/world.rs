@@ -1,11 +1,16 @@
-//! A node in small: a pool of real worker processes, a real page store, and canisters whose state is kept here the way execution keeps it.
+//! A node in small: a pool of real worker processes, a real page store, and canisters whose state is kept
+//! here the way execution keeps it.
 
-use std::{path::PathBuf, sync::atomic::{AtomicU64, Ordering}};
+use std::{
+    path::PathBuf,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use ic_principal::Principal;
 use pages::{MemoryId, PageStore};
 use sandbox::{
-    CostTable, Entry, Global, Lane, MessageLimits, Mount, Outcome, Pool, Request, RunState, Sandbox, SandboxConfig, SystemContext,
+    CostTable, Entry, Global, Lane, MessageLimits, Mount, Outcome, Pool, Request, RunState, Sandbox,
+    SandboxConfig, SystemContext,
 };
 use sha2::{Digest, Sha256};
 use state::{Cycles, ModuleHash, Time};
@@ -63,10 +68,14 @@ impl World {
 
     /// A canister that has its module and has not run `canister_init`.
     pub(crate) fn empty(&self, wat: &str) -> Canister {
-        let wasm = wat::parse_str(wat).unwrap();
-        self.pool.prepare(&wasm).unwrap_or_else(|reject| panic!("{}", reject.message));
+        self.prepared(&wat::parse_str(wat).unwrap())
+    }
+
+    /// The same of a module in binary.
+    pub(crate) fn prepared(&self, wasm: &[u8]) -> Canister {
+        self.pool.prepare(wasm).unwrap_or_else(|reject| panic!("{}", reject.message));
         Canister {
-            hash: ModuleHash(Sha256::digest(&wasm).into()),
+            hash: ModuleHash(Sha256::digest(wasm).into()),
             heap: self.memory(4 << 30),
             stable: self.memory(1 << 30),
             heap_wasm_pages: 0,
@@ -86,7 +95,8 @@ impl World {
 
     /// A request as execution would make it.
     pub(crate) fn request(&self, canister: &Canister, entry: Entry) -> Request {
-        let keeps = !matches!(entry, Entry::Query(_) | Entry::CompositeQuery(_) | Entry::InspectMessage { .. });
+        let keeps =
+            !matches!(entry, Entry::Query(_) | Entry::CompositeQuery(_) | Entry::InspectMessage { .. });
         let limits = limits();
         let mount = |id, wasm_pages, bytes: u64| Mount {
             layout: self.store.layout(id).unwrap(),
@@ -106,7 +116,12 @@ impl World {
     }
 
     /// Runs one message on the first lane of its kind and keeps its changes.
-    pub(crate) fn run(&self, canister: &mut Canister, entry: Entry, change: impl FnOnce(&mut Request)) -> Outcome {
+    pub(crate) fn run(
+        &self,
+        canister: &mut Canister,
+        entry: Entry,
+        change: impl FnOnce(&mut Request),
+    ) -> Outcome {
         let mut request = self.request(canister, entry);
         change(&mut request);
         let lane = if request.context.replicated { Lane::Update(0) } else { Lane::Query(0) };
@@ -134,7 +149,9 @@ impl World {
     }
 
     pub(crate) fn query(&self, canister: &Canister, name: &str, arg: &[u8]) -> Outcome {
-        self.run(&mut canister.clone(), Entry::Query(name.into()), |request| request.context.arg = arg.to_vec())
+        self.run(&mut canister.clone(), Entry::Query(name.into()), |request| {
+            request.context.arg = arg.to_vec()
+        })
     }
 }
 

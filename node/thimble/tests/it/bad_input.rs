@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use candid::Encode;
+use candid::{Decode, Encode};
 use ic_management_canister_types::CanisterInstallMode;
 
 use crate::{harness::*, http::post};
@@ -84,7 +84,7 @@ async fn modules_that_are_no_canisters_are_refused_with_the_limit() {
         ("cut short", std::fs::read(fixture("counter-c.wasm")).unwrap()[..200].to_vec(), ""),
         ("functions", wat::parse_str(functions).unwrap(), "50000"),
         ("globals", wat::parse_str(globals).unwrap(), "1000"),
-        ("table", wat::parse_str("(module (table 4000000 funcref))").unwrap(), "1000000"),
+        ("table", wat::parse_str("(module (table 4000000 funcref))").unwrap(), "65536"),
         ("memory", wat::parse_str("(module (memory 70000))").unwrap_or_default(), ""),
         ("import", wat::parse_str("(module (import \"env\" \"f\" (func)))").unwrap(), "env"),
         (
@@ -99,7 +99,7 @@ async fn modules_that_are_no_canisters_are_refused_with_the_limit() {
         let error = install(&agent, canister, CanisterInstallMode::Install, module, Encode!().unwrap()).await;
         let (code, text, _) = rejected(error.expect_err(name));
         assert!((4..=5).contains(&code), "{name}: {code} {text}");
-        assert!(text.replace([',', '_'], "").contains(expected), "{name}: {text}");
+        assert!(text.replace([',', '_'], "").contains(&expected.replace('_', "")), "{name}: {text}");
     }
     still_counts(&node).await;
 }
@@ -122,10 +122,10 @@ async fn a_canister_that_grows_without_end_is_stopped_by_its_cap() {
     let bench = deploy(&agent, "workbench.wasm").await;
     // 16 GiB of stable memory fit no subnet of this size: refused, not granted.
     let reply = update(&agent, bench, "stable_grow", Encode!(&(16u64 << 30 >> 16)).unwrap()).await.unwrap();
-    assert_eq!(candid::Decode!(&reply, u64).unwrap(), u64::MAX);
+    assert_eq!(Decode!(&reply, u64).unwrap(), u64::MAX);
     let error = update(&agent, bench, "grow_heap", Encode!(&8_000u64).unwrap()).await;
     if let Ok(reply) = &error {
-        assert!(candid::Decode!(reply, u64).unwrap() < 4 << 30);
+        assert!(Decode!(reply, u64).unwrap() < 4 << 30);
     }
     still_counts(&node).await;
 }

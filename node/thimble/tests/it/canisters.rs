@@ -215,7 +215,7 @@ async fn writes_are_bounded_per_message_and_the_limit_is_named() {
     let (code, text, _) =
         rejected(update(&agent, bench, "heap_fill", Encode!(&mib(96), &3u8).unwrap()).await.unwrap_err());
     assert_eq!(code, 5, "{text}");
-    assert!(text.contains("64") && text.to_lowercase().contains("heap"), "the limit is named: {text}");
+    assert!(text.contains("64 MiB") && text.contains("Wasm memory"), "the limit is named: {text}");
     assert_eq!(number(&update(&agent, bench, "inc", none()).await.unwrap()), 1);
 }
 
@@ -226,7 +226,7 @@ async fn an_infinite_loop_ends_at_the_instruction_limit_and_the_node_goes_on() {
     let mut node = Node::start_in(data, "512MiB", Some(folder)).await;
     // A small limit makes the story short; its value is what the text must name.
     node.reconfigure(
-        "[limits.execution]\ninstructions_per_message = 300000000\ninstructions_per_query = 200000000\n",
+        "[limits.execution]\ninstructions_per_slice = 100000000\ninstructions_per_message = 300000000\ninstructions_per_query = 200000000\n",
     )
     .await;
     let agent = node.agent(1).await;

@@ -1,0 +1,267 @@
+//! The whole path with real code: modules compiled in children, run in worker processes, their pages on disk. The modules are those under `canisters/wasm`.
+//!
+//! This program has a `main` of its own, because it is also the program that the pool starts as worker and as compiler.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+
+use candid::{Decode, Encode, Nat, Principal};
+use common::{Node, limits, user};
+use execution::QueryRequest;
+use ic_management_canister_types::{CanisterInstallMode as Mode, UpgradeFlags, WasmMemoryPersistence};
+use sandbox::{Pool, Sandbox, SandboxConfig};
+use state::{CanisterId, Reject};
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    match arguments.next().as_deref().and_then(|name| name.to_str()) {
+        Some("sandbox-compile") => return sandbox::compile_main(arguments),
+        Some("sandbox-worker") => return sandbox::worker_main(arguments),
+        _ => {}
+    }
+    let filter = std::env::args().nth(1).filter(|argument| !argument.starts_with('-')).unwrap_or_default();
+    let stories: [(&str, fn()); 7] = [
+        ("a_counter_counts", a_counter_counts),
+        ("motoko_survives_upgrades", motoko_survives_upgrades),
+        ("workbenches_call_each_other", workbenches_call_each_other),
+        ("memory_is_kept_and_bounded", memory_is_kept_and_bounded),
+        ("queries_and_certified_data", queries_and_certified_data),
+        ("a_killed_worker_costs_nothing_certified", a_killed_worker_costs_nothing_certified),
+        ("threads_and_restarts_change_no_root", threads_and_restarts_change_no_root),
+    ];
+    for (name, story) in stories.into_iter().filter(|(name, _)| name.contains(&filter)) {
+        println!("story {name} ...");
+        story();
+    }
+    ExitCode::SUCCESS
+}
+
+fn wasm(name: &str) -> Vec<u8> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../canisters/wasm").join(name);
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+struct Real {
+    node: Node,
+    pool: Arc<Mutex<Option<Arc<Pool>>>>,
+}
+
+fn real(threads: u64) -> Real {
+    let mut limits = limits();
+    limits.execution.threads = threads;
+    let slot: Arc<Mutex<Option<Arc<Pool>>>> = Arc::default();
+    let (pool, given) = (Arc::clone(&slot), limits.clone());
+    let make = move |dir: &Path| {
+        // The pool before must be gone: it holds the lock on the artefacts.
+        drop(pool.lock().unwrap().take());
+        let made = Arc::new(
+            Pool::open(SandboxConfig {
+                exe: std::env::current_exe().unwrap(),
+                cache_dir: dir.join("artefacts"),
+                update_workers: given.execution.threads as usize,
+                query_workers: given.execution.query_threads as usize,
+                module: given.module.clone(),
+                sandbox: given.sandbox.clone(),
+                source: None,
+                probes: false,
+            })
+            .unwrap(),
+        );
+        *pool.lock().unwrap() = Some(Arc::clone(&made));
+        made as Arc<dyn Sandbox>
+    };
+    Real { node: Node::with_sandbox(limits, Some(Arc::new(make))), pool: slot }
+}
+
+impl Real {
+    fn deploy(&mut self, module: &str) -> CanisterId {
+        let id = self.node.create();
+        self.node.install_wasm(id, Mode::Install, wasm(module), Encode!().unwrap()).unwrap();
+        id
+    }
+
+    fn query(&self, id: CanisterId, method: &str, arg: Vec<u8>) -> Result<Vec<u8>, Reject> {
+        let request = QueryRequest { sender: user(1), canister_id: id, method_name: method.into(), arg, sender_info: None };
+        self.node.executor.queries().query(&request).map(|reply| reply.bytes)
+    }
+
+    fn restart(self) -> Self {
+        Self { node: self.node.restart(), pool: self.pool }
+    }
+}
+
+fn none() -> Vec<u8> {
+    Encode!().unwrap()
+}
+
+fn nat64(bytes: &[u8]) -> u64 {
+    Decode!(bytes, u64).unwrap()
+}
+
+fn a_counter_counts() {
+    let mut real = real(2);
+    let id = real.deploy("counter-c.wasm");
+    for expected in 1..=3u64 {
+        assert_eq!(real.node.update(id, "inc", vec![]).unwrap(), expected.to_le_bytes());
+    }
+    assert_eq!(real.query(id, "get", vec![]).unwrap(), 3u64.to_le_bytes());
+    assert_eq!(real.node.update(id, "nothing", vec![]).unwrap_err().error_code.0, 536);
+    let beater = real.deploy("beater-c.wasm");
+    assert!(real.node.round().every_round);
+    let _ = beater;
+    let mut real = real.restart();
+    assert_eq!(real.node.update(id, "inc", vec![]).unwrap(), 4u64.to_le_bytes());
+}
+
+fn motoko_survives_upgrades() {
+    let nat = |bytes: &[u8]| Decode!(bytes, Nat).unwrap();
+    let mut real = real(2);
+    let flags = |persistence| Mode::Upgrade(Some(UpgradeFlags { skip_pre_upgrade: None, wasm_memory_persistence: Some(persistence) }));
+    for (module, upgrade) in [("motoko-counter32.wasm", Mode::Upgrade(None)), ("motoko-counter64.wasm", flags(WasmMemoryPersistence::Keep))] {
+        let id = real.deploy(module);
+        assert_eq!(nat(&real.node.update(id, "inc", none()).unwrap()), 1u8);
+        assert_eq!(nat(&real.node.update(id, "add", Encode!(&Nat::from(41u8)).unwrap()).unwrap()), 42u8);
+        assert!(real.node.update(id, "boom", none()).is_err());
+        real.node.install_wasm(id, upgrade, wasm(module), none()).unwrap();
+        assert_eq!(nat(&real.query(id, "get", none()).unwrap()), 42u8, "{module}");
+        if module.contains("64") {
+            let error = real.node.install_wasm(id, Mode::Upgrade(None), wasm(module), none()).unwrap_err();
+            assert_eq!(error.error_code.0, 504);
+        }
+        // An upgrade to something that does not start leaves all as it was.
+        let broken = wat::parse_str(r#"(module (func unreachable) (export "canister_post_upgrade" (func 0)) (memory 1))"#).unwrap();
+        let replace = flags(WasmMemoryPersistence::Replace);
+        let error = real.node.install_wasm(id, replace, broken, none()).unwrap_err();
+        assert_eq!(error.error_code.0, 502, "{}", error.message);
+        assert_eq!(nat(&real.node.update(id, "inc", none()).unwrap()), 43u8, "{module}");
+    }
+}
+
+fn workbenches_call_each_other() {
+    let mut real = real(2);
+    let ring: Vec<Principal> = (0..3).map(|_| real.deploy("workbench.wasm")).collect();
+    let (a, b) = (ring[0], ring[1]);
+    assert_eq!(nat64(&real.node.update(a, "call_inc", Encode!(&b).unwrap()).unwrap()), 1);
+    assert_eq!(nat64(&real.node.update(a, "call_inc", Encode!(&a).unwrap()).unwrap()), 1);
+    assert_eq!(nat64(&real.node.update(a, "chain", Encode!(&ring, &12u32).unwrap()).unwrap()), 12);
+    assert!(real.node.update(a, "call_trap_cleanup", Encode!(&b).unwrap()).is_err());
+    let report = real.query(a, "cleanup_report", none()).unwrap();
+    #[derive(candid::CandidType, serde::Deserialize)]
+    struct Report {
+        cleanups: u64,
+        leaked: u64,
+    }
+    let report = Decode!(&report, Report).unwrap();
+    assert_eq!((report.cleanups, report.leaked), (1, 0));
+    #[derive(candid::CandidType, serde::Deserialize, Debug)]
+    struct Fanout {
+        replied: u64,
+        rejected: u64,
+        refused: u64,
+    }
+    for method in ["fanout", "fanout_bounded"] {
+        let reply = real.node.update(a, method, Encode!(&ring, &5u32).unwrap()).unwrap();
+        let report = Decode!(&reply, Fanout).unwrap();
+        assert_eq!((report.replied, report.rejected, report.refused), (15, 0, 0), "{method}");
+    }
+    let sent = real.node.update(a, "send_cycles", Encode!(&b, &Nat::from(5_000_000u32)).unwrap()).unwrap();
+    assert_eq!(Decode!(&sent, Nat).unwrap(), 5_000_000u32);
+    let back = real.node.update(a, "send_cycles_refunded", Encode!(&b, &Nat::from(5_000_000u32)).unwrap()).unwrap();
+    assert_eq!(Decode!(&back, Nat).unwrap(), 5_000_000u32);
+    let random = real.node.update(a, "raw_rand_via_mgmt", none()).unwrap();
+    assert_eq!(Decode!(&random, serde_bytes::ByteBuf).unwrap().len(), 32);
+    assert_eq!(real.node.update(a, "reject_with", Encode!(&"no").unwrap()).unwrap_err().error_code.0, 406);
+    let endless = real.node.update(a, "loop_forever", none()).unwrap_err();
+    assert_eq!(endless.error_code.0, 522, "{}", endless.message);
+    assert!(real.node.executor.state().canisters().all(|canister| canister.calls.has_no_contexts()));
+}
+
+fn memory_is_kept_and_bounded() {
+    let mut real = real(2);
+    let id = real.deploy("workbench.wasm");
+    let mib = 1u64 << 20;
+    real.node.update(id, "heap_fill", Encode!(&(20 * mib), &3u8).unwrap()).unwrap();
+    let sum = real.node.update(id, "heap_read_sum_update", Encode!(&0u64, &(20 * mib)).unwrap()).unwrap();
+    assert_eq!(nat64(&sum), 60 * mib);
+    let limit = real.node.config.limits.execution.heap_dirty_bytes_per_message;
+    let error = real.node.update(id, "heap_fill", Encode!(&(limit + mib), &4u8).unwrap()).unwrap_err();
+    assert!(error.message.contains(&limit.to_string()), "{}", error.message);
+    let sum = real.query(id, "heap_read_sum", Encode!(&0u64, &(20 * mib)).unwrap()).unwrap();
+    assert_eq!(nat64(&sum), 60 * mib, "nothing of the message that trapped");
+    let mut real = real.restart();
+    let sum = real.query(id, "heap_read_sum", Encode!(&0u64, &(20 * mib)).unwrap());
+    // Nothing is certified before the first round after a restart that repeated nothing.
+    let sum = match sum {
+        Ok(sum) => sum,
+        Err(_) => {
+            real.node.round();
+            real.query(id, "heap_read_sum", Encode!(&0u64, &(20 * mib)).unwrap()).unwrap()
+        }
+    };
+    assert_eq!(nat64(&sum), 60 * mib);
+}
+
+fn queries_and_certified_data() {
+    let mut real = real(2);
+    let (a, b) = (real.deploy("workbench.wasm"), real.deploy("workbench.wasm"));
+    real.node.update(b, "inc", none()).unwrap();
+    assert_eq!(nat64(&real.query(a, "composite_get", Encode!(&b).unwrap()).unwrap()), 1);
+    real.node.update(a, "set_certified", Encode!(&serde_bytes::ByteBuf::from(b"thirty-two bytes or fewer".to_vec())).unwrap()).unwrap();
+    let reply = real.query(a, "get_certified", none()).unwrap();
+    let (value, certificate) = Decode!(&reply, serde_bytes::ByteBuf, Option<serde_bytes::ByteBuf>).unwrap();
+    let certificate = certificate.expect("queries have a certificate");
+    assert!(certificate.windows(value.len()).any(|window| window == &value[..]));
+    assert_eq!(real.query(a, "loop_forever_query", none()).unwrap_err().error_code.0, 522);
+    let request = |method: &str| state::Ingress {
+        request_id: state::RequestId([1; 32]),
+        sender: user(1),
+        canister_id: a,
+        effective_canister_id: a,
+        method_name: method.into(),
+        arg: none(),
+        ingress_expiry: state::Time(real.node.now() + common::SECOND),
+        sender_info: None,
+    };
+    let queries = real.node.executor.queries();
+    queries.inspect(&request("inc")).unwrap();
+    assert_eq!(queries.inspect(&request("forbidden")).unwrap_err().error_code.0, 406);
+}
+
+fn a_killed_worker_costs_nothing_certified() {
+    let mut real = real(2);
+    let id = real.deploy("workbench.wasm");
+    for expected in 1..=5 {
+        for pid in real.pool.lock().unwrap().as_ref().unwrap().pids() {
+            // SAFETY: sends a signal to a process that this one started.
+            unsafe { libc::kill(pid as i32, libc::SIGKILL) };
+        }
+        assert_eq!(nat64(&real.node.update(id, "inc", none()).unwrap()), expected);
+    }
+    assert!(real.node.log.iter().all(|(_, faults, _)| faults.is_empty()));
+}
+
+fn threads_and_restarts_change_no_root() {
+    let live = |threads: u64, restarts: bool| {
+        let mut real = real(threads);
+        let ring: Vec<Principal> = (0..3).map(|_| real.deploy("workbench.wasm")).collect();
+        for step in 0..6u64 {
+            for (number, id) in ring.iter().enumerate() {
+                let other = ring[(number + 1) % ring.len()];
+                real.node.ingress(user(1), *id, *id, "call_inc", Encode!(&other).unwrap());
+                real.node.ingress(user(1), *id, *id, "heap_fill_at", Encode!(&(step * 10_000), &50_000u64, &(step as u8)).unwrap());
+                real.node.ingress(user(1), *id, *id, "spin", Encode!(&(1_000_000 * (number as u64 + 1))).unwrap());
+            }
+            real.node.settle();
+            if restarts && step % 2 == 1 {
+                real = real.restart();
+            }
+        }
+        real.node.log.iter().map(|(_, _, root)| *root).collect::<Vec<_>>()
+    };
+    let once = live(1, false);
+    assert_eq!(once, live(2, true));
+}
