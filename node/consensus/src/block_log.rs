@@ -13,6 +13,7 @@
 //! record, so that the next append starts clean.
 
 use std::{
+    collections::VecDeque,
     fs::{self, File, OpenOptions},
     io::{self, BufReader, Read, Write},
     os::unix::fs::FileExt,
@@ -257,7 +258,7 @@ impl BlockLog {
         let start =
             self.segments.partition_point(|segment| segment.first.0 <= height.0 + 1).saturating_sub(1);
         Ok(Replay {
-            segments: self.segments[start..].to_vec().into_iter(),
+            segments: self.segments[start..].iter().cloned().collect(),
             reader: None,
             next: None,
             above: height,
@@ -276,7 +277,7 @@ impl BlockLog {
 
 /// Batches of the log, oldest first.
 pub struct Replay {
-    segments: std::vec::IntoIter<Segment>,
+    segments: VecDeque<Segment>,
     reader: Option<SegmentReader>,
     /// A batch whose outcome may be the next record.
     next: Option<Logged>,
@@ -291,10 +292,10 @@ impl Replay {
             {
                 return Ok(Some(record));
             }
-            let Some(segment) = self.segments.next() else {
+            let Some(segment) = self.segments.pop_front() else {
                 return Ok(None);
             };
-            self.reader = Some(SegmentReader::open(&segment.path, self.segments.len() == 0)?);
+            self.reader = Some(SegmentReader::open(&segment.path, self.segments.is_empty())?);
         }
     }
 

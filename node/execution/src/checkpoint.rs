@@ -168,7 +168,9 @@ impl Executor {
     fn relieve(&self) -> Result<(), FatalError> {
         let limits = &self.core.limits().pages;
         let full_above = limits.delta_capacity_bytes.saturating_sub(limits.delta_reserve_bytes);
-        while self.core.pages.delta_bytes() >= full_above && !self.core.pages.fold(FOLD_STEP_BYTES)?.is_idle() {}
+        while self.core.pages.delta_bytes() >= full_above && !self.core.pages.fold(FOLD_STEP_BYTES)?.is_idle()
+        {
+        }
         Ok(())
     }
 }

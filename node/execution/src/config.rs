@@ -72,7 +72,9 @@ pub struct RoundResult {
 #[derive(Debug, Error)]
 pub enum FatalError {
     /// Batches come in order.
-    #[error("batch {found} came where {expected} was due; the block log and the checkpoint do not fit together")]
+    #[error(
+        "batch {found} came where {expected} was due; the block log and the checkpoint do not fit together"
+    )]
     Height {
         /// What came.
         found: u64,
@@ -110,7 +112,9 @@ pub enum FatalError {
         reason: String,
     },
     /// A module that was installed is gone.
-    #[error("module {hash} of canister {canister_id} cannot be prepared: {reason}; restore the data directory from a copy")]
+    #[error(
+        "module {hash} of canister {canister_id} cannot be prepared: {reason}; restore the data directory from a copy"
+    )]
     Module {
         /// Which.
         hash: String,
@@ -120,7 +124,9 @@ pub enum FatalError {
         reason: String,
     },
     /// Snapshots wait for their signatures.
-    #[error("{waiting} states wait for their certificates, the most that may (consensus.execution_lag_blocks); certify before executing more")]
+    #[error(
+        "{waiting} states wait for their certificates, the most that may (consensus.execution_lag_blocks); certify before executing more"
+    )]
     Uncertified {
         /// How many.
         waiting: u64,
@@ -163,7 +169,6 @@ impl FaultKind {
     }
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,7 +176,10 @@ mod tests {
     #[test]
     fn ids_and_numbers_belong_together() {
         let id = ExecutorConfig::canister_id(7);
-        assert_eq!(id.to_text(), "uc7f6-kaaaa-aaaaa-aaaah-cai".replace("uc7f6-kaaaa-aaaaa-aaaah-cai", &id.to_text()));
+        assert_eq!(
+            id.to_text(),
+            "uc7f6-kaaaa-aaaaa-aaaah-cai".replace("uc7f6-kaaaa-aaaaa-aaaah-cai", &id.to_text())
+        );
         assert_eq!(ExecutorConfig::canister_number(&id), Some(7));
         assert_eq!(ExecutorConfig::canister_number(&Principal::anonymous()), None);
         assert_eq!(ExecutorConfig::canister_id(0).to_text(), "rwlgt-iiaaa-aaaaa-aaaaa-cai");

@@ -35,7 +35,16 @@ impl Core {
     ) -> Self {
         let costs = CostSchedule::default();
         let cost_table = costs.table(&config.limits);
-        Self { config, costs, cost_table, sandbox, pages, blobs, prepared: Mutex::default(), blobs_changed: AtomicBool::new(true) }
+        Self {
+            config,
+            costs,
+            cost_table,
+            sandbox,
+            pages,
+            blobs,
+            prepared: Mutex::default(),
+            blobs_changed: AtomicBool::new(true),
+        }
     }
 
     pub(crate) fn limits(&self) -> &Limits {
@@ -68,12 +77,20 @@ impl Core {
     }
 
     /// Sees to it that the artefact of an installed module is there: after a restart the first message of a canister may find it gone from the cache.
-    pub(crate) fn ensure_prepared(&self, module: ModuleHash, canister_id: &CanisterId) -> Result<(), EnsureError> {
+    pub(crate) fn ensure_prepared(
+        &self,
+        module: ModuleHash,
+        canister_id: &CanisterId,
+    ) -> Result<(), EnsureError> {
         if self.prepared.lock().unwrap_or_else(PoisonError::into_inner).contains(&module) {
             return Ok(());
         }
         let fatal = |reason: String| {
-            EnsureError::Fatal(FatalError::Module { hash: format!("{module:?}"), canister_id: *canister_id, reason })
+            EnsureError::Fatal(FatalError::Module {
+                hash: format!("{module:?}"),
+                canister_id: *canister_id,
+                reason,
+            })
         };
         let wasm = match self.blobs.get(&module.0) {
             Ok(Some(wasm)) => wasm,
@@ -112,7 +129,10 @@ impl Core {
 
     /// What a query may use.
     pub(crate) fn query_limits(&self) -> MessageLimits {
-        MessageLimits { instructions: self.limits().execution.instructions_per_query, ..self.message_limits() }
+        MessageLimits {
+            instructions: self.limits().execution.instructions_per_query,
+            ..self.message_limits()
+        }
     }
 
     fn size_limits(&self) -> MessageLimits {

@@ -15,8 +15,9 @@ use std::sync::Arc;
 use pages::PageStore;
 use sandbox::Sandbox;
 use state::{
-    Batch, BlobStore, CanisterState, CertifiedReader, CertifiedState, Fault, Height, HistoryLimits, IngressHistory,
-    ReplicatedState, StateStore, SubnetMetrics, SubnetState, SubnetTree, Time, certified::Uncertified,
+    Batch, BlobStore, CanisterState, CertifiedReader, CertifiedState, Fault, Height, HistoryLimits,
+    IngressHistory, ReplicatedState, StateStore, SubnetMetrics, SubnetState, SubnetTree, Time,
+    certified::Uncertified,
 };
 
 use crate::checkpoint::{Folder, SinceCheckpoint};
@@ -101,13 +102,23 @@ impl Executor {
             return Err(FatalError::Height { found: batch.height.0, expected });
         }
         if batch.time <= self.time() && self.height().0 > 0 {
-            return Err(FatalError::Time { height: batch.height.0, found: batch.time.0, previous: self.time().0 });
+            return Err(FatalError::Time {
+                height: batch.height.0,
+                found: batch.time.0,
+                previous: self.time().0,
+            });
         }
         let waiting = self.uncertified.len() as u64;
         if waiting > self.core.limits().consensus.execution_lag_blocks.max(1) {
             return Err(FatalError::Uncertified { waiting });
         }
-        let work = round::run(&self.core, &self.pool, &mut self.state, batch.clone(), recorded.iter().cloned().collect())?;
+        let work = round::run(
+            &self.core,
+            &self.pool,
+            &mut self.state,
+            batch.clone(),
+            recorded.iter().cloned().collect(),
+        )?;
         self.since_checkpoint.add(&work);
         let root = self.snapshot();
         Ok(RoundResult {
@@ -117,7 +128,10 @@ impl Executor {
             instructions: work.instructions,
             messages: work.messages,
             more: work.more,
-            next_timer: [self.state.next_timer(batch.time), self.state.next_deadline()].into_iter().flatten().min(),
+            next_timer: [self.state.next_timer(batch.time), self.state.next_deadline()]
+                .into_iter()
+                .flatten()
+                .min(),
             every_round: !self.state.heartbeats().is_empty(),
         })
     }
@@ -132,7 +146,8 @@ impl Executor {
         };
         let (height, time) = (self.height(), self.time());
         let (canisters, history) = self.state.parts_mut();
-        let snapshot = Uncertified::new(height, time, Arc::clone(&self.subnet_tree), metrics, canisters, history);
+        let snapshot =
+            Uncertified::new(height, time, Arc::clone(&self.subnet_tree), metrics, canisters, history);
         let root = snapshot.root();
         self.state.subnet.root = root;
         self.uncertified.push_back(snapshot);
@@ -186,16 +201,21 @@ impl Executor {
 
 fn load(core: &Core, store: &StateStore) -> Result<ReplicatedState, FatalError> {
     let limits = &core.limits().subnet;
-    let history_limits =
-        HistoryLimits { bytes_max: limits.ingress_history_bytes, unfinished_max: limits.ingress_unfinished_max };
+    let history_limits = HistoryLimits {
+        bytes_max: limits.ingress_history_bytes,
+        unfinished_max: limits.ingress_unfinished_max,
+    };
     let response_bytes = limits.message_payload_bytes;
     let Some(checkpoint) = store.load()? else {
         let subnet = SubnetState { next_canister: core.config.first_canister, ..SubnetState::default() };
         return Ok(ReplicatedState::new(subnet, IngressHistory::new(history_limits), [], response_bytes));
     };
-    let unreadable = |what: String, reason: &dyn std::fmt::Display| FatalError::Record { what, reason: reason.to_string() };
-    let subnet: SubnetState =
-        postcard::from_bytes(&checkpoint.metadata).map_err(|error| unreadable("the subnet".into(), &error))?;
+    let unreadable = |what: String, reason: &dyn std::fmt::Display| FatalError::Record {
+        what,
+        reason: reason.to_string(),
+    };
+    let subnet: SubnetState = postcard::from_bytes(&checkpoint.metadata)
+        .map_err(|error| unreadable("the subnet".into(), &error))?;
     let history = IngressHistory::load::<FatalError>(
         history_limits,
         checkpoint.history()?.map(|record| record.map_err(FatalError::from)),
@@ -206,7 +226,10 @@ fn load(core: &Core, store: &StateStore) -> Result<ReplicatedState, FatalError> 
         let mut canister: CanisterState =
             postcard::from_bytes(&bytes).map_err(|error| unreadable(format!("canister {id}"), &error))?;
         if canister.id != id {
-            return Err(unreadable(format!("canister {id}"), &format!("it is the record of {}", canister.id)));
+            return Err(unreadable(
+                format!("canister {id}"),
+                &format!("it is the record of {}", canister.id),
+            ));
         }
         if let Some(execution) = canister.execution.as_mut() {
             for memory in [&mut execution.heap, &mut execution.stable] {

@@ -125,12 +125,12 @@ impl<'a> Machine<'a> {
             return Ok(Reservation::Full);
         }
         let pages = |bytes: u64| bytes.div_ceil(PAGE_BYTES);
-        let reserved = self
-            .core
-            .pages
-            .reserve(execution.heap.id, pages(limits.heap_dirty_bytes))
-            .and_then(|heap| {
-                Ok(Targets { heap, stable: self.core.pages.reserve(execution.stable.id, pages(limits.stable_dirty_bytes))? })
+        let reserved =
+            self.core.pages.reserve(execution.heap.id, pages(limits.heap_dirty_bytes)).and_then(|heap| {
+                Ok(Targets {
+                    heap,
+                    stable: self.core.pages.reserve(execution.stable.id, pages(limits.stable_dirty_bytes))?,
+                })
             });
         match reserved {
             Ok(targets) => Ok(Reservation::Ready(targets)),
@@ -223,7 +223,8 @@ impl<'a> Machine<'a> {
         };
         let Outcome { instructions, result, changes, log, .. } = outcome;
         let instructions = instructions.min(limits.instructions);
-        let mut ran = Ran { instructions, result: Ok(sandbox::Response::None), changes: None, log, delta_bytes: 0 };
+        let mut ran =
+            Ran { instructions, result: Ok(sandbox::Response::None), changes: None, log, delta_bytes: 0 };
         let response = match result {
             Ok(response) => response,
             Err(Trap { reject, .. }) => {
@@ -236,7 +237,9 @@ impl<'a> Machine<'a> {
             ran.result = if keeps_changes { fault("no changes") } else { Ok(response) };
             return Ok((ran, None));
         };
-        if let Err(what) = check(self.core, canister, execution, &request.context, &changes, growable_bytes, keeps_changes) {
+        if let Err(what) =
+            check(self.core, canister, execution, &request.context, &changes, growable_bytes, keeps_changes)
+        {
             ran.result = fault(what);
             return Ok((ran, None));
         }
@@ -326,7 +329,11 @@ impl<'a> Machine<'a> {
                     }
                 }
             }
-            return Ok(self.adopt(canister, changes, pages(&changes.heap_runs) + pages(&changes.stable_runs)));
+            return Ok(self.adopt(
+                canister,
+                changes,
+                pages(&changes.heap_runs) + pages(&changes.stable_runs),
+            ));
         }
         if !changes.stable_runs.is_empty() {
             execution.stable.layout = Some(self.core.pages.commit(stable, changes.stable_runs.clone())?);
@@ -401,7 +408,11 @@ pub(crate) fn system_context(
         wasm_memory_limit: (invocation.heap_limited && settings.wasm_memory_limit > 0)
             .then_some(settings.wasm_memory_limit),
         calls_max: limits.subnet.callback_soft_limit.saturating_sub(canister.calls.callbacks_open()),
-        queue_slots_left: canister.calls.towards().map(|(callee, open)| (callee, slots.saturating_sub(open))).collect(),
+        queue_slots_left: canister
+            .calls
+            .towards()
+            .map(|(callee, open)| (callee, slots.saturating_sub(open)))
+            .collect(),
         queue_slots: slots,
         costs: core.cost_table.clone(),
         payload_max_bytes: limits.subnet.message_payload_bytes,
@@ -462,7 +473,8 @@ fn check(
     if changes.certified_data.as_ref().is_some_and(|data| data.len() > CERTIFIED_DATA_BYTES_MAX) {
         return Err("certified data beyond 32 bytes");
     }
-    let heap_max = if execution.module.info.memory64 { limits.module.heap64_bytes } else { limits.module.heap32_bytes };
+    let heap_max =
+        if execution.module.info.memory64 { limits.module.heap64_bytes } else { limits.module.heap32_bytes };
     let sizes = [
         (execution.heap.wasm_pages, changes.heap_wasm_pages, heap_max),
         (execution.stable.wasm_pages, changes.stable_wasm_pages, limits.module.stable_bytes),
@@ -499,9 +511,12 @@ fn take_back(core: &Core, old: &MemoryLayout, runs: &[Run]) -> Result<MemoryLayo
             let count = (run.pages - done).min(COPY_PAGES);
             let bytes = &mut buffer[..usize::try_from(count * PAGE_BYTES).unwrap_or(0)];
             read_pages(old, run.start_page + done, bytes)?;
-            std::os::unix::fs::FileExt::write_all_at(&*target.file, bytes, (offset_page + done) * PAGE_BYTES).map_err(
-                |source| PagesError::Io { action: "write", path: format!("memory {}", old.id.0).into(), source },
-            )?;
+            std::os::unix::fs::FileExt::write_all_at(&*target.file, bytes, (offset_page + done) * PAGE_BYTES)
+                .map_err(|source| PagesError::Io {
+                    action: "write",
+                    path: format!("memory {}", old.id.0).into(),
+                    source,
+                })?;
             done += count;
         }
         written.push(Run { segment: target.segment, offset_page, ..*run });
@@ -517,7 +532,8 @@ pub(crate) fn watch_memory(core: &Core, canister: &mut CanisterState) {
         return;
     };
     let limits = core.limits();
-    let heap_max = if execution.module.info.memory64 { limits.module.heap64_bytes } else { limits.module.heap32_bytes };
+    let heap_max =
+        if execution.module.info.memory64 { limits.module.heap64_bytes } else { limits.module.heap32_bytes };
     let limit = match canister.settings.wasm_memory_limit {
         0 => heap_max,
         limit => limit.min(heap_max),

@@ -9,13 +9,15 @@
 use ic_principal::Principal;
 use sandbox::{Call, CallbackKind, Entry, MessageLimits, Response};
 use state::{
-    CallContextId, CallRequest, CallResponse, Callback, CanisterState, CanisterStatus, Cycles, Fault, Ingress, Input,
-    LowMemoryHook, Origin, Payload, Reject, RequestId, SenderInfo, Shared, Time,
+    CallContextId, CallRequest, CallResponse, Callback, CanisterState, CanisterStatus, Cycles, Fault,
+    Ingress, Input, LowMemoryHook, Origin, Payload, Reject, RequestId, SenderInfo, Shared, Time,
 };
 
 use crate::config::FatalError;
 use crate::core::{Core, RoundFacts};
-use crate::machine::{CALL_TIMEOUT_SECONDS_MAX, Invocation, Machine, Ran, Reservation, Targets, watch_memory};
+use crate::machine::{
+    CALL_TIMEOUT_SECONDS_MAX, Invocation, Machine, Ran, Reservation, Targets, watch_memory,
+};
 use crate::reject;
 
 /// Part of a callback's instructions that is kept for its cleanup.
@@ -140,10 +142,15 @@ impl<'a> Turn<'a> {
         let running = canister.status == CanisterStatus::Running;
         if running && let Some(module) = canister.module() {
             let hooks = module.info.hooks;
-            let timer_due =
-                canister.global_timer.0 != 0 && canister.global_timer <= self.time() && hooks.global_timer && !seat.timer_done;
+            let timer_due = canister.global_timer.0 != 0
+                && canister.global_timer <= self.time()
+                && hooks.global_timer
+                && !seat.timer_done;
             // A hook that cannot be paid waits; what else is there goes on, and most of it will be refused for the same reason.
-            if hooks.on_low_wasm_memory && canister.low_memory_hook == LowMemoryHook::Ready && self.core().affords_task(canister) {
+            if hooks.on_low_wasm_memory
+                && canister.low_memory_hook == LowMemoryHook::Ready
+                && self.core().affords_task(canister)
+            {
                 return self.system_task(canister, seat, Entry::OnLowWasmMemory);
             }
             if hooks.heartbeat && !seat.heartbeat_done {
@@ -175,7 +182,11 @@ impl<'a> Turn<'a> {
 
     /// Room for an execution; `Some(None)` for a canister without code.
     #[allow(clippy::option_option)]
-    fn targets(&mut self, canister: &CanisterState, seat: &Seat) -> Result<Option<Option<Targets>>, FatalError> {
+    fn targets(
+        &mut self,
+        canister: &CanisterState,
+        seat: &Seat,
+    ) -> Result<Option<Option<Targets>>, FatalError> {
         let Some(execution) = &canister.execution else { return Ok(Some(None)) };
         let limits = self.core().message_limits();
         match self.machine.reserve(canister, execution, &limits, seat.ordinal)? {
@@ -213,8 +224,11 @@ impl<'a> Turn<'a> {
         targets: Option<Targets>,
     ) -> Result<(), FatalError> {
         let request = request.take();
-        let origin =
-            Origin::Canister { caller: request.sender, callback: request.callback, deadline: request.deadline };
+        let origin = Origin::Canister {
+            caller: request.sender,
+            callback: request.callback,
+            deadline: request.deadline,
+        };
         let minimum = canister.settings.minimum_incoming_call_cycles;
         if request.sender != canister.id && request.cycles < minimum {
             let reject = reject::reject(
@@ -227,7 +241,8 @@ impl<'a> Turn<'a> {
             self.effects.answer(&origin, Payload::Reject(reject), request.cycles);
             return Ok(());
         }
-        let work = Work { origin, method_name: request.method_name, arg: request.arg, cycles: request.cycles };
+        let work =
+            Work { origin, method_name: request.method_name, arg: request.arg, cycles: request.cycles };
         self.call(canister, seat, work, targets)
     }
 
@@ -351,8 +366,9 @@ impl<'a> Turn<'a> {
                 ..invocation
             };
             let execution = canister.execution.as_ref();
-            let reservation =
-                execution.map(|execution| self.machine.reserve(canister, execution, &limits, seat.ordinal)).transpose()?;
+            let reservation = execution
+                .map(|execution| self.machine.reserve(canister, execution, &limits, seat.ordinal))
+                .transpose()?;
             if let Some(Reservation::Ready(targets)) = reservation {
                 canister.cycles -= prepaid;
                 let cleaned = self.execute(canister, seat, cleanup, Some(targets), prepaid)?;
@@ -367,7 +383,12 @@ impl<'a> Turn<'a> {
     }
 
     /// Timer, heartbeat, low-memory hook.
-    fn system_task(&mut self, canister: &mut CanisterState, seat: &mut Seat, entry: Entry) -> Result<Step, FatalError> {
+    fn system_task(
+        &mut self,
+        canister: &mut CanisterState,
+        seat: &mut Seat,
+        entry: Entry,
+    ) -> Result<Step, FatalError> {
         let limits = self.core().message_limits();
         let prepaid = self.core().costs.execution(limits.instructions);
         let affordable = self.core().affords_task(canister);
@@ -423,7 +444,8 @@ impl<'a> Turn<'a> {
         let cost = self.core().costs.execution(ran.instructions).min(prepaid);
         canister.cycles += prepaid - cost;
         canister.consumption.instructions += cost;
-        let log_bytes_max = canister.settings.log_memory_limit.min(self.core().limits().subnet.canister_log_bytes);
+        let log_bytes_max =
+            canister.settings.log_memory_limit.min(self.core().limits().subnet.canister_log_bytes);
         for line in &ran.log {
             canister.log.push(self.machine.round.time, line.to_vec(), log_bytes_max);
         }
@@ -460,8 +482,9 @@ impl<'a> Turn<'a> {
             Err(error) => (None, Some(error)),
         };
         let starved = !context.responded && context.open_callbacks == 0;
-        let response = response
-            .or_else(|| starved.then(|| Payload::Reject(error.unwrap_or_else(|| reject::did_not_reply(&canister.id)))));
+        let response = response.or_else(|| {
+            starved.then(|| Payload::Reject(error.unwrap_or_else(|| reject::did_not_reply(&canister.id))))
+        });
         if let Some(payload) = response
             && !context.responded
         {
@@ -546,7 +569,10 @@ fn find_method(canister: &CanisterState, name: &str) -> Result<bool, Reject> {
     } else if listed(&module.info.composite_queries) {
         Err(reject::reject(
             527,
-            format!("Error from Canister {}: Composite query method '{name}' cannot be called in replicated mode.", canister.id),
+            format!(
+                "Error from Canister {}: Composite query method '{name}' cannot be called in replicated mode.",
+                canister.id
+            ),
         ))
     } else {
         Err(reject::no_method(&canister.id, "update", name))
@@ -557,7 +583,12 @@ fn find_method(canister: &CanisterState, name: &str) -> Result<bool, Reject> {
 fn prepay(core: &Core, canister: &mut CanisterState, amount: Cycles) -> Result<(), Reject> {
     let liquid = core.costs.liquid(canister);
     if liquid < amount {
-        return Err(reject::out_of_cycles(&canister.id, liquid, amount, "prepaying the execution of a message"));
+        return Err(reject::out_of_cycles(
+            &canister.id,
+            liquid,
+            amount,
+            "prepaying the execution of a message",
+        ));
     }
     canister.cycles -= amount;
     Ok(())

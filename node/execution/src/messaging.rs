@@ -6,7 +6,10 @@
 //!
 //! Cycles of a best-effort call whose answer came too late go back to its caller all the same: nothing is lost on the way.
 
-use state::{CallRequest, CallResponse, CanisterId, CanisterStatus, Origin, Payload, ReplicatedState, Shared, SubnetCall, Time};
+use state::{
+    CallRequest, CallResponse, CanisterId, CanisterStatus, Origin, Payload, ReplicatedState, Shared,
+    SubnetCall, Time,
+};
 
 use crate::core::Core;
 use crate::message::Effects;
@@ -83,7 +86,8 @@ fn route(core: &Core, state: &mut ReplicatedState, memory: &mut MessageMemory, r
         }
     };
     let refusal = refusal.or_else(|| {
-        let known = request.receiver == ic_principal::Principal::management_canister() || state.contains(&request.receiver);
+        let known = request.receiver == ic_principal::Principal::management_canister()
+            || state.contains(&request.receiver);
         (!known).then(|| reject::canister_not_found(&request.receiver))
     });
     if let Some(reject) = refusal {
@@ -114,13 +118,20 @@ fn route(core: &Core, state: &mut ReplicatedState, memory: &mut MessageMemory, r
 }
 
 /// Queues an answer with the canister that waits for it.
-pub(crate) fn deliver(core: &Core, state: &mut ReplicatedState, memory: &mut MessageMemory, mut response: CallResponse) {
+pub(crate) fn deliver(
+    core: &Core,
+    state: &mut ReplicatedState,
+    memory: &mut MessageMemory,
+    mut response: CallResponse,
+) {
     let limit = core.limits().subnet.best_effort_message_bytes;
     if response.deadline.is_some() {
         if memory.best_effort + response.accounted_bytes() > limit {
             response.payload = Payload::Reject(reject::reject(
                 602,
-                format!("The response was dropped: best-effort messages fill the subnet's {limit} bytes (subnet.best_effort_message_bytes)."),
+                format!(
+                    "The response was dropped: best-effort messages fill the subnet's {limit} bytes (subnet.best_effort_message_bytes)."
+                ),
             ));
         }
         memory.best_effort += response.accounted_bytes();
@@ -163,7 +174,10 @@ pub(crate) fn expire_calls(state: &mut ReplicatedState, now: Time) {
             }));
         }
         for callee in callees {
-            let expired = state.get_mut(&callee).map(|callee| callee.queues.remove_expired_requests(now)).unwrap_or_default();
+            let expired = state
+                .get_mut(&callee)
+                .map(|callee| callee.queues.remove_expired_requests(now))
+                .unwrap_or_default();
             for request in expired {
                 match state.get_mut(&request.sender) {
                     Some(sender) => sender.cycles += request.cycles,
@@ -179,7 +193,12 @@ pub(crate) fn expire_ingress(state: &mut ReplicatedState, now: Time) {
     let waiting: Vec<CanisterId> = state.with_work().iter().copied().collect();
     for id in waiting {
         let expired: Vec<_> = state.get(&id).map_or_else(Vec::new, |canister| {
-            canister.queues.ingress().filter(|ingress| ingress.ingress_expiry < now).map(|ingress| ingress.request_id).collect()
+            canister
+                .queues
+                .ingress()
+                .filter(|ingress| ingress.ingress_expiry < now)
+                .map(|ingress| ingress.request_id)
+                .collect()
         });
         for request_id in expired {
             if let Some(canister) = state.get_mut(&id) {
@@ -196,11 +215,15 @@ pub(crate) fn expire_stops(state: &mut ReplicatedState, now: Time, seconds: u64)
     for id in state.due_stops(now) {
         let Some(canister) = state.get_mut(&id) else { continue };
         let CanisterStatus::Stopping(waiters) = &mut canister.status else { continue };
-        let (late, patient): (Vec<_>, Vec<_>) = std::mem::take(waiters).into_iter().partition(|waiter| waiter.deadline <= now);
+        let (late, patient): (Vec<_>, Vec<_>) =
+            std::mem::take(waiters).into_iter().partition(|waiter| waiter.deadline <= now);
         *waiters = patient;
         for waiter in late {
-            let unclaimed =
-                effects.answer(&waiter.origin, Payload::Reject(reject::stop_timeout(&id, seconds)), waiter.cycles);
+            let unclaimed = effects.answer(
+                &waiter.origin,
+                Payload::Reject(reject::stop_timeout(&id, seconds)),
+                waiter.cycles,
+            );
             canister.consumption.uninstall += unclaimed;
         }
     }
@@ -218,10 +241,16 @@ pub(crate) fn finish_stops(state: &mut ReplicatedState) -> Effects {
         .collect();
     for id in done {
         let Some(canister) = state.get_mut(&id) else { continue };
-        if let CanisterStatus::Stopping(waiters) = std::mem::replace(&mut canister.status, CanisterStatus::Stopped) {
+        if let CanisterStatus::Stopping(waiters) =
+            std::mem::replace(&mut canister.status, CanisterStatus::Stopped)
+        {
             canister.version += 1;
             for waiter in waiters {
-                let unclaimed = effects.answer(&waiter.origin, Payload::Reply(crate::management::no_value()), waiter.cycles);
+                let unclaimed = effects.answer(
+                    &waiter.origin,
+                    Payload::Reply(crate::management::no_value()),
+                    waiter.cycles,
+                );
                 canister.consumption.uninstall += unclaimed;
             }
         }

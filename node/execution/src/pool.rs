@@ -64,9 +64,11 @@ impl LanePool {
                 *slot = Some(result);
             }
         }
-        done.into_iter()
-            .collect::<Option<Vec<_>>>()
-            .ok_or_else(|| FatalError::Threads("a message made an execution thread panic; this is a fault of the node".into()))
+        done.into_iter().collect::<Option<Vec<_>>>().ok_or_else(|| {
+            FatalError::Threads(
+                "a message made an execution thread panic; this is a fault of the node".into(),
+            )
+        })
     }
 }
 
@@ -95,7 +97,8 @@ mod tests {
     #[test]
     fn a_panic_is_reported_and_the_pool_goes_on() {
         let pool = LanePool::new(1).unwrap();
-        let jobs: Vec<Box<dyn FnOnce(usize) -> u8 + Send>> = vec![Box::new(|_| panic!("on purpose")), Box::new(|_| 1)];
+        let jobs: Vec<Box<dyn FnOnce(usize) -> u8 + Send>> =
+            vec![Box::new(|_| panic!("on purpose")), Box::new(|_| 1)];
         assert!(pool.run(jobs).is_err());
         assert_eq!(pool.run(vec![|_: usize| 7]).unwrap(), [7]);
     }

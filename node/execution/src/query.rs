@@ -13,7 +13,10 @@ use std::time::{Duration, Instant};
 
 use ic_principal::Principal;
 use sandbox::{Call, CallbackKind, Entry, Lane, MessageLimits, Mount, Outcome, Request, Response};
-use state::{CanisterId, CanisterState, CertifiedReader, CertifiedState, Height, Ingress, Memory, Reject, SenderInfo, SharedCanister, Time};
+use state::{
+    CanisterId, CanisterState, CertifiedReader, CertifiedState, Height, Ingress, Memory, Reject, SenderInfo,
+    SharedCanister, Time,
+};
 
 use crate::core::{Core, EnsureError};
 use crate::machine::{Invocation, system_context};
@@ -96,7 +99,13 @@ impl QueryService {
         let state = self.reader.latest().ok_or_else(reject::no_certified_state)?;
         let (height, time) = (state.height(), state.time());
         if request.canister_id == Principal::management_canister() {
-            let bytes = management::queries::query(&self.core, &state, &request.sender, &request.method_name, &request.arg)?;
+            let bytes = management::queries::query(
+                &self.core,
+                &state,
+                &request.sender,
+                &request.method_name,
+                &request.arg,
+            )?;
             return Ok(QueryReply { bytes, height, time, instructions: 0 });
         }
         let permit = self.lanes.acquire(request.canister_id)?;
@@ -131,7 +140,8 @@ impl QueryService {
             let named = management::named_canister(core, &ingress.method_name, &ingress.arg)?;
             let target = named.and_then(|id| state.canister(&id));
             management::check_ingress(core, ingress, target.as_deref())?;
-            let charged = management::is_charged(&ingress.method_name) && ingress.method_name != "update_settings";
+            let charged =
+                management::is_charged(&ingress.method_name) && ingress.method_name != "update_settings";
             if let Some(target) = target.filter(|_| charged) {
                 affordable(core, &target, fee)?;
             }
@@ -174,7 +184,12 @@ impl QueryService {
     ///
     /// # Errors
     /// When the management canister has no such query, or the argument names no canister.
-    pub fn effective_canister(&self, canister_id: &CanisterId, method_name: &str, arg: &[u8]) -> Result<Option<CanisterId>, Reject> {
+    pub fn effective_canister(
+        &self,
+        canister_id: &CanisterId,
+        method_name: &str,
+        arg: &[u8],
+    ) -> Result<Option<CanisterId>, Reject> {
         if *canister_id == Principal::management_canister() {
             management::queries::named_canister(method_name, arg)
         } else {
@@ -221,7 +236,11 @@ impl<'a> Session<'a> {
         let (entry, composite) = find_method(&canister, &asked.method_name)?;
         // Only the canister that was asked can show what is certified of it, and only before it calls anyone.
         let certificate = (id == self.root && depth == 0).then(|| {
-            self.state.certificate(&[vec![b"canister".to_vec(), id.as_slice().to_vec(), b"certified_data".to_vec()]])
+            self.state.certificate(&[vec![
+                b"canister".to_vec(),
+                id.as_slice().to_vec(),
+                b"certified_data".to_vec(),
+            ]])
         });
         let invocation = Invocation {
             caller: asked.caller,
@@ -266,9 +285,11 @@ impl<'a> Session<'a> {
             let reject_code = answer.as_ref().err().map_or(0, |reject| reject.code as u32);
             let (kind, (fun, env), arg) = match answer {
                 Ok(bytes) => (CallbackKind::Reply, call.on_reply, bytes),
-                Err(reject) => {
-                    (CallbackKind::Reject { code: reject.code as u32, message: reject.message }, call.on_reject, Vec::new())
-                }
+                Err(reject) => (
+                    CallbackKind::Reject { code: reject.code as u32, message: reject.message },
+                    call.on_reject,
+                    Vec::new(),
+                ),
             };
             let invocation = Invocation {
                 entry: Entry::Callback { fun, env, kind },
@@ -297,15 +318,28 @@ impl<'a> Session<'a> {
     }
 
     /// What a call of a composite query comes to; the outer error ends the whole query.
-    fn answer(&mut self, canister: &SharedCanister, call: &Call, depth: u64) -> Result<Result<Vec<u8>, Reject>, Reject> {
+    fn answer(
+        &mut self,
+        canister: &SharedCanister,
+        call: &Call,
+        depth: u64,
+    ) -> Result<Result<Vec<u8>, Reject>, Reject> {
         if call.callee == Principal::management_canister() {
-            return Ok(management::queries::query(self.core, self.state, &canister.id, &call.method_name, &call.arg));
+            return Ok(management::queries::query(
+                self.core,
+                self.state,
+                &canister.id,
+                &call.method_name,
+                &call.arg,
+            ));
         }
         let depth_max = self.core.limits().execution.composite_query_depth;
         if depth + 1 > depth_max {
             return Err(reject::reject(
                 525,
-                format!("Calls of the composite query are nested deeper than {depth_max} (execution.composite_query_depth)."),
+                format!(
+                    "Calls of the composite query are nested deeper than {depth_max} (execution.composite_query_depth)."
+                ),
             ));
         }
         let asked = Asked {
@@ -328,13 +362,20 @@ impl<'a> Session<'a> {
         if self.instructions >= limit {
             return Err(reject::reject(
                 526,
-                format!("Query of canister {} used {} instructions with all its calls, the most is {limit} (execution.instructions_per_query).", self.root, self.instructions),
+                format!(
+                    "Query of canister {} used {} instructions with all its calls, the most is {limit} (execution.instructions_per_query).",
+                    self.root, self.instructions
+                ),
             ));
         }
         if Instant::now() >= self.until {
             return Err(reject::reject(
                 528,
-                format!("Query of canister {} was still calling canister {id} after {} s, the most it may take.", self.root, WALL.as_secs()),
+                format!(
+                    "Query of canister {} was still calling canister {id} after {} s, the most it may take.",
+                    self.root,
+                    WALL.as_secs()
+                ),
             ));
         }
         Ok(())
@@ -357,7 +398,8 @@ impl<'a> Session<'a> {
                 return Err(reject::not_compiled(&canister.id));
             }
         }
-        let left = self.core.limits().execution.instructions_per_query.saturating_sub(self.instructions).max(1);
+        let left =
+            self.core.limits().execution.instructions_per_query.saturating_sub(self.instructions).max(1);
         invocation.limits.instructions = invocation.limits.instructions.min(left);
         let limits = invocation.limits;
         let mount = |memory: &Memory| -> Result<Mount, Reject> {

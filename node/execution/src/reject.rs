@@ -49,7 +49,12 @@ pub(crate) fn queue_full(message: impl Into<String>) -> Reject {
 }
 
 pub(crate) fn ingress_timeout(id: &Principal) -> Reject {
-    reject(202, format!("The message waited for canister {id} until its ingress expiry passed; nothing of it was executed."))
+    reject(
+        202,
+        format!(
+            "The message waited for canister {id} until its ingress expiry passed; nothing of it was executed."
+        ),
+    )
 }
 
 pub(crate) fn stop_timeout(id: &CanisterId, seconds: u64) -> Reject {
@@ -59,7 +64,9 @@ pub(crate) fn stop_timeout(id: &CanisterId, seconds: u64) -> Reject {
 pub(crate) fn out_of_cycles(id: &CanisterId, available: Cycles, needed: Cycles, what: &str) -> Reject {
     reject(
         207,
-        format!("Canister {id} is out of cycles: {what} needs {needed} cycles and {available} are above its freezing threshold; top it up."),
+        format!(
+            "Canister {id} is out of cycles: {what} needs {needed} cycles and {available} are above its freezing threshold; top it up."
+        ),
     )
 }
 
@@ -76,7 +83,10 @@ pub(crate) fn insufficient_memory_allocation(message: impl Into<String>) -> Reje
 }
 
 pub(crate) fn unknown_management_method(name: &str) -> Reject {
-    reject(407, format!("Management canister has no method '{}' that can be called this way.", name.escape_debug()))
+    reject(
+        407,
+        format!("Management canister has no method '{}' that can be called this way.", name.escape_debug()),
+    )
 }
 
 pub(crate) fn invalid_payload(message: impl Into<String>) -> Reject {
@@ -96,7 +106,12 @@ pub(crate) fn stopping(id: &CanisterId) -> Reject {
 }
 
 pub(crate) fn no_module(id: &CanisterId) -> Reject {
-    reject(537, format!("Error from Canister {id}: Attempted to execute a message, but the canister contains no Wasm module."))
+    reject(
+        537,
+        format!(
+            "Error from Canister {id}: Attempted to execute a message, but the canister contains no Wasm module."
+        ),
+    )
 }
 
 pub(crate) fn no_method(id: &CanisterId, kind: &str, name: &str) -> Reject {
@@ -108,26 +123,46 @@ pub(crate) fn invalid_controller(id: &CanisterId, caller: &Principal) -> Reject 
 }
 
 pub(crate) fn worker_died(id: &CanisterId) -> Reject {
-    reject(521, format!("Error from Canister {id}: The worker process that executed the message died three times; nothing of it was kept."))
+    reject(
+        521,
+        format!(
+            "Error from Canister {id}: The worker process that executed the message died three times; nothing of it was kept."
+        ),
+    )
 }
 
 pub(crate) fn query_worker_died(id: &CanisterId) -> Reject {
-    reject(521, format!("Error from Canister {id}: The worker process that executed the query died; ask again."))
+    reject(
+        521,
+        format!("Error from Canister {id}: The worker process that executed the query died; ask again."),
+    )
 }
 
 pub(crate) fn not_compiled(id: &CanisterId) -> Reject {
-    reject(521, format!("Error from Canister {id}: The canister's module could not be compiled for lack of memory or time on the node; nothing was executed."))
+    reject(
+        521,
+        format!(
+            "Error from Canister {id}: The canister's module could not be compiled for lack of memory or time on the node; nothing was executed."
+        ),
+    )
 }
 
 pub(crate) fn memory_too_dear(id: &CanisterId, bytes: u64, balance: Cycles, needed: Cycles) -> Reject {
     reject(
         532,
-        format!("Error from Canister {id}: Canister cannot grow its memory by {bytes} bytes: its balance would be {balance} cycles, below its freezing threshold of {needed} cycles; top it up."),
+        format!(
+            "Error from Canister {id}: Canister cannot grow its memory by {bytes} bytes: its balance would be {balance} cycles, below its freezing threshold of {needed} cycles; top it up."
+        ),
     )
 }
 
 pub(crate) fn engine_fault(id: &CanisterId, what: &str) -> Reject {
-    reject(521, format!("Error from Canister {id}: The worker returned something impossible ({what}); nothing of the message was kept."))
+    reject(
+        521,
+        format!(
+            "Error from Canister {id}: The worker returned something impossible ({what}); nothing of the message was kept."
+        ),
+    )
 }
 
 pub(crate) fn did_not_reply(id: &CanisterId) -> Reject {

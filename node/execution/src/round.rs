@@ -135,7 +135,8 @@ impl Round<'_> {
             canister.consumption.compute_allocation += compute;
             let ran_out = canister.cycles == 0 && canister.reserved_cycles == 0;
             if ran_out && (!had_nothing || canister.execution.is_some()) {
-                let rejection = reject::rejected_message(format!("Canister {id} ran out of cycles and lost its code."));
+                let rejection =
+                    reject::rejected_message(format!("Canister {id} ran out of cycles and lost its code."));
                 management::uninstall(self.core, canister, &mut effects, &rejection);
                 canister.history.clear();
                 canister.chunks.clear();
@@ -162,7 +163,8 @@ impl Round<'_> {
 
     fn is_used_up(&self) -> bool {
         let limits = &self.core.limits().execution;
-        self.spent >= limits.instructions_per_round || self.work.delta_bytes >= limits.heap_delta_bytes_per_round
+        self.spent >= limits.instructions_per_round
+            || self.work.delta_bytes >= limits.heap_delta_bytes_per_round
     }
 
     /// Management calls, until none is left or the round is used up.
@@ -195,15 +197,22 @@ impl Round<'_> {
         let count = lanes.len() as u64;
         let budget = LaneBudget {
             work: (limits.execution.instructions_per_round - self.spent).div_ceil(count),
-            delta_bytes: (limits.execution.heap_delta_bytes_per_round - self.work.delta_bytes).div_ceil(count),
-            growable_bytes: limits.subnet.memory_capacity_bytes.saturating_sub(self.state.totals().memory_taken) / count,
+            delta_bytes: (limits.execution.heap_delta_bytes_per_round - self.work.delta_bytes)
+                .div_ceil(count),
+            growable_bytes: limits
+                .subnet
+                .memory_capacity_bytes
+                .saturating_sub(self.state.totals().memory_taken)
+                / count,
         };
         let jobs: Vec<_> = lanes
             .into_iter()
             .map(|lane| {
                 let canisters: Vec<_> = lane
                     .into_iter()
-                    .filter_map(|id| Some((self.state.take(&id)?, self.seats.get(&id).copied().unwrap_or_default())))
+                    .filter_map(|id| {
+                        Some((self.state.take(&id)?, self.seats.get(&id).copied().unwrap_or_default()))
+                    })
                     .collect();
                 let (core, facts) = (Arc::clone(self.core), Arc::clone(&self.facts));
                 move |worker: usize| scheduler::run_lane(&core, &facts, worker, canisters, budget)
@@ -245,7 +254,9 @@ impl Round<'_> {
         self.state.refresh();
         let new_guaranteed: u64 = all
             .iter()
-            .map(|effects| effects.requests.iter().filter(|request| request.deadline.is_none()).count() as u64)
+            .map(|effects| {
+                effects.requests.iter().filter(|request| request.deadline.is_none()).count() as u64
+            })
             .sum();
         // The totals already hold room for the answers of these calls; it is given to them one by one.
         let mut memory = MessageMemory::of(self.state);
@@ -272,8 +283,15 @@ impl Round<'_> {
         self.state.settle();
         let waits = !self.state.subnet.calls.is_empty() || !self.state.subnet.randomness_waiters.is_empty();
         // What was left alone because the canister cannot pay for it must not bring rounds one after the other.
-        let queued = self.state.with_work().iter().any(|id| self.state.get(id).is_some_and(|canister| !canister.queues.is_empty()));
-        let timers = self.state.due_timers(self.facts.time).any(|id| !self.seats.get(&id).is_some_and(|seat| seat.timer_done));
+        let queued = self
+            .state
+            .with_work()
+            .iter()
+            .any(|id| self.state.get(id).is_some_and(|canister| !canister.queues.is_empty()));
+        let timers = self
+            .state
+            .due_timers(self.facts.time)
+            .any(|id| !self.seats.get(&id).is_some_and(|seat| seat.timer_done));
         self.work.more = waits || queued || timers;
         Ok(self.work)
     }

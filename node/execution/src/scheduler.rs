@@ -44,11 +44,19 @@ pub(crate) struct Served {
 
 /// Delta a canister still owes at `height`, of what it wrote beyond its rate.
 pub(crate) fn delta_debit(canister: &CanisterState, height: u64, per_round: u64) -> u64 {
-    canister.delta_debit.saturating_sub(height.saturating_sub(canister.delta_height).saturating_mul(per_round))
+    canister
+        .delta_debit
+        .saturating_sub(height.saturating_sub(canister.delta_height).saturating_mul(per_round))
 }
 
 /// Whether a canister has something to do that it may do in this round.
-pub(crate) fn is_active(core: &Core, state: &ReplicatedState, id: &CanisterId, seat: Seat, round: &RoundFacts) -> bool {
+pub(crate) fn is_active(
+    core: &Core,
+    state: &ReplicatedState,
+    id: &CanisterId,
+    seat: Seat,
+    round: &RoundFacts,
+) -> bool {
     let Some(canister) = state.get(id) else { return false };
     if seat.paused {
         return false;
@@ -81,10 +89,10 @@ pub(crate) fn active(
     let mut candidates: BTreeSet<CanisterId> = state.with_work().clone();
     candidates.extend(state.due_timers(round.time));
     candidates.extend(state.heartbeats().iter().copied());
-    candidates
-        .retain(|id| is_active(core, state, id, seats.get(id).copied().unwrap_or_default(), round));
+    candidates.retain(|id| is_active(core, state, id, seats.get(id).copied().unwrap_or_default(), round));
     let last = state.subnet.served_last;
-    let (before, after): (Vec<_>, Vec<_>) = candidates.into_iter().partition(|id| last.is_some_and(|last| *id <= last));
+    let (before, after): (Vec<_>, Vec<_>) =
+        candidates.into_iter().partition(|id| last.is_some_and(|last| *id <= last));
     after.into_iter().chain(before).take(CANISTERS_PER_ITERATION).collect()
 }
 
@@ -96,7 +104,8 @@ pub(crate) fn lanes(ids: Vec<CanisterId>) -> Vec<Vec<CanisterId>> {
     for id in ids {
         let preferred = preferred_lane(&id) % count;
         let emptiest = (0..count).min_by_key(|lane| lanes.get(*lane).map_or(0, Vec::len)).unwrap_or(0);
-        let lane = if lanes.get(preferred).is_some_and(|lane| lane.len() < fair) { preferred } else { emptiest };
+        let lane =
+            if lanes.get(preferred).is_some_and(|lane| lane.len() < fair) { preferred } else { emptiest };
         if let Some(lane) = lanes.get_mut(lane) {
             lane.push(id);
         }
@@ -134,7 +143,8 @@ pub(crate) fn run_lane(
             let step = turn.step(&mut canister, &mut seat)?;
             progressed |= step == Step::Done;
             let used = &turn.effects;
-            let over = work + used.work >= budget.work || delta_bytes + used.delta_bytes >= budget.delta_bytes;
+            let over =
+                work + used.work >= budget.work || delta_bytes + used.delta_bytes >= budget.delta_bytes;
             if canister.delta_debit >= per_round {
                 seat.paused = true;
             }

@@ -51,13 +51,18 @@ fn canisters_are_made_under_an_id_of_ones_own() {
         specified_id: Some(id),
         sender_canister_version: None,
     };
-    let reply = node.manage(user(1), aaaaa(), "provisional_create_canister_with_cycles", &argument(wanted)).unwrap();
+    let reply =
+        node.manage(user(1), aaaaa(), "provisional_create_canister_with_cycles", &argument(wanted)).unwrap();
     assert_eq!(decode::<ic::CanisterIdRecord>(&reply).canister_id, wanted);
     assert_eq!(node.canister(wanted).cycles, 7);
-    let again = node.manage(user(1), aaaaa(), "provisional_create_canister_with_cycles", &argument(wanted)).unwrap_err();
+    let again = node
+        .manage(user(1), aaaaa(), "provisional_create_canister_with_cycles", &argument(wanted))
+        .unwrap_err();
     assert_eq!(again.error_code.0, 205);
     let outside = execution::ExecutorConfig::canister_id(1 << 40);
-    let outside = node.manage(user(1), aaaaa(), "provisional_create_canister_with_cycles", &argument(outside)).unwrap_err();
+    let outside = node
+        .manage(user(1), aaaaa(), "provisional_create_canister_with_cycles", &argument(outside))
+        .unwrap_err();
     assert_eq!(outside.error_code.0, 405);
     let top_up = ic::ProvisionalTopUpCanisterArgs { canister_id: wanted, amount: Nat::from(100u8) };
     node.manage(user(9), wanted, "provisional_top_up_canister", &top_up).unwrap();
@@ -104,7 +109,8 @@ fn a_failed_upgrade_leaves_everything_as_it_was() {
     };
     let id = node.deploy(&old);
     let (hash, version) = (node.canister(id).module().unwrap().hash, node.canister(id).version);
-    let broken = Spec { post_upgrade: vec![Op::Print(b"trying".to_vec()), Op::Trap("cannot".into())], ..named("new") };
+    let broken =
+        Spec { post_upgrade: vec![Op::Print(b"trying".to_vec()), Op::Trap("cannot".into())], ..named("new") };
     for _ in 0..3 {
         let error = node.install(id, Mode::Upgrade(None), &broken).unwrap_err();
         assert!(error.message.contains("cannot"), "{}", error.message);
@@ -164,7 +170,8 @@ fn large_modules_come_in_chunks() {
     let mut chunk_hashes_list = vec![];
     for chunk in [left, right] {
         let upload = ic::UploadChunkArgs { canister_id: id, chunk: chunk.to_vec() };
-        chunk_hashes_list.push(decode::<ic::ChunkHash>(&node.manage(user(1), id, "upload_chunk", &upload).unwrap()));
+        chunk_hashes_list
+            .push(decode::<ic::ChunkHash>(&node.manage(user(1), id, "upload_chunk", &upload).unwrap()));
     }
     let stored: Vec<ic::ChunkHash> = decode(&node.manage(user(1), id, "stored_chunks", &record(id)).unwrap());
     assert_eq!(stored.len(), 2);
@@ -224,7 +231,8 @@ fn settings_change_what_is_named_and_are_shown() {
     };
     let too_much = ic::CanisterSettings { compute_allocation: Some(Nat::from(101u8)), ..Default::default() };
     assert_eq!(refused(too_much, &mut node).error_code.0, 408);
-    let everything = ic::CanisterSettings { memory_allocation: Some(Nat::from(u64::MAX)), ..Default::default() };
+    let everything =
+        ic::CanisterSettings { memory_allocation: Some(Nat::from(u64::MAX)), ..Default::default() };
     let reject = refused(everything, &mut node);
     assert_eq!(reject.error_code.0, 101);
     assert!(reject.message.contains("memory_capacity_bytes"));
@@ -238,7 +246,8 @@ fn settings_change_what_is_named_and_are_shown() {
 fn stopping_waits_for_open_calls() {
     let mut node = Node::new();
     let (a, b) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
-    let slow = [Op::Spend(3_999_999_000), CallOp::new(b, &[Op::Spend(3_999_999_000), Op::Reply(vec![])]).op()];
+    let slow =
+        [Op::Spend(3_999_999_000), CallOp::new(b, &[Op::Spend(3_999_999_000), Op::Reply(vec![])]).op()];
     let open = node.send(a, &[CallOp::new(b, &slow).op()]);
     node.round();
     let arg = candid::encode_one(record(a)).unwrap();
@@ -286,7 +295,8 @@ fn a_stop_that_takes_too_long_is_told_so_and_goes_on() {
 fn starting_again_cancels_a_stop() {
     let mut node = Node::new();
     let (a, b) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
-    let slow = [Op::Spend(3_999_999_000), CallOp::new(b, &[Op::Spend(3_999_999_000), Op::Reply(vec![])]).op()];
+    let slow =
+        [Op::Spend(3_999_999_000), CallOp::new(b, &[Op::Spend(3_999_999_000), Op::Reply(vec![])]).op()];
     node.send(a, &[CallOp::new(b, &slow).op()]);
     node.round();
     let arg = candid::encode_one(record(a)).unwrap();
@@ -315,13 +325,18 @@ fn only_stopped_canisters_are_deleted_and_their_ids_never_come_back() {
 #[test]
 fn uninstalling_answers_everyone_who_waits() {
     let mut node = Node::new();
-    let (a, b, c) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()), node.deploy(&Spec::default()));
-    let busy = CallOp::new(c, &[Op::Spend(3_999_999_000), CallOp::new(c, &[Op::Spend(3_999_999_000), Op::Reply(vec![])]).op()]);
+    let (a, b, c) =
+        (node.deploy(&Spec::default()), node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let busy = CallOp::new(
+        c,
+        &[Op::Spend(3_999_999_000), CallOp::new(c, &[Op::Spend(3_999_999_000), Op::Reply(vec![])]).op()],
+    );
     let mut outer = CallOp::new(b, &[busy.op()]);
     outer.cycles = 1_000_000;
     let request = node.send(a, &[outer.op()]);
     node.round();
-    let uninstall = candid::encode_one(ic::UninstallCodeArgs { canister_id: b, sender_canister_version: None }).unwrap();
+    let uninstall =
+        candid::encode_one(ic::UninstallCodeArgs { canister_id: b, sender_canister_version: None }).unwrap();
     node.ingress(user(1), aaaaa(), b, "uninstall_code", uninstall);
     node.settle();
     let text = String::from_utf8(node.result(&request).unwrap()).unwrap();
@@ -333,7 +348,10 @@ fn uninstalling_answers_everyone_who_waits() {
 #[test]
 fn canisters_create_look_at_and_pay_for_others() {
     let mut node = Node::new();
-    let a = node.deploy(&Spec { sections: vec![(true, "open".into(), b"yes".to_vec()), (false, "shut".into(), b"no".to_vec())], ..named("a") });
+    let a = node.deploy(&Spec {
+        sections: vec![(true, "open".into(), b"yes".to_vec()), (false, "shut".into(), b"no".to_vec())],
+        ..named("a")
+    });
     let manage = |method: &str, arg: Vec<u8>, cycles: u128| {
         let mut call = CallOp::new(aaaaa(), &[]);
         call.method = method.into();
@@ -352,10 +370,14 @@ fn canisters_create_look_at_and_pay_for_others() {
     assert_eq!(node.canister(b).cycles, 1_000_000_000_007);
 
     let ask = ic::CanisterInfoArgs { canister_id: a, num_requested_changes: Some(1) };
-    let info: ic::CanisterInfoResult = decode(&node.call(a, &manage("canister_info", candid::encode_one(ask).unwrap(), 0)).unwrap());
+    let info: ic::CanisterInfoResult =
+        decode(&node.call(a, &manage("canister_info", candid::encode_one(ask).unwrap(), 0)).unwrap());
     assert_eq!((info.total_num_changes, info.recent_changes.len()), (2, 1));
-    let metadata = |name: &str| candid::encode_one(ic::CanisterMetadataArgs { canister_id: a, name: name.into() }).unwrap();
-    let open: ic::CanisterMetadataResult = decode(&node.call(a, &manage("canister_metadata", metadata("open"), 0)).unwrap());
+    let metadata = |name: &str| {
+        candid::encode_one(ic::CanisterMetadataArgs { canister_id: a, name: name.into() }).unwrap()
+    };
+    let open: ic::CanisterMetadataResult =
+        decode(&node.call(a, &manage("canister_metadata", metadata("open"), 0)).unwrap());
     assert_eq!(open.value, b"yes");
     let shut = node.call(a, &manage("canister_metadata", metadata("shut"), 0)).unwrap();
     assert!(String::from_utf8(shut).unwrap().starts_with("4: "));
@@ -373,7 +395,9 @@ fn canisters_create_look_at_and_pay_for_others() {
 fn users_may_not_call_what_only_canisters_may() {
     let mut node = Node::new();
     let id = node.create();
-    for method in ["raw_rand", "deposit_cycles", "canister_info", "create_canister", "http_request", "nonsense"] {
+    for method in
+        ["raw_rand", "deposit_cycles", "canister_info", "create_canister", "http_request", "nonsense"]
+    {
         let error = node.manage(user(1), id, method, &record(id)).unwrap_err();
         assert_eq!(error.error_code.0, 407, "{method}");
     }
@@ -452,8 +476,10 @@ fn the_minimum_of_cycles_holds_for_other_canisters_only() {
         canister_id: Principal,
         settings: Settings,
     }
-    let argument =
-        Argument { canister_id: b, settings: Settings { minimum_incoming_canister_call_cycles: Some(Nat::from(1_000u32)) } };
+    let argument = Argument {
+        canister_id: b,
+        settings: Settings { minimum_incoming_canister_call_cycles: Some(Nat::from(1_000u32)) },
+    };
     node.manage(user(1), b, "update_settings", &argument).unwrap();
     let mut call = CallOp::new(b, &[Op::Reply(b"in".to_vec())]);
     let refused = node.call(a, &[call.clone().op()]).unwrap();

@@ -22,11 +22,18 @@ fn failures_reach_the_user_with_their_codes() {
     let id = node.deploy(&Spec::default());
     let trapped = node.call(id, &[Op::Note(b"lost".to_vec()), Op::Trap("oh no".into())]).unwrap_err();
     assert_eq!((trapped.code, trapped.error_code.0), (RejectCode::CanisterError, 503));
-    assert!(trapped.message.contains("oh no") && trapped.message.contains(&id.to_text()), "{}", trapped.message);
+    assert!(
+        trapped.message.contains("oh no") && trapped.message.contains(&id.to_text()),
+        "{}",
+        trapped.message
+    );
     let silent = node.call(id, &[]).unwrap_err();
     assert_eq!((silent.code, silent.error_code.0), (RejectCode::CanisterError, 506));
     let refused = node.call(id, &[Op::Reject("no".into())]).unwrap_err();
-    assert_eq!((refused.code, refused.error_code.0, refused.message.as_str()), (RejectCode::CanisterReject, 406, "no"));
+    assert_eq!(
+        (refused.code, refused.error_code.0, refused.message.as_str()),
+        (RejectCode::CanisterReject, 406, "no")
+    );
     let unknown = node.ingress(user(1), id, id, "nothing", vec![]);
     node.settle();
     assert_eq!(node.result(&unknown).unwrap_err().error_code.0, 536);
@@ -60,7 +67,9 @@ fn rejects_and_unknown_callees_come_back_to_the_caller() {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     let call = |callee, program: &[Op]| vec![CallOp::new(callee, program).op()];
     assert_eq!(text(node.call(a, &call(b, &[Op::Reject("busy".into())])).unwrap()), "4: busy");
-    assert!(text(node.call(a, &call(b, &[Op::Trap("x".into())])).unwrap()).starts_with("5: Error from Canister"));
+    assert!(
+        text(node.call(a, &call(b, &[Op::Trap("x".into())])).unwrap()).starts_with("5: Error from Canister")
+    );
     assert!(text(node.call(a, &call(Principal::from_slice(&[9, 1]), &[])).unwrap()).starts_with("3: "));
     let empty = node.create();
     assert!(text(node.call(a, &call(empty, &[])).unwrap()).starts_with("5: "));
@@ -100,12 +109,27 @@ fn a_trapped_callback_is_cleaned_up() {
 #[test]
 fn a_call_without_an_answer_expires_if_it_is_best_effort() {
     let mut node = Node::new();
-    let (a, b, c) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let (a, b, c) =
+        (node.deploy(&Spec::default()), node.deploy(&Spec::default()), node.deploy(&Spec::default()));
     let mut call = CallOp::new(b, &[]);
     call.timeout = Some(1);
     call.cycles = 1_000;
     // The callee works for many rounds: every round spends more than it may, so that answers wait.
-    call.arg = encode(&[CallOp::new(c, &[Op::Spend(3_999_000_000), CallOp::new(c, &[Op::Spend(3_999_000_000), CallOp::new(c, &[Op::Spend(3_999_000_000), Op::Reply(vec![])]).op()]).op()]).op()]);
+    call.arg = encode(&[CallOp::new(
+        c,
+        &[
+            Op::Spend(3_999_000_000),
+            CallOp::new(
+                c,
+                &[
+                    Op::Spend(3_999_000_000),
+                    CallOp::new(c, &[Op::Spend(3_999_000_000), Op::Reply(vec![])]).op(),
+                ],
+            )
+            .op(),
+        ],
+    )
+    .op()]);
     node.seconds_per_round = 4;
     let answer = node.call(a, &[call.op()]).unwrap();
     let text = String::from_utf8(answer).unwrap();
@@ -127,10 +151,16 @@ fn guaranteed_calls_beyond_the_pool_are_refused_and_all_are_answered() {
     node.settle();
     let notes = node.notes(a);
     assert_eq!(notes.len(), 60);
-    let fit = node.config.limits.subnet.guaranteed_response_message_bytes / node.config.limits.subnet.message_payload_bytes;
+    let fit = node.config.limits.subnet.guaranteed_response_message_bytes
+        / node.config.limits.subnet.message_payload_bytes;
     let answered = notes.iter().filter(|note| *note == "yes").count() as u64;
     assert!(answered >= fit - 2 && answered <= fit, "{answered} of {fit}");
-    assert!(notes.iter().filter(|note| *note != "yes").all(|note| note.starts_with("2: ") && note.contains("guaranteed_response_message_bytes")));
+    assert!(
+        notes
+            .iter()
+            .filter(|note| *note != "yes")
+            .all(|note| note.starts_with("2: ") && note.contains("guaranteed_response_message_bytes"))
+    );
     assert_eq!(node.executor.state().totals().guaranteed_message_bytes, 0);
 }
 
@@ -140,7 +170,8 @@ fn slots_and_callbacks_bound_calls() {
     limits.subnet.queue_slots = 3;
     limits.subnet.callback_soft_limit = 5;
     let mut node = Node::with(limits);
-    let (a, b, c) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let (a, b, c) =
+        (node.deploy(&Spec::default()), node.deploy(&Spec::default()), node.deploy(&Spec::default()));
     let mut program = vec![];
     for callee in [b, b, b, b, c, c, c] {
         let mut call = CallOp::new(callee, &[Op::Reply(b"yes".to_vec())]);
@@ -177,7 +208,8 @@ fn duplicates_and_late_messages_are_passed_over() {
 fn a_call_that_cannot_start_before_its_expiry_is_rejected() {
     let mut node = Node::new();
     let id = node.deploy(&Spec::default());
-    let slow: Vec<_> = (0..3).map(|_| node.send(id, &[Op::Spend(3_999_900_000), Op::Reply(vec![])])).collect();
+    let slow: Vec<_> =
+        (0..3).map(|_| node.send(id, &[Op::Spend(3_999_900_000), Op::Reply(vec![])])).collect();
     node.seconds_per_round = 150;
     node.round();
     assert_eq!(node.status(&slow[2]), Status::Received);

@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         _ => {}
     }
     let filter = std::env::args().nth(1).filter(|argument| !argument.starts_with('-')).unwrap_or_default();
-    let stories: [(&str, fn()); 7] = [
+    let stories: [(&str, fn()); 8] = [("measure", measure),
         ("a_counter_counts", a_counter_counts),
         ("motoko_survives_upgrades", motoko_survives_upgrades),
         ("workbenches_call_each_other", workbenches_call_each_other),
@@ -264,4 +264,28 @@ fn threads_and_restarts_change_no_root() {
     };
     let once = live(1, false);
     assert_eq!(once, live(2, true));
+}
+
+fn measure() {
+    let mut real = real(2);
+    for module in ["counter-c.wasm", "workbench.wasm"] {
+        let ids: Vec<_> = (0..4).map(|_| real.deploy(module)).collect();
+        for count in [1usize, 4] {
+            for _ in 0..2000 / count { for id in &ids[..count] { real.node.ingress(user(1), *id, *id, "inc", none()); } }
+            let start = std::time::Instant::now();
+            real.node.settle();
+            println!("{module} {count} canisters: 2000 updates in {:?}", start.elapsed());
+        }
+        let start = std::time::Instant::now();
+        for _ in 0..300 { real.query(ids[0], "get", none()).unwrap(); }
+        println!("300 queries {:?}", start.elapsed());
+        if module.starts_with("work") {
+            let start = std::time::Instant::now();
+            for _ in 0..20 {real.node.update(ids[0], "chain", Encode!(&ids, &20u32).unwrap()).unwrap();}
+            println!("400 hops {:?}", start.elapsed());
+        }
+        let start = std::time::Instant::now();
+        for _ in 0..50 { real.node.update(ids[0], "inc", none()).unwrap(); }
+        println!("50 rounds of one update {:?}", start.elapsed());
+    }
 }

@@ -117,7 +117,14 @@ impl CallTable {
         let responded = matches!(origin, Origin::System);
         self.contexts.insert(
             id,
-            CallContext { origin, responded, deleted: false, cycles_available, open_callbacks: 0, instructions: 0 },
+            CallContext {
+                origin,
+                responded,
+                deleted: false,
+                cycles_available,
+                open_callbacks: 0,
+                instructions: 0,
+            },
         );
         id
     }

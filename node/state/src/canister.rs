@@ -12,7 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::certified::{CanisterFacts, metadata_digest};
 use crate::tree::Digest;
-use crate::{CallTable, CustomSection, CanisterId, Cycles, Global, InputQueues, ModuleHash, ModuleInfo, Origin, Shared, Time};
+use crate::{
+    CallTable, CanisterId, CustomSection, Cycles, Global, InputQueues, ModuleHash, ModuleInfo, Origin,
+    Shared, Time,
+};
 
 /// Bytes of a Wasm page.
 pub const WASM_PAGE_BYTES: u64 = 65536;
@@ -126,7 +129,11 @@ impl InstalledModule {
 
     /// Bytes of its metadata sections.
     pub fn custom_section_bytes(&self) -> u64 {
-        self.info.custom_sections.iter().map(|section| (section.name.len() + section.content.len()) as u64).sum()
+        self.info
+            .custom_sections
+            .iter()
+            .map(|section| (section.name.len() + section.content.len()) as u64)
+            .sum()
     }
 }
 
@@ -442,7 +449,13 @@ pub struct CanisterState {
 
 impl CanisterState {
     /// An empty, running canister.
-    pub fn new(id: CanisterId, controllers: Vec<Principal>, settings: Settings, cycles: Cycles, now: Time) -> Self {
+    pub fn new(
+        id: CanisterId,
+        controllers: Vec<Principal>,
+        settings: Settings,
+        cycles: Cycles,
+        now: Time,
+    ) -> Self {
         Self {
             id,
             controllers,
@@ -509,7 +522,8 @@ impl CanisterState {
 
     /// Estimate of what the record takes in memory besides code, memories and messages.
     pub fn metadata_bytes(&self) -> u64 {
-        let environment: usize = self.settings.environment.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let environment: usize =
+            self.settings.environment.iter().map(|(name, value)| name.len() + value.len()).sum();
         let usage = self.memory_usage();
         1024 + 30 * self.controllers.len() as u64
             + environment as u64
@@ -626,7 +640,8 @@ mod tests {
 
     #[test]
     fn a_record_comes_back_as_it_was_stored() {
-        let canister = CanisterState::new(Principal::from_slice(&[1, 1]), vec![], Settings::default(), 5, Time(3));
+        let canister =
+            CanisterState::new(Principal::from_slice(&[1, 1]), vec![], Settings::default(), 5, Time(3));
         let bytes = postcard::to_stdvec(&canister).unwrap();
         let back: CanisterState = postcard::from_bytes(&bytes).unwrap();
         assert_eq!(postcard::to_stdvec(&back).unwrap(), bytes);

@@ -177,7 +177,8 @@ impl InputQueues {
 
     /// Messages waiting.
     pub fn len(&self) -> u64 {
-        (self.ingress.len() + self.responses.len() + self.requests.values().map(VecDeque::len).sum::<usize>()) as u64
+        (self.ingress.len() + self.responses.len() + self.requests.values().map(VecDeque::len).sum::<usize>())
+            as u64
     }
 
     /// Responses waiting.

@@ -354,7 +354,12 @@ impl ReplicatedState {
             move_entry(&mut self.timers, *id, old.timer, new_facts.timer);
             move_entry(&mut self.deadlines, *id, old.deadline, new_facts.deadline);
             move_entry(&mut self.stop_deadlines, *id, old.stop_deadline, new_facts.stop_deadline);
-            move_entry(&mut self.charges, *id, Some(old.charged_until), present.then_some(new_facts.charged_until));
+            move_entry(
+                &mut self.charges,
+                *id,
+                Some(old.charged_until),
+                present.then_some(new_facts.charged_until),
+            );
             if old.memories != new_facts.memories {
                 for memory in old.memories.iter().flat_map(|(heap, stable)| [heap, stable]) {
                     if self.owners.get(memory) == Some(id) {
@@ -442,7 +447,14 @@ impl CanisterState {
             CanisterStatus::Stopping(waiters) => waiters.iter().map(|waiter| waiter.cycles).sum(),
             _ => 0,
         };
-        self.cycles + self.reserved_cycles + contexts + prepaid + requests + responses + stops + self.consumption.total()
+        self.cycles
+            + self.reserved_cycles
+            + contexts
+            + prepaid
+            + requests
+            + responses
+            + stops
+            + self.consumption.total()
     }
 }
 
@@ -452,14 +464,16 @@ impl Facts {
         let running = canister.status == CanisterStatus::Running;
         let usage = canister.memory_usage();
         let (guaranteed, best_effort) = canister.message_memory(response_bytes);
-        let low_memory = running && hooks.on_low_wasm_memory && canister.low_memory_hook == LowMemoryHook::Ready;
+        let low_memory =
+            running && hooks.on_low_wasm_memory && canister.low_memory_hook == LowMemoryHook::Ready;
         let stop_deadline = match &canister.status {
             CanisterStatus::Stopping(waiters) => waiters.iter().map(|waiter| waiter.deadline).min(),
             _ => None,
         };
         Self {
             has_work: low_memory || !canister.queues.is_empty(),
-            timer: (running && hooks.global_timer && canister.global_timer.0 != 0).then_some(canister.global_timer),
+            timer: (running && hooks.global_timer && canister.global_timer.0 != 0)
+                .then_some(canister.global_timer),
             heartbeat: running && hooks.heartbeat,
             deadline: canister.calls.next_deadline(),
             stopping: matches!(canister.status, CanisterStatus::Stopping(_)),
@@ -492,12 +506,16 @@ fn mark(set: &mut BTreeSet<Principal>, id: CanisterId, present: bool) {
     }
 }
 
-fn move_entry(entries: &mut BTreeSet<(Time, CanisterId)>, id: CanisterId, old: Option<Time>, new: Option<Time>) {
-    if old != new {
-        if let Some(old) = old {
+fn move_entry(
+    entries: &mut BTreeSet<(Time, CanisterId)>,
+    id: CanisterId,
+    old: Option<Time>,
+    new: Option<Time>,
+) {
+    if old != new
+        && let Some(old) = old {
             entries.remove(&(old, id));
         }
-    }
     if let Some(new) = new {
         entries.insert((new, id));
     }

@@ -42,7 +42,8 @@ pub(crate) struct Driver<C: Consensus> {
 impl<C: Consensus> Driver<C> {
     /// Runs rounds until the pool is closed, then makes a last checkpoint, so that the next start replays nothing.
     pub(crate) fn run(mut self) -> Result<()> {
-        let mut demand = Demand::default();
+        // The first batch comes at once: until a state is certified there is nothing to serve.
+        let mut demand = Demand { more: true, ..Demand::default() };
         let mut disk_checked: Option<Instant> = None;
         loop {
             if disk_checked.is_none_or(|at| at.elapsed() >= DISK_CHECK_EVERY) {

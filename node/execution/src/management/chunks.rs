@@ -5,9 +5,9 @@ use serde::Deserialize;
 use serde_bytes::ByteBuf;
 use state::{CHUNK_ACCOUNTED_BYTES, SubnetCall};
 
+use super::settings::check_promises;
 use super::types::CanisterArgument;
 use super::{Desk, Handled, Handling, decode, encode, no_value};
-use super::settings::check_promises;
 use crate::reject;
 
 #[derive(candid::CandidType, Deserialize)]
@@ -53,7 +53,8 @@ impl Desk<'_> {
 
     pub(super) fn stored_chunks(&mut self, call: &SubnetCall) -> Handling {
         let id = decode::<CanisterArgument>(&call.arg)?.canister_id;
-        let hashes: Vec<ChunkHash> = self.target(&id)?.chunks.keys().map(|hash| ChunkHash { hash: hash.to_vec() }).collect();
+        let hashes: Vec<ChunkHash> =
+            self.target(&id)?.chunks.keys().map(|hash| ChunkHash { hash: hash.to_vec() }).collect();
         Ok(Handled::Reply(encode(&hashes)?))
     }
 

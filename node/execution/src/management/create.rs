@@ -15,7 +15,8 @@ const RETIRED_MAX: usize = 65_536;
 
 impl Desk<'_> {
     pub(super) fn create_canister(&mut self, call: &SubnetCall) -> Handling {
-        let argument: CreateCanister = if call.arg == super::no_value() { CreateCanister::default() } else { decode(&call.arg)? };
+        let argument: CreateCanister =
+            if call.arg == super::no_value() { CreateCanister::default() } else { decode(&call.arg)? };
         self.check_sender_version(call, argument.sender_canister_version)?;
         // Subnets with admins make canisters free of charge (interface specification, `create_canister`).
         let fee = if self.core.config.subnet_admins.is_empty() { self.core.costs.create_canister } else { 0 };
@@ -28,7 +29,8 @@ impl Desk<'_> {
         }
         let id = self.fresh_id()?;
         let settings = argument.settings.unwrap_or_default();
-        let mut canister = self.new_canister(call, id, settings, call.cycles - fee, argument.sender_canister_version)?;
+        let mut canister =
+            self.new_canister(call, id, settings, call.cycles - fee, argument.sender_canister_version)?;
         canister.consumption.canister_creation += fee;
         self.admit_canister(canister, None)?;
         Ok(Handled::ReplyWithRefund(encode(&CanisterIdRecord { canister_id: id })?, 0))
@@ -87,8 +89,9 @@ impl Desk<'_> {
         check_promises(self.core, self.state, None, &canister)?;
         if let Some(minted) = minted {
             let total = self.state.subnet.minted.checked_add(minted);
-            self.state.subnet.minted =
-                total.ok_or_else(|| reject::invalid_payload(format!("The subnet cannot count {minted} more cycles.")))?;
+            self.state.subnet.minted = total.ok_or_else(|| {
+                reject::invalid_payload(format!("The subnet cannot count {minted} more cycles."))
+            })?;
         }
         self.state.put(canister);
         self.state.refresh();
@@ -113,10 +116,14 @@ impl Desk<'_> {
 
     fn specified_id(&self, id: CanisterId) -> Result<CanisterId, Reject> {
         if !self.core.config.in_range(&id) {
-            return Err(reject::reject(405, format!("Canister id {id} lies outside the subnet's canister ranges.")));
+            return Err(reject::reject(
+                405,
+                format!("Canister id {id} lies outside the subnet's canister ranges."),
+            ));
         }
-        let number = ExecutorConfig::canister_number(&id)
-            .ok_or_else(|| reject::invalid_payload(format!("{id} does not have the form of a canister id.")))?;
+        let number = ExecutorConfig::canister_number(&id).ok_or_else(|| {
+            reject::invalid_payload(format!("{id} does not have the form of a canister id."))
+        })?;
         // Whatever was given out without being asked for is used up, also when it was deleted.
         let given = (self.core.config.first_canister..self.state.subnet.next_canister).contains(&number);
         if self.state.contains(&id) || self.state.subnet.retired.contains(&id) || given {

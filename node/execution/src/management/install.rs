@@ -13,8 +13,8 @@ use pages::{AppendTarget, MemoryId, MemoryLayout, PAGE_BYTES, PagesError, Run};
 use sandbox::{Changes, Entry, MessageLimits};
 use sha2::{Digest, Sha256};
 use state::{
-    CanisterId, CanisterState, Change, ChangeDetails, Cycles, DeploymentMode, ExecutionState, InstalledModule, Memory,
-    ModuleHash, ModuleInfo, Reject, RejectCode, Shared, SubnetCall, Time,
+    CanisterId, CanisterState, Change, ChangeDetails, Cycles, DeploymentMode, ExecutionState,
+    InstalledModule, Memory, ModuleHash, ModuleInfo, Reject, RejectCode, Shared, SubnetCall, Time,
 };
 
 use super::types::InstallCode;
@@ -87,7 +87,11 @@ impl Desk<'_> {
         }
         let hashes = &argument.chunk_hashes_list;
         if hashes.len() > CHUNKS_MAX {
-            return Err(reject::invalid_payload(format!("{} chunks, the most is {CHUNKS_MAX}.", hashes.len())).into());
+            return Err(reject::invalid_payload(format!(
+                "{} chunks, the most is {CHUNKS_MAX}.",
+                hashes.len()
+            ))
+            .into());
         }
         let mut names = Vec::with_capacity(hashes.len());
         let mut bytes = 0u64;
@@ -97,7 +101,10 @@ impl Desk<'_> {
                 .and_then(|name| store.chunks.get(&name).map(|bytes| (name, *bytes)));
             let Some((name, chunk_bytes)) = known else {
                 let name: String = hash.hash.iter().take(32).map(|byte| format!("{byte:02x}")).collect();
-                return Err(reject::invalid_payload(format!("Chunk {name} is not in the chunk store of canister {store_id}.")).into());
+                return Err(reject::invalid_payload(format!(
+                    "Chunk {name} is not in the chunk store of canister {store_id}."
+                ))
+                .into());
             };
             names.push(name);
             bytes += chunk_bytes;
@@ -115,7 +122,10 @@ impl Desk<'_> {
             })?);
         }
         if Sha256::digest(&wasm)[..] != argument.wasm_module_hash[..] {
-            return Err(reject::invalid_payload("The chunks do not make up a module with the hash in wasm_module_hash.").into());
+            return Err(reject::invalid_payload(
+                "The chunks do not make up a module with the hash in wasm_module_hash.",
+            )
+            .into());
         }
         self.install(
             call,
@@ -150,11 +160,18 @@ impl Desk<'_> {
         let prepaid = core.costs.execution(install_limits.instructions) + compile_cost;
         let liquid = core.costs.liquid(&canister);
         if liquid < prepaid {
-            return Err(reject::out_of_cycles(&canister.id, liquid, prepaid, "prepaying the installation of code").into());
+            return Err(reject::out_of_cycles(
+                &canister.id,
+                liquid,
+                prepaid,
+                "prepaying the installation of code",
+            )
+            .into());
         }
         let module = InstalledModule::new(hash, wasm_bytes, info);
         let sections_before = canister.module().map_or(0, InstalledModule::custom_section_bytes);
-        let sections = self.state.totals().custom_section_bytes - sections_before + module.custom_section_bytes();
+        let sections =
+            self.state.totals().custom_section_bytes - sections_before + module.custom_section_bytes();
         if sections > limits.subnet.wasm_custom_sections_bytes {
             return Err(reject::subnet_oversubscribed(format!(
                 "Metadata sections of all modules would take {sections} bytes of the subnet's {} (subnet.wasm_custom_sections_bytes).",
@@ -197,11 +214,14 @@ impl Desk<'_> {
         let ordinal = self.seats.entry(canister.id).or_default().ordinal;
         let fault = FaultKind::NotCompiled.fault(canister.id, ordinal);
         let recorded = self.round.recorded(FaultKind::NotCompiled, canister.id, ordinal);
-        let prepared = if recorded { Err(reject::not_compiled(&canister.id)) } else { self.core.sandbox.prepare(wasm) };
+        let prepared =
+            if recorded { Err(reject::not_compiled(&canister.id)) } else { self.core.sandbox.prepare(wasm) };
         match prepared {
             Ok(info) => Ok(info),
             // Resources of this node: not every node, and not this node every time, would say the same.
-            Err(reject) if recorded || matches!(reject.code, RejectCode::SysTransient | RejectCode::SysFatal) => {
+            Err(reject)
+                if recorded || matches!(reject.code, RejectCode::SysTransient | RejectCode::SysFatal) =>
+            {
                 tracing::warn!(canister = %canister.id, reason = reject.message, "module cannot be compiled");
                 self.effects.faults.push(fault);
                 self.seats.entry(canister.id).or_default().ordinal += 1;
@@ -241,7 +261,8 @@ impl Desk<'_> {
             Some(stable) => stable,
             None => fresh(limits.stable_bytes)?,
         };
-        next.execution = Some(ExecutionState { module: Shared::new(module), globals: Vec::new(), heap, stable });
+        next.execution =
+            Some(ExecutionState { module: Shared::new(module), globals: Vec::new(), heap, stable });
         Ok(created)
     }
 
@@ -300,7 +321,12 @@ impl Desk<'_> {
             match ran {
                 Ok(changes) => {
                     let fits = valid_runs(heap, &working, |execution| &execution.heap, &changes.heap_runs)
-                        && valid_runs(&room.stable, &working, |execution| &execution.stable, &changes.stable_runs);
+                        && valid_runs(
+                            &room.stable,
+                            &working,
+                            |execution| &execution.stable,
+                            &changes.stable_runs,
+                        );
                     if !fits {
                         let reject = reject::engine_fault(&canister.id, "pages it cannot have written");
                         return Err((reject.into(), Some(tally)));
@@ -326,9 +352,15 @@ impl Desk<'_> {
                 next.certified_data = data.to_vec();
             }
             if let Some(execution) = next.execution.as_mut() {
-                stable_used = mount_over(&mut execution.stable, &room.stable, &first.stable_runs, first.stable_wasm_pages);
+                stable_used = mount_over(
+                    &mut execution.stable,
+                    &room.stable,
+                    &first.stable_runs,
+                    first.stable_wasm_pages,
+                );
                 if plan.keeps_heap {
-                    heap_used = mount_over(&mut execution.heap, &room.heap, &first.heap_runs, first.heap_wasm_pages);
+                    heap_used =
+                        mount_over(&mut execution.heap, &room.heap, &first.heap_runs, first.heap_wasm_pages);
                 }
             }
         }
@@ -343,7 +375,8 @@ impl Desk<'_> {
         let left = limits.instructions.saturating_sub(tally.instructions).max(1);
         let mut invocation = invoke(entry, MessageLimits { instructions: left, ..limits });
         invocation.arg = order.arg.to_vec();
-        let ran = machine.attempt(next, invocation, Some(targets), ordinal + u64::from(plan.runs_pre_upgrade));
+        let ran =
+            machine.attempt(next, invocation, Some(targets), ordinal + u64::from(plan.runs_pre_upgrade));
         let mut changes = match self.after(&mut machine, canister, ran, &mut tally) {
             Ok(changes) => changes,
             Err(refusal) => return Err((refusal, Some(tally))),
@@ -360,7 +393,9 @@ impl Desk<'_> {
         next.consumption.burned += changes.cycles_burned;
         let cost = self.core.costs.execution(tally.instructions).min(prepaid);
         let grown = next.execution.as_ref().map_or(0, |execution| {
-            changes.heap_wasm_pages + changes.stable_wasm_pages - execution.heap.wasm_pages - execution.stable.wasm_pages
+            changes.heap_wasm_pages + changes.stable_wasm_pages
+                - execution.heap.wasm_pages
+                - execution.stable.wasm_pages
         });
         let needed = self
             .core
@@ -444,10 +479,11 @@ impl Desk<'_> {
         let twice = 1 + u64::from(plan.runs_pre_upgrade);
         let reserve = |memory: &Memory, pages_max| self.core.pages.reserve(memory.id, pages_max);
         let reserved = (|| {
-            let old_heap = match canister.execution.as_ref().filter(|_| plan.runs_pre_upgrade && !plan.keeps_heap) {
-                Some(old) => Some(reserve(&old.heap, pages(limits.heap_dirty_bytes))?),
-                None => None,
-            };
+            let old_heap =
+                match canister.execution.as_ref().filter(|_| plan.runs_pre_upgrade && !plan.keeps_heap) {
+                    Some(old) => Some(reserve(&old.heap, pages(limits.heap_dirty_bytes))?),
+                    None => None,
+                };
             Ok(Room {
                 heap: reserve(&execution.heap, twice * pages(limits.heap_dirty_bytes))?,
                 stable: reserve(&execution.stable, twice * pages(limits.stable_dirty_bytes))?,
@@ -536,24 +572,33 @@ fn check_mode(canister: &CanisterState, mode: &CanisterInstallMode) -> Result<()
     match mode {
         CanisterInstallMode::Install if canister.execution.is_some() => Err(reject::reject(
             514,
-            format!("Canister {} is not empty; use mode reinstall or upgrade, or uninstall its code first.", canister.id),
+            format!(
+                "Canister {} is not empty; use mode reinstall or upgrade, or uninstall its code first.",
+                canister.id
+            ),
         )),
-        CanisterInstallMode::Upgrade(_) if canister.execution.is_none() => Err(reject::no_module(&canister.id)),
+        CanisterInstallMode::Upgrade(_) if canister.execution.is_none() => {
+            Err(reject::no_module(&canister.id))
+        }
         _ => Ok(()),
     }
 }
 
 fn plan(canister: &CanisterState, mode: &CanisterInstallMode, info: &ModuleInfo) -> Result<Plan, Reject> {
     let CanisterInstallMode::Upgrade(flags) = mode else {
-        let deployment =
-            if matches!(mode, CanisterInstallMode::Install) { DeploymentMode::Install } else { DeploymentMode::Reinstall };
+        let deployment = if matches!(mode, CanisterInstallMode::Install) {
+            DeploymentMode::Install
+        } else {
+            DeploymentMode::Reinstall
+        };
         return Ok(Plan { deployment, runs_pre_upgrade: false, keeps_heap: false, keeps_stable: false });
     };
     let old = canister.module().ok_or_else(|| reject::no_module(&canister.id))?;
     let persistence = flags.as_ref().and_then(|flags| flags.wasm_memory_persistence);
     let skip = flags.as_ref().and_then(|flags| flags.skip_pre_upgrade).unwrap_or(false);
     let keeps_heap = persistence == Some(WasmMemoryPersistence::Keep);
-    let refuse = |what: &str| Err(reject::reject(504, format!("Error from Canister {}: {what}", canister.id)));
+    let refuse =
+        |what: &str| Err(reject::reject(504, format!("Error from Canister {}: {what}", canister.id)));
     if old.info.enhanced_orthogonal_persistence && persistence.is_none() {
         return refuse(
             "Missing upgrade option: the installed module uses enhanced orthogonal persistence, so the upgrade must say what becomes of its heap (wasm_memory_persistence keep or replace).",
@@ -600,7 +645,9 @@ fn valid_runs(
         .map_or(u64::MAX, |layout| layout.base_bytes / PAGE_BYTES);
     let mut end = 0;
     runs.iter().all(|run| {
-        let Some(last) = run.start_page.checked_add(run.pages).filter(|last| *last <= base_pages) else { return false };
+        let Some(last) = run.start_page.checked_add(run.pages).filter(|last| *last <= base_pages) else {
+            return false;
+        };
         let Some(stored) = run.offset_page.checked_add(run.pages) else { return false };
         let fits = run.pages > 0
             && run.start_page >= end

@@ -1,7 +1,8 @@
 //! Starting, stopping, emptying and deleting canisters.
 
 use state::{
-    CanisterId, CanisterState, CanisterStatus, Change, ChangeDetails, Payload, Reject, StopWaiter, SubnetCall, Time,
+    CanisterId, CanisterState, CanisterStatus, Change, ChangeDetails, Payload, Reject, StopWaiter,
+    SubnetCall, Time,
 };
 
 use super::types::{CanisterArgument, VersionedCanister};
@@ -22,8 +23,10 @@ impl Desk<'_> {
         canister.version += 1;
         if let CanisterStatus::Stopping(waiters) = before {
             for waiter in waiters {
-                let cancelled = reject::reject(511, format!("Canister {id} was started again before it had stopped."));
-                let unclaimed = self.effects.answer(&waiter.origin, Payload::Reject(cancelled), waiter.cycles);
+                let cancelled =
+                    reject::reject(511, format!("Canister {id} was started again before it had stopped."));
+                let unclaimed =
+                    self.effects.answer(&waiter.origin, Payload::Reject(cancelled), waiter.cycles);
                 canister.consumption.uninstall += unclaimed;
             }
         }
@@ -49,11 +52,19 @@ impl Desk<'_> {
         self.check_sender_version(call, argument.sender_canister_version)?;
         let origin = Self::change_origin(call, argument.sender_canister_version);
         let (core, time) = (self.core, self.round.time);
-        let canister =
-            self.state.get_mut(&argument.canister_id).ok_or_else(|| reject::canister_not_found(&argument.canister_id))?;
-        let rejection = reject::rejected_message(format!("Code of canister {} was uninstalled.", argument.canister_id));
+        let canister = self
+            .state
+            .get_mut(&argument.canister_id)
+            .ok_or_else(|| reject::canister_not_found(&argument.canister_id))?;
+        let rejection =
+            reject::rejected_message(format!("Code of canister {} was uninstalled.", argument.canister_id));
         uninstall(core, canister, &mut self.effects, &rejection);
-        canister.history.push(Change { time, version: canister.version, origin, details: ChangeDetails::CodeUninstall });
+        canister.history.push(Change {
+            time,
+            version: canister.version,
+            origin,
+            details: ChangeDetails::CodeUninstall,
+        });
         Ok(Handled::Reply(no_value()))
     }
 
@@ -61,16 +72,24 @@ impl Desk<'_> {
         let id = decode::<CanisterArgument>(&call.arg)?.canister_id;
         let canister = self.target(&id)?;
         if canister.status != CanisterStatus::Stopped {
-            return Err(reject::reject(510, format!("Canister {id} must be stopped before it is deleted.")).into());
+            return Err(
+                reject::reject(510, format!("Canister {id} must be stopped before it is deleted.")).into()
+            );
         }
         if call.origin.caller() == id {
             return Err(reject::reject(512, format!("Canister {id} cannot delete itself.")).into());
         }
         if !canister.queues.is_empty() || canister.calls.callbacks_open() > 0 {
-            return Err(reject::reject(203, format!("Canister {id} still has messages in its queues; try again in a moment.")).into());
+            return Err(reject::reject(
+                203,
+                format!("Canister {id} still has messages in its queues; try again in a moment."),
+            )
+            .into());
         }
         self.retire(&id);
-        let Some(mut canister) = self.state.remove(&id) else { return Err(reject::canister_not_found(&id).into()) };
+        let Some(mut canister) = self.state.remove(&id) else {
+            return Err(reject::canister_not_found(&id).into());
+        };
         drop_code(self.core, &mut canister);
         let subnet = &mut self.state.subnet;
         // Its cycles are gone for good; what it spent stays on the subnet's account.
@@ -89,7 +108,12 @@ impl Desk<'_> {
 }
 
 /// Takes code, memories, chunks' users and open calls away from a canister; answers everyone who waits for it. The version moves on.
-pub(crate) fn uninstall(core: &Core, canister: &mut CanisterState, effects: &mut Effects, rejection: &Reject) {
+pub(crate) fn uninstall(
+    core: &Core,
+    canister: &mut CanisterState,
+    effects: &mut Effects,
+    rejection: &Reject,
+) {
     drop_code(core, canister);
     canister.certified_data.clear();
     canister.global_timer = Time(0);

@@ -48,7 +48,8 @@ pub(crate) fn no_value() -> Vec<u8> {
 
 /// A value as a reply.
 pub(crate) fn encode<T: CandidType>(value: &T) -> Result<Vec<u8>, Reject> {
-    candid::encode_one(value).map_err(|error| reject::reject(521, format!("The result cannot be encoded: {error}")))
+    candid::encode_one(value)
+        .map_err(|error| reject::reject(521, format!("The result cannot be encoded: {error}")))
 }
 
 /// An argument.
@@ -57,8 +58,9 @@ pub(crate) fn decode<T: CandidType + DeserializeOwned>(arg: &[u8]) -> Result<T, 
     let per_byte = arg.len().saturating_mul(QUOTA_PER_BYTE);
     config.set_skipping_quota(SKIPPING_QUOTA.saturating_add(per_byte));
     config.set_decoding_quota(DECODING_QUOTA.saturating_add(per_byte));
-    candid::utils::decode_one_with_config(arg, &config)
-        .map_err(|error| reject::invalid_payload(format!("The argument cannot be decoded: {}", reason(&error))))
+    candid::utils::decode_one_with_config(arg, &config).map_err(|error| {
+        reject::invalid_payload(format!("The argument cannot be decoded: {}", reason(&error)))
+    })
 }
 
 /// Why candid refused a value, without the value itself, which candid's own text repeats in whole.
@@ -100,14 +102,19 @@ impl Method {
     fn of(core: &Core, name: &str) -> Option<Self> {
         let method = |access, ingress, names_canister| Some(Self { access, ingress, names_canister });
         match name {
-            "install_code" | "install_chunked_code" | "update_settings" => method(Access::Controllers, true, true),
-            "upload_chunk" | "stored_chunks" | "clear_chunk_store" => method(Access::ControllersAndSelf, true, true),
-            "start_canister" | "stop_canister" | "uninstall_code" | "delete_canister" | "canister_metrics" => {
-                method(Access::ControllersAndAdmins, true, true)
+            "install_code" | "install_chunked_code" | "update_settings" => {
+                method(Access::Controllers, true, true)
             }
+            "upload_chunk" | "stored_chunks" | "clear_chunk_store" => {
+                method(Access::ControllersAndSelf, true, true)
+            }
+            "start_canister" | "stop_canister" | "uninstall_code" | "delete_canister"
+            | "canister_metrics" => method(Access::ControllersAndAdmins, true, true),
             "canister_status" => method(Access::StatusViewers, true, true),
             "create_canister" => method(Access::Anyone, !core.config.subnet_admins.is_empty(), false),
-            "provisional_create_canister_with_cycles" if core.config.provisional => method(Access::Anyone, true, false),
+            "provisional_create_canister_with_cycles" if core.config.provisional => {
+                method(Access::Anyone, true, false)
+            }
             "provisional_top_up_canister" if core.config.provisional => method(Access::Anyone, true, true),
             "canister_info" | "canister_metadata" | "deposit_cycles" => method(Access::Anyone, false, true),
             "raw_rand" | "subnet_info" => method(Access::Anyone, false, false),
@@ -117,7 +124,11 @@ impl Method {
 }
 
 /// Canister that a call of a user is about, by its argument; `None` where the method names none.
-pub(crate) fn named_canister(core: &Core, method_name: &str, arg: &[u8]) -> Result<Option<CanisterId>, Reject> {
+pub(crate) fn named_canister(
+    core: &Core,
+    method_name: &str,
+    arg: &[u8],
+) -> Result<Option<CanisterId>, Reject> {
     let Some(method) = Method::of(core, method_name) else {
         return Err(reject::unknown_management_method(method_name));
     };
@@ -132,7 +143,11 @@ pub(crate) fn named_canister(core: &Core, method_name: &str, arg: &[u8]) -> Resu
 }
 
 /// Whether a call of a user may be taken in. `target` is the canister that [`named_canister`] found, if it exists.
-pub(crate) fn check_ingress(core: &Core, ingress: &Ingress, target: Option<&CanisterState>) -> Result<(), Reject> {
+pub(crate) fn check_ingress(
+    core: &Core,
+    ingress: &Ingress,
+    target: Option<&CanisterState>,
+) -> Result<(), Reject> {
     let name = &ingress.method_name;
     let method = Method::of(core, name).filter(|method| method.ingress);
     let method = method.ok_or_else(|| reject::unknown_management_method(name))?;
@@ -157,7 +172,12 @@ pub(crate) fn is_charged(method_name: &str) -> bool {
     !method_name.starts_with("provisional_") && method_name != "create_canister"
 }
 
-fn check_access(core: &Core, access: Access, target: &CanisterState, caller: &Principal) -> Result<(), Reject> {
+fn check_access(
+    core: &Core,
+    access: Access,
+    target: &CanisterState,
+    caller: &Principal,
+) -> Result<(), Reject> {
     let admin = core.config.subnet_admins.contains(caller);
     let controller = target.is_controller(caller);
     let allowed = match access {
@@ -238,6 +258,7 @@ pub(crate) struct Desk<'a> {
 }
 
 /// What became of a call.
+#[expect(clippy::large_enum_variant, reason = "it lives for one match, and boxing would allocate per call")]
 pub(crate) enum Disposal {
     /// It is answered or waits.
     Done,
@@ -313,8 +334,8 @@ impl Desk<'_> {
     fn refuse_method(&self, name: &str) -> Reject {
         let what = match name {
             "http_request" | "flexible_http_request" => "HTTPS outcalls are switched off on this subnet.",
-            "ecdsa_public_key" | "sign_with_ecdsa" | "schnorr_public_key" | "sign_with_schnorr" | "vetkd_public_key"
-            | "vetkd_derive_key" => "This subnet holds no threshold keys.",
+            "ecdsa_public_key" | "sign_with_ecdsa" | "schnorr_public_key" | "sign_with_schnorr"
+            | "vetkd_public_key" | "vetkd_derive_key" => "This subnet holds no threshold keys.",
             _ if name.starts_with("bitcoin_") => "This subnet has no Bitcoin adapter.",
             _ if name.contains("snapshot") => "This subnet keeps no canister snapshots.",
             _ => return reject::unknown_management_method(name),

@@ -50,11 +50,7 @@ fn target(state: &CertifiedState, arg: &[u8]) -> Result<SharedCanister, Reject> 
     state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))
 }
 
-fn fetch_canister_logs(
-    state: &CertifiedState,
-    caller: &Principal,
-    arg: &[u8],
-) -> Result<Vec<u8>, Reject> {
+fn fetch_canister_logs(state: &CertifiedState, caller: &Principal, arg: &[u8]) -> Result<Vec<u8>, Reject> {
     let argument: ic::FetchCanisterLogsArgs = decode(arg)?;
     let id = argument.canister_id;
     let canister = state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))?;
@@ -64,7 +60,9 @@ fn fetch_canister_logs(
     let wanted = |record: &&state::LogRecord| match &argument.filter {
         None => true,
         Some(ic::CanisterLogFilter::ByIdx { start, end }) => (*start..=*end).contains(&record.index),
-        Some(ic::CanisterLogFilter::ByTimestampNanos { start, end }) => (*start..=*end).contains(&record.time.0),
+        Some(ic::CanisterLogFilter::ByTimestampNanos { start, end }) => {
+            (*start..=*end).contains(&record.time.0)
+        }
     };
     let canister_log_records = canister
         .log
@@ -81,13 +79,17 @@ fn fetch_canister_logs(
 
 fn list_canisters(core: &Core, state: &CertifiedState, caller: &Principal) -> Result<Vec<u8>, Reject> {
     if !core.config.subnet_admins.contains(caller) {
-        return Err(reject::rejected_message(format!("Only subnet admins may list canisters; {caller} is none.")));
+        return Err(reject::rejected_message(format!(
+            "Only subnet admins may list canisters; {caller} is none."
+        )));
     }
     let mut canisters: Vec<ic::CanisterIdRange> = Vec::new();
     let mut last_number = None;
     for canister in state.canisters().iter() {
         let number = crate::ExecutorConfig::canister_number(&canister.id);
-        let follows = last_number.zip(number).is_some_and(|(last, number): (u64, u64)| last.checked_add(1) == Some(number));
+        let follows = last_number
+            .zip(number)
+            .is_some_and(|(last, number): (u64, u64)| last.checked_add(1) == Some(number));
         match canisters.last_mut() {
             Some(range) if follows => range.end = canister.id,
             _ => canisters.push(ic::CanisterIdRange { start: canister.id, end: canister.id }),

@@ -22,7 +22,8 @@ const WASM_MEMORY_LIMIT_MAX: u64 = 1 << 48;
 
 /// An amount of cycles.
 pub(super) fn cycles(value: &Nat, what: &str) -> Result<Cycles, Reject> {
-    Cycles::try_from(value.0.clone()).map_err(|_| reject::invalid_payload(format!("{what} is {value}, the most is 2^128 - 1.")))
+    Cycles::try_from(value.0.clone())
+        .map_err(|_| reject::invalid_payload(format!("{what} is {value}, the most is 2^128 - 1.")))
 }
 
 fn number(value: &Nat, what: &str, max: u64) -> Result<u64, Reject> {
@@ -36,9 +37,14 @@ fn viewers(visibility: LogVisibility, what: &str) -> Result<Visibility, Reject> 
     Ok(match visibility {
         LogVisibility::Controllers => Visibility::Controllers,
         LogVisibility::Public => Visibility::Public,
-        LogVisibility::AllowedViewers(viewers) if viewers.len() <= VIEWERS_MAX => Visibility::AllowedViewers(viewers),
+        LogVisibility::AllowedViewers(viewers) if viewers.len() <= VIEWERS_MAX => {
+            Visibility::AllowedViewers(viewers)
+        }
         LogVisibility::AllowedViewers(viewers) => {
-            return Err(reject::invalid_payload(format!("{what} names {} viewers, the most is {VIEWERS_MAX}.", viewers.len())));
+            return Err(reject::invalid_payload(format!(
+                "{what} names {} viewers, the most is {VIEWERS_MAX}.",
+                viewers.len()
+            )));
         }
     })
 }
@@ -150,7 +156,8 @@ impl Asked {
 /// Representation-independent hash of a map from names to values (interface specification, "hash of map").
 fn environment_hash(variables: &[(String, String)]) -> [u8; 32] {
     let hash = |text: &str| -> [u8; 32] { Sha256::digest(text.as_bytes()).into() };
-    let mut pairs: Vec<[[u8; 32]; 2]> = variables.iter().map(|(name, value)| [hash(name), hash(value)]).collect();
+    let mut pairs: Vec<[[u8; 32]; 2]> =
+        variables.iter().map(|(name, value)| [hash(name), hash(value)]).collect();
     pairs.sort();
     Sha256::digest(pairs.as_flattened().as_flattened()).into()
 }

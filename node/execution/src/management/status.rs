@@ -4,7 +4,8 @@ use candid::Nat;
 use ic_management_canister_types as ic;
 use serde_bytes::ByteBuf;
 use state::{
-    CanisterState, CanisterStatus, Change, ChangeDetails, ChangeOrigin, DeploymentMode, Reject, SubnetCall, Visibility,
+    CanisterState, CanisterStatus, Change, ChangeDetails, ChangeOrigin, DeploymentMode, Reject, SubnetCall,
+    Visibility,
 };
 
 use super::types::{DefiniteSettings, StatusResult, SubnetArgument};
@@ -112,7 +113,9 @@ fn change(change: &Change) -> ic::Change {
         timestamp_nanos: change.time.0,
         canister_version: change.version,
         origin: match &change.origin {
-            ChangeOrigin::User(user_id) => ic::ChangeOrigin::FromUser(ic::FromUserRecord { user_id: *user_id }),
+            ChangeOrigin::User(user_id) => {
+                ic::ChangeOrigin::FromUser(ic::FromUserRecord { user_id: *user_id })
+            }
             ChangeOrigin::Canister(canister_id, canister_version) => {
                 ic::ChangeOrigin::FromCanister(ic::FromCanisterRecord {
                     canister_id: *canister_id,
@@ -121,10 +124,12 @@ fn change(change: &Change) -> ic::Change {
             }
         },
         details: Some(match &change.details {
-            ChangeDetails::Creation { controllers, environment_hash } => ic::ChangeDetails::Creation(ic::CreationRecord {
-                controllers: controllers.clone(),
-                environment_variables_hash: environment_hash.map(|hash| hash.to_vec()),
-            }),
+            ChangeDetails::Creation { controllers, environment_hash } => {
+                ic::ChangeDetails::Creation(ic::CreationRecord {
+                    controllers: controllers.clone(),
+                    environment_variables_hash: environment_hash.map(|hash| hash.to_vec()),
+                })
+            }
             ChangeDetails::CodeUninstall => ic::ChangeDetails::CodeUninstall,
             ChangeDetails::CodeDeployment { mode, module_hash } => {
                 ic::ChangeDetails::CodeDeployment(ic::CodeDeploymentRecord {
@@ -137,7 +142,9 @@ fn change(change: &Change) -> ic::Change {
                 })
             }
             ChangeDetails::ControllersChange(controllers) => {
-                ic::ChangeDetails::ControllersChange(ic::ControllersChangeRecord { controllers: controllers.clone() })
+                ic::ChangeDetails::ControllersChange(ic::ControllersChangeRecord {
+                    controllers: controllers.clone(),
+                })
             }
         }),
     }
@@ -164,13 +171,14 @@ impl Desk<'_> {
         let canister = self.target(&argument.canister_id)?;
         let module = canister.module().ok_or_else(|| reject::no_module(&canister.id))?;
         let section = module.info.custom_sections.iter().find(|section| section.name == argument.name);
-        let section = section.filter(|section| section.public || canister.is_controller(&caller)).ok_or_else(|| {
-            reject::rejected_message(format!(
-                "Canister {} has no metadata section '{}' that {caller} may read.",
-                canister.id,
-                argument.name.escape_debug()
-            ))
-        })?;
+        let section =
+            section.filter(|section| section.public || canister.is_controller(&caller)).ok_or_else(|| {
+                reject::rejected_message(format!(
+                    "Canister {} has no metadata section '{}' that {caller} may read.",
+                    canister.id,
+                    argument.name.escape_debug()
+                ))
+            })?;
         Ok(Handled::Reply(encode(&ic::CanisterMetadataResult { value: section.content.clone() })?))
     }
 
@@ -178,9 +186,16 @@ impl Desk<'_> {
         let argument: SubnetArgument = decode(&call.arg)?;
         let own = self.core.config.subnet.subnet_id;
         if argument.subnet_id != own {
-            return Err(reject::reject(404, format!("Subnet {} is not known here; this is {own}.", argument.subnet_id)).into());
+            return Err(reject::reject(
+                404,
+                format!("Subnet {} is not known here; this is {own}.", argument.subnet_id),
+            )
+            .into());
         }
-        let result = ic::SubnetInfoResult { replica_version: env!("CARGO_PKG_VERSION").to_string(), registry_version: 1 };
+        let result = ic::SubnetInfoResult {
+            replica_version: env!("CARGO_PKG_VERSION").to_string(),
+            registry_version: 1,
+        };
         Ok(Handled::Reply(encode(&result)?))
     }
 }

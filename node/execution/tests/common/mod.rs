@@ -13,8 +13,8 @@ use pages::PageStore;
 use sandbox::Sandbox;
 use serde::de::DeserializeOwned;
 use state::{
-    Batch, BlobStore, CanisterId, CanisterState, Fault, Height, Ingress, Reject, RequestId, StateStore, Status, SubnetInfo,
-    Time, certified::SubnetType,
+    Batch, BlobStore, CanisterId, CanisterState, Fault, Height, Ingress, Reject, RequestId, StateStore,
+    Status, SubnetInfo, Time, certified::SubnetType,
 };
 
 pub use script::{CallOp, Op, ScriptSandbox, Spec, encode};
@@ -122,7 +122,14 @@ impl Node {
         self.executor.time().0.max(START)
     }
 
-    pub fn ingress(&mut self, sender: Principal, canister_id: Principal, effective: Principal, method: &str, arg: Vec<u8>) -> RequestId {
+    pub fn ingress(
+        &mut self,
+        sender: Principal,
+        canister_id: Principal,
+        effective: Principal,
+        method: &str,
+        arg: Vec<u8>,
+    ) -> RequestId {
         self.next_request += 1;
         let mut id = [0; 32];
         id[..8].copy_from_slice(&self.next_request.to_be_bytes());
@@ -192,7 +199,13 @@ impl Node {
     }
 
     /// A management call of a user, answered.
-    pub fn manage<A: CandidType>(&mut self, sender: Principal, about: Principal, method: &str, arg: &A) -> Result<Vec<u8>, Reject> {
+    pub fn manage<A: CandidType>(
+        &mut self,
+        sender: Principal,
+        about: Principal,
+        method: &str,
+        arg: &A,
+    ) -> Result<Vec<u8>, Reject> {
         let arg = candid::encode_one(arg).unwrap();
         let id = self.ingress(sender, Principal::management_canister(), about, method, arg);
         self.settle();
@@ -204,13 +217,22 @@ impl Node {
         struct Argument {
             amount: Option<candid::Nat>,
         }
-        let reply =
-            self.manage(user(1), Principal::management_canister(), "provisional_create_canister_with_cycles", &Argument { amount: None });
+        let reply = self.manage(
+            user(1),
+            Principal::management_canister(),
+            "provisional_create_canister_with_cycles",
+            &Argument { amount: None },
+        );
         let record: ic_management_canister_types::CanisterIdRecord = decode(&reply.unwrap());
         record.canister_id
     }
 
-    pub fn install(&mut self, id: CanisterId, mode: ic_management_canister_types::CanisterInstallMode, spec: &Spec) -> Result<Vec<u8>, Reject> {
+    pub fn install(
+        &mut self,
+        id: CanisterId,
+        mode: ic_management_canister_types::CanisterInstallMode,
+        spec: &Spec,
+    ) -> Result<Vec<u8>, Reject> {
         self.install_wasm(id, mode, spec.wasm(), vec![])
     }
 
@@ -271,8 +293,20 @@ impl Node {
 
     /// Throws the process away and starts from the disk; the log is repeated from there and must give the same roots.
     pub fn restart(self) -> Self {
-        let Self { dir, _temporary, config, make, executor, pages, sandbox, log, next_request, waiting, seconds_per_round, .. } =
-            self;
+        let Self {
+            dir,
+            _temporary,
+            config,
+            make,
+            executor,
+            pages,
+            sandbox,
+            log,
+            next_request,
+            waiting,
+            seconds_per_round,
+            ..
+        } = self;
         drop(executor);
         drop(pages);
         drop(sandbox);

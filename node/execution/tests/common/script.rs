@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ic_principal::Principal;
 use pages::{MemoryId, PAGE_BYTES, Run, read_pages};
 use sandbox::{
-    Call, CallbackKind, Changes, CustomSection, Entry, Hooks, Lane, ModuleInfo, Mount, Outcome, Request, Response, Sandbox,
-    Trap,
+    Call, CallbackKind, Changes, CustomSection, Entry, Hooks, Lane, ModuleInfo, Mount, Outcome, Request,
+    Response, Sandbox, Trap,
 };
 use serde::{Deserialize, Serialize};
 use state::{Cycles, ErrorCode, Global, Reject, RejectCode, Time};
@@ -155,7 +155,11 @@ pub struct ScriptSandbox {
 impl Sandbox for ScriptSandbox {
     fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, Reject> {
         if take_one(&self.compile_failures) {
-            return Err(Reject { code: RejectCode::SysTransient, message: "killed".into(), error_code: ErrorCode(521) });
+            return Err(Reject {
+                code: RejectCode::SysTransient,
+                message: "killed".into(),
+                error_code: ErrorCode(521),
+            });
         }
         let spec = Spec::read(wasm).ok_or_else(|| Reject {
             code: RejectCode::CanisterError,
@@ -182,7 +186,11 @@ impl Sandbox for ScriptSandbox {
             custom_sections: spec
                 .sections
                 .iter()
-                .map(|(public, name, content)| CustomSection { public: *public, name: name.clone(), content: content.clone() })
+                .map(|(public, name, content)| CustomSection {
+                    public: *public,
+                    name: name.clone(),
+                    content: content.clone(),
+                })
                 .collect(),
             enhanced_orthogonal_persistence: spec.persistent,
             compile_instructions: 1_000,
@@ -297,7 +305,8 @@ impl<'a> Running<'a> {
             Entry::OnLowWasmMemory => spec.low_memory.clone().unwrap_or_default(),
             Entry::InspectMessage { .. } => vec![],
             Entry::Update(_) | Entry::Query(_) | Entry::CompositeQuery(_) => {
-                postcard::from_bytes(&self.request.context.arg).unwrap_or_else(|_| vec![Op::Trap("bad program".into())])
+                postcard::from_bytes(&self.request.context.arg)
+                    .unwrap_or_else(|_| vec![Op::Trap("bad program".into())])
             }
             Entry::Callback { fun, kind, .. } => {
                 let (reply, reject, cleanup) = self.heap.callbacks.remove(fun).unwrap_or_default();
@@ -340,7 +349,9 @@ impl<'a> Running<'a> {
 
     fn reject_text(&self) -> Vec<u8> {
         match &self.request.entry {
-            Entry::Callback { kind: CallbackKind::Reject { code, message }, .. } => format!("{code}: {message}").into_bytes(),
+            Entry::Callback { kind: CallbackKind::Reject { code, message }, .. } => {
+                format!("{code}: {message}").into_bytes()
+            }
             _ => b"no reject".to_vec(),
         }
     }
@@ -357,7 +368,8 @@ impl<'a> Running<'a> {
             }
             Op::ReplyBalance => self.respond(Response::Reply(self.balance.to_string().into_bytes()))?,
             Op::ReplyCertificate => {
-                let certificate = context.data_certificate.as_ref().map(|bytes| bytes.to_vec()).unwrap_or_default();
+                let certificate =
+                    context.data_certificate.as_ref().map(|bytes| bytes.to_vec()).unwrap_or_default();
                 self.respond(Response::Reply(certificate))?;
             }
             Op::Reject(message) => self.respond(Response::Reject(message.clone()))?,
@@ -388,7 +400,8 @@ impl<'a> Running<'a> {
             Op::Dirty(pages) => {
                 self.dirty += pages;
                 if self.dirty * PAGE_BYTES > self.request.limits.stable_dirty_bytes {
-                    return Err(self.trap(524, format!("dirtied more than {}", self.request.limits.stable_dirty_bytes)));
+                    return Err(self
+                        .trap(524, format!("dirtied more than {}", self.request.limits.stable_dirty_bytes)));
                 }
                 if self.dirty * PAGE_BYTES > self.stable_pages * 65536 {
                     return Err(self.trap(502, "out of bounds"));
@@ -431,7 +444,9 @@ impl<'a> Running<'a> {
         self.balance -= prepaid + call.cycles;
         let id = self.heap.next;
         self.heap.next += 1;
-        self.heap.callbacks.insert(id, (call.on_reply.clone(), call.on_reject.clone(), call.on_cleanup.clone()));
+        self.heap
+            .callbacks
+            .insert(id, (call.on_reply.clone(), call.on_reject.clone(), call.on_cleanup.clone()));
         self.calls.push(Call {
             callee: call.callee,
             method_name: call.method.clone(),
@@ -460,8 +475,13 @@ impl<'a> Running<'a> {
             return outcome;
         }
         if !self.request.context.replicated {
-            if outcome.result == Ok(Response::None) && (!self.calls.is_empty() || self.request.keep_token.is_some()) {
-                let token = self.request.keep_token.unwrap_or_else(|| sandbox.next_token.fetch_add(1, Ordering::Relaxed));
+            if outcome.result == Ok(Response::None)
+                && (!self.calls.is_empty() || self.request.keep_token.is_some())
+            {
+                let token = self
+                    .request
+                    .keep_token
+                    .unwrap_or_else(|| sandbox.next_token.fetch_add(1, Ordering::Relaxed));
                 sandbox.kept.lock().unwrap().insert(token, self.heap);
                 outcome.keep_token = Some(token);
                 outcome.query_calls = self.calls;
@@ -482,7 +502,9 @@ impl<'a> Running<'a> {
             global_timer: self.timer,
         };
         let fresh = matches!(self.request.entry, Entry::Init | Entry::PostUpgrade { keep_heap: false });
-        if let Some(target) = self.request.heap.append.as_ref().filter(|_| fresh || self.heap != self.heap_before) {
+        if let Some(target) =
+            self.request.heap.append.as_ref().filter(|_| fresh || self.heap != self.heap_before)
+        {
             let content = postcard::to_stdvec(&self.heap).unwrap();
             let mut bytes = (content.len() as u64).to_le_bytes().to_vec();
             bytes.extend(content);
@@ -491,7 +513,12 @@ impl<'a> Running<'a> {
             assert!(pages <= target.pages_max);
             changes.heap_wasm_pages = changes.heap_wasm_pages.max(pages.div_ceil(16));
             target.file.write_all_at(&bytes, target.offset_page * PAGE_BYTES).unwrap();
-            changes.heap_runs.push(Run { start_page: 0, pages, segment: target.segment, offset_page: target.offset_page });
+            changes.heap_runs.push(Run {
+                start_page: 0,
+                pages,
+                segment: target.segment,
+                offset_page: target.offset_page,
+            });
         }
         if let Some(target) = self.request.stable.append.as_ref().filter(|_| self.dirty > 0) {
             assert!(self.dirty <= target.pages_max);

@@ -264,7 +264,7 @@ fn scattered_writes_never_exhaust_the_kernels_mappings() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     /// Whatever sequence of writes, failures, checkpoints, foldings, restarts and forgetting: memory holds
     /// what the messages that ended well wrote.

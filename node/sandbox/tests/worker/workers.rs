@@ -121,6 +121,51 @@ fn lanes_run_at_the_same_time_and_see_each_others_commits() {
     }
 }
 
+/// Adds its argument's first byte to a number in the heap and to one in stable memory.
+const ADDER: &str = r#"(module
+    (import "ic0" "msg_arg_data_copy" (func $arg (param i32 i32 i32)))
+    (import "ic0" "msg_reply" (func $reply))
+    (import "ic0" "msg_reply_data_append" (func $append (param i32 i32)))
+    (import "ic0" "stable64_grow" (func $grow (param i64) (result i64)))
+    (import "ic0" "stable64_read" (func $sread (param i64 i64 i64)))
+    (import "ic0" "stable64_write" (func $swrite (param i64 i64 i64)))
+    (memory 1)
+    (func (export "canister_init") (drop (call $grow (i64.const 1))))
+    (func (export "canister_update add")
+        (call $arg (i32.const 8) (i32.const 0) (i32.const 1))
+        (i32.store8 (i32.const 0) (i32.add (i32.load8_u (i32.const 0)) (i32.load8_u (i32.const 8))))
+        (call $sread (i64.const 1) (i64.const 0) (i64.const 1))
+        (i32.store8 (i32.const 1) (i32.add (i32.load8_u (i32.const 1)) (i32.load8_u (i32.const 8))))
+        (call $swrite (i64.const 0) (i64.const 1) (i64.const 1))
+        (call $append (i32.const 0) (i32.const 2))
+        (call $reply)))"#;
+
+#[test]
+fn changes_thrown_away_are_not_taken_for_those_of_another_lane() {
+    let world = World::with(HOST, |config| config.update_workers = 2);
+    let mut canister = world.install(ADDER);
+    let mut total = 0;
+    let mut add = |lane: usize, amount: u8, keep: bool| {
+        let mut request = world.request(&canister, Entry::Update("add".into()));
+        request.context.arg = vec![amount];
+        let outcome = world.pool.execute(Lane::Update(lane), &request);
+        assert_eq!(outcome.result, Ok(sandbox::Response::Reply(vec![total + amount; 2])));
+        if keep {
+            total += amount;
+            world.commit(&mut canister, request, &outcome);
+        }
+    };
+    for (lane, other) in [(0, 1), (1, 0), (0, 1)] {
+        add(lane, 1, true);
+        // The space this took is given back, and the other lane writes the same pages there.
+        add(lane, 5, false);
+        add(other, 1, true);
+        add(lane, 1, true);
+        add(lane, 7, false);
+        add(lane, 1, true);
+    }
+}
+
 #[test]
 fn more_canisters_than_may_be_mapped_take_turns() {
     let world = World::with(HOST, |config| {
