@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         _ => {}
     }
     let filter = std::env::args().nth(1).filter(|argument| !argument.starts_with('-')).unwrap_or_default();
-    let stories: [(&str, fn()); 8] = [("measure", measure),
+    let stories: [(&str, fn()); 7] = [
         ("a_counter_counts", a_counter_counts),
         ("motoko_survives_upgrades", motoko_survives_upgrades),
         ("workbenches_call_each_other", workbenches_call_each_other),
@@ -85,7 +85,13 @@ impl Real {
     }
 
     fn query(&self, id: CanisterId, method: &str, arg: Vec<u8>) -> Result<Vec<u8>, Reject> {
-        let request = QueryRequest { sender: user(1), canister_id: id, method_name: method.into(), arg, sender_info: None };
+        let request = QueryRequest {
+            sender: user(1),
+            canister_id: id,
+            method_name: method.into(),
+            arg,
+            sender_info: None,
+        };
         self.node.executor.queries().query(&request).map(|reply| reply.bytes)
     }
 
@@ -120,8 +126,16 @@ fn a_counter_counts() {
 fn motoko_survives_upgrades() {
     let nat = |bytes: &[u8]| Decode!(bytes, Nat).unwrap();
     let mut real = real(2);
-    let flags = |persistence| Mode::Upgrade(Some(UpgradeFlags { skip_pre_upgrade: None, wasm_memory_persistence: Some(persistence) }));
-    for (module, upgrade) in [("motoko-counter32.wasm", Mode::Upgrade(None)), ("motoko-counter64.wasm", flags(WasmMemoryPersistence::Keep))] {
+    let flags = |persistence| {
+        Mode::Upgrade(Some(UpgradeFlags {
+            skip_pre_upgrade: None,
+            wasm_memory_persistence: Some(persistence),
+        }))
+    };
+    for (module, upgrade) in [
+        ("motoko-counter32.wasm", Mode::Upgrade(None)),
+        ("motoko-counter64.wasm", flags(WasmMemoryPersistence::Keep)),
+    ] {
         let id = real.deploy(module);
         assert_eq!(nat(&real.node.update(id, "inc", none()).unwrap()), 1u8);
         assert_eq!(nat(&real.node.update(id, "add", Encode!(&Nat::from(41u8)).unwrap()).unwrap()), 42u8);
@@ -133,7 +147,10 @@ fn motoko_survives_upgrades() {
             assert_eq!(error.error_code.0, 504);
         }
         // An upgrade to something that does not start leaves all as it was.
-        let broken = wat::parse_str(r#"(module (func unreachable) (export "canister_post_upgrade" (func 0)) (memory 1))"#).unwrap();
+        let broken = wat::parse_str(
+            r#"(module (func unreachable) (export "canister_post_upgrade" (func 0)) (memory 1))"#,
+        )
+        .unwrap();
         let replace = flags(WasmMemoryPersistence::Replace);
         let error = real.node.install_wasm(id, replace, broken, none()).unwrap_err();
         assert_eq!(error.error_code.0, 502, "{}", error.message);
@@ -170,7 +187,8 @@ fn workbenches_call_each_other() {
     }
     let sent = real.node.update(a, "send_cycles", Encode!(&b, &Nat::from(5_000_000u32)).unwrap()).unwrap();
     assert_eq!(Decode!(&sent, Nat).unwrap(), 5_000_000u32);
-    let back = real.node.update(a, "send_cycles_refunded", Encode!(&b, &Nat::from(5_000_000u32)).unwrap()).unwrap();
+    let back =
+        real.node.update(a, "send_cycles_refunded", Encode!(&b, &Nat::from(5_000_000u32)).unwrap()).unwrap();
     assert_eq!(Decode!(&back, Nat).unwrap(), 5_000_000u32);
     let random = real.node.update(a, "raw_rand_via_mgmt", none()).unwrap();
     assert_eq!(Decode!(&random, serde_bytes::ByteBuf).unwrap().len(), 32);
@@ -210,7 +228,13 @@ fn queries_and_certified_data() {
     let (a, b) = (real.deploy("workbench.wasm"), real.deploy("workbench.wasm"));
     real.node.update(b, "inc", none()).unwrap();
     assert_eq!(nat64(&real.query(a, "composite_get", Encode!(&b).unwrap()).unwrap()), 1);
-    real.node.update(a, "set_certified", Encode!(&serde_bytes::ByteBuf::from(b"thirty-two bytes or fewer".to_vec())).unwrap()).unwrap();
+    real.node
+        .update(
+            a,
+            "set_certified",
+            Encode!(&serde_bytes::ByteBuf::from(b"thirty-two bytes or fewer".to_vec())).unwrap(),
+        )
+        .unwrap();
     let reply = real.query(a, "get_certified", none()).unwrap();
     let (value, certificate) = Decode!(&reply, serde_bytes::ByteBuf, Option<serde_bytes::ByteBuf>).unwrap();
     let certificate = certificate.expect("queries have a certificate");
@@ -252,8 +276,20 @@ fn threads_and_restarts_change_no_root() {
             for (number, id) in ring.iter().enumerate() {
                 let other = ring[(number + 1) % ring.len()];
                 real.node.ingress(user(1), *id, *id, "call_inc", Encode!(&other).unwrap());
-                real.node.ingress(user(1), *id, *id, "heap_fill_at", Encode!(&(step * 10_000), &50_000u64, &(step as u8)).unwrap());
-                real.node.ingress(user(1), *id, *id, "spin", Encode!(&(1_000_000 * (number as u64 + 1))).unwrap());
+                real.node.ingress(
+                    user(1),
+                    *id,
+                    *id,
+                    "heap_fill_at",
+                    Encode!(&(step * 10_000), &50_000u64, &(step as u8)).unwrap(),
+                );
+                real.node.ingress(
+                    user(1),
+                    *id,
+                    *id,
+                    "spin",
+                    Encode!(&(1_000_000 * (number as u64 + 1))).unwrap(),
+                );
             }
             real.node.settle();
             if restarts && step % 2 == 1 {
@@ -264,28 +300,4 @@ fn threads_and_restarts_change_no_root() {
     };
     let once = live(1, false);
     assert_eq!(once, live(2, true));
-}
-
-fn measure() {
-    let mut real = real(2);
-    for module in ["counter-c.wasm", "workbench.wasm"] {
-        let ids: Vec<_> = (0..4).map(|_| real.deploy(module)).collect();
-        for count in [1usize, 4] {
-            for _ in 0..2000 / count { for id in &ids[..count] { real.node.ingress(user(1), *id, *id, "inc", none()); } }
-            let start = std::time::Instant::now();
-            real.node.settle();
-            println!("{module} {count} canisters: 2000 updates in {:?}", start.elapsed());
-        }
-        let start = std::time::Instant::now();
-        for _ in 0..300 { real.query(ids[0], "get", none()).unwrap(); }
-        println!("300 queries {:?}", start.elapsed());
-        if module.starts_with("work") {
-            let start = std::time::Instant::now();
-            for _ in 0..20 {real.node.update(ids[0], "chain", Encode!(&ids, &20u32).unwrap()).unwrap();}
-            println!("400 hops {:?}", start.elapsed());
-        }
-        let start = std::time::Instant::now();
-        for _ in 0..50 { real.node.update(ids[0], "inc", none()).unwrap(); }
-        println!("50 rounds of one update {:?}", start.elapsed());
-    }
 }

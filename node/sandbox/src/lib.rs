@@ -1,5 +1,6 @@
 //! The worker process.
 mod api;
+mod budgeted;
 mod cache;
 mod compile;
 pub mod engine;
@@ -10,6 +11,7 @@ mod prepare;
 mod system_api;
 mod worker;
 pub use api::*;
+pub use budgeted::Budgeted;
 pub use cache::{ArtefactCache, CacheError, TemporaryFile};
 pub use compile::{Caps, CompileError, Compiled, Compiler, compile_main};
 pub use pool::{Pool, PoolError, SandboxConfig, Statistics};

@@ -513,9 +513,10 @@ fn move_entry(
     new: Option<Time>,
 ) {
     if old != new
-        && let Some(old) = old {
-            entries.remove(&(old, id));
-        }
+        && let Some(old) = old
+    {
+        entries.remove(&(old, id));
+    }
     if let Some(new) = new {
         entries.insert((new, id));
     }

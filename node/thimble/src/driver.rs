@@ -14,15 +14,19 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use budget::{Ledger, Observation};
 use consensus::{Consensus, ConsensusError, Demand, FinalisedBatch, IngressPool};
 use execution::{Executor, RoundResult};
 use gateway::Waiters;
-use state::Height;
+use limits::pool;
+use state::{Height, Ingress, ReplicatedState};
 
 use crate::metrics::RoundMetrics;
 
 /// How long to wait before a step that the disk refused is tried again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Ingress in the block log that brings a checkpoint, after which the log is cut: bounds its disk and the bytes a restart reads.
+const CHECKPOINT_BLOCK_BYTES: u64 = 64 << 20;
 /// Time between looks at the free disk.
 const DISK_CHECK_EVERY: Duration = Duration::from_millis(500);
 
@@ -37,6 +41,50 @@ pub(crate) struct Driver<C: Consensus> {
     pub(crate) disk_reserve_bytes: u64,
     /// Last height of the block log when the node started: up to there rounds are executed again.
     pub(crate) recovered_at: Height,
+    pub(crate) observed: Observed,
+    /// Ingress bytes in blocks since the last checkpoint.
+    pub(crate) block_bytes: u64,
+}
+
+/// Pools of the ledger that the rules of replicated state hold to their caps: counted after every round, so that the ledger says what they hold.
+pub(crate) struct Observed {
+    history: Option<Observation>,
+    guaranteed: Option<Observation>,
+    best_effort: Option<Observation>,
+    sections: Option<Observation>,
+    metadata: Option<Observation>,
+    ingress: Option<Observation>,
+}
+
+impl Observed {
+    pub(crate) fn new(ledger: &Ledger) -> Self {
+        let observe = |name| ledger.pool(name).map(|pool| pool.observe());
+        Self {
+            history: observe(pool::INGRESS_HISTORY),
+            guaranteed: observe(pool::GUARANTEED_MESSAGES),
+            best_effort: observe(pool::BEST_EFFORT_MESSAGES),
+            sections: observe(pool::CUSTOM_SECTIONS),
+            metadata: observe(pool::CANISTER_METADATA),
+            ingress: observe(pool::INGRESS_POOL),
+        }
+    }
+
+    fn count(&mut self, state: &ReplicatedState, waiting: u64) {
+        let totals = state.totals();
+        let figures = [
+            (&mut self.history, state.history.bytes()),
+            (&mut self.guaranteed, totals.guaranteed_message_bytes),
+            (&mut self.best_effort, totals.best_effort_message_bytes),
+            (&mut self.sections, totals.custom_section_bytes),
+            (&mut self.metadata, totals.metadata_bytes),
+            (&mut self.ingress, waiting),
+        ];
+        for (observation, bytes) in figures {
+            if let Some(observation) = observation {
+                observation.set(bytes);
+            }
+        }
+    }
 }
 
 impl<C: Consensus> Driver<C> {
@@ -62,7 +110,7 @@ impl<C: Consensus> Driver<C> {
             let result = self.round(finalised)?;
             demand =
                 Demand { more: result.more, next_timer: result.next_timer, every_round: result.every_round };
-            if self.executor.checkpoint_due() {
+            if self.executor.checkpoint_due() || self.block_bytes >= CHECKPOINT_BLOCK_BYTES {
                 self.checkpoint(height)?;
             }
         }
@@ -92,6 +140,8 @@ impl<C: Consensus> Driver<C> {
         }
         self.waiters.certified(&result.finished);
         self.metrics.round(&batch, &result, started.elapsed());
+        self.block_bytes += batch.ingress.iter().map(Ingress::accounted_bytes).sum::<u64>();
+        self.observed.count(self.executor.state(), self.pool.status().bytes);
         if batch.height <= self.recovered_at {
             tracing::debug!(height = batch.height.0, root = hex::encode(result.root), "executed again");
             if batch.height == self.recovered_at {
@@ -114,6 +164,7 @@ impl<C: Consensus> Driver<C> {
             return Ok(());
         }
         self.consensus.checkpointed(height)?;
+        self.block_bytes = 0;
         self.metrics.checkpoint(started.elapsed());
         Ok(())
     }

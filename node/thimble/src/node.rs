@@ -16,14 +16,14 @@ use gateway::{Gateway, GatewayConfig, GatewayHandle, Waiters};
 use limits::{Limits, pool};
 use pages::PageStore;
 use prometheus_client::registry::Registry;
-use sandbox::{ModuleSource, SandboxConfig};
+use sandbox::{Budgeted, ModuleSource, SandboxConfig};
 use state::{BlobStore, ModuleHash, NodeInfo, StateStore, SubnetInfo, SubnetType};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     adapter::Adapter,
     config::Config,
-    driver::Driver,
+    driver::{Driver, Observed},
     keys::Keys,
     metrics::{Readings, RoundMetrics},
 };
@@ -42,6 +42,7 @@ pub(crate) fn run(config: Config, address_file: Option<&Path>) -> Result<()> {
     let started = Instant::now();
     start_logging(&config.log)?;
     let data = &config.data_dir;
+    raise_descriptor_limit();
     fs::create_dir_all(data).with_context(|| format!("making the data folder {}", data.display()))?;
     let _lock = lock(data)?;
     let keys = Keys::open_or_create(&data.join("keys"))?;
@@ -173,7 +174,9 @@ fn open(
         provisional: true,
         subnet_admins: vec![],
     };
-    let executor = Executor::open(config_of_executor, sandbox.clone(), pages.clone(), store, blobs)?;
+    let named = |name| ledger.pool(name).with_context(|| format!("the ledger has no pool `{name}`"));
+    let budgeted = Budgeted::new(sandbox.clone(), named(pool::EXECUTIONS)?, named(pool::QUERIES)?, limits);
+    let executor = Executor::open(config_of_executor, Arc::new(budgeted), pages.clone(), store, blobs)?;
     let height = executor.height();
     let log = BlockLog::open(&data.join("blocks"), BLOCK_SEGMENT_BYTES)?;
     let recovered_at = log.last().unwrap_or(height).max(height);
@@ -184,9 +187,9 @@ fn open(
             "executing again what the block log holds"
         );
     }
-    let pool = Arc::new(IngressPool::new(&limits.consensus));
+    let ingress = Arc::new(IngressPool::new(&limits.consensus));
     let consensus = SingleNode::new(
-        pool.clone(),
+        ingress.clone(),
         log,
         Certifier::new(
             keys.committee.clone(),
@@ -205,7 +208,7 @@ fn open(
             ledger: ledger.clone(),
             cgroup,
             sandbox,
-            ingress: pool.clone(),
+            ingress: ingress.clone(),
             rounds: rounds.clone(),
             delta_bytes: Box::new(move || pages.delta_bytes()),
         }));
@@ -213,7 +216,7 @@ fn open(
     };
     let waiters = Waiters::new(limits.gateway.sync_calls_waiting);
     let adapter = Adapter {
-        pool: pool.clone(),
+        pool: ingress.clone(),
         queries: executor.queries(),
         reader: executor.reader(),
         ranges,
@@ -222,14 +225,16 @@ fn open(
     let driver = Driver {
         consensus,
         executor,
-        pool: pool.clone(),
+        pool: ingress.clone(),
         waiters: waiters.clone(),
         metrics: rounds,
         data_dir: data.clone(),
         disk_reserve_bytes: limits.pages.disk_reserve_bytes,
         recovered_at,
+        observed: Observed::new(ledger),
+        block_bytes: 0,
     };
-    Ok(Parts { driver, adapter, keys, pool, waiters })
+    Ok(Parts { driver, adapter, keys, pool: ingress, waiters })
 }
 
 async fn start_gateway(
@@ -272,6 +277,16 @@ fn start_logging(filter: &str) -> Result<()> {
         .with_ansi(std::io::stderr().is_terminal())
         .init();
     Ok(())
+}
+
+/// Each canister in memory keeps descriptors of its page files, each connection one: takes what the system allows without asking for more.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "the limit on open files stays at {:?}", limit.current);
+    }
 }
 
 /// Held for the life of the process; the kernel lets go of it however the process ends.

@@ -1,5 +1,5 @@
 //! A node without network: batches go straight into the executor, "signatures" are zeros, and the block log is a vector.
-#![allow(dead_code, missing_docs, unreachable_pub)]
+#![allow(dead_code, missing_docs, unreachable_pub, unused_imports, clippy::unwrap_used)]
 
 pub mod script;
 

@@ -289,6 +289,7 @@ impl Mapping {
 
     /// Somebody else appended since: what this mapping holds must come from the files from now on.
     pub(crate) fn distrust(&mut self) -> io::Result<()> {
+        self.settle()?;
         self.broken |= self.copied;
         Ok(())
     }

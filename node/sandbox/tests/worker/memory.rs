@@ -57,7 +57,7 @@ fn toucher(memory64: bool) -> String {
                 (local.set $left (i64.sub (local.get $left) (i64.const 1)))
                 (br $next)))
             (call $done))
-        (func (export "canister_update fill") (memory.fill {a} (i32.const 7) {b}) (call $done))
+        (func (export "canister_update fill") (memory.fill {a} (i32.wrap_i64 (call $a)) {b}) (call $done))
         (func (export "canister_update copy") (memory.copy {a} {zero} {b}) (call $done))
         (func (export "canister_update copy_small") (memory.copy {a} {zero} {eight}) (call $done))
         (func (export "canister_update init") (memory.init $text {a} (i32.const 0) (i32.const 8)) (call $done))
@@ -281,7 +281,7 @@ proptest! {
             match kind {
                 0..=2 => {
                     prop_assert!(toucher.run("fill", from as u64, (to - from) as u64, 100).result.is_ok());
-                    heap[from..to].fill(7);
+                    heap[from..to].fill(from as u8);
                 }
                 3 => {
                     prop_assert!(toucher.run("copy", from as u64, (to - from) as u64, 100).result.is_ok());

@@ -1,0 +1,141 @@
+//! Sandboxes under the ledger: before a message runs or a module is compiled, the memory it may take is reserved; when the pool is full, it waits its turn.
+//!
+//! What is reserved is what may be dirtied at most, so that all working sets in flight together stay under their line of the budget sheet, whatever they do.
+//! Waiting is bounded by the messages that run: each of them is bounded by its instructions. Order of waiting does not change what a message does, so this
+//! stays out of what nodes agree on.
+//!
+//! It must never know what a message is, nor what becomes of it.
+
+use std::{sync::Arc, time::Duration};
+
+use budget::{Pool, Reservation};
+use limits::Limits;
+use pages::MemoryId;
+use state::{ModuleInfo, Reject};
+
+use crate::{Entry, Lane, Outcome, Request, Sandbox};
+
+/// After so long in line it is worth a word in the log; then the wait goes on.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// See the module.
+pub struct Budgeted {
+    inner: Arc<dyn Sandbox>,
+    executions: Pool,
+    queries: Pool,
+    message_bytes: u64,
+    install_bytes: u64,
+    query_bytes: u64,
+    compile_bytes: u64,
+}
+
+impl Budgeted {
+    /// Takes updates, installs and compilations from `executions`, queries from `queries`.
+    pub fn new(inner: Arc<dyn Sandbox>, executions: Pool, queries: Pool, limits: &Limits) -> Self {
+        Self {
+            inner,
+            message_bytes: limits.message_dirty_bytes(),
+            install_bytes: limits.install_dirty_bytes(),
+            query_bytes: limits.query_dirty_bytes(),
+            compile_bytes: limits.compile_reservation_bytes(limits.module.wasm_uncompressed_bytes),
+            executions,
+            queries,
+        }
+    }
+}
+
+/// Stands in line until there is room. The caps of the sheet hold at least one of each; a table of somebody's own making that does not is held to the pool's cap.
+fn reserve(pool: &Pool, bytes: u64) -> Option<Reservation> {
+    loop {
+        match pool.reserve_within(bytes.min(pool.cap_bytes()), PATIENCE) {
+            Ok(reservation) => return Some(reservation),
+            Err(full) if full.is_hopeless() => return None,
+            Err(full) => tracing::warn!(%full, "still waiting for memory"),
+        }
+    }
+}
+
+impl Sandbox for Budgeted {
+    fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, Reject> {
+        let _reservation = reserve(&self.executions, self.compile_bytes);
+        self.inner.prepare(wasm)
+    }
+
+    fn execute(&self, lane: Lane, request: &Request) -> Outcome {
+        let (pool, bytes) = match (lane, &request.entry) {
+            (Lane::Query(_), _) => (&self.queries, self.query_bytes),
+            (Lane::Update(_), Entry::Init | Entry::PreUpgrade | Entry::PostUpgrade { .. }) => {
+                (&self.executions, self.install_bytes)
+            }
+            (Lane::Update(_), _) => (&self.executions, self.message_bytes),
+        };
+        let _reservation = reserve(pool, bytes);
+        self.inner.execute(lane, request)
+    }
+
+    fn release(&self, lane: Lane, keep_token: u64) {
+        self.inner.release(lane, keep_token);
+    }
+
+    fn forget(&self, memories: &[MemoryId]) {
+        self.inner.forget(memories);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Counts how many compilations run at once.
+    #[derive(Default)]
+    struct Counting {
+        now: AtomicUsize,
+        most: AtomicUsize,
+    }
+
+    impl Sandbox for Counting {
+        fn prepare(&self, _: &[u8]) -> Result<ModuleInfo, Reject> {
+            let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+            self.most.fetch_max(now, Ordering::SeqCst);
+            std::thread::yield_now();
+            self.now.fetch_sub(1, Ordering::SeqCst);
+            Err(Reject {
+                code: state::RejectCode::SysTransient,
+                message: String::new(),
+                error_code: state::ErrorCode(0),
+            })
+        }
+
+        fn execute(&self, _: Lane, _: &Request) -> Outcome {
+            unreachable!("this test compiles only")
+        }
+
+        fn release(&self, _: Lane, _: u64) {}
+
+        fn forget(&self, _: &[MemoryId]) {}
+    }
+
+    #[test]
+    fn compilations_that_do_not_fit_together_take_turns() {
+        let limits = Limits::nano().unwrap();
+        let counting = Arc::new(Counting::default());
+        let cap = limits.compile_reservation_bytes(limits.module.wasm_uncompressed_bytes);
+        let executions = Pool::standalone("executions", cap + cap / 2);
+        let budgeted =
+            Budgeted::new(counting.clone(), executions.clone(), Pool::standalone("queries", 1), &limits);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        let _ = budgeted.prepare(b"");
+                    }
+                });
+            }
+        });
+        assert_eq!(counting.most.load(Ordering::SeqCst), 1);
+        assert_eq!(executions.used_bytes(), 0);
+    }
+}
