@@ -8,10 +8,13 @@ use state::{CanisterId, CanisterStatus, Ingress, Origin, Reject, ReplicatedState
 
 use crate::core::Core;
 use crate::management;
+use crate::messaging::MessageMemory;
 use crate::reject;
 
 /// Takes in all calls of a batch, in order.
 pub(crate) fn induct(core: &Core, state: &mut ReplicatedState, batch: Vec<Ingress>) {
+    state.refresh();
+    let mut memory = MessageMemory::of(state);
     for ingress in batch {
         let now = state.subnet.time;
         if !is_current(core, &ingress, now) || state.history.get(&ingress.request_id).is_some() {
@@ -22,7 +25,7 @@ pub(crate) fn induct(core: &Core, state: &mut ReplicatedState, batch: Vec<Ingres
             tracing::debug!(%error, "ingress message passed over");
             continue;
         }
-        if let Err(reject) = accept(core, state, ingress) {
+        if let Err(reject) = accept(core, state, &mut memory, ingress) {
             state.history.finish(&id, Err(reject), now);
         }
     }
@@ -34,7 +37,12 @@ fn is_current(core: &Core, ingress: &Ingress, now: Time) -> bool {
     ingress.ingress_expiry >= now && ingress.ingress_expiry.0 <= now.0.saturating_add(ahead)
 }
 
-fn accept(core: &Core, state: &mut ReplicatedState, ingress: Ingress) -> Result<(), Reject> {
+fn accept(
+    core: &Core,
+    state: &mut ReplicatedState,
+    memory: &mut MessageMemory,
+    ingress: Ingress,
+) -> Result<(), Reject> {
     let limit = core.limits().subnet.message_payload_bytes;
     let bytes = (ingress.arg.len() + ingress.method_name.len()) as u64;
     if bytes > limit {
@@ -42,6 +50,7 @@ fn accept(core: &Core, state: &mut ReplicatedState, ingress: Ingress) -> Result<
             "The message has {bytes} bytes of method name and argument, the most is {limit} (subnet.message_payload_bytes)."
         )));
     }
+    let accounted_bytes = ingress.accounted_bytes();
     if ingress.canister_id == Principal::management_canister() {
         let named = management::named_canister(core, &ingress.method_name, &ingress.arg)?;
         let target = named.and_then(|id| state.get(&id));
@@ -53,6 +62,7 @@ fn accept(core: &Core, state: &mut ReplicatedState, ingress: Ingress) -> Result<
             let spares_frozen = ingress.method_name == "update_settings";
             charge(core, state, &id, ingress.accounted_bytes(), spares_frozen)?;
         }
+        memory.take_ingress(core, accounted_bytes)?;
         state.subnet.calls.push_back(SubnetCall {
             origin: Origin::Ingress {
                 request_id: ingress.request_id,
@@ -73,7 +83,8 @@ fn accept(core: &Core, state: &mut ReplicatedState, ingress: Ingress) -> Result<
         CanisterStatus::Stopping(_) => return Err(reject::stopping(&id)),
         CanisterStatus::Stopped => return Err(reject::stopped(&id)),
     }
-    charge(core, state, &id, ingress.accounted_bytes(), false)?;
+    memory.take_ingress(core, accounted_bytes)?;
+    charge(core, state, &id, accounted_bytes, false)?;
     if let Some(canister) = state.get_mut(&id) {
         canister.queues.push_ingress(Shared::new(ingress));
     }

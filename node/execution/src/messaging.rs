@@ -2,13 +2,13 @@
 //!
 //! Two pools bound the messages of all canisters together. A guaranteed-response call counts its request and room for the largest response from the moment
 //! it is made, so its answer always fits; a call that finds no room is answered by the system at once (`SYS_TRANSIENT`). Best-effort messages count
-//! their bytes; a request that finds no room is refused, a response is replaced by `SYS_UNKNOWN`.
+//! their bytes, and users' messages that wait count with them; a request that finds no room is refused, a response is replaced by `SYS_UNKNOWN`.
 //!
 //! Cycles of a best-effort call whose answer came too late go back to its caller all the same: nothing is lost on the way.
 
 use state::{
-    CallRequest, CallResponse, CanisterId, CanisterStatus, Origin, Payload, ReplicatedState, Shared,
-    SubnetCall, Time,
+    CallRequest, CallResponse, CanisterId, CanisterStatus, MESSAGE_OVERHEAD_BYTES, Origin, Payload, Reject,
+    ReplicatedState, Shared, SubnetCall, Time,
 };
 
 use crate::core::Core;
@@ -26,16 +26,42 @@ impl MessageMemory {
     /// As it stands; the indexes must be fresh.
     pub(crate) fn of(state: &ReplicatedState) -> Self {
         let totals = state.totals();
-        let subnet: u64 = state.subnet.calls.iter().map(SubnetCall::accounted_bytes).sum();
+        let bytes = |from_user: bool| -> u64 {
+            let calls = state.subnet.calls.iter();
+            calls
+                .filter(|call| matches!(call.origin, Origin::Ingress { .. }) == from_user)
+                .map(SubnetCall::accounted_bytes)
+                .sum()
+        };
         Self {
-            guaranteed: totals.guaranteed_message_bytes + subnet,
-            best_effort: totals.best_effort_message_bytes,
+            guaranteed: totals.guaranteed_message_bytes + bytes(false),
+            best_effort: totals.best_effort_message_bytes + bytes(true),
         }
     }
 
-    /// Takes room out that is about to be given to calls one by one.
-    pub(crate) fn release(&mut self, guaranteed_bytes: u64) {
-        self.guaranteed = self.guaranteed.saturating_sub(guaranteed_bytes);
+    /// Takes room for a user's message.
+    pub(crate) fn take_ingress(&mut self, core: &Core, bytes: u64) -> Result<(), Reject> {
+        let (used, limit) = (self.best_effort, core.limits().subnet.best_effort_message_bytes);
+        if used + bytes > limit {
+            return Err(reject::queue_full(format!(
+                "The message needs {bytes} bytes; users' and best-effort messages that wait take {used} bytes of the subnet's {limit} (subnet.best_effort_message_bytes). Try again."
+            )));
+        }
+        self.best_effort += bytes;
+        Ok(())
+    }
+
+    /// Takes room out that is about to be given to calls one by one: the totals hold it already, because the callers hold the callbacks.
+    pub(crate) fn release<'a>(&mut self, core: &Core, calls: impl IntoIterator<Item = &'a CallRequest>) {
+        for call in calls {
+            match call.deadline {
+                None => {
+                    self.guaranteed =
+                        self.guaranteed.saturating_sub(core.limits().subnet.message_payload_bytes)
+                }
+                Some(_) => self.best_effort = self.best_effort.saturating_sub(MESSAGE_OVERHEAD_BYTES),
+            }
+        }
     }
 }
 
@@ -75,6 +101,7 @@ fn route(core: &Core, state: &mut ReplicatedState, memory: &mut MessageMemory, r
         }
         Some(_) => {
             let (used, limit) = (memory.best_effort, limits.best_effort_message_bytes);
+            let bytes = bytes + MESSAGE_OVERHEAD_BYTES;
             if used + bytes > limit {
                 Some(reject::queue_full(format!(
                     "The call needs {bytes} bytes; best-effort messages take {used} bytes of the subnet's {limit} (subnet.best_effort_message_bytes). Try again."

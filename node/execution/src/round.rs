@@ -252,15 +252,8 @@ impl Round<'_> {
 
     fn merge(&mut self, all: Vec<Effects>) {
         self.state.refresh();
-        let new_guaranteed: u64 = all
-            .iter()
-            .map(|effects| {
-                effects.requests.iter().filter(|request| request.deadline.is_none()).count() as u64
-            })
-            .sum();
-        // The totals already hold room for the answers of these calls; it is given to them one by one.
         let mut memory = MessageMemory::of(self.state);
-        memory.release(new_guaranteed * self.core.limits().subnet.message_payload_bytes);
+        memory.release(self.core, all.iter().flat_map(|effects| &effects.requests));
         for mut effects in all {
             self.work.instructions += effects.instructions;
             self.work.messages += effects.messages;

@@ -35,7 +35,7 @@ fn a_new_canister_is_empty_rich_and_controlled_by_its_creator() {
     assert_eq!(status.status, ic::CanisterStatusType::Running);
     assert_eq!(status.settings.controllers, [user(1)]);
     assert_eq!(status.module_hash, None);
-    assert!(status.cycles > Nat::from(99_000_000_000_000u64));
+    assert!(status.cycles > 99_000_000_000_000u64);
     assert_eq!(status.settings.freezing_threshold, Nat::from(2_592_000u32));
     let stranger = node.manage(user(2), id, "canister_status", &record(id)).unwrap_err();
     assert_eq!(stranger.error_code.0, 512);

@@ -336,3 +336,23 @@ fn a_canister_that_writes_beyond_its_rate_waits() {
     node.settle();
     assert!(requests.iter().all(|request| node.result(request).is_ok()));
 }
+
+#[test]
+fn users_messages_beyond_the_pool_are_refused_by_name() {
+    let mut limits = common::limits();
+    limits.subnet.best_effort_message_bytes = 8_000_000;
+    let mut node = Node::with(limits);
+    let id = node.deploy(&Spec::default());
+    let mut program = vec![Op::Reply(vec![])];
+    program.push(Op::Note(vec![0; 1_900_000]));
+    let requests: Vec<_> = (0..6).map(|_| node.send(id, &program)).collect();
+    node.settle();
+    let refused: Vec<_> = requests.iter().filter_map(|request| node.result(request).err()).collect();
+    assert_eq!(refused.len(), 2);
+    assert!(
+        refused
+            .iter()
+            .all(|reject| reject.error_code.0 == 201 && reject.message.contains("best_effort_message_bytes"))
+    );
+    assert_eq!(node.executor.state().totals().best_effort_message_bytes, 0);
+}

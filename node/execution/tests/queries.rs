@@ -3,7 +3,6 @@
 
 mod common;
 
-use candid::Nat;
 use common::{CallOp, Node, Op, Spec, decode, encode, user};
 use execution::{QueryReply, QueryRequest};
 use ic_management_canister_types as ic;
@@ -121,7 +120,7 @@ fn the_management_canister_answers_some_queries() {
     let record = candid::encode_one(ic::CanisterIdRecord { canister_id: id }).unwrap();
     let status: ic::CanisterStatusResult =
         decode(&ask(&node, aaaaa, "canister_status", record.clone()).unwrap().bytes);
-    assert!(status.cycles > Nat::from(0u8));
+    assert!(status.cycles > 0u8);
     let fetch = candid::encode_one(ic::FetchCanisterLogsArgs { canister_id: id, filter: None }).unwrap();
     let logs: ic::FetchCanisterLogsResult =
         decode(&ask(&node, aaaaa, "fetch_canister_logs", fetch).unwrap().bytes);

@@ -246,6 +246,11 @@ impl CallTable {
         self.reserved_responses
     }
 
+    /// Best-effort calls that are not answered.
+    pub fn unanswered_best_effort(&self) -> u64 {
+        self.deadlines.len() as u64
+    }
+
     /// The earliest deadline of an unanswered best-effort call.
     pub fn next_deadline(&self) -> Option<Time> {
         self.deadlines.first().map(|(deadline, _)| *deadline)

@@ -7,6 +7,7 @@
 //!
 //! Deterministic throughout: no clock, no randomness, no iteration over unordered maps. It must never know of networks,
 //! of how blocks are agreed on, or of how a canister's code is run.
+mod annals;
 pub mod blobs;
 mod calls;
 mod canister;
@@ -19,6 +20,7 @@ pub mod store;
 pub mod tree;
 mod types;
 
+pub use annals::*;
 pub use blobs::{BlobError, BlobStore};
 pub use calls::*;
 pub use canister::*;

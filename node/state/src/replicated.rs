@@ -108,7 +108,7 @@ pub struct Totals {
     pub metadata_bytes: u64,
     /// Guaranteed-response messages and the room kept for their responses.
     pub guaranteed_message_bytes: u64,
-    /// Best-effort messages.
+    /// Best-effort and users' messages.
     pub best_effort_message_bytes: u64,
     /// Percent of cores promised.
     pub compute_allocation: u64,

@@ -11,6 +11,7 @@ mod chunks;
 mod create;
 mod install;
 mod lifecycle;
+mod overlay;
 pub(crate) mod queries;
 mod settings;
 mod status;

@@ -132,11 +132,14 @@ impl Spec {
     }
 }
 
+/// What follows a reply, a reject, and a trap in either.
+type Callbacks = (Vec<Op>, Vec<Op>, Vec<Op>);
+
 /// What a canister remembers in its heap.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Heap {
     notes: Vec<Vec<u8>>,
-    callbacks: BTreeMap<u64, (Vec<Op>, Vec<Op>, Vec<Op>)>,
+    callbacks: BTreeMap<u64, Callbacks>,
     next: u64,
 }
 

@@ -360,7 +360,8 @@ mod tests {
 
     #[test]
     fn every_lie_about_a_change_is_found() {
-        let lies: &[(&str, fn(&mut Changes))] = &[
+        type Lie = fn(&mut Changes);
+        let lies: &[(&str, Lie)] = &[
             ("cycles made", |changes| changes.balance += 1),
             ("cycles lost", |changes| changes.balance -= 1),
             ("cycles taken", |changes| {

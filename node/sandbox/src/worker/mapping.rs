@@ -238,10 +238,8 @@ impl Mapping {
             for run in &runs {
                 self.retained
                     .extend((0..run.pages).map(|page| (run.start_page + page, run.offset_page + page)));
-                if self.kind == Kind::Heap {
-                    self.protect(self.run_bytes(run)?, self.resting())?;
-                }
             }
+            self.rest(dirty)?;
         } else {
             self.map_appended(&runs)?;
         }
@@ -308,8 +306,7 @@ impl Mapping {
         let broken = std::mem::replace(&mut self.broken, true);
         for range in dirty {
             let bytes = self.page_bytes(range)?;
-            self.drop_copies(bytes.clone())?;
-            self.protect(bytes, self.resting())?;
+            self.drop_copies(bytes)?;
             // What was committed before this message is not in what shows through now, but in the append file.
             let committed: Vec<_> =
                 self.retained.range(range.clone()).map(|(page, at)| (*page, *at)).collect();
@@ -325,9 +322,21 @@ impl Mapping {
                 self.retained.retain(|page, _| !range.contains(page));
             }
         }
+        self.rest(dirty)?;
         self.set_size(size_bytes)?;
         self.broken = broken;
         Ok(())
+    }
+
+    /// Write-protects from the first to the last of `pages`, if this is a heap. One call, because what lies
+    /// between is protected already and the kernel joins the pieces.
+    fn rest(&self, pages: &[Range<u64>]) -> io::Result<()> {
+        match (pages.first(), pages.last(), self.kind) {
+            (Some(first), Some(last), Kind::Heap) => {
+                self.protect(self.page_bytes(&(first.start..last.end))?, self.resting())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Makes `pages` writable.

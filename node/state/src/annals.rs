@@ -1,0 +1,258 @@
+//! What is written down about a canister: its log, its history of changes, and what it spent on what.
+//!
+//! Log and history are short lists whose oldest entries go first; their entries are shared with snapshots. Nothing here knows why something happened.
+
+use std::collections::VecDeque;
+
+use ic_principal::Principal;
+use serde::{Deserialize, Serialize};
+
+use crate::{CanisterId, Cycles, ModuleHash, Shared, Time};
+
+/// Changes kept in a canister's history.
+pub const CHANGES_KEPT: usize = 20;
+
+/// One line of a canister's log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogRecord {
+    /// Its number.
+    pub index: u64,
+    /// When.
+    pub time: Time,
+    /// What.
+    #[serde(with = "serde_bytes")]
+    pub content: Vec<u8>,
+}
+
+/// Log of a canister; oldest lines go first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CanisterLog {
+    records: VecDeque<Shared<LogRecord>>,
+    next_index: u64,
+    bytes: u64,
+}
+
+impl CanisterLog {
+    /// Lines, oldest first.
+    pub fn records(&self) -> impl Iterator<Item = &LogRecord> {
+        self.records.iter().map(|record| &**record)
+    }
+
+    /// Bytes of the lines.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Adds a line, cut to `bytes_max`, and drops the oldest ones until all fit.
+    pub fn push(&mut self, time: Time, mut content: Vec<u8>, bytes_max: u64) {
+        content.truncate(usize::try_from(bytes_max).unwrap_or(usize::MAX));
+        self.bytes += content.len() as u64;
+        self.records.push_back(Shared::new(LogRecord { index: self.next_index, time, content }));
+        self.next_index += 1;
+        self.trim(bytes_max);
+    }
+
+    /// Drops the oldest lines until the rest fits.
+    pub fn trim(&mut self, bytes_max: u64) {
+        while self.bytes > bytes_max
+            && let Some(oldest) = self.records.pop_front()
+        {
+            self.bytes -= oldest.content.len() as u64;
+        }
+    }
+
+    /// Drops all lines; numbering goes on.
+    pub fn clear(&mut self) {
+        self.records.clear();
+        self.bytes = 0;
+    }
+}
+
+/// Who changed a canister.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ChangeOrigin {
+    /// A user.
+    User(Principal),
+    /// A canister, and its version if it said so.
+    Canister(CanisterId, Option<u64>),
+}
+
+/// How code came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeploymentMode {
+    /// Into an empty canister.
+    Install,
+    /// In place of what was there.
+    Reinstall,
+    /// Keeping stable memory.
+    Upgrade,
+}
+
+/// What changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ChangeDetails {
+    /// The canister came to be.
+    Creation {
+        /// First controllers.
+        controllers: Vec<Principal>,
+        /// Hash of the environment variables, when there were any.
+        environment_hash: Option<[u8; 32]>,
+    },
+    /// Its code went.
+    CodeUninstall,
+    /// Code came.
+    CodeDeployment {
+        /// How.
+        mode: DeploymentMode,
+        /// Which.
+        module_hash: ModuleHash,
+    },
+    /// Other controllers.
+    ControllersChange(Vec<Principal>),
+}
+
+/// One entry of a canister's history.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// When.
+    pub time: Time,
+    /// Version after it.
+    pub version: u64,
+    /// Who.
+    pub origin: ChangeOrigin,
+    /// What.
+    pub details: ChangeDetails,
+}
+
+impl Change {
+    fn accounted_bytes(&self) -> u64 {
+        let controllers = match &self.details {
+            ChangeDetails::Creation { controllers, .. } | ChangeDetails::ControllersChange(controllers) => {
+                controllers.len()
+            }
+            _ => 0,
+        };
+        96 + 30 * controllers as u64
+    }
+}
+
+/// History of a canister: the newest [`CHANGES_KEPT`] changes and how many there were.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangeHistory {
+    changes: VecDeque<Shared<Change>>,
+    total: u64,
+}
+
+impl ChangeHistory {
+    /// Changes kept, oldest first.
+    pub fn changes(&self) -> impl DoubleEndedIterator<Item = &Change> + ExactSizeIterator {
+        self.changes.iter().map(|change| &**change)
+    }
+
+    /// Changes ever.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Adds a change.
+    pub fn push(&mut self, change: Change) {
+        self.total += 1;
+        self.changes.push_back(Shared::new(change));
+        while self.changes.len() > CHANGES_KEPT {
+            self.changes.pop_front();
+        }
+    }
+
+    /// Forgets the changes, not their number.
+    pub fn clear(&mut self) {
+        self.changes.clear();
+    }
+
+    /// Bytes it is accounted with.
+    pub fn bytes(&self) -> u64 {
+        self.changes().map(Change::accounted_bytes).sum()
+    }
+}
+
+/// Cycles a canister spent, by purpose (`canister_metrics`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Consumption {
+    /// Storage.
+    pub memory: Cycles,
+    /// Compute allocation.
+    pub compute_allocation: Cycles,
+    /// Ingress induction.
+    pub ingress_induction: Cycles,
+    /// Execution.
+    pub instructions: Cycles,
+    /// Calls and their responses.
+    pub transmission: Cycles,
+    /// Lost when the canister was deleted or its code fell to lack of cycles.
+    pub uninstall: Cycles,
+    /// Creating canisters.
+    pub canister_creation: Cycles,
+    /// `ic0.cycles_burn128`.
+    pub burned: Cycles,
+}
+
+impl Consumption {
+    /// All together.
+    pub fn total(&self) -> Cycles {
+        self.memory
+            + self.compute_allocation
+            + self.ingress_induction
+            + self.instructions
+            + self.transmission
+            + self.uninstall
+            + self.canister_creation
+            + self.burned
+    }
+
+    /// Adds another account to this one.
+    pub fn add(&mut self, other: &Self) {
+        self.memory += other.memory;
+        self.compute_allocation += other.compute_allocation;
+        self.ingress_induction += other.ingress_induction;
+        self.instructions += other.instructions;
+        self.transmission += other.transmission;
+        self.uninstall += other.uninstall;
+        self.canister_creation += other.canister_creation;
+        self.burned += other.burned;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_log_keeps_the_newest_lines() {
+        let mut log = CanisterLog::default();
+        for number in 0..10u8 {
+            log.push(Time(1), vec![number; 100], 250);
+        }
+        assert_eq!(log.records().map(|record| record.index).collect::<Vec<_>>(), [8, 9]);
+        log.push(Time(1), vec![0; 1000], 250);
+        assert_eq!(log.bytes(), 250);
+        log.clear();
+        log.push(Time(1), vec![], 250);
+        assert_eq!(log.records().next().unwrap().index, 11);
+    }
+
+    #[test]
+    fn the_history_keeps_twenty_changes_and_counts_all() {
+        let mut history = ChangeHistory::default();
+        for version in 0..30 {
+            history.push(Change {
+                time: Time(1),
+                version,
+                origin: ChangeOrigin::User(Principal::anonymous()),
+                details: ChangeDetails::CodeUninstall,
+            });
+        }
+        assert_eq!(history.changes().len(), CHANGES_KEPT);
+        assert_eq!(history.changes().next().unwrap().version, 10);
+        assert_eq!(history.total(), 30);
+    }
+}
