@@ -431,6 +431,11 @@ impl Limits {
             "blocks waiting for execution are held in memory",
         );
         rules.at_least(limit!(self.consensus.certificates_kept), 1, "nothing could be answered");
+        rules.at_least(
+            limit!(self.consensus.checkpoint_block_bytes),
+            self.consensus.block_ingress_bytes,
+            "every block would bring a checkpoint",
+        );
     }
 
     fn check_gateway(&self, rules: &mut Rules) {

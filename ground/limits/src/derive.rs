@@ -341,6 +341,7 @@ fn consensus(memory: u64) -> ConsensusLimits {
         idle_round_millis: 1_000,
         execution_lag_blocks: 1,
         certificates_kept: 64,
+        checkpoint_block_bytes: 64 * MIB,
     }
 }
 

@@ -375,11 +375,11 @@ impl Limits {
             ),
             line(
                 "block_log",
-                pages.checkpoint_interval_rounds.saturating_mul(consensus.block_ingress_bytes),
+                consensus.checkpoint_block_bytes.saturating_add(consensus.block_ingress_bytes),
                 "consensus",
                 Disk,
-                times(pages.checkpoint_interval_rounds, consensus.block_ingress_bytes),
-                "blocks since the last checkpoint, were each of them full",
+                whole(),
+                "ingress in blocks since the last checkpoint, and the block that brings the next",
             ),
             line(
                 "disk_reserve",

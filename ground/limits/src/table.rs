@@ -232,6 +232,8 @@ pub struct ConsensusLimits {
     pub execution_lag_blocks: u64,
     /// Certificates kept in memory.
     pub certificates_kept: u64,
+    /// Ingress bytes in blocks since the last checkpoint that bring the next one early: bounds the block log and what a restart reads.
+    pub checkpoint_block_bytes: u64,
 }
 
 /// Limits of the HTTP interface.

@@ -216,6 +216,7 @@ mod tests {
             idle_round_millis: 1,
             execution_lag_blocks: 1,
             certificates_kept: 4,
+            checkpoint_block_bytes: 1 << 20,
         }
     }
 

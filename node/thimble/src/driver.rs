@@ -25,8 +25,8 @@ use crate::metrics::RoundMetrics;
 
 /// How long to wait before a step that the disk refused is tried again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Ingress in the block log that brings a checkpoint, after which the log is cut: bounds its disk and the bytes a restart reads.
-const CHECKPOINT_BLOCK_BYTES: u64 = 64 << 20;
+/// Time between looks for mappings that nobody used for a while.
+const EVICT_EVERY: Duration = Duration::from_secs(5);
 /// Time between looks at the free disk.
 const DISK_CHECK_EVERY: Duration = Duration::from_millis(500);
 
@@ -35,6 +35,7 @@ pub(crate) struct Driver<C: Consensus> {
     pub(crate) consensus: C,
     pub(crate) executor: Executor,
     pub(crate) pool: Arc<IngressPool>,
+    pub(crate) sandbox: Arc<sandbox::Pool>,
     pub(crate) waiters: Waiters,
     pub(crate) metrics: RoundMetrics,
     pub(crate) data_dir: PathBuf,
@@ -42,6 +43,8 @@ pub(crate) struct Driver<C: Consensus> {
     /// Last height of the block log when the node started: up to there rounds are executed again.
     pub(crate) recovered_at: Height,
     pub(crate) observed: Observed,
+    /// Ingress bytes in blocks that bring a checkpoint early.
+    pub(crate) checkpoint_block_bytes: u64,
     /// Ingress bytes in blocks since the last checkpoint.
     pub(crate) block_bytes: u64,
 }
@@ -93,10 +96,15 @@ impl<C: Consensus> Driver<C> {
         // The first batch comes at once: until a state is certified there is nothing to serve.
         let mut demand = Demand { more: true, ..Demand::default() };
         let mut disk_checked: Option<Instant> = None;
+        let mut evicted = Instant::now();
         loop {
             if disk_checked.is_none_or(|at| at.elapsed() >= DISK_CHECK_EVERY) {
                 self.watch_disk();
                 disk_checked = Some(Instant::now());
+            }
+            if evicted.elapsed() >= EVICT_EVERY {
+                self.sandbox.evict_idle();
+                evicted = Instant::now();
             }
             let finalised = match self.consensus.next_batch(demand) {
                 Ok(Some(finalised)) => finalised,
@@ -110,7 +118,7 @@ impl<C: Consensus> Driver<C> {
             let result = self.round(finalised)?;
             demand =
                 Demand { more: result.more, next_timer: result.next_timer, every_round: result.every_round };
-            if self.executor.checkpoint_due() || self.block_bytes >= CHECKPOINT_BLOCK_BYTES {
+            if self.executor.checkpoint_due() || self.block_bytes >= self.checkpoint_block_bytes {
                 self.checkpoint(height)?;
             }
         }

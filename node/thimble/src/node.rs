@@ -207,7 +207,7 @@ fn open(
         registry.register_collector(Box::new(Readings {
             ledger: ledger.clone(),
             cgroup,
-            sandbox,
+            sandbox: sandbox.clone(),
             ingress: ingress.clone(),
             rounds: rounds.clone(),
             delta_bytes: Box::new(move || pages.delta_bytes()),
@@ -226,12 +226,14 @@ fn open(
         consensus,
         executor,
         pool: ingress.clone(),
+        sandbox,
         waiters: waiters.clone(),
         metrics: rounds,
         data_dir: data.clone(),
         disk_reserve_bytes: limits.pages.disk_reserve_bytes,
         recovered_at,
         observed: Observed::new(ledger),
+        checkpoint_block_bytes: limits.consensus.checkpoint_block_bytes,
         block_bytes: 0,
     };
     Ok(Parts { driver, adapter, keys, pool: ingress, waiters })
