@@ -31,7 +31,7 @@ setup-clients: setup
 	@tests/clients/setup.sh
 
 build: setup ## Build the node and the load driver.
-	@cargo build --release --locked -p thimble -p load
+	@cargo build --release --locked -p thimble -p thimble-lab
 
 run: build ## Start a node in MEMORY, deploy a sample canister, call it, verify; runs until Ctrl-C (ONCE=1: exits).
 	@scripts/run.sh "$(BIN)" "$(MEMORY)" "$(PORT)" "$(DATA)" "$(ONCE)"
@@ -40,7 +40,7 @@ test: setup-clients ## Run every test, the published clients in Rust, Node and P
 	@cargo test --release --locked --workspace $(ARGS)
 
 bench: build ## Measure start, idle, latency, rates and memory, and print the table with the machine.
-	@"$(BIN)/load" bench --node "$(BIN)/thimble" --memory "$(MEMORY)" --seconds "$(DURATION)" --concurrency "$(CONCURRENCY)"
+	@"$(BIN)/thimble-lab" bench --node "$(BIN)/thimble" --memory "$(MEMORY)" --seconds "$(DURATION)" --concurrency "$(CONCURRENCY)"
 
 lint: setup ## Formatting and lints, as the gate runs them.
 	@cargo fmt --all --check

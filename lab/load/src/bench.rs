@@ -1,4 +1,4 @@
-//! `load bench`: starts a node of its own in a scratch folder and prints what it costs and how fast it is.
+//! `thimble-lab bench`: starts a node of its own in a scratch folder and prints what it costs and how fast it is.
 //!
 //! Two kinds of client take part. *Latencies* are measured with the published agent as it is, its verification of every certificate included. *Rates* are
 //! measured with calls that the agent signed and that are then sent over plain HTTP connections, because verifying a BLS signature per reply would keep the
@@ -23,9 +23,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{client, measure};
 
-/// `load bench`
+/// `thimble-lab bench`
 #[derive(Args)]
-pub(crate) struct Options {
+pub struct Options {
     /// The node's binary.
     #[arg(long, default_value = "target/release/thimble")]
     node: PathBuf,
@@ -124,7 +124,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Runs everything and prints the table.
-pub(crate) async fn run(options: Options) -> Result<()> {
+pub async fn run(options: Options) -> Result<()> {
     let mut rows = Vec::new();
     let scratch = std::env::temp_dir().join(format!("thimble-bench-{}", std::process::id()));
     let outcome = measure_all(&options, &scratch, &mut rows).await;

@@ -13,9 +13,9 @@ use ic_agent::Agent;
 
 use crate::{client, measure};
 
-/// `load demo`
+/// `thimble-lab demo`
 #[derive(Args)]
-pub(crate) struct Options {
+pub struct Options {
     /// The node's public endpoint.
     #[arg(long, default_value = "http://127.0.0.1:8080")]
     url: String,
@@ -34,7 +34,7 @@ pub(crate) struct Options {
 }
 
 /// Runs the story.
-pub(crate) async fn run(options: Options) -> Result<()> {
+pub async fn run(options: Options) -> Result<()> {
     let agent = client::connect(&options.url, Duration::from_secs(options.wait_seconds)).await?;
     println!("demo: connected to {} with ic-agent; root key {}", options.url, short(&agent.read_root_key()));
     let canister = match remembered(&agent, options.remember.as_deref()).await {
