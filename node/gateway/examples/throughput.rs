@@ -68,6 +68,10 @@ impl Node for AtOnce {
     fn hosts(&self, _: &CanisterId) -> bool {
         true
     }
+
+    fn report(&self) -> gateway::report::Report {
+        gateway::report::Report::default()
+    }
 }
 
 fn config() -> GatewayConfig {

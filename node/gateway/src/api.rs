@@ -13,6 +13,8 @@ use state::{
     certified::CertifiedStateOf,
 };
 
+use crate::report::Report;
+
 /// A query whose envelope was authenticated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueryRequest {
@@ -145,4 +147,6 @@ pub trait Node: Send + Sync + 'static {
     fn health(&self) -> Health;
     /// Whether the canister id lies in a range of this subnet, whether or not such a canister exists.
     fn hosts(&self, canister_id: &CanisterId) -> bool;
+    /// What `/status.json` says. May block.
+    fn report(&self) -> Report;
 }

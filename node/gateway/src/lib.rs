@@ -31,6 +31,7 @@ mod hash;
 mod listener;
 mod metrics;
 mod paths;
+pub mod report;
 mod routes;
 mod service;
 mod waiters;

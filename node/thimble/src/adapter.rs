@@ -79,4 +79,13 @@ impl Node for Adapter {
     fn hosts(&self, canister_id: &CanisterId) -> bool {
         self.ranges.iter().any(|(first, last)| first <= canister_id && canister_id <= last)
     }
+
+    fn report(&self) -> gateway::report::Report {
+        gateway::report::Report {
+            version: env!("CARGO_PKG_VERSION").into(),
+            healthy: self.health().healthy,
+            status: self.health().status,
+            ..Default::default()
+        }
+    }
 }

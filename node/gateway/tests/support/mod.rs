@@ -386,6 +386,10 @@ impl Node for ScriptNode {
     fn hosts(&self, canister_id: &Principal) -> bool {
         (canister(1)..=canister(99)).contains(canister_id)
     }
+
+    fn report(&self) -> gateway::report::Report {
+        gateway::report::Report::default()
+    }
 }
 
 pub fn gateway_limits() -> GatewayLimits {
