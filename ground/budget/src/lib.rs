@@ -9,7 +9,7 @@
 //! * **Readings** ([`process`], [`cgroup`], [`pressure`]). What the kernel says: anonymous and file memory of processes and of the group, kills for
 //!   lack of memory, stalls. Parsers are pure functions over bounded text; files are read up to a fixed length.
 //! * **The comparison** ([`unaccounted`]) and the **governor** ([`Governor`]). Anonymous memory that no pool explains is itself a figure that tests
-//!   and operators watch; the governor says when freed memory is handed back.
+//!   and operators watch; the governor says when freed memory is handed back, and the throttle ([`Throttle`]) how far work is held back.
 //!
 //! What bounds it: the number of pools is fixed at start; a pool is a handful of atomics; a reading allocates at most [`READ_BYTES_MAX`].
 //!
@@ -25,6 +25,7 @@ pub mod pressure;
 pub mod process;
 mod read;
 mod size;
+mod throttle;
 mod unaccounted;
 mod wait;
 
@@ -35,4 +36,5 @@ pub use ledger::{
 };
 pub use read::{READ_BYTES_MAX, ReadError};
 pub use size::{GIB, KIB, MIB, SizeError, format_size, parse_size};
+pub use throttle::{Level, Throttle, ThrottleConfig};
 pub use unaccounted::{Unaccounted, unaccounted};

@@ -52,6 +52,20 @@ const COMPILE_BYTES_PER_BYTE: u64 = 28;
 const WASM_UNCOMPRESSED_BYTES_MAX: u64 = 100 * MIB;
 const CODE_SECTION_BYTES_MAX: u64 = 11 * MIB;
 
+// Measured with the load driver's `throughput` mode and a pause after it; the table stands in docs/operating.md.
+const GOVERNOR: GovernorLimits = GovernorLimits {
+    idle_millis: 500,
+    interval_millis: 10_000,
+    growth_percent: 120,
+    initial_bytes: 8 * MIB,
+    pressure_interval_millis: 1_000,
+    stalled_percent: 5,
+    short_percent: 80,
+    refuse_queries_percent: 85,
+    refuse_calls_percent: 90,
+    pause_execution_percent: 95,
+};
+
 /// What a canister without messages, methods of note or logs is expected to take of the metadata line.
 const METADATA_BYTES_PER_CANISTER: u64 = 8 << 10;
 
@@ -175,6 +189,7 @@ impl Limits {
                 kernel_bytes: scale::KERNEL.bytes_at(memory),
                 page_cache_floor_bytes: scale::PAGE_CACHE_FLOOR.bytes_at(memory),
             },
+            governor: GOVERNOR,
         };
         table.follow(|_| false);
         table

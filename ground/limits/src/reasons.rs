@@ -160,4 +160,26 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "process.page_cache_floor_bytes",
         "without room for the code being executed, every step would read the disk",
     ),
+    ("governor.idle_millis", "shorter, and every pause between two requests pays for page faults"),
+    ("governor.interval_millis", "a hand-back costs a few milliseconds; more often brings nothing more"),
+    (
+        "governor.growth_percent",
+        "an idle process keeps a fifth above what it uses; less is asked for again at once",
+    ),
+    ("governor.initial_bytes", "of each process; below it handing back only costs page faults"),
+    ("governor.pressure_interval_millis", "pressure does not end within one hand-back"),
+    (
+        "governor.stalled_percent",
+        "of the last 10 s, in the node's own group; page cache at the cap alone stays below",
+    ),
+    ("governor.short_percent", "of the budget; freed memory goes back at once, idle mappings are dropped"),
+    (
+        "governor.refuse_queries_percent",
+        "of the budget; a query is the cheapest to ask again: 429 with Retry-After",
+    ),
+    ("governor.refuse_calls_percent", "of the budget; new calls are answered 503 with Retry-After"),
+    (
+        "governor.pause_execution_percent",
+        "of the budget; the next batch waits, up to 10 s, for memory to be given back",
+    ),
 ];

@@ -28,6 +28,8 @@ pub struct Limits {
     pub gateway: GatewayLimits,
     /// What is set aside for the process itself.
     pub process: ProcessLimits,
+    /// When freed memory goes back to the operating system, and when work is held back.
+    pub governor: GovernorLimits,
 }
 
 /// Limits on replicated state.
@@ -282,4 +284,30 @@ pub struct ProcessLimits {
     pub kernel_bytes: u64,
     /// Left unassigned on purpose, for page cache that must be resident (code being executed).
     pub page_cache_floor_bytes: u64,
+}
+
+/// When memory goes back, and when work is held back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GovernorLimits {
+    /// Time without work after which freed memory is handed back.
+    pub idle_millis: u64,
+    /// Least time between two hand-backs of an idle node.
+    pub interval_millis: u64,
+    /// Resident memory in percent of live memory up to which an idle node hands nothing back.
+    pub growth_percent: u64,
+    /// Resident memory of a process up to which an idle node hands nothing back.
+    pub initial_bytes: u64,
+    /// Least time between two hand-backs under pressure.
+    pub pressure_interval_millis: u64,
+    /// Share of the last 10 seconds in which a task of the node's group waited for memory, from which on memory counts as short.
+    pub stalled_percent: u64,
+    /// Anonymous memory in percent of the budget from which on memory counts as short: it is handed back at once, idle mappings are dropped.
+    pub short_percent: u64,
+    /// Anonymous memory in percent of the budget from which on queries are refused.
+    pub refuse_queries_percent: u64,
+    /// Anonymous memory in percent of the budget from which on new calls are refused.
+    pub refuse_calls_percent: u64,
+    /// Anonymous memory in percent of the budget from which on the next batch waits.
+    pub pause_execution_percent: u64,
 }
