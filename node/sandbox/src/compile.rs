@@ -30,6 +30,7 @@ use std::io::{self, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use limits::{ModuleLimits, SandboxLimits};
 use serde::{Deserialize, Serialize};
@@ -171,6 +172,36 @@ pub struct Compiler {
     pub module: ModuleLimits,
     /// Handed to the child, and named in errors.
     pub caps: Caps,
+    /// Children running now; clones share it.
+    pub children: Children,
+}
+
+/// Process ids of compile children, for accounting their memory. As many as compilations at once.
+#[derive(Clone, Debug, Default)]
+pub struct Children(Arc<Mutex<Vec<u32>>>);
+
+impl Children {
+    /// The ids.
+    pub fn pids(&self) -> Vec<u32> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn enter(&self, pid: u32) -> Entered<'_> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(pid);
+        Entered { children: self, pid }
+    }
+}
+
+/// Takes the id off the list however the compilation ends.
+struct Entered<'a> {
+    children: &'a Children,
+    pid: u32,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.children.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|pid| *pid != self.pid);
+    }
 }
 
 impl Compiler {
@@ -185,6 +216,7 @@ impl Compiler {
             .stdout(Stdio::from(artefact))
             .stderr(Stdio::piped())
             .spawn()?;
+        let _entered = self.children.enter(child.id());
         let output = read_report(&mut child);
         if output.is_err() {
             // The report's reader gave up; the child must not outlive the call. It may be gone already.

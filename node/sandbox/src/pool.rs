@@ -42,8 +42,8 @@ use pages::MemoryId;
 use state::{ErrorCode, ModuleInfo, Reject, RejectCode};
 
 use crate::{
-    Lane, ModuleSource, Mount, Outcome, PrepareError, Preparer, PreparerConfig, Probe, Request, Sandbox,
-    Trap,
+    HeapFigures, Lane, ModuleSource, Mount, Outcome, PrepareError, Preparer, PreparerConfig, Probe, Request,
+    Sandbox, Trap,
     pool::lane::{Worker, WorkerError},
 };
 
@@ -55,6 +55,9 @@ const BACKOFF_FIRST: Duration = Duration::from_millis(20);
 
 /// Messages between two looks at a worker's memory.
 const MEMORY_CHECK_MESSAGES: u64 = 64;
+
+/// Under pressure a mapping counts as idle after this.
+const PRESSED_IDLE: Duration = Duration::from_secs(1);
 
 /// Kernel mappings per process that a worker counts on.
 const MAP_COUNT_MIN: u64 = 65_530;
@@ -103,6 +106,17 @@ pub enum PoolError {
     /// A thread cannot be started.
     #[error("the thread that starts workers cannot be started: {0}")]
     Thread(std::io::Error),
+}
+
+/// One worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerFigures {
+    /// What it runs.
+    pub lane: Lane,
+    /// Its process id.
+    pub pid: u32,
+    /// What its allocator held when it was last asked; `None` while it is busy.
+    pub heap: Option<HeapFigures>,
 }
 
 /// Counters since the pool was opened, and gauges.
@@ -222,6 +236,43 @@ impl Pool {
             .collect()
     }
 
+    /// Process ids of compilations that run.
+    pub fn compiler_pids(&self) -> Vec<u32> {
+        self.preparer.children()
+    }
+
+    /// The workers, with what their allocators held when they were last asked; one that is busy now is told of without.
+    pub fn workers(&self) -> Vec<WorkerFigures> {
+        let lanes = self.lanes.iter().enumerate().map(|(at, cell)| {
+            let lane = match at.checked_sub(self.update_workers) {
+                None => Lane::Update(at),
+                Some(query) => Lane::Query(query),
+            };
+            (lane, cell)
+        });
+        lanes
+            .filter_map(|(lane, cell)| {
+                let pid = u32::try_from(cell.pid.load(Ordering::Relaxed)).ok().filter(|pid| *pid != 0)?;
+                let heap = cell.state.try_lock().ok().and_then(|state| Some(state.worker.as_ref()?.heap));
+                Some(WorkerFigures { lane, pid, heap })
+            })
+            .collect()
+    }
+
+    /// Asks every worker that is not busy what its allocator holds, and has it hand back what is freed if `trim`. What was handed back in all.
+    pub fn heaps(&self, trim: bool) -> u64 {
+        let mut returned = 0;
+        for cell in &self.lanes {
+            let Ok(mut state) = cell.state.try_lock() else { continue };
+            let Some(worker) = &mut state.worker else { continue };
+            match worker.heap(trim) {
+                Ok(figures) => returned += figures.returned_bytes,
+                Err(error) => self.died(cell, &mut state, &error),
+            }
+        }
+        returned
+    }
+
     /// Counters and gauges.
     pub fn statistics(&self) -> Statistics {
         let counters = &self.counters;
@@ -246,12 +297,20 @@ impl Pool {
     /// idle workers what to forget. Lanes that are busy are passed over. The node calls this every few
     /// seconds.
     pub fn evict_idle(&self) {
+        self.evict(Duration::from_secs(self.sandbox.idle_seconds), self.sandbox.resident_floor_bytes);
+    }
+
+    /// When memory is short: drops what nobody used for a second, one batch of it, however little the workers hold.
+    pub fn evict_pressed(&self) {
+        self.evict(PRESSED_IDLE, 0);
+    }
+
+    fn evict(&self, idle: Duration, floor_bytes: u64) {
         let resident = |pid| memory_of(pid).map_or(0, |memory| memory.resident_bytes);
         let before: u64 = self.pids().into_iter().map(resident).sum();
         // What may go, and no more than a batch of it at once.
-        let mut to_free =
-            before.saturating_sub(self.sandbox.resident_floor_bytes).min(self.sandbox.eviction_batch_bytes);
-        let idle_since = Instant::now().checked_sub(Duration::from_secs(self.sandbox.idle_seconds));
+        let mut to_free = before.saturating_sub(floor_bytes).min(self.sandbox.eviction_batch_bytes);
+        let idle_since = Instant::now().checked_sub(idle);
         for cell in &self.lanes {
             let Ok(mut state) = cell.state.try_lock() else { continue };
             self.take_pending(cell, &mut state);

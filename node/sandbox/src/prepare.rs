@@ -22,7 +22,7 @@ use state::{ErrorCode, ModuleHash, ModuleInfo, Reject, RejectCode};
 use thiserror::Error;
 
 use crate::cache::{ArtefactCache, CacheError};
-use crate::compile::{Caps, CompileError, Compiled, Compiler};
+use crate::compile::{Caps, Children, CompileError, Compiled, Compiler};
 use crate::engine;
 
 /// Where uploaded modules are kept.
@@ -101,6 +101,7 @@ impl Preparer {
                 arguments: config.arguments,
                 module: config.module.clone(),
                 caps: Caps::new(&config.sandbox),
+                children: Children::default(),
             },
             cache,
             module: config.module,
@@ -143,6 +144,11 @@ impl Preparer {
             .ok_or(PrepareError::Missing(*hash))?;
         self.compile_once(hash, &wasm).map_err(|reject| PrepareError::Recompile(*hash, reject.message))?;
         self.cache.artefact(hash).ok_or(PrepareError::Missing(*hash))
+    }
+
+    /// Process ids of compilations that run, for accounting their memory.
+    pub fn children(&self) -> Vec<u32> {
+        self.compiler.children.pids()
     }
 
     /// Bytes and modules in the cache.

@@ -45,7 +45,13 @@ fn compile(wasm: &[u8]) -> Result<Compiled, CompileError> {
     uploaded.write_all(wasm).unwrap();
     uploaded.rewind().unwrap();
     let exe = PathBuf::from(env!("CARGO_BIN_EXE_sandbox-test-host"));
-    let compiler = Compiler { exe, arguments: vec!["sandbox-compile".into()], module: limits(), caps: CAPS };
+    let compiler = Compiler {
+        exe,
+        arguments: vec!["sandbox-compile".into()],
+        module: limits(),
+        caps: CAPS,
+        children: sandbox::Children::default(),
+    };
     compiler.compile(uploaded, tempfile::tempfile().unwrap())
 }
 

@@ -521,8 +521,13 @@ fn compile(wasm: &[u8], caps: Caps) -> Result<Compiled, CompileError> {
     let mut uploaded = tempfile::tempfile().unwrap();
     uploaded.write_all(wasm).unwrap();
     uploaded.rewind().unwrap();
-    let compiler =
-        Compiler { exe: host(), arguments: vec!["sandbox-compile".into()], module: module_limits(), caps };
+    let compiler = Compiler {
+        exe: host(),
+        arguments: vec!["sandbox-compile".into()],
+        module: module_limits(),
+        caps,
+        children: sandbox::Children::default(),
+    };
     compiler.compile(uploaded, tempfile::tempfile().unwrap())
 }
 

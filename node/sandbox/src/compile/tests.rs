@@ -8,6 +8,7 @@ fn compiler() -> Compiler {
         arguments: Vec::new(),
         module: limits(),
         caps: Caps { memory_bytes: 1 << 28, seconds: 30, artefact_bytes: 1 << 26 },
+        children: Children::default(),
     }
 }
 

@@ -32,7 +32,7 @@ use crate::{
     prepare::{PrepareError, Preparer},
     worker::{
         PROBES_ARGUMENT,
-        protocol::{AppendOrder, Execute, Forget, MapOrder, MountOrder, Order, Probe, Report},
+        protocol::{AppendOrder, Execute, Forget, HeapFigures, MapOrder, MountOrder, Order, Probe, Report},
     },
 };
 
@@ -95,6 +95,8 @@ pub(super) struct Worker {
     /// Memories it may have mapped at once.
     memories_max: usize,
     pub(super) messages: u64,
+    /// As it last said.
+    pub(super) heap: HeapFigures,
 }
 
 /// A composite query in a worker.
@@ -139,6 +141,7 @@ impl Worker {
             forget: Forget::default(),
             memories_max,
             messages: 0,
+            heap: HeapFigures::default(),
         };
         worker.channel.set_timeout(Some(START_TIMEOUT))?;
         match worker.channel.receive::<Report>(64 << 10) {
@@ -198,7 +201,9 @@ impl Worker {
                     self.memories.remove(&request.stable.layout.id);
                 }
                 Report::Failed(text) => return Err(WorkerError::Failed(text)),
-                Report::Ready | Report::Done => return Err(WorkerError::Lied("a report out of turn".into())),
+                Report::Ready | Report::Done | Report::Heap(_) => {
+                    return Err(WorkerError::Lied("a report out of turn".into()));
+                }
             }
         }
         Err(WorkerError::Failed("it misses what it was just sent".into()))
@@ -367,6 +372,20 @@ impl Worker {
         self.channel.set_timeout(Some(GRACE))?;
         self.channel.send(&order, &[])?;
         self.done()
+    }
+
+    /// What its allocator holds, after handing back what is freed if `trim`.
+    pub(super) fn heap(&mut self, trim: bool) -> Result<HeapFigures, WorkerError> {
+        self.channel.set_timeout(Some(GRACE))?;
+        self.channel.send(&Order::Heap { trim }, &[])?;
+        match self.channel.receive::<Report>(64 << 10)?.0 {
+            Report::Heap(figures) => {
+                self.heap = figures;
+                Ok(figures)
+            }
+            Report::Failed(text) => Err(WorkerError::Failed(text)),
+            _ => Err(WorkerError::Lied("a report out of turn".into())),
+        }
     }
 
     /// Has the worker try something forbidden.

@@ -44,6 +44,7 @@ pub(crate) use stable::{Stable, StableRefused};
 
 use crate::ipc::{Channel, IpcError};
 use keeper::Keeper;
+pub use protocol::HeapFigures;
 use protocol::{Order, Probe, Report};
 
 /// Largest order a worker reads. The pool is trusted; this only keeps a mistake from taking the memory.
@@ -58,6 +59,14 @@ pub(crate) const PROBES_ARGUMENT: &str = "--probes";
 /// Entry point of `thimble sandbox-worker`. Standard input is the socket of the pool; the first argument is
 /// the process id of the pool.
 pub fn worker_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    worker_main_with(args, |_| HeapFigures::default())
+}
+
+/// [`worker_main`] in a program that knows its allocator: `heap` reads it, after handing back what is freed if asked to.
+pub fn worker_main_with(
+    args: impl IntoIterator<Item = OsString>,
+    heap: impl Fn(bool) -> HeapFigures,
+) -> ExitCode {
     let mut args = args.into_iter();
     let Some(parent) = args.next().and_then(|id| id.to_str()?.parse().ok()) else {
         eprintln!("sandbox-worker is started by the node itself, with the node's process id as its argument");
@@ -67,7 +76,7 @@ pub fn worker_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     // SAFETY: standard input is open, is the socket the pool passed, and nothing else in this process uses
     // it.
     let mut channel = Channel::new(unsafe { UnixStream::from_raw_fd(libc::STDIN_FILENO) });
-    match serve(&mut channel, parent, probes) {
+    match serve(&mut channel, parent, probes, heap) {
         Ok(()) | Err(Stop::Wire(IpcError::Closed)) => ExitCode::SUCCESS,
         Err(Stop::Wire(_)) => ExitCode::from(74),
         Err(Stop::Failed(text)) => {
@@ -91,7 +100,12 @@ impl From<IpcError> for Stop {
     }
 }
 
-fn serve(channel: &mut Channel, parent: u32, probes: bool) -> Result<(), Stop> {
+fn serve(
+    channel: &mut Channel,
+    parent: u32,
+    probes: bool,
+    heap: impl Fn(bool) -> HeapFigures,
+) -> Result<(), Stop> {
     // A panic is reported over the wire; standard error leads nowhere.
     std::panic::set_hook(Box::new(|_| {}));
     confine::prepare(parent).map_err(|error| Stop::Failed(format!("cannot prepare the worker: {error}")))?;
@@ -110,6 +124,7 @@ fn serve(channel: &mut Channel, parent: u32, probes: bool) -> Result<(), Stop> {
                 keeper.forget(&forget).map_err(Stop::Failed)?;
                 Report::Done
             }
+            Order::Heap { trim } => Report::Heap(heap(trim)),
             Order::Probe(probe) if probes => attempt(probe),
             Order::Probe(_) => return Err(Stop::Failed("this worker takes no probes".into())),
         };

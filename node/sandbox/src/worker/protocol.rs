@@ -23,9 +23,25 @@ pub(crate) enum Order<'a> {
     Execute(Box<Execute<'a>>),
     /// Drop kept executions, mappings and modules; answered by [`Report::Done`].
     Forget(Forget),
+    /// Say how much the allocator holds, after freed memory was handed back if so ordered; answered by [`Report::Heap`].
+    Heap {
+        /// Hand back first.
+        trim: bool,
+    },
     /// Attempt what the filter forbids; answered by [`Report::Done`] by a worker that is not confined. For
     /// tests of the confinement only.
     Probe(Probe),
+}
+
+/// What the allocator of a process holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeapFigures {
+    /// Allocated by the program.
+    pub live_bytes: u64,
+    /// Resident for it, freed pages included.
+    pub resident_bytes: u64,
+    /// Handed back to the operating system by the call that read this.
+    pub returned_bytes: u64,
 }
 
 /// What a worker need not keep any longer.
@@ -145,4 +161,6 @@ pub(crate) enum Report {
     Failed(String),
     /// [`Order::Forget`] or [`Order::Probe`] is done.
     Done,
+    /// What came of [`Order::Heap`].
+    Heap(HeapFigures),
 }
