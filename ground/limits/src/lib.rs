@@ -30,7 +30,7 @@ mod table;
 
 pub use derive::{PRESETS, Preset};
 pub use error::{LimitsError, Violation, Violations};
-pub use sheet::{CONNECTION_BYTES, LineKind, Sheet, SheetLine};
+pub use sheet::{CERTIFICATE_BYTES, CONNECTION_BYTES, LineKind, Sheet, SheetLine, delta_index_bytes};
 pub use table::*;
 
 #[cfg(test)]

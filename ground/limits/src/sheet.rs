@@ -20,12 +20,17 @@ use crate::{Limits, LimitsError, pool};
 /// Buffers of one open connection: read and write buffer, HTTP state.
 pub const CONNECTION_BYTES: u64 = 16 << 10;
 /// One certificate with its tree.
-const CERTIFICATE_BYTES: u64 = 8 << 10;
+pub const CERTIFICATE_BYTES: u64 = 8 << 10;
 /// One entry of the page index, at worst one per page of delta: an entry of the ordered map, and its share of the layouts in use.
 const RUN_BYTES: u64 = 40;
 const PAGE_BYTES: u64 = 4096;
 /// One element of a table of an instance.
 const TABLE_ELEMENT_BYTES: u64 = 8;
+
+/// The most that the index of so much delta takes.
+pub fn delta_index_bytes(delta_bytes: u64) -> u64 {
+    delta_bytes.div_ceil(PAGE_BYTES).saturating_mul(RUN_BYTES)
+}
 
 const _: () = assert!(RUN_BYTES * 64 < PAGE_BYTES, "an index costs little beside what it indexes");
 

@@ -67,6 +67,11 @@ impl Certifier {
         self.complete(height)
     }
 
+    /// Heights whose certificate is not complete yet; at most `heights_max`.
+    pub fn pending(&self) -> u64 {
+        self.pending.len() as u64
+    }
+
     fn complete(&mut self, height: Height) -> Result<Option<Certificate>, BlsError> {
         let enough = self
             .pending

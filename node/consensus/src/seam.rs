@@ -96,4 +96,7 @@ pub trait Consensus: Send {
     /// # Errors
     /// When old log files cannot be removed.
     fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError>;
+
+    /// Heights whose certificate is not complete yet.
+    fn certificates_pending(&self) -> u64;
 }

@@ -180,6 +180,10 @@ impl Consensus for SingleNode {
     fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError> {
         Ok(self.log.prune(height)?)
     }
+
+    fn certificates_pending(&self) -> u64 {
+        self.certifier.pending()
+    }
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -101,6 +101,11 @@ impl Executor {
             || self.core.pages.needs_checkpoint()
     }
 
+    /// How often the next batch had to wait because the delta log was nearly full.
+    pub fn relieved(&self) -> u64 {
+        self.relieved
+    }
+
     /// Makes the state after the last batch durable. Does nothing when it is already.
     ///
     /// # Errors
@@ -165,9 +170,13 @@ impl Executor {
     }
 
     /// When the delta log is nearly full, folding cannot wait for its thread: rounds would find no room.
-    fn relieve(&self) -> Result<(), FatalError> {
+    fn relieve(&mut self) -> Result<(), FatalError> {
         let limits = &self.core.limits().pages;
         let full_above = limits.delta_capacity_bytes.saturating_sub(limits.delta_reserve_bytes);
+        if self.core.pages.delta_bytes() < full_above {
+            return Ok(());
+        }
+        self.relieved += 1;
         while self.core.pages.delta_bytes() >= full_above && !self.core.pages.fold(FOLD_STEP_BYTES)?.is_idle()
         {
         }

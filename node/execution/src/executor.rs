@@ -43,6 +43,8 @@ pub struct Executor {
     /// Executed and not certified, oldest first.
     uncertified: VecDeque<Uncertified<CanisterState>>,
     pub(crate) since_checkpoint: SinceCheckpoint,
+    /// Checkpoints after which the delta log was nearly full.
+    pub(crate) relieved: u64,
 }
 
 impl Executor {
@@ -74,6 +76,7 @@ impl Executor {
             subnet_tree,
             uncertified: VecDeque::new(),
             since_checkpoint: SinceCheckpoint::default(),
+            relieved: 0,
         })
     }
 

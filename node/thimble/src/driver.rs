@@ -9,7 +9,10 @@
 
 use std::{
     path::PathBuf,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -21,12 +24,12 @@ use gateway::Waiters;
 use limits::pool;
 use state::{Height, Ingress, ReplicatedState};
 
-use crate::metrics::RoundMetrics;
+use crate::{metrics::RoundMetrics, watch::Watch};
 
 /// How long to wait before a step that the disk refused is tried again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Time between looks for mappings that nobody used for a while.
-const EVICT_EVERY: Duration = Duration::from_secs(5);
+/// How long a batch waits at most for memory to be given back.
+const MEMORY_PATIENCE: Duration = Duration::from_secs(10);
 /// Time between looks at the free disk.
 const DISK_CHECK_EVERY: Duration = Duration::from_millis(500);
 
@@ -35,7 +38,9 @@ pub(crate) struct Driver<C: Consensus> {
     pub(crate) consensus: C,
     pub(crate) executor: Executor,
     pub(crate) pool: Arc<IngressPool>,
-    pub(crate) sandbox: Arc<sandbox::Pool>,
+    pub(crate) watch: Arc<Watch>,
+    /// Set while a checkpoint is made.
+    pub(crate) busy: Arc<AtomicBool>,
     pub(crate) waiters: Waiters,
     pub(crate) metrics: RoundMetrics,
     pub(crate) data_dir: PathBuf,
@@ -43,6 +48,7 @@ pub(crate) struct Driver<C: Consensus> {
     /// Last height of the block log when the node started: up to there rounds are executed again.
     pub(crate) recovered_at: Height,
     pub(crate) observed: Observed,
+    pub(crate) delta_bytes: Box<dyn Fn() -> u64 + Send>,
     /// Ingress bytes in blocks that bring a checkpoint early.
     pub(crate) checkpoint_block_bytes: u64,
     /// Ingress bytes in blocks since the last checkpoint.
@@ -57,6 +63,9 @@ pub(crate) struct Observed {
     sections: Option<Observation>,
     metadata: Option<Observation>,
     ingress: Option<Observation>,
+    delta_index: Option<Observation>,
+    certificates: Option<Observation>,
+    blocks: Option<Observation>,
 }
 
 impl Observed {
@@ -69,10 +78,20 @@ impl Observed {
             sections: observe(pool::CUSTOM_SECTIONS),
             metadata: observe(pool::CANISTER_METADATA),
             ingress: observe(pool::INGRESS_POOL),
+            delta_index: observe(pool::DELTA_INDEX),
+            certificates: observe(pool::CERTIFICATES),
+            blocks: observe(pool::BLOCKS),
         }
     }
 
-    fn count(&mut self, state: &ReplicatedState, waiting: u64) {
+    /// The block in execution; 0 when there is none.
+    fn block(&mut self, bytes: u64) {
+        if let Some(blocks) = &mut self.blocks {
+            blocks.set(bytes);
+        }
+    }
+
+    fn count(&mut self, state: &ReplicatedState, waiting: u64, delta: u64, certificates: u64) {
         let totals = state.totals();
         let figures = [
             (&mut self.history, state.history.bytes()),
@@ -81,6 +100,8 @@ impl Observed {
             (&mut self.sections, totals.custom_section_bytes),
             (&mut self.metadata, totals.metadata_bytes),
             (&mut self.ingress, waiting),
+            (&mut self.delta_index, limits::delta_index_bytes(delta)),
+            (&mut self.certificates, certificates * limits::CERTIFICATE_BYTES),
         ];
         for (observation, bytes) in figures {
             if let Some(observation) = observation {
@@ -96,16 +117,17 @@ impl<C: Consensus> Driver<C> {
         // The first batch comes at once: until a state is certified there is nothing to serve.
         let mut demand = Demand { more: true, ..Demand::default() };
         let mut disk_checked: Option<Instant> = None;
-        let mut evicted = Instant::now();
+        let mut certified = Instant::now();
         loop {
             if disk_checked.is_none_or(|at| at.elapsed() >= DISK_CHECK_EVERY) {
                 self.watch_disk();
                 disk_checked = Some(Instant::now());
             }
-            if evicted.elapsed() >= EVICT_EVERY {
-                self.sandbox.evict_idle();
-                evicted = Instant::now();
+            if self.watch.wait_for_memory(MEMORY_PATIENCE) {
+                self.metrics.skipped();
             }
+            // Work that waits makes the time since the last certified round a stall; without any it counts from the batch.
+            let waiting = demand.more || self.pool.status().messages > 0;
             let finalised = match self.consensus.next_batch(demand) {
                 Ok(Some(finalised)) => finalised,
                 Ok(None) => break,
@@ -114,8 +136,13 @@ impl<C: Consensus> Driver<C> {
                     continue;
                 }
             };
+            if !waiting {
+                certified = Instant::now();
+            }
             let height = finalised.batch.height;
             let result = self.round(finalised)?;
+            self.metrics.stalled(certified.elapsed());
+            certified = Instant::now();
             demand =
                 Demand { more: result.more, next_timer: result.next_timer, every_round: result.every_round };
             if self.executor.checkpoint_due() || self.block_bytes >= self.checkpoint_block_bytes {
@@ -133,6 +160,8 @@ impl<C: Consensus> Driver<C> {
         let FinalisedBatch { batch, recorded } = finalised;
         let faults = recorded.map(|recorded| recorded.faults).unwrap_or_default();
         let started = Instant::now();
+        let block_bytes = batch.ingress.iter().map(Ingress::accounted_bytes).sum::<u64>();
+        self.observed.block(block_bytes);
         let result = self
             .executor
             .execute(&batch, &faults)
@@ -148,8 +177,14 @@ impl<C: Consensus> Driver<C> {
         }
         self.waiters.certified(&result.finished);
         self.metrics.round(&batch, &result, started.elapsed());
-        self.block_bytes += batch.ingress.iter().map(Ingress::accounted_bytes).sum::<u64>();
-        self.observed.count(self.executor.state(), self.pool.status().bytes);
+        self.block_bytes += block_bytes;
+        self.observed.block(0);
+        self.observed.count(
+            self.executor.state(),
+            self.pool.status().bytes,
+            (self.delta_bytes)(),
+            self.consensus.certificates_pending(),
+        );
         if batch.height <= self.recovered_at {
             tracing::debug!(height = batch.height.0, root = hex::encode(result.root), "executed again");
             if batch.height == self.recovered_at {
@@ -165,7 +200,14 @@ impl<C: Consensus> Driver<C> {
 
     fn checkpoint(&mut self, height: Height) -> Result<()> {
         let started = Instant::now();
-        if let Err(error) = self.executor.checkpoint() {
+        let relieved = self.executor.relieved();
+        self.busy.store(true, Relaxed);
+        let done = self.executor.checkpoint();
+        self.busy.store(false, Relaxed);
+        if self.executor.relieved() > relieved {
+            self.metrics.skipped();
+        }
+        if let Err(error) = done {
             // The state in memory is whole and the block log still covers it: go on, and try again at the next round.
             self.refuse(format!("a checkpoint failed: {error:#}"));
             self.pool.wait(RETRY_AFTER);

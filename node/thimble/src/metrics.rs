@@ -40,7 +40,9 @@ pub(crate) struct RoundMetrics {
     checkpoints: Counter,
     round_seconds: Histogram,
     checkpoint_seconds: Histogram,
+    skipped: Counter,
     height: Arc<AtomicU64>,
+    longest_stall_micros: Arc<AtomicU64>,
 }
 
 impl RoundMetrics {
@@ -54,7 +56,9 @@ impl RoundMetrics {
             checkpoints: Counter::default(),
             round_seconds: Histogram::new(ROUND_SECONDS),
             checkpoint_seconds: Histogram::new(ROUND_SECONDS),
+            skipped: Counter::default(),
             height: Arc::default(),
+            longest_stall_micros: Arc::default(),
         };
         registry.register("rounds", "Batches executed", metrics.rounds.clone());
         registry.register("messages_executed", "Canister messages executed", metrics.messages.clone());
@@ -68,6 +72,11 @@ impl RoundMetrics {
             "execution_faults",
             "Messages failed because their worker died again and again",
             metrics.faults.clone(),
+        );
+        registry.register(
+            "rounds_skipped",
+            "Times execution waited for memory or for the delta log",
+            metrics.skipped.clone(),
         );
         registry.register("checkpoints", "Checkpoints made", metrics.checkpoints.clone());
         registry.register("round_seconds", "Time to execute a batch", metrics.round_seconds.clone());
@@ -87,6 +96,39 @@ impl RoundMetrics {
         self.faults.inc_by(result.faults.len() as u64);
         self.round_seconds.observe(took.as_secs_f64());
         self.height.store(batch.height.0, Ordering::Relaxed);
+    }
+
+    /// Execution waited for memory or for the delta log.
+    pub(crate) fn skipped(&self) {
+        self.skipped.inc();
+    }
+
+    /// Work waited so long for a certified round.
+    pub(crate) fn stalled(&self, time: Duration) {
+        self.longest_stall_micros.fetch_max(time.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    /// Rounds executed.
+    pub(crate) fn rounds(&self) -> u64 {
+        self.rounds.get()
+    }
+
+    /// Canister messages executed.
+    pub(crate) fn messages(&self) -> u64 {
+        self.messages.get()
+    }
+
+    /// For the status report.
+    pub(crate) fn report(&self) -> gateway::report::Rounds {
+        gateway::report::Rounds {
+            height: self.height.load(Ordering::Relaxed),
+            rounds: self.rounds.get(),
+            skipped: self.skipped.get(),
+            longest_stall_millis: self.longest_stall_micros.load(Ordering::Relaxed) / 1000,
+            messages: self.messages.get(),
+            checkpoints: self.checkpoints.get(),
+            ..Default::default()
+        }
     }
 
     pub(crate) fn checkpoint(&self, took: Duration) {

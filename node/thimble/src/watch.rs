@@ -1,0 +1,214 @@
+//! What is known of the node at a moment: readings of memory, counters of the governor and the throttle, and the last ten minutes.
+//!
+//! One [`Watch`] is shared by the governor (which writes), the metrics and the status report (which read), the gateway's adapter and the round loop (which ask how
+//! far work is held back). Everything kept here has a fixed size: [`HISTORY_MAX`] samples and [`EVENTS_MAX`] events.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU8, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use budget::{
+    Ledger, Level,
+    cgroup::Cgroup,
+    process::{self, Pid},
+};
+use gateway::report::{self, EVENTS_MAX, HISTORY_MAX};
+use sandbox::Lane;
+
+/// See the module.
+pub(crate) struct Watch {
+    // Interfaces.
+    pub(crate) ledger: Ledger,
+    pub(crate) cgroup: Option<Cgroup>,
+    pub(crate) sandbox: Arc<sandbox::Pool>,
+    // Counters.
+    pub(crate) started: Instant,
+    pub(crate) queries: AtomicU64,
+    pub(crate) purges: Purges,
+    // State.
+    level: AtomicU8,
+    throttling: Mutex<Throttling>,
+    level_changed: Condvar,
+    history: Mutex<VecDeque<report::Sample>>,
+}
+
+/// What was handed back to the operating system.
+#[derive(Default)]
+pub(crate) struct Purges {
+    pub(crate) idle: AtomicU64,
+    pub(crate) pressure: AtomicU64,
+    pub(crate) returned_bytes: AtomicU64,
+    pub(crate) cpu_nanos: AtomicU64,
+}
+
+#[derive(Default)]
+struct Throttling {
+    reason: Option<String>,
+    events: VecDeque<report::Event>,
+}
+
+/// Memory of all processes at a moment.
+pub(crate) struct Reading {
+    /// Node, workers, compilers, in this order.
+    pub(crate) processes: Vec<report::Process>,
+    pub(crate) anonymous_bytes: u64,
+    pub(crate) file_bytes: u64,
+}
+
+impl Watch {
+    pub(crate) fn new(ledger: Ledger, cgroup: Option<Cgroup>, sandbox: Arc<sandbox::Pool>) -> Self {
+        Self {
+            ledger,
+            cgroup,
+            sandbox,
+            started: Instant::now(),
+            queries: AtomicU64::new(0),
+            purges: Purges::default(),
+            level: AtomicU8::new(0),
+            throttling: Mutex::default(),
+            level_changed: Condvar::new(),
+            history: Mutex::new(VecDeque::with_capacity(HISTORY_MAX)),
+        }
+    }
+
+    /// Memory of every process of the node. Processes that end meanwhile are left out.
+    pub(crate) fn memory(&self) -> Reading {
+        let workers = self.sandbox.workers().into_iter().map(|worker| {
+            let role = match worker.lane {
+                Lane::Update(_) => "update worker",
+                Lane::Query(_) => "query worker",
+            };
+            (role, worker.pid)
+        });
+        let compilers = self.sandbox.compiler_pids().into_iter().map(|pid| ("compiler", pid));
+        let processes: Vec<report::Process> = std::iter::once(("node", std::process::id()))
+            .chain(workers)
+            .chain(compilers)
+            .filter_map(|(role, pid)| {
+                let memory = process::memory(Pid(pid)).ok()?;
+                Some(report::Process {
+                    role: role.into(),
+                    pid,
+                    anonymous_bytes: memory.anonymous_bytes + memory.shared_bytes,
+                    file_bytes: memory.file_bytes,
+                })
+            })
+            .collect();
+        Reading {
+            anonymous_bytes: processes.iter().map(|process| process.anonymous_bytes).sum(),
+            file_bytes: processes.iter().map(|process| process.file_bytes).sum(),
+            processes,
+        }
+    }
+
+    /// Share of the last 10 s in which a task waited for memory, in hundredths of a percent, and whether it is of the node's own group: on a machine with
+    /// other work its figure says little about this node.
+    pub(crate) fn stalled(&self) -> (Option<u32>, bool) {
+        match self.cgroup.as_ref().and_then(Cgroup::pressure) {
+            Some(own) => (Some(own.some.avg10_hundredths), true),
+            None => {
+                (budget::pressure::machine_memory().map(|machine| machine.some.avg10_hundredths), false)
+            }
+        }
+    }
+
+    /// How far work is held back.
+    pub(crate) fn level(&self) -> Level {
+        match self.level.load(Relaxed) {
+            0 => Level::None,
+            1 => Level::Queries,
+            2 => Level::Ingress,
+            _ => Level::Execution,
+        }
+    }
+
+    /// Sets the level; a change is an event, and wakes whom it holds back.
+    pub(crate) fn set_level(&self, level: Level, reason: String) {
+        if level == self.level() {
+            return;
+        }
+        if level == Level::None {
+            tracing::info!(%reason, "work is taken again");
+        } else {
+            tracing::warn!(?level, %reason, "work is held back");
+        }
+        let mut throttling = lock(&self.throttling);
+        self.level.store(level as u8, Relaxed);
+        push(
+            &mut throttling.events,
+            report::Event { unix_millis: unix_millis(), level: shown(level), reason: reason.clone() },
+            EVENTS_MAX,
+        );
+        throttling.reason = (level != Level::None).then_some(reason);
+        drop(throttling);
+        self.level_changed.notify_all();
+    }
+
+    /// Why work is held back, if it is.
+    pub(crate) fn reason(&self) -> Option<String> {
+        lock(&self.throttling).reason.clone()
+    }
+
+    /// Waits while execution is held back, at most `patience`. Whether it waited.
+    pub(crate) fn wait_for_memory(&self, patience: Duration) -> bool {
+        if self.level() < Level::Execution {
+            return false;
+        }
+        let throttling = lock(&self.throttling);
+        let held = |_: &mut Throttling| self.level() >= Level::Execution;
+        // The time limit is the answer to memory that nobody gives back: going on is bounded by the pools, standing still forever is not.
+        drop(self.level_changed.wait_timeout_while(throttling, patience, held));
+        true
+    }
+
+    /// Adds a sample.
+    pub(crate) fn sample(&self, sample: report::Sample) {
+        push(&mut lock(&self.history), sample, HISTORY_MAX);
+    }
+
+    /// All samples, oldest first.
+    pub(crate) fn history(&self) -> Vec<report::Sample> {
+        lock(&self.history).iter().cloned().collect()
+    }
+
+    /// What the report says of throttling.
+    pub(crate) fn throttling(&self) -> report::Throttling {
+        let throttling = lock(&self.throttling);
+        report::Throttling {
+            level: shown(self.level()),
+            reason: throttling.reason.clone(),
+            events: throttling.events.iter().cloned().collect(),
+        }
+    }
+}
+
+/// The level as the report writes it.
+pub(crate) fn shown(level: Level) -> report::Level {
+    match level {
+        Level::None => report::Level::None,
+        Level::Queries => report::Level::Queries,
+        Level::Ingress => report::Level::Ingress,
+        Level::Execution => report::Level::Execution,
+    }
+}
+
+/// The wall clock; nothing but shown times depends on it.
+pub(crate) fn unix_millis() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+fn push<T>(ring: &mut VecDeque<T>, item: T, most: usize) {
+    if ring.len() >= most {
+        ring.pop_front();
+    }
+    ring.push_back(item);
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
