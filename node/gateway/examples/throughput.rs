@@ -92,6 +92,7 @@ fn config() -> GatewayConfig {
         subnet_id: key.id(),
         root_key_der: key.der(),
         version: "throughput".to_owned(),
+        latencies: gateway::Latencies::default(),
         shutdown_grace: Duration::from_secs(1),
     }
 }

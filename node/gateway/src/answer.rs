@@ -8,7 +8,7 @@ use ed25519_dalek::{Signer, SigningKey};
 use http_body_util::Full;
 use hyper::{
     Response, StatusCode,
-    header::{self, HeaderValue},
+    header::{self, HeaderName, HeaderValue},
 };
 use ic_principal::Principal;
 use state::{Height, Reject, RequestId, Time};
@@ -31,17 +31,24 @@ pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) content_type: &'static str,
     pub(crate) body: Bytes,
+    /// Beyond those every response carries.
+    pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 impl Answer {
+    /// An answer without headers of its own.
+    pub(crate) fn new(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Self {
+        Self { status, content_type, body: body.into(), headers: Vec::new() }
+    }
+
     /// 200 with a CBOR body.
     pub(crate) fn cbor(body: impl Into<Bytes>) -> Self {
-        Self { status: StatusCode::OK, content_type: "application/cbor", body: body.into() }
+        Self::new(StatusCode::OK, "application/cbor", body)
     }
 
     /// 202 with nothing.
     pub(crate) fn accepted() -> Self {
-        Self { status: StatusCode::ACCEPTED, content_type: "", body: Bytes::new() }
+        Self::new(StatusCode::ACCEPTED, "", Bytes::new())
     }
 }
 
@@ -81,14 +88,25 @@ impl Refused {
     }
 }
 
-/// The headers every response carries, so that pages of any origin can be clients.
-pub(crate) fn with_common_headers(mut response: Response<Body>) -> Response<Body> {
+/// Who may read a response in a browser.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Readers {
+    /// Pages of any origin: they are clients.
+    Anyone,
+    /// The node's own pages: what the operator sees is nobody else's.
+    SameOrigin,
+}
+
+/// The headers every response carries.
+pub(crate) fn with_common_headers(mut response: Response<Body>, readers: Readers) -> Response<Body> {
     let headers = response.headers_mut();
-    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
-    headers.insert(
-        header::ACCESS_CONTROL_EXPOSE_HEADERS,
-        HeaderValue::from_static("retry-after,content-length"),
-    );
+    if readers == Readers::Anyone {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+        headers.insert(
+            header::ACCESS_CONTROL_EXPOSE_HEADERS,
+            HeaderValue::from_static("retry-after,content-length"),
+        );
+    }
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
@@ -115,6 +133,7 @@ impl From<Answer> for Response<Body> {
     fn from(answer: Answer) -> Self {
         let mut response = Response::new(Full::new(answer.body));
         *response.status_mut() = answer.status;
+        response.headers_mut().extend(answer.headers);
         if !answer.content_type.is_empty() {
             response
                 .headers_mut()

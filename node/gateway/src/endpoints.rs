@@ -7,7 +7,10 @@
 //! so its answer cannot slip through between the two. A call the certified state already knows is not submitted
 //! again: that is a retry or a replay, and its status is the answer.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use hyper::StatusCode;
@@ -143,11 +146,11 @@ impl Service {
         Ok(authenticated)
     }
 
-    /// `call`: asynchronous (v2) or synchronous (v3, v4).
+    /// `call`: asynchronous (v2), or synchronous (v3, v4) for somebody who waits since then.
     pub(crate) async fn call(
         self: &Arc<Self>,
         effective: Effective,
-        synchronous: bool,
+        waits_since: Option<Instant>,
         body: ReceivedBody,
     ) -> Result<Answer, Refused> {
         self.latest()?;
@@ -161,10 +164,10 @@ impl Service {
         let known = self.latest()?.request(&id);
         if let Some(known) = known {
             drop(reservation);
-            return match (synchronous, known.terminal) {
-                (false, _) => Ok(Answer::accepted()),
-                (true, true) => self.certified(&id),
-                (true, false) => self.wait(id, None).await,
+            return match (waits_since, known.terminal) {
+                (None, _) => Ok(Answer::accepted()),
+                (Some(_), true) => self.certified(&id),
+                (Some(_), false) => self.wait(id, None).await,
             };
         }
         let ingress = ingress(id, envelope.content.ingress_expiry, effective, call, authenticated);
@@ -177,15 +180,20 @@ impl Service {
             .await?;
         if let Err(reject) = inspected {
             self.metrics.refused("inspect");
-            return self.accounted(answer::rejected_call(&reject, synchronous));
+            return self.accounted(answer::rejected_call(&reject, waits_since.is_some()));
         }
         // From here the ingress pool accounts for the message.
         drop(reservation);
-        if synchronous {
-            return self.wait(id, Some(ingress)).await;
+        let Some(since) = waits_since else {
+            self.node.submit(ingress)?;
+            return Ok(Answer::accepted());
+        };
+        let answer = self.wait(id, Some(ingress)).await?;
+        // A call that was known before is no measure: it is answered at once, or started earlier than this.
+        if answer.status == StatusCode::OK {
+            self.latencies.record_update(since.elapsed());
         }
-        self.node.submit(ingress)?;
-        Ok(Answer::accepted())
+        Ok(answer)
     }
 
     /// Submits a call, if it is not known yet, and waits until it is certified or the wait is over.

@@ -1,7 +1,7 @@
 //! The public HTTP interface.
 //!
 //! Clients reach the node through here and nowhere else: calls, queries and read_states of the interface
-//! specification, its status endpoint, and for the operator `/health` and `/metrics`. The way of a request:
+//! specification, its status endpoint, and for the operator `/health`, `/metrics`, `/status.json` and `/dashboard`. The way of a request:
 //!
 //! ```text
 //! accept -> connection -> service -> endpoint -> Node
@@ -24,10 +24,12 @@ mod api;
 pub mod auth;
 mod cbor;
 mod connection;
+mod dashboard;
 mod effective;
 mod endpoints;
 mod envelope;
 mod hash;
+mod latencies;
 mod listener;
 mod metrics;
 mod paths;
@@ -43,5 +45,6 @@ pub use envelope::{
     SignedSenderInfo,
 };
 pub use hash::NotHashable;
+pub use latencies::{Latencies, LatencyWindow};
 pub use listener::{Gateway, GatewayConfig, GatewayError, GatewayHandle};
 pub use waiters::Waiters;

@@ -29,7 +29,7 @@ use tokio::{
 };
 
 use crate::{
-    Node, Waiters,
+    Latencies, Node, Waiters,
     auth::AuthConfig,
     connection::{self, Stage},
     metrics::Metrics,
@@ -71,6 +71,8 @@ pub struct GatewayConfig {
     pub root_key_der: Vec<u8>,
     /// Shown by the status endpoint.
     pub version: String,
+    /// Where the durations of update calls and queries go; a clone of it reads them.
+    pub latencies: Latencies,
     /// How long [`GatewayHandle::shutdown`] waits for requests in flight.
     pub shutdown_grace: Duration,
 }

@@ -38,13 +38,13 @@ struct ReasonLabels {
     reason: &'static str,
 }
 
-type Latencies = Family<RouteLabels, Histogram, fn() -> Histogram>;
+type RouteLatencies = Family<RouteLabels, Histogram, fn() -> Histogram>;
 
 /// The counters. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     requests: Family<RequestLabels, Counter>,
-    latency: Latencies,
+    latency: RouteLatencies,
     refusals: Family<ReasonLabels, Counter>,
 }
 

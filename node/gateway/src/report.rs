@@ -1,7 +1,7 @@
 //! What `/status.json` says: one document from which the dashboard draws and `thimble status` prints.
 //!
-//! The node fills it; the gateway only carries it. Every list has an upper bound, so the document stays under a hundred kilobytes however many canisters,
-//! pools or hours there are. Bytes are bytes, times are milliseconds of the Unix epoch, rates are per second.
+//! The node fills it; the gateway only carries it. Every list has an upper bound, so the document stays under 256 KiB however many canisters or
+//! hours there are. Bytes are bytes, times are milliseconds of the Unix epoch, rates are per second.
 
 use serde::{Deserialize, Serialize};
 

@@ -17,6 +17,10 @@ pub(crate) enum Route {
     Health,
     /// `GET /metrics`.
     Metrics,
+    /// `GET /status.json`.
+    Report,
+    /// `GET /dashboard`.
+    Dashboard,
     /// `POST /api/v2/canister/<id>/call`: asynchronous.
     CallAsync(Effective),
     /// `POST /api/{v3,v4}/canister/<id>/call` and `/api/v4/subnet/<id>/call`: synchronous.
@@ -32,7 +36,7 @@ pub(crate) enum Route {
     },
 }
 
-const ENDPOINTS: &str = "GET /api/v2/status, GET /health, GET /metrics, \
+const ENDPOINTS: &str = "GET /api/v2/status, GET /health, GET /metrics, GET /status.json, GET /dashboard, \
     POST /api/{v2,v3,v4}/canister/<effective canister id>/call, POST /api/v4/subnet/<subnet id>/call, \
     POST /api/{v2,v3}/canister/<effective canister id>/query, POST /api/v3/subnet/<subnet id>/query, \
     POST /api/{v2,v3}/canister/<effective canister id>/read_state, POST /api/{v2,v3}/subnet/<subnet id>/read_state";
@@ -47,6 +51,8 @@ pub(crate) fn find(method: &Method, path: &str) -> Matched {
     match segments {
         ["health", "", ..] => ("health", get(method, Route::Health)),
         ["metrics", "", ..] => ("metrics", get(method, Route::Metrics)),
+        ["status.json", "", ..] => ("report", get(method, Route::Report)),
+        ["dashboard", "", ..] => ("dashboard", get(method, Route::Dashboard)),
         ["api", "v2", "status", "", ..] => ("status", get(method, Route::Status)),
         ["api", version, "status", "", ..] => ("none", Err(version_of("status", version, "v2"))),
         ["api", version, scope @ ("canister" | "subnet"), id, operation, ""] => {
@@ -196,7 +202,11 @@ mod tests {
     #[test]
     fn misses_teach() {
         let refused = |method: &Method, path: &str| find(method, path).1.unwrap_err();
-        assert!(refused(&Method::GET, "/").message.contains("/api/v2/status"));
+        for endpoint in ["/api/v2/status", "/status.json", "/dashboard"] {
+            assert!(refused(&Method::GET, "/").message.contains(endpoint));
+        }
+        assert_eq!(refused(&Method::POST, "/status.json").allow, Some("GET, HEAD, OPTIONS"));
+        assert_eq!(refused(&Method::GET, "/dashboard/more").status, StatusCode::NOT_FOUND);
         assert!(refused(&Method::GET, "/api/v3/status").message.contains("use v2"));
         assert!(refused(&Method::POST, &format!("/api/v9/canister/{ID}/query")).message.contains("v2 or v3"));
         let method = refused(&Method::GET, &format!("/api/v2/canister/{ID}/query"));

@@ -2,10 +2,10 @@
 //!
 //! A request passes these doors, each with its own answer: a place among the requests in flight (503), for queries a
 //! place among the queries (429), the content type (415), the announced and the real length of the body (413), room
-//! in the pool of bodies (503), and the read timeout (408). Health, metrics and status stand outside the first door,
-//! so that an operator sees an overloaded node.
+//! in the pool of bodies (503), and the read timeout (408). Health, metrics, status, report and dashboard stand outside
+//! the first door, so that an operator sees an overloaded node.
 //!
-//! Work that takes a thread (signatures, inspection, queries, scrapes) runs on the runtime's blocking threads, each
+//! Work that takes a thread (signatures, inspection, queries, scrapes, reports) runs on the runtime's blocking threads, each
 //! kind behind a semaphore whose permit travels with the work. So blocking threads are bounded even when clients
 //! leave while their work runs.
 
@@ -28,11 +28,13 @@ use prometheus_client::registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
 
 use crate::{
-    answer::{self, Answer, Body, NodeSigner, Refused},
+    answer::{self, Answer, Body, NodeSigner, Readers, Refused},
     api::{CertifiedView, Node},
     auth::AuthConfig,
     connection::Stage,
+    dashboard,
     envelope::EnvelopeBounds,
+    latencies::Latencies,
     metrics::{Metrics, Pools},
     routes::{self, Route},
     waiters::Waiters,
@@ -45,6 +47,8 @@ const DISCARD_TIME: Duration = Duration::from_secs(2);
 
 /// Scrapes encoded at once; they hold the registry's lock anyway.
 const SCRAPES_MAX: usize = 2;
+/// Reports made at once; each is for one page that looks once per second.
+const REPORTS_MAX: usize = 2;
 
 /// Everything endpoints need. One per gateway.
 pub(crate) struct Service {
@@ -53,6 +57,7 @@ pub(crate) struct Service {
     pub(crate) waiters: Waiters,
     pub(crate) signer: NodeSigner,
     pub(crate) metrics: Metrics,
+    pub(crate) latencies: Latencies,
     registry: Arc<Mutex<Registry>>,
     stage: watch::Receiver<Stage>,
     // Configuration.
@@ -75,6 +80,7 @@ pub(crate) struct Doors {
     pub(crate) inspect_threads: Arc<Semaphore>,
     pub(crate) verify_threads: Arc<Semaphore>,
     pub(crate) scrapes: Arc<Semaphore>,
+    pub(crate) reports: Arc<Semaphore>,
     pub(crate) bodies: Pool,
     pub(crate) responses: Pool,
 }
@@ -90,6 +96,8 @@ pub(crate) enum Work {
     Query,
     /// Encoding metrics.
     Scrape,
+    /// Asking the node how it is.
+    Report,
 }
 
 impl Doors {
@@ -108,6 +116,7 @@ impl Doors {
             inspect_threads: semaphore(query_threads.max(1)),
             verify_threads: semaphore(verify_threads.max(1)),
             scrapes: Arc::new(Semaphore::new(SCRAPES_MAX)),
+            reports: Arc::new(Semaphore::new(REPORTS_MAX)),
             bodies,
             responses,
         }
@@ -162,6 +171,7 @@ impl Service {
             waiters: parts.waiters,
             signer: NodeSigner::new(config.node_key, config.node_id),
             metrics: parts.metrics,
+            latencies: config.latencies,
             registry: parts.registry,
             stage: parts.stage,
             auth: parts.auth,
@@ -190,9 +200,17 @@ impl Service {
         let started = Instant::now();
         if request.method() == Method::OPTIONS {
             self.metrics.answered("preflight", 204, started.elapsed());
-            return answer::with_common_headers(answer::preflight());
+            return answer::with_common_headers(answer::preflight(), Readers::Anyone);
+        }
+        if dashboard::is_where_a_browser_starts(&request) {
+            self.metrics.answered("dashboard", 303, started.elapsed());
+            return answer::with_common_headers(dashboard::redirect().into(), Readers::SameOrigin);
         }
         let (label, found) = routes::find(request.method(), request.uri().path());
+        let readers = match found {
+            Ok(Route::Report | Route::Dashboard) => Readers::SameOrigin,
+            _ => Readers::Anyone,
+        };
         let outcome = match found {
             Ok(route) => self.dispatch(route, request).await,
             Err(refused) => Err(refused),
@@ -205,7 +223,7 @@ impl Service {
             }
         };
         self.metrics.answered(label, response.status().as_u16(), started.elapsed());
-        answer::with_common_headers(response)
+        answer::with_common_headers(response, readers)
     }
 
     async fn dispatch(self: &Arc<Self>, route: Route, request: Request<Incoming>) -> Result<Answer, Refused> {
@@ -213,6 +231,8 @@ impl Service {
             Route::Status => return Ok(self.status()),
             Route::Health => return Ok(self.health()),
             Route::Metrics => return self.scrape().await,
+            Route::Report => return self.report().await,
+            Route::Dashboard => return Ok(dashboard::page()),
             Route::CallAsync(_) | Route::CallSync(_) | Route::Query(_) | Route::ReadState { .. } => {}
         }
         let _place = self.enter(
@@ -232,12 +252,19 @@ impl Service {
         };
         check_content_type(&request)?;
         let body = self.read_body(request.into_body()).await?;
+        let read = Instant::now();
         match route {
-            Route::CallAsync(effective) => self.call(effective, false, body).await,
-            Route::CallSync(effective) => self.call(effective, true, body).await,
-            Route::Query(effective) => self.query(effective, body).await,
+            Route::CallAsync(effective) => self.call(effective, None, body).await,
+            Route::CallSync(effective) => self.call(effective, Some(read), body).await,
+            Route::Query(effective) => {
+                let answer = self.query(effective, body).await?;
+                self.latencies.record_query(read.elapsed());
+                Ok(answer)
+            }
             Route::ReadState { effective, v2 } => self.read_state(effective, v2, body).await,
-            Route::Status | Route::Health | Route::Metrics => Ok(self.status()),
+            Route::Status | Route::Health | Route::Metrics | Route::Report | Route::Dashboard => {
+                Ok(self.status())
+            }
         }
     }
 
@@ -329,6 +356,7 @@ impl Service {
             Work::Inspect => &self.doors.inspect_threads,
             Work::Query => &self.doors.query_threads,
             Work::Scrape => &self.doors.scrapes,
+            Work::Report => &self.doors.reports,
         };
         let permit = door.clone().acquire_owned().await.map_err(|_| stopping())?;
         let done = tokio::task::spawn_blocking(move || {
@@ -347,6 +375,11 @@ impl Service {
 
     /// A CBOR answer that is charged to the pool of responses until it is written.
     pub(crate) fn accounted(&self, bytes: Vec<u8>) -> Result<Answer, Refused> {
+        self.charged(bytes).map(Answer::cbor)
+    }
+
+    /// Bytes that are charged to the pool of responses until they are written.
+    fn charged(&self, bytes: Vec<u8>) -> Result<Bytes, Refused> {
         let reserved = self.doors.responses.try_reserve(bytes.capacity() as u64);
         let _reservation = reserved.map_err(|full| {
             Refused::busy(
@@ -356,7 +389,7 @@ impl Service {
                 1,
             )
         })?;
-        Ok(Answer::cbor(Bytes::from_owner(Accounted { bytes, _reservation })))
+        Ok(Bytes::from_owner(Accounted { bytes, _reservation }))
     }
 
     /// The newest certified state, or why there is none.
@@ -389,7 +422,7 @@ impl Service {
             "version": self.version,
         });
         let status = if health.healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-        Answer { status, content_type: "application/json", body: body.to_string().into() }
+        Answer::new(status, "application/json", body.to_string())
     }
 
     async fn scrape(&self) -> Result<Answer, Refused> {
@@ -402,11 +435,18 @@ impl Service {
         let text = text.await?.map_err(|_| {
             Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the metrics could not be encoded")
         })?;
-        Ok(Answer {
-            status: StatusCode::OK,
-            content_type: "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            body: text.into(),
-        })
+        let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        Ok(Answer::new(StatusCode::OK, content_type, text))
+    }
+
+    async fn report(&self) -> Result<Answer, Refused> {
+        let node = self.node.clone();
+        let json = self.on_thread(Work::Report, move || serde_json::to_vec(&node.report())).await?;
+        let json = json.map_err(|error| {
+            let message = format!("the report could not be encoded: {error}");
+            Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+        })?;
+        Ok(Answer::new(StatusCode::OK, "application/json", self.charged(json)?))
     }
 }
 

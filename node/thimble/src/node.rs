@@ -264,6 +264,7 @@ async fn start_gateway(
         subnet_id: keys.subnet_id(),
         root_key_der: keys.root_key_der(),
         version: env!("CARGO_PKG_VERSION").into(),
+        latencies: gateway::Latencies::default(),
         shutdown_grace: SHUTDOWN_GRACE,
     };
     Ok(Gateway::start(gateway, Arc::new(adapter), waiters, registry).await?)

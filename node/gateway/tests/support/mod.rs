@@ -8,7 +8,7 @@ use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, RwLock, RwLockWriteGuard,
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
@@ -18,8 +18,8 @@ use std::{
 use budget::Pool;
 use ed25519_dalek::SigningKey;
 use gateway::{
-    CertifiedView, Gateway, GatewayConfig, GatewayHandle, Health, Node, QueryRequest, Refusal, RequestFacts,
-    Submitted, Waiters,
+    CertifiedView, Gateway, GatewayConfig, GatewayHandle, Health, Latencies, Node, QueryRequest, Refusal,
+    RequestFacts, Submitted, Waiters, report::Report,
 };
 use ic_agent::{Agent, Identity};
 use ic_certification::{HashTree, empty, fork, labeled, leaf};
@@ -183,8 +183,13 @@ pub struct Script {
     pub last_query: Mutex<Option<QueryRequest>>,
     pub last_ingress: Mutex<Option<Ingress>>,
     pub refuse: Mutex<Option<Refusal>>,
+    pub report: Mutex<Report>,
+    /// Reports being made, and those that were asked for.
+    pub reporting: AtomicUsize,
+    pub reports: AtomicUsize,
     known: Arc<Mutex<BTreeMap<RequestId, Known>>>,
     hold: Mutex<Option<mpsc::Receiver<()>>>,
+    report_gate: RwLock<()>,
 }
 
 impl Script {
@@ -201,8 +206,12 @@ impl Script {
             last_query: Mutex::new(None),
             last_ingress: Mutex::new(None),
             refuse: Mutex::new(None),
+            report: Mutex::default(),
+            reporting: AtomicUsize::new(0),
+            reports: AtomicUsize::new(0),
             known: Arc::default(),
             hold: Mutex::new(None),
+            report_gate: RwLock::new(()),
         })
     }
 
@@ -215,6 +224,11 @@ impl Script {
         let (sender, receiver) = mpsc::channel();
         *self.hold.lock().unwrap() = Some(receiver);
         sender
+    }
+
+    /// Reports wait until the returned guard is dropped.
+    pub fn hold_reports(&self) -> RwLockWriteGuard<'_, ()> {
+        self.report_gate.write().unwrap()
     }
 
     /// Finishes what waits, and tells the waiters.
@@ -387,8 +401,12 @@ impl Node for ScriptNode {
         (canister(1)..=canister(99)).contains(canister_id)
     }
 
-    fn report(&self) -> gateway::report::Report {
-        gateway::report::Report::default()
+    fn report(&self) -> Report {
+        self.0.reporting.fetch_add(1, Ordering::SeqCst);
+        self.0.reports.fetch_add(1, Ordering::SeqCst);
+        drop(self.0.report_gate.read().unwrap());
+        self.0.reporting.fetch_sub(1, Ordering::SeqCst);
+        self.0.report.lock().unwrap().clone()
     }
 }
 
@@ -418,6 +436,7 @@ pub struct World {
     pub address: SocketAddr,
     pub bodies: Pool,
     pub responses: Pool,
+    pub latencies: Latencies,
 }
 
 impl World {
@@ -433,6 +452,7 @@ impl World {
             Pool::standalone("bodies", limits.bodies_bytes),
             Pool::standalone("responses", limits.responses_bytes),
         );
+        let latencies = Latencies::default();
         let config = GatewayConfig {
             listen: "127.0.0.1:0".parse().unwrap(),
             limits,
@@ -447,12 +467,14 @@ impl World {
             subnet_id: script.key.id(),
             root_key_der: script.key.der(),
             version: "0.1.0-test".to_owned(),
+            latencies: latencies.clone(),
             shutdown_grace: Duration::from_secs(5),
         };
         let gateway = Gateway::start(config, Arc::new(ScriptNode(script.clone())), waiters, registry.clone())
             .await
             .unwrap();
-        Self { script, address: gateway.local_addr(), gateway, registry, bodies, responses }
+        let address = gateway.local_addr();
+        Self { script, gateway, registry, address, bodies, responses, latencies }
     }
 
     pub fn agent(&self, identity: impl Identity + 'static) -> Agent {

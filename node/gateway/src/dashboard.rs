@@ -1,0 +1,104 @@
+//! The operator's page: one file that draws what `/status.json` says.
+//!
+//! It is part of the binary and loads nothing but that document. The content security policy holds it to this: scripts and styles run by their
+//! hash only, so that nothing that comes with the data can become code, and nothing can be fetched from elsewhere or shown inside another page.
+
+use std::sync::LazyLock;
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use hyper::{
+    Method, Request, StatusCode,
+    header::{self, HeaderValue},
+};
+use sha2::{Digest, Sha256};
+
+use crate::answer::Answer;
+
+const PAGE: &str = include_str!("dashboard.html");
+
+static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
+    let hash = |tag| BASE64_STANDARD.encode(Sha256::digest(inline(tag).unwrap_or_default()));
+    let policy = format!(
+        "default-src 'none'; script-src 'sha256-{}'; style-src 'sha256-{}'; connect-src 'self'; img-src data:; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        hash("script"),
+        hash("style")
+    );
+    // Base64 has no character that a header may not have.
+    HeaderValue::try_from(policy).unwrap_or(HeaderValue::from_static("default-src 'none'"))
+});
+
+/// What stands in the page's only element `tag`.
+fn inline(tag: &str) -> Option<&'static str> {
+    let (_, rest) = PAGE.split_once(&format!("<{tag}>"))?;
+    rest.split_once(&format!("</{tag}>")).map(|(content, _)| content)
+}
+
+pub(crate) fn page() -> Answer {
+    Answer {
+        headers: vec![
+            (header::CONTENT_SECURITY_POLICY, POLICY.clone()),
+            (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+            (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
+        ],
+        ..Answer::new(StatusCode::OK, "text/html; charset=utf-8", PAGE)
+    }
+}
+
+/// Whether this is somebody who typed the node's address into a browser. Programs that ask for `/` are told which endpoints there are.
+pub(crate) fn is_where_a_browser_starts<B>(request: &Request<B>) -> bool {
+    let accepts_html = || {
+        let accept = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
+        accept.is_some_and(|accept| accept.split(',').any(|kind| essence(kind) == "text/html"))
+    };
+    matches!(*request.method(), Method::GET | Method::HEAD) && request.uri().path() == "/" && accepts_html()
+}
+
+fn essence(kind: &str) -> &str {
+    kind.split(';').next().unwrap_or_default().trim()
+}
+
+pub(crate) fn redirect() -> Answer {
+    Answer {
+        headers: vec![(header::LOCATION, HeaderValue::from_static("/dashboard"))],
+        ..Answer::new(StatusCode::SEE_OTHER, "", "")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_page_is_one_small_file_that_names_no_other_place() {
+        assert!(PAGE.len() < 60 * 1024, "the page has {} bytes", PAGE.len());
+        for tag in ["script", "style"] {
+            assert_eq!(PAGE.matches(&format!("<{tag}")).count(), 1, "one {tag}, without attributes");
+            assert!(inline(tag).unwrap().len() > 1000);
+        }
+        // The namespace of SVG is a name and is not fetched.
+        let places = PAGE.replace("http://www.w3.org/2000/svg", "");
+        for place in ["http:", "https:", "//cdn", "@import", "url(", "innerHTML", " style=\""] {
+            assert!(!places.contains(place), "{place}");
+        }
+    }
+
+    #[test]
+    fn only_browsers_at_the_root_are_sent_on() {
+        let starts = |method: Method, path: &str, accept: Option<&str>| {
+            let mut request = Request::builder().method(method).uri(path);
+            if let Some(accept) = accept {
+                request = request.header(header::ACCEPT, accept);
+            }
+            is_where_a_browser_starts(&request.body(()).unwrap())
+        };
+        let browser = Some("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8");
+        assert!(starts(Method::GET, "/", browser));
+        assert!(starts(Method::HEAD, "/", Some("application/json, text/html;q=0.5")));
+        assert!(!starts(Method::GET, "/", Some("*/*")));
+        assert!(!starts(Method::GET, "/", None));
+        assert!(!starts(Method::POST, "/", browser));
+        assert!(!starts(Method::GET, "/health", browser));
+    }
+}
