@@ -84,6 +84,7 @@ fn config() -> GatewayConfig {
         ingress_drift: Duration::from_secs(60),
         query_threads: 1,
         verify_threads: 2,
+        connections: Pool::standalone("connections", 64 << 20),
         bodies: Pool::standalone("bodies", limits.bodies_bytes),
         responses: Pool::standalone("responses", limits.responses_bytes),
         limits,

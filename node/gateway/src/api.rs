@@ -41,6 +41,15 @@ pub enum Submitted {
     Duplicate,
 }
 
+/// What a request asks for, as far as [`Node::admit`] cares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestKind {
+    /// An update call.
+    Call,
+    /// A query.
+    Query,
+}
+
 /// Why the ingress pool did not take a message. The text is shown to the client and names the limit and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -133,6 +142,11 @@ impl<C: CanisterFacts + Send + Sync> CertifiedView for CertifiedStateOf<C> {
 
 /// The node behind the gateway.
 pub trait Node: Send + Sync + 'static {
+    /// Whether a request of this kind is taken at the moment, asked before its body is read. Must not block.
+    fn admit(&self, kind: RequestKind) -> Result<(), Refusal> {
+        let _ = kind;
+        Ok(())
+    }
     /// Puts an authenticated call into the ingress pool. Must not block.
     fn submit(&self, ingress: Ingress) -> Result<Submitted, Refusal>;
     /// The non-replicated check of a call before it is submitted. May block.

@@ -38,7 +38,7 @@ mod routes;
 mod service;
 mod waiters;
 
-pub use api::{CertifiedView, Health, Node, QueryRequest, Refusal, RequestFacts, Submitted};
+pub use api::{CertifiedView, Health, Node, QueryRequest, Refusal, RequestFacts, RequestKind, Submitted};
 pub use cbor::CborError;
 pub use envelope::{
     Content, Envelope, EnvelopeBounds, EnvelopeError, MethodCall, Permissions, Request, SignedDelegation,

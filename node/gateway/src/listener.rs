@@ -17,7 +17,7 @@ use std::{
 use budget::Pool;
 use ed25519_dalek::SigningKey;
 use ic_principal::Principal;
-use limits::GatewayLimits;
+use limits::{CONNECTION_BYTES, GatewayLimits};
 use prometheus_client::registry::Registry;
 use thiserror::Error;
 use tokio::{
@@ -57,6 +57,8 @@ pub struct GatewayConfig {
     pub query_threads: u64,
     /// Envelopes verified at once: the machine's cores, or fewer to leave room for others.
     pub verify_threads: u64,
+    /// Pool of the buffers of open connections: [`limits::CONNECTION_BYTES`] each.
+    pub connections: Pool,
     /// Pool of request bodies, capped at `bodies_bytes`.
     pub bodies: Pool,
     /// Pool of responses being written, capped at `responses_bytes`.
@@ -145,8 +147,9 @@ impl Gateway {
             doors,
         };
         let root_subnet_id = Principal::self_authenticating(&config.root_key_der);
+        let buffers = config.connections.clone();
         let service = Arc::new(Service::new(config, root_subnet_id, parts));
-        let listener = tokio::spawn(accept(listener, service, connections.clone(), stages));
+        let listener = tokio::spawn(accept(listener, service, connections.clone(), buffers, stages));
         tracing::info!(%local_addr, "the public interface is open");
         Ok(GatewayHandle { local_addr, stage, listener, connections, connections_max, grace })
     }
@@ -182,6 +185,7 @@ async fn accept(
     listener: TcpListener,
     service: Arc<Service>,
     connections: Arc<Semaphore>,
+    buffers: Pool,
     mut stages: watch::Receiver<Stage>,
 ) {
     let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
@@ -204,10 +208,13 @@ async fn accept(
         // Answers are written whole; waiting for more to send with them only delays them. A failure costs nothing but
         // that delay.
         let _ = stream.set_nodelay(true);
-        if let Ok(permit) = connections.clone().try_acquire_owned() {
+        // The pool is as large as all places need, unless an operator made it smaller.
+        let place =
+            connections.clone().try_acquire_owned().ok().zip(buffers.try_reserve(CONNECTION_BYTES).ok());
+        if let Some(place) = place {
             let (service, stage) = (service.clone(), stages.clone());
             tokio::spawn(async move {
-                let _permit = permit;
+                let _place = place;
                 connection::serve(stream, service, stage).await;
             });
             continue;

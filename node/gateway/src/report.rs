@@ -60,7 +60,7 @@ pub struct Memory {
     pub anonymous_bytes: u64,
     /// Mapped files, which it can; shared pages are counted in every process.
     pub file_bytes: u64,
-    /// What the ledger's pools hold, standing lines for code and stacks included.
+    /// What the ledger's pools hold.
     pub accounted_bytes: u64,
     /// Anonymous minus accounted; negative while reservations are not used up.
     pub unaccounted_bytes: i64,

@@ -29,7 +29,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
 
 use crate::{
     answer::{self, Answer, Body, NodeSigner, Readers, Refused},
-    api::{CertifiedView, Node},
+    api::{CertifiedView, Node, RequestKind},
     auth::AuthConfig,
     connection::Stage,
     dashboard,
@@ -250,6 +250,19 @@ impl Service {
             )?),
             _ => None,
         };
+        let kind = match route {
+            Route::CallAsync(_) | Route::CallSync(_) => Some(RequestKind::Call),
+            Route::Query(_) => Some(RequestKind::Query),
+            _ => None,
+        };
+        if let Some(Err(refusal)) = kind.map(|kind| self.node.admit(kind)) {
+            // A query is answered like one beyond `queries_in_flight`.
+            let mut refused = Refused::from(refusal);
+            if kind == Some(RequestKind::Query) && refused.status == StatusCode::SERVICE_UNAVAILABLE {
+                refused.status = StatusCode::TOO_MANY_REQUESTS;
+            }
+            return Err(refused);
+        }
         check_content_type(&request)?;
         let body = self.read_body(request.into_body()).await?;
         let read = Instant::now();

@@ -1,12 +1,22 @@
 //! The node as the gateway sees it: the ingress pool for calls, the query service for queries, the newest certified state for everything that is read.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
+use budget::Level;
 use consensus::{IngressPool, PoolRefusal, SystemClock, WallClock};
 use execution::QueryService;
-use gateway::{CertifiedView, Health, Node, QueryRequest, Refusal, Submitted};
+use gateway::{
+    CertifiedView, Health, Node, QueryRequest, Refusal, RequestKind, Submitted,
+    report::{self, Report},
+};
 use ic_principal::Principal;
-use state::{CanisterId, CertifiedReader, Height, Ingress, Reject, Time};
+use pages::PageStore;
+use state::{CanisterId, CanisterState, CanisterStatus, CertifiedReader, Height, Ingress, Reject, Time};
+
+use crate::{
+    metrics::RoundMetrics,
+    watch::{Watch, unix_millis},
+};
 
 /// Seconds a client is asked to wait when the ingress pool is full: a few rounds empty it.
 const RETRY_AFTER_SECONDS: u64 = 1;
@@ -20,9 +30,37 @@ pub(crate) struct Adapter {
     pub(crate) ranges: Vec<(Principal, Principal)>,
     /// Below this height the node is still executing again what it had certified before.
     pub(crate) recovered_at: Height,
+    pub(crate) watch: Arc<Watch>,
+    pub(crate) rounds: RoundMetrics,
+    pub(crate) identity: Identity,
+    pub(crate) pages: Arc<PageStore>,
+    pub(crate) delta_capacity_bytes: u64,
+}
+
+/// Who this node is, for the status report.
+pub(crate) struct Identity {
+    pub(crate) subnet_id: Principal,
+    pub(crate) node_id: Principal,
 }
 
 impl Node for Adapter {
+    fn admit(&self, kind: RequestKind) -> Result<(), Refusal> {
+        let (refused_from, what) = match kind {
+            RequestKind::Query => (Level::Queries, "queries"),
+            RequestKind::Call => (Level::Ingress, "calls"),
+        };
+        if self.watch.level() < refused_from {
+            return Ok(());
+        }
+        let reason = self.watch.reason().unwrap_or_default();
+        Err(Refusal::Full {
+            message: format!(
+                "the node takes no {what} until memory was given back: {reason}; retry in a second"
+            ),
+            retry_after_seconds: RETRY_AFTER_SECONDS,
+        })
+    }
+
     fn submit(&self, ingress: Ingress) -> Result<Submitted, Refusal> {
         // A call the state knows already is not ordered a second time; its certificate can be had at once.
         if self.reader.latest().is_some_and(|state| state.request(&ingress.request_id).is_some()) {
@@ -45,6 +83,7 @@ impl Node for Adapter {
     }
 
     fn query(&self, query: &QueryRequest) -> Result<Vec<u8>, Reject> {
+        self.watch.queries.fetch_add(1, Relaxed);
         self.queries
             .query(&execution::QueryRequest {
                 sender: query.sender,
@@ -80,12 +119,79 @@ impl Node for Adapter {
         self.ranges.iter().any(|(first, last)| first <= canister_id && canister_id <= last)
     }
 
-    fn report(&self) -> gateway::report::Report {
-        gateway::report::Report {
+    fn report(&self) -> Report {
+        let watch = &self.watch;
+        let health = self.health();
+        let memory = watch.memory();
+        let uptime = watch.started.elapsed();
+        let (canisters, canisters_total) = self.largest_canisters();
+        Report {
             version: env!("CARGO_PKG_VERSION").into(),
-            healthy: self.health().healthy,
-            status: self.health().status,
-            ..Default::default()
+            subnet_id: self.identity.subnet_id.to_text(),
+            node_id: self.identity.node_id.to_text(),
+            unix_millis: unix_millis(),
+            uptime_millis: uptime.as_millis() as u64,
+            healthy: health.healthy,
+            status: health.status,
+            memory: report::Memory {
+                budget_bytes: watch.budget_bytes,
+                anonymous_bytes: memory.anonymous_bytes,
+                file_bytes: memory.file_bytes,
+                accounted_bytes: watch.ledger.used_bytes(),
+                unaccounted_bytes: watch.unaccounted_bytes(memory.anonymous_bytes),
+                group: watch.group(),
+                stalled_percent: watch.stalled().0.map(|hundredths| f64::from(hundredths) / 100.0),
+            },
+            allocator: watch.allocator(uptime),
+            pools: pools(watch.ledger.snapshot()),
+            processes: memory.processes,
+            rounds: report::Rounds {
+                queries: watch.queries.load(Relaxed),
+                delta_bytes: self.pages.delta_bytes(),
+                delta_capacity_bytes: self.delta_capacity_bytes,
+                worker_restarts: watch.sandbox.statistics().restarts,
+                ..self.rounds.report()
+            },
+            throttling: watch.throttling(),
+            canisters,
+            canisters_total,
+            history: watch.history(),
         }
+    }
+}
+
+impl Adapter {
+    /// The largest canisters of the newest certified state, and how many there are.
+    fn largest_canisters(&self) -> (Vec<report::Canister>, u64) {
+        let Some(state) = self.reader.latest() else { return (Vec::new(), 0) };
+        let mut sizes: Vec<(u64, CanisterId)> =
+            state.canisters().iter().map(|canister| (canister.memory_usage().total(), canister.id)).collect();
+        let total = sizes.len() as u64;
+        sizes.sort_unstable_by(|a, b| b.cmp(a));
+        let largest = sizes.into_iter().take(report::CANISTERS_MAX);
+        let listed = largest.filter_map(|(memory_bytes, id)| {
+            let canister = state.canister(&id)?;
+            Some(report::Canister { id: id.to_text(), memory_bytes, status: status_word(&canister).into() })
+        });
+        (listed.collect(), total)
+    }
+}
+
+fn pools(snapshot: budget::Snapshot) -> Vec<report::Pool> {
+    let line = |pool: budget::PoolSnapshot| report::Pool {
+        name: pool.name.into(),
+        used_bytes: pool.used_bytes,
+        cap_bytes: pool.cap_bytes,
+        high_water_bytes: pool.high_water_bytes,
+        refused: pool.refused,
+    };
+    snapshot.pools.into_iter().map(line).collect()
+}
+
+fn status_word(canister: &CanisterState) -> &'static str {
+    match canister.status {
+        CanisterStatus::Running => "running",
+        CanisterStatus::Stopping(_) => "stopping",
+        CanisterStatus::Stopped => "stopped",
     }
 }

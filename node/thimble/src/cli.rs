@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
-use crate::{config::Config, node};
+use crate::{config::Config, node, status};
 
 /// An Internet-Computer-compatible replica that lives inside a stated memory budget.
 ///
@@ -44,6 +44,22 @@ enum Command {
         #[command(flatten)]
         settings: Settings,
         /// For machines.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print what a running node does with its memory: anonymous memory against the budget, every pool, allocator, rounds, throttling, processes.
+    ///
+    /// The same figures are at /status.json, drawn at /dashboard, and for monitoring at /metrics.
+    ///
+    /// Example: thimble status --address 127.0.0.1:8080
+    Status {
+        /// Address of the node's public HTTP interface. [default: as in --config, else 127.0.0.1:8080]
+        #[arg(long, value_name = "ADDRESS")]
+        address: Option<SocketAddr>,
+        /// The node's configuration file, for its address.
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// For machines: the report as it is.
         #[arg(long)]
         json: bool,
     },
@@ -99,6 +115,13 @@ impl Cli {
                     print!("{}", sheet.to_text(&config.limits));
                 }
                 Ok(())
+            }
+            Command::Status { address, config, json } => {
+                let address = match address {
+                    Some(address) => address,
+                    None => Config::load(&Settings { config, ..Settings::default() })?.listen,
+                };
+                status::run(address, json)
             }
             Command::Config { settings, json } => {
                 let config = Config::load(&settings)?;

@@ -3,12 +3,16 @@
 //! The same binary is the worker and the compiler of the sandbox (hidden subcommands): one file to install, and its code pages are shared.
 
 mod adapter;
+mod allocator;
 mod cli;
 mod config;
 mod driver;
+mod governor;
 mod keys;
 mod metrics;
 mod node;
+mod status;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -30,7 +34,7 @@ fn main() -> ExitCode {
     // Workers and compilers are started by the node itself, many times: they skip everything a person's command needs.
     let mut arguments = std::env::args_os().skip(1);
     match arguments.next().as_deref().and_then(|name| name.to_str()) {
-        Some("sandbox-worker") => return sandbox::worker_main(arguments),
+        Some("sandbox-worker") => return sandbox::worker_main_with(arguments, allocator::heap),
         Some("sandbox-compile") => return sandbox::compile_main(arguments),
         _ => {}
     }

@@ -11,7 +11,6 @@ use std::{
     time::Duration,
 };
 
-use budget::{Ledger, cgroup::Cgroup, process::Pid};
 use consensus::IngressPool;
 use execution::RoundResult;
 use prometheus_client::{
@@ -25,7 +24,10 @@ use prometheus_client::{
     },
     registry::Registry,
 };
+use sandbox::HeapFigures;
 use state::Batch;
+
+use crate::{allocator, watch::Watch};
 
 const ROUND_SECONDS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0, 10.0];
 
@@ -139,9 +141,7 @@ impl RoundMetrics {
 
 /// What is read at a scrape.
 pub(crate) struct Readings {
-    pub(crate) ledger: Ledger,
-    pub(crate) cgroup: Option<Cgroup>,
-    pub(crate) sandbox: Arc<sandbox::Pool>,
+    pub(crate) watch: Arc<Watch>,
     pub(crate) ingress: Arc<IngressPool>,
     pub(crate) rounds: RoundMetrics,
     pub(crate) delta_bytes: Box<dyn Fn() -> u64 + Send + Sync>,
@@ -160,33 +160,29 @@ fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64
 
 impl Readings {
     fn memory(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let pids = std::iter::once(Pid::own()).chain(self.sandbox.pids().into_iter().map(Pid));
-        if let Ok(sum) = budget::process::memory_of(pids) {
-            let memory = sum.total;
-            let anonymous = memory.anonymous_bytes + memory.shared_bytes;
-            gauge(
-                encoder,
-                "memory_anonymous_bytes",
-                "Anonymous memory of all processes of the node",
-                anonymous,
-            )?;
-            gauge(
-                encoder,
-                "memory_file_bytes",
-                "Mapped file memory of all processes, shared pages counted in each",
-                memory.file_bytes,
-            )?;
-            gauge(encoder, "processes", "Processes of the node", sum.processes as u64)?;
-            let difference = budget::unaccounted(anonymous, self.ledger.used_bytes()).unaccounted_bytes;
-            ConstGauge::new(difference).encode(encoder.encode_descriptor(
-                "memory_unaccounted_bytes",
-                "Anonymous memory that no pool of the ledger explains",
-                None,
-                MetricType::Gauge,
-            )?)?;
-        }
-        gauge(encoder, "memory_budget_bytes", "What the operator stated", self.ledger.budget_bytes())?;
-        if let Some(group) = &self.cgroup
+        let memory = self.watch.memory();
+        gauge(
+            encoder,
+            "memory_anonymous_bytes",
+            "Anonymous memory of all processes of the node",
+            memory.anonymous_bytes,
+        )?;
+        gauge(
+            encoder,
+            "memory_file_bytes",
+            "Mapped file memory of all processes, shared pages counted in each",
+            memory.file_bytes,
+        )?;
+        gauge(encoder, "processes", "Processes of the node", memory.processes.len() as u64)?;
+        let difference = self.watch.unaccounted_bytes(memory.anonymous_bytes);
+        ConstGauge::new(difference).encode(encoder.encode_descriptor(
+            "memory_unaccounted_bytes",
+            "Anonymous memory that no pool of the ledger holds",
+            None,
+            MetricType::Gauge,
+        )?)?;
+        gauge(encoder, "memory_budget_bytes", "What the operator stated", self.watch.budget_bytes)?;
+        if let Some(group) = &self.watch.cgroup
             && let Ok(memory) = group.memory()
         {
             gauge(
@@ -206,23 +202,78 @@ impl Readings {
                 gauge(encoder, "cgroup_limit_bytes", "The process group's cap", limit)?;
             }
         }
-        let pressure =
-            self.cgroup.as_ref().and_then(Cgroup::pressure).or_else(budget::pressure::machine_memory);
-        if let Some(pressure) = pressure {
+        if let (Some(stalled), _) = self.watch.stalled() {
             gauge(
                 encoder,
                 "memory_pressure_some_avg10_hundredths",
                 "Share of the last 10 s in which a task waited for memory, in hundredths of a percent",
-                u64::from(pressure.some.avg10_hundredths),
+                u64::from(stalled),
             )?;
         }
         Ok(())
     }
 
+    /// The allocator of the node process, and what was handed back by all processes.
+    fn allocator(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let heap = allocator::heap(false);
+        gauge(encoder, "allocator_live_bytes", "Allocated by the node process", heap.live_bytes)?;
+        gauge(
+            encoder,
+            "allocator_active_bytes",
+            "In pages of the node process that hold an allocation",
+            allocator::active_bytes(),
+        )?;
+        gauge(
+            encoder,
+            "allocator_resident_bytes",
+            "Resident for the allocator of the node process, freed pages included",
+            heap.resident_bytes,
+        )?;
+        let workers = self.watch.sandbox.workers();
+        type Figure = fn(&HeapFigures) -> u64;
+        let figures: [(&str, &str, Figure); 2] = [
+            ("worker_live_bytes", "Allocated by a worker when it was last asked", |heap| heap.live_bytes),
+            ("worker_resident_bytes", "Resident for a worker's allocator when it was last asked", |heap| {
+                heap.resident_bytes
+            }),
+        ];
+        for (name, help, figure) in figures {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for worker in &workers {
+                let Some(heap) = worker.heap else { continue };
+                let labels = [("lane", format!("{:?}", worker.lane))];
+                ConstGauge::new(i64::try_from(figure(&heap)).unwrap_or(i64::MAX))
+                    .encode(family.encode_family(&labels)?)?;
+            }
+        }
+        let purges = &self.watch.purges;
+        let counters = [
+            ("purges_idle", "Times an idle node handed memory back", &purges.idle),
+            ("purges_pressure", "Times memory was handed back under pressure", &purges.pressure),
+            ("returned_bytes", "Handed back to the operating system", &purges.returned_bytes),
+        ];
+        for (name, help, counter) in counters {
+            ConstCounter::new(counter.load(Ordering::Relaxed)).encode(encoder.encode_descriptor(
+                name,
+                help,
+                None,
+                MetricType::Counter,
+            )?)?;
+        }
+        let seconds = purges.cpu_nanos.load(Ordering::Relaxed) as f64 / 1e9;
+        ConstCounter::new(seconds).encode(encoder.encode_descriptor(
+            "purge_cpu_seconds",
+            "CPU time spent on handing memory back",
+            None,
+            MetricType::Counter,
+        )?)
+    }
+
     fn pools(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let snapshot = self.ledger.snapshot();
+        let snapshot = self.watch.ledger.snapshot();
         type Figure = fn(&budget::PoolSnapshot) -> u64;
-        let figures: [(&str, &str, Figure); 3] = [
+        let figures: [(&str, &str, Figure); 4] = [
+            ("pool_refused", "Requests the pool turned down", |pool| pool.refused),
             ("pool_used_bytes", "Reserved in the pool", |pool| pool.used_bytes),
             ("pool_cap_bytes", "The pool's cap", |pool| pool.cap_bytes),
             ("pool_high_water_bytes", "Most that was ever reserved in the pool", |pool| {
@@ -246,6 +297,20 @@ impl Collector for Readings {
         let encoder = &mut encoder;
         self.memory(encoder)?;
         self.pools(encoder)?;
+        self.allocator(encoder)?;
+        gauge(
+            encoder,
+            "throttle_level",
+            "How far work is held back: 0 not, 1 queries refused, 2 calls too, 3 execution waits",
+            self.watch.level() as u64,
+        )?;
+        let stall = self.rounds.longest_stall_micros.load(Ordering::Relaxed) as f64 / 1e6;
+        ConstGauge::new(stall).encode(encoder.encode_descriptor(
+            "longest_stall_seconds",
+            "Longest time that work waited for a certified round",
+            None,
+            MetricType::Gauge,
+        )?)?;
         gauge(
             encoder,
             "certified_height",
@@ -267,7 +332,7 @@ impl Collector for Readings {
             u64::from(self.ingress.refusing().is_some()),
         )?;
         gauge(encoder, "delta_bytes", "Delta segments on disk", (self.delta_bytes)())?;
-        let workers = self.sandbox.statistics();
+        let workers = self.watch.sandbox.statistics();
         ConstCounter::new(workers.restarts).encode(encoder.encode_descriptor(
             "worker_restarts",
             "Workers that died and were started again",

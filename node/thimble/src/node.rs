@@ -21,11 +21,13 @@ use state::{BlobStore, ModuleHash, NodeInfo, StateStore, SubnetInfo, SubnetType}
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
-    adapter::Adapter,
+    adapter::{Adapter, Identity},
     config::Config,
     driver::{Driver, Observed},
+    governor,
     keys::Keys,
     metrics::{Readings, RoundMetrics},
+    watch::Watch,
 };
 
 /// Number of the first canister; ids below are left free for `specified_id`.
@@ -61,9 +63,20 @@ pub(crate) fn run(config: Config, address_file: Option<&Path>) -> Result<()> {
         .context("starting the HTTP runtime")?;
     let registry = Arc::new(Mutex::new(Registry::with_prefix("thimble")));
     let parts = open(&config, &limits, &ledger, cgroup, keys, &registry)?;
-    let Parts { driver, adapter, keys, pool, waiters } = parts;
+    let Parts { driver, adapter, keys, pool, waiters, watch } = parts;
 
-    let gateway = runtime.block_on(start_gateway(&config, &ledger, &keys, adapter, waiters, registry))?;
+    let latencies = gateway::Latencies::default();
+    let _governor = governor::start(
+        governor::Parts {
+            watch,
+            rounds: driver.metrics.clone(),
+            latencies: latencies.clone(),
+            busy: driver.busy.clone(),
+        },
+        &limits,
+    )?;
+    let gateway =
+        runtime.block_on(start_gateway(&config, &ledger, &keys, adapter, waiters, registry, latencies))?;
     tracing::info!(
         address = %gateway.local_addr(),
         budget = %config.memory,
@@ -128,6 +141,7 @@ struct Parts {
     keys: Keys,
     pool: Arc<IngressPool>,
     waiters: Waiters,
+    watch: Arc<Watch>,
 }
 
 /// Opens the stores, restores the newest checkpoint, and wires everything but the gateway.
@@ -201,16 +215,18 @@ fn open(
         (height, executor.time()),
         keys.genesis_seed(),
     )?;
+    let watch = Arc::new(Watch::new(ledger.clone(), cgroup, sandbox, limits));
     let rounds = {
         let mut registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
         let rounds = RoundMetrics::new(&mut registry);
         registry.register_collector(Box::new(Readings {
-            ledger: ledger.clone(),
-            cgroup,
-            sandbox: sandbox.clone(),
+            watch: watch.clone(),
             ingress: ingress.clone(),
             rounds: rounds.clone(),
-            delta_bytes: Box::new(move || pages.delta_bytes()),
+            delta_bytes: {
+                let pages = pages.clone();
+                Box::new(move || pages.delta_bytes())
+            },
         }));
         rounds
     };
@@ -221,22 +237,29 @@ fn open(
         reader: executor.reader(),
         ranges,
         recovered_at,
+        watch: watch.clone(),
+        rounds: rounds.clone(),
+        identity: Identity { subnet_id: keys.subnet_id(), node_id: keys.node_id() },
+        pages: pages.clone(),
+        delta_capacity_bytes: limits.pages.delta_capacity_bytes,
     };
     let driver = Driver {
         consensus,
         executor,
         pool: ingress.clone(),
-        sandbox,
+        watch: watch.clone(),
+        busy: Arc::default(),
         waiters: waiters.clone(),
         metrics: rounds,
         data_dir: data.clone(),
         disk_reserve_bytes: limits.pages.disk_reserve_bytes,
         recovered_at,
         observed: Observed::new(ledger),
+        delta_bytes: Box::new(move || pages.delta_bytes()),
         checkpoint_block_bytes: limits.consensus.checkpoint_block_bytes,
         block_bytes: 0,
     };
-    Ok(Parts { driver, adapter, keys, pool: ingress, waiters })
+    Ok(Parts { driver, adapter, keys, pool: ingress, waiters, watch })
 }
 
 async fn start_gateway(
@@ -246,6 +269,7 @@ async fn start_gateway(
     adapter: Adapter,
     waiters: Waiters,
     registry: Arc<Mutex<Registry>>,
+    latencies: gateway::Latencies,
 ) -> Result<GatewayHandle> {
     let limits = &config.limits;
     let pool = |name| ledger.pool(name).with_context(|| format!("the ledger has no pool `{name}`"));
@@ -257,6 +281,7 @@ async fn start_gateway(
         ingress_drift: Duration::from_secs(limits.consensus.ingress_drift_seconds),
         query_threads: limits.execution.query_threads,
         verify_threads: cores,
+        connections: pool(pool::CONNECTIONS)?,
         bodies: pool(pool::REQUEST_BODIES)?,
         responses: pool(pool::RESPONSES)?,
         node_key: keys.node.clone(),
@@ -264,7 +289,7 @@ async fn start_gateway(
         subnet_id: keys.subnet_id(),
         root_key_der: keys.root_key_der(),
         version: env!("CARGO_PKG_VERSION").into(),
-        latencies: gateway::Latencies::default(),
+        latencies,
         shutdown_grace: SHUTDOWN_GRACE,
     };
     Ok(Gateway::start(gateway, Arc::new(adapter), waiters, registry).await?)

@@ -18,7 +18,10 @@ use budget::{
     process::{self, Pid},
 };
 use gateway::report::{self, EVENTS_MAX, HISTORY_MAX};
+use limits::Limits;
 use sandbox::Lane;
+
+use crate::allocator;
 
 /// See the module.
 pub(crate) struct Watch {
@@ -26,6 +29,8 @@ pub(crate) struct Watch {
     pub(crate) ledger: Ledger,
     pub(crate) cgroup: Option<Cgroup>,
     pub(crate) sandbox: Arc<sandbox::Pool>,
+    // Configuration.
+    pub(crate) budget_bytes: u64,
     // Counters.
     pub(crate) started: Instant,
     pub(crate) queries: AtomicU64,
@@ -61,11 +66,17 @@ pub(crate) struct Reading {
 }
 
 impl Watch {
-    pub(crate) fn new(ledger: Ledger, cgroup: Option<Cgroup>, sandbox: Arc<sandbox::Pool>) -> Self {
+    pub(crate) fn new(
+        ledger: Ledger,
+        cgroup: Option<Cgroup>,
+        sandbox: Arc<sandbox::Pool>,
+        limits: &Limits,
+    ) -> Self {
         Self {
             ledger,
             cgroup,
             sandbox,
+            budget_bytes: limits.memory_budget_bytes,
             started: Instant::now(),
             queries: AtomicU64::new(0),
             purges: Purges::default(),
@@ -106,14 +117,17 @@ impl Watch {
         }
     }
 
+    /// Anonymous memory that no pool of the ledger holds: what the processes need at rest, and what nobody reserved. Negative while reservations are not used up.
+    pub(crate) fn unaccounted_bytes(&self, anonymous_bytes: u64) -> i64 {
+        budget::unaccounted(anonymous_bytes, self.ledger.used_bytes()).unaccounted_bytes
+    }
+
     /// Share of the last 10 s in which a task waited for memory, in hundredths of a percent, and whether it is of the node's own group: on a machine with
     /// other work its figure says little about this node.
     pub(crate) fn stalled(&self) -> (Option<u32>, bool) {
         match self.cgroup.as_ref().and_then(Cgroup::pressure) {
             Some(own) => (Some(own.some.avg10_hundredths), true),
-            None => {
-                (budget::pressure::machine_memory().map(|machine| machine.some.avg10_hundredths), false)
-            }
+            None => (budget::pressure::machine_memory().map(|machine| machine.some.avg10_hundredths), false),
         }
     }
 
@@ -164,6 +178,33 @@ impl Watch {
         // The time limit is the answer to memory that nobody gives back: going on is bounded by the pools, standing still forever is not.
         drop(self.level_changed.wait_timeout_while(throttling, patience, held));
         true
+    }
+
+    /// The process group's figures.
+    pub(crate) fn group(&self) -> Option<report::Group> {
+        let memory = self.cgroup.as_ref()?.memory().ok()?;
+        Some(report::Group {
+            limit_bytes: memory.limit_bytes,
+            usage_bytes: memory.usage_bytes,
+            anonymous_bytes: memory.anonymous_bytes,
+            file_bytes: memory.file_bytes,
+            oom_kills: memory.oom_kills,
+        })
+    }
+
+    /// The node process's allocator, and what was handed back by all processes.
+    pub(crate) fn allocator(&self, uptime: Duration) -> report::Allocator {
+        let heap = allocator::heap(false);
+        let cpu = Duration::from_nanos(self.purges.cpu_nanos.load(Relaxed));
+        report::Allocator {
+            live_bytes: heap.live_bytes,
+            active_bytes: allocator::active_bytes(),
+            resident_bytes: heap.resident_bytes,
+            returned_bytes: self.purges.returned_bytes.load(Relaxed),
+            purges_idle: self.purges.idle.load(Relaxed),
+            purges_pressure: self.purges.pressure.load(Relaxed),
+            purge_cpu_percent: 100.0 * cpu.as_secs_f64() / uptime.as_secs_f64().max(1e-9),
+        }
     }
 
     /// Adds a sample.

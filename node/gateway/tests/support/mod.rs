@@ -460,6 +460,7 @@ impl World {
             ingress_drift: Duration::from_secs(60),
             query_threads: 2,
             verify_threads: 2,
+            connections: budget::Pool::standalone("connections", 64 << 20),
             bodies: bodies.clone(),
             responses: responses.clone(),
             node_key: script.node_key.clone(),
