@@ -186,6 +186,11 @@ impl Executor {
         self.reader.clone()
     }
 
+    /// Keeps replies of queries, as many as `pool` has room for. To be called before [`Executor::queries`].
+    pub fn cache_queries(&mut self, pool: budget::Pool) {
+        self.queries.cache_in(pool);
+    }
+
     /// Where queries are answered.
     pub fn queries(&self) -> QueryService {
         self.queries.clone()

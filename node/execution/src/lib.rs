@@ -35,6 +35,7 @@ mod message;
 mod messaging;
 mod pool;
 mod query;
+mod query_cache;
 mod reject;
 mod round;
 mod scheduler;

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use budget::Pool;
 use ic_principal::Principal;
 use sandbox::{Call, CallbackKind, Entry, Lane, MessageLimits, Mount, Outcome, Request, Response};
 use state::{
@@ -22,6 +23,7 @@ use crate::core::{Core, EnsureError};
 use crate::machine::{Invocation, system_context};
 use crate::management;
 use crate::message::admit;
+use crate::query_cache::QueryCache;
 use crate::reject;
 
 /// How long a query waits for a worker.
@@ -63,6 +65,7 @@ pub struct QueryService {
     core: Arc<Core>,
     reader: CertifiedReader,
     lanes: Arc<Lanes>,
+    cache: Option<Arc<QueryCache>>,
 }
 
 /// One query under way.
@@ -73,6 +76,8 @@ struct Session<'a> {
     root: CanisterId,
     instructions: u64,
     until: Instant,
+    /// Whether another height would see the same: nothing of this one was read, nobody else was asked.
+    repeatable: bool,
 }
 
 /// Who calls what within a session.
@@ -88,7 +93,24 @@ impl QueryService {
     pub(crate) fn new(core: Arc<Core>, reader: CertifiedReader) -> Self {
         let limits = &core.limits().execution;
         let lanes = Arc::new(Lanes::new(limits.query_threads, limits.query_threads_per_canister));
-        Self { core, reader, lanes }
+        Self { core, reader, lanes, cache: None }
+    }
+
+    /// Keeps replies, as many as `pool` has room for.
+    pub(crate) fn cache_in(&mut self, pool: Pool) {
+        self.cache = Some(Arc::new(QueryCache::new(pool)));
+    }
+
+    /// Queries answered with a kept reply, and queries that ran.
+    pub fn cache_figures(&self) -> (u64, u64) {
+        self.cache.as_ref().map_or((0, 0), |cache| cache.figures())
+    }
+
+    /// Forgets all kept replies, when memory is short.
+    pub fn clear_cache(&self) {
+        if let Some(cache) = &self.cache {
+            cache.clear();
+        }
     }
 
     /// Answers a query from the newest certified state.
@@ -108,6 +130,16 @@ impl QueryService {
             )?;
             return Ok(QueryReply { bytes, height, time, instructions: 0 });
         }
+        let asked_before = self.cache.as_ref().and_then(|cache| {
+            let canister = state.canister(&request.canister_id)?;
+            // Whether it may still be asked is part of its state.
+            Some((cache, QueryCache::key(request)?, canister))
+        });
+        if let Some((cache, key, canister)) = &asked_before
+            && let Some(reply) = cache.get(key, canister)
+        {
+            return Ok(QueryReply { bytes: reply.to_vec(), height, time, instructions: 0 });
+        }
         let permit = self.lanes.acquire(request.canister_id)?;
         let mut session = Session::new(&self.core, &state, permit.lane, request.canister_id);
         let asked = Asked {
@@ -118,6 +150,11 @@ impl QueryService {
             arg: request.arg.clone(),
         };
         let bytes = session.evaluate(asked, 0)?;
+        if let Some((cache, key, canister)) = &asked_before
+            && session.repeatable
+        {
+            cache.put(*key, canister, &bytes);
+        }
         Ok(QueryReply { bytes, height, time, instructions: session.instructions })
     }
 
@@ -225,7 +262,7 @@ fn affordable(core: &Core, canister: &CanisterState, fee: state::Cycles) -> Resu
 
 impl<'a> Session<'a> {
     fn new(core: &'a Core, state: &'a CertifiedState, lane: usize, root: CanisterId) -> Self {
-        Self { core, state, lane, root, instructions: 0, until: Instant::now() + WALL }
+        Self { core, state, lane, root, instructions: 0, until: Instant::now() + WALL, repeatable: true }
     }
 
     /// Evaluates a query or composite query and the calls it makes.
@@ -234,6 +271,7 @@ impl<'a> Session<'a> {
         let canister = self.state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))?;
         admit(self.core, &canister)?;
         let (entry, composite) = find_method(&canister, &asked.method_name)?;
+        self.repeatable &= !composite;
         // Only the canister that was asked can show what is certified of it, and only before it calls anyone.
         let certificate = (id == self.root && depth == 0).then(|| {
             self.state.certificate(&[vec![
@@ -420,6 +458,7 @@ impl<'a> Session<'a> {
             keep_token,
         };
         let outcome = self.core.sandbox.execute(Lane::Query(self.lane), &request);
+        self.repeatable &= !outcome.height_read;
         self.instructions = self.instructions.saturating_add(outcome.instructions.min(limits.instructions));
         Ok(outcome)
     }

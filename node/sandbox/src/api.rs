@@ -310,6 +310,8 @@ pub struct Outcome {
     pub changes: Option<Changes>,
     /// `ic0.accept_message` was called.
     pub accepted: bool,
+    /// The time or the data certificate was read: the same message may come to something else at another height.
+    pub height_read: bool,
     /// `debug_print` lines and the trap text, bounded by `log_max_bytes`.
     pub log: Vec<serde_bytes::ByteBuf>,
     /// Calls of a composite query (whose other changes live in the worker until its callbacks ran).

@@ -503,6 +503,7 @@ fn no_outcome(message: String, worker_died: bool) -> Outcome {
         }),
         changes: None,
         accepted: false,
+        height_read: false,
         log: Vec::new(),
         query_calls: Vec::new(),
         keep_token: None,

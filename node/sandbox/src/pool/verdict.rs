@@ -347,6 +347,7 @@ mod tests {
                 global_timer: None,
             }),
             accepted: false,
+            height_read: false,
             log: vec![ByteBuf::from([0; 50])],
             query_calls: Vec::new(),
             keep_token: None,

@@ -49,6 +49,11 @@ impl Host {
         Ok(())
     }
 
+    pub(super) fn time(&mut self) -> u64 {
+        self.height_read = true;
+        self.context.time.0
+    }
+
     pub(super) fn data_certificate_present(&self) -> u32 {
         u32::from(
             matches!(self.mode, Context::Query | Context::CompositeQuery)

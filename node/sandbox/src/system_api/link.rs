@@ -160,7 +160,7 @@ fn define<I: Word>(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
 
         certified_data_set(src: I, size: I) = |host| host.certified_data_set(src, size);
         data_certificate_present() -> u32 = |host| Ok(host.data_certificate_present().into());
-        time() -> u64 = |host| Ok(host.context.time.0);
+        time() -> u64 = |host| Ok(host.time());
         global_timer_set(time: u64) -> u64 = |host| Ok(host.global_timer_set(time));
         performance_counter(kind: u32) -> u64 = |host| host.performance_counter(kind as u32);
         is_controller(src: I, size: I) -> u32 = |host| host.is_controller(src, size).map(u64::from);

@@ -23,7 +23,7 @@ impl Host {
         Ok(self.blob(blob).len() as u64)
     }
 
-    fn named(&self, function: &str, name: BlobName) -> Result<Blob, Failure> {
+    fn named(&mut self, function: &str, name: BlobName) -> Result<Blob, Failure> {
         Ok(match name {
             BlobName::Argument => Blob::Argument,
             BlobName::Caller => Blob::Caller,
@@ -34,7 +34,10 @@ impl Host {
             BlobName::SubnetSelf => Blob::SubnetSelf,
             BlobName::MethodName => Blob::MethodName,
             BlobName::RootKey => Blob::RootKey,
-            BlobName::DataCertificate if self.context.data_certificate.is_some() => Blob::DataCertificate,
+            BlobName::DataCertificate if self.context.data_certificate.is_some() => {
+                self.height_read = true;
+                Blob::DataCertificate
+            }
             BlobName::DataCertificate => {
                 return Err(Failure::contract(&format!("ic0.{function}: there is no data certificate")));
             }

@@ -79,6 +79,7 @@ pub(crate) struct Host {
     response: Response,
     reply_data: Vec<u8>,
     accepted: bool,
+    height_read: bool,
     balance: Cycles,
     cycles_available: Cycles,
     cycles_accepted: Cycles,
@@ -133,6 +134,7 @@ impl Host {
             response: Response::None,
             reply_data: Vec::new(),
             accepted: false,
+            height_read: false,
             balance: context.balance,
             cycles_available: context.cycles_available,
             cycles_accepted: 0,
@@ -157,6 +159,7 @@ impl Host {
         let did = Did {
             response: self.response,
             accepted: self.accepted,
+            height_read: self.height_read,
             balance: self.balance,
             cycles_accepted: self.cycles_accepted,
             cycles_burned: self.cycles_burned,
@@ -296,6 +299,7 @@ impl Host {
 pub(crate) struct Did {
     pub(crate) response: Response,
     pub(crate) accepted: bool,
+    pub(crate) height_read: bool,
     pub(crate) balance: Cycles,
     pub(crate) cycles_accepted: Cycles,
     pub(crate) cycles_burned: Cycles,
