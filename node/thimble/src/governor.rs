@@ -15,6 +15,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use budget::{Governor, GovernorConfig, Level, Moment, Throttle, ThrottleConfig, Trim, format_size};
+use execution::QueryService;
 use gateway::report::Sample;
 use limits::{GovernorLimits, Limits};
 
@@ -58,6 +59,7 @@ pub(crate) struct Parts {
     pub(crate) watch: Arc<Watch>,
     pub(crate) rounds: RoundMetrics,
     pub(crate) latencies: gateway::Latencies,
+    pub(crate) queries: QueryService,
     /// Set while checkpoints or folding run, which is work too.
     pub(crate) busy: Arc<AtomicBool>,
 }
@@ -211,6 +213,7 @@ impl Worker {
             >= u128::from(self.budget_bytes) * u128::from(self.short_percent);
         if short && self.pressed.elapsed() >= IDLE_TICK {
             sandbox.evict_pressed();
+            self.parts.queries.clear_cache();
             self.pressed = Instant::now();
         } else if self.evicted.elapsed() >= EVICT_EVERY {
             sandbox.evict_idle();

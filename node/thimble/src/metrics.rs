@@ -12,7 +12,7 @@ use std::{
 };
 
 use consensus::IngressPool;
-use execution::RoundResult;
+use execution::{QueryService, RoundResult};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
@@ -144,6 +144,7 @@ pub(crate) struct Readings {
     pub(crate) watch: Arc<Watch>,
     pub(crate) ingress: Arc<IngressPool>,
     pub(crate) rounds: RoundMetrics,
+    pub(crate) queries: QueryService,
     pub(crate) delta_bytes: Box<dyn Fn() -> u64 + Send + Sync>,
 }
 
@@ -331,6 +332,18 @@ impl Collector for Readings {
             "1 while updates are refused (disk full, shutting down)",
             u64::from(self.ingress.refusing().is_some()),
         )?;
+        let (hits, misses) = self.queries.cache_figures();
+        for (name, help, count) in [
+            ("query_cache_hits", "Queries answered with a kept reply", hits),
+            ("query_cache_misses", "Queries that had to run", misses),
+        ] {
+            ConstCounter::new(count).encode(encoder.encode_descriptor(
+                name,
+                help,
+                None,
+                MetricType::Counter,
+            )?)?;
+        }
         gauge(encoder, "delta_bytes", "Delta segments on disk", (self.delta_bytes)())?;
         let workers = self.watch.sandbox.statistics();
         ConstCounter::new(workers.restarts).encode(encoder.encode_descriptor(

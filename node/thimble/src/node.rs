@@ -71,6 +71,7 @@ pub(crate) fn run(config: Config, address_file: Option<&Path>) -> Result<()> {
             watch,
             rounds: driver.metrics.clone(),
             latencies: latencies.clone(),
+            queries: driver.executor.queries(),
             busy: driver.busy.clone(),
         },
         &limits,
@@ -190,7 +191,8 @@ fn open(
     };
     let named = |name| ledger.pool(name).with_context(|| format!("the ledger has no pool `{name}`"));
     let budgeted = Budgeted::new(sandbox.clone(), named(pool::EXECUTIONS)?, named(pool::QUERIES)?, limits);
-    let executor = Executor::open(config_of_executor, Arc::new(budgeted), pages.clone(), store, blobs)?;
+    let mut executor = Executor::open(config_of_executor, Arc::new(budgeted), pages.clone(), store, blobs)?;
+    executor.cache_queries(named(pool::QUERY_CACHE)?);
     let height = executor.height();
     let log = BlockLog::open(&data.join("blocks"), BLOCK_SEGMENT_BYTES)?;
     let recovered_at = log.last().unwrap_or(height).max(height);
@@ -223,6 +225,7 @@ fn open(
             watch: watch.clone(),
             ingress: ingress.clone(),
             rounds: rounds.clone(),
+            queries: executor.queries(),
             delta_bytes: {
                 let pages = pages.clone();
                 Box::new(move || pages.delta_bytes())
