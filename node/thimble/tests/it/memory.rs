@@ -271,3 +271,49 @@ async fn a_thousand_canisters_take_no_more_memory_than_a_hundred() {
     }
     assert_eq!(node.metric("thimble_worker_restarts_total").await, 0);
 }
+
+/// Loops within loops, and the innermost changes every local.
+fn entangled(locals: usize, depth: usize) -> String {
+    let change: String =
+        (0..locals).map(|n| format!("(local.set {n} (i32.add (local.get {n}) (i32.const 1)))")).collect();
+    let ends = "(br_if 0 (global.get 0)) end ".repeat(depth);
+    format!(
+        "(module (global (mut i32) (i32.const 0)) (func (local {}) {} {change} {ends}))",
+        "i32 ".repeat(locals),
+        "loop ".repeat(depth)
+    )
+}
+
+#[tokio::test]
+async fn a_module_too_large_to_compile_is_refused_with_the_limit_and_costs_nobody_else() {
+    let node = Node::start_with("256MiB").await;
+    let agent = node.agent(1).await;
+    let counter = deploy(&agent, "counter-c.wasm").await;
+    assert_eq!(count(&agent, counter).await, 1);
+    let cap = 84 * MIB;
+    for (name, text) in [
+        ("as many functions as there may be", format!("(module {})", "(func)".repeat(49_900))),
+        ("one function that is hard", entangled(5_000, 1_000)),
+    ] {
+        let module = wat::parse_str(text).unwrap();
+        println!("{name}: {} KiB", module.len() >> 10);
+        let canister = create(&agent).await;
+        let (installed, counted) = tokio::join!(
+            install(&agent, canister, CanisterInstallMode::Install, module, vec![]),
+            update(&agent, counter, "inc", vec![])
+        );
+        counted.unwrap();
+        let error = installed.expect_err(name);
+        let (code, text, _) = rejected(error);
+        assert_eq!(code, 5, "{name}: {text}");
+        assert!(
+            text.contains("sandbox.compile_memory_bytes") && text.contains(&cap.to_string()),
+            "{name}: the limit is named: {text}"
+        );
+        // The same canister takes a module of ordinary size right after, and the others go on.
+        let ordinary = std::fs::read(fixture("workbench.wasm")).unwrap();
+        install(&agent, canister, CanisterInstallMode::Install, ordinary, Encode!().unwrap()).await.unwrap();
+        update(&agent, canister, "inc", Encode!().unwrap()).await.unwrap();
+    }
+    assert_eq!(count(&agent, counter).await, 4);
+}
