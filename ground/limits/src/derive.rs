@@ -98,13 +98,17 @@ impl Limits {
         let table = Self::scaled(memory_bytes);
         let sheet = table.sheet();
         if let Some((line, left_bytes)) = sheet.first_that_does_not_fit() {
-            // Below the first anchor nothing shrinks any more: what that table sums to is what a node needs at least.
-            let smallest_bytes = Self::scaled(0).sheet().sum_bytes().next_multiple_of(MIB);
+            let smallest_bytes = Self::smallest_bytes();
             let (line, line_bytes) = (line.name, line.bytes);
             return Err(LimitsError::TooSmall { memory_bytes, line, line_bytes, left_bytes, smallest_bytes });
         }
         table.check()?;
         Ok(table)
+    }
+
+    /// The smallest size that can be derived. Below the first anchor nothing shrinks any more: what that table sums to is what a node needs at least.
+    pub fn smallest_bytes() -> u64 {
+        Self::scaled(0).sheet().sum_bytes().next_multiple_of(MIB)
     }
 
     /// The table of a named size.

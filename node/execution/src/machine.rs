@@ -139,6 +139,12 @@ impl<'a> Machine<'a> {
                 self.faults.push(FaultKind::NotStarted.fault(canister.id, ordinal));
                 Ok(Reservation::Full)
             }
+            Err(error @ (PagesError::DiskFull { .. } | PagesError::TooManyOpenFiles { .. })) => {
+                // Bad luck of this node, as a full log is: recorded, so that a replay waits where this round did.
+                tracing::warn!(canister = %canister.id, %error, "the canister waits");
+                self.faults.push(FaultKind::NotStarted.fault(canister.id, ordinal));
+                Ok(Reservation::Full)
+            }
             Err(error) => Err(error.into()),
         }
     }

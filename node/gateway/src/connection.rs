@@ -5,23 +5,27 @@
 //! - it has not sent a whole request head within the read timeout, from its first byte or from being accepted;
 //! - it has been idle for [`IDLE`] with no request being served;
 //! - its peer takes a response more slowly than [`WRITE_RATE_MIN`] allows (a stalled reader would pin the response's
-//!   memory);
+//!   memory). Two clocks say so: one runs while the socket takes nothing, the other for each response from its making
+//!   to its last byte, because an HTTP/2 peer that grants no window keeps the socket as free as it likes;
 //! - the gateway drains: then requests in flight finish, and new ones are refused by closing.
 //!
 //! Bodies have their own timeout where they are read. Both HTTP/1.1 and HTTP/2 with prior knowledge are spoken;
 //! HTTP/2 streams are capped per connection and each is a request to every other limit.
 
 use std::{
+    collections::BTreeMap,
     io,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, ready},
     time::Duration,
 };
 
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
 use hyper::{Request, Response, Version, body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -78,6 +82,10 @@ struct Activity {
     http2: AtomicBool,
     /// Milliseconds after `started` at which the current wait began.
     since: AtomicU64,
+    /// Responses that are not written to their end, by number, and when they must be. As many as there are streams.
+    unwritten: Mutex<BTreeMap<u64, Instant>>,
+    /// Responses so far.
+    responses: AtomicU64,
 }
 
 impl Activity {
@@ -88,7 +96,22 @@ impl Activity {
             reading: AtomicBool::new(true),
             http2: AtomicBool::new(false),
             since: AtomicU64::new(0),
+            unwritten: Mutex::default(),
+            responses: AtomicU64::new(0),
         }
+    }
+
+    /// Gives the peer its time to take a response; it counts until hyper drops the last of the bytes.
+    fn response(self: &Arc<Self>, bytes: Bytes) -> Bytes {
+        let number = self.responses.fetch_add(1, Ordering::Relaxed);
+        let deadline = Instant::now() + WRITE_STALL + at_least_rate(bytes.len() as u64);
+        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).insert(number, deadline);
+        Bytes::from_owner(Unwritten { bytes, number, activity: self.clone() })
+    }
+
+    /// When the first of the responses must be written.
+    fn write_deadline(&self) -> Option<Instant> {
+        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).values().min().copied()
     }
 
     fn touch(&self) {
@@ -132,6 +155,31 @@ impl Activity {
     }
 }
 
+/// How long so many bytes may take.
+fn at_least_rate(bytes: u64) -> Duration {
+    Duration::from_millis(bytes.saturating_mul(1000) / WRITE_RATE_MIN)
+}
+
+/// A response that hyper still holds.
+struct Unwritten {
+    bytes: Bytes,
+    number: u64,
+    activity: Arc<Activity>,
+}
+
+impl AsRef<[u8]> for Unwritten {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Unwritten {
+    fn drop(&mut self) {
+        let mut unwritten = self.activity.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
+        unwritten.remove(&self.number);
+    }
+}
+
 /// Marks a request as served for as long as it lives, so that a client's leaving does too.
 struct Active(Arc<Activity>);
 
@@ -167,8 +215,12 @@ pub(crate) async fn serve(stream: TcpStream, service: Arc<Service>, mut stage: w
         let service = service.clone();
         async move {
             let response: Response<Body> = service.serve(request).await;
+            let (head, body) = response.into_parts();
+            // The body is there as a whole, so this neither waits nor copies.
+            let body = body.collect().await?.to_bytes();
+            let body = Full::new(active.0.response(body));
             drop(active);
-            Ok::<_, std::convert::Infallible>(response)
+            Ok::<_, std::convert::Infallible>(Response::from_parts(head, body))
         }
     });
     let guarded = TokioIo::new(Guarded::new(stream, activity.clone(), WRITE_STALL));
@@ -177,14 +229,15 @@ pub(crate) async fn serve(stream: TcpStream, service: Arc<Service>, mut stage: w
     loop {
         // What the connection waits for may change at any moment, so it is looked at once per read timeout at least.
         let soon = Instant::now() + read_timeout;
-        let wake =
-            closing.or_else(|| activity.deadline(read_timeout)).map_or(soon, |deadline| deadline.min(soon));
+        let waiting = closing.or_else(|| activity.deadline(read_timeout));
+        let wake = waiting.into_iter().chain(activity.write_deadline()).fold(soon, Instant::min);
         let awaited = if closing.is_some() { Stage::Draining } else { Stage::Serving };
         tokio::select! {
             // An error here is the peer's: it went away or spoke no HTTP. hyper has answered what could be answered.
             _ = connection.as_mut() => return,
             () = sleep_until(wake) => {
-                if closing.is_some_and(|deadline| deadline <= Instant::now()) {
+                let mut hopeless = closing.into_iter().chain(activity.write_deadline());
+                if hopeless.any(|deadline| deadline <= Instant::now()) {
                     return;
                 }
                 let overdue = activity.deadline(read_timeout).is_some_and(|deadline| deadline <= Instant::now());
@@ -234,8 +287,7 @@ impl<S> Guarded<S> {
                     self.stall = None;
                 } else if let Some(stall) = &mut self.stall {
                     stall.written += bytes as u64;
-                    let allowed =
-                        self.patience + Duration::from_millis(stall.written * 1000 / WRITE_RATE_MIN);
+                    let allowed = self.patience + at_least_rate(stall.written);
                     stall.timer.as_mut().reset(stall.since + allowed);
                 }
                 Poll::Ready(Ok(bytes))

@@ -51,7 +51,7 @@ pub(crate) fn run(config: Config, address_file: Option<&Path>) -> Result<()> {
     let limits = Arc::new(config.limits.clone());
     let ledger = limits.ledger()?;
     let cgroup = Cgroup::own().unwrap_or_default();
-    check_group(cgroup.as_ref(), &limits);
+    check_group(cgroup.as_ref(), &limits)?;
 
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -340,18 +340,36 @@ fn lock(data: &Path) -> Result<fs::File> {
     }
 }
 
-/// A cap of the process group below the budget will be hit before the node's own limits are.
-fn check_group(group: Option<&Cgroup>, limits: &Limits) {
-    let limit = group.and_then(|group| group.memory().ok()).and_then(|memory| memory.limit_bytes);
-    if let Some(limit) = limit.filter(|limit| *limit < limits.memory_budget_bytes) {
+/// A process group that may take less than the smallest node needs would have its processes killed one after the other: refused. A cap between that and
+/// the budget will be hit before the node's own limits are: worth a word.
+fn check_group(group: Option<&Cgroup>, limits: &Limits) -> Result<()> {
+    let Some(group) = group else { return Ok(()) };
+    let Some(cap) = group.memory().ok().and_then(|memory| memory.limit_bytes) else { return Ok(()) };
+    let (smallest, budget) = (Limits::smallest_bytes(), limits.memory_budget_bytes);
+    let size = budget::format_size;
+    let argument = |bytes| size(bytes).replace(' ', "");
+    if cap < smallest {
+        bail!(
+            "the process group {} may take {} of memory, and the smallest size that works is {}: give the group the budget of {}, or at least {} and start \
+             with --memory {}",
+            group.directory().display(),
+            size(cap),
+            size(smallest),
+            size(budget),
+            size(smallest),
+            argument(smallest)
+        );
+    }
+    if cap < budget {
         tracing::warn!(
             "the process group may take {} but the budget is {}: the kernel may kill workers before a limit of the node is \
              reached; give the group the budget, or start with --memory {}",
-            budget::format_size(limit),
-            budget::format_size(limits.memory_budget_bytes),
-            budget::format_size(limit)
+            size(cap),
+            size(budget),
+            argument(cap)
         );
     }
+    Ok(())
 }
 
 async fn stop_signal() -> Result<&'static str> {

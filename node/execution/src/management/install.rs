@@ -492,7 +492,11 @@ impl Desk<'_> {
         })();
         match reserved {
             Ok(room) => Ok(Some(room)),
-            Err(PagesError::DeltaFull { .. }) => {
+            Err(
+                PagesError::DeltaFull { .. }
+                | PagesError::DiskFull { .. }
+                | PagesError::TooManyOpenFiles { .. },
+            ) => {
                 self.effects.faults.push(fault);
                 Ok(None)
             }

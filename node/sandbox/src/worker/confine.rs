@@ -26,8 +26,14 @@ use crate::engine::{HOST_STACK_BYTES, WASM_STACK_BYTES};
 /// one order.
 const DESCRIPTORS_MAX: u64 = 4096;
 
+/// When memory runs out the kernel should choose a worker (or a compile child) and not the node: what runs
+/// in a worker is tried again, the node takes everything with it.
+const OOM_SCORE_ADJ: &[u8] = b"500";
+
 /// Start-up, before anything is allocated. `parent` is the pool's process.
 pub(super) fn prepare(parent: u32) -> io::Result<()> {
+    // Best effort: without it the kernel may choose the node. Later the file belongs to somebody else.
+    let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     // The parent may have died before it could be asked for.
     let actual = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);

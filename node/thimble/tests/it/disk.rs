@@ -1,6 +1,20 @@
 //! Full and unwritable disks: a clear word, no new updates, no damage.
 
-use std::{path::Path, process::Command};
+use std::{
+    fs,
+    io::Write,
+    path::Path,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use candid::{Decode, Encode, Principal};
+use ic_agent::Agent;
+use ic_management_canister_types::{ClearChunkStoreArgs, UploadChunkArgs};
 
 use crate::harness::*;
 
@@ -102,6 +116,151 @@ async fn updates_are_taken_again_when_the_disk_has_room_without_a_restart() {
         assert!(std::time::Instant::now() < deadline, "updates are still refused with room on the disk");
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
+}
+
+/// What every call of a writer fills.
+const WRITE_BYTES: u64 = 8 << 20;
+
+/// What a writer knows of the canister it fills: with 1, with 2, and so on.
+struct Written {
+    canister: Principal,
+    sent: AtomicU64,
+    acknowledged: AtomicU64,
+    failures: AtomicU64,
+}
+
+impl Written {
+    async fn keep_writing(self: Arc<Self>, agent: Agent, stop: Arc<AtomicBool>) {
+        while !stop.load(Ordering::SeqCst) {
+            let value = self.sent.fetch_add(1, Ordering::SeqCst) + 1;
+            let arguments = Encode!(&WRITE_BYTES, &(value as u8)).unwrap();
+            match update(&agent, self.canister, "heap_fill", arguments).await {
+                Ok(_) => self.acknowledged.store(value, Ordering::SeqCst),
+                Err(_) => {
+                    self.failures.fetch_add(1, Ordering::SeqCst);
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            }
+        }
+    }
+
+    /// The canister holds one write as a whole: the last that was acknowledged, or a later one whose answer was lost.
+    async fn check(&self, agent: &Agent) {
+        let acknowledged = self.acknowledged.load(Ordering::SeqCst);
+        let sum =
+            query(agent, self.canister, "heap_read_sum", Encode!(&0u64, &WRITE_BYTES).unwrap()).await.unwrap();
+        let sum = Decode!(&sum, u64).unwrap();
+        let sent = self.sent.load(Ordering::SeqCst);
+        assert!(
+            (acknowledged..=sent).any(|value| sum == (value % 256) * WRITE_BYTES),
+            "the bytes sum to {sum}; {acknowledged} was acknowledged, {sent} sent"
+        );
+    }
+}
+
+/// Uploads chunks, each another, until told to stop; how many were taken.
+async fn keep_uploading(agent: Agent, canister: Principal, stop: Arc<AtomicBool>) -> u64 {
+    let mut taken = 0;
+    for round in 0u64.. {
+        if stop.load(Ordering::SeqCst) {
+            break;
+        }
+        let chunk = round.to_le_bytes().repeat(32 << 10);
+        let upload = UploadChunkArgs { canister_id: canister, chunk };
+        match manage(&agent, canister, "upload_chunk", Encode!(&upload).unwrap()).await {
+            Ok(_) => taken += 1,
+            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+        // The store of one canister is limited, and the disk is small.
+        if round % 16 == 15 {
+            let clear = ClearChunkStoreArgs { canister_id: canister };
+            let _ = manage(&agent, canister, "clear_chunk_store", Encode!(&clear).unwrap()).await;
+        }
+    }
+    taken
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
+    let Some(disk) = SmallDisk::new(300) else {
+        println!("skipped: mounting a tmpfs is not permitted here");
+        return;
+    };
+    // The log lies elsewhere, so that it can tell what happened.
+    let elsewhere = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(elsewhere.path().join("log"), disk.path().join("data.log")).unwrap();
+    // Next to no reserve: what meets the full disk is the writing of pages, not the node's foresight.
+    let config = "[limits.pages]\ndisk_reserve_bytes = 65536\n";
+    let mut node = Node::start_as_in(disk.path().join("data"), None, "256MiB", config, "").await;
+    let agent = node.agent(1).await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut writers = vec![];
+    let mut storm = tokio::task::JoinSet::new();
+    for _ in 0..4 {
+        let canister = deploy(&agent, "workbench.wasm").await;
+        let written = Arc::new(Written {
+            canister,
+            sent: AtomicU64::new(0),
+            acknowledged: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+        });
+        storm.spawn(written.clone().keep_writing(node.agent(1).await, stop.clone()));
+        writers.push(written);
+    }
+    let uploaded = tokio::spawn(keep_uploading(
+        node.agent(1).await,
+        create(&agent).await,
+        stop.clone(),
+    ));
+    let acknowledged = || writers.iter().map(|writer| writer.acknowledged.load(Ordering::SeqCst)).collect();
+    let failures = || writers.iter().map(|writer| writer.failures.load(Ordering::SeqCst)).collect();
+    let all_beyond = |now: Vec<u64>, before: &[u64]| now.iter().zip(before).all(|(now, then)| now > then);
+    until("everybody writes", async || all_beyond(acknowledged(), &[2; 4])).await;
+
+    for _ in 0..2 {
+        // Someone else takes what is left, and whatever the node gives back.
+        let before: Vec<u64> = failures();
+        let filler = disk.path().join("filler");
+        let mut file = fs::File::create(&filler).unwrap();
+        let chunk = vec![0; 64 << 10];
+        until("every writer meets the full disk", async || {
+            while file.write_all(&chunk).is_ok() {}
+            all_beyond(failures(), &before)
+        })
+        .await;
+        // Reading goes on, and no write is seen in part.
+        for writer in &writers {
+            writer.check(&agent).await;
+        }
+        let before: Vec<u64> = acknowledged();
+        drop(file);
+        fs::remove_file(&filler).unwrap();
+        until("everybody writes again", async || all_beyond(acknowledged(), &before)).await;
+    }
+    stop.store(true, Ordering::SeqCst);
+    while let Some(ended) = storm.join_next().await {
+        ended.unwrap();
+    }
+    let uploaded = uploaded.await.unwrap();
+    assert!(uploaded > 0);
+    for writer in &writers {
+        writer.check(&agent).await;
+    }
+    println!(
+        "{:?} acknowledged, {:?} failed, {uploaded} chunks",
+        acknowledged() as Vec<u64>,
+        failures() as Vec<u64>
+    );
+    let log = node.log();
+    assert!(log.contains("appending dirty pages"), "no write of pages met the full disk:\n{log}");
+
+    node.kill();
+    node.launch().await;
+    let agent = node.agent(1).await;
+    for writer in &writers {
+        writer.check(&agent).await;
+    }
+    update(&agent, writers[0].canister, "inc", Encode!().unwrap()).await.unwrap();
 }
 
 #[test]

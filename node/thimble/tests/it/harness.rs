@@ -25,6 +25,8 @@ pub(crate) struct Node {
     memory: String,
     config: Option<PathBuf>,
     log_filter: String,
+    /// Shell commands that run in the node's process before it becomes the node: its limits, its process group.
+    prelude: String,
 }
 
 /// Path of the committed sample canisters.
@@ -40,6 +42,28 @@ pub(crate) fn thimble() -> Command {
     Command::new(env!("CARGO_BIN_EXE_thimble"))
 }
 
+/// The node's program after `prelude`, in the same process.
+pub(crate) fn thimble_after(prelude: &str) -> Command {
+    if prelude.is_empty() {
+        return thimble();
+    }
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", &format!("{prelude}\nexec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_thimble")]);
+    shell
+}
+
+/// Waits until `condition` holds.
+pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition().await {
+        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// How long a story waits for what must happen, on the slowest machine.
+const PATIENCE: Duration = Duration::from_secs(100);
+
 impl Node {
     /// A node with an empty folder.
     pub(crate) async fn start() -> Self {
@@ -54,15 +78,37 @@ impl Node {
 
     /// A node in a folder that the caller keeps.
     pub(crate) async fn start_in(data: PathBuf, memory: &str, folder: Option<tempfile::TempDir>) -> Self {
+        Self::start_as_in(data, folder, memory, "", "").await
+    }
+
+    /// A node with an empty folder, this configuration file (none when empty), started after this prelude.
+    pub(crate) async fn start_as(memory: &str, config: &str, prelude: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("data");
+        Self::start_as_in(data, Some(folder), memory, config, prelude).await
+    }
+
+    /// The same in a folder that the caller keeps.
+    pub(crate) async fn start_as_in(
+        data: PathBuf,
+        folder: Option<tempfile::TempDir>,
+        memory: &str,
+        config: &str,
+        prelude: &str,
+    ) -> Self {
         let mut node = Self {
             child: None,
             url: String::new(),
-            data,
             folder,
             memory: memory.into(),
-            config: None,
+            config: (!config.is_empty()).then(|| data.with_extension("toml")),
+            data,
             log_filter: "info".into(),
+            prelude: prelude.into(),
         };
+        if let Some(path) = &node.config {
+            std::fs::write(path, config).unwrap();
+        }
         node.launch().await;
         node
     }
@@ -77,7 +123,7 @@ impl Node {
         let address = self.data.with_extension("address");
         let _ = std::fs::remove_file(&address);
         let config = self.config.iter().flat_map(|path| ["--config".as_ref(), path.as_os_str()]);
-        let child = thimble()
+        let child = thimble_after(&self.prelude)
             .args(["run", "--memory", &self.memory, "--listen", "127.0.0.1:0", "--log", &self.log_filter])
             .args(config)
             .arg("--data-dir")
@@ -135,6 +181,21 @@ impl Node {
         found
     }
 
+    /// Everything `/metrics` says.
+    pub(crate) async fn metrics(&self) -> String {
+        reqwest::get(format!("{}/metrics", self.url)).await.unwrap().text().await.unwrap()
+    }
+
+    /// One figure of it, by the name and labels as they stand there.
+    pub(crate) async fn metric(&self, name: &str) -> u64 {
+        figure(&self.metrics().await, name)
+    }
+
+    /// Anonymous memory of all processes of the node.
+    pub(crate) async fn anonymous_bytes(&self) -> u64 {
+        self.metric("thimble_memory_anonymous_bytes").await
+    }
+
     /// `kill -9`.
     pub(crate) fn kill(&mut self) {
         let mut child = self.child.take().unwrap();
@@ -184,6 +245,13 @@ impl Node {
         agent.fetch_root_key().await.unwrap();
         agent
     }
+}
+
+/// The value of `name` in the text of `/metrics`.
+pub(crate) fn figure(metrics: &str, name: &str) -> u64 {
+    let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    let value = line.unwrap_or_else(|| panic!("{name} in\n{metrics}"));
+    value.trim().parse::<f64>().unwrap() as u64
 }
 
 impl Drop for Node {

@@ -1,0 +1,319 @@
+//! Where memory ends: the kernel kills, caps below what works, canisters that take all they can, modules too large to compile, and more canisters than fit.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+};
+
+use candid::{Decode, Encode, Principal};
+use ic_agent::Agent;
+use ic_management_canister_types::{CanisterInstallMode, CanisterSettings};
+
+use crate::{group::Group, harness::*};
+
+const MIB: u64 = 1 << 20;
+
+async fn fill_heap(agent: &Agent, canister: Principal, mib: u64, byte: u8) -> Result<(), String> {
+    let filled = update(agent, canister, "heap_fill", Encode!(&(mib * MIB), &byte).unwrap()).await;
+    filled.map(drop).map_err(|error| rejected(error).1)
+}
+
+async fn heap_sum(agent: &Agent, canister: Principal, mib: u64) -> u64 {
+    let reply = query(agent, canister, "heap_read_sum", Encode!(&0u64, &(mib * MIB)).unwrap()).await.unwrap();
+    Decode!(&reply, u64).unwrap()
+}
+
+async fn count(agent: &Agent, counter: Principal) -> u64 {
+    let reply = update(agent, counter, "inc", vec![]).await.unwrap();
+    u64::from_le_bytes(reply.try_into().unwrap())
+}
+
+#[tokio::test]
+async fn a_worker_killed_for_memory_is_replaced_and_its_message_runs_again() {
+    let Some(group) = Group::new() else { return };
+    let node = Node::start().await;
+    let agent = node.agent(1).await;
+    let counter = deploy(&agent, "counter-c.wasm").await;
+    let bench = deploy(&agent, "workbench.wasm").await;
+    for expected in 1..=5 {
+        assert_eq!(count(&agent, counter).await, expected);
+    }
+    let restarts = node.metric("thimble_worker_restarts_total").await;
+    group.cap(16 * MIB);
+    for worker in node.workers() {
+        group.add(worker);
+    }
+    // The worker has no room for this; the one that takes its place lives in the node's own group, which has.
+    fill_heap(&agent, bench, 48, 3).await.unwrap();
+    assert!(group.kills() >= 1, "the kernel killed nobody");
+    assert!(node.metric("thimble_worker_restarts_total").await > restarts);
+    assert_eq!(heap_sum(&agent, bench, 48).await, 3 * 48 * MIB);
+    assert_eq!(count(&agent, counter).await, 6);
+}
+
+#[tokio::test]
+async fn a_message_too_large_for_the_process_group_fails_and_the_node_lives() {
+    let Some(group) = Group::new() else { return };
+    let mut node = Node::start_as("512MiB", "", &group.prelude()).await;
+    let agent = node.agent(1).await;
+    let counter = deploy(&agent, "counter-c.wasm").await;
+    let bench = deploy(&agent, "workbench.wasm").await;
+    fill_heap(&agent, bench, 8, 3).await.unwrap();
+    for expected in 1..=5 {
+        assert_eq!(count(&agent, counter).await, expected);
+    }
+    let restarts = node.metric("thimble_worker_restarts_total").await;
+    // Somebody gives the group less than the node was promised. The worker is smaller than the node, and is still the one to go.
+    group.cap(group.held_bytes() + 12 * MIB);
+    let text = fill_heap(&agent, bench, 60, 4).await.unwrap_err();
+    assert!(text.contains("worker") && text.contains("died"), "{text}");
+    assert!(group.kills() >= 2, "{} killed", group.kills());
+    assert_eq!(count(&agent, counter).await, 6);
+    assert!(node.metric("thimble_worker_restarts_total").await > restarts);
+    assert_eq!(heap_sum(&agent, bench, 8).await, 3 * 8 * MIB, "nothing of the failed message is seen");
+
+    // With room again the same message runs. After a crash the one that failed fails again, so that every root is as certified before.
+    group.cap(1024 * MIB);
+    fill_heap(&agent, bench, 60, 4).await.unwrap();
+    node.kill();
+    node.launch().await;
+    let agent = node.agent(1).await;
+    assert_eq!(heap_sum(&agent, bench, 60).await, 4 * 60 * MIB);
+    assert_eq!(count(&agent, counter).await, 7);
+}
+
+/// Runs a node that must refuse to start; what it says.
+fn refused(prelude: &str, memory: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let output = thimble_after(prelude)
+        .args(["run", "--memory", memory, "--listen", "127.0.0.1:0", "--data-dir"])
+        .arg(folder.path().join("data"))
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_budget_below_the_smallest_is_refused_with_the_size_that_works() {
+    let text = refused("", "64MiB");
+    assert!(text.contains("64 MiB") && text.contains("the smallest size that works is 192 MiB"), "{text}");
+}
+
+#[tokio::test]
+async fn a_process_group_below_the_smallest_size_is_refused_and_one_below_the_budget_warned_of() {
+    let Some(group) = Group::new() else { return };
+    group.cap(100 * MIB);
+    let text = refused(&group.prelude(), "512MiB");
+    for words in ["100 MiB", "512 MiB", "the smallest size that works is 192 MiB", "--memory 192MiB"] {
+        assert!(text.contains(words), "{words} in {text}");
+    }
+    assert!(text.contains(group.directory().to_str().unwrap()), "{text}");
+
+    group.cap(300 * MIB);
+    let node = Node::start_as("512MiB", "", &group.prelude()).await;
+    let log = node.log();
+    assert!(log.contains("may take 300 MiB but the budget is 512 MiB"), "{log}");
+    let agent = node.agent(1).await;
+    let counter = deploy(&agent, "counter-c.wasm").await;
+    assert_eq!(count(&agent, counter).await, 1);
+}
+
+/// Watches the node's memory until dropped.
+struct Watched {
+    stop: Arc<AtomicBool>,
+    most: Arc<AtomicU64>,
+}
+
+impl Watched {
+    fn new(node: &Node) -> Self {
+        let watched = Self { stop: Arc::default(), most: Arc::default() };
+        let (stop, most, url) = (watched.stop.clone(), watched.most.clone(), format!("{}/metrics", node.url));
+        tokio::spawn(async move {
+            while !stop.load(Ordering::Relaxed) {
+                if let Ok(response) = reqwest::get(&url).await
+                    && let Ok(text) = response.text().await
+                    && text.contains("# EOF")
+                {
+                    let bytes = figure(&text, "thimble_memory_anonymous_bytes");
+                    most.fetch_max(bytes, Ordering::Relaxed);
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+        });
+        watched
+    }
+
+    /// Most that was seen.
+    fn most_bytes(&self) -> u64 {
+        self.most.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Takes memory page by page, each written to at once: `until` stops before a size in Wasm pages or when none is given, without it nothing does.
+const EATER: &str = r#"(module
+  (import "ic0" "msg_arg_data_copy" (func $arg (param i32 i32 i32)))
+  (import "ic0" "msg_reply" (func $reply))
+  (import "ic0" "msg_reply_data_append" (func $append (param i32 i32)))
+  (memory 1)
+  (func $eat (param $pages i32)
+    (local $at i32) (local $end i32)
+    (loop $more
+      (if (i32.eqz (local.get $pages)) (then return))
+      (local.set $at (i32.shl (memory.grow (i32.const 1)) (i32.const 16)))
+      (if (i32.eq (local.get $at) (i32.const 0xffff0000)) (then return))
+      (local.set $end (i32.add (local.get $at) (i32.const 65536)))
+      (loop $touch
+        (i32.store (local.get $at) (i32.const 1))
+        (local.set $at (i32.add (local.get $at) (i32.const 4096)))
+        (br_if $touch (i32.lt_u (local.get $at) (local.get $end))))
+      (local.set $pages (i32.sub (local.get $pages) (i32.const 1)))
+      (br $more)))
+  (func (export "canister_update everything") (call $eat (i32.const -1)))
+  (func (export "canister_update some")
+    (call $eat (i32.const 256))
+    (i32.store (i32.const 0) (memory.size))
+    (call $append (i32.const 0) (i32.const 4))
+    (call $reply)))"#;
+
+#[tokio::test]
+async fn a_canister_that_takes_all_memory_it_can_gets_its_limit_and_no_more() {
+    let node = Node::start_with("256MiB").await;
+    let agent = node.agent(1).await;
+    let counter = deploy(&agent, "counter-c.wasm").await;
+    let module = wat::parse_str(EATER).unwrap();
+    let watched = Watched::new(&node);
+
+    // In one message: the cap on what a message may write.
+    let eater = create(&agent).await;
+    install(&agent, eater, CanisterInstallMode::Install, module.clone(), vec![]).await.unwrap();
+    let (code, text, _) = rejected(update(&agent, eater, "everything", vec![]).await.unwrap_err());
+    assert_eq!(code, 5, "{text}");
+    assert!(text.contains("30 MiB") && text.contains("Wasm memory"), "the limit is named: {text}");
+
+    // The owner's own limit is a trap that names it.
+    let limited = CanisterSettings { wasm_memory_limit: Some((4 * MIB).into()), ..Default::default() };
+    let modest = create_with(&agent, Some(limited)).await.unwrap();
+    install(&agent, modest, CanisterInstallMode::Install, module, vec![]).await.unwrap();
+    let (code, text, _) = rejected(update(&agent, modest, "some", vec![]).await.unwrap_err());
+    assert_eq!(code, 5, "{text}");
+    assert!(text.contains("4194304") || text.contains("4 MiB"), "the limit is named: {text}");
+
+    // Over many: memory.grow fails once the subnet has no more, which is long before the address space ends.
+    let mut pages = 0;
+    for _ in 0..40 {
+        let reply = update(&agent, eater, "some", vec![]).await.unwrap();
+        let now = u64::from(u32::from_le_bytes(reply.try_into().unwrap()));
+        if now == pages {
+            break;
+        }
+        pages = now;
+    }
+    let taken = pages << 16;
+    assert!((128 * MIB..=256 * MIB).contains(&taken), "{} MiB of a capacity of 256 MiB", taken / MIB);
+
+    assert_eq!(count(&agent, counter).await, 1);
+    let most = watched.most_bytes();
+    println!("{} MiB taken, at most {} MiB of anonymous memory", taken / MIB, most / MIB);
+    assert!(most > 0 && most < 256 * MIB, "{} MiB", most / MIB);
+}
+
+/// Installed a thousand times: a counter that replies nothing.
+const TINY: &str = r#"(module
+  (import "ic0" "msg_reply" (func $reply))
+  (memory 1)
+  (func (export "canister_update touch")
+    (i32.store (i32.const 0) (i32.add (i32.load (i32.const 0)) (i32.const 1)))
+    (call $reply)))"#;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_canisters_take_no_more_memory_than_a_hundred() {
+    const LANES: usize = 16;
+    let node = Node::start().await;
+    let agent = node.agent(1).await;
+    let module = Arc::new(wat::parse_str(TINY).unwrap());
+    let live = async |canisters: usize| {
+        let left = Arc::new(AtomicUsize::new(canisters));
+        let mut lanes = tokio::task::JoinSet::new();
+        for _ in 0..LANES {
+            let (agent, module, left) = (agent.clone(), module.clone(), left.clone());
+            lanes.spawn(async move {
+                let take = |left: usize| left.checked_sub(1);
+                let mut born = vec![];
+                while left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok() {
+                    let canister = create(&agent).await;
+                    install(&agent, canister, CanisterInstallMode::Install, module.to_vec(), vec![])
+                        .await
+                        .unwrap();
+                    update(&agent, canister, "touch", vec![]).await.unwrap();
+                    born.push(canister);
+                }
+                born
+            });
+        }
+        lanes.join_all().await.concat()
+    };
+    let mut born = live(100).await;
+    let hundred = node.anonymous_bytes().await;
+    born.extend(live(900).await);
+    let thousand = node.anonymous_bytes().await;
+    println!("{} MiB with 100 canisters, {} MiB with 1,000", hundred / MIB, thousand / MIB);
+    assert!(thousand < hundred + 24 * MIB, "{hundred} with 100 canisters, {thousand} with 1,000");
+    // Those that had to leave their worker long ago come back when called.
+    for canister in [born[0], born[500], born[999]] {
+        update(&agent, canister, "touch", vec![]).await.unwrap();
+    }
+    assert_eq!(node.metric("thimble_worker_restarts_total").await, 0);
+}
+
+/// Loops within loops, and the innermost changes every local.
+fn entangled(locals: usize, depth: usize) -> String {
+    let change: String =
+        (0..locals).map(|n| format!("(local.set {n} (i32.add (local.get {n}) (i32.const 1)))")).collect();
+    let ends = "(br_if 0 (global.get 0)) end ".repeat(depth);
+    format!(
+        "(module (global (mut i32) (i32.const 0)) (func (local {}) {} {change} {ends}))",
+        "i32 ".repeat(locals),
+        "loop ".repeat(depth)
+    )
+}
+
+#[tokio::test]
+async fn a_module_too_large_to_compile_is_refused_with_the_limit_and_costs_nobody_else() {
+    let node = Node::start_with("256MiB").await;
+    let agent = node.agent(1).await;
+    let counter = deploy(&agent, "counter-c.wasm").await;
+    assert_eq!(count(&agent, counter).await, 1);
+    let cap = 84 * MIB;
+    for (name, text) in [
+        ("as many functions as there may be", format!("(module {})", "(func)".repeat(49_900))),
+        ("one function that is hard", entangled(5_000, 1_000)),
+    ] {
+        let module = wat::parse_str(text).unwrap();
+        println!("{name}: {} KiB", module.len() >> 10);
+        let canister = create(&agent).await;
+        let (installed, counted) = tokio::join!(
+            install(&agent, canister, CanisterInstallMode::Install, module, vec![]),
+            update(&agent, counter, "inc", vec![])
+        );
+        counted.unwrap();
+        let error = installed.expect_err(name);
+        let (code, text, _) = rejected(error);
+        assert_eq!(code, 5, "{name}: {text}");
+        assert!(
+            text.contains("sandbox.compile_memory_bytes") && text.contains(&cap.to_string()),
+            "{name}: the limit is named: {text}"
+        );
+        // The same canister takes a module of ordinary size right after, and the others go on.
+        let ordinary = std::fs::read(fixture("workbench.wasm")).unwrap();
+        install(&agent, canister, CanisterInstallMode::Install, ordinary, Encode!().unwrap()).await.unwrap();
+        update(&agent, canister, "inc", Encode!().unwrap()).await.unwrap();
+    }
+    assert_eq!(count(&agent, counter).await, 4);
+}
