@@ -15,7 +15,7 @@ mkdir -p "$scratch" "$here/wasm"
 scratch=$(cd "$scratch" && pwd)
 out=$here/wasm
 
-all=(motoko-counter64 motoko-counter32 workbench counter-c beater-c azle-hello)
+all=(motoko-counter64 motoko-counter32 workbench counter-c beater-c hammer-c azle-hello)
 
 say() { printf '== %s\n' "$*"; }
 
@@ -152,6 +152,7 @@ build() {
         workbench) build_workbench ;;
         counter-c) build_c "$1" counter.c ;;
         beater-c) build_c "$1" beater.c ;;
+        hammer-c) build_c "$1" hammer.c ;;
         azle-hello) build_azle ;;
         *) echo "no canister is called $1; there are: ${all[*]}" >&2; exit 2 ;;
     esac

@@ -20,16 +20,19 @@ enum Command {
     Demo(load::demo::Options),
     /// Start a node in a scratch folder and measure it: start, idle, latency, rates, large writes, memory.
     Bench(load::bench::Options),
+    /// Put every sort of load on a running node, check every byte that comes back, report latencies and errors.
+    Hammer(Box<load::hammer::Options>),
 }
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Demo(options) => load::demo::run(options).await,
-        Command::Bench(options) => load::bench::run(options).await,
+        Command::Demo(options) => load::demo::run(options).await.map(|()| ExitCode::SUCCESS),
+        Command::Bench(options) => load::bench::run(options).await.map(|()| ExitCode::SUCCESS),
+        Command::Hammer(options) => load::hammer::run(*options).await,
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("thimble-lab: {error:#}");
             ExitCode::FAILURE
