@@ -79,7 +79,7 @@ pub struct Options {
     /// held to the newest acknowledged write.
     ///
     /// Default: http://127.0.0.1:8080. Example: --url http://10.0.0.1:8080 --url http://10.0.0.2:8080
-    #[arg(long, default_value = "http://127.0.0.1:8080")]
+    #[arg(long, default_value = "http://127.0.0.1:8080", hide_default_value = true)]
     pub url: Vec<String>,
     /// What to do; repeatable, in that order.
     ///
@@ -96,7 +96,7 @@ pub struct Options {
     /// How many canisters to create; each mode starts with them empty, and they are deleted at the end.
     ///
     /// Default: 3. Example: --canister-count 8
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, hide_default_value = true)]
     pub canister_count: usize,
     /// Leave the created canisters on the node and print their ids for --canisters.
     #[arg(long)]
@@ -104,7 +104,7 @@ pub struct Options {
     /// Operations in flight (closed loop: the next one starts when one ends).
     ///
     /// Default: 8. Example: --concurrency 32
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 8, hide_default_value = true)]
     pub concurrency: usize,
     /// Seconds per mode, and per part of a mode that has several.
     ///
@@ -127,12 +127,12 @@ pub struct Options {
     /// The most operations in flight with --rate.
     ///
     /// Default: 256. Example: --outstanding 1000
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = 256, hide_default_value = true)]
     pub outstanding: usize,
     /// Instructions of one update in mode compute.
     ///
     /// Default: 100000000. Example: --instructions 2000000000
-    #[arg(long, default_value_t = 100_000_000)]
+    #[arg(long, default_value_t = 100_000_000, hide_default_value = true)]
     pub instructions: u64,
     /// Calls in one chain.
     ///
@@ -142,12 +142,12 @@ pub struct Options {
     /// Canisters that one fanout message calls at once (the ring is gone round as often as it takes).
     ///
     /// Default: 8. Example: --fanout 32
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 8, hide_default_value = true)]
     pub fanout: u64,
     /// Calls to each of them.
     ///
     /// Default: 2. Example: --multiplier 4
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 2, hide_default_value = true)]
     pub multiplier: u64,
     /// Make calls between canisters with best-effort responses and this deadline in seconds, instead of guaranteed responses.
     ///
@@ -157,7 +157,7 @@ pub struct Options {
     /// Bytes added to the argument of counter updates and of calls between canisters.
     ///
     /// Default: 0. Example: --payload 100KiB
-    #[arg(long, value_parser = budget::parse_size, default_value = "0")]
+    #[arg(long, value_parser = budget::parse_size, default_value = "0", hide_default_value = true)]
     pub payload: u64,
     /// Bytes that one write dirties, in whole pages of 4 KiB.
     ///
@@ -189,12 +189,12 @@ pub struct Options {
     /// The defaults suit a node with a budget of 512 MiB; at 256 MiB the limits per message are half of that or less, and the node's reject texts name them.
     ///
     /// Default: 1. Example: --scale 0.5
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, hide_default_value = true)]
     pub scale: f64,
     /// Seed of everything random: the content of memory, the samples compared, the jitter of back-offs, the pattern of soak.
     ///
     /// Default: 1. Example: --seed 42
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, hide_default_value = true)]
     pub seed: u64,
     /// Verify the certificate of every Nth reply in the modes throughput and calls; 0 verifies none.
     ///
@@ -203,17 +203,17 @@ pub struct Options {
     /// certificates and of query signatures. `--verify-every 1` does so in all modes.
     ///
     /// Default: 64. Example: --verify-every 1
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, hide_default_value = true)]
     pub verify_every: u64,
     /// Seconds after which an operation's outcome is unknown.
     ///
     /// Default: 60. Example: --timeout 10
-    #[arg(long, default_value_t = 60.0)]
+    #[arg(long, default_value_t = 60.0, hide_default_value = true)]
     pub timeout: f64,
     /// Seconds of one intensity in mode soak.
     ///
     /// Default: 30. Example: --soak-period 300
-    #[arg(long, default_value_t = 30.0)]
+    #[arg(long, default_value_t = 30.0, hide_default_value = true)]
     pub soak_period: f64,
     /// Fail (exit code 1) on any error of the node, not only on wrong bytes. Refusals with Retry-After are no errors.
     #[arg(long)]
