@@ -6,6 +6,7 @@ mod canisters;
 mod clients;
 mod command_line;
 mod crash;
+mod dashboard;
 mod disk;
 mod harness;
 mod http;
