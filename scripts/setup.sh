@@ -26,6 +26,8 @@ clients)
     need npm npm
     need python3 python3
     python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || missing+=(python3-venv)
+    # The dashboard is tested in a real browser. Ubuntu's package of this name is a snap, which works as well.
+    command -v chromium-browser >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || need chromium chromium
     ;;
 *)
     echo "usage: setup.sh [build|clients]" >&2

@@ -15,7 +15,8 @@ const USAGE = `usage: node <program> --url URL --fixtures DIR [options]
 
 Prints a line for each step and exits with 0 only if all of them held.`;
 
-export function readOptions() {
+/** The options of every program, and `more` that only the calling one has. */
+export function readOptions(more = {}) {
     let values;
     try {
         ({ values } = parseArgs({
@@ -24,7 +25,8 @@ export function readOptions() {
                 fixtures: { type: 'string' },
                 'effective-canister-id': { type: 'string', default: 'rwlgt-iiaaa-aaaaa-aaaaa-cai' },
                 skip: { type: 'string', default: '' },
-                help: { type: 'boolean', default: false }
+                help: { type: 'boolean', default: false },
+                ...more
             }
         }));
     } catch (error) {
@@ -40,7 +42,7 @@ export function readOptions() {
         process.exit(2);
     }
     return {
-        url: values.url,
+        ...values,
         fixture: (name) => new Uint8Array(readFileSync(join(values.fixtures, name))),
         effectiveCanisterId: values['effective-canister-id'],
         skip: values.skip.split(',').filter((name) => name !== '')

@@ -7,6 +7,7 @@ mod clients;
 mod command_line;
 mod connections;
 mod crash;
+mod dashboard;
 mod disk;
 mod group;
 mod harness;
