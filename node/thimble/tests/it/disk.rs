@@ -147,8 +147,9 @@ impl Written {
     /// The canister holds one write as a whole: the last that was acknowledged, or a later one whose answer was lost.
     async fn check(&self, agent: &Agent) {
         let acknowledged = self.acknowledged.load(Ordering::SeqCst);
-        let sum =
-            query(agent, self.canister, "heap_read_sum", Encode!(&0u64, &WRITE_BYTES).unwrap()).await.unwrap();
+        let sum = query(agent, self.canister, "heap_read_sum", Encode!(&0u64, &WRITE_BYTES).unwrap())
+            .await
+            .unwrap();
         let sum = Decode!(&sum, u64).unwrap();
         let sent = self.sent.load(Ordering::SeqCst);
         assert!(
@@ -207,11 +208,7 @@ async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
         storm.spawn(written.clone().keep_writing(node.agent(1).await, stop.clone()));
         writers.push(written);
     }
-    let uploaded = tokio::spawn(keep_uploading(
-        node.agent(1).await,
-        create(&agent).await,
-        stop.clone(),
-    ));
+    let uploaded = tokio::spawn(keep_uploading(node.agent(1).await, create(&agent).await, stop.clone()));
     let acknowledged = || writers.iter().map(|writer| writer.acknowledged.load(Ordering::SeqCst)).collect();
     let failures = || writers.iter().map(|writer| writer.failures.load(Ordering::SeqCst)).collect();
     let all_beyond = |now: Vec<u64>, before: &[u64]| now.iter().zip(before).all(|(now, then)| now > then);

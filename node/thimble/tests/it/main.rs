@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bad_input;
+mod budget;
 mod canisters;
 mod clients;
 mod command_line;
