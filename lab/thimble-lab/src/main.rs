@@ -20,13 +20,36 @@ enum Command {
     Demo(load::demo::Options),
     /// Start a node in a scratch folder and measure it: start, idle, latency, rates, large writes, memory.
     Bench(load::bench::Options),
+    /// Run any command in a memory-capped process group and tell what its memory did.
+    ///
+    /// The summary goes to standard error, every sample to the --json file, all of it at a glance into the --picture.
+    ///
+    /// Exit status: that of the command, or 128 and its number when a signal ended it. 137 when the command ended well but
+    /// the kernel killed a process of the group for lack of memory. 125 when no group can be made or something else of ours
+    /// fails, 126 when the command cannot be run, 127 when there is no such command.
+    ///
+    /// Ctrl-C at a terminal reaches the command directly; SIGINT, SIGTERM, SIGHUP and SIGQUIT sent to this program are passed
+    /// on to it. Its clean end is waited for; a second signal kills the whole group. What the command leaves running in the
+    /// group is killed when it ends.
+    ///
+    /// Example: thimble-lab cap --memory 512MiB --json run.jsonl --picture run.svg -- thimble run --memory 512MiB
+    Cap(testnet::cap::Options),
 }
 
-#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
-async fn main() -> ExitCode {
-    let done = match Cli::parse().command {
-        Command::Demo(options) => load::demo::run(options).await,
-        Command::Bench(options) => load::bench::run(options).await,
+fn main() -> ExitCode {
+    match Cli::parse().command {
+        // Before any thread is started: it reads signals, which threads would take from it.
+        Command::Cap(options) => testnet::cap::run(options),
+        Command::Demo(options) => with_runtime(load::demo::run(options)),
+        Command::Bench(options) => with_runtime(load::bench::run(options)),
+    }
+}
+
+fn with_runtime(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let done = match runtime {
+        Ok(runtime) => runtime.block_on(work),
+        Err(error) => Err(error.into()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
