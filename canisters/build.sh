@@ -15,7 +15,7 @@ mkdir -p "$scratch" "$here/wasm"
 scratch=$(cd "$scratch" && pwd)
 out=$here/wasm
 
-all=(motoko-counter64 motoko-counter32 workbench counter-c beater-c azle-hello)
+all=(motoko-counter64 motoko-counter32 workbench counter-c beater-c hammer-c azle-hello)
 
 say() { printf '== %s\n' "$*"; }
 
@@ -58,13 +58,13 @@ build_motoko() {
     node "$scratch/tools/motoko.cjs" "$2" "$here/$1/main.mo" "$out/$1.wasm" "$out/$1.did"
 }
 
-# build_c <name> <source>: the stack is cut to one page so that the module needs a single page of memory.
+# build_c <name> <source> [linker options]: the stack is cut to one page so that the module needs a single page of memory.
 build_c() {
     need_command clang-14 clang-14
     need_command wasm-ld-14 lld-14
     need_node
     clang-14 --target=wasm32 -O2 -Wall -Wextra -Werror -nostdlib -ffreestanding \
-        -Wl,--no-entry -Wl,--strip-all -Wl,-z,stack-size=4096 -o "$out/$1.wasm" "$here/$1/$2"
+        -Wl,--no-entry -Wl,--strip-all -Wl,-z,stack-size=4096 "${@:3}" -o "$out/$1.wasm" "$here/$1/$2"
     chmod 644 "$out/$1.wasm"
     cp "$here/$1/$1.did" "$out/$1.did"
     embed "$1"
@@ -152,6 +152,8 @@ build() {
         workbench) build_workbench ;;
         counter-c) build_c "$1" counter.c ;;
         beater-c) build_c "$1" beater.c ;;
+        # Callbacks are entries of the table, and the linker keeps a table that nothing calls through only when it is exported.
+        hammer-c) build_c "$1" hammer.c -Wl,--export-table ;;
         azle-hello) build_azle ;;
         *) echo "no canister is called $1; there are: ${all[*]}" >&2; exit 2 ;;
     esac

@@ -1,4 +1,4 @@
-//! What both drivers do with `ic-agent`: connect, deploy, and the raw sending of calls signed beforehand.
+//! What all drivers do with `ic-agent`: connect, create, install, delete.
 
 use std::{path::Path, time::Duration};
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use candid::{CandidType, Decode, Encode, Principal};
 use ic_agent::{Agent, identity::BasicIdentity};
 use ic_management_canister_types::{
-    CanisterInstallMode, InstallCodeArgs, ProvisionalCreateCanisterWithCyclesArgs,
+    CanisterIdRecord, CanisterInstallMode, InstallCodeArgs, ProvisionalCreateCanisterWithCyclesArgs,
 };
 use serde::Deserialize;
 use tokio::time::Instant;
@@ -28,6 +28,12 @@ pub(crate) async fn connect(url: &str, patience: Duration) -> Result<Agent> {
         .with_identity(identity()?)
         .with_ingress_expiry(Duration::from_secs(180))
         .build()?;
+    wait_until_healthy(&agent, url, patience).await?;
+    Ok(agent)
+}
+
+/// Waits until the node says it is healthy, and takes its root key.
+pub(crate) async fn wait_until_healthy(agent: &Agent, url: &str, patience: Duration) -> Result<()> {
     let deadline = Instant::now() + patience;
     loop {
         let status = agent.status().await;
@@ -39,7 +45,7 @@ pub(crate) async fn connect(url: &str, patience: Duration) -> Result<Agent> {
         }
     }
     agent.fetch_root_key().await.context("reading the root key")?;
-    Ok(agent)
+    Ok(())
 }
 
 #[derive(CandidType, Deserialize)]
@@ -49,8 +55,22 @@ struct Created {
 
 /// Creates a canister and installs `module` (a file of at most 2 MB, the size one message carries).
 pub(crate) async fn deploy(agent: &Agent, module: &Path) -> Result<Principal> {
+    let wasm_module =
+        std::fs::read(module).with_context(|| format!("reading the module {}", module.display()))?;
+    let canister = create(agent, None).await?;
+    install(agent, canister, CanisterInstallMode::Install, wasm_module, Encode!()?)
+        .await
+        .with_context(|| format!("installing {}", module.display()))?;
+    Ok(canister)
+}
+
+/// Creates a canister with `cycles` (the network's default without).
+pub(crate) async fn create(agent: &Agent, cycles: Option<u64>) -> Result<Principal> {
+    let arguments = ProvisionalCreateCanisterWithCyclesArgs {
+        amount: cycles.map(candid::Nat::from),
+        ..ProvisionalCreateCanisterWithCyclesArgs::default()
+    };
     let management = Principal::management_canister();
-    let arguments = ProvisionalCreateCanisterWithCyclesArgs::default();
     let created = agent
         .update(&management, "provisional_create_canister_with_cycles")
         .with_effective_canister_id(management)
@@ -58,22 +78,36 @@ pub(crate) async fn deploy(agent: &Agent, module: &Path) -> Result<Principal> {
         .call_and_wait()
         .await
         .context("creating a canister")?;
-    let canister = Decode!(&created, Created)?.canister_id;
-    let wasm_module =
-        std::fs::read(module).with_context(|| format!("reading the module {}", module.display()))?;
-    let install = InstallCodeArgs {
-        mode: CanisterInstallMode::Install,
-        canister_id: canister,
-        wasm_module,
-        arg: Encode!()?,
-        sender_canister_version: None,
-    };
+    Ok(Decode!(&created, Created)?.canister_id)
+}
+
+/// Installs a module.
+pub(crate) async fn install(
+    agent: &Agent,
+    canister: Principal,
+    mode: CanisterInstallMode,
+    wasm_module: Vec<u8>,
+    arg: Vec<u8>,
+) -> Result<()> {
+    let arguments =
+        InstallCodeArgs { mode, canister_id: canister, wasm_module, arg, sender_canister_version: None };
+    manage(agent, canister, "install_code", Encode!(&arguments)?).await
+}
+
+/// Stops and deletes a canister.
+pub(crate) async fn delete(agent: &Agent, canister: Principal) -> Result<()> {
+    let record = Encode!(&CanisterIdRecord { canister_id: canister })?;
+    manage(agent, canister, "stop_canister", record.clone()).await?;
+    manage(agent, canister, "delete_canister", record).await
+}
+
+async fn manage(agent: &Agent, canister: Principal, method: &str, argument: Vec<u8>) -> Result<()> {
     agent
-        .update(&management, "install_code")
+        .update(&Principal::management_canister(), method)
         .with_effective_canister_id(canister)
-        .with_arg(Encode!(&install)?)
+        .with_arg(argument)
         .call_and_wait()
         .await
-        .with_context(|| format!("installing {}", module.display()))?;
-    Ok(canister)
+        .with_context(|| format!("{method} of {canister}"))?;
+    Ok(())
 }

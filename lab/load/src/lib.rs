@@ -1,9 +1,11 @@
 //! Drivers that put work on a node through its public endpoint only, with the published client library.
 //!
 //! `demo` is what `make run` shows: deploy, call, verify, remember. `bench` starts a node of its own and prints the table of speed and memory.
+//! `hammer` puts every sort of load on a node that runs already, and checks every byte that comes back.
 //! Nothing here knows the node's insides: what it reports of memory it reads from the operating system.
 
 pub mod bench;
 mod client;
 pub mod demo;
+pub mod hammer;
 mod measure;

@@ -10,3 +10,4 @@
 
 pub mod cap;
 mod machine;
+pub mod storm;

@@ -6,7 +6,7 @@
 
 use std::{
     fs::File,
-    io::{self, BufRead, BufReader, BufWriter, Read, Write},
+    io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
 
@@ -237,6 +237,17 @@ pub fn read(path: &Path, mut see: impl FnMut(Line)) -> io::Result<()> {
     }
 }
 
+/// The lines at the end of a file that still grows, as many as fit into `bytes`.
+pub fn read_tail(path: &Path, bytes: u64) -> io::Result<Vec<Line>> {
+    let mut file = File::open(path)?;
+    let start = file.metadata()?.len().saturating_sub(bytes);
+    file.seek(SeekFrom::Start(start))?;
+    let mut tail = Vec::new();
+    file.take(bytes).read_to_end(&mut tail)?;
+    // The first line may be a part of one, and is then no JSON; the last may still be written.
+    Ok(tail.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,5 +271,8 @@ mod tests {
         let mut seen = Vec::new();
         read(&path, |line| seen.push(line)).unwrap();
         assert_eq!(seen, lines);
+        assert_eq!(read_tail(&path, 1 << 20).unwrap(), lines);
+        let tail = read_tail(&path, 600).unwrap();
+        assert!(tail.len() < lines.len() && tail.last() == lines.last(), "{tail:?}");
     }
 }

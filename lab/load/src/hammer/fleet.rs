@@ -1,0 +1,556 @@
+//! The canisters under load, the connections to them, and the books that are kept of what they acknowledged.
+//!
+//! For every page of memory the book has the newest generation that was acknowledged; for every counter it has how many counts were acknowledged and how
+//! many are open: sent, and of unknown outcome. A page or a counter below what was acknowledged has lost an update; a counter above the sum of both has
+//! counted something twice.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+use candid::Principal;
+use ic_agent::{Agent, Identity};
+use ic_management_canister_types::CanisterInstallMode;
+
+use super::{
+    failure::{Class, Failure},
+    options::Parameters,
+    pattern::{HEAP_PAGES, PAGE_BYTES, mix},
+    protocol::{self, Info, ReadReply, Route},
+    stats::{Kind, Outcome},
+    transport::{self, BackOff, Http, TRAFFIC, Traffic},
+};
+use crate::client;
+
+/// The module, built from `canisters/hammer-c`.
+const MODULE: &[u8] = include_bytes!("../../../../canisters/wasm/hammer-c.wasm");
+/// Cycles of a new canister: a million trillions, so that a soak of days never runs out.
+const CYCLES: u64 = 1_000_000_000_000_000_000;
+/// One read in this many is summed up byte for byte here too; the canister checks every byte of every read.
+const WHOLE_READS: u64 = 8;
+const HEALTHY_WITHIN: Duration = Duration::from_secs(15);
+/// Tries to ask for `info` while the node is busy.
+const INFO_TRIES: u32 = 30;
+
+/// By which endpoint a read is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    Query,
+    Update,
+}
+
+/// Which memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Space {
+    Stable,
+    Heap,
+}
+
+/// What one operation does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Action {
+    Count,
+    Burn { instructions: u64 },
+    Grow { space: Space, bytes: u64 },
+    Write { space: Space, offset: u64, bytes: u64 },
+    Read { space: Space, offset: u64, bytes: u64, by: By },
+    Chain { depth: u64 },
+    Fan { fanout: u64, multiplier: u64 },
+}
+
+/// One operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job {
+    pub(crate) kind: Kind,
+    /// Index of the canister.
+    pub(crate) canister: usize,
+    pub(crate) action: Action,
+    /// Signed by the agent and sent over plain HTTP, one reply in N verified.
+    pub(crate) signed: bool,
+}
+
+impl Job {
+    pub(crate) fn new(kind: Kind, canister: usize, action: Action) -> Self {
+        Self { kind, canister, action, signed: false }
+    }
+
+    pub(crate) fn signed(self) -> Self {
+        Self { signed: true, ..self }
+    }
+}
+
+struct Endpoint {
+    url: String,
+    agent: Agent,
+    http: Arc<Http>,
+}
+
+/// Counts acknowledged, and counts whose outcome is unknown.
+#[derive(Default)]
+struct Counts {
+    acknowledged: AtomicU64,
+    open: AtomicU64,
+}
+
+impl Counts {
+    fn open(&self, count: u64) {
+        self.open.fetch_add(count, Ordering::SeqCst);
+    }
+
+    /// Of `opened` counts `done` are acknowledged and `open` stay open; the others certainly did not happen.
+    fn settle(&self, opened: u64, done: u64, open: u64) {
+        self.acknowledged.fetch_add(done, Ordering::SeqCst);
+        self.open.fetch_sub(opened.saturating_sub(open), Ordering::SeqCst);
+    }
+
+    /// What is wrong when the canister has counted `counted` since the books were opened.
+    fn check(&self, what: &str, counted: u64) -> Result<(), String> {
+        let acknowledged = self.acknowledged.load(Ordering::SeqCst);
+        let open = self.open.load(Ordering::SeqCst);
+        if counted < acknowledged {
+            return Err(format!(
+                "{what} stand at {counted}, but {acknowledged} were acknowledged: {} acknowledged updates are lost",
+                acknowledged - counted
+            ));
+        }
+        if counted > acknowledged + open {
+            return Err(format!(
+                "{what} stand at {counted}, but only {acknowledged} were acknowledged and {open} are of unknown outcome: some ran twice"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Forgets what was acknowledged; what is open may still happen.
+    fn reopen(&self) {
+        self.acknowledged.store(0, Ordering::SeqCst);
+    }
+}
+
+/// Per page the newest acknowledged generation.
+#[derive(Default)]
+struct Floors {
+    stable: Vec<u64>,
+    heap: Vec<u64>,
+}
+
+impl Floors {
+    fn of(&mut self, space: Space) -> &mut Vec<u64> {
+        match space {
+            Space::Stable => &mut self.stable,
+            Space::Heap => &mut self.heap,
+        }
+    }
+
+    fn raise(&mut self, space: Space, offset: u64, bytes: u64, generation: u64) {
+        let (from, to) = ((offset / PAGE_BYTES) as usize, ((offset + bytes) / PAGE_BYTES) as usize);
+        let floors = self.of(space);
+        if floors.len() < to {
+            floors.resize(to, 0);
+        }
+        floors[from..to].iter_mut().for_each(|floor| *floor = generation.max(*floor));
+    }
+
+    fn read(&mut self, space: Space, offset: u64, bytes: u64) -> Vec<u64> {
+        let (from, to) = ((offset / PAGE_BYTES) as usize, ((offset + bytes) / PAGE_BYTES) as usize);
+        let floors = self.of(space);
+        (from..to).map(|page| floors.get(page).copied().unwrap_or_default()).collect()
+    }
+}
+
+struct Canister {
+    id: Principal,
+    seed: AtomicU64,
+    floors: Mutex<Floors>,
+    counts: Counts,
+    at_start: Mutex<Info>,
+}
+
+/// The canisters under load.
+pub(crate) struct Fleet {
+    endpoints: Vec<Endpoint>,
+    canisters: Vec<Canister>,
+    ring: Vec<u8>,
+    hops: Counts,
+    owned: bool,
+    /// What the node says it is.
+    pub(crate) node: String,
+    parameters: Parameters,
+}
+
+impl Fleet {
+    /// Connects, and creates the canisters or finds the given ones.
+    pub(crate) async fn open(parameters: &Parameters) -> Result<Self> {
+        let identity: Arc<dyn Identity> = Arc::new(client::identity()?);
+        let mut endpoints = Vec::new();
+        let in_flight = parameters.concurrency.max(parameters.outstanding);
+        let mut node = String::new();
+        for (index, url) in parameters.urls.iter().enumerate() {
+            let client = reqwest::Client::builder()
+                .pool_max_idle_per_host(in_flight)
+                .timeout(parameters.timeout())
+                .build()?;
+            let back_off = BackOff::new(mix(parameters.seed ^ (index as u64 + 1)));
+            let http = Arc::new(Http { client, back_off });
+            let agent = Agent::builder()
+                .with_url(url)
+                .with_arc_identity(identity.clone())
+                .with_arc_http_middleware(http.clone())
+                .with_max_concurrent_requests(in_flight + 8)
+                .with_ingress_expiry(Duration::from_secs(180))
+                .with_max_polling_time(parameters.timeout())
+                .build()?;
+            client::wait_until_healthy(&agent, url, HEALTHY_WITHIN).await?;
+            if index == 0 {
+                node = agent.status().await?.impl_version.unwrap_or_else(|| "unknown".into());
+            }
+            endpoints.push(Endpoint { url: url.clone(), agent, http });
+        }
+        let agent = &endpoints.first().context("there is no --url")?.agent;
+        let owned = parameters.given.is_empty();
+        let mut ids = parameters.given.clone();
+        if owned {
+            for _ in 0..parameters.canister_count {
+                let created = Box::pin(client::create(agent, Some(CYCLES))).await;
+                match created {
+                    Ok(id) => ids.push(id),
+                    Err(error) => {
+                        Self::delete(agent, &ids).await;
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        let canisters = ids
+            .iter()
+            .map(|id| Canister {
+                id: *id,
+                seed: AtomicU64::new(0),
+                floors: Mutex::default(),
+                counts: Counts::default(),
+                at_start: Mutex::default(),
+            })
+            .collect();
+        Ok(Self {
+            endpoints,
+            canisters,
+            ring: protocol::ring(&ids),
+            hops: Counts::default(),
+            owned,
+            node,
+            parameters: parameters.clone(),
+        })
+    }
+
+    /// How many canisters there are.
+    pub(crate) fn len(&self) -> usize {
+        self.canisters.len()
+    }
+
+    /// Their ids.
+    pub(crate) fn ids(&self) -> Vec<String> {
+        self.canisters.iter().map(|canister| canister.id.to_text()).collect()
+    }
+
+    /// Opens the books: owned canisters become empty, given ones are taken as they are.
+    pub(crate) async fn reset(&self) -> Result<()> {
+        let agent = &self.endpoints[0].agent;
+        for (index, canister) in self.canisters.iter().enumerate() {
+            if self.owned {
+                let seed = mix(self.parameters.seed ^ mix(index as u64 + 1));
+                let argument = protocol::words(&[seed]);
+                let mode = CanisterInstallMode::Reinstall;
+                client::install(agent, canister.id, mode, MODULE.to_vec(), argument).await?;
+                *lock(&canister.floors) = Floors::default();
+            }
+            let info = self.info(index).await?;
+            canister.seed.store(info.seed, Ordering::SeqCst);
+            canister.counts.reopen();
+            *lock(&canister.at_start) = info;
+        }
+        self.hops.reopen();
+        Ok(())
+    }
+
+    /// Deletes what was created.
+    pub(crate) async fn close(&self) {
+        if self.owned {
+            let ids: Vec<Principal> = self.canisters.iter().map(|canister| canister.id).collect();
+            Self::delete(&self.endpoints[0].agent, &ids).await;
+        }
+    }
+
+    async fn delete(agent: &Agent, ids: &[Principal]) {
+        for id in ids {
+            if let Err(error) = client::delete(agent, *id).await {
+                eprintln!("hammer: canister {id} is left on the node: {error:#}");
+            }
+        }
+    }
+
+    /// What a canister says of itself.
+    pub(crate) async fn info(&self, canister: usize) -> Result<Info> {
+        let id = self.canisters[canister].id;
+        let endpoint = &self.endpoints[0];
+        for _ in 0..INFO_TRIES {
+            let traffic = Traffic::default();
+            let asked = TRAFFIC
+                .scope(traffic, async {
+                    let reply = endpoint.agent.query(&id, "info").with_arg(Vec::new()).call().await;
+                    reply.map_err(|error| {
+                        Failure::agent(&error, TRAFFIC.with(|traffic| traffic.retry_after.get()))
+                    })
+                })
+                .await;
+            match asked {
+                Ok(reply) => return Info::decode(&reply).map_err(|text| anyhow!("canister {id}: {text}")),
+                Err(Failure { retry_after: Some(told), .. }) => {
+                    tokio::time::sleep(endpoint.http.back_off.wait(told)).await;
+                }
+                Err(failure) => {
+                    bail!("asking canister {id} for its counters: {}: {}", failure.class, failure.text)
+                }
+            }
+        }
+        bail!("canister {id} could not be asked for its counters: the node refused {INFO_TRIES} times")
+    }
+
+    /// Compares the counters with the books. What is wrong, one text each.
+    pub(crate) async fn check_counters(&self) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let mut hops = 0;
+        for (index, canister) in self.canisters.iter().enumerate() {
+            match self.info(index).await {
+                Ok(info) => {
+                    let at_start = *lock(&canister.at_start);
+                    hops += info.hops.saturating_sub(at_start.hops);
+                    let what = format!("the counts of canister {}", canister.id);
+                    let counted = info.count.saturating_sub(at_start.count);
+                    wrong.extend(canister.counts.check(&what, counted).err());
+                }
+                Err(error) => {
+                    wrong.push(format!("acknowledged updates could not be verified: {error:#}"));
+                    return wrong;
+                }
+            }
+        }
+        wrong.extend(self.hops.check("the calls between canisters that arrived", hops).err());
+        wrong
+    }
+
+    /// Runs one operation. It may be dropped at any point: what it counted stays open.
+    pub(crate) async fn perform(&self, job: Job, index: u64) -> Outcome {
+        TRAFFIC
+            .scope(Traffic::default(), async {
+                let mut outcome = Outcome::default();
+                let result =
+                    tokio::time::timeout(self.parameters.timeout(), self.attempt(job, index, &mut outcome))
+                        .await;
+                outcome.failure = match result {
+                    Ok(result) => result.err(),
+                    Err(_) => {
+                        let text = format!("no outcome within {} s", self.parameters.timeout_seconds);
+                        Some(Failure::new(Class::Timeout, text))
+                    }
+                };
+                TRAFFIC.with(|traffic| {
+                    outcome.sent_bytes = traffic.sent_bytes.get();
+                    outcome.received_bytes = traffic.received_bytes.get();
+                    outcome.polls_refused = traffic.polls_refused.get();
+                });
+                outcome
+            })
+            .await
+    }
+
+    async fn attempt(&self, job: Job, index: u64, outcome: &mut Outcome) -> Result<(), Failure> {
+        let canister = &self.canisters[job.canister];
+        let seed = canister.seed.load(Ordering::SeqCst);
+        let unreadable = |text| Failure::new(Class::Protocol, text);
+        match job.action {
+            Action::Count | Action::Burn { .. } => {
+                let (method, argument) = match job.action {
+                    Action::Burn { instructions } => ("burn", protocol::words(&[instructions])),
+                    _ => ("inc", vec![0x5A; self.parameters.payload_bytes as usize]),
+                };
+                canister.counts.open(1);
+                let reply = self.update(job, index, method, argument).await;
+                match &reply {
+                    Ok(_) => canister.counts.settle(1, 1, 0),
+                    Err(failure) if !failure.may_have_executed() => canister.counts.settle(1, 0, 0),
+                    Err(_) => {}
+                }
+                protocol::first_word(&reply?).map_err(unreadable)?;
+            }
+            Action::Grow { space, bytes } => {
+                let method = if space == Space::Heap { "heap_grow" } else { "grow" };
+                let reply = self.update(job, index, method, protocol::words(&[bytes])).await?;
+                let has = protocol::first_word(&reply).map_err(unreadable)?;
+                if has < bytes {
+                    outcome.wrong =
+                        Some(format!("growing to {bytes} bytes was acknowledged with {has} bytes"));
+                }
+            }
+            Action::Write { space, offset, bytes } => {
+                let method = if space == Space::Heap { "heap_write" } else { "write" };
+                let reply = self.update(job, index, method, protocol::words(&[offset, bytes])).await?;
+                let generation = protocol::first_word(&reply).map_err(unreadable)?;
+                lock(&canister.floors).raise(space, offset, bytes, generation);
+                outcome.touched_bytes = bytes;
+            }
+            Action::Read { space, offset, bytes, by } => {
+                // With several endpoints a query may be answered by a node that is behind.
+                let held = by == By::Update || self.endpoints.len() == 1;
+                let floors = match held {
+                    true => lock(&canister.floors).read(space, offset, bytes),
+                    false => vec![0; (bytes / PAGE_BYTES) as usize],
+                };
+                let argument = protocol::words(&[offset, bytes, mix(self.parameters.seed ^ index)]);
+                let reply = match (space, by) {
+                    (Space::Stable, By::Query) => self.query(job, index, "read", argument).await,
+                    (Space::Stable, By::Update) => self.update(job, index, "read_update", argument).await,
+                    (Space::Heap, By::Query) => self.query(job, index, "heap_read", argument).await,
+                    (Space::Heap, By::Update) => self.update(job, index, "heap_read_update", argument).await,
+                }?;
+                let first = offset / PAGE_BYTES | if space == Space::Heap { HEAP_PAGES } else { 0 };
+                let judged = ReadReply::decode(&reply)
+                    .and_then(|reply| reply.judge(seed, first, &floors, index.is_multiple_of(WHOLE_READS)));
+                outcome.wrong = judged.err().map(|text| format!("canister {}: {text}", canister.id));
+                outcome.touched_bytes = bytes;
+            }
+            Action::Chain { depth } => {
+                let argument = self.route(job, depth, 0);
+                self.hops.open(depth);
+                let reply = self.update(job, index, "chain", argument).await?;
+                if protocol::to_words(&reply)[..] != [depth, depth] {
+                    outcome.wrong = Some(format!(
+                        "a chain of {depth} calls replied [calls, replies] = {:?}",
+                        protocol::to_words(&reply)
+                    ));
+                }
+                self.hops.settle(depth, depth, 0);
+                outcome.hops = depth;
+            }
+            Action::Fan { fanout, multiplier } => {
+                let calls = fanout * multiplier;
+                let argument = self.route(job, multiplier, fanout);
+                self.hops.open(calls);
+                let reply = self.update(job, index, "fan", argument).await?;
+                let words = protocol::to_words(reply.get(..24).unwrap_or_default());
+                let [replied, rejected, not_sent] = words[..] else {
+                    return Err(unreadable(format!("a fanout replied {} bytes", reply.len())));
+                };
+                if replied.saturating_add(rejected).saturating_add(not_sent) != calls {
+                    outcome.wrong = Some(format!(
+                        "of {calls} calls, {replied} replied, {rejected} rejected, {not_sent} not sent"
+                    ));
+                }
+                self.hops.settle(calls, replied, rejected.min(calls));
+                outcome.hops = replied;
+                let text = String::from_utf8_lossy(&reply[24..]).into_owned();
+                if rejected > 0 {
+                    outcome.inner.push((Class::InnerCall("rejected"), rejected, text));
+                }
+                if not_sent > 0 {
+                    let text = "call_perform refused: a queue, the memory for messages or the cycles do not allow one more call";
+                    outcome.inner.push((Class::InnerCall("not sent"), not_sent, text.into()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn route(&self, job: Job, hops_left: u64, hop: u64) -> Vec<u8> {
+        Route {
+            hops_left,
+            hop,
+            member: job.canister as u64,
+            ring: &self.ring,
+            timeout_seconds: self.parameters.best_effort_seconds,
+            payload_bytes: self.parameters.payload_bytes,
+        }
+        .encode()
+    }
+
+    async fn update(
+        &self,
+        job: Job,
+        index: u64,
+        method: &str,
+        argument: Vec<u8>,
+    ) -> Result<Vec<u8>, Failure> {
+        let endpoint = &self.endpoints[index as usize % self.endpoints.len()];
+        let canister = self.canisters[job.canister].id;
+        let every = self.parameters.verify_every;
+        if job.signed && every != 1 {
+            let verify = every > 0 && index.is_multiple_of(every);
+            let call = (method, argument);
+            return transport::update_signed(
+                &endpoint.agent,
+                &endpoint.http,
+                &endpoint.url,
+                canister,
+                call,
+                verify,
+            )
+            .await;
+        }
+        let reply = endpoint.agent.update(&canister, method).with_arg(argument).call_and_wait().await;
+        reply.map_err(|error| Failure::agent(&error, told()))
+    }
+
+    async fn query(&self, job: Job, index: u64, method: &str, argument: Vec<u8>) -> Result<Vec<u8>, Failure> {
+        let endpoint = &self.endpoints[index as usize % self.endpoints.len()];
+        let canister = self.canisters[job.canister].id;
+        let reply = endpoint.agent.query(&canister, method).with_arg(argument).call_with_verification().await;
+        reply.map_err(|error| Failure::agent(&error, told()))
+    }
+}
+
+/// What the last answer's `Retry-After` said.
+fn told() -> Option<Duration> {
+    TRAFFIC.try_with(|traffic| traffic.retry_after.get()).ok().flatten()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn books_tell_lost_and_repeated_updates() {
+        let counts = Counts::default();
+        for _ in 0..10 {
+            counts.open(1);
+            counts.settle(1, 1, 0);
+        }
+        counts.open(1);
+        counts.settle(1, 0, 0);
+        counts.open(2);
+        for counted in 10..=12 {
+            assert_eq!(counts.check("they", counted), Ok(()));
+        }
+        assert!(counts.check("they", 9).unwrap_err().contains("1 acknowledged updates are lost"));
+        assert!(counts.check("they", 13).unwrap_err().contains("ran twice"));
+        counts.reopen();
+        assert_eq!(counts.check("they", 2), Ok(()), "what was open may still happen");
+        assert!(counts.check("they", 3).is_err());
+    }
+
+    #[test]
+    fn floors_only_rise() {
+        let mut floors = Floors::default();
+        floors.raise(Space::Stable, 4096, 8192, 5);
+        floors.raise(Space::Stable, 8192, 8192, 3);
+        assert_eq!(floors.read(Space::Stable, 0, 5 * 4096), [0, 5, 5, 3, 0]);
+        assert_eq!(floors.read(Space::Heap, 0, 4096), [0]);
+    }
+}

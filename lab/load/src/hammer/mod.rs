@@ -1,0 +1,116 @@
+//! `thimble-lab hammer`: puts work on a node through its public endpoint, checks every byte that comes back, and says what it cost.
+//!
+//! It knows nothing of the node's insides. Its canister, `canisters/hammer-c`, writes memory in a pattern that both sides can compute (`pattern`), so a read
+//! proves every byte, and gives every write a generation, so a read proves that no acknowledged write is lost. The books of what was acknowledged are kept
+//! in `fleet`; `schedule` decides when operations start and from when their latency counts; `modes` says what each mode is made of; `failure` sorts what
+//! goes wrong, and `stats` and `report` count and print it.
+//!
+//! Nothing grows with the length of a run: histograms have fixed bounds, classes and texts of failures are capped, operations in flight are limited.
+
+mod failure;
+mod fleet;
+mod modes;
+mod options;
+mod pattern;
+mod protocol;
+mod report;
+mod schedule;
+mod stats;
+mod transport;
+
+use std::{process::ExitCode, sync::Arc, time::SystemTime};
+
+use anyhow::{Context, Result};
+use tokio::sync::watch;
+
+use self::{
+    fleet::Fleet,
+    modes::Modes,
+    options::{Parameters, Usage},
+    report::Report,
+    schedule::{Runner, Stop},
+};
+use crate::measure;
+
+pub use self::options::{Mode, Options};
+
+/// Exit code for a command line that cannot be followed, as `clap` has it.
+const USAGE: u8 = 2;
+
+/// Runs everything, prints what came of it, and says how to exit.
+pub async fn run(options: Options) -> Result<ExitCode> {
+    let parameters = match Parameters::of(&options) {
+        Ok(parameters) => parameters,
+        Err(Usage(text)) => {
+            eprintln!("thimble-lab hammer: {text}");
+            return Ok(ExitCode::from(USAGE));
+        }
+    };
+    let (stopper, stop) = watch::channel(false);
+    tokio::spawn(async move {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            eprintln!("\nhammer: stopping; what there is will be printed");
+            // Nobody listening means that the run is over.
+            let _ = stopper.send(true);
+        }
+        // The sender lives on: a channel without it would look like a stop that can no longer come.
+        std::future::pending::<()>().await;
+    });
+    let report = hammer(parameters, !options.no_progress, options.keep, Stop(stop)).await?;
+    match options.json.as_deref() {
+        Some("-") => println!("{}", serde_json::to_string_pretty(&report)?),
+        Some(file) => {
+            print!("{}", report.table());
+            std::fs::write(file, serde_json::to_string_pretty(&report)?)
+                .with_context(|| format!("writing {file}"))?;
+        }
+        None => print!("{}", report.table()),
+    }
+    Ok(ExitCode::from(report.exit_code))
+}
+
+async fn hammer(parameters: Parameters, progress: bool, keep: bool, stop: Stop) -> Result<Report> {
+    let began = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
+    let machine = measure::machine();
+    let fleet = Arc::new(Fleet::open(&parameters).await?);
+    let runner = Runner {
+        fleet: fleet.clone(),
+        stop: stop.clone(),
+        concurrency: parameters.concurrency,
+        rate: parameters.rate,
+        outstanding: parameters.outstanding,
+        seed: parameters.seed,
+        progress,
+    };
+    let modes = Modes { parameters: &parameters, fleet: fleet.clone(), runner };
+    let mut reports = Vec::new();
+    for mode in &parameters.modes {
+        if stop.is_set() {
+            break;
+        }
+        reports.push(modes.run(*mode).await);
+    }
+    if keep {
+        eprintln!("hammer: the canisters stay: --canisters {}", fleet.ids().join(","));
+    } else {
+        fleet.close().await;
+    }
+    let mut report = Report {
+        format: 1,
+        machine,
+        began_unix_seconds: began,
+        thimble_lab: env!("CARGO_PKG_VERSION"),
+        client: "ic-agent 0.49",
+        node: fleet.node.clone(),
+        canisters: fleet.ids(),
+        modes: reports,
+        interrupted: stop.is_set(),
+        verification_failures: 0,
+        probes_unmet: 0,
+        errors: 0,
+        exit_code: 0,
+        parameters: parameters.clone(),
+    };
+    report.finish();
+    Ok(report)
+}

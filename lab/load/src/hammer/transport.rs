@@ -1,0 +1,240 @@
+//! The HTTP of every operation, below `ic-agent` and beside it.
+//!
+//! `ic-agent` by itself repeats what was answered 429 or 503, silently, and loses the `Retry-After` header. This client does neither: a refused call or
+//! query comes back to the driver, which counts it and waits as told. Only while polling for a call that the node has accepted does it wait here, because
+//! giving up would turn a known outcome into an unknown one; those refusals are counted too.
+
+use std::{cell::Cell, sync::Mutex, time::Duration};
+
+use bytes::Bytes;
+use ic_agent::{Agent, AgentError, Certificate, RequestId, agent::HttpService};
+use ic_agent::{agent::agent_error::TransportError, hash_tree::LookupResult};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use reqwest::header::{HeaderMap, RETRY_AFTER};
+use serde::Deserialize;
+
+use super::failure::{Class, Failure};
+
+/// Refusals of one poll before the call's outcome counts as unknown.
+const POLL_REFUSALS_MAX: u32 = 60;
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+
+tokio::task_local! {
+    /// What the operation that runs in this task moved and was told.
+    pub(crate) static TRAFFIC: Traffic;
+}
+
+/// Counted while an operation runs.
+#[derive(Default)]
+pub(crate) struct Traffic {
+    pub(crate) sent_bytes: Cell<u64>,
+    pub(crate) received_bytes: Cell<u64>,
+    pub(crate) retry_after: Cell<Option<Duration>>,
+    pub(crate) polls_refused: Cell<u64>,
+}
+
+impl Traffic {
+    fn count(sent: usize, received: usize, retry_after: Option<Duration>) {
+        let _ = TRAFFIC.try_with(|traffic| {
+            traffic.sent_bytes.set(traffic.sent_bytes.get() + sent as u64);
+            traffic.received_bytes.set(traffic.received_bytes.get() + received as u64);
+            traffic.retry_after.set(retry_after);
+        });
+    }
+}
+
+/// `Retry-After` in seconds, as this node sends it (the form with a date is not read).
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds: u64 = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds).min(RETRY_AFTER_MAX))
+}
+
+/// How long to wait when told to wait `told`: never less, and up to half as much again so that clients spread.
+#[derive(Debug)]
+pub(crate) struct BackOff {
+    random: Mutex<ChaCha8Rng>,
+}
+
+impl BackOff {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { random: Mutex::new(ChaCha8Rng::seed_from_u64(seed)) }
+    }
+
+    pub(crate) fn wait(&self, told: Duration) -> Duration {
+        let mut random = self.random.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        told.max(Duration::from_millis(10)).mul_f64(random.gen_range(1.0..1.5))
+    }
+}
+
+/// The HTTP client that `ic-agent` is given.
+#[derive(Debug)]
+pub(crate) struct Http {
+    pub(crate) client: reqwest::Client,
+    pub(crate) back_off: BackOff,
+}
+
+impl Http {
+    async fn once(&self, request: http::Request<Bytes>) -> Result<http::Response<Bytes>, AgentError> {
+        let sent = request.body().len();
+        let request = reqwest::Request::try_from(request)
+            .map_err(|error| AgentError::InvalidReplicaUrl(error.to_string()))?;
+        let failed = |error| AgentError::TransportError(TransportError::Reqwest(error));
+        Traffic::count(sent, 0, None);
+        let response = self.client.execute(request).await.map_err(failed)?;
+        let (status, headers) = (response.status(), response.headers().clone());
+        let body = response.bytes().await.map_err(failed)?;
+        Traffic::count(0, body.len(), retry_after(&headers));
+        let mut answer = http::Response::new(body);
+        *answer.status_mut() = status;
+        *answer.headers_mut() = headers;
+        Ok(answer)
+    }
+}
+
+#[async_trait::async_trait]
+impl HttpService for Http {
+    async fn call<'a>(
+        &'a self,
+        request: &'a (dyn Fn() -> Result<http::Request<Bytes>, AgentError> + Send + Sync),
+        _max_retries: usize,
+        _size_limit: Option<usize>,
+    ) -> Result<http::Response<Bytes>, AgentError> {
+        for _ in 0..POLL_REFUSALS_MAX {
+            let request = request()?;
+            let polling = request.uri().path().ends_with("/read_state");
+            let answer = self.once(request).await?;
+            match (answer.status().as_u16(), retry_after(answer.headers())) {
+                (429 | 503, Some(told)) if polling => {
+                    let _ = TRAFFIC
+                        .try_with(|traffic| traffic.polls_refused.set(traffic.polls_refused.get() + 1));
+                    tokio::time::sleep(self.back_off.wait(told)).await;
+                }
+                _ => return Ok(answer),
+            }
+        }
+        Err(AgentError::TimeoutWaitingForResponse())
+    }
+}
+
+/// A call's answer as the synchronous endpoint gives it.
+#[derive(Deserialize)]
+struct CallAnswer {
+    status: String,
+    #[serde(default, with = "serde_bytes")]
+    certificate: Vec<u8>,
+    #[serde(default)]
+    reject_code: u8,
+    #[serde(default)]
+    reject_message: String,
+    #[serde(default)]
+    error_code: Option<String>,
+}
+
+/// An update that the agent signs and that is sent over plain HTTP. The reply is taken out of the certificate; the certificate's signature is verified when
+/// `verify` says so.
+pub(crate) async fn update_signed(
+    agent: &Agent,
+    http: &Http,
+    url: &str,
+    canister: candid::Principal,
+    (method, argument): (&str, Vec<u8>),
+    verify: bool,
+) -> Result<Vec<u8>, Failure> {
+    let of_agent = |error: AgentError| Failure::agent(&error, None);
+    let signed = agent.update(&canister, method).with_arg(argument).sign().map_err(of_agent)?;
+    let url = format!("{}/api/v4/canister/{canister}/call", url.trim_end_matches('/'));
+    Traffic::count(signed.signed_update.len(), 0, None);
+    let request = http.client.post(url).header("content-type", "application/cbor").body(signed.signed_update);
+    let response = request.send().await.map_err(|error| Failure::transport(&error))?;
+    let (status, told) = (response.status().as_u16(), retry_after(response.headers()));
+    let body = response.bytes().await.map_err(|error| Failure::transport(&error))?;
+    Traffic::count(0, body.len(), told);
+    match status {
+        200 => {}
+        202 => {
+            return agent.wait(&signed.request_id, canister).await.map(|(reply, _)| reply).map_err(of_agent);
+        }
+        _ => return Err(Failure::http(status, told, &body)),
+    }
+    let unknown = |text: String| Failure::new(Class::Protocol, text);
+    let answer: CallAnswer = serde_cbor::from_slice(&body).map_err(|error| unknown(error.to_string()))?;
+    match answer.status.as_str() {
+        "replied" => {}
+        "non_replicated_rejection" => {
+            return Err(Failure::reject(
+                answer.reject_code,
+                answer.error_code.as_deref(),
+                answer.reject_message,
+            ));
+        }
+        other => return Err(unknown(format!("the call's status is `{other}`"))),
+    }
+    let certificate: Certificate =
+        serde_cbor::from_slice(&answer.certificate).map_err(|error| unknown(error.to_string()))?;
+    if verify {
+        agent.verify(&certificate, canister).map_err(of_agent)?;
+    }
+    outcome(&certificate, &signed.request_id)
+}
+
+/// What a certificate says of a call.
+fn outcome(certificate: &Certificate, request: &RequestId) -> Result<Vec<u8>, Failure> {
+    let look = |label: &str| match certificate.tree.lookup_path([
+        b"request_status".as_slice(),
+        request.as_slice(),
+        label.as_bytes(),
+    ]) {
+        LookupResult::Found(bytes) => Some(bytes),
+        _ => None,
+    };
+    match look("status") {
+        Some(b"replied") => {
+            let absent =
+                || Failure::new(Class::Certificate, "the certificate says `replied` without a reply");
+            look("reply").map(<[u8]>::to_vec).ok_or_else(absent)
+        }
+        Some(b"rejected") => {
+            let text = |label| look(label).map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+            let code = look("reject_code").and_then(|bytes| bytes.first().copied()).unwrap_or_default();
+            Err(Failure::reject(
+                code,
+                text("error_code").as_deref(),
+                text("reject_message").unwrap_or_default(),
+            ))
+        }
+        status => {
+            let status = status.map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+            Err(Failure::new(Class::Protocol, format!("the certificate's status of the call is {status:?}")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wait_is_never_shorter_than_told_and_repeats_with_the_seed() {
+        let told = Duration::from_secs(2);
+        let waits = |seed| -> Vec<Duration> {
+            let back_off = BackOff::new(seed);
+            (0..100).map(|_| back_off.wait(told)).collect()
+        };
+        assert!(waits(1).iter().all(|wait| *wait >= told && *wait < told.mul_f64(1.5)));
+        assert_eq!(waits(1), waits(1));
+        assert_ne!(waits(1), waits(2));
+    }
+
+    #[test]
+    fn retry_after_is_read_in_seconds_and_capped() {
+        let headers = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(RETRY_AFTER, value.parse().unwrap());
+            retry_after(&headers)
+        };
+        assert_eq!(headers("5"), Some(Duration::from_secs(5)));
+        assert_eq!(headers("99999999"), Some(RETRY_AFTER_MAX));
+        assert_eq!(headers("soon"), None);
+    }
+}
