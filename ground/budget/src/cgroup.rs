@@ -7,16 +7,26 @@
 //!
 //! A limit may be set on any ancestor. Version 1 reports the smallest itself; for version 2 the ancestors are asked one by one, at most
 //! [`ANCESTORS_MAX`] of them.
+//!
+//! A group that somebody else made can be read too: [`Cgroup::at`] for one whose place is known, [`Cgroup::of`] for that of another process.
 
-use std::path::{Component, Path, PathBuf};
+use std::{
+    path::{Component, Path, PathBuf},
+    time::Duration,
+};
 
 use crate::{
     pressure::{self, Pressure},
+    process::Pid,
     read::{ReadError, field, read_text},
 };
 
 /// Most ancestors asked for their limit; deeper trees do not exist outside of mistakes.
 pub const ANCESTORS_MAX: usize = 64;
+/// Most groups below a group that are asked for their processes.
+pub const DESCENDANTS_MAX: usize = 256;
+/// Most processes of a group that are listed.
+pub const PROCESSES_MAX: usize = 4096;
 
 /// Version 1 says "no limit" with a number near 2^63, rounded to its page size.
 const UNLIMITED_V1_MIN: u64 = 1 << 62;
@@ -57,21 +67,88 @@ pub struct CgroupMemory {
     pub shared_bytes: u64,
     /// Kernel memory charged to the group, where it tells (version 2 from Linux 5.18, version 1 with kernel accounting).
     pub kernel_bytes: Option<u64>,
+    /// Swap used, where it is counted for the group.
+    pub swap_bytes: Option<u64>,
+    /// Page faults that had to read from disk, since the group was made.
+    pub major_faults: u64,
     /// Processes killed for lack of memory since the group was made.
     pub oom_kills: u64,
+}
+
+/// A group in one hierarchy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Directory of the group.
+    pub directory: PathBuf,
+    /// Where its hierarchy is mounted.
+    pub mount: PathBuf,
+}
+
+/// The groups of a process in the hierarchies that matter for memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Places {
+    /// In the version 1 hierarchy that carries the memory controller, if one does.
+    pub memory_v1: Option<Place>,
+    /// In the version 2 hierarchy, whether or not that has the memory controller.
+    pub unified: Option<Place>,
+}
+
+impl Places {
+    /// The places of `pid`; both are `None` on a kernel without control groups.
+    pub fn of(pid: Pid) -> Result<Self, ReadError> {
+        let membership = match read_text(&pid.file("cgroup")) {
+            Ok(text) => text,
+            // A kernel without control groups; or the process has gone, and its places with it.
+            Err(error) if error.is_gone() => return Ok(Self::default()),
+            Err(error) => return Err(error),
+        };
+        let mounts = read_text(Path::new("/proc/self/mountinfo"))?;
+        Ok(Self::detect(&membership, &mounts, &Path::exists))
+    }
+
+    /// Decides from the texts of `/proc/<pid>/cgroup` and `/proc/self/mountinfo`.
+    fn detect(membership: &str, mounts: &str, exists: &dyn Fn(&Path) -> bool) -> Self {
+        let mounts: Vec<Mount> = mounts.lines().filter_map(Mount::parse).collect();
+        let place =
+            |mount: &Mount, path| Place { directory: mount.locate(path, exists), mount: mount.point.clone() };
+        // The unified hierarchy is line `0::/path`.
+        let unified = membership.lines().find_map(|line| line.strip_prefix("0::")).and_then(|path| {
+            let mount = mounts.iter().find(|mount| mount.kind == "cgroup2")?;
+            Some(place(mount, path))
+        });
+        let memory_v1 = membership.lines().find_map(|line| {
+            let mut parts = line.splitn(3, ':').skip(1);
+            let (controllers, path) = (parts.next()?, parts.next()?);
+            if !controllers.split(',').any(|name| name == "memory") {
+                return None;
+            }
+            let mount = mounts.iter().find(|mount| {
+                mount.kind == "cgroup" && mount.options.split(',').any(|option| option == "memory")
+            })?;
+            Some(place(mount, path))
+        });
+        Self { memory_v1, unified }
+    }
 }
 
 impl Cgroup {
     /// The group of this process; `None` when no group limits or counts its memory.
     pub fn own() -> Result<Option<Self>, ReadError> {
-        let membership = match read_text(Path::new("/proc/self/cgroup")) {
-            Ok(text) => text,
-            // A kernel without control groups.
-            Err(error) if error.is_gone() => return Ok(None),
-            Err(error) => return Err(error),
+        Self::of(Pid::own())
+    }
+
+    /// The group of another process; `None` as for [`Cgroup::own`], or when the process has gone.
+    pub fn of(pid: Pid) -> Result<Option<Self>, ReadError> {
+        Ok(Self::choose(Places::of(pid)?, &Path::exists))
+    }
+
+    /// A group whose place is known. `unified` is the version 2 group of the same processes when `version` is 1: it tells their pressure and CPU time.
+    pub fn at(version: Version, place: Place, unified: Option<PathBuf>) -> Self {
+        let unified = match version {
+            Version::V1 => unified,
+            Version::V2 => Some(place.directory.clone()),
         };
-        let mounts = read_text(Path::new("/proc/self/mountinfo"))?;
-        Ok(Self::detect(&membership, &mounts, &Path::exists))
+        Self { version, directory: place.directory, mount: place.mount, unified }
     }
 
     /// Which interface it speaks.
@@ -100,36 +177,68 @@ impl Cgroup {
             .or_else(pressure::machine_memory)
     }
 
-    /// Decides from the texts of `/proc/self/cgroup` and `/proc/self/mountinfo`.
-    fn detect(membership: &str, mounts: &str, exists: &dyn Fn(&Path) -> bool) -> Option<Self> {
-        let mounts: Vec<Mount> = mounts.lines().filter_map(Mount::parse).collect();
-        // The unified hierarchy is line `0::/path`.
-        let unified = membership.lines().find_map(|line| line.strip_prefix("0::")).and_then(|path| {
-            let mount = mounts.iter().find(|mount| mount.kind == "cgroup2")?;
-            Some((mount.locate(path, exists), mount.point.clone()))
-        });
-        let v1 = membership.lines().find_map(|line| {
-            let mut parts = line.splitn(3, ':').skip(1);
-            let (controllers, path) = (parts.next()?, parts.next()?);
-            if !controllers.split(',').any(|name| name == "memory") {
-                return None;
+    /// The most that was ever charged at once, between readings too; `None` on kernels that do not tell (version 2 before Linux 5.19).
+    pub fn peak_bytes(&self) -> Option<u64> {
+        match self.version {
+            Version::V1 => self.number("memory.max_usage_in_bytes").ok(),
+            Version::V2 => self.number("memory.peak").ok(),
+        }
+    }
+
+    /// CPU time of all processes that were ever in the group, ended ones included; `None` without a version 2 group.
+    pub fn cpu_time(&self) -> Option<Duration> {
+        let text = read_text(&self.unified.as_ref()?.join("cpu.stat")).ok()?;
+        field(&text, "usage_usec").map(Duration::from_micros)
+    }
+
+    /// Whether [`Cgroup::pressure`] speaks of this group, not of the whole machine.
+    pub fn tells_pressure(&self) -> bool {
+        self.unified.as_ref().is_some_and(|group| pressure::read(&group.join("memory.pressure")).is_some())
+    }
+
+    /// The processes in the group and in groups below it, in order of their ids: at most [`PROCESSES_MAX`] from [`DESCENDANTS_MAX`] groups.
+    pub fn processes(&self) -> Result<Vec<Pid>, ReadError> {
+        let mut pids = Vec::new();
+        let mut groups = vec![self.directory.clone()];
+        let mut asked = 0;
+        while let Some(group) = groups.pop() {
+            asked += 1;
+            match read_text(&group.join("cgroup.procs")) {
+                Ok(text) => {
+                    let room = PROCESSES_MAX - pids.len();
+                    pids.extend(text.lines().filter_map(|line| line.parse().ok()).map(Pid).take(room));
+                }
+                // A group below may go at any time.
+                Err(error) if error.is_gone() && group != self.directory => {}
+                Err(error) => return Err(error),
             }
-            let mount = mounts.iter().find(|mount| {
-                mount.kind == "cgroup" && mount.options.split(',').any(|option| option == "memory")
-            })?;
-            Some((mount.locate(path, exists), mount.point.clone()))
-        });
-        if let Some((directory, mount)) = v1 {
-            return Some(Self {
-                version: Version::V1,
-                directory,
-                mount,
-                unified: unified.map(|(group, _)| group),
-            });
+            let below = std::fs::read_dir(&group).into_iter().flatten().flatten();
+            let room = DESCENDANTS_MAX.saturating_sub(asked + groups.len());
+            groups.extend(
+                below
+                    .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+                    .map(|entry| entry.path())
+                    .take(room),
+            );
+        }
+        pids.sort_unstable();
+        pids.dedup();
+        Ok(pids)
+    }
+
+    /// Decides which of the places rules memory.
+    fn choose(places: Places, exists: &dyn Fn(&Path) -> bool) -> Option<Self> {
+        if let Some(place) = places.memory_v1 {
+            return Some(Self::at(Version::V1, place, places.unified.map(|place| place.directory)));
         }
         // The root group has no `memory.current`, nor has a group whose parent does not hand the controller down.
-        let (directory, mount) = unified.filter(|(group, _)| exists(&group.join("memory.current")))?;
-        Some(Self { version: Version::V2, unified: Some(directory.clone()), directory, mount })
+        let place = places.unified.filter(|place| exists(&place.directory.join("memory.current")))?;
+        Some(Self::at(Version::V2, place, None))
+    }
+
+    #[cfg(test)]
+    fn detect(membership: &str, mounts: &str, exists: &dyn Fn(&Path) -> bool) -> Option<Self> {
+        Self::choose(Places::detect(membership, mounts, exists), exists)
     }
 
     fn memory_v1(&self) -> Result<CgroupMemory, ReadError> {
@@ -148,6 +257,8 @@ impl Cgroup {
             file_bytes,
             shared_bytes: field(&stat, "total_shmem").unwrap_or(0),
             kernel_bytes: self.number("memory.kmem.usage_in_bytes").ok(),
+            swap_bytes: field(&stat, "total_swap"),
+            major_faults: field(&stat, "total_pgmajfault").unwrap_or(0),
             oom_kills: field(&oom, "oom_kill").unwrap_or(0),
         })
     }
@@ -165,6 +276,8 @@ impl Cgroup {
             file_bytes: wanted("file")?,
             shared_bytes: field(&stat, "shmem").unwrap_or(0),
             kernel_bytes: field(&stat, "kernel"),
+            swap_bytes: self.number("memory.swap.current").ok(),
+            major_faults: field(&stat, "pgmajfault").unwrap_or(0),
             oom_kills: field(&events, "oom_kill").unwrap_or(0),
         })
     }
@@ -271,7 +384,7 @@ mod tests {
     const PURE_MOUNTS: &str = "30 23 0:27 / /sys/fs/cgroup rw,nosuid,nodev,noexec,relatime shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
 
     const STAT_V1: &str = "cache 10063872\nrss 13225984\nrss_huge 0\nshmem 8933376\nhierarchical_memory_limit 536870912\n\
-        hierarchical_memsw_limit 9223372036854771712\ntotal_cache 77135544\ntotal_rss 24195072\ntotal_rss_huge 0\ntotal_shmem 8933376\n";
+        hierarchical_memsw_limit 9223372036854771712\ntotal_cache 77135544\ntotal_rss 24195072\ntotal_rss_huge 0\ntotal_shmem 8933376\ntotal_swap 12288\ntotal_pgmajfault 17\n";
     const STAT_V2: &str = "anon 31457280\nfile 104857600\nkernel 9437184\nkernel_stack 1048576\nshmem 4096\nfile_mapped 1\nanon_thp 0\n";
 
     fn everything(_: &Path) -> bool {
@@ -360,6 +473,8 @@ mod tests {
             file_bytes: 77_135_544,
             shared_bytes: 8_933_376,
             kernel_bytes: Some(4096),
+            swap_bytes: Some(12_288),
+            major_faults: 17,
             oom_kills: 3,
         };
         assert_eq!(memory, expected);
@@ -400,10 +515,33 @@ mod tests {
             file_bytes: 104_857_600,
             shared_bytes: 4096,
             kernel_bytes: Some(9_437_184),
+            swap_bytes: None,
+            major_faults: 0,
             oom_kills: 1,
         };
         assert_eq!(group.memory().unwrap(), expected);
         assert_eq!(group.pressure().unwrap().some.avg10_hundredths, 100);
+        assert!(group.tells_pressure());
+    }
+
+    #[test]
+    fn processes_of_a_group_are_those_of_the_groups_below_too() {
+        let (_root, group) = group(
+            Version::V2,
+            &[
+                ("child/cgroup.procs", "30\n4\n"),
+                ("child/cpu.stat", "usage_usec 2500000\nuser_usec 1\n"),
+                ("child/memory.peak", "77\n"),
+            ],
+        );
+        let below = group.directory().join("a/b");
+        fs::create_dir_all(&below).unwrap();
+        fs::write(below.join("cgroup.procs"), "7\nnonsense\n").unwrap();
+        assert_eq!(group.processes().unwrap(), [Pid(4), Pid(7), Pid(30)]);
+        assert_eq!(group.cpu_time(), Some(Duration::from_millis(2500)));
+        assert_eq!(group.peak_bytes(), Some(77));
+        fs::remove_file(group.directory().join("cgroup.procs")).unwrap();
+        assert!(group.processes().unwrap_err().is_gone(), "a group that is gone is told from an empty one");
     }
 
     #[test]

@@ -8,6 +8,9 @@ use std::{fmt, path::PathBuf, time::Duration};
 
 use crate::read::{ReadError, field_kib, read_text};
 
+/// Longest name of what a process is.
+pub const ROLE_CHARS_MAX: usize = 48;
+
 /// A process id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pid(pub u32);
@@ -18,7 +21,7 @@ impl Pid {
         Self(std::process::id())
     }
 
-    fn file(self, name: &str) -> PathBuf {
+    pub(crate) fn file(self, name: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/{name}", self.0))
     }
 }
@@ -105,6 +108,27 @@ pub fn cpu_time(pid: Pid) -> Result<Duration, ReadError> {
     parse_stat_ticks(&text).map(ticks_to_duration).ok_or(ReadError::Missing { path, wanted: "utime" })
 }
 
+/// When the process was started, in clock ticks since the machine was: tells it from a later one with the same id.
+pub fn started_ticks(pid: Pid) -> Result<u64, ReadError> {
+    let path = pid.file("stat");
+    let text = read_text(&path)?;
+    // Field 22; the third is the first behind the command.
+    let ticks =
+        text.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(19)?.parse().ok());
+    ticks.ok_or(ReadError::Missing { path, wanted: "starttime" })
+}
+
+/// What a process is, for a person: the name of its program, and its first argument when that is a word (a subcommand, as in `thimble run`). At most
+/// [`ROLE_CHARS_MAX`] characters.
+pub fn role(pid: Pid) -> Result<String, ReadError> {
+    let command = read_text(&pid.file("cmdline"))?;
+    // A kernel thread, or a process that ended but was not waited for, has no command line.
+    if command.is_empty() {
+        return Ok(read_text(&pid.file("comm"))?.trim().chars().take(ROLE_CHARS_MAX).collect());
+    }
+    Ok(parse_role(&command))
+}
+
 /// Sum of [`memory`] over processes. One that has gone is counted as gone; any other failure is returned.
 pub fn memory_of(pids: impl IntoIterator<Item = Pid>) -> Result<Sum<ProcessMemory>, ReadError> {
     sum(pids, memory, ProcessMemory::plus)
@@ -141,6 +165,21 @@ fn sum<T: Default + Copy>(
         }
     }
     Ok(sum)
+}
+
+/// From the arguments, each ended by a zero byte.
+fn parse_role(command: &str) -> String {
+    let mut words = command.split('\0');
+    let program = words.next().unwrap_or("").rsplit('/').next().unwrap_or("");
+    let word = |word: &&str| {
+        word.starts_with(|c: char| c.is_ascii_alphabetic())
+            && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    let role = match words.next().filter(word) {
+        Some(subcommand) => format!("{program} {subcommand}"),
+        None => program.to_owned(),
+    };
+    role.chars().take(ROLE_CHARS_MAX).collect()
 }
 
 fn is_dead(status: &str) -> bool {
@@ -236,7 +275,25 @@ mod tests {
     }
 
     #[test]
+    fn a_role_is_the_program_and_its_subcommand() {
+        for (command, role) in [
+            ("/usr/bin/thimble\0run\0--memory\x00512MiB\0", "thimble run"),
+            ("thimble\0sandbox-worker\x00123\0", "thimble sandbox-worker"),
+            ("sh\0-c\0true\0", "sh"),
+            ("sleep\x005\0", "sleep"),
+            ("python3\0/opt/a b.py\0", "python3"),
+            ("nginx: master process", "nginx: master process"),
+            ("\0", ""),
+        ] {
+            assert_eq!(parse_role(command), role);
+        }
+        assert_eq!(parse_role(&"x".repeat(500)).len(), ROLE_CHARS_MAX);
+    }
+
+    #[test]
     fn the_own_process_can_be_read() {
+        assert!(!role(Pid::own()).unwrap().is_empty());
+        assert!(started_ticks(Pid::own()).unwrap() > 0);
         let own = memory(Pid::own()).unwrap();
         assert!(own.anonymous_bytes > 0 && own.file_bytes > 0);
         assert!(proportional(Pid::own()).unwrap().all_bytes > 0);

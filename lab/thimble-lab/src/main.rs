@@ -22,14 +22,47 @@ enum Command {
     Bench(load::bench::Options),
     /// Put every sort of load on a running node, check every byte that comes back, report latencies and errors.
     Hammer(Box<load::hammer::Options>),
+    /// Run any command in a memory-capped process group and tell what its memory did.
+    ///
+    /// The summary goes to standard error, every sample to the --json file, all of it at a glance into the --picture.
+    ///
+    /// Exit status: that of the command, or 128 and its number when a signal ended it. 137 when the command ended well but the kernel killed a process of the
+    /// group for lack of memory. 125 when no group can be made or something else of ours fails, 126 when the command cannot be run, 127 when there is no such
+    /// command.
+    ///
+    /// Ctrl-C at a terminal reaches the command directly; SIGINT, SIGTERM, SIGHUP and SIGQUIT sent to this program are passed on to it. Its clean end is
+    /// waited for; a second signal kills the whole group. What the command leaves running in the group is killed when it ends.
+    ///
+    /// Example: thimble-lab cap --memory 512MiB --json run.jsonl --picture run.svg -- thimble run --memory 512MiB
+    Cap(testnet::cap::Options),
+    /// Run a node under a memory cap, storm it with the hammer, and judge what its memory did.
+    ///
+    /// Exit status: 0 when every verdict is good, 1 when one is not, 130 after Ctrl-C.
+    ///
+    /// Example: thimble-lab storm --memory 512MiB --mode hybrid --seconds 120
+    Storm(testnet::storm::Options),
 }
 
-#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
-async fn main() -> ExitCode {
-    let done = match Cli::parse().command {
-        Command::Demo(options) => load::demo::run(options).await.map(|()| ExitCode::SUCCESS),
-        Command::Bench(options) => load::bench::run(options).await.map(|()| ExitCode::SUCCESS),
-        Command::Hammer(options) => load::hammer::run(*options).await,
+fn main() -> ExitCode {
+    match Cli::parse().command {
+        // Before any thread is started: it reads signals, which threads would take from it.
+        Command::Cap(options) => testnet::cap::run(options),
+        Command::Demo(options) => {
+            with_runtime(async { load::demo::run(options).await.map(|()| ExitCode::SUCCESS) })
+        }
+        Command::Bench(options) => {
+            with_runtime(async { load::bench::run(options).await.map(|()| ExitCode::SUCCESS) })
+        }
+        Command::Hammer(options) => with_runtime(load::hammer::run(*options)),
+        Command::Storm(options) => with_runtime(testnet::storm::run(options)),
+    }
+}
+
+fn with_runtime(work: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let done = match runtime {
+        Ok(runtime) => runtime.block_on(work),
+        Err(error) => Err(error.into()),
     };
     match done {
         Ok(code) => code,

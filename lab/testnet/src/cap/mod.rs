@@ -1,0 +1,395 @@
+//! `thimble-lab cap`: a command in a memory-capped process group, and what its memory did.
+//!
+//! One thread does everything: it sleeps until the next sample is due or a signal arrives ([`signals`]), reads the group ([`group`], [`sampler`]), and writes
+//! what it read to the series file ([`series`]), from which the picture ([`picture`]) is made at the end. Nothing is kept in memory in proportion to time.
+//!
+//! The command stays in the process group of the terminal's foreground, and in the group of the cap from its first instruction on. We stay outside the cap: the
+//! measuring must neither count nor die with what is measured.
+
+mod group;
+mod marks;
+pub mod picture;
+mod sampler;
+pub mod series;
+mod signals;
+mod summary;
+
+use std::{
+    ffi::OsString,
+    io,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use budget::{cgroup::Cgroup, format_size, parse_size, process::Pid};
+use clap::Args;
+use nix::sys::signal::Signal;
+use rustix::process::{WaitOptions, WaitStatus};
+
+pub use self::group::Kind;
+use self::{
+    group::{Caps, Group},
+    marks::Marks,
+    sampler::Sampler,
+    series::{Event, Header, Line, Sample, Summary, What, Writer},
+    signals::{Arrived, Signals},
+};
+use crate::machine;
+
+/// Our own failures, as `env` and `timeout` tell theirs.
+const EXIT_FAILURE: u8 = 125;
+/// The command is there but cannot be run.
+const EXIT_NOT_RUNNABLE: u8 = 126;
+/// There is no such command.
+const EXIT_NOT_FOUND: u8 = 127;
+/// A process was killed for lack of memory: what a shell says of one that was ended by SIGKILL.
+const EXIT_OOM_KILLED: u8 = 137;
+/// Less holds no process at all.
+const MEMORY_BYTES_MIN: u64 = budget::MIB;
+
+/// `thimble-lab cap`
+#[derive(Args)]
+pub struct Options {
+    /// Most memory the group may hold, page cache and the kernel's share included: 256MiB, 1GiB ...
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
+    memory: u64,
+    /// Most swap it may use besides.
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_swap)]
+    swap: u64,
+    /// Write every sample and event to this file, one JSON object per line.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw the run into this file (SVG).
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
+    /// What the run is called in the file and in the picture. [default: the name of the command]
+    #[arg(long)]
+    name: Option<String>,
+    /// Time between two samples.
+    #[arg(long, value_name = "MILLIS", default_value_t = 250, value_parser = clap::value_parser!(u64).range(20..=60_000))]
+    interval_millis: u64,
+    /// Lines that other programs append to this file become events of the run.
+    #[arg(long, value_name = "FILE")]
+    mark_file: Option<PathBuf>,
+    /// Kind of group. [default: the first that is possible, in this order]
+    #[arg(long)]
+    group: Option<Kind>,
+    /// The command and its arguments.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+fn parse_memory(text: &str) -> Result<u64, String> {
+    let bytes = parse_size(text).map_err(|error| error.to_string())?;
+    if bytes < MEMORY_BYTES_MIN {
+        return Err(format!(
+            "{} holds no process; the smallest cap is {}",
+            format_size(bytes),
+            format_size(MEMORY_BYTES_MIN)
+        ));
+    }
+    Ok(bytes)
+}
+
+fn parse_swap(text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|error| error.to_string())
+}
+
+/// Runs the command; the exit status is the help text's. Must be called before the process has other threads, because signals are blocked thread by thread.
+pub fn run(options: Options) -> ExitCode {
+    match run_inner(&options) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => {
+            eprintln!("thimble-lab cap: {error:#}");
+            ExitCode::from(EXIT_FAILURE)
+        }
+    }
+}
+
+fn run_inner(options: &Options) -> Result<u8> {
+    let signals = Signals::block()?;
+    // Orphans of the group come to us and not to process 1, which in a container may never take their exit status; the group could then not be removed.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .context("becoming the subreaper")?;
+    let caps = Caps { memory_bytes: options.memory, swap_bytes: options.swap };
+    let mut group = Group::make(options.group, caps)?;
+    let mut scratch = None;
+    let series_path = match (&options.json, &options.picture) {
+        (Some(path), _) => Some(path.clone()),
+        // The picture is drawn from a series.
+        (None, Some(picture)) => {
+            let path = picture.with_extension(format!("series-{}", std::process::id()));
+            scratch = Some(Scratch(path.clone()));
+            Some(path)
+        }
+        (None, None) => None,
+    };
+    let writer = match &series_path {
+        Some(path) => {
+            Some(Writer::create(path).with_context(|| format!("making the series file {}", path.display()))?)
+        }
+        None => None,
+    };
+
+    let started = Instant::now();
+    let started_at = machine::now().0;
+    let spawned = group.command(&options.command).and_then(|mut command| command.spawn());
+    let child = match spawned {
+        Ok(child) => child,
+        Err(error) => {
+            let program = options.command.first().map(|program| program.display().to_string());
+            eprintln!("thimble-lab cap: cannot run {}: {error}", program.unwrap_or_default());
+            return Ok(match error.kind() {
+                io::ErrorKind::NotFound => EXIT_NOT_FOUND,
+                io::ErrorKind::PermissionDenied => EXIT_NOT_RUNNABLE,
+                _ => EXIT_FAILURE,
+            });
+        }
+    };
+    let main = Pid(child.id());
+    group.entered(main)?;
+    let readings = group.readings().context("the group is known once the command is in it")?.clone();
+    let mut run = Run {
+        sampler: Sampler::new(&readings, main, started),
+        marks: options.mark_file.as_deref().map(Marks::at_end),
+        summary: Summary::default(),
+        writer,
+        started,
+        main,
+        group: &group,
+        readings: &readings,
+        stops: 0,
+    };
+    run.write(Line::Header(header(options, &group, &readings, started_at)));
+    let name = options.name.clone().unwrap_or_else(|| command_name(options));
+    run.event(What::Start, format!("start of {name}"), Some(main.0));
+    let ended = run.until_end(&signals, Duration::from_millis(options.interval_millis))?;
+    let summary = run.finish(ended);
+    let left = group.remove().map_err(|reason| anyhow::anyhow!("{reason}"));
+    if let (Some(path), Some(picture)) = (&series_path, &options.picture) {
+        picture::draw(path, picture).with_context(|| format!("drawing {}", picture.display()))?;
+    }
+    drop(scratch);
+    eprint!("{}", summary::text(&summary, &name, options.memory, readings_kind(&readings)));
+    for (what, path) in [("series", &options.json), ("picture", &options.picture)] {
+        if let Some(path) = path {
+            eprintln!("  {what:<11} {}", path.display());
+        }
+    }
+    match left? {
+        0 => {}
+        left => eprintln!("  left over   {left} processes of the group, killed"),
+    }
+    Ok(summary.exit_status)
+}
+
+/// A series that nobody asked for.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn command_name(options: &Options) -> String {
+    let program = options.command.first().map(Path::new).and_then(Path::file_name);
+    program.map_or_else(|| "the command".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+fn readings_kind(readings: &Cgroup) -> &'static str {
+    match (readings.tells_pressure(), budget::pressure::machine_memory()) {
+        (true, _) => "group",
+        (false, Some(_)) => "machine",
+        (false, None) => "none",
+    }
+}
+
+fn header(options: &Options, group: &Group, readings: &Cgroup, started: String) -> Header {
+    Header {
+        format: series::FORMAT,
+        name: options.name.clone().unwrap_or_else(|| command_name(options)),
+        command: options.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+        machine: machine::describe(),
+        cap_bytes: options.memory,
+        swap_bytes: options.swap,
+        group: group.kind().to_string(),
+        pressure_of: readings_kind(readings).to_owned(),
+        interval_millis: options.interval_millis,
+        started,
+    }
+}
+
+/// The run under way.
+struct Run<'a> {
+    group: &'a Group,
+    readings: &'a Cgroup,
+    main: Pid,
+    started: Instant,
+    sampler: Sampler,
+    marks: Option<Marks>,
+    writer: Option<Writer>,
+    /// Grows with every sample.
+    summary: Summary,
+    /// Signals that asked us to stop so far.
+    stops: u32,
+}
+
+impl Run<'_> {
+    /// Samples until the command has ended; then says how.
+    fn until_end(&mut self, signals: &Signals, interval: Duration) -> Result<WaitStatus> {
+        let mut due = self.started;
+        loop {
+            let now = Instant::now();
+            if now >= due {
+                self.sample(true)?;
+                due += interval;
+                // A sample that comes late, because the machine is busy or was asleep, is not made up for.
+                due = due.max(Instant::now());
+            }
+            for arrived in signals.wait(due.saturating_duration_since(Instant::now()))? {
+                match arrived {
+                    Arrived::Child => {}
+                    Arrived::Stop { signal, by_terminal } => self.stop(signal, by_terminal),
+                }
+            }
+            if let Some(ended) = self.reap() {
+                return Ok(ended);
+            }
+        }
+    }
+
+    /// Takes the exit status of all children that have one: the command's, and those of orphans that came to us.
+    fn reap(&self) -> Option<WaitStatus> {
+        let mut ended = None;
+        while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+            if u32::try_from(pid.as_raw_pid()) == Ok(self.main.0) {
+                ended = Some(status);
+            }
+        }
+        ended
+    }
+
+    fn stop(&mut self, signal: Signal, by_terminal: bool) {
+        self.stops += 1;
+        if self.stops > 1 {
+            self.event(What::Signal, format!("{signal} again: all are killed"), None);
+            self.group.kill();
+            return;
+        }
+        self.event(What::Signal, signal.to_string(), None);
+        let pid = i32::try_from(self.main.0).ok().and_then(rustix::process::Pid::from_raw);
+        let signal = rustix::process::Signal::from_named_raw(signal as i32);
+        if let (false, Some(pid), Some(signal)) = (by_terminal, pid, signal) {
+            // It may have ended in this moment.
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+
+    fn sample(&mut self, alive: bool) -> Result<()> {
+        let (sample, events) = self.sampler.take(self.readings)?;
+        self.sum_up(&sample, alive);
+        for event in events {
+            self.write(Line::Event(event));
+        }
+        let marks = self.marks.as_mut().map(Marks::new_lines).unwrap_or_default();
+        for mark in marks {
+            self.event(What::Mark, mark, None);
+        }
+        self.write(Line::Sample(sample));
+        Ok(())
+    }
+
+    fn sum_up(&mut self, sample: &Sample, alive: bool) {
+        let summary = &mut self.summary;
+        summary.samples += 1;
+        if sample.anonymous_bytes > summary.anonymous_peak_bytes {
+            summary.anonymous_peak_bytes = sample.anonymous_bytes;
+            summary.anonymous_peak_seconds = sample.seconds;
+        }
+        if alive {
+            summary.anonymous_last_bytes = sample.anonymous_bytes;
+        }
+        summary.file_peak_bytes = summary.file_peak_bytes.max(sample.file_bytes);
+        summary.shared_peak_bytes = summary.shared_peak_bytes.max(sample.shared_bytes);
+        summary.charged_peak_bytes = summary.charged_peak_bytes.max(sample.charged_bytes);
+        summary.oom_kills = sample.oom_kills;
+        let worst = |before: Option<f64>, now: Option<f64>| before.into_iter().chain(now).reduce(f64::max);
+        summary.pressure_some_percent_max =
+            worst(summary.pressure_some_percent_max, sample.pressure_some_percent);
+        summary.pressure_full_percent_max =
+            worst(summary.pressure_full_percent_max, sample.pressure_full_percent);
+        summary.cpu_seconds = sample.cpu_seconds;
+        summary.major_faults = sample.major_faults;
+    }
+
+    /// The last sample, the end, and the summary.
+    fn finish(mut self, ended: WaitStatus) -> Summary {
+        // A scope may be gone with its last process.
+        if let Err(error) = self.sample(false)
+            && self.group.kind() != Kind::Systemd
+        {
+            eprintln!("thimble-lab cap: the last sample could not be taken: {error:#}");
+        }
+        let (status, text) = exit_status(ended);
+        self.event(What::Exit, text.clone(), Some(self.main.0));
+        let mut summary = std::mem::take(&mut self.summary);
+        summary.seconds = sampler::round(self.started.elapsed().as_secs_f64());
+        summary.ended = text;
+        summary.exit_status = match status {
+            0 if summary.oom_kills > 0 => EXIT_OOM_KILLED,
+            status => status,
+        };
+        if let Some(peak) = self.readings.peak_bytes() {
+            summary.charged_peak_bytes = summary.charged_peak_bytes.max(peak);
+        }
+        summary.restarts = self.sampler.restarts();
+        summary.stalled_some_seconds =
+            self.sampler.stalled().map(|stalled| sampler::round(stalled.as_secs_f64()));
+        self.write(Line::Summary(summary.clone()));
+        summary
+    }
+
+    fn event(&mut self, what: What, text: String, pid: Option<u32>) {
+        let seconds = sampler::round(self.started.elapsed().as_secs_f64());
+        self.write(Line::Event(Event { seconds, what, text, pid }));
+    }
+
+    /// A series that cannot be written any more (a full disk) must not end what is being measured.
+    fn write(&mut self, line: Line) {
+        if let Some(writer) = &mut self.writer
+            && let Err(error) = writer.write(&line)
+        {
+            eprintln!(
+                "thimble-lab cap: the series ends here, {} cannot be written: {error}",
+                writer.path().display()
+            );
+            self.writer = None;
+        }
+    }
+}
+
+/// As a shell tells it, and in words.
+fn exit_status(ended: WaitStatus) -> (u8, String) {
+    if let Some(signal) = ended.terminating_signal() {
+        let name = Signal::try_from(signal).map_or_else(|_| signal.to_string(), |signal| signal.to_string());
+        return (u8::try_from(128 + signal).unwrap_or(u8::MAX), format!("ended by {name}"));
+    }
+    let status = ended.exit_status().and_then(|status| u8::try_from(status).ok()).unwrap_or(u8::MAX);
+    (status, format!("exit {status}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_hold_no_process_are_refused() {
+        assert_eq!(parse_memory("64MiB"), Ok(64 << 20));
+        let refusal = parse_memory("12KiB").unwrap_err();
+        assert!(refusal.contains("12 KiB") && refusal.contains("1 MiB"), "{refusal}");
+        assert!(parse_memory("lots").unwrap_err().contains("512MiB"));
+    }
+}

@@ -1,0 +1,278 @@
+//! The series file: JSON lines, written as the run goes and read back without holding it.
+//!
+//! The first line is the header. Then samples and events come in the order in which they were noticed; an event carries the time at which it happened, which
+//! may lie a sample earlier. The last line is the summary; a run that was killed has none, and its last line may be cut off. A reader skips lines it does not
+//! understand, so that later versions may add kinds and fields.
+
+use std::{
+    fs::File,
+    io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the format, in the header.
+pub const FORMAT: u32 = 1;
+/// Longest line that is read; a sample with the most processes shown stays far below.
+const LINE_BYTES_MAX: u64 = 1 << 20;
+
+/// One line of the file.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Line {
+    /// What runs, where, under which cap.
+    Header(Header),
+    /// What the kernel said at one moment.
+    Sample(Sample),
+    /// Something that happened.
+    Event(Event),
+    /// What came of it.
+    Summary(Summary),
+}
+
+/// What runs, where, under which cap.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct Header {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// What the run is called.
+    pub name: String,
+    /// The command and its arguments.
+    pub command: Vec<String>,
+    /// Processor, memory, kernel.
+    pub machine: String,
+    /// The cap on memory.
+    pub cap_bytes: u64,
+    /// The cap on swap.
+    pub swap_bytes: u64,
+    /// `v1`, `v2` or `systemd`.
+    pub group: String,
+    /// Whose memory pressure the samples tell: `group`, `machine` or `none`.
+    pub pressure_of: String,
+    /// Time between samples.
+    pub interval_millis: u64,
+    /// When the command was started, in UTC.
+    pub started: String,
+}
+
+/// What the kernel said at one moment.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct Sample {
+    /// Since the start of the command.
+    pub seconds: f64,
+    /// Anonymous memory of the group: what the kernel cannot take back without swap. Shared memory is not in it.
+    pub anonymous_bytes: u64,
+    /// Page cache of the group, shared memory included.
+    pub file_bytes: u64,
+    /// The part of `file_bytes` that is shared memory and tmpfs, which cannot be dropped either.
+    pub shared_bytes: u64,
+    /// All that counts against the cap.
+    pub charged_bytes: u64,
+    /// The kernel's own memory for the group, where it tells.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub kernel_bytes: Option<u64>,
+    /// Swap used, where it is counted.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub swap_bytes: Option<u64>,
+    /// Share of the last 10 s in which somebody waited for memory.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pressure_some_percent: Option<f64>,
+    /// Share of the last 10 s in which everybody waited for memory.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pressure_full_percent: Option<f64>,
+    /// CPU time so far.
+    pub cpu_seconds: f64,
+    /// Page faults so far that read from disk.
+    pub major_faults: u64,
+    /// Processes killed for lack of memory so far.
+    pub oom_kills: u64,
+    /// Load average of the machine over a minute.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub load: Option<f64>,
+    /// The processes, largest first.
+    pub processes: Vec<ProcessSample>,
+    /// Processes that are there but not listed, because there are too many.
+    #[serde(skip_serializing_if = "is_zero", default)]
+    pub processes_not_listed: usize,
+}
+
+/// One process at one moment.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct ProcessSample {
+    /// Its id.
+    pub pid: u32,
+    /// Its program and subcommand.
+    pub role: String,
+    /// Anonymous and shared memory.
+    pub anonymous_bytes: u64,
+    /// File pages it maps; those that several processes map count in each.
+    pub file_bytes: u64,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+pub struct Event {
+    /// When, since the start of the command.
+    pub seconds: f64,
+    /// What.
+    pub what: What,
+    /// In words.
+    pub text: String,
+    /// The process concerned.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pid: Option<u32>,
+}
+
+/// Kinds of events, the more telling ones first: where a picture has no room for all, the later ones go without a label.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "snake_case")]
+pub enum What {
+    /// The kernel killed for lack of memory.
+    OomKill,
+    /// The command ended.
+    Exit,
+    /// A line somebody appended to the mark file.
+    Mark,
+    /// A process takes the place of one of the same role that died.
+    Restart,
+    /// A signal came to us.
+    Signal,
+    /// The command was started.
+    Start,
+    /// A process ended.
+    ProcessDied,
+    /// A process is there.
+    ProcessStarted,
+}
+
+/// Restarts of one role.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Restarts {
+    /// Program and subcommand.
+    pub role: String,
+    /// How often one took the place of another.
+    pub count: u64,
+}
+
+/// What came of the run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct Summary {
+    /// How long the command ran.
+    pub seconds: f64,
+    /// What this program exits with.
+    pub exit_status: u8,
+    /// How the command ended, in words.
+    pub ended: String,
+    /// Most anonymous memory in any sample.
+    pub anonymous_peak_bytes: u64,
+    /// When that was.
+    pub anonymous_peak_seconds: f64,
+    /// Anonymous memory in the last sample in which the command was alive.
+    pub anonymous_last_bytes: u64,
+    /// Most page cache in any sample.
+    pub file_peak_bytes: u64,
+    /// Most shared memory in any sample.
+    pub shared_peak_bytes: u64,
+    /// Most that was ever charged: as the kernel keeps it, between samples too, where it does; else of the samples.
+    pub charged_peak_bytes: u64,
+    /// Processes killed for lack of memory.
+    pub oom_kills: u64,
+    /// By role.
+    pub restarts: Vec<Restarts>,
+    /// Worst share of 10 s in which somebody waited for memory.
+    pub pressure_some_percent_max: Option<f64>,
+    /// Worst share of 10 s in which everybody did.
+    pub pressure_full_percent_max: Option<f64>,
+    /// Time in which somebody waited for memory, in all.
+    pub stalled_some_seconds: Option<f64>,
+    /// CPU time.
+    pub cpu_seconds: f64,
+    /// Page faults that read from disk.
+    pub major_faults: u64,
+    /// How many samples were taken.
+    pub samples: u64,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
+}
+
+/// Writes the file, line by line.
+pub(crate) struct Writer {
+    file: BufWriter<File>,
+    path: PathBuf,
+}
+
+impl Writer {
+    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+        Ok(Self { file: BufWriter::new(File::create(path)?), path: path.to_owned() })
+    }
+
+    /// A line is on its way to the disk when this returns: others read the file while it grows.
+    pub(crate) fn write(&mut self, line: &Line) -> io::Result<()> {
+        serde_json::to_writer(&mut self.file, line)?;
+        self.file.write_all(b"\n")?;
+        self.file.flush()
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Calls `see` with every line of the file that can be understood.
+pub fn read(path: &Path, mut see: impl FnMut(Line)) -> io::Result<()> {
+    let mut file = BufReader::new(File::open(path)?);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let length = file.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line)?;
+        if length == 0 {
+            return Ok(());
+        }
+        if let Ok(line) = serde_json::from_slice(&line) {
+            see(line);
+        }
+    }
+}
+
+/// The lines at the end of a file that still grows, as many as fit into `bytes`.
+pub fn read_tail(path: &Path, bytes: u64) -> io::Result<Vec<Line>> {
+    let mut file = File::open(path)?;
+    let start = file.metadata()?.len().saturating_sub(bytes);
+    file.seek(SeekFrom::Start(start))?;
+    let mut tail = Vec::new();
+    file.take(bytes).read_to_end(&mut tail)?;
+    // The first line may be a part of one, and is then no JSON; the last may still be written.
+    Ok(tail.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back_and_the_rest_is_skipped() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("series.jsonl");
+        let lines = [
+            Line::Header(Header { format: FORMAT, cap_bytes: 7, ..Header::default() }),
+            Line::Sample(Sample { seconds: 0.25, kernel_bytes: Some(1), ..Sample::default() }),
+            Line::Event(Event { seconds: 0.5, what: What::OomKill, text: "x".into(), pid: Some(3) }),
+            Line::Summary(Summary { exit_status: 137, ..Summary::default() }),
+        ];
+        let mut writer = Writer::create(&path).unwrap();
+        for line in &lines {
+            writer.write(line).unwrap();
+        }
+        let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(b"{\"kind\":\"later\",\"x\":1}\n\n{\"kind\":\"sample\",\"seco").unwrap();
+        let mut seen = Vec::new();
+        read(&path, |line| seen.push(line)).unwrap();
+        assert_eq!(seen, lines);
+        assert_eq!(read_tail(&path, 1 << 20).unwrap(), lines);
+        let tail = read_tail(&path, 600).unwrap();
+        assert!(tail.len() < lines.len() && tail.last() == lines.last(), "{tail:?}");
+    }
+}

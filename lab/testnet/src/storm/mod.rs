@@ -1,0 +1,255 @@
+//! `thimble-lab storm`: a node in a memory-capped group, worked on by the hammer, with a verdict on what its memory did.
+//!
+//! The story, whose phases are marks in the series and in the picture: the node starts and idles; the hammer storms it; it cools down; it is stopped with
+//! SIGTERM. Anonymous memory before and after is compared, the peak in between is held against a goal, and nothing may have been killed, restarted or answered
+//! wrongly. The cap ([`crate::cap`]) and the hammer are child processes, other subcommands of this program, so that each can be used and looked at alone.
+
+mod node;
+mod verdict;
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use budget::{MIB, format_size, parse_size};
+use clap::Args;
+use tokio::signal::unix::{SignalKind, signal};
+
+use self::{
+    node::CappedNode,
+    verdict::{Findings, Hammer},
+};
+use crate::{cap, machine};
+
+/// Below this budget the limits per message are about half of those the hammer's default sizes suit.
+const FULL_SIZE_BYTES_MIN: u64 = 384 * MIB;
+/// What the hammer's modes do besides storming for the seconds asked for: fill, read back, delete.
+const HAMMER_PATIENCE: Duration = Duration::from_secs(600);
+/// Parts of one mode that may each take the seconds asked for.
+const HAMMER_PARTS_MAX: u32 = 8;
+/// Modes of `--mode all`.
+const HAMMER_MODES_MAX: u32 = 16;
+/// After Ctrl-C.
+const EXIT_INTERRUPTED: u8 = 130;
+
+/// `thimble-lab storm`
+#[derive(Args)]
+pub struct Options {
+    /// The node's binary. [default: thimble beside this program]
+    #[arg(long, value_name = "FILE")]
+    node: Option<PathBuf>,
+    /// Budget of the node and cap of its process group.
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    memory: String,
+    /// Mode of the hammer (see thimble-lab hammer --help); `all` is every mode in turn.
+    #[arg(long, default_value = "hybrid")]
+    mode: String,
+    /// Seconds of the storm, per mode. [default: 120; 20 with --mode all]
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// Seconds the node idles before.
+    #[arg(long, default_value_t = 15)]
+    idle_seconds: u64,
+    /// Seconds the node is left alone after.
+    #[arg(long, default_value_t = 60)]
+    cool_down_seconds: u64,
+    /// Folder for a folder with the series, the picture, the hammer's report and the logs.
+    #[arg(long, value_name = "DIR", default_value = "target/storm")]
+    out: PathBuf,
+    /// Kind of process group. [default: the first that is possible]
+    #[arg(long)]
+    group: Option<cap::Kind>,
+    /// Leave the node's data in the folder.
+    #[arg(long)]
+    keep_data: bool,
+    /// More arguments for the hammer.
+    #[arg(last = true, value_name = "HAMMER ARGUMENTS")]
+    hammer: Vec<String>,
+}
+
+/// Where everything is written.
+pub(crate) struct Files {
+    pub(crate) folder: PathBuf,
+}
+
+impl Files {
+    fn make(options: &Options, memory_bytes: u64) -> Result<Self> {
+        let size = format_size(memory_bytes).replace(' ', "");
+        let folder = options.out.join(format!("{}-{}-{size}", machine::now().1, options.mode));
+        fs::create_dir_all(&folder).with_context(|| format!("making the folder {}", folder.display()))?;
+        Ok(Self { folder })
+    }
+
+    pub(crate) fn series(&self) -> PathBuf {
+        self.folder.join("series.jsonl")
+    }
+
+    pub(crate) fn picture(&self) -> PathBuf {
+        self.folder.join("memory.svg")
+    }
+
+    pub(crate) fn marks(&self) -> PathBuf {
+        self.folder.join("marks.txt")
+    }
+
+    pub(crate) fn data(&self) -> PathBuf {
+        self.folder.join("data")
+    }
+
+    pub(crate) fn log(&self) -> PathBuf {
+        self.folder.join("node.log")
+    }
+
+    fn hammer_json(&self) -> PathBuf {
+        self.folder.join("hammer.json")
+    }
+
+    fn hammer_table(&self) -> PathBuf {
+        self.folder.join("hammer.txt")
+    }
+
+    fn verdict(&self) -> PathBuf {
+        self.folder.join("verdict.json")
+    }
+
+    fn metrics(&self) -> PathBuf {
+        self.folder.join("metrics.txt")
+    }
+
+    /// Says in the series and the picture what begins now.
+    fn mark(&self, phase: &str) -> Result<()> {
+        println!("storm: {phase}");
+        let mut file = OpenOptions::new().create(true).append(true).open(self.marks())?;
+        writeln!(file, "{phase}").context("writing a mark")
+    }
+}
+
+/// Runs the storm and prints the verdict.
+pub async fn run(options: Options) -> Result<ExitCode> {
+    let memory_bytes = parse_size(&options.memory)?;
+    let files = Files::make(&options, memory_bytes)?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let told = tokio::select! {
+        told = storm(&options, memory_bytes, &files) => Some(told),
+        _ = tokio::signal::ctrl_c() => None,
+        _ = terminate.recv() => None,
+    };
+    if !options.keep_data {
+        let _ = fs::remove_dir_all(files.data());
+    }
+    let Some(told) = told else {
+        eprintln!("thimble-lab storm: stopped; what there is lies in {}", files.folder.display());
+        return Ok(ExitCode::from(EXIT_INTERRUPTED));
+    };
+    let findings = told.with_context(|| {
+        format!("the storm came to no end; what there is lies in {}", files.folder.display())
+    })?;
+    let rows = verdict::judge(&findings);
+    let good = rows.iter().all(|row| row.met != Some(false));
+    println!("\nmachine: {}", machine::describe());
+    println!("node: --memory {}, group {}", options.memory, findings.group);
+    print!("{}", verdict::table(&rows));
+    fs::write(files.verdict(), serde_json::to_string_pretty(&rows)?)?;
+    println!("\nseries, picture, reports and logs: {}", files.folder.display());
+    println!("{}", if good { "storm: every verdict is good" } else { "storm: FAILED" });
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn storm(options: &Options, memory_bytes: u64, files: &Files) -> Result<Findings> {
+    let program = std::env::current_exe().context("finding this program")?;
+    let beside = program.parent().map(|folder| folder.join("thimble"));
+    let binary = options.node.clone().or(beside).context("--node is needed")?;
+    ensure!(
+        binary.is_file(),
+        "there is no node at {}; build it (make build) or name it with --node",
+        binary.display()
+    );
+
+    let mut node =
+        CappedNode::start(&program, &binary, options.group, memory_bytes, &options.mode, files).await?;
+    files.mark("idle")?;
+    node.watch(Duration::from_secs(options.idle_seconds)).await?;
+    let idle_bytes = node.anonymous_now()?;
+
+    files.mark(&format!("storm: {}", options.mode))?;
+    let hammer = hammer(options, memory_bytes, &program, &mut node, files).await?;
+
+    files.mark("cool-down")?;
+    node.watch(Duration::from_secs(options.cool_down_seconds)).await?;
+    let after_bytes = node.anonymous_now()?;
+    let metrics = node.metrics().await?;
+    fs::write(files.metrics(), &metrics)?;
+
+    files.mark("stop")?;
+    let (group, summary) = node.stop().await?;
+    Ok(Findings {
+        memory_bytes,
+        mode: options.mode.clone(),
+        cool_down_seconds: options.cool_down_seconds,
+        group,
+        idle_bytes,
+        after_bytes,
+        hammer,
+        metrics,
+        summary,
+    })
+}
+
+async fn hammer(
+    options: &Options,
+    memory_bytes: u64,
+    program: &Path,
+    node: &mut CappedNode,
+    files: &Files,
+) -> Result<Hammer> {
+    let seconds = options.seconds.unwrap_or(if options.mode == "all" { 20 } else { 120 });
+    let mut command = Command::new(program);
+    command
+        .args(["hammer", "--mode", &options.mode, "--seconds", &seconds.to_string(), "--url", node.url()])
+        .arg("--json")
+        .arg(files.hammer_json());
+    if memory_bytes < FULL_SIZE_BYTES_MIN {
+        command.args(["--scale", "0.5"]);
+    }
+    let child = command
+        .args(&options.hammer)
+        .stdin(Stdio::null())
+        .stdout(File::create(files.hammer_table())?)
+        .spawn()
+        .context("starting the hammer")?;
+    let mut child = Reaped(child);
+    let modes = if options.mode == "all" { HAMMER_MODES_MAX } else { 1 };
+    let patience = (Duration::from_secs(seconds) * HAMMER_PARTS_MAX + HAMMER_PATIENCE) * modes;
+    let deadline = Instant::now() + patience;
+    let status = loop {
+        if let Some(status) = child.0.try_wait()? {
+            break status;
+        }
+        node.check()?;
+        if Instant::now() > deadline {
+            bail!("the hammer did not end within {} s", patience.as_secs());
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    };
+    let report = fs::read_to_string(files.hammer_json()).ok();
+    Ok(Hammer {
+        status: status.to_string(),
+        success: status.success(),
+        report: report.and_then(|text| serde_json::from_str(&text).ok()),
+    })
+}
+
+/// A child that does not outlive its owner.
+struct Reaped(Child);
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,249 @@
+//! What a storm must not do to a node, and whether it did.
+
+use std::fmt::Write;
+
+use budget::{MIB, format_size};
+use serde::Serialize;
+
+use crate::cap::series::Summary;
+
+/// Most anonymous memory of a node with 512 MiB in a hybrid storm.
+const HYBRID_PEAK_BYTES_MAX: u64 = 170 * MIB;
+/// How much anonymous memory may stay after a storm above what it was before.
+const KEPT_BYTES_MAX: u64 = 16 * MIB;
+/// A process of this role lives for one module and is meant to come again.
+const COMPILER: &str = "sandbox-compile";
+
+/// What the hammer said.
+pub(crate) struct Hammer {
+    pub(crate) status: String,
+    pub(crate) success: bool,
+    /// Its JSON, if it wrote any.
+    pub(crate) report: Option<serde_json::Value>,
+}
+
+/// All that is judged.
+pub(crate) struct Findings {
+    pub(crate) memory_bytes: u64,
+    pub(crate) mode: String,
+    pub(crate) cool_down_seconds: u64,
+    pub(crate) group: String,
+    pub(crate) idle_bytes: u64,
+    pub(crate) after_bytes: u64,
+    pub(crate) hammer: Hammer,
+    /// The text of `/metrics` before the stop.
+    pub(crate) metrics: String,
+    pub(crate) summary: Summary,
+}
+
+/// One line of the verdict.
+#[derive(Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) what: String,
+    pub(crate) measured: String,
+    pub(crate) goal: String,
+    /// `None` where there is no goal.
+    pub(crate) met: Option<bool>,
+}
+
+/// Judges.
+pub(crate) fn judge(findings: &Findings) -> Vec<Row> {
+    let Findings { memory_bytes, summary, hammer, .. } = findings;
+    let mut rows = Vec::new();
+    let mut row = |what: &str, measured: String, goal: &str, met: Option<bool>| {
+        rows.push(Row { what: what.to_owned(), measured, goal: goal.to_owned(), met });
+    };
+    let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / MIB as f64);
+
+    row("OOM kills", summary.oom_kills.to_string(), "0", Some(summary.oom_kills == 0));
+    match metric(&findings.metrics, "thimble_worker_restarts_total") {
+        Some(restarts) => {
+            row("worker restarts (the node's word)", format!("{restarts:.0}"), "0", Some(restarts < 0.5))
+        }
+        None => row("worker restarts (the node's word)", "not told".into(), "0", Some(false)),
+    }
+    let restarted: Vec<String> = summary
+        .restarts
+        .iter()
+        .filter(|restarts| !restarts.role.contains(COMPILER))
+        .map(|restarts| format!("{} {}", restarts.role, restarts.count))
+        .collect();
+    let none = restarted.is_empty();
+    row(
+        "process restarts (seen from outside)",
+        if none { "0".into() } else { restarted.join(", ") },
+        "0",
+        Some(none),
+    );
+    row("hammer", hammer.status.clone(), "exit status: 0", Some(hammer.success));
+    let report = hammer.report.as_ref();
+    let wrong = report.and_then(|report| report.get("verification_failures")?.as_u64());
+    row(
+        "verification failures",
+        wrong.map_or_else(|| "no report".to_owned(), |wrong| wrong.to_string()),
+        "0",
+        Some(wrong == Some(0)),
+    );
+    let done = report.map_or(0, operations);
+    // A storm in which nothing was done proves nothing.
+    row("operations done", done.to_string(), "some", Some(done > 0));
+    if let Some(errors) = report.and_then(|report| report.get("errors")?.as_u64()) {
+        row("errors the hammer was answered with", errors.to_string(), "", None);
+    }
+    let peak = summary.anonymous_peak_bytes;
+    let peak_max = match (*memory_bytes, findings.mode.as_str()) {
+        (bytes, "hybrid") if bytes == 512 * MIB => HYBRID_PEAK_BYTES_MAX,
+        (bytes, _) => bytes,
+    };
+    row(
+        "anonymous memory, peak",
+        mib(peak),
+        &format!("at most {}", format_size(peak_max)),
+        Some(peak <= peak_max),
+    );
+    row("anonymous memory, idle before", mib(findings.idle_bytes), "", None);
+    row(
+        &format!("anonymous memory, {} s after", findings.cool_down_seconds),
+        mib(findings.after_bytes),
+        &format!("at most {} above idle", format_size(KEPT_BYTES_MAX)),
+        Some(findings.after_bytes <= findings.idle_bytes + KEPT_BYTES_MAX),
+    );
+    row("charged memory, peak (page cache included)", mib(summary.charged_peak_bytes), "", None);
+    let told = |name: &str, digits: usize| {
+        metric(&findings.metrics, name)
+            .map_or_else(|| "not told".to_owned(), |value| format!("{value:.digits$}"))
+    };
+    row("longest stall of rounds, seconds", told("thimble_longest_stall_seconds", 3), "", None);
+    row("rounds skipped", told("thimble_rounds_skipped_total", 0), "", None);
+    if let (Some(some), Some(full)) = (summary.pressure_some_percent_max, summary.pressure_full_percent_max) {
+        row("memory pressure, worst 10 s", format!("some {some:.1} %, full {full:.1} %"), "", None);
+    }
+    row("the node's end after SIGTERM", summary.ended.clone(), "exit 0", Some(summary.ended == "exit 0"));
+    rows
+}
+
+/// For a person.
+pub(crate) fn table(rows: &[Row]) -> String {
+    let mut text = format!("\n{:<46}{:<28}{:<28}met\n", "what", "measured", "goal");
+    for row in rows {
+        let met = row.met.map_or("", |met| if met { "yes" } else { "NO" });
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{:<46}{:<28}{:<28}{met}", row.what, row.measured, row.goal);
+    }
+    text
+}
+
+/// The value of a metric without labels, or the sum over its labels.
+fn metric(text: &str, name: &str) -> Option<f64> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix(name))
+        .filter(|rest| rest.starts_with([' ', '{']))
+        .filter_map(|rest| rest.rsplit(' ').next()?.parse::<f64>().ok())
+        .reduce(|a, b| a + b)
+}
+
+/// Operations that the hammer counts as done, in all modes and phases.
+fn operations(report: &serde_json::Value) -> u64 {
+    match report {
+        serde_json::Value::Object(fields) => fields
+            .iter()
+            .map(|(name, value)| match value.as_u64() {
+                Some(count) if name == "done" => count,
+                _ => operations(value),
+            })
+            .sum(),
+        serde_json::Value::Array(values) => values.iter().map(operations).sum(),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cap::series::Restarts;
+
+    fn good() -> Findings {
+        Findings {
+            memory_bytes: 512 * MIB,
+            mode: "hybrid".into(),
+            cool_down_seconds: 60,
+            group: "v1".into(),
+            idle_bytes: 10 * MIB,
+            after_bytes: 26 * MIB,
+            hammer: Hammer {
+                status: "exit status: 0".into(),
+                success: true,
+                report: Some(serde_json::json!({
+                    "verification_failures": 0, "errors": 2,
+                    "modes": [{"phases": [{"kinds": {"query": {"done": 40}, "update": {"done": 2}}}]}],
+                })),
+            },
+            metrics: "# TYPE x counter\nthimble_worker_restarts_total{kind=\"query\"} 0\nthimble_worker_restarts_total{kind=\"update\"} 0\n".into(),
+            summary: Summary {
+                ended: "exit 0".into(),
+                anonymous_peak_bytes: 170 * MIB,
+                restarts: vec![Restarts { role: "thimble sandbox-compile".into(), count: 9 }],
+                ..Summary::default()
+            },
+        }
+    }
+
+    /// What is not met.
+    fn failing(findings: &Findings) -> Vec<String> {
+        judge(findings).into_iter().filter(|row| row.met == Some(false)).map(|row| row.what).collect()
+    }
+
+    #[test]
+    fn a_calm_storm_is_good_at_the_limit() {
+        assert_eq!(failing(&good()), [""; 0]);
+        assert!(judge(&good()).iter().any(|row| row.what == "operations done" && row.measured == "42"));
+    }
+
+    #[test]
+    fn each_fault_fails_its_own_line_and_no_other() {
+        type Fault = (&'static str, fn(&mut Findings));
+        let faults: [Fault; 10] = [
+            ("OOM kills", |findings| findings.summary.oom_kills = 1),
+            ("worker restarts (the node's word)", |findings| {
+                findings.metrics = findings.metrics.replace("update\"} 0", "update\"} 1");
+            }),
+            ("worker restarts (the node's word)", |findings| findings.metrics.clear()),
+            ("process restarts (seen from outside)", |findings| {
+                findings.summary.restarts.push(Restarts { role: "thimble sandbox-worker".into(), count: 1 });
+            }),
+            ("hammer", |findings| findings.hammer.success = false),
+            ("verification failures", |findings| {
+                findings.hammer.report = Some(serde_json::json!({"verification_failures": 1, "done": 1}));
+            }),
+            ("operations done", |findings| {
+                findings.hammer.report = Some(serde_json::json!({"verification_failures": 0, "done": 0}));
+            }),
+            ("anonymous memory, peak", |findings| findings.summary.anonymous_peak_bytes += 1),
+            ("anonymous memory, 60 s after", |findings| findings.after_bytes += 1),
+            ("the node's end after SIGTERM", |findings| findings.summary.ended = "ended by SIGKILL".into()),
+        ];
+        for (line, fault) in faults {
+            let mut findings = good();
+            fault(&mut findings);
+            assert_eq!(failing(&findings), [line]);
+        }
+    }
+
+    #[test]
+    fn other_budgets_and_modes_are_held_to_their_budget() {
+        let mut findings = good();
+        findings.mode = "all".into();
+        findings.summary.anonymous_peak_bytes = 512 * MIB;
+        assert_eq!(failing(&findings), [""; 0]);
+        findings.memory_bytes = 256 * MIB;
+        assert_eq!(failing(&findings), ["anonymous memory, peak"]);
+    }
+
+    #[test]
+    fn a_metric_is_not_its_longer_sibling() {
+        let text = "a_total_other 5\na_total 1.5\nb{x=\"1\"} 2\nb{x=\"2\"} 3\n";
+        assert_eq!(metric(text, "a_total"), Some(1.5));
+        assert_eq!(metric(text, "b"), Some(5.0));
+        assert_eq!(metric(text, "c"), None);
+    }
+}
