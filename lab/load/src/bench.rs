@@ -21,7 +21,7 @@ use hdrhistogram::Histogram;
 use ic_agent::Agent;
 use serde::{Deserialize, Serialize};
 
-use crate::{client, measure};
+use crate::{client, hammer, measure};
 
 /// `thimble-lab bench`
 #[derive(Args)]
@@ -233,6 +233,33 @@ async fn measure_all(options: &Options, scratch: &Path, rows: &mut Vec<Row>) -> 
     row(
         "update replies verified / update replies in all".into(),
         format!("{} / {}", updates.verified, updates.replies),
+        "",
+        None,
+    );
+
+    let seconds = options.seconds.to_string();
+    let calls = |flags: &[&str]| {
+        let flags: Vec<String> = ["--url", &node.url, "--seconds", &seconds]
+            .iter()
+            .chain(flags)
+            .map(|flag| (*flag).to_owned())
+            .collect();
+        async move {
+            let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+            hammer::inter_canister_messages_per_second(&flags).await
+        }
+    };
+    let guaranteed = calls(&["--concurrency", "8", "--depth", "3"]).await?;
+    row(
+        "inter-canister messages, guaranteed, 8 chains of 3".into(),
+        format!("{guaranteed:.0}/s"),
+        ">= 2,000/s",
+        Some(guaranteed >= 2000.0),
+    );
+    let best_effort = calls(&["--concurrency", "32", "--depth", "20", "--best-effort", "30"]).await?;
+    row(
+        "inter-canister messages, best-effort, 32 chains of 20".into(),
+        format!("{best_effort:.0}/s"),
         "",
         None,
     );

@@ -4,6 +4,8 @@
 //! `hammer` puts every sort of load on a node that runs already, and checks every byte that comes back.
 //! Nothing here knows the node's insides: what it reports of memory it reads from the operating system.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
 pub mod bench;
 mod client;
 pub mod demo;

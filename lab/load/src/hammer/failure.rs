@@ -131,7 +131,7 @@ impl Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ic_agent::agent::{HttpErrorPayload, RejectCode};
+    use ic_agent::agent::{RejectCode, agent_error::HttpErrorPayload};
 
     #[test]
     fn backpressure_needs_the_status_and_the_header() {

@@ -417,7 +417,7 @@ impl Fleet {
                     (Space::Heap, By::Query) => self.query(job, index, "heap_read", argument).await,
                     (Space::Heap, By::Update) => self.update(job, index, "heap_read_update", argument).await,
                 }?;
-                let first = offset / PAGE_BYTES | if space == Space::Heap { HEAP_PAGES } else { 0 };
+                let first = (offset / PAGE_BYTES) | if space == Space::Heap { HEAP_PAGES } else { 0 };
                 let judged = ReadReply::decode(&reply)
                     .and_then(|reply| reply.judge(seed, first, &floors, index.is_multiple_of(WHOLE_READS)));
                 outcome.wrong = judged.err().map(|text| format!("canister {}: {text}", canister.id));

@@ -20,7 +20,8 @@ mod transport;
 
 use std::{process::ExitCode, sync::Arc, time::SystemTime};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
 use tokio::sync::watch;
 
 use self::{
@@ -33,6 +34,28 @@ use self::{
 use crate::measure;
 
 pub use self::options::{Mode, Options};
+
+/// The command line as a parser of its own, for drivers that run a mode.
+#[derive(clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    options: Options,
+}
+
+/// Calls between canisters that were made and answered, per second: mode calls with these flags. Any error or wrong byte is an error.
+pub(crate) async fn inter_canister_messages_per_second(flags: &[&str]) -> Result<f64> {
+    let line = Line::try_parse_from(["hammer", "--mode", "calls", "--no-progress"].iter().chain(flags))?;
+    let parameters = Parameters::of(&line.options)?;
+    let (_stopper, stop) = watch::channel(false);
+    let report = hammer(parameters, false, false, Stop(stop)).await?;
+    ensure!(
+        report.errors == 0 && report.verification_failures == 0,
+        "calls between canisters:\n{}",
+        report.table()
+    );
+    let mode = report.modes.first().context("one mode ran")?;
+    mode.inter_canister_messages_per_second.context("mode calls measures its calls")
+}
 
 /// Exit code for a command line that cannot be followed, as `clap` has it.
 const USAGE: u8 = 2;

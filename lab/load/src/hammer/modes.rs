@@ -181,7 +181,7 @@ impl Modes<'_> {
                 self.phase(report, "reads", reads(n, Space::Heap, pieces)).await;
             }
             Mode::Calls => {
-                let action = Action::Chain { depth: p.depth.unwrap_or(10) };
+                let action = Action::Chain { depth: p.depth };
                 let chain = move |index, _| Job::new(Kind::Chain, on(index), action).signed();
                 self.phase(report, "chains", Arc::new(chain)).await;
                 report.inter_canister_messages_per_second = rate_of_calls(report);
@@ -298,7 +298,7 @@ impl Modes<'_> {
         let n = self.fleet.len() as u64;
         let reads = Pieces { bytes: p.fill_bytes, size: p.read_bytes };
         let writes = Pieces { bytes: p.fill_bytes, size: p.write_bytes };
-        let depth = p.depth.unwrap_or(3);
+        let depth = p.depth;
         // Each sort gets a third of what is in flight, or of what is started when there are no workers to divide.
         let by_worker = mode == Mode::Hybrid && p.rate.is_none() && p.concurrency >= 3;
         let seed = p.seed;

@@ -136,9 +136,12 @@ pub struct Options {
     pub instructions: u64,
     /// Calls in one chain.
     ///
-    /// Default: 10 in mode calls, 3 in hybrid and soak. Example: --depth 50
-    #[arg(long)]
-    pub depth: Option<u64>,
+    /// A call with a guaranteed response reserves memory for the largest response (2 MiB) from when it is made until it is answered, and in a chain the calls
+    /// are nested: --concurrency times --depth of them are open at once. Deeper chains want --best-effort.
+    ///
+    /// Default: 3. Example: --depth 50 --best-effort 30
+    #[arg(long, default_value_t = 3, hide_default_value = true)]
+    pub depth: u64,
     /// Canisters that one fanout message calls at once (the ring is gone round as often as it takes).
     ///
     /// Default: 8. Example: --fanout 32
@@ -248,7 +251,7 @@ pub(crate) struct Parameters {
     pub(crate) rate: Option<f64>,
     pub(crate) outstanding: usize,
     pub(crate) instructions: u64,
-    pub(crate) depth: Option<u64>,
+    pub(crate) depth: u64,
     pub(crate) fanout: u64,
     pub(crate) multiplier: u64,
     pub(crate) best_effort_seconds: u64,
@@ -289,7 +292,7 @@ impl Parameters {
             ("--concurrency", options.concurrency as u64, 1, 4096),
             ("--outstanding", options.outstanding as u64, 1, 65_536),
             ("--canister-count", options.canister_count as u64, 1, RING_MAX as u64),
-            ("--depth", options.depth.unwrap_or(1), 1, 100_000),
+            ("--depth", options.depth, 1, 100_000),
             ("--fanout", options.fanout, 1, 10_000),
             ("--multiplier", options.multiplier, 1, 10_000),
             ("--payload", options.payload, 0, 2 * MIB),

@@ -107,7 +107,7 @@ fn mode_table(out: &mut String, mode: &ModeReport) {
         }
         let _ = writeln!(
             out,
-            "{:>11}{:>11}{:>11}{:>10}{:>8}{:>8}{:>6}",
+            "{:>12}{:>12}{:>12}{:>10}{:>8}{:>8}{:>6}",
             "sent", "received", "touched", "MiB/s", "errors", "refused", "wrong"
         );
     }
@@ -129,7 +129,7 @@ fn mode_table(out: &mut String, mode: &ModeReport) {
 }
 
 fn phase_rows(out: &mut String, phase: &Phase) {
-    let size = |bytes: u64| format!("{:.1} MiB", bytes as f64 / 1048576.0);
+    let size = budget::format_size;
     for (kind, stats) in &phase.kinds {
         let per_second = |count: f64| if phase.seconds > 0.0 { count / phase.seconds } else { 0.0 };
         let _ = write!(
@@ -146,7 +146,7 @@ fn phase_rows(out: &mut String, phase: &Phase) {
         }
         let _ = writeln!(
             out,
-            "{:>11}{:>11}{:>11}{:>10.1}{:>8}{:>8}{:>6}",
+            "{:>12}{:>12}{:>12}{:>10.1}{:>8}{:>8}{:>6}",
             size(stats.sent_bytes),
             size(stats.received_bytes),
             size(stats.touched_bytes),
