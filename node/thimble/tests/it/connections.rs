@@ -70,7 +70,10 @@ impl Kept {
     }
 
     async fn more(&mut self) {
-        assert!(self.stream.read_buf(&mut self.ahead).await.unwrap() > 0, "the node closed a kept connection");
+        assert!(
+            self.stream.read_buf(&mut self.ahead).await.unwrap() > 0,
+            "the node closed a kept connection"
+        );
     }
 
     async fn metrics(&mut self) -> String {
