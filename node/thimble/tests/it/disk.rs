@@ -14,7 +14,6 @@ use std::{
 
 use candid::{Decode, Encode, Principal};
 use ic_agent::Agent;
-use ic_management_canister_types::{ClearChunkStoreArgs, UploadChunkArgs};
 
 use crate::harness::*;
 
@@ -159,28 +158,6 @@ impl Written {
     }
 }
 
-/// Uploads chunks, each another, until told to stop; how many were taken.
-async fn keep_uploading(agent: Agent, canister: Principal, stop: Arc<AtomicBool>) -> u64 {
-    let mut taken = 0;
-    for round in 0u64.. {
-        if stop.load(Ordering::SeqCst) {
-            break;
-        }
-        let chunk = round.to_le_bytes().repeat(32 << 10);
-        let upload = UploadChunkArgs { canister_id: canister, chunk };
-        match manage(&agent, canister, "upload_chunk", Encode!(&upload).unwrap()).await {
-            Ok(_) => taken += 1,
-            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
-        }
-        // The store of one canister is limited, and the disk is small.
-        if round % 16 == 15 {
-            let clear = ClearChunkStoreArgs { canister_id: canister };
-            let _ = manage(&agent, canister, "clear_chunk_store", Encode!(&clear).unwrap()).await;
-        }
-    }
-    taken
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
     let Some(disk) = SmallDisk::new(300) else {
@@ -208,28 +185,37 @@ async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
         storm.spawn(written.clone().keep_writing(node.agent(1).await, stop.clone()));
         writers.push(written);
     }
+<<<<<<< HEAD
     let uploaded = tokio::spawn(keep_uploading(node.agent(1).await, create(&agent).await, stop.clone()));
     let acknowledged = || writers.iter().map(|writer| writer.acknowledged.load(Ordering::SeqCst)).collect();
     let failures = || writers.iter().map(|writer| writer.failures.load(Ordering::SeqCst)).collect();
+=======
+    let acknowledged = || {
+        let of = |writer: &Arc<Written>| writer.acknowledged.load(Ordering::SeqCst);
+        writers.iter().map(of).collect::<Vec<u64>>()
+    };
+    let failures = || writers.iter().map(|writer| writer.failures.load(Ordering::SeqCst)).sum::<u64>();
+>>>>>>> db0e39f08ffc1f0d91b1681cff77147e880a4747
     let all_beyond = |now: Vec<u64>, before: &[u64]| now.iter().zip(before).all(|(now, then)| now > then);
     until("everybody writes", async || all_beyond(acknowledged(), &[2; 4])).await;
 
     for _ in 0..2 {
         // Someone else takes what is left, and whatever the node gives back.
-        let before: Vec<u64> = failures();
+        let before = failures();
         let filler = disk.path().join("filler");
         let mut file = fs::File::create(&filler).unwrap();
         let chunk = vec![0; 64 << 10];
-        until("every writer meets the full disk", async || {
+        until("writers meet the full disk", async || {
             while file.write_all(&chunk).is_ok() {}
-            all_beyond(failures(), &before)
+            // Not every writer must: a call that was taken in before waits for its block.
+            failures() > before && node.metric("thimble_updates_refused").await == 1
         })
         .await;
         // Reading goes on, and no write is seen in part.
         for writer in &writers {
             writer.check(&agent).await;
         }
-        let before: Vec<u64> = acknowledged();
+        let before = acknowledged();
         drop(file);
         fs::remove_file(&filler).unwrap();
         until("everybody writes again", async || all_beyond(acknowledged(), &before)).await;
@@ -238,16 +224,10 @@ async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
     while let Some(ended) = storm.join_next().await {
         ended.unwrap();
     }
-    let uploaded = uploaded.await.unwrap();
-    assert!(uploaded > 0);
     for writer in &writers {
         writer.check(&agent).await;
     }
-    println!(
-        "{:?} acknowledged, {:?} failed, {uploaded} chunks",
-        acknowledged() as Vec<u64>,
-        failures() as Vec<u64>
-    );
+    println!("{:?} acknowledged, {:?} failed", acknowledged(), failures());
     let log = node.log();
     assert!(log.contains("appending dirty pages"), "no write of pages met the full disk:\n{log}");
 

@@ -156,7 +156,7 @@ impl Drop for Watched {
     }
 }
 
-/// Takes memory page by page, each written to at once: `until` stops before a size in Wasm pages or when none is given, without it nothing does.
+/// Takes memory page by page and writes to it at once: everything there is, or 16 MiB more per call; replies how many pages it has.
 const EATER: &str = r#"(module
   (import "ic0" "msg_arg_data_copy" (func $arg (param i32 i32 i32)))
   (import "ic0" "msg_reply" (func $reply))
