@@ -185,17 +185,11 @@ async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
         storm.spawn(written.clone().keep_writing(node.agent(1).await, stop.clone()));
         writers.push(written);
     }
-<<<<<<< HEAD
-    let uploaded = tokio::spawn(keep_uploading(node.agent(1).await, create(&agent).await, stop.clone()));
-    let acknowledged = || writers.iter().map(|writer| writer.acknowledged.load(Ordering::SeqCst)).collect();
-    let failures = || writers.iter().map(|writer| writer.failures.load(Ordering::SeqCst)).collect();
-=======
     let acknowledged = || {
         let of = |writer: &Arc<Written>| writer.acknowledged.load(Ordering::SeqCst);
         writers.iter().map(of).collect::<Vec<u64>>()
     };
     let failures = || writers.iter().map(|writer| writer.failures.load(Ordering::SeqCst)).sum::<u64>();
->>>>>>> db0e39f08ffc1f0d91b1681cff77147e880a4747
     let all_beyond = |now: Vec<u64>, before: &[u64]| now.iter().zip(before).all(|(now, then)| now > then);
     until("everybody writes", async || all_beyond(acknowledged(), &[2; 4])).await;
 
