@@ -3,6 +3,7 @@
 #   make run [MEMORY=512MiB] [PORT=8080] [DATA=thimble-data] [ONCE=1]
 #   make test [ARGS='-p pages']
 #   make bench [SECONDS=10] [CONCURRENCY=32]
+#   make storm [MEMORY=512MiB] [MODE=hybrid] [DURATION=120]
 #   make lint | make fmt | make canisters | make fuzz [FUZZ_SECONDS=60]
 #
 # CARGO_TARGET_DIR moves the build directory (default: target), so that several checkouts can share one.
@@ -12,13 +13,14 @@ PORT ?= 8080
 DATA ?= thimble-data
 ONCE ?=
 ARGS ?=
-DURATION ?= 10
+DURATION ?=
+MODE ?= hybrid
 CONCURRENCY ?= 32
 FUZZ_SECONDS ?= 60
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 BIN := $(CARGO_TARGET_DIR)/release
 
-.PHONY: run test bench lint fmt build setup setup-clients canisters fuzz help
+.PHONY: run test bench storm lint fmt build setup setup-clients canisters fuzz help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,7 +42,10 @@ test: setup-clients ## Run every test, the published clients in Rust, Node and P
 	@cargo test --release --locked --workspace $(ARGS)
 
 bench: build ## Measure start, idle, latency, rates and memory, and print the table with the machine.
-	@"$(BIN)/thimble-lab" bench --node "$(BIN)/thimble" --memory "$(MEMORY)" --seconds "$(DURATION)" --concurrency "$(CONCURRENCY)"
+	@"$(BIN)/thimble-lab" bench --node "$(BIN)/thimble" --memory "$(MEMORY)" --seconds "$(or $(DURATION),10)" --concurrency "$(CONCURRENCY)"
+
+storm: build ## Storm a node that is capped at MEMORY with the hammer's MODE for DURATION seconds, and judge what its memory did.
+	@"$(BIN)/thimble-lab" storm --node "$(BIN)/thimble" --memory "$(MEMORY)" --mode "$(MODE)" $(if $(DURATION),--seconds "$(DURATION)") --out target/storm
 
 lint: setup ## Formatting and lints, as the gate runs them.
 	@cargo fmt --all --check

@@ -162,9 +162,9 @@ fn run_inner(options: &Options) -> Result<u8> {
         readings: &readings,
         stops: 0,
     };
-    run.write(Line::Header(header(options, &group, &readings, started_at)));
-    let name = options.name.clone().unwrap_or_else(|| command_name(options));
-    run.event(What::Start, format!("start of {name}"), Some(main.0));
+    let header = header(options, &group, &readings, started_at);
+    run.write(Line::Header(header.clone()));
+    run.event(What::Start, format!("start of {}", header.name), Some(main.0));
     let ended = run.until_end(&signals, Duration::from_millis(options.interval_millis))?;
     let summary = run.finish(ended);
     let left = group.remove().map_err(|reason| anyhow::anyhow!("{reason}"));
@@ -172,7 +172,7 @@ fn run_inner(options: &Options) -> Result<u8> {
         picture::draw(path, picture).with_context(|| format!("drawing {}", picture.display()))?;
     }
     drop(scratch);
-    eprint!("{}", summary::text(&summary, &name, options.memory, readings_kind(&readings)));
+    eprint!("{}", summary::text(&summary, &header));
     for (what, path) in [("series", &options.json), ("picture", &options.picture)] {
         if let Some(path) = path {
             eprintln!("  {what:<11} {}", path.display());
@@ -199,7 +199,7 @@ fn command_name(options: &Options) -> String {
     program.map_or_else(|| "the command".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-fn readings_kind(readings: &Cgroup) -> &'static str {
+fn whose_pressure(readings: &Cgroup) -> &'static str {
     match (readings.tells_pressure(), budget::pressure::machine_memory()) {
         (true, _) => "group",
         (false, Some(_)) => "machine",
@@ -216,7 +216,7 @@ fn header(options: &Options, group: &Group, readings: &Cgroup, started: String) 
         cap_bytes: options.memory,
         swap_bytes: options.swap,
         group: group.kind().to_string(),
-        pressure_of: readings_kind(readings).to_owned(),
+        pressure_of: whose_pressure(readings).to_owned(),
         interval_millis: options.interval_millis,
         started,
     }
@@ -279,13 +279,13 @@ impl Run<'_> {
             self.group.kill();
             return;
         }
-        self.event(What::Signal, signal.to_string(), None);
         let pid = i32::try_from(self.main.0).ok().and_then(rustix::process::Pid::from_raw);
-        let signal = rustix::process::Signal::from_named_raw(signal as i32);
-        if let (false, Some(pid), Some(signal)) = (by_terminal, pid, signal) {
+        let number = rustix::process::Signal::from_named_raw(signal as i32);
+        if let (false, Some(pid), Some(number)) = (by_terminal, pid, number) {
             // It may have ended in this moment.
-            let _ = rustix::process::kill_process(pid, signal);
+            let _ = rustix::process::kill_process(pid, number);
         }
+        self.event(What::Signal, signal.to_string(), None);
     }
 
     fn sample(&mut self, alive: bool) -> Result<()> {

@@ -4,14 +4,15 @@ use std::fmt::Write;
 
 use budget::format_size;
 
-use super::series::Summary;
+use super::series::{Header, Summary};
 
 /// Several lines, each ended.
-pub(crate) fn text(summary: &Summary, name: &str, cap_bytes: u64, pressure_of: &str) -> String {
+pub(crate) fn text(summary: &Summary, header: &Header) -> String {
     let mut text = format!(
-        "thimble-lab cap: {name} ran {} in {}: {}",
+        "thimble-lab cap: {} ran {} in {}: {}",
+        header.name,
         duration(summary.seconds),
-        format_size(cap_bytes),
+        format_size(header.cap_bytes),
         summary.ended
     );
     // When the two differ, it is because of a kill.
@@ -36,14 +37,14 @@ pub(crate) fn text(summary: &Summary, name: &str, cap_bytes: u64, pressure_of: &
         shared => format!(", {} of it at most shared memory", mib(shared)),
     };
     line("file", format!("peak {}{shared}", mib(summary.file_peak_bytes)));
-    line("charged", format!("peak {} of {}", mib(summary.charged_peak_bytes), mib(cap_bytes)));
+    line("charged", format!("peak {} of {}", mib(summary.charged_peak_bytes), mib(header.cap_bytes)));
     line("OOM kills", summary.oom_kills.to_string());
     let restarts: Vec<String> =
         summary.restarts.iter().map(|restarts| format!("{} {}", restarts.role, restarts.count)).collect();
     line("restarts", if restarts.is_empty() { "0".to_owned() } else { restarts.join(", ") });
     if let (Some(some), Some(full)) = (summary.pressure_some_percent_max, summary.pressure_full_percent_max) {
         let stalled = summary.stalled_some_seconds.unwrap_or(0.0);
-        let whose = if pressure_of == "group" { "the group's own" } else { "of the whole machine" };
+        let whose = if header.pressure_of == "group" { "the group's own" } else { "of the whole machine" };
         line(
             "pressure",
             format!(
@@ -88,7 +89,7 @@ mod tests {
     fn an_exit_status_that_is_not_the_commands_is_explained() {
         let summary =
             Summary { exit_status: 137, ended: "exit 0".into(), oom_kills: 1, ..Summary::default() };
-        let text = text(&summary, "sh", 64 << 20, "machine");
+        let text = text(&summary, &Header::default());
         assert!(text.contains("exit 0, passed on as 137 because of an OOM kill"), "{text}");
     }
 }

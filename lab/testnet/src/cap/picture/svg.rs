@@ -381,18 +381,18 @@ impl Page<'_> {
 
     fn cap_and_peak(&mut self) {
         let cap = self.plot.header.cap_bytes;
-        let y = self.y_of(cap as f64);
-        self.line("cap", LEFT, y, RIGHT, y);
-        self.text(RIGHT + 6.0, y + 4.0, "capink big", "start", &format!("cap {}", format_size(cap)));
+        let cap_y = self.y_of(cap as f64);
+        self.line("cap", LEFT, cap_y, RIGHT, cap_y);
+        self.text(RIGHT + 6.0, cap_y + 4.0, "capink big", "start", &format!("cap {}", format_size(cap)));
         let (seconds, bytes) = self.plot.peak;
         if bytes > 0.0 {
             let (x, y) = (x_of(self.plot, seconds), self.y_of(bytes));
             let label = format!("anonymous peak {} at {}", mib(bytes as u64), duration(seconds));
             let width = label.chars().count() as f64 * 7.2;
-            // Beside the dot, on the side where there is room, above it unless that is above the plot.
+            // Beside the dot, on the side where there is room; above it, unless it would stand on the line of the cap.
             let (text_x, anchor) =
                 if x + 10.0 + width > RIGHT { (x - 9.0, "end") } else { (x + 9.0, "start") };
-            let text_y = if y - 18.0 < self.top { y + 18.0 } else { y - 8.0 };
+            let text_y = if y - cap_y < 28.0 { y + 18.0 } else { y - 8.0 };
             let left = if anchor == "end" { text_x - width } else { text_x };
             let _ = writeln!(
                 self.text,

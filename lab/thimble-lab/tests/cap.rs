@@ -1,0 +1,401 @@
+//! `thimble-lab cap` as its user meets it: real commands in real groups of the machine the test runs on.
+//!
+//! Where no group can be made (an unprivileged container, say) a test says so on standard error and ends there; `cap` itself is what decides that, so a machine
+//! that can make groups skips nothing.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    os::unix::{fs::PermissionsExt, process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// Nothing here takes as long; what has not happened by then will not.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn lab() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thimble-lab"));
+    command.stdin(Stdio::null());
+    command
+}
+
+/// `thimble-lab cap` with its own arguments and the command's.
+fn cap(own: &[&str], command: &[&str]) -> Command {
+    let mut cap = lab();
+    cap.arg("cap").args(own).arg("--").args(command);
+    cap
+}
+
+fn run(own: &[&str], command: &[&str]) -> Output {
+    cap(own, command).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Whether groups can be made here; says why not.
+fn possible() -> bool {
+    let output = run(&["--memory", "64MiB"], &["true"]);
+    let refused = output.status.code() == Some(125);
+    if refused {
+        let reason = text(&output.stderr);
+        assert!(reason.contains("no memory-capped process group can be made here"), "{reason}");
+        eprintln!("skipped: {reason}");
+    }
+    !refused
+}
+
+/// The lines of a series, as far as they are whole.
+fn lines(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+fn of_kind(lines: &[Value], kind: &str) -> Vec<Value> {
+    lines.iter().filter(|line| line["kind"] == kind).cloned().collect()
+}
+
+fn has_event(lines: &[Value], what: &str, part: &str) -> bool {
+    of_kind(lines, "event")
+        .iter()
+        .any(|event| event["what"] == what && event["text"].as_str().is_some_and(|text| text.contains(part)))
+}
+
+/// Waits for something that does happen.
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn send(child: &Child, signal: Signal) {
+    kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), signal).unwrap();
+}
+
+/// Groups of the cap that has this process id, in every hierarchy.
+fn groups_of(pid: u32) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![PathBuf::from("/sys/fs/cgroup")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.starts_with("thimble-cap-") && name.split('-').nth(3) == Some(&pid.to_string()) {
+                found.push(entry.path());
+            }
+            folders.push(entry.path());
+        }
+    }
+    found
+}
+
+fn is_running(pid: &str) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    !status.is_empty() && !status.contains("State:\tZ")
+}
+
+#[test]
+fn a_command_within_the_cap_is_measured() {
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    assert!(Command::new("mkfifo").arg(path("fifo")).status().unwrap().success());
+    // dd fills its buffer, then waits for somebody to read the pipe: so it holds 40 MiB for as long as we like.
+    let script = format!(
+        "echo 'half way' >> {}; exec dd if=/dev/zero of={} bs=40M count=1 status=none",
+        path("marks"),
+        path("fifo")
+    );
+    let mut child = cap(
+        &[
+            "--memory",
+            "128MiB",
+            "--interval-millis",
+            "20",
+            "--name",
+            "forty",
+            "--json",
+            &path("series"),
+            "--picture",
+            &path("run.svg"),
+            "--mark-file",
+            &path("marks"),
+        ],
+        &["sh", "-c", &script],
+    )
+    .stderr(Stdio::piped())
+    .spawn()
+    .unwrap();
+    let holds = |sample: &Value| sample["anonymous_bytes"].as_u64().is_some_and(|bytes| bytes >= 40 << 20);
+    let series = folder.path().join("series");
+    until("40 MiB in the series while the command runs", || {
+        of_kind(&lines(&series), "sample").iter().any(holds)
+    });
+    let mut bytes = Vec::new();
+    fs::File::open(path("fifo")).unwrap().read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes.len(), 40 << 20);
+    let pid = child.id();
+    let mut told = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{told}");
+
+    let lines = lines(&series);
+    assert_eq!(lines[0]["kind"], "header");
+    assert_eq!((&lines[0]["cap_bytes"], &lines[0]["name"]), (&Value::from(128 << 20), &Value::from("forty")));
+    let held = of_kind(&lines, "sample").into_iter().find(holds).unwrap();
+    let process = &held["processes"][0];
+    assert!(process["anonymous_bytes"].as_u64().unwrap() >= 40 << 20, "{held}");
+    assert_eq!(process["role"], "dd");
+    assert!(has_event(&lines, "mark", "half way") && has_event(&lines, "exit", "exit 0"));
+    let summary = lines.last().unwrap();
+    assert_eq!((&summary["kind"], &summary["oom_kills"]), (&Value::from("summary"), &Value::from(0)));
+    let peak = summary["anonymous_peak_bytes"].as_u64().unwrap();
+    assert!((40 << 20..64 << 20).contains(&peak), "{summary}");
+    assert!(summary["charged_peak_bytes"].as_u64().unwrap() >= peak);
+    assert!(told.contains("forty ran") && told.contains("OOM kills   0"), "{told}");
+
+    let picture = fs::read_to_string(path("run.svg")).unwrap();
+    assert!(picture.starts_with("<svg") && picture.ends_with("</svg>\n"));
+    for part in ["forty in 128 MiB: exit 0", "cap 128 MiB", "anonymous peak 4", "half way"] {
+        assert!(picture.contains(part), "{part} is not in the picture");
+    }
+    assert_eq!(groups_of(pid), [PathBuf::new(); 0]);
+}
+
+#[test]
+fn a_command_beyond_the_cap_is_killed_and_that_is_said() {
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let series = folder.path().join("series");
+    let own = ["--memory", "64MiB", "--json", series.to_str().unwrap()];
+    let hog = "dd if=/dev/zero of=/dev/null bs=300M count=1 status=none";
+    // Itself; a child of a command that does not mind; a child of one that has something to say about it.
+    for (script, status) in
+        [(format!("exec {hog}"), 137), (format!("{hog}; exit 0"), 137), (format!("{hog}; exit 3"), 3)]
+    {
+        let output = run(&own, &["sh", "-c", &script]);
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{script}: {told}");
+        assert!(told.contains("OOM kills   1"), "{script}: {told}");
+        let lines = lines(&series);
+        assert!(has_event(&lines, "oom_kill", "OOM kill"), "{script}");
+        let summary = lines.last().unwrap();
+        assert_eq!((&summary["oom_kills"], &summary["exit_status"]), (&Value::from(1), &Value::from(status)));
+        assert!(summary["charged_peak_bytes"].as_u64().unwrap() <= 64 << 20, "{summary}");
+    }
+}
+
+#[test]
+fn the_exit_status_is_the_commands() {
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let plain = folder.path().join("no-program");
+    fs::write(&plain, "text").unwrap();
+    fs::set_permissions(&plain, fs::Permissions::from_mode(0o644)).unwrap();
+    let commands: [(&[&str], i32); 5] = [
+        (&["true"], 0),
+        (&["sh", "-c", "exit 42"], 42),
+        (&["sh", "-c", "kill -TERM $$"], 143),
+        (&["no-such-command-anywhere"], 127),
+        (&[plain.to_str().unwrap()], 126),
+    ];
+    for (command, status) in commands {
+        let mut child = cap(&["--memory", "64MiB"], command).stderr(Stdio::piped()).spawn().unwrap();
+        let pid = child.id();
+        let mut told = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(status), "{command:?}: {told}");
+        assert_eq!(groups_of(pid), [PathBuf::new(); 0], "{command:?}");
+    }
+}
+
+/// Starts a script that says `ready` when its traps are set.
+fn start_script(own: &[&str], script: &str) -> (Child, BufReader<std::process::ChildStdout>) {
+    let mut child =
+        cap(own, &["sh", "-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    (child, output)
+}
+
+#[test]
+fn a_signal_is_passed_on_and_a_clean_end_is_waited_for() {
+    if !possible() {
+        return;
+    }
+    for (name, signal) in [("INT", Signal::INT), ("TERM", Signal::TERM), ("HUP", Signal::HUP)] {
+        let script = format!("trap 'echo clean; exit 7' {name}; echo ready; while :; do sleep 0.05; done");
+        let (mut child, mut output) = start_script(&["--memory", "64MiB"], &script);
+        send(&child, signal);
+        let mut rest = String::new();
+        output.read_to_string(&mut rest).unwrap();
+        assert_eq!((rest.as_str(), child.wait().unwrap().code()), ("clean\n", Some(7)), "{name}");
+    }
+}
+
+#[test]
+fn a_second_signal_kills_what_does_not_stop() {
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let series = folder.path().join("series");
+    let (mut child, _output) = start_script(
+        &["--memory", "64MiB", "--json", series.to_str().unwrap()],
+        "trap '' TERM; echo ready; while :; do sleep 0.05; done",
+    );
+    let pid = child.id();
+    send(&child, Signal::TERM);
+    until("the first signal in the series", || has_event(&lines(&series), "signal", "SIGTERM"));
+    assert!(child.try_wait().unwrap().is_none(), "the first signal kills nothing");
+    send(&child, Signal::TERM);
+    assert_eq!(child.wait().unwrap().code(), Some(137));
+    assert_eq!(groups_of(pid), [PathBuf::new(); 0]);
+}
+
+#[test]
+fn ctrl_c_at_a_terminal_reaches_the_command_once() {
+    if !possible() {
+        return;
+    }
+    if Command::new("script").arg("--version").output().is_err() {
+        eprintln!("skipped: there is no `script` to make a terminal with");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let inner = path("inner.sh");
+    fs::write(
+        &inner,
+        format!(
+            "trap 'echo x >> {got}' INT; : > {got}; echo ready\nwhile [ ! -e {go} ]; do sleep 0.05; done\nexit $(wc -l < {got})\n",
+            got = path("got").display(),
+            go = path("go").display()
+        ),
+    )
+    .unwrap();
+    let line = format!(
+        "{} cap --memory 64MiB --json {} -- sh {}",
+        env!("CARGO_BIN_EXE_thimble-lab"),
+        path("series").display(),
+        inner.display()
+    );
+    // A terminal of its own, in whose foreground the command runs; what we write is what is typed.
+    let mut terminal = Command::new("script")
+        .args(["--quiet", "--return", "--flush", "--command", &line, "/dev/null"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    until("the trap", || path("got").exists());
+    let mut keyboard = terminal.stdin.take().unwrap();
+    keyboard.write_all(b"\x03").unwrap();
+    keyboard.flush().unwrap();
+    until("the signal at the cap", || has_event(&lines(&path("series")), "signal", "SIGINT"));
+    until("the signal at the command", || fs::read_to_string(path("got")).is_ok_and(|text| !text.is_empty()));
+    fs::write(path("go"), "").unwrap();
+    assert_eq!(
+        terminal.wait().unwrap().code(),
+        Some(1),
+        "the status is how often the command got the signal"
+    );
+}
+
+#[test]
+fn what_the_command_leaves_running_is_killed() {
+    if !possible() {
+        return;
+    }
+    let output = run(&["--memory", "64MiB"], &["sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!"]);
+    let told = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{told}");
+    assert!(told.contains("left over   1 processes"), "{told}");
+    assert!(!is_running(text(&output.stdout).trim()));
+}
+
+#[test]
+fn the_group_of_a_run_that_was_killed_is_removed_by_the_next() {
+    if !possible() {
+        return;
+    }
+    let (mut child, mut output) =
+        start_script(&["--memory", "64MiB"], "echo ready; echo $$; exec sleep 1000");
+    let mut inner = String::new();
+    output.read_line(&mut inner).unwrap();
+    let pid = child.id();
+    let before = groups_of(pid);
+    send(&child, Signal::KILL);
+    child.wait().unwrap();
+    if before.is_empty() {
+        eprintln!("skipped: this machine's groups are scopes of systemd, which go with their last process");
+        kill_process(Pid::from_raw(inner.trim().parse().unwrap()).unwrap(), Signal::KILL).unwrap();
+        return;
+    }
+    // Another test's run may have removed it already, which is as good.
+    assert_eq!(run(&["--memory", "64MiB"], &["true"]).status.code(), Some(0));
+    until("the group to go", || groups_of(pid).is_empty());
+    until("the command to die", || !is_running(inner.trim()));
+}
+
+#[test]
+fn a_machine_without_groups_is_told_why_and_what_helps() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can become somebody who may not make groups");
+        return;
+    }
+    // Nobody may not read our build folder, perhaps.
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let copy = folder.path().join("thimble-lab");
+    fs::copy(env!("CARGO_BIN_EXE_thimble-lab"), &copy).unwrap();
+    fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+    let output = Command::new(&copy)
+        .args(["cap", "--memory", "64MiB", "--", "true"])
+        .current_dir("/")
+        .env_remove("XDG_RUNTIME_DIR")
+        .env_remove("DBUS_SESSION_BUS_ADDRESS")
+        .uid(65_534)
+        .gid(65_534)
+        .output()
+        .unwrap();
+    let told = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(125), "{told}");
+    for part in [
+        "no memory-capped process group can be made here",
+        "\n  v2: ",
+        "\n  v1: ",
+        "\n  systemd: ",
+        "What helps: run it as root",
+    ] {
+        assert!(told.contains(part), "{part:?} is not in: {told}");
+    }
+}
+
+#[test]
+fn a_size_that_is_none_is_refused_before_anything_runs() {
+    for (size, part) in [("5kB", "the smallest cap is 1 MiB"), ("lots", "512MiB")] {
+        let output = run(&["--memory", size], &["sh", "-c", "echo ran"]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains(part) && output.stdout.is_empty(), "{}", text(&output.stderr));
+    }
+}
