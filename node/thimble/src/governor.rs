@@ -33,6 +33,8 @@ const IDLE_TICK: Duration = Duration::from_secs(1);
 const IDLE_AFTER: Duration = Duration::from_secs(3);
 /// Time between looks for mappings that nobody used for a while.
 const EVICT_EVERY: Duration = Duration::from_secs(5);
+/// Without work for so long, replies of queries are no longer kept.
+const FORGET_REPLIES_AFTER: Duration = Duration::from_secs(30);
 /// Time between samples of the history.
 const SAMPLE_EVERY: Duration = Duration::from_millis(950);
 /// Samples of an idle node.
@@ -89,6 +91,8 @@ struct Worker {
     // What the last look saw.
     work: u64,
     last_activity: Duration,
+    /// Kept replies were let go since.
+    forgotten: bool,
     evicted: Instant,
     pressed: Instant,
     sampled: Instant,
@@ -120,6 +124,7 @@ impl Worker {
             budget_bytes: limits.memory_budget_bytes.min(group_limit),
             work: 0,
             last_activity: Duration::ZERO,
+            forgotten: false,
             evicted: now,
             pressed: now,
             sampled: now,
@@ -144,6 +149,7 @@ impl Worker {
         self.hold_back(&memory);
         self.hand_back(now, &memory, stalled.filter(|_| own));
         self.evict(&memory);
+        self.forget_replies(now);
         let idle = now.saturating_sub(self.last_activity) >= IDLE_AFTER;
         let due = if idle { IDLE_SAMPLE_EVERY } else { SAMPLE_EVERY };
         if self.sampled.elapsed() >= due {
@@ -179,11 +185,16 @@ impl Worker {
     fn hand_back(&mut self, now: Duration, memory: &Reading, stalled_hundredths: Option<u32>) {
         let own = allocator::heap(false);
         let workers = self.parts.watch.sandbox.workers();
-        let heaps = workers.iter().filter_map(|worker| worker.heap);
+        let heaps = workers.iter().filter_map(|worker| {
+            // A worker's allocator counts tables that were never touched; the kernel knows what is really there.
+            let anonymous =
+                memory.processes.iter().find(|process| process.pid == worker.pid)?.anonymous_bytes;
+            let heap = worker.heap?;
+            Some((heap.live_bytes.min(anonymous), heap.resident_bytes.min(anonymous)))
+        });
         // The rule looks at the process that holds most above what it uses.
-        let (live_bytes, resident_bytes) = std::iter::once(own)
+        let (live_bytes, resident_bytes) = std::iter::once((own.live_bytes, own.resident_bytes))
             .chain(heaps)
-            .map(|heap| (heap.live_bytes, heap.resident_bytes))
             .max_by_key(|(live, resident)| resident.saturating_sub(*live))
             .unwrap_or_default();
         let moment = Moment {
@@ -221,6 +232,15 @@ impl Worker {
             sandbox.heaps(false);
             self.evicted = Instant::now();
         }
+    }
+
+    /// Kept replies are for bursts of the same question; an idle node has none of those.
+    fn forget_replies(&mut self, now: Duration) {
+        let idle = now.saturating_sub(self.last_activity) >= FORGET_REPLIES_AFTER;
+        if idle && !self.forgotten {
+            self.parts.queries.clear_cache();
+        }
+        self.forgotten = idle;
     }
 
     fn sample(&mut self, memory: &Reading, counted: Counted) {
