@@ -290,6 +290,7 @@ impl Desk<'_> {
                 .into(),
             ));
         };
+        self.keep(canister.id, order.wasm).map_err(early)?;
         let room = match self.room(canister, next, plan, &limits, ordinal) {
             Ok(Some(room)) => room,
             Ok(None) => return Err(early(Refusal::NotNow)),
@@ -469,9 +470,8 @@ impl Desk<'_> {
         limits: &MessageLimits,
         ordinal: u64,
     ) -> Result<Option<Room>, PagesError> {
-        let fault = FaultKind::NotStarted.fault(canister.id, ordinal);
         if self.round.recorded(FaultKind::NotStarted, canister.id, ordinal) {
-            self.effects.faults.push(fault);
+            self.not_started(canister.id, ordinal);
             return Ok(None);
         }
         let Some(execution) = &next.execution else { return Ok(None) };
@@ -497,7 +497,7 @@ impl Desk<'_> {
                 | PagesError::DiskFull { .. }
                 | PagesError::TooManyOpenFiles { .. },
             ) => {
-                self.effects.faults.push(fault);
+                self.not_started(canister.id, ordinal);
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -537,8 +537,6 @@ impl Desk<'_> {
             },
         });
         watch_memory(core, &mut next);
-        core.blobs.put(order.wasm)?;
-        core.note_blobs_changed();
         let kept: Vec<MemoryId> = memories(&next).collect();
         let gone: Vec<MemoryId> = memories(before).filter(|memory| !kept.contains(memory)).collect();
         gone.iter().for_each(|memory| core.pages.remove(*memory));

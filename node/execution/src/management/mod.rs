@@ -22,11 +22,11 @@ use std::collections::BTreeMap;
 use candid::{CandidType, Principal};
 use serde::de::DeserializeOwned;
 use state::{
-    CanisterId, CanisterState, ChangeOrigin, Cycles, Ingress, Origin, Payload, RandomnessWaiter, Reject,
-    ReplicatedState, SubnetCall, Visibility,
+    BlobError, CanisterId, CanisterState, ChangeOrigin, Cycles, Ingress, Origin, Payload, RandomnessWaiter,
+    Reject, ReplicatedState, SubnetCall, Visibility,
 };
 
-use crate::config::FatalError;
+use crate::config::{FatalError, FaultKind};
 use crate::core::{Core, RoundFacts};
 use crate::message::{Effects, MESSAGE_OVERHEAD_INSTRUCTIONS, Seat};
 use crate::reject;
@@ -268,6 +268,32 @@ pub(crate) enum Disposal {
 }
 
 impl Desk<'_> {
+    /// Keeps `bytes` in the module store. Without room on the disk the call waits.
+    fn keep(&mut self, id: CanisterId, bytes: &[u8]) -> Result<(), Refusal> {
+        let ordinal = self.seats.entry(id).or_default().ordinal;
+        if !self.round.recorded(FaultKind::NotStarted, id, ordinal) {
+            match self.core.blobs.put(bytes) {
+                Ok(_) => {
+                    self.core.note_blobs_changed();
+                    return Ok(());
+                }
+                Err(error @ BlobError::DiskFull { .. }) => {
+                    tracing::warn!(canister = %id, %error, "a management call waits");
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.not_started(id, ordinal);
+        Err(Refusal::NotNow)
+    }
+
+    /// Records that a call about `id` found no room on this node, so that a replay waits where this round did. What the canister does later in the round
+    /// has the next ordinal: it may find room.
+    fn not_started(&mut self, id: CanisterId, ordinal: u64) {
+        self.effects.faults.push(FaultKind::NotStarted.fault(id, ordinal));
+        self.seats.entry(id).or_default().ordinal = ordinal + 1;
+    }
+
     /// Serves one call.
     pub(crate) fn serve(&mut self, call: SubnetCall) -> Result<Disposal, FatalError> {
         self.effects.work += CALL_INSTRUCTIONS;

@@ -14,6 +14,7 @@ use std::{
 
 use candid::{Decode, Encode, Principal};
 use ic_agent::Agent;
+use ic_management_canister_types::{ClearChunkStoreArgs, UploadChunkArgs};
 
 use crate::harness::*;
 
@@ -158,6 +159,28 @@ impl Written {
     }
 }
 
+/// Uploads chunks, each another, until told to stop; how many were taken.
+async fn keep_uploading(agent: Agent, canister: Principal, stop: Arc<AtomicBool>) -> u64 {
+    let mut taken = 0;
+    for number in 0u64.. {
+        if stop.load(Ordering::SeqCst) {
+            break;
+        }
+        let chunk = number.to_le_bytes().repeat(32 << 10);
+        let upload = UploadChunkArgs { canister_id: canister, chunk };
+        match manage(&agent, canister, "upload_chunk", Encode!(&upload).unwrap()).await {
+            Ok(_) => taken += 1,
+            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+        // The disk is small.
+        if number % 16 == 15 {
+            let clear = ClearChunkStoreArgs { canister_id: canister };
+            let _ = manage(&agent, canister, "clear_chunk_store", Encode!(&clear).unwrap()).await;
+        }
+    }
+    taken
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
     let Some(disk) = SmallDisk::new(300) else {
@@ -185,6 +208,8 @@ async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
         storm.spawn(written.clone().keep_writing(node.agent(1).await, stop.clone()));
         writers.push(written);
     }
+    let library = create(&agent).await;
+    let uploads = tokio::spawn(keep_uploading(node.agent(1).await, library, stop.clone()));
     let acknowledged = || {
         let of = |writer: &Arc<Written>| writer.acknowledged.load(Ordering::SeqCst);
         writers.iter().map(of).collect::<Vec<u64>>()
@@ -218,10 +243,12 @@ async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
     while let Some(ended) = storm.join_next().await {
         ended.unwrap();
     }
+    let uploaded = uploads.await.unwrap();
+    assert!(uploaded > 0);
     for writer in &writers {
         writer.check(&agent).await;
     }
-    println!("{:?} acknowledged, {:?} failed", acknowledged(), failures());
+    println!("{:?} acknowledged, {:?} failed, {uploaded} chunks", acknowledged(), failures());
     let log = node.log();
     assert!(log.contains("appending dirty pages"), "no write of pages met the full disk:\n{log}");
 
