@@ -110,7 +110,7 @@ fn done(report: &Value, mode: &str, kind: &str) -> u64 {
 fn every_mode_runs_and_every_byte_is_right() {
     let node = Node::start("512MiB", None);
     let (code, report) = node.report(
-        "--operations 36 --scale 0.25 --fill 12MiB --grow-to 6MiB --strict --instructions 5000000 --fanout 3 --multiplier 2 --verify-every 4 \
+        "--operations 36 --scale 0.25 --fill 12MiB --grow-to 6MiB --strict --instructions 5000000 --fanout 3 --multiplier 2 --best-effort 60 --verify-every 4 \
          --mode throughput --mode compute --mode dirty --mode growth --mode read --mode heapread --mode calls --mode fanout --mode hybrid --mode soak",
     );
     assert_eq!(code, Some(0), "{report:#}");

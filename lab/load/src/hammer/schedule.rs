@@ -183,7 +183,7 @@ impl Running {
     }
 
     async fn closed(self: Arc<Self>, worker: usize, concurrency: usize) {
-        while !self.over() {
+        while !self.over() && self.next.load(Ordering::Relaxed) < self.operations {
             if let Some(shape) = self.shape
                 && worker >= shape.workers(self.started.elapsed(), concurrency)
             {
