@@ -181,6 +181,11 @@ impl Executor {
         }
     }
 
+    /// Moves what the history holds together in memory. Changes no state; takes about a microsecond per entry.
+    pub fn repack_history(&mut self) {
+        self.state.history.repack();
+    }
+
     /// Where the newest certified state can be read.
     pub fn reader(&self) -> CertifiedReader {
         self.reader.clone()

@@ -306,6 +306,11 @@ impl IngressHistory {
         self.unfinished
     }
 
+    /// Builds the map anew in memory that lies together; see [`MerkleMap::repack`]. Changes nothing.
+    pub fn repack(&mut self) {
+        self.map.repack(|entry| Arc::new(HistoryEntry::clone(entry)));
+    }
+
     /// Bytes charged.
     pub fn bytes(&self) -> u64 {
         self.map.len() as u64 * ENTRY_BYTES + self.response_bytes

@@ -126,6 +126,10 @@ impl<C: Consensus> Driver<C> {
             if self.watch.wait_for_memory(MEMORY_PATIENCE) {
                 self.metrics.skipped();
             }
+            // Only what fits into the gaps that are there is moved, so that moving takes no memory of its own.
+            if self.watch.repack_below(self.executor.state().history.bytes()) {
+                self.executor.repack_history();
+            }
             // Work that waits makes the time since the last certified round a stall; without any it counts from the batch.
             let waiting = demand.more || self.pool.status().messages > 0;
             let finalised = match self.consensus.next_batch(demand) {

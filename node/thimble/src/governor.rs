@@ -35,6 +35,10 @@ const IDLE_AFTER: Duration = Duration::from_secs(3);
 const EVICT_EVERY: Duration = Duration::from_secs(5);
 /// Without work for so long, replies of queries are no longer kept.
 const FORGET_REPLIES_AFTER: Duration = Duration::from_secs(30);
+/// Time between looks for gaps between allocations of an idle node.
+const CLOSE_GAPS_EVERY: Duration = Duration::from_secs(10);
+/// Gaps below this are left: every program has some.
+const GAPS_WORTH_BYTES: u64 = 3 << 20;
 /// Time between samples of the history.
 const SAMPLE_EVERY: Duration = Duration::from_millis(950);
 /// Samples of an idle node.
@@ -93,6 +97,7 @@ struct Worker {
     last_activity: Duration,
     /// Kept replies were let go since.
     forgotten: bool,
+    gaps_looked_at: Duration,
     evicted: Instant,
     pressed: Instant,
     sampled: Instant,
@@ -125,6 +130,7 @@ impl Worker {
             work: 0,
             last_activity: Duration::ZERO,
             forgotten: false,
+            gaps_looked_at: Duration::ZERO,
             evicted: now,
             pressed: now,
             sampled: now,
@@ -239,8 +245,16 @@ impl Worker {
         let idle = now.saturating_sub(self.last_activity) >= FORGET_REPLIES_AFTER;
         if idle && !self.forgotten {
             self.parts.queries.clear_cache();
+            self.gaps_looked_at = now;
         }
         self.forgotten = idle;
+        if idle && now.saturating_sub(self.gaps_looked_at) >= CLOSE_GAPS_EVERY {
+            self.gaps_looked_at = now;
+            let gaps = allocator::active_bytes().saturating_sub(allocator::heap(false).live_bytes);
+            if gaps >= GAPS_WORTH_BYTES {
+                self.parts.watch.close_gaps(gaps);
+            }
+        }
     }
 
     fn sample(&mut self, memory: &Reading, counted: Counted) {

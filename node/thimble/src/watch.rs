@@ -37,6 +37,8 @@ pub(crate) struct Watch {
     pub(crate) purges: Purges,
     // State.
     level: AtomicU8,
+    /// Bytes that lie in gaps between allocations of an idle node, once they are worth closing; 0 otherwise.
+    gaps: AtomicU64,
     throttling: Mutex<Throttling>,
     level_changed: Condvar,
     history: Mutex<VecDeque<report::Sample>>,
@@ -81,6 +83,7 @@ impl Watch {
             queries: AtomicU64::new(0),
             purges: Purges::default(),
             level: AtomicU8::new(0),
+            gaps: AtomicU64::new(0),
             throttling: Mutex::default(),
             level_changed: Condvar::new(),
             history: Mutex::new(VecDeque::with_capacity(HISTORY_MAX)),
@@ -161,6 +164,17 @@ impl Watch {
         throttling.reason = (level != Level::None).then_some(reason);
         drop(throttling);
         self.level_changed.notify_all();
+    }
+
+    /// Asks the round loop to close gaps of so many bytes.
+    pub(crate) fn close_gaps(&self, bytes: u64) {
+        self.gaps.store(bytes, Relaxed);
+    }
+
+    /// Whether something of this size is to be moved together now; asked once per wish.
+    pub(crate) fn repack_below(&self, bytes: u64) -> bool {
+        // An empty node is not asked, and one without a wish answers without a write.
+        self.gaps.load(Relaxed) > 0 && (1..=self.gaps.swap(0, Relaxed)).contains(&bytes)
     }
 
     /// Why work is held back, if it is.
