@@ -78,6 +78,22 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// A cap under way; when the test fails, it does not stay.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // The first asks, the second kills the group. One that has ended is told nothing.
+        for _ in 0..2 {
+            if matches!(self.0.try_wait(), Ok(None)) {
+                send(&self.0, Signal::TERM);
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        }
+        let _ = self.0.wait();
+    }
+}
+
 fn send(child: &Child, signal: Signal) {
     kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), signal).unwrap();
 }
@@ -114,13 +130,14 @@ fn a_command_within_the_cap_is_measured() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     assert!(Command::new("mkfifo").arg(path("fifo")).status().unwrap().success());
-    // dd fills its buffer, then waits for somebody to read the pipe: so it holds 40 MiB for as long as we like.
+    // dd fills its buffer, then waits for somebody to read the pipe: so it holds 40 MiB for as long as we like. Opened for both, a pipe waits for nobody.
+    let mut pipe = fs::OpenOptions::new().read(true).write(true).open(path("fifo")).unwrap();
     let script = format!(
         "echo 'half way' >> {}; exec dd if=/dev/zero of={} bs=40M count=1 status=none",
         path("marks"),
         path("fifo")
     );
-    let mut child = cap(
+    let child = cap(
         &[
             "--memory",
             "128MiB",
@@ -140,18 +157,17 @@ fn a_command_within_the_cap_is_measured() {
     .stderr(Stdio::piped())
     .spawn()
     .unwrap();
+    let mut child = Running(child);
     let holds = |sample: &Value| sample["anonymous_bytes"].as_u64().is_some_and(|bytes| bytes >= 40 << 20);
     let series = folder.path().join("series");
     until("40 MiB in the series while the command runs", || {
         of_kind(&lines(&series), "sample").iter().any(holds)
     });
-    let mut bytes = Vec::new();
-    fs::File::open(path("fifo")).unwrap().read_to_end(&mut bytes).unwrap();
-    assert_eq!(bytes.len(), 40 << 20);
-    let pid = child.id();
+    pipe.read_exact(&mut vec![0; 40 << 20]).unwrap();
+    let pid = child.0.id();
     let mut told = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(0), "{told}");
+    child.0.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+    assert_eq!(child.0.wait().unwrap().code(), Some(0), "{told}");
 
     let lines = lines(&series);
     assert_eq!(lines[0]["kind"], "header");
@@ -173,7 +189,7 @@ fn a_command_within_the_cap_is_measured() {
     for part in ["forty in 128 MiB: exit 0", "cap 128 MiB", "anonymous peak 4", "half way"] {
         assert!(picture.contains(part), "{part} is not in the picture");
     }
-    assert_eq!(groups_of(pid), [PathBuf::new(); 0]);
+    assert!(groups_of(pid).is_empty());
 }
 
 #[test]
@@ -223,15 +239,16 @@ fn the_exit_status_is_the_commands() {
         let mut told = String::new();
         child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(status), "{command:?}: {told}");
-        assert_eq!(groups_of(pid), [PathBuf::new(); 0], "{command:?}");
+        assert!(groups_of(pid).is_empty(), "{command:?}");
     }
 }
 
 /// Starts a script that says `ready` when its traps are set.
-fn start_script(own: &[&str], script: &str) -> (Child, BufReader<std::process::ChildStdout>) {
-    let mut child =
+fn start_script(own: &[&str], script: &str) -> (Running, BufReader<std::process::ChildStdout>) {
+    let child =
         cap(own, &["sh", "-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut child = Running(child);
+    let mut output = BufReader::new(child.0.stdout.take().unwrap());
     let mut line = String::new();
     output.read_line(&mut line).unwrap();
     assert_eq!(line, "ready\n");
@@ -246,10 +263,10 @@ fn a_signal_is_passed_on_and_a_clean_end_is_waited_for() {
     for (name, signal) in [("INT", Signal::INT), ("TERM", Signal::TERM), ("HUP", Signal::HUP)] {
         let script = format!("trap 'echo clean; exit 7' {name}; echo ready; while :; do sleep 0.05; done");
         let (mut child, mut output) = start_script(&["--memory", "64MiB"], &script);
-        send(&child, signal);
+        send(&child.0, signal);
         let mut rest = String::new();
         output.read_to_string(&mut rest).unwrap();
-        assert_eq!((rest.as_str(), child.wait().unwrap().code()), ("clean\n", Some(7)), "{name}");
+        assert_eq!((rest.as_str(), child.0.wait().unwrap().code()), ("clean\n", Some(7)), "{name}");
     }
 }
 
@@ -264,13 +281,13 @@ fn a_second_signal_kills_what_does_not_stop() {
         &["--memory", "64MiB", "--json", series.to_str().unwrap()],
         "trap '' TERM; echo ready; while :; do sleep 0.05; done",
     );
-    let pid = child.id();
-    send(&child, Signal::TERM);
+    let pid = child.0.id();
+    send(&child.0, Signal::TERM);
     until("the first signal in the series", || has_event(&lines(&series), "signal", "SIGTERM"));
-    assert!(child.try_wait().unwrap().is_none(), "the first signal kills nothing");
-    send(&child, Signal::TERM);
-    assert_eq!(child.wait().unwrap().code(), Some(137));
-    assert_eq!(groups_of(pid), [PathBuf::new(); 0]);
+    assert!(child.0.try_wait().unwrap().is_none(), "the first signal kills nothing");
+    send(&child.0, Signal::TERM);
+    assert_eq!(child.0.wait().unwrap().code(), Some(137));
+    assert!(groups_of(pid).is_empty());
 }
 
 #[test]
@@ -288,14 +305,16 @@ fn ctrl_c_at_a_terminal_reaches_the_command_once() {
     fs::write(
         &inner,
         format!(
-            "trap 'echo x >> {got}' INT; : > {got}; echo ready\nwhile [ ! -e {go} ]; do sleep 0.05; done\nexit $(wc -l < {got})\n",
+            "trap 'echo x >> {got}' INT; : > {got}; echo $PPID > {cap}\nwhile [ ! -e {go} ]; do sleep 0.05; done\nexit $(wc -l < {got})\n",
             got = path("got").display(),
+            cap = path("cap").display(),
             go = path("go").display()
         ),
     )
     .unwrap();
+    // The shell around it gets the Ctrl-C as well, and stays.
     let line = format!(
-        "{} cap --memory 64MiB --json {} -- sh {}",
+        "trap : INT; {} cap --memory 64MiB --json {} -- sh {}; exit $?",
         env!("CARGO_BIN_EXE_thimble-lab"),
         path("series").display(),
         inner.display()
@@ -307,12 +326,17 @@ fn ctrl_c_at_a_terminal_reaches_the_command_once() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    until("the trap", || path("got").exists());
+    let read = |name: &str| fs::read_to_string(path(name)).unwrap_or_default();
+    until("the trap", || read("cap").ends_with('\n'));
+    let cap = Pid::from_raw(read("cap").trim().parse().unwrap()).unwrap();
+    // The cap is held up until the command has dealt with the signal: one that was passed on at once could melt into the first.
+    kill_process(cap, Signal::STOP).unwrap();
     let mut keyboard = terminal.stdin.take().unwrap();
     keyboard.write_all(b"\x03").unwrap();
     keyboard.flush().unwrap();
+    until("the signal at the command", || !read("got").is_empty());
+    kill_process(cap, Signal::CONT).unwrap();
     until("the signal at the cap", || has_event(&lines(&path("series")), "signal", "SIGINT"));
-    until("the signal at the command", || fs::read_to_string(path("got")).is_ok_and(|text| !text.is_empty()));
     fs::write(path("go"), "").unwrap();
     assert_eq!(
         terminal.wait().unwrap().code(),
@@ -342,10 +366,10 @@ fn the_group_of_a_run_that_was_killed_is_removed_by_the_next() {
         start_script(&["--memory", "64MiB"], "echo ready; echo $$; exec sleep 1000");
     let mut inner = String::new();
     output.read_line(&mut inner).unwrap();
-    let pid = child.id();
+    let pid = child.0.id();
     let before = groups_of(pid);
-    send(&child, Signal::KILL);
-    child.wait().unwrap();
+    send(&child.0, Signal::KILL);
+    child.0.wait().unwrap();
     if before.is_empty() {
         eprintln!("skipped: this machine's groups are scopes of systemd, which go with their last process");
         kill_process(Pid::from_raw(inner.trim().parse().unwrap()).unwrap(), Signal::KILL).unwrap();

@@ -133,6 +133,8 @@ fn run_inner(options: &Options) -> Result<u8> {
         None => None,
     };
 
+    // Before the command runs: its first line is a mark, too.
+    let marks = options.mark_file.as_deref().map(Marks::at_end);
     let started = Instant::now();
     let started_at = machine::now().0;
     let spawned = group.command(&options.command).and_then(|mut command| command.spawn());
@@ -153,7 +155,7 @@ fn run_inner(options: &Options) -> Result<u8> {
     let readings = group.readings().context("the group is known once the command is in it")?.clone();
     let mut run = Run {
         sampler: Sampler::new(&readings, main, started),
-        marks: options.mark_file.as_deref().map(Marks::at_end),
+        marks,
         summary: Summary::default(),
         writer,
         started,

@@ -46,7 +46,16 @@ impl CappedNode {
         let memory = memory_bytes.to_string();
         let log = File::create(files.log())?;
         let mut command = Command::new(program);
-        command.args(["cap", "--memory", &memory, "--name", &format!("storm {mode}")]);
+        // Sampled more finely than by default: a message's memory comes and goes within tenths of a second.
+        command.args([
+            "cap",
+            "--memory",
+            &memory,
+            "--name",
+            &format!("storm {mode}"),
+            "--interval-millis",
+            "100",
+        ]);
         if let Some(group) = group {
             command.args(["--group", &group.to_string()]);
         }
