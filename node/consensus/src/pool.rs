@@ -43,6 +43,11 @@ pub enum PoolRefusal {
         /// Limit.
         cap: u64,
     },
+    /// The state could not take the call in.
+    #[error(
+        "the ingress history has no room for another call (subnet.ingress_history_bytes, subnet.ingress_unfinished_max): retry when calls were answered or have expired"
+    )]
+    History,
     /// The node takes no updates now.
     #[error("this node takes no updates: {0}")]
     Closed(String),
@@ -73,6 +78,10 @@ struct Inner {
     refusing: Option<String>,
     closing: bool,
     woken: bool,
+    /// Calls the state could take in when it was last asked; `None` until then.
+    room: Option<u64>,
+    /// Calls taken for blocks since.
+    taken: u64,
 }
 
 impl IngressPool {
@@ -100,6 +109,10 @@ impl IngressPool {
         if inner.waiting.contains_key(&ingress.request_id) {
             return Ok(Submitted::Already);
         }
+        // A call that would be passed over for want of room is better refused here, where its sender is told.
+        if inner.room.is_some_and(|room| inner.waiting.len() as u64 + inner.taken >= room) {
+            return Err(PoolRefusal::History);
+        }
         let asked = ingress.accounted_bytes();
         if inner.bytes + asked > self.bytes_max {
             return Err(PoolRefusal::Bytes { used: inner.bytes, cap: self.bytes_max, asked });
@@ -112,6 +125,13 @@ impl IngressPool {
         inner.waiting.insert(ingress.request_id, ingress);
         self.arrived.notify_one();
         Ok(Submitted::New)
+    }
+
+    /// Says how many calls the state could take in, after the calls last taken for a block were executed.
+    pub fn set_room(&self, calls: u64) {
+        let mut inner = self.lock();
+        inner.room = Some(calls);
+        inner.taken = 0;
     }
 
     /// Refuses new calls with `reason`, or takes them again with `None`. What waits stays.
@@ -175,12 +195,14 @@ impl IngressPool {
                 }
             }
         }
+        inner.taken += taken.len() as u64;
         taken
     }
 
     /// Gives calls back that a block could not be made of. They keep their place at the front.
     pub fn give_back(&self, ingress: Vec<Ingress>) {
         let mut inner = self.lock();
+        inner.taken = inner.taken.saturating_sub(ingress.len() as u64);
         for ingress in ingress.into_iter().rev() {
             if !inner.waiting.contains_key(&ingress.request_id) {
                 inner.bytes += ingress.accounted_bytes();
@@ -235,6 +257,25 @@ mod tests {
         let order: Vec<_> = pool.take(Time(0), 100_000, 10).iter().map(|call| call.request_id.0[0]).collect();
         assert_eq!(order, [2, 1]);
         assert_eq!(pool.status(), PoolStatus::default());
+    }
+
+    #[test]
+    fn no_more_is_taken_than_the_state_can_take_in() {
+        let pool = pool(10, 100_000);
+        pool.submit(call(1, 0, 9)).unwrap();
+        pool.set_room(2);
+        pool.submit(call(2, 0, 9)).unwrap();
+        assert_eq!(pool.submit(call(3, 0, 9)), Err(PoolRefusal::History));
+        // What a block took is not in the state yet.
+        assert_eq!(pool.take(Time(0), 100_000, 1).len(), 1);
+        assert_eq!(pool.submit(call(3, 0, 9)), Err(PoolRefusal::History));
+        pool.set_room(2);
+        pool.submit(call(3, 0, 9)).unwrap();
+        let taken = pool.take(Time(0), 100_000, 10);
+        pool.give_back(taken);
+        assert_eq!(pool.submit(call(4, 0, 9)), Err(PoolRefusal::History));
+        pool.set_room(3);
+        pool.submit(call(4, 0, 9)).unwrap();
     }
 
     #[test]

@@ -329,6 +329,14 @@ impl IngressHistory {
         Ok(())
     }
 
+    /// How many calls could be received now, one after the other, if none was answered or left meanwhile.
+    pub fn room_calls(&self) -> u64 {
+        let used = self.map.len() as u64 * ENTRY_BYTES;
+        let limit = self.limits.bytes_max - self.limits.bytes_max / 8;
+        let unanswered = self.limits.unfinished_max.saturating_sub(self.unfinished);
+        (limit.saturating_sub(used) / ENTRY_BYTES).min(unanswered)
+    }
+
     /// Takes a call in as `Received`. Its expiry was checked against the agreed time by the caller, who must not induct a
     /// call whose expiry has passed: such a call may have been here and left.
     pub fn receive(&mut self, ingress: &Ingress, now: Time) -> Result<(), HistoryError> {

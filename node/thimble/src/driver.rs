@@ -182,6 +182,7 @@ impl<C: Consensus> Driver<C> {
         self.waiters.certified(&result.finished);
         self.metrics.round(&batch, &result, started.elapsed());
         self.block_bytes += block_bytes;
+        self.pool.set_room(self.executor.state().history.room_calls());
         self.observed.block(0);
         self.observed.count(
             self.executor.state(),

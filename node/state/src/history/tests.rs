@@ -290,3 +290,19 @@ fn packing_together_changes_nothing_anyone_can_see() {
     assert_eq!(history.expire(at(1_000)), 21);
     assert_eq!(shared.len(), 40);
 }
+
+#[test]
+fn the_room_that_is_told_is_the_room_there_is() {
+    let mut history = IngressHistory::new(HistoryLimits { bytes_max: 20 * ENTRY_BYTES, unfinished_max: 5 });
+    for number in 0.. {
+        let told = history.room_calls();
+        let received = history.receive(&call(number, 100), at(1));
+        assert_eq!(received.is_ok(), told > 0, "{number}: {told}");
+        match received {
+            Ok(()) if number % 2 == 0 => assert!(history.finish(&id(number), Ok(vec![]), at(1))),
+            Ok(()) => {}
+            Err(_) => break,
+        }
+    }
+    assert_eq!(history.unfinished(), 5);
+}

@@ -157,6 +157,40 @@ async fn short_of_memory_queries_are_refused_first_then_calls_and_what_was_accep
     assert_eq!(report(&node).await["throttling"]["level"], "none");
 }
 
+#[tokio::test]
+async fn a_call_the_history_has_no_room_for_is_refused_and_not_left_waiting() {
+    let mut node = Node::start().await;
+    let agent = node.agent(1).await;
+    let counter = deploy(&agent, "counter-c.wasm").await;
+    node.reconfigure("[limits.subnet]\ningress_unfinished_max = 1\n").await;
+    let agent = node.agent(1).await;
+    let mut answered = 0_u64;
+    let mut refused = 0_u64;
+    until("one call is refused", async || {
+        let mut calls = tokio::task::JoinSet::new();
+        for _ in 0..8 {
+            let call = agent.update(&counter, "inc").with_arg(vec![]).sign().unwrap();
+            calls.spawn(post(format!("{}/api/v4/canister/{counter}/call", node.url), call.signed_update));
+        }
+        for (code, text) in calls.join_all().await {
+            let text = String::from_utf8_lossy(&text).into_owned();
+            match code {
+                200 => answered += 1,
+                503 => {
+                    assert!(text.contains("ingress history"), "{text}");
+                    refused += 1;
+                }
+                other => panic!("{other}: {text}"),
+            }
+        }
+        refused > 0
+    })
+    .await;
+    // Whoever was not refused was answered, once.
+    let count = query(&agent, counter, "get", vec![]).await.unwrap();
+    assert_eq!(count, answered.to_le_bytes());
+}
+
 #[derive(CandidType, Deserialize, Debug)]
 enum CallResult {
     Ok(ByteBuf),
