@@ -14,7 +14,7 @@ mod node;
 mod status;
 mod watch;
 
-use std::process::ExitCode;
+use std::{io::Write, process::ExitCode};
 
 use clap::Parser;
 
@@ -41,7 +41,8 @@ fn main() -> ExitCode {
     match cli::Cli::parse().run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("thimble: {error:#}");
+            // Standard error may be gone or on a full disk; the exit code still tells.
+            let _ = writeln!(std::io::stderr(), "thimble: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -44,11 +44,11 @@ pub(crate) fn run(config: Config, address_file: Option<&Path>) -> Result<()> {
     let started = Instant::now();
     start_logging(&config.log)?;
     let data = &config.data_dir;
-    raise_descriptor_limit();
     fs::create_dir_all(data).with_context(|| format!("making the data folder {}", data.display()))?;
     let _lock = lock(data)?;
     let keys = Keys::open_or_create(&data.join("keys"))?;
     let limits = Arc::new(config.limits.clone());
+    raise_descriptor_limit(&limits)?;
     let ledger = limits.ledger()?;
     let cgroup = Cgroup::own().unwrap_or_default();
     check_group(cgroup.as_ref(), &limits)?;
@@ -304,20 +304,42 @@ fn start_logging(filter: &str) -> Result<()> {
     })?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
+        // A log that cannot be written is no reason to end: there would be nowhere to say so either.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .init();
     Ok(())
 }
 
-/// Each canister in memory keeps descriptors of its page files, each connection one: takes what the system allows without asking for more.
-fn raise_descriptor_limit() {
+/// Descriptors of the node besides those of canisters and connections: logs, sockets of workers, the stores.
+const DESCRIPTORS_OWN: u64 = 64;
+/// Descriptors of one canister in memory: base file and open segment of two memories, and one being replaced.
+const DESCRIPTORS_PER_CANISTER: u64 = 5;
+
+/// Takes as many open files as the system allows. Fewer than what all canisters and connections may need is refused: the lack would show when a canister is
+/// installed that cannot be served.
+fn raise_descriptor_limit(limits: &Limits) -> Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, "the limit on open files stays at {:?}", limit.current);
+    let allowed = match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => limit.maximum,
+        Err(error) => {
+            tracing::warn!(%error, "the limit on open files stays at {:?}", limit.current);
+            limit.current
+        }
     }
+    .unwrap_or(u64::MAX);
+    let (canisters, connections) = (limits.subnet.canisters_max, limits.gateway.connections);
+    let needed = DESCRIPTORS_OWN + DESCRIPTORS_PER_CANISTER * canisters + connections;
+    if allowed < needed {
+        bail!(
+            "the system allows {allowed} open files; {canisters} canisters (subnet.canisters_max) and {connections} connections (gateway.connections) may \
+             need {needed}: raise the limit (ulimit -Hn, or LimitNOFILE of the service) or lower these"
+        );
+    }
+    Ok(())
 }
 
 /// Held for the life of the process; the kernel lets go of it however the process ends.

@@ -345,7 +345,20 @@ async fn no_window(node: &Node, path: &str, body: &[u8]) -> (Streams, tokio::tas
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_with_few_descriptors_goes_on_with_more_connections_than_it_can_hold() {
-    let node = Node::start_as("512MiB", "", "ulimit -n 256").await;
+    // With so few, no node of this size starts: a canister would be installed one day that could not be served.
+    let folder = tempfile::tempdir().unwrap();
+    let refused =
+        thimble_after("ulimit -n 256").arg("run").arg("--data-dir").arg(folder.path()).output().unwrap();
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success());
+    assert!(text.contains("256 open files") && text.contains("subnet.canisters_max"), "{text}");
+    // One that is told to hold less does.
+    let node = Node::start_as(
+        "512MiB",
+        "[limits.subnet]\ncanisters_max = 20\n[limits.gateway]\nconnections = 90\n",
+        "ulimit -n 256",
+    )
+    .await;
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
     let empty = create(&agent).await;
