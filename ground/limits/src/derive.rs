@@ -52,12 +52,12 @@ const COMPILE_BYTES_PER_BYTE: u64 = 28;
 const WASM_UNCOMPRESSED_BYTES_MAX: u64 = 100 * MIB;
 const CODE_SECTION_BYTES_MAX: u64 = 11 * MIB;
 
-// Measured with the load driver's `throughput` mode and a pause after it; the table stands in docs/operating.md.
+// Measured with bursts of the load driver's `throughput` mode and pauses between them; the table stands in docs/operating.md.
 const GOVERNOR: GovernorLimits = GovernorLimits {
     idle_millis: 500,
-    interval_millis: 10_000,
-    growth_percent: 120,
-    initial_bytes: 8 * MIB,
+    interval_millis: 2_000,
+    growth_percent: 110,
+    initial_bytes: 4 * MIB,
     pressure_interval_millis: 1_000,
     stalled_percent: 5,
     short_percent: 80,

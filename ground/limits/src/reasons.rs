@@ -161,10 +161,10 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "without room for the code being executed, every step would read the disk",
     ),
     ("governor.idle_millis", "shorter, and every pause between two requests pays for page faults"),
-    ("governor.interval_millis", "a hand-back costs a few milliseconds; more often brings nothing more"),
+    ("governor.interval_millis", "a hand-back costs a third of a millisecond; more often brings nothing more"),
     (
         "governor.growth_percent",
-        "an idle process keeps a fifth above what it uses; less is asked for again at once",
+        "an idle process keeps a tenth above what it uses; less is asked for again at once",
     ),
     ("governor.initial_bytes", "of each process; below it handing back only costs page faults"),
     ("governor.pressure_interval_millis", "pressure does not end within one hand-back"),
