@@ -161,7 +161,10 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "without room for the code being executed, every step would read the disk",
     ),
     ("governor.idle_millis", "shorter, and every pause between two requests pays for page faults"),
-    ("governor.interval_millis", "a hand-back costs a third of a millisecond; more often brings nothing more"),
+    (
+        "governor.interval_millis",
+        "a hand-back costs a third of a millisecond; more often brings nothing more",
+    ),
     (
         "governor.growth_percent",
         "an idle process keeps a tenth above what it uses; less is asked for again at once",

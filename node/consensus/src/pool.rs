@@ -45,7 +45,7 @@ pub enum PoolRefusal {
     },
     /// The state could not take the call in.
     #[error(
-        "the ingress history has no room for another call (subnet.ingress_history_bytes, subnet.ingress_unfinished_max): retry when calls were answered or have expired"
+        "the ingress history is filling up (subnet.ingress_history_bytes, subnet.ingress_unfinished_max) and takes no more calls in this second: retry later"
     )]
     History,
     /// The node takes no updates now.

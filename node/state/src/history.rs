@@ -329,12 +329,19 @@ impl IngressHistory {
         Ok(())
     }
 
+    /// How many calls can be remembered at once.
+    pub fn capacity_calls(&self) -> u64 {
+        (self.limits.bytes_max - self.limits.bytes_max / 8) / ENTRY_BYTES
+    }
+
+    /// How many more could be remembered.
+    pub fn free_calls(&self) -> u64 {
+        self.capacity_calls().saturating_sub(self.map.len() as u64)
+    }
+
     /// How many calls could be received now, one after the other, if none was answered or left meanwhile.
     pub fn room_calls(&self) -> u64 {
-        let used = self.map.len() as u64 * ENTRY_BYTES;
-        let limit = self.limits.bytes_max - self.limits.bytes_max / 8;
-        let unanswered = self.limits.unfinished_max.saturating_sub(self.unfinished);
-        (limit.saturating_sub(used) / ENTRY_BYTES).min(unanswered)
+        self.free_calls().min(self.limits.unfinished_max.saturating_sub(self.unfinished))
     }
 
     /// Takes a call in as `Received`. Its expiry was checked against the agreed time by the caller, who must not induct a

@@ -24,7 +24,7 @@ use gateway::Waiters;
 use limits::pool;
 use state::{Height, Ingress, ReplicatedState};
 
-use crate::{metrics::RoundMetrics, watch::Watch};
+use crate::{metrics::RoundMetrics, pace::Pace, watch::Watch};
 
 /// How long to wait before a step that the disk refused is tried again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -48,6 +48,7 @@ pub(crate) struct Driver<C: Consensus> {
     /// Last height of the block log when the node started: up to there rounds are executed again.
     pub(crate) recovered_at: Height,
     pub(crate) observed: Observed,
+    pub(crate) pace: Pace,
     pub(crate) delta_bytes: Box<dyn Fn() -> u64 + Send>,
     /// Ingress bytes in blocks that bring a checkpoint early.
     pub(crate) checkpoint_block_bytes: u64,
@@ -182,7 +183,14 @@ impl<C: Consensus> Driver<C> {
         self.waiters.certified(&result.finished);
         self.metrics.round(&batch, &result, started.elapsed());
         self.block_bytes += block_bytes;
-        self.pool.set_room(self.executor.state().history.room_calls());
+        let history = &self.executor.state().history;
+        let allowed = self.pace.after_round(
+            self.watch.started.elapsed(),
+            batch.ingress.len() as u64,
+            history.free_calls(),
+            history.capacity_calls(),
+        );
+        self.pool.set_room(allowed.min(history.room_calls()));
         self.observed.block(0);
         self.observed.count(
             self.executor.state(),

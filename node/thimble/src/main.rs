@@ -11,6 +11,7 @@ mod governor;
 mod keys;
 mod metrics;
 mod node;
+mod pace;
 mod status;
 mod watch;
 

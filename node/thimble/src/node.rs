@@ -27,6 +27,7 @@ use crate::{
     governor,
     keys::Keys,
     metrics::{Readings, RoundMetrics},
+    pace::Pace,
     watch::Watch,
 };
 
@@ -258,6 +259,7 @@ fn open(
         disk_reserve_bytes: limits.pages.disk_reserve_bytes,
         recovered_at,
         observed: Observed::new(ledger),
+        pace: Pace::default(),
         delta_bytes: Box::new(move || pages.delta_bytes()),
         checkpoint_block_bytes: limits.consensus.checkpoint_block_bytes,
         block_bytes: 0,
