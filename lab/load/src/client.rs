@@ -26,7 +26,8 @@ pub(crate) async fn connect(url: &str, patience: Duration) -> Result<Agent> {
     let agent = Agent::builder()
         .with_url(url)
         .with_identity(identity()?)
-        .with_ingress_expiry(Duration::from_secs(180))
+        // A node remembers a call until then; whoever sends thousands a second does well to sign for a short time.
+        .with_ingress_expiry(Duration::from_secs(60))
         .build()?;
     wait_until_healthy(&agent, url, patience).await?;
     Ok(agent)

@@ -8,8 +8,8 @@
 //!   cannot be replayed, or leave if their expiry has passed. New calls are refused once entries alone, without responses,
 //!   would fill more than seven eighths of the cap: the rest is always there for responses.
 //! - Count: calls not yet answered.
-//! - Time: an answered call leaves once its expiry has passed, and, unless the room is needed, no earlier than
-//!   [`RESPONSE_RETENTION_SECONDS`] after its response. Never before its expiry, and never while unanswered.
+//! - Time: an answered call leaves once its expiry has passed, and, while at most a quarter of the cap is taken, no earlier
+//!   than [`RESPONSE_RETENTION_SECONDS`] after its response. Never before its expiry, and never while unanswered.
 //!
 //! What happens depends on the entries and the agreed time alone, to the second, and not on the order in which entries
 //! came: ties are broken by request id. So a node that loaded a checkpoint goes on exactly as one that did not.
@@ -37,6 +37,9 @@ use crate::{
 
 /// What one entry costs beside its response: the entry, one fork, and the allocator's rounding.
 pub const ENTRY_BYTES: u64 = 288;
+
+/// While at most one part in so many of the cap is taken, there is room.
+const ROOMY_SHARE: u64 = 4;
 
 /// How long a response is kept, if there is room, so that a client that polls finds it.
 pub const RESPONSE_RETENTION_SECONDS: u32 = 300;
@@ -416,6 +419,16 @@ impl IngressHistory {
     pub fn expire(&mut self, now: Time) -> u64 {
         let now = seconds_down(now);
         let mut left = 0;
+        // Oldest answers first. One whose call may still be sent again ends it: those behind it were answered later.
+        while self.bytes() > self.limits.bytes_max / ROOMY_SHARE
+            && let Some(entry) = self.map.least(|summary| summary.finished)
+            && entry.summary().finished != NEVER
+            && seconds_after(entry.expiry) <= now
+        {
+            let id = entry.id;
+            self.remove(&id);
+            left += 1;
+        }
         while let Some(entry) = self.map.least(|summary| summary.expires)
             && entry.summary().expires <= now
         {

@@ -202,7 +202,8 @@ impl Fleet {
                 .with_arc_identity(identity.clone())
                 .with_arc_http_middleware(http.clone())
                 .with_max_concurrent_requests(in_flight + 8)
-                .with_ingress_expiry(Duration::from_secs(180))
+                // A node remembers a call until then; whoever sends thousands a second does well to sign for a short time.
+                .with_ingress_expiry(Duration::from_secs(60))
                 .with_max_polling_time(parameters.timeout())
                 .build()?;
             client::wait_until_healthy(&agent, url, HEALTHY_WITHIN).await?;
