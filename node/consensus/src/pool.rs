@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use budget::Observation;
 use limits::ConsensusLimits;
 use state::{Ingress, RequestId, Time};
 use thiserror::Error;
@@ -82,6 +83,16 @@ struct Inner {
     room: Option<u64>,
     /// Calls taken for blocks since.
     taken: u64,
+    /// Tells the ledger how many bytes wait.
+    counted: Option<Observation>,
+}
+
+impl Inner {
+    fn count(&mut self) {
+        if let Some(counted) = &mut self.counted {
+            counted.set(self.bytes);
+        }
+    }
 }
 
 impl IngressPool {
@@ -98,6 +109,13 @@ impl IngressPool {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // The lock is only held for map operations, which leave the pool consistent if they panic.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the ledger count what waits, in the pool whose cap is `ingress_pool_bytes`.
+    pub fn count_in(&self, pool: &budget::Pool) {
+        let mut inner = self.lock();
+        inner.counted = Some(pool.observe());
+        inner.count();
     }
 
     /// Takes a call, unless there is no room.
@@ -123,6 +141,7 @@ impl IngressPool {
         inner.bytes += asked;
         inner.order.push_back(ingress.request_id);
         inner.waiting.insert(ingress.request_id, ingress);
+        inner.count();
         self.arrived.notify_one();
         Ok(Submitted::New)
     }
@@ -196,6 +215,7 @@ impl IngressPool {
             }
         }
         inner.taken += taken.len() as u64;
+        inner.count();
         taken
     }
 
@@ -210,6 +230,7 @@ impl IngressPool {
                 inner.waiting.insert(ingress.request_id, ingress);
             }
         }
+        inner.count();
     }
 
     /// Figures.

@@ -63,7 +63,6 @@ pub(crate) struct Observed {
     best_effort: Option<Observation>,
     sections: Option<Observation>,
     metadata: Option<Observation>,
-    ingress: Option<Observation>,
     delta_index: Option<Observation>,
     certificates: Option<Observation>,
     blocks: Option<Observation>,
@@ -78,7 +77,6 @@ impl Observed {
             best_effort: observe(pool::BEST_EFFORT_MESSAGES),
             sections: observe(pool::CUSTOM_SECTIONS),
             metadata: observe(pool::CANISTER_METADATA),
-            ingress: observe(pool::INGRESS_POOL),
             delta_index: observe(pool::DELTA_INDEX),
             certificates: observe(pool::CERTIFICATES),
             blocks: observe(pool::BLOCKS),
@@ -92,7 +90,7 @@ impl Observed {
         }
     }
 
-    fn count(&mut self, state: &ReplicatedState, waiting: u64, delta: u64, certificates: u64) {
+    fn count(&mut self, state: &ReplicatedState, delta: u64, certificates: u64) {
         let totals = state.totals();
         let figures = [
             (&mut self.history, state.history.bytes()),
@@ -100,7 +98,6 @@ impl Observed {
             (&mut self.best_effort, totals.best_effort_message_bytes),
             (&mut self.sections, totals.custom_section_bytes),
             (&mut self.metadata, totals.metadata_bytes),
-            (&mut self.ingress, waiting),
             (&mut self.delta_index, limits::delta_index_bytes(delta)),
             (&mut self.certificates, certificates * limits::CERTIFICATE_BYTES),
         ];
@@ -194,7 +191,6 @@ impl<C: Consensus> Driver<C> {
         self.observed.block(0);
         self.observed.count(
             self.executor.state(),
-            self.pool.status().bytes,
             (self.delta_bytes)(),
             self.consensus.certificates_pending(),
         );

@@ -205,6 +205,7 @@ fn open(
         );
     }
     let ingress = Arc::new(IngressPool::new(&limits.consensus));
+    ingress.count_in(&named(pool::INGRESS_POOL)?);
     let consensus = SingleNode::new(
         ingress.clone(),
         log,
