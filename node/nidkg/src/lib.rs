@@ -12,14 +12,36 @@
 //!
 //! This crate does no I/O, has no clock and takes its randomness from the caller. Secrets are wiped when dropped and never printed.
 
+mod chunking;
+mod cipher;
 mod curve;
+mod dealing;
 mod der;
+mod encoding;
+mod engine;
+mod fold;
+mod forward;
+mod logarithm;
+mod oracle;
+mod parameters;
+mod session;
+mod sharing;
 mod threshold;
+mod transcript;
 
+pub use dealing::{
+    Check, Dealing, DealingError, VerifiedDealing, create_dealing, verify_dealing, verify_dealings,
+};
 pub use der::{DER_PREFIX, public_key_from_der, public_key_to_der};
+pub use encoding::DecodeError;
+pub use engine::{Engine, EngineConfig, EngineError, TABLE_BYTES_MAX, share_of_cores};
+pub use forward::{EncryptionPublicKey, EncryptionSecretKey, Epoch, KeyError, generate_key_pair};
+pub use parameters::RECEIVERS_MAX;
+pub use session::{Session, SessionError, Source};
 pub use threshold::{
     BlsError, Committee, NodeIndex, PublicKey, SecretShare, Signature, SignatureShare, combine, deal, verify,
 };
+pub use transcript::{Transcript, TranscriptError, create_transcript, create_transcript_from_all};
 
 /// Domain separator of a certificate's root hash: one length byte, then the text.
 pub const STATE_ROOT_DOMAIN: &[u8] = b"\x0Dic-state-root";

@@ -5,13 +5,13 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use blst::{BLST_ERROR, min_sig};
+use blst::min_sig;
 use rand::{CryptoRng, RngCore};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use zeroize::Zeroize;
+use zeroize::Zeroizing;
 
-use crate::curve::{Fr, G1};
+use crate::curve::{G1, G1Affine, G2Affine, Scalar, evaluate, lagrange_at_zero, verify_signature};
 
 /// The IC's ciphersuite.
 const DST: &[u8] = b"BLS_SIG_BLS12381G1_XMD:SHA-256_SSWU_RO_NUL_";
@@ -131,6 +131,14 @@ impl PublicKey {
             .map_err(|_| BlsError::NotAPoint { what: "the public key" })
     }
 
+    /// The key that is this member of the group; infinity is none.
+    pub(crate) fn from_point(point: G2Affine) -> Result<Self, BlsError> {
+        if point.is_identity() {
+            return Err(BlsError::NotAPoint { what: "the public key" });
+        }
+        Ok(Self(point.to_compressed()))
+    }
+
     /// 96 bytes, compressed.
     pub fn as_bytes(&self) -> &[u8; 96] {
         &self.0
@@ -147,6 +155,15 @@ impl SecretShare {
     pub fn from_bytes(index: NodeIndex, bytes: &[u8; 32]) -> Result<Self, BlsError> {
         let key = min_sig::SecretKey::from_bytes(bytes).map_err(|_| BlsError::NotAScalar)?;
         Ok(Self { index, key })
+    }
+
+    pub(crate) fn from_scalar(index: NodeIndex, value: &Scalar) -> Result<Self, BlsError> {
+        Self::from_bytes(index, &Zeroizing::new(value.to_be_bytes()))
+    }
+
+    pub(crate) fn scalar(&self) -> Scalar {
+        // What a secret key holds is below the group order.
+        Scalar::from_be_bytes(&Zeroizing::new(self.to_bytes())).unwrap_or_default()
     }
 
     /// Public key of this share.
@@ -170,28 +187,15 @@ pub fn deal(
     if threshold == 0 || threshold > nodes || nodes > NODES_MAX {
         return Err(BlsError::BadThreshold { threshold, nodes });
     }
-    let coefficients: Vec<Fr> = (0..threshold)
-        .map(|_| {
-            let mut bytes = [0; 48];
-            rng.fill_bytes(&mut bytes);
-            let coefficient = Fr::from_wide_bytes(&bytes);
-            bytes.zeroize();
-            coefficient
-        })
-        .collect();
-    let at = |x: u64| {
-        let x = Fr::from_u64(x);
-        coefficients.iter().rev().fold(Fr::from_u64(0), |sum, coefficient| sum.mul(&x).add(coefficient))
+    let coefficients: Zeroizing<Vec<Scalar>> =
+        Zeroizing::new((0..threshold).map(|_| *Scalar::random(rng)).collect());
+    let secret = |index: u32, place: u64| {
+        let value = Zeroizing::new(evaluate(&coefficients, &Scalar::from_u64(place)));
+        SecretShare::from_scalar(NodeIndex(index), &value)
     };
-    let secret = |index: u32, value: &Fr| {
-        let mut bytes = value.to_be_bytes();
-        let share = SecretShare::from_bytes(NodeIndex(index), &bytes);
-        bytes.zeroize();
-        share
-    };
-    let public_key = secret(0, &at(0))?.public_key();
+    let public_key = secret(0, 0)?.public_key();
     let shares =
-        (0..nodes).map(|index| secret(index, &at(u64::from(index) + 1))).collect::<Result<Vec<_>, _>>()?;
+        (0..nodes).map(|index| secret(index, u64::from(index) + 1)).collect::<Result<Vec<_>, _>>()?;
     let committee =
         Committee { public_key, threshold, shares: shares.iter().map(SecretShare::public_key).collect() };
     Ok((committee, shares))
@@ -199,13 +203,13 @@ pub fn deal(
 
 /// Whether `signature` is the subnet's on `message`. Never panics, whatever the bytes.
 pub fn verify(key: &PublicKey, message: &[u8], signature: &[u8; 48]) -> bool {
-    let Ok(key) = min_sig::PublicKey::from_bytes(&key.0) else {
+    let Some(key) = G2Affine::from_compressed_on_curve(&key.0) else {
         return false;
     };
-    let Ok(signature) = min_sig::Signature::sig_validate(signature, true) else {
+    let Some(signature) = G1Affine::from_compressed(signature) else {
         return false;
     };
-    signature.verify(false, message, DST, &[], &key, true) == BLST_ERROR::BLST_SUCCESS
+    verify_signature(&key, &signature, message, DST)
 }
 
 impl Committee {
@@ -230,24 +234,18 @@ pub fn combine(
         return Err(BlsError::TooFewShares { have: shares.len(), need: committee.threshold });
     }
     let used: Vec<_> = shares.iter().take(committee.threshold as usize).collect();
-    let mut sum = G1::identity();
+    let mut points = Vec::with_capacity(used.len());
     for (index, share) in &used {
         if index.0 as usize >= committee.shares.len() {
             return Err(BlsError::UnknownNode(**index));
         }
-        let point =
-            G1::from_compressed(&share.0).ok_or(BlsError::NotAPoint { what: "the signature share" })?;
-        let x = Fr::from_u64(u64::from(index.0) + 1);
-        let mut numerator = Fr::from_u64(1);
-        let mut denominator = Fr::from_u64(1);
-        for (other, _) in used.iter().filter(|(other, _)| other != index) {
-            let other = Fr::from_u64(u64::from(other.0) + 1);
-            numerator = numerator.mul(&other);
-            denominator = denominator.mul(&other.sub(&x));
-        }
-        sum = sum.add(&point.mul(&numerator.mul(&denominator.inverse_of_public())));
+        // Membership was checked with the share.
+        let point = G1Affine::from_compressed_on_curve(&share.0);
+        points.push(point.ok_or(BlsError::NotAPoint { what: "the signature share" })?);
     }
-    Ok(Signature(sum.to_compressed()))
+    let places: Vec<_> = used.iter().map(|(index, _)| u64::from(index.0) + 1).collect();
+    let sum = G1::msm(&points, &lagrange_at_zero(&places));
+    Ok(Signature(sum.to_affine().to_compressed()))
 }
 
 #[cfg(test)]

@@ -1,0 +1,1 @@
+//! Encodings: canonical, length-checked, pinned.

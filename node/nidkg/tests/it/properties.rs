@@ -1,0 +1,1 @@
+//! Key generations of every small shape.
