@@ -35,13 +35,13 @@ pub(crate) struct Ciphertext {
 /// What its maker knows and the proofs need.
 pub(crate) struct Witness {
     pub(crate) r: Zeroizing<Vec<Scalar>>,
-    pub(crate) chunks: Zeroizing<Vec<[u16; CHUNKS]>>,
+    pub(crate) chunks: Zeroizing<Vec<[u32; CHUNKS]>>,
 }
 
 /// Lowest chunk first.
-pub(crate) fn chunks_of(share: &Scalar) -> [u16; CHUNKS] {
+pub(crate) fn chunks_of(share: &Scalar) -> [u32; CHUNKS] {
     let mut limbs = share.to_limbs();
-    let chunks = std::array::from_fn(|chunk| (limbs[chunk / 4] >> (chunk % 4 * CHUNK_BITS)) as u16);
+    let chunks = std::array::from_fn(|chunk| (limbs[chunk / 4] >> (chunk % 4 * CHUNK_BITS)) as u32 & 0xffff);
     limbs.zeroize();
     chunks
 }
@@ -85,20 +85,19 @@ fn identity(epoch: Epoch, hash: &Scalar) -> G2 {
     identity_of(LEVELS, epoch.0).add(&Parameters::get().f_hash.to_point().mul(hash))
 }
 
-/// Encrypts share `i` to receiver `i`. Constant time in shares and randomness.
+/// Encrypts chunks `i` to receiver `i`. Constant time in chunks and randomness.
 pub(crate) fn encrypt(
     engine: &Engine,
     context: &[u8; 32],
     epoch: Epoch,
     receivers: &[Base],
-    shares: &[Scalar],
+    chunks: Zeroizing<Vec<[u32; CHUNKS]>>,
     rng: &mut (impl RngCore + CryptoRng),
 ) -> (Ciphertext, Witness) {
     let parameters = Parameters::get();
     let mut draw =
         || -> Zeroizing<Vec<Scalar>> { Zeroizing::new((0..CHUNKS).map(|_| *Scalar::random(rng)).collect()) };
     let (r, s) = (draw(), draw());
-    let chunks: Zeroizing<Vec<[u16; CHUNKS]>> = Zeroizing::new(shares.iter().map(chunks_of).collect());
     engine.run(|| {
         let rows: Vec<Row> = receivers
             .par_iter()
@@ -107,7 +106,7 @@ pub(crate) fn encrypt(
                 engine.breathe();
                 let mut points = Zeroizing::new([G1::identity(); CHUNKS]);
                 for ((point, r), chunk) in points.iter_mut().zip(r.iter()).zip(chunks) {
-                    *point = receiver.mul(r).add(&parameters.g1_table.mul_u16(*chunk));
+                    *point = receiver.mul(r).add(&parameters.g1_table.mul_u24(*chunk));
                 }
                 row_of(&G1::all_to_affine(&*points))
             })
@@ -124,7 +123,7 @@ pub(crate) fn encrypt(
             .map(|chunk| identity.mul(&r[chunk]).add(&parameters.h_table.mul(&s[chunk])))
             .collect();
         ciphertext.z.copy_from_slice(&G2::all_to_affine(&z));
-        (ciphertext, Witness { r: r.clone(), chunks: chunks.clone() })
+        (ciphertext, Witness { r, chunks })
     })
 }
 

@@ -135,15 +135,17 @@ pub fn create_dealing(
             .map(|place| evaluate(&polynomial, &Scalar::from_u64(place)))
             .collect(),
     );
-    deal_shares(engine, session, dealer, &polynomial, &shares, rng)
+    let chunks = Zeroizing::new(shares.iter().map(cipher::chunks_of).collect());
+    deal_chunks(engine, session, dealer, (&polynomial, &shares), chunks, rng)
 }
 
-fn deal_shares(
+/// Encrypts the chunks, which make up the shares, and proves it.
+pub(crate) fn deal_chunks(
     engine: &Engine,
     session: &Session,
     dealer: NodeIndex,
-    polynomial: &[Scalar],
-    shares: &[Scalar],
+    (polynomial, shares): (&[Scalar], &[Scalar]),
+    chunks: Zeroizing<Vec<[u32; CHUNKS]>>,
     rng: &mut (impl RngCore + CryptoRng),
 ) -> Result<Dealing, DealingError> {
     let parameters = Parameters::get();
@@ -154,7 +156,7 @@ fn deal_shares(
     });
     let bases = engine.bases(&session.keys());
     let context = session.context(dealer);
-    let (ciphertext, witness) = cipher::encrypt(engine, &context, session.epoch(), &bases, shares, rng);
+    let (ciphertext, witness) = cipher::encrypt(engine, &context, session.epoch(), &bases, chunks, rng);
     let instance = instance(&context, &coefficients, &ciphertext);
     let chunking =
         chunking::prove(engine, &instance, &bases, &witness, rng).ok_or(DealingError::Randomness)?;
@@ -360,7 +362,8 @@ impl Batch<'_> {
                 self.engine.breathe();
                 let dealing = &self.dealings[*index].1;
                 let points: Vec<_> = dealing.g1_points().copied().collect();
-                subgroup::all_in_group(&points, &mut rng) && dealing.g2_points().all(G2Affine::in_group)
+                let of_g2: Vec<_> = dealing.g2_points().collect();
+                subgroup::all_in_group(&points, &mut rng) && of_g2.par_iter().all(|point| point.in_group())
             })
             .collect()
         })

@@ -19,6 +19,7 @@ use zeroize::{Zeroize, Zeroizing};
 use crate::{
     curve::{G1, G1Affine, G2, G2Affine, Scalar, pairing_product_is_one},
     encoding::{DecodeError, Kind, Reader, Writer},
+    fold::weight,
     oracle::Oracle,
     parameters::{LEVELS, Parameters},
 };
@@ -134,10 +135,12 @@ pub fn generate_key_pair(
         hash: G2Affine::default(),
         e: G2Affine::default(),
     };
-    // The root without randomness is `g2^x` alone: deriving the root from it adds the randomness.
-    let root = root.derive(0, 0, rng);
+    // The root without randomness is `g2^x` alone. The cover of epoch 0 goes down to its leaf at once, and the root is dropped: updates then only
+    // ever descend into what they move through.
+    let mut nodes = vec![root.derive(LEVELS, 0, rng)];
+    nodes.extend((1..=LEVELS).rev().map(|depth| root.derive(depth, 1 << (LEVELS - depth), rng)));
     let public = EncryptionPublicKey { y, proof: Possession { image, challenge, response } };
-    (public, EncryptionSecretKey { epoch: Epoch(0), nodes: vec![root] })
+    (public, EncryptionSecretKey { epoch: Epoch(0), nodes })
 }
 
 impl Possession {
@@ -393,23 +396,28 @@ impl EncryptionSecretKey {
     }
 
     /// Whether every node belongs to `public`: for keys that come from a backup or another machine.
+    ///
+    /// Each point must satisfy `e(g1, point) = e(a, base)`, with `e(y, g2)` more for `b`; the equations are folded with weights hashed from the key.
     pub fn check(&self, public: &EncryptionPublicKey) -> Result<(), KeyError> {
         let parameters = Parameters::get();
-        let g2 = G2Affine::generator();
+        let mut weights = Oracle::new("nidkg-v1-key-check").bytes("key", &self.to_bytes()).stream();
+        let (mut own, mut of_key) = (G2::identity(), Scalar::zero());
+        let mut pairs = Vec::with_capacity(self.nodes.len() + 2);
         for node in &self.nodes {
-            // e(g1, b) = e(y, g2) e(a, F), and the same for every level point without `y`.
-            let identity = identity_of(node.depth, node.path).to_affine();
-            let g1 = G1Affine::generator().neg();
-            let fits = pairing_product_is_one(&[(g1, node.b), (public.y, g2), (node.a, identity)])
-                && [(node.hash, parameters.f_hash), (node.e, parameters.h)]
-                    .into_iter()
-                    .chain(node.levels.iter().copied().zip(parameters.f[node.depth..].iter().copied()))
-                    .all(|(own, base)| pairing_product_is_one(&[(g1, own), (node.a, base)]));
-            if !fits {
+            let points = Zeroizing::new([&[node.b, node.hash, node.e], &node.levels[..]].concat());
+            if !node.a.in_group() || !points.iter().all(G2Affine::in_group) {
                 return Err(KeyError::Mismatch);
             }
+            let identity = identity_of(node.depth, node.path).to_affine();
+            let bases = [&[identity, parameters.f_hash, parameters.h], &parameters.f[node.depth..]].concat();
+            let weights: Vec<_> = points.iter().map(|_| weight(&mut weights)).collect();
+            of_key = of_key.add(&weights[0]);
+            own = own.add(&G2::msm(&points, &weights));
+            pairs.push((node.a, G2::msm(&bases, &weights).to_affine()));
         }
-        Ok(())
+        pairs.push((public.y.to_point().mul(&of_key).to_affine(), G2Affine::generator()));
+        pairs.push((G1Affine::generator().neg(), own.to_affine()));
+        if pairing_product_is_one(&pairs) { Ok(()) } else { Err(KeyError::Mismatch) }
     }
 }
 

@@ -26,6 +26,8 @@ mod oracle;
 mod parameters;
 mod session;
 mod sharing;
+#[cfg(test)]
+mod tampering;
 mod threshold;
 mod transcript;
 

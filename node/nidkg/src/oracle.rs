@@ -31,11 +31,6 @@ impl Oracle {
         self.bytes(label, &number.to_be_bytes())
     }
 
-    pub(crate) fn scalars(self, label: &str, scalars: &[Scalar]) -> Self {
-        let bytes: Vec<u8> = scalars.iter().flat_map(|scalar| scalar.to_be_bytes()).collect();
-        self.bytes(label, &bytes)
-    }
-
     pub(crate) fn g1(self, label: &str, points: &[G1Affine]) -> Self {
         let bytes: Vec<u8> = points.iter().flat_map(|point| point.to_compressed()).collect();
         self.bytes(label, &bytes)

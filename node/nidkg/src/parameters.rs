@@ -79,7 +79,8 @@ impl Parameters {
         &PARAMETERS
     }
 
-    /// Bytes that stay resident once made.
-    pub(crate) const BYTES: usize =
-        size_of::<Self>() + 2 * FixedBase::<G1>::BYTES + 2 * FixedBase::<G2>::BYTES;
+    /// Bytes that stay resident once made, beside the engine's tables.
+    const BYTES: usize = size_of::<Self>() + 2 * FixedBase::<G1>::BYTES + 2 * FixedBase::<G2>::BYTES;
 }
+
+const _: () = assert!(Parameters::BYTES < 1 << 20, "what is not in the ledger is small");

@@ -249,18 +249,13 @@ impl Transcript {
     }
 
     /// Checks the public keys and all lengths; ciphertexts stay bytes until their receiver opens them.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, TranscriptError> {
+    pub fn from_bytes(engine: &Engine, bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(Kind::Transcript, bytes)?;
         let session = reader.array("the session")?;
         let receivers = reader.u32_within("the number of receivers", 1, RECEIVERS_MAX)?;
         let threshold = reader.u32_within("the threshold", 1, receivers)?;
-        let mut key = || {
-            let what = "a public key";
-            let bytes = reader.array(what)?;
-            PublicKey::from_bytes(&bytes).map_err(|_| DecodeError::NotAPoint { what })
-        };
-        let public_key = key()?;
-        let shares = (0..receivers).map(|_| key()).collect::<Result<_, _>>()?;
+        let what = "a public key";
+        let keys = reader.take((1 + receivers as usize) * G2Affine::COMPRESSED, what)?;
         let count = reader.u32_within("the number of dealings", 1, RECEIVERS_MAX)?;
         let mut ciphertexts: Vec<Sealed> = Vec::with_capacity(count as usize);
         let mut lowest = 0;
@@ -272,6 +267,12 @@ impl Transcript {
             ciphertexts.push(Sealed { dealer: NodeIndex(dealer), bytes });
         }
         reader.finish()?;
+        let mut shares: Vec<PublicKey> = engine.run(|| {
+            let key =
+                |bytes: &[u8; _]| PublicKey::from_bytes(bytes).map_err(|_| DecodeError::NotAPoint { what });
+            keys.as_chunks().0.par_iter().map(key).collect::<Result<_, _>>()
+        })?;
+        let public_key = shares.remove(0);
         Ok(Self { session, committee: Committee { public_key, threshold, shares }, ciphertexts })
     }
 
@@ -356,7 +357,10 @@ impl Transcript {
                 .map(|(dealing, chunk)| {
                     engine.breathe();
                     let element = opener.open_sum(&[&received[*dealing]], *chunk);
-                    table.solve(&element, 0, (1 << CHUNK_BITS) - 1).map(Scalar::from_i64).ok_or(element)
+                    table
+                        .solve(&element, 0, (1 << CHUNK_BITS) - 1)
+                        .map(Scalar::from_i64)
+                        .ok_or_else(|| Box::new(element))
                 })
                 .collect()
         });
@@ -387,4 +391,23 @@ fn assemble(mut chunks: Vec<Scalar>) -> Zeroizing<Scalar> {
     let share = parts.fold(Scalar::zero(), |sum, (chunk, weight)| sum.add(&chunk.mul(&weight)));
     chunks.zeroize();
     Zeroizing::new(share)
+}
+
+#[cfg(test)]
+impl Transcript {
+    /// For each dealing, whether its first chunk opens to what an honest dealer may put there.
+    pub(crate) fn opens_honestly(
+        &self,
+        engine: &Engine,
+        session: &Session,
+        receiver: NodeIndex,
+        opener: &Opener<'_>,
+    ) -> Vec<bool> {
+        let one = |sealed: &Sealed| {
+            let received = sealed.received(session, receiver)?;
+            let element = opener.open_sum(&[&received], 0);
+            Ok::<_, TranscriptError>(engine.logarithms().solve(&element, 0, (1 << CHUNK_BITS) - 1).is_some())
+        };
+        self.ciphertexts.iter().map(|sealed| one(sealed).unwrap_or(false)).collect()
+    }
 }

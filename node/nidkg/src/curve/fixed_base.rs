@@ -151,9 +151,10 @@ impl<G: TableGroup> FixedBase<G> {
         self.mul_rows(&Scalar::from_u64(factor), 64 / DIGIT_BITS + 2)
     }
 
-    /// The same for a scalar of 16 bits.
-    pub(crate) fn mul_u16(&self, factor: u16) -> G {
-        self.mul_rows(&Scalar::from_u64(u64::from(factor)), 16 / DIGIT_BITS + 2)
+    /// The same for a scalar of 24 bits: a chunk.
+    pub(crate) fn mul_u24(&self, factor: u32) -> G {
+        debug_assert!(factor < 1 << 24);
+        self.mul_rows(&Scalar::from_u64(u64::from(factor)), 24 / DIGIT_BITS + 1)
     }
 
     fn mul_rows(&self, factor: &Scalar, rows: usize) -> G {

@@ -44,13 +44,8 @@ impl Gt {
         })
     }
 
-    /// 64 bits that differ between different elements but for chance. Limbs are kept reduced by the library, so equal elements agree.
-    pub(crate) fn fingerprint(&self) -> u64 {
-        let limbs = |half: usize| self.0.fp6[half].fp2[0].fp[0].l[0];
-        limbs(0).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ limbs(1)
-    }
-
-    /// The fingerprints of an element and of its inverse, which differ in the sign of one half only, share this.
+    /// 64 bits that an element and its inverse share, as they differ in the sign of one half only, and others do not but for chance. The library
+    /// keeps limbs reduced, so equal elements agree.
     pub(crate) fn fingerprint_up_to_inverse(&self) -> u64 {
         let limb = self.0.fp6[0].fp2[0].fp[0].l[0];
         limb.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.0.fp6[0].fp2[1].fp[0].l[0]

@@ -12,8 +12,8 @@ const SCALAR_BITS: usize = 255;
 macro_rules! group {
     (
         $point:ident, $affine:ident, $raw:ident, $raw_affine:ident, $compressed:literal,
-        $generator:ident, $add:ident, $add_affine:ident, $double:ident, $mult:ident, $cneg:ident, $from_affine:ident,
-        $to_affine:ident, $all_to_affine:ident, $in_group:ident, $is_inf:ident, $is_equal:ident, $compress:ident,
+        $generator:ident, $add:ident, $add_affine:ident, $double:ident, $mult:ident, $from_affine:ident,
+        $to_affine:ident, $all_to_affine:ident, $in_group:ident, $is_inf:ident, $compress:ident,
         $serialize:ident, $uncompress:ident, $deserialize:ident, $hash:ident, $msm:ident, $msm_scratch:ident
     ) => {
         /// A point in projective form.
@@ -55,12 +55,6 @@ macro_rules! group {
                 Self(out)
             }
 
-            pub(crate) fn neg(mut self) -> Self {
-                // SAFETY: a plain structure.
-                unsafe { $cneg(&mut self.0, true) };
-                self
-            }
-
             /// Constant time in the scalar.
             pub(crate) fn mul(&self, factor: &Scalar) -> Self {
                 let bytes = Zeroizing::new(factor.to_le_bytes());
@@ -68,15 +62,6 @@ macro_rules! group {
                 // SAFETY: the scalar has 32 bytes and is below the group order.
                 unsafe { $mult(&mut out, &self.0, bytes.as_ptr(), SCALAR_BITS) };
                 Self(out)
-            }
-
-            /// Variable time in a small public factor.
-            pub(crate) fn mul_public_u64(&self, factor: u64) -> Self {
-                let bits = u64::BITS - factor.leading_zeros();
-                (0..bits).rev().fold(Self::identity(), |sum, bit| {
-                    let doubled = sum.double();
-                    if factor >> bit & 1 == 1 { doubled.add(self) } else { doubled }
-                })
             }
 
             pub(crate) fn to_affine(self) -> $affine {
@@ -109,20 +94,10 @@ macro_rules! group {
                 unsafe { $is_inf(&self.0) }
             }
 
-            pub(crate) fn equals(&self, other: &Self) -> bool {
-                // SAFETY: plain structures.
-                unsafe { $is_equal(&self.0, &other.0) }
-            }
-
             /// `sum of points[i] * scalars[i]`. Variable time: public points and public scalars only.
             pub(crate) fn msm(points: &[$affine], scalars: &[Scalar]) -> Self {
-                let bytes: Vec<[u8; 32]> = scalars.iter().map(|scalar| scalar.to_le_bytes()).collect();
-                Self::msm_bits(points, &bytes, SCALAR_BITS)
-            }
-
-            /// The same with scalars of at most `bits` bits, little-endian.
-            pub(crate) fn msm_bits(points: &[$affine], scalars: &[[u8; 32]], bits: usize) -> Self {
                 assert_eq!(points.len(), scalars.len(), "one scalar per point");
+                let scalars: Vec<[u8; 32]> = scalars.iter().map(|scalar| scalar.to_le_bytes()).collect();
                 let mut out = $raw::default();
                 if points.is_empty() {
                     return Self(out);
@@ -138,7 +113,7 @@ macro_rules! group {
                         point_places.as_ptr(),
                         points.len(),
                         scalar_places.as_ptr(),
-                        bits,
+                        SCALAR_BITS,
                         scratch.as_mut_ptr(),
                     );
                 }
@@ -186,10 +161,6 @@ macro_rules! group {
                 $point(out)
             }
 
-            pub(crate) fn neg(self) -> Self {
-                self.to_point().neg().to_affine()
-            }
-
             /// Membership in the prime-order group.
             pub(crate) fn in_group(&self) -> bool {
                 // SAFETY: a plain structure.
@@ -219,11 +190,6 @@ macro_rules! group {
                 (code == BLST_ERROR::BLST_SUCCESS && !out.is_identity()).then_some(out)
             }
 
-            /// A point of the group. Refuses infinity.
-            pub(crate) fn from_compressed(bytes: &[u8; $compressed]) -> Option<Self> {
-                Self::from_compressed_on_curve(bytes).filter(Self::in_group)
-            }
-
             /// A point of the curve, not of the group. Refuses infinity and everything but the uncompressed form.
             pub(crate) fn from_uncompressed_on_curve(bytes: &[u8; 2 * $compressed]) -> Option<Self> {
                 if bytes[0] & 0xe0 != 0 {
@@ -250,13 +216,11 @@ group!(
     blst_p1_add_or_double_affine,
     blst_p1_double,
     blst_p1_mult,
-    blst_p1_cneg,
     blst_p1_from_affine,
     blst_p1_to_affine,
     blst_p1s_to_affine,
     blst_p1_affine_in_g1,
     blst_p1_is_inf,
-    blst_p1_is_equal,
     blst_p1_affine_compress,
     blst_p1_affine_serialize,
     blst_p1_uncompress,
@@ -277,13 +241,11 @@ group!(
     blst_p2_add_or_double_affine,
     blst_p2_double,
     blst_p2_mult,
-    blst_p2_cneg,
     blst_p2_from_affine,
     blst_p2_to_affine,
     blst_p2s_to_affine,
     blst_p2_affine_in_g2,
     blst_p2_is_inf,
-    blst_p2_is_equal,
     blst_p2_affine_compress,
     blst_p2_affine_serialize,
     blst_p2_uncompress,
@@ -292,6 +254,50 @@ group!(
     blst_p2s_mult_pippenger,
     blst_p2s_mult_pippenger_scratch_sizeof
 );
+
+impl G1Affine {
+    /// A point of the group. Refuses infinity.
+    pub(crate) fn from_compressed(bytes: &[u8; Self::COMPRESSED]) -> Option<Self> {
+        Self::from_compressed_on_curve(bytes).filter(Self::in_group)
+    }
+}
+
+impl G1 {
+    pub(crate) fn neg(mut self) -> Self {
+        // SAFETY: a plain structure.
+        unsafe { blst_p1_cneg(&mut self.0, true) };
+        self
+    }
+}
+
+impl G1Affine {
+    pub(crate) fn neg(mut self) -> Self {
+        let y = self.0.y;
+        // SAFETY: plain structures.
+        unsafe { blst_fp_cneg(&mut self.0.y, &y, true) };
+        self
+    }
+}
+
+impl G2Affine {
+    pub(crate) fn neg(mut self) -> Self {
+        let y = self.0.y;
+        // SAFETY: plain structures.
+        unsafe { blst_fp2_cneg(&mut self.0.y, &y, true) };
+        self
+    }
+}
+
+impl G2 {
+    /// Variable time in a small public factor.
+    pub(crate) fn mul_public_u64(&self, factor: u64) -> Self {
+        let bits = u64::BITS - factor.leading_zeros();
+        (0..bits).rev().fold(Self::identity(), |sum, bit| {
+            let doubled = sum.double();
+            if factor >> bit & 1 == 1 { doubled.add(self) } else { doubled }
+        })
+    }
+}
 
 /// Whether `signature` is valid on `message` under `key`; both must be members of their groups. Runs on the calling thread alone.
 pub(crate) fn verify_signature(key: &G2Affine, signature: &G1Affine, message: &[u8], domain: &[u8]) -> bool {

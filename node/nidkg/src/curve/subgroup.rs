@@ -9,8 +9,10 @@
 //! one of them per group.
 
 use rand::RngCore;
+use rayon::prelude::*;
 
 use super::{G1, G1Affine};
+use crate::oracle::seeded;
 
 /// 3^-41 < 2^-64: the coefficients are the verifier's own, drawn after the points are fixed, so an adversary gets one attempt per dealing sent
 /// and no chance to search.
@@ -18,6 +20,8 @@ const ROUNDS: usize = 41;
 const GROUP: usize = 3;
 /// Combinations of three points with coefficients -1, 0, 1, without zero, up to sign.
 const COMBINATIONS: usize = 13;
+/// Points of one item of work: bounds the scratch to a hundred kilobytes, whatever the number of points.
+const BLOCK: usize = GROUP * 64;
 /// Below this number checking one by one is as cheap.
 const BATCH_MIN: usize = 96;
 
@@ -26,32 +30,38 @@ pub(crate) fn all_in_group(points: &[G1Affine], rng: &mut impl RngCore) -> bool 
     if points.len() < BATCH_MIN {
         return points.iter().all(G1Affine::in_group);
     }
-    let mut sums = [G1::identity(); ROUNDS];
-    // Blocks bound the scratch to about a hundred kilobytes, whatever the number of points.
-    for block in points.chunks(GROUP * 64) {
-        let mut combinations = Vec::with_capacity(block.len() / GROUP * COMBINATIONS + COMBINATIONS);
-        for group in block.chunks(GROUP) {
-            let point = |index: usize| group.get(index).copied().unwrap_or_default().to_point();
-            let (a, b, c) = (point(0), point(1), point(2));
-            let (a_plus_b, a_minus_b) = (a.add(&b), a.add(&b.neg()));
-            combinations.extend([a, b, c, a_plus_b, a_minus_b]);
-            for pair in [b, a, a_plus_b, a_minus_b] {
-                combinations.extend([pair.add(&c), pair.add(&c.neg())]);
-            }
-        }
-        let combinations = G1::all_to_affine(&combinations);
-        for sum in &mut sums {
-            for of_group in combinations.chunks_exact(COMBINATIONS) {
-                // 27 equally likely outcomes: none, or one of 13 with either sign.
-                let choice = uniform_27(rng);
-                if let Some(index) = choice.checked_sub(1) {
-                    let point = of_group[index / 2];
-                    *sum = sum.add_affine(&if index % 2 == 0 { point } else { point.neg() });
-                }
-            }
+    // Coefficients are drawn in order, a seed per block, so that the answer does not depend on scheduling.
+    let seeds: Vec<_> = points.chunks(BLOCK).map(|_| seeded(rng)).collect();
+    let partial = points.par_chunks(BLOCK).zip(seeds).map(|(block, mut rng)| block_sums(block, &mut rng));
+    let sums = partial.reduce(
+        || [G1::identity(); ROUNDS],
+        |left, right| std::array::from_fn(|round| left[round].add(&right[round])),
+    );
+    sums.par_iter().all(|sum| sum.is_identity() || sum.to_affine().in_group())
+}
+
+fn block_sums(block: &[G1Affine], rng: &mut impl RngCore) -> [G1; ROUNDS] {
+    let mut combinations = Vec::with_capacity(block.len().div_ceil(GROUP) * COMBINATIONS);
+    for group in block.chunks(GROUP) {
+        let point = |index: usize| group.get(index).copied().unwrap_or_default().to_point();
+        let (a, b, c) = (point(0), point(1), point(2));
+        let (a_plus_b, a_minus_b) = (a.add(&b), a.add(&b.neg()));
+        combinations.extend([a, b, c, a_plus_b, a_minus_b]);
+        for pair in [b, a, a_plus_b, a_minus_b] {
+            combinations.extend([pair.add(&c), pair.add(&c.neg())]);
         }
     }
-    sums.iter().all(|sum| sum.is_identity() || sum.to_affine().in_group())
+    let combinations = G1::all_to_affine(&combinations);
+    std::array::from_fn(|_| {
+        combinations.chunks_exact(COMBINATIONS).fold(G1::identity(), |sum, of_group| {
+            // 27 equally likely outcomes: none, or one of 13 with either sign.
+            match uniform_27(rng).checked_sub(1) {
+                None => sum,
+                Some(index) if index % 2 == 0 => sum.add_affine(&of_group[index / 2]),
+                Some(index) => sum.add_affine(&of_group[index / 2].neg()),
+            }
+        })
+    })
 }
 
 /// Uniform below 27, by rejection.
