@@ -65,5 +65,5 @@ fmt: ## Format.
 canisters: ## Rebuild the sample canisters in canisters/wasm from their sources.
 	@canisters/build.sh
 
-fuzz: ## Fuzz the envelope decoder and the module validator (needs a nightly toolchain and cargo-fuzz).
+fuzz: ## Fuzz the envelope decoder, the module validator and the key generation's decoders and checks (needs a nightly toolchain and cargo-fuzz).
 	@scripts/fuzz.sh "$(FUZZ_SECONDS)"
