@@ -3,15 +3,18 @@
 //! Share `i` is the value at `i + 1` of a polynomial of degree `t - 1` whose value at 0 is the key. Signing is linear in the secret, so the signature of
 //! the key is the Lagrange interpolation at 0 of `t` share signatures.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, sync::LazyLock};
 
 use blst::min_sig;
 use rand::{CryptoRng, RngCore};
 use serde::{Deserialize, Serialize};
+use serde_bytes::ByteArray;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-use crate::curve::{G1, G1Affine, G2Affine, Scalar, evaluate, lagrange_at_zero, verify_signature};
+use crate::curve::{
+    G1, G1Affine, G2Affine, Gt, PreparedG2, Scalar, evaluate, lagrange_at_zero, pairing_product,
+};
 
 /// The IC's ciphersuite.
 const DST: &[u8] = b"BLS_SIG_BLS12381G1_XMD:SHA-256_SSWU_RO_NUL_";
@@ -69,9 +72,27 @@ pub enum BlsError {
     },
 }
 
-/// A public key of G2: the subnet's, or that of one share.
+/// Every verification pairs with it: its lines are prepared once.
+static MINUS_G2: LazyLock<PreparedG2> = LazyLock::new(|| PreparedG2::new(&G2Affine::generator().neg()));
+
+/// A public key of G2: the subnet's, or that of one share. Always a member of the prime-order group, also when it was deserialized.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct PublicKey(#[serde(with = "serde_bytes")] [u8; 96]);
+#[serde(try_from = "ByteArray<96>", into = "ByteArray<96>")]
+pub struct PublicKey([u8; 96]);
+
+impl TryFrom<ByteArray<96>> for PublicKey {
+    type Error = BlsError;
+
+    fn try_from(bytes: ByteArray<96>) -> Result<Self, BlsError> {
+        Self::from_bytes(&bytes)
+    }
+}
+
+impl From<PublicKey> for ByteArray<96> {
+    fn from(key: PublicKey) -> Self {
+        Self::new(key.0)
+    }
+}
 
 /// A signature on the subnet's behalf: 48 bytes, compressed G1.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -209,7 +230,9 @@ pub fn verify(key: &PublicKey, message: &[u8], signature: &[u8; 48]) -> bool {
     let Some(signature) = G1Affine::from_compressed(signature) else {
         return false;
     };
-    verify_signature(&key, &signature, message, DST)
+    // e(signature, -g2) e(hash, key) = 1. The key's membership was checked when it was made, see `PublicKey`.
+    let hash = G1::hash(message, DST).to_affine();
+    pairing_product(&[(signature, &*MINUS_G2)], &[(hash, key)]) == Gt::one()
 }
 
 impl Committee {

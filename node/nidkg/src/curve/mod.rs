@@ -17,5 +17,5 @@ pub(crate) mod subgroup;
 
 pub(crate) use fixed_base::FixedBase;
 pub(crate) use pairing::{Gt, PreparedG2, pairing_product, pairing_product_is_one};
-pub(crate) use points::{G1, G1Affine, G2, G2Affine, verify_signature};
+pub(crate) use points::{G1, G1Affine, G2, G2Affine};
 pub(crate) use scalar::{Scalar, evaluate, lagrange_at_zero};

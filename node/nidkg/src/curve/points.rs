@@ -298,22 +298,3 @@ impl G2 {
         })
     }
 }
-
-/// Whether `signature` is valid on `message` under `key`; both must be members of their groups. Runs on the calling thread alone.
-pub(crate) fn verify_signature(key: &G2Affine, signature: &G1Affine, message: &[u8], domain: &[u8]) -> bool {
-    // SAFETY: plain structures, lengths of the slices, no augmentation.
-    let code = unsafe {
-        blst_core_verify_pk_in_g2(
-            &key.0,
-            &signature.0,
-            true,
-            message.as_ptr(),
-            message.len(),
-            domain.as_ptr(),
-            domain.len(),
-            std::ptr::null(),
-            0,
-        )
-    };
-    code == BLST_ERROR::BLST_SUCCESS
-}

@@ -160,14 +160,27 @@ pub(crate) fn evaluate(coefficients: &[Scalar], x: &Scalar) -> Scalar {
 /// The weights that interpolate, at 0, a polynomial known at these distinct nonzero public places.
 pub(crate) fn lagrange_at_zero(places: &[u64]) -> Vec<Scalar> {
     let places: Vec<_> = places.iter().map(|place| Scalar::from_u64(*place)).collect();
-    places
+    let others =
+        |own: usize| places.iter().enumerate().filter(move |(index, _)| *index != own).map(|(_, x)| x);
+    let numerators = (0..places.len()).map(|own| others(own).fold(Scalar::one(), |n, other| n.mul(other)));
+    let denominators: Vec<_> = (0..places.len())
+        .map(|own| others(own).fold(Scalar::one(), |d, other| d.mul(&other.sub(&places[own]))))
+        .collect();
+    // One inversion for all: of the product, taken apart from the end.
+    let products: Vec<_> = denominators
         .iter()
-        .enumerate()
-        .map(|(own, x)| {
-            let others = places.iter().enumerate().filter(|(index, _)| *index != own).map(|(_, other)| other);
-            let (numerator, denominator) = others
-                .fold((Scalar::one(), Scalar::one()), |(n, d), other| (n.mul(other), d.mul(&other.sub(x))));
-            numerator.mul(&denominator.inverse_of_public())
+        .scan(Scalar::one(), |product, denominator| {
+            let before = *product;
+            *product = before.mul(denominator);
+            Some(before)
         })
-        .collect()
+        .collect();
+    let whole = denominators.iter().fold(Scalar::one(), |product, denominator| product.mul(denominator));
+    let mut rest = whole.inverse_of_public();
+    let mut inverses = vec![Scalar::zero(); places.len()];
+    for index in (0..places.len()).rev() {
+        inverses[index] = rest.mul(&products[index]);
+        rest = rest.mul(&denominators[index]);
+    }
+    numerators.zip(inverses).map(|(numerator, inverse)| numerator.mul(&inverse)).collect()
 }
