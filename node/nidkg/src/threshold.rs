@@ -3,7 +3,12 @@
 //! Share `i` is the value at `i + 1` of a polynomial of degree `t - 1` whose value at 0 is the key. Signing is linear in the secret, so the signature of
 //! the key is the Lagrange interpolation at 0 of `t` share signatures.
 
-use std::{collections::BTreeMap, fmt, sync::LazyLock};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    hash::{Hash, Hasher},
+    sync::LazyLock,
+};
 
 use blst::min_sig;
 use rand::{CryptoRng, RngCore};
@@ -76,9 +81,24 @@ pub enum BlsError {
 static MINUS_G2: LazyLock<PreparedG2> = LazyLock::new(|| PreparedG2::new(&G2Affine::generator().neg()));
 
 /// A public key of G2: the subnet's, or that of one share. Always a member of the prime-order group, also when it was deserialized.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// Its point stays decoded beside the bytes, as every verification needs it.
+#[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(try_from = "ByteArray<96>", into = "ByteArray<96>")]
-pub struct PublicKey([u8; 96]);
+pub struct PublicKey([u8; 96], G2Affine);
+
+impl PartialEq for PublicKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl Eq for PublicKey {}
+
+impl Hash for PublicKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
 
 impl TryFrom<ByteArray<96>> for PublicKey {
     type Error = BlsError;
@@ -147,9 +167,10 @@ impl fmt::Debug for SecretShare {
 impl PublicKey {
     /// Checks that the bytes are a point of the prime-order subgroup, and not the identity.
     pub fn from_bytes(bytes: &[u8; 96]) -> Result<Self, BlsError> {
-        min_sig::PublicKey::key_validate(bytes)
-            .map(|_| Self(*bytes))
-            .map_err(|_| BlsError::NotAPoint { what: "the public key" })
+        G2Affine::from_compressed_on_curve(bytes)
+            .filter(G2Affine::in_group)
+            .map(|point| Self(*bytes, point))
+            .ok_or(BlsError::NotAPoint { what: "the public key" })
     }
 
     /// The key that is this member of the group; infinity is none.
@@ -157,7 +178,7 @@ impl PublicKey {
         if point.is_identity() {
             return Err(BlsError::NotAPoint { what: "the public key" });
         }
-        Ok(Self(point.to_compressed()))
+        Ok(Self(point.to_compressed(), point))
     }
 
     /// 96 bytes, compressed.
@@ -189,7 +210,8 @@ impl SecretShare {
 
     /// Public key of this share.
     pub fn public_key(&self) -> PublicKey {
-        PublicKey(self.key.sk_to_pk().compress())
+        let point = Parameters::get().g2_table.mul(&Zeroizing::new(self.scalar())).to_affine();
+        PublicKey(point.to_compressed(), point)
     }
 
     /// Signs `message`.
@@ -224,15 +246,12 @@ pub fn deal(
 
 /// Whether `signature` is the subnet's on `message`. Never panics, whatever the bytes.
 pub fn verify(key: &PublicKey, message: &[u8], signature: &[u8; 48]) -> bool {
-    let Some(key) = G2Affine::from_compressed_on_curve(&key.0) else {
-        return false;
-    };
     let Some(signature) = G1Affine::from_compressed(signature) else {
         return false;
     };
     // e(signature, -g2) e(hash, key) = 1. The key's membership was checked when it was made, see `PublicKey`.
     let hash = G1::hash(message, DST).to_affine();
-    pairing_product(&[(signature, &*MINUS_G2)], &[(hash, key)]) == Gt::one()
+    pairing_product(&[(signature, &*MINUS_G2)], &[(hash, key.1)]) == Gt::one()
 }
 
 impl Committee {
