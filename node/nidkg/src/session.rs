@@ -12,6 +12,7 @@ use crate::{
 
 /// Where the key comes from.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one per session")]
 pub enum Source {
     /// A new key: the sum of what the dealers deal.
     Fresh {

@@ -17,8 +17,9 @@ use serde_bytes::ByteArray;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-use crate::curve::{
-    G1, G1Affine, G2Affine, Gt, PreparedG2, Scalar, evaluate, lagrange_at_zero, pairing_product,
+use crate::{
+    curve::{G1, G1Affine, G2Affine, Gt, PreparedG2, Scalar, evaluate, lagrange_at_zero, pairing_product},
+    parameters::Parameters,
 };
 
 /// The IC's ciphersuite.
