@@ -71,7 +71,7 @@ macro_rules! group {
                 $affine(out)
             }
 
-            /// One inversion for all. Must not be given the point at infinity: random points never are.
+            /// One inversion for all; with infinity among them, which random points never are, one each.
             pub(crate) fn all_to_affine(points: &[Self]) -> Vec<$affine> {
                 if points.iter().any(|point| point.is_identity()) {
                     return points.iter().map(|point| point.to_affine()).collect();
