@@ -4,6 +4,7 @@
 #   make test [ARGS='-p pages']
 #   make bench [SECONDS=10] [CONCURRENCY=32]
 #   make storm [MEMORY=512MiB] [MODE=hybrid] [DURATION=120]
+#   make bench-dkg [DKG_NODES=4,13,40] | make bench-dkg-starvation [DURATION=10]
 #   make lint | make fmt | make canisters | make fuzz [FUZZ_SECONDS=60]
 #
 # CARGO_TARGET_DIR moves the build directory (default: target), so that several checkouts can share one.
@@ -17,10 +18,11 @@ DURATION ?=
 MODE ?= hybrid
 CONCURRENCY ?= 32
 FUZZ_SECONDS ?= 60
+DKG_NODES ?= 4,13,40
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 BIN := $(CARGO_TARGET_DIR)/release
 
-.PHONY: run test bench storm lint fmt build setup setup-clients canisters fuzz help
+.PHONY: run test bench bench-dkg bench-dkg-starvation storm lint fmt build setup setup-clients canisters fuzz help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -47,6 +49,12 @@ bench: build ## Measure start, idle, latency, rates and memory, and print the ta
 storm: build ## Storm a node that is capped at MEMORY with the hammer's MODE for DURATION seconds, and judge what its memory did.
 	@"$(BIN)/thimble-lab" storm --node "$(BIN)/thimble" --memory "$(MEMORY)" --mode "$(MODE)" $(if $(DURATION),--seconds "$(DURATION)") --out target/storm
 
+bench-dkg: setup ## Measure key generation, one thread and two, and print the table beside its targets and the reference.
+	@DKG_BENCH_NODES="$(DKG_NODES)" cargo bench --locked -p nidkg --bench dkg
+
+bench-dkg-starvation: setup ## Print how late others sign while key generation runs flat out, beside an idle machine.
+	@DKG_BENCH_SECONDS="$(DURATION)" cargo bench --locked -p nidkg --bench starvation
+
 lint: setup ## Formatting and lints, as the gate runs them.
 	@cargo fmt --all --check
 	@cargo clippy --release --locked --workspace --all-targets -- -D warnings
@@ -57,5 +65,5 @@ fmt: ## Format.
 canisters: ## Rebuild the sample canisters in canisters/wasm from their sources.
 	@canisters/build.sh
 
-fuzz: ## Fuzz the envelope decoder and the module validator (needs a nightly toolchain and cargo-fuzz).
+fuzz: ## Fuzz the envelope decoder, the module validator and the key generation's decoders and checks (needs a nightly toolchain and cargo-fuzz).
 	@scripts/fuzz.sh "$(FUZZ_SECONDS)"

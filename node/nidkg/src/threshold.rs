@@ -3,15 +3,24 @@
 //! Share `i` is the value at `i + 1` of a polynomial of degree `t - 1` whose value at 0 is the key. Signing is linear in the secret, so the signature of
 //! the key is the Lagrange interpolation at 0 of `t` share signatures.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    hash::{Hash, Hasher},
+    sync::LazyLock,
+};
 
-use blst::{BLST_ERROR, min_sig};
+use blst::min_sig;
 use rand::{CryptoRng, RngCore};
 use serde::{Deserialize, Serialize};
+use serde_bytes::ByteArray;
 use thiserror::Error;
-use zeroize::Zeroize;
+use zeroize::Zeroizing;
 
-use crate::curve::{Fr, G1};
+use crate::{
+    curve::{G1, G1Affine, G2Affine, Gt, PreparedG2, Scalar, evaluate, lagrange_at_zero, pairing_product},
+    parameters::Parameters,
+};
 
 /// The IC's ciphersuite.
 const DST: &[u8] = b"BLS_SIG_BLS12381G1_XMD:SHA-256_SSWU_RO_NUL_";
@@ -69,9 +78,42 @@ pub enum BlsError {
     },
 }
 
-/// A public key of G2: the subnet's, or that of one share.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct PublicKey(#[serde(with = "serde_bytes")] [u8; 96]);
+/// Every verification pairs with it: its lines are prepared once.
+static MINUS_G2: LazyLock<PreparedG2> = LazyLock::new(|| PreparedG2::new(&G2Affine::generator().neg()));
+
+/// A public key of G2: the subnet's, or that of one share. Always a member of the prime-order group, also when it was deserialized.
+/// Its point stays decoded beside the bytes, as every verification needs it.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(try_from = "ByteArray<96>", into = "ByteArray<96>")]
+pub struct PublicKey([u8; 96], G2Affine);
+
+impl PartialEq for PublicKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl Eq for PublicKey {}
+
+impl Hash for PublicKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl TryFrom<ByteArray<96>> for PublicKey {
+    type Error = BlsError;
+
+    fn try_from(bytes: ByteArray<96>) -> Result<Self, BlsError> {
+        Self::from_bytes(&bytes)
+    }
+}
+
+impl From<PublicKey> for ByteArray<96> {
+    fn from(key: PublicKey) -> Self {
+        Self::new(key.0)
+    }
+}
 
 /// A signature on the subnet's behalf: 48 bytes, compressed G1.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -126,9 +168,18 @@ impl fmt::Debug for SecretShare {
 impl PublicKey {
     /// Checks that the bytes are a point of the prime-order subgroup, and not the identity.
     pub fn from_bytes(bytes: &[u8; 96]) -> Result<Self, BlsError> {
-        min_sig::PublicKey::key_validate(bytes)
-            .map(|_| Self(*bytes))
-            .map_err(|_| BlsError::NotAPoint { what: "the public key" })
+        G2Affine::from_compressed_on_curve(bytes)
+            .filter(G2Affine::in_group)
+            .map(|point| Self(*bytes, point))
+            .ok_or(BlsError::NotAPoint { what: "the public key" })
+    }
+
+    /// The key that is this member of the group; infinity is none.
+    pub(crate) fn from_point(point: G2Affine) -> Result<Self, BlsError> {
+        if point.is_identity() {
+            return Err(BlsError::NotAPoint { what: "the public key" });
+        }
+        Ok(Self(point.to_compressed(), point))
     }
 
     /// 96 bytes, compressed.
@@ -149,9 +200,19 @@ impl SecretShare {
         Ok(Self { index, key })
     }
 
+    pub(crate) fn from_scalar(index: NodeIndex, value: &Scalar) -> Result<Self, BlsError> {
+        Self::from_bytes(index, &Zeroizing::new(value.to_be_bytes()))
+    }
+
+    pub(crate) fn scalar(&self) -> Scalar {
+        // What a secret key holds is below the group order.
+        Scalar::from_be_bytes(&Zeroizing::new(self.to_bytes())).unwrap_or_default()
+    }
+
     /// Public key of this share.
     pub fn public_key(&self) -> PublicKey {
-        PublicKey(self.key.sk_to_pk().compress())
+        let point = Parameters::get().g2_table.mul(&Zeroizing::new(self.scalar())).to_affine();
+        PublicKey(point.to_compressed(), point)
     }
 
     /// Signs `message`.
@@ -170,28 +231,15 @@ pub fn deal(
     if threshold == 0 || threshold > nodes || nodes > NODES_MAX {
         return Err(BlsError::BadThreshold { threshold, nodes });
     }
-    let coefficients: Vec<Fr> = (0..threshold)
-        .map(|_| {
-            let mut bytes = [0; 48];
-            rng.fill_bytes(&mut bytes);
-            let coefficient = Fr::from_wide_bytes(&bytes);
-            bytes.zeroize();
-            coefficient
-        })
-        .collect();
-    let at = |x: u64| {
-        let x = Fr::from_u64(x);
-        coefficients.iter().rev().fold(Fr::from_u64(0), |sum, coefficient| sum.mul(&x).add(coefficient))
+    let coefficients: Zeroizing<Vec<Scalar>> =
+        Zeroizing::new((0..threshold).map(|_| *Scalar::random(rng)).collect());
+    let secret = |index: u32, place: u64| {
+        let value = Zeroizing::new(evaluate(&coefficients, &Scalar::from_u64(place)));
+        SecretShare::from_scalar(NodeIndex(index), &value)
     };
-    let secret = |index: u32, value: &Fr| {
-        let mut bytes = value.to_be_bytes();
-        let share = SecretShare::from_bytes(NodeIndex(index), &bytes);
-        bytes.zeroize();
-        share
-    };
-    let public_key = secret(0, &at(0))?.public_key();
+    let public_key = secret(0, 0)?.public_key();
     let shares =
-        (0..nodes).map(|index| secret(index, &at(u64::from(index) + 1))).collect::<Result<Vec<_>, _>>()?;
+        (0..nodes).map(|index| secret(index, u64::from(index) + 1)).collect::<Result<Vec<_>, _>>()?;
     let committee =
         Committee { public_key, threshold, shares: shares.iter().map(SecretShare::public_key).collect() };
     Ok((committee, shares))
@@ -199,13 +247,12 @@ pub fn deal(
 
 /// Whether `signature` is the subnet's on `message`. Never panics, whatever the bytes.
 pub fn verify(key: &PublicKey, message: &[u8], signature: &[u8; 48]) -> bool {
-    let Ok(key) = min_sig::PublicKey::from_bytes(&key.0) else {
+    let Some(signature) = G1Affine::from_compressed(signature) else {
         return false;
     };
-    let Ok(signature) = min_sig::Signature::sig_validate(signature, true) else {
-        return false;
-    };
-    signature.verify(false, message, DST, &[], &key, true) == BLST_ERROR::BLST_SUCCESS
+    // e(signature, -g2) e(hash, key) = 1. The key's membership was checked when it was made, see `PublicKey`.
+    let hash = G1::hash(message, DST).to_affine();
+    pairing_product(&[(signature, &*MINUS_G2)], &[(hash, key.1)]) == Gt::one()
 }
 
 impl Committee {
@@ -230,24 +277,18 @@ pub fn combine(
         return Err(BlsError::TooFewShares { have: shares.len(), need: committee.threshold });
     }
     let used: Vec<_> = shares.iter().take(committee.threshold as usize).collect();
-    let mut sum = G1::identity();
+    let mut points = Vec::with_capacity(used.len());
     for (index, share) in &used {
         if index.0 as usize >= committee.shares.len() {
             return Err(BlsError::UnknownNode(**index));
         }
-        let point =
-            G1::from_compressed(&share.0).ok_or(BlsError::NotAPoint { what: "the signature share" })?;
-        let x = Fr::from_u64(u64::from(index.0) + 1);
-        let mut numerator = Fr::from_u64(1);
-        let mut denominator = Fr::from_u64(1);
-        for (other, _) in used.iter().filter(|(other, _)| other != index) {
-            let other = Fr::from_u64(u64::from(other.0) + 1);
-            numerator = numerator.mul(&other);
-            denominator = denominator.mul(&other.sub(&x));
-        }
-        sum = sum.add(&point.mul(&numerator.mul(&denominator.inverse_of_public())));
+        // Membership was checked with the share.
+        let point = G1Affine::from_compressed_on_curve(&share.0);
+        points.push(point.ok_or(BlsError::NotAPoint { what: "the signature share" })?);
     }
-    Ok(Signature(sum.to_compressed()))
+    let places: Vec<_> = used.iter().map(|(index, _)| u64::from(index.0) + 1).collect();
+    let sum = G1::msm(&points, &lagrange_at_zero(&places));
+    Ok(Signature(sum.to_affine().to_compressed()))
 }
 
 #[cfg(test)]

@@ -1,0 +1,160 @@
+//! Many equations checked as few: each gets a random 128-bit weight of the verifier's own, and their sum is checked. A false equation survives with
+//! probability 2^-128.
+//!
+//! Equations in G1 say that a sum of multiples is infinity. Bases that many equations share (the generator, receivers' keys) are
+//! collected by coefficient, all others are appended. Equations in G2 and the integrity pairings are one product of four pairings:
+//!
+//! `e(g1, sum w Z + sum w E) = e(sum w R, F(epoch)) e(sum w H R, f_hash) e(sum w S, h)`, where `E` are the equations in G2.
+
+use rand::RngCore;
+use rayon::prelude::*;
+
+use crate::{
+    curve::{G1, G1Affine, G2, G2Affine, Scalar, pairing_product_is_one},
+    engine::Engine,
+    forward::{Epoch, identity_of},
+    parameters::{LEVELS, Parameters},
+};
+
+/// Points one item of work multiplies: larger is faster in all, smaller breathes more often.
+const MSM_BLOCK: usize = 512;
+
+/// A sum of multiples of points.
+#[derive(Clone)]
+pub(crate) struct Sum<P> {
+    points: Vec<P>,
+    scalars: Vec<Scalar>,
+}
+
+impl<P> Default for Sum<P> {
+    fn default() -> Self {
+        Self { points: Vec::new(), scalars: Vec::new() }
+    }
+}
+
+impl<P: Copy> Sum<P> {
+    pub(crate) fn push(&mut self, point: P, scalar: Scalar) {
+        self.points.push(point);
+        self.scalars.push(scalar);
+    }
+
+    fn append(&mut self, other: &Self) {
+        self.points.extend_from_slice(&other.points);
+        self.scalars.extend_from_slice(&other.scalars);
+    }
+}
+
+/// What is left of one dealing's equations.
+#[derive(Clone)]
+pub(crate) struct Folded {
+    /// Coefficients of the generator of G1, of `y_0`, and of the receivers' keys.
+    pub(crate) g1: Scalar,
+    pub(crate) y0: Scalar,
+    pub(crate) receivers: Vec<Scalar>,
+    /// All other points of G1 equations.
+    pub(crate) own: Sum<G1Affine>,
+    /// First arguments of the pairings with `F(epoch)`, `f_hash` and `h`.
+    pub(crate) with_identity: Sum<G1Affine>,
+    pub(crate) with_hash: Sum<G1Affine>,
+    pub(crate) with_h: Sum<G1Affine>,
+    /// Second argument of the pairing with the generator of G1.
+    pub(crate) g2: Scalar,
+    pub(crate) own_g2: Sum<G2Affine>,
+}
+
+impl Folded {
+    pub(crate) fn new(receivers: usize) -> Self {
+        Self {
+            g1: Scalar::zero(),
+            y0: Scalar::zero(),
+            receivers: vec![Scalar::zero(); receivers],
+            own: Sum::default(),
+            with_identity: Sum::default(),
+            with_hash: Sum::default(),
+            with_h: Sum::default(),
+            g2: Scalar::zero(),
+            own_g2: Sum::default(),
+        }
+    }
+
+    fn append(&mut self, other: &Self) {
+        self.g1 = self.g1.add(&other.g1);
+        self.y0 = self.y0.add(&other.y0);
+        self.g2 = self.g2.add(&other.g2);
+        for (own, other) in self.receivers.iter_mut().zip(&other.receivers) {
+            *own = own.add(other);
+        }
+        self.own.append(&other.own);
+        self.with_identity.append(&other.with_identity);
+        self.with_hash.append(&other.with_hash);
+        self.with_h.append(&other.with_h);
+        self.own_g2.append(&other.own_g2);
+    }
+}
+
+/// A weight of 128 bits.
+pub(crate) fn weight(rng: &mut impl RngCore) -> Scalar {
+    Scalar::from_limbs_reduced(&[rng.next_u64(), rng.next_u64(), 0, 0, 0])
+}
+
+/// Whether the folded equations of all dealings hold.
+pub(crate) fn holds<'a>(
+    engine: &Engine,
+    receivers: &[G1Affine],
+    epoch: Epoch,
+    folded: impl IntoIterator<Item = &'a Folded>,
+) -> bool {
+    let parameters = Parameters::get();
+    let mut all = Folded::new(receivers.len());
+    folded.into_iter().for_each(|one| all.append(one));
+    all.own.push(G1Affine::generator(), all.g1);
+    all.own.push(parameters.y0, all.y0);
+    let keys = all.receivers.clone();
+    keys.iter().zip(receivers).for_each(|(scalar, key)| all.own.push(*key, *scalar));
+    all.own_g2.push(G2Affine::generator(), all.g2);
+
+    engine.run(|| {
+        if !msm_g1(engine, &all.own).is_identity() {
+            return false;
+        }
+        let sums: Vec<_> = [&all.with_identity, &all.with_hash, &all.with_h]
+            .into_par_iter()
+            .map(|sum| msm_g1(engine, sum).to_affine())
+            .collect();
+        let z = msm_g2(engine, &all.own_g2).to_affine();
+        pairing_product_is_one(&[
+            (G1Affine::generator().neg(), z),
+            (sums[0], identity_of(LEVELS, epoch.0).to_affine()),
+            (sums[1], parameters.f_hash),
+            (sums[2], parameters.h),
+        ])
+    })
+}
+
+/// Blocks of one multiplication: no more than there are threads to gain from, no larger than what one item of work may take.
+fn blocks(engine: &Engine, points: usize) -> usize {
+    let even = points.div_ceil(engine.threads()).max(1);
+    even.clamp(MSM_BLOCK.min(even), MSM_BLOCK * 16)
+}
+
+fn msm_g1(engine: &Engine, sum: &Sum<G1Affine>) -> G1 {
+    let block = blocks(engine, sum.points.len());
+    let parts = sum.points.par_chunks(block).zip(sum.scalars.par_chunks(block));
+    parts
+        .map(|(points, scalars)| {
+            engine.breathe();
+            G1::msm(points, scalars)
+        })
+        .reduce(G1::identity, |left, right| left.add(&right))
+}
+
+fn msm_g2(engine: &Engine, sum: &Sum<G2Affine>) -> G2 {
+    let block = blocks(engine, sum.points.len());
+    let parts = sum.points.par_chunks(block).zip(sum.scalars.par_chunks(block));
+    parts
+        .map(|(points, scalars)| {
+            engine.breathe();
+            G2::msm(points, scalars)
+        })
+        .reduce(G2::identity, |left, right| left.add(&right))
+}
