@@ -320,7 +320,9 @@ fn ctrl_c_at_a_terminal_reaches_the_command_once() {
         inner.display()
     );
     // A terminal of its own, in whose foreground the command runs; what we write is what is typed.
-    let mut terminal = Command::new("script")
+    // Whoever started the tests in the background may have had them ignore Ctrl-C, which a shell could not undo.
+    let mut terminal = Command::new("env")
+        .args(["--default-signal=INT", "script"])
         .args(["--quiet", "--return", "--flush", "--command", &line, "/dev/null"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
