@@ -21,7 +21,9 @@ use serde_json::Value;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn lab() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_thimble-lab"));
+    // Whoever started the tests in the background may have had them ignore signals, and what is ignored at a program's start a shell cannot trap.
+    let mut command = Command::new("env");
+    command.args(["--default-signal", env!("CARGO_BIN_EXE_thimble-lab")]);
     command.stdin(Stdio::null());
     command
 }
@@ -320,9 +322,8 @@ fn ctrl_c_at_a_terminal_reaches_the_command_once() {
         inner.display()
     );
     // A terminal of its own, in whose foreground the command runs; what we write is what is typed.
-    // Whoever started the tests in the background may have had them ignore Ctrl-C, which a shell could not undo.
     let mut terminal = Command::new("env")
-        .args(["--default-signal=INT", "script"])
+        .args(["--default-signal", "script"])
         .args(["--quiet", "--return", "--flush", "--command", &line, "/dev/null"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
