@@ -85,6 +85,19 @@ fn identity(epoch: Epoch, hash: &Scalar) -> G2 {
     identity_of(LEVELS, epoch.0).add(&Parameters::get().f_hash.to_point().mul(hash))
 }
 
+/// What one ciphertext hides its chunks behind.
+pub(crate) struct Randomness {
+    r: Zeroizing<Vec<Scalar>>,
+    s: Zeroizing<Vec<Scalar>>,
+}
+
+impl Randomness {
+    pub(crate) fn draw(rng: &mut (impl RngCore + CryptoRng)) -> Self {
+        let mut draw = || Zeroizing::new((0..CHUNKS).map(|_| *Scalar::random(rng)).collect());
+        Self { r: draw(), s: draw() }
+    }
+}
+
 /// Encrypts chunks `i` to receiver `i`. Constant time in chunks and randomness.
 pub(crate) fn encrypt(
     engine: &Engine,
@@ -92,17 +105,13 @@ pub(crate) fn encrypt(
     epoch: Epoch,
     receivers: &[Base],
     chunks: Zeroizing<Vec<[u32; CHUNKS]>>,
-    rng: &mut (impl RngCore + CryptoRng),
+    Randomness { r, s }: Randomness,
 ) -> (Ciphertext, Witness) {
     let parameters = Parameters::get();
-    let mut draw =
-        || -> Zeroizing<Vec<Scalar>> { Zeroizing::new((0..CHUNKS).map(|_| *Scalar::random(rng)).collect()) };
-    let (r, s) = (draw(), draw());
     engine.run(|| {
-        let rows: Vec<Row> = receivers
-            .par_iter()
-            .zip(chunks.par_iter())
-            .map(|(receiver, chunks)| {
+        let rows = || -> Vec<Row> {
+            let each = receivers.par_iter().zip(chunks.par_iter());
+            each.map(|(receiver, chunks)| {
                 engine.breathe();
                 let mut points = Zeroizing::new([G1::identity(); CHUNKS]);
                 for ((point, r), chunk) in points.iter_mut().zip(r.iter()).zip(chunks) {
@@ -110,13 +119,14 @@ pub(crate) fn encrypt(
                 }
                 row_of(&G1::all_to_affine(&*points))
             })
-            .collect();
+            .collect()
+        };
         let power = |scalars: &[Scalar]| {
             let points: Vec<_> = scalars.iter().map(|scalar| parameters.g1_table.mul(scalar)).collect();
             row_of(&G1::all_to_affine(&points))
         };
-        let mut ciphertext =
-            Ciphertext { rows, r: power(&r), s: power(&s), z: [G2Affine::default(); CHUNKS] };
+        let (rows, (of_r, of_s)) = rayon::join(rows, || rayon::join(|| power(&r), || power(&s)));
+        let mut ciphertext = Ciphertext { rows, r: of_r, s: of_s, z: [G2Affine::default(); CHUNKS] };
         let identity = identity(epoch, &ciphertext.hash(context));
         let z: Vec<_> = (0..CHUNKS)
             .into_par_iter()

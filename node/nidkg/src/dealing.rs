@@ -149,14 +149,19 @@ pub(crate) fn deal_chunks(
     rng: &mut (impl RngCore + CryptoRng),
 ) -> Result<Dealing, DealingError> {
     let parameters = Parameters::get();
-    let coefficients = engine.run(|| {
-        let points: Vec<_> =
-            polynomial.par_iter().map(|coefficient| parameters.g2_table.mul(coefficient)).collect();
-        G2::all_to_affine(&points)
-    });
     let bases = engine.bases(&session.keys());
     let context = session.context(dealer);
-    let (ciphertext, witness) = cipher::encrypt(engine, &context, session.epoch(), &bases, chunks, rng);
+    let random = cipher::Randomness::draw(rng);
+    let (coefficients, (ciphertext, witness)) = engine.run(|| {
+        rayon::join(
+            || {
+                let points: Vec<_> =
+                    polynomial.par_iter().map(|coefficient| parameters.g2_table.mul(coefficient)).collect();
+                G2::all_to_affine(&points)
+            },
+            || cipher::encrypt(engine, &context, session.epoch(), &bases, chunks, random),
+        )
+    });
     let instance = instance(&context, &coefficients, &ciphertext);
     let chunking =
         chunking::prove(engine, &instance, &bases, &witness, rng).ok_or(DealingError::Randomness)?;
@@ -291,7 +296,22 @@ struct Batch<'a> {
 impl Batch<'_> {
     /// For each candidate the first check it fails, if any.
     fn judge(&self, candidates: &[usize], rng: &mut (impl RngCore + CryptoRng)) -> Vec<Option<Check>> {
-        let members = self.members(candidates, rng);
+        let seeds: Vec<_> =
+            candidates.iter().map(|_| (crate::oracle::seeded(rng), crate::oracle::seeded(rng))).collect();
+        let (members, folded): (Vec<bool>, Vec<Option<Folded>>) = self.engine.run(|| {
+            candidates
+                .par_iter()
+                .zip(seeds)
+                .map(|(index, (mut of_members, mut of_equations))| {
+                    self.engine.breathe();
+                    let all = [Check::Integrity, Check::Chunking, Check::Sharing];
+                    rayon::join(
+                        || self.is_member(*index, &mut of_members),
+                        || self.fold(*index, &all, &mut of_equations),
+                    )
+                })
+                .unzip()
+        });
         let mut verdicts: Vec<Option<Check>> = members
             .into_iter()
             .zip(candidates)
@@ -301,24 +321,9 @@ impl Batch<'_> {
                 (true, true) => None,
             })
             .collect();
-        // Equations are only read from points of the group.
+        // Equations say something about points of the group only: those of a dealing with others are not looked at.
         let sound: Vec<usize> = (0..candidates.len()).filter(|place| verdicts[*place].is_none()).collect();
-        let mut seeds = Vec::with_capacity(sound.len());
-        sound.iter().for_each(|_| seeds.push(crate::oracle::seeded(rng)));
-        let folded: Vec<Option<Folded>> = self.engine.run(|| {
-            sound
-                .par_iter()
-                .zip(seeds)
-                .map(|(place, mut rng)| {
-                    self.engine.breathe();
-                    self.fold(
-                        candidates[*place],
-                        &[Check::Integrity, Check::Chunking, Check::Sharing],
-                        &mut rng,
-                    )
-                })
-                .collect()
-        });
+        let folded: Vec<_> = sound.iter().map(|place| folded[*place].as_ref()).collect();
         for place in self.culprits(&(0..sound.len()).collect::<Vec<_>>(), &folded) {
             verdicts[sound[place]] = Some(self.name(candidates[sound[place]], rng));
         }
@@ -326,8 +331,8 @@ impl Batch<'_> {
     }
 
     /// Places whose equations do not hold, found by halving.
-    fn culprits(&self, places: &[usize], folded: &[Option<Folded>]) -> Vec<usize> {
-        let all: Option<Vec<&Folded>> = places.iter().map(|place| folded[*place].as_ref()).collect();
+    fn culprits(&self, places: &[usize], folded: &[Option<&Folded>]) -> Vec<usize> {
+        let all: Option<Vec<&Folded>> = places.iter().map(|place| folded[*place]).collect();
         let keys = self.session.keys();
         if all.is_some_and(|all| fold::holds(self.engine, &keys, self.session.epoch(), all)) {
             return Vec::new();
@@ -353,20 +358,16 @@ impl Batch<'_> {
             .unwrap_or(Check::Sharing)
     }
 
-    /// Whether each candidate's points are in the group.
-    fn members(&self, candidates: &[usize], rng: &mut (impl RngCore + CryptoRng)) -> Vec<bool> {
-        let seeds: Vec<_> = candidates.iter().map(|_| crate::oracle::seeded(rng)).collect();
-        self.engine.run(|| {
-            let each = candidates.par_iter().zip(seeds);
-            each.map(|(index, mut rng)| {
-                self.engine.breathe();
-                let dealing = &self.dealings[*index].1;
-                let points: Vec<_> = dealing.g1_points().copied().collect();
-                let of_g2: Vec<_> = dealing.g2_points().collect();
-                subgroup::all_in_group(&points, &mut rng) && of_g2.par_iter().all(|point| point.in_group())
-            })
-            .collect()
-        })
+    /// Whether all points are in the group.
+    fn is_member(&self, index: usize, rng: &mut (impl RngCore + Send)) -> bool {
+        let dealing = &self.dealings[index].1;
+        let points: Vec<_> = dealing.g1_points().copied().collect();
+        let of_g2: Vec<_> = dealing.g2_points().collect();
+        let (in_g1, in_g2) = rayon::join(
+            || subgroup::all_in_group(&points, rng),
+            || of_g2.par_iter().all(|point| point.in_group()),
+        );
+        in_g1 && in_g2
     }
 
     fn is_old_share(&self, index: usize) -> bool {

@@ -14,6 +14,7 @@ use std::{
     num::NonZeroUsize,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     thread,
+    time::Duration,
 };
 
 use budget::{Pool, Reservation};
@@ -58,6 +59,47 @@ pub const TABLE_BYTES_MAX: u64 = 32 << 20;
 pub fn share_of_cores(cores: usize, percent: usize) -> NonZeroUsize {
     let threads = (cores * percent / 100).clamp(1, cores.saturating_sub(1).max(1));
     NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN)
+}
+
+/// Lets others go first: the calling thread becomes batch work of the given niceness with the longest time slice there is. A thread that wakes up
+/// to answer somebody has a shorter one, and need not wait until this one has used up its own. A kernel that does not know slices of tasks still takes
+/// the niceness; not being allowed to step back is no reason not to work.
+fn step_back(nice: i32) {
+    let nice = nice.clamp(0, 19);
+    if nice == 0 {
+        return;
+    }
+    let attributes = SchedulingAttributes {
+        size: size_of::<SchedulingAttributes>() as u32,
+        policy: libc::SCHED_BATCH as u32,
+        nice,
+        runtime: SLICE.as_nanos() as u64,
+        ..SchedulingAttributes::default()
+    };
+    // SAFETY: the structure is the kernel's, with its size in it; 0 is the calling thread.
+    let done = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+    if done != 0 {
+        // On Linux this is the calling thread's.
+        let _ = rustix::process::nice(nice);
+    }
+}
+
+/// The longest slice the kernel grants.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// `sched_attr` of the first version, see sched_setattr(2).
+#[derive(Default)]
+#[repr(C)]
+struct SchedulingAttributes {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    /// Of a normal or batch thread: its slice.
+    runtime: u64,
+    deadline: u64,
+    period: u64,
 }
 
 /// The pool could not be made.
@@ -105,10 +147,7 @@ impl Engine {
         let pool = ThreadPoolBuilder::new()
             .num_threads(config.threads.get())
             .thread_name(|index| format!("nidkg-{index}"))
-            .start_handler(move |_| {
-                // On Linux this is the calling thread's. Not being allowed to step back is no reason not to work.
-                let _ = rustix::process::nice(nice);
-            })
+            .start_handler(move |_| step_back(nice))
             .build()?;
         Ok(Self {
             pool,

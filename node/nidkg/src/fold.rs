@@ -7,7 +7,6 @@
 //! `e(g1, sum w Z + sum w E) = e(sum w R, F(epoch)) e(sum w H R, f_hash) e(sum w S, h)`, where `E` are the equations in G2.
 
 use rand::RngCore;
-use rayon::prelude::*;
 
 use crate::{
     curve::{G1, G1Affine, G2, G2Affine, Scalar, pairing_product_is_one},
@@ -15,9 +14,6 @@ use crate::{
     forward::{Epoch, identity_of},
     parameters::{LEVELS, Parameters},
 };
-
-/// Points one item of work multiplies: larger is faster in all, smaller breathes more often.
-const MSM_BLOCK: usize = 512;
 
 /// A sum of multiples of points.
 #[derive(Clone)]
@@ -114,47 +110,33 @@ pub(crate) fn holds<'a>(
     all.own_g2.push(G2Affine::generator(), all.g2);
 
     engine.run(|| {
-        if !msm_g1(engine, &all.own).is_identity() {
-            return false;
-        }
-        let sums: Vec<_> = [&all.with_identity, &all.with_hash, &all.with_h]
-            .into_par_iter()
-            .map(|sum| msm_g1(engine, sum).to_affine())
-            .collect();
-        let z = msm_g2(engine, &all.own_g2).to_affine();
-        pairing_product_is_one(&[
-            (G1Affine::generator().neg(), z),
-            (sums[0], identity_of(LEVELS, epoch.0).to_affine()),
-            (sums[1], parameters.f_hash),
-            (sums[2], parameters.h),
-        ])
+        let in_g1 = |sum: &Sum<G1Affine>| G1::msm_by_digits(&sum.points, &sum.scalars, || engine.breathe());
+        let in_g2 = |sum: &Sum<G2Affine>| G2::msm_by_digits(&sum.points, &sum.scalars, || engine.breathe());
+        let with = |sum: &Sum<G1Affine>| in_g1(sum).to_affine();
+        // All at once: the large sum alone would leave other threads with nothing to do at its end, and every small one too.
+        let (of_g1_hold, (z, (identity, (with_identity, (with_hash, with_h))))) = rayon::join(
+            || in_g1(&all.own).is_identity(),
+            || {
+                rayon::join(
+                    || in_g2(&all.own_g2).to_affine(),
+                    || {
+                        rayon::join(
+                            || identity_of(LEVELS, epoch.0).to_affine(),
+                            || {
+                                let last = || rayon::join(|| with(&all.with_hash), || with(&all.with_h));
+                                rayon::join(|| with(&all.with_identity), last)
+                            },
+                        )
+                    },
+                )
+            },
+        );
+        of_g1_hold
+            && pairing_product_is_one(&[
+                (G1Affine::generator().neg(), z),
+                (with_identity, identity),
+                (with_hash, parameters.f_hash),
+                (with_h, parameters.h),
+            ])
     })
-}
-
-/// Blocks of one multiplication: no more than there are threads to gain from, no larger than what one item of work may take.
-fn blocks(engine: &Engine, points: usize) -> usize {
-    let even = points.div_ceil(engine.threads()).max(1);
-    even.clamp(MSM_BLOCK.min(even), MSM_BLOCK * 16)
-}
-
-fn msm_g1(engine: &Engine, sum: &Sum<G1Affine>) -> G1 {
-    let block = blocks(engine, sum.points.len());
-    let parts = sum.points.par_chunks(block).zip(sum.scalars.par_chunks(block));
-    parts
-        .map(|(points, scalars)| {
-            engine.breathe();
-            G1::msm(points, scalars)
-        })
-        .reduce(G1::identity, |left, right| left.add(&right))
-}
-
-fn msm_g2(engine: &Engine, sum: &Sum<G2Affine>) -> G2 {
-    let block = blocks(engine, sum.points.len());
-    let parts = sum.points.par_chunks(block).zip(sum.scalars.par_chunks(block));
-    parts
-        .map(|(points, scalars)| {
-            engine.breathe();
-            G2::msm(points, scalars)
-        })
-        .reduce(G2::identity, |left, right| left.add(&right))
 }

@@ -1,12 +1,21 @@
 //! Points of G1 and G2, projective for arithmetic and affine for tables and encodings.
 
 use blst::*;
+use rayon::prelude::*;
 use zeroize::{DefaultIsZeroes, Zeroizing};
 
 use super::Scalar;
 
 /// Bits of a scalar.
 const SCALAR_BITS: usize = 255;
+/// Below this number of points a sum is one item of work.
+const DIGITS_MIN: usize = 32;
+
+/// Bits of a digit that make a sum of so many points cheapest: a few less than their number has.
+fn window(points: usize) -> usize {
+    let bits = points.ilog2() as usize;
+    if bits > 12 { bits - 3 } else { bits.saturating_sub(2).max(2) }
+}
 
 /// Both groups have the same functions under different names.
 macro_rules! group {
@@ -14,7 +23,8 @@ macro_rules! group {
         $point:ident, $affine:ident, $raw:ident, $raw_affine:ident, $compressed:literal,
         $generator:ident, $add:ident, $add_affine:ident, $double:ident, $mult:ident, $from_affine:ident,
         $to_affine:ident, $all_to_affine:ident, $in_group:ident, $is_inf:ident, $compress:ident,
-        $serialize:ident, $uncompress:ident, $deserialize:ident, $hash:ident, $msm:ident, $msm_scratch:ident
+        $serialize:ident, $uncompress:ident, $deserialize:ident, $hash:ident, $msm:ident, $msm_scratch:ident,
+        $msm_tile:ident
     ) => {
         /// A point in projective form.
         #[derive(Clone, Copy, Default)]
@@ -118,6 +128,52 @@ macro_rules! group {
                     );
                 }
                 Self(out)
+            }
+
+            /// The same, one item of work per digit of the scalars, for whichever threads of the pool are free; `between` is called before each. As many
+            /// operations as [`Self::msm`] needs on one thread, which dividing the points instead would not be.
+            pub(crate) fn msm_by_digits(
+                points: &[$affine],
+                scalars: &[Scalar],
+                between: impl Fn() + Sync,
+            ) -> Self {
+                assert_eq!(points.len(), scalars.len(), "one scalar per point");
+                if points.len() < DIGITS_MIN {
+                    return Self::msm(points, scalars);
+                }
+                let scalars: Vec<[u8; 32]> = scalars.iter().map(|scalar| scalar.to_le_bytes()).collect();
+                let window = window(points.len());
+                // The highest digit may hold nothing but the carry of the one below: digits are signed.
+                let digits: Vec<$raw> = (0..=SCALAR_BITS / window)
+                    .into_par_iter()
+                    .map(|digit| {
+                        between();
+                        let point_places = [points.as_ptr().cast::<$raw_affine>(), std::ptr::null()];
+                        let scalar_places = [scalars.as_ptr().cast::<u8>(), std::ptr::null()];
+                        let mut out = $raw::default();
+                        // SAFETY: the wrapper is transparent; each list is one pointer to consecutive items, as many as the length given, followed by
+                        // null, which the function reads as "the rest follows on"; the scratch is zero and has a bucket for each value of half
+                        // a digit, of the size the library gives for one.
+                        unsafe {
+                            let bucket = $msm_scratch(0);
+                            let mut scratch = vec![0u64; (bucket << (window - 1)).div_ceil(8)];
+                            $msm_tile(
+                                &mut out,
+                                point_places.as_ptr(),
+                                points.len(),
+                                scalar_places.as_ptr(),
+                                SCALAR_BITS,
+                                scratch.as_mut_ptr(),
+                                digit * window,
+                                window,
+                            );
+                        }
+                        out
+                    })
+                    .collect();
+                digits.iter().rev().fold(Self::identity(), |sum, digit| {
+                    (0..window).fold(sum, |sum, _| sum.double()).add(&Self(*digit))
+                })
             }
 
             /// Hashes to a point of the group whose discrete logarithm nobody knows (RFC 9380).
@@ -227,7 +283,8 @@ group!(
     blst_p1_deserialize,
     blst_hash_to_g1,
     blst_p1s_mult_pippenger,
-    blst_p1s_mult_pippenger_scratch_sizeof
+    blst_p1s_mult_pippenger_scratch_sizeof,
+    blst_p1s_tile_pippenger
 );
 
 group!(
@@ -252,7 +309,8 @@ group!(
     blst_p2_deserialize,
     blst_hash_to_g2,
     blst_p2s_mult_pippenger,
-    blst_p2s_mult_pippenger_scratch_sizeof
+    blst_p2s_mult_pippenger_scratch_sizeof,
+    blst_p2s_tile_pippenger
 );
 
 impl G1Affine {

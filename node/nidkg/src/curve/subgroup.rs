@@ -20,8 +20,8 @@ const ROUNDS: usize = 41;
 const GROUP: usize = 3;
 /// Combinations of three points with coefficients -1, 0, 1, without zero, up to sign.
 const COMBINATIONS: usize = 13;
-/// Points of one item of work: bounds the scratch to a hundred kilobytes, whatever the number of points.
-const BLOCK: usize = GROUP * 64;
+/// Points of one item of work: bounds the scratch to forty kilobytes, whatever the number of points.
+const BLOCK: usize = GROUP * 24;
 /// Below this number checking one by one is as cheap.
 const BATCH_MIN: usize = 96;
 
