@@ -22,6 +22,8 @@ mod single;
 
 pub use block_log::{BlockLog, LogError, Logged};
 pub use certifier::{Certificate, Certifier};
-pub use pool::{IngressPool, PoolRefusal, PoolStatus, Submitted};
-pub use seam::{Consensus, ConsensusError, Demand, FinalisedBatch, Recorded};
+pub use pool::{IngressPool, PoolRefusal, PoolStatus, Submitted, TakenCall};
+pub use seam::{
+    Consensus, ConsensusError, Demand, Envelopes, FinalisedBatch, FinalisedBlock, Recorded, Wiring,
+};
 pub use single::{SingleNode, SystemClock, WallClock};

@@ -11,11 +11,11 @@ use std::{sync::Arc, time::Duration};
 
 use limits::ConsensusLimits;
 use sha2::{Digest, Sha256};
-use state::{Batch, Fault, Height, Time};
+use state::{Fault, Height, Time};
 
 use crate::{
-    BlockLog, Certificate, Certifier, Consensus, ConsensusError, Demand, FinalisedBatch, IngressPool,
-    Recorded, block_log::Replay,
+    BlockLog, Certificate, Certifier, Consensus, ConsensusError, Demand, Envelopes, FinalisedBatch,
+    FinalisedBlock, IngressPool, Recorded, Wiring, block_log::Replay,
 };
 
 const RANDOMNESS_DOMAIN: &[u8] = b"\x11thimble-randomness";
@@ -42,6 +42,7 @@ pub struct SingleNode {
     log: BlockLog,
     certifier: Certifier,
     clock: Box<dyn WallClock>,
+    envelopes: Arc<dyn Envelopes>,
     limits: ConsensusLimits,
     replay: Option<Replay>,
     /// Height of the last batch handed out.
@@ -55,20 +56,19 @@ pub struct SingleNode {
 impl SingleNode {
     /// `resume_from` and `time` are the height and time of the state that execution restarted from. `genesis_seed` gives the randomness of the first block.
     pub fn new(
-        pool: Arc<IngressPool>,
-        log: BlockLog,
+        wiring: Wiring,
         certifier: Certifier,
-        clock: Box<dyn WallClock>,
-        limits: ConsensusLimits,
         (resume_from, time): (Height, Time),
         genesis_seed: [u8; 32],
     ) -> Result<Self, ConsensusError> {
-        let replay = log.read_from(resume_from)?;
+        let replay = wiring.log.read_from(resume_from)?;
+        let Wiring { pool, log, clock, envelopes, limits } = wiring;
         Ok(Self {
             pool,
             log,
             certifier,
             clock,
+            envelopes,
             limits,
             replay: Some(replay),
             height: resume_from,
@@ -87,22 +87,27 @@ impl SingleNode {
         let Some(replay) = &mut self.replay else {
             return Ok(None);
         };
-        let Some(logged) = replay.next_batch()? else {
+        let Some(logged) = replay.next_block()? else {
             self.replay = None;
             return Ok(None);
         };
         let expected = self.height.0 + 1;
-        if logged.batch.height.0 != expected {
-            return Err(ConsensusError::OutOfOrder { found: logged.batch.height.0, expected });
+        if logged.block.height.0 != expected {
+            return Err(ConsensusError::OutOfOrder { found: logged.block.height.0, expected });
         }
-        self.hand_out(&logged.batch, logged.recorded.clone());
-        Ok(Some(FinalisedBatch { batch: logged.batch, recorded: logged.recorded }))
+        self.hand_out(&logged.block, logged.recorded).map(Some)
     }
 
-    fn hand_out(&mut self, batch: &Batch, recorded: Option<Recorded>) {
-        self.height = batch.height;
-        self.time = batch.time;
-        self.recorded = recorded;
+    fn hand_out(
+        &mut self,
+        block: &FinalisedBlock,
+        recorded: Option<Recorded>,
+    ) -> Result<FinalisedBatch, ConsensusError> {
+        let batch = block.batch(self.envelopes.as_ref())?;
+        self.height = block.height;
+        self.time = block.time;
+        self.recorded.clone_from(&recorded);
+        Ok(FinalisedBatch { batch, recorded })
     }
 
     /// How long to wait for calls before a block is due without any.
@@ -131,15 +136,18 @@ impl Consensus for SingleNode {
             return Ok(None);
         }
         let time = Time(self.clock.now().0.max(self.time.0 + 1));
-        let ingress =
-            self.pool.take(time, self.limits.block_ingress_bytes, self.limits.block_ingress_messages);
-        let batch = Batch { height: Height(self.height.0 + 1), time, randomness: self.randomness, ingress };
-        if let Err(error) = self.log.append_batch(&batch) {
-            self.pool.give_back(batch.ingress);
+        let calls = self.pool.take(time, self.limits.block_ingress_bytes, self.limits.block_ingress_messages);
+        let block = FinalisedBlock {
+            height: Height(self.height.0 + 1),
+            time,
+            randomness: self.randomness,
+            ingress: calls.iter().map(|call| call.signed.clone()).collect(),
+        };
+        if let Err(error) = self.log.append_block(&block) {
+            self.pool.give_back(calls);
             return Err(error.into());
         }
-        self.hand_out(&batch, None);
-        Ok(Some(FinalisedBatch { batch, recorded: None }))
+        self.hand_out(&block, None).map(Some)
     }
 
     fn executed(
@@ -198,7 +206,7 @@ mod tests {
     use ic_principal::Principal;
     use nidkg::SecretShare;
     use rand::{SeedableRng, rngs::StdRng};
-    use state::{Ingress, RequestId};
+    use state::{Ingress, IngressId, RequestId, SignedIngress};
 
     use super::*;
 
@@ -207,6 +215,34 @@ mod tests {
         fn now(&self) -> Time {
             Time(self.0)
         }
+    }
+
+    /// Calls whose envelope is one byte, which is all they say.
+    struct Bytes;
+    impl Envelopes for Bytes {
+        fn read(&self, signed: &SignedIngress) -> Result<Ingress, String> {
+            let number = *signed.envelope.first().ok_or("an empty envelope")?;
+            Ok(Ingress {
+                request_id: RequestId([number; 32]),
+                sender: Principal::anonymous(),
+                canister_id: Principal::management_canister(),
+                effective_canister_id: signed.effective_canister_id,
+                method_name: "m".into(),
+                arg: vec![],
+                ingress_expiry: Time(u64::MAX),
+                sender_info: None,
+            })
+        }
+
+        fn verify(&self, signed: &SignedIngress, _: Time) -> Result<Ingress, String> {
+            self.read(signed)
+        }
+    }
+
+    fn submit(pool: &IngressPool, number: u8) {
+        let effective_canister_id = Principal::management_canister();
+        let signed = SignedIngress { effective_canister_id, envelope: vec![number].into() };
+        pool.submit(IngressId([number; 32]), Time(u64::MAX), signed).unwrap();
     }
 
     fn limits() -> ConsensusLimits {
@@ -232,37 +268,23 @@ mod tests {
     fn node(folder: &Path, resume: u64, now: u64) -> (SingleNode, Arc<IngressPool>) {
         let pool = Arc::new(IngressPool::new(&limits()));
         let (committee, share) = share();
-        let node = SingleNode::new(
-            pool.clone(),
-            BlockLog::open(folder, 1 << 20).unwrap(),
-            Certifier::new(committee, share, 4),
-            Box::new(FixedClock(now)),
-            limits(),
-            (Height(resume), Time(0)),
-            [0; 32],
-        )
-        .unwrap();
+        let wiring = Wiring {
+            pool: pool.clone(),
+            log: BlockLog::open(folder, 1 << 20).unwrap(),
+            clock: Box::new(FixedClock(now)),
+            envelopes: Arc::new(Bytes),
+            limits: limits(),
+        };
+        let certifier = Certifier::new(committee, share, 4);
+        let node = SingleNode::new(wiring, certifier, (Height(resume), Time(0)), [0; 32]).unwrap();
         (node, pool)
-    }
-
-    fn call(number: u8) -> Ingress {
-        Ingress {
-            request_id: RequestId([number; 32]),
-            sender: Principal::anonymous(),
-            canister_id: Principal::management_canister(),
-            effective_canister_id: Principal::management_canister(),
-            method_name: "m".into(),
-            arg: vec![],
-            ingress_expiry: Time(u64::MAX),
-            sender_info: None,
-        }
     }
 
     #[test]
     fn blocks_follow_each_other_and_time_never_stands_still() {
         let folder = tempfile::tempdir().unwrap();
         let (mut node, pool) = node(folder.path(), 0, 1_000);
-        pool.submit(call(1)).unwrap();
+        submit(&pool, 1);
         let first = node.next_batch(Demand::default()).unwrap().unwrap().batch;
         assert_eq!((first.height, first.time, first.ingress.len()), (Height(1), Time(1_000), 1));
         let certificate = node.executed(Height(1), [1; 32], vec![]).unwrap().remove(0);
@@ -279,7 +301,7 @@ mod tests {
         {
             let (mut node, pool) = node(folder.path(), 0, 1_000);
             for number in 1..=4 {
-                pool.submit(call(number)).unwrap();
+                submit(&pool, number);
                 given.push(node.next_batch(Demand::default()).unwrap().unwrap().batch);
                 if number < 4 {
                     node.executed(Height(number.into()), [number; 32], vec![]).unwrap();
