@@ -4,8 +4,8 @@
 //! already accepted is dropped except calls whose expiry passed.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -80,12 +80,31 @@ pub struct IngressPool {
     messages_max: u64,
     inner: Mutex<Inner>,
     arrived: Condvar,
+    /// Told of every call a client brings, and of closing.
+    listener: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+/// Who brought a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// A client of this node.
+    Client,
+    /// The node of this place.
+    Peer(usize),
 }
 
 /// A call that waits.
 struct Waiting {
     signed: SignedIngress,
     expiry: Time,
+    source: Source,
+}
+
+/// What a peer's calls take of the pool.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    bytes: u64,
+    messages: u64,
 }
 
 #[derive(Default)]
@@ -93,6 +112,11 @@ struct Inner {
     waiting: BTreeMap<IngressId, Waiting>,
     order: VecDeque<IngressId>,
     bytes: u64,
+    /// Parts the pool is divided into, one per node; 0 for a node that is alone.
+    parts: u64,
+    peers: BTreeMap<usize, Held>,
+    /// Calls of clients that other nodes were not told of.
+    unannounced: VecDeque<IngressId>,
     refusing: Option<String>,
     closing: bool,
     woken: bool,
@@ -105,6 +129,19 @@ struct Inner {
 }
 
 impl Inner {
+    /// Its place in the order goes when that is looked at next.
+    fn forget(&mut self, id: &IngressId) {
+        let Some(call) = self.waiting.remove(id) else { return };
+        let bytes = call.signed.accounted_bytes();
+        self.bytes -= bytes;
+        if let Source::Peer(place) = call.source
+            && let Some(held) = self.peers.get_mut(&place)
+        {
+            held.bytes -= bytes;
+            held.messages -= 1;
+        }
+    }
+
     fn count(&mut self) {
         if let Some(counted) = &mut self.counted {
             counted.set(self.bytes);
@@ -120,6 +157,7 @@ impl IngressPool {
             messages_max: limits.ingress_pool_messages,
             inner: Mutex::default(),
             arrived: Condvar::new(),
+            listener: OnceLock::new(),
         }
     }
 
@@ -142,6 +180,21 @@ impl IngressPool {
         expiry: Time,
         signed: SignedIngress,
     ) -> Result<Submitted, PoolRefusal> {
+        let submitted = self.submit_from(Source::Client, id, expiry, signed);
+        if submitted == Ok(Submitted::New) {
+            self.tell();
+        }
+        submitted
+    }
+
+    /// The same from anybody. A peer gets no more than its part of the pool.
+    pub(crate) fn submit_from(
+        &self,
+        source: Source,
+        id: IngressId,
+        expiry: Time,
+        signed: SignedIngress,
+    ) -> Result<Submitted, PoolRefusal> {
         let mut inner = self.lock();
         if let Some(reason) = &inner.refusing {
             return Err(PoolRefusal::Closed(reason.clone()));
@@ -160,9 +213,26 @@ impl IngressPool {
         if inner.waiting.len() as u64 >= self.messages_max {
             return Err(PoolRefusal::Messages { cap: self.messages_max });
         }
+        match source {
+            Source::Client if inner.parts > 0 => inner.unannounced.push_back(id),
+            Source::Client => {}
+            Source::Peer(place) => {
+                let parts = inner.parts.max(1);
+                let (bytes_max, messages_max) = (self.bytes_max / parts, self.messages_max / parts);
+                let held = inner.peers.entry(place).or_default();
+                if held.bytes + asked > bytes_max {
+                    return Err(PoolRefusal::Bytes { used: held.bytes, cap: bytes_max, asked });
+                }
+                if held.messages >= messages_max {
+                    return Err(PoolRefusal::Messages { cap: messages_max });
+                }
+                held.bytes += asked;
+                held.messages += 1;
+            }
+        }
         inner.bytes += asked;
         inner.order.push_back(id);
-        inner.waiting.insert(id, Waiting { signed, expiry });
+        inner.waiting.insert(id, Waiting { signed, expiry, source });
         inner.count();
         self.arrived.notify_one();
         Ok(Submitted::New)
@@ -190,7 +260,9 @@ impl IngressPool {
         let mut inner = self.lock();
         inner.closing = true;
         inner.refusing.get_or_insert_with(|| "it is shutting down".into());
+        drop(inner);
         self.arrived.notify_all();
+        self.tell();
     }
 
     /// Whether [`Self::close`] was called.
@@ -213,6 +285,104 @@ impl IngressPool {
         self.arrived.notify_all();
     }
 
+    /// Divides the pool among `nodes` and has `listener` told of every call a client brings, and of closing. Once.
+    pub(crate) fn share_among(&self, nodes: usize, listener: impl Fn() + Send + Sync + 'static) {
+        self.lock().parts = nodes as u64;
+        let _ = self.listener.set(Box::new(listener));
+    }
+
+    fn tell(&self) {
+        if let Some(listener) = self.listener.get() {
+            listener();
+        }
+    }
+
+    /// Calls of clients that other nodes were not told of yet, about `bytes_max` of them, or one.
+    pub(crate) fn unannounced(&self, bytes_max: usize) -> Vec<SignedIngress> {
+        let mut inner = self.lock();
+        let mut calls = Vec::new();
+        let mut bytes = 0;
+        while let Some(id) = inner.unannounced.front() {
+            let Some(signed) = inner.waiting.get(id).map(|call| call.signed.clone()) else {
+                inner.unannounced.pop_front();
+                continue;
+            };
+            bytes += signed.envelope.len();
+            if !calls.is_empty() && bytes > bytes_max {
+                break;
+            }
+            calls.push(signed);
+            inner.unannounced.pop_front();
+        }
+        calls
+    }
+
+    /// Names of calls for a block of `time`, oldest first, within the block's limits; they stay here until [`Self::remove`]. Those that `skip` names are in a
+    /// block already. Calls that expired by `now` are dropped.
+    pub(crate) fn offer(
+        &self,
+        (now, time): (Time, Time),
+        bytes_max: u64,
+        messages_max: u64,
+        skip: &BTreeSet<IngressId>,
+    ) -> Vec<IngressId> {
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        let expired: Vec<_> =
+            (inner.waiting.iter()).filter(|(_, call)| call.expiry < now).map(|(id, _)| *id).collect();
+        expired.iter().for_each(|id| inner.forget(id));
+        if !expired.is_empty() {
+            let Inner { waiting, order, .. } = &mut *inner;
+            order.retain(|id| waiting.contains_key(id));
+        }
+        let mut offered = Vec::new();
+        let mut bytes = 0;
+        for id in &inner.order {
+            if offered.len() as u64 >= messages_max {
+                break;
+            }
+            let Some(call) = inner.waiting.get(id).filter(|call| call.expiry >= time && !skip.contains(id))
+            else {
+                continue;
+            };
+            let size = call.signed.accounted_bytes();
+            if !offered.is_empty() && bytes + size > bytes_max {
+                break;
+            }
+            bytes += size;
+            offered.push(*id);
+        }
+        inner.count();
+        offered
+    }
+
+    /// Whether there is anything to offer beyond `skip`.
+    pub(crate) fn has_more_than(&self, skip: &BTreeSet<IngressId>) -> bool {
+        self.lock().waiting.keys().any(|id| !skip.contains(id))
+    }
+
+    /// A call that waits.
+    pub(crate) fn get(&self, id: &IngressId) -> Option<SignedIngress> {
+        self.lock().waiting.get(id).map(|call| call.signed.clone())
+    }
+
+    /// When a call that waits becomes void.
+    pub(crate) fn expiry(&self, id: &IngressId) -> Option<Time> {
+        self.lock().waiting.get(id).map(|call| call.expiry)
+    }
+
+    /// These are in a final block, which is durable.
+    pub(crate) fn remove(&self, ids: &[IngressId]) {
+        let mut inner = self.lock();
+        for id in ids {
+            inner.forget(id);
+        }
+        inner.taken += ids.len() as u64;
+        let Inner { waiting, order, .. } = &mut *inner;
+        order.retain(|id| waiting.contains_key(id));
+        inner.count();
+    }
+
     /// Takes calls out for a block, oldest first, within the block's limits. Calls that expired by `now` are dropped.
     pub fn take(&self, now: Time, bytes_max: u64, messages_max: u64) -> Vec<TakenCall> {
         let mut inner = self.lock();
@@ -228,7 +398,7 @@ impl IngressPool {
                 break;
             }
             inner.order.pop_front();
-            if let Some(Waiting { signed, expiry }) = inner.waiting.remove(&id) {
+            if let Some(Waiting { signed, expiry, .. }) = inner.waiting.remove(&id) {
                 inner.bytes -= size;
                 if expiry >= now {
                     bytes += size;
@@ -249,7 +419,7 @@ impl IngressPool {
             if !inner.waiting.contains_key(&id) {
                 inner.bytes += signed.accounted_bytes();
                 inner.order.push_front(id);
-                inner.waiting.insert(id, Waiting { signed, expiry });
+                inner.waiting.insert(id, Waiting { signed, expiry, source: Source::Client });
             }
         }
         inner.count();
@@ -275,6 +445,7 @@ mod tests {
             messages_max: messages,
             inner: Mutex::default(),
             arrived: Condvar::new(),
+            listener: OnceLock::new(),
         }
     }
 

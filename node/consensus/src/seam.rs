@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use state::{Batch, Fault, Height, Ingress, SignedIngress, Time};
 use thiserror::Error;
 
-use crate::{BlockLog, Certificate, IngressPool, LogError, WallClock};
+use crate::{BlockLog, Certificate, CertifyError, IngressPool, LogError, WallClock};
 
 /// What an earlier run found when it executed the batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,19 +136,34 @@ pub enum ConsensusError {
         /// Height.
         height: u64,
         /// Reason.
-        source: nidkg::BlsError,
+        source: CertifyError,
     },
+    /// The engine that several nodes agree by is gone.
+    #[error("the consensus engine ended; its message stands above")]
+    EngineEnded,
+}
+
+/// What is to be done next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A batch is final and durable.
+    Execute(FinalisedBatch),
+    /// A certificate became complete. Heights rise and need not be contiguous: a certificate covers what earlier states hold.
+    Certified(Certificate),
+    /// The node is closing.
+    Closing,
 }
 
 /// Batches out, certificates back.
 pub trait Consensus: Send {
-    /// Waits for the next finalised batch: after a start, those behind the height execution restarted from; then new ones. `None` when the node is closing.
+    /// Waits for the next step. Batches come in height order: after a start, those behind the height execution restarted from; then new ones.
     ///
     /// # Errors
     /// When a batch cannot be made durable. The call may be repeated: no message is lost by the failure, and none is executed.
-    fn next_batch(&mut self, demand: Demand) -> Result<Option<FinalisedBatch>, ConsensusError>;
+    fn next(&mut self, demand: Demand) -> Result<Step, ConsensusError>;
 
-    /// Execution of `height` is complete. Contributes this node's share on `root` and returns the certificates that became complete, in height order.
+    /// Execution of `height` is complete. Contributes this node's share on `root` and returns the certificates that became complete by it alone, in height order;
+    /// those that need other nodes come out of [`Self::next`].
     ///
     /// # Errors
     /// [`ConsensusError::Diverged`] when an earlier run recorded another root.

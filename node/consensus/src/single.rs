@@ -15,7 +15,7 @@ use state::{Fault, Height, Time};
 
 use crate::{
     BlockLog, Certificate, Certifier, Consensus, ConsensusError, Demand, Envelopes, FinalisedBatch,
-    FinalisedBlock, IngressPool, Recorded, Wiring, block_log::Replay,
+    FinalisedBlock, IngressPool, Recorded, Step, Wiring, block_log::Replay,
 };
 
 const RANDOMNESS_DOMAIN: &[u8] = b"\x11thimble-randomness";
@@ -124,16 +124,16 @@ impl SingleNode {
 }
 
 impl Consensus for SingleNode {
-    fn next_batch(&mut self, demand: Demand) -> Result<Option<FinalisedBatch>, ConsensusError> {
+    fn next(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
         if let Some(logged) = self.next_logged()? {
-            return Ok(Some(logged));
+            return Ok(Step::Execute(logged));
         }
         if self.pool.closing() {
-            return Ok(None);
+            return Ok(Step::Closing);
         }
         self.pool.wait(self.patience(demand));
         if self.pool.closing() {
-            return Ok(None);
+            return Ok(Step::Closing);
         }
         let time = Time(self.clock.now().0.max(self.time.0 + 1));
         let calls = self.pool.take(time, self.limits.block_ingress_bytes, self.limits.block_ingress_messages);
@@ -147,7 +147,7 @@ impl Consensus for SingleNode {
             self.pool.give_back(calls);
             return Err(error.into());
         }
-        self.hand_out(&block, None).map(Some)
+        self.hand_out(&block, None).map(Step::Execute)
     }
 
     fn executed(
@@ -172,7 +172,7 @@ impl Consensus for SingleNode {
             None if self.replay.is_some() && self.log.last() != Some(height) => {}
             None => self.log.append_outcome(height, root, &faults)?,
         }
-        let certificate = self
+        let (_, certificate) = self
             .certifier
             .sign(height, root)
             .map_err(|source| ConsensusError::Certify { height: height.0, source })?;
@@ -194,7 +194,7 @@ impl Consensus for SingleNode {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -236,6 +236,13 @@ mod tests {
 
         fn verify(&self, signed: &SignedIngress, _: Time) -> Result<Ingress, String> {
             self.read(signed)
+        }
+    }
+
+    fn batch(node: &mut SingleNode) -> FinalisedBatch {
+        match node.next(Demand::default()).unwrap() {
+            Step::Execute(batch) => batch,
+            other => panic!("{other:?} where a batch was due"),
         }
     }
 
@@ -285,11 +292,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (mut node, pool) = node(folder.path(), 0, 1_000);
         submit(&pool, 1);
-        let first = node.next_batch(Demand::default()).unwrap().unwrap().batch;
+        let first = batch(&mut node).batch;
         assert_eq!((first.height, first.time, first.ingress.len()), (Height(1), Time(1_000), 1));
         let certificate = node.executed(Height(1), [1; 32], vec![]).unwrap().remove(0);
         assert_eq!((certificate.height, certificate.root), (Height(1), [1; 32]));
-        let second = node.next_batch(Demand::default()).unwrap().unwrap().batch;
+        let second = batch(&mut node).batch;
         assert_eq!((second.height, second.time), (Height(2), Time(1_001)));
         assert_ne!(second.randomness, first.randomness);
     }
@@ -302,21 +309,21 @@ mod tests {
             let (mut node, pool) = node(folder.path(), 0, 1_000);
             for number in 1..=4 {
                 submit(&pool, number);
-                given.push(node.next_batch(Demand::default()).unwrap().unwrap().batch);
+                given.push(batch(&mut node).batch);
                 if number < 4 {
                     node.executed(Height(number.into()), [number; 32], vec![]).unwrap();
                 }
             }
         }
         let (mut node, _) = node(folder.path(), 2, 2_000);
-        let third = node.next_batch(Demand::default()).unwrap().unwrap();
+        let third = batch(&mut node);
         assert_eq!(third.batch, given[2]);
         assert_eq!(third.recorded.unwrap().root, [3; 32]);
         node.executed(Height(3), [3; 32], vec![]).unwrap();
-        let fourth = node.next_batch(Demand::default()).unwrap().unwrap();
+        let fourth = batch(&mut node);
         assert_eq!((&fourth.batch, fourth.recorded), (&given[3], None));
         node.executed(Height(4), [4; 32], vec![]).unwrap();
-        let fifth = node.next_batch(Demand::default()).unwrap().unwrap().batch;
+        let fifth = batch(&mut node).batch;
         assert_eq!((fifth.height, fifth.time), (Height(5), Time(2_000)));
     }
 
@@ -325,11 +332,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         {
             let (mut node, _) = node(folder.path(), 0, 1_000);
-            node.next_batch(Demand::default()).unwrap();
+            batch(&mut node);
             node.executed(Height(1), [1; 32], vec![]).unwrap();
         }
         let (mut node, _) = node(folder.path(), 0, 1_000);
-        node.next_batch(Demand::default()).unwrap();
+        batch(&mut node);
         let error = node.executed(Height(1), [2; 32], vec![]).unwrap_err();
         assert!(matches!(error, ConsensusError::Diverged { height: 1, .. }), "{error}");
     }
@@ -339,6 +346,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (mut node, pool) = node(folder.path(), 0, 1_000);
         pool.close();
-        assert!(node.next_batch(Demand { more: true, ..Demand::default() }).unwrap().is_none());
+        assert_eq!(node.next(Demand { more: true, ..Demand::default() }).unwrap(), Step::Closing);
     }
 }

@@ -23,7 +23,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::{
     adapter::{Adapter, Calls, Identity},
     config::Config,
-    driver::{Driver, Observed},
+    driver::{Driver, Finished, Observed},
     governor,
     keys::Keys,
     metrics::{Readings, RoundMetrics},
@@ -271,6 +271,7 @@ fn open(
         delta_bytes: Box::new(move || pages.delta_bytes()),
         checkpoint_block_bytes: limits.consensus.checkpoint_block_bytes,
         block_bytes: 0,
+        finished: Finished::new(limits.consensus.certificates_kept),
     };
     Ok(Parts { driver, adapter, keys, pool: ingress, waiters, watch })
 }
