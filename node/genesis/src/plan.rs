@@ -17,7 +17,7 @@ pub const PLAN_BYTES_MAX: usize = 256 << 10;
 /// The last second that can be counted in nanoseconds since 1970.
 const TIME_SECONDS_MAX: u64 = u64::MAX / 1_000_000_000;
 
-/// The nodes of a subnet to be, by rising node id, and when it begins. Checked, wherever it came from.
+/// The nodes of a subnet to be, by rising node key, and when it begins. Checked, wherever it came from.
 #[derive(Clone)]
 pub struct Plan {
     time_seconds: u64,
@@ -35,7 +35,7 @@ pub(crate) struct PlanFile {
     genesis_time_seconds: u64,
     /// Signatures needed to sign for the subnet.
     threshold: u32,
-    /// By rising node id.
+    /// By rising node key.
     nodes: Few<RecordFile, NODES_MAX>,
 }
 
@@ -52,7 +52,8 @@ pub fn threshold(nodes: usize) -> u32 {
 impl Plan {
     /// The plan of these nodes, in whatever order they come.
     pub fn new(mut nodes: Vec<NodeRecord>, time_seconds: u64) -> Result<Self, GenesisError> {
-        nodes.sort_by_key(NodeRecord::node_id);
+        // By key, as the engine orders its participants: a node has one place there and in the committee.
+        nodes.sort_by_key(|node| node.node_key().to_bytes());
         Self::of_sorted(nodes, time_seconds)
     }
 
@@ -64,12 +65,12 @@ impl Plan {
             return Err(GenesisError::Time(time_seconds));
         }
         for pair in nodes.windows(2) {
-            let (before, after) = (pair[0].node_id(), pair[1].node_id());
+            let (before, after) = (pair[0].node_key().to_bytes(), pair[1].node_key().to_bytes());
             if before == after {
-                return Err(GenesisError::Twice { what: "node id", value: after.to_text() });
+                return Err(GenesisError::Twice { what: "node id", value: pair[1].node_id().to_text() });
             }
             if before > after {
-                return Err(GenesisError::Order { before, after });
+                return Err(GenesisError::Order { before: pair[0].node_id(), after: pair[1].node_id() });
             }
         }
         for (index, node) in nodes.iter().enumerate() {
@@ -114,7 +115,7 @@ impl Plan {
         self.time_seconds
     }
 
-    /// The nodes, by rising node id: a node's place is its index.
+    /// The nodes, by rising node key: a node's place is its index.
     pub fn nodes(&self) -> &[NodeRecord] {
         &self.nodes
     }

@@ -133,6 +133,8 @@ impl Timing {
 
 /// Everything one node's engine is made of.
 pub(super) struct Setup<S, R, P, B> {
+    /// Begins the names of everything this node stores.
+    pub(super) storage: String,
     pub(super) me: PublicKey,
     /// All members by place.
     pub(super) members: Vec<PublicKey>,
@@ -180,8 +182,19 @@ where
     P: Provider<PublicKey = PublicKey>,
     B: Blocker<PublicKey = PublicKey>,
 {
-    let Setup { me, members, genesis, schemes, certifier, limits, timing, blocks_per_epoch, floor, .. } =
-        setup;
+    let Setup {
+        storage,
+        me,
+        members,
+        genesis,
+        schemes,
+        certifier,
+        limits,
+        timing,
+        blocks_per_epoch,
+        floor,
+        ..
+    } = setup;
     let Setup { shared, pool, envelopes, log, channels, peers, blocker, out, executed, .. } = setup;
     let mailbox_size = NZUsize!(MAILBOX);
     let epocher = FixedEpocher::new(blocks_per_epoch);
@@ -246,12 +259,18 @@ where
     // What this scheme's certificates need to know to be decoded: nothing.
     #[allow(clippy::let_unit_value)]
     let unbounded = Scheme::certificate_codec_config_unbounded();
-    let certificates =
-        prunable::Archive::init(context.child("certificates"), archive("certificates", &cache, unbounded));
-    let blocks = prunable::Archive::init(context.child("blocks"), archive("blocks", &cache, bounds));
-    let (Ok(certificates), Ok(blocks)) = (certificates.await, blocks.await) else {
-        tracing::error!("the engine's storage cannot be opened");
-        return;
+    let certificates = prunable::Archive::init(
+        context.child("certificates"),
+        archive(&storage, "certificates", &cache, unbounded),
+    );
+    let blocks =
+        prunable::Archive::init(context.child("blocks"), archive(&storage, "blocks", &cache, bounds));
+    let (certificates, blocks) = match (certificates.await, blocks.await) {
+        (Ok(certificates), Ok(blocks)) => (certificates, blocks),
+        (Err(error), _) | (_, Err(error)) => {
+            tracing::error!(%error, "the engine's storage cannot be opened");
+            return;
+        }
     };
     let start = match &floor {
         Some(finalization) => {
@@ -271,7 +290,7 @@ where
             provider: schemes.clone(),
             epocher: epocher.clone(),
             start,
-            partition_prefix: "marshal".into(),
+            partition_prefix: format!("{storage}marshal"),
             mailbox_size,
             view_retention: ViewDelta::new(64),
             prunable_items_per_section: NZU64!(16),
@@ -354,7 +373,7 @@ where
                 reporter: Reporters::from((engine_application, Observer(shared.clone()))),
                 track_historical_votes: false,
                 strategy: Sequential,
-                partition: format!("simplex-{epoch}"),
+                partition: format!("{storage}simplex-{epoch}"),
                 mailbox_size,
                 epoch,
                 floor: root,
@@ -481,13 +500,13 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
     }
 }
 
-fn archive<C>(name: &str, cache: &CacheRef, codec: C) -> prunable::Config<EightCap, C> {
+fn archive<C>(storage: &str, name: &str, cache: &CacheRef, codec: C) -> prunable::Config<EightCap, C> {
     prunable::Config {
         translator: EightCap,
-        metadata_partition: format!("{name}-metadata"),
-        key_partition: format!("{name}-key"),
+        metadata_partition: format!("{storage}{name}-metadata"),
+        key_partition: format!("{storage}{name}-key"),
         key_page_cache: cache.clone(),
-        value_partition: format!("{name}-value"),
+        value_partition: format!("{storage}{name}-value"),
         compression: None,
         codec_config: codec,
         items_per_section: NZU64!(16),

@@ -68,12 +68,11 @@ pub(super) fn members(keys: &[[u8; 32]]) -> Result<Set<PublicKey>, KeyError> {
     Ok(Set::from_iter_dedup(keys))
 }
 
-/// The scheme of a member. `coefficients` are those of the public polynomial, compressed.
+/// The scheme of a member.
 pub(super) fn scheme(
     namespace: &[u8],
     members: &Set<PublicKey>,
     committee: &Committee,
-    coefficients: &[[u8; POINT]],
     share: &SecretShare,
 ) -> Result<Scheme, KeyError> {
     let places = u32::try_from(committee.shares.len()).unwrap_or(u32::MAX);
@@ -81,6 +80,9 @@ pub(super) fn scheme(
     if members.len() != committee.shares.len() {
         return Err(KeyError::Mismatch("the list of members"));
     }
+    let coefficients = committee
+        .coefficients()
+        .map_err(|error| KeyError::Decode { what: "the public polynomial", reason: error.to_string() })?;
     // The engine's type is made from its encoding only: how places become arguments of the polynomial (0: place + 1), their number, the coefficients.
     let mut encoded = Vec::with_capacity(16 + coefficients.len() * POINT);
     Mode::NonZeroCounter.write(&mut encoded);

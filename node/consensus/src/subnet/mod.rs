@@ -19,17 +19,22 @@ mod engine;
 mod key;
 mod network;
 mod shares;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod simulation;
 
 use std::{
     collections::VecDeque, net::SocketAddr, num::NonZeroU64, path::PathBuf, sync::Arc, thread::JoinHandle,
 };
 
+use commonware_cryptography::{Signer as _, ed25519::PublicKey};
 use commonware_utils::sync::Mutex;
 use futures::{
     SinkExt as _, StreamExt as _,
     channel::{mpsc, oneshot},
     executor::block_on,
 };
+use limits::ConsensusLimits;
 use nidkg::{Committee, SecretShare};
 use state::{Fault, Height, Time};
 use thiserror::Error;
@@ -40,14 +45,14 @@ use self::{
     application::Shared,
     block::Block,
     calls::Log,
-    engine::{Schemes, Setup, Timing},
+    engine::{Channels, Schemes, Setup, Timing},
     network::Network,
     shares::Executed,
 };
 use crate::single::hex;
 use crate::{
-    Certificate, Certifier, Consensus, ConsensusError, Demand, FinalisedBatch, FinalisedBlock, Recorded,
-    Step, Wiring, block_log::Replay, certifier::CertifyError,
+    Certificate, Certifier, Consensus, ConsensusError, Demand, Envelopes, FinalisedBatch, FinalisedBlock,
+    IngressPool, Recorded, Step, Wiring, block_log::Replay, certifier::CertifyError,
 };
 
 /// Blocks and certificates that wait for the driver.
@@ -58,6 +63,8 @@ const EXECUTED_MAX: usize = 8;
 const CHECKPOINTS_KEPT: usize = 2;
 /// Largest message besides a call: names, shares, headers.
 const OVERHEAD_BYTES: usize = 4 << 10;
+/// Messages of the engine itself are never larger.
+const MESSAGE_BYTES_MIN: usize = 512 << 10;
 
 /// What the engine tells the driver.
 pub(crate) enum Input {
@@ -91,8 +98,6 @@ pub struct SubnetConfig {
     pub members: Vec<Peer>,
     /// Public part of the subnet's key.
     pub committee: Committee,
-    /// Coefficients of its public polynomial.
-    pub coefficients: Vec<[u8; 96]>,
     /// This node's share.
     pub share: SecretShare,
     /// The same, for the certificates.
@@ -149,9 +154,9 @@ pub struct Subnet {
 
 /// What of [`Wiring`] stays here.
 struct Parts {
-    pool: Arc<crate::IngressPool>,
+    pool: Arc<IngressPool>,
     log: Log,
-    envelopes: Arc<dyn crate::Envelopes>,
+    envelopes: Arc<dyn Envelopes>,
 }
 
 /// A handle that tells how far the subnet is.
@@ -165,78 +170,122 @@ impl SubnetStatus {
     }
 }
 
+/// An engine that has everything but its connections.
+struct Prepared {
+    me: PublicKey,
+    members: Vec<PublicKey>,
+    genesis: Block,
+    schemes: Schemes,
+    certifier: Certifier,
+    limits: ConsensusLimits,
+    blocks_per_epoch: NonZeroU64,
+    shared: Arc<Shared>,
+    pool: Arc<IngressPool>,
+    envelopes: Arc<dyn Envelopes>,
+    log: Log,
+    out: mpsc::Sender<Input>,
+    executed: mpsc::Receiver<Executed>,
+}
+
+impl Prepared {
+    fn setup<S, R, P, B>(
+        self,
+        storage: String,
+        channels: Channels<S, R>,
+        peers: P,
+        blocker: B,
+    ) -> Setup<S, R, P, B> {
+        Setup {
+            storage,
+            me: self.me,
+            members: self.members,
+            genesis: self.genesis,
+            schemes: self.schemes,
+            certifier: self.certifier,
+            timing: Timing::of(&self.limits),
+            limits: self.limits,
+            blocks_per_epoch: self.blocks_per_epoch,
+            floor: None,
+            shared: self.shared,
+            pool: self.pool,
+            envelopes: self.envelopes,
+            log: self.log,
+            channels,
+            peers,
+            blocker,
+            out: self.out,
+            executed: self.executed,
+        }
+    }
+}
+
 impl Subnet {
     /// Connects to the other members and takes part. `resume_from` is the height execution restarted from.
     pub fn start(wiring: Wiring, config: SubnetConfig, resume_from: Height) -> Result<Self, StartError> {
-        let Wiring { pool, log, clock: _, envelopes, limits } = wiring;
-        let keys: Vec<_> = config.members.iter().map(|member| member.node_key).collect();
-        let members = key::members(&keys)?;
-        let namespace = [b"thimble-subnet-".as_slice(), config.committee.public_key.as_bytes()].concat();
-        let scheme =
-            key::scheme(&namespace, &members, &config.committee, &config.coefficients, &config.share)?;
-        let node_key = key::node_key(&config.node_secret)?;
-        let me = commonware_cryptography::Signer::public_key(&node_key);
-        let members: Vec<_> = members.into_iter().collect();
-        if !members.contains(&me) {
-            return Err(StartError::NotAMember);
-        }
         let addresses = config
             .members
             .iter()
             .map(|member| network::address(&member.address))
             .collect::<Result<Vec<_>, _>>()?;
-        let block_bytes = engine::block_message_bytes(members.len(), &limits);
+        let (key, listen, directory) =
+            (key::node_key(&config.node_secret)?, config.listen, config.directory.clone());
         let call_bytes = usize::try_from(config.call_bytes).unwrap_or(usize::MAX / 2) + OVERHEAD_BYTES;
+        let namespace = namespace(&config.committee);
+        let (mut subnet, prepared) = Self::prepare(wiring, config, resume_from)?;
+        let block_bytes = engine::block_message_bytes(prepared.members.len(), &prepared.limits);
         let network = Network {
-            key: node_key,
+            key,
             namespace,
-            listen: config.listen,
-            peers: members.iter().cloned().zip(addresses).collect(),
-            message_bytes: block_bytes.max(call_bytes).max(512 << 10),
-            directory: config.directory,
+            listen,
+            peers: prepared.members.iter().cloned().zip(addresses).collect(),
+            message_bytes: block_bytes.max(call_bytes).max(MESSAGE_BYTES_MIN),
+            directory,
         };
+        subnet.engine = Some(
+            std::thread::Builder::new()
+                .name("consensus".into())
+                .spawn(move || network::run(network, prepared))?,
+        );
+        Ok(subnet)
+    }
 
+    fn prepare(
+        wiring: Wiring,
+        config: SubnetConfig,
+        resume_from: Height,
+    ) -> Result<(Self, Prepared), StartError> {
+        let Wiring { pool, log, clock: _, envelopes, limits } = wiring;
+        let keys: Vec<_> = config.members.iter().map(|member| member.node_key).collect();
+        let members = key::members(&keys)?;
+        let scheme = key::scheme(&namespace(&config.committee), &members, &config.committee, &config.share)?;
+        let me = key::node_key(&config.node_secret)?.public_key();
+        let members: Vec<_> = members.into_iter().collect();
+        if !members.contains(&me) {
+            return Err(StartError::NotAMember);
+        }
         let logged = log.last().unwrap_or(resume_from).max(resume_from);
         let replay = log.read_from(resume_from)?;
         let log = Arc::new(Mutex::new(log));
         let shared = Shared::new(resume_from, logged);
         let (out, input) = mpsc::channel(INPUT_MAX);
         let (executed, results) = mpsc::channel(EXECUTED_MAX);
-        let certifier = Certifier::new(
-            config.committee.clone(),
-            config.share_of_certifier,
-            usize::try_from(limits.certificates_kept).unwrap_or(usize::MAX),
-        );
-        let genesis = Block::genesis(config.committee.public_key.as_bytes(), config.genesis_time);
-        let make = {
-            let (shared, pool, envelopes, log) =
-                (shared.clone(), pool.clone(), envelopes.clone(), log.clone());
-            let timing = Timing::of(&limits);
-            move |channels, oracle: commonware_p2p::authenticated::lookup::Oracle<_>| Setup {
-                me,
-                members,
-                genesis,
-                schemes: Schemes::new(scheme),
-                certifier,
-                limits,
-                timing,
-                blocks_per_epoch: config.blocks_per_epoch,
-                floor: None,
-                shared,
-                pool,
-                envelopes,
-                log,
-                channels,
-                peers: oracle.clone(),
-                blocker: oracle,
-                out,
-                executed: results,
-            }
+        let certificates_kept = usize::try_from(limits.certificates_kept).unwrap_or(usize::MAX);
+        let prepared = Prepared {
+            me,
+            members,
+            genesis: Block::genesis(config.committee.public_key.as_bytes(), config.genesis_time),
+            schemes: Schemes::new(scheme),
+            certifier: Certifier::new(config.committee, config.share_of_certifier, certificates_kept),
+            limits,
+            blocks_per_epoch: config.blocks_per_epoch,
+            shared: shared.clone(),
+            pool: pool.clone(),
+            envelopes: envelopes.clone(),
+            log: log.clone(),
+            out,
+            executed: results,
         };
-        let engine = std::thread::Builder::new()
-            .name("consensus".into())
-            .spawn(move || network::run(network, make))?;
-        Ok(Self {
+        let subnet = Self {
             wiring: Parts { pool, log, envelopes },
             shared,
             input,
@@ -246,8 +295,9 @@ impl Subnet {
             recorded: None,
             unlogged: None,
             checkpoints: VecDeque::new(),
-            engine: Some(engine),
-        })
+            engine: None,
+        };
+        Ok((subnet, prepared))
     }
 
     /// Tells how far the subnet is.
@@ -271,8 +321,8 @@ impl Subnet {
     }
 }
 
-impl Consensus for Subnet {
-    fn next(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
+impl Subnet {
+    async fn step(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
         self.shared.demand(demand);
         if let Some(replay) = &mut self.replay {
             if let Some(logged) = replay.next_block()? {
@@ -286,7 +336,7 @@ impl Consensus for Subnet {
             }
             let input = match self.unlogged.take() {
                 Some(delivered) => Some(Input::Block(delivered)),
-                None => block_on(self.input.next()),
+                None => self.input.next().await,
             };
             match input {
                 Some(Input::Block(delivered)) => {
@@ -308,12 +358,12 @@ impl Consensus for Subnet {
         }
     }
 
-    fn executed(
+    async fn note(
         &mut self,
         height: Height,
         root: [u8; 32],
         faults: Vec<Fault>,
-    ) -> Result<Vec<Certificate>, ConsensusError> {
+    ) -> Result<(), ConsensusError> {
         if height != self.height {
             return Err(ConsensusError::OutOfOrder { found: height.0, expected: self.height.0 });
         }
@@ -340,6 +390,27 @@ impl Consensus for Subnet {
             block_on(self.executed.send(Executed { height, root }))
                 .map_err(|_| ConsensusError::EngineEnded)?;
         }
+        Ok(())
+    }
+}
+
+/// Messages of this subnet and of no other.
+fn namespace(committee: &Committee) -> Vec<u8> {
+    [b"thimble-subnet-".as_slice(), committee.public_key.as_bytes()].concat()
+}
+
+impl Consensus for Subnet {
+    fn next(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
+        block_on(self.step(demand))
+    }
+
+    fn executed(
+        &mut self,
+        height: Height,
+        root: [u8; 32],
+        faults: Vec<Fault>,
+    ) -> Result<Vec<Certificate>, ConsensusError> {
+        block_on(self.note(height, root, faults))?;
         Ok(Vec::new())
     }
 

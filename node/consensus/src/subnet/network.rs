@@ -20,8 +20,8 @@ use commonware_stream::{
 use commonware_utils::{Hostname, NZU32, NZUsize, ordered::Map};
 
 use super::{
-    StartError,
-    engine::{self, Channels, Setup},
+    Prepared, StartError,
+    engine::{self, Channels},
 };
 
 /// Clocks of two members may differ by so much when they connect.
@@ -55,19 +55,7 @@ pub(super) fn address(text: &str) -> Result<Address, StartError> {
 }
 
 /// Runs the engine until it ends. Blocks the calling thread.
-pub(super) fn run(
-    network: Network,
-    make: impl FnOnce(
-        Channels<lookup::Sender<PublicKey, runtime::Context>, lookup::Receiver<PublicKey>>,
-        lookup::Oracle<PublicKey>,
-    ) -> Setup<
-        lookup::Sender<PublicKey, runtime::Context>,
-        lookup::Receiver<PublicKey>,
-        lookup::Oracle<PublicKey>,
-        lookup::Oracle<PublicKey>,
-    > + Send
-    + 'static,
-) {
+pub(super) fn run(network: Network, prepared: Prepared) {
     let config = runtime::Config::new()
         .with_worker_threads(2)
         .with_max_blocking_threads(4)
@@ -116,7 +104,7 @@ pub(super) fn run(
             roots: connections.register(engine::ROOTS, small),
         };
         connections.start();
-        let setup = make(channels, oracle);
+        let setup = prepared.setup(String::new(), channels, oracle.clone(), oracle);
         let node = context.child("node").spawn(move |context| engine::run(context, setup));
         // An actor that panics, as it does when the disk fails it, ends the node's task.
         let _ = node.await;
