@@ -25,7 +25,7 @@ use crate::{
     config::Config,
     driver::{Driver, Finished, Observed},
     governor,
-    keys::Keys,
+    keys::{Keys, files::lock},
     metrics::{Readings, RoundMetrics},
     pace::Pace,
     watch::Watch,
@@ -334,6 +334,12 @@ const DESCRIPTORS_OWN: u64 = 64;
 /// Descriptors of one canister in memory: base file and open segment of two memories, and one being replaced.
 const DESCRIPTORS_PER_CANISTER: u64 = 5;
 
+/// Open files that all canisters and connections may come to.
+pub(crate) fn descriptors_needed(limits: &Limits) -> u64 {
+    let canisters = DESCRIPTORS_PER_CANISTER.saturating_mul(limits.subnet.canisters_max);
+    DESCRIPTORS_OWN.saturating_add(canisters).saturating_add(limits.gateway.connections)
+}
+
 /// Takes as many open files as the system allows. Fewer than what all canisters and connections may need is refused: the lack would show when a canister is
 /// installed that cannot be served.
 fn raise_descriptor_limit(limits: &Limits) -> Result<()> {
@@ -349,7 +355,7 @@ fn raise_descriptor_limit(limits: &Limits) -> Result<()> {
     }
     .unwrap_or(u64::MAX);
     let (canisters, connections) = (limits.subnet.canisters_max, limits.gateway.connections);
-    let needed = DESCRIPTORS_OWN + DESCRIPTORS_PER_CANISTER * canisters + connections;
+    let needed = descriptors_needed(limits);
     if allowed < needed {
         bail!(
             "the system allows {allowed} open files; {canisters} canisters (subnet.canisters_max) and {connections} connections (gateway.connections) may \
@@ -357,26 +363,6 @@ fn raise_descriptor_limit(limits: &Limits) -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// Held for the life of the process; the kernel lets go of it however the process ends.
-fn lock(data: &Path) -> Result<fs::File> {
-    let path = data.join("lock");
-    let file = fs::OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
-        .with_context(|| format!("opening {}", path.display()))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(fs::TryLockError::WouldBlock) => {
-            bail!("the data folder {} is in use by another node", data.display())
-        }
-        Err(fs::TryLockError::Error(error)) => {
-            Err(error).with_context(|| format!("locking {}", path.display()))
-        }
-    }
 }
 
 /// A process group that may take less than the smallest node needs would have its processes killed one after the other: refused. A cap between that and
