@@ -183,3 +183,26 @@ pub trait Consensus: Send {
     /// Heights whose certificate is not complete yet.
     fn certificates_pending(&self) -> u64;
 }
+
+impl<C: Consensus + ?Sized> Consensus for Box<C> {
+    fn next(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
+        (**self).next(demand)
+    }
+
+    fn executed(
+        &mut self,
+        height: Height,
+        root: [u8; 32],
+        faults: Vec<Fault>,
+    ) -> Result<Vec<Certificate>, ConsensusError> {
+        (**self).executed(height, root, faults)
+    }
+
+    fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError> {
+        (**self).checkpointed(height)
+    }
+
+    fn certificates_pending(&self) -> u64 {
+        (**self).certificates_pending()
+    }
+}

@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::IsTerminal,
+    num::NonZeroU64,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
@@ -10,22 +11,25 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use budget::{Ledger, cgroup::Cgroup};
-use consensus::{BlockLog, Certifier, IngressPool, SingleNode, SystemClock, Wiring};
+use consensus::{
+    BlockLog, Certifier, Consensus, IngressPool, Peer, SingleNode, Subnet, SubnetConfig, SystemClock, Wiring,
+};
 use execution::{Executor, ExecutorConfig};
 use gateway::{CallVerifier, Gateway, GatewayConfig, GatewayHandle, Waiters};
 use limits::{Limits, pool};
 use pages::PageStore;
 use prometheus_client::registry::Registry;
 use sandbox::{Budgeted, ModuleSource, SandboxConfig};
-use state::{BlobStore, ModuleHash, NodeInfo, StateStore, SubnetInfo, SubnetType};
+use state::{BlobStore, Height, ModuleHash, StateStore, SubnetInfo, SubnetType, Time};
 use tokio::signal::unix::{SignalKind, signal};
+use zeroize::Zeroizing;
 
 use crate::{
-    adapter::{Adapter, Calls, Identity},
+    adapter::{Adapter, Agreement, Calls, Identity},
     config::Config,
     driver::{Driver, Finished, Observed},
     governor,
-    keys::{Keys, files::lock},
+    keys::{Keys, Member, files::lock},
     metrics::{Readings, RoundMetrics},
     pace::Pace,
     watch::Watch,
@@ -138,7 +142,7 @@ impl ModuleSource for Modules {
 }
 
 struct Parts {
-    driver: Driver<SingleNode>,
+    driver: Driver<Box<dyn Consensus>>,
     adapter: Adapter,
     keys: Keys,
     pool: Arc<IngressPool>,
@@ -183,7 +187,7 @@ fn open(
             public_key_der: keys.root_key_der(),
             subnet_type: SubnetType::Application,
             canister_ranges: ranges.clone(),
-            nodes: vec![NodeInfo { node_id: keys.node_id(), public_key_der: keys.node_key_der() }],
+            nodes: keys.nodes()?,
         },
         root_key_der: keys.root_key_der(),
         first_canister: FIRST_CANISTER,
@@ -220,12 +224,7 @@ fn open(
         envelopes: Arc::new(Calls(calls)),
         limits: limits.consensus.clone(),
     };
-    let certifier = Certifier::new(
-        keys.committee.clone(),
-        keys.share_again()?,
-        limits.consensus.certificates_kept as usize,
-    );
-    let consensus = SingleNode::new(wiring, certifier, (height, executor.time()), keys.genesis_seed())?;
+    let (consensus, subnet) = agreement(config, &keys, wiring, (height, executor.time()))?;
     let watch = Arc::new(Watch::new(ledger.clone(), cgroup, sandbox, limits));
     let rounds = {
         let mut registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
@@ -254,6 +253,7 @@ fn open(
         identity: Identity { subnet_id: keys.subnet_id(), node_id: keys.node_id() },
         pages: pages.clone(),
         delta_capacity_bytes: limits.pages.delta_capacity_bytes,
+        subnet,
     };
     let driver = Driver {
         consensus,
@@ -274,6 +274,51 @@ fn open(
         finished: Finished::new(limits.consensus.certificates_kept),
     };
     Ok(Parts { driver, adapter, keys, pool: ingress, waiters, watch })
+}
+
+/// Blocks that one set of shares signs.
+const BLOCKS_PER_EPOCH: NonZeroU64 = NonZeroU64::MAX;
+
+/// A subnet of one decides by itself; several connect to each other and agree.
+fn agreement(
+    config: &Config,
+    keys: &Keys,
+    wiring: Wiring,
+    (height, time): (Height, Time),
+) -> Result<(Box<dyn Consensus>, Option<Agreement>)> {
+    let limits = &config.limits;
+    let Some(origin) = keys.origin.as_ref().filter(|_| keys.members.len() > 1) else {
+        let kept = limits.consensus.certificates_kept as usize;
+        let certifier = Certifier::new(keys.committee.clone(), keys.share_again()?, kept);
+        return Ok((
+            Box::new(SingleNode::new(wiring, certifier, (height, time), keys.genesis_seed())?),
+            None,
+        ));
+    };
+    let listen = config.p2p.listen.context(
+        "this node is one of several and needs an address where the others reach it: --p2p-listen ADDRESS:PORT, or `listen` under [p2p] in the configuration",
+    )?;
+    let peer = |member: &Member| Peer {
+        node_key: member.node_key,
+        address: config.p2p.peers.get(&member.node_id.to_text()).unwrap_or(&member.address).clone(),
+    };
+    let subnet = SubnetConfig {
+        node_secret: Zeroizing::new(keys.node.to_bytes()),
+        members: keys.members.iter().map(peer).collect(),
+        committee: keys.committee.clone(),
+        share: keys.share_again()?,
+        share_of_certifier: keys.share_again()?,
+        genesis_time: Time(origin.time_seconds.saturating_mul(1_000_000_000)),
+        listen,
+        directory: config.data_dir.join("consensus"),
+        blocks_per_epoch: BLOCKS_PER_EPOCH,
+        call_bytes: limits.gateway.body_bytes,
+    };
+    let subnet = Subnet::start(wiring, subnet, height)?;
+    tracing::info!(members = keys.members.len(), place = keys.share.index.0, %listen, "taking part in the subnet");
+    let members = keys.members.iter().map(|member| (member.node_id, peer(member).address)).collect();
+    let agreement = Agreement { status: subnet.status(), place: keys.share.index.0, members };
+    Ok((Box::new(subnet), Some(agreement)))
 }
 
 /// How far ahead a call may expire, and the drift of clocks allowed on top.

@@ -4,7 +4,8 @@
 //! execution does, so a proposal waits while execution lags, and declines if it lags on: the chain then goes at the speed of 2f+1 nodes' execution.
 //!
 //! Judging. A block is voted for when its time lies after its parent's and not beyond this node's clock and drift, its seed is the one of the parent's
-//! round, its calls are there, were signed by their senders, are not void, fit a block together, and stand in no unexecuted ancestor.
+//! round, its calls are there, were signed by their senders, are not void, fit a block together, and stand in no unexecuted ancestor. What may still become
+//! true (calls under way, a clock behind, execution behind) is waited for, until the engine gives the round up; a refusal is for good.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,7 +39,7 @@ use state::{Height, IngressId, Time};
 
 use super::{
     block::{Block, Digest},
-    calls::{Calls, Refused},
+    calls::Calls,
     key::{Scheme, Seed},
 };
 use crate::{Demand, IngressPool};
@@ -47,10 +48,14 @@ use crate::{Demand, IngressPool};
 const PATIENCE: Duration = Duration::from_millis(250);
 /// How long a proposal waits for the seed of its parent's round, which comes with the certificate that made the parent final enough to build on.
 const SEED_PATIENCE: Duration = Duration::from_millis(500);
-/// How long a voter waits for calls that a block names.
-const CALLS_PATIENCE: Duration = Duration::from_millis(2_500);
 /// How far a block's time may be ahead of a voter's clock: beyond, the vote waits.
 const DRIFT: Duration = Duration::from_millis(500);
+/// Blocks behind at which a node says that it is catching up.
+const BEHIND: u64 = 20;
+/// Without a block for so long, while others have some, a node says that it is stuck.
+const STUCK: Duration = Duration::from_secs(20);
+/// Between two such words.
+const SAY_AGAIN: Duration = Duration::from_secs(10);
 /// Seeds remembered, one per round.
 const SEEDS_KEPT: usize = 64;
 
@@ -91,6 +96,18 @@ struct Inner {
     logged: Height,
     /// Blocks below are not kept for others.
     floor: Height,
+    /// Newest height each member signed, by place.
+    heard: Vec<Height>,
+    watched: Watched,
+}
+
+/// Whether this node falls behind without a sound.
+#[derive(Clone, Copy, Default)]
+struct Watched {
+    executed: Height,
+    /// When execution last moved, or there was nothing to execute.
+    moved: Option<SystemTime>,
+    said: Option<SystemTime>,
 }
 
 /// See [`Progress`].
@@ -128,6 +145,53 @@ impl Shared {
             inner.unexecuted = inner.unexecuted.split_off(&Height(height.0 + 1));
         }
         self.moved.notify_waiters();
+    }
+
+    pub(super) fn heard(&self) -> Vec<Height> {
+        self.inner.lock().heard.clone()
+    }
+
+    pub(super) fn hear(&self, place: usize, height: Height) {
+        let mut inner = self.inner.lock();
+        if inner.heard.len() <= place {
+            inner.heard.resize(place + 1, Height(0));
+        }
+        inner.heard[place] = inner.heard[place].max(height);
+    }
+
+    /// Says so when the chain moves on and this node does not. To be called every second or so.
+    pub(super) fn watch(&self, now: SystemTime) {
+        let mut inner = self.inner.lock();
+        let Progress { finalised, executed, .. } = inner.progress;
+        let watched = &mut inner.watched;
+        if executed > watched.executed || finalised.0 <= executed.0 + 1 {
+            *watched = Watched { executed, moved: Some(now), said: watched.said };
+        }
+        let since = |time: Option<SystemTime>| time.map(|time| now.duration_since(time).unwrap_or_default());
+        let behind = finalised.0.saturating_sub(executed.0);
+        let due = since(watched.said).is_none_or(|since| since >= SAY_AGAIN);
+        match since(watched.moved) {
+            Some(still) if still >= STUCK && due => {
+                watched.said = Some(now);
+                tracing::error!(
+                    behind,
+                    executed = executed.0,
+                    finalised = finalised.0,
+                    seconds = still.as_secs(),
+                    "the subnet goes on and this node does not: no peer it reaches has the blocks it needs; it must take over a newer state"
+                );
+            }
+            Some(_) if behind > BEHIND && due => {
+                watched.said = Some(now);
+                tracing::warn!(
+                    behind,
+                    executed = executed.0,
+                    finalised = finalised.0,
+                    "behind the subnet, catching up from its peers' blocks"
+                );
+            }
+            _ => {}
+        }
     }
 
     pub(super) fn logged(&self) -> Height {
@@ -291,6 +355,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         }
     }
 
+    /// Why the block gets no vote. Pends for as long as it may still get one.
     async fn judge(
         &self,
         clock: &impl Clock,
@@ -306,7 +371,6 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
             return Err(format!("it names {} calls", block.ingress.len()));
         }
         // Who executes slowly does not help the chain away from itself; so the shares of state roots come from 2f+1 nodes that are close together.
-        let until = clock.current() + CALLS_PATIENCE;
         while !self.keeps_up(parent) {
             let moved = self.shared.moved.notified();
             tokio::pin!(moved);
@@ -314,10 +378,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
             if self.keeps_up(parent) {
                 break;
             }
-            select! {
-                () = moved => {},
-                () = clock.sleep_until(until) => return Err("execution here is behind".into()),
-            }
+            moved.await;
         }
         if !self.is_seed_for(block, context.round, context.parent.0, parent) {
             return Err("its seed is not that of its parent's round".into());
@@ -331,15 +392,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
             if ids.iter().any(|id| taken.contains(id)) {
                 return Err("it names a call that a block before it holds".into());
             }
-            let until = Some(clock.current() + CALLS_PATIENCE);
-            let gathered = self.calls.gather(clock, &block.ingress, None, Some(&context.leader), until).await;
-            let calls = match gathered {
-                Ok(calls) => calls,
-                Err(Refused::Missing(count)) => {
-                    return Err(format!("{count} of its calls did not arrive in time"));
-                }
-                Err(Refused::Invalid(reason)) => return Err(reason),
-            };
+            let calls = self.calls.gather(clock, &block.ingress, None, Some(&context.leader)).await;
             let bytes: u64 = calls.iter().map(state::SignedIngress::accounted_bytes).sum();
             if calls.len() > 1 && bytes > self.limits.block_ingress_bytes {
                 return Err(format!(
@@ -347,9 +400,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
                     self.limits.block_ingress_bytes
                 ));
             }
-            if let Err(Refused::Invalid(reason)) = self.calls.check(&block.ingress, &calls, block.time) {
-                return Err(reason);
-            }
+            self.calls.check(&block.ingress, &calls, block.time)?;
         }
         // Too far ahead is not wrong for ever: the vote waits until the clock gets there.
         let earliest = instant(block.time) - DRIFT;

@@ -67,15 +67,6 @@ pub(super) struct Calls<S> {
     sender: S,
 }
 
-/// A call that cannot stand in the block.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Refused {
-    /// Nobody sent it in time.
-    Missing(usize),
-    /// It must not stand in a block of this time.
-    Invalid(String),
-}
-
 impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     pub(super) fn new(
         pool: Arc<IngressPool>,
@@ -203,15 +194,14 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         self.pool.get(id).or_else(|| self.store.lock().calls.get(id).cloned())
     }
 
-    /// All calls of a block, in its order, once they are there: asked of `first` and then of everybody, until `until` if there is such a time.
+    /// All calls of a block, in its order, once they are there: asked of `first` and then of everybody, again and again. `height` if the block is final.
     pub(super) async fn gather(
         &self,
         clock: &impl Clock,
         ids: &[IngressId],
         height: Option<Height>,
         first: Option<&PublicKey>,
-        until: Option<std::time::SystemTime>,
-    ) -> Result<Vec<SignedIngress>, Refused> {
+    ) -> Vec<SignedIngress> {
         let mut ask_at = clock.current() + if height.is_some() { Duration::ZERO } else { GRACE };
         let mut asked = false;
         loop {
@@ -222,13 +212,9 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
             let missing: Vec<_> =
                 ids.iter().zip(&calls).filter(|(_, call)| call.is_none()).map(|(id, _)| *id).collect();
             if missing.is_empty() {
-                return Ok(calls.into_iter().flatten().collect());
+                return calls.into_iter().flatten().collect();
             }
             let now = clock.current();
-            if until.is_some_and(|until| now >= until) {
-                self.forget(&missing);
-                return Err(Refused::Missing(missing.len()));
-            }
             if now >= ask_at {
                 let to = match first.filter(|_| !asked) {
                     Some(first) => Recipients::One(first.clone()),
@@ -242,31 +228,22 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
                     copy.send(to.clone(), &Message::Want { height, ids: ids.to_vec() });
                 }
             }
-            let wake = until.map_or(ask_at, |until| until.min(ask_at));
             select! {
                 () = arrived => {},
-                () = clock.sleep_until(wake) => {},
+                () = clock.sleep_until(ask_at) => {},
             }
         }
     }
 
     /// Verifies what only a block brought. What is in the pool was verified when it came.
-    pub(super) fn check(
-        &self,
-        ids: &[IngressId],
-        calls: &[SignedIngress],
-        time: Time,
-    ) -> Result<(), Refused> {
+    pub(super) fn check(&self, ids: &[IngressId], calls: &[SignedIngress], time: Time) -> Result<(), String> {
         for (id, signed) in ids.iter().zip(calls) {
             let expiry = match self.pool.expiry(id) {
                 Some(expiry) => expiry,
-                None => self.envelopes.verify(signed, time).map_err(Refused::Invalid)?.ingress_expiry,
+                None => self.envelopes.verify(signed, time)?.ingress_expiry,
             };
             if expiry < time {
-                return Err(Refused::Invalid(format!(
-                    "a call expired at {} before block time {}",
-                    expiry.0, time.0
-                )));
+                return Err(format!("a call expired at {} before block time {}", expiry.0, time.0));
             }
         }
         Ok(())

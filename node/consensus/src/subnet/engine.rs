@@ -487,7 +487,7 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
             // Durable before a restart.
             return Some(());
         }
-        let calls = self.calls.gather(clock, &block.ingress, Some(height), None, None).await.ok()?;
+        let calls = self.calls.gather(clock, &block.ingress, Some(height), None).await;
         self.shared.delivered(height, block.ingress.clone());
         let (durable, written) = oneshot::channel();
         let block_of_calls =

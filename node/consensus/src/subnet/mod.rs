@@ -168,6 +168,11 @@ impl SubnetStatus {
     pub fn progress(&self) -> Progress {
         self.0.progress()
     }
+
+    /// Newest height each member was heard to sign, by place.
+    pub fn heard(&self) -> Vec<Height> {
+        self.0.heard()
+    }
 }
 
 /// An engine that has everything but its connections.

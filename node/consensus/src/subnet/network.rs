@@ -28,6 +28,11 @@ use super::{
 const SYNCHRONY: Duration = Duration::from_secs(30);
 const HANDSHAKE_AGE: Duration = Duration::from_secs(10);
 
+/// Messages that wait for a peer which takes none: they are held for each such peer, whatever their size.
+const OUTBOUND_MAX: NonZeroUsize = NZUsize!(8);
+/// A peer that takes or sends nothing for so long is cut off.
+const SILENCE: Duration = Duration::from_secs(15);
+
 /// Who to connect to and how.
 pub(super) struct Network {
     pub(super) key: PrivateKey,
@@ -60,6 +65,7 @@ pub(super) fn run(network: Network, prepared: Prepared) {
         .with_worker_threads(2)
         .with_max_blocking_threads(4)
         .with_tcp_nodelay(Some(true))
+        .with_read_write_timeout(SILENCE)
         .with_storage_directory(network.directory.clone());
     runtime::Runner::new(config).start(|context| async move {
         let members = NonZeroUsize::new(network.peers.len()).unwrap_or(NonZeroUsize::MIN);
@@ -79,7 +85,7 @@ pub(super) fn run(network: Network, prepared: Prepared) {
             network.listen,
             members,
             message_bytes,
-            NZUsize!(64),
+            OUTBOUND_MAX,
         );
         config.allow_dns = true;
         // Members are known by their keys; addresses change and hide behind others.
@@ -89,7 +95,7 @@ pub(super) fn run(network: Network, prepared: Prepared) {
         oracle.track(0, Map::from_iter_dedup(network.peers));
 
         // What arrives and is not taken yet is bounded per channel by burst times peers: small where messages are large.
-        let small = Quota::per_second(NZU32!(512));
+        let small = Quota::per_second(NZU32!(512)).allow_burst(NZU32!(128));
         let large = |per_second: u32, burst: u32| {
             let nonzero = |n| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN);
             Quota::per_second(nonzero(per_second)).allow_burst(nonzero(burst))

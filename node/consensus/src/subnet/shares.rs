@@ -91,6 +91,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                 () = clock.sleep_until(repeat_at) => {
                     repeat_at = clock.current() + REPEAT;
                     self.repeat();
+                    self.shared.watch(clock.current());
                     Ok(())
                 },
             };
@@ -129,6 +130,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
         match message {
             Message::Share { height, root, share, again } => {
                 let Some(place) = self.peers.iter().position(|peer| *peer == from) else { return Ok(()) };
+                self.shared.hear(place, height);
                 if let Some(Certificate { height, root, signature }) = self.kept.get(&height).cloned() {
                     if again {
                         self.send(Recipients::One(from), &Message::Certificate { height, root, signature });

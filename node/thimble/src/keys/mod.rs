@@ -19,11 +19,12 @@ mod subnet;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use ed25519_dalek::SigningKey;
+use ed25519_dalek::{SigningKey, VerifyingKey};
 use ic_principal::Principal;
 use nidkg::{Committee, EncryptionSecretKey, NodeIndex, SecretShare};
 use rand::rngs::OsRng;
 use sha2::{Digest, Sha256};
+use state::NodeInfo;
 use zeroize::Zeroizing;
 
 pub(crate) use ceremony::{Joined, engine, join, keygen, node_of_plan};
@@ -40,19 +41,14 @@ const RECORD: &str = "node.json";
 const ENCRYPTION_KEY_BYTES_MAX: usize = 512 << 10;
 
 /// Everything this node signs with, and what others know it by.
-#[allow(dead_code, reason = "the engine of a subnet of several nodes reads all of it")]
 pub(crate) struct Keys {
     pub(crate) node: SigningKey,
     pub(crate) share: SecretShare,
     pub(crate) committee: Committee,
     /// All nodes of the subnet, this one among them, by index. A subnet of one that dealt to itself has one without an address.
     pub(crate) members: Vec<Member>,
-    /// Coefficients of the public polynomial, lowest first, points of G2 compressed: the first is the subnet's public key.
-    pub(crate) coefficients: Vec<[u8; 96]>,
     /// The ceremony the subnet came out of; none for a subnet of one that dealt to itself.
     pub(crate) origin: Option<Origin>,
-    /// Opens shares of later key generations. A node signs without it, but gets no further share: none for a subnet of one, or when it was lost.
-    pub(crate) encryption: Option<EncryptionSecretKey>,
 }
 
 /// One node of the subnet.
@@ -120,12 +116,12 @@ impl Keys {
             bail!("{SHARE_KEY} does not belong to {SUBNET}: files of two nodes were mixed");
         }
         let own_key = node.verifying_key();
-        let (members, coefficients) = match subnet.origin {
-            Some(_) => (subnet.members, subnet.coefficients),
+        let members = match subnet.origin {
+            Some(_) => subnet.members,
             None => {
                 let node_id = genesis::node_id(&own_key);
                 let own = Member { index: 0, node_id, node_key: own_key.to_bytes(), address: String::new() };
-                (vec![own], subnet.committee.coefficients()?)
+                vec![own]
             }
         };
         let place = members.get(share.index.0 as usize);
@@ -134,22 +130,22 @@ impl Keys {
             "{NODE_KEY} is not that of member {} of {SUBNET}: files of two nodes were mixed",
             share.index.0
         );
-        let encryption = read_encryption_key(folder)?;
-        if encryption.is_none() && subnet.origin.is_some() {
+        if subnet.origin.is_some() && read_encryption_key(folder)?.is_none() {
             tracing::warn!(
                 "{} is missing: the node signs with the share it has, but cannot be given another when the subnet's key is handed on; restore it",
                 folder.join(ENCRYPTION_KEY).display()
             );
         }
-        Ok(Self {
-            node,
-            share,
-            committee: subnet.committee,
-            members,
-            coefficients,
-            origin: subnet.origin,
-            encryption,
-        })
+        Ok(Self { node, share, committee: subnet.committee, members, origin: subnet.origin })
+    }
+
+    /// All nodes, as the state names them.
+    pub(crate) fn nodes(&self) -> Result<Vec<NodeInfo>> {
+        let info = |member: &Member| {
+            let key = VerifyingKey::from_bytes(&member.node_key)?;
+            Ok(NodeInfo { node_id: member.node_id, public_key_der: genesis::node_key_der(&key) })
+        };
+        self.members.iter().map(info).collect()
     }
 
     /// The share once more, for the certifier to own.
@@ -175,11 +171,6 @@ impl Keys {
     /// The subnet is known by the hash of its key.
     pub(crate) fn subnet_id(&self) -> Principal {
         Principal::self_authenticating(self.root_key_der())
-    }
-
-    /// DER of the node's Ed25519 public key (RFC 8410).
-    pub(crate) fn node_key_der(&self) -> Vec<u8> {
-        genesis::node_key_der(&self.node.verifying_key())
     }
 
     /// The node is known by the hash of its key.
@@ -229,7 +220,6 @@ mod tests {
         assert_eq!(first.subnet_id(), second.subnet_id());
         assert_eq!(first.node_id(), second.node_id());
         assert_eq!(first.root_key_der().len(), 133);
-        assert_eq!(first.node_key_der().len(), 44);
         assert_eq!(fs::metadata(&keys).unwrap().permissions().mode() & 0o777, 0o700);
         for name in ["node.key", "subnet-share.key"] {
             assert_eq!(fs::metadata(keys.join(name)).unwrap().permissions().mode() & 0o777, 0o600);
@@ -243,8 +233,7 @@ mod tests {
         let keys = Keys::open_or_create(&path).unwrap();
         assert_eq!(keys.members.len(), 1);
         assert_eq!(keys.members[0].node_id, keys.node_id());
-        assert_eq!(keys.coefficients, [*keys.committee.public_key.as_bytes()]);
-        assert!(keys.origin.is_none() && keys.encryption.is_none());
+        assert!(keys.origin.is_none());
         // As earlier versions wrote it.
         let file = path.join("subnet.json");
         let mut subnet: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();

@@ -177,7 +177,10 @@ fn four_nodes_make_their_key_and_join() {
         assert!(told.starts_with("joined") && told.contains(report["subnet_id"].as_str().unwrap()), "{told}");
         assert!(ceremony.join(node).starts_with("had joined before"));
         let keys = ceremony.path(&format!("{node}/keys"));
-        assert_eq!((mode(&keys.join("subnet-share.key")), mode(&keys.join("encryption.key"))), (0o600, 0o600));
+        assert_eq!(
+            (mode(&keys.join("subnet-share.key")), mode(&keys.join("encryption.key"))),
+            (0o600, 0o600)
+        );
         assert_eq!(fs::metadata(keys.join("subnet-share.key")).unwrap().len(), 32);
         let subnet = ceremony.json(&format!("{node}/keys/subnet.json"));
         assert_eq!(subnet["genesis_hash"], report["genesis_hash"]);
@@ -223,7 +226,10 @@ fn what_was_tampered_with_is_refused_in_words() {
     ceremony.changed("plan.json", "bad.json", |file| file["genesis_time_seconds"] = json!(1));
     let assemble = |plan: &str, dealings: [&str; 2], words: &[&str]| {
         let arguments = ["genesis", "assemble", "--out", "x", "--plan", plan];
-        ceremony.refused(&[&arguments[..], &["--dealing", dealings[0], "--dealing", dealings[1]]].concat(), words);
+        ceremony.refused(
+            &[&arguments[..], &["--dealing", dealings[0], "--dealing", dealings[1]]].concat(),
+            words,
+        );
     };
     assemble("bad.json", ["dealing0.json", "dealing1.json"], &["dealing0.json", "is for the plan"]);
     // A dealing is kept from what is none of this node's.
@@ -279,7 +285,10 @@ fn a_node_joins_its_own_subnet_with_its_own_keys() {
     let kept = fs::read(&key).unwrap();
     fs::remove_file(&key).unwrap();
     refused("1", &own, &["1/keys/encryption.key is missing", "restore it"]);
-    ours.refused(&["keygen", "--data-dir", "1", "--address", "10.0.0.2:4000"], &["encryption.key is missing"]);
+    ours.refused(
+        &["keygen", "--data-dir", "1", "--address", "10.0.0.2:4000"],
+        &["encryption.key is missing"],
+    );
     fs::copy(ours.path("2/keys/encryption.key"), &key).unwrap();
     refused("1", &own, &["is not the key that the genesis has for this node"]);
     fs::write(&key, kept).unwrap();
