@@ -3,15 +3,18 @@
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use budget::Level;
-use consensus::{IngressPool, PoolRefusal, SystemClock, WallClock};
+use consensus::{Envelopes, IngressPool, PoolRefusal, SystemClock, WallClock};
 use execution::QueryService;
 use gateway::{
-    CertifiedView, Health, Node, QueryRequest, Refusal, RequestKind, Submitted,
+    CallVerifier, CertifiedView, Health, Node, QueryRequest, Refusal, RequestKind, Submitted,
     report::{self, Report},
 };
 use ic_principal::Principal;
 use pages::PageStore;
-use state::{CanisterId, CanisterState, CanisterStatus, CertifiedReader, Height, Ingress, Reject, Time};
+use state::{
+    CanisterId, CanisterState, CanisterStatus, CertifiedReader, Height, Ingress, IngressId, Reject,
+    SignedIngress, Time,
+};
 
 use crate::{
     metrics::RoundMetrics,
@@ -35,6 +38,19 @@ pub(crate) struct Adapter {
     pub(crate) identity: Identity,
     pub(crate) pages: Arc<PageStore>,
     pub(crate) delta_capacity_bytes: u64,
+}
+
+/// Calls as consensus carries them.
+pub(crate) struct Calls(pub(crate) CallVerifier);
+
+impl Envelopes for Calls {
+    fn read(&self, signed: &SignedIngress) -> Result<Ingress, String> {
+        self.0.read(signed).map_err(|error| error.to_string())
+    }
+
+    fn verify(&self, signed: &SignedIngress, now: Time) -> Result<Ingress, String> {
+        self.0.verify(signed, now).map_err(|error| error.to_string())
+    }
 }
 
 /// Who this node is, for the status report.
@@ -61,12 +77,13 @@ impl Node for Adapter {
         })
     }
 
-    fn submit(&self, ingress: Ingress) -> Result<Submitted, Refusal> {
+    fn submit(&self, ingress: Ingress, signed: SignedIngress) -> Result<Submitted, Refusal> {
         // A call the state knows already is not ordered a second time; its certificate can be had at once.
         if self.reader.latest().is_some_and(|state| state.request(&ingress.request_id).is_some()) {
             return Ok(Submitted::Duplicate);
         }
-        match self.pool.submit(ingress) {
+        let id = IngressId::new(&ingress.request_id, &ingress.effective_canister_id);
+        match self.pool.submit(id, ingress.ingress_expiry, signed) {
             Ok(consensus::Submitted::New) => Ok(Submitted::Accepted),
             Ok(consensus::Submitted::Already) => Ok(Submitted::Duplicate),
             Err(refusal @ PoolRefusal::Closed(_)) => {

@@ -10,9 +10,9 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use budget::{Ledger, cgroup::Cgroup};
-use consensus::{BlockLog, Certifier, IngressPool, SingleNode, SystemClock};
+use consensus::{BlockLog, Certifier, IngressPool, SingleNode, SystemClock, Wiring};
 use execution::{Executor, ExecutorConfig};
-use gateway::{Gateway, GatewayConfig, GatewayHandle, Waiters};
+use gateway::{CallVerifier, Gateway, GatewayConfig, GatewayHandle, Waiters};
 use limits::{Limits, pool};
 use pages::PageStore;
 use prometheus_client::registry::Registry;
@@ -21,9 +21,9 @@ use state::{BlobStore, ModuleHash, NodeInfo, StateStore, SubnetInfo, SubnetType}
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
-    adapter::{Adapter, Identity},
+    adapter::{Adapter, Calls, Identity},
     config::Config,
-    driver::{Driver, Observed},
+    driver::{Driver, Finished, Observed},
     governor,
     keys::Keys,
     metrics::{Readings, RoundMetrics},
@@ -206,19 +206,26 @@ fn open(
     }
     let ingress = Arc::new(IngressPool::new(&limits.consensus));
     ingress.count_in(&named(pool::INGRESS_POOL)?);
-    let consensus = SingleNode::new(
-        ingress.clone(),
+    let calls = CallVerifier::new(
+        keys.committee.public_key,
+        &limits.gateway,
+        ingress_window(limits),
+        keys.subnet_id(),
+        ranges.clone(),
+    );
+    let wiring = Wiring {
+        pool: ingress.clone(),
         log,
-        Certifier::new(
-            keys.committee.clone(),
-            keys.share_again()?,
-            limits.consensus.certificates_kept as usize,
-        ),
-        Box::new(SystemClock),
-        limits.consensus.clone(),
-        (height, executor.time()),
-        keys.genesis_seed(),
-    )?;
+        clock: Box::new(SystemClock),
+        envelopes: Arc::new(Calls(calls)),
+        limits: limits.consensus.clone(),
+    };
+    let certifier = Certifier::new(
+        keys.committee.clone(),
+        keys.share_again()?,
+        limits.consensus.certificates_kept as usize,
+    );
+    let consensus = SingleNode::new(wiring, certifier, (height, executor.time()), keys.genesis_seed())?;
     let watch = Arc::new(Watch::new(ledger.clone(), cgroup, sandbox, limits));
     let rounds = {
         let mut registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
@@ -264,8 +271,15 @@ fn open(
         delta_bytes: Box::new(move || pages.delta_bytes()),
         checkpoint_block_bytes: limits.consensus.checkpoint_block_bytes,
         block_bytes: 0,
+        finished: Finished::new(limits.consensus.certificates_kept),
     };
     Ok(Parts { driver, adapter, keys, pool: ingress, waiters, watch })
+}
+
+/// How far ahead a call may expire, and the drift of clocks allowed on top.
+fn ingress_window(limits: &Limits) -> (Duration, Duration) {
+    let seconds = Duration::from_secs;
+    (seconds(limits.consensus.ingress_expiry_seconds), seconds(limits.consensus.ingress_drift_seconds))
 }
 
 async fn start_gateway(
@@ -283,8 +297,8 @@ async fn start_gateway(
     let gateway = GatewayConfig {
         listen: config.listen,
         limits: limits.gateway.clone(),
-        ingress_expiry: Duration::from_secs(limits.consensus.ingress_expiry_seconds),
-        ingress_drift: Duration::from_secs(limits.consensus.ingress_drift_seconds),
+        ingress_expiry: ingress_window(limits).0,
+        ingress_drift: ingress_window(limits).1,
         query_threads: limits.execution.query_threads,
         verify_threads: cores,
         connections: pool(pool::CONNECTIONS)?,
