@@ -264,6 +264,7 @@ mod tests {
             execution_lag_blocks: 1,
             certificates_kept: 4,
             checkpoint_block_bytes: 1 << 20,
+            nidkg_tables_bytes: 0,
         }
     }
 

@@ -81,7 +81,7 @@ pub enum GenesisError {
         value: String,
     },
     /// Order.
-    #[error("the nodes of the plan do not stand by rising node id: {after} follows {before}")]
+    #[error("the nodes of the plan do not stand by rising node key: {after} follows {before}")]
     Order {
         /// Stands first.
         before: Principal,

@@ -145,7 +145,7 @@ impl Plan {
 
     /// The node of this name, with its place.
     pub(crate) fn node(&self, id: &Principal) -> Option<(NodeIndex, &NodeRecord)> {
-        let place = self.nodes.binary_search_by_key(id, NodeRecord::node_id).ok()?;
+        let place = self.nodes.iter().position(|node| node.node_id() == *id)?;
         Some((NodeIndex(place as u32), &self.nodes[place]))
     }
 }

@@ -392,8 +392,8 @@ impl Subnet {
         self.shared.executed(height);
         // Of what is executed again only the newest is news to anybody.
         if self.replay.is_none() || self.shared.logged() == height {
-            block_on(self.executed.send(Executed { height, root }))
-                .map_err(|_| ConsensusError::EngineEnded)?;
+            let sent = self.executed.send(Executed { height, root }).await;
+            sent.map_err(|_| ConsensusError::EngineEnded)?;
         }
         Ok(())
     }

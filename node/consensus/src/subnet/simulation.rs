@@ -192,6 +192,7 @@ fn limits() -> ConsensusLimits {
         execution_lag_blocks: 1,
         certificates_kept: 64,
         checkpoint_block_bytes: 1 << 20,
+        nidkg_tables_bytes: 0,
     }
 }
 
