@@ -137,6 +137,11 @@ impl BlockLog {
         Ok(log)
     }
 
+    /// Where the segments lie.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Height of the newest block, if the log holds any.
     pub fn last(&self) -> Option<Height> {
         self.last

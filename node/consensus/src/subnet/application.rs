@@ -281,10 +281,11 @@ pub(super) struct Application<S> {
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Application<S> {
-    /// Whether execution has come close enough to a block of this height to build on it.
-    fn keeps_up(&self, parent: &Block) -> bool {
-        let lag = parent.height.get().saturating_sub(self.shared.progress().executed.0);
-        lag <= self.limits.execution_lag_blocks
+    /// Whether execution is close enough behind agreement to go on. What is not final does not count: a chain of blocks that were agreed on in rounds whose
+    /// finalisation was missed becomes final by the next block only, so that must not wait for it.
+    fn keeps_up(&self) -> bool {
+        let Progress { finalised, executed, .. } = self.shared.progress();
+        finalised.0.saturating_sub(executed.0) <= self.limits.execution_lag_blocks
     }
 
     /// Calls named by ancestors that are not executed.
@@ -371,11 +372,11 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
             return Err(format!("it names {} calls", block.ingress.len()));
         }
         // Who executes slowly does not help the chain away from itself; so the shares of state roots come from 2f+1 nodes that are close together.
-        while !self.keeps_up(parent) {
+        while !self.keeps_up() {
             let moved = self.shared.moved.notified();
             tokio::pin!(moved);
             moved.as_mut().enable();
-            if self.keeps_up(parent) {
+            if self.keeps_up() {
                 break;
             }
             moved.await;
@@ -400,7 +401,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
                     self.limits.block_ingress_bytes
                 ));
             }
-            self.calls.check(&block.ingress, &calls, block.time)?;
+            self.calls.keep(&block.ingress, &calls, block.time)?;
         }
         // Too far ahead is not wrong for ever: the vote waits until the clock gets there.
         let earliest = instant(block.time) - DRIFT;
@@ -425,11 +426,11 @@ impl<E: Clock + Spawner, S: Sender<PublicKey = PublicKey>> Engine<E> for Applica
     ) -> Option<Digested<Block>> {
         let parent = ancestry.next().await?;
         let until = clock.current() + PATIENCE;
-        while !self.keeps_up(parent.inner()) {
+        while !self.keeps_up() {
             let moved = self.shared.moved.notified();
             tokio::pin!(moved);
             moved.as_mut().enable();
-            if self.keeps_up(parent.inner()) {
+            if self.keeps_up() {
                 break;
             }
             select! {
@@ -463,6 +464,15 @@ impl<E: Clock + Spawner, S: Sender<PublicKey = PublicKey>> Engine<E> for Applica
             self.limits.block_ingress_messages,
             &taken,
         );
+        let calls: Option<Vec<_>> = ingress.iter().map(|id| self.pool.get(id)).collect();
+        let ingress = match calls.map(|calls| self.calls.keep(&ingress, &calls, time)) {
+            Some(Ok(())) => ingress,
+            Some(Err(reason)) => {
+                tracing::warn!(%reason, "calls cannot be made durable: a block without any is proposed");
+                Vec::new()
+            }
+            None => Vec::new(),
+        };
         let block = Block { parent: parent.digest(), height: parent.height().next(), time, seed, ingress };
         Some(Digested::compute(block, &Sequential).await)
     }

@@ -4,6 +4,8 @@
 //! which no peer gets more than its share. What a block names and nobody offered is asked for, and kept in a store of its own that takes nothing else:
 //! so a full pool never keeps a node from voting, and nobody can fill the store with what was not asked for.
 //!
+//! Calls of a block that is voted for are on disk first (see [`super::journal`]).
+//!
 //! Bounded: the pool by its limits, the store by [`STORE_BLOCKS`] blocks, a message by [`OFFER_BYTES`] or one call, requests by [`WANT_MAX`] names.
 
 use std::{
@@ -20,7 +22,10 @@ use commonware_utils::sync::{Mutex, Notify};
 use serde::{Deserialize, Serialize};
 use state::{Height, IngressId, SignedIngress, Time};
 
-use super::application::time_of;
+use super::{
+    application::time_of,
+    journal::{Journal, KeptCall},
+};
 use crate::{BlockLog, Envelopes, FinalisedBlock, IngressPool, LogError, block_log::Replay, pool::Source};
 
 /// Blocks whose calls the store has room for: those being voted on, and those finalised that wait to be made durable.
@@ -62,6 +67,7 @@ pub(super) struct Calls<S> {
     pool: Arc<IngressPool>,
     envelopes: Arc<dyn Envelopes>,
     store: Arc<Mutex<Store>>,
+    journal: Arc<Mutex<Journal>>,
     store_bytes_max: u64,
     arrived: Arc<Notify>,
     sender: S,
@@ -71,6 +77,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     pub(super) fn new(
         pool: Arc<IngressPool>,
         envelopes: Arc<dyn Envelopes>,
+        journal: Arc<Mutex<Journal>>,
         block_ingress_bytes: u64,
         sender: S,
     ) -> Self {
@@ -78,6 +85,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
             pool,
             envelopes,
             store: Arc::default(),
+            journal,
             store_bytes_max: STORE_BLOCKS.saturating_mul(block_ingress_bytes),
             arrived: Arc::default(),
             sender,
@@ -191,7 +199,8 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     }
 
     fn get(&self, id: &IngressId) -> Option<SignedIngress> {
-        self.pool.get(id).or_else(|| self.store.lock().calls.get(id).cloned())
+        let stored = || self.store.lock().calls.get(id).cloned();
+        self.pool.get(id).or_else(stored).or_else(|| self.journal.lock().get(id).cloned())
     }
 
     /// All calls of a block, in its order, once they are there: asked of `first` and then of everybody, again and again. `height` if the block is final.
@@ -235,22 +244,28 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         }
     }
 
-    /// Verifies what only a block brought. What is in the pool was verified when it came.
-    pub(super) fn check(&self, ids: &[IngressId], calls: &[SignedIngress], time: Time) -> Result<(), String> {
+    /// Verifies what only a block brought (what is in the pool was verified when it came) and makes all of it durable: the block may be voted for.
+    pub(super) fn keep(&self, ids: &[IngressId], calls: &[SignedIngress], time: Time) -> Result<(), String> {
+        let mut kept = Vec::with_capacity(ids.len());
         for (id, signed) in ids.iter().zip(calls) {
-            let expiry = match self.pool.expiry(id) {
+            let known = self.pool.expiry(id).or_else(|| self.journal.lock().expiry(id));
+            let expiry = match known {
                 Some(expiry) => expiry,
                 None => self.envelopes.verify(signed, time)?.ingress_expiry,
             };
             if expiry < time {
                 return Err(format!("a call expired at {} before block time {}", expiry.0, time.0));
             }
+            kept.push(KeptCall { id: *id, expiry, signed: signed.clone() });
         }
-        Ok(())
+        self.journal.lock().keep(kept).map_err(|error| error.to_string())
     }
 
-    /// The block that held these is durable, or will never be.
-    pub(super) fn forget(&self, ids: &[IngressId]) {
+    /// The block of this time that held these is in the block log.
+    pub(super) fn forget(&self, ids: &[IngressId], time: Time) {
+        if let Err(error) = self.journal.lock().forget(ids, time) {
+            tracing::warn!(%error, "the journal of calls voted for cannot be shortened");
+        }
         let mut store = self.store.lock();
         for id in ids {
             store.wanted.remove(id);

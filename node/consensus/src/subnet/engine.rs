@@ -49,6 +49,7 @@ use super::{
     application::{Application, Observer, Shared},
     block::{Block, BlockBounds, Digest},
     calls::{Calls, Log},
+    journal::Journal,
     key::Scheme,
     shares::{Executed, Roots},
 };
@@ -150,6 +151,7 @@ pub(super) struct Setup<S, R, P, B> {
     pub(super) pool: Arc<IngressPool>,
     pub(super) envelopes: Arc<dyn Envelopes>,
     pub(super) log: Log,
+    pub(super) journal: Arc<Mutex<Journal>>,
     pub(super) channels: Channels<S, R>,
     pub(super) peers: P,
     pub(super) blocker: B,
@@ -195,13 +197,13 @@ where
         floor,
         ..
     } = setup;
-    let Setup { shared, pool, envelopes, log, channels, peers, blocker, out, executed, .. } = setup;
+    let Setup { journal, shared, pool, envelopes, log, channels, peers, blocker, out, executed, .. } = setup;
     let mailbox_size = NZUsize!(MAILBOX);
     let epocher = FixedEpocher::new(blocks_per_epoch);
     let cache = page_cache();
     let bounds = bounds(&limits);
 
-    let calls = Calls::new(pool.clone(), envelopes, limits.block_ingress_bytes, channels.calls.0);
+    let calls = Calls::new(pool.clone(), envelopes, journal, limits.block_ingress_bytes, channels.calls.0);
     pool.share_among(members.len(), {
         let (work, out) = (shared.work.clone(), out.clone());
         let pool = Arc::downgrade(&pool);
@@ -495,7 +497,7 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
         self.out.send(Input::Block(Delivered { block: block_of_calls, durable })).await.ok()?;
         written.await.ok()?;
         self.pool.remove(&block.ingress);
-        self.calls.forget(&block.ingress);
+        self.calls.forget(&block.ingress, block.time);
         Some(())
     }
 }

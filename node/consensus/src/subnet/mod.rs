@@ -16,6 +16,7 @@ mod application;
 mod block;
 mod calls;
 mod engine;
+mod journal;
 mod key;
 mod network;
 mod shares;
@@ -46,6 +47,7 @@ use self::{
     block::Block,
     calls::Log,
     engine::{Channels, Schemes, Setup, Timing},
+    journal::Journal,
     network::Network,
     shares::Executed,
 };
@@ -61,6 +63,8 @@ const INPUT_MAX: usize = 8;
 const EXECUTED_MAX: usize = 8;
 /// Blocks are kept down to the older of so many checkpoints, for peers that come late.
 const CHECKPOINTS_KEPT: usize = 2;
+/// Blocks whose calls may wait on disk between a vote for them and their being in the block log.
+const JOURNAL_BLOCKS: u64 = 8;
 /// Largest message besides a call: names, shares, headers.
 const OVERHEAD_BYTES: usize = 4 << 10;
 /// Messages of the engine itself are never larger.
@@ -126,9 +130,9 @@ pub enum StartError {
     /// The node is no member.
     #[error("this node's key is not among the members of the subnet")]
     NotAMember,
-    /// Threads.
-    #[error("the engine's thread cannot be started: {0}")]
-    Thread(#[from] std::io::Error),
+    /// Threads and files.
+    #[error("the engine cannot be started: {0}")]
+    Io(#[from] std::io::Error),
     /// The block log.
     #[error(transparent)]
     Log(#[from] crate::LogError),
@@ -188,6 +192,7 @@ struct Prepared {
     pool: Arc<IngressPool>,
     envelopes: Arc<dyn Envelopes>,
     log: Log,
+    journal: Arc<Mutex<Journal>>,
     out: mpsc::Sender<Input>,
     executed: mpsc::Receiver<Executed>,
 }
@@ -215,6 +220,7 @@ impl Prepared {
             pool: self.pool,
             envelopes: self.envelopes,
             log: self.log,
+            journal: self.journal,
             channels,
             peers,
             blocker,
@@ -270,6 +276,10 @@ impl Subnet {
         }
         let logged = log.last().unwrap_or(resume_from).max(resume_from);
         let replay = log.read_from(resume_from)?;
+        let journal = Journal::open(
+            &log.folder().join("voted"),
+            limits.block_ingress_bytes.saturating_mul(JOURNAL_BLOCKS),
+        )?;
         let log = Arc::new(Mutex::new(log));
         let shared = Shared::new(resume_from, logged);
         let (out, input) = mpsc::channel(INPUT_MAX);
@@ -287,6 +297,7 @@ impl Subnet {
             pool: pool.clone(),
             envelopes: envelopes.clone(),
             log: log.clone(),
+            journal: Arc::new(Mutex::new(journal)),
             out,
             executed: results,
         };

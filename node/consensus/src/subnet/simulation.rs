@@ -39,7 +39,7 @@ use crate::{BlockLog, WallClock, subnet::engine};
 
 const NODES: usize = 4;
 /// Rounds between two checkpoints.
-const CHECKPOINT_EVERY: u64 = 10;
+const CHECKPOINT_EVERY: u64 = 100;
 /// How long faults go on.
 const STORM: Duration = Duration::from_secs(60);
 /// How long the mended subnet has to show that it goes on.
