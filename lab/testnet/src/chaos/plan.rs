@@ -105,7 +105,7 @@ impl Plan {
             .map(|(node, hurt)| (*node, *hurt))
             .collect();
         // All at once: rarely, and only from a net that is well, so that it is known to have come back from the last time.
-        let every = if self.tolerated() == 0 { 0.4 } else { 0.06 };
+        let every = if self.tolerated() == 0 { 0.6 } else { 0.06 };
         if self.hurt.is_empty() && self.random.gen_bool(every) {
             self.hurt = (0..self.nodes).map(|node| (node, Hurt::Killed)).collect();
             return Action::Kill((0..self.nodes).collect());
