@@ -4,6 +4,7 @@
 #   make test [ARGS='-p pages']
 #   make bench [SECONDS=10] [CONCURRENCY=32]
 #   make storm [MEMORY=512MiB] [MODE=hybrid] [DURATION=120]
+#   make chaos [DURATION=300] [SEED=7] | make bench-net [MINUTES=5]
 #   make bench-dkg [DKG_NODES=4,13,40] | make bench-dkg-starvation [DURATION=10]
 #   make lint | make fmt | make canisters | make fuzz [FUZZ_SECONDS=60]
 #
@@ -18,11 +19,13 @@ DURATION ?=
 MODE ?= hybrid
 CONCURRENCY ?= 32
 FUZZ_SECONDS ?= 60
+SEED ?=
+MINUTES ?= 5
 DKG_NODES ?= 4,13,40
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 BIN := $(CARGO_TARGET_DIR)/release
 
-.PHONY: run test bench bench-dkg bench-dkg-starvation storm lint fmt build setup setup-clients canisters fuzz help
+.PHONY: run test bench bench-net chaos bench-dkg bench-dkg-starvation storm lint fmt build setup setup-clients canisters fuzz help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -48,6 +51,12 @@ bench: build ## Measure start, idle, latency, rates and memory, and print the ta
 
 storm: build ## Storm a node that is capped at MEMORY with the hammer's MODE for DURATION seconds, and judge what its memory did.
 	@"$(BIN)/thimble-lab" storm --node "$(BIN)/thimble" --memory "$(MEMORY)" --mode "$(MODE)" $(if $(DURATION),--seconds "$(DURATION)") --out target/storm
+
+chaos: build ## Hurt a subnet of four at random for DURATION seconds while clients work on it, and check that nothing acknowledged is lost.
+	@"$(BIN)/thimble-lab" chaos --node "$(BIN)/thimble" --memory "$(MEMORY)" --duration "$(or $(DURATION),300)" $(if $(SEED),--seed "$(SEED)")
+
+bench-net: build ## Measure a subnet of four: idle memory and CPU, latency, messages, a storm of MINUTES, state sync; with one picture.
+	@"$(BIN)/thimble-lab" bench-net --node "$(BIN)/thimble" --memory "$(MEMORY)" --minutes "$(MINUTES)"
 
 bench-dkg: setup ## Measure key generation, one thread and two, and print the table beside its targets and the reference.
 	@DKG_BENCH_NODES="$(DKG_NODES)" cargo bench --locked -p nidkg --bench dkg

@@ -41,6 +41,20 @@ enum Command {
     ///
     /// Example: thimble-lab storm --memory 512MiB --mode hybrid --seconds 120
     Storm(testnet::storm::Options),
+    /// Start a net and measure it: memory and CPU of idle nodes, latency, messages between canisters, a storm, state sync; a table with goals, and one picture.
+    ///
+    /// Exit status: 0 when every goal is met, 1 when one is missed, 130 after Ctrl-C.
+    BenchNet(Box<testnet::bench_net::Options>),
+    /// Hurt a net at random while clients work on it: kill, pause, cut off, slow down; heal it, and check that nothing acknowledged is lost.
+    ///
+    /// Never more nodes are hurt at once than the subnet tolerates, but now and then all are killed at the same moment.
+    ///
+    /// Exit status: 0 when nothing is broken, 1 when something is, 130 after Ctrl-C. The seed decides which faults come and what clients do, not when exactly.
+    ///
+    /// Example: thimble-lab chaos --duration 300 --seed 7
+    Chaos(testnet::chaos::Options),
+    /// Record what a subnet tells its clients, and check whether it can be true.
+    History(load::history::Options),
     /// Several nodes on this machine, each under its own memory cap: start them as a subnet, kill them, cut them off, look at them.
     Net(testnet::net::Options),
 }
@@ -57,6 +71,9 @@ fn main() -> ExitCode {
         }
         Command::Hammer(options) => with_runtime(load::hammer::run(*options)),
         Command::Storm(options) => with_runtime(testnet::storm::run(options)),
+        Command::History(options) => with_runtime(load::history::run(options)),
+        Command::BenchNet(options) => with_runtime(testnet::bench_net::run(*options)),
+        Command::Chaos(options) => with_runtime(testnet::chaos::run(options)),
         Command::Net(options) => with_runtime(testnet::net::run(options)),
     }
 }

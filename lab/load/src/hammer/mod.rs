@@ -11,12 +11,12 @@ mod failure;
 mod fleet;
 mod modes;
 mod options;
-mod pattern;
-mod protocol;
+pub(crate) mod pattern;
+pub(crate) mod protocol;
 mod report;
 mod schedule;
 mod stats;
-mod transport;
+pub(crate) mod transport;
 
 use std::{process::ExitCode, sync::Arc, time::SystemTime};
 

@@ -104,9 +104,10 @@ pub(crate) struct ReadReply {
     wrong_words: u64,
     first_wrong_page: u64,
     sum: u64,
-    generation: u64,
+    /// Writes that the canister had seen.
+    pub(crate) generation: u64,
     /// (first page, generation), in the order of pages.
-    runs: Vec<(u64, u64)>,
+    pub(crate) runs: Vec<(u64, u64)>,
     runs_in_all: u64,
     samples: Vec<Sample>,
 }

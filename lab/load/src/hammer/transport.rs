@@ -45,7 +45,7 @@ impl Traffic {
 }
 
 /// `Retry-After` in seconds, as this node sends it (the form with a date is not read).
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds: u64 = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds).min(RETRY_AFTER_MAX))
 }
@@ -179,7 +179,7 @@ pub(crate) async fn update_signed(
 }
 
 /// What a certificate says of a call.
-fn outcome(certificate: &Certificate, request: &RequestId) -> Result<Vec<u8>, Failure> {
+pub(crate) fn outcome(certificate: &Certificate, request: &RequestId) -> Result<Vec<u8>, Failure> {
     let look = |label: &str| match certificate.tree.lookup_path([
         b"request_status".as_slice(),
         request.as_slice(),

@@ -178,7 +178,7 @@ fn run_inner(options: &Options) -> Result<u8> {
     // Before the command runs: its first line is a mark, too.
     let marks = options.mark_file.as_deref().map(Marks::at_end);
     let started = Instant::now();
-    let started_at = machine::now().0;
+    let started_at = (machine::now().0, monotonic_seconds());
     let (mut pump, mut command) = (None, group.command(&options.command));
     if let (Ok(command), Some(log)) = (&mut command, log) {
         pump = Some(Pump::start(command, log).context("collecting what the command prints")?);
@@ -263,7 +263,17 @@ fn whose_pressure(readings: &Cgroup) -> &'static str {
     }
 }
 
-fn header(options: &Options, group: &Group, readings: &Cgroup, started: String) -> Header {
+fn monotonic_seconds() -> f64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+}
+
+fn header(
+    options: &Options,
+    group: &Group,
+    readings: &Cgroup,
+    (started, started_monotonic_seconds): (String, f64),
+) -> Header {
     Header {
         format: series::FORMAT,
         name: options.name.clone().unwrap_or_else(|| command_name(options)),
@@ -275,6 +285,7 @@ fn header(options: &Options, group: &Group, readings: &Cgroup, started: String) 
         pressure_of: whose_pressure(readings).to_owned(),
         interval_millis: options.interval_millis,
         started,
+        started_monotonic_seconds,
     }
 }
 

@@ -56,6 +56,9 @@ pub struct Header {
     pub interval_millis: u64,
     /// When the command was started, in UTC.
     pub started: String,
+    /// The same on the machine's monotonic clock, so that series of several commands can be laid on one axis.
+    #[serde(default)]
+    pub started_monotonic_seconds: f64,
 }
 
 /// What the kernel said at one moment.

@@ -98,6 +98,11 @@ impl Links {
         self.slowed.retain(|(from, to), _| *from != node && *to != node);
     }
 
+    /// All back to what the topology says.
+    pub(crate) fn slow_none(&mut self) {
+        self.slowed.clear();
+    }
+
     /// For a person: one line each, nothing when all is well.
     pub(crate) fn words(&self) -> Vec<String> {
         let mut words = Vec::new();

@@ -6,19 +6,19 @@
 //! Only the start knows whether the nodes are one subnet ([`ceremony`]) or each its own; everything after is the same.
 
 mod ceremony;
-mod handle;
-mod links;
+pub(crate) mod handle;
+pub(crate) mod links;
 mod logs;
 mod namespaces;
 mod ports;
-mod reading;
+pub(crate) mod reading;
 mod relay;
-mod session;
-mod state;
-mod status;
+pub(crate) mod session;
+pub(crate) mod state;
+pub(crate) mod status;
 mod topology;
 mod up;
-mod wait;
+pub(crate) mod wait;
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 

@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use budget::process::{self, Pid};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::{
@@ -266,6 +267,24 @@ impl Session {
             );
         }
         Ok(killed.into_iter().map(|(index, _)| index).collect())
+    }
+
+    /// kill -9 of one of a node's workers; says which. `None` when it has none at the moment.
+    pub(crate) fn kill_worker(&self, index: usize, which: u64) -> Result<Option<String>> {
+        let info = self.info(index)?;
+        let workers: Vec<(Pid, String)> = info
+            .cgroup()
+            .processes()?
+            .into_iter()
+            .filter(|pid| pid.0 != info.pid)
+            .filter_map(|pid| Some((pid, process::role(pid).ok()?)))
+            .filter(|(_, role)| role.ends_with("sandbox-worker"))
+            .collect();
+        let Some((pid, role)) = workers.get((which % workers.len().max(1) as u64) as usize) else {
+            return Ok(None);
+        };
+        let killed = Handle::of(pid.0)?.signal(Signal::KILL)?;
+        Ok(killed.then(|| format!("{role}, process {pid}")))
     }
 
     /// Stops a node if it runs and starts it. `empty`: without its state, with its keys.

@@ -11,7 +11,7 @@ use std::{
     fs::{self, File, OpenOptions},
     io::Write,
     path::{Path, PathBuf},
-    process::{Child, Command, ExitCode, Stdio},
+    process::{Command, ExitCode, Stdio},
     time::{Duration, Instant},
 };
 
@@ -20,11 +20,12 @@ use budget::{MIB, format_size, parse_size};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
+pub(crate) use self::verdict::{Row, table};
 use self::{
     node::CappedNode,
     verdict::{Findings, Hammer},
 };
-use crate::{cap, machine};
+use crate::{cap, child::Reaped, machine};
 
 /// Below this budget the limits per message are about half of those the hammer's default sizes suit.
 const FULL_SIZE_BYTES_MIN: u64 = 384 * MIB;
@@ -216,13 +217,8 @@ async fn hammer(
     if memory_bytes < FULL_SIZE_BYTES_MIN {
         command.args(["--scale", "0.5"]);
     }
-    let child = command
-        .args(&options.hammer)
-        .stdin(Stdio::null())
-        .stdout(File::create(files.hammer_table())?)
-        .spawn()
-        .context("starting the hammer")?;
-    let mut child = Reaped(child);
+    command.args(&options.hammer).stdin(Stdio::null()).stdout(File::create(files.hammer_table())?);
+    let mut child = Reaped::spawn(&mut command, "the hammer")?;
     let modes = if options.mode == "all" { HAMMER_MODES_MAX } else { 1 };
     let patience = (Duration::from_secs(seconds) * HAMMER_PARTS_MAX + HAMMER_PATIENCE) * modes;
     let deadline = Instant::now() + patience;
@@ -242,14 +238,4 @@ async fn hammer(
         success: status.success(),
         report: report.and_then(|text| serde_json::from_str(&text).ok()),
     })
-}
-
-/// A child that does not outlive its owner.
-struct Reaped(Child);
-
-impl Drop for Reaped {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }

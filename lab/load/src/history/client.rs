@@ -1,0 +1,285 @@
+//! One client's way to have a call done by a subnet of which any node may be dead, asleep or cut off.
+//!
+//! A call is signed once. It is sent to one endpoint; when that does not take it or falls silent, the same bytes go to the next one, so that however often it is sent it
+//! is one call. Once an endpoint has taken it, its status is asked for, at that endpoint and then at others. Only a verified certificate is an acknowledgement. A client
+//! gives up after [`PATIENCE`]: then nobody knows, and the call may still happen until it expires.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use candid::Principal;
+use ic_agent::{
+    Agent, AgentError, Certificate, Identity, RequestId,
+    agent::RequestStatusResponse,
+    hash_tree::{Label, LookupResult},
+};
+use serde::Deserialize;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::lines::Outcome;
+use crate::{
+    client,
+    hammer::transport::{self, BackOff, Http},
+};
+
+/// Of a call, and of a certificate's age.
+pub(super) const EXPIRY: Duration = Duration::from_secs(20);
+/// For the outcome of a call.
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+/// For one answer of one endpoint.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(4);
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+/// How often one endpoint is asked for a status before the next one is.
+const ASKS_PER_ENDPOINT: u32 = 20;
+const HEALTHY_WITHIN: Duration = Duration::from_secs(30);
+
+/// A node, as a client sees it.
+pub(super) struct Endpoint {
+    pub(super) url: String,
+    pub(super) agent: Agent,
+    http: Arc<Http>,
+}
+
+/// Connects to all of them with one identity and one root key.
+pub(super) async fn connect(urls: &[String], identity: Arc<dyn Identity>) -> Result<Vec<Endpoint>> {
+    ensure!(!urls.is_empty(), "there is no endpoint");
+    let mut endpoints: Vec<Endpoint> = Vec::new();
+    for (index, url) in urls.iter().enumerate() {
+        let client = reqwest::Client::builder().timeout(ANSWER_PATIENCE).build()?;
+        let http = Arc::new(Http { client, back_off: BackOff::new(index as u64) });
+        let agent = Agent::builder()
+            .with_url(url)
+            .with_arc_identity(identity.clone())
+            .with_arc_http_middleware(http.clone())
+            .with_ingress_expiry(EXPIRY)
+            .build()?;
+        client::wait_until_healthy(&agent, url, HEALTHY_WITHIN).await?;
+        if let Some(first) = endpoints.first() {
+            ensure!(
+                first.agent.read_root_key() == agent.read_root_key(),
+                "{url} has another root key than {}: they are not nodes of one subnet",
+                first.url
+            );
+        }
+        endpoints.push(Endpoint { url: url.trim_end_matches('/').to_owned(), agent, http });
+    }
+    Ok(endpoints)
+}
+
+/// What a certificate signs, and when.
+pub(super) fn root_of(certificate: &Certificate) -> Result<(u64, String), String> {
+    let time = match certificate.tree.lookup_path([b"time".as_slice()]) {
+        LookupResult::Found(bytes) => leb128(bytes),
+        _ => None,
+    };
+    let time = time.ok_or("the certificate has no time")?;
+    Ok((time, hex::encode(certificate.tree.digest())))
+}
+
+fn leb128(bytes: &[u8]) -> Option<u64> {
+    let mut value = 0_u64;
+    for (index, byte) in bytes.iter().enumerate().take(10) {
+        value |= u64::from(byte & 0x7f).checked_shl(7 * index as u32)?;
+        if byte & 0x80 == 0 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+/// A verified certificate of the time alone.
+pub(super) async fn time_certificate(endpoint: &Endpoint, canister: Principal) -> Result<(u64, String)> {
+    let path: Vec<Label<Vec<u8>>> = vec!["time".into()];
+    let asked = endpoint.agent.read_state_raw(vec![path], canister);
+    let certificate = timeout(ANSWER_PATIENCE, asked).await.context("no answer")??;
+    root_of(&certificate).map_err(anyhow::Error::msg)
+}
+
+/// How a call ended, with the reply's bytes when it was acknowledged.
+pub(super) struct Done {
+    pub(super) outcome: Outcome,
+    pub(super) reply: Vec<u8>,
+    pub(super) attempts: u32,
+}
+
+/// What one endpoint said.
+enum Said {
+    /// A verified certificate with the outcome.
+    Outcome(Outcome, Vec<u8>),
+    /// It has taken the call.
+    Taken,
+    /// It has not taken it, and the call had no effect through it.
+    Refused(String, Duration),
+    /// Nobody knows whether it has taken it.
+    Nothing(String),
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    status: String,
+    #[serde(default, with = "serde_bytes")]
+    certificate: Vec<u8>,
+    #[serde(default)]
+    reject_message: String,
+}
+
+/// Has a call done; `first` is the endpoint to begin with.
+pub(super) async fn call(
+    endpoints: &[Endpoint],
+    first: usize,
+    canister: Principal,
+    method: &str,
+    argument: Vec<u8>,
+) -> Done {
+    let deadline = Instant::now() + PATIENCE;
+    let done = |outcome, attempts| Done { outcome, reply: vec![], attempts };
+    let signed = match endpoints[first].agent.update(&canister, method).with_arg(argument).sign() {
+        Ok(signed) => signed,
+        Err(error) => return done(Outcome::Rejected { text: format!("it could not be signed: {error}") }, 0),
+    };
+    let (mut at, mut attempts, mut taken, mut certain) = (first, 0, false, true);
+    let mut last = String::new();
+    while Instant::now() < deadline {
+        let endpoint = &endpoints[at];
+        let said = match taken {
+            false => {
+                attempts += 1;
+                send(endpoint, at, canister, &signed.request_id, signed.signed_update.clone()).await
+            }
+            true => ask(endpoint, at, canister, &signed.request_id).await,
+        };
+        match said {
+            Said::Outcome(outcome, reply) => return Done { outcome, reply, attempts },
+            Said::Taken => taken = true,
+            Said::Refused(text, wait) => {
+                last = format!("{}: {text}", endpoint.url);
+                at = (at + 1) % endpoints.len();
+                sleep(wait).await;
+            }
+            Said::Nothing(text) => {
+                last = format!("{}: {text}", endpoint.url);
+                certain = false;
+                // Another node may never have seen it: it is sent there again, which makes it no second call.
+                taken = false;
+                at = (at + 1) % endpoints.len();
+                sleep(ASK_AGAIN).await;
+            }
+        }
+    }
+    // Refused by everybody it was sent to, it has no effect.
+    let outcome = match certain && !taken && attempts > 0 {
+        true => Outcome::Rejected { text: format!("nobody took it; {last}") },
+        false => Outcome::Unknown { text: last },
+    };
+    done(outcome, attempts)
+}
+
+async fn send(
+    endpoint: &Endpoint,
+    index: usize,
+    canister: Principal,
+    request: &RequestId,
+    body: Vec<u8>,
+) -> Said {
+    let url = format!("{}/api/v4/canister/{canister}/call", endpoint.url);
+    let sent =
+        endpoint.http.client.post(url).header("content-type", "application/cbor").body(body).send().await;
+    let (status, told, bytes) = match sent {
+        Ok(response) => {
+            let (status, told) = (response.status().as_u16(), transport::retry_after(response.headers()));
+            match response.bytes().await {
+                Ok(bytes) => (status, told, bytes),
+                Err(error) => return Said::Nothing(error.to_string()),
+            }
+        }
+        // Nothing was sent to a node that does not listen.
+        Err(error) if error.is_connect() => return Said::Refused("it does not listen".into(), ASK_AGAIN),
+        Err(error) => return Said::Nothing(error.to_string()),
+    };
+    let text = || String::from_utf8_lossy(&bytes).chars().take(300).collect::<String>();
+    match status {
+        200 => {}
+        202 => return Said::Taken,
+        // The node answers so before it takes a call, or because it could not wait for what became of it.
+        429 | 503 => {
+            sleep(told.unwrap_or(ASK_AGAIN).min(Duration::from_secs(2))).await;
+            return Said::Nothing(format!("{status}: {}", text()));
+        }
+        _ => return Said::Nothing(format!("{status}: {}", text())),
+    }
+    let answer: Answer = match serde_cbor::from_slice(&bytes) {
+        Ok(answer) => answer,
+        Err(error) => return Said::Nothing(error.to_string()),
+    };
+    match answer.status.as_str() {
+        "replied" => {}
+        "non_replicated_rejection" => return Said::Refused(answer.reject_message, ASK_AGAIN),
+        other => return Said::Nothing(format!("status `{other}`")),
+    }
+    let certificate: Certificate = match serde_cbor::from_slice(&answer.certificate) {
+        Ok(certificate) => certificate,
+        Err(error) => return Said::Outcome(Outcome::Wrong { text: error.to_string() }, vec![]),
+    };
+    if let Err(error) = endpoint.agent.verify(&certificate, canister) {
+        return unverified(&error);
+    }
+    match transport::outcome(&certificate, request) {
+        Ok(reply) => acknowledged(&certificate, index, reply),
+        Err(failure) if !failure.may_have_executed() => {
+            Said::Outcome(Outcome::Rejected { text: failure.text }, vec![])
+        }
+        Err(failure) => Said::Nothing(failure.text),
+    }
+}
+
+async fn ask(endpoint: &Endpoint, index: usize, canister: Principal, request: &RequestId) -> Said {
+    for _ in 0..ASKS_PER_ENDPOINT {
+        let asked = timeout(ANSWER_PATIENCE, endpoint.agent.request_status_raw(request, canister)).await;
+        match asked {
+            Err(_) => return Said::Nothing("no answer".into()),
+            Ok(Err(error)) => return unverified(&error),
+            Ok(Ok((RequestStatusResponse::Replied(reply), certificate))) => {
+                return acknowledged(&certificate, index, reply.arg);
+            }
+            Ok(Ok((RequestStatusResponse::Rejected(reject), _))) => {
+                return Said::Outcome(Outcome::Rejected { text: reject.reject_message }, vec![]);
+            }
+            Ok(Ok(_)) => sleep(ASK_AGAIN).await,
+        }
+    }
+    Said::Nothing("it has taken the call, and says nothing of what became of it".into())
+}
+
+fn acknowledged(certificate: &Certificate, endpoint: usize, reply: Vec<u8>) -> Said {
+    match root_of(certificate) {
+        // The value is filled in by whoever understands the reply.
+        Ok((time, root)) => Said::Outcome(Outcome::Acknowledged { value: 0, time, root, endpoint }, reply),
+        Err(text) => Said::Outcome(Outcome::Wrong { text }, vec![]),
+    }
+}
+
+/// A certificate that is forged, or no certificate at all; one that is only old comes from a node that was asleep.
+fn unverified(error: &AgentError) -> Said {
+    match error {
+        AgentError::CertificateVerificationFailed()
+        | AgentError::CertificateNotAuthorized()
+        | AgentError::CertificateHasTooManyDelegations => {
+            Said::Outcome(Outcome::Wrong { text: error.to_string() }, vec![])
+        }
+        other => Said::Nothing(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_leb128() {
+        assert_eq!(leb128(&[0x80, 0x80, 0x01]), Some(16384));
+        assert_eq!(leb128(&[0x05]), Some(5));
+        assert_eq!(leb128(&[]), None);
+        assert_eq!(leb128(&[0x80]), None);
+        assert_eq!(leb128(&[0xff; 12]), None);
+    }
+}

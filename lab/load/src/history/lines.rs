@@ -1,0 +1,267 @@
+//! The history file: one JSON object per line, appended as things happen, by the recorder and by whoever makes the faults.
+//!
+//! Times are microseconds of the machine's monotonic clock, the same in every process. Canisters and endpoints are numbers into the header's lists. A reader skips
+//! lines that it cannot read (the last one may be cut off), and counts them.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{BufRead, BufReader, Read, Write},
+    path::Path,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+/// Version of the format.
+pub(crate) const FORMAT: u32 = 1;
+/// A final read of 64 pages takes a thousandth of this.
+const LINE_BYTES_MAX: u64 = 1 << 20;
+/// Lines of a history that is checked; it is held in memory for that.
+const LINES_MAX: usize = 5_000_000;
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Line {
+    /// Who works on what.
+    Header(Header),
+    /// A call of a client, when it has ended.
+    Call(Call),
+    /// A read of a client, when it has been answered.
+    Read(ClientRead),
+    /// Something was done to the net. Not written by the recorder.
+    Fault(Fault),
+    /// After everything was healed: an update through one endpoint.
+    Progress(Progress),
+    /// After everything: what an endpoint's node holds.
+    Final(Final),
+    /// A certificate: at that time the subnet's state had that root.
+    Root(Root),
+}
+
+/// Who works on what.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Header {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Of everything random.
+    pub seed: u64,
+    /// The nodes.
+    pub endpoints: Vec<String>,
+    /// The canisters, in the order of their ring.
+    pub canisters: Vec<String>,
+    /// What every certificate was verified with, in hexadecimal.
+    pub root_key: String,
+    /// How many clients.
+    pub clients: usize,
+    /// Pages of each canister.
+    pub pages: u64,
+    /// When it began.
+    pub started_micros: u64,
+}
+
+/// What a call does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Work {
+    /// Writes this page, which no other call ever writes. The value is the canister's generation: how many writes it had seen.
+    Append {
+        /// Its number.
+        page: u64,
+    },
+    /// Counts one. The value is the count.
+    Count,
+    /// Makes so many calls from canister to canister around the ring. The value is how many were answered.
+    Chain {
+        /// How many.
+        depth: u64,
+    },
+}
+
+/// How a call ended for its client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// A verified certificate says so.
+    Acknowledged {
+        /// See [`Work`].
+        value: u64,
+        /// The certificate's time, in nanoseconds, and the state root it signs.
+        time: u64,
+        /// In hexadecimal.
+        root: String,
+        /// Whose certificate it was.
+        endpoint: usize,
+    },
+    /// A verified certificate says that it had no effect, or no node ever took it.
+    Rejected {
+        /// Why.
+        text: String,
+    },
+    /// It may have happened, or may still happen.
+    Unknown {
+        /// What the last endpoint said.
+        text: String,
+    },
+    /// A certificate did not verify, or said what cannot be.
+    Wrong {
+        /// What.
+        text: String,
+    },
+}
+
+/// A call of a client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// In the order of sending.
+    pub id: u64,
+    /// Each client has one call at a time.
+    pub client: usize,
+    /// The canister called.
+    pub canister: usize,
+    /// What it does.
+    pub work: Work,
+    /// When it was sent first.
+    pub sent_micros: u64,
+    /// When its client knew the outcome, or gave up.
+    pub ended_micros: u64,
+    /// To how many endpoints it was sent.
+    pub attempts: u32,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+/// A run of pages of one generation; it ends where the next begins.
+pub(crate) type Run = (u64, u64);
+
+/// A read of a client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientRead {
+    /// Which client.
+    pub client: usize,
+    /// Which endpoint answered.
+    pub endpoint: usize,
+    /// Which canister.
+    pub canister: usize,
+    /// Through consensus, with a certificate; or from one node's newest state.
+    pub certified: bool,
+    /// When it was sent.
+    pub sent_micros: u64,
+    /// When it was answered.
+    pub ended_micros: u64,
+    /// How many writes the canister had seen.
+    pub generation: u64,
+    /// First page.
+    pub first: u64,
+    /// How many.
+    pub pages: u64,
+    /// What stood there.
+    pub runs: Vec<Run>,
+}
+
+/// Something done to the net.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fault {
+    /// When it was done.
+    pub at_micros: u64,
+    /// What.
+    pub text: String,
+}
+
+/// An update after everything was healed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Through which endpoint.
+    pub endpoint: usize,
+    /// Since when everything was healed.
+    pub healed_micros: u64,
+    /// When the update was acknowledged; never, if it was not.
+    pub acknowledged_micros: Option<u64>,
+    /// How long it may take.
+    pub limit_micros: u64,
+    /// What the endpoint said last.
+    pub text: String,
+}
+
+/// What an endpoint's node holds in the end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Final {
+    /// Whose.
+    pub endpoint: usize,
+    /// Which canister.
+    pub canister: usize,
+    /// Through consensus, with a certificate; or from that node's own state, signed by it.
+    pub certified: bool,
+    /// Counts seen.
+    pub count: u64,
+    /// Calls from other canisters seen.
+    pub hops: u64,
+    /// Writes seen.
+    pub generation: u64,
+    /// First page.
+    pub first: u64,
+    /// How many.
+    pub pages: u64,
+    /// What stands there.
+    pub runs: Vec<Run>,
+}
+
+/// A certificate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Root {
+    /// Whose.
+    pub endpoint: usize,
+    /// Its time, in nanoseconds.
+    pub time: u64,
+    /// In hexadecimal.
+    pub root: String,
+}
+
+/// The monotonic clock.
+pub fn now_micros() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (now.tv_sec as u64) * 1_000_000 + (now.tv_nsec as u64) / 1000
+}
+
+/// Appends lines, each in one write, so that several processes may append to one file.
+pub struct Writer(File);
+
+impl Writer {
+    /// Begins a history.
+    pub fn create(path: &Path) -> Result<Self> {
+        File::create(path).with_context(|| format!("making the history {}", path.display()))?;
+        Self::append(path)
+    }
+
+    /// Goes on with one.
+    pub fn append(path: &Path) -> Result<Self> {
+        let file = OpenOptions::new().append(true).open(path);
+        Ok(Self(file.with_context(|| format!("opening the history {}", path.display()))?))
+    }
+
+    /// Writes a line.
+    pub fn write(&mut self, line: &Line) -> Result<()> {
+        let mut bytes = serde_json::to_vec(line)?;
+        bytes.push(b'\n');
+        self.0.write_all(&bytes).context("writing the history")
+    }
+}
+
+/// Every line of a history that can be read, and how many cannot.
+pub(crate) fn read(path: &Path) -> Result<(Vec<Line>, u64)> {
+    let file = File::open(path).with_context(|| format!("opening the history {}", path.display()))?;
+    let mut file = BufReader::new(file);
+    let (mut lines, mut unreadable) = (Vec::new(), 0);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        if file.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line)? == 0 {
+            return Ok((lines, unreadable));
+        }
+        match serde_json::from_slice(&line) {
+            Ok(line) => lines.push(line),
+            Err(_) => unreadable += 1,
+        }
+        ensure!(lines.len() <= LINES_MAX, "the history has more than {LINES_MAX} lines");
+    }
+}

@@ -1,0 +1,148 @@
+//! `thimble-lab history`: what clients were told by a subnet that is being hurt, written down, and whether it can be true.
+//!
+//! Three steps, each usable alone: *record* works on the subnet and writes every call with its outcome; *finish* asks, once everything is healed, what every node holds;
+//! *check* reads the file and nothing else. [`lines`] is the file, [`check`] says what may not be in it.
+
+mod check;
+mod client;
+mod finish;
+mod lines;
+mod record;
+
+use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, Subcommand};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
+
+use self::record::{Plan, READ_PAGES};
+use crate::{client as basics, endpoints};
+
+pub use self::{
+    check::{Broken, Rule, Verdict},
+    lines::{Fault, Line, Writer, now_micros},
+};
+
+/// More pages than 4 GiB of stable memory has.
+const PAGES_MAX: u64 = 1 << 20;
+
+/// `thimble-lab history`
+#[derive(Args)]
+pub struct Options {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Work on a subnet and write down every call with what came of it, until Ctrl-C.
+    ///
+    /// Clients append to registers, count, make canisters call each other, and read, each at one endpoint after the other until one answers. Calls are signed once; only a
+    /// verified certificate is an acknowledgement. Prints a line when they work.
+    Record {
+        /// The history.
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+        /// The folder of a net (thimble-lab net): all its nodes' endpoints.
+        #[arg(long, value_name = "DIR", required_unless_present = "endpoint")]
+        net: Option<PathBuf>,
+        /// A public endpoint; repeatable, for the nodes of one subnet.
+        #[arg(long, value_name = "URL", conflicts_with = "net")]
+        endpoint: Vec<String>,
+        /// Clients, each with one call at a time.
+        #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
+        clients: u16,
+        /// Canisters.
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=16))]
+        canisters: u8,
+        /// Pages of 4 KiB of each canister, one for each append; when they are used up, clients count instead.
+        #[arg(long, default_value_t = 8192)]
+        pages: u64,
+        /// Calls and reads a second, of all clients together, at most.
+        #[arg(long, default_value_t = 60.0)]
+        rate: f64,
+        /// Of what clients do.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// End after so long.
+        #[arg(long)]
+        seconds: Option<u64>,
+    },
+    /// Append to a history what every node holds now. To be run when every node is healed.
+    Finish {
+        /// The history.
+        history: PathBuf,
+        /// Seconds from now within which an update through every endpoint must be acknowledged.
+        #[arg(long, default_value_t = 60)]
+        progress_within: u64,
+    },
+    /// Say whether a history can be true: nothing lost, nothing twice, in an order that agrees with time, the same on every node.
+    ///
+    /// Exit status: 0 when it can, 1 when it cannot or does not say enough.
+    Check {
+        /// The history.
+        history: PathBuf,
+        /// For machines.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Does one step.
+pub async fn run(options: Options) -> Result<ExitCode> {
+    match options.command {
+        Command::Record { out, net, endpoint, clients, canisters, pages, rate, seed, seconds } => {
+            ensure!(rate > 0.0 && rate <= 10_000.0, "--rate is above 0 and at most 10000, not {rate}");
+            ensure!((1..=PAGES_MAX).contains(&pages), "--pages is 1 to {PAGES_MAX}, not {pages}");
+            let plan = Plan {
+                urls: match net {
+                    Some(dir) => endpoints::of_net(&dir)?,
+                    None => endpoint,
+                },
+                clients: clients.into(),
+                canisters: canisters.into(),
+                pages: pages.next_multiple_of(READ_PAGES),
+                rate,
+                seed,
+                seconds,
+            };
+            let (stopper, stop) = watch::channel(false);
+            let (mut interrupt, mut terminate) =
+                (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+            let signals = tokio::spawn(async move {
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                }
+                let _ = stopper.send(true);
+                // The sender lives on: a channel without it would look like a stop.
+                std::future::pending::<()>().await;
+            });
+            let ready = || println!("history: recording into {}", out.display());
+            let calls = record::run(plan, &out, Arc::new(basics::identity()?), stop, ready).await?;
+            signals.abort();
+            println!("history: {calls} calls recorded");
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Finish { history, progress_within } => {
+            let limit = Duration::from_secs(progress_within);
+            finish::run(&history, Arc::new(basics::identity()?), limit)
+                .await
+                .context("what the nodes hold in the end could not be learnt")?;
+            println!("history: what every node holds is in {}", history.display());
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Check { history, json } => {
+            let (lines, unreadable) = lines::read(&history)?;
+            let verdict = check::check(&lines, unreadable);
+            match json {
+                true => println!("{}", serde_json::to_string_pretty(&verdict)?),
+                false => print!("{}", verdict.text()),
+            }
+            Ok(if verdict.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+    }
+}

@@ -1,0 +1,613 @@
+//! `thimble-lab bench-net`: what a subnet on this machine costs and how fast it is, held against its goals.
+//!
+//! The net, the load and the pictures are other parts of this program; this one only says what is done when ([`phases`](Bench)), and judges. Every phase is a mark in the
+//! picture. Figures come from the nodes' groups (memory, CPU), from the hammer (latencies, rates, wrong bytes) and from the nodes' reports (heights).
+
+mod merge;
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    os::unix::process::CommandExt,
+    path::PathBuf,
+    process::{Command, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use budget::{MIB, parse_size};
+use clap::{Args, ValueEnum};
+use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
+
+use self::merge::NodeSeries;
+use crate::{
+    cap::{
+        picture,
+        series::{FORMAT, Header},
+    },
+    child::Reaped,
+    machine,
+    net::{
+        Network,
+        reading::{Asker, Report},
+        session::Session,
+        state::Place,
+    },
+    storm::{Row, table},
+};
+
+/// After Ctrl-C.
+const EXIT_INTERRUPTED: u8 = 130;
+const IDLE_BYTES_MAX: u64 = 48 * MIB;
+const IDLE_CPU_PERCENT_MAX: f64 = 2.0;
+const LATENCY_MILLIS_MAX: f64 = 150.0;
+const STORM_PEAK_BYTES_MAX: u64 = 200 * MIB;
+const STORM_BEHIND_MAX: u64 = 2;
+const MESSAGES_PER_SECOND_MIN: f64 = 1000.0;
+const SYNC_SECONDS_MAX: f64 = 30.0;
+const SYNC_EXTRA_BYTES_MAX: u64 = 64 * MIB;
+/// What is fetched, over three canisters.
+const SYNC_STATE_MIB: u64 = 300;
+/// A node that does not come back by then will not.
+const SYNC_PATIENCE: Duration = Duration::from_secs(600);
+/// What the hammer does besides the seconds asked for: create, fill, read back, delete.
+const HAMMER_PATIENCE: Duration = Duration::from_secs(1200);
+const UP_PATIENCE: Duration = Duration::from_secs(240);
+/// From the start of the nodes to a state that counts as idle.
+const SETTLE: Duration = Duration::from_secs(15);
+const HEIGHTS_EVERY: Duration = Duration::from_millis(500);
+
+/// A part of the bench.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Memory and CPU of nodes that have nothing to do.
+    Idle,
+    /// Of one update after the other.
+    Latency,
+    /// Messages between canisters.
+    Calls,
+    /// The hammer's hybrid mode.
+    Storm,
+    /// A node without state fetches 300 MiB of it.
+    Sync,
+}
+
+/// `thimble-lab bench-net`
+#[derive(Args)]
+pub struct Options {
+    /// How many nodes.
+    #[arg(long, default_value_t = 4)]
+    nodes: usize,
+    /// Memory of each.
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    memory: String,
+    /// How nodes reach each other.
+    #[arg(long, default_value = "direct")]
+    network: Network,
+    /// The node's binary. [default: thimble beside this program]
+    #[arg(long, value_name = "FILE")]
+    node: Option<PathBuf>,
+    /// Minutes of the storm.
+    #[arg(long, default_value_t = 5.0)]
+    minutes: f64,
+    /// Seconds of idling that are measured.
+    #[arg(long, default_value_t = 60)]
+    idle_seconds: u64,
+    /// Seconds of each rate.
+    #[arg(long, default_value_t = 10)]
+    seconds: u64,
+    /// Only these parts; repeatable.
+    #[arg(long)]
+    part: Vec<Part>,
+    /// Folder for a folder with tables, series, picture, reports and the net.
+    #[arg(long, value_name = "DIR", default_value = "target/bench-net")]
+    out: PathBuf,
+    /// Leave the net's folder, stopped.
+    #[arg(long)]
+    keep: bool,
+    #[arg(long, hide = true)]
+    independent: bool,
+}
+
+/// Runs everything and prints the table.
+pub async fn run(options: Options) -> Result<ExitCode> {
+    parse_size(&options.memory)?;
+    let folder = options.out.join(machine::now().1);
+    fs::create_dir_all(&folder).with_context(|| format!("making the folder {}", folder.display()))?;
+    let mut bench = Bench::new(options, folder)?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let done = tokio::select! {
+        done = bench.all() => Some(done),
+        _ = tokio::signal::ctrl_c() => None,
+        _ = terminate.recv() => None,
+    };
+    bench.leave(matches!(done, Some(Ok(()))))?;
+    let Some(done) = done else {
+        eprintln!("bench-net: stopped; what there is lies in {}", bench.folder.display());
+        return Ok(ExitCode::from(EXIT_INTERRUPTED));
+    };
+    if let Err(error) = &done {
+        // What was measured before is worth being told.
+        println!("{}", table(&bench.rows));
+        return Err(anyhow::anyhow!("{error:#}; what there is lies in {}", bench.folder.display()));
+    }
+    let good = bench.rows.iter().all(|row| row.met != Some(false));
+    println!("\nmachine: {}, load {:.2}", machine::describe(), machine::load().unwrap_or(0.0));
+    println!(
+        "{} nodes in {} each, connected by {}",
+        bench.options.nodes,
+        bench.options.memory,
+        bench.options.network.name()
+    );
+    print!("{}", table(&bench.rows));
+    fs::write(bench.folder.join("table.json"), serde_json::to_string_pretty(&bench.rows)?)?;
+    println!("\ntables, picture, reports and logs: {}", bench.folder.display());
+    println!("{}", if good { "bench-net: every goal is met" } else { "bench-net: a goal is missed" });
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+struct Bench {
+    options: Options,
+    folder: PathBuf,
+    program: PathBuf,
+    place: Place,
+    asker: Asker,
+    /// On the monotonic clock.
+    began: f64,
+    phases: Vec<(f64, String)>,
+    heights: File,
+    rows: Vec<Row>,
+}
+
+fn monotonic_seconds() -> f64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / MIB as f64)
+}
+
+impl Bench {
+    fn new(options: Options, folder: PathBuf) -> Result<Self> {
+        let mut heights = File::create(folder.join("heights.csv"))?;
+        writeln!(heights, "seconds,node,height,behind")?;
+        Ok(Self {
+            program: std::env::current_exe().context("finding this program")?,
+            place: Place::new(&folder.join("net"))?,
+            asker: Asker::new()?,
+            began: monotonic_seconds(),
+            phases: vec![],
+            heights,
+            rows: vec![],
+            options,
+            folder,
+        })
+    }
+
+    fn now(&self) -> f64 {
+        monotonic_seconds() - self.began
+    }
+
+    fn phase(&mut self, text: &str) -> f64 {
+        println!("bench-net: {text}");
+        let now = self.now();
+        self.phases.push((now, text.to_owned()));
+        now
+    }
+
+    fn row(&mut self, what: &str, measured: String, goal: &str, met: Option<bool>) {
+        self.rows.push(Row { what: what.to_owned(), measured, goal: goal.to_owned(), met });
+    }
+
+    fn wants(&self, part: Part) -> bool {
+        self.options.part.is_empty() || self.options.part.contains(&part)
+    }
+
+    async fn all(&mut self) -> Result<()> {
+        self.phase("start");
+        self.start().await?;
+        self.watch(SETTLE).await?;
+        if self.wants(Part::Idle) {
+            self.idle().await?;
+        }
+        if self.wants(Part::Latency) {
+            self.latency().await?;
+        }
+        if self.wants(Part::Calls) {
+            self.calls().await?;
+        }
+        if self.wants(Part::Storm) {
+            self.storm().await?;
+        }
+        if self.wants(Part::Sync) {
+            self.sync().await?;
+        }
+        self.phase("end");
+        self.draw()
+    }
+
+    async fn start(&self) -> Result<()> {
+        let options = &self.options;
+        let mut command = Command::new(&self.program);
+        command.args(["net", "--dir"]).arg(self.place.dir());
+        command.args(["up", "--nodes", &options.nodes.to_string(), "--memory", &options.memory]);
+        // Sampled finely: a message's memory comes and goes within tenths of a second.
+        command.args(["--network", options.network.name(), "--sample-millis", "100"]);
+        if let Some(node) = &options.node {
+            command.arg("--node").arg(node);
+        }
+        if options.independent {
+            command.arg("--independent");
+        }
+        // A Ctrl-C is ours to act on, once.
+        command.stdin(Stdio::null()).process_group(0);
+        let mut up = Reaped::spawn(&mut command, "net up")?;
+        let status = up.ended_within(UP_PATIENCE, "net up").await?;
+        ensure!(status.success(), "the net did not start");
+        Ok(())
+    }
+
+    /// A net that is not needed any more is removed; one that somebody wants to look at is stopped.
+    fn leave(&self, done: bool) -> Result<()> {
+        if !self.place.exists() {
+            return Ok(());
+        }
+        let mut session = Session::open(self.place.clone())?;
+        let all: Vec<usize> = (0..session.net.nodes.len()).collect();
+        session.stop(&all)?;
+        session.disconnect()?;
+        if done && !self.options.keep {
+            fs::remove_dir_all(self.place.dir())?;
+        }
+        Ok(())
+    }
+
+    /// What every node says; `None` for one that says nothing.
+    async fn reports(&mut self) -> Result<Vec<Option<Report>>> {
+        let net = self.place.load()?;
+        let mut reports = Vec::new();
+        for node in &net.nodes {
+            reports.push(self.asker.report(&node.url()).await.ok());
+        }
+        let now = self.now();
+        let tip = tip(&reports);
+        for (index, report) in reports.iter().enumerate() {
+            if let Some(report) = report {
+                writeln!(self.heights, "{now:.3},{index},{},{}", report.height, tip - report.height)?;
+            }
+        }
+        Ok(reports)
+    }
+
+    /// Lets time pass and notes heights.
+    async fn watch(&mut self, time: Duration) -> Result<()> {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            self.reports().await?;
+            tokio::time::sleep(HEIGHTS_EVERY.min(end.saturating_duration_since(Instant::now()))).await;
+        }
+        Ok(())
+    }
+
+    /// The series so far, a node each.
+    fn series(&self) -> Result<Vec<NodeSeries>> {
+        let net = self.place.load()?;
+        let of = |index: usize| {
+            let series = self.place.series(index);
+            let runs = [series.with_extension("before.jsonl"), series];
+            let runs: Vec<PathBuf> = runs.into_iter().filter(|run| run.exists()).collect();
+            merge::read(&runs, self.began)
+        };
+        (0..net.nodes.len()).map(of).collect()
+    }
+
+    async fn hammer(&mut self, name: &str, endpoints: &[String], flags: &[&str]) -> Result<Value> {
+        let json = self.folder.join(format!("hammer-{name}.json"));
+        let mut command = Command::new(&self.program);
+        command.args(["hammer", "--no-progress", "--json"]).arg(&json);
+        for endpoint in endpoints {
+            command.args(["--endpoint", endpoint]);
+        }
+        command
+            .args(flags)
+            .stdin(Stdio::null())
+            .stdout(File::create(self.folder.join(format!("hammer-{name}.txt")))?)
+            .stderr(File::create(self.folder.join(format!("hammer-{name}.log")))?)
+            .process_group(0);
+        let mut hammer = Reaped::spawn(&mut command, "the hammer")?;
+        let deadline =
+            Instant::now() + HAMMER_PATIENCE + Duration::from_secs_f64(self.options.minutes * 60.0);
+        let status = loop {
+            if let Some(status) = hammer.0.try_wait()? {
+                break status;
+            }
+            ensure!(Instant::now() < deadline, "the hammer does not end");
+            self.reports().await?;
+            tokio::time::sleep(HEIGHTS_EVERY).await;
+        };
+        let report = fs::read(&json).ok().and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
+        match report {
+            Some(report) => Ok(report),
+            None => {
+                let said =
+                    fs::read_to_string(self.folder.join(format!("hammer-{name}.log"))).unwrap_or_default();
+                bail!("the hammer ended with {status}: {}", said.trim())
+            }
+        }
+    }
+
+    fn endpoints(&self) -> Result<Vec<String>> {
+        Ok(self.place.load()?.nodes.iter().map(crate::net::state::Node::url).collect())
+    }
+
+    async fn idle(&mut self) -> Result<()> {
+        let from = self.phase("idle");
+        let before = self.reports().await?;
+        self.watch(Duration::from_secs(self.options.idle_seconds)).await?;
+        let after = self.reports().await?;
+        let to = self.now();
+        let series = self.series()?;
+        let memory: Vec<u64> = series.iter().filter_map(|node| node.median(from, to)).collect();
+        let cpu: Vec<f64> = series.iter().filter_map(|node| node.cpu_percent(from, to)).collect();
+        ensure!(
+            memory.len() == series.len() && cpu.len() == series.len(),
+            "a node has no samples while idle"
+        );
+        let most = memory.iter().copied().max().unwrap_or(0);
+        let words: Vec<String> = memory.iter().map(|bytes| mib(*bytes)).collect();
+        self.row(
+            "idle anonymous memory, per node",
+            words.join(", "),
+            &format!("< {} MiB", IDLE_BYTES_MAX / MIB),
+            Some(most < IDLE_BYTES_MAX),
+        );
+        let words: Vec<String> = cpu.iter().map(|percent| format!("{percent:.2} %")).collect();
+        let most = cpu.iter().copied().fold(0.0, f64::max);
+        self.row(
+            "idle CPU, per node",
+            words.join(", "),
+            &format!("< {IDLE_CPU_PERCENT_MAX} % of a core"),
+            Some(most < IDLE_CPU_PERCENT_MAX),
+        );
+        let rounds = tip(&after).saturating_sub(tip(&before)) as f64 / (to - from);
+        self.row("rounds a second while idle", format!("{rounds:.2}"), "", None);
+        Ok(())
+    }
+
+    async fn latency(&mut self) -> Result<()> {
+        self.phase("latency");
+        let flags =
+            ["--mode", "throughput", "--operations", "300", "--concurrency", "1", "--verify-every", "1"];
+        let endpoints = self.endpoints()?;
+        let report = self.hammer("latency", &endpoints, &flags).await?;
+        let latency = kind(&report, "count").and_then(|kind| kind.get("latency_ms"));
+        let at = |quantile: &str| latency.and_then(|latency| latency.get(quantile)?.as_f64());
+        let p50 = at("p50").context("the hammer tells no latency")?;
+        self.row(
+            "finalised update, p50 / p99, certificate verified",
+            format!("{p50:.1} / {:.1} ms", at("p99").unwrap_or(f64::NAN)),
+            &format!("p50 < {LATENCY_MILLIS_MAX} ms"),
+            Some(p50 < LATENCY_MILLIS_MAX),
+        );
+        self.judge_hammer("latency", &report);
+        Ok(())
+    }
+
+    async fn calls(&mut self) -> Result<()> {
+        self.phase("calls");
+        let seconds = self.options.seconds.to_string();
+        let endpoints = self.endpoints()?;
+        let flags = ["--mode", "calls", "--seconds", &seconds, "--concurrency", "8", "--depth", "3"];
+        let report = self.hammer("calls", &endpoints, &flags).await?;
+        let deep = [
+            "--mode",
+            "calls",
+            "--seconds",
+            &seconds,
+            "--concurrency",
+            "32",
+            "--depth",
+            "20",
+            "--best-effort",
+            "30",
+        ];
+        let best_effort = self.hammer("calls-best-effort", &endpoints, &deep).await?;
+        let rate = |report: &Value| {
+            report
+                .pointer("/modes/0/inter_canister_messages_per_second")
+                .and_then(Value::as_f64)
+                .unwrap_or(0.0)
+        };
+        let best = rate(&report).max(rate(&best_effort));
+        self.row("inter-canister messages, 8 chains of 3", format!("{:.0}/s", rate(&report)), "", None);
+        self.row(
+            "inter-canister messages, 32 best-effort chains of 20",
+            format!("{:.0}/s", rate(&best_effort)),
+            "",
+            None,
+        );
+        self.row(
+            "inter-canister messages, the better of both",
+            format!("{best:.0}/s"),
+            &format!(">= {MESSAGES_PER_SECOND_MIN:.0}/s"),
+            Some(best >= MESSAGES_PER_SECOND_MIN),
+        );
+        self.judge_hammer("calls", &report);
+        self.judge_hammer("best-effort calls", &best_effort);
+        Ok(())
+    }
+
+    async fn storm(&mut self) -> Result<()> {
+        let from = self.phase("hybrid storm");
+        let seconds = (self.options.minutes * 60.0).to_string();
+        let endpoints = self.endpoints()?;
+        let before: u64 = workers(&self.reports().await?);
+        let report = self.hammer("storm", &endpoints, &["--mode", "hybrid", "--seconds", &seconds]).await?;
+        let reports = self.reports().await?;
+        let to = self.now();
+        let series = self.series()?;
+        let kills: u64 = series.iter().map(|node| node.oom_kills).sum();
+        self.row("storm: OOM kills, all nodes", kills.to_string(), "0", Some(kills == 0));
+        let restarts = series
+            .iter()
+            .map(|node| node.restarts)
+            .sum::<u64>()
+            .max(workers(&reports) - before.min(workers(&reports)));
+        self.row("storm: restarts, all nodes", restarts.to_string(), "0", Some(restarts == 0));
+        let peaks: Vec<u64> = series.iter().filter_map(|node| node.peak(from, to)).collect();
+        let words: Vec<String> = peaks.iter().map(|bytes| mib(*bytes)).collect();
+        let most = peaks.iter().copied().max().unwrap_or(u64::MAX);
+        self.row(
+            "storm: anonymous peak, per node",
+            words.join(", "),
+            &format!("< {} MiB", STORM_PEAK_BYTES_MAX / MIB),
+            Some(most < STORM_PEAK_BYTES_MAX),
+        );
+        let tip = tip(&reports);
+        let behind: Vec<u64> = reports
+            .iter()
+            .map(|report| report.as_ref().map_or(u64::MAX, |report| tip - report.height))
+            .collect();
+        let words: Vec<String> = behind
+            .iter()
+            .map(|rounds| if *rounds == u64::MAX { "silent".to_owned() } else { rounds.to_string() })
+            .collect();
+        let subnet = !self.options.independent;
+        self.row(
+            "storm: rounds behind at the end, per node",
+            words.join(", "),
+            &format!("<= {STORM_BEHIND_MAX}"),
+            subnet.then(|| behind.iter().all(|rounds| *rounds <= STORM_BEHIND_MAX)),
+        );
+        let done = |name: &str| kind(&report, name).and_then(|kind| kind.get("done")?.as_u64()).unwrap_or(0);
+        let words =
+            format!("{} writes, {} reads, {} chains", done("write"), done("read-query"), done("chain"));
+        self.row("storm: operations", words, "some", Some(done("write") > 0));
+        self.judge_hammer("storm", &report);
+        Ok(())
+    }
+
+    fn judge_hammer(&mut self, name: &str, report: &Value) {
+        let number = |field: &str| report.get(field).and_then(Value::as_u64);
+        let wrong = number("verification_failures");
+        let text = wrong.map_or("not told".to_owned(), |wrong| wrong.to_string());
+        self.row(&format!("{name}: verification failures"), text, "0", Some(wrong == Some(0)));
+        if let Some(errors) = number("errors").filter(|errors| *errors > 0) {
+            self.row(&format!("{name}: errors the hammer was answered with"), errors.to_string(), "", None);
+        }
+    }
+
+    async fn sync(&mut self) -> Result<()> {
+        let last = self.options.nodes - 1;
+        ensure!(last > 0, "a net of one node has nobody to fetch a state from");
+        self.phase(&format!("state sync: node {last} stops, {SYNC_STATE_MIB} MiB are written"));
+        let idle_to = self.now();
+        let idle: Vec<u64> =
+            self.series()?.iter().filter_map(|node| node.median(idle_to - 5.0, idle_to)).collect();
+        Session::open(self.place.clone())?.stop(&[last])?;
+        let mut endpoints = self.endpoints()?;
+        endpoints.truncate(last);
+        // 25 writes of 4 MiB to each of three canisters cover it once.
+        let fill = format!("{}MiB", SYNC_STATE_MIB / 3);
+        let operations = (SYNC_STATE_MIB / 4).to_string();
+        let flags = [
+            "--mode",
+            "dirty",
+            "--fill",
+            &fill,
+            "--write-size",
+            "4MiB",
+            "--read-size",
+            "4MiB",
+            "--operations",
+            &operations,
+            "--keep",
+        ];
+        let report = self.hammer("fill", &endpoints, &flags).await?;
+        self.judge_hammer("fill", &report);
+
+        let from = self.phase(&format!("state sync: node {last} starts without state"));
+        Session::open(self.place.clone())?.restart(last, true)?;
+        let started = Instant::now();
+        let mut words = None;
+        let took = loop {
+            let reports = self.reports().await?;
+            if let Some(report) = reports.get(last).and_then(Option::as_ref) {
+                words = report.catching_up.clone().or(words);
+                let near = tip(&reports) - report.height <= STORM_BEHIND_MAX;
+                if report.healthy && near && report.height > 0 {
+                    break Some(started.elapsed().as_secs_f64());
+                }
+            }
+            if started.elapsed() > SYNC_PATIENCE {
+                break None;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        };
+        let to = self.now();
+        if let Some(words) = words {
+            println!("bench-net: node {last} said: {words}");
+        }
+        let text = match took {
+            Some(seconds) => format!("{seconds:.1} s"),
+            None => format!("not within {} s", SYNC_PATIENCE.as_secs()),
+        };
+        self.row(
+            &format!("state sync of {SYNC_STATE_MIB} MiB, to within {STORM_BEHIND_MAX} rounds"),
+            text,
+            &format!("< {SYNC_SECONDS_MAX} s"),
+            Some(took.is_some_and(|seconds| seconds < SYNC_SECONDS_MAX)),
+        );
+        let series = self.series()?;
+        let extra: Vec<u64> = series
+            .iter()
+            .zip(&idle)
+            .filter_map(|(node, idle)| Some(node.peak(from, to)?.saturating_sub(*idle)))
+            .collect();
+        let words: Vec<String> = extra.iter().map(|bytes| mib(*bytes)).collect();
+        self.row(
+            "state sync: anonymous peak above idle, per node",
+            words.join(", "),
+            &format!("< {} MiB", SYNC_EXTRA_BYTES_MAX / MIB),
+            Some(extra.len() == series.len() && extra.iter().all(|bytes| *bytes < SYNC_EXTRA_BYTES_MAX)),
+        );
+        Ok(())
+    }
+
+    /// The tables and the picture.
+    fn draw(&self) -> Result<()> {
+        let series = self.series()?;
+        merge::write_table(&series, &self.folder.join("nodes.csv"))?;
+        let all = self.folder.join("nodes.jsonl");
+        let header = Header {
+            format: FORMAT,
+            name: format!("{} nodes", self.options.nodes),
+            command: vec!["thimble-lab bench-net".into()],
+            machine: machine::describe(),
+            cap_bytes: parse_size(&self.options.memory)?.saturating_mul(self.options.nodes as u64),
+            pressure_of: "none".into(),
+            ..Header::default()
+        };
+        merge::write_series(&series, header, &self.phases, &all)?;
+        picture::draw(&all, &self.folder.join("nodes.svg")).context("drawing the picture")
+    }
+}
+
+fn tip(reports: &[Option<Report>]) -> u64 {
+    reports.iter().flatten().map(|report| report.height).max().unwrap_or(0)
+}
+
+fn workers(reports: &[Option<Report>]) -> u64 {
+    reports.iter().flatten().map(|report| report.worker_restarts).sum()
+}
+
+/// A kind of operation in the hammer's report, in any phase that is not a preparation.
+fn kind<'a>(report: &'a Value, name: &str) -> Option<&'a Value> {
+    let modes = report.get("modes")?.as_array()?;
+    let phases = modes.iter().filter_map(|mode| mode.get("phases")?.as_array()).flatten();
+    phases
+        .filter(|phase| phase.get("preparation").and_then(Value::as_bool) != Some(true))
+        .find_map(|phase| phase.pointer(&format!("/kinds/{name}")))
+}

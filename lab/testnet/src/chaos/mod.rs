@@ -1,0 +1,436 @@
+//! `thimble-lab chaos`: a net is hurt at random while clients work on it; then it is healed, and what the clients were told is checked.
+//!
+//! This part hurts ([`plan`]) and keeps time. The clients and the checker are `thimble-lab history`, a program of its own: it never knows what was done to the net, but for
+//! lines in the history that are there for people.
+
+mod plan;
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{BufRead, BufReader, Write},
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use tokio::signal::unix::{SignalKind, signal};
+
+use self::plan::{Action, Plan, Possible};
+use crate::{
+    child::Reaped,
+    machine,
+    net::{
+        self, Network,
+        links::Quality,
+        reading::{self, Asker},
+        session::{Condition, Session},
+        state::Place,
+        status,
+        wait::{self, Goal},
+    },
+};
+
+/// After Ctrl-C.
+const EXIT_INTERRUPTED: u8 = 130;
+/// Clients work so long before the first fault and after everything is healed.
+const CALM: Duration = Duration::from_secs(3);
+/// For the recorder to make its canisters, and for its clients to end.
+const RECORDER_PATIENCE: Duration = Duration::from_secs(90);
+/// For reading all that all nodes hold.
+const FINISH_PATIENCE: Duration = Duration::from_secs(900);
+/// For a net to start.
+const UP_PATIENCE: Duration = Duration::from_secs(180);
+/// A node that is further behind the others is still recovering.
+const BEHIND_MAX: u64 = 20;
+/// Nodes that end by themselves are told so often.
+const SURPRISES_MAX: usize = 20;
+/// How often it is looked whether nodes serve again, or ended.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Of the seconds of faults: appends that pages are made for, a second and canister.
+const PAGES_PER_SECOND: u64 = 30;
+
+/// `thimble-lab chaos`
+#[derive(Args)]
+pub struct Options {
+    /// Seconds of faults.
+    #[arg(long, default_value_t = 300)]
+    duration: u64,
+    /// Of which faults, and of what the clients do. [default: another one each time; printed]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Folder of a net that runs already and is left running. [default: a new net, removed in the end]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Nodes of a new net.
+    #[arg(long, default_value_t = 4, conflicts_with = "dir")]
+    nodes: usize,
+    /// Memory of each node of a new net.
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", conflicts_with = "dir")]
+    memory: String,
+    /// How the nodes of a new net reach each other.
+    #[arg(long, conflicts_with = "dir")]
+    network: Option<Network>,
+    /// The binary of a new net's nodes. [default: thimble beside this program]
+    #[arg(long, value_name = "FILE", conflicts_with = "dir")]
+    node: Option<PathBuf>,
+    /// Seconds within which an update through every node must be acknowledged once everything is healed.
+    #[arg(long, default_value_t = 60)]
+    progress_within: u64,
+    /// Clients.
+    #[arg(long, default_value_t = 8)]
+    clients: u16,
+    /// Calls and reads a second, of all clients together, at most.
+    #[arg(long, default_value_t = 60.0)]
+    rate: f64,
+    /// Folder for a folder with the history, the logs and the new net.
+    #[arg(long, value_name = "DIR", default_value = "target/chaos")]
+    out: PathBuf,
+    /// Leave the new net's folder, stopped.
+    #[arg(long)]
+    keep: bool,
+}
+
+/// Where everything lies.
+struct Files(PathBuf);
+
+impl Files {
+    fn history(&self) -> PathBuf {
+        self.0.join("history.jsonl")
+    }
+}
+
+/// Runs the chaos and says what came of it.
+pub async fn run(options: Options) -> Result<ExitCode> {
+    let seed = options.seed.unwrap_or_else(|| rand::thread_rng().gen_range(0..1_000_000));
+    let files = Files(options.out.join(format!("{}-{seed}", machine::now().1)));
+    fs::create_dir_all(&files.0).with_context(|| format!("making the folder {}", files.0.display()))?;
+    println!("chaos: seed {seed}, {} s of faults; everything is in {}", options.duration, files.0.display());
+    let own = options.dir.is_none();
+    let place = Place::new(&options.dir.clone().unwrap_or_else(|| files.0.join("net")))?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let done = tokio::select! {
+        done = chaos(&options, seed, &place, &files) => Some(done),
+        _ = tokio::signal::ctrl_c() => None,
+        _ = terminate.recv() => None,
+    };
+    let left = leave(&place, own, own && !options.keep && matches!(done, Some(Ok(true))));
+    let Some(done) = done else {
+        eprintln!("chaos: stopped; what there is lies in {}", files.0.display());
+        left?;
+        return Ok(ExitCode::from(EXIT_INTERRUPTED));
+    };
+    let good = done.with_context(|| format!("seed {seed}; what there is lies in {}", files.0.display()))?;
+    left?;
+    println!("machine: {}", machine::describe());
+    println!("chaos: seed {seed}; the history that was checked: {}", files.history().display());
+    println!("{}", if good { "chaos: nothing acknowledged is lost" } else { "chaos: FAILED" });
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// A net of our own is stopped, and removed when nobody needs to look at it; another one is only healed.
+fn leave(place: &Place, own: bool, remove: bool) -> Result<()> {
+    if !place.exists() {
+        return Ok(());
+    }
+    let mut session = Session::open(place.clone())?;
+    heal(&mut session)?;
+    if own {
+        let all: Vec<usize> = (0..session.net.nodes.len()).collect();
+        session.stop(&all)?;
+        session.disconnect()?;
+        if remove {
+            fs::remove_dir_all(place.dir())?;
+        }
+    }
+    Ok(())
+}
+
+/// Everything that was done to the net is undone; nodes that do not run are not started.
+fn heal(session: &mut Session) -> Result<()> {
+    for index in 0..session.net.nodes.len() {
+        if session.condition(index) == Condition::Paused {
+            session.resume(index)?;
+        }
+    }
+    if !session.net.links.words().is_empty() {
+        session.change_links(|links| {
+            links.heal();
+            links.slow_none();
+        })?;
+    }
+    Ok(())
+}
+
+/// Says whether nothing is broken.
+async fn chaos(options: &Options, seed: u64, place: &Place, files: &Files) -> Result<bool> {
+    let program = std::env::current_exe().context("finding this program")?;
+    if options.dir.is_none() {
+        start_net(options, &program, place).await?;
+    }
+    let net = place.load()?;
+    let mut recorder = Recorder::start(options, seed, &program, place, files).await?;
+    let mut chaos = Chaos {
+        plan: Plan::new(
+            net.nodes.len(),
+            Possible {
+                cut: net.is_subnet() && net.network != Network::Direct,
+                slow: net.is_subnet() && (net.network == Network::Proxies || net.netem),
+            },
+            ChaCha8Rng::seed_from_u64(seed),
+        ),
+        place: place.clone(),
+        asker: Asker::new()?,
+        history: OpenOptions::new().append(true).open(files.history())?,
+        began: Instant::now(),
+        faults: 0,
+        surprises: vec![],
+    };
+    println!(
+        "chaos: {} nodes, at most {} hurt at once, or all killed; clients work",
+        net.nodes.len(),
+        chaos.plan.tolerated()
+    );
+    tokio::time::sleep(CALM).await;
+    let end = Instant::now() + Duration::from_secs(options.duration);
+    while Instant::now() < end {
+        let pause = Duration::from_millis(chaos.plan.pause_millis());
+        chaos.watch(end.min(Instant::now() + pause)).await?;
+        recorder.check()?;
+        let action = chaos.plan.next();
+        chaos.act(action)?;
+    }
+    chaos.heal_all(Duration::from_secs(options.progress_within)).await?;
+    tokio::time::sleep(CALM).await;
+    recorder.stop().await?;
+
+    let history = files.history();
+    let run = async |words: &[&str], patience: Duration| -> Result<bool> {
+        let mut command = Command::new(&program);
+        command.arg("history").args(words).arg(&history).stdin(Stdio::null()).process_group(0);
+        let what = format!("history {}", words.join(" "));
+        let mut child = Reaped::spawn(&mut command, &what)?;
+        Ok(child.ended_within(patience, &what).await?.success())
+    };
+    let within = options.progress_within.to_string();
+    let finished = run(&["finish", "--progress-within", &within], FINISH_PATIENCE).await?;
+    let net = place.load()?;
+    print!("{}", status::table(&reading::rows(&net, place, &chaos.asker).await));
+    let checked = run(&["check"], FINISH_PATIENCE).await?;
+    println!("chaos: {} faults in {} s", chaos.faults, chaos.began.elapsed().as_secs());
+    for surprise in &chaos.surprises {
+        println!("BROKEN: {surprise}");
+    }
+    Ok(finished && checked && chaos.surprises.is_empty())
+}
+
+async fn start_net(options: &Options, program: &Path, place: &Place) -> Result<()> {
+    let mut command = Command::new(program);
+    command.args(["net", "--dir"]).arg(place.dir()).args(["up", "--nodes", &options.nodes.to_string()]);
+    command.args(["--memory", &options.memory]);
+    if let Some(network) = options.network {
+        command.args(["--network", network.name()]);
+    }
+    if let Some(node) = &options.node {
+        command.arg("--node").arg(node);
+    }
+    // A Ctrl-C is ours to act on, once.
+    command.stdin(Stdio::null()).process_group(0);
+    let mut up = Reaped::spawn(&mut command, "net up")?;
+    let status = up.ended_within(UP_PATIENCE, "net up").await?;
+    ensure!(status.success(), "the net did not start");
+    Ok(())
+}
+
+/// The clients.
+struct Recorder(Reaped);
+
+impl Recorder {
+    /// Ends when the clients work.
+    async fn start(
+        options: &Options,
+        seed: u64,
+        program: &Path,
+        place: &Place,
+        files: &Files,
+    ) -> Result<Self> {
+        let pages = options.duration.saturating_mul(PAGES_PER_SECOND).clamp(1024, 65_536);
+        let mut command = Command::new(program);
+        command.args(["history", "record", "--net"]).arg(place.dir()).arg("--out").arg(files.history());
+        command
+            .args(["--seed", &seed.to_string(), "--clients", &options.clients.to_string()])
+            .args(["--rate", &options.rate.to_string(), "--pages", &pages.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(File::create(files.0.join("recorder.log"))?)
+            .process_group(0);
+        let mut child = Reaped::spawn(&mut command, "the recorder")?;
+        let output = child.0.stdout.take().context("its output is a pipe")?;
+        let (first, said) = tokio::sync::oneshot::channel();
+        // What it prints later is of no interest, but must not block it.
+        std::thread::spawn(move || {
+            let mut lines = BufReader::new(output).lines();
+            let _ = first.send(lines.next().is_some_and(|line| line.is_ok()));
+            lines.for_each(drop);
+        });
+        let ready =
+            tokio::time::timeout(RECORDER_PATIENCE, said).await.context("the recorder does not begin")?;
+        let mut recorder = Self(child);
+        if !ready.unwrap_or(false) {
+            tokio::time::sleep(LOOK_EVERY).await;
+            recorder.check()?;
+            bail!("the recorder ended; {} says why", files.0.join("recorder.log").display());
+        }
+        Ok(recorder)
+    }
+
+    fn check(&mut self) -> Result<()> {
+        match self.0.0.try_wait()? {
+            Some(status) => bail!("the recorder ended with {status}; recorder.log says why"),
+            None => Ok(()),
+        }
+    }
+
+    async fn stop(mut self) -> Result<()> {
+        self.0.terminate();
+        let status = self.0.ended_within(RECORDER_PATIENCE, "the recorder").await?;
+        ensure!(status.success(), "the recorder ended with {status}; recorder.log says why");
+        Ok(())
+    }
+}
+
+/// The faults.
+struct Chaos {
+    plan: Plan,
+    place: Place,
+    asker: Asker,
+    history: File,
+    began: Instant,
+    faults: u64,
+    /// What should not have happened, whatever was done.
+    surprises: Vec<String>,
+}
+
+impl Chaos {
+    /// For the person who looks on, and for the history.
+    fn say(&mut self, text: &str) -> Result<()> {
+        println!("chaos: {:>6.1} s: {text}", self.began.elapsed().as_secs_f64());
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let at_micros = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
+        let mut line = serde_json::json!({"kind": "fault", "at_micros": at_micros, "text": text}).to_string();
+        line.push('\n');
+        self.history.write_all(line.as_bytes()).context("writing the history")
+    }
+
+    /// Lets time pass; notices nodes that serve again, and nodes that ended by themselves.
+    async fn watch(&mut self, until: Instant) -> Result<()> {
+        loop {
+            let net = self.place.load()?;
+            for node in &net.nodes {
+                if let Condition::Ended(how) = net::session::condition(&net, &self.place, node.index) {
+                    self.ended(node.index, &how)?;
+                }
+            }
+            let recovering: Vec<usize> = self
+                .plan
+                .hurt()
+                .iter()
+                .filter(|(_, hurt)| **hurt == plan::Hurt::Recovering)
+                .map(|(node, _)| *node)
+                .collect();
+            for index in recovering {
+                let report = self.asker.report(&net.nodes[index].url()).await;
+                if report.is_ok_and(|report| report.healthy && report.behind.unwrap_or(0) <= BEHIND_MAX) {
+                    self.plan.serves(index);
+                }
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            tokio::time::sleep(left.min(LOOK_EVERY)).await;
+        }
+    }
+
+    /// A node that nobody killed is not running.
+    fn ended(&mut self, index: usize, how: &str) -> Result<()> {
+        let text = format!("node {index} ended by itself: {how}");
+        self.say(&text)?;
+        if self.surprises.len() < SURPRISES_MAX {
+            self.surprises.push(text);
+        }
+        Session::open(self.place.clone())?.start(index)?;
+        self.plan.recovers(index);
+        Ok(())
+    }
+
+    fn act(&mut self, action: Action) -> Result<()> {
+        let text = match &action {
+            Action::Wait => return Ok(()),
+            Action::Kill(nodes) => format!("kill -9 {}", numbers(nodes)),
+            Action::Start(nodes) => format!("start {}", numbers(nodes)),
+            Action::Pause(node) => format!("pause {node}"),
+            Action::Resume(node) => format!("resume {node}"),
+            Action::Cut(nodes) => format!("cut off {}", numbers(nodes)),
+            Action::Heal => "heal".into(),
+            Action::KillWorker(node, _) => format!("kill -9 a worker of {node}"),
+            Action::Slow(node, micros) => format!("slow {node}, {} ms", micros / 1000),
+            Action::SlowOff(node) => format!("slow {node} no more"),
+        };
+        self.say(&text)?;
+        self.faults += 1;
+        let mut session = Session::open(self.place.clone())?;
+        let count = session.net.nodes.len();
+        match action {
+            Action::Wait => {}
+            Action::Kill(nodes) => drop(session.kill(&nodes)?),
+            Action::Start(nodes) => {
+                for node in nodes {
+                    session.start(node)?;
+                }
+            }
+            // One that ended by itself in this moment is noticed by the next look.
+            Action::Pause(node) => drop(session.pause(node)),
+            Action::Resume(node) => drop(session.resume(node)),
+            Action::Cut(nodes) => {
+                let (cut, rest) = (0..count).partition(|node| nodes.contains(node));
+                session.change_links(|links| links.partition(&[cut, rest]))?;
+            }
+            Action::Heal => session.change_links(net::links::Links::heal)?,
+            Action::KillWorker(node, which) => drop(session.kill_worker(node, which)),
+            Action::Slow(node, latency_micros) => {
+                let quality = Quality { latency_micros, loss: 0.01 };
+                session.change_links(|links| links.slow(node, count, quality))?;
+            }
+            Action::SlowOff(node) => session.change_links(|links| links.slow_off(node))?,
+        }
+        Ok(())
+    }
+
+    /// Undoes everything and waits until every node serves.
+    async fn heal_all(&mut self, patience: Duration) -> Result<()> {
+        self.say("everything is healed")?;
+        let mut session = Session::open(self.place.clone())?;
+        heal(&mut session)?;
+        let all: Vec<usize> = (0..session.net.nodes.len()).collect();
+        for index in &all {
+            session.start(*index)?;
+        }
+        let goal = Goal { moving: session.net.is_subnet(), patience };
+        let say = |words: &str| println!("chaos: {words}");
+        // A net that does not come back is what the history's last part tells; but a node that ended is told here.
+        if let Err(error) = wait::until_serving(&session, &self.asker, &all, goal, say).await {
+            self.surprises.push(format!("after healing: {error:#}"));
+        }
+        Ok(())
+    }
+}
+
+fn numbers(nodes: impl IntoIterator<Item = impl std::borrow::Borrow<usize>>) -> String {
+    let words: Vec<String> = nodes.into_iter().map(|node| node.borrow().to_string()).collect();
+    words.join(", ")
+}

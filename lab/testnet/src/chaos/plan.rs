@@ -1,0 +1,270 @@
+//! What is done to the net next: a random walk that never has more nodes hurt at once than the subnet tolerates, but for the moments at which all of them are killed.
+//!
+//! A node is hurt from when something is done to it until it serves again, not only until it was told to. The walk follows from the seed and from when nodes serve again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rand::{Rng, seq::SliceRandom};
+use rand_chacha::ChaCha8Rng;
+
+/// What can be done here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Possible {
+    pub(crate) cut: bool,
+    pub(crate) slow: bool,
+}
+
+/// What is wrong with a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hurt {
+    Killed,
+    Paused,
+    CutOff,
+    /// Told to go on, and not serving yet.
+    Recovering,
+}
+
+/// One thing to do.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Action {
+    /// Nodes, at once.
+    Kill(Vec<usize>),
+    Start(Vec<usize>),
+    Pause(usize),
+    Resume(usize),
+    /// These against the others.
+    Cut(BTreeSet<usize>),
+    Heal,
+    /// A worker of a node; the number chooses which.
+    KillWorker(usize, u64),
+    Slow(usize, u64),
+    SlowOff(usize),
+    /// Nothing may be hurt and nothing can be repaired at the moment.
+    Wait,
+}
+
+/// The walk.
+pub(crate) struct Plan {
+    nodes: usize,
+    possible: Possible,
+    hurt: BTreeMap<usize, Hurt>,
+    slow: BTreeSet<usize>,
+    random: ChaCha8Rng,
+}
+
+impl Plan {
+    pub(crate) fn new(nodes: usize, possible: Possible, random: ChaCha8Rng) -> Self {
+        Self { nodes, possible, hurt: BTreeMap::new(), slow: BTreeSet::new(), random }
+    }
+
+    /// How many may be hurt at once: f of 3f + 1.
+    pub(crate) fn tolerated(&self) -> usize {
+        (self.nodes - 1) / 3
+    }
+
+    pub(crate) fn hurt(&self) -> &BTreeMap<usize, Hurt> {
+        &self.hurt
+    }
+
+    /// A node serves again.
+    pub(crate) fn serves(&mut self, node: usize) {
+        if self.hurt.get(&node) == Some(&Hurt::Recovering) {
+            self.hurt.remove(&node);
+        }
+    }
+
+    /// A node that nobody hurt ended, and was started again.
+    pub(crate) fn recovers(&mut self, node: usize) {
+        self.hurt.insert(node, Hurt::Recovering);
+    }
+
+    /// Before the next thing is done.
+    pub(crate) fn pause_millis(&mut self) -> u64 {
+        // Mostly short, now and then long enough for others to notice.
+        if self.random.gen_bool(0.2) {
+            self.random.gen_range(3000..9000)
+        } else {
+            self.random.gen_range(100..3000)
+        }
+    }
+
+    /// What to do now; the plan takes it as done.
+    pub(crate) fn next(&mut self) -> Action {
+        let all_killed = !self.hurt.is_empty()
+            && self.hurt.values().filter(|hurt| **hurt == Hurt::Killed).count() == self.nodes;
+        if all_killed {
+            return self.start_all();
+        }
+        let room = self.tolerated().saturating_sub(self.hurt.len());
+        let mut well: Vec<usize> = (0..self.nodes).filter(|node| !self.hurt.contains_key(node)).collect();
+        well.shuffle(&mut self.random);
+        let repairable: Vec<(usize, Hurt)> = self
+            .hurt
+            .iter()
+            .filter(|(_, hurt)| **hurt != Hurt::Recovering)
+            .map(|(node, hurt)| (*node, *hurt))
+            .collect();
+        // All at once: rarely, and only from a net that is well, so that it is known to have come back from the last time.
+        let every = if self.tolerated() == 0 { 0.6 } else { 0.06 };
+        if self.hurt.is_empty() && self.random.gen_bool(every) {
+            self.hurt = (0..self.nodes).map(|node| (node, Hurt::Killed)).collect();
+            return Action::Kill((0..self.nodes).collect());
+        }
+        if !repairable.is_empty() && (room == 0 || self.random.gen_bool(0.5)) {
+            let (node, hurt) = repairable[self.random.gen_range(0..repairable.len())];
+            return self.repair(node, hurt);
+        }
+        // What hurts nobody in the sense of agreement.
+        if self.possible.slow && self.random.gen_bool(0.15) {
+            let node = self.random.gen_range(0..self.nodes);
+            if self.slow.remove(&node) {
+                return Action::SlowOff(node);
+            }
+            self.slow.insert(node);
+            return Action::Slow(node, self.random.gen_range(5..120) * 1000);
+        }
+        if let Some(node) = well.first().filter(|_| room == 0 || self.random.gen_bool(0.15)) {
+            return Action::KillWorker(*node, self.random.r#gen());
+        }
+        match (room, well.first()) {
+            (0, _) | (_, None) => Action::Wait,
+            (room, Some(&node)) => self.hurt_one(node, room, &well),
+        }
+    }
+
+    fn hurt_one(&mut self, node: usize, room: usize, well: &[usize]) -> Action {
+        let cut_already = self.hurt.values().any(|hurt| *hurt == Hurt::CutOff);
+        match self.random.gen_range(0..3) {
+            0 => {
+                self.hurt.insert(node, Hurt::Paused);
+                Action::Pause(node)
+            }
+            // One partition at a time.
+            1 if self.possible.cut && !cut_already => {
+                let count = self.random.gen_range(1..=room.min(well.len()));
+                let cut: BTreeSet<usize> = well.iter().copied().take(count).collect();
+                self.hurt.extend(cut.iter().map(|node| (*node, Hurt::CutOff)));
+                Action::Cut(cut)
+            }
+            _ => {
+                self.hurt.insert(node, Hurt::Killed);
+                Action::Kill(vec![node])
+            }
+        }
+    }
+
+    fn repair(&mut self, node: usize, hurt: Hurt) -> Action {
+        match hurt {
+            Hurt::CutOff => {
+                for hurt in self.hurt.values_mut().filter(|hurt| **hurt == Hurt::CutOff) {
+                    *hurt = Hurt::Recovering;
+                }
+                Action::Heal
+            }
+            Hurt::Killed => {
+                self.hurt.insert(node, Hurt::Recovering);
+                Action::Start(vec![node])
+            }
+            Hurt::Paused => {
+                self.hurt.insert(node, Hurt::Recovering);
+                Action::Resume(node)
+            }
+            Hurt::Recovering => Action::Wait,
+        }
+    }
+
+    fn start_all(&mut self) -> Action {
+        self.hurt.values_mut().for_each(|hurt| *hurt = Hurt::Recovering);
+        Action::Start((0..self.nodes).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng;
+
+    use super::*;
+
+    fn walk(nodes: usize, seed: u64, steps: usize, recover_every: usize) -> Vec<Action> {
+        let possible = Possible { cut: true, slow: true };
+        let mut plan = Plan::new(nodes, possible, ChaCha8Rng::seed_from_u64(seed));
+        let (mut down, mut paused, mut cut) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        let mut actions = Vec::new();
+        for step in 0..steps {
+            assert!(plan.pause_millis() < 9000);
+            let action = plan.next();
+            match &action {
+                Action::Kill(nodes) => down.extend(nodes.iter().copied()),
+                Action::Start(nodes) => {
+                    nodes.iter().for_each(|node| assert!(down.remove(node), "it was down"))
+                }
+                Action::Pause(node) => assert!(paused.insert(*node) && !down.contains(node)),
+                Action::Resume(node) => assert!(paused.remove(node)),
+                Action::Cut(nodes) => {
+                    assert!(cut.is_empty());
+                    cut.clone_from(nodes);
+                }
+                Action::Heal => cut.clear(),
+                Action::KillWorker(node, _) => assert!(!down.contains(node) && !paused.contains(node)),
+                Action::Slow(..) | Action::SlowOff(_) | Action::Wait => {}
+            }
+            let hurt: BTreeSet<usize> = down.iter().chain(&paused).chain(&cut).copied().collect();
+            assert!(
+                hurt.len() <= plan.tolerated() || hurt.len() == nodes,
+                "{hurt:?} of {nodes} after {action:?}"
+            );
+            assert!(hurt.iter().all(|node| plan.hurt().contains_key(node)));
+            if step % recover_every == 0 {
+                (0..nodes).for_each(|node| plan.serves(node));
+            }
+            actions.push(action);
+        }
+        actions
+    }
+
+    #[test]
+    fn never_more_are_hurt_than_are_tolerated() {
+        for nodes in [1, 2, 3, 4, 7, 10] {
+            for seed in 0..20 {
+                for recover_every in [1, 3] {
+                    walk(nodes, seed, 500, recover_every);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn everything_comes_up_and_the_seed_decides() {
+        let actions = walk(4, 1, 1000, 1);
+        for wanted in [
+            (|action: &Action| matches!(action, Action::Kill(nodes) if nodes.len() == 1))
+                as fn(&Action) -> bool,
+            |action| matches!(action, Action::Kill(nodes) if nodes.len() == 4),
+            |action| matches!(action, Action::Start(_)),
+            |action| matches!(action, Action::Pause(_)),
+            |action| matches!(action, Action::Resume(_)),
+            |action| matches!(action, Action::Cut(_)),
+            |action| matches!(action, Action::Heal),
+            |action| matches!(action, Action::KillWorker(..)),
+            |action| matches!(action, Action::Slow(..)),
+            |action| matches!(action, Action::SlowOff(_)),
+        ] {
+            assert!(actions.iter().any(wanted));
+        }
+        assert_eq!(actions, walk(4, 1, 1000, 1));
+        assert_ne!(actions, walk(4, 2, 1000, 1));
+        assert!(walk(1, 1, 200, 1).iter().any(|action| matches!(action, Action::Kill(_))));
+    }
+
+    #[test]
+    fn a_node_that_does_not_come_back_stays_hurt() {
+        let possible = Possible { cut: false, slow: false };
+        let mut plan = Plan::new(4, possible, ChaCha8Rng::seed_from_u64(3));
+        plan.recovers(2);
+        for _ in 0..200 {
+            assert!(matches!(plan.next(), Action::Wait | Action::KillWorker(..)));
+        }
+        plan.serves(2);
+        assert!((0..200).any(|_| matches!(plan.next(), Action::Kill(_))));
+    }
+}

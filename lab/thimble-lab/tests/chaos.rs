@@ -1,0 +1,105 @@
+//! `thimble-lab chaos` and `thimble-lab history` against real nodes.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::Value;
+
+const LAB: &str = env!("CARGO_BIN_EXE_thimble-lab");
+
+fn lab(words: &str) -> Command {
+    let mut command = Command::new("env");
+    command.args(["--default-signal", LAB]).args(words.split_whitespace()).stdin(Stdio::null());
+    command
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Whether memory-capped groups can be made here; says why not.
+fn groups() -> bool {
+    let output = lab("cap --memory 64MiB -- true").output().unwrap();
+    if output.status.code() == Some(125) {
+        eprintln!("skipped: {}", text(&output));
+    }
+    output.status.success()
+}
+
+fn only_folder(of: &Path) -> PathBuf {
+    let entries: Vec<PathBuf> = fs::read_dir(of).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(entries.len(), 1, "{entries:?}");
+    entries[0].clone()
+}
+
+fn lines(history: &Path) -> Vec<Value> {
+    fs::read_to_string(history).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Writes a history that differs, and has it checked: the exit code and the rules that are broken.
+fn checked(lines: &[Value], folder: &Path) -> (Option<i32>, Vec<String>) {
+    let path = folder.join("changed.jsonl");
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    fs::write(&path, text).unwrap();
+    let output = lab("history check --json").arg(&path).output().unwrap();
+    let verdict: Value = serde_json::from_slice(&output.stdout).unwrap();
+    (output.status.code(), verdict["broken"].as_object().unwrap().keys().cloned().collect())
+}
+
+/// A node alone tolerates no fault, so all of them are its death, or that of its workers; what it acknowledged must be there all the same.
+#[test]
+fn a_node_alone_loses_nothing_whenever_it_is_killed() {
+    if !groups() {
+        return;
+    }
+    assert!(
+        Path::new(LAB).with_file_name("thimble").exists(),
+        "these tests need the node's binary beside {LAB}; build it with `cargo build --release -p thimble`"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let output = lab("chaos --nodes 1 --memory 256MiB --duration 15 --seed 5 --clients 4 --rate 40 --out")
+        .arg(folder.path())
+        .output()
+        .unwrap();
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("kill -9 0") && said.contains("nothing acknowledged is lost"), "{said}");
+    let out = only_folder(folder.path());
+    assert!(!out.join("net").exists(), "a net that did well is removed");
+
+    let history = lines(&out.join("history.jsonl"));
+    assert_eq!(checked(&history, folder.path()), (Some(0), vec![]));
+    let call = |work: &'static str| {
+        move |line: &&mut Value| {
+            line["kind"] == "call"
+                && line["work"].get(work).is_some()
+                && line["outcome"].get("acknowledged").is_some()
+        }
+    };
+    // The same history with one acknowledged append gone from the end, and with one acknowledged twice.
+    let mut changed = history.clone();
+    let lost = changed.iter_mut().find(call("append")).unwrap();
+    lost["outcome"]["acknowledged"]["value"] = 1_000_000.into();
+    let (code, broken) = checked(&changed, folder.path());
+    assert!(code == Some(1) && broken.contains(&"lost".to_owned()), "{broken:?}");
+    let mut changed = history.clone();
+    changed.retain(|line| line["kind"] != "final");
+    assert_eq!(checked(&changed, folder.path()), (Some(1), vec!["incomplete".into()]));
+}
+
+#[test]
+fn a_net_that_is_none_is_refused() {
+    let output = lab("chaos --dir /no/such/net --duration 1 --out")
+        .arg(std::env::temp_dir().join("chaos-none"))
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output).contains("there is no net in /no/such/net"), "{}", text(&output));
+    let output = lab("history check /no/such/file").output().unwrap();
+    assert!(output.status.code() == Some(1) && text(&output).contains("/no/such/file"), "{}", text(&output));
+}
