@@ -5,6 +5,7 @@
 #   make bench [SECONDS=10] [CONCURRENCY=32]
 #   make storm [MEMORY=512MiB] [MODE=hybrid] [DURATION=120]
 #   make chaos [DURATION=300] [SEED=7] | make bench-net [MINUTES=5]
+#   make simulate [SEEDS=200] [FIRST=1]
 #   make bench-dkg [DKG_NODES=4,13,40] | make bench-dkg-starvation [DURATION=10]
 #   make lint | make fmt | make canisters | make fuzz [FUZZ_SECONDS=60]
 #
@@ -21,11 +22,13 @@ CONCURRENCY ?= 32
 FUZZ_SECONDS ?= 60
 SEED ?=
 MINUTES ?= 5
+SEEDS ?= 200
+FIRST ?= 1
 DKG_NODES ?= 4,13,40
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 BIN := $(CARGO_TARGET_DIR)/release
 
-.PHONY: run test bench bench-net chaos bench-dkg bench-dkg-starvation storm lint fmt build setup setup-clients canisters fuzz help
+.PHONY: run test simulate bench bench-net chaos bench-dkg bench-dkg-starvation storm lint fmt build setup setup-clients canisters fuzz help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -45,6 +48,9 @@ run: build ## Start a node in MEMORY, deploy a sample canister, call it, verify;
 
 test: setup-clients ## Run every test, the published clients in Rust, Node and Python included.
 	@cargo test --release --locked --workspace $(ARGS)
+
+simulate: setup ## Run SEEDS histories of a subnet of four under a simulated clock, network and disk, each with other faults, from FIRST on.
+	@SIMULATE_SEEDS="$(SEEDS)" SIMULATE_FIRST="$(FIRST)" RUST_LOG=off cargo test --release --locked -p consensus --lib -- --nocapture every_history
 
 bench: build ## Measure start, idle, latency, rates and memory, and print the table with the machine.
 	@"$(BIN)/thimble-lab" bench --node "$(BIN)/thimble" --memory "$(MEMORY)" --seconds "$(or $(DURATION),10)" --concurrency "$(CONCURRENCY)"

@@ -6,10 +6,15 @@ use crate::harness::*;
 
 async fn client(program: &str, arguments: &[&str]) {
     let node = Node::start().await;
+    client_of(&node.url, program, arguments);
+}
+
+/// Runs a published client's script against the node at `url`.
+pub(crate) fn client_of(url: &str, program: &str, arguments: &[&str]) {
     let fixtures = repository().join("canisters/wasm");
     let output = Command::new(program)
         .args(arguments)
-        .args(["--url", &node.url])
+        .args(["--url", url])
         .arg("--fixtures")
         .arg(fixtures)
         .current_dir(repository())
@@ -37,7 +42,11 @@ async fn the_older_javascript_agent_does_so_over_the_older_endpoints() {
 
 #[tokio::test]
 async fn python_deploys_calls_queries_and_verifies() {
+    client(&python(), &["tests/clients/python/deploy.py"]).await;
+}
+
+/// The interpreter that has the clients' packages.
+pub(crate) fn python() -> String {
     let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".into());
-    let python = repository().join(target).join("clients-venv/bin/python");
-    client(python.to_str().unwrap(), &["tests/clients/python/deploy.py"]).await;
+    repository().join(target).join("clients-venv/bin/python").to_str().unwrap().to_owned()
 }

@@ -27,6 +27,8 @@ pub(crate) struct Node {
     log_filter: String,
     /// Shell commands that run in the node's process before it becomes the node: its limits, its process group.
     prelude: String,
+    /// More arguments for `thimble run`.
+    pub(crate) arguments: Vec<String>,
 }
 
 /// Path of the committed sample canisters.
@@ -96,16 +98,11 @@ impl Node {
         config: &str,
         prelude: &str,
     ) -> Self {
-        let mut node = Self {
-            child: None,
-            url: String::new(),
-            folder,
-            memory: memory.into(),
-            config: (!config.is_empty()).then(|| data.with_extension("toml")),
-            data,
-            log_filter: "info".into(),
-            prelude: prelude.into(),
-        };
+        let config_file = (!config.is_empty()).then(|| data.with_extension("toml"));
+        let mut node = Self::prepared(data, memory, Vec::new());
+        node.folder = folder;
+        node.config = config_file;
+        node.prelude = prelude.into();
         if let Some(path) = &node.config {
             std::fs::write(path, config).unwrap();
         }
@@ -113,8 +110,29 @@ impl Node {
         node
     }
 
+    /// A node that is not started yet.
+    pub(crate) fn prepared(data: PathBuf, memory: &str, arguments: Vec<String>) -> Self {
+        Self {
+            child: None,
+            url: String::new(),
+            folder: None,
+            memory: memory.into(),
+            config: None,
+            data,
+            log_filter: "info".into(),
+            prelude: String::new(),
+            arguments,
+        }
+    }
+
     /// Starts the process and waits until it is healthy.
     pub(crate) async fn launch(&mut self) {
+        self.spawn();
+        self.healthy().await;
+    }
+
+    /// Starts the process.
+    pub(crate) fn spawn(&mut self) {
         let log = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
@@ -130,12 +148,18 @@ impl Node {
             .arg(&self.data)
             .arg("--address-file")
             .arg(&address)
+            .args(&self.arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
             .unwrap();
         self.child = Some(child);
+    }
+
+    /// Waits until it is healthy.
+    pub(crate) async fn healthy(&mut self) {
+        let address = self.data.with_extension("address");
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             if let Some(status) = self.child.as_mut().unwrap().try_wait().unwrap() {

@@ -15,3 +15,4 @@ mod group;
 mod harness;
 mod http;
 mod memory;
+mod subnet;
