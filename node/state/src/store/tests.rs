@@ -61,6 +61,7 @@ impl Step {
             canisters: Box::new(self.canisters.iter().cloned()),
             history: Box::new(self.history.iter().cloned()),
             memories: self.memories.clone(),
+            written: vec![],
         }
     }
 
