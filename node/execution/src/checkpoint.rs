@@ -115,10 +115,15 @@ impl Executor {
     /// When the disk fails; the checkpoint before is intact then.
     pub fn checkpoint(&mut self) -> Result<(), FatalError> {
         if self.since_checkpoint.rounds == 0 {
-            return Ok(());
+            // The checkpoint was made and something failed between it and this.
+            return if self.manifest_owed { self.begin_manifest() } else { Ok(()) };
         }
-        // The hashes that are being kept belong to the state that is in the store.
-        self.manifests.settle()?;
+        if !self.manifest_owed
+            && let Some(pending) = self.state.subnet.manifest.pending()
+        {
+            // The state it is of is the one in the store, and must stay it until every hash is kept.
+            self.manifests.wait(pending)?;
+        }
         let pages = Arc::clone(&self.core.pages);
         let ticket = pages.begin_checkpoint()?;
         ticket.sync()?;

@@ -149,6 +149,16 @@ pub enum FatalError {
         /// Its height.
         height: u64,
     },
+    /// A manifest cannot be computed.
+    #[error(
+        "the manifest of height {height} cannot be computed ({reason}); it is computed anew after a restart, or restore the data directory from a copy"
+    )]
+    Manifest {
+        /// Of the state.
+        height: u64,
+        /// Why.
+        reason: String,
+    },
     /// A thread could not be started or is gone.
     #[error("execution threads: {0}")]
     Threads(String),

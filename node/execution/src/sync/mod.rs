@@ -133,8 +133,9 @@ impl Executor {
 
     /// The checkpoint of the height that was owed one is durable: its manifest can be computed.
     pub(crate) fn begin_manifest(&mut self) -> Result<(), FatalError> {
+        self.manifests.begin(Job { height: self.height(), pinned: self.pinned()? })?;
         self.manifest_owed = false;
-        self.manifests.begin(Job { height: self.height(), pinned: self.pinned()? })
+        Ok(())
     }
 
     /// After a restart: goes on where the manifest that is pending stood.

@@ -29,7 +29,7 @@ enum Work {
     None,
     Running,
     Known(Height, LeafHash),
-    Failed(FatalError),
+    Failed(String),
 }
 
 #[derive(Default)]
@@ -87,31 +87,18 @@ impl ManifestWorker {
         self.desk.set(Work::Known(height, root));
     }
 
-    /// Waits until nothing is being computed: the hashes in the store then belong to the manifest, and another checkpoint may follow.
-    pub(crate) fn settle(&self) -> Result<(), FatalError> {
+    /// The root of the manifest of this height, waited for. A computation that failed for good fails everyone who asks.
+    pub(crate) fn wait(&self, height: Height) -> Result<LeafHash, FatalError> {
         let mut work = self.desk.lock();
         while matches!(*work, Work::Running) {
             work = self.desk.changed.wait(work).unwrap_or_else(PoisonError::into_inner);
         }
-        match std::mem::take(&mut *work) {
-            Work::Failed(error) => Err(error),
-            other => {
-                *work = other;
-                Ok(())
-            }
-        }
-    }
-
-    /// The root of the manifest of this height, waited for.
-    pub(crate) fn wait(&self, height: Height) -> Result<LeafHash, FatalError> {
-        self.settle()?;
-        match &*self.desk.lock() {
-            Work::Known(known, root) if *known == height => Ok(*root),
-            _ => Err(FatalError::Record {
-                what: format!("the manifest of height {}", height.0),
-                reason: "it was never computed".into(),
-            }),
-        }
+        let reason = match &*work {
+            Work::Known(known, root) if *known == height => return Ok(*root),
+            Work::Failed(reason) => reason.clone(),
+            _ => "it was never begun".into(),
+        };
+        Err(FatalError::Manifest { height: height.0, reason })
     }
 }
 
@@ -130,13 +117,13 @@ impl Drop for ManifestWorker {
 fn work_on(desk: &Desk, store: &StateStore, snapshots: &SnapshotSource, job: Job) {
     let height = job.height;
     // Should this thread panic, whoever waits is told.
-    let told = TellOnPanic { desk, height, armed: true };
+    let told = TellOnPanic { desk, armed: true };
     let mut attempts = 0;
     let outcome = loop {
         match compute::compute(store, &job, &desk.stop) {
             Ok(header) => break show(store, snapshots, header, job),
             Err(Failure::Stopped) => break Work::None,
-            Err(Failure::Write) => break failed(height, "the store did not say what failed"),
+            Err(Failure::Write) => break Work::Failed("the store did not say what failed".into()),
             Err(Failure::Fatal(error)) if is_transient(&error) && attempts < ATTEMPTS_MAX => {
                 attempts += 1;
                 tracing::warn!(%error, height = height.0, "computing a manifest failed and is tried again");
@@ -144,7 +131,7 @@ fn work_on(desk: &Desk, store: &StateStore, snapshots: &SnapshotSource, job: Job
                     break Work::None;
                 }
             }
-            Err(Failure::Fatal(error)) => break Work::Failed(error),
+            Err(Failure::Fatal(error)) => break Work::Failed(error.to_string()),
         }
     };
     told.done();
@@ -162,11 +149,6 @@ fn show(store: &StateStore, snapshots: &SnapshotSource, header: state::manifest:
         Err(error) => tracing::warn!(%error, "a snapshot cannot be shown"),
     }
     Work::Known(height, root)
-}
-
-fn failed(height: Height, reason: &str) -> Work {
-    let what = format!("the manifest of height {}", height.0);
-    Work::Failed(FatalError::Record { what, reason: reason.into() })
 }
 
 /// Whether the disk may take it later.
@@ -194,7 +176,6 @@ impl Desk {
 
 struct TellOnPanic<'a> {
     desk: &'a Desk,
-    height: Height,
     armed: bool,
 }
 
@@ -207,7 +188,7 @@ impl TellOnPanic<'_> {
 impl Drop for TellOnPanic<'_> {
     fn drop(&mut self) {
         if self.armed {
-            self.desk.set(failed(self.height, "the thread that computed it panicked"));
+            self.desk.set(Work::Failed("the thread that computed it panicked".into()));
         }
     }
 }

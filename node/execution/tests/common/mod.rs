@@ -84,7 +84,7 @@ pub type MakeSandbox = Arc<dyn Fn(&Path) -> Arc<dyn Sandbox>>;
 
 fn open(dir: &Path, config: &ExecutorConfig, sandbox: Arc<dyn Sandbox>) -> (Arc<PageStore>, Executor) {
     let store = StateStore::open(&dir.join("state"), 1 << 20).unwrap();
-    let blobs = Arc::new(BlobStore::open(&dir.join("blobs"), 16 << 20).unwrap());
+    let blobs = Arc::new(BlobStore::open(&dir.join("state").join("blobs"), 16 << 20).unwrap());
     let index: Vec<_> = match store.load().unwrap() {
         Some(checkpoint) => checkpoint
             .memories()
