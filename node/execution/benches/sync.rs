@@ -77,7 +77,7 @@ fn until_manifest(node: &mut Node) -> Height {
 fn write(node: &mut Node, ids: &[CanisterId], pages: u64, step: u64, spread: u64) {
     for id in ids {
         let ops: Vec<Op> = (0..pages / spread)
-            .map(|number| Op::Write(step * pages + number * spread, if spread > 1 { 1 } else { pages }, step + 1))
+            .map(|number| Op::Write(step % 1_000 * pages + number * spread, if spread > 1 { 1 } else { pages }, step + 1))
             .take(if spread > 1 { usize::MAX } else { 1 })
             .chain([Op::Reply(vec![])])
             .collect();
@@ -162,7 +162,7 @@ fn main() {
     assert_eq!(opened.executor.height(), height);
     drop(opened);
 
-    write(&mut node, &ids, 2_048, 0, 64);
+    write(&mut node, &ids, 2_048, 1_000, 64);
     until_manifest(&mut node);
     let (_, took, extra) = measured(|| node.round());
     print("manifest after 192 scattered pages changed", took, extra, "");

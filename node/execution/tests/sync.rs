@@ -167,7 +167,9 @@ fn manifests_agree_whatever_else_the_nodes_do() {
     }
     assert!(seen.len() >= 5, "only {} manifests", seen.len());
     // Another node, given the same batches, which checkpoints at other times and dies now and then.
-    let mut other = Node::of_subnet(sync_limits());
+    let mut limits = sync_limits();
+    limits.execution.threads = 4;
+    let mut other = Node::of_subnet(limits);
     let mut shown = vec![];
     let mut restarts = 0;
     for (batch, _, root) in plain.log.clone() {
