@@ -460,6 +460,11 @@ impl Limits {
             self.consensus.block_ingress_bytes,
             "every block would bring a checkpoint",
         );
+        rules.at_least(
+            limit!(self.consensus.nidkg_tables_bytes),
+            scale::GRANULE_BYTES,
+            "a share is opened with a table of that size",
+        );
     }
 
     fn check_gateway(&self, rules: &mut Rules) {

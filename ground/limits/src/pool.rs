@@ -33,5 +33,7 @@ pub const RESPONSES: &str = "responses";
 pub const CONNECTIONS: &str = "connections";
 /// Certificates of recent heights.
 pub const CERTIFICATES: &str = "certificates";
+/// Tables of the key generation's bases, and the memory it works in while dealings are verified. Full means slower, nothing else.
+pub const NIDKG_TABLES: &str = "nidkg_tables";
 /// The index of delta pages (observed).
 pub const DELTA_INDEX: &str = "delta_index";

@@ -144,6 +144,10 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     ("consensus.certificates_kept", "for clients that ask for a height just passed"),
     ("consensus.checkpoint_block_bytes", "bounds the block log and what a restart reads again"),
+    (
+        "consensus.nidkg_tables_bytes",
+        "78 KiB for each node of the subnet; with less room making and handing on the key takes longer",
+    ),
     ("gateway.connections", "each has buffers of 16 KiB"),
     ("gateway.requests_in_flight", "more are answered 503 with Retry-After"),
     ("gateway.queries_in_flight", "waiting for or in a query worker; more are answered 429 with Retry-After"),

@@ -43,6 +43,16 @@ impl Row {
         Self::new(bytes)
     }
 
+    const fn granules(values: [u64; ANCHORS]) -> Self {
+        let mut bytes = values;
+        let mut at = 0;
+        while at < ANCHORS {
+            bytes[at] *= GRANULE_BYTES;
+            at += 1;
+        }
+        Self::new(bytes)
+    }
+
     /// Whether it is at least as large as `other` at every anchor, and so everywhere.
     const fn covers(&self, other: &Row) -> bool {
         let mut at = 0;
@@ -89,8 +99,8 @@ fn anchor_below(memory_bytes: u64) -> usize {
 }
 
 // Process.                                                          192  256  512 1024 2048 4096 16384
-pub(crate) const NODE_BASE: Row = Row::mib([20, 22, 24, 32, 40, 64, 128]);
-pub(crate) const KERNEL: Row = Row::mib([8, 10, 12, 20, 32, 64, 192]);
+pub(crate) const NODE_BASE: Row = Row::mib([20, 22, 22, 32, 40, 64, 128]);
+pub(crate) const KERNEL: Row = Row::mib([8, 10, 11, 20, 32, 64, 192]);
 pub(crate) const PAGE_CACHE_FLOOR: Row = Row::mib([8, 10, 12, 32, 80, 192, 1024]);
 
 // Execution. Thread counts are steps: they change only at an anchor, where memory for the new threads is at hand.
@@ -141,6 +151,8 @@ pub(crate) const TABLE_ELEMENTS: Row =
 pub(crate) const INGRESS_POOL: Row = Row::mib([3, 4, 8, 12, 24, 48, 96]);
 pub(crate) const INGRESS_POOL_MESSAGES: Row = Row::new([500, 1000, 2000, 4000, 8000, 16000, 32000]);
 pub(crate) const BLOCK_INGRESS: Row = Row::mib([3, 3, 4, 4, 4, 4, 4]);
+/// In granules: a subnet of three, of thirteen, of forty, and from 2 GiB on of the most there are, with a table to search for a cheating dealer's chunk.
+pub(crate) const NIDKG_TABLES: Row = Row::granules([4, 16, 64, 64, 256, 512, 512]);
 
 // Gateway.
 pub(crate) const CONNECTIONS: Row = Row::new([128, 256, 512, 1024, 2048, 4096, 8192]);

@@ -335,6 +335,14 @@ impl Limits {
                 "certificates of recent heights",
             ),
             line(
+                pool::NIDKG_TABLES,
+                consensus.nidkg_tables_bytes,
+                "nidkg",
+                Pool,
+                whole(),
+                "tables that make key generation fast, and what it works in",
+            ),
+            line(
                 pool::QUERY_CACHE,
                 execution.query_cache_bytes,
                 "execution",

@@ -160,6 +160,7 @@ fn a_ledger_is_made_of_the_sheet() {
         pool::RESPONSES,
         pool::CONNECTIONS,
         pool::CERTIFICATES,
+        pool::NIDKG_TABLES,
         pool::DELTA_INDEX,
     ];
     let ledger = Limits::nano().unwrap().ledger().unwrap();

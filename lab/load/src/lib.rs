@@ -9,5 +9,6 @@
 pub mod bench;
 mod client;
 pub mod demo;
+mod endpoints;
 pub mod hammer;
 mod measure;

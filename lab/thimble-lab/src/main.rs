@@ -41,6 +41,8 @@ enum Command {
     ///
     /// Example: thimble-lab storm --memory 512MiB --mode hybrid --seconds 120
     Storm(testnet::storm::Options),
+    /// Several nodes on this machine, each under its own memory cap: start them as a subnet, kill them, cut them off, look at them.
+    Net(testnet::net::Options),
 }
 
 fn main() -> ExitCode {
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         }
         Command::Hammer(options) => with_runtime(load::hammer::run(*options)),
         Command::Storm(options) => with_runtime(testnet::storm::run(options)),
+        Command::Net(options) => with_runtime(testnet::net::run(options)),
     }
 }
 

@@ -1,11 +1,11 @@
-//! The block log: the node's write-ahead log of finalised batches and of what executing them gave.
+//! The block log: the node's write-ahead log of finalised blocks and of what executing them gave.
 //!
 //! A folder of segment files named by the first height they hold. A segment is a header (magic, format version) and records, each
-//! `length: u32, crc32: u32, payload` (little-endian), where the payload is a postcard-encoded record: a batch, or the outcome of a batch. Appends go to the
+//! `length: u32, crc32: u32, payload` (little-endian), where the payload is a postcard-encoded record: a block with its calls, or the outcome of one. Appends go to the
 //! newest segment; a segment that reached its size is closed and the next begins; segments that lie wholly below a durable checkpoint are deleted. So disk use
 //! is bounded by what checkpoints allow, and memory by one record.
 //!
-//! Durability: [`BlockLog::append_batch`] returns after `fdatasync`. An outcome without faults needs no sync of its own, because it can be computed again;
+//! Durability: [`BlockLog::append_block`] returns after `fdatasync`. An outcome without faults needs no sync of its own, because it can be computed again;
 //! one with faults is synced.
 //!
 //! After a crash the last record may be torn. A record that is cut short or whose checksum fails *at the end of the newest segment* is such a tear and is cut
@@ -21,12 +21,12 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use state::{Batch, Fault, Height};
+use state::{Fault, Height};
 use thiserror::Error;
 
-use crate::seam::Recorded;
+use crate::seam::{FinalisedBlock, Recorded};
 
-const MAGIC: &[u8; 8] = b"thblog\x00\x01";
+const MAGIC: &[u8; 8] = b"thblog\x00\x02";
 /// A record larger than this is damage: no block can be.
 const RECORD_BYTES_MAX: usize = 64 << 20;
 
@@ -53,8 +53,8 @@ pub enum LogError {
         /// What was found.
         what: String,
     },
-    /// The batch does not fit a record.
-    #[error("a batch of {bytes} bytes is over the block log's record limit of {RECORD_BYTES_MAX}")]
+    /// The block does not fit a record.
+    #[error("a block of {bytes} bytes is over the block log's record limit of {RECORD_BYTES_MAX}")]
     TooLarge {
         /// Encoded size.
         bytes: usize,
@@ -70,21 +70,21 @@ impl LogError {
 
 #[derive(Serialize, Deserialize)]
 enum Record {
-    Batch(Batch),
+    Block(FinalisedBlock),
     Outcome { height: Height, root: [u8; 32], faults: Vec<Fault> },
 }
 
 #[derive(Serialize)]
 enum RecordRef<'a> {
-    Batch(&'a Batch),
+    Block(&'a FinalisedBlock),
     Outcome { height: Height, root: [u8; 32], faults: &'a [Fault] },
 }
 
-/// A batch as the log holds it.
+/// A block as the log holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Logged {
-    /// The batch.
-    pub batch: Batch,
+    /// The block.
+    pub block: FinalisedBlock,
     /// What executing it gave, if it was executed before the crash.
     pub recorded: Option<Recorded>,
 }
@@ -137,7 +137,7 @@ impl BlockLog {
         Ok(log)
     }
 
-    /// Height of the newest batch, if the log holds any.
+    /// Height of the newest block, if the log holds any.
     pub fn last(&self) -> Option<Height> {
         self.last
     }
@@ -148,13 +148,13 @@ impl BlockLog {
             let mut reader = SegmentReader::open(&segment.path, true)?;
             let mut last = None;
             while let Some(record) = reader.next()? {
-                if let Record::Batch(batch) = record {
-                    last = Some(batch.height);
+                if let Record::Block(block) = record {
+                    last = Some(block.height);
                 }
             }
             let whole = reader.offset;
             if last.is_none() {
-                // Died between creating the segment and its first batch; an outcome alone says nothing that cannot be computed again.
+                // Died between creating the segment and its first block; an outcome alone says nothing that cannot be computed again.
                 fs::remove_file(&segment.path)
                     .map_err(|source| io_error(&segment.path, "removing", source))?;
                 self.segments.pop();
@@ -171,17 +171,17 @@ impl BlockLog {
         Ok(())
     }
 
-    /// Makes `batch` durable.
-    pub fn append_batch(&mut self, batch: &Batch) -> Result<(), LogError> {
+    /// Makes `block` durable.
+    pub fn append_block(&mut self, block: &FinalisedBlock) -> Result<(), LogError> {
         if self.file.is_none() || self.length >= self.segment_bytes {
-            self.begin_segment(batch.height)?;
+            self.begin_segment(block.height)?;
         }
-        self.append(&RecordRef::Batch(batch), true)?;
-        self.last = Some(batch.height);
+        self.append(&RecordRef::Block(block), true)?;
+        self.last = Some(block.height);
         Ok(())
     }
 
-    /// Notes what executing the batch of `height` gave; durable on return when there are faults.
+    /// Notes what executing the block of `height` gave; durable on return when there are faults.
     pub fn append_outcome(
         &mut self,
         height: Height,
@@ -244,7 +244,7 @@ impl BlockLog {
         Ok(())
     }
 
-    /// Deletes segments whose every batch is at or below `height`. The newest stays.
+    /// Deletes segments whose every block is at or below `height`. The newest stays.
     pub fn prune(&mut self, height: Height) -> Result<(), LogError> {
         while self.segments.get(1).is_some_and(|next| next.first.0 <= height.0 + 1) {
             let segment = self.segments.remove(0);
@@ -253,7 +253,7 @@ impl BlockLog {
         Ok(())
     }
 
-    /// Reads the batches above `height`, in order, with their outcomes; one batch in memory at a time.
+    /// Reads the blocks above `height`, in order, with their outcomes; one block in memory at a time.
     pub fn read_from(&self, height: Height) -> Result<Replay, LogError> {
         let start =
             self.segments.partition_point(|segment| segment.first.0 <= height.0 + 1).saturating_sub(1);
@@ -275,11 +275,11 @@ impl BlockLog {
     }
 }
 
-/// Batches of the log, oldest first.
+/// Blocks of the log, oldest first.
 pub struct Replay {
     segments: VecDeque<Segment>,
     reader: Option<SegmentReader>,
-    /// A batch whose outcome may be the next record.
+    /// A block whose outcome may be the next record.
     next: Option<Logged>,
     above: Height,
 }
@@ -299,20 +299,20 @@ impl Replay {
         }
     }
 
-    /// The next batch.
-    pub fn next_batch(&mut self) -> Result<Option<Logged>, LogError> {
+    /// The next block.
+    pub fn next_block(&mut self) -> Result<Option<Logged>, LogError> {
         loop {
             match self.record()? {
                 None => return Ok(self.next.take()),
-                Some(Record::Batch(batch)) => {
-                    let wanted = batch.height > self.above;
-                    let logged = wanted.then_some(Logged { batch, recorded: None });
+                Some(Record::Block(block)) => {
+                    let wanted = block.height > self.above;
+                    let logged = wanted.then_some(Logged { block, recorded: None });
                     if let Some(ready) = std::mem::replace(&mut self.next, logged) {
                         return Ok(Some(ready));
                     }
                 }
                 Some(Record::Outcome { height, root, faults }) => {
-                    if let Some(next) = self.next.as_mut().filter(|next| next.batch.height == height) {
+                    if let Some(next) = self.next.as_mut().filter(|next| next.block.height == height) {
                         next.recorded = Some(Recorded { root, faults });
                     }
                 }
@@ -421,15 +421,20 @@ mod tests {
 
     use super::*;
 
-    fn batch(height: u64) -> Batch {
-        Batch { height: Height(height), time: Time(height), randomness: [height as u8; 32], ingress: vec![] }
+    fn block(height: u64) -> FinalisedBlock {
+        FinalisedBlock {
+            height: Height(height),
+            time: Time(height),
+            randomness: [height as u8; 32],
+            ingress: vec![],
+        }
     }
 
     fn heights(log: &BlockLog, above: u64) -> Vec<u64> {
         let mut replay = log.read_from(Height(above)).unwrap();
         let mut heights = vec![];
-        while let Some(logged) = replay.next_batch().unwrap() {
-            heights.push(logged.batch.height.0);
+        while let Some(logged) = replay.next_block().unwrap() {
+            heights.push(logged.block.height.0);
         }
         heights
     }
@@ -437,7 +442,7 @@ mod tests {
     fn write(folder: &Path, segment_bytes: u64, from: u64, to: u64) -> BlockLog {
         let mut log = BlockLog::open(folder, segment_bytes).unwrap();
         for height in from..=to {
-            log.append_batch(&batch(height)).unwrap();
+            log.append_block(&block(height)).unwrap();
             log.append_outcome(Height(height), [height as u8; 32], &[]).unwrap();
         }
         log
@@ -448,20 +453,20 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut log = write(folder.path(), 1 << 20, 1, 3);
         let fault = Fault { canister_id: Principal::management_canister(), ordinal: 2 };
-        log.append_batch(&batch(4)).unwrap();
+        log.append_block(&block(4)).unwrap();
         log.append_outcome(Height(4), [1; 32], std::slice::from_ref(&fault)).unwrap();
-        log.append_batch(&batch(5)).unwrap();
+        log.append_block(&block(5)).unwrap();
         drop(log);
         let log = BlockLog::open(folder.path(), 1 << 20).unwrap();
         assert_eq!(log.last(), Some(Height(5)));
         let mut replay = log.read_from(Height(2)).unwrap();
-        let third = replay.next_batch().unwrap().unwrap();
+        let third = replay.next_block().unwrap().unwrap();
         assert_eq!(third.recorded, Some(Recorded { root: [3; 32], faults: vec![] }));
-        let fourth = replay.next_batch().unwrap().unwrap();
+        let fourth = replay.next_block().unwrap().unwrap();
         assert_eq!(fourth.recorded.unwrap().faults, [fault]);
-        let fifth = replay.next_batch().unwrap().unwrap();
-        assert_eq!((fifth.batch.height, fifth.recorded), (Height(5), None));
-        assert!(replay.next_batch().unwrap().is_none());
+        let fifth = replay.next_block().unwrap().unwrap();
+        assert_eq!((fifth.block.height, fifth.recorded), (Height(5), None));
+        assert!(replay.next_block().unwrap().is_none());
     }
 
     #[test]
@@ -491,7 +496,7 @@ mod tests {
             fs::write(folder.path().join(name), &whole[..cut]).unwrap();
             let mut log = BlockLog::open(folder.path(), 1 << 20).unwrap();
             let next = log.last().map_or(1, |height| height.0 + 1);
-            log.append_batch(&batch(next)).unwrap();
+            log.append_block(&block(next)).unwrap();
             assert_eq!(heights(&log, 0), (1..=next).collect::<Vec<_>>());
         }
     }
@@ -508,7 +513,7 @@ mod tests {
         let log = BlockLog::open(folder.path(), 200).unwrap();
         let mut replay = log.read_from(Height(0)).unwrap();
         let error = loop {
-            match replay.next_batch() {
+            match replay.next_block() {
                 Ok(Some(_)) => {}
                 Ok(None) => panic!("damage went unnoticed"),
                 Err(error) => break error,

@@ -1,11 +1,15 @@
 //! Certificates: shares of the signature on a state root, collected and combined per height.
 //!
-//! Bounded: shares are kept for at most `heights_max` heights, and per height for at most the committee.
+//! Shares of others are combined first and verified together, as the signature they make: one check instead of one for each. Only if that fails is each looked
+//! at by itself, and those that are false are dropped by name.
+//!
+//! Bounded: shares are kept for at most `heights_max` heights this node executed, and for as many ahead of it; per height for at most the committee.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use nidkg::{BlsError, Committee, NodeIndex, SecretShare, Signature, SignatureShare, state_root_message};
 use state::Height;
+use thiserror::Error;
 
 /// The subnet's signature on the state root of a height.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,53 +22,143 @@ pub struct Certificate {
     pub signature: Signature,
 }
 
+/// Why nothing can be certified any more.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum CertifyError {
+    /// Signing or combining.
+    #[error(transparent)]
+    Bls(#[from] BlsError),
+    /// More nodes than can be faulty, or all of them together, signed another root.
+    #[error(
+        "this node's state root of height {height} is {} and the subnet's is {}: its state is damaged, or it runs another version; stop it, remove \
+         its state and start it again, so that it takes the subnet's",
+        hex(own),
+        hex(theirs)
+    )]
+    Diverged {
+        /// Height.
+        height: u64,
+        /// Ours.
+        own: [u8; 32],
+        /// Theirs.
+        theirs: [u8; 32],
+    },
+}
+
+fn hex(bytes: &[u8; 32]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Makes this node's shares, takes those of others, combines.
 pub struct Certifier {
     committee: Committee,
     share: SecretShare,
     heights_max: usize,
+    /// Executed here, not certified.
     pending: BTreeMap<Height, Pending>,
+    /// Shares for heights this node has not executed.
+    early: BTreeMap<Height, BTreeMap<NodeIndex, ([u8; 32], SignatureShare)>>,
+    /// Newest height signed here.
+    signed: Height,
 }
 
 struct Pending {
     root: [u8; 32],
     shares: BTreeMap<NodeIndex, SignatureShare>,
+    /// Who signed another root, with proof.
+    dissent: BTreeSet<NodeIndex>,
 }
 
 impl Certifier {
     /// `share` belongs to `committee`.
     pub fn new(committee: Committee, share: SecretShare, heights_max: usize) -> Self {
-        Self { committee, share, heights_max: heights_max.max(1), pending: BTreeMap::new() }
+        Self {
+            committee,
+            share,
+            heights_max: heights_max.max(1),
+            pending: BTreeMap::new(),
+            early: BTreeMap::new(),
+            signed: Height(0),
+        }
     }
 
-    /// Signs `root` as the state of `height`; the certificate, if this share completes it.
-    pub fn sign(&mut self, height: Height, root: [u8; 32]) -> Result<Option<Certificate>, BlsError> {
+    /// Signs `root` as the state of `height`; this node's share for the others, and the certificate, if this share completes it.
+    pub fn sign(
+        &mut self,
+        height: Height,
+        root: [u8; 32],
+    ) -> Result<(SignatureShare, Option<Certificate>), CertifyError> {
         let share = self.share.sign(&state_root_message(&root));
         while self.pending.len() >= self.heights_max {
             self.pending.pop_first();
         }
-        // A node's own share needs no verification: it just made it.
-        self.pending
-            .entry(height)
-            .or_insert_with(|| Pending { root, shares: BTreeMap::new() })
-            .shares
-            .insert(self.share.index, share);
-        self.complete(height)
+        self.signed = self.signed.max(height);
+        let pending =
+            Pending { root, shares: BTreeMap::from([(self.share.index, share)]), dissent: BTreeSet::new() };
+        self.pending.insert(height, pending);
+        let early = self.early.remove(&height).unwrap_or_default();
+        self.early = self.early.split_off(&height);
+        let mut certificate = self.complete(height)?;
+        for (from, (root, early)) in early {
+            certificate = certificate.or(self.take(height, from, root, early)?);
+        }
+        Ok((share, certificate))
     }
 
-    /// Takes another node's share; shares that do not verify are refused by name, shares for heights this node has not executed are not kept.
+    /// Takes another node's share.
     pub fn take(
         &mut self,
         height: Height,
         from: NodeIndex,
+        root: [u8; 32],
         share: SignatureShare,
-    ) -> Result<Option<Certificate>, BlsError> {
+    ) -> Result<Option<Certificate>, CertifyError> {
+        if height > self.signed {
+            if height.0 - self.signed.0 <= self.heights_max as u64 && self.is_other_member(from) {
+                self.early.entry(height).or_default().insert(from, (root, share));
+            }
+            return Ok(None);
+        }
         let Some(pending) = self.pending.get_mut(&height) else {
             return Ok(None);
         };
-        self.committee.verify_share(from, &state_root_message(&pending.root), &share)?;
-        pending.shares.insert(from, share);
-        self.complete(height)
+        if root == pending.root {
+            pending.shares.insert(from, share);
+            return self.complete(height);
+        }
+        if self.committee.verify_share(from, &state_root_message(&root), &share).is_ok() {
+            pending.dissent.insert(from);
+            let faulty_max = self.committee.shares.len() - self.committee.threshold as usize;
+            if pending.dissent.len() > faulty_max {
+                return Err(CertifyError::Diverged { height: height.0, own: pending.root, theirs: root });
+            }
+            tracing::warn!(
+                height = height.0,
+                node = from.0,
+                "a node signed another state root: it is faulty, or this one is"
+            );
+        }
+        Ok(None)
+    }
+
+    /// Takes a certificate that another node has, if this one lacks it.
+    pub fn accept(&mut self, certificate: Certificate) -> Result<Option<Certificate>, CertifyError> {
+        let height = certificate.height;
+        let Some(pending) = self.pending.get(&height) else {
+            return Ok(None);
+        };
+        if !self.is_signature(&certificate.root, &certificate.signature) {
+            return Ok(None);
+        }
+        if pending.root != certificate.root {
+            return Err(CertifyError::Diverged {
+                height: height.0,
+                own: pending.root,
+                theirs: certificate.root,
+            });
+        }
+        self.done(height);
+        Ok(Some(certificate))
     }
 
     /// Heights whose certificate is not complete yet; at most `heights_max`.
@@ -72,19 +166,54 @@ impl Certifier {
         self.pending.len() as u64
     }
 
-    fn complete(&mut self, height: Height) -> Result<Option<Certificate>, BlsError> {
-        let enough = self
-            .pending
-            .get(&height)
-            .is_some_and(|pending| pending.shares.len() >= self.committee.threshold as usize);
-        if !enough {
-            return Ok(None);
-        }
-        let Some(pending) = self.pending.remove(&height) else {
+    fn is_other_member(&self, index: NodeIndex) -> bool {
+        index != self.share.index && (index.0 as usize) < self.committee.shares.len()
+    }
+
+    fn is_signature(&self, root: &[u8; 32], signature: &Signature) -> bool {
+        nidkg::verify(&self.committee.public_key, &state_root_message(root), &signature.0)
+    }
+
+    /// A certificate covers what earlier states hold: they need none of their own.
+    fn done(&mut self, height: Height) {
+        self.pending = self.pending.split_off(&Height(height.0 + 1));
+    }
+
+    fn complete(&mut self, height: Height) -> Result<Option<Certificate>, CertifyError> {
+        let threshold = self.committee.threshold as usize;
+        let Some(pending) = self.pending.get_mut(&height).filter(|pending| pending.shares.len() >= threshold)
+        else {
             return Ok(None);
         };
-        let signature = nidkg::combine(&self.committee, &pending.shares)?;
-        Ok(Some(Certificate { height, root: pending.root, signature }))
+        let root = pending.root;
+        let combined = nidkg::combine(&self.committee, &pending.shares);
+        // A node's own share needs no verification: it just made it.
+        let alone = pending.shares.keys().all(|index| *index == self.share.index);
+        if let Ok(signature) = combined
+            && (alone || nidkg::verify(&self.committee.public_key, &state_root_message(&root), &signature.0))
+        {
+            self.done(height);
+            return Ok(Some(Certificate { height, root, signature }));
+        }
+        let message = state_root_message(&root);
+        let (own, committee) = (self.share.index, &self.committee);
+        pending.shares.retain(|index, share| {
+            let good = *index == own || committee.verify_share(*index, &message, share).is_ok();
+            if !good {
+                tracing::warn!(
+                    height = height.0,
+                    node = index.0,
+                    "a node sent a false share of the state root's signature"
+                );
+            }
+            good
+        });
+        if pending.shares.len() < threshold {
+            return Ok(None);
+        }
+        let signature = nidkg::combine(committee, &pending.shares)?;
+        self.done(height);
+        Ok(Some(Certificate { height, root, signature }))
     }
 }
 
@@ -95,12 +224,16 @@ mod tests {
 
     use super::*;
 
+    fn four(seed: u64) -> (Committee, Vec<SecretShare>) {
+        nidkg::deal(4, 3, &mut StdRng::seed_from_u64(seed)).unwrap()
+    }
+
     #[test]
     fn one_node_certifies_at_once_and_clients_verify_it() {
         let (committee, mut shares) = nidkg::deal(1, 1, &mut StdRng::seed_from_u64(1)).unwrap();
         let key = committee.public_key;
         let mut certifier = Certifier::new(committee, shares.remove(0), 4);
-        let certificate = certifier.sign(Height(3), [9; 32]).unwrap().unwrap();
+        let certificate = certifier.sign(Height(3), [9; 32]).unwrap().1.unwrap();
         ic_verify_bls_signature::verify_bls_signature(
             &certificate.signature.0,
             &state_root_message(&[9; 32]),
@@ -110,26 +243,89 @@ mod tests {
     }
 
     #[test]
-    fn four_nodes_certify_with_three_shares_and_a_bad_share_does_not_count() {
-        let (committee, mut shares) = nidkg::deal(4, 3, &mut StdRng::seed_from_u64(2)).unwrap();
+    fn four_nodes_certify_with_three_shares_whoever_is_first() {
+        let (committee, mut shares) = four(2);
         let others = shares.split_off(1);
-        let message = state_root_message(&[5; 32]);
+        let (root, message) = ([5; 32], state_root_message(&[5; 32]));
         let mut certifier = Certifier::new(committee.clone(), shares.remove(0), 4);
-        assert_eq!(certifier.take(Height(1), NodeIndex(1), others[0].sign(&message)), Ok(None));
-        assert_eq!(certifier.sign(Height(1), [5; 32]), Ok(None));
-        assert!(certifier.take(Height(1), NodeIndex(1), others[1].sign(&message)).is_err());
-        assert_eq!(certifier.take(Height(1), NodeIndex(2), others[1].sign(&message)), Ok(None));
-        let certificate = certifier.take(Height(1), NodeIndex(3), others[2].sign(&message)).unwrap().unwrap();
+        // Before this node executed the height.
+        assert_eq!(certifier.take(Height(1), NodeIndex(1), root, others[0].sign(&message)), Ok(None));
+        assert_eq!(certifier.sign(Height(1), root).unwrap().1, None);
+        let certificate =
+            certifier.take(Height(1), NodeIndex(3), root, others[2].sign(&message)).unwrap().unwrap();
+        assert!(nidkg::verify(&committee.public_key, &message, &certificate.signature.0));
+        // All of them before.
+        for (index, share) in others.iter().enumerate() {
+            let from = NodeIndex(index as u32 + 1);
+            assert_eq!(certifier.take(Height(2), from, root, share.sign(&message)), Ok(None));
+        }
+        assert_eq!(certifier.sign(Height(2), root).unwrap().1.unwrap().height, Height(2));
+    }
+
+    #[test]
+    fn a_false_share_does_not_count_and_does_not_harm() {
+        let (committee, mut shares) = four(2);
+        let others = shares.split_off(1);
+        let (root, message) = ([5; 32], state_root_message(&[5; 32]));
+        let mut certifier = Certifier::new(committee.clone(), shares.remove(0), 4);
+        certifier.sign(Height(1), root).unwrap();
+        // Node 1 sends node 2's share.
+        assert_eq!(certifier.take(Height(1), NodeIndex(1), root, others[1].sign(&message)), Ok(None));
+        assert_eq!(certifier.take(Height(1), NodeIndex(2), root, others[1].sign(&message)), Ok(None));
+        let certificate =
+            certifier.take(Height(1), NodeIndex(3), root, others[2].sign(&message)).unwrap().unwrap();
         assert!(nidkg::verify(&committee.public_key, &message, &certificate.signature.0));
     }
 
     #[test]
+    fn a_node_that_is_alone_with_its_root_learns_it() {
+        let (committee, mut shares) = four(4);
+        let others = shares.split_off(1);
+        let theirs = [6; 32];
+        let sign = |index: usize| others[index - 1].sign(&state_root_message(&theirs));
+        let mut certifier = Certifier::new(committee, shares.remove(0), 4);
+        certifier.sign(Height(1), [5; 32]).unwrap();
+        // One may be faulty; so says the same node twice. And one may make up another's dissent.
+        assert_eq!(certifier.take(Height(1), NodeIndex(1), theirs, sign(1)), Ok(None));
+        assert_eq!(certifier.take(Height(1), NodeIndex(1), theirs, sign(1)), Ok(None));
+        assert_eq!(certifier.take(Height(1), NodeIndex(2), theirs, sign(1)), Ok(None));
+        let diverged = certifier.take(Height(1), NodeIndex(2), theirs, sign(2)).unwrap_err();
+        assert_eq!(diverged, CertifyError::Diverged { height: 1, own: [5; 32], theirs });
+    }
+
+    #[test]
+    fn a_certificate_of_another_node_is_taken_if_it_is_one() {
+        let (committee, mut shares) = four(5);
+        let mut other = Certifier::new(committee.clone(), shares.remove(1), 4);
+        let (root, message) = ([7; 32], state_root_message(&[7; 32]));
+        other.sign(Height(4), root).unwrap();
+        other.take(Height(4), NodeIndex(2), root, shares[1].sign(&message)).unwrap();
+        let certificate =
+            other.take(Height(4), NodeIndex(3), root, shares[2].sign(&message)).unwrap().unwrap();
+        let mut certifier = Certifier::new(committee, shares.remove(0), 4);
+        assert_eq!(certifier.accept(certificate.clone()), Ok(None), "nothing is known of that height");
+        certifier.sign(Height(3), [1; 32]).unwrap();
+        certifier.sign(Height(4), root).unwrap();
+        let mut false_one = certificate.clone();
+        false_one.root[0] ^= 1;
+        assert_eq!(certifier.accept(false_one), Ok(None));
+        assert_eq!(certifier.accept(certificate.clone()), Ok(Some(certificate)));
+        assert_eq!(certifier.pending(), 0, "the height below is covered");
+    }
+
+    #[test]
     fn heights_that_never_complete_are_forgotten() {
-        let (committee, mut shares) = nidkg::deal(4, 3, &mut StdRng::seed_from_u64(3)).unwrap();
+        let (committee, mut shares) = four(3);
+        let other = shares.remove(1);
         let mut certifier = Certifier::new(committee, shares.remove(0), 2);
         for height in 1..100 {
             certifier.sign(Height(height), [1; 32]).unwrap();
+            for ahead in 1..100 {
+                let share = other.sign(&state_root_message(&[1; 32]));
+                certifier.take(Height(height + ahead), NodeIndex(1), [1; 32], share).unwrap();
+            }
             assert!(certifier.pending.len() <= 2);
+            assert!(certifier.early.len() <= 2);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Agreement on what happens next, behind one seam.
 //!
 //! The rest of the node sees [`Consensus`] only: finalised batches come out in height order and at least once, state roots go in, certificates come out per
-//! height. Today one implementation makes the blocks of a subnet of one ([`SingleNode`]); an engine for several nodes takes its place without a change above.
+//! height. A subnet of one makes its blocks by itself ([`SingleNode`]); several nodes agree on theirs ([`Subnet`]).
 //!
 //! What travels through the seam, and when it may be shown:
 //!
@@ -19,9 +19,13 @@ mod certifier;
 mod pool;
 mod seam;
 mod single;
+mod subnet;
 
 pub use block_log::{BlockLog, LogError, Logged};
-pub use certifier::{Certificate, Certifier};
-pub use pool::{IngressPool, PoolRefusal, PoolStatus, Submitted};
-pub use seam::{Consensus, ConsensusError, Demand, FinalisedBatch, Recorded};
+pub use certifier::{Certificate, Certifier, CertifyError};
+pub use pool::{IngressPool, PoolRefusal, PoolStatus, Submitted, TakenCall};
+pub use seam::{
+    Consensus, ConsensusError, Demand, Envelopes, FinalisedBatch, FinalisedBlock, Recorded, Step, Wiring,
+};
 pub use single::{SingleNode, SystemClock, WallClock};
+pub use subnet::{KeyError, Peer, Progress, StartError, Subnet, SubnetConfig, SubnetStatus};

@@ -4,14 +4,14 @@
 //! already accepted is dropped except calls whose expiry passed.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
 use budget::Observation;
 use limits::ConsensusLimits;
-use state::{Ingress, RequestId, Time};
+use state::{IngressId, SignedIngress, Time};
 use thiserror::Error;
 
 /// The call is in the pool now.
@@ -54,6 +54,17 @@ pub enum PoolRefusal {
     Closed(String),
 }
 
+/// A call taken out of the pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TakenCall {
+    /// Its name.
+    pub id: IngressId,
+    /// After this it is void.
+    pub expiry: Time,
+    /// The call.
+    pub signed: SignedIngress,
+}
+
 /// Figures for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStatus {
@@ -69,13 +80,43 @@ pub struct IngressPool {
     messages_max: u64,
     inner: Mutex<Inner>,
     arrived: Condvar,
+    /// Told of every call a client brings, and of closing.
+    listener: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+/// Who brought a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// A client of this node.
+    Client,
+    /// The node of this place.
+    Peer(usize),
+}
+
+/// A call that waits.
+struct Waiting {
+    signed: SignedIngress,
+    expiry: Time,
+    source: Source,
+}
+
+/// What a peer's calls take of the pool.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    bytes: u64,
+    messages: u64,
 }
 
 #[derive(Default)]
 struct Inner {
-    waiting: BTreeMap<RequestId, Ingress>,
-    order: VecDeque<RequestId>,
+    waiting: BTreeMap<IngressId, Waiting>,
+    order: VecDeque<IngressId>,
     bytes: u64,
+    /// Parts the pool is divided into, one per node; 0 for a node that is alone.
+    parts: u64,
+    peers: BTreeMap<usize, Held>,
+    /// Calls of clients that other nodes were not told of.
+    unannounced: VecDeque<IngressId>,
     refusing: Option<String>,
     closing: bool,
     woken: bool,
@@ -88,6 +129,19 @@ struct Inner {
 }
 
 impl Inner {
+    /// Its place in the order goes when that is looked at next.
+    fn forget(&mut self, id: &IngressId) {
+        let Some(call) = self.waiting.remove(id) else { return };
+        let bytes = call.signed.accounted_bytes();
+        self.bytes -= bytes;
+        if let Source::Peer(place) = call.source
+            && let Some(held) = self.peers.get_mut(&place)
+        {
+            held.bytes -= bytes;
+            held.messages -= 1;
+        }
+    }
+
     fn count(&mut self) {
         if let Some(counted) = &mut self.counted {
             counted.set(self.bytes);
@@ -103,6 +157,7 @@ impl IngressPool {
             messages_max: limits.ingress_pool_messages,
             inner: Mutex::default(),
             arrived: Condvar::new(),
+            listener: OnceLock::new(),
         }
     }
 
@@ -118,29 +173,66 @@ impl IngressPool {
         inner.count();
     }
 
-    /// Takes a call, unless there is no room.
-    pub fn submit(&self, ingress: Ingress) -> Result<Submitted, PoolRefusal> {
+    /// Takes a verified call that is named `id` and void after `expiry`, unless there is no room.
+    pub fn submit(
+        &self,
+        id: IngressId,
+        expiry: Time,
+        signed: SignedIngress,
+    ) -> Result<Submitted, PoolRefusal> {
+        let submitted = self.submit_from(Source::Client, id, expiry, signed);
+        if submitted == Ok(Submitted::New) {
+            self.tell();
+        }
+        submitted
+    }
+
+    /// The same from anybody. A peer gets no more than its part of the pool.
+    pub(crate) fn submit_from(
+        &self,
+        source: Source,
+        id: IngressId,
+        expiry: Time,
+        signed: SignedIngress,
+    ) -> Result<Submitted, PoolRefusal> {
         let mut inner = self.lock();
         if let Some(reason) = &inner.refusing {
             return Err(PoolRefusal::Closed(reason.clone()));
         }
-        if inner.waiting.contains_key(&ingress.request_id) {
+        if inner.waiting.contains_key(&id) {
             return Ok(Submitted::Already);
         }
         // A call that would be passed over for want of room is better refused here, where its sender is told.
         if inner.room.is_some_and(|room| inner.waiting.len() as u64 + inner.taken >= room) {
             return Err(PoolRefusal::History);
         }
-        let asked = ingress.accounted_bytes();
+        let asked = signed.accounted_bytes();
         if inner.bytes + asked > self.bytes_max {
             return Err(PoolRefusal::Bytes { used: inner.bytes, cap: self.bytes_max, asked });
         }
         if inner.waiting.len() as u64 >= self.messages_max {
             return Err(PoolRefusal::Messages { cap: self.messages_max });
         }
+        match source {
+            Source::Client if inner.parts > 0 => inner.unannounced.push_back(id),
+            Source::Client => {}
+            Source::Peer(place) => {
+                let parts = inner.parts.max(1);
+                let (bytes_max, messages_max) = (self.bytes_max / parts, self.messages_max / parts);
+                let held = inner.peers.entry(place).or_default();
+                if held.bytes + asked > bytes_max {
+                    return Err(PoolRefusal::Bytes { used: held.bytes, cap: bytes_max, asked });
+                }
+                if held.messages >= messages_max {
+                    return Err(PoolRefusal::Messages { cap: messages_max });
+                }
+                held.bytes += asked;
+                held.messages += 1;
+            }
+        }
         inner.bytes += asked;
-        inner.order.push_back(ingress.request_id);
-        inner.waiting.insert(ingress.request_id, ingress);
+        inner.order.push_back(id);
+        inner.waiting.insert(id, Waiting { signed, expiry, source });
         inner.count();
         self.arrived.notify_one();
         Ok(Submitted::New)
@@ -168,7 +260,9 @@ impl IngressPool {
         let mut inner = self.lock();
         inner.closing = true;
         inner.refusing.get_or_insert_with(|| "it is shutting down".into());
+        drop(inner);
         self.arrived.notify_all();
+        self.tell();
     }
 
     /// Whether [`Self::close`] was called.
@@ -191,14 +285,112 @@ impl IngressPool {
         self.arrived.notify_all();
     }
 
+    /// Divides the pool among `nodes` and has `listener` told of every call a client brings, and of closing. Once.
+    pub(crate) fn share_among(&self, nodes: usize, listener: impl Fn() + Send + Sync + 'static) {
+        self.lock().parts = nodes as u64;
+        let _ = self.listener.set(Box::new(listener));
+    }
+
+    fn tell(&self) {
+        if let Some(listener) = self.listener.get() {
+            listener();
+        }
+    }
+
+    /// Calls of clients that other nodes were not told of yet, about `bytes_max` of them, or one.
+    pub(crate) fn unannounced(&self, bytes_max: usize) -> Vec<SignedIngress> {
+        let mut inner = self.lock();
+        let mut calls = Vec::new();
+        let mut bytes = 0;
+        while let Some(id) = inner.unannounced.front() {
+            let Some(signed) = inner.waiting.get(id).map(|call| call.signed.clone()) else {
+                inner.unannounced.pop_front();
+                continue;
+            };
+            bytes += signed.envelope.len();
+            if !calls.is_empty() && bytes > bytes_max {
+                break;
+            }
+            calls.push(signed);
+            inner.unannounced.pop_front();
+        }
+        calls
+    }
+
+    /// Names of calls for a block of `time`, oldest first, within the block's limits; they stay here until [`Self::remove`]. Those that `skip` names are in a
+    /// block already. Calls that expired by `now` are dropped.
+    pub(crate) fn offer(
+        &self,
+        (now, time): (Time, Time),
+        bytes_max: u64,
+        messages_max: u64,
+        skip: &BTreeSet<IngressId>,
+    ) -> Vec<IngressId> {
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        let expired: Vec<_> =
+            (inner.waiting.iter()).filter(|(_, call)| call.expiry < now).map(|(id, _)| *id).collect();
+        expired.iter().for_each(|id| inner.forget(id));
+        if !expired.is_empty() {
+            let Inner { waiting, order, .. } = &mut *inner;
+            order.retain(|id| waiting.contains_key(id));
+        }
+        let mut offered = Vec::new();
+        let mut bytes = 0;
+        for id in &inner.order {
+            if offered.len() as u64 >= messages_max {
+                break;
+            }
+            let Some(call) = inner.waiting.get(id).filter(|call| call.expiry >= time && !skip.contains(id))
+            else {
+                continue;
+            };
+            let size = call.signed.accounted_bytes();
+            if !offered.is_empty() && bytes + size > bytes_max {
+                break;
+            }
+            bytes += size;
+            offered.push(*id);
+        }
+        inner.count();
+        offered
+    }
+
+    /// Whether there is anything to offer beyond `skip`.
+    pub(crate) fn has_more_than(&self, skip: &BTreeSet<IngressId>) -> bool {
+        self.lock().waiting.keys().any(|id| !skip.contains(id))
+    }
+
+    /// A call that waits.
+    pub(crate) fn get(&self, id: &IngressId) -> Option<SignedIngress> {
+        self.lock().waiting.get(id).map(|call| call.signed.clone())
+    }
+
+    /// When a call that waits becomes void.
+    pub(crate) fn expiry(&self, id: &IngressId) -> Option<Time> {
+        self.lock().waiting.get(id).map(|call| call.expiry)
+    }
+
+    /// These are in a final block, which is durable.
+    pub(crate) fn remove(&self, ids: &[IngressId]) {
+        let mut inner = self.lock();
+        for id in ids {
+            inner.forget(id);
+        }
+        inner.taken += ids.len() as u64;
+        let Inner { waiting, order, .. } = &mut *inner;
+        order.retain(|id| waiting.contains_key(id));
+        inner.count();
+    }
+
     /// Takes calls out for a block, oldest first, within the block's limits. Calls that expired by `now` are dropped.
-    pub fn take(&self, now: Time, bytes_max: u64, messages_max: u64) -> Vec<Ingress> {
+    pub fn take(&self, now: Time, bytes_max: u64, messages_max: u64) -> Vec<TakenCall> {
         let mut inner = self.lock();
         let mut taken = Vec::new();
         let mut bytes = 0;
         while (taken.len() as u64) < messages_max {
             let Some(id) = inner.order.front().copied() else { break };
-            let Some(size) = inner.waiting.get(&id).map(Ingress::accounted_bytes) else {
+            let Some(size) = inner.waiting.get(&id).map(|call| call.signed.accounted_bytes()) else {
                 inner.order.pop_front();
                 continue;
             };
@@ -206,11 +398,11 @@ impl IngressPool {
                 break;
             }
             inner.order.pop_front();
-            if let Some(ingress) = inner.waiting.remove(&id) {
+            if let Some(Waiting { signed, expiry, .. }) = inner.waiting.remove(&id) {
                 inner.bytes -= size;
-                if ingress.ingress_expiry >= now {
+                if expiry >= now {
                     bytes += size;
-                    taken.push(ingress);
+                    taken.push(TakenCall { id, expiry, signed });
                 }
             }
         }
@@ -220,14 +412,14 @@ impl IngressPool {
     }
 
     /// Gives calls back that a block could not be made of. They keep their place at the front.
-    pub fn give_back(&self, ingress: Vec<Ingress>) {
+    pub fn give_back(&self, calls: Vec<TakenCall>) {
         let mut inner = self.lock();
-        inner.taken = inner.taken.saturating_sub(ingress.len() as u64);
-        for ingress in ingress.into_iter().rev() {
-            if !inner.waiting.contains_key(&ingress.request_id) {
-                inner.bytes += ingress.accounted_bytes();
-                inner.order.push_front(ingress.request_id);
-                inner.waiting.insert(ingress.request_id, ingress);
+        inner.taken = inner.taken.saturating_sub(calls.len() as u64);
+        for TakenCall { id, expiry, signed } in calls.into_iter().rev() {
+            if !inner.waiting.contains_key(&id) {
+                inner.bytes += signed.accounted_bytes();
+                inner.order.push_front(id);
+                inner.waiting.insert(id, Waiting { signed, expiry, source: Source::Client });
             }
         }
         inner.count();
@@ -253,29 +445,30 @@ mod tests {
             messages_max: messages,
             inner: Mutex::default(),
             arrived: Condvar::new(),
+            listener: OnceLock::new(),
         }
     }
 
-    fn call(number: u8, size: usize, expiry: u64) -> Ingress {
-        Ingress {
-            request_id: RequestId([number; 32]),
-            sender: Principal::anonymous(),
-            canister_id: Principal::management_canister(),
+    /// A call of `size` bytes; the pool never looks inside.
+    fn call(number: u8, size: usize, expiry: u64) -> TakenCall {
+        let signed = SignedIngress {
             effective_canister_id: Principal::management_canister(),
-            method_name: String::new(),
-            arg: vec![0; size],
-            ingress_expiry: Time(expiry),
-            sender_info: None,
-        }
+            envelope: vec![number; size].into(),
+        };
+        TakenCall { id: IngressId([number; 32]), expiry: Time(expiry), signed }
+    }
+
+    fn submit(pool: &IngressPool, call: TakenCall) -> Result<Submitted, PoolRefusal> {
+        pool.submit(call.id, call.expiry, call.signed)
     }
 
     #[test]
     fn a_call_is_held_once_and_leaves_in_order() {
         let pool = pool(10, 100_000);
-        assert_eq!(pool.submit(call(2, 10, 9)), Ok(Submitted::New));
-        assert_eq!(pool.submit(call(1, 10, 9)), Ok(Submitted::New));
-        assert_eq!(pool.submit(call(2, 10, 9)), Ok(Submitted::Already));
-        let order: Vec<_> = pool.take(Time(0), 100_000, 10).iter().map(|call| call.request_id.0[0]).collect();
+        assert_eq!(submit(&pool, call(2, 10, 9)), Ok(Submitted::New));
+        assert_eq!(submit(&pool, call(1, 10, 9)), Ok(Submitted::New));
+        assert_eq!(submit(&pool, call(2, 10, 9)), Ok(Submitted::Already));
+        let order: Vec<_> = pool.take(Time(0), 100_000, 10).iter().map(|call| call.id.0[0]).collect();
         assert_eq!(order, [2, 1]);
         assert_eq!(pool.status(), PoolStatus::default());
     }
@@ -283,38 +476,38 @@ mod tests {
     #[test]
     fn no_more_is_taken_than_the_state_can_take_in() {
         let pool = pool(10, 100_000);
-        pool.submit(call(1, 0, 9)).unwrap();
+        submit(&pool, call(1, 0, 9)).unwrap();
         pool.set_room(2);
-        pool.submit(call(2, 0, 9)).unwrap();
-        assert_eq!(pool.submit(call(3, 0, 9)), Err(PoolRefusal::History));
+        submit(&pool, call(2, 0, 9)).unwrap();
+        assert_eq!(submit(&pool, call(3, 0, 9)), Err(PoolRefusal::History));
         // What a block took is not in the state yet.
         assert_eq!(pool.take(Time(0), 100_000, 1).len(), 1);
-        assert_eq!(pool.submit(call(3, 0, 9)), Err(PoolRefusal::History));
+        assert_eq!(submit(&pool, call(3, 0, 9)), Err(PoolRefusal::History));
         pool.set_room(2);
-        pool.submit(call(3, 0, 9)).unwrap();
+        submit(&pool, call(3, 0, 9)).unwrap();
         let taken = pool.take(Time(0), 100_000, 10);
         pool.give_back(taken);
-        assert_eq!(pool.submit(call(4, 0, 9)), Err(PoolRefusal::History));
+        assert_eq!(submit(&pool, call(4, 0, 9)), Err(PoolRefusal::History));
         pool.set_room(3);
-        pool.submit(call(4, 0, 9)).unwrap();
+        submit(&pool, call(4, 0, 9)).unwrap();
     }
 
     #[test]
     fn a_full_pool_says_which_limit_and_its_value() {
         let by_count = pool(1, 100_000);
-        by_count.submit(call(1, 0, 9)).unwrap();
-        assert_eq!(by_count.submit(call(2, 0, 9)), Err(PoolRefusal::Messages { cap: 1 }));
+        submit(&by_count, call(1, 0, 9)).unwrap();
+        assert_eq!(submit(&by_count, call(2, 0, 9)), Err(PoolRefusal::Messages { cap: 1 }));
         let by_bytes = pool(10, 1_000);
-        by_bytes.submit(call(1, 600, 9)).unwrap();
-        let refusal = by_bytes.submit(call(2, 600, 9)).unwrap_err();
-        assert_eq!(refusal, PoolRefusal::Bytes { used: 856, cap: 1_000, asked: 856 });
+        submit(&by_bytes, call(1, 600, 9)).unwrap();
+        let refusal = submit(&by_bytes, call(2, 600, 9)).unwrap_err();
+        assert_eq!(refusal, PoolRefusal::Bytes { used: 728, cap: 1_000, asked: 728 });
     }
 
     #[test]
     fn blocks_respect_their_limits_and_always_take_one() {
         let pool = pool(10, 100_000);
         for number in 0..4 {
-            pool.submit(call(number, 1_000, 9)).unwrap();
+            submit(&pool, call(number, 1_000, 9)).unwrap();
         }
         assert_eq!(pool.take(Time(0), 10, 10).len(), 1);
         assert_eq!(pool.take(Time(0), 2_600, 10).len(), 2);
@@ -324,33 +517,33 @@ mod tests {
     #[test]
     fn expired_calls_are_dropped_when_a_block_is_made() {
         let pool = pool(10, 100_000);
-        pool.submit(call(1, 0, 5)).unwrap();
-        pool.submit(call(2, 0, 9)).unwrap();
+        submit(&pool, call(1, 0, 5)).unwrap();
+        submit(&pool, call(2, 0, 9)).unwrap();
         let taken = pool.take(Time(6), 100_000, 10);
         assert_eq!(taken.len(), 1);
-        assert_eq!(taken[0].request_id.0[0], 2);
+        assert_eq!(taken[0].id.0[0], 2);
     }
 
     #[test]
     fn calls_given_back_keep_their_place() {
         let pool = pool(10, 100_000);
         for number in 0..3 {
-            pool.submit(call(number, 0, 9)).unwrap();
+            submit(&pool, call(number, 0, 9)).unwrap();
         }
         let taken = pool.take(Time(0), 100_000, 2);
         pool.give_back(taken);
-        let order: Vec<_> = pool.take(Time(0), 100_000, 10).iter().map(|call| call.request_id.0[0]).collect();
+        let order: Vec<_> = pool.take(Time(0), 100_000, 10).iter().map(|call| call.id.0[0]).collect();
         assert_eq!(order, [0, 1, 2]);
     }
 
     #[test]
     fn refusing_keeps_what_waits() {
         let pool = pool(10, 100_000);
-        pool.submit(call(1, 0, 9)).unwrap();
+        submit(&pool, call(1, 0, 9)).unwrap();
         pool.refuse(Some("the disk is full".into()));
-        assert_eq!(pool.submit(call(2, 0, 9)), Err(PoolRefusal::Closed("the disk is full".into())));
+        assert_eq!(submit(&pool, call(2, 0, 9)), Err(PoolRefusal::Closed("the disk is full".into())));
         pool.refuse(None);
-        assert_eq!(pool.submit(call(2, 0, 9)), Ok(Submitted::New));
+        assert_eq!(submit(&pool, call(2, 0, 9)), Ok(Submitted::New));
         assert_eq!(pool.status().messages, 2);
     }
 }

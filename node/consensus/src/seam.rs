@@ -1,10 +1,13 @@
 //! The seam itself.
 
+use std::sync::Arc;
+
+use limits::ConsensusLimits;
 use serde::{Deserialize, Serialize};
-use state::{Batch, Fault, Height, Time};
+use state::{Batch, Fault, Height, Ingress, SignedIngress, Time};
 use thiserror::Error;
 
-use crate::{Certificate, LogError};
+use crate::{BlockLog, Certificate, CertifyError, IngressPool, LogError, WallClock};
 
 /// What an earlier run found when it executed the batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,6 +16,61 @@ pub struct Recorded {
     pub root: [u8; 32],
     /// Faults to be repeated.
     pub faults: Vec<Fault>,
+}
+
+/// A block that will not change any more, as the log holds it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FinalisedBlock {
+    /// Its height.
+    pub height: Height,
+    /// Agreed time.
+    pub time: Time,
+    /// Agreed randomness.
+    pub randomness: [u8; 32],
+    /// Calls in the order they are to be inducted.
+    pub ingress: Vec<SignedIngress>,
+}
+
+impl FinalisedBlock {
+    /// What execution makes of it. Calls were verified before they came into a block.
+    pub(crate) fn batch(&self, envelopes: &dyn Envelopes) -> Result<Batch, ConsensusError> {
+        let read = |signed: &SignedIngress| {
+            envelopes
+                .read(signed)
+                .map_err(|reason| ConsensusError::UnreadableCall { height: self.height.0, reason })
+        };
+        let ingress = self.ingress.iter().map(read).collect::<Result<_, _>>()?;
+        Ok(Batch { height: self.height, time: self.time, randomness: self.randomness, ingress })
+    }
+}
+
+/// What every implementation of [`Consensus`] works with.
+pub struct Wiring {
+    /// Calls that wait for a block.
+    pub pool: Arc<IngressPool>,
+    /// Where blocks become durable.
+    pub log: BlockLog,
+    /// Where block times come from.
+    pub clock: Box<dyn WallClock>,
+    /// Reads and verifies calls.
+    pub envelopes: Arc<dyn Envelopes>,
+    /// Sizes and intervals.
+    pub limits: ConsensusLimits,
+}
+
+/// What envelopes say. Consensus carries them and does not look inside.
+pub trait Envelopes: Send + Sync {
+    /// What a call asks for that was verified before.
+    ///
+    /// # Errors
+    /// When it cannot have been.
+    fn read(&self, signed: &SignedIngress) -> Result<Ingress, String>;
+
+    /// Whether its sender signed it and a client's call like it would be taken at `now`. Takes the time of a signature.
+    ///
+    /// # Errors
+    /// Why not.
+    fn verify(&self, signed: &SignedIngress, now: Time) -> Result<Ingress, String>;
 }
 
 /// A batch that will not change any more.
@@ -54,6 +112,16 @@ pub enum ConsensusError {
         /// What had been recorded.
         recorded: String,
     },
+    /// A call of a block does not decode.
+    #[error(
+        "a call of block {height} cannot be read: {reason}; the block log is damaged, or another version wrote it"
+    )]
+    UnreadableCall {
+        /// Height.
+        height: u64,
+        /// What is wrong.
+        reason: String,
+    },
     /// Heights must follow each other.
     #[error("height {found} came where {expected} was due")]
     OutOfOrder {
@@ -68,19 +136,34 @@ pub enum ConsensusError {
         /// Height.
         height: u64,
         /// Reason.
-        source: nidkg::BlsError,
+        source: CertifyError,
     },
+    /// The engine that several nodes agree by is gone.
+    #[error("the consensus engine ended; its message stands above")]
+    EngineEnded,
+}
+
+/// What is to be done next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A batch is final and durable.
+    Execute(FinalisedBatch),
+    /// A certificate became complete. Heights rise and need not be contiguous: a certificate covers what earlier states hold.
+    Certified(Certificate),
+    /// The node is closing.
+    Closing,
 }
 
 /// Batches out, certificates back.
 pub trait Consensus: Send {
-    /// Waits for the next finalised batch: after a start, those behind the height execution restarted from; then new ones. `None` when the node is closing.
+    /// Waits for the next step. Batches come in height order: after a start, those behind the height execution restarted from; then new ones.
     ///
     /// # Errors
     /// When a batch cannot be made durable. The call may be repeated: no message is lost by the failure, and none is executed.
-    fn next_batch(&mut self, demand: Demand) -> Result<Option<FinalisedBatch>, ConsensusError>;
+    fn next(&mut self, demand: Demand) -> Result<Step, ConsensusError>;
 
-    /// Execution of `height` is complete. Contributes this node's share on `root` and returns the certificates that became complete, in height order.
+    /// Execution of `height` is complete. Contributes this node's share on `root` and returns the certificates that became complete by it alone, in height order;
+    /// those that need other nodes come out of [`Self::next`].
     ///
     /// # Errors
     /// [`ConsensusError::Diverged`] when an earlier run recorded another root.
@@ -99,4 +182,27 @@ pub trait Consensus: Send {
 
     /// Heights whose certificate is not complete yet.
     fn certificates_pending(&self) -> u64;
+}
+
+impl<C: Consensus + ?Sized> Consensus for Box<C> {
+    fn next(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
+        (**self).next(demand)
+    }
+
+    fn executed(
+        &mut self,
+        height: Height,
+        root: [u8; 32],
+        faults: Vec<Fault>,
+    ) -> Result<Vec<Certificate>, ConsensusError> {
+        (**self).executed(height, root, faults)
+    }
+
+    fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError> {
+        (**self).checkpointed(height)
+    }
+
+    fn certificates_pending(&self) -> u64 {
+        (**self).certificates_pending()
+    }
 }

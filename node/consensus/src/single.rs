@@ -11,11 +11,11 @@ use std::{sync::Arc, time::Duration};
 
 use limits::ConsensusLimits;
 use sha2::{Digest, Sha256};
-use state::{Batch, Fault, Height, Time};
+use state::{Fault, Height, Time};
 
 use crate::{
-    BlockLog, Certificate, Certifier, Consensus, ConsensusError, Demand, FinalisedBatch, IngressPool,
-    Recorded, block_log::Replay,
+    BlockLog, Certificate, Certifier, Consensus, ConsensusError, Demand, Envelopes, FinalisedBatch,
+    FinalisedBlock, IngressPool, Recorded, Step, Wiring, block_log::Replay,
 };
 
 const RANDOMNESS_DOMAIN: &[u8] = b"\x11thimble-randomness";
@@ -42,6 +42,7 @@ pub struct SingleNode {
     log: BlockLog,
     certifier: Certifier,
     clock: Box<dyn WallClock>,
+    envelopes: Arc<dyn Envelopes>,
     limits: ConsensusLimits,
     replay: Option<Replay>,
     /// Height of the last batch handed out.
@@ -55,20 +56,19 @@ pub struct SingleNode {
 impl SingleNode {
     /// `resume_from` and `time` are the height and time of the state that execution restarted from. `genesis_seed` gives the randomness of the first block.
     pub fn new(
-        pool: Arc<IngressPool>,
-        log: BlockLog,
+        wiring: Wiring,
         certifier: Certifier,
-        clock: Box<dyn WallClock>,
-        limits: ConsensusLimits,
         (resume_from, time): (Height, Time),
         genesis_seed: [u8; 32],
     ) -> Result<Self, ConsensusError> {
-        let replay = log.read_from(resume_from)?;
+        let replay = wiring.log.read_from(resume_from)?;
+        let Wiring { pool, log, clock, envelopes, limits } = wiring;
         Ok(Self {
             pool,
             log,
             certifier,
             clock,
+            envelopes,
             limits,
             replay: Some(replay),
             height: resume_from,
@@ -87,22 +87,27 @@ impl SingleNode {
         let Some(replay) = &mut self.replay else {
             return Ok(None);
         };
-        let Some(logged) = replay.next_batch()? else {
+        let Some(logged) = replay.next_block()? else {
             self.replay = None;
             return Ok(None);
         };
         let expected = self.height.0 + 1;
-        if logged.batch.height.0 != expected {
-            return Err(ConsensusError::OutOfOrder { found: logged.batch.height.0, expected });
+        if logged.block.height.0 != expected {
+            return Err(ConsensusError::OutOfOrder { found: logged.block.height.0, expected });
         }
-        self.hand_out(&logged.batch, logged.recorded.clone());
-        Ok(Some(FinalisedBatch { batch: logged.batch, recorded: logged.recorded }))
+        self.hand_out(&logged.block, logged.recorded).map(Some)
     }
 
-    fn hand_out(&mut self, batch: &Batch, recorded: Option<Recorded>) {
-        self.height = batch.height;
-        self.time = batch.time;
-        self.recorded = recorded;
+    fn hand_out(
+        &mut self,
+        block: &FinalisedBlock,
+        recorded: Option<Recorded>,
+    ) -> Result<FinalisedBatch, ConsensusError> {
+        let batch = block.batch(self.envelopes.as_ref())?;
+        self.height = block.height;
+        self.time = block.time;
+        self.recorded.clone_from(&recorded);
+        Ok(FinalisedBatch { batch, recorded })
     }
 
     /// How long to wait for calls before a block is due without any.
@@ -119,27 +124,30 @@ impl SingleNode {
 }
 
 impl Consensus for SingleNode {
-    fn next_batch(&mut self, demand: Demand) -> Result<Option<FinalisedBatch>, ConsensusError> {
+    fn next(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
         if let Some(logged) = self.next_logged()? {
-            return Ok(Some(logged));
+            return Ok(Step::Execute(logged));
         }
         if self.pool.closing() {
-            return Ok(None);
+            return Ok(Step::Closing);
         }
         self.pool.wait(self.patience(demand));
         if self.pool.closing() {
-            return Ok(None);
+            return Ok(Step::Closing);
         }
         let time = Time(self.clock.now().0.max(self.time.0 + 1));
-        let ingress =
-            self.pool.take(time, self.limits.block_ingress_bytes, self.limits.block_ingress_messages);
-        let batch = Batch { height: Height(self.height.0 + 1), time, randomness: self.randomness, ingress };
-        if let Err(error) = self.log.append_batch(&batch) {
-            self.pool.give_back(batch.ingress);
+        let calls = self.pool.take(time, self.limits.block_ingress_bytes, self.limits.block_ingress_messages);
+        let block = FinalisedBlock {
+            height: Height(self.height.0 + 1),
+            time,
+            randomness: self.randomness,
+            ingress: calls.iter().map(|call| call.signed.clone()).collect(),
+        };
+        if let Err(error) = self.log.append_block(&block) {
+            self.pool.give_back(calls);
             return Err(error.into());
         }
-        self.hand_out(&batch, None);
-        Ok(Some(FinalisedBatch { batch, recorded: None }))
+        self.hand_out(&block, None).map(Step::Execute)
     }
 
     fn executed(
@@ -164,7 +172,7 @@ impl Consensus for SingleNode {
             None if self.replay.is_some() && self.log.last() != Some(height) => {}
             None => self.log.append_outcome(height, root, &faults)?,
         }
-        let certificate = self
+        let (_, certificate) = self
             .certifier
             .sign(height, root)
             .map_err(|source| ConsensusError::Certify { height: height.0, source })?;
@@ -186,7 +194,7 @@ impl Consensus for SingleNode {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -198,7 +206,7 @@ mod tests {
     use ic_principal::Principal;
     use nidkg::SecretShare;
     use rand::{SeedableRng, rngs::StdRng};
-    use state::{Ingress, RequestId};
+    use state::{Ingress, IngressId, RequestId, SignedIngress};
 
     use super::*;
 
@@ -207,6 +215,41 @@ mod tests {
         fn now(&self) -> Time {
             Time(self.0)
         }
+    }
+
+    /// Calls whose envelope is one byte, which is all they say.
+    struct Bytes;
+    impl Envelopes for Bytes {
+        fn read(&self, signed: &SignedIngress) -> Result<Ingress, String> {
+            let number = *signed.envelope.first().ok_or("an empty envelope")?;
+            Ok(Ingress {
+                request_id: RequestId([number; 32]),
+                sender: Principal::anonymous(),
+                canister_id: Principal::management_canister(),
+                effective_canister_id: signed.effective_canister_id,
+                method_name: "m".into(),
+                arg: vec![],
+                ingress_expiry: Time(u64::MAX),
+                sender_info: None,
+            })
+        }
+
+        fn verify(&self, signed: &SignedIngress, _: Time) -> Result<Ingress, String> {
+            self.read(signed)
+        }
+    }
+
+    fn batch(node: &mut SingleNode) -> FinalisedBatch {
+        match node.next(Demand::default()).unwrap() {
+            Step::Execute(batch) => batch,
+            other => panic!("{other:?} where a batch was due"),
+        }
+    }
+
+    fn submit(pool: &IngressPool, number: u8) {
+        let effective_canister_id = Principal::management_canister();
+        let signed = SignedIngress { effective_canister_id, envelope: vec![number].into() };
+        pool.submit(IngressId([number; 32]), Time(u64::MAX), signed).unwrap();
     }
 
     fn limits() -> ConsensusLimits {
@@ -221,6 +264,7 @@ mod tests {
             execution_lag_blocks: 1,
             certificates_kept: 4,
             checkpoint_block_bytes: 1 << 20,
+            nidkg_tables_bytes: 0,
         }
     }
 
@@ -232,42 +276,28 @@ mod tests {
     fn node(folder: &Path, resume: u64, now: u64) -> (SingleNode, Arc<IngressPool>) {
         let pool = Arc::new(IngressPool::new(&limits()));
         let (committee, share) = share();
-        let node = SingleNode::new(
-            pool.clone(),
-            BlockLog::open(folder, 1 << 20).unwrap(),
-            Certifier::new(committee, share, 4),
-            Box::new(FixedClock(now)),
-            limits(),
-            (Height(resume), Time(0)),
-            [0; 32],
-        )
-        .unwrap();
+        let wiring = Wiring {
+            pool: pool.clone(),
+            log: BlockLog::open(folder, 1 << 20).unwrap(),
+            clock: Box::new(FixedClock(now)),
+            envelopes: Arc::new(Bytes),
+            limits: limits(),
+        };
+        let certifier = Certifier::new(committee, share, 4);
+        let node = SingleNode::new(wiring, certifier, (Height(resume), Time(0)), [0; 32]).unwrap();
         (node, pool)
-    }
-
-    fn call(number: u8) -> Ingress {
-        Ingress {
-            request_id: RequestId([number; 32]),
-            sender: Principal::anonymous(),
-            canister_id: Principal::management_canister(),
-            effective_canister_id: Principal::management_canister(),
-            method_name: "m".into(),
-            arg: vec![],
-            ingress_expiry: Time(u64::MAX),
-            sender_info: None,
-        }
     }
 
     #[test]
     fn blocks_follow_each_other_and_time_never_stands_still() {
         let folder = tempfile::tempdir().unwrap();
         let (mut node, pool) = node(folder.path(), 0, 1_000);
-        pool.submit(call(1)).unwrap();
-        let first = node.next_batch(Demand::default()).unwrap().unwrap().batch;
+        submit(&pool, 1);
+        let first = batch(&mut node).batch;
         assert_eq!((first.height, first.time, first.ingress.len()), (Height(1), Time(1_000), 1));
         let certificate = node.executed(Height(1), [1; 32], vec![]).unwrap().remove(0);
         assert_eq!((certificate.height, certificate.root), (Height(1), [1; 32]));
-        let second = node.next_batch(Demand::default()).unwrap().unwrap().batch;
+        let second = batch(&mut node).batch;
         assert_eq!((second.height, second.time), (Height(2), Time(1_001)));
         assert_ne!(second.randomness, first.randomness);
     }
@@ -279,22 +309,22 @@ mod tests {
         {
             let (mut node, pool) = node(folder.path(), 0, 1_000);
             for number in 1..=4 {
-                pool.submit(call(number)).unwrap();
-                given.push(node.next_batch(Demand::default()).unwrap().unwrap().batch);
+                submit(&pool, number);
+                given.push(batch(&mut node).batch);
                 if number < 4 {
                     node.executed(Height(number.into()), [number; 32], vec![]).unwrap();
                 }
             }
         }
         let (mut node, _) = node(folder.path(), 2, 2_000);
-        let third = node.next_batch(Demand::default()).unwrap().unwrap();
+        let third = batch(&mut node);
         assert_eq!(third.batch, given[2]);
         assert_eq!(third.recorded.unwrap().root, [3; 32]);
         node.executed(Height(3), [3; 32], vec![]).unwrap();
-        let fourth = node.next_batch(Demand::default()).unwrap().unwrap();
+        let fourth = batch(&mut node);
         assert_eq!((&fourth.batch, fourth.recorded), (&given[3], None));
         node.executed(Height(4), [4; 32], vec![]).unwrap();
-        let fifth = node.next_batch(Demand::default()).unwrap().unwrap().batch;
+        let fifth = batch(&mut node).batch;
         assert_eq!((fifth.height, fifth.time), (Height(5), Time(2_000)));
     }
 
@@ -303,11 +333,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         {
             let (mut node, _) = node(folder.path(), 0, 1_000);
-            node.next_batch(Demand::default()).unwrap();
+            batch(&mut node);
             node.executed(Height(1), [1; 32], vec![]).unwrap();
         }
         let (mut node, _) = node(folder.path(), 0, 1_000);
-        node.next_batch(Demand::default()).unwrap();
+        batch(&mut node);
         let error = node.executed(Height(1), [2; 32], vec![]).unwrap_err();
         assert!(matches!(error, ConsensusError::Diverged { height: 1, .. }), "{error}");
     }
@@ -317,6 +347,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (mut node, pool) = node(folder.path(), 0, 1_000);
         pool.close();
-        assert!(node.next_batch(Demand { more: true, ..Demand::default() }).unwrap().is_none());
+        assert_eq!(node.next(Demand { more: true, ..Demand::default() }).unwrap(), Step::Closing);
     }
 }

@@ -125,14 +125,6 @@ pub enum FatalError {
         /// Why.
         reason: String,
     },
-    /// Snapshots wait for their signatures.
-    #[error(
-        "{waiting} states wait for their certificates, the most that may (consensus.execution_lag_blocks); certify before executing more"
-    )]
-    Uncertified {
-        /// How many.
-        waiting: u64,
-    },
     /// Certificates come in order.
     #[error("a certificate for height {found} came where {expected} was due")]
     CertificateHeight {

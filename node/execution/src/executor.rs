@@ -28,6 +28,9 @@ use crate::query::QueryService;
 use crate::round;
 use crate::sync::{ManifestWorker, SnapshotSource};
 
+/// States kept for their certificate beyond the lag that agreement allows execution: nodes sign at different times, and their shares are under way for some.
+const UNCERTIFIED_BEYOND_LAG: usize = 4;
+
 /// See the module.
 pub struct Executor {
     // Interfaces.
@@ -127,9 +130,10 @@ impl Executor {
         if self.manifest_owed {
             return Err(FatalError::ManifestOwed { height: self.height().0 });
         }
-        let waiting = self.uncertified.len() as u64;
-        if waiting > self.core.limits().consensus.execution_lag_blocks.max(1) {
-            return Err(FatalError::Uncertified { waiting });
+        // A state that others sign too late, or that is executed again, is covered by the certificate of a later one.
+        let kept = usize::try_from(self.core.limits().consensus.execution_lag_blocks).unwrap_or(usize::MAX);
+        while self.uncertified.len() > kept.saturating_add(UNCERTIFIED_BEYOND_LAG) {
+            self.uncertified.pop_front();
         }
         let work = round::run(
             &self.core,
@@ -175,11 +179,19 @@ impl Executor {
         root
     }
 
-    /// Publishes the state of `height`, signed. Heights in order; those that were passed over are let go.
+    /// Publishes the state of `height`, signed. Heights in order; those that were passed over are let go. None when the state was let go already, because the
+    /// certificate came late.
     ///
     /// # Errors
-    /// When no state of that height waits.
-    pub fn certify(&mut self, height: Height, signature: Vec<u8>) -> Result<Arc<CertifiedState>, FatalError> {
+    /// When the height was not executed.
+    pub fn certify(
+        &mut self,
+        height: Height,
+        signature: Vec<u8>,
+    ) -> Result<Option<Arc<CertifiedState>>, FatalError> {
+        if self.uncertified.front().map_or(self.height(), |oldest| Height(oldest.height().0 - 1)) >= height {
+            return Ok(None);
+        }
         while self.uncertified.front().is_some_and(|state| state.height() < height) {
             self.uncertified.pop_front();
         }
@@ -190,7 +202,7 @@ impl Executor {
                     self.snapshots.certified(height, root);
                 }
                 self.reader.publish(Arc::clone(&state));
-                Ok(state)
+                Ok(Some(state))
             }
             other => {
                 let expected = other.as_ref().map_or(0, |state| state.height().0);

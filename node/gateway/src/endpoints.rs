@@ -14,14 +14,15 @@ use std::{
 
 use bytes::Bytes;
 use hyper::StatusCode;
-use state::{Ingress, RequestId};
+use state::{Ingress, RequestId, SignedIngress};
 
 use crate::{
     answer::{self, Answer, Refused},
     api::{QueryRequest, Refusal},
     auth::{self, AuthError, Authenticated},
+    calls::ingress,
     effective::{self, Effective, EffectiveError},
-    envelope::{Envelope, EnvelopeError, MethodCall, Request},
+    envelope::{Envelope, EnvelopeError, Request},
     paths::{self, PathError, Scope},
     service::{ReceivedBody, Service, Work},
 };
@@ -155,7 +156,7 @@ impl Service {
     ) -> Result<Answer, Refused> {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
-        let (envelope, authenticated) = self.admit(effective, Kind::Call, bytes).await?;
+        let (envelope, authenticated) = self.admit(effective, Kind::Call, bytes.clone()).await?;
         let Request::Call(call) = envelope.content.request else {
             return Err(Refused::bad("request_type", "this endpoint takes \"call\""));
         };
@@ -170,7 +171,7 @@ impl Service {
                 (Some(_), false) => self.wait(id, None).await,
             };
         }
-        let ingress = ingress(id, envelope.content.ingress_expiry, effective, call, authenticated);
+        let ingress = ingress(id, envelope.content.ingress_expiry, effective.id(), call, authenticated);
         let node = self.node.clone();
         let (ingress, inspected) = self
             .on_thread(Work::Inspect, move || {
@@ -182,13 +183,17 @@ impl Service {
             self.metrics.refused("inspect");
             return self.accounted(answer::rejected_call(&reject, waits_since.is_some()));
         }
+        // A copy of its own: what came may be a piece of a larger read buffer, which must not live for as long as the call waits.
+        let envelope = Bytes::copy_from_slice(&bytes);
+        let signed = SignedIngress { effective_canister_id: effective.id(), envelope };
+        drop(bytes);
         // From here the ingress pool accounts for the message.
         drop(reservation);
         let Some(since) = waits_since else {
-            self.node.submit(ingress)?;
+            self.node.submit(ingress, signed)?;
             return Ok(Answer::accepted());
         };
-        let answer = self.wait(id, Some(ingress)).await?;
+        let answer = self.wait(id, Some((ingress, signed))).await?;
         // A call that was known before is no measure: it is answered at once, or started earlier than this.
         if answer.status == StatusCode::OK {
             self.latencies.record_update(since.elapsed());
@@ -197,10 +202,14 @@ impl Service {
     }
 
     /// Submits a call, if it is not known yet, and waits until it is certified or the wait is over.
-    async fn wait(self: &Arc<Self>, id: RequestId, ingress: Option<Ingress>) -> Result<Answer, Refused> {
+    async fn wait(
+        self: &Arc<Self>,
+        id: RequestId,
+        call: Option<(Ingress, SignedIngress)>,
+    ) -> Result<Answer, Refused> {
         let waiter = self.waiters.register(id);
-        if let Some(ingress) = ingress {
-            self.node.submit(ingress)?;
+        if let Some((ingress, signed)) = call {
+            self.node.submit(ingress, signed)?;
         }
         let Some(mut waiter) = waiter else {
             // The call is on its way; only the waiting is refused.
@@ -296,24 +305,5 @@ impl Service {
             service.accounted(answer::certificate(&view.certificate(&paths)))
         };
         if many { self.on_thread(Work::Verify, certify).await? } else { certify() }
-    }
-}
-
-fn ingress(
-    request_id: RequestId,
-    expiry: u64,
-    effective: Effective,
-    call: MethodCall,
-    authenticated: Authenticated,
-) -> Ingress {
-    Ingress {
-        request_id,
-        sender: authenticated.sender,
-        canister_id: call.canister_id,
-        effective_canister_id: effective.id(),
-        method_name: call.method_name,
-        arg: call.arg,
-        ingress_expiry: state::Time(expiry),
-        sender_info: authenticated.sender_info,
     }
 }

@@ -22,6 +22,7 @@
 mod answer;
 mod api;
 pub mod auth;
+mod calls;
 mod cbor;
 mod connection;
 mod dashboard;
@@ -39,6 +40,7 @@ mod service;
 mod waiters;
 
 pub use api::{CertifiedView, Health, Node, QueryRequest, Refusal, RequestFacts, RequestKind, Submitted};
+pub use calls::{CallError, CallVerifier};
 pub use cbor::CborError;
 pub use envelope::{
     Content, Envelope, EnvelopeBounds, EnvelopeError, MethodCall, Permissions, Request, SignedDelegation,

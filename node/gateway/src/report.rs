@@ -30,6 +30,8 @@ pub struct Report {
     pub healthy: bool,
     /// As on `/health`: `healthy`, `recovering` ...
     pub status: String,
+    /// How far the subnet is, if the node is one of several.
+    pub subnet: Option<Subnet>,
     /// Memory against the budget.
     pub memory: Memory,
     /// The node process's allocator.
@@ -48,6 +50,42 @@ pub struct Report {
     pub canisters_total: u64,
     /// Oldest first, one per second; while nothing happens samples may be further apart.
     pub history: Vec<Sample>,
+}
+
+/// The subnet as this node sees it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Subnet {
+    /// This node's place among the members.
+    pub place: u32,
+    /// All members by place.
+    pub members: Vec<SubnetMember>,
+    /// Newest height known to be final.
+    pub finalised_height: u64,
+    /// Newest height executed here.
+    pub executed_height: u64,
+    /// Newest height certified here.
+    pub certified_height: u64,
+    /// Final heights not executed here.
+    pub behind: u64,
+    /// Whether the node fetches blocks that others executed.
+    pub catching_up: bool,
+    /// Rounds without a block since the start.
+    pub nullified_rounds: u64,
+    /// Proofs seen that a node voted twice.
+    pub equivocations: u64,
+}
+
+/// A member of the subnet.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SubnetMember {
+    /// Its principal.
+    pub node_id: String,
+    /// Where this node looks for it.
+    pub address: String,
+    /// Newest height whose state it signed, as far as was heard; 0 if nothing was.
+    pub heard_height: u64,
 }
 
 /// Memory of all processes of the node.

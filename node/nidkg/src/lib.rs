@@ -24,7 +24,7 @@
 //! of signatures run on the thread that calls them and never wait for it.
 //!
 //! Code map: `curve` is arithmetic, all unsafe code is there; `forward` the tree of epochs; `cipher` chunked encryption; `chunking` and `sharing` the two proofs;
-//! `fold` their verification as few sums; `dealing` and `transcript` the protocol; `threshold` the signatures. docs/nidkg-security.md has assumptions, parameters
+//! `fold` their verification as few sums; `dealing` and `transcript` the protocol; `threshold` the signatures, `polynomial` a committee's coefficients. docs/nidkg-security.md has assumptions, parameters
 //! and departures from the paper.
 //!
 //! # Bounds
@@ -45,6 +45,7 @@ mod forward;
 mod logarithm;
 mod oracle;
 mod parameters;
+mod polynomial;
 mod session;
 mod sharing;
 #[cfg(test)]

@@ -62,6 +62,14 @@ pub enum BlsError {
         /// Asked committee size.
         nodes: u32,
     },
+    /// Keys of shares that no polynomial has.
+    #[error(
+        "the public keys of the committee are not those of one polynomial with {threshold} coefficients: they do not belong together"
+    )]
+    NotOnePolynomial {
+        /// How many coefficients it must have.
+        threshold: u32,
+    },
     /// Index outside the committee.
     #[error("node {0:?} is not in the committee")]
     UnknownNode(NodeIndex),
@@ -180,6 +188,10 @@ impl PublicKey {
             return Err(BlsError::NotAPoint { what: "the public key" });
         }
         Ok(Self(point.to_compressed(), point))
+    }
+
+    pub(crate) fn point(&self) -> G2Affine {
+        self.1
     }
 
     /// 96 bytes, compressed.

@@ -3,8 +3,10 @@
 
 use std::fmt;
 
+use bytes::Bytes;
 use ic_principal::Principal;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 /// Number of a block, of the batch made from it, and of the state after it. Genesis is 0; the first batch is 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -118,6 +120,43 @@ impl Ingress {
     pub fn accounted_bytes(&self) -> u64 {
         let info = self.sender_info.as_ref().map_or(0, |info| info.info.len() + 30);
         (self.arg.len() + self.method_name.len() + info + 256) as u64
+    }
+}
+
+/// Names a call in blocks: commits to what is asked and to where it was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct IngressId(pub [u8; 32]);
+
+impl IngressId {
+    /// The sender signed the request id; the effective canister id stands beside it in the URL.
+    pub fn new(request_id: &RequestId, effective_canister_id: &Principal) -> Self {
+        let mut hash = Sha256::new();
+        hash.update(b"\x0fthimble-ingress");
+        hash.update(request_id.0);
+        hash.update(effective_canister_id.as_slice());
+        Self(hash.finalize().into())
+    }
+}
+
+/// A call as its sender signed it. The ingress pool, the wire and the block log hold it in this form: it is there once, and whoever gets it can verify it.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SignedIngress {
+    /// From the URL.
+    pub effective_canister_id: Principal,
+    /// The envelope's CBOR as it came. Copies share their bytes.
+    pub envelope: Bytes,
+}
+
+impl fmt::Debug for SignedIngress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SignedIngress({}, {} bytes)", self.effective_canister_id, self.envelope.len())
+    }
+}
+
+impl SignedIngress {
+    /// Bytes the message is accounted with in pools and blocks.
+    pub fn accounted_bytes(&self) -> u64 {
+        self.envelope.len() as u64 + 128
     }
 }
 

@@ -3,15 +3,18 @@
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use budget::Level;
-use consensus::{IngressPool, PoolRefusal, SystemClock, WallClock};
+use consensus::{Envelopes, IngressPool, PoolRefusal, SubnetStatus, SystemClock, WallClock};
 use execution::QueryService;
 use gateway::{
-    CertifiedView, Health, Node, QueryRequest, Refusal, RequestKind, Submitted,
+    CallVerifier, CertifiedView, Health, Node, QueryRequest, Refusal, RequestKind, Submitted,
     report::{self, Report},
 };
 use ic_principal::Principal;
 use pages::PageStore;
-use state::{CanisterId, CanisterState, CanisterStatus, CertifiedReader, Height, Ingress, Reject, Time};
+use state::{
+    CanisterId, CanisterState, CanisterStatus, CertifiedReader, Height, Ingress, IngressId, Reject,
+    SignedIngress, Time,
+};
 
 use crate::{
     metrics::RoundMetrics,
@@ -35,6 +38,60 @@ pub(crate) struct Adapter {
     pub(crate) identity: Identity,
     pub(crate) pages: Arc<PageStore>,
     pub(crate) delta_capacity_bytes: u64,
+    /// None for a subnet of one.
+    pub(crate) subnet: Option<Agreement>,
+}
+
+/// The subnet of several nodes that this one is part of.
+pub(crate) struct Agreement {
+    pub(crate) status: SubnetStatus,
+    pub(crate) place: u32,
+    /// Node id and address of each member.
+    pub(crate) members: Vec<(Principal, String)>,
+}
+
+/// Final heights a node may lack without being called behind: those under way.
+const UNDER_WAY: u64 = 4;
+
+impl Agreement {
+    fn behind(&self) -> u64 {
+        let progress = self.status.progress();
+        progress.finalised.0.saturating_sub(progress.executed.0)
+    }
+
+    fn report(&self) -> report::Subnet {
+        let progress = self.status.progress();
+        let heard = self.status.heard();
+        let member = |(place, (node_id, address)): (usize, &(Principal, String))| report::SubnetMember {
+            node_id: node_id.to_text(),
+            address: address.clone(),
+            heard_height: heard.get(place).map_or(0, |height| height.0),
+        };
+        report::Subnet {
+            place: self.place,
+            members: self.members.iter().enumerate().map(member).collect(),
+            finalised_height: progress.finalised.0,
+            executed_height: progress.executed.0,
+            certified_height: progress.certified.0,
+            behind: self.behind(),
+            catching_up: self.behind() > UNDER_WAY,
+            nullified_rounds: progress.nullified,
+            equivocations: progress.equivocations,
+        }
+    }
+}
+
+/// Calls as consensus carries them.
+pub(crate) struct Calls(pub(crate) CallVerifier);
+
+impl Envelopes for Calls {
+    fn read(&self, signed: &SignedIngress) -> Result<Ingress, String> {
+        self.0.read(signed).map_err(|error| error.to_string())
+    }
+
+    fn verify(&self, signed: &SignedIngress, now: Time) -> Result<Ingress, String> {
+        self.0.verify(signed, now).map_err(|error| error.to_string())
+    }
 }
 
 /// Who this node is, for the status report.
@@ -61,12 +118,13 @@ impl Node for Adapter {
         })
     }
 
-    fn submit(&self, ingress: Ingress) -> Result<Submitted, Refusal> {
+    fn submit(&self, ingress: Ingress, signed: SignedIngress) -> Result<Submitted, Refusal> {
         // A call the state knows already is not ordered a second time; its certificate can be had at once.
         if self.reader.latest().is_some_and(|state| state.request(&ingress.request_id).is_some()) {
             return Ok(Submitted::Duplicate);
         }
-        match self.pool.submit(ingress) {
+        let id = IngressId::new(&ingress.request_id, &ingress.effective_canister_id);
+        match self.pool.submit(id, ingress.ingress_expiry, signed) {
             Ok(consensus::Submitted::New) => Ok(Submitted::Accepted),
             Ok(consensus::Submitted::Already) => Ok(Submitted::Duplicate),
             Err(refusal @ PoolRefusal::Closed(_)) => {
@@ -110,6 +168,10 @@ impl Node for Adapter {
             Some(reason) => (false, reason),
             None if certified_height == Height(0) => (false, "starting".to_owned()),
             None if certified_height < self.recovered_at => (false, "recovering".to_owned()),
+            None if self.subnet.as_ref().is_some_and(|subnet| subnet.behind() > UNDER_WAY) => {
+                let behind = self.subnet.as_ref().map_or(0, Agreement::behind);
+                (false, format!("catching up: {behind} blocks behind"))
+            }
             None => (true, "healthy".to_owned()),
         };
         Health { healthy, status, certified_height }
@@ -133,6 +195,7 @@ impl Node for Adapter {
             uptime_millis: uptime.as_millis() as u64,
             healthy: health.healthy,
             status: health.status,
+            subnet: self.subnet.as_ref().map(Agreement::report),
             memory: report::Memory {
                 budget_bytes: watch.budget_bytes,
                 anonymous_bytes: memory.anonymous_bytes,

@@ -5,7 +5,11 @@ use std::{net::SocketAddr, path::PathBuf};
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
-use crate::{config::Config, node, status};
+use crate::{
+    config::Config,
+    genesis::{self, GenesisCommand},
+    init, node, status,
+};
 
 /// An Internet-Computer-compatible replica that lives inside a stated memory budget.
 ///
@@ -33,6 +37,50 @@ enum Command {
         /// Write the address being served to this file once it is, for scripts that listen on port 0.
         #[arg(long, value_name = "FILE")]
         address_file: Option<PathBuf>,
+    },
+    /// Write a commented configuration file into the data folder, and with --systemd a unit whose memory cap is the budget.
+    ///
+    /// A file that is there and says something else stays.
+    ///
+    /// Example: thimble init --memory 512MiB --data-dir /var/lib/thimble --systemd
+    Init {
+        #[command(flatten)]
+        settings: Settings,
+        /// Write thimble.service beside it.
+        #[arg(long)]
+        systemd: bool,
+    },
+    /// Make this node's keys, and print the record that other nodes need of it: the first step towards a subnet of several nodes.
+    ///
+    /// What is there stays, so it may be run again: for the same record, or with another address. The record is public; the keys in the data folder are not.
+    ///
+    /// Example: thimble keygen --data-dir /var/lib/thimble --address node1.example.org:4000 --out node1.json
+    Keygen {
+        /// Folder of keys and state.
+        #[arg(long, value_name = "DIR", default_value = "thimble-data")]
+        data_dir: PathBuf,
+        /// Where other nodes reach this one.
+        #[arg(long, value_name = "HOST:PORT")]
+        address: String,
+        /// Where to write the record. [default: standard output]
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+    /// The ceremony in which the nodes of a subnet make its key, which none of them knows: plan, deal, assemble, verify.
+    #[command(subcommand)]
+    Genesis(GenesisCommand),
+    /// Take this node's share out of a genesis: the data folder then belongs to that subnet, and `thimble run` starts a node of it.
+    ///
+    /// The genesis is verified from scratch first. May be run again; a data folder of another subnet is refused.
+    ///
+    /// Example: thimble join --data-dir /var/lib/thimble --genesis genesis.json
+    Join {
+        /// Folder of this node's keys.
+        #[arg(long, value_name = "DIR", default_value = "thimble-data")]
+        data_dir: PathBuf,
+        /// The genesis.
+        #[arg(long, value_name = "FILE")]
+        genesis: PathBuf,
     },
     /// Print the budget sheet: every pool with its cap, owner and reason, and every other limit.
     ///
@@ -95,9 +143,21 @@ pub(crate) struct Settings {
     /// Folder of keys and state, made at the first start. [default: thimble-data]
     #[arg(long, value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,
+    /// Address on which this node waits for its peers, in a subnet of several nodes.
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) p2p_listen: Option<SocketAddr>,
+    /// Where a peer is reached, if elsewhere than the genesis says; once for each peer.
+    #[arg(long = "p2p-peer", value_name = "NODE_ID=HOST:PORT", value_parser = peer)]
+    pub(crate) p2p_peers: Vec<(String, String)>,
     /// What is logged to standard error: error, warn, info, debug, or a filter like `info,gateway=debug`. [default: info]
     #[arg(long, value_name = "FILTER")]
     pub(crate) log: Option<String>,
+}
+
+/// A node id and an address; what they are worth is checked with the rest of the configuration.
+fn peer(text: &str) -> Result<(String, String), String> {
+    let (node, address) = text.split_once('=').ok_or("NODE_ID=HOST:PORT is meant")?;
+    Ok((node.to_owned(), address.to_owned()))
 }
 
 impl Cli {
@@ -106,6 +166,12 @@ impl Cli {
             Command::Run { settings, address_file } => {
                 node::run(Config::load(&settings)?, address_file.as_deref())
             }
+            Command::Init { settings, systemd } => init::run(&Config::load(&settings)?, systemd),
+            Command::Keygen { data_dir, address, out } => {
+                genesis::keygen(&data_dir, &address, out.as_deref())
+            }
+            Command::Genesis(command) => command.run(),
+            Command::Join { data_dir, genesis } => genesis::join(&data_dir, &genesis),
             Command::Limits { settings, json } => {
                 let config = Config::load(&settings)?;
                 let sheet = config.limits.sheet();

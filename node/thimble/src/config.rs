@@ -1,12 +1,12 @@
 //! One configuration file, flags over it, defaults under it.
 
-use std::{fs, net::SocketAddr, path::PathBuf};
+use std::{collections::BTreeMap, fs, net::SocketAddr, path::PathBuf};
 
 use anyhow::{Context, Result};
 use limits::Limits;
 use serde::{Deserialize, Serialize};
 
-use crate::cli::Settings;
+use crate::{cli::Settings, genesis::check_peers};
 
 /// A configuration file larger than this is not one.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -18,7 +18,20 @@ pub(crate) struct Config {
     pub(crate) listen: SocketAddr,
     pub(crate) data_dir: PathBuf,
     pub(crate) log: String,
+    pub(crate) p2p: P2p,
     pub(crate) limits: Limits,
+}
+
+/// How nodes of a subnet reach each other.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct P2p {
+    /// Where this node waits for its peers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// By node id, HOST:PORT: peers that are reached elsewhere than the genesis says.
+    #[serde(default)]
+    pub(crate) peers: BTreeMap<String, String>,
 }
 
 /// The file: every key optional, unknown keys refused.
@@ -30,6 +43,8 @@ struct File {
     listen: Option<SocketAddr>,
     data_dir: Option<PathBuf>,
     log: Option<String>,
+    #[serde(default)]
+    p2p: P2p,
     /// Single limits changed: `[limits.gateway] connections = 100`.
     #[serde(default)]
     limits: toml::Table,
@@ -68,11 +83,16 @@ impl Config {
         };
         limits.apply_overrides(&serde_json::to_value(&file.limits)?)?;
         limits.check()?;
+        let mut p2p = file.p2p;
+        p2p.listen = settings.p2p_listen.or(p2p.listen);
+        p2p.peers.extend(settings.p2p_peers.iter().cloned());
+        check_peers(p2p.peers.iter())?;
         Ok(Self {
             memory: budget::format_size(limits.memory_budget_bytes),
             listen: settings.listen.or(file.listen).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
             data_dir: settings.data_dir.clone().or(file.data_dir).unwrap_or_else(|| "thimble-data".into()),
             log: settings.log.clone().or(file.log).unwrap_or_else(|| "info".into()),
+            p2p,
             limits,
         })
     }
@@ -127,6 +147,26 @@ mod tests {
         let again = load(&first.to_toml().unwrap(), Settings::default()).unwrap();
         assert_eq!(first.limits, again.limits);
         assert_eq!(first.to_toml().unwrap(), again.to_toml().unwrap());
+    }
+
+    #[test]
+    fn peers_of_flags_stand_above_those_of_the_file() {
+        let (one, two) = ("aaaaa-aa", "2vxsx-fae");
+        let text =
+            format!("[p2p]\nlisten = \"0.0.0.0:4000\"\n[p2p.peers]\n{one} = \"h:1\"\n{two} = \"h:2\"\n");
+        let flags = vec![(two.to_owned(), "h:3".to_owned())];
+        let config = load(&text, Settings { p2p_peers: flags, ..Settings::default() }).unwrap();
+        assert_eq!(config.p2p.listen, Some(SocketAddr::from(([0, 0, 0, 0], 4000))));
+        assert_eq!((&config.p2p.peers[one][..], &config.p2p.peers[two][..]), ("h:1", "h:3"));
+        assert_eq!(
+            load(&config.to_toml().unwrap(), Settings::default()).unwrap().p2p.peers,
+            config.p2p.peers
+        );
+        for (flag, words) in [(("x", "h:1"), "`x` is no node id"), ((one, "h"), "has no port")] {
+            let p2p_peers = vec![(flag.0.to_owned(), flag.1.to_owned())];
+            let error = Config::load(&Settings { p2p_peers, ..Settings::default() }).unwrap_err();
+            assert!(format!("{error:#}").contains(words), "{error:#}");
+        }
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! The round loop: batches from consensus through execution back to certificates, checkpoints in between. One thread.
 //!
 //! ```text
-//! next_batch (durable) -> execute -> executed (share, certificate) -> certify (shown) -> checkpoint when due
+//! next (durable) -> execute -> executed (share) -> certificate, now or later -> certify (shown) -> checkpoint when due
 //! ```
 //!
 //! What goes wrong with the disk must not end the node: new updates are refused with the reason, queries and reads go on, and the same step is tried again until
 //! it succeeds. What goes wrong with the state itself (another root than the one certified before) ends the node: serving on would be worse.
 
 use std::{
+    collections::VecDeque,
     path::PathBuf,
     sync::{
         Arc,
@@ -18,11 +19,11 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use budget::{Ledger, Observation};
-use consensus::{Consensus, ConsensusError, Demand, FinalisedBatch, IngressPool};
+use consensus::{Certificate, Consensus, ConsensusError, Demand, FinalisedBatch, IngressPool, Step};
 use execution::{Executor, RoundResult};
 use gateway::Waiters;
 use limits::pool;
-use state::{Height, Ingress, ReplicatedState};
+use state::{Height, Ingress, ReplicatedState, RequestId};
 
 use crate::{metrics::RoundMetrics, pace::Pace, watch::Watch};
 
@@ -54,6 +55,39 @@ pub(crate) struct Driver<C: Consensus> {
     pub(crate) checkpoint_block_bytes: u64,
     /// Ingress bytes in blocks since the last checkpoint.
     pub(crate) block_bytes: u64,
+    pub(crate) finished: Finished,
+}
+
+/// Calls that were answered in heights whose certificate is not there yet.
+pub(crate) struct Finished {
+    heights_max: usize,
+    waiting: VecDeque<(Height, Vec<RequestId>)>,
+}
+
+impl Finished {
+    /// Beyond `heights_max` the oldest are let go; whoever waits for them asks again.
+    pub(crate) fn new(heights_max: u64) -> Self {
+        Self {
+            heights_max: usize::try_from(heights_max).unwrap_or(usize::MAX).max(1),
+            waiting: VecDeque::new(),
+        }
+    }
+
+    fn add(&mut self, height: Height, calls: Vec<RequestId>) {
+        if calls.is_empty() {
+            return;
+        }
+        self.waiting.push_back((height, calls));
+        while self.waiting.len() > self.heights_max {
+            self.waiting.pop_front();
+        }
+    }
+
+    /// Those that a certificate of `height` covers.
+    fn take(&mut self, height: Height) -> impl Iterator<Item = Vec<RequestId>> + '_ {
+        let covered = self.waiting.partition_point(|(of, _)| *of <= height);
+        self.waiting.drain(..covered).map(|(_, calls)| calls)
+    }
 }
 
 /// Pools of the ledger that the rules of replicated state hold to their caps: counted after every round, so that the ledger says what they hold.
@@ -130,9 +164,13 @@ impl<C: Consensus> Driver<C> {
             }
             // Work that waits makes the time since the last certified round a stall; without any it counts from the batch.
             let waiting = demand.more || self.pool.status().messages > 0;
-            let finalised = match self.consensus.next_batch(demand) {
-                Ok(Some(finalised)) => finalised,
-                Ok(None) => break,
+            let finalised = match self.consensus.next(demand) {
+                Ok(Step::Execute(finalised)) => finalised,
+                Ok(Step::Certified(certificate)) => {
+                    self.certified(certificate)?;
+                    continue;
+                }
+                Ok(Step::Closing) => break,
                 Err(error) => {
                     self.storage_trouble(error)?;
                     continue;
@@ -171,7 +209,7 @@ impl<C: Consensus> Driver<C> {
         let started = Instant::now();
         let block_bytes = batch.ingress.iter().map(Ingress::accounted_bytes).sum::<u64>();
         self.observed.block(block_bytes);
-        let result = self
+        let mut result = self
             .executor
             .execute(&batch, &faults)
             .with_context(|| format!("executing batch {}", batch.height.0))?;
@@ -181,10 +219,10 @@ impl<C: Consensus> Driver<C> {
                 Err(error) => self.storage_trouble(error)?,
             }
         };
+        self.finished.add(batch.height, std::mem::take(&mut result.finished));
         for certificate in certificates {
-            self.executor.certify(certificate.height, certificate.signature.0.to_vec())?;
+            self.certified(certificate)?;
         }
-        self.waiters.certified(&result.finished);
         self.metrics.round(&batch, &result, started.elapsed());
         self.block_bytes += block_bytes;
         let history = &self.executor.state().history;
@@ -212,6 +250,15 @@ impl<C: Consensus> Driver<C> {
             }
         }
         Ok(result)
+    }
+
+    /// Shows the state of a height, and tells those who wait for it.
+    fn certified(&mut self, certificate: Certificate) -> Result<()> {
+        self.executor.certify(certificate.height, certificate.signature.0.to_vec())?;
+        for calls in self.finished.take(certificate.height) {
+            self.waiters.certified(&calls);
+        }
+        Ok(())
     }
 
     fn checkpoint(&mut self, height: Height) -> Result<()> {

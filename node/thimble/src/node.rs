@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::IsTerminal,
+    num::NonZeroU64,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
@@ -10,22 +11,25 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use budget::{Ledger, cgroup::Cgroup};
-use consensus::{BlockLog, Certifier, IngressPool, SingleNode, SystemClock};
+use consensus::{
+    BlockLog, Certifier, Consensus, IngressPool, Peer, SingleNode, Subnet, SubnetConfig, SystemClock, Wiring,
+};
 use execution::{Executor, ExecutorConfig};
-use gateway::{Gateway, GatewayConfig, GatewayHandle, Waiters};
+use gateway::{CallVerifier, Gateway, GatewayConfig, GatewayHandle, Waiters};
 use limits::{Limits, pool};
 use pages::PageStore;
 use prometheus_client::registry::Registry;
 use sandbox::{Budgeted, ModuleSource, SandboxConfig};
-use state::{BlobStore, ModuleHash, NodeInfo, StateStore, SubnetInfo, SubnetType};
+use state::{BlobStore, Height, ModuleHash, StateStore, SubnetInfo, SubnetType, Time};
 use tokio::signal::unix::{SignalKind, signal};
+use zeroize::Zeroizing;
 
 use crate::{
-    adapter::{Adapter, Identity},
+    adapter::{Adapter, Agreement, Calls, Identity},
     config::Config,
-    driver::{Driver, Observed},
+    driver::{Driver, Finished, Observed},
     governor,
-    keys::Keys,
+    keys::{Keys, Member, files::lock},
     metrics::{Readings, RoundMetrics},
     pace::Pace,
     watch::Watch,
@@ -138,7 +142,7 @@ impl ModuleSource for Modules {
 }
 
 struct Parts {
-    driver: Driver<SingleNode>,
+    driver: Driver<Box<dyn Consensus>>,
     adapter: Adapter,
     keys: Keys,
     pool: Arc<IngressPool>,
@@ -186,7 +190,7 @@ fn open(
             public_key_der: keys.root_key_der(),
             subnet_type: SubnetType::Application,
             canister_ranges: ranges.clone(),
-            nodes: vec![NodeInfo { node_id: keys.node_id(), public_key_der: keys.node_key_der() }],
+            nodes: keys.nodes()?,
         },
         root_key_der: keys.root_key_der(),
         first_canister: FIRST_CANISTER,
@@ -209,19 +213,21 @@ fn open(
     }
     let ingress = Arc::new(IngressPool::new(&limits.consensus));
     ingress.count_in(&named(pool::INGRESS_POOL)?);
-    let consensus = SingleNode::new(
-        ingress.clone(),
+    let calls = CallVerifier::new(
+        keys.committee.public_key,
+        &limits.gateway,
+        ingress_window(limits),
+        keys.subnet_id(),
+        ranges.clone(),
+    );
+    let wiring = Wiring {
+        pool: ingress.clone(),
         log,
-        Certifier::new(
-            keys.committee.clone(),
-            keys.share_again()?,
-            limits.consensus.certificates_kept as usize,
-        ),
-        Box::new(SystemClock),
-        limits.consensus.clone(),
-        (height, executor.time()),
-        keys.genesis_seed(),
-    )?;
+        clock: Box::new(SystemClock),
+        envelopes: Arc::new(Calls(calls)),
+        limits: limits.consensus.clone(),
+    };
+    let (consensus, subnet) = agreement(config, &keys, wiring, (height, executor.time()))?;
     let watch = Arc::new(Watch::new(ledger.clone(), cgroup, sandbox, limits));
     let rounds = {
         let mut registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
@@ -250,6 +256,7 @@ fn open(
         identity: Identity { subnet_id: keys.subnet_id(), node_id: keys.node_id() },
         pages: pages.clone(),
         delta_capacity_bytes: limits.pages.delta_capacity_bytes,
+        subnet,
     };
     let driver = Driver {
         consensus,
@@ -267,8 +274,60 @@ fn open(
         delta_bytes: Box::new(move || pages.delta_bytes()),
         checkpoint_block_bytes: limits.consensus.checkpoint_block_bytes,
         block_bytes: 0,
+        finished: Finished::new(limits.consensus.certificates_kept),
     };
     Ok(Parts { driver, adapter, keys, pool: ingress, waiters, watch })
+}
+
+/// Blocks that one set of shares signs.
+const BLOCKS_PER_EPOCH: NonZeroU64 = NonZeroU64::MAX;
+
+/// A subnet of one decides by itself; several connect to each other and agree.
+fn agreement(
+    config: &Config,
+    keys: &Keys,
+    wiring: Wiring,
+    (height, time): (Height, Time),
+) -> Result<(Box<dyn Consensus>, Option<Agreement>)> {
+    let limits = &config.limits;
+    let Some(origin) = keys.origin.as_ref().filter(|_| keys.members.len() > 1) else {
+        let kept = limits.consensus.certificates_kept as usize;
+        let certifier = Certifier::new(keys.committee.clone(), keys.share_again()?, kept);
+        return Ok((
+            Box::new(SingleNode::new(wiring, certifier, (height, time), keys.genesis_seed())?),
+            None,
+        ));
+    };
+    let listen = config.p2p.listen.context(
+        "this node is one of several and needs an address where the others reach it: --p2p-listen ADDRESS:PORT, or `listen` under [p2p] in the configuration",
+    )?;
+    let peer = |member: &Member| Peer {
+        node_key: member.node_key,
+        address: config.p2p.peers.get(&member.node_id.to_text()).unwrap_or(&member.address).clone(),
+    };
+    let subnet = SubnetConfig {
+        node_secret: Zeroizing::new(keys.node.to_bytes()),
+        members: keys.members.iter().map(peer).collect(),
+        committee: keys.committee.clone(),
+        share: keys.share_again()?,
+        share_of_certifier: keys.share_again()?,
+        genesis_time: Time(origin.time_seconds.saturating_mul(1_000_000_000)),
+        listen,
+        directory: config.data_dir.join("consensus"),
+        blocks_per_epoch: BLOCKS_PER_EPOCH,
+        call_bytes: limits.gateway.body_bytes,
+    };
+    let subnet = Subnet::start(wiring, subnet, height)?;
+    tracing::info!(members = keys.members.len(), place = keys.share.index.0, %listen, "taking part in the subnet");
+    let members = keys.members.iter().map(|member| (member.node_id, peer(member).address)).collect();
+    let agreement = Agreement { status: subnet.status(), place: keys.share.index.0, members };
+    Ok((Box::new(subnet), Some(agreement)))
+}
+
+/// How far ahead a call may expire, and the drift of clocks allowed on top.
+fn ingress_window(limits: &Limits) -> (Duration, Duration) {
+    let seconds = Duration::from_secs;
+    (seconds(limits.consensus.ingress_expiry_seconds), seconds(limits.consensus.ingress_drift_seconds))
 }
 
 async fn start_gateway(
@@ -286,8 +345,8 @@ async fn start_gateway(
     let gateway = GatewayConfig {
         listen: config.listen,
         limits: limits.gateway.clone(),
-        ingress_expiry: Duration::from_secs(limits.consensus.ingress_expiry_seconds),
-        ingress_drift: Duration::from_secs(limits.consensus.ingress_drift_seconds),
+        ingress_expiry: ingress_window(limits).0,
+        ingress_drift: ingress_window(limits).1,
         query_threads: limits.execution.query_threads,
         verify_threads: cores,
         connections: pool(pool::CONNECTIONS)?,
@@ -323,6 +382,12 @@ const DESCRIPTORS_OWN: u64 = 64;
 /// Descriptors of one canister in memory: base file and open segment of two memories, and one being replaced.
 const DESCRIPTORS_PER_CANISTER: u64 = 5;
 
+/// Open files that all canisters and connections may come to.
+pub(crate) fn descriptors_needed(limits: &Limits) -> u64 {
+    let canisters = DESCRIPTORS_PER_CANISTER.saturating_mul(limits.subnet.canisters_max);
+    DESCRIPTORS_OWN.saturating_add(canisters).saturating_add(limits.gateway.connections)
+}
+
 /// Takes as many open files as the system allows. Fewer than what all canisters and connections may need is refused: the lack would show when a canister is
 /// installed that cannot be served.
 fn raise_descriptor_limit(limits: &Limits) -> Result<()> {
@@ -338,7 +403,7 @@ fn raise_descriptor_limit(limits: &Limits) -> Result<()> {
     }
     .unwrap_or(u64::MAX);
     let (canisters, connections) = (limits.subnet.canisters_max, limits.gateway.connections);
-    let needed = DESCRIPTORS_OWN + DESCRIPTORS_PER_CANISTER * canisters + connections;
+    let needed = descriptors_needed(limits);
     if allowed < needed {
         bail!(
             "the system allows {allowed} open files; {canisters} canisters (subnet.canisters_max) and {connections} connections (gateway.connections) may \
@@ -346,26 +411,6 @@ fn raise_descriptor_limit(limits: &Limits) -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// Held for the life of the process; the kernel lets go of it however the process ends.
-fn lock(data: &Path) -> Result<fs::File> {
-    let path = data.join("lock");
-    let file = fs::OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
-        .with_context(|| format!("opening {}", path.display()))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(fs::TryLockError::WouldBlock) => {
-            bail!("the data folder {} is in use by another node", data.display())
-        }
-        Err(fs::TryLockError::Error(error)) => {
-            Err(error).with_context(|| format!("locking {}", path.display()))
-        }
-    }
 }
 
 /// A process group that may take less than the smallest node needs would have its processes killed one after the other: refused. A cap between that and

@@ -9,10 +9,10 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use candid::Principal;
 use ic_agent::{Agent, Identity};
 use ic_management_canister_types::CanisterInstallMode;
@@ -36,6 +36,8 @@ const WHOLE_READS: u64 = 8;
 const HEALTHY_WITHIN: Duration = Duration::from_secs(15);
 /// Tries to ask for `info` while the node is busy.
 const INFO_TRIES: u32 = 30;
+/// How long endpoints may say different things of a canister that nobody uses.
+const SAME_WITHIN: Duration = Duration::from_secs(30);
 
 /// By which endpoint a read is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,6 +209,14 @@ impl Fleet {
                 .with_max_polling_time(parameters.timeout())
                 .build()?;
             client::wait_until_healthy(&agent, url, HEALTHY_WITHIN).await?;
+            if let Some(first) = endpoints.first() {
+                let first: &Endpoint = first;
+                ensure!(
+                    first.agent.read_root_key() == agent.read_root_key(),
+                    "{url} has another root key than {}: they are not nodes of one subnet",
+                    first.url
+                );
+            }
             if index == 0 {
                 node = agent.status().await?.impl_version.unwrap_or_else(|| "unknown".into());
             }
@@ -269,6 +279,10 @@ impl Fleet {
                 client::install(agent, canister.id, mode, MODULE.to_vec(), argument).await?;
                 *lock(&canister.floors) = Floors::default();
             }
+            // A node that is a round behind does not know the canister yet, or knows the one before.
+            if self.endpoints.len() > 1 {
+                self.settle_one(index).await?;
+            }
             let info = self.info(index).await?;
             canister.seed.store(info.seed, Ordering::SeqCst);
             canister.counts.reopen();
@@ -294,10 +308,14 @@ impl Fleet {
         }
     }
 
-    /// What a canister says of itself.
+    /// What a canister says of itself, by the first endpoint.
     pub(crate) async fn info(&self, canister: usize) -> Result<Info> {
+        self.info_at(0, canister).await
+    }
+
+    async fn info_at(&self, endpoint: usize, canister: usize) -> Result<Info> {
         let id = self.canisters[canister].id;
-        let endpoint = &self.endpoints[0];
+        let endpoint = &self.endpoints[endpoint];
         for _ in 0..INFO_TRIES {
             let traffic = Traffic::default();
             let asked = TRAFFIC
@@ -321,8 +339,52 @@ impl Fleet {
         bail!("canister {id} could not be asked for its counters: the node refused {INFO_TRIES} times")
     }
 
+    /// Waits until all endpoints say the same of every canister, which with one endpoint is so at once. Nothing may be in flight.
+    pub(crate) async fn settle(&self) -> Result<()> {
+        if self.endpoints.len() > 1 {
+            for canister in 0..self.len() {
+                self.settle_one(canister).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn settle_one(&self, canister: usize) -> Result<()> {
+        let deadline = Instant::now() + SAME_WITHIN;
+        loop {
+            let mut said = Vec::new();
+            for endpoint in 0..self.endpoints.len() {
+                said.push(self.info_at(endpoint, canister).await);
+            }
+            let first = said.first().and_then(|info| info.as_ref().ok());
+            if first.is_some() && said.iter().all(|info| info.as_ref().ok() == first) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                let said: Vec<String> = said
+                    .iter()
+                    .zip(&self.endpoints)
+                    .map(|(info, endpoint)| match info {
+                        Ok(info) => format!("{}: {info:?}", endpoint.url),
+                        Err(error) => format!("{}: {error:#}", endpoint.url),
+                    })
+                    .collect();
+                bail!(
+                    "the endpoints do not agree on canister {} within {} s: {}",
+                    self.canisters[canister].id,
+                    SAME_WITHIN.as_secs(),
+                    said.join("; ")
+                );
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
     /// Compares the counters with the books. What is wrong, one text each.
     pub(crate) async fn check_counters(&self) -> Vec<String> {
+        if let Err(error) = self.settle().await {
+            return vec![format!("acknowledged updates could not be verified: {error:#}")];
+        }
         let mut wrong = Vec::new();
         let mut hops = 0;
         for (index, canister) in self.canisters.iter().enumerate() {
@@ -405,8 +467,8 @@ impl Fleet {
                 outcome.touched_bytes = bytes;
             }
             Action::Read { space, offset, bytes, by } => {
-                // With several endpoints a query may be answered by a node that is behind.
-                let held = by == By::Update || self.endpoints.len() == 1;
+                // With several endpoints a query may be answered by a node that is behind, unless all were waited for.
+                let held = by == By::Update || self.endpoints.len() == 1 || job.kind == Kind::VerifyRead;
                 let floors = match held {
                     true => lock(&canister.floors).read(space, offset, bytes),
                     false => vec![0; (bytes / PAGE_BYTES) as usize],

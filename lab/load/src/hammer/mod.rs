@@ -31,7 +31,7 @@ use self::{
     report::Report,
     schedule::{Runner, Stop},
 };
-use crate::measure;
+use crate::{endpoints, measure};
 
 pub use self::options::{Mode, Options};
 
@@ -105,6 +105,7 @@ async fn hammer(parameters: Parameters, progress: bool, keep: bool, stop: Stop) 
         seed: parameters.seed,
         progress,
     };
+    let watch = if parameters.watch_nodes { Some(endpoints::Watch::start(&parameters.urls)?) } else { None };
     let modes = Modes { parameters: &parameters, fleet: fleet.clone(), runner };
     let mut reports = Vec::new();
     for mode in &parameters.modes {
@@ -118,6 +119,10 @@ async fn hammer(parameters: Parameters, progress: bool, keep: bool, stop: Stop) 
     } else {
         fleet.close().await;
     }
+    let nodes = match watch {
+        Some(watch) => Some(watch.finish().await),
+        None => None,
+    };
     let mut report = Report {
         format: 1,
         machine,
@@ -127,6 +132,7 @@ async fn hammer(parameters: Parameters, progress: bool, keep: bool, stop: Stop) 
         node: fleet.node.clone(),
         canisters: fleet.ids(),
         modes: reports,
+        nodes,
         interrupted: stop.is_set(),
         verification_failures: 0,
         probes_unmet: 0,

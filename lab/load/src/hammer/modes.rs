@@ -262,6 +262,10 @@ impl Modes<'_> {
 
     /// Reads everything that was written once more, by query, and holds it against what was acknowledged.
     async fn read_back(&self, report: &mut ModeReport, space: Space, bytes: u64) {
+        if let Err(error) = self.fleet.settle().await {
+            report.incomplete = Some(format!("what was written could not be read back: {error:#}"));
+            return;
+        }
         let n = self.fleet.len();
         let p = self.parameters;
         let size = if space == Space::Heap { p.heap_read_bytes } else { p.read_bytes };

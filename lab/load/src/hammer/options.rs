@@ -1,14 +1,17 @@
 //! The command line, and the parameters that follow from it.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use candid::Principal;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::{pattern::PAGE_BYTES, protocol::RING_MAX};
+use crate::endpoints;
 
 const MIB: u64 = 1 << 20;
+/// Each has its own connections and is asked for its report.
+const ENDPOINTS_MAX: usize = 128;
 
 /// What is done to the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
@@ -73,14 +76,25 @@ impl Mode {
 /// line cannot be followed, 130 after Ctrl-C, which prints what there is.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// A public endpoint of the node; repeatable.
+    /// A public endpoint of a node; repeatable, for the nodes of one subnet.
     ///
-    /// Operations go to the endpoints in turn. With several, a query may see an older state than the last acknowledged update, so queries are then not
-    /// held to the newest acknowledged write.
+    /// Operations go to the endpoints in turn, and every certificate is held against the one root key; endpoints with different ones are refused. With several, a
+    /// query may see an older state than the last acknowledged update, so while the load goes on queries are not held to the newest acknowledged write; at the end
+    /// every endpoint is.
     ///
-    /// Default: http://127.0.0.1:8080. Example: --url http://10.0.0.1:8080 --url http://10.0.0.2:8080
-    #[arg(long, default_value = "http://127.0.0.1:8080", hide_default_value = true)]
+    /// Default: http://127.0.0.1:8080. Example: --endpoint http://10.0.0.1:8080 --endpoint http://10.0.0.2:8080
+    #[arg(
+        long,
+        visible_alias = "endpoint",
+        default_value = "http://127.0.0.1:8080",
+        hide_default_value = true
+    )]
     pub url: Vec<String>,
+    /// The folder of a net (thimble-lab net): all its nodes' endpoints.
+    ///
+    /// Example: --net thimble-net
+    #[arg(long, value_name = "DIR", conflicts_with = "url")]
+    pub net: Option<PathBuf>,
     /// What to do; repeatable, in that order.
     ///
     /// Default: throughput, compute, dirty, growth. `all` is every mode in turn. Example: --mode calls --mode fanout
@@ -240,6 +254,8 @@ pub(crate) struct Usage(pub(crate) String);
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Parameters {
     pub(crate) urls: Vec<String>,
+    /// Whether the nodes behind the endpoints are asked for their memory and height.
+    pub(crate) watch_nodes: bool,
     pub(crate) modes: Vec<Mode>,
     pub(crate) canisters: Vec<String>,
     #[serde(skip)]
@@ -307,7 +323,14 @@ impl Parameters {
                 options.canisters.len()
             ));
         }
-        for url in &options.url {
+        let urls = match &options.net {
+            Some(dir) => endpoints::of_net(dir).map_err(|error| Usage(format!("--net: {error:#}")))?,
+            None => options.url.clone(),
+        };
+        if urls.len() > ENDPOINTS_MAX {
+            return usage(format!("{} endpoints; at most {ENDPOINTS_MAX}", urls.len()));
+        }
+        for url in &urls {
             match reqwest::Url::parse(url) {
                 Ok(parsed) if ["http", "https"].contains(&parsed.scheme()) => {}
                 Ok(_) => return usage(format!("--url {url} is not an http or https address")),
@@ -328,7 +351,8 @@ impl Parameters {
         let count =
             if options.canisters.is_empty() { options.canister_count } else { options.canisters.len() };
         let parameters = Self {
-            urls: options.url.clone(),
+            watch_nodes: options.net.is_some() || urls.len() > 1,
+            urls,
             modes,
             canisters: options.canisters.iter().map(Principal::to_text).collect(),
             given: options.canisters.clone(),
@@ -425,10 +449,27 @@ mod tests {
             ("--write-size lots", "is not a size"),
             ("--mode nothing", "invalid value"),
             ("--seconds 1 --operations 1", "cannot be used with"),
+            ("--net x --endpoint http://localhost", "cannot be used with"),
+            ("--net /no/such/folder", "there is no net in /no/such/folder"),
         ] {
             let text = parameters(line).unwrap_err();
             assert!(text.contains(said), "{line}: {text}");
         }
+    }
+
+    #[test]
+    fn endpoints_are_named_or_those_of_a_net() {
+        let plain = parameters("").unwrap();
+        assert_eq!((plain.urls.len(), plain.watch_nodes), (1, false));
+        let two = parameters("--endpoint http://a:1 --url http://b:2").unwrap();
+        assert_eq!((two.urls, two.watch_nodes), (vec!["http://a:1".into(), "http://b:2".into()], true));
+        let folder = std::env::temp_dir().join(format!("hammer-net-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("net.json"), r#"{"nodes": [{"http": "127.0.0.1:5", "x": 1}]}"#).unwrap();
+        let net = parameters(&format!("--net {}", folder.display()));
+        std::fs::remove_dir_all(&folder).unwrap();
+        let net = net.unwrap();
+        assert_eq!((net.urls, net.watch_nodes), (vec!["http://127.0.0.1:5".into()], true));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::{
     options::Parameters,
     stats::{Classes, Phase, QUANTILES, millis},
 };
+use crate::endpoints::{self, NodeSeen};
 
 /// Everything of one run.
 #[derive(Debug, Serialize)]
@@ -25,6 +26,9 @@ pub(crate) struct Report {
     pub(crate) parameters: Parameters,
     pub(crate) canisters: Vec<String>,
     pub(crate) modes: Vec<ModeReport>,
+    /// The nodes behind the endpoints, when there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) nodes: Option<Vec<NodeSeen>>,
     pub(crate) interrupted: bool,
     pub(crate) verification_failures: u64,
     pub(crate) probes_unmet: u64,
@@ -64,6 +68,9 @@ impl Report {
         );
         for mode in &self.modes {
             mode_table(&mut out, mode);
+        }
+        if let Some(nodes) = &self.nodes {
+            let _ = write!(out, "\n{}", endpoints::table(nodes));
         }
         let _ = writeln!(
             out,

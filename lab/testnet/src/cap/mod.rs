@@ -7,8 +7,11 @@
 //! measuring must neither count nor die with what is measured.
 
 mod group;
+pub(crate) mod info;
+mod log;
 mod marks;
 pub mod picture;
+mod rotating;
 mod sampler;
 pub mod series;
 mod signals;
@@ -29,9 +32,13 @@ use nix::sys::signal::Signal;
 use rustix::process::{WaitOptions, WaitStatus};
 
 pub use self::group::Kind;
+pub(crate) use self::rotating::older;
 use self::{
     group::{Caps, Group},
+    info::Info,
+    log::Pump,
     marks::Marks,
+    rotating::Rotating,
     sampler::Sampler,
     series::{Event, Header, Line, Sample, Summary, What, Writer},
     signals::{Arrived, Signals},
@@ -48,6 +55,8 @@ const EXIT_NOT_FOUND: u8 = 127;
 const EXIT_OOM_KILLED: u8 = 137;
 /// Less holds no process at all.
 const MEMORY_BYTES_MIN: u64 = budget::MIB;
+/// Least size of a log or a series that is kept bounded.
+const KEPT_BYTES_MIN: u64 = 64 << 10;
 
 /// `thimble-lab cap`
 #[derive(Args)]
@@ -61,7 +70,10 @@ pub struct Options {
     /// Write every sample and event to this file, one JSON object per line.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw the run into this file (SVG).
+    /// Most bytes of that file: when half of it is written, it is renamed to FILE.1 and begun anew. [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = parse_kept, requires = "json")]
+    json_size: Option<u64>,
+    /// Draw the run into this file (SVG); with --json-size, as much of the run as the file still holds.
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
     /// What the run is called in the file and in the picture. [default: the name of the command]
@@ -73,6 +85,15 @@ pub struct Options {
     /// Lines that other programs append to this file become events of the run.
     #[arg(long, value_name = "FILE")]
     mark_file: Option<PathBuf>,
+    /// Append what the command prints to this file, instead of letting it through.
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// Most bytes of the log: when half of it is written, it is renamed to FILE.1 and begun anew.
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_kept)]
+    log_size: u64,
+    /// Write to this file, as JSON, which process runs in which group, and at the end how it ended.
+    #[arg(long, value_name = "FILE")]
+    info_file: Option<PathBuf>,
     /// Kind of group. [default: the first that is possible, in this order]
     #[arg(long)]
     group: Option<Kind>,
@@ -88,6 +109,19 @@ fn parse_memory(text: &str) -> Result<u64, String> {
             "{} holds no process; the smallest cap is {}",
             format_size(bytes),
             format_size(MEMORY_BYTES_MIN)
+        ));
+    }
+    Ok(bytes)
+}
+
+/// A file that is kept in two halves holds some lines in each.
+fn parse_kept(text: &str) -> Result<u64, String> {
+    let bytes = parse_size(text).map_err(|error| error.to_string())?;
+    if bytes < KEPT_BYTES_MIN {
+        return Err(format!(
+            "{} is too little; the least is {}",
+            format_size(bytes),
+            format_size(KEPT_BYTES_MIN)
         ));
     }
     Ok(bytes)
@@ -127,9 +161,17 @@ fn run_inner(options: &Options) -> Result<u8> {
         (None, None) => None,
     };
     let writer = match &series_path {
-        Some(path) => {
-            Some(Writer::create(path).with_context(|| format!("making the series file {}", path.display()))?)
-        }
+        Some(path) => Some(
+            Writer::create(path, options.json_size)
+                .with_context(|| format!("making the series file {}", path.display()))?,
+        ),
+        None => None,
+    };
+    let log = match &options.log {
+        Some(path) => Some(
+            Rotating::append(path, options.log_size)
+                .with_context(|| format!("opening the log {}", path.display()))?,
+        ),
         None => None,
     };
 
@@ -137,7 +179,11 @@ fn run_inner(options: &Options) -> Result<u8> {
     let marks = options.mark_file.as_deref().map(Marks::at_end);
     let started = Instant::now();
     let started_at = machine::now().0;
-    let spawned = group.command(&options.command).and_then(|mut command| command.spawn());
+    let (mut pump, mut command) = (None, group.command(&options.command));
+    if let (Ok(command), Some(log)) = (&mut command, log) {
+        pump = Some(Pump::start(command, log).context("collecting what the command prints")?);
+    }
+    let spawned = command.and_then(|mut command| command.spawn());
     let child = match spawned {
         Ok(child) => child,
         Err(error) => {
@@ -153,6 +199,8 @@ fn run_inner(options: &Options) -> Result<u8> {
     let main = Pid(child.id());
     group.entered(main)?;
     let readings = group.readings().context("the group is known once the command is in it")?.clone();
+    let mut info = Info::of(main, &group, &readings)?;
+    info.write(options.info_file.as_deref());
     let mut run = Run {
         sampler: Sampler::new(&readings, main, started),
         marks,
@@ -170,6 +218,12 @@ fn run_inner(options: &Options) -> Result<u8> {
     let ended = run.until_end(&signals, Duration::from_millis(options.interval_millis))?;
     let summary = run.finish(ended);
     let left = group.remove().map_err(|reason| anyhow::anyhow!("{reason}"));
+    // Nothing of the group is left that could write.
+    if let Some(pump) = pump {
+        pump.finish();
+    }
+    info.ended = Some(info::Ended::of(&summary));
+    info.write(options.info_file.as_deref());
     if let (Some(path), Some(picture)) = (&series_path, &options.picture) {
         picture::draw(path, picture).with_context(|| format!("drawing {}", picture.display()))?;
     }

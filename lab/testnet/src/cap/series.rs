@@ -6,11 +6,13 @@
 
 use std::{
     fs::File,
-    io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write},
-    path::{Path, PathBuf},
+    io::{self, BufRead, BufReader, Read, Seek, SeekFrom},
+    path::Path,
 };
 
 use serde::{Deserialize, Serialize};
+
+use super::rotating::Rotating;
 
 /// Version of the format, in the header.
 pub const FORMAT: u32 = 1;
@@ -200,24 +202,35 @@ fn is_zero(count: &usize) -> bool {
 
 /// Writes the file, line by line.
 pub(crate) struct Writer {
-    file: BufWriter<File>,
-    path: PathBuf,
+    file: Rotating,
+    /// Begins every file, those that are begun anew too.
+    header: Option<Vec<u8>>,
 }
 
 impl Writer {
-    pub(crate) fn create(path: &Path) -> io::Result<Self> {
-        Ok(Self { file: BufWriter::new(File::create(path)?), path: path.to_owned() })
+    /// Begins the file. With `bytes_max`, what is older than about that many bytes is forgotten.
+    pub(crate) fn create(path: &Path, bytes_max: Option<u64>) -> io::Result<Self> {
+        Ok(Self { file: Rotating::create(path, bytes_max.unwrap_or(u64::MAX))?, header: None })
     }
 
     /// A line is on its way to the disk when this returns: others read the file while it grows.
     pub(crate) fn write(&mut self, line: &Line) -> io::Result<()> {
-        serde_json::to_writer(&mut self.file, line)?;
-        self.file.write_all(b"\n")?;
-        self.file.flush()
+        let mut bytes = serde_json::to_vec(line)?;
+        bytes.push(b'\n');
+        if let Line::Header(_) = line {
+            self.header = Some(bytes.clone());
+        }
+        if self.file.is_full_with(bytes.len()) {
+            self.file.begin_anew()?;
+            if let Some(header) = &self.header {
+                self.file.write(header)?;
+            }
+        }
+        self.file.write(&bytes)
     }
 
     pub(crate) fn path(&self) -> &Path {
-        &self.path
+        self.file.path()
     }
 }
 
@@ -250,6 +263,8 @@ pub fn read_tail(path: &Path, bytes: u64) -> io::Result<Vec<Line>> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     #[test]
@@ -262,7 +277,7 @@ mod tests {
             Line::Event(Event { seconds: 0.5, what: What::OomKill, text: "x".into(), pid: Some(3) }),
             Line::Summary(Summary { exit_status: 137, ..Summary::default() }),
         ];
-        let mut writer = Writer::create(&path).unwrap();
+        let mut writer = Writer::create(&path, None).unwrap();
         for line in &lines {
             writer.write(line).unwrap();
         }
@@ -274,5 +289,25 @@ mod tests {
         assert_eq!(read_tail(&path, 1 << 20).unwrap(), lines);
         let tail = read_tail(&path, 600).unwrap();
         assert!(tail.len() < lines.len() && tail.last() == lines.last(), "{tail:?}");
+    }
+
+    #[test]
+    fn a_bounded_series_keeps_its_newest_part_and_its_header() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("series.jsonl");
+        let mut writer = Writer::create(&path, Some(64 << 10)).unwrap();
+        let header = Line::Header(Header { name: "long".into(), ..Header::default() });
+        writer.write(&header).unwrap();
+        for index in 0..2000 {
+            writer.write(&Line::Sample(Sample { seconds: f64::from(index), ..Sample::default() })).unwrap();
+        }
+        for file in [path.clone(), folder.path().join("series.jsonl.1")] {
+            assert!(std::fs::metadata(&file).unwrap().len() <= 32 << 10);
+            let mut seen = Vec::new();
+            read(&file, |line| seen.push(line)).unwrap();
+            assert_eq!(seen.first(), Some(&header));
+        }
+        let newest = read_tail(&path, 4096).unwrap();
+        assert!(matches!(newest.last(), Some(Line::Sample(sample)) if sample.seconds == 1999.0));
     }
 }

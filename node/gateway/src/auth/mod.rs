@@ -247,6 +247,15 @@ pub fn authenticate(envelope: &Envelope, now: Time, config: &AuthConfig) -> Resu
     Ok(authenticated)
 }
 
+/// Who an envelope says sent it, for one that was authenticated before.
+pub(crate) fn claimed(envelope: &Envelope) -> Authenticated {
+    Authenticated {
+        sender: envelope.content.sender,
+        targets: None,
+        sender_info: sender_info(&envelope.content.request),
+    }
+}
+
 fn check_expiry(expiry: u64, now: Time, config: &AuthConfig) -> Result<(), AuthError> {
     let window = config.ingress_expiry + config.ingress_drift;
     let limit = now.0.saturating_add(u64::try_from(window.as_nanos()).unwrap_or(u64::MAX));

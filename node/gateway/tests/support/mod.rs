@@ -28,7 +28,7 @@ use ic_transport_types::{Envelope, EnvelopeContent};
 use limits::GatewayLimits;
 use prometheus_client::registry::Registry;
 use rand::SeedableRng;
-use state::{ErrorCode, Height, Ingress, Reject, RejectCode, RequestId, Time};
+use state::{ErrorCode, Height, Ingress, Reject, RejectCode, RequestId, SignedIngress, Time};
 
 /// A tree of labels, as the node's state would have it.
 #[derive(Clone, Debug)]
@@ -328,8 +328,13 @@ impl CertifiedView for LazyView {
 pub struct ScriptNode(pub Arc<Script>);
 
 impl Node for ScriptNode {
-    fn submit(&self, ingress: Ingress) -> Result<Submitted, Refusal> {
+    fn submit(&self, ingress: Ingress, signed: SignedIngress) -> Result<Submitted, Refusal> {
         self.0.submitted.fetch_add(1, Ordering::SeqCst);
+        let sent =
+            gateway::Envelope::decode(&signed.envelope, &gateway::EnvelopeBounds::new(&gateway_limits()))
+                .unwrap();
+        assert_eq!(sent.request_id, ingress.request_id, "the envelope handed on is the one that was sent");
+        assert_eq!(signed.effective_canister_id, ingress.effective_canister_id);
         if let Some(refusal) = self.0.refuse.lock().unwrap().clone() {
             return Err(refusal);
         }

@@ -10,6 +10,7 @@ mod connections;
 mod crash;
 mod dashboard;
 mod disk;
+mod genesis;
 mod group;
 mod harness;
 mod http;

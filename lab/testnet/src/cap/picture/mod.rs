@@ -171,7 +171,7 @@ mod tests {
 
     fn series(folder: &Path, lines: impl IntoIterator<Item = Line>) -> std::path::PathBuf {
         let path = folder.join("series.jsonl");
-        let mut writer = Writer::create(&path).unwrap();
+        let mut writer = Writer::create(&path, None).unwrap();
         for line in lines {
             writer.write(&line).unwrap();
         }

@@ -1,0 +1,244 @@
+//! The nodes behind several endpoints: where they are, and what each said of its memory and its height while they were worked on.
+//!
+//! Everything comes from the nodes' own reports (`/status.json`), asked for twice a second; what lies between two reports is not seen. A node that has no such
+//! report is listed without figures.
+
+use std::{
+    fmt::Write,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::task::JoinHandle;
+
+/// The file of a net of a hundred nodes is far smaller.
+const NET_BYTES_MAX: u64 = 16 << 20;
+const ASK_EVERY: Duration = Duration::from_millis(500);
+const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The part of a net's file that says where its nodes are.
+#[derive(Deserialize)]
+struct Net {
+    nodes: Vec<NetNode>,
+}
+
+#[derive(Deserialize)]
+struct NetNode {
+    http: std::net::SocketAddr,
+}
+
+/// The endpoints of all nodes of the net in a folder.
+pub(crate) fn of_net(dir: &Path) -> Result<Vec<String>> {
+    let path = dir.join("net.json");
+    let Ok(metadata) = std::fs::metadata(&path) else {
+        bail!("there is no net in {}; make one with: thimble-lab net up --dir {0}", dir.display())
+    };
+    let read = || -> Result<Net> {
+        ensure!(metadata.len() <= NET_BYTES_MAX, "it has {} bytes", metadata.len());
+        Ok(serde_json::from_slice(&std::fs::read(&path)?)?)
+    };
+    let net = read().with_context(|| format!("reading {}", path.display()))?;
+    ensure!(!net.nodes.is_empty(), "the net in {} has no nodes", dir.display());
+    Ok(net.nodes.iter().map(|node| format!("http://{}", node.http)).collect())
+}
+
+/// What a node was seen to do.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct NodeSeen {
+    pub(crate) endpoint: String,
+    /// How often it answered; without an answer the rest means nothing.
+    pub(crate) answers: u64,
+    /// How often it did not.
+    pub(crate) silences: u64,
+    pub(crate) anonymous_bytes: u64,
+    /// Most in any answer.
+    pub(crate) anonymous_peak_bytes: u64,
+    pub(crate) file_bytes: u64,
+    /// Of its workers, since the first answer.
+    pub(crate) worker_restarts: u64,
+    /// Of itself: how often it was younger than before.
+    pub(crate) restarts: u64,
+    /// Processes of its group that the kernel killed, as it says itself.
+    pub(crate) oom_kills: u64,
+    pub(crate) height: u64,
+    /// Rounds behind the node that is furthest, at the end.
+    pub(crate) behind: u64,
+    /// And at most, of the times at which all answered.
+    pub(crate) behind_max: u64,
+    #[serde(skip)]
+    last: Last,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Last {
+    uptime_millis: u64,
+    worker_restarts: Option<u64>,
+}
+
+impl NodeSeen {
+    fn see(&mut self, report: &Value) {
+        let number = |path: &str| report.pointer(path).and_then(Value::as_u64);
+        self.answers += 1;
+        self.anonymous_bytes = number("/memory/anonymous_bytes").unwrap_or(0);
+        self.anonymous_peak_bytes = self.anonymous_peak_bytes.max(self.anonymous_bytes);
+        self.file_bytes = number("/memory/file_bytes").unwrap_or(0);
+        self.oom_kills = number("/memory/group/oom_kills").unwrap_or(0);
+        self.height =
+            number("/subnet/certified_height").or_else(|| number("/rounds/height")).unwrap_or(self.height);
+        let uptime = number("/uptime_millis").unwrap_or(0);
+        let restarted = uptime < self.last.uptime_millis;
+        self.restarts += u64::from(restarted);
+        self.last.uptime_millis = uptime;
+        // A process that is new counts from zero.
+        let workers = number("/rounds/worker_restarts").unwrap_or(0);
+        let before = if restarted { 0 } else { self.last.worker_restarts.unwrap_or(workers) };
+        self.worker_restarts += workers.saturating_sub(before);
+        self.last.worker_restarts = Some(workers);
+    }
+}
+
+/// Asks all nodes until it is finished.
+pub(crate) struct Watch {
+    seen: Arc<Mutex<Vec<NodeSeen>>>,
+    http: reqwest::Client,
+    task: JoinHandle<()>,
+}
+
+impl Watch {
+    pub(crate) fn start(urls: &[String]) -> Result<Self> {
+        let http = reqwest::Client::builder().timeout(ANSWER_PATIENCE).pool_max_idle_per_host(1).build()?;
+        let of = |url: &String| NodeSeen { endpoint: url.clone(), ..NodeSeen::default() };
+        let seen = Arc::new(Mutex::new(urls.iter().map(of).collect()));
+        let (asked, client) = (seen.clone(), http.clone());
+        let task = tokio::spawn(async move {
+            let mut ticks = tokio::time::interval(ASK_EVERY);
+            ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            loop {
+                ticks.tick().await;
+                ask(&client, &asked).await;
+            }
+        });
+        Ok(Self { seen, http, task })
+    }
+
+    /// Asks once more and says what was seen.
+    pub(crate) async fn finish(self) -> Vec<NodeSeen> {
+        self.task.abort();
+        ask(&self.http, &self.seen).await;
+        lock(&self.seen).clone()
+    }
+}
+
+async fn ask(http: &reqwest::Client, seen: &Mutex<Vec<NodeSeen>>) {
+    let urls: Vec<String> = lock(seen).iter().map(|node| node.endpoint.clone()).collect();
+    let asked: Vec<_> = urls
+        .iter()
+        .map(|url| {
+            let request = http.get(format!("{}/status.json", url.trim_end_matches('/')));
+            tokio::spawn(async move {
+                let text = request.send().await.ok()?.error_for_status().ok()?.text().await.ok()?;
+                serde_json::from_str::<Value>(&text).ok()
+            })
+        })
+        .collect();
+    let mut reports = Vec::new();
+    for answer in asked {
+        reports.push(answer.await.ok().flatten());
+    }
+    note(&mut lock(seen), &reports);
+}
+
+fn note(nodes: &mut [NodeSeen], reports: &[Option<Value>]) {
+    for (node, report) in nodes.iter_mut().zip(reports) {
+        match report {
+            Some(report) => node.see(report),
+            None => node.silences += 1,
+        }
+    }
+    // While one is silent the others' tip is all there is; its own height is then old, not behind.
+    let tip = nodes.iter().map(|node| node.height).max().unwrap_or(0);
+    let all = reports.iter().all(Option::is_some);
+    for node in nodes {
+        node.behind = tip - node.height;
+        if all {
+            node.behind_max = node.behind_max.max(node.behind);
+        }
+    }
+}
+
+fn lock(nodes: &Mutex<Vec<NodeSeen>>) -> MutexGuard<'_, Vec<NodeSeen>> {
+    nodes.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// For a person.
+pub(crate) fn table(nodes: &[NodeSeen]) -> String {
+    let mut text = format!(
+        "{:<30}{:>14}{:>14}{:>14}{:>10}{:>10}{:>6}{:>10}{:>8}{:>12}{:>9}\n",
+        "node",
+        "anonymous now",
+        "peak",
+        "file",
+        "restarts",
+        "workers",
+        "OOM",
+        "height",
+        "behind",
+        "at most",
+        "silent"
+    );
+    for node in nodes {
+        if node.answers == 0 {
+            let _ = writeln!(text, "{:<30} tells nothing at /status.json", node.endpoint);
+            continue;
+        }
+        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / 1_048_576.0);
+        let _ = writeln!(
+            text,
+            "{:<30}{:>14}{:>14}{:>14}{:>10}{:>10}{:>6}{:>10}{:>8}{:>12}{:>9}",
+            node.endpoint,
+            mib(node.anonymous_bytes),
+            mib(node.anonymous_peak_bytes),
+            mib(node.file_bytes),
+            node.restarts,
+            node.worker_restarts,
+            node.oom_kills,
+            node.height,
+            node.behind,
+            node.behind_max,
+            node.silences,
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(uptime: u64, anonymous: u64, workers: u64, height: u64) -> Option<Value> {
+        Some(serde_json::json!({
+            "uptime_millis": uptime, "memory": {"anonymous_bytes": anonymous, "file_bytes": 1},
+            "rounds": {"height": height, "worker_restarts": workers},
+        }))
+    }
+
+    #[test]
+    fn peaks_restarts_and_distances_are_kept() {
+        let mut nodes = vec![NodeSeen::default(), NodeSeen::default()];
+        note(&mut nodes, &[report(10, 5, 2, 100), report(10, 5, 0, 97)]);
+        assert_eq!((nodes[1].behind, nodes[1].behind_max), (3, 3));
+        note(&mut nodes, &[report(20, 9, 3, 101), None]);
+        assert_eq!((nodes[1].behind, nodes[1].behind_max, nodes[1].silences), (4, 3, 1));
+        note(&mut nodes, &[report(5, 7, 1, 102), report(30, 5, 0, 102)]);
+        let first = &nodes[0];
+        assert_eq!((first.anonymous_bytes, first.anonymous_peak_bytes, first.restarts), (7, 9, 1));
+        assert_eq!(first.worker_restarts, 2, "one more than at first, and one of the new process");
+        assert_eq!((nodes[1].behind, nodes[1].behind_max, nodes[1].restarts), (0, 3, 0));
+        assert!(table(&nodes).contains("102"));
+        assert!(table(&[NodeSeen::default()]).contains("tells nothing"));
+    }
+}

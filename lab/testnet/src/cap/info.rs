@@ -1,0 +1,96 @@
+//! Who runs in which group, in a file, for programs that act on a run from outside: find its processes, read its group, learn how it ended.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Result;
+use budget::{
+    cgroup::{Cgroup, Place, Version},
+    process::{self, Pid},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{group::Group, series::Summary};
+
+/// An info file has a few hundred bytes.
+const BYTES_MAX: u64 = 64 << 10;
+
+/// The file.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub(crate) struct Info {
+    /// The command's process.
+    pub(crate) pid: u32,
+    /// When it was started, in the kernel's clock ticks: tells it from a later process with its id.
+    pub(crate) started_ticks: u64,
+    /// `v1`, `v2` or `systemd`.
+    pub(crate) group: String,
+    /// The group's directory.
+    pub(crate) directory: PathBuf,
+    /// How it ended, once it has.
+    pub(crate) ended: Option<Ended>,
+}
+
+/// How a command ended.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub(crate) struct Ended {
+    /// In words: `exit 0`, `ended by SIGKILL`.
+    pub(crate) how: String,
+    /// Processes the kernel killed for lack of memory.
+    pub(crate) oom_kills: u64,
+    /// Most anonymous memory in any sample.
+    pub(crate) anonymous_peak_bytes: u64,
+}
+
+impl Ended {
+    pub(crate) fn of(summary: &Summary) -> Self {
+        Self {
+            how: summary.ended.clone(),
+            oom_kills: summary.oom_kills,
+            anonymous_peak_bytes: summary.anonymous_peak_bytes,
+        }
+    }
+}
+
+impl Info {
+    pub(crate) fn of(main: Pid, group: &Group, readings: &Cgroup) -> Result<Self> {
+        Ok(Self {
+            pid: main.0,
+            // A command that has ended already is a zombie that we have not waited for: it still has a start time.
+            started_ticks: process::started_ticks(main)?,
+            group: group.kind().to_string(),
+            directory: readings.directory().to_owned(),
+            ended: None,
+        })
+    }
+
+    /// Writes the file, so that a reader finds the old one or the new one. A failure must not end what is being measured.
+    pub(crate) fn write(&self, path: Option<&Path>) {
+        let Some(path) = path else { return };
+        let written = serde_json::to_vec_pretty(self).map_err(io::Error::from).and_then(|bytes| {
+            let scratch = path.with_extension("new");
+            fs::write(&scratch, bytes)?;
+            fs::rename(scratch, path)
+        });
+        if let Err(error) = written {
+            eprintln!("thimble-lab cap: {} cannot be written: {error}", path.display());
+        }
+    }
+
+    /// What the file says; `None` when there is none.
+    pub(crate) fn read(path: &Path) -> Option<Self> {
+        let size = fs::metadata(path).ok()?.len();
+        if size > BYTES_MAX {
+            return None;
+        }
+        serde_json::from_slice(&fs::read(path).ok()?).ok()
+    }
+
+    /// The group, for reading.
+    pub(crate) fn cgroup(&self) -> Cgroup {
+        let place = Place { directory: self.directory.clone(), mount: self.directory.clone() };
+        let version = if self.group == "v1" { Version::V1 } else { Version::V2 };
+        Cgroup::at(version, place, None)
+    }
+}

@@ -1,0 +1,60 @@
+//! What the command prints, into a file of bounded size. One thread reads the pipe for as long as anybody of the group may write into it, whatever becomes of the
+//! file: a command must never wait because its log cannot be written.
+
+use std::{
+    io::{self, PipeReader, Read},
+    process::Command,
+    sync::mpsc,
+    time::Duration,
+};
+
+use super::rotating::Rotating;
+
+const CHUNK_BYTES: usize = 16 << 10;
+/// How long the rest of what was printed is waited for, once nobody is left who could print.
+const REST_PATIENCE: Duration = Duration::from_secs(2);
+
+/// See the module.
+pub(crate) struct Pump {
+    ended: mpsc::Receiver<()>,
+}
+
+impl Pump {
+    /// Leads the command's output and errors into `log`. To be called once signals are blocked: the thread inherits that.
+    pub(crate) fn start(command: &mut Command, log: Rotating) -> io::Result<Self> {
+        let (reader, writer) = io::pipe()?;
+        command.stdout(writer.try_clone()?).stderr(writer);
+        let (end, ended) = mpsc::channel();
+        std::thread::Builder::new().name("log".into()).spawn(move || {
+            pump(reader, log);
+            // Nobody listens when we end first.
+            let _ = end.send(());
+        })?;
+        Ok(Self { ended })
+    }
+
+    /// Waits for the rest.
+    pub(crate) fn finish(self) {
+        // A process that left the group with the pipe open would be waited for in vain.
+        let _ = self.ended.recv_timeout(REST_PATIENCE);
+    }
+}
+
+fn pump(mut reader: PipeReader, mut log: Rotating) {
+    let mut chunk = vec![0; CHUNK_BYTES];
+    let mut complained = false;
+    loop {
+        let length = match reader.read(&mut chunk) {
+            Ok(0) => return,
+            Ok(length) => length,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) => return,
+        };
+        let anew = if log.is_full_with(length) { log.begin_anew() } else { Ok(()) };
+        if let Err(error) = anew.and_then(|()| log.write(&chunk[..length]))
+            && !std::mem::replace(&mut complained, true)
+        {
+            eprintln!("thimble-lab cap: the log {} cannot be written: {error}", log.path().display());
+        }
+    }
+}

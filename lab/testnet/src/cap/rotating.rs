@@ -1,0 +1,84 @@
+//! A file that grows up to half of what it may take; then it becomes `FILE.1`, in place of the one before, and is begun anew.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+/// See the module.
+pub(crate) struct Rotating {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+    /// Of both halves together.
+    bytes_max: u64,
+}
+
+impl Rotating {
+    /// Begins the file; what it held is gone.
+    pub(crate) fn create(path: &Path, bytes_max: u64) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), file: File::create(path)?, bytes: 0, bytes_max })
+    }
+
+    /// Goes on with the file.
+    pub(crate) fn append(path: &Path, bytes_max: u64) -> io::Result<Self> {
+        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        let bytes = file.metadata()?.len();
+        Ok(Self { path: path.to_owned(), file, bytes, bytes_max })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether so many more bytes call for a new file. A file that is empty takes anything: it would not become emptier.
+    pub(crate) fn is_full_with(&self, more: usize) -> bool {
+        self.bytes > 0 && self.bytes.saturating_add(more as u64) > self.bytes_max / 2
+    }
+
+    pub(crate) fn begin_anew(&mut self) -> io::Result<()> {
+        fs::rename(&self.path, older(&self.path))?;
+        self.file = File::create(&self.path)?;
+        self.bytes = 0;
+        Ok(())
+    }
+
+    /// Writes without a buffer of our own: others read the file while it grows.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)?;
+        self.bytes = self.bytes.saturating_add(bytes.len() as u64);
+        Ok(())
+    }
+}
+
+/// Where the older half lies.
+pub(crate) fn older(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".1");
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_halves_are_kept_and_a_log_is_gone_on_with() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        for round in 0..10_u8 {
+            let mut log = Rotating::append(&path, 1000).unwrap();
+            for _ in 0..10 {
+                if log.is_full_with(100) {
+                    log.begin_anew().unwrap();
+                }
+                log.write(&[b'0' + round; 100]).unwrap();
+            }
+        }
+        let (new, old) = (fs::read(&path).unwrap(), fs::read(older(&path)).unwrap());
+        assert!(new.len() <= 500 && old.len() <= 500, "{} {}", new.len(), old.len());
+        assert_eq!((new.last(), new.len() + old.len()), (Some(&b'9'), 1000));
+        assert_eq!(Rotating::create(&path, 1000).unwrap().bytes, 0);
+    }
+}

@@ -1,0 +1,83 @@
+//! A process that an earlier command started, and that may have ended since: its id together with its start time, so that a later process with the same id is never
+//! taken for it.
+
+use std::{fs, io};
+
+use budget::process::{self, Pid};
+use rustix::{
+    io::Errno,
+    process::{PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid},
+};
+use serde::{Deserialize, Serialize};
+
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Handle {
+    pub(crate) pid: u32,
+    /// In the kernel's clock ticks since the machine was started.
+    pub(crate) started_ticks: u64,
+}
+
+impl Handle {
+    /// Of a process that is there.
+    pub(crate) fn of(pid: u32) -> io::Result<Self> {
+        let started_ticks = process::started_ticks(Pid(pid)).map_err(io::Error::other)?;
+        Ok(Self { pid, started_ticks })
+    }
+
+    fn raw(self) -> Option<rustix::process::Pid> {
+        rustix::process::Pid::from_raw(i32::try_from(self.pid).ok()?)
+    }
+
+    /// Whether it still runs. One that has ended and was not waited for does not.
+    pub(crate) fn is_alive(self) -> bool {
+        // Were we the ones who started it, it would stay a zombie until we asked; for anybody else this is an error that means nothing.
+        let _ = waitpid(self.raw(), WaitOptions::NOHANG);
+        process::started_ticks(Pid(self.pid)).is_ok_and(|ticks| ticks == self.started_ticks)
+            && !is_zombie(self.pid)
+    }
+
+    /// Sends a signal; says whether the process was there to get it.
+    pub(crate) fn signal(self, signal: Signal) -> io::Result<bool> {
+        let Some(raw) = self.raw() else { return Ok(false) };
+        // The descriptor is of one process for ever: what is checked after it was opened holds when the signal is sent.
+        let descriptor = match pidfd_open(raw, PidfdFlags::empty()) {
+            Ok(descriptor) => descriptor,
+            Err(Errno::SRCH) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        if !self.is_alive() {
+            return Ok(false);
+        }
+        match pidfd_send_signal(descriptor, signal) {
+            Ok(()) => Ok(true),
+            Err(Errno::SRCH) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn is_zombie(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_signal_reaches_the_process_that_was_meant_and_no_other() {
+        let mut child = Command::new("sleep").arg("1000").stdout(Stdio::null()).spawn().unwrap();
+        let handle = Handle::of(child.id()).unwrap();
+        let later = Handle { started_ticks: handle.started_ticks + 1, ..handle };
+        assert!(handle.is_alive() && !later.is_alive());
+        assert!(!later.signal(Signal::KILL).unwrap(), "another process with its id is left alone");
+        assert!(handle.is_alive());
+        assert!(handle.signal(Signal::KILL).unwrap());
+        let _ = child.wait();
+        assert!(!handle.is_alive() && !handle.signal(Signal::KILL).unwrap());
+    }
+}

@@ -1,0 +1,279 @@
+//! `thimble-lab net`: several nodes on this machine, each in its own memory-capped group, started as a subnet, hurt on purpose, and looked at.
+//!
+//! A net is a folder ([`state`]). Each command takes its lock, does one thing to it ([`session`]) and ends; what it started runs on. Nodes find each other over one of
+//! three networks: namespaces ([`namespaces`]), a relay ([`relay`]), or nothing at all. What is wrong with the links is data ([`links`]), the same for all three.
+//!
+//! Only the start knows whether the nodes are one subnet ([`ceremony`]) or each its own; everything after is the same.
+
+mod ceremony;
+mod handle;
+mod links;
+mod logs;
+mod namespaces;
+mod ports;
+mod reading;
+mod relay;
+mod session;
+mod state;
+mod status;
+mod topology;
+mod up;
+mod wait;
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use tokio::signal::unix::{SignalKind, signal};
+
+pub use self::state::Network;
+use self::{
+    links::{Quality, parse_groups, parse_latency, parse_loss},
+    reading::Asker,
+    session::Session,
+    state::Place,
+    wait::Goal,
+};
+
+/// After Ctrl-C.
+const EXIT_INTERRUPTED: u8 = 130;
+/// Until a node that was restarted serves again: it may have a state to fetch.
+const SERVING_AGAIN: Duration = Duration::from_secs(120);
+
+/// `thimble-lab net`
+#[derive(Args)]
+pub struct Options {
+    /// Folder of the net.
+    #[arg(long, global = true, value_name = "DIR", default_value = "thimble-net")]
+    dir: PathBuf,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start a net: a new one, or what does not run of one that is there.
+    ///
+    /// A new net holds the ceremony of genesis with the node's own commands: every node makes its keys, all deal, nobody knows the subnet's key. Then the nodes
+    /// are started, each in a process group of its own that holds --memory and no more, and waited for until every one serves and the certified heights move.
+    /// Nodes run on when this command has ended. Ctrl-C while it waits stops what it started.
+    ///
+    /// Networks: `namespaces` gives every node a network namespace of its own on a bridge; partitions and delays are made by the kernel. It needs root, ip, tc and
+    /// nsenter. `proxies` is plain loopback with a relay process that every link goes through and that cuts and slows links by itself; it needs nothing. Without
+    /// --network, namespaces are taken where all faults can be made with them (root, and a kernel with netem), else proxies. `direct` puts nothing between the
+    /// nodes, for measuring; partition and slow are then refused. The nodes' HTTP endpoints are reachable from this machine in all three, partitioned or not.
+    ///
+    /// Example: thimble-lab net up --nodes 4 --memory 512MiB
+    Up(up::Options),
+    /// Stop all nodes cleanly; their data stays, and `up` starts them again.
+    ///
+    /// Example: thimble-lab net down
+    Down {
+        /// Remove the folder as well.
+        #[arg(long)]
+        delete: bool,
+    },
+    /// What every node does: height, rounds behind, memory now and at its peak, restarts, and what is wrong with the links.
+    ///
+    /// Exit status: 0 when every node runs and answers, 1 when one does not.
+    Status {
+        /// For machines.
+        #[arg(long)]
+        json: bool,
+    },
+    /// kill -9 of nodes, with all their processes.
+    ///
+    /// Example: thimble-lab net kill 2
+    Kill {
+        /// Nodes; several are killed at once.
+        #[arg(required = true)]
+        nodes: Vec<usize>,
+    },
+    /// Start a node again; one that runs is stopped cleanly before.
+    Restart {
+        /// The node.
+        node: usize,
+        /// Remove its state before, but not its keys: it has to fetch all of it from the others.
+        #[arg(long)]
+        empty: bool,
+        /// Do not wait until it serves.
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Stop time for nodes (SIGSTOP for all their processes).
+    Pause {
+        /// Nodes.
+        #[arg(required = true)]
+        nodes: Vec<usize>,
+    },
+    /// Let paused nodes go on.
+    Resume {
+        /// Nodes.
+        #[arg(required = true)]
+        nodes: Vec<usize>,
+    },
+    /// Cut all links between groups of nodes.
+    ///
+    /// A node that is in no group keeps its links. A new partition replaces the one before.
+    ///
+    /// Example: thimble-lab net partition '0,1|2,3'
+    Partition {
+        /// `0,1|2,3`, or one argument per group.
+        #[arg(required = true)]
+        groups: Vec<String>,
+    },
+    /// Cut links are links again. (Slow ones stay slow.)
+    Heal,
+    /// Make all links of a node slow or lossy, in both directions.
+    ///
+    /// With proxies, loss is what TCP makes of it: what was lost arrives a retransmission later, and everything behind it too.
+    ///
+    /// Example: thimble-lab net slow 2 --latency 50ms --loss 1%
+    Slow {
+        /// The node.
+        node: usize,
+        /// Added in each direction.
+        #[arg(long, value_parser = parse_latency, required_unless_present_any = ["loss", "off"])]
+        latency: Option<u64>,
+        /// Share of packets that are lost.
+        #[arg(long, value_parser = parse_loss)]
+        loss: Option<f64>,
+        /// As good as they were built.
+        #[arg(long, conflicts_with_all = ["latency", "loss"])]
+        off: bool,
+    },
+    /// What a node printed.
+    Logs {
+        /// The node.
+        node: usize,
+        /// Go on as it prints more.
+        #[arg(short, long)]
+        follow: bool,
+        /// Only the last so many lines.
+        #[arg(short = 'n', long)]
+        lines: Option<usize>,
+    },
+    /// What lies between nodes that are connected by proxies.
+    #[command(hide = true)]
+    Relay,
+}
+
+/// Does one thing to a net.
+pub async fn run(options: Options) -> Result<ExitCode> {
+    let place = Place::new(&options.dir)?;
+    if let Command::Relay = options.command {
+        // Told by signals of its own.
+        return relay::run(place).await.map(|()| ExitCode::SUCCESS);
+    }
+    let mut terminate = signal(SignalKind::terminate())?;
+    let stop = async move {
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+        }
+    };
+    if let Command::Up(up) = options.command {
+        return up::run(place, up, stop).await;
+    }
+    tokio::select! {
+        done = other(place, options.command) => done,
+        () = stop => Ok(ExitCode::from(EXIT_INTERRUPTED)),
+    }
+}
+
+async fn other(place: Place, command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Up(_) | Command::Relay => bail!("is run elsewhere"),
+        Command::Down { delete } => down(place, delete)?,
+        Command::Status { json } => {
+            let net = place.load()?;
+            return status::run(&net, &place, json).await;
+        }
+        Command::Kill { nodes } => {
+            let mut session = Session::open(place)?;
+            let killed = session.kill(&nodes)?;
+            for node in nodes {
+                match killed.contains(&node) {
+                    true => println!("net: node {node} is killed"),
+                    false => println!("net: node {node} did not run"),
+                }
+            }
+        }
+        Command::Restart { node, empty, no_wait } => {
+            let mut session = Session::open(place)?;
+            session.restart(node, empty)?;
+            println!("net: node {node} is started");
+            if !no_wait {
+                let goal = Goal { moving: false, patience: SERVING_AGAIN };
+                let say = |words: &str| println!("net: {words}");
+                let reports = wait::until_serving(&session, &Asker::new()?, &[node], goal, say).await?;
+                let height = reports.first().map_or(0, |report| report.height);
+                println!("net: node {node} serves at height {height}");
+            }
+        }
+        Command::Pause { nodes } => {
+            let mut session = Session::open(place)?;
+            for node in nodes {
+                let words = if session.pause(node)? { "is paused" } else { "was paused already" };
+                println!("net: node {node} {words}");
+            }
+        }
+        Command::Resume { nodes } => {
+            let mut session = Session::open(place)?;
+            for node in nodes {
+                let words = if session.resume(node)? { "goes on" } else { "was not paused" };
+                println!("net: node {node} {words}");
+            }
+        }
+        Command::Partition { groups } => {
+            let mut session = Session::open(place)?;
+            let groups = parse_groups(&groups, session.net.nodes.len()).map_err(anyhow::Error::msg)?;
+            session.change_links(|links| links.partition(&groups))?;
+            links_words(&session);
+        }
+        Command::Heal => {
+            let mut session = Session::open(place)?;
+            session.change_links(links::Links::heal)?;
+            links_words(&session);
+        }
+        Command::Slow { node, latency, loss, off } => {
+            let mut session = Session::open(place)?;
+            session.net.node(node)?;
+            let nodes = session.net.nodes.len();
+            let quality = Quality { latency_micros: latency.unwrap_or(0), loss: loss.unwrap_or(0.0) };
+            session.change_links(|links| match off {
+                true => links.slow_off(node),
+                false => links.slow(node, nodes, quality),
+            })?;
+            links_words(&session);
+        }
+        Command::Logs { node, follow, lines } => {
+            place.load()?.node(node)?;
+            logs::print(&place.log(node), lines, follow).await?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn links_words(session: &Session) {
+    let words = session.net.links.words();
+    println!("net: links: {}", if words.is_empty() { "all well".to_owned() } else { words.join("; ") });
+}
+
+fn down(place: Place, delete: bool) -> Result<()> {
+    if !place.exists() {
+        println!("net: there is no net in {}", place.dir().display());
+        return Ok(());
+    }
+    let mut session = Session::open(place)?;
+    let all: Vec<usize> = (0..session.net.nodes.len()).collect();
+    session.stop(&all)?;
+    session.disconnect()?;
+    if delete {
+        std::fs::remove_dir_all(session.place.dir())?;
+        println!("net: {} nodes are stopped, and {} is removed", all.len(), session.place.dir().display());
+    } else {
+        println!("net: {} nodes are stopped; `net up` starts them again", all.len());
+    }
+    Ok(())
+}

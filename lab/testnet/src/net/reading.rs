@@ -1,0 +1,228 @@
+//! What nodes and their groups say: the node's own report over HTTP, the group's memory from the kernel, peaks from the series.
+
+use std::{path::Path, time::Duration};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{
+    session::{Condition, condition},
+    state::{Net, Place},
+};
+use crate::cap::{
+    self,
+    series::{self, Line},
+};
+
+/// A node that takes longer is not serving.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+/// A report has at most a quarter of this.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+
+/// What one node says of itself. Fields that a node does not tell are `None`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Report {
+    pub(crate) healthy: bool,
+    /// Its word for how it is.
+    pub(crate) status: String,
+    /// Newest height whose state is certified.
+    pub(crate) height: u64,
+    pub(crate) finalised: Option<u64>,
+    /// How many rounds it thinks it is behind.
+    pub(crate) behind: Option<u64>,
+    pub(crate) peers_connected: Option<u64>,
+    /// What it is catching up on, if it is.
+    pub(crate) catching_up: Option<String>,
+    pub(crate) worker_restarts: u64,
+    pub(crate) uptime_millis: u64,
+}
+
+impl Report {
+    /// From `/status.json`.
+    pub(crate) fn of(value: &Value) -> Self {
+        let number = |path: &str| value.pointer(path).and_then(Value::as_u64);
+        let text = |path: &str| value.pointer(path).and_then(Value::as_str).map(str::to_owned);
+        let members = value.pointer("/subnet/members").and_then(Value::as_array);
+        let own = number("/subnet/node_index").or_else(|| number("/subnet/index"));
+        let connected = |(index, member): (usize, &Value)| {
+            Some(index as u64) != own && member.get("connected").and_then(Value::as_bool) == Some(true)
+        };
+        Self {
+            healthy: value.get("healthy").and_then(Value::as_bool).unwrap_or(false),
+            status: text("/status").unwrap_or_default(),
+            height: number("/subnet/certified_height").or_else(|| number("/rounds/height")).unwrap_or(0),
+            finalised: number("/subnet/finalised_height"),
+            behind: number("/subnet/behind"),
+            peers_connected: members
+                .map(|members| members.iter().enumerate().filter(|member| connected(*member)).count() as u64),
+            catching_up: match value.pointer("/subnet/catching_up") {
+                Some(Value::String(words)) if !words.is_empty() => Some(words.clone()),
+                Some(Value::Bool(true)) => {
+                    Some(text("/subnet/catching_up_words").unwrap_or_else(|| "catching up".into()))
+                }
+                _ => None,
+            },
+            worker_restarts: number("/rounds/worker_restarts").unwrap_or(0),
+            uptime_millis: number("/uptime_millis").unwrap_or(0),
+        }
+    }
+}
+
+/// Asks nodes.
+#[derive(Clone)]
+pub(crate) struct Asker(reqwest::Client);
+
+impl Asker {
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        Ok(Self(reqwest::Client::builder().timeout(ANSWER_PATIENCE).pool_max_idle_per_host(1).build()?))
+    }
+
+    /// The whole document, or why there is none.
+    pub(crate) async fn document(&self, url: &str) -> Result<Value, String> {
+        let answer = self.0.get(format!("{url}/status.json")).send().await.map_err(|error| {
+            if error.is_connect() {
+                "it does not listen yet".to_owned()
+            } else if error.is_timeout() {
+                format!("it does not answer within {} s", ANSWER_PATIENCE.as_secs())
+            } else {
+                error.to_string()
+            }
+        })?;
+        let code = answer.status();
+        if answer.content_length().is_some_and(|length| length > ANSWER_BYTES_MAX as u64) {
+            return Err("its report is too long".into());
+        }
+        let text = answer.text().await.map_err(|error| error.to_string())?;
+        if !code.is_success() {
+            return Err(format!("it answers {code}"));
+        }
+        serde_json::from_str(&text).map_err(|_| "its report is not JSON".into())
+    }
+
+    pub(crate) async fn report(&self, url: &str) -> Result<Report, String> {
+        Ok(Report::of(&self.document(url).await?))
+    }
+}
+
+/// What the kernel says of a node's group.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct GroupReading {
+    pub(crate) anonymous_bytes: u64,
+    /// Most in any sample since the node's last start.
+    pub(crate) anonymous_peak_bytes: u64,
+    pub(crate) file_bytes: u64,
+    pub(crate) charged_bytes: u64,
+    pub(crate) oom_kills: u64,
+}
+
+/// One row of `net status`.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) index: usize,
+    pub(crate) condition: String,
+    pub(crate) url: String,
+    pub(crate) node_id: Option<String>,
+    pub(crate) memory_bytes: u64,
+    pub(crate) starts: u64,
+    pub(crate) group: Option<GroupReading>,
+    /// The node's own report.
+    pub(crate) report: Option<Report>,
+    /// Why there is no report.
+    pub(crate) silent: Option<String>,
+    /// Rounds behind the node that is furthest.
+    pub(crate) behind: Option<u64>,
+}
+
+/// Everything about every node.
+pub(crate) async fn rows(net: &Net, place: &Place, asker: &Asker) -> Vec<Row> {
+    let mut asked = Vec::new();
+    for node in &net.nodes {
+        let (asker, url) = (asker.clone(), node.url());
+        asked.push(tokio::spawn(async move { asker.report(&url).await }));
+    }
+    let mut rows = Vec::new();
+    for (node, asked) in net.nodes.iter().zip(asked) {
+        let condition = condition(net, place, node.index);
+        let runs = matches!(condition, Condition::Running | Condition::Paused);
+        let report = asked.await.unwrap_or_else(|error| Err(error.to_string()));
+        let (report, silent) = match report {
+            Ok(report) => (Some(report), None),
+            Err(why) => (None, Some(why)),
+        };
+        rows.push(Row {
+            index: node.index,
+            condition: condition.words(),
+            url: node.url(),
+            node_id: node.node_id.clone(),
+            memory_bytes: node.memory_bytes,
+            starts: node.starts,
+            group: if runs { group(place, node.index) } else { None },
+            report: report.filter(|_| runs),
+            silent: silent.filter(|_| runs),
+            behind: None,
+        });
+    }
+    // Heights of different subnets have nothing to do with each other.
+    if net.is_subnet() {
+        let tip = rows.iter().filter_map(|row| row.report.as_ref()).map(|report| report.height).max();
+        for row in &mut rows {
+            row.behind = row.report.as_ref().and_then(|report| Some(tip? - report.height));
+        }
+    }
+    rows
+}
+
+fn group(place: &Place, index: usize) -> Option<GroupReading> {
+    let memory = place.info(index)?.cgroup().memory().ok()?;
+    Some(GroupReading {
+        anonymous_bytes: memory.anonymous_bytes,
+        anonymous_peak_bytes: peak(&place.series(index)).max(memory.anonymous_bytes),
+        file_bytes: memory.file_bytes,
+        charged_bytes: memory.usage_bytes,
+        oom_kills: memory.oom_kills,
+    })
+}
+
+/// Most anonymous memory in a series, its older half included.
+pub(crate) fn peak(series: &Path) -> u64 {
+    let mut peak = 0;
+    for file in [cap::older(series), series.to_owned()] {
+        // The older half is there only after a while.
+        let _ = series::read(&file, |line| {
+            if let Line::Sample(sample) = line {
+                peak = peak.max(sample.anonymous_bytes);
+            }
+        });
+    }
+    peak
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_alone_and_a_member_of_a_subnet_are_both_understood() {
+        let alone = serde_json::json!({
+            "healthy": true, "status": "healthy", "uptime_millis": 5,
+            "rounds": {"height": 7, "worker_restarts": 1},
+        });
+        let report = Report::of(&alone);
+        assert_eq!(
+            (report.healthy, report.height, report.worker_restarts, report.behind),
+            (true, 7, 1, None)
+        );
+        let member = serde_json::json!({
+            "healthy": true, "status": "healthy", "rounds": {"height": 7},
+            "subnet": {
+                "node_index": 1, "certified_height": 9, "finalised_height": 11, "behind": 2, "catching_up": true,
+                "members": [{"connected": true}, {"connected": true}, {"connected": false}, {"connected": true}],
+            },
+        });
+        let report = Report::of(&member);
+        assert_eq!((report.height, report.finalised, report.behind), (9, Some(11), Some(2)));
+        assert_eq!(report.peers_connected, Some(2), "itself is no peer");
+        assert_eq!(report.catching_up.as_deref(), Some("catching up"));
+        assert_eq!(Report::of(&serde_json::json!([])), Report::default());
+    }
+}

@@ -1,0 +1,271 @@
+//! The relay: one small process between the nodes of a net, through which every link goes, and which cuts and slows links without any privilege.
+//!
+//! A node dials another one at an address of the relay's that stands for this very link. Bytes in the direction of the dialling follow the state of that link, bytes
+//! back follow the state of the link the other way.
+//!
+//! What a fault looks like to TCP: a *cut* link carries nothing, neither bytes nor the end of a connection, and nothing is lost: it comes when the link heals, as it
+//! would after a retransmission. *Latency* is added to every piece. A *lost* packet is what its sender's TCP makes of it, a delay of a retransmission for it and for
+//! everything behind it. What differs from a real network: a dial across a cut link is accepted and then hears nothing, and TCP's growing pauses between retransmissions
+//! are not imitated, so links come back at once.
+//!
+//! Bounds: [`CONNECTIONS_MAX`] connections per link, [`PIECES_MAX`] pieces of [`PIECE_BYTES`] on their way per direction of a connection; beyond, the relay does not
+//! read on, and the sender's own TCP waits.
+
+use std::{collections::BTreeMap, fs, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    signal::unix::{SignalKind, signal},
+    sync::{Semaphore, mpsc, watch},
+    time::Instant,
+};
+
+use super::{
+    links::{Link, Quality},
+    state::{Net, Place},
+};
+
+/// Connections per link; two nodes need one or two.
+const CONNECTIONS_MAX: usize = 32;
+/// What is read at once.
+const PIECE_BYTES: usize = 16 << 10;
+/// On their way in one direction of a connection: 2 MiB.
+const PIECES_MAX: usize = 128;
+/// What a network carries in one packet, for the arithmetic of loss.
+const PACKET_BYTES: usize = 1400;
+/// The least pause before TCP sends something again.
+const RETRANSMISSION: Duration = Duration::from_millis(200);
+/// A dial of a node that is not there.
+const DIAL_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What the relay is to do: `links.json`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Orders {
+    /// Counts up; `relay.json` says which one was followed last.
+    pub(crate) generation: u64,
+    links: Vec<Order>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Order {
+    link: Link,
+    /// Where the one node dials.
+    listen: SocketAddr,
+    /// Where the other listens.
+    forward: SocketAddr,
+    cut: bool,
+    quality: Quality,
+}
+
+impl Orders {
+    pub(crate) fn of(net: &Net) -> Self {
+        let indices = 0..net.nodes.len();
+        let links = indices
+            .clone()
+            .flat_map(|from| indices.clone().map(move |to| (from, to)))
+            .filter(|(from, to)| from != to)
+            .map(|link| Order {
+                link,
+                listen: net.dialled(link),
+                forward: net.nodes[link.1].p2p,
+                cut: net.links.is_cut(link),
+                quality: net.links.quality(link),
+            })
+            .collect();
+        Self { generation: net.generation, links }
+    }
+}
+
+/// The state of one directed link, seen by every connection that uses it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct State {
+    cut: bool,
+    quality: Quality,
+}
+
+type States = BTreeMap<Link, watch::Sender<State>>;
+
+/// Runs until SIGTERM; SIGHUP makes it read its orders again.
+pub(crate) async fn run(place: Place) -> Result<()> {
+    let path = place.file("links.json");
+    let read = || -> Result<Orders> {
+        let text = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+        Ok(serde_json::from_slice(&text)?)
+    };
+    let mut hangup = signal(SignalKind::hangup())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut orders = read()?;
+    let states: Arc<States> =
+        Arc::new(orders.links.iter().map(|order| (order.link, watch::channel(State::default()).0)).collect());
+    for order in &orders.links {
+        let listener = TcpListener::bind(order.listen)
+            .await
+            .with_context(|| format!("link {:?}: listening at {}", order.link, order.listen))?;
+        tokio::spawn(serve(listener, order.clone(), states.clone()));
+    }
+    loop {
+        for order in &orders.links {
+            if let Some(state) = states.get(&order.link) {
+                state.send_replace(State { cut: order.cut, quality: order.quality });
+            }
+        }
+        acknowledge(&place, orders.generation)?;
+        tokio::select! {
+            _ = hangup.recv() => match read() {
+                Ok(new) => orders = new,
+                // A file that cannot be read changes nothing; whoever wrote it waits for the acknowledgement in vain and says so.
+                Err(error) => eprintln!("relay: {error:#}"),
+            },
+            _ = terminate.recv() => return Ok(()),
+        }
+    }
+}
+
+/// What the relay followed last, for the command that waits for it.
+#[derive(Serialize, Deserialize)]
+struct Followed {
+    generation: u64,
+}
+
+fn acknowledge(place: &Place, generation: u64) -> Result<()> {
+    place.write("relay.json", &serde_json::to_vec(&Followed { generation })?)
+}
+
+/// Which orders the relay followed last.
+pub(crate) fn followed(place: &Place) -> Option<u64> {
+    let path: PathBuf = place.file("relay.json");
+    serde_json::from_slice::<Followed>(&fs::read(path).ok()?).ok().map(|followed| followed.generation)
+}
+
+/// Accepts what is dialled on one link.
+async fn serve(listener: TcpListener, order: Order, states: Arc<States>) {
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut count = 0_u64;
+    loop {
+        let Ok(permit) = room.clone().acquire_owned().await else { return };
+        let Ok((near, _)) = listener.accept().await else {
+            // Out of descriptors, or the peer went: neither is for ever.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        count += 1;
+        let (states, order, number) = (states.clone(), order.clone(), count);
+        tokio::spawn(async move {
+            connection(near, &order, &states, number).await;
+            drop(permit);
+        });
+    }
+}
+
+/// One connection: dialled over `order.link`, bytes back over its opposite.
+async fn connection(near: TcpStream, order: &Order, states: &States, number: u64) {
+    let back = (order.link.1, order.link.0);
+    let (Some(there), Some(back)) = (states.get(&order.link), states.get(&back)) else { return };
+    let (mut there, back) = (there.subscribe(), back.subscribe());
+    // A dial crosses the link like everything else.
+    if until_open(&mut there).await.is_none() {
+        return;
+    }
+    let Ok(Ok(far)) = tokio::time::timeout(DIAL_PATIENCE, TcpStream::connect(order.forward)).await else {
+        return;
+    };
+    let _ = (near.set_nodelay(true), far.set_nodelay(true));
+    let (near_read, near_write) = near.into_split();
+    let (far_read, far_write) = far.into_split();
+    let seed = ((order.link.0 as u64) << 48) | ((order.link.1 as u64) << 32) | number;
+    // Each direction ends by itself, as each direction of a TCP connection may.
+    tokio::join!(
+        direction(near_read, far_write, there, seed << 1),
+        direction(far_read, near_write, back, seed << 1 | 1)
+    );
+}
+
+/// A piece on its way; none is the end of the stream.
+struct Piece {
+    due: Instant,
+    bytes: Vec<u8>,
+}
+
+async fn direction(
+    mut reader: OwnedReadHalf,
+    mut writer: OwnedWriteHalf,
+    state: watch::Receiver<State>,
+    seed: u64,
+) {
+    let (send, mut receive) = mpsc::channel::<Piece>(PIECES_MAX);
+    let mut at_sender = state.clone();
+    let reading = async move {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let mut earliest = Instant::now();
+        loop {
+            let mut bytes = vec![0; PIECE_BYTES];
+            let length = reader.read(&mut bytes).await.unwrap_or(0);
+            bytes.truncate(length);
+            bytes.shrink_to_fit();
+            // What was sent into a cut link waits on the sender's side.
+            if until_open(&mut at_sender).await.is_none() {
+                return;
+            }
+            let quality = at_sender.borrow().quality;
+            // Nothing overtakes: a piece is never due before the one ahead of it.
+            earliest = earliest.max(Instant::now() + delay(quality, length, &mut random));
+            if send.send(Piece { due: earliest, bytes }).await.is_err() || length == 0 {
+                return;
+            }
+        }
+    };
+    let mut at_receiver = state;
+    let writing = async move {
+        while let Some(piece) = receive.recv().await {
+            tokio::time::sleep_until(piece.due).await;
+            if until_open(&mut at_receiver).await.is_none() {
+                return;
+            }
+            if piece.bytes.is_empty() || writer.write_all(&piece.bytes).await.is_err() {
+                break;
+            }
+        }
+        let _ = writer.shutdown().await;
+    };
+    tokio::join!(reading, writing);
+}
+
+/// How much later a piece arrives.
+fn delay(quality: Quality, length: usize, random: &mut ChaCha8Rng) -> Duration {
+    let latency = Duration::from_micros(quality.latency_micros);
+    let packets = length.div_ceil(PACKET_BYTES).max(1);
+    let lost = quality.loss > 0.0 && (0..packets).any(|_| random.gen_bool(quality.loss));
+    // Lost once; that a retransmission is lost again is rare at the losses one asks for.
+    if lost { latency + RETRANSMISSION.max(latency * 2) } else { latency }
+}
+
+/// Waits until the link is not cut; `None` when the relay ends.
+async fn until_open(state: &mut watch::Receiver<State>) -> Option<()> {
+    state.wait_for(|state| !state.cut).await.ok().map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_are_latency_and_now_and_then_a_retransmission() {
+        let mut random = ChaCha8Rng::seed_from_u64(1);
+        let quality = Quality { latency_micros: 50_000, loss: 0.1 };
+        let delays: Vec<u128> = (0..1000).map(|_| delay(quality, 100, &mut random).as_millis()).collect();
+        let lost = delays.iter().filter(|millis| **millis == 250).count();
+        assert_eq!(delays.iter().filter(|millis| **millis == 50).count() + lost, 1000);
+        assert!((50..200).contains(&lost), "{lost} of 1000 at 10 %");
+        let whole = (0..1000).filter(|_| delay(quality, PIECE_BYTES, &mut random).as_millis() == 250).count();
+        assert!(whole > 600, "a piece of twelve packets is hit more often: {whole}");
+        assert_eq!(delay(Quality::default(), PIECE_BYTES, &mut random), Duration::ZERO);
+    }
+}

@@ -1,0 +1,452 @@
+//! A net while one command changes it: nodes started, stopped, killed and paused, links cut and slowed.
+//!
+//! Every node runs under `thimble-lab cap`, which is told from the outside: it makes the group, keeps the node's log and its series, and removes the group when the node
+//! has ended, however that came. It is in a session of its own, so that neither the end of the command nor a Ctrl-C reaches it.
+
+use std::{
+    fs::{self, File},
+    os::unix::process::CommandExt,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::{
+    handle::Handle,
+    links::Links,
+    namespaces, relay,
+    state::{Lock, Net, Network, Place, Told},
+};
+use crate::cap::info::Info;
+
+/// Between SIGTERM and the end of a node: it makes a checkpoint.
+const STOPPED_WITHIN: Duration = Duration::from_secs(60);
+/// Between SIGKILL and the end of what kept the node.
+const KILLED_WITHIN: Duration = Duration::from_secs(20);
+/// Until a node that was just started can be told something.
+const KNOWN_WITHIN: Duration = Duration::from_secs(10);
+/// Until the relay has followed an order.
+const FOLLOWED_WITHIN: Duration = Duration::from_secs(10);
+/// Most bytes of a node's log, and of its series.
+const LOG_SIZE: &str = "32MiB";
+const SERIES_SIZE: &str = "32MiB";
+
+/// See the module.
+pub(crate) struct Session {
+    pub(crate) place: Place,
+    pub(crate) net: Net,
+    _lock: Lock,
+}
+
+/// What a node is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Condition {
+    Running,
+    Paused,
+    /// It was never started.
+    New,
+    Stopped,
+    Killed,
+    /// Nobody asked for it.
+    Ended(String),
+}
+
+impl Condition {
+    pub(crate) fn words(&self) -> String {
+        match self {
+            Self::Running => "running".into(),
+            Self::Paused => "paused".into(),
+            Self::New => "not started".into(),
+            Self::Stopped => "stopped".into(),
+            Self::Killed => "killed".into(),
+            Self::Ended(how) => format!("ended by itself: {how}"),
+        }
+    }
+}
+
+/// What a node of a net is doing.
+pub(crate) fn condition(net: &Net, place: &Place, index: usize) -> Condition {
+    let node = &net.nodes[index];
+    let alive = node.keeper.is_some_and(Handle::is_alive);
+    match (alive, node.told) {
+        (true, Told::Pause) => Condition::Paused,
+        (true, _) => Condition::Running,
+        (false, Told::Nothing) => Condition::New,
+        (false, Told::Stop) => Condition::Stopped,
+        (false, Told::Kill) => Condition::Killed,
+        (false, Told::Run | Told::Pause) => {
+            let ended = place.info(index).and_then(|info| info.ended);
+            Condition::Ended(match ended {
+                Some(ended) if ended.oom_kills > 0 => {
+                    format!("{}, {} processes killed for lack of memory", ended.how, ended.oom_kills)
+                }
+                Some(ended) => ended.how,
+                None => "what kept it was killed, or could not start it".into(),
+            })
+        }
+    }
+}
+
+impl Session {
+    /// Takes the lock of an existing net.
+    pub(crate) fn open(place: Place) -> Result<Self> {
+        // Before the lock, which would make the folder.
+        place.load()?;
+        let lock = place.lock()?;
+        Ok(Self { net: place.load()?, place, _lock: lock })
+    }
+
+    /// A net that is being made.
+    pub(crate) fn new(place: Place, net: Net, lock: Lock) -> Self {
+        Self { place, net, _lock: lock }
+    }
+
+    pub(crate) fn save(&self) -> Result<()> {
+        self.place.save(&self.net)
+    }
+
+    pub(crate) fn condition(&self, index: usize) -> Condition {
+        condition(&self.net, &self.place, index)
+    }
+
+    fn tell(&mut self, index: usize, told: Told) -> Result<()> {
+        self.net.nodes[index].told = told;
+        self.save()
+    }
+
+    /// Starts a node that does not run; says whether it had to.
+    pub(crate) fn start(&mut self, index: usize) -> Result<bool> {
+        self.net.node(index)?;
+        match self.condition(index) {
+            Condition::Running => return Ok(false),
+            Condition::Paused => {
+                self.resume(index)?;
+                return Ok(false);
+            }
+            _ => {}
+        }
+        let place = &self.place;
+        fs::create_dir_all(place.node(index))?;
+        // The series of the run before is kept beside the new one.
+        let _ = fs::rename(place.series(index), place.series(index).with_extension("before.jsonl"));
+        for stale in [crate::cap::older(&place.series(index)), place.info_file(index)] {
+            let _ = fs::remove_file(stale);
+        }
+        let mut command = self.command(index)?;
+        let log = File::create(place.keeper_log(index))?;
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        leave_session(&mut command);
+        let child = command.spawn().with_context(|| format!("starting what keeps node {index}"))?;
+        let node = &mut self.net.nodes[index];
+        node.keeper = Some(Handle::of(child.id())?);
+        node.starts += 1;
+        self.tell(index, Told::Run)?;
+        Ok(true)
+    }
+
+    /// The whole command that keeps a node.
+    fn command(&self, index: usize) -> Result<Command> {
+        let (net, place) = (&self.net, &self.place);
+        let node = net.node(index)?;
+        let memory = node.memory_bytes.to_string();
+        let mut command = Command::new(std::env::current_exe().context("finding this program")?);
+        command
+            .args(["cap", "--memory", &memory, "--name", &format!("node {index}")])
+            .args(["--interval-millis", &net.sample_millis.to_string()])
+            .arg("--json")
+            .arg(place.series(index))
+            .args(["--json-size", SERIES_SIZE, "--log-size", LOG_SIZE, "--log"])
+            .arg(place.log(index))
+            .arg("--info-file")
+            .arg(place.info_file(index))
+            .arg("--");
+        if net.network == Network::Namespaces {
+            // Not `ip netns exec`: that hides the control groups from the node, which reads its own.
+            command.arg("nsenter").arg(format!("--net=/run/netns/{}", namespaces::name(net, index)));
+        }
+        command
+            .arg(&net.binary)
+            .args(["run", "--memory", &memory, "--listen", &node.http.to_string(), "--data-dir"])
+            .arg(place.data(index));
+        if net.is_subnet() {
+            command.args(["--p2p-listen", &node.p2p.to_string()]);
+            for (peer, other) in net.nodes.iter().enumerate().filter(|(peer, _)| *peer != index) {
+                let id = other.node_id.as_deref().context("the ceremony gave every node its id")?;
+                command.args(["--p2p-peer", &format!("{id}={}", net.dialled((index, peer)))]);
+            }
+        }
+        command.args(&node.arguments);
+        Ok(command)
+    }
+
+    /// Who runs in which group. A node that was started a moment ago is waited for.
+    fn info(&self, index: usize) -> Result<Info> {
+        let deadline = Instant::now() + KNOWN_WITHIN;
+        loop {
+            if let Some(info) = self.place.info(index) {
+                return Ok(info);
+            }
+            let gone = !matches!(self.condition(index), Condition::Running | Condition::Paused);
+            if gone || Instant::now() > deadline {
+                let said = fs::read_to_string(self.place.keeper_log(index)).unwrap_or_default();
+                bail!("node {index} was not started: {}", said.trim());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn wait_for_end(&self, index: usize, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        let Some(keeper) = self.net.nodes[index].keeper else { return true };
+        while keeper.is_alive() {
+            if Instant::now() > deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        true
+    }
+
+    /// Asks nodes to stop, all at once, and waits until they have. Those that do not run are left as they are.
+    pub(crate) fn stop(&mut self, indices: &[usize]) -> Result<()> {
+        let mut asked = Vec::new();
+        for &index in indices {
+            self.net.node(index)?;
+            let condition = self.condition(index);
+            if !matches!(condition, Condition::Running | Condition::Paused) {
+                continue;
+            }
+            if condition == Condition::Paused {
+                self.resume(index)?;
+            }
+            self.tell(index, Told::Stop)?;
+            if let Some(keeper) = self.net.nodes[index].keeper {
+                keeper.signal(Signal::TERM)?;
+                asked.push((index, keeper));
+            }
+        }
+        for (index, keeper) in asked {
+            if self.wait_for_end(index, STOPPED_WITHIN) {
+                continue;
+            }
+            eprintln!("net: node {index} did not stop within {} s; it is killed", STOPPED_WITHIN.as_secs());
+            // The second one makes the keeper kill the group.
+            keeper.signal(Signal::TERM)?;
+            ensure!(
+                self.wait_for_end(index, KILLED_WITHIN),
+                "what keeps node {index} (process {}) does not end",
+                keeper.pid
+            );
+        }
+        Ok(())
+    }
+
+    /// kill -9 of the nodes' processes, at once; says which of them ran.
+    pub(crate) fn kill(&mut self, indices: &[usize]) -> Result<Vec<usize>> {
+        let mut killed = Vec::new();
+        for &index in indices {
+            self.net.node(index)?;
+            if matches!(self.condition(index), Condition::Running | Condition::Paused) {
+                let info = self.info(index)?;
+                killed.push((index, Handle { pid: info.pid, started_ticks: info.started_ticks }));
+                // Before the signal: were we killed now, the net would rather think too little of the node than wonder at its end.
+                self.tell(index, Told::Kill)?;
+            }
+        }
+        for (_, node) in &killed {
+            node.signal(Signal::KILL)?;
+        }
+        for (index, _) in &killed {
+            ensure!(
+                self.wait_for_end(*index, KILLED_WITHIN),
+                "node {index} was killed, but what keeps it does not end within {} s",
+                KILLED_WITHIN.as_secs()
+            );
+        }
+        Ok(killed.into_iter().map(|(index, _)| index).collect())
+    }
+
+    /// Stops a node if it runs and starts it. `empty`: without its state, with its keys.
+    pub(crate) fn restart(&mut self, index: usize, empty: bool) -> Result<()> {
+        self.stop(&[index])?;
+        if empty {
+            let data = self.place.data(index);
+            for entry in fs::read_dir(&data).with_context(|| format!("reading {}", data.display()))? {
+                let entry = entry?;
+                if entry.file_name() == "keys" {
+                    continue;
+                }
+                let path = entry.path();
+                let removed = if entry.file_type()?.is_dir() {
+                    fs::remove_dir_all(&path)
+                } else {
+                    fs::remove_file(&path)
+                };
+                removed.with_context(|| format!("removing {}", path.display()))?;
+            }
+        }
+        self.start(index)?;
+        Ok(())
+    }
+
+    /// Stops time for a node: SIGSTOP for all its processes. Says whether it ran.
+    pub(crate) fn pause(&mut self, index: usize) -> Result<bool> {
+        self.net.node(index)?;
+        match self.condition(index) {
+            Condition::Paused => return Ok(false),
+            Condition::Running => {}
+            other => bail!("node {index} is {}; only a running node can be paused", other.words()),
+        }
+        let info = self.info(index)?;
+        self.tell(index, Told::Pause)?;
+        // The node first: from then on no process is added.
+        Handle { pid: info.pid, started_ticks: info.started_ticks }.signal(Signal::STOP)?;
+        signal_group(&info, Signal::STOP)?;
+        Ok(true)
+    }
+
+    /// Says whether it was paused.
+    pub(crate) fn resume(&mut self, index: usize) -> Result<bool> {
+        self.net.node(index)?;
+        match self.condition(index) {
+            Condition::Running => return Ok(false),
+            Condition::Paused => {}
+            other => bail!("node {index} is {}; start it with: net restart {index}", other.words()),
+        }
+        let info = self.info(index)?;
+        signal_group(&info, Signal::CONT)?;
+        self.tell(index, Told::Run)?;
+        Ok(true)
+    }
+
+    /// Makes the links as `change` wants them.
+    pub(crate) fn change_links(&mut self, change: impl FnOnce(&mut Links)) -> Result<()> {
+        let before = self.net.links.clone();
+        change(&mut self.net.links);
+        if self.net.links == before {
+            return Ok(());
+        }
+        match self.net.network {
+            Network::Direct => bail!(
+                "the nodes of this net are connected directly, nothing is between them that could cut or slow a link; make one with --network proxies"
+            ),
+            Network::Namespaces => {
+                if self.net.links.any_slow() && !self.net.netem {
+                    bail!(
+                        "this kernel cannot slow links (tc knows no netem: CONFIG_NET_SCH_NETEM); partitions work; for slow links make a net with --network proxies"
+                    );
+                }
+                namespaces::apply(&self.net, &before)?;
+            }
+            Network::Proxies => self.order_relay()?,
+        }
+        self.save()
+    }
+
+    /// Brings up what lies between the nodes, as far as it is missing.
+    pub(crate) fn connect(&mut self) -> Result<()> {
+        match self.net.network {
+            Network::Direct => Ok(()),
+            Network::Namespaces => {
+                let fresh = namespaces::existing(&self.net).is_empty();
+                namespaces::make(&self.net)?;
+                if fresh { namespaces::apply(&self.net, &Links::default()) } else { Ok(()) }
+            }
+            Network::Proxies if !self.net.is_subnet() => Ok(()),
+            Network::Proxies => {
+                if self.net.relay.is_some_and(Handle::is_alive) {
+                    return Ok(());
+                }
+                let _ = fs::remove_file(self.place.file("relay.json"));
+                self.write_orders()?;
+                let log = File::create(self.place.file("relay.log"))?;
+                let mut command = Command::new(std::env::current_exe().context("finding this program")?);
+                command.args(["net", "relay", "--dir"]).arg(self.place.dir());
+                command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+                leave_session(&mut command);
+                let child = command.spawn().context("starting the relay")?;
+                self.net.relay = Some(Handle::of(child.id())?);
+                self.save()?;
+                self.wait_for_relay()
+            }
+        }
+    }
+
+    fn write_orders(&mut self) -> Result<()> {
+        self.net.generation += 1;
+        self.place.write("links.json", &serde_json::to_vec(&relay::Orders::of(&self.net))?)
+    }
+
+    fn order_relay(&mut self) -> Result<()> {
+        let relay = self.net.relay.filter(|relay| relay.is_alive());
+        let relay = relay.context("the relay between the nodes does not run; `net up` starts it again")?;
+        self.write_orders()?;
+        relay.signal(Signal::HUP)?;
+        self.wait_for_relay()
+    }
+
+    fn wait_for_relay(&self) -> Result<()> {
+        let deadline = Instant::now() + FOLLOWED_WITHIN;
+        while relay::followed(&self.place) != Some(self.net.generation) {
+            let alive = self.net.relay.is_some_and(Handle::is_alive);
+            if !alive || Instant::now() > deadline {
+                let said = fs::read_to_string(self.place.file("relay.log")).unwrap_or_default();
+                bail!("the relay does not do what it is told: {}", said.trim());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// Removes what lies between the nodes.
+    pub(crate) fn disconnect(&mut self) -> Result<()> {
+        match self.net.network {
+            Network::Direct => {}
+            Network::Namespaces => namespaces::remove(&self.net),
+            Network::Proxies => {
+                if let Some(relay) = self.net.relay.take() {
+                    relay.signal(Signal::TERM)?;
+                    let deadline = Instant::now() + FOLLOWED_WITHIN;
+                    while relay.is_alive() {
+                        ensure!(Instant::now() < deadline, "the relay (process {}) does not end", relay.pid);
+                        std::thread::sleep(Duration::from_millis(2));
+                    }
+                }
+            }
+        }
+        self.save()
+    }
+}
+
+/// Signals every process of a group, until it has none that did not get the signal.
+fn signal_group(info: &Info, signal: Signal) -> Result<()> {
+    let group = info.cgroup();
+    let mut told = std::collections::BTreeSet::new();
+    loop {
+        let mut new = false;
+        for pid in group.processes()? {
+            let Some(raw) = i32::try_from(pid.0).ok().and_then(rustix::process::Pid::from_raw) else {
+                continue;
+            };
+            let Ok(descriptor) = pidfd_open(raw, PidfdFlags::empty()) else { continue };
+            // What the descriptor is of has this id for as long as it lives: if the id is in the group now, so is it.
+            if told.insert(pid) && group.processes()?.contains(&pid) {
+                new = true;
+                let _ = pidfd_send_signal(descriptor, signal);
+            }
+        }
+        if !new {
+            return Ok(());
+        }
+    }
+}
+
+/// Out of reach of the terminal and of whoever waits for us.
+fn leave_session(command: &mut Command) {
+    // SAFETY: between fork and exec only the system call setsid is made.
+    unsafe {
+        command.pre_exec(|| rustix::process::setsid().map(|_| ()).map_err(std::io::Error::from));
+    }
+}

@@ -1,0 +1,93 @@
+//! `net status`.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use budget::format_size;
+use serde::Serialize;
+
+use super::{
+    reading::{self, Asker, Row},
+    state::{Net, Network, Place},
+};
+
+#[derive(Serialize)]
+struct Status<'a> {
+    dir: String,
+    network: Network,
+    nodes: &'a [Row],
+    links: Vec<String>,
+}
+
+pub(crate) async fn run(net: &Net, place: &Place, json: bool) -> Result<ExitCode> {
+    let rows = reading::rows(net, place, &Asker::new()?).await;
+    let links = net.links.words();
+    if json {
+        let dir = place.dir().display().to_string();
+        let status = Status { dir, network: net.network, nodes: &rows, links };
+        println!("{}", serde_json::to_string_pretty(&status)?);
+    } else {
+        print!("{}", table(&rows));
+        for words in links {
+            println!("links {words}");
+        }
+    }
+    let well = rows.iter().all(|row| row.report.is_some());
+    Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// For a person.
+pub(crate) fn table(rows: &[Row]) -> String {
+    let mut text = format!(
+        "{:<5}{:<9}{:<28}{:>8}{:>7}{:>6}{:>12}{:>12}{:>12}{:>10}{:>5}{:>7}{:>8}\n",
+        "node",
+        "state",
+        "endpoint",
+        "height",
+        "behind",
+        "peers",
+        "anonymous",
+        "peak",
+        "file",
+        "of",
+        "OOM",
+        "starts",
+        "workers"
+    );
+    for row in rows {
+        let number = |value: Option<u64>| value.map_or("-".to_owned(), |value| value.to_string());
+        let size = |bytes: Option<u64>| {
+            bytes.map_or("-".to_owned(), |bytes| format!("{:.1} MiB", bytes as f64 / 1_048_576.0))
+        };
+        let report = row.report.as_ref();
+        let group = row.group.as_ref();
+        // A state longer than its column stands on a line of its own.
+        let state = row.condition.split(' ').next().unwrap_or_default();
+        text.push_str(&format!(
+            "{:<5}{:<9}{:<28}{:>8}{:>7}{:>6}{:>12}{:>12}{:>12}{:>10}{:>5}{:>7}{:>8}\n",
+            row.index,
+            state.trim_end_matches(':'),
+            row.url,
+            number(report.map(|report| report.height)),
+            number(row.behind),
+            number(report.and_then(|report| report.peers_connected)),
+            size(group.map(|group| group.anonymous_bytes)),
+            size(group.map(|group| group.anonymous_peak_bytes)),
+            size(group.map(|group| group.file_bytes)),
+            format_size(row.memory_bytes),
+            number(group.map(|group| group.oom_kills)),
+            row.starts,
+            number(report.map(|report| report.worker_restarts)),
+        ));
+        let said = [
+            Some(row.condition.clone()).filter(|condition| condition.contains(' ')),
+            row.silent.clone(),
+            report.filter(|report| !report.healthy).map(|report| format!("it is {}", report.status)),
+            report.and_then(|report| report.catching_up.clone()),
+        ];
+        for words in said.into_iter().flatten() {
+            text.push_str(&format!("     {words}\n"));
+        }
+    }
+    text
+}

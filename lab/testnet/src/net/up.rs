@@ -1,0 +1,235 @@
+//! `net up`.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use budget::format_size;
+use clap::Args;
+
+use super::{
+    EXIT_INTERRUPTED, ceremony,
+    links::Links,
+    namespaces,
+    ports::{self, Claim, LINKS_OFFSET, P2P_OFFSET},
+    reading::{self, Asker},
+    session::Session,
+    state::{Net, Network, Node, Place, Told},
+    status,
+    topology::Topology,
+    wait::{self, Goal},
+};
+
+/// `thimble-lab net up`
+#[derive(Args)]
+pub(crate) struct Options {
+    /// How many nodes. [default: 4]
+    #[arg(long)]
+    pub(crate) nodes: Option<usize>,
+    /// Budget of each node, and cap of its process group. [default: 512MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<String>,
+    /// A file for nets whose nodes or links are not all alike (docs/net.md).
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "memory"])]
+    pub(crate) topology: Option<PathBuf>,
+    /// First port: the nodes' HTTP endpoints from there on, their ports for each other from 100 above, links from 200 above. [default: the first free block from
+    /// 18000 on]
+    #[arg(long, value_name = "N")]
+    pub(crate) base_port: Option<u16>,
+    /// How nodes reach each other. [default: see above]
+    #[arg(long)]
+    pub(crate) network: Option<Network>,
+    /// The node's binary. [default: thimble beside this program]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) node: Option<PathBuf>,
+    /// How long the nodes may take until all serve.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub(crate) wait: u64,
+    /// Time between two samples of a node's memory.
+    #[arg(long, value_name = "MILLIS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(20..=60_000))]
+    pub(crate) sample_millis: u64,
+    /// Every node a subnet of its own: no ceremony, and no links.
+    #[arg(long, hide = true)]
+    pub(crate) independent: bool,
+    /// More arguments for every `thimble run`.
+    #[arg(last = true, value_name = "NODE ARGUMENTS")]
+    pub(crate) arguments: Vec<String>,
+}
+
+fn say(words: &str) {
+    println!("net: {words}");
+}
+
+/// Runs until all nodes serve, or `stop`.
+pub(crate) async fn run(place: Place, options: Options, stop: impl Future<Output = ()>) -> Result<ExitCode> {
+    let began = Instant::now();
+    let (mut session, _ports) = prepare(place, &options)?;
+    let mut started = Vec::new();
+    let done = {
+        let work = async {
+            let all: Vec<usize> = (0..session.net.nodes.len()).collect();
+            session.connect()?;
+            if session.net.is_subnet() {
+                ceremony::hold(&mut session.net, &session.place, say)?;
+                session.save()?;
+            }
+            for index in &all {
+                // A chance for Ctrl-C between two of them.
+                tokio::task::yield_now().await;
+                if session.start(*index)? {
+                    started.push(*index);
+                }
+            }
+            let words = match started.len() {
+                0 => "all of them run already".to_owned(),
+                count if count == all.len() => format!("{count} nodes are started"),
+                count => format!("{count} of {} nodes are started, the others run already", all.len()),
+            };
+            say(&format!("{words}; waiting until every one serves"));
+            let goal = Goal { moving: session.net.is_subnet(), patience: Duration::from_secs(options.wait) };
+            let asker = Asker::new()?;
+            wait::until_serving(&session, &asker, &all, goal, say).await?;
+            anyhow::Ok(reading::rows(&session.net, &session.place, &asker).await)
+        };
+        tokio::select! {
+            done = work => Some(done),
+            () = stop => None,
+        }
+    };
+    let Some(done) = done else {
+        say("stopping what was started");
+        session.stop(&started)?;
+        if started.len() == session.net.nodes.len() {
+            session.disconnect()?;
+        }
+        return Ok(ExitCode::from(EXIT_INTERRUPTED));
+    };
+    let rows = match done {
+        Ok(rows) => rows,
+        Err(error) => {
+            // A net that no node was ever started of leaves nothing behind.
+            if session.net.nodes.iter().all(|node| node.starts == 0) {
+                session.disconnect()?;
+            }
+            return Err(error);
+        }
+    };
+    say(&format!("every node serves, {:.1} s after the command", began.elapsed().as_secs_f64()));
+    print!("{}", status::table(&rows));
+    say(&format!("in {}; stop it with: thimble-lab net down", session.place.dir().display()));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The net as it is, or a new one that nothing was started of yet; and its ports, kept for as long as they are not taken.
+fn prepare(place: Place, options: &Options) -> Result<(Session, Option<Claim>)> {
+    let lock = place.lock()?;
+    let wanted = match &options.topology {
+        Some(file) => Some(Topology::read(file)?),
+        None if options.nodes.is_none() && options.memory.is_none() && place.exists() => None,
+        None => {
+            let nodes = match options.nodes {
+                Some(nodes) => nodes,
+                None if place.exists() => place.load()?.nodes.len(),
+                None => 4,
+            };
+            Some(Topology::equal(nodes, options.memory.as_deref().unwrap_or("512MiB"), None)?)
+        }
+    };
+    if place.exists() {
+        let net = place.load()?;
+        let memory: Vec<u64> = net.nodes.iter().map(|node| node.memory_bytes).collect();
+        let other = wanted.and_then(|wanted| wanted.differs_from(&memory)).or_else(|| {
+            let other = options.network.filter(|network| *network != net.network)?;
+            Some(format!("is connected by {}, not {}", net.network.name(), other.name()))
+        });
+        if let Some(how) = other {
+            bail!(
+                "the net in {} {how}; name another folder with --dir, or remove this net with: thimble-lab net down --delete",
+                place.dir().display()
+            );
+        }
+        return Ok((Session::new(place, net, lock), None));
+    }
+    let topology = wanted.context("a new net has a topology")?;
+    let (net, claim) = plan(&place, options, &topology)?;
+    let sum: u64 = net.nodes.iter().map(|node| node.memory_bytes).sum();
+    say(&format!(
+        "{} nodes, {} in all, connected by {}",
+        net.nodes.len(),
+        format_size(sum),
+        if net.is_subnet() { net.network.name() } else { "nothing" }
+    ));
+    place.save(&net)?;
+    Ok((Session::new(place, net, lock), Some(claim)))
+}
+
+/// A net that is not there yet.
+fn plan(place: &Place, options: &Options, topology: &Topology) -> Result<(Net, Claim)> {
+    let count = topology.nodes.len();
+    let network = choose(options.network)?;
+    let mut net = Net::new(place, binary(options.node.as_deref())?, network);
+    net.independent = options.independent;
+    net.sample_millis = options.sample_millis;
+    net.links = Links::built(topology.links.clone());
+    if network == Network::Namespaces {
+        net.netem = namespaces::has_netem();
+        net.address_block = namespaces::free_block(&net.id)?;
+        ensure!(
+            net.netem || !net.links.any_slow(),
+            "the topology has slow links, which this kernel cannot make (tc knows no netem); --network proxies can"
+        );
+    }
+    let links = network == Network::Proxies && count > 1 && !options.independent;
+    let claim = ports::claim(count, links, options.base_port.or(topology.base_port))?;
+    net.links_port = claim.base + LINKS_OFFSET;
+    for (index, plan) in topology.nodes.iter().enumerate() {
+        let ip = match network {
+            Network::Namespaces => IpAddr::from(namespaces::address(net.address_block, index)),
+            Network::Proxies | Network::Direct => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        };
+        let port = |named: Option<u16>, offset: u16| named.unwrap_or(claim.base + offset + index as u16);
+        net.nodes.push(Node {
+            index,
+            memory_bytes: plan.memory_bytes,
+            http: SocketAddr::new(ip, port(plan.http_port, 0)),
+            p2p: SocketAddr::new(ip, port(plan.p2p_port, P2P_OFFSET)),
+            node_id: None,
+            arguments: plan.arguments.iter().chain(&options.arguments).cloned().collect(),
+            told: Told::Nothing,
+            keeper: None,
+            starts: 0,
+        });
+    }
+    Ok((net, claim))
+}
+
+/// The network asked for, if it can be had; else the one with which all faults can be made.
+fn choose(wanted: Option<Network>) -> Result<Network> {
+    match wanted {
+        Some(Network::Namespaces) => match namespaces::unavailable() {
+            Some(reason) => bail!("{reason}; --network proxies needs nothing of the kind"),
+            None => Ok(Network::Namespaces),
+        },
+        Some(network) => Ok(network),
+        None if namespaces::unavailable().is_none() && namespaces::has_netem() => Ok(Network::Namespaces),
+        None => Ok(Network::Proxies),
+    }
+}
+
+fn binary(named: Option<&Path>) -> Result<PathBuf> {
+    let program = std::env::current_exe().context("finding this program")?;
+    let binary = match named {
+        Some(named) => std::path::absolute(named)?,
+        None => program.with_file_name("thimble"),
+    };
+    ensure!(
+        binary.is_file(),
+        "there is no node at {}; build it (make build) or name it with --node",
+        binary.display()
+    );
+    Ok(binary)
+}

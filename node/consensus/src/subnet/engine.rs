@@ -1,0 +1,517 @@
+//! The engine of one node: block dissemination and storage, a simplex engine per epoch, and the tasks that carry calls and state roots.
+//!
+//! Generic in the runtime and the network, so that the fault tests run exactly this under a simulated clock, network and disk.
+//!
+//! What is finalised is handed out in height order, each block once its calls are there; the next blocks wait behind it, at most
+//! [`PENDING_MAX`] of them, in storage otherwise. A block is acknowledged, and so never handed out again after a restart, when its receiver says that it is durable.
+
+use std::{collections::BTreeMap, num::NonZeroU64, sync::Arc, time::Duration};
+
+use commonware_broadcast::buffered;
+use commonware_consensus::{
+    Epochable as _, Heightable as _, Reporters,
+    marshal::{
+        self, Start,
+        core::{Actor as Marshal, Mailbox as MarshalMailbox},
+        resolver::p2p as backfill,
+        standard::{Inline, Standard},
+    },
+    simplex::{
+        self, Engine, Floor, ForwardPolicy, SkipBudget, SkipPolicy, elector::RoundRobin,
+        scheme::bls12381_threshold::vrf::Seedable as _, types::Finalization,
+    },
+    types::{Epoch, Epocher as _, FixedEpocher, Height as EngineHeight, ViewDelta},
+};
+use commonware_cryptography::{
+    Digested, Digestible as _, Sha256,
+    certificate::{Provider as SchemeProvider, Scoped, Verifier as _},
+    ed25519::PublicKey,
+};
+use commonware_macros::select;
+use commonware_p2p::{
+    Blocker, Provider, Receiver, Sender,
+    utils::mux::{self, Builder as _},
+};
+use commonware_parallel::Sequential;
+use commonware_runtime::{Clock, Handle, Metrics, Spawner, Storage, buffer::paged::CacheRef};
+use commonware_storage::{archive::prunable, translator::EightCap};
+use commonware_utils::{
+    Acknowledgement as _, NZDuration, NZU16, NZU64, NZUsize, acknowledgement::Exact, channel::mpsc,
+    sync::Mutex, vec::NonEmptyVec,
+};
+use futures::{SinkExt as _, channel::oneshot};
+use limits::ConsensusLimits;
+use rand_core::CryptoRng;
+use state::Height;
+
+use super::{
+    Delivered, Input,
+    application::{Application, Observer, Shared},
+    block::{Block, BlockBounds, Digest},
+    calls::{Calls, Log},
+    key::Scheme,
+    shares::{Executed, Roots},
+};
+use crate::{Certifier, Envelopes, FinalisedBlock, IngressPool};
+
+/// Channels of the network, in the order they are registered.
+pub(super) const VOTES: u64 = 0;
+pub(super) const CERTIFICATES: u64 = 1;
+pub(super) const RESOLVER: u64 = 2;
+pub(super) const BROADCAST: u64 = 3;
+pub(super) const BACKFILL: u64 = 4;
+pub(super) const CALLS: u64 = 5;
+pub(super) const ROOTS: u64 = 6;
+
+/// Finalised blocks handed out and not yet durable.
+const PENDING_MAX: usize = 4;
+/// Messages that wait for an actor of the engine.
+const MAILBOX: usize = 64;
+
+type Mailbox = MarshalMailbox<Scheme, Standard<Block>>;
+
+/// The channels of a node.
+pub(super) struct Channels<S, R> {
+    pub(super) votes: (S, R),
+    pub(super) certificates: (S, R),
+    pub(super) resolver: (S, R),
+    pub(super) broadcast: (S, R),
+    pub(super) backfill: (S, R),
+    pub(super) calls: (S, R),
+    pub(super) roots: (S, R),
+}
+
+/// Schemes by epoch. Epochs this node has no share for still verify by the subnet's key, which stays.
+#[derive(Clone)]
+pub(super) struct Schemes {
+    known: Arc<Mutex<BTreeMap<Epoch, Arc<Scheme>>>>,
+    lasting: Arc<Scheme>,
+}
+
+impl Schemes {
+    /// The same scheme until another is set.
+    pub(super) fn new(scheme: Scheme) -> Self {
+        Self { known: Arc::default(), lasting: Arc::new(scheme) }
+    }
+
+    fn get(&self, epoch: Epoch) -> Arc<Scheme> {
+        self.known.lock().get(&epoch).unwrap_or(&self.lasting).clone()
+    }
+}
+
+impl SchemeProvider for Schemes {
+    type Scope = Epoch;
+    type Scheme = Scheme;
+
+    fn scoped(&self, epoch: Epoch) -> Option<Scoped<Scheme>> {
+        Some(Scoped::scheme(self.get(epoch)))
+    }
+}
+
+/// Timeouts of a round.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timing {
+    pub(super) leader: Duration,
+    pub(super) certification: Duration,
+    pub(super) retry: Duration,
+    pub(super) skip: Duration,
+}
+
+impl Timing {
+    /// A leader may take the idle interval before it proposes, and some more when the machine is busy.
+    pub(super) fn of(limits: &ConsensusLimits) -> Self {
+        let idle = Duration::from_millis(limits.idle_round_millis);
+        let leader = idle + Duration::from_millis(1_500);
+        Self {
+            leader,
+            certification: leader + Duration::from_millis(3_000),
+            retry: Duration::from_millis(2_000),
+            skip: 5 * leader,
+        }
+    }
+}
+
+/// Everything one node's engine is made of.
+pub(super) struct Setup<S, R, P, B> {
+    /// Begins the names of everything this node stores.
+    pub(super) storage: String,
+    pub(super) me: PublicKey,
+    /// All members by place.
+    pub(super) members: Vec<PublicKey>,
+    pub(super) genesis: Block,
+    pub(super) schemes: Schemes,
+    pub(super) certifier: Certifier,
+    pub(super) limits: ConsensusLimits,
+    pub(super) timing: Timing,
+    pub(super) blocks_per_epoch: NonZeroU64,
+    /// A finalised block to begin with instead of genesis, after the state below it was installed.
+    pub(super) floor: Option<Finalization<Scheme, Digest>>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) pool: Arc<IngressPool>,
+    pub(super) envelopes: Arc<dyn Envelopes>,
+    pub(super) log: Log,
+    pub(super) channels: Channels<S, R>,
+    pub(super) peers: P,
+    pub(super) blocker: B,
+    /// Finalised blocks and certificates, for the driver.
+    pub(super) out: futures::channel::mpsc::Sender<Input>,
+    /// What the driver executed.
+    pub(super) executed: futures::channel::mpsc::Receiver<Executed>,
+}
+
+/// Bytes of the cache over the engine's own storage: half a megabyte, where its authors' examples take a hundred and sixty.
+fn page_cache() -> CacheRef {
+    CacheRef::new(NZU16!(4084), NZUsize!(128))
+}
+
+/// Largest message of the channels that carry blocks.
+pub(super) fn block_message_bytes(members: usize, limits: &ConsensusLimits) -> usize {
+    marshal::max_payload_size::<Standard<Block>, Scheme>(members as u32, &bounds(limits))
+}
+
+fn bounds(limits: &ConsensusLimits) -> BlockBounds {
+    BlockBounds { ingress: usize::try_from(limits.block_ingress_messages).unwrap_or(usize::MAX) }
+}
+
+/// Runs until the task is aborted or one of the actors ends.
+pub(super) async fn run<E, S, R, P, B>(context: E, setup: Setup<S, R, P, B>)
+where
+    E: Clock + CryptoRng + Spawner + Storage + Metrics,
+    S: Sender<PublicKey = PublicKey>,
+    R: Receiver<PublicKey = PublicKey>,
+    P: Provider<PublicKey = PublicKey>,
+    B: Blocker<PublicKey = PublicKey>,
+{
+    let Setup {
+        storage,
+        me,
+        members,
+        genesis,
+        schemes,
+        certifier,
+        limits,
+        timing,
+        blocks_per_epoch,
+        floor,
+        ..
+    } = setup;
+    let Setup { shared, pool, envelopes, log, channels, peers, blocker, out, executed, .. } = setup;
+    let mailbox_size = NZUsize!(MAILBOX);
+    let epocher = FixedEpocher::new(blocks_per_epoch);
+    let cache = page_cache();
+    let bounds = bounds(&limits);
+
+    let calls = Calls::new(pool.clone(), envelopes, limits.block_ingress_bytes, channels.calls.0);
+    pool.share_among(members.len(), {
+        let (work, out) = (shared.work.clone(), out.clone());
+        let pool = Arc::downgrade(&pool);
+        move || {
+            // `notify_one` is kept for a task that looks away at the moment.
+            work.notify_waiters();
+            work.notify_one();
+            if pool.upgrade().is_none_or(|pool| pool.closing()) {
+                let _ = out.clone().try_send(Input::Wake);
+            }
+        }
+    });
+    let news = shared.work.clone();
+    context.child("announce").spawn({
+        let calls = calls.clone();
+        move |context| calls.announce(context, news)
+    });
+    context.child("calls").spawn({
+        let (calls, members, receiver) = (calls.clone(), members.clone(), channels.calls.1);
+        let log = log.clone();
+        move |context| calls.serve(context, members, log, receiver)
+    });
+    let roots = Roots::new(certifier, members.clone(), shared.clone(), channels.roots.0, out.clone());
+    let mut roots =
+        context.child("roots").spawn(move |context| roots.run(context, executed, channels.roots.1));
+
+    let resolver = backfill::init(
+        context.child("backfill"),
+        backfill::Config {
+            public_key: me.clone(),
+            peer_provider: peers.clone(),
+            blocker: blocker.clone(),
+            mailbox_size,
+            fetch_timeout: NZDuration!(Duration::from_secs(2)),
+            fetch_retry_delay: Duration::from_millis(100),
+            priority_requests: false,
+            priority_responses: false,
+        },
+        channels.backfill,
+    );
+    let (broadcast, buffer) = buffered::Engine::new(
+        context.child("broadcast"),
+        buffered::Config {
+            public_key: me.clone(),
+            mailbox_size,
+            deque_size: 4,
+            priority: false,
+            codec_config: bounds,
+            peer_provider: peers,
+            strategy: Sequential,
+        },
+    );
+    let broadcast = broadcast.start(channels.broadcast);
+
+    // What this scheme's certificates need to know to be decoded: nothing.
+    #[allow(clippy::let_unit_value)]
+    let unbounded = Scheme::certificate_codec_config_unbounded();
+    let certificates = prunable::Archive::init(
+        context.child("certificates"),
+        archive(&storage, "certificates", &cache, unbounded),
+    );
+    let blocks =
+        prunable::Archive::init(context.child("blocks"), archive(&storage, "blocks", &cache, bounds));
+    let (certificates, blocks) = match (certificates.await, blocks.await) {
+        (Ok(certificates), Ok(blocks)) => (certificates, blocks),
+        (Err(error), _) | (_, Err(error)) => {
+            tracing::error!(%error, "the engine's storage cannot be opened");
+            return;
+        }
+    };
+    let start = match &floor {
+        Some(finalization) => {
+            shared.remember(finalization.seed());
+            Start::Floor(finalization.clone())
+        }
+        None => {
+            let digest = genesis.digest();
+            Start::Genesis(Digested::precomputed(genesis.clone(), digest))
+        }
+    };
+    let (actor, marshal, processed) = Marshal::init(
+        context.child("marshal"),
+        certificates,
+        blocks,
+        marshal::Config {
+            provider: schemes.clone(),
+            epocher: epocher.clone(),
+            start,
+            partition_prefix: format!("{storage}marshal"),
+            mailbox_size,
+            view_retention: ViewDelta::new(64),
+            prunable_items_per_section: NZU64!(16),
+            page_cache: cache.clone(),
+            replay_buffer: NZUsize!(64 << 10),
+            key_write_buffer: NZUsize!(16 << 10),
+            value_write_buffer: NZUsize!(64 << 10),
+            block_codec_config: bounds,
+            max_repair: NZUsize!(8),
+            max_pending_acks: NZUsize!(PENDING_MAX),
+            strategy: Sequential,
+        },
+    )
+    .await;
+
+    let (finalised, deliveries) = mpsc::unbounded_channel();
+    let application = Application {
+        shared: shared.clone(),
+        pool: pool.clone(),
+        calls: calls.clone(),
+        limits,
+        verifier: schemes.lasting.clone(),
+        finalised,
+    };
+    let marshal_task = actor.start(application.clone(), buffer, resolver);
+    let mut ended = futures::future::select(broadcast, marshal_task);
+
+    // Each epoch's engine talks on its own subchannel of the three consensus channels.
+    let (mux, mut votes, mut strangers) =
+        mux::Muxer::builder(context.child("votes"), channels.votes.0, channels.votes.1).with_backup().build();
+    mux.start();
+    let (mux, mut certs) =
+        mux::Muxer::new(context.child("certs"), channels.certificates.0, channels.certificates.1);
+    mux.start();
+    let (mux, mut fetches) =
+        mux::Muxer::new(context.child("fetches"), channels.resolver.0, channels.resolver.1);
+    mux.start();
+
+    // Where to resume: the height after what marshal has recorded as processed.
+    let processed = processed.processed().map(|processed| processed.height());
+    let next = processed.map_or(EngineHeight::new(1), EngineHeight::next);
+    let Some(mut epoch) = (match &floor {
+        Some(finalization) if processed.is_none() => Some(finalization.epoch()),
+        _ => epocher.containing(next).map(|bounds| bounds.epoch()),
+    }) else {
+        tracing::error!(height = next.get(), "no epoch contains the next height");
+        return;
+    };
+    let mut root = match floor {
+        Some(finalization) if finalization.epoch() == epoch => Floor::Finalized(finalization),
+        _ => match boundary(&marshal, &epocher, epoch, &genesis).await {
+            Some(digest) => Floor::Genesis(digest),
+            None => {
+                tracing::error!(%epoch, "the block that the epoch starts from is not stored");
+                return;
+            }
+        },
+    };
+    let delivery =
+        Delivery { shared: shared.clone(), pool, calls, out, marshal: marshal.clone(), pruned: Height(0) };
+    let (passed, mut heights) = mpsc::unbounded_channel();
+    let mut delivery =
+        context.child("delivery").spawn(move |context| delivery.run(context, deliveries, passed));
+
+    loop {
+        let engine_application = Inline::new(
+            context.child("application").with_attribute("epoch", epoch),
+            application.clone(),
+            marshal.clone(),
+            epocher.clone(),
+        );
+        let engine = Engine::new(
+            context.child("engine").with_attribute("epoch", epoch),
+            simplex::Config {
+                scheme: (*schemes.get(epoch)).clone(),
+                elector: RoundRobin::<Sha256>::default(),
+                blocker: blocker.clone(),
+                automaton: engine_application.clone(),
+                relay: engine_application.clone(),
+                reporter: Reporters::from((engine_application, Observer(shared.clone()))),
+                track_historical_votes: false,
+                strategy: Sequential,
+                partition: format!("{storage}simplex-{epoch}"),
+                mailbox_size,
+                epoch,
+                floor: root,
+                replay_buffer: NZUsize!(64 << 10),
+                write_buffer: NZUsize!(16 << 10),
+                page_cache: cache.clone(),
+                leader_timeout: timing.leader,
+                certification_timeout: timing.certification,
+                timeout_retry: timing.retry,
+                view_retention: ViewDelta::new(32),
+                skip: SkipPolicy::Enabled { timeout: timing.skip, budget: SkipBudget::Participants },
+                fetch_timeout: NZDuration!(Duration::from_secs(1)),
+                fetch_retry_delay: Duration::from_millis(100),
+                forward: ForwardPolicy::SilentVoters,
+            },
+        );
+        let channel = epoch.get();
+        let (Ok(vote), Ok(cert), Ok(fetch)) =
+            (votes.register(channel).await, certs.register(channel).await, fetches.register(channel).await)
+        else {
+            return;
+        };
+        let mut engine: Handle<()> = engine.start(vote, cert, fetch);
+        let Some(last) = epocher.last(epoch) else { return };
+        let boundary = loop {
+            select! {
+                _ = &mut ended => {
+                    tracing::error!("block dissemination ended");
+                    return;
+                },
+                _ = &mut engine => {
+                    tracing::error!("the consensus engine ended");
+                    return;
+                },
+                _ = &mut roots => return,
+                message = strangers.recv() => {
+                    // Votes of a later epoch mean that its boundary was finalised: ask the voter for it.
+                    if let Some((theirs, (from, _))) = message
+                        && theirs > epoch.get()
+                    {
+                        marshal.hint_finalized(last, NonEmptyVec::new(from));
+                    }
+                },
+                _ = &mut delivery => return,
+                passed = heights.recv() => {
+                    let Some((height, digest)) = passed else { return };
+                    if height >= last {
+                        break digest;
+                    }
+                },
+            }
+        };
+        engine.abort();
+        epoch = epoch.next();
+        root = Floor::Genesis(boundary);
+    }
+}
+
+/// The digest an epoch's engine starts from: the last block of the epoch before, or genesis.
+async fn boundary(
+    marshal: &Mailbox,
+    epocher: &FixedEpocher,
+    epoch: Epoch,
+    genesis: &Block,
+) -> Option<Digest> {
+    match epoch.previous().and_then(|before| epocher.last(before)) {
+        None => Some(genesis.digest()),
+        Some(height) => marshal.get_info(height).await.map(|(_, digest)| digest),
+    }
+}
+
+/// Hands finalised blocks to the driver.
+struct Delivery<S> {
+    shared: Arc<Shared>,
+    pool: Arc<IngressPool>,
+    calls: Calls<S>,
+    out: futures::channel::mpsc::Sender<Input>,
+    marshal: Mailbox,
+    pruned: Height,
+}
+
+impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
+    /// Ends when the driver does.
+    async fn run(
+        mut self,
+        clock: impl Clock,
+        mut deliveries: mpsc::UnboundedReceiver<(Digested<Block>, Exact)>,
+        passed: mpsc::UnboundedSender<(EngineHeight, Digest)>,
+    ) {
+        while let Some((block, ack)) = deliveries.recv().await {
+            if self.deliver(&clock, block.inner()).await.is_none() {
+                // Not to be taken for a defect: the node is ending.
+                std::mem::forget(ack);
+                return;
+            }
+            ack.acknowledge();
+            let floor = self.shared.floor();
+            if floor > self.pruned {
+                self.marshal.prune(EngineHeight::new(floor.0));
+                self.pruned = floor;
+            }
+            // The loop over epochs may be gone; that ends this task too.
+            let _ = passed.send((block.height(), block.digest()));
+        }
+    }
+
+    /// Returns when the block is durable.
+    async fn deliver(&mut self, clock: &impl Clock, block: &Block) -> Option<()> {
+        let height = Height(block.height.get());
+        if height <= self.shared.logged() {
+            // Durable before a restart.
+            return Some(());
+        }
+        let calls = self.calls.gather(clock, &block.ingress, Some(height), None).await;
+        self.shared.delivered(height, block.ingress.clone());
+        let (durable, written) = oneshot::channel();
+        let block_of_calls =
+            FinalisedBlock { height, time: block.time, randomness: block.randomness(), ingress: calls };
+        self.out.send(Input::Block(Delivered { block: block_of_calls, durable })).await.ok()?;
+        written.await.ok()?;
+        self.pool.remove(&block.ingress);
+        self.calls.forget(&block.ingress);
+        Some(())
+    }
+}
+
+fn archive<C>(storage: &str, name: &str, cache: &CacheRef, codec: C) -> prunable::Config<EightCap, C> {
+    prunable::Config {
+        translator: EightCap,
+        metadata_partition: format!("{storage}{name}-metadata"),
+        key_partition: format!("{storage}{name}-key"),
+        key_page_cache: cache.clone(),
+        value_partition: format!("{storage}{name}-value"),
+        compression: None,
+        codec_config: codec,
+        items_per_section: NZU64!(16),
+        key_write_buffer: NZUsize!(16 << 10),
+        value_write_buffer: NZUsize!(64 << 10),
+        replay_buffer: NZUsize!(64 << 10),
+    }
+}

@@ -1,0 +1,113 @@
+//! The subnet's key as the engine wants it.
+//!
+//! One key serves both ends: the engine's votes and certificates, and the certificates clients verify. Both are BLS signatures in G1 by shares of the same
+//! polynomial; what keeps one from passing for the other is the tag messages are hashed to the curve under: `..._POP_` with the engine's namespace here,
+//! `..._NUL_` with the Internet Computer's separator there. One key means one generation, one resharing and one thing to verify at genesis; a second
+//! would buy nothing, as whoever holds 2f+1 shares of either has the subnet anyway.
+
+use commonware_codec::{Copying, Decode, DecodeExt, Error, Write};
+use commonware_consensus::simplex::scheme::bls12381_threshold::vrf;
+use commonware_cryptography::{
+    bls12381::primitives::{
+        group::{Private, Share},
+        sharing::{Mode, ModeVersion, Sharing},
+        variant::MinSig,
+    },
+    ed25519::{PrivateKey, PublicKey},
+};
+use commonware_utils::{Participant, ordered::Set};
+use nidkg::{Committee, SecretShare};
+use std::num::NonZeroU32;
+use thiserror::Error;
+use zeroize::Zeroizing;
+
+/// Signs and verifies votes.
+pub(super) type Scheme = vrf::Scheme<PublicKey, MinSig>;
+/// A round's randomness.
+pub(super) type Seed = vrf::Seed<MinSig>;
+
+/// Bytes of a compressed point of G2.
+const POINT: usize = 96;
+
+/// Why the engine cannot sign with what it was given.
+#[derive(Debug, Error)]
+pub enum KeyError {
+    /// Bytes that are no key.
+    #[error("{what} of the subnet key does not decode: {reason}")]
+    Decode {
+        /// Which part.
+        what: &'static str,
+        /// Reason.
+        reason: String,
+    },
+    /// Parts of different keys.
+    #[error("{0} does not belong to the subnet's public polynomial: files of two subnets were mixed")]
+    Mismatch(&'static str),
+    /// Members out of order.
+    #[error("members must be sorted by node key, each once: member {0} is not")]
+    Order(usize),
+}
+
+fn decode_error(what: &'static str) -> impl Fn(Error) -> KeyError {
+    move |error| KeyError::Decode { what, reason: error.to_string() }
+}
+
+/// This node's signing key, as peers know it.
+pub(super) fn node_key(secret: &[u8; 32]) -> Result<PrivateKey, KeyError> {
+    PrivateKey::decode(Copying(secret)).map_err(decode_error("the node key"))
+}
+
+/// Members in the order of their places, which is that of their keys: place and share have one number.
+pub(super) fn members(keys: &[[u8; 32]]) -> Result<Set<PublicKey>, KeyError> {
+    let decode =
+        |key: &[u8; 32]| PublicKey::decode(Copying(key)).map_err(decode_error("a member's node key"));
+    let keys = keys.iter().map(decode).collect::<Result<Vec<_>, _>>()?;
+    if let Some(place) = keys.windows(2).position(|pair| pair[0] >= pair[1]) {
+        return Err(KeyError::Order(place + 1));
+    }
+    Ok(Set::from_iter_dedup(keys))
+}
+
+/// The scheme of a member.
+pub(super) fn scheme(
+    namespace: &[u8],
+    members: &Set<PublicKey>,
+    committee: &Committee,
+    share: &SecretShare,
+) -> Result<Scheme, KeyError> {
+    let places = u32::try_from(committee.shares.len()).unwrap_or(u32::MAX);
+    let limit = NonZeroU32::new(places).ok_or(KeyError::Mismatch("an empty committee"))?;
+    if members.len() != committee.shares.len() {
+        return Err(KeyError::Mismatch("the list of members"));
+    }
+    let coefficients = committee
+        .coefficients()
+        .map_err(|error| KeyError::Decode { what: "the public polynomial", reason: error.to_string() })?;
+    // The engine's type is made from its encoding only: how places become arguments of the polynomial (0: place + 1), their number, the coefficients.
+    let mut encoded = Vec::with_capacity(16 + coefficients.len() * POINT);
+    Mode::NonZeroCounter.write(&mut encoded);
+    places.write(&mut encoded);
+    coefficients.len().write(&mut encoded);
+    coefficients.iter().for_each(|coefficient| encoded.extend_from_slice(coefficient));
+    let sharing: Sharing<MinSig> =
+        Sharing::decode_cfg(bytes::Bytes::from(encoded), &(limit, ModeVersion::v0()))
+            .map_err(decode_error("the public polynomial"))?;
+    let same =
+        |point: &<MinSig as commonware_cryptography::bls12381::primitives::variant::Variant>::Public,
+         key: &nidkg::PublicKey| {
+            commonware_codec::Encode::encode(point).as_ref() == key.as_bytes()
+        };
+    if !same(sharing.public(), &committee.public_key) {
+        return Err(KeyError::Mismatch("the subnet's public key"));
+    }
+    for (place, key) in committee.shares.iter().enumerate() {
+        let point = sharing.partial_public(Participant::new(place as u32));
+        if !point.is_ok_and(|point| same(&point, key)) {
+            return Err(KeyError::Mismatch("the public key of a share"));
+        }
+    }
+    let secret = Zeroizing::new(share.to_bytes());
+    let private = Private::decode(Copying(&*secret)).map_err(decode_error("the secret share"))?;
+    let share = Share::new(Participant::new(share.index.0), private);
+    Scheme::signer(namespace, members.clone(), sharing, share).ok_or(KeyError::Mismatch("the secret share"))
+}

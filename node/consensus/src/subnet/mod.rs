@@ -1,0 +1,454 @@
+//! A subnet of several nodes behind the seam.
+//!
+//! ```text
+//! pool -> calls -> peers                         roots <- executed
+//!   \       \                                      |
+//!    application -> engine (simplex, marshal) -> delivery -> driver (the seam) -> execution
+//! ```
+//!
+//! Agreement is the work of commonware's simplex with threshold signatures; marshal stores what is agreed on and fetches what is missing. Everything here but
+//! [`network`] is generic in runtime and network, and none of it knows what a call means.
+//!
+//! What is durable when: the engine's own journal keeps a node from voting twice; a block is in the block log, synced, before its execution begins and before
+//! marshal hears that it was taken; so whatever a certificate covers is in the logs of the 2f+1 nodes that signed it.
+
+mod application;
+mod block;
+mod calls;
+mod engine;
+mod key;
+mod network;
+mod shares;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod simulation;
+
+use std::{
+    collections::VecDeque, net::SocketAddr, num::NonZeroU64, path::PathBuf, sync::Arc, thread::JoinHandle,
+};
+
+use commonware_cryptography::{Signer as _, ed25519::PublicKey};
+use commonware_utils::sync::Mutex;
+use futures::{
+    SinkExt as _, StreamExt as _,
+    channel::{mpsc, oneshot},
+    executor::block_on,
+};
+use limits::ConsensusLimits;
+use nidkg::{Committee, SecretShare};
+use state::{Fault, Height, Time};
+use thiserror::Error;
+use zeroize::Zeroizing;
+
+pub use self::{application::Progress, key::KeyError};
+use self::{
+    application::Shared,
+    block::Block,
+    calls::Log,
+    engine::{Channels, Schemes, Setup, Timing},
+    network::Network,
+    shares::Executed,
+};
+use crate::single::hex;
+use crate::{
+    Certificate, Certifier, Consensus, ConsensusError, Demand, Envelopes, FinalisedBatch, FinalisedBlock,
+    IngressPool, Recorded, Step, Wiring, block_log::Replay, certifier::CertifyError,
+};
+
+/// Blocks and certificates that wait for the driver.
+const INPUT_MAX: usize = 8;
+/// State roots that wait to be signed: the driver waits beyond.
+const EXECUTED_MAX: usize = 8;
+/// Blocks are kept down to the older of so many checkpoints, for peers that come late.
+const CHECKPOINTS_KEPT: usize = 2;
+/// Largest message besides a call: names, shares, headers.
+const OVERHEAD_BYTES: usize = 4 << 10;
+/// Messages of the engine itself are never larger.
+const MESSAGE_BYTES_MIN: usize = 512 << 10;
+
+/// What the engine tells the driver.
+pub(crate) enum Input {
+    Block(Delivered),
+    Certified(Certificate),
+    Failed(CertifyError),
+    /// Something outside changed: look.
+    Wake,
+}
+
+/// A finalised block whose receiver says when it is durable.
+pub(crate) struct Delivered {
+    pub(crate) block: FinalisedBlock,
+    pub(crate) durable: oneshot::Sender<()>,
+}
+
+/// A member as its peers know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Ed25519.
+    pub node_key: [u8; 32],
+    /// `host:port`.
+    pub address: String,
+}
+
+/// What a node must know to take part.
+pub struct SubnetConfig {
+    /// Ed25519 secret.
+    pub node_secret: Zeroizing<[u8; 32]>,
+    /// All members, sorted by node key; this node among them.
+    pub members: Vec<Peer>,
+    /// Public part of the subnet's key.
+    pub committee: Committee,
+    /// This node's share.
+    pub share: SecretShare,
+    /// The same, for the certificates.
+    pub share_of_certifier: SecretShare,
+    /// Time of the first state.
+    pub genesis_time: Time,
+    /// Where peers reach this node.
+    pub listen: SocketAddr,
+    /// The engine's own storage.
+    pub directory: PathBuf,
+    /// Blocks that one set of shares signs.
+    pub blocks_per_epoch: NonZeroU64,
+    /// Largest envelope.
+    pub call_bytes: u64,
+}
+
+/// Why a node cannot take part.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// Keys.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// Not an address.
+    #[error("`{0}` is no address of a peer: write HOST:PORT")]
+    Address(String),
+    /// The node is no member.
+    #[error("this node's key is not among the members of the subnet")]
+    NotAMember,
+    /// Threads.
+    #[error("the engine's thread cannot be started: {0}")]
+    Thread(#[from] std::io::Error),
+    /// The block log.
+    #[error(transparent)]
+    Log(#[from] crate::LogError),
+}
+
+/// See the module.
+pub struct Subnet {
+    wiring: Parts,
+    shared: Arc<Shared>,
+    input: mpsc::Receiver<Input>,
+    executed: mpsc::Sender<Executed>,
+    replay: Option<Replay>,
+    /// Height of the last batch handed out.
+    height: Height,
+    /// What the batch handed out last had been recorded to give.
+    recorded: Option<Recorded>,
+    /// A block that the log did not take.
+    unlogged: Option<Delivered>,
+    /// The last two checkpoints: blocks below the older are not kept.
+    checkpoints: VecDeque<Height>,
+    engine: Option<JoinHandle<()>>,
+}
+
+/// What of [`Wiring`] stays here.
+struct Parts {
+    pool: Arc<IngressPool>,
+    log: Log,
+    envelopes: Arc<dyn Envelopes>,
+}
+
+/// A handle that tells how far the subnet is.
+#[derive(Clone)]
+pub struct SubnetStatus(Arc<Shared>);
+
+impl SubnetStatus {
+    /// How far.
+    pub fn progress(&self) -> Progress {
+        self.0.progress()
+    }
+
+    /// Newest height each member was heard to sign, by place.
+    pub fn heard(&self) -> Vec<Height> {
+        self.0.heard()
+    }
+}
+
+/// An engine that has everything but its connections.
+struct Prepared {
+    me: PublicKey,
+    members: Vec<PublicKey>,
+    genesis: Block,
+    schemes: Schemes,
+    certifier: Certifier,
+    limits: ConsensusLimits,
+    blocks_per_epoch: NonZeroU64,
+    shared: Arc<Shared>,
+    pool: Arc<IngressPool>,
+    envelopes: Arc<dyn Envelopes>,
+    log: Log,
+    out: mpsc::Sender<Input>,
+    executed: mpsc::Receiver<Executed>,
+}
+
+impl Prepared {
+    fn setup<S, R, P, B>(
+        self,
+        storage: String,
+        channels: Channels<S, R>,
+        peers: P,
+        blocker: B,
+    ) -> Setup<S, R, P, B> {
+        Setup {
+            storage,
+            me: self.me,
+            members: self.members,
+            genesis: self.genesis,
+            schemes: self.schemes,
+            certifier: self.certifier,
+            timing: Timing::of(&self.limits),
+            limits: self.limits,
+            blocks_per_epoch: self.blocks_per_epoch,
+            floor: None,
+            shared: self.shared,
+            pool: self.pool,
+            envelopes: self.envelopes,
+            log: self.log,
+            channels,
+            peers,
+            blocker,
+            out: self.out,
+            executed: self.executed,
+        }
+    }
+}
+
+impl Subnet {
+    /// Connects to the other members and takes part. `resume_from` is the height execution restarted from.
+    pub fn start(wiring: Wiring, config: SubnetConfig, resume_from: Height) -> Result<Self, StartError> {
+        let addresses = config
+            .members
+            .iter()
+            .map(|member| network::address(&member.address))
+            .collect::<Result<Vec<_>, _>>()?;
+        let (key, listen, directory) =
+            (key::node_key(&config.node_secret)?, config.listen, config.directory.clone());
+        let call_bytes = usize::try_from(config.call_bytes).unwrap_or(usize::MAX / 2) + OVERHEAD_BYTES;
+        let namespace = namespace(&config.committee);
+        let (mut subnet, prepared) = Self::prepare(wiring, config, resume_from)?;
+        let block_bytes = engine::block_message_bytes(prepared.members.len(), &prepared.limits);
+        let network = Network {
+            key,
+            namespace,
+            listen,
+            peers: prepared.members.iter().cloned().zip(addresses).collect(),
+            message_bytes: block_bytes.max(call_bytes).max(MESSAGE_BYTES_MIN),
+            directory,
+        };
+        subnet.engine = Some(
+            std::thread::Builder::new()
+                .name("consensus".into())
+                .spawn(move || network::run(network, prepared))?,
+        );
+        Ok(subnet)
+    }
+
+    fn prepare(
+        wiring: Wiring,
+        config: SubnetConfig,
+        resume_from: Height,
+    ) -> Result<(Self, Prepared), StartError> {
+        let Wiring { pool, log, clock: _, envelopes, limits } = wiring;
+        let keys: Vec<_> = config.members.iter().map(|member| member.node_key).collect();
+        let members = key::members(&keys)?;
+        let scheme = key::scheme(&namespace(&config.committee), &members, &config.committee, &config.share)?;
+        let me = key::node_key(&config.node_secret)?.public_key();
+        let members: Vec<_> = members.into_iter().collect();
+        if !members.contains(&me) {
+            return Err(StartError::NotAMember);
+        }
+        let logged = log.last().unwrap_or(resume_from).max(resume_from);
+        let replay = log.read_from(resume_from)?;
+        let log = Arc::new(Mutex::new(log));
+        let shared = Shared::new(resume_from, logged);
+        let (out, input) = mpsc::channel(INPUT_MAX);
+        let (executed, results) = mpsc::channel(EXECUTED_MAX);
+        let certificates_kept = usize::try_from(limits.certificates_kept).unwrap_or(usize::MAX);
+        let prepared = Prepared {
+            me,
+            members,
+            genesis: Block::genesis(config.committee.public_key.as_bytes(), config.genesis_time),
+            schemes: Schemes::new(scheme),
+            certifier: Certifier::new(config.committee, config.share_of_certifier, certificates_kept),
+            limits,
+            blocks_per_epoch: config.blocks_per_epoch,
+            shared: shared.clone(),
+            pool: pool.clone(),
+            envelopes: envelopes.clone(),
+            log: log.clone(),
+            out,
+            executed: results,
+        };
+        let subnet = Self {
+            wiring: Parts { pool, log, envelopes },
+            shared,
+            input,
+            executed,
+            replay: Some(replay),
+            height: resume_from,
+            recorded: None,
+            unlogged: None,
+            checkpoints: VecDeque::new(),
+            engine: None,
+        };
+        Ok((subnet, prepared))
+    }
+
+    /// Tells how far the subnet is.
+    pub fn status(&self) -> SubnetStatus {
+        SubnetStatus(self.shared.clone())
+    }
+
+    fn hand_out(
+        &mut self,
+        block: &FinalisedBlock,
+        recorded: Option<Recorded>,
+    ) -> Result<Step, ConsensusError> {
+        let expected = self.height.0 + 1;
+        if block.height.0 != expected {
+            return Err(ConsensusError::OutOfOrder { found: block.height.0, expected });
+        }
+        let batch = block.batch(self.wiring.envelopes.as_ref())?;
+        self.height = block.height;
+        self.recorded.clone_from(&recorded);
+        Ok(Step::Execute(FinalisedBatch { batch, recorded }))
+    }
+}
+
+impl Subnet {
+    async fn step(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
+        self.shared.demand(demand);
+        if let Some(replay) = &mut self.replay {
+            if let Some(logged) = replay.next_block()? {
+                return self.hand_out(&logged.block, logged.recorded);
+            }
+            self.replay = None;
+        }
+        loop {
+            if self.wiring.pool.closing() {
+                return Ok(Step::Closing);
+            }
+            let input = match self.unlogged.take() {
+                Some(delivered) => Some(Input::Block(delivered)),
+                None => self.input.next().await,
+            };
+            match input {
+                Some(Input::Block(delivered)) => {
+                    if let Err(error) = self.wiring.log.lock().append_block(&delivered.block) {
+                        self.unlogged = Some(delivered);
+                        return Err(error.into());
+                    }
+                    // Nobody waits when the engine ended, which the next call finds out.
+                    let _ = delivered.durable.send(());
+                    return self.hand_out(&delivered.block, None);
+                }
+                Some(Input::Certified(certificate)) => return Ok(Step::Certified(certificate)),
+                Some(Input::Failed(source)) => {
+                    return Err(ConsensusError::Certify { height: self.height.0, source });
+                }
+                Some(Input::Wake) => {}
+                None => return Err(ConsensusError::EngineEnded),
+            }
+        }
+    }
+
+    async fn note(
+        &mut self,
+        height: Height,
+        root: [u8; 32],
+        faults: Vec<Fault>,
+    ) -> Result<(), ConsensusError> {
+        if height != self.height {
+            return Err(ConsensusError::OutOfOrder { found: height.0, expected: self.height.0 });
+        }
+        match self.recorded.take() {
+            Some(recorded) if recorded.root != root => {
+                return Err(ConsensusError::Diverged {
+                    height: height.0,
+                    found: hex(&root),
+                    recorded: hex(&recorded.root),
+                });
+            }
+            Some(_) => {}
+            None => {
+                let mut log = self.wiring.log.lock();
+                // While older blocks are handed out again nothing may be appended behind newer ones.
+                if log.last() == Some(height) {
+                    log.append_outcome(height, root, &faults)?;
+                }
+            }
+        }
+        self.shared.executed(height);
+        // Of what is executed again only the newest is news to anybody.
+        if self.replay.is_none() || self.shared.logged() == height {
+            let sent = self.executed.send(Executed { height, root }).await;
+            sent.map_err(|_| ConsensusError::EngineEnded)?;
+        }
+        Ok(())
+    }
+}
+
+/// Messages of this subnet and of no other.
+fn namespace(committee: &Committee) -> Vec<u8> {
+    [b"thimble-subnet-".as_slice(), committee.public_key.as_bytes()].concat()
+}
+
+impl Consensus for Subnet {
+    fn next(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
+        block_on(self.step(demand))
+    }
+
+    fn executed(
+        &mut self,
+        height: Height,
+        root: [u8; 32],
+        faults: Vec<Fault>,
+    ) -> Result<Vec<Certificate>, ConsensusError> {
+        block_on(self.note(height, root, faults))?;
+        Ok(Vec::new())
+    }
+
+    fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError> {
+        if self.checkpoints.back() != Some(&height) {
+            self.checkpoints.push_back(height);
+        }
+        while self.checkpoints.len() > CHECKPOINTS_KEPT {
+            self.checkpoints.pop_front();
+        }
+        if let Some(floor) = self.checkpoints.front().filter(|_| self.checkpoints.len() == CHECKPOINTS_KEPT) {
+            self.shared.raise_floor(*floor);
+            self.wiring.log.lock().prune(*floor)?;
+        }
+        Ok(())
+    }
+
+    fn certificates_pending(&self) -> u64 {
+        let progress = self.shared.progress();
+        progress.executed.0.saturating_sub(progress.certified.0)
+    }
+}
+
+impl Drop for Subnet {
+    fn drop(&mut self) {
+        // Either ends the engine's tasks.
+        self.executed.close_channel();
+        self.input.close();
+        self.unlogged = None;
+        if let Some(engine) = self.engine.take()
+            && engine.join().is_err()
+        {
+            tracing::error!("the consensus engine ended with a defect; its message stands above");
+        }
+    }
+}

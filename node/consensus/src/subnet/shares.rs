@@ -1,0 +1,172 @@
+//! State roots: every node signs what execution gave, tells the others, and puts together what it hears.
+//!
+//! A share travels once when all goes well. Nodes execute at different speeds, so shares for heights this node has not reached are kept for a while. Who misses
+//! shares (it was cut off, or all nodes stopped at once) repeats its own for the newest height until that is certified, and whoever has the certificate
+//! answers with it.
+//!
+//! Certificates need not come for every height: a later one covers what earlier states hold.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use commonware_cryptography::ed25519::PublicKey;
+use commonware_macros::select;
+use commonware_p2p::{Receiver, Recipients, Sender};
+use commonware_runtime::Clock;
+use futures::{SinkExt, StreamExt, channel::mpsc};
+use nidkg::{NodeIndex, Signature, SignatureShare};
+use serde::{Deserialize, Serialize};
+use state::Height;
+
+use super::{Input, application::Shared};
+use crate::{Certificate, Certifier, certifier::CertifyError};
+
+/// Between two looks at whether the newest state is certified.
+const REPEAT: Duration = Duration::from_millis(1_000);
+/// Certificates kept for those who ask.
+const CERTIFICATES_KEPT: usize = 16;
+
+#[derive(Serialize, Deserialize)]
+enum Message {
+    /// `again` when it was said before: its sender misses the certificate.
+    Share {
+        height: Height,
+        root: [u8; 32],
+        share: SignatureShare,
+        again: bool,
+    },
+    Certificate {
+        height: Height,
+        root: [u8; 32],
+        signature: Signature,
+    },
+}
+
+/// What execution gave.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Executed {
+    pub(super) height: Height,
+    pub(super) root: [u8; 32],
+}
+
+/// See the module.
+pub(super) struct Roots<S> {
+    certifier: Certifier,
+    peers: Vec<PublicKey>,
+    shared: Arc<Shared>,
+    sender: S,
+    out: mpsc::Sender<Input>,
+    kept: BTreeMap<Height, Certificate>,
+    newest: Option<(Executed, SignatureShare)>,
+}
+
+impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
+    pub(super) fn new(
+        certifier: Certifier,
+        peers: Vec<PublicKey>,
+        shared: Arc<Shared>,
+        sender: S,
+        out: mpsc::Sender<Input>,
+    ) -> Self {
+        Self { certifier, peers, shared, sender, out, kept: BTreeMap::new(), newest: None }
+    }
+
+    /// Ends when the node does, or with the reason why it must.
+    pub(super) async fn run(
+        mut self,
+        clock: impl Clock,
+        mut executed: mpsc::Receiver<Executed>,
+        mut receiver: impl Receiver<PublicKey = PublicKey>,
+    ) {
+        let mut repeat_at = clock.current() + REPEAT;
+        loop {
+            let done = select! {
+                executed = executed.next() => match executed {
+                    Some(executed) => self.executed(executed).await,
+                    None => return,
+                },
+                message = receiver.recv() => match message {
+                    Ok((from, message)) => self.heard(from, message.as_ref()).await,
+                    Err(_) => return,
+                },
+                () = clock.sleep_until(repeat_at) => {
+                    repeat_at = clock.current() + REPEAT;
+                    self.repeat();
+                    self.shared.watch(clock.current());
+                    Ok(())
+                },
+            };
+            if let Err(error) = done {
+                // Whoever waits for batches learns it; nothing is certified from here on.
+                let _ = self.out.send(Input::Failed(error)).await;
+                return;
+            }
+        }
+    }
+
+    fn send(&mut self, to: Recipients<PublicKey>, message: &Message) {
+        match postcard::to_allocvec(message) {
+            Ok(bytes) => drop(self.sender.send(to, bytes, true)),
+            Err(error) => tracing::error!(%error, "a share cannot be encoded"),
+        }
+    }
+
+    fn tell_share(&mut self, executed: Executed, share: SignatureShare, again: bool) {
+        let Executed { height, root } = executed;
+        self.send(Recipients::All, &Message::Share { height, root, share, again });
+    }
+
+    async fn executed(&mut self, executed: Executed) -> Result<(), CertifyError> {
+        let (share, certificate) = self.certifier.sign(executed.height, executed.root)?;
+        self.tell_share(executed, share, false);
+        self.newest = Some((executed, share));
+        self.certified(certificate).await
+    }
+
+    async fn heard(&mut self, from: PublicKey, bytes: &[u8]) -> Result<(), CertifyError> {
+        let Ok(message) = postcard::from_bytes(bytes) else {
+            tracing::debug!(peer = %from, "a message about state roots that does not decode");
+            return Ok(());
+        };
+        match message {
+            Message::Share { height, root, share, again } => {
+                let Some(place) = self.peers.iter().position(|peer| *peer == from) else { return Ok(()) };
+                self.shared.hear(place, height);
+                if let Some(Certificate { height, root, signature }) = self.kept.get(&height).cloned() {
+                    if again {
+                        self.send(Recipients::One(from), &Message::Certificate { height, root, signature });
+                    }
+                    return Ok(());
+                }
+                let certificate = self.certifier.take(height, NodeIndex(place as u32), root, share)?;
+                self.certified(certificate).await
+            }
+            Message::Certificate { height, root, signature } => {
+                if self.kept.contains_key(&height) {
+                    return Ok(());
+                }
+                let certificate = self.certifier.accept(Certificate { height, root, signature })?;
+                self.certified(certificate).await
+            }
+        }
+    }
+
+    async fn certified(&mut self, certificate: Option<Certificate>) -> Result<(), CertifyError> {
+        if let Some(certificate) = certificate {
+            self.shared.certified(certificate.height);
+            self.kept.insert(certificate.height, certificate.clone());
+            while self.kept.len() > CERTIFICATES_KEPT {
+                self.kept.pop_first();
+            }
+            // The channel is bounded; a driver that is behind holds up certificates, not execution.
+            let _ = self.out.send(Input::Certified(certificate)).await;
+        }
+        Ok(())
+    }
+
+    fn repeat(&mut self) {
+        let certified = self.kept.last_key_value().map_or(Height(0), |(height, _)| *height);
+        if let Some((newest, share)) = self.newest.filter(|(newest, _)| newest.height > certified) {
+            self.tell_share(newest, share, true);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Calls that did not come over HTTP: from another node of the subnet, or out of the block log.
+//!
+//! Nodes hand calls on as their senders signed them, and each verifies for itself, by the rules of the call endpoint. What was verified once and is read
+//! again (to execute it) is only decoded.
+
+use std::time::Duration;
+
+use ic_principal::Principal;
+use limits::GatewayLimits;
+use state::{Ingress, RequestId, SignedIngress, Time};
+use thiserror::Error;
+
+use crate::{
+    auth::{self, AuthConfig, AuthError, Authenticated},
+    effective::{self, Effective, EffectiveError},
+    envelope::{Envelope, EnvelopeBounds, EnvelopeError, MethodCall, Request},
+};
+
+/// Why a call is none, or not its sender's.
+#[derive(Debug, Error)]
+#[error(transparent)]
+pub struct CallError(#[from] Reason);
+
+#[derive(Debug, Error)]
+enum Reason {
+    #[error("an envelope of {found} bytes is over the limit body_bytes = {limit}")]
+    TooLarge { found: usize, limit: u64 },
+    #[error(transparent)]
+    Envelope(#[from] EnvelopeError),
+    #[error("`request_type` is \"{0}\", not \"call\"")]
+    NotACall(&'static str),
+    #[error(transparent)]
+    Auth(#[from] AuthError),
+    #[error(transparent)]
+    Effective(#[from] EffectiveError),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct CallVerifier {
+    auth: AuthConfig,
+    bounds: EnvelopeBounds,
+    bytes_max: u64,
+    subnet_id: Principal,
+    ranges: Vec<(Principal, Principal)>,
+}
+
+impl CallVerifier {
+    /// `ranges` are the canister ids of the subnet, first and last of each.
+    pub fn new(
+        root_key: nidkg::PublicKey,
+        limits: &GatewayLimits,
+        (ingress_expiry, ingress_drift): (Duration, Duration),
+        subnet_id: Principal,
+        ranges: Vec<(Principal, Principal)>,
+    ) -> Self {
+        Self {
+            auth: AuthConfig::new(root_key, ingress_expiry, ingress_drift),
+            bounds: EnvelopeBounds::new(limits),
+            bytes_max: limits.body_bytes,
+            subnet_id,
+            ranges,
+        }
+    }
+
+    fn decode(&self, signed: &SignedIngress) -> Result<Envelope, Reason> {
+        if signed.envelope.len() as u64 > self.bytes_max {
+            return Err(Reason::TooLarge { found: signed.envelope.len(), limit: self.bytes_max });
+        }
+        Ok(Envelope::decode(&signed.envelope, &self.bounds)?)
+    }
+
+    /// What the envelope asks for, if its sender signed it and the subnet would take it from a client at `now`. Takes the time of a signature or two.
+    pub fn verify(&self, signed: &SignedIngress, now: Time) -> Result<Ingress, CallError> {
+        let envelope = self.decode(signed)?;
+        let authenticated = auth::authenticate(&envelope, now, &self.auth).map_err(Reason::from)?;
+        let effective = if signed.effective_canister_id == self.subnet_id {
+            Effective::Subnet(self.subnet_id)
+        } else {
+            Effective::Canister(signed.effective_canister_id)
+        };
+        let (id, expiry) = (envelope.request_id, envelope.content.ingress_expiry);
+        let call = call_of(envelope)?;
+        let hosts = |id: &Principal| self.ranges.iter().any(|(first, last)| first <= id && id <= last);
+        effective::check(&effective, &call, false, &self.subnet_id, hosts).map_err(Reason::from)?;
+        Ok(ingress(id, expiry, signed.effective_canister_id, call, authenticated))
+    }
+
+    /// What an envelope asks for that was verified before.
+    pub fn read(&self, signed: &SignedIngress) -> Result<Ingress, CallError> {
+        let envelope = self.decode(signed)?;
+        let claimed = auth::claimed(&envelope);
+        let (id, expiry) = (envelope.request_id, envelope.content.ingress_expiry);
+        Ok(ingress(id, expiry, signed.effective_canister_id, call_of(envelope)?, claimed))
+    }
+}
+
+fn call_of(envelope: Envelope) -> Result<MethodCall, Reason> {
+    match envelope.content.request {
+        Request::Call(call) => Ok(call),
+        other => Err(Reason::NotACall(other.request_type())),
+    }
+}
+
+/// A call as execution takes it in.
+pub(crate) fn ingress(
+    request_id: RequestId,
+    expiry: u64,
+    effective_canister_id: Principal,
+    call: MethodCall,
+    authenticated: Authenticated,
+) -> Ingress {
+    Ingress {
+        request_id,
+        sender: authenticated.sender,
+        canister_id: call.canister_id,
+        effective_canister_id,
+        method_name: call.method_name,
+        arg: call.arg,
+        ingress_expiry: Time(expiry),
+        sender_info: authenticated.sender_info,
+    }
+}

@@ -1,0 +1,189 @@
+//! The outcome: plan, dealings, transcript, and the proof of all of it.
+
+use ic_principal::Principal;
+use nidkg::{
+    Committee, EncryptionSecretKey, Engine, NodeIndex, SecretShare, Transcript, create_transcript_from_all,
+    verify_dealings,
+};
+use rand::{CryptoRng, RngCore};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    GenesisError, NODES_MAX, Plan, SignedDealing,
+    dealing::DealingFile,
+    encoding::{self, Blob, Few, VERSION},
+    hash::Message,
+    plan::PlanFile,
+};
+
+/// A genesis larger than this is not looked at: 64 dealings to 64 nodes take two thirds of it.
+pub const GENESIS_BYTES_MAX: usize = 32 << 20;
+
+/// A subnet's genesis as it was read: the plan is checked, all else is not. See [`Genesis::verify`].
+#[derive(Clone)]
+pub struct Genesis {
+    plan: Plan,
+    /// By rising index of the dealer.
+    dealings: Vec<SignedDealing>,
+    transcript: Vec<u8>,
+}
+
+/// A genesis of which everything was checked.
+pub struct Verified {
+    plan: Plan,
+    dealers: Vec<NodeIndex>,
+    transcript: Transcript,
+    hash: [u8; 32],
+}
+
+/// The genesis as it stands in files.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GenesisFile {
+    version: u32,
+    plan: PlanFile,
+    dealings: Few<DealingFile, NODES_MAX>,
+    /// Bytes of the NIDKG transcript. They follow from the dealings; here for those who do not verify dealings.
+    transcript: Blob,
+}
+
+impl Genesis {
+    /// Makes the genesis from all of these dealings, after verifying every one of them. `rng` must be unpredictable to dealers.
+    pub fn assemble(
+        engine: &Engine,
+        plan: Plan,
+        mut dealings: Vec<SignedDealing>,
+        rng: &mut (impl RngCore + CryptoRng),
+    ) -> Result<(Self, Verified), GenesisError> {
+        dealings.sort_by_key(SignedDealing::dealer);
+        let transcript = transcript(engine, &plan, &dealings, rng)?;
+        let genesis = Self { plan, dealings, transcript: transcript.to_bytes() };
+        let verified = genesis.clone().verified(transcript);
+        Ok((genesis, verified))
+    }
+
+    /// Reads a genesis and checks its plan.
+    pub fn from_json(bytes: &[u8]) -> Result<Self, GenesisError> {
+        let what = "the genesis";
+        let file: GenesisFile = encoding::read(what, bytes, GENESIS_BYTES_MAX)?;
+        let plan = file.plan.try_into()?;
+        let dealings = file.dealings.0.into_iter().map(SignedDealing::try_from).collect::<Result<_, _>>()?;
+        Ok(Self { plan, dealings, transcript: file.transcript.0 })
+    }
+
+    /// As a file. The same dealings for the same plan give the same bytes, whoever assembles them.
+    pub fn to_json(&self) -> String {
+        encoding::write(&GenesisFile {
+            version: VERSION,
+            plan: PlanFile::from(&self.plan),
+            dealings: Few(self.dealings.iter().map(DealingFile::from).collect()),
+            transcript: Blob(self.transcript.clone()),
+        })
+    }
+
+    /// The plan inside.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Checks everything from scratch: each dealer's signature and proofs, and that the transcript is exactly what the dealings give. (Plan and records were
+    /// checked when they were read.) `rng` must be unpredictable to dealers.
+    pub fn verify(
+        self,
+        engine: &Engine,
+        rng: &mut (impl RngCore + CryptoRng),
+    ) -> Result<Verified, GenesisError> {
+        if !self.dealings.is_sorted_by_key(SignedDealing::dealer) {
+            return Err(GenesisError::DealingOrder);
+        }
+        let transcript = transcript(engine, &self.plan, &self.dealings, rng)?;
+        if transcript.to_bytes() != self.transcript {
+            return Err(GenesisError::WrongTranscript);
+        }
+        Ok(self.verified(transcript))
+    }
+
+    /// What it is once it was checked.
+    fn verified(self, transcript: Transcript) -> Verified {
+        let head = Message::new("thimble-genesis")
+            .number(u64::from(VERSION))
+            .part(self.plan.hash())
+            .number(self.dealings.len() as u64);
+        let message = self.dealings.iter().fold(head, |message, dealing| dealing.hash_into(message));
+        let hash = message.part(&self.transcript).digest();
+        Verified { plan: self.plan, dealers: transcript.dealers().collect(), transcript, hash }
+    }
+}
+
+/// Verifies dealings that stand by rising dealer, and makes the transcript of all of them.
+fn transcript(
+    engine: &Engine,
+    plan: &Plan,
+    dealings: &[SignedDealing],
+    rng: &mut (impl RngCore + CryptoRng),
+) -> Result<Transcript, GenesisError> {
+    if let Some(pair) = dealings.windows(2).find(|pair| pair[0].dealer() == pair[1].dealer()) {
+        return Err(GenesisError::TwiceDealt(pair[0].dealer()));
+    }
+    let need = plan.dealings_needed();
+    if dealings.len() < need as usize {
+        return Err(GenesisError::TooFewDealings { have: dealings.len(), need });
+    }
+    // Signatures first: what is not signed costs no more than that.
+    let indices = dealings.iter().map(|dealing| dealing.check(plan)).collect::<Result<Vec<_>, _>>()?;
+    let decoded = indices
+        .into_iter()
+        .zip(dealings)
+        .map(|(index, dealing)| Ok((index, dealing.decode()?)))
+        .collect::<Result<Vec<_>, GenesisError>>()?;
+    let verified = verify_dealings(engine, plan.session(), decoded, rng)
+        .into_iter()
+        .zip(dealings)
+        .map(|(result, dealing)| {
+            result.map_err(|error| GenesisError::Dealing { dealer: dealing.dealer(), error })
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(create_transcript_from_all(engine, plan.session(), &verified)?)
+}
+
+impl Verified {
+    /// The nodes, and when their subnet begins.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Whose dealings the key is made of, by index.
+    pub fn dealers(&self) -> &[NodeIndex] {
+        &self.dealers
+    }
+
+    /// The subnet's public key, the threshold, the public key of each share.
+    pub fn committee(&self) -> &Committee {
+        self.transcript.committee()
+    }
+
+    /// DER of the subnet's public key: what clients call the root key.
+    pub fn root_key_der(&self) -> Vec<u8> {
+        nidkg::public_key_to_der(&self.committee().public_key)
+    }
+
+    /// The subnet is known by the hash of its key.
+    pub fn subnet_id(&self) -> Principal {
+        Principal::self_authenticating(self.root_key_der())
+    }
+
+    /// Covers plan, dealings and transcript: who has the same hash has the same subnet.
+    pub fn hash(&self) -> &[u8; 32] {
+        &self.hash
+    }
+
+    /// Opens this node's share with its encryption key, and checks it against its public key.
+    pub fn open_share(
+        &self,
+        engine: &Engine,
+        index: NodeIndex,
+        key: &EncryptionSecretKey,
+    ) -> Result<SecretShare, GenesisError> {
+        Ok(self.transcript.load(engine, self.plan.session(), index, key)?)
+    }
+}

@@ -1,0 +1,406 @@
+//! A node's own steps in the ceremony: making its keys and its record, finding itself in a plan, taking its share out of a genesis.
+//!
+//! Every step may be repeated, and may be cut off at any point and then repeated. What decides that a node belongs to a subnet is `subnet.json`, which is written last.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, bail, ensure};
+use budget::{MIB, Pool};
+use ed25519_dalek::SigningKey;
+use genesis::{GENESIS_EPOCH, NodeRecord, Plan, RECORD_BYTES_MAX, Verified};
+use nidkg::{EncryptionSecretKey, Engine, EngineConfig, Epoch, NodeIndex, SecretShare, generate_key_pair};
+use rand::rngs::OsRng;
+
+use super::{
+    ENCRYPTION_KEY, Member, NODE_KEY, Origin, RECORD, SHARE_KEY, SUBNET,
+    files::{self, Readers},
+    read_encryption_key, read_node_key, read_share,
+    subnet::Subnet,
+    write_node_key, write_share,
+};
+
+/// What tables may take in a command: those of 40 receivers. With less room the work is slower.
+const TABLE_BYTES_MAX: u64 = 4 * MIB;
+
+/// Where a command does the heavy work of key generation: on half of the cores, behind everybody else.
+pub(crate) fn engine() -> Result<Engine> {
+    let tables = Pool::standalone(limits::pool::NIDKG_TABLES, TABLE_BYTES_MAX);
+    Ok(Engine::new(EngineConfig { tables, ..EngineConfig::for_this_machine() })?)
+}
+
+/// The keys of a node of the ceremony, and its record with this address. Makes what is not there; what is there stays.
+pub(crate) fn keygen(data: &Path, address: &str) -> Result<NodeRecord> {
+    // Before anything is made.
+    genesis::check_address(address)?;
+    fs::create_dir_all(data).with_context(|| format!("making the data folder {}", data.display()))?;
+    let folder = data.join("keys");
+    if let Some(record) = kept_record(&folder)?
+        && record.address() == address
+    {
+        return Ok(record);
+    }
+    let _lock = files::lock(data)?;
+    if !folder.exists() {
+        refuse_state_without_keys(data)?;
+        let node = SigningKey::generate(&mut OsRng);
+        files::create_folder(&folder, |folder| {
+            write_node_key(folder, &node)?;
+            make_encryption_key(folder, &node, address)
+        })?;
+    } else if let Some(record) = kept_record(&folder)? {
+        // The same keys at another address.
+        let record = NodeRecord::new(&node_key(data)?, *record.encryption_key(), address)?;
+        files::write(&folder.join(RECORD), record.to_json().as_bytes(), Readers::All)?;
+    } else {
+        if let Some(subnet) = Subnet::read(&folder.join(SUBNET))? {
+            bail!(
+                "the data folder {} belongs to the subnet {}: a node of another subnet needs a data folder of its own",
+                data.display(),
+                subnet.id()
+            );
+        }
+        let node = node_key(data)?;
+        ensure!(
+            !folder.join(ENCRYPTION_KEY).exists(),
+            "{} is missing, the public part of {ENCRYPTION_KEY}: restore it, or, if no plan has this node yet, remove {ENCRYPTION_KEY} to make both again",
+            folder.join(RECORD).display()
+        );
+        make_encryption_key(&folder, &node, address)?;
+    }
+    kept_record(&folder)?.context("the record was written and is not there")
+}
+
+/// The record that was made before, checked against the keys beside it.
+fn kept_record(folder: &Path) -> Result<Option<NodeRecord>> {
+    let path = folder.join(RECORD);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let record = NodeRecord::from_json(&files::read(&path, RECORD_BYTES_MAX)?)
+        .with_context(|| format!("in {}", path.display()))?;
+    let node = read_node_key(folder)?.with_context(|| format!("{NODE_KEY} is missing beside {RECORD}"))?;
+    ensure!(
+        *record.node_key() == node.verifying_key(),
+        "{} is not the record of {NODE_KEY} beside it: files of two nodes were mixed",
+        path.display()
+    );
+    let key = read_encryption_key(folder)?.with_context(|| lost_encryption_key(folder))?;
+    key.check(record.encryption_key())
+        .with_context(|| format!("{ENCRYPTION_KEY} does not belong to {}", path.display()))?;
+    Ok(Some(record))
+}
+
+fn lost_encryption_key(folder: &Path) -> String {
+    format!(
+        "{} is missing, the secret part of what the node's record says: restore it. If no plan has this node yet, remove {RECORD} beside it, make keys again \
+         with `thimble keygen` and hand out the new record; once a plan has this node, its share cannot be opened without this key",
+        folder.join(ENCRYPTION_KEY).display()
+    )
+}
+
+/// Secret and record in one go: first the secret, because the record is what others will rely on.
+fn make_encryption_key(folder: &Path, node: &SigningKey, address: &str) -> Result<()> {
+    let owner = genesis::node_id(&node.verifying_key());
+    let (public, secret) = generate_key_pair(owner.as_slice(), &mut OsRng);
+    let record = NodeRecord::new(node, public, address)?;
+    files::write(&folder.join(ENCRYPTION_KEY), &secret.to_bytes(), Readers::Owner)?;
+    files::write(&folder.join(RECORD), record.to_json().as_bytes(), Readers::All)
+}
+
+/// State of a subnet whose keys are gone would be taken for that of the new one.
+fn refuse_state_without_keys(data: &Path) -> Result<()> {
+    for name in ["state", "blocks", "pages"] {
+        let path = data.join(name);
+        ensure!(
+            !path.exists(),
+            "{} is there without keys: it is the state of another subnet, take an empty data folder",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+fn node_key(data: &Path) -> Result<SigningKey> {
+    let folder = data.join("keys");
+    read_node_key(&folder)?.with_context(|| {
+        format!("{} is missing: make this node's keys with `thimble keygen`", folder.join(NODE_KEY).display())
+    })
+}
+
+/// The node key of this data folder, whose record must stand in the plan as it was made here: else the node would deal for others and never get its share.
+pub(crate) fn node_of_plan(data: &Path, plan: &Plan) -> Result<SigningKey> {
+    let node = node_key(data)?;
+    let own = &plan.nodes()[plan.index_of(&node.verifying_key())?.0 as usize];
+    let folder = data.join("keys");
+    let record = kept_record(&folder)?
+        .with_context(|| format!("{} is missing: run `thimble keygen`", folder.join(RECORD).display()))?;
+    ensure!(
+        own.encryption_key() == record.encryption_key(),
+        "the plan has another encryption key for this node than {}: it was made of an older record, or of somebody else's",
+        folder.join(RECORD).display()
+    );
+    ensure!(
+        own.address() == record.address(),
+        "the plan has the address {} for this node, {} has {}: make the plan of the newest record",
+        own.address(),
+        folder.join(RECORD).display(),
+        record.address()
+    );
+    Ok(node)
+}
+
+/// What joining came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Joined {
+    /// The share was opened and written.
+    Now(NodeIndex),
+    /// The data folder belonged to this subnet already.
+    Before(NodeIndex),
+}
+
+/// Takes this node's share out of a genesis, and makes the data folder one of that subnet.
+pub(crate) fn join(data: &Path, genesis: &Verified, engine: &Engine) -> Result<Joined> {
+    let folder = data.join("keys");
+    let origin = Origin { hash: *genesis.hash(), time_seconds: genesis.plan().time_seconds() };
+    let belongs = |subnet: Subnet| -> Result<Joined> {
+        ensure!(
+            subnet.origin.as_ref() == Some(&origin),
+            "the data folder {} belongs to the subnet {}, this genesis is that of {}: a node of another subnet needs a data folder of its own",
+            data.display(),
+            subnet.id(),
+            genesis.subnet_id()
+        );
+        let share = read_share(&folder, subnet.node_index)?;
+        ensure!(
+            share.is_some_and(|share| is_share(genesis, subnet.node_index, &share)),
+            "{} is missing or another's: it was made when this node joined and cannot be opened twice, restore it",
+            folder.join(SHARE_KEY).display()
+        );
+        Ok(Joined::Before(subnet.node_index))
+    };
+    if let Some(subnet) = Subnet::read(&folder.join(SUBNET))? {
+        return belongs(subnet);
+    }
+    let node = node_key(data)?;
+    let index = genesis
+        .plan()
+        .index_of(&node.verifying_key())
+        .with_context(|| format!("this node, {}, cannot join", genesis::node_id(&node.verifying_key())))?;
+    let _lock = files::lock(data)?;
+    refuse_state_without_keys(data)?;
+    let mut key = read_encryption_key(&folder)?.with_context(|| lost_encryption_key(&folder))?;
+    key.check(genesis.plan().nodes()[index.0 as usize].encryption_key()).with_context(|| {
+        format!("{} is not the key that the genesis has for this node", folder.join(ENCRYPTION_KEY).display())
+    })?;
+    // A share that is there fits or is left over from a ceremony that came to nothing.
+    match read_share(&folder, index)?.filter(|share| is_share(genesis, index, share)) {
+        Some(_) => {}
+        None => {
+            let share = genesis.open_share(engine, index, &key).context("opening this node's share")?;
+            write_share(&folder, &share)?;
+        }
+    }
+    move_past_genesis(&folder, &mut key)?;
+    subnet(genesis, index, origin)?.write(&folder.join(SUBNET))?;
+    Ok(Joined::Now(index))
+}
+
+fn is_share(genesis: &Verified, index: NodeIndex, share: &SecretShare) -> bool {
+    genesis.committee().shares.get(index.0 as usize) == Some(&share.public_key())
+}
+
+/// Whoever steals the key later opens nothing of this ceremony with it: the dealings are public for ever.
+fn move_past_genesis(folder: &Path, key: &mut EncryptionSecretKey) -> Result<()> {
+    let next = Epoch(GENESIS_EPOCH.0 + 1);
+    if key.epoch() >= next {
+        return Ok(());
+    }
+    key.update_to(next, &mut OsRng)?;
+    files::replace_secret(&folder.join(ENCRYPTION_KEY), &key.to_bytes())
+}
+
+fn subnet(genesis: &Verified, index: NodeIndex, origin: Origin) -> Result<Subnet> {
+    let member = |(index, node): (usize, &NodeRecord)| Member {
+        index: index as u32,
+        node_id: node.node_id(),
+        node_key: node.node_key().to_bytes(),
+        address: node.address().to_owned(),
+    };
+    Ok(Subnet {
+        committee: genesis.committee().clone(),
+        node_index: index,
+        members: genesis.plan().nodes().iter().enumerate().map(member).collect(),
+        coefficients: genesis.committee().coefficients()?,
+        origin: Some(origin),
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::path::PathBuf;
+
+    use genesis::{Genesis, SignedDealing};
+
+    use super::*;
+    use crate::keys::Keys;
+
+    /// Two nodes with keys and the genesis they made.
+    struct Stage {
+        _folder: tempfile::TempDir,
+        data: [PathBuf; 2],
+        genesis: Verified,
+        engine: Engine,
+    }
+
+    fn stage() -> Stage {
+        let folder = tempfile::tempdir().unwrap();
+        let data = ["a", "b"].map(|name| folder.path().join(name));
+        let records = data.iter().enumerate();
+        let records =
+            records.map(|(index, data)| keygen(data, &format!("h:{}", index + 1)).unwrap()).collect();
+        let engine = engine().unwrap();
+        let plan = Plan::new(records, 9).unwrap();
+        let deal = |data: &PathBuf| {
+            let node = node_of_plan(data, &plan).unwrap();
+            SignedDealing::create(&engine, &plan, &node, &mut OsRng).unwrap()
+        };
+        let dealings = data.iter().map(deal).collect();
+        let (_, genesis) = Genesis::assemble(&engine, plan, dealings, &mut OsRng).unwrap();
+        Stage { _folder: folder, data, genesis, engine }
+    }
+
+    fn joined_index(joined: Joined) -> NodeIndex {
+        match joined {
+            Joined::Now(index) | Joined::Before(index) => index,
+        }
+    }
+
+    #[test]
+    fn keys_are_made_once_and_the_address_may_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("data");
+        assert!(keygen(&data, "nonsense").is_err());
+        assert!(!data.exists(), "nothing was made");
+        let first = keygen(&data, "h:1").unwrap();
+        assert_eq!(keygen(&data, "h:1").unwrap().to_json(), first.to_json());
+        let moved = keygen(&data, "h:2").unwrap();
+        assert_eq!((moved.node_id(), moved.address()), (first.node_id(), "h:2"));
+        assert_eq!(moved.encryption_key(), first.encryption_key());
+        let error = Keys::open_or_create(&data.join("keys")).err().unwrap();
+        assert!(format!("{error:#}").contains("belongs to no subnet yet"), "{error:#}");
+    }
+
+    #[test]
+    fn joining_gives_what_a_node_of_several_needs() {
+        let Stage { data, genesis, engine, .. } = &stage();
+        for data in data {
+            let index = joined_index(join(data, genesis, engine).unwrap());
+            let keys = Keys::open_or_create(&data.join("keys")).unwrap();
+            assert_eq!(keys.subnet_id(), genesis.subnet_id());
+            assert_eq!(keys.share.index, index);
+            assert_eq!(keys.members.len(), 2);
+            assert_eq!(keys.members[index.0 as usize].node_id, keys.node_id());
+            assert_eq!(keys.origin, Some(Origin { hash: *genesis.hash(), time_seconds: 9 }));
+            let encryption = read_encryption_key(&data.join("keys")).unwrap().unwrap();
+            assert_eq!(encryption.epoch(), Epoch(1), "nothing of the ceremony can be opened again");
+            assert_eq!(join(data, genesis, engine).unwrap(), Joined::Before(index));
+        }
+        let seeds =
+            data.each_ref().map(|data| Keys::open_or_create(&data.join("keys")).unwrap().genesis_seed());
+        assert_eq!(seeds[0], seeds[1]);
+    }
+
+    #[test]
+    fn joining_that_was_cut_off_is_finished() {
+        let Stage { data: [data, _], genesis, engine, .. } = &stage();
+        let keys = data.join("keys");
+        let before = fs::read(keys.join(ENCRYPTION_KEY)).unwrap();
+        let joined = join(data, genesis, engine).unwrap();
+        // Cut off before the subnet was written: the key has moved on, the share is there.
+        fs::remove_file(keys.join(SUBNET)).unwrap();
+        assert_eq!(join(data, genesis, engine).unwrap(), joined);
+        // Before the key moved on.
+        fs::remove_file(keys.join(SUBNET)).unwrap();
+        fs::write(keys.join(ENCRYPTION_KEY), &before).unwrap();
+        assert_eq!(join(data, genesis, engine).unwrap(), joined);
+        assert_eq!(read_encryption_key(&keys).unwrap().unwrap().epoch(), Epoch(1));
+        // Before the share was written.
+        for name in [SUBNET, SHARE_KEY] {
+            fs::remove_file(keys.join(name)).unwrap();
+        }
+        fs::write(keys.join(ENCRYPTION_KEY), &before).unwrap();
+        assert_eq!(join(data, genesis, engine).unwrap(), joined);
+        Keys::open_or_create(&keys).unwrap();
+    }
+
+    #[test]
+    fn what_was_lost_or_mixed_up_is_named() {
+        let Stage { data: [data, other], genesis, engine, .. } = &stage();
+        let keys = data.join("keys");
+        let refused = |words: &str| {
+            let error = format!("{:#}", join(data, genesis, engine).err().unwrap());
+            assert!(error.contains(words), "{words}: {error}");
+        };
+        let saved = fs::read(keys.join(ENCRYPTION_KEY)).unwrap();
+        fs::remove_file(keys.join(ENCRYPTION_KEY)).unwrap();
+        refused("encryption.key is missing");
+        let error = keygen(data, "h:1").err().unwrap().to_string();
+        assert!(error.contains("encryption.key is missing"), "{error}");
+        let error = node_of_plan(data, genesis.plan()).err().unwrap().to_string();
+        assert!(error.contains("encryption.key is missing"), "{error}");
+        fs::copy(other.join("keys").join(ENCRYPTION_KEY), keys.join(ENCRYPTION_KEY)).unwrap();
+        refused("is not the key that the genesis has for this node");
+        fs::write(keys.join(ENCRYPTION_KEY), &saved[1..]).unwrap();
+        refused("encryption.key");
+        fs::write(keys.join(ENCRYPTION_KEY), &saved).unwrap();
+        fs::create_dir(data.join("state")).unwrap();
+        refused("is the state of another subnet");
+        fs::remove_dir(data.join("state")).unwrap();
+
+        join(data, genesis, engine).unwrap();
+        fs::remove_file(keys.join(SHARE_KEY)).unwrap();
+        refused("subnet-share.key is missing or another's");
+        fs::remove_file(keys.join(SUBNET)).unwrap();
+        refused("moved on to epoch 1");
+        fs::remove_file(keys.join(NODE_KEY)).unwrap();
+        refused("node.key is missing");
+    }
+
+    #[test]
+    fn another_subnet_is_refused() {
+        let (first, second) = (stage(), stage());
+        let data = &first.data[0];
+        let error = format!("{:#}", join(data, &second.genesis, &second.engine).err().unwrap());
+        assert!(error.contains("is not in the plan"), "{error}");
+        join(data, &first.genesis, &first.engine).unwrap();
+        let error = join(data, &second.genesis, &second.engine).err().unwrap().to_string();
+        let names = [first.genesis.subnet_id(), second.genesis.subnet_id()].map(|id| id.to_text());
+        assert!(names.iter().all(|name| error.contains(name)), "{error}");
+
+        // A subnet of one takes no part.
+        let folder = tempfile::tempdir().unwrap();
+        Keys::open_or_create(&folder.path().join("keys")).unwrap();
+        assert!(keygen(folder.path(), "h:1").err().unwrap().to_string().contains("belongs to the subnet"));
+        let error = join(folder.path(), &first.genesis, &first.engine).err().unwrap().to_string();
+        assert!(error.contains("belongs to the subnet"), "{error}");
+        // And state without keys is not taken over.
+        fs::remove_dir_all(folder.path().join("keys")).unwrap();
+        fs::create_dir(folder.path().join("blocks")).unwrap();
+        assert!(keygen(folder.path(), "h:1").err().unwrap().to_string().contains("state of another subnet"));
+    }
+
+    #[test]
+    fn a_plan_of_another_record_is_not_dealt_for() {
+        let Stage { data: [data, _], genesis, .. } = &stage();
+        keygen(data, "h:9").unwrap();
+        let error = node_of_plan(data, genesis.plan()).err().unwrap().to_string();
+        assert!(error.contains("h:1") && error.contains("h:9"), "{error}");
+        for name in [RECORD, ENCRYPTION_KEY] {
+            fs::remove_file(data.join("keys").join(name)).unwrap();
+        }
+        keygen(data, "h:1").unwrap();
+        let error = node_of_plan(data, genesis.plan()).err().unwrap().to_string();
+        assert!(error.contains("another encryption key"), "{error}");
+    }
+}

@@ -1,0 +1,202 @@
+//! Files of keys and of the ceremony on disk: written whole or not at all, read only up to a size, secrets for their owner's eyes and wiped after use.
+
+use std::{
+    fs,
+    io::{Read, Seek, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use zeroize::Zeroizing;
+
+/// Who may read a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Readers {
+    /// Its owner.
+    Owner,
+    /// Whoever the process's mask lets.
+    All,
+}
+
+/// Makes a folder that only its owner reads, with what `fill` puts there: whole or not at all.
+pub(crate) fn create_folder(folder: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let scratch = folder.with_extension("new");
+    if scratch.exists() {
+        fs::remove_dir_all(&scratch)?;
+    }
+    fs::DirBuilder::new().mode(0o700).recursive(true).create(&scratch)?;
+    fill(&scratch)?;
+    fs::File::open(&scratch)?.sync_all()?;
+    fs::rename(&scratch, folder)?;
+    sync_folder_of(folder)
+}
+
+/// Writes a file under another name, syncs it, and gives it its name: whoever reads it sees the old one or the new one.
+///
+/// What is no file (a terminal, a pipe) is written as it is.
+pub(crate) fn write(path: &Path, bytes: &[u8], readers: Readers) -> Result<()> {
+    let done = || -> Result<()> {
+        if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+            fs::OpenOptions::new().write(true).open(path)?.write_all(bytes)?;
+            return Ok(());
+        }
+        let name = path.file_name().context("it names no file")?;
+        let scratch = path.with_file_name([".".as_ref(), name, ".new".as_ref()].join("".as_ref()));
+        match fs::remove_file(&scratch) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+        let mode = if readers == Readers::Owner { 0o600 } else { 0o666 };
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&scratch)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&scratch, path)?;
+        sync_folder_of(path)
+    };
+    done().with_context(|| format!("writing {}", path.display()))
+}
+
+/// Writes a secret in the place of an older one, and overwrites the older one on the medium, as far as the medium lets.
+pub(crate) fn replace_secret(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut old = fs::OpenOptions::new()
+        .write(true)
+        .open(path)
+        .with_context(|| format!("opening {}", path.display()))?;
+    write(path, bytes, Readers::Owner)?;
+    let mut erase = || -> std::io::Result<()> {
+        let length = old.metadata()?.len();
+        old.rewind()?;
+        std::io::copy(&mut std::io::repeat(0).take(length), &mut old)?;
+        old.sync_all()
+    };
+    erase().with_context(|| format!("erasing what {} was before", path.display()))
+}
+
+/// Reads a file that has at most `bytes_max` bytes.
+pub(crate) fn read(path: &Path, bytes_max: usize) -> Result<Vec<u8>> {
+    read_into(path, bytes_max, Vec::new())
+}
+
+/// The same for a secret; none when there is no such file.
+pub(crate) fn read_secret(path: &Path, bytes_max: usize) -> Result<Option<Zeroizing<Vec<u8>>>> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    // All the room from the start: a vector that grows leaves copies behind.
+    Ok(Some(Zeroizing::new(read_into(path, bytes_max, Vec::with_capacity(bytes_max + 1))?)))
+}
+
+/// A secret of exactly `N` bytes; none when there is no such file.
+pub(crate) fn read_secret_of<const N: usize>(path: &Path) -> Result<Option<Zeroizing<[u8; N]>>> {
+    let Some(bytes) = read_secret(path, N)? else { return Ok(None) };
+    let array: [u8; N] = bytes
+        .as_slice()
+        .try_into()
+        .with_context(|| format!("{} has {} bytes and must have {N}", path.display(), bytes.len()))?;
+    Ok(Some(Zeroizing::new(array)))
+}
+
+fn read_into(path: &Path, bytes_max: usize, mut bytes: Vec<u8>) -> Result<Vec<u8>> {
+    let read = fs::File::open(path)
+        .and_then(|file| file.take(bytes_max as u64 + 1).read_to_end(&mut bytes))
+        .with_context(|| format!("reading {}", path.display()))?;
+    ensure!(read <= bytes_max, "{} has more than {bytes_max} bytes, the most that are read", path.display());
+    Ok(bytes)
+}
+
+/// Held for the life of the process; the kernel lets go of it however the process ends.
+pub(crate) fn lock(data: &Path) -> Result<fs::File> {
+    let path = data.join("lock");
+    let file = fs::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .with_context(|| format!("opening {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => {
+            bail!("the data folder {} is in use by another node", data.display())
+        }
+        Err(fs::TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("locking {}", path.display()))
+        }
+    }
+}
+
+fn sync_folder_of(path: &Path) -> Result<()> {
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    fs::File::open(&parent)
+        .and_then(|folder| folder.sync_all())
+        .with_context(|| format!("syncing {}", parent.display()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_whole_and_a_leftover_does_not_hinder() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(folder.path().join(".file.new"), "left over").unwrap();
+        write(&path, b"one", Readers::Owner).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let before = fs::metadata(&path).unwrap().ino();
+        write(&path, b"two", Readers::Owner).unwrap();
+        assert_ne!(fs::metadata(&path).unwrap().ino(), before, "not written in place");
+        assert_eq!(fs::read(&path).unwrap(), b"two");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        let error = write(&folder.path().join("no/such"), b"", Readers::All).unwrap_err();
+        assert!(format!("{error:#}").contains("no/such"), "{error:#}");
+    }
+
+    #[test]
+    fn an_older_secret_is_gone_from_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("key");
+        write(&path, b"the old secret", Readers::Owner).unwrap();
+        let mut old = fs::File::open(&path).unwrap();
+        replace_secret(&path, b"new").unwrap();
+        let mut found = Vec::new();
+        old.read_to_end(&mut found).unwrap();
+        assert_eq!(found, [0; 14]);
+        assert_eq!(*read_secret(&path, 3).unwrap().unwrap(), b"new");
+    }
+
+    #[test]
+    fn reading_is_bounded() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        assert!(read_secret(&path, 4).unwrap().is_none());
+        fs::write(&path, "12345").unwrap();
+        assert_eq!(read(&path, 5).unwrap(), b"12345");
+        let error = read(&path, 4).unwrap_err().to_string();
+        assert!(error.contains("more than 4 bytes"), "{error}");
+        assert!(read(Path::new("/dev/zero"), 100).is_err());
+        let error = read_secret_of::<6>(&path).unwrap_err().to_string();
+        assert!(error.contains("has 5 bytes and must have 6"), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_file_is_written_and_stays() {
+        write(Path::new("/dev/null"), b"bytes", Readers::All).unwrap();
+        assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    }
+
+    #[test]
+    fn a_folder_in_use_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let held = lock(folder.path()).unwrap();
+        assert!(lock(folder.path()).unwrap_err().to_string().contains("in use"));
+        drop(held);
+        lock(folder.path()).unwrap();
+    }
+}

@@ -1,0 +1,272 @@
+//! The node's secrets on disk, and what is public of its subnet.
+//!
+//! | file | what |
+//! |---|---|
+//! | `node.key` | its Ed25519 key: signs query responses, records and dealings |
+//! | `subnet-share.key` | its share of the subnet's key: signs state roots |
+//! | `subnet.json` | the subnet: committee, members, genesis; without it the node belongs to none yet |
+//! | `encryption.key` | what shares are encrypted to it with, and moves forward: nodes of a ceremony only |
+//! | `node.json` | the public record of this node: nodes of a ceremony only |
+//!
+//! A node without keys that is started makes a subnet of one and deals the key to itself. A node of several makes its keys before (`thimble keygen`) and gets its share in the
+//! ceremony (`thimble join`, `ceremony`). The folder is readable by its owner only, files are written whole or not at all (`files`), and
+//! bytes are wiped after use.
+
+mod ceremony;
+pub(crate) mod files;
+mod subnet;
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use ed25519_dalek::{SigningKey, VerifyingKey};
+use ic_principal::Principal;
+use nidkg::{Committee, EncryptionSecretKey, NodeIndex, SecretShare};
+use rand::rngs::OsRng;
+use sha2::{Digest, Sha256};
+use state::NodeInfo;
+use zeroize::Zeroizing;
+
+pub(crate) use ceremony::{Joined, engine, join, keygen, node_of_plan};
+use files::Readers;
+use subnet::Subnet;
+
+const NODE_KEY: &str = "node.key";
+const SHARE_KEY: &str = "subnet-share.key";
+const ENCRYPTION_KEY: &str = "encryption.key";
+const SUBNET: &str = "subnet.json";
+const RECORD: &str = "node.json";
+
+/// An encryption key at its longest takes a third of it.
+const ENCRYPTION_KEY_BYTES_MAX: usize = 512 << 10;
+
+/// Everything this node signs with, and what others know it by.
+pub(crate) struct Keys {
+    pub(crate) node: SigningKey,
+    pub(crate) share: SecretShare,
+    pub(crate) committee: Committee,
+    /// All nodes of the subnet, this one among them, by index. A subnet of one that dealt to itself has one without an address.
+    pub(crate) members: Vec<Member>,
+    /// The ceremony the subnet came out of; none for a subnet of one that dealt to itself.
+    pub(crate) origin: Option<Origin>,
+}
+
+/// One node of the subnet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    /// Its place in the committee.
+    pub(crate) index: u32,
+    pub(crate) node_id: Principal,
+    /// Ed25519.
+    pub(crate) node_key: [u8; 32],
+    /// HOST:PORT, where its peers reach it.
+    pub(crate) address: String,
+}
+
+/// The ceremony a subnet came out of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// Covers plan, dealings and transcript.
+    pub(crate) hash: [u8; 32],
+    /// When the subnet begins, in seconds since 1970.
+    pub(crate) time_seconds: u64,
+}
+
+impl Keys {
+    /// Reads the keys in `folder`, or makes those of a subnet of one when the folder does not exist.
+    pub(crate) fn open_or_create(folder: &Path) -> Result<Self> {
+        if !folder.exists() {
+            Self::create(folder)
+                .with_context(|| format!("making the node's keys in {}", folder.display()))?;
+        }
+        Self::open(folder).with_context(|| format!("reading the node's keys in {}", folder.display()))
+    }
+
+    fn create(folder: &Path) -> Result<()> {
+        let (committee, shares) = nidkg::deal(1, 1, &mut OsRng)?;
+        let share = shares.first().context("a dealing for one node has one share")?;
+        files::create_folder(folder, |folder| {
+            write_node_key(folder, &SigningKey::generate(&mut OsRng))?;
+            write_share(folder, share)?;
+            let subnet = Subnet {
+                committee: committee.clone(),
+                node_index: share.index,
+                members: vec![],
+                coefficients: vec![],
+                origin: None,
+            };
+            subnet.write(&folder.join(SUBNET))
+        })
+    }
+
+    fn open(folder: &Path) -> Result<Self> {
+        let node = read_node_key(folder)?
+            .with_context(|| format!("{NODE_KEY} is missing: it cannot be made again, restore it"))?;
+        let Some(subnet) = Subnet::read(&folder.join(SUBNET))? else {
+            bail!(
+                "this node has keys but belongs to no subnet yet: finish the ceremony with `thimble join`, or give a subnet of one a data folder of its own"
+            );
+        };
+        let share = read_share(folder, subnet.node_index)?.with_context(|| {
+            format!(
+                "{SHARE_KEY} is missing: without its share the node cannot sign for the subnet, restore it"
+            )
+        })?;
+        if subnet.committee.shares.get(subnet.node_index.0 as usize) != Some(&share.public_key()) {
+            bail!("{SHARE_KEY} does not belong to {SUBNET}: files of two nodes were mixed");
+        }
+        let own_key = node.verifying_key();
+        let members = match subnet.origin {
+            Some(_) => subnet.members,
+            None => {
+                let node_id = genesis::node_id(&own_key);
+                let own = Member { index: 0, node_id, node_key: own_key.to_bytes(), address: String::new() };
+                vec![own]
+            }
+        };
+        let place = members.get(share.index.0 as usize);
+        ensure!(
+            place.is_some_and(|member| member.node_key == own_key.to_bytes()),
+            "{NODE_KEY} is not that of member {} of {SUBNET}: files of two nodes were mixed",
+            share.index.0
+        );
+        if subnet.origin.is_some() && read_encryption_key(folder)?.is_none() {
+            tracing::warn!(
+                "{} is missing: the node signs with the share it has, but cannot be given another when the subnet's key is handed on; restore it",
+                folder.join(ENCRYPTION_KEY).display()
+            );
+        }
+        Ok(Self { node, share, committee: subnet.committee, members, origin: subnet.origin })
+    }
+
+    /// All nodes, as the state names them.
+    pub(crate) fn nodes(&self) -> Result<Vec<NodeInfo>> {
+        let info = |member: &Member| {
+            let key = VerifyingKey::from_bytes(&member.node_key)?;
+            Ok(NodeInfo { node_id: member.node_id, public_key_der: genesis::node_key_der(&key) })
+        };
+        self.members.iter().map(info).collect()
+    }
+
+    /// The share once more, for the certifier to own.
+    pub(crate) fn share_again(&self) -> Result<SecretShare> {
+        let bytes = Zeroizing::new(self.share.to_bytes());
+        Ok(SecretShare::from_bytes(self.share.index, &bytes)?)
+    }
+
+    /// Randomness of the first block, which no certified state precedes. One node takes a value that only its subnet's key can give; several must agree on
+    /// it before they sign anything together, and take one that everybody can compute.
+    pub(crate) fn genesis_seed(&self) -> [u8; 32] {
+        match &self.origin {
+            None => Sha256::digest(self.share.sign(b"\x0fthimble-genesis").0).into(),
+            Some(origin) => Sha256::digest([&b"\x14thimble-genesis-seed"[..], &origin.hash].concat()).into(),
+        }
+    }
+
+    /// DER of the subnet's public key: what clients call the root key.
+    pub(crate) fn root_key_der(&self) -> Vec<u8> {
+        nidkg::public_key_to_der(&self.committee.public_key)
+    }
+
+    /// The subnet is known by the hash of its key.
+    pub(crate) fn subnet_id(&self) -> Principal {
+        Principal::self_authenticating(self.root_key_der())
+    }
+
+    /// The node is known by the hash of its key.
+    pub(crate) fn node_id(&self) -> Principal {
+        genesis::node_id(&self.node.verifying_key())
+    }
+}
+
+fn write_node_key(folder: &Path, key: &SigningKey) -> Result<()> {
+    files::write(&folder.join(NODE_KEY), &Zeroizing::new(key.to_bytes())[..], Readers::Owner)
+}
+
+fn read_node_key(folder: &Path) -> Result<Option<SigningKey>> {
+    let bytes = files::read_secret_of(&folder.join(NODE_KEY))?;
+    Ok(bytes.map(|bytes| SigningKey::from_bytes(&bytes)))
+}
+
+fn write_share(folder: &Path, share: &SecretShare) -> Result<()> {
+    files::write(&folder.join(SHARE_KEY), &Zeroizing::new(share.to_bytes())[..], Readers::Owner)
+}
+
+fn read_share(folder: &Path, index: NodeIndex) -> Result<Option<SecretShare>> {
+    let path = folder.join(SHARE_KEY);
+    let Some(bytes) = files::read_secret_of(&path)? else { return Ok(None) };
+    SecretShare::from_bytes(index, &bytes).with_context(|| format!("in {}", path.display())).map(Some)
+}
+
+fn read_encryption_key(folder: &Path) -> Result<Option<EncryptionSecretKey>> {
+    let path = folder.join(ENCRYPTION_KEY);
+    let Some(bytes) = files::read_secret(&path, ENCRYPTION_KEY_BYTES_MAX)? else { return Ok(None) };
+    EncryptionSecretKey::from_bytes(&bytes).with_context(|| format!("in {}", path.display())).map(Some)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt};
+
+    use super::*;
+
+    #[test]
+    fn keys_are_made_once_and_only_the_owner_reads_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let keys = folder.path().join("keys");
+        let first = Keys::open_or_create(&keys).unwrap();
+        let second = Keys::open_or_create(&keys).unwrap();
+        assert_eq!(first.subnet_id(), second.subnet_id());
+        assert_eq!(first.node_id(), second.node_id());
+        assert_eq!(first.root_key_der().len(), 133);
+        assert_eq!(fs::metadata(&keys).unwrap().permissions().mode() & 0o777, 0o700);
+        for name in ["node.key", "subnet-share.key"] {
+            assert_eq!(fs::metadata(keys.join(name)).unwrap().permissions().mode() & 0o777, 0o600);
+        }
+    }
+
+    #[test]
+    fn a_subnet_of_one_is_a_subnet_with_one_member() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        let keys = Keys::open_or_create(&path).unwrap();
+        assert_eq!(keys.members.len(), 1);
+        assert_eq!(keys.members[0].node_id, keys.node_id());
+        assert!(keys.origin.is_none());
+        // As earlier versions wrote it.
+        let file = path.join("subnet.json");
+        let mut subnet: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        subnet.as_object_mut().unwrap().remove("version").unwrap();
+        assert_eq!(subnet.as_object().unwrap().len(), 4);
+        fs::write(&file, subnet.to_string()).unwrap();
+        assert_eq!(Keys::open_or_create(&path).unwrap().subnet_id(), keys.subnet_id());
+    }
+
+    #[test]
+    fn a_share_of_another_subnet_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mine, other) = (folder.path().join("mine"), folder.path().join("other"));
+        Keys::open_or_create(&mine).unwrap();
+        Keys::open_or_create(&other).unwrap();
+        fs::copy(other.join("subnet-share.key"), mine.join("subnet-share.key")).unwrap();
+        let error = Keys::open_or_create(&mine).err().unwrap();
+        assert!(format!("{error:#}").contains("files of two nodes"), "{error:#}");
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, words) in [
+            ("node.key", "node.key is missing"),
+            ("subnet-share.key", "subnet-share.key is missing"),
+            ("subnet.json", "no subnet yet"),
+        ] {
+            let keys = folder.path().join(name);
+            Keys::open_or_create(&keys).unwrap();
+            fs::remove_file(keys.join(name)).unwrap();
+            let error = Keys::open_or_create(&keys).err().unwrap();
+            assert!(format!("{error:#}").contains(words), "{error:#}");
+        }
+    }
+}
