@@ -7,6 +7,7 @@
 #   make chaos [DURATION=300] [SEED=7] | make bench-net [MINUTES=5]
 #   make simulate [SEEDS=200] [FIRST=1]
 #   make bench-dkg [DKG_NODES=4,13,40] | make bench-dkg-starvation [DURATION=10]
+#   make bench-sync [SYNC_MIB=300]
 #   make lint | make fmt | make canisters | make fuzz [FUZZ_SECONDS=60]
 #
 # CARGO_TARGET_DIR moves the build directory (default: target), so that several checkouts can share one.
@@ -25,10 +26,11 @@ MINUTES ?= 5
 SEEDS ?= 200
 FIRST ?= 1
 DKG_NODES ?= 4,13,40
+SYNC_MIB ?= 300
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 BIN := $(CARGO_TARGET_DIR)/release
 
-.PHONY: run test simulate bench bench-net chaos bench-dkg bench-dkg-starvation storm lint fmt build setup setup-clients canisters fuzz help
+.PHONY: run test simulate bench bench-net bench-sync chaos bench-dkg bench-dkg-starvation storm lint fmt build setup setup-clients canisters fuzz help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,6 +72,9 @@ bench-dkg: setup ## Measure key generation, one thread and two, and print the ta
 bench-dkg-starvation: setup ## Print how late others sign while key generation runs flat out, beside an idle machine.
 	@DKG_BENCH_SECONDS="$(DURATION)" cargo bench --locked -p nidkg --bench starvation
 
+bench-sync: setup ## Measure manifests, showing and installing a state of SYNC_MIB MiB, and print the table.
+	@SYNC_BENCH_MIB="$(SYNC_MIB)" cargo bench --locked -p execution --bench sync
+
 lint: setup ## Formatting and lints, as the gate runs them.
 	@cargo fmt --all --check
 	@cargo clippy --release --locked --workspace --all-targets -- -D warnings
@@ -80,5 +85,5 @@ fmt: ## Format.
 canisters: ## Rebuild the sample canisters in canisters/wasm from their sources.
 	@canisters/build.sh
 
-fuzz: ## Fuzz the envelope decoder, the module validator and the key generation's decoders and checks (needs a nightly toolchain and cargo-fuzz).
+fuzz: ## Fuzz the envelope decoder, the module validator, the manifest decoder and the key generation's decoders and checks (needs a nightly toolchain and cargo-fuzz).
 	@scripts/fuzz.sh "$(FUZZ_SECONDS)"

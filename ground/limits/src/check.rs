@@ -338,6 +338,11 @@ impl Limits {
             "there would be nothing but checkpoints",
         );
         rules.at_least(
+            limit!(self.pages.manifest_lag_rounds),
+            1,
+            "the root of a manifest cannot be known in the round that it describes",
+        );
+        rules.at_least(
             limit!(self.pages.runs_per_memory),
             16,
             "memories would be folded after every message",

@@ -36,6 +36,9 @@ const INSTRUCTIONS_PER_INSPECT: u64 = 200_000_000;
 // checkpoints. What an operator feels is how long a restart after a crash replays: at most this many instructions, rounds, and delta.
 const CHECKPOINT_INTERVAL_ROUNDS: u64 = 500;
 const CHECKPOINT_INSTRUCTIONS: u64 = 20_000_000_000;
+/// At a hundred rounds a second, time to hash some hundred MiB that changed.
+const MANIFEST_LAG_ROUNDS: u64 = 64;
+const MANIFEST_LEASE_ROUNDS: u64 = 4 * CHECKPOINT_INTERVAL_ROUNDS;
 
 /// Runs of one memory before it is folded. Each is up to two kernel mappings, and a process has 65,530 of them by default.
 const RUNS_PER_MEMORY: u64 = 1024;
@@ -321,6 +324,8 @@ fn pages(memory: u64) -> PagesLimits {
         checkpoint_interval_rounds: CHECKPOINT_INTERVAL_ROUNDS,
         checkpoint_delta_bytes: scale::CHECKPOINT_DELTA.bytes_at(memory),
         checkpoint_instructions: CHECKPOINT_INSTRUCTIONS,
+        manifest_lag_rounds: MANIFEST_LAG_ROUNDS,
+        manifest_lease_rounds: MANIFEST_LEASE_ROUNDS,
         runs_per_memory: RUNS_PER_MEMORY,
         copy_threads: scale::COPY_THREADS.step_at(memory),
         metadata_cache_bytes: scale::METADATA_CACHE.bytes_at(memory),

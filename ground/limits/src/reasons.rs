@@ -100,6 +100,14 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     ("pages.checkpoint_delta_bytes", "bounds what a checkpoint has to sync and a crash has to write again"),
     ("pages.checkpoint_instructions", "bounds what is executed again after a crash: about one long message"),
+    (
+        "pages.manifest_lag_rounds",
+        "time to hash what changed, on a thread of its own, before the manifest's root is in the certified tree",
+    ),
+    (
+        "pages.manifest_lease_rounds",
+        "a snapshot holds up folding: a peer that takes longer goes on with the next one and keeps what is still right",
+    ),
     ("pages.runs_per_memory", "each run is up to two kernel mappings in a worker, which has 65,530"),
     ("pages.copy_threads", "folding is bound by the disk, not by cores"),
     ("pages.metadata_cache_bytes", "the metadata store's own cache"),

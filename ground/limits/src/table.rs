@@ -164,6 +164,11 @@ pub struct PagesLimits {
     pub checkpoint_delta_bytes: u64,
     /// Instructions since the last checkpoint that bring the next one early: bounds replay after a crash.
     pub checkpoint_instructions: u64,
+    /// Rounds after a checkpoint with a manifest until the manifest's root is in the certified tree: time to compute it without a round waiting. The same on
+    /// every node of a subnet.
+    pub manifest_lag_rounds: u64,
+    /// Rounds for which a snapshot that a peer is fetching is kept beyond its replacement by a newer one.
+    pub manifest_lease_rounds: u64,
     /// Runs of one memory's index beyond which it is folded first (each is one kernel mapping).
     pub runs_per_memory: u64,
     /// Threads that copy pages.

@@ -4,16 +4,18 @@
 //! changed statuses, changed memory indexes, the subnet's own state and the height. After that, files nothing names any more are deleted, and folding of
 //! what was sealed begins on a thread of its own. A checkpoint that fails anywhere before its transaction is durable leaves the one before as it was.
 //!
-//! When a checkpoint is taken has no influence on any state, only on how much is repeated after a crash.
+//! When a checkpoint is taken has no influence on any state, only on how much is repeated after a crash. Some heights must have one, because their state is
+//! given a manifest (see `sync`); which, is part of the replicated state and does not move with checkpoints made for other reasons.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use pages::PageStore;
-use state::{CheckpointDelta, ModuleHash};
+use pages::{PAGE_BYTES, PageStore};
+use state::{CheckpointDelta, ModuleHash, manifest::LEAF_BYTES};
 
 use crate::config::FatalError;
 use crate::executor::Executor;
@@ -95,7 +97,8 @@ impl Executor {
     pub fn checkpoint_due(&self) -> bool {
         let limits = &self.core.limits().pages;
         let since = &self.since_checkpoint;
-        since.rounds >= limits.checkpoint_interval_rounds
+        self.manifest_owed
+            || since.rounds >= limits.checkpoint_interval_rounds
             || since.delta_bytes >= limits.checkpoint_delta_bytes
             || since.instructions >= limits.checkpoint_instructions
             || self.core.pages.needs_checkpoint()
@@ -112,7 +115,14 @@ impl Executor {
     /// When the disk fails; the checkpoint before is intact then.
     pub fn checkpoint(&mut self) -> Result<(), FatalError> {
         if self.since_checkpoint.rounds == 0 {
-            return Ok(());
+            // The checkpoint was made and something failed between it and this.
+            return if self.manifest_owed { self.begin_manifest() } else { Ok(()) };
+        }
+        if !self.manifest_owed
+            && let Some(pending) = self.state.subnet.manifest.pending()
+        {
+            // The state it is of is the one in the store, and must stay it until every hash is kept.
+            self.manifests.wait(pending)?;
         }
         let pages = Arc::clone(&self.core.pages);
         let ticket = pages.begin_checkpoint()?;
@@ -128,6 +138,7 @@ impl Executor {
             .iter()
             .map(|(id, index, base_bytes)| (*id, index.clone().map(|index| (index, *base_bytes))))
             .collect();
+        let written = ticket.written.iter().map(|(id, pages)| (*id, leaves_of_pages(pages))).collect();
         let changed: Vec<_> = ticket.changed.iter().map(|(id, ..)| *id).collect();
         // A record is encoded when its turn comes, so that no two are held at once. Encoding into memory does not fail; if it did, the empty record would
         // keep the node from starting rather than let the canister vanish.
@@ -140,12 +151,16 @@ impl Executor {
             canisters: Box::new(canisters),
             history: Box::new(history.iter()),
             memories,
+            written,
         })?;
         self.state.history.finish_checkpoint(history);
         self.state.mark_saved();
         pages.finish_checkpoint(ticket);
         self.since_checkpoint = SinceCheckpoint::default();
         self.state.renew_layouts(changed, |memory| pages.layout(memory).ok());
+        if self.manifest_owed {
+            self.begin_manifest()?;
+        }
         self.sweep_blobs()?;
         self.relieve()?;
         self.folder.wake();
@@ -154,7 +169,8 @@ impl Executor {
 
     /// Deletes modules and chunks that no canister names any more.
     fn sweep_blobs(&mut self) -> Result<(), FatalError> {
-        if !self.core.take_blobs_changed() {
+        let snapshot_gone = self.snapshots.take_dropped();
+        if !self.core.take_blobs_changed() && !snapshot_gone {
             return Ok(());
         }
         let mut modules = BTreeSet::new();
@@ -165,7 +181,7 @@ impl Executor {
         }
         live.extend(modules.iter().map(|ModuleHash(hash)| *hash));
         self.core.retain_prepared(|module| modules.contains(module));
-        self.core.blobs.retain(|hash| live.contains(hash))?;
+        self.core.blobs.retain(|hash| live.contains(hash) || self.snapshots.has_blob(hash))?;
         Ok(())
     }
 
@@ -177,9 +193,24 @@ impl Executor {
             return Ok(());
         }
         self.relieved += 1;
+        self.relieve_snapshots();
         while self.core.pages.delta_bytes() >= full_above && !self.core.pages.fold(FOLD_STEP_BYTES)?.is_idle()
         {
         }
         Ok(())
     }
+}
+
+/// Leaves that have at least one of these pages, which are in order.
+fn leaves_of_pages(pages: &[Range<u64>]) -> Vec<Range<u32>> {
+    let leaf = |page: u64| u32::try_from(page * PAGE_BYTES / LEAF_BYTES as u64).unwrap_or(u32::MAX);
+    let mut leaves: Vec<Range<u32>> = Vec::new();
+    for range in pages.iter().filter(|range| !range.is_empty()) {
+        let (start, end) = (leaf(range.start), leaf(range.end - 1) + 1);
+        match leaves.last_mut() {
+            Some(last) if start <= last.end => last.end = last.end.max(end),
+            _ => leaves.push(start..end),
+        }
+    }
+    leaves
 }

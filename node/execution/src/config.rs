@@ -66,6 +66,8 @@ pub struct RoundResult {
     pub next_timer: Option<Time>,
     /// Some canister has a heartbeat: rounds are wanted even when nothing else happens.
     pub every_round: bool,
+    /// The state after it is given a manifest: a checkpoint must be made before the next batch.
+    pub manifest: bool,
 }
 
 /// The node cannot go on executing. The state on disk is as the last checkpoint left it, and a restart repeats what came after.
@@ -130,6 +132,24 @@ pub enum FatalError {
         found: u64,
         /// What was due.
         expected: u64,
+    },
+    /// A state that should have been given a manifest.
+    #[error(
+        "the state of height {height} must be checkpointed for its manifest before another batch is executed"
+    )]
+    ManifestOwed {
+        /// Its height.
+        height: u64,
+    },
+    /// A manifest cannot be computed.
+    #[error(
+        "the manifest of height {height} cannot be computed ({reason}); it is computed anew after a restart, or restore the data directory from a copy"
+    )]
+    Manifest {
+        /// Of the state.
+        height: u64,
+        /// Why.
+        reason: String,
     },
     /// A thread could not be started or is gone.
     #[error("execution threads: {0}")]

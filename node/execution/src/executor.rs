@@ -3,7 +3,7 @@
 //! ```text
 //! execute(batch) -> root        snapshot kept until its signature comes
 //! certify(height, signature)    published to readers and queries
-//! checkpoint()                  now and then, between rounds; see `checkpoint`
+//! checkpoint()                  now and then, and when a manifest is owed, between rounds; see `checkpoint` and `sync`
 //! ```
 //!
 //! Heights follow each other; after [`Executor::open`], [`Executor::height`] says behind which one the block log has to be repeated. The executor is used from
@@ -26,6 +26,7 @@ use crate::core::Core;
 use crate::pool::LanePool;
 use crate::query::QueryService;
 use crate::round;
+use crate::sync::{ManifestWorker, SnapshotSource};
 
 /// States kept for their certificate beyond the lag that agreement allows execution: nodes sign at different times, and their shares are under way for some.
 const UNCERTIFIED_BEYOND_LAG: usize = 4;
@@ -34,11 +35,13 @@ const UNCERTIFIED_BEYOND_LAG: usize = 4;
 pub struct Executor {
     // Interfaces.
     pub(crate) core: Arc<Core>,
-    pub(crate) store: StateStore,
+    pub(crate) store: Arc<StateStore>,
     reader: CertifiedReader,
     queries: QueryService,
     pool: LanePool,
     pub(crate) folder: Folder,
+    pub(crate) manifests: ManifestWorker,
+    pub(crate) snapshots: SnapshotSource,
 
     // State.
     pub(crate) state: ReplicatedState,
@@ -48,6 +51,8 @@ pub struct Executor {
     pub(crate) since_checkpoint: SinceCheckpoint,
     /// Checkpoints after which the delta log was nearly full.
     pub(crate) relieved: u64,
+    /// The state after the last batch waits for the checkpoint that its manifest is made of.
+    pub(crate) manifest_owed: bool,
 }
 
 impl Executor {
@@ -68,19 +73,27 @@ impl Executor {
         let state = load(&core, &store)?;
         let reader = CertifiedReader::new();
         let folder = Folder::start(pages)?;
-        Ok(Self {
+        let store = Arc::new(store);
+        let snapshots = SnapshotSource::default();
+        let manifests = ManifestWorker::start(Arc::clone(&store), snapshots.clone())?;
+        let mut executor = Self {
             queries: QueryService::new(Arc::clone(&core), reader.clone()),
             core,
             store,
             reader,
             pool: LanePool::new(threads)?,
             folder,
+            manifests,
+            snapshots,
             state,
             subnet_tree,
             uncertified: VecDeque::new(),
             since_checkpoint: SinceCheckpoint::default(),
             relieved: 0,
-        })
+            manifest_owed: false,
+        };
+        executor.resume_manifest()?;
+        Ok(executor)
     }
 
     /// Height of the state.
@@ -114,6 +127,9 @@ impl Executor {
                 previous: self.time().0,
             });
         }
+        if self.manifest_owed {
+            return Err(FatalError::ManifestOwed { height: self.height().0 });
+        }
         // A state that others sign too late, or that is executed again, is covered by the certificate of a later one.
         let kept = usize::try_from(self.core.limits().consensus.execution_lag_blocks).unwrap_or(usize::MAX);
         while self.uncertified.len() > kept.saturating_add(UNCERTIFIED_BEYOND_LAG) {
@@ -127,6 +143,7 @@ impl Executor {
             recorded.iter().cloned().collect(),
         )?;
         self.since_checkpoint.add(&work);
+        self.advance_manifest(&work)?;
         let root = self.snapshot();
         Ok(RoundResult {
             root,
@@ -140,6 +157,7 @@ impl Executor {
                 .flatten()
                 .min(),
             every_round: !self.state.heartbeats().is_empty(),
+            manifest: self.manifest_owed,
         })
     }
 
@@ -152,9 +170,9 @@ impl Executor {
             update_transactions_total: self.state.subnet.update_transactions,
         };
         let (height, time) = (self.height(), self.time());
+        let (manifest, tree) = (self.state.subnet.manifest.certified(), Arc::clone(&self.subnet_tree));
         let (canisters, history) = self.state.parts_mut();
-        let snapshot =
-            Uncertified::new(height, time, Arc::clone(&self.subnet_tree), metrics, canisters, history);
+        let snapshot = Uncertified::new(height, time, tree, metrics, canisters, history, manifest);
         let root = snapshot.root();
         self.state.subnet.root = root;
         self.uncertified.push_back(snapshot);
@@ -180,6 +198,9 @@ impl Executor {
         match self.uncertified.pop_front() {
             Some(state) if state.height() == height => {
                 let state = Arc::new(state.certify(signature));
+                if let Some((height, root)) = state.manifest() {
+                    self.snapshots.certified(height, root);
+                }
                 self.reader.publish(Arc::clone(&state));
                 Ok(Some(state))
             }
@@ -221,6 +242,13 @@ impl Executor {
     /// The replicated state, to be looked at.
     pub fn state(&self) -> &ReplicatedState {
         &self.state
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        // Whoever still has the source finds nothing in it, and the files can be closed.
+        self.snapshots.close();
     }
 }
 

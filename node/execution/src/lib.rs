@@ -16,6 +16,7 @@
 //! | queries and the check before a call is taken in | `query` |
 //! | prices and the freezing threshold | `cycles` |
 //! | what is made durable, and when | `checkpoint` |
+//! | how a state is shown to other nodes, and put together from what they show | `sync` |
 //!
 //! Bounds: a round by instructions and delta (a message that was started is finished), queues by slots per pair of canisters, messages by two pools of bytes,
 //! callbacks per canister, unfinished users' calls, canisters and their metadata; all from `limits`, and every refusal names the one it met.
@@ -39,8 +40,13 @@ mod query_cache;
 mod reject;
 mod round;
 mod scheduler;
+mod sync;
 
 pub use config::{ExecutorConfig, FatalError, FaultKind, RoundResult};
 pub use cycles::CostSchedule;
 pub use executor::Executor;
 pub use query::{QueryReply, QueryRequest, QueryService};
+pub use sync::{
+    InstallError, Installed, LocalState, OfferError, Progress, Rejected, ServeError, SnapshotLease,
+    SnapshotSource, StateInstaller, complete_install,
+};

@@ -10,8 +10,8 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
 use candid::{Decode, Encode, Nat, Principal};
-use common::{Node, limits, user};
-use execution::QueryRequest;
+use common::{MakeSandbox, Node, limits, subnet_config, user};
+use execution::{QueryRequest, StateInstaller};
 use ic_management_canister_types::{CanisterInstallMode as Mode, UpgradeFlags, WasmMemoryPersistence};
 use sandbox::{Pool, Sandbox, SandboxConfig};
 use state::{CanisterId, Reject};
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         _ => {}
     }
     let filter = std::env::args().nth(1).filter(|argument| !argument.starts_with('-')).unwrap_or_default();
-    let stories: [(&str, fn()); 7] = [
+    let stories: [(&str, fn()); 8] = [
         ("a_counter_counts", a_counter_counts),
         ("motoko_survives_upgrades", motoko_survives_upgrades),
         ("workbenches_call_each_other", workbenches_call_each_other),
@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         ("queries_and_certified_data", queries_and_certified_data),
         ("a_killed_worker_costs_nothing_certified", a_killed_worker_costs_nothing_certified),
         ("threads_and_restarts_change_no_root", threads_and_restarts_change_no_root),
+        ("a_fetched_state_goes_on_as_its_source_does", a_fetched_state_goes_on_as_its_source_does),
     ];
     for (name, story) in stories.into_iter().filter(|(name, _)| name.contains(&filter)) {
         println!("story {name} ...");
@@ -47,13 +48,21 @@ fn wasm(name: &str) -> Vec<u8> {
 
 struct Real {
     node: Node,
-    pool: Arc<Mutex<Option<Arc<Pool>>>>,
+    pool: Slot,
 }
 
 fn real(threads: u64) -> Real {
     let mut limits = limits();
     limits.execution.threads = threads;
-    let slot: Arc<Mutex<Option<Arc<Pool>>>> = Arc::default();
+    let (make, pool) = pools(&limits);
+    Real { node: Node::with_sandbox(limits, Some(make)), pool }
+}
+
+/// The pool of workers that is open now.
+type Slot = Arc<Mutex<Option<Arc<Pool>>>>;
+
+fn pools(limits: &limits::Limits) -> (MakeSandbox, Slot) {
+    let slot: Slot = Arc::default();
     let (pool, given) = (Arc::clone(&slot), limits.clone());
     let make = move |dir: &Path| {
         // The pool before must be gone: it holds the lock on the artefacts.
@@ -74,7 +83,7 @@ fn real(threads: u64) -> Real {
         *pool.lock().unwrap() = Some(Arc::clone(&made));
         made as Arc<dyn Sandbox>
     };
-    Real { node: Node::with_sandbox(limits, Some(Arc::new(make))), pool: slot }
+    (Arc::new(make), slot)
 }
 
 impl Real {
@@ -300,4 +309,66 @@ fn threads_and_restarts_change_no_root() {
     };
     let once = live(1, false);
     assert_eq!(once, live(2, true));
+}
+
+fn a_fetched_state_goes_on_as_its_source_does() {
+    let mut limits = limits();
+    limits.pages.manifest_lag_rounds = 2;
+    let (make, pool) = pools(&limits);
+    let mut source = Real { node: Node::with_config(subnet_config(limits.clone()), Some(make)), pool };
+    let mib = 1u64 << 20;
+    let ids = [
+        source.deploy("workbench.wasm"),
+        source.deploy("workbench.wasm"),
+        source.deploy("motoko-counter64.wasm"),
+        source.deploy("counter-c.wasm"),
+    ];
+    for (number, id) in (1u8..).zip(&ids[..2]) {
+        source.node.update(*id, "heap_fill", Encode!(&(20 * mib), &number).unwrap()).unwrap();
+        source.node.update(*id, "inc", none()).unwrap();
+    }
+    let snapshots = source.node.executor.snapshots();
+    let from = source.node.executor.height();
+    let (height, root) = (0..60)
+        .find_map(|_| {
+            source.node.round();
+            snapshots.newest().filter(|(height, _)| *height > from)
+        })
+        .expect("a manifest within sixty rounds");
+    // Another process would be the other node; here it is another directory with other workers.
+    let dir = tempfile::tempdir().unwrap();
+    let mut installer =
+        StateInstaller::begin(dir.path(), height, root, Arc::new(limits.clone()), None).unwrap();
+    while !installer.is_complete() {
+        for chunk in installer.missing(16).unwrap() {
+            installer.offer(chunk, &snapshots.chunk(height, chunk).unwrap()).unwrap();
+        }
+    }
+    let bytes = installer.progress().bytes_total;
+    assert!(bytes > 40 * mib, "{bytes}");
+    installer.finish().unwrap();
+    // What happens then: calls between canisters, writes over what was fetched, an upgrade.
+    for number in 0..4u64 {
+        source.node.ingress(user(1), ids[0], ids[0], "call_inc", Encode!(&ids[1]).unwrap());
+        let arg = Encode!(&(number * 100_000), &50_000u64, &9u8).unwrap();
+        source.node.ingress(user(1), ids[1], ids[1], "heap_fill_at", arg);
+        source.node.round();
+    }
+    source.node.install_wasm(ids[3], Mode::Upgrade(None), wasm("counter-c.wasm"), none()).unwrap();
+    source.node.settle();
+    let (make, pool) = pools(&limits);
+    let mut other = Real { node: Node::at(dir.path().to_path_buf(), source.node.config.clone(), Some(make)), pool };
+    assert_eq!(other.node.executor.height(), height);
+    for (batch, faults, root) in source.node.log.clone() {
+        if batch.height > height {
+            assert!(faults.is_empty());
+            assert_eq!(other.node.execute(batch, &[]).root, root);
+        }
+    }
+    let arg = Encode!(&0u64, &(20 * mib)).unwrap();
+    for id in &ids[..2] {
+        let sums = [&source, &other].map(|real| real.query(*id, "heap_read_sum", arg.clone()).unwrap());
+        assert_eq!(sums[0], sums[1]);
+    }
+    drop(other);
 }

@@ -38,6 +38,8 @@ fn measure(dir: &std::path::Path, stride: u64, span: u64, with_layout: bool) -> 
         checkpoint_interval_rounds: 50,
         checkpoint_delta_bytes: 1 << 40,
         checkpoint_instructions: 1 << 40,
+        manifest_lag_rounds: 10,
+        manifest_lease_rounds: 100,
         runs_per_memory: 1 << 40,
         copy_threads: 1,
         metadata_cache_bytes: 1 << 20,

@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
+    ops::Range,
     path::PathBuf,
     sync::{
         Arc, PoisonError,
@@ -70,6 +71,8 @@ pub struct CheckpointTicket {
     /// Every memory whose index changed since the last checkpoint that was finished, with its index and the length of its base; `None` for a
     /// memory that was removed.
     pub changed: Vec<(MemoryId, Option<MemoryIndex>, u64)>,
+    /// Pages written since the last checkpoint that was finished, of every memory in `changed` that still exists: ordered, disjoint, not adjoining.
+    pub written: Vec<(MemoryId, Vec<Range<u64>>)>,
     generation: u64,
     files: Vec<SyncFile>,
     dir: Arc<Dir>,
@@ -114,6 +117,7 @@ impl PageStore {
         pending.changed.append(&mut newly_changed);
         pending.doomed.append(&mut pending.doomed_next);
         let mut changed = Vec::with_capacity(pending.changed.len());
+        let mut written = Vec::new();
         for &id in &pending.changed {
             let Some(memory) = memories.get(&id) else {
                 changed.push((id, None, pending.removed.get(&id).copied().unwrap_or_default()));
@@ -134,6 +138,10 @@ impl PageStore {
                     len_bytes,
                 });
             }
+            let pages = memory.written_pages();
+            if !pages.is_empty() {
+                written.push((id, pages));
+            }
             let dead = memory.take_releasable();
             pending.doomed.extend(doomed(&self.dir, id, dead));
             changed.push((id, Some(memory.index()), memory.base_bytes));
@@ -143,6 +151,7 @@ impl PageStore {
         self.crowded.store(false, Relaxed);
         Ok(CheckpointTicket {
             changed,
+            written,
             generation,
             files: pending.files.clone(),
             dir: self.dir.clone(),

@@ -45,6 +45,12 @@
 //! every further reservation and checkpoint ([`PagesError::SyncLost`]) and the node restarts from its last checkpoint. A failed sync of a base file
 //! costs nothing: the runs stay in the index and are copied again.
 //!
+//! # What was written since
+//!
+//! Every page that messages wrote since the last durable checkpoint lies in a segment that no durable index names, and the newest version finds it there. So
+//! a ticket can tell which pages those are ([`CheckpointTicket::written`]) without anybody having kept a list: what hashes memory for state sync hashes
+//! only those.
+//!
 //! # What bounds it
 //!
 //! - Disk: reservations are refused once the delta (live, dead, and waiting for deletion) reaches `delta_capacity_bytes`; it can pass that by what was
@@ -69,6 +75,7 @@ mod index;
 mod memory;
 mod read;
 mod recover;
+mod staging;
 mod store;
 mod types;
 
@@ -76,6 +83,7 @@ pub use checkpoint::CheckpointTicket;
 pub use error::{IndexFault, PagesError, RunFault};
 pub use fold::FoldProgress;
 pub use read::read_pages;
+pub use staging::{StagedMemory, is_in_use, retain_staged, sync_dir};
 pub use store::{PageStore, PagesStats};
 pub use types::*;
 

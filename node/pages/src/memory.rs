@@ -8,6 +8,7 @@
 use std::{
     collections::BTreeMap,
     fs::File,
+    ops::Range,
     sync::{
         Arc, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -458,6 +459,20 @@ impl Memory {
             accounts.releasable.fetch_add(bytes, Relaxed);
         }
         Some((open.segment, open.file, bytes))
+    }
+
+    /// Pages that the newest version finds in segments no durable index names: all that was written since the last checkpoint that was finished.
+    pub(crate) fn written_pages(&self) -> Vec<Range<u64>> {
+        let mut pages: Vec<Range<u64>> = Vec::new();
+        let fresh = |id: &SegmentId| self.segments.get(id).is_some_and(|segment| !segment.durable);
+        for run in self.index.runs().filter(|run| fresh(&run.segment)) {
+            let end = run.start_page + run.pages;
+            match pages.last_mut() {
+                Some(last) if last.end == run.start_page => last.end = end,
+                _ => pages.push(run.start_page..end),
+            }
+        }
+        pages
     }
 
     /// Forgets the segments that the index being checkpointed does not name, for deletion once it is durable. Returns their ids and lengths.

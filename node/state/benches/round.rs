@@ -128,6 +128,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 canisters: Box::new(std::iter::empty()),
                 history: Box::new(changes.iter()),
                 memories: vec![],
+                written: vec![],
             })?;
             checkpoint.push(start.elapsed());
             history.finish_checkpoint(changes);

@@ -16,6 +16,7 @@ use std::{
     collections::BTreeSet,
     fs::{self, File},
     io::{self, Read, Write},
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::{
         Mutex, PoisonError,
@@ -146,6 +147,28 @@ impl BlobStore {
             return Err(BlobError::Corrupt { path });
         }
         Ok(Some(blob))
+    }
+
+    /// Length of a blob; `None` if it is not kept.
+    pub fn bytes(&self, hash: &BlobHash) -> Result<Option<u64>, BlobError> {
+        let path = self.path(hash);
+        match fs::metadata(&path) {
+            Ok(found) if found.len() > self.blob_bytes_max => Err(BlobError::Corrupt { path }),
+            Ok(found) => Ok(Some(found.len())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(io_error(&path, error)),
+        }
+    }
+
+    /// Fills `buffer` with what a blob has from `offset` on. Does not verify it: that takes the whole.
+    pub fn read(&self, hash: &BlobHash, offset: u64, buffer: &mut [u8]) -> Result<(), BlobError> {
+        let path = self.path(hash);
+        File::open(&path).and_then(|file| file.read_exact_at(buffer, offset)).map_err(|error| {
+            match error.kind() {
+                io::ErrorKind::UnexpectedEof => BlobError::Corrupt { path: path.clone() },
+                _ => io_error(&path, error),
+            }
+        })
     }
 
     /// Whether a blob of this name is kept; does not verify it.

@@ -3,6 +3,7 @@
 //! - [`tree`]: the certified tree, its hashes and witnesses.
 //! - [`history`]: the status of every call the subnet knows.
 //! - [`certified`]: the state a client can have proved, at one height.
+//! - [`manifest`]: what a state consists of, as hashes of pieces that other nodes can fetch.
 //! - [`store`] and [`blobs`]: checkpoints and canister modules on disk.
 //!
 //! Deterministic throughout: no clock, no randomness, no iteration over unordered maps. It must never know of networks,
@@ -13,6 +14,7 @@ mod calls;
 mod canister;
 pub mod certified;
 pub mod history;
+pub mod manifest;
 mod module;
 mod queues;
 mod replicated;
@@ -21,11 +23,12 @@ pub mod tree;
 mod types;
 
 pub use annals::*;
-pub use blobs::{BlobError, BlobStore};
+pub use blobs::{BlobError, BlobHash, BlobStore};
 pub use calls::*;
 pub use canister::*;
 pub use certified::{CanisterFacts, NodeInfo, SubnetInfo, SubnetMetrics, SubnetTree, SubnetType};
 pub use history::{HistoryChanges, HistoryEntry, HistoryError, HistoryLimits, IngressHistory, Status};
+pub use manifest::{ChunkId, ManifestClock, ManifestPace, ObjectId, RoundCost};
 pub use module::*;
 pub use queues::*;
 pub use replicated::*;

@@ -16,7 +16,7 @@ use pages::{MemoryId, MemoryLayout};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, Height, IngressHistory, LowMemoryHook,
+    CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, Height, IngressHistory, LowMemoryHook, ManifestClock,
     MESSAGE_OVERHEAD_BYTES, MerkleMap, Origin, Time,
 };
 
@@ -79,6 +79,8 @@ pub struct SubnetState {
     pub served_last: Option<CanisterId>,
     /// State root after the last batch.
     pub root: [u8; 32],
+    /// When manifests are made, and which is certified.
+    pub manifest: ManifestClock,
 }
 
 /// What the indexes know of one canister.

@@ -13,13 +13,17 @@
 //!
 //! It must never know what the records mean; height and key apart, they are bytes.
 
+mod build;
+mod leaves;
 mod parts;
+mod rows;
 #[cfg(test)]
 mod tests;
 
 use std::{
     fs::{self, File},
     io,
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
@@ -34,14 +38,18 @@ use crate::{CanisterId, Height, RequestId};
 
 use parts::{Records, Table, Tally};
 
+pub use build::StoreBuilder;
+pub use leaves::{KnownLeaf, ManifestWriter, MemoryRow, WriteFailed};
+pub use rows::{Row, RowAt, RowError, RowKind, RowReader, RowStream};
+
 /// Version of what is in the file. Raised with any change to the tables or to the encoding of a record in them.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 const FILE_NAME: &str = "state.redb";
 
 /// Only `format`, so that any version of the node can read it.
 const NUMBERS: TableDefinition<'static, &str, u64> = TableDefinition::new("numbers");
-/// The [`Header`] and the caller's metadata.
+/// The [`Header`], the caller's metadata, and the header of the newest manifest.
 const HEADS: Table = TableDefinition::new("heads");
 const CANISTERS: Table = TableDefinition::new("canisters");
 const HISTORY: Table = TableDefinition::new("history");
@@ -49,6 +57,8 @@ const MEMORIES: Table = TableDefinition::new("memories");
 
 const HEADER_KEY: &[u8] = b"header";
 const METADATA_KEY: &[u8] = b"metadata";
+/// The header of the newest manifest.
+const MANIFEST_KEY: &[u8] = b"manifest";
 
 /// What a checkpoint says of itself.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -137,6 +147,9 @@ pub enum StoreError {
         /// Refused.
         new: Height,
     },
+    /// Whoever was writing gave up; nothing was written.
+    #[error("a write to the metadata store was given up")]
+    GivenUp,
     /// A saved ingress history entry.
     #[error(transparent)]
     History(#[from] crate::history::HistoryError),
@@ -157,6 +170,8 @@ pub struct CheckpointDelta<'a> {
     pub history: Changes<'a, RequestId>,
     /// Memory indexes, each with the length of its base file.
     pub memories: Vec<(MemoryId, Option<(MemoryIndex, u64)>)>,
+    /// Leaves of memories ([`crate::manifest`]) that were written.
+    pub written: Vec<(MemoryId, Vec<Range<u32>>)>,
 }
 
 /// See the module. One per data directory; used from one thread at a time, which the lock inside sees to.
@@ -216,7 +231,7 @@ impl StateStore {
     /// Writes a checkpoint. When it returns, the checkpoint survives anything short of the disk's loss; when it fails, the
     /// one before is still whole, and the write may be tried again.
     pub fn write(&self, delta: CheckpointDelta<'_>) -> Result<(), StoreError> {
-        let CheckpointDelta { height, metadata, canisters, history, memories } = delta;
+        let CheckpointDelta { height, metadata, canisters, history, memories, written } = delta;
         self.with_database(|database| {
             let newest = Header::read(&database.begin_read()?)?;
             if let Some(newest) = newest.filter(|newest| newest.height >= height) {
@@ -242,8 +257,12 @@ impl StateStore {
             for (id, index) in &memories {
                 let record = index.as_ref().map(encode).transpose()?;
                 parts::put(&mut table, &mut header.memories, &id.0.to_be_bytes(), record.as_deref())?;
+                if record.is_none() {
+                    leaves::forget(&transaction, *id)?;
+                }
             }
             drop(table);
+            leaves::mark_written(&transaction, &written)?;
             let mut table = transaction.open_table(HEADS)?;
             let mut untallied = Tally::default();
             parts::put(&mut table, &mut untallied, METADATA_KEY, Some(&metadata))?;
@@ -251,6 +270,20 @@ impl StateStore {
             drop(table);
             transaction.commit()?;
             Ok(())
+        })
+    }
+
+    /// Runs `work` in a transaction of its own, durable when this returns.
+    fn transact<R>(
+        &self,
+        work: impl FnOnce(&redb::WriteTransaction) -> Result<R, Failure>,
+    ) -> Result<R, StoreError> {
+        self.with_database(|database| {
+            let mut transaction = database.begin_write()?;
+            transaction.set_quick_repair(true);
+            let result = work(&transaction)?;
+            transaction.commit()?;
+            Ok(result)
         })
     }
 
@@ -268,7 +301,7 @@ impl StateStore {
             }
         });
         match &result {
-            Ok(_) | Err(StoreError::Height { .. }) => {}
+            Ok(_) | Err(StoreError::Height { .. } | StoreError::GivenUp) => {}
             Err(StoreError::Corrupt { reason, .. }) => {
                 abandon(std::mem::replace(&mut *slot, Slot::Damaged(reason.clone())));
             }
@@ -317,6 +350,10 @@ impl StateStore {
                 for table in [HEADS, CANISTERS, HISTORY, MEMORIES] {
                     transaction.open_table(table)?;
                 }
+                transaction.open_table(leaves::LEAVES)?;
+                transaction.open_table(leaves::BLOB_LEAVES)?;
+                transaction.open_table(leaves::BODY)?;
+                transaction.open_table(leaves::STARTS)?;
                 transaction.commit()?;
             }
         }
@@ -449,6 +486,7 @@ enum Failure {
     Redb(redb::Error),
     Corrupt(String),
     Store(StoreError),
+    GivenUp,
 }
 
 impl<E: Into<redb::Error>> From<E> for Failure {
@@ -463,6 +501,7 @@ fn guard<R>(path: &Path, work: impl FnOnce() -> Result<R, Failure>) -> Result<R,
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(result)) => Ok(result),
         Ok(Err(Failure::Store(error))) => Err(error),
+        Ok(Err(Failure::GivenUp)) => Err(StoreError::GivenUp),
         Ok(Err(Failure::Corrupt(reason))) => Err(StoreError::Corrupt { path: path.to_path_buf(), reason }),
         Ok(Err(Failure::Redb(error))) => Err(redb_error(path, error)),
         Err(panic) => {

@@ -22,6 +22,7 @@ fn checkpoint(height: u64, bytes: usize) -> CheckpointDelta<'static> {
         canisters: Box::new(canisters),
         history: Box::new(std::iter::empty()),
         memories: vec![],
+        written: vec![],
     }
 }
 

@@ -102,6 +102,7 @@ fn writes_until_killed() {
                 canisters: Box::new(canisters.into_iter()),
                 history: Box::new(history.into_iter()),
                 memories,
+                written: vec![],
             })
             .unwrap();
         writeln!(out, "durable {height}").unwrap();

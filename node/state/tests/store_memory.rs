@@ -66,6 +66,7 @@ fn a_checkpoint_of_many_times_the_cache_fits_beside_it() {
                     canisters: Box::new(canisters(round)),
                     history: Box::new(entries(round)),
                     memories: vec![],
+                    written: vec![],
                 })
                 .unwrap();
         });

@@ -188,6 +188,13 @@ impl<C: Consensus> Driver<C> {
             if self.executor.checkpoint_due() || self.block_bytes >= self.checkpoint_block_bytes {
                 self.checkpoint(height)?;
             }
+            // The state of this height is given a manifest: nothing is executed on top of it before its checkpoint is durable.
+            while self.executor.manifest_owed() && !self.pool.closing() {
+                self.checkpoint(height)?;
+            }
+            if self.executor.manifest_owed() {
+                break;
+            }
         }
         let height = self.executor.height();
         self.executor.checkpoint().context("making the last checkpoint")?;

@@ -14,10 +14,10 @@ use sandbox::Sandbox;
 use serde::de::DeserializeOwned;
 use state::{
     Batch, BlobStore, CanisterId, CanisterState, Fault, Height, Ingress, Reject, RequestId, StateStore,
-    Status, SubnetInfo, Time, certified::SubnetType,
+    Status, SubnetInfo, Time, certified::{NodeInfo, SubnetType},
 };
 
-pub use script::{CallOp, Op, ScriptSandbox, Spec, encode};
+pub use script::{CallOp, Op, ScriptSandbox, Spec, encode, page_of};
 
 pub const SECOND: u64 = 1_000_000_000;
 const START: u64 = 1_700_000_000 * SECOND;
@@ -50,10 +50,22 @@ pub fn config(limits: Limits) -> ExecutorConfig {
     }
 }
 
+/// The same on every node of a subnet of four.
+pub fn subnet_config(limits: Limits) -> ExecutorConfig {
+    let mut config = config(limits);
+    config.subnet.nodes = (0..4)
+        .map(|number| NodeInfo {
+            node_id: Principal::self_authenticating([200 + number]),
+            public_key_der: vec![number; 44],
+        })
+        .collect();
+    config
+}
+
 /// A node and the log of its batches.
 pub struct Node {
     pub dir: PathBuf,
-    _temporary: Option<tempfile::TempDir>,
+    pub temporary: Option<tempfile::TempDir>,
     pub config: ExecutorConfig,
     /// What runs the canisters, unless something else was made.
     pub sandbox: Arc<ScriptSandbox>,
@@ -72,7 +84,7 @@ pub type MakeSandbox = Arc<dyn Fn(&Path) -> Arc<dyn Sandbox>>;
 
 fn open(dir: &Path, config: &ExecutorConfig, sandbox: Arc<dyn Sandbox>) -> (Arc<PageStore>, Executor) {
     let store = StateStore::open(&dir.join("state"), 1 << 20).unwrap();
-    let blobs = Arc::new(BlobStore::open(&dir.join("blobs"), 16 << 20).unwrap());
+    let blobs = Arc::new(BlobStore::open(&dir.join("state").join("blobs"), 16 << 20).unwrap());
     let index: Vec<_> = match store.load().unwrap() {
         Some(checkpoint) => checkpoint
             .memories()
@@ -96,15 +108,30 @@ impl Node {
     }
 
     pub fn with_sandbox(limits: Limits, make: Option<MakeSandbox>) -> Self {
+        Self::with_config(config(limits), make)
+    }
+
+    /// A node that is not alone in its subnet, so that its states have manifests.
+    pub fn of_subnet(limits: Limits) -> Self {
+        Self::with_config(subnet_config(limits), None)
+    }
+
+    pub fn with_config(config: ExecutorConfig, make: Option<MakeSandbox>) -> Self {
         let temporary = tempfile::tempdir().unwrap();
         let dir = temporary.path().to_path_buf();
-        let config = config(limits);
+        let mut node = Self::at(dir, config, make);
+        node.temporary = Some(temporary);
+        node
+    }
+
+    /// The node in a directory, whatever is there.
+    pub fn at(dir: PathBuf, config: ExecutorConfig, make: Option<MakeSandbox>) -> Self {
         let sandbox = Arc::new(ScriptSandbox::default());
         let used = make.as_ref().map_or_else(|| Arc::clone(&sandbox) as Arc<dyn Sandbox>, |make| make(&dir));
         let (pages, executor) = open(&dir, &config, used);
         Self {
             dir,
-            _temporary: Some(temporary),
+            temporary: None,
             config,
             sandbox,
             make,
@@ -295,7 +322,7 @@ impl Node {
     pub fn restart(self) -> Self {
         let Self {
             dir,
-            _temporary,
+            temporary,
             config,
             make,
             executor,
@@ -315,7 +342,7 @@ impl Node {
         let (pages, executor) = open(&dir, &config, used);
         let mut node = Self {
             dir,
-            _temporary,
+            temporary,
             config,
             sandbox,
             make,

@@ -54,6 +54,8 @@ pub enum Op {
     Spend(u64),
     /// Dirties so many stable pages.
     Dirty(u64),
+    /// Writes so many stable pages from this one on; the seed decides what, 0 writes zeros.
+    Write(u64, u64, u64),
     /// Grows stable memory by so many Wasm pages.
     Grow(u64),
     /// Sets the timer.
@@ -274,6 +276,8 @@ struct Running<'a> {
     timer: Option<Time>,
     stable_pages: u64,
     dirty: u64,
+    /// Pages written one by one, and with what.
+    written: BTreeMap<u64, u64>,
     log: Vec<serde_bytes::ByteBuf>,
     slots: BTreeMap<Principal, u64>,
 }
@@ -294,6 +298,7 @@ impl<'a> Running<'a> {
             timer: None,
             stable_pages: request.stable.wasm_pages,
             dirty: 0,
+            written: BTreeMap::new(),
             log: Vec::new(),
             slots: request.context.queue_slots_left.iter().copied().collect(),
         }
@@ -408,6 +413,17 @@ impl<'a> Running<'a> {
                         .trap(524, format!("dirtied more than {}", self.request.limits.stable_dirty_bytes)));
                 }
                 if self.dirty * PAGE_BYTES > self.stable_pages * 65536 {
+                    return Err(self.trap(502, "out of bounds"));
+                }
+            }
+            Op::Write(start, pages, seed) => {
+                for page in *start..start + pages {
+                    self.written.insert(page, *seed);
+                }
+                if self.written.len() as u64 * PAGE_BYTES > self.request.limits.stable_dirty_bytes {
+                    return Err(self.trap(524, "dirtied too much"));
+                }
+                if (start + pages) * PAGE_BYTES > self.stable_pages * 65536 {
                     return Err(self.trap(502, "out of bounds"));
                 }
             }
@@ -538,7 +554,39 @@ impl<'a> Running<'a> {
                 offset_page: target.offset_page,
             });
         }
+        if let Some(target) =
+            self.request.stable.append.as_ref().filter(|_| self.dirty == 0 && !self.written.is_empty())
+        {
+            for (offset, (page, seed)) in (target.offset_page..).zip(&self.written) {
+                target.file.write_all_at(&page_of(*page, *seed), offset * PAGE_BYTES).unwrap();
+                match changes.stable_runs.last_mut() {
+                    Some(run) if run.start_page + run.pages == *page => run.pages += 1,
+                    _ => changes.stable_runs.push(Run {
+                        start_page: *page,
+                        pages: 1,
+                        segment: target.segment,
+                        offset_page: offset,
+                    }),
+                }
+            }
+        }
         outcome.changes = Some(changes);
         outcome
     }
+}
+
+/// Content of a page that was written with a seed.
+pub fn page_of(page: u64, seed: u64) -> Vec<u8> {
+    if seed == 0 {
+        return vec![0; PAGE_BYTES as usize];
+    }
+    let mut word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ page.wrapping_mul(0xd1b5_4a32_d192_ed03) | 1;
+    let mut bytes = Vec::with_capacity(PAGE_BYTES as usize);
+    while bytes.len() < PAGE_BYTES as usize {
+        word ^= word << 13;
+        word ^= word >> 7;
+        word ^= word << 17;
+        bytes.extend_from_slice(&word.to_le_bytes());
+    }
+    bytes
 }

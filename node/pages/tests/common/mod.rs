@@ -25,6 +25,8 @@ pub fn limits() -> PagesLimits {
         checkpoint_interval_rounds: 50,
         checkpoint_delta_bytes: 32 * MIB,
         checkpoint_instructions: 1 << 40,
+        manifest_lag_rounds: 10,
+        manifest_lease_rounds: 100,
         runs_per_memory: 1000,
         copy_threads: 1,
         metadata_cache_bytes: MIB,

@@ -14,7 +14,12 @@
 //! /canister/<canister>/certified_data, controllers, module_hash, metadata/<name>, canister_creation_timestamp,
 //!     last_install_timestamp
 //! /request_status/<request>/status, reply, reject_code, reject_message, error_code
+//! /state_manifest/height, root
 //! ```
+//!
+//! `/state_manifest` is this node's own and not in the specification; it is there once a manifest ([`crate::manifest`]) is known: the height of a state before
+//! this one, as a LEB128 number, and its root. A node that lost too much to execute what it missed fetches that state piece by piece and believes nothing
+//! that does not lead up to a signed root.
 //!
 //! Everything else, `/api_boundary_nodes` among it, is provably absent. Who may read what is the gateway's to decide; this
 //! module only refuses to reveal the whole of `/canister` or `/request_status`, which no rule allows and whose size
@@ -54,6 +59,7 @@ pub struct Uncertified<C: CanisterFacts> {
     metrics_cbor: Vec<u8>,
     canisters: MerkleMap<Arc<C>>,
     history: HistoryMap,
+    manifest: Option<(Height, Digest)>,
 }
 
 /// A state with the subnet's signature on its root.
@@ -72,6 +78,7 @@ impl<C: CanisterFacts> Uncertified<C> {
         metrics: SubnetMetrics,
         canisters: &mut MerkleMap<Arc<C>>,
         history: &mut IngressHistory,
+        manifest: Option<(Height, Digest)>,
     ) -> Self {
         // Sealed before they are shared: the snapshot and the next round then have the same hashes in common.
         canisters.seal();
@@ -85,6 +92,7 @@ impl<C: CanisterFacts> Uncertified<C> {
             metrics_cbor: metrics.to_cbor(),
             canisters: canisters.clone(),
             history: history.snapshot(),
+            manifest,
         };
         state.root = state.subtree().digest();
         state
@@ -128,13 +136,18 @@ impl<C: CanisterFacts> Uncertified<C> {
 impl<C: CanisterFacts> Certified for Uncertified<C> {
     fn subtree(&self) -> Subtree<'_> {
         let label = |name: &'static str| Cow::Borrowed(name.as_bytes());
-        Subtree::node(vec![
+        let mut children = vec![
             (label("canister"), self.canisters.subtree()),
             (label("canister_ranges"), self.subnet.shards()),
             (label("request_status"), self.history.subtree()),
             (label("subnet"), self.subnet.subnet(&self.metrics_cbor)),
             (label("time"), Subtree::nat(self.time.0)),
-        ])
+        ];
+        if let Some((height, root)) = &self.manifest {
+            let parts = vec![(label("height"), Subtree::nat(height.0)), (label("root"), Subtree::leaf(root))];
+            children.push((label("state_manifest"), Subtree::node(parts)));
+        }
+        Subtree::node(children)
     }
 
     fn digest(&self) -> Digest {
@@ -214,6 +227,11 @@ impl<C: CanisterFacts> CertifiedStateOf<C> {
     /// The nodes' ids, in order.
     pub fn node_ids(&self) -> impl Iterator<Item = Principal> + '_ {
         self.subnet().nodes.iter().map(|node| node.node_id)
+    }
+
+    /// The newest manifest that the tree shows: a height before this one, and its root.
+    pub fn manifest(&self) -> Option<(Height, Digest)> {
+        self.state.manifest
     }
 
     /// The metrics in the tree.

@@ -131,6 +131,7 @@ fn certified(fixture: &mut Fixture) -> CertifiedStateOf<Canister> {
         SubnetMetrics { num_canisters: 50, consumed_cycles_total: (3 << 64) + 5, ..SubnetMetrics::default() },
         &mut fixture.canisters,
         &mut fixture.history,
+        None,
     );
     let signature = key().sign(&signed_message(&state.root())).serialize().to_vec();
     state.certify(signature)
@@ -338,6 +339,7 @@ fn readers_see_the_newest_height_and_keep_what_they_hold() {
         SubnetMetrics::default(),
         &mut fixture.canisters,
         &mut fixture.history,
+        None,
     );
     assert_ne!(second.root(), first.root());
     reader.publish(Arc::new(second.certify(vec![])));

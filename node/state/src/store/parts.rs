@@ -45,7 +45,7 @@ fn stored_checksum(part: &[u8]) -> u64 {
 pub(super) type Record = (Vec<u8>, Vec<u8>);
 
 /// Content of one part. With key and bookkeeping it fits one allocation of 64 KiB.
-const PART_BYTES: usize = 63 << 10;
+pub(super) const PART_BYTES: usize = 63 << 10;
 
 const HEADER_BYTES: usize = 5;
 
@@ -70,16 +70,7 @@ pub(super) fn put(
         let mut rest = record;
         loop {
             let (content, after) = rest.split_at(rest.len().min(PART_BYTES));
-            let mut part = Vec::with_capacity(HEADER_BYTES + content.len());
-            part.extend_from_slice(&[0; 4]);
-            part.push(u8::from(after.is_empty()));
-            part.extend_from_slice(content);
-            let sum = checksum(key, number, &part[4..]);
-            part[..4].copy_from_slice(&sum.to_le_bytes());
-            if let Some(before) = table.insert((key, number), part.as_slice())? {
-                tally.subtract(before.value());
-            }
-            tally.add(&part);
+            put_part(table, tally, key, number, after.is_empty(), content)?;
             number += 1;
             rest = after;
             if rest.is_empty() {
@@ -93,6 +84,39 @@ pub(super) fn put(
         number += 1;
     }
     Ok(())
+}
+
+/// Writes one part.
+pub(super) fn put_part(
+    table: &mut redb::Table<'_, Key, &'static [u8]>,
+    tally: &mut Tally,
+    key: &[u8],
+    number: u32,
+    last: bool,
+    content: &[u8],
+) -> Result<(), Failure> {
+    let mut part = Vec::with_capacity(HEADER_BYTES + content.len());
+    part.extend_from_slice(&[0; 4]);
+    part.push(u8::from(last));
+    part.extend_from_slice(content);
+    let sum = checksum(key, number, &part[4..]);
+    part[..4].copy_from_slice(&sum.to_le_bytes());
+    if let Some(before) = table.insert((key, number), part.as_slice())? {
+        tally.subtract(before.value());
+    }
+    tally.add(&part);
+    Ok(())
+}
+
+/// Verifies one part: whether it is its record's last, and its content.
+pub(super) fn open_part<'v>(key: &[u8], number: u32, value: &'v [u8]) -> Result<(bool, &'v [u8]), Failure> {
+    let Some((sum, [last, content @ ..])) = value.split_first_chunk::<4>() else {
+        return Err(Failure::Corrupt(format!("part {number} of the record {} is cut off", hex(key))));
+    };
+    if u32::from_le_bytes(*sum) != checksum(key, number, &value[4..]) {
+        return Err(Failure::Corrupt(format!("part {number} of the record {} fails its checksum", hex(key))));
+    }
+    Ok((*last == 1, content))
 }
 
 /// The records of a table in the order of their keys, one in memory at a time.
@@ -138,19 +162,11 @@ impl Records {
                     hex(key)
                 )));
             }
-            let Some((sum, [last, content @ ..])) = value.split_first_chunk::<4>() else {
-                return Err(Failure::Corrupt(format!("part {number} of the record {} is cut off", hex(key))));
-            };
-            if u32::from_le_bytes(*sum) != checksum(key, number, &value[4..]) {
-                return Err(Failure::Corrupt(format!(
-                    "part {number} of the record {} fails its checksum",
-                    hex(key)
-                )));
-            }
+            let (last, content) = open_part(key, number, value)?;
             self.found.add(value);
             let (_, record) = found.get_or_insert_with(|| (key.to_vec(), Vec::new()));
             record.extend_from_slice(content);
-            if *last == 1 {
+            if last {
                 return Ok(found);
             }
             expected += 1;

@@ -5,6 +5,7 @@ use pages::{Run, SegmentId};
 use proptest::prelude::*;
 
 use super::*;
+use crate::manifest::PieceSink;
 use crate::RequestId;
 
 const CACHE: u64 = 1 << 20;
@@ -61,6 +62,7 @@ impl Step {
             canisters: Box::new(self.canisters.iter().cloned()),
             history: Box::new(self.history.iter().cloned()),
             memories: self.memories.clone(),
+            written: vec![],
         }
     }
 
@@ -208,6 +210,7 @@ fn empty(height: u64) -> CheckpointDelta<'static> {
         canisters: Box::new(std::iter::empty()),
         history: Box::new(std::iter::empty()),
         memories: vec![],
+        written: vec![],
     }
 }
 
@@ -290,4 +293,195 @@ fn errors_of_the_disk_have_their_own_names() {
         StoreError::Unwritable { .. }
     ));
     assert!(io_error(path, io::ErrorKind::StorageFull.into()).to_string().contains("/data/state.redb"));
+}
+
+/// A checkpoint with records of every size, and some leaves.
+fn with_records() -> CheckpointDelta<'static> {
+    let part = 63usize << 10;
+    let canisters = (0u8..5).map(move |number| {
+        (Principal::from_slice(&[number, 1, 1]), Some(vec![number; usize::from(number) * part]))
+    });
+    let history = (0u8..40).map(|number| (RequestId([number; 32]), Some(vec![number; 9_000])));
+    CheckpointDelta {
+        metadata: vec![9; part + 1],
+        canisters: Box::new(canisters),
+        history: Box::new(history),
+        memories: (1..4).map(|id| (MemoryId(id), Some((MemoryIndex::default(), 1 << 20)))).collect(),
+        written: vec![(MemoryId(1), vec![0..2, 7..8]), (MemoryId(3), vec![1..2])],
+        ..empty(1)
+    }
+}
+
+fn leaves_of(checkpoint: &LoadedCheckpoint) -> (Vec<(RowAt, Vec<u8>)>, Vec<u8>) {
+    let mut stream = checkpoint.row_stream(None);
+    let (mut leaves, mut leaf) = (vec![], vec![]);
+    while let Some(at) = stream.leaf(&mut leaf, 100_000).unwrap() {
+        leaves.push((at, leaf.clone()));
+    }
+    let all = leaves.iter().flat_map(|(_, leaf)| leaf.clone()).collect();
+    (leaves, all)
+}
+
+#[test]
+fn the_stream_of_records_can_be_taken_up_at_any_leaf_and_laid_down_elsewhere() {
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let store = StateStore::open(dirs[0].path(), CACHE).unwrap();
+    store.write(with_records()).unwrap();
+    let checkpoint = store.load().unwrap().unwrap();
+    let (leaves, stream) = leaves_of(&checkpoint);
+    assert!(leaves.len() > 5 && leaves[..leaves.len() - 1].iter().all(|(_, leaf)| leaf.len() == 100_000));
+    for (at, expected) in &leaves {
+        let mut leaf = vec![];
+        assert_eq!(checkpoint.row_stream(Some(at)).leaf(&mut leaf, 100_000).unwrap().as_ref(), Some(at));
+        assert_eq!(&leaf, expected);
+    }
+    let mut builder = StoreBuilder::create(dirs[1].path(), CACHE).unwrap();
+    let mut rows = RowReader::new(stream.as_slice(), stream.len() as u64);
+    let mut again = vec![];
+    while let Some(row) = rows.next_row().unwrap() {
+        row.append_to(&mut again);
+        builder.row(&row).unwrap();
+    }
+    assert_eq!(again, stream);
+    for id in 1..4 {
+        builder.memory(MemoryId(id), 1 << 20).unwrap();
+    }
+    builder.leaves(MemoryId(2), &[(0, [1; 32]), (3, [2; 32])]).unwrap();
+    let header = crate::manifest::Header { height: Height(1), body_bytes: 0, pieces: vec![] };
+    builder.finish(Height(1), &header).unwrap();
+    let other = StateStore::open(dirs[1].path(), CACHE).unwrap();
+    let laid_down = other.load().unwrap().unwrap();
+    assert_eq!(read(&laid_down).unwrap(), read(&checkpoint).unwrap());
+    assert_eq!(leaves_of(&laid_down), leaves_of(&checkpoint));
+    assert_eq!(laid_down.manifest_header().unwrap(), Some(header.to_bytes()));
+    assert_eq!(laid_down.leaf(MemoryId(2), 3).unwrap(), KnownLeaf::Hash([2; 32]));
+    // And it is a store like any other.
+    other.write(empty(2)).unwrap();
+}
+
+#[test]
+fn a_stream_that_was_changed_anywhere_is_another_or_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = StateStore::open(dir.path(), CACHE).unwrap();
+    store.write(with_records()).unwrap();
+    let (_, stream) = leaves_of(&store.load().unwrap().unwrap());
+    let parse = |bytes: &[u8]| {
+        let mut rows = RowReader::new(bytes, bytes.len() as u64);
+        let mut again = vec![];
+        while let Some(row) = rows.next_row()? {
+            row.append_to(&mut again);
+        }
+        Ok::<_, RowError>(again)
+    };
+    assert_eq!(parse(&stream).unwrap(), stream);
+    for at in (0..stream.len()).step_by(997).chain(0..60) {
+        let mut other = stream.clone();
+        other[at] ^= 0x11;
+        if let Ok(again) = parse(&other) {
+            assert_eq!(again, other);
+        }
+    }
+    // Cut within a row, and between rows of a record.
+    for cut in [0, 1, 30, 64_000, stream.len() - 1] {
+        assert!(matches!(parse(&stream[..cut]), Err(RowError::CutOff)), "{cut}");
+    }
+}
+
+#[test]
+fn a_builder_that_was_not_finished_left_no_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let row = Row { kind: RowKind::Canister, key: vec![1], number: 0, last: true, content: vec![1; 100] };
+    let mut builder = StoreBuilder::create(dir.path(), CACHE).unwrap();
+    for number in 0..70_000u32 {
+        builder.row(&Row { key: number.to_be_bytes().to_vec(), ..row.clone() }).unwrap();
+    }
+    drop(builder);
+    let store = StateStore::open(dir.path(), CACHE).unwrap();
+    assert!(matches!(store.load(), Err(StoreError::Corrupt { .. })));
+    drop(store);
+    StoreBuilder::create(dir.path(), CACHE).unwrap();
+    let store = StateStore::open(dir.path(), CACHE).unwrap();
+    assert!(store.load().unwrap().is_none());
+}
+
+fn written(checkpoint: &LoadedCheckpoint) -> Vec<(u64, u32)> {
+    checkpoint.written_leaves().unwrap().map(|leaf| leaf.map(|(id, leaf)| (id.0, leaf)).unwrap()).collect()
+}
+
+#[test]
+fn leaves_are_marked_by_checkpoints_and_kept_until_written_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = StateStore::open(dir.path(), CACHE).unwrap();
+    store.write(with_records()).unwrap();
+    let before = store.load().unwrap().unwrap();
+    assert_eq!(written(&before), [(1, 0), (1, 1), (1, 7), (3, 1)]);
+    let [a, b] = [[1; 32], [2; 32]];
+    store.put_leaves(&[(MemoryId(1), 0, Some(a)), (MemoryId(1), 1, None), (MemoryId(3), 1, Some(b))]).unwrap();
+    assert_eq!(written(&before).len(), 4, "what is being read stays as it is");
+    drop(store);
+    let store = StateStore::open(dir.path(), CACHE).unwrap();
+    let after = store.load().unwrap().unwrap();
+    assert_eq!(written(&after), [(1, 7)]);
+    assert_eq!(after.leaf(MemoryId(1), 0).unwrap(), KnownLeaf::Hash(a));
+    assert_eq!(after.leaf(MemoryId(1), 1).unwrap(), KnownLeaf::Zero);
+    assert_eq!(after.leaf(MemoryId(1), 7).unwrap(), KnownLeaf::Written);
+    assert!(after.memory_leaves(MemoryId(1), |_| Ok(())).is_err(), "a leaf without a hash is none");
+    let mut rows = vec![];
+    after
+        .memory_leaves(MemoryId(3), |row| {
+            rows.push(row);
+            Ok(())
+        })
+        .unwrap()
+        .unwrap();
+    assert_eq!(rows, [MemoryRow::Count(1), MemoryRow::Leaf(1, b)]);
+    // Written again, and a memory that goes.
+    store
+        .write(CheckpointDelta {
+            memories: vec![(MemoryId(3), None)],
+            written: vec![(MemoryId(1), vec![0..1])],
+            ..empty(2)
+        })
+        .unwrap();
+    let after = store.load().unwrap().unwrap();
+    assert_eq!(written(&after), [(1, 0), (1, 7)]);
+    assert_eq!(after.leaf(MemoryId(3), 1).unwrap(), KnownLeaf::Zero);
+}
+
+#[test]
+fn a_manifest_that_is_given_up_leaves_the_one_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = StateStore::open(dir.path(), CACHE).unwrap();
+    store.write(with_records()).unwrap();
+    let header = |height| crate::manifest::Header { height: Height(height), body_bytes: 3, pieces: vec![[5; 32]] };
+    let at = RowAt { kind: RowKind::History, key: vec![4; 32], number: 0, skip: 17 };
+    let kept = store
+        .put_manifest(|writer| {
+            writer.piece(0, &[1, 2, 3])?;
+            writer.start(0, &at)?;
+            writer.blob_leaf(&[8; 32], 0, &[6; 32])?;
+            Ok::<_, WriteFailed>(header(1))
+        })
+        .unwrap()
+        .unwrap();
+    let given_up = store.put_manifest(|writer| {
+        writer.piece(0, &[7; 40_000]).unwrap();
+        writer.retain_blobs(|_| false).unwrap();
+        Err::<crate::manifest::Header, _>("stop")
+    });
+    assert_eq!(given_up.unwrap(), Err("stop"));
+    let checkpoint = store.load().unwrap().unwrap();
+    assert_eq!(checkpoint.manifest_header().unwrap(), Some(kept.to_bytes()));
+    assert_eq!(checkpoint.manifest_piece(0).unwrap(), [1, 2, 3]);
+    assert_eq!(checkpoint.manifest_start(0).unwrap(), Some(at));
+    assert_eq!(checkpoint.manifest_start(1).unwrap(), None);
+    assert_eq!(checkpoint.blob_leaves(&[8; 32]).unwrap(), [[6; 32]]);
+    let longer = store.put_manifest(|writer| {
+        writer.piece(0, &[7; 40_000])?;
+        Ok::<_, WriteFailed>(header(2))
+    });
+    longer.unwrap().unwrap();
+    let checkpoint = store.load().unwrap().unwrap();
+    assert_eq!(checkpoint.manifest_piece(0).unwrap(), [7; 40_000]);
+    assert_eq!(checkpoint.manifest_start(0).unwrap(), None);
 }

@@ -1,0 +1,214 @@
+//! The files of an installation under way. See the module above for their names. Nothing here knows what is missing.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, BufReader};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use pages::{MemoryId, StagedMemory, retain_staged, sync_dir};
+use state::BlobStore;
+use state::manifest::{Header, ObjectId, PIECE_BYTES, piece_hash};
+use state::store::RowReader;
+
+use super::InstallError;
+use super::plan::Plan;
+use super::swap::{COMPLETE, OLD, STAGING};
+
+/// Longest header that is read: that of a body of as many pieces as there may be.
+const HEADER_BYTES_MAX: u64 = 1 << 20;
+
+/// The records or a blob, under way.
+pub(super) struct StagedStream {
+    file: File,
+    path: PathBuf,
+}
+
+impl StagedStream {
+    pub(super) fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<(), InstallError> {
+        self.file
+            .read_exact_at(buffer, offset)
+            .map_err(|error| InstallError::io("read", &self.path, error))
+    }
+
+    pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), InstallError> {
+        self.file
+            .write_all_at(bytes, offset)
+            .map_err(|error| InstallError::io("write", &self.path, error))
+    }
+}
+
+/// See the module. Locked against another installation while it lives.
+pub(super) struct Staging {
+    dir: PathBuf,
+    blobs: BlobStore,
+    _lock: File,
+}
+
+impl Staging {
+    /// Opens the staging directory, creating it if need be.
+    pub(super) fn open(data_dir: &Path) -> Result<Self, InstallError> {
+        let dir = data_dir.join(STAGING);
+        if dir.join(COMPLETE).exists() {
+            // An installation before this one was not ended: its state counts already.
+            super::complete_install(data_dir)?;
+        }
+        for dir in [dir.clone(), dir.join("pages"), dir.join("state").join("blobs")] {
+            fs::create_dir_all(&dir).map_err(|error| InstallError::io("create", &dir, error))?;
+        }
+        for name in OLD {
+            remove_dir(&dir.join(name))?;
+        }
+        let lock = File::open(&dir).map_err(|error| InstallError::io("open", &dir, error))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(InstallError::InUse { path: dir }),
+            Err(TryLockError::Error(error)) => return Err(InstallError::io("lock", &dir, error)),
+        }
+        let blobs = BlobStore::open(&dir.join("state").join("blobs"), u64::MAX)?;
+        Ok(Self { dir, blobs, _lock: lock })
+    }
+
+    pub(super) fn state_dir(&self) -> PathBuf {
+        self.dir.join("state")
+    }
+
+    fn pages_dir(&self) -> PathBuf {
+        self.dir.join("pages")
+    }
+
+    /// The header that is there, right or not.
+    pub(super) fn header(&self) -> Result<Option<Vec<u8>>, InstallError> {
+        let path = self.dir.join("header");
+        match fs::metadata(&path) {
+            Ok(found) if found.len() > HEADER_BYTES_MAX => Ok(None),
+            Ok(_) => fs::read(&path).map(Some).map_err(|error| InstallError::io("read", &path, error)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(InstallError::io("read", &path, error)),
+        }
+    }
+
+    /// Keeps a header, and makes room for its body.
+    pub(super) fn put_header(&self, bytes: &[u8], body_bytes: u64) -> Result<(), InstallError> {
+        let path = self.dir.join("header");
+        fs::write(&path, bytes).map_err(|error| InstallError::io("write", &path, error))?;
+        let (body, path) = self.body()?;
+        body.set_len(body_bytes).map_err(|error| InstallError::io("extend", &path, error))
+    }
+
+    /// The body's file.
+    pub(super) fn body(&self) -> Result<(File, PathBuf), InstallError> {
+        let path = self.dir.join("body");
+        let file = open_or_create(&path)?;
+        Ok((file, path))
+    }
+
+    pub(super) fn put_piece(&self, index: u32, bytes: &[u8]) -> Result<(), InstallError> {
+        let (file, path) = self.body()?;
+        file.write_all_at(bytes, u64::from(index) * PIECE_BYTES as u64)
+            .map_err(|error| InstallError::io("write", &path, error))
+    }
+
+    /// A piece of the body as it is in the file.
+    pub(super) fn piece(&self, header: &Header, index: u32) -> Result<Vec<u8>, InstallError> {
+        let (file, path) = self.body()?;
+        let mut piece = vec![0; header.piece_bytes(index).unwrap_or(0)];
+        file.read_exact_at(&mut piece, u64::from(index) * PIECE_BYTES as u64)
+            .map_err(|error| InstallError::io("read", &path, error))?;
+        Ok(piece)
+    }
+
+    /// Which pieces of the body are there.
+    pub(super) fn pieces_there(&self, header: &Header) -> Result<Vec<bool>, InstallError> {
+        let there = (0u32..).zip(&header.pieces);
+        there.map(|(index, hash)| Ok(piece_hash(&self.piece(header, index)?) == *hash)).collect()
+    }
+
+    /// A memory's file, and whether it was there.
+    pub(super) fn memory(&self, id: MemoryId, length: u64) -> Result<(StagedMemory, bool), InstallError> {
+        Ok(StagedMemory::open(&self.pages_dir(), id, length)?)
+    }
+
+    /// The file of the records or of a blob, and whether it was there.
+    pub(super) fn stream(&self, id: ObjectId, length: u64) -> Result<(StagedStream, bool), InstallError> {
+        let path = match &id {
+            ObjectId::Blob(hash) => self.blobs.path(hash),
+            _ => self.dir.join("records"),
+        };
+        let file = open_or_create(&path)?;
+        let found = file.metadata().map_err(|error| InstallError::io("inspect", &path, error))?.len();
+        if found != length {
+            file.set_len(length).map_err(|error| InstallError::io("extend", &path, error))?;
+        }
+        Ok((StagedStream { file, path }, found > 0))
+    }
+
+    /// Removes what the plan does not name: files of an installation of another height.
+    pub(super) fn retain(&self, plan: &Plan) -> Result<(), InstallError> {
+        retain_staged(&self.pages_dir(), |id| plan.has(ObjectId::Memory(id)))?;
+        self.blobs.retain(|hash| plan.has(ObjectId::Blob(*hash)))?;
+        Ok(())
+    }
+
+    /// The rows of the records.
+    pub(super) fn records(&self, plan: &Plan) -> Result<RowReader<BufReader<File>>, InstallError> {
+        let length = plan.object(0).map_or(0, |planned| planned.length);
+        let (stream, _) = self.stream(ObjectId::Records, length)?;
+        Ok(RowReader::new(BufReader::with_capacity(PIECE_BYTES, stream.file), length))
+    }
+
+    /// Makes every file that will count durable, and their names.
+    pub(super) fn sync(&self, plan: &Plan) -> Result<(), InstallError> {
+        // All are written at once before the first is waited for.
+        for planned in plan.objects() {
+            if let ObjectId::Memory(id) = planned.id {
+                self.memory(id, planned.length)?.0.start_writeback();
+            }
+        }
+        for planned in plan.objects() {
+            match planned.id {
+                ObjectId::Records => {}
+                ObjectId::Memory(id) => self.memory(id, planned.length)?.0.sync()?,
+                ObjectId::Blob(_) => {
+                    let (stream, _) = self.stream(planned.id, planned.length)?;
+                    stream
+                        .file
+                        .sync_all()
+                        .map_err(|error| InstallError::io("sync", &stream.path, error))?;
+                }
+            }
+        }
+        for dir in [self.pages_dir(), self.state_dir().join("blobs"), self.state_dir(), self.dir.clone()] {
+            sync_dir(&dir)?;
+        }
+        Ok(())
+    }
+
+    /// Says, durably, that the new state counts.
+    pub(super) fn complete(&self) -> Result<(), InstallError> {
+        let path = self.dir.join(COMPLETE);
+        File::create(&path)
+            .and_then(|file| file.sync_all())
+            .map_err(|error| InstallError::io("create", &path, error))?;
+        Ok(sync_dir(&self.dir)?)
+    }
+}
+
+fn open_or_create(path: &Path) -> Result<File, InstallError> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .map_err(|error| InstallError::io("open", path, error))
+}
+
+/// Removes a directory and what is in it; one that is not there counts as removed.
+pub(super) fn remove_dir(path: &Path) -> Result<(), InstallError> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(InstallError::io("remove", path, error))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,63 @@
+//! Moving a complete state into the place of the old one, by steps any of which may be the last before a crash.
+//!
+//! For each of `pages` and `state`: as long as `sync/<name>` is there it has not been moved in. Then whatever is at `<name>` is the old one, or nothing, because
+//! it was moved aside before the crash. So the same two renames, taken up anywhere, come to the same end.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use pages::sync_dir;
+
+use super::InstallError;
+use super::staging::remove_dir;
+
+/// Directory of an installation within the data directory.
+pub(super) const STAGING: &str = "sync";
+/// The file that says that the new state counts.
+pub(super) const COMPLETE: &str = "complete";
+/// What is moved in, and the names under which what was there is moved aside.
+const MOVED: [&str; 2] = ["pages", "state"];
+pub(super) const OLD: [&str; 2] = ["old-pages", "old-state"];
+
+/// Ends an installation that a crash interrupted after its state was complete. Every start of a node calls this before it opens its stores; without such an
+/// installation it does nothing, and what one that is not complete has fetched stays. True if a new state was put in place.
+///
+/// # Errors
+/// When the disk fails; the next call goes on.
+pub fn complete_install(data_dir: &Path) -> Result<bool, InstallError> {
+    let staging = data_dir.join(STAGING);
+    let complete = staging.join(COMPLETE);
+    if !complete.exists() {
+        return Ok(false);
+    }
+    for (name, old) in MOVED.into_iter().zip(OLD) {
+        let (new, place, aside) = (staging.join(name), data_dir.join(name), staging.join(old));
+        if !new.exists() {
+            continue;
+        }
+        if place.exists() {
+            remove_dir(&aside)?;
+            rename(&place, &aside)?;
+            sync_dir(&staging)?;
+            sync_dir(data_dir)?;
+        }
+        rename(&new, &place)?;
+        sync_dir(data_dir)?;
+        sync_dir(&staging)?;
+    }
+    // First what says that there is something to do, so that nothing is done twice.
+    match fs::remove_file(&complete) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(InstallError::io("remove", &complete, error));
+        }
+        _ => sync_dir(&staging)?,
+    }
+    remove_dir(&staging)?;
+    sync_dir(data_dir)?;
+    Ok(true)
+}
+
+fn rename(from: &Path, to: &Path) -> Result<(), InstallError> {
+    fs::rename(from, to).map_err(|error| InstallError::io("move", from, error))
+}

@@ -1,0 +1,205 @@
+//! Which snapshots are kept, and reading them from other threads. Replaced as newer manifests are certified; see the module above for what ends one early.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use state::manifest::LeafHash;
+use state::{BlobHash, ChunkId, Height};
+
+use super::snapshot::{ServeError, Snapshot};
+
+/// Peers that may hold a lease at once.
+const LEASES_MAX: usize = 64;
+
+/// See the module. Cheap to clone; usable from any thread.
+#[derive(Clone, Default)]
+pub struct SnapshotSource {
+    shelf: Arc<Mutex<Shelf>>,
+}
+
+#[derive(Default)]
+struct Shelf {
+    /// Its root is known and not yet certified.
+    computed: Option<Arc<Snapshot>>,
+    /// The newest that is certified.
+    newest: Option<Arc<Snapshot>>,
+    /// The one before, while someone has a lease on it, and when it was replaced.
+    older: Option<(Arc<Snapshot>, Height)>,
+    /// How many leases there are on which height.
+    leases: BTreeMap<Height, usize>,
+    /// Of the last round.
+    height: Height,
+    given_up: u64,
+    /// A snapshot went, so blobs that only it had can go.
+    dropped: bool,
+}
+
+impl SnapshotSource {
+    fn lock(&self) -> MutexGuard<'_, Shelf> {
+        // Every change of the shelf is one assignment, which a panic cannot leave half done.
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The newest state that can be fetched here: its height and the certified root of its manifest.
+    pub fn newest(&self) -> Option<(Height, LeafHash)> {
+        self.lock().newest.as_ref().map(|snapshot| (snapshot.height(), snapshot.root()))
+    }
+
+    /// Heights that can be fetched here, newest first.
+    pub fn heights(&self) -> Vec<Height> {
+        let shelf = self.lock();
+        let older = shelf.older.as_ref().map(|(snapshot, _)| snapshot);
+        shelf.newest.iter().chain(older).map(|snapshot| snapshot.height()).collect()
+    }
+
+    /// How often snapshots had to go early because the delta log was nearly full.
+    pub fn given_up(&self) -> u64 {
+        self.lock().given_up
+    }
+
+    /// Piece `index` of the manifest of a height; 0 is the header.
+    ///
+    /// # Errors
+    /// When the height is not kept, has no such piece, or cannot be read.
+    pub fn manifest_chunk(&self, height: Height, index: u32) -> Result<Vec<u8>, ServeError> {
+        self.chunk(height, ChunkId::Manifest(index))
+    }
+
+    /// One chunk of the state of a height, at most [`state::manifest::CHUNK_BYTES_MAX`] bytes. Takes about twice that while it runs; the caller bounds how many
+    /// run at once.
+    ///
+    /// # Errors
+    /// When the height is not kept, has no such chunk, or cannot be read.
+    pub fn chunk(&self, height: Height, chunk: ChunkId) -> Result<Vec<u8>, ServeError> {
+        // Held for this chunk alone: a snapshot that is given up goes as soon as nobody is reading.
+        self.find(height)?.chunk(chunk)
+    }
+
+    fn find(&self, height: Height) -> Result<Arc<Snapshot>, ServeError> {
+        let shelf = self.lock();
+        let older = shelf.older.as_ref().map(|(snapshot, _)| snapshot);
+        let found = shelf.newest.iter().chain(older).find(|snapshot| snapshot.height() == height);
+        found.cloned().ok_or_else(|| ServeError::NotKept {
+            asked: height,
+            newest: shelf.newest.as_ref().map(|snapshot| snapshot.height()),
+        })
+    }
+
+    /// Asks that the snapshot of this height be kept when a newer one replaces it: for a bounded number of rounds, while there is room in the delta log, and one
+    /// such snapshot at a time. `None` if it is not kept even now, or 64 peers have leases. Dropping the lease ends it.
+    pub fn lease(&self, height: Height) -> Option<SnapshotLease> {
+        let mut shelf = self.lock();
+        let kept = shelf.newest.iter().any(|snapshot| snapshot.height() == height)
+            || shelf.older.iter().any(|(snapshot, _)| snapshot.height() == height);
+        if !kept || shelf.leases.values().sum::<usize>() >= LEASES_MAX {
+            return None;
+        }
+        *shelf.leases.entry(height).or_default() += 1;
+        Some(SnapshotLease { source: self.clone(), height })
+    }
+
+    /// A manifest is known; its state can be shown once the root is certified.
+    pub(crate) fn computed(&self, snapshot: Arc<Snapshot>) {
+        let before = self.lock().computed.replace(snapshot);
+        // What it held is freed outside the lock.
+        drop(before);
+    }
+
+    /// The subnet signed a tree that shows this manifest.
+    pub(crate) fn certified(&self, height: Height, root: LeafHash) {
+        let mut shelf = self.lock();
+        let ready =
+            shelf.computed.take_if(|snapshot| snapshot.height() == height && snapshot.root() == root);
+        let Some(ready) = ready else { return };
+        let replaced_at = shelf.height;
+        let mut gone = None;
+        if let Some(before) = shelf.newest.replace(ready) {
+            if shelf.older.is_none() && shelf.leases.contains_key(&before.height()) {
+                shelf.older = Some((before, replaced_at));
+            } else {
+                shelf.dropped = true;
+                gone = Some(before);
+            }
+        }
+        drop(shelf);
+        drop(gone);
+    }
+
+    /// A round was executed: ends what was kept long enough.
+    pub(crate) fn advance(&self, height: Height, lease_rounds: u64) {
+        let mut shelf = self.lock();
+        shelf.height = height;
+        let over = shelf.older.as_ref().is_some_and(|(snapshot, since)| {
+            height.0.saturating_sub(since.0) > lease_rounds || !shelf.leases.contains_key(&snapshot.height())
+        });
+        let gone = if over { shelf.older.take() } else { None };
+        shelf.dropped |= gone.is_some();
+        drop(shelf);
+        drop(gone);
+    }
+
+    /// Lets go of every snapshot. The next manifest brings another.
+    pub(crate) fn give_up(&self) {
+        let mut shelf = self.lock();
+        let gone = (shelf.computed.take(), shelf.newest.take(), shelf.older.take());
+        if gone.0.is_some() || gone.1.is_some() || gone.2.is_some() {
+            shelf.given_up += 1;
+            shelf.dropped = true;
+            tracing::info!(
+                "the snapshots for state sync were given up: the delta log is nearly full; the next manifest brings another"
+            );
+        }
+        drop(shelf);
+        drop(gone);
+    }
+
+    /// Lets go of every snapshot because the node stops.
+    pub(crate) fn close(&self) {
+        let gone = std::mem::take(&mut *self.lock());
+        drop(gone);
+    }
+
+    /// Whether a snapshot needs this blob.
+    pub(crate) fn has_blob(&self, blob: &BlobHash) -> bool {
+        let shelf = self.lock();
+        let older = shelf.older.as_ref().map(|(snapshot, _)| snapshot);
+        shelf.computed.iter().chain(&shelf.newest).chain(older).any(|snapshot| snapshot.has_blob(blob))
+    }
+
+    /// Whether a snapshot went since this was last asked.
+    pub(crate) fn take_dropped(&self) -> bool {
+        std::mem::take(&mut self.lock().dropped)
+    }
+}
+
+impl std::fmt::Debug for SnapshotSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SnapshotSource({:?})", self.heights())
+    }
+}
+
+/// A peer is fetching the state of this height.
+#[derive(Debug)]
+pub struct SnapshotLease {
+    source: SnapshotSource,
+    height: Height,
+}
+
+impl SnapshotLease {
+    /// Of the snapshot.
+    pub fn height(&self) -> Height {
+        self.height
+    }
+}
+
+impl Drop for SnapshotLease {
+    fn drop(&mut self) {
+        let mut shelf = self.source.lock();
+        if let Some(count) = shelf.leases.get_mut(&self.height) {
+            *count -= 1;
+            if *count == 0 {
+                shelf.leases.remove(&self.height);
+            }
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! The thread that computes manifests, one at a time, and who waits for them.
+//!
+//! A disk that is full or does not answer does not end the node: the computation is tried again, with a warning, and a round that needs the root waits
+//! meanwhile. Only when that has gone on for [`ATTEMPTS_MAX`] attempts, or what is on disk is damaged, does waiting end with the error.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use pages::PagesError;
+use state::manifest::LeafHash;
+use state::{BlobError, Height, StateStore, StoreError};
+
+use super::compute::{self, Failure, Job};
+use super::snapshot::Snapshot;
+use super::source::SnapshotSource;
+use crate::config::FatalError;
+
+/// Attempts on a disk that does not take it.
+const ATTEMPTS_MAX: u32 = 60;
+/// Between two attempts.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+#[derive(Default)]
+enum Work {
+    #[default]
+    None,
+    Running,
+    Known(Height, LeafHash),
+    Failed(String),
+}
+
+#[derive(Default)]
+struct Desk {
+    work: Mutex<Work>,
+    changed: Condvar,
+    stop: AtomicBool,
+}
+
+impl Desk {
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, work: Work) {
+        *self.lock() = work;
+        self.changed.notify_all();
+    }
+}
+
+/// See the module.
+pub(crate) struct ManifestWorker {
+    desk: Arc<Desk>,
+    jobs: Option<SyncSender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ManifestWorker {
+    pub(crate) fn start(store: Arc<StateStore>, snapshots: SnapshotSource) -> Result<Self, FatalError> {
+        let desk = Arc::new(Desk::default());
+        let (jobs, received) = sync_channel::<Job>(1);
+        let shared = Arc::clone(&desk);
+        let thread = std::thread::Builder::new()
+            .name("manifest".into())
+            .spawn(move || {
+                for job in received {
+                    work_on(&shared, &store, &snapshots, job);
+                }
+            })
+            .map_err(|error| FatalError::Threads(error.to_string()))?;
+        Ok(Self { desk, jobs: Some(jobs), thread: Some(thread) })
+    }
+
+    /// Begins a manifest. The one before is finished by then: its root was waited for.
+    pub(crate) fn begin(&self, job: Job) -> Result<(), FatalError> {
+        self.desk.set(Work::Running);
+        match self.jobs.as_ref().map(|jobs| jobs.try_send(job)) {
+            Some(Ok(())) => Ok(()),
+            _ => Err(FatalError::Threads("the manifest thread takes no work".into())),
+        }
+    }
+
+    /// The manifest of this height was computed before a restart.
+    pub(crate) fn known(&self, height: Height, root: LeafHash) {
+        self.desk.set(Work::Known(height, root));
+    }
+
+    /// The root of the manifest of this height, waited for. A computation that failed for good fails everyone who asks.
+    pub(crate) fn wait(&self, height: Height) -> Result<LeafHash, FatalError> {
+        let mut work = self.desk.lock();
+        while matches!(*work, Work::Running) {
+            work = self.desk.changed.wait(work).unwrap_or_else(PoisonError::into_inner);
+        }
+        let reason = match &*work {
+            Work::Known(known, root) if *known == height => return Ok(*root),
+            Work::Failed(reason) => reason.clone(),
+            _ => "it was never begun".into(),
+        };
+        Err(FatalError::Manifest { height: height.0, reason })
+    }
+}
+
+impl Drop for ManifestWorker {
+    fn drop(&mut self) {
+        self.desk.stop.store(true, Ordering::Relaxed);
+        self.desk.changed.notify_all();
+        drop(self.jobs.take());
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has nothing more to say.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn work_on(desk: &Desk, store: &StateStore, snapshots: &SnapshotSource, job: Job) {
+    let height = job.height;
+    // Should this thread panic, whoever waits is told.
+    let told = TellOnPanic { desk, armed: true };
+    let mut attempts = 0;
+    let outcome = loop {
+        match compute::compute(store, &job, &desk.stop) {
+            Ok(header) => break show(store, snapshots, header, job),
+            Err(Failure::Stopped) => break Work::None,
+            Err(Failure::Write) => break Work::Failed("the store did not say what failed".into()),
+            Err(Failure::Fatal(error)) if is_transient(&error) && attempts < ATTEMPTS_MAX => {
+                attempts += 1;
+                tracing::warn!(%error, height = height.0, "computing a manifest failed and is tried again");
+                if desk.pause(RETRY_AFTER) {
+                    break Work::None;
+                }
+            }
+            Err(Failure::Fatal(error)) => break Work::Failed(error.to_string()),
+        }
+    };
+    told.done();
+    desk.set(outcome);
+}
+
+fn show(store: &StateStore, snapshots: &SnapshotSource, header: state::manifest::Header, job: Job) -> Work {
+    let (height, root) = (header.height, header.root());
+    match store.load() {
+        Ok(Some(checkpoint)) if checkpoint.height == height => {
+            snapshots.computed(Arc::new(Snapshot::new(header, checkpoint, job.pinned)));
+        }
+        // Nobody can fetch it here; what it is the root of is not less known.
+        Ok(_) => {}
+        Err(error) => tracing::warn!(%error, "a snapshot cannot be shown"),
+    }
+    Work::Known(height, root)
+}
+
+/// Whether the disk may take it later.
+fn is_transient(error: &FatalError) -> bool {
+    match error {
+        FatalError::Store(StoreError::DiskFull { .. } | StoreError::Unwritable { .. } | StoreError::Io { .. }) => {
+            true
+        }
+        FatalError::Blobs(BlobError::Io { .. } | BlobError::DiskFull { .. }) => true,
+        FatalError::Pages(error) => error.is_transient() || matches!(error, PagesError::Io { .. }),
+        _ => false,
+    }
+}
+
+impl Desk {
+    /// Waits, or until the node stops; says whether it does.
+    fn pause(&self, time: Duration) -> bool {
+        let work = self.lock();
+        let stopped = |_: &mut Work| !self.stop.load(Ordering::Relaxed);
+        // A poisoned lock is as good as any: nothing is read.
+        drop(self.changed.wait_timeout_while(work, time, stopped));
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+struct TellOnPanic<'a> {
+    desk: &'a Desk,
+    armed: bool,
+}
+
+impl TellOnPanic<'_> {
+    fn done(mut self) {
+        self.armed = false;
+    }
+}
+
+impl Drop for TellOnPanic<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.desk.set(Work::Failed("the thread that computed it panicked".into()));
+        }
+    }
+}

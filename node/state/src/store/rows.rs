@@ -1,0 +1,305 @@
+//! The records of a checkpoint as one stream of bytes: what state sync hashes, sends and lays down again.
+//!
+//! The stream is the rows of three tables in order (the caller's metadata, canisters by id, statuses by request id), a row being one part of a record. Rows are
+//! small and of the same bounds on every node, so a stream can be made, resumed anywhere and taken in without ever holding a whole record:
+//!
+//! ```text
+//! row = kind:u8 key_bytes:u8 key last:u8 content_bytes:u32 content      numbers big-endian; last is 1 in a record's last row
+//! ```
+
+use std::io::Read;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::{
+    CANISTERS, HEADS, HISTORY, Loaded, LoadedCheckpoint, METADATA_KEY, StoreError, guard,
+    parts::{self, PART_BYTES, Table},
+};
+
+/// Longest key: a request id.
+const KEY_BYTES_MAX: usize = 32;
+
+/// Which table a row is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum RowKind {
+    /// The caller's metadata: one record.
+    Metadata = 1,
+    /// Canisters.
+    Canister = 2,
+    /// Statuses of calls.
+    History = 3,
+}
+
+impl RowKind {
+    const ALL: [Self; 3] = [Self::Metadata, Self::Canister, Self::History];
+
+    pub(super) fn table(self) -> Table {
+        match self {
+            Self::Metadata => HEADS,
+            Self::Canister => CANISTERS,
+            Self::History => HISTORY,
+        }
+    }
+}
+
+/// One part of one record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Table.
+    pub kind: RowKind,
+    /// Key of the record.
+    pub key: Vec<u8>,
+    /// Number of the part.
+    pub number: u32,
+    /// Whether the record ends with it.
+    pub last: bool,
+    /// Its bytes.
+    pub content: Vec<u8>,
+}
+
+impl Row {
+    /// Appends the row to a stream.
+    pub fn append_to(&self, stream: &mut Vec<u8>) {
+        stream.push(self.kind as u8);
+        stream.push(self.key.len() as u8);
+        stream.extend_from_slice(&self.key);
+        stream.push(u8::from(self.last));
+        stream.extend_from_slice(&(self.content.len() as u32).to_be_bytes());
+        stream.extend_from_slice(&self.content);
+    }
+}
+
+/// A place in the stream: so many bytes into this row.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowAt {
+    /// Table.
+    pub kind: RowKind,
+    /// Key of the record.
+    pub key: Vec<u8>,
+    /// Number of the part.
+    pub number: u32,
+    /// Bytes of the row before the place.
+    pub skip: u32,
+}
+
+impl LoadedCheckpoint {
+    /// The rows from a place on, or all. Each is verified as it is read, and held alone.
+    pub fn rows(&self, from: Option<&RowAt>) -> impl Iterator<Item = Loaded<Row>> + '_ {
+        let first = from.map_or(RowKind::Metadata, |at| at.kind);
+        let start = from.map(|at| (at.key.clone(), at.number));
+        let mut kinds = RowKind::ALL.into_iter().filter(move |kind| *kind >= first);
+        let mut start = start;
+        let mut current: Option<(RowKind, redb::Range<'static, parts::Key, &'static [u8]>)> = None;
+        let mut failed = false;
+        std::iter::from_fn(move || {
+            while !failed {
+                if current.is_none() {
+                    let kind = kinds.next()?;
+                    let opened = guard(&self.path, || {
+                        let table = self.transaction.open_table(kind.table())?;
+                        let (key, number) = start.take().unwrap_or_default();
+                        Ok(match kind {
+                            RowKind::Metadata => {
+                                table.range((METADATA_KEY, number)..=(METADATA_KEY, u32::MAX))?
+                            }
+                            _ => table.range((key.as_slice(), number)..)?,
+                        })
+                    });
+                    match opened {
+                        Ok(range) => current = Some((kind, range)),
+                        Err(error) => {
+                            failed = true;
+                            return Some(Err(error));
+                        }
+                    }
+                }
+                let Some((kind, range)) = current.as_mut() else { return None };
+                let kind = *kind;
+                let row = guard(&self.path, || {
+                    let Some(entry) = range.next() else { return Ok(None) };
+                    let (key, value) = entry?;
+                    let ((key, number), value) = (key.value(), value.value());
+                    let (last, content) = parts::open_part(key, number, value)?;
+                    Ok(Some(Row { kind, key: key.to_vec(), number, last, content: content.to_vec() }))
+                });
+                match row {
+                    Ok(Some(row)) => return Some(Ok(row)),
+                    Ok(None) => current = None,
+                    Err(error) => {
+                        failed = true;
+                        return Some(Err(error));
+                    }
+                }
+            }
+            None
+        })
+    }
+}
+
+/// Why a stream is not one.
+#[derive(Debug, Error)]
+pub enum RowError {
+    /// It ends within a row or a record.
+    #[error("the stream of records is cut off")]
+    CutOff,
+    /// A number that cannot be.
+    #[error("the stream of records has an impossible row: {0}")]
+    Row(&'static str),
+    /// Reading failed.
+    #[error("the stream of records cannot be read: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+/// Reads a stream row by row. Every length is checked before anything is allocated for it.
+#[derive(Debug)]
+pub struct RowReader<R> {
+    reader: R,
+    left: u64,
+    before: Option<(RowKind, Vec<u8>, u32, bool)>,
+}
+
+impl<R: Read> RowReader<R> {
+    /// A stream of so many bytes.
+    pub fn new(reader: R, bytes: u64) -> Self {
+        Self { reader, left: bytes, before: None }
+    }
+
+    /// The next row; `None` at the end.
+    ///
+    /// # Errors
+    /// When the stream is not one that [`Row::append_to`] made of a checkpoint's rows.
+    pub fn next_row(&mut self) -> Result<Option<Row>, RowError> {
+        if self.left == 0 {
+            return match &self.before {
+                Some((.., true)) => Ok(None),
+                _ => Err(RowError::CutOff),
+            };
+        }
+        let [kind, key_bytes] = self.take()?;
+        let kind = match kind {
+            1 => RowKind::Metadata,
+            2 => RowKind::Canister,
+            3 => RowKind::History,
+            _ => return Err(RowError::Row("an unknown kind")),
+        };
+        let key_bytes = usize::from(key_bytes);
+        if key_bytes > KEY_BYTES_MAX {
+            return Err(RowError::Row("a key longer than any"));
+        }
+        let key = self.take_vec(key_bytes)?;
+        if (kind == RowKind::Metadata && key != METADATA_KEY)
+            || (kind == RowKind::History && key_bytes != KEY_BYTES_MAX)
+        {
+            return Err(RowError::Row("a key that its kind does not have"));
+        }
+        let last = match self.take()? {
+            [0] => false,
+            [1] => true,
+            _ => return Err(RowError::Row("neither last nor not")),
+        };
+        let content_bytes = u32::from_be_bytes(self.take()?) as usize;
+        if content_bytes > PART_BYTES || (!last && content_bytes != PART_BYTES) {
+            return Err(RowError::Row("a part of another size"));
+        }
+        let content = self.take_vec(content_bytes)?;
+        let number = match &self.before {
+            Some((before_kind, before_key, number, false)) => {
+                if *before_kind != kind || *before_key != key {
+                    return Err(RowError::Row("a record within another"));
+                }
+                number.checked_add(1).ok_or(RowError::Row("too many parts"))?
+            }
+            Some((before_kind, before_key, _, true))
+                if (*before_kind, before_key.as_slice()) >= (kind, key.as_slice()) =>
+            {
+                return Err(RowError::Row("records out of order"));
+            }
+            None if kind != RowKind::Metadata => return Err(RowError::Row("no metadata")),
+            _ => 0,
+        };
+        self.before = Some((kind, key.clone(), number, last));
+        Ok(Some(Row { kind, key, number, last, content }))
+    }
+
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], RowError> {
+        let mut bytes = [0; N];
+        self.read(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn take_vec(&mut self, count: usize) -> Result<Vec<u8>, RowError> {
+        let mut bytes = vec![0; count];
+        self.read(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn read(&mut self, bytes: &mut [u8]) -> Result<(), RowError> {
+        let Some(left) = self.left.checked_sub(bytes.len() as u64) else { return Err(RowError::CutOff) };
+        self.reader.read_exact(bytes).map_err(|error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => RowError::CutOff,
+            _ => RowError::Io(error),
+        })?;
+        self.left = left;
+        Ok(())
+    }
+}
+
+/// The stream from a place on, cut into leaves.
+pub struct RowStream<'a> {
+    rows: Box<dyn Iterator<Item = Loaded<Row>> + 'a>,
+    /// Framed and not yet given out, with the place of its first byte.
+    pending: Vec<u8>,
+    taken: usize,
+    at: Option<RowAt>,
+    skip: u32,
+}
+
+impl LoadedCheckpoint {
+    /// The stream of all rows, or of those from a place on. Holds one row.
+    pub fn row_stream(&self, from: Option<&RowAt>) -> RowStream<'_> {
+        RowStream {
+            rows: Box::new(self.rows(from)),
+            pending: Vec::new(),
+            taken: 0,
+            at: None,
+            skip: from.map_or(0, |at| at.skip),
+        }
+    }
+}
+
+impl RowStream<'_> {
+    /// Replaces `leaf` by up to `bytes` bytes of the stream and returns where they begin; `None`, and nothing, at the end.
+    ///
+    /// # Errors
+    /// When a row cannot be read.
+    pub fn leaf(&mut self, leaf: &mut Vec<u8>, bytes: usize) -> Result<Option<RowAt>, StoreError> {
+        leaf.clear();
+        let mut start = None;
+        while leaf.len() < bytes {
+            if self.taken == self.pending.len() {
+                let Some(row) = self.rows.next().transpose()? else { break };
+                self.pending.clear();
+                row.append_to(&mut self.pending);
+                self.taken = (std::mem::take(&mut self.skip) as usize).min(self.pending.len());
+                self.at = Some(RowAt { kind: row.kind, key: row.key, number: row.number, skip: 0 });
+                continue;
+            }
+            if start.is_none() {
+                start = self.at.clone().map(|at| RowAt { skip: self.taken as u32, ..at });
+            }
+            let rest = self.pending.get(self.taken..).unwrap_or_default();
+            let now = rest.get(..bytes - leaf.len()).unwrap_or(rest);
+            leaf.extend_from_slice(now);
+            self.taken += now.len();
+        }
+        Ok(start)
+    }
+}
+
+impl std::fmt::Debug for RowStream<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RowStream({:?})", self.at)
+    }
+}
+
