@@ -85,5 +85,5 @@ fmt: ## Format.
 canisters: ## Rebuild the sample canisters in canisters/wasm from their sources.
 	@canisters/build.sh
 
-fuzz: ## Fuzz the envelope decoder, the module validator, the manifest decoder and the key generation's decoders and checks (needs a nightly toolchain and cargo-fuzz).
+fuzz: ## Fuzz the envelope decoder, the module validator, the manifest decoder, the key generation and the files of the ceremony (installs what it needs; FUZZ_COVERAGE=1 prints what was reached).
 	@scripts/fuzz.sh "$(FUZZ_SECONDS)"

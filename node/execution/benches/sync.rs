@@ -77,7 +77,13 @@ fn until_manifest(node: &mut Node) -> Height {
 fn write(node: &mut Node, ids: &[CanisterId], pages: u64, step: u64, spread: u64) {
     for id in ids {
         let ops: Vec<Op> = (0..pages / spread)
-            .map(|number| Op::Write(step % 1_000 * pages + number * spread, if spread > 1 { 1 } else { pages }, step + 1))
+            .map(|number| {
+                Op::Write(
+                    step % 1_000 * pages + number * spread,
+                    if spread > 1 { 1 } else { pages },
+                    step + 1,
+                )
+            })
             .take(if spread > 1 { usize::MAX } else { 1 })
             .chain([Op::Reply(vec![])])
             .collect();
@@ -86,7 +92,13 @@ fn write(node: &mut Node, ids: &[CanisterId], pages: u64, step: u64, spread: u64
     node.round();
 }
 
-fn install(dir: &Path, node: &Node, height: Height, root: [u8; 32], local: Option<LocalState>) -> (Duration, Duration, u64, u64) {
+fn install(
+    dir: &Path,
+    node: &Node,
+    height: Height,
+    root: [u8; 32],
+    local: Option<LocalState>,
+) -> (Duration, Duration, u64, u64) {
     let snapshots = node.executor.snapshots();
     let limits = Arc::new(node.config.limits.as_ref().clone());
     let ((mut installer, fetched, looks), fetching, extra) = measured(|| {
@@ -122,7 +134,8 @@ fn install(dir: &Path, node: &Node, height: Height, root: [u8; 32], local: Optio
 }
 
 fn main() {
-    let size = std::env::var("SYNC_BENCH_MIB").ok().and_then(|text| text.parse().ok()).unwrap_or(300u64) * MIB;
+    let size =
+        std::env::var("SYNC_BENCH_MIB").ok().and_then(|text| text.parse().ok()).unwrap_or(300u64) * MIB;
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name\t: ")).unwrap_or("unknown CPU");
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -357,7 +357,8 @@ fn a_fetched_state_goes_on_as_its_source_does() {
     source.node.install_wasm(ids[3], Mode::Upgrade(None), wasm("counter-c.wasm"), none()).unwrap();
     source.node.settle();
     let (make, pool) = pools(&limits);
-    let mut other = Real { node: Node::at(dir.path().to_path_buf(), source.node.config.clone(), Some(make)), pool };
+    let mut other =
+        Real { node: Node::at(dir.path().to_path_buf(), source.node.config.clone(), Some(make)), pool };
     assert_eq!(other.node.executor.height(), height);
     for (batch, faults, root) in source.node.log.clone() {
         if batch.height > height {

@@ -50,14 +50,19 @@ fn populated(limits: Limits) -> (Node, Vec<CanisterId>) {
         for part in 0..number {
             // Two leaves full of pages, then one with a few, then a hole.
             let at = part * 1_000;
-            let program =
-                [Op::Write(at, 130, part + 10), Op::Write(at + 140, 1, 7), Op::Note(vec![7; 3_000]), Op::Reply(vec![1; 500])];
+            let program = [
+                Op::Write(at, 130, part + 10),
+                Op::Write(at + 140, 1, 7),
+                Op::Note(vec![7; 3_000]),
+                Op::Reply(vec![1; 500]),
+            ];
             node.call(*id, &program).unwrap();
         }
         node.call(*id, &[Op::Print(b"hello".to_vec()), Op::Reply(vec![])]).unwrap();
     }
     for number in 0..3u8 {
-        let chunk = UploadChunkArgs { canister_id: ids[0], chunk: vec![number; 300_000 + usize::from(number)] };
+        let chunk =
+            UploadChunkArgs { canister_id: ids[0], chunk: vec![number; 300_000 + usize::from(number)] };
         node.manage(user(1), ids[0], "upload_chunk", &chunk).unwrap();
     }
     (node, ids)
@@ -143,7 +148,14 @@ fn certified_manifests(node: &Node, seen: &mut Vec<(Height, [u8; 32])>) {
 fn work(node: &mut Node, ids: &[CanisterId], step: u64) {
     for (number, id) in (1u64..).zip(ids) {
         let at = (step * 37 * number) % (number * 1_600 - 40);
-        node.send(*id, &[Op::Write(at, 1 + step % 30, step + 100), Op::Note(vec![step as u8; 20]), Op::Reply(vec![2; 100])]);
+        node.send(
+            *id,
+            &[
+                Op::Write(at, 1 + step % 30, step + 100),
+                Op::Note(vec![step as u8; 20]),
+                Op::Reply(vec![2; 100]),
+            ],
+        );
     }
     if step % 9 == 4 {
         // A leaf that becomes zero again.
@@ -179,7 +191,8 @@ fn manifests_agree_whatever_else_the_nodes_do() {
         if height % 7 == 3 {
             other.executor.checkpoint().unwrap();
         }
-        if height % 11 == 5 || other.executor.state().subnet.manifest.pending() == Some(Height(height)) && height % 2 == 0
+        if height % 11 == 5
+            || other.executor.state().subnet.manifest.pending() == Some(Height(height)) && height % 2 == 0
         {
             other = other.restart();
             restarts += 1;
@@ -369,7 +382,10 @@ fn a_stale_state_is_brought_up_to_date_with_what_it_has() {
     assert_eq!(progress.bytes_done, progress.bytes_total);
     assert!(progress.bytes_reused * 3 > progress.bytes_total, "{progress:?}");
     assert!(progress.bytes_reused < progress.bytes_total);
-    assert!(matches!(installer.finish(), Err(InstallError::InUse { .. })), "the executor has the stores open");
+    assert!(
+        matches!(installer.finish(), Err(InstallError::InUse { .. })),
+        "the executor has the stores open"
+    );
     let keep = close(stale);
     // And again, from the closed stores: everything is in the staging directory by now.
     let local = LocalState::open(&dir, &sync_limits()).unwrap();
@@ -458,8 +474,11 @@ fn an_installation_goes_on_after_every_interruption() {
         assert!(matches!(installer.finish(), Err(InstallError::Incomplete { .. })));
         // Files cut short, overwritten and added by whatever happened to the disk.
         if attempt % 4 == 1 {
-            let files: Vec<PathBuf> =
-                ["header", "body", "records"].iter().map(|name| sync.join(name)).filter(|path| path.exists()).collect();
+            let files: Vec<PathBuf> = ["header", "body", "records"]
+                .iter()
+                .map(|name| sync.join(name))
+                .filter(|path| path.exists())
+                .collect();
             let path = &files[attempt as usize / 4 % files.len()];
             let bytes = fs::read(path).unwrap();
             fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
@@ -489,7 +508,8 @@ fn copy_tree(from: &Path, to: &Path) {
             copy_tree(&entry.path(), &target);
         } else {
             // Sparse files stay sparse.
-            let done = Command::new("cp").arg("--sparse=always").arg(entry.path()).arg(&target).status().unwrap();
+            let done =
+                Command::new("cp").arg("--sparse=always").arg(entry.path()).arg(&target).status().unwrap();
             assert!(done.success());
         }
     }
@@ -724,7 +744,10 @@ fn a_snapshot_stays_what_it_was_while_its_node_writes_and_folds() {
     for _ in 0..60 {
         source.round();
     }
-    assert_eq!(snapshots.chunk(height, ChunkId::Manifest(0)), Err(ServeError::NotKept { asked: height, newest: snapshots.newest().map(|(height, _)| height) }));
+    assert_eq!(
+        snapshots.chunk(height, ChunkId::Manifest(0)),
+        Err(ServeError::NotKept { asked: height, newest: snapshots.newest().map(|(height, _)| height) })
+    );
     drop(lease);
     assert!(snapshots.lease(height).is_none());
     // Unread, everything can be folded.
@@ -797,7 +820,10 @@ fn the_source_of_a_node_that_stopped_is_empty() {
     let snapshots = source.executor.snapshots();
     drop(source);
     assert_eq!(snapshots.newest(), None);
-    assert!(matches!(snapshots.chunk(height, ChunkId::Manifest(0)), Err(ServeError::NotKept { newest: None, .. })));
+    assert!(matches!(
+        snapshots.chunk(height, ChunkId::Manifest(0)),
+        Err(ServeError::NotKept { newest: None, .. })
+    ));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The outcome: plan, dealings, transcript, and the proof of all of it.
 
+use std::cmp::Ordering;
+
 use ic_principal::Principal;
 use nidkg::{
     Committee, EncryptionSecretKey, Engine, NodeIndex, SecretShare, Transcript, create_transcript_from_all,
@@ -52,10 +54,15 @@ impl Genesis {
     pub fn assemble(
         engine: &Engine,
         plan: Plan,
-        mut dealings: Vec<SignedDealing>,
+        dealings: Vec<SignedDealing>,
         rng: &mut (impl RngCore + CryptoRng),
     ) -> Result<(Self, Verified), GenesisError> {
-        dealings.sort_by_key(SignedDealing::dealer);
+        let mut placed = dealings
+            .into_iter()
+            .map(|dealing| Ok((dealing.check(&plan)?, dealing)))
+            .collect::<Result<Vec<_>, GenesisError>>()?;
+        placed.sort_by_key(|(index, _)| *index);
+        let dealings: Vec<_> = placed.into_iter().map(|(_, dealing)| dealing).collect();
         let transcript = transcript(engine, &plan, &dealings, rng)?;
         let genesis = Self { plan, dealings, transcript: transcript.to_bytes() };
         let verified = genesis.clone().verified(transcript);
@@ -93,9 +100,6 @@ impl Genesis {
         engine: &Engine,
         rng: &mut (impl RngCore + CryptoRng),
     ) -> Result<Verified, GenesisError> {
-        if !self.dealings.is_sorted_by_key(SignedDealing::dealer) {
-            return Err(GenesisError::DealingOrder);
-        }
         let transcript = transcript(engine, &self.plan, &self.dealings, rng)?;
         if transcript.to_bytes() != self.transcript {
             return Err(GenesisError::WrongTranscript);
@@ -115,22 +119,26 @@ impl Genesis {
     }
 }
 
-/// Verifies dealings that stand by rising dealer, and makes the transcript of all of them.
+/// Verifies dealings that stand by rising index of their dealers, and makes the transcript of all of them.
 fn transcript(
     engine: &Engine,
     plan: &Plan,
     dealings: &[SignedDealing],
     rng: &mut (impl RngCore + CryptoRng),
 ) -> Result<Transcript, GenesisError> {
-    if let Some(pair) = dealings.windows(2).find(|pair| pair[0].dealer() == pair[1].dealer()) {
-        return Err(GenesisError::TwiceDealt(pair[0].dealer()));
-    }
     let need = plan.dealings_needed();
     if dealings.len() < need as usize {
         return Err(GenesisError::TooFewDealings { have: dealings.len(), need });
     }
     // Signatures first: what is not signed costs no more than that.
     let indices = dealings.iter().map(|dealing| dealing.check(plan)).collect::<Result<Vec<_>, _>>()?;
+    for (pair, dealing) in indices.windows(2).zip(dealings) {
+        match pair[0].cmp(&pair[1]) {
+            Ordering::Less => {}
+            Ordering::Equal => return Err(GenesisError::TwiceDealt(dealing.dealer())),
+            Ordering::Greater => return Err(GenesisError::DealingOrder),
+        }
+    }
     let decoded = indices
         .into_iter()
         .zip(dealings)

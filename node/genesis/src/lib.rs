@@ -4,7 +4,7 @@
 //!
 //! 1. Each node has a [`NodeRecord`]: its Ed25519 key, its encryption key with the proof that it knows the secret, the address where peers reach it. The record is
 //!    signed with the node's key, so that nobody can put another encryption key beside it and receive that node's share.
-//! 2. Somebody lays the records together into a [`Plan`]: the nodes by rising node id, the threshold that follows from their number, the time of genesis. The plan's hash
+//! 2. Somebody lays the records together into a [`Plan`]: the nodes by rising node key (the order in which agreement counts them), the threshold that follows from their number, the time of genesis. The plan's hash
 //!    is what people compare, and it is the identifier of the NIDKG session: a dealing for one plan is none for another.
 //! 3. Each node makes a [`SignedDealing`]: its NIDKG dealing, with a signature of its node key over plan and dealing.
 //! 4. Somebody lays the dealings together into a [`Genesis`]. Whoever verifies it does everything again: records, signatures, proofs, and the

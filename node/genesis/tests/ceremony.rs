@@ -45,7 +45,7 @@ struct Stage {
 
 static STAGE: LazyLock<Stage> = LazyLock::new(|| {
     let mut nodes: Vec<Node> = (1..=4).map(node).collect();
-    nodes.sort_by_key(|node| node.record.node_id());
+    nodes.sort_by_key(|node| node.record.node_key().to_bytes());
     let plan = Plan::new(nodes.iter().map(|node| node.record.clone()).collect(), 1_700_000_000).unwrap();
     let deal = |node: &Node| SignedDealing::create(&ENGINE, &plan, &node.key, &mut rng(7)).unwrap();
     let dealings: Vec<_> = nodes.iter().map(deal).collect();
@@ -209,7 +209,7 @@ fn a_plan_that_was_changed_is_refused() {
     let changes: [(Change, &str); 8] = [
         (|file| file["version"] = json!(2), "version 2"),
         (|file| file["threshold"] = json!(2), "threshold is 2; for 4 nodes it is 3"),
-        (|file| file["nodes"].as_array_mut().unwrap().reverse(), "rising node id"),
+        (|file| file["nodes"].as_array_mut().unwrap().reverse(), "rising node key"),
         (|file| file["nodes"][1] = file["nodes"][0].clone(), "the same node id"),
         (|file| file["nodes"][2]["address"] = json!("10.9.9.9:1"), "signature of the record"),
         (|file| file["nodes"] = json!([]), "0 nodes"),

@@ -80,9 +80,7 @@ impl StagedMemory {
         while at < bytes {
             let length = (bytes - at).min(zeros.len() as u64);
             let chunk = zeros.get(..length as usize).unwrap_or(&zeros);
-            self.file
-                .write_all_at(chunk, offset + at)
-                .map_err(|e| PagesError::io("write", &self.path, e))?;
+            self.file.write_all_at(chunk, offset + at).map_err(|e| PagesError::io("write", &self.path, e))?;
             at += length;
         }
         Ok(())

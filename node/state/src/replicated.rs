@@ -16,8 +16,8 @@ use pages::{MemoryId, MemoryLayout};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, Height, IngressHistory, LowMemoryHook, ManifestClock,
-    MESSAGE_OVERHEAD_BYTES, MerkleMap, Origin, Time,
+    CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, Height, IngressHistory, LowMemoryHook,
+    MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, Origin, Time,
 };
 
 /// A call to the management canister, waiting its turn.

@@ -97,7 +97,9 @@ pub enum InstallError {
     #[error("a certified leaf cannot be read ({0}): is this node of the subnet's version?")]
     Leaf(#[from] LeafError),
     /// A memory larger than this node's limits allow, or a blob.
-    #[error("the certified state has {what} of {bytes} bytes and this node's limit is {limit}: the nodes of a subnet must have the same limits")]
+    #[error(
+        "the certified state has {what} of {bytes} bytes and this node's limit is {limit}: the nodes of a subnet must have the same limits"
+    )]
     Limit {
         /// What.
         what: &'static str,
@@ -121,7 +123,9 @@ pub enum InstallError {
         missing: u64,
     },
     /// Someone has the old state open, or installs too.
-    #[error("{path} is in use: stop the executor (and any other process) that has it open before the new state takes its place")]
+    #[error(
+        "{path} is in use: stop the executor (and any other process) that has it open before the new state takes its place"
+    )]
     InUse {
         /// What.
         path: PathBuf,
@@ -244,8 +248,7 @@ impl LocalState {
             .into_iter()
             .map(|id| Ok((id, pages.layout(id)?)))
             .collect::<Result<_, PagesError>>()?;
-        let blobs =
-            Arc::new(BlobStore::open(&data_dir.join("state").join("blobs"), blob_bytes_max(limits))?);
+        let blobs = Arc::new(BlobStore::open(&data_dir.join("state").join("blobs"), blob_bytes_max(limits))?);
         Ok(Some(Self { checkpoint, layouts, blobs, _store: Some(store) }))
     }
 }

@@ -141,8 +141,10 @@ impl Executor {
     /// After a restart: goes on where the manifest that is pending stood.
     pub(crate) fn resume_manifest(&mut self) -> Result<(), FatalError> {
         let Some(pending) = self.state.subnet.manifest.pending() else { return Ok(()) };
-        let unreadable =
-            |reason: String| FatalError::Record { what: format!("the manifest of height {}", pending.0), reason };
+        let unreadable = |reason: String| FatalError::Record {
+            what: format!("the manifest of height {}", pending.0),
+            reason,
+        };
         let Some(checkpoint) = self.store.load()? else { return Ok(()) };
         let header = checkpoint.manifest_header()?;
         let header = header

@@ -108,8 +108,7 @@ impl SnapshotSource {
     /// The subnet signed a tree that shows this manifest.
     pub(crate) fn certified(&self, height: Height, root: LeafHash) {
         let mut shelf = self.lock();
-        let ready =
-            shelf.computed.take_if(|snapshot| snapshot.height() == height && snapshot.root() == root);
+        let ready = shelf.computed.take_if(|snapshot| snapshot.height() == height && snapshot.root() == root);
         let Some(ready) = ready else { return };
         let replaced_at = shelf.height;
         let mut gone = None;

@@ -154,9 +154,9 @@ fn show(store: &StateStore, snapshots: &SnapshotSource, header: state::manifest:
 /// Whether the disk may take it later.
 fn is_transient(error: &FatalError) -> bool {
     match error {
-        FatalError::Store(StoreError::DiskFull { .. } | StoreError::Unwritable { .. } | StoreError::Io { .. }) => {
-            true
-        }
+        FatalError::Store(
+            StoreError::DiskFull { .. } | StoreError::Unwritable { .. } | StoreError::Io { .. },
+        ) => true,
         FatalError::Blobs(BlobError::Io { .. } | BlobError::DiskFull { .. }) => true,
         FatalError::Pages(error) => error.is_transient() || matches!(error, PagesError::Io { .. }),
         _ => false,

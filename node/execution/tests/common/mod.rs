@@ -14,7 +14,8 @@ use sandbox::Sandbox;
 use serde::de::DeserializeOwned;
 use state::{
     Batch, BlobStore, CanisterId, CanisterState, Fault, Height, Ingress, Reject, RequestId, StateStore,
-    Status, SubnetInfo, Time, certified::{NodeInfo, SubnetType},
+    Status, SubnetInfo, Time,
+    certified::{NodeInfo, SubnetType},
 };
 
 pub use script::{CallOp, Op, ScriptSandbox, Spec, encode, page_of};

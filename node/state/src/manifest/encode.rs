@@ -77,12 +77,7 @@ impl BodyEncoder {
     ///
     /// # Errors
     /// Those of the sink.
-    pub fn leaf<S: PieceSink>(
-        &mut self,
-        sink: &mut S,
-        index: u32,
-        hash: &LeafHash,
-    ) -> Result<(), S::Error> {
+    pub fn leaf<S: PieceSink>(&mut self, sink: &mut S, index: u32, hash: &LeafHash) -> Result<(), S::Error> {
         self.put(sink, &body_row(index, hash))
     }
 

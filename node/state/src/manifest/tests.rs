@@ -54,18 +54,10 @@ fn dense(length: u64) -> Vec<(u32, LeafHash)> {
 
 fn state() -> impl Strategy<Value = Vec<Listed>> {
     let length = 0u64..(5 * LEAF_BYTES as u64);
-    let memory = (
-        any::<u64>(),
-        1u64..2_000,
-        prop::collection::btree_map(0u32..40, any::<[u8; 32]>(), 0..20),
-    );
+    let memory = (any::<u64>(), 1u64..2_000, prop::collection::btree_map(0u32..40, any::<[u8; 32]>(), 0..20));
     let blob = (any::<[u8; 32]>(), length.clone());
-    (
-        length,
-        prop::collection::vec(memory, 0..5),
-        prop::collection::vec(blob, 0..4),
-    )
-        .prop_map(|(records, memories, blobs)| {
+    (length, prop::collection::vec(memory, 0..5), prop::collection::vec(blob, 0..4)).prop_map(
+        |(records, memories, blobs)| {
             let mut objects = vec![(ObjectId::Records, records, dense(records))];
             for (id, pages, rows) in memories {
                 let length = pages * PAGE_BYTES;
@@ -78,7 +70,8 @@ fn state() -> impl Strategy<Value = Vec<Listed>> {
             objects.sort_by_key(|(id, ..)| *id);
             objects.dedup_by_key(|(id, ..)| *id);
             objects
-        })
+        },
+    )
 }
 
 fn chunk_id() -> impl Strategy<Value = ChunkId> {
@@ -196,7 +189,10 @@ fn a_leaf_has_one_encoding() {
     leaf[5 * PAGE_BYTES as usize] = 1;
     assert!(encode_leaf(&leaf, &mut encoded));
     assert_eq!(encoded.len(), 8 + PAGE_BYTES as usize);
-    assert_eq!(unpack_leaf(&encoded[..encoded.len() - 1], 64), Err(LeafError::Length { found: 4103, expected: 4104 }));
+    assert_eq!(
+        unpack_leaf(&encoded[..encoded.len() - 1], 64),
+        Err(LeafError::Length { found: 4103, expected: 4104 })
+    );
     assert_eq!(unpack_leaf(&encoded[..7], 64), Err(LeafError::CutOff(7)));
     assert_eq!(unpack_leaf(&[0; 8], 64), Err(LeafError::Zero));
     let mut named_for_nothing = encoded.clone();
@@ -206,7 +202,8 @@ fn a_leaf_has_one_encoding() {
 
 #[test]
 fn headers_that_cannot_be_are_refused() {
-    let header = Header { height: Height(7), body_bytes: PIECE_BYTES as u64 + 1, pieces: vec![[1; 32], [2; 32]] };
+    let header =
+        Header { height: Height(7), body_bytes: PIECE_BYTES as u64 + 1, pieces: vec![[1; 32], [2; 32]] };
     let bytes = header.to_bytes();
     assert!(matches!(Header::from_bytes(&bytes[..16]), Err(ManifestError::CutOff)));
     assert!(matches!(Header::from_bytes(&bytes[..bytes.len() - 32]), Err(ManifestError::Pieces { .. })));

@@ -7,8 +7,8 @@ use pages::{MemoryId, MemoryIndex};
 use redb::{Database, WriteTransaction};
 
 use super::{
-    CANISTERS, FORMAT, Failure, HEADER_KEY, HEADS, HISTORY, Header, MEMORIES, NUMBERS,
-    StoreError, encode, guard,
+    CANISTERS, FORMAT, Failure, HEADER_KEY, HEADS, HISTORY, Header, MEMORIES, NUMBERS, StoreError, encode,
+    guard,
     leaves::{self, BLOB_LEAVES, BODY, LEAVES, ManifestWriter, STARTS},
     parts::{self, Tally},
     rows::{Row, RowAt, RowKind},
@@ -176,4 +176,3 @@ impl std::fmt::Debug for StoreBuilder {
         write!(f, "StoreBuilder({})", self.path.display())
     }
 }
-

@@ -204,12 +204,9 @@ impl std::fmt::Debug for ManifestWriter<'_> {
 
 impl LoadedCheckpoint {
     /// Leaves that have to be hashed, by memory and index.
-    pub fn written_leaves(
-        &self,
-    ) -> Result<impl Iterator<Item = Loaded<(MemoryId, u32)>> + '_, StoreError> {
-        let mut range = guard(&self.path, || {
-            Ok(self.transaction.open_table(LEAVES)?.range::<(u64, u32)>(..)?)
-        })?;
+    pub fn written_leaves(&self) -> Result<impl Iterator<Item = Loaded<(MemoryId, u32)>> + '_, StoreError> {
+        let mut range =
+            guard(&self.path, || Ok(self.transaction.open_table(LEAVES)?.range::<(u64, u32)>(..)?))?;
         Ok(std::iter::from_fn(move || {
             loop {
                 let next = guard(&self.path, || {

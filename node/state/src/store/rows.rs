@@ -114,7 +114,7 @@ impl LoadedCheckpoint {
                         }
                     }
                 }
-                let Some((kind, range)) = current.as_mut() else { return None };
+                let (kind, range) = current.as_mut()?;
                 let kind = *kind;
                 let row = guard(&self.path, || {
                     let Some(entry) = range.next() else { return Ok(None) };
@@ -302,4 +302,3 @@ impl std::fmt::Debug for RowStream<'_> {
         write!(f, "RowStream({:?})", self.at)
     }
 }
-

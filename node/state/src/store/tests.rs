@@ -5,8 +5,8 @@ use pages::{Run, SegmentId};
 use proptest::prelude::*;
 
 use super::*;
-use crate::manifest::PieceSink;
 use crate::RequestId;
+use crate::manifest::PieceSink;
 
 const CACHE: u64 = 1 << 20;
 
@@ -416,7 +416,9 @@ fn leaves_are_marked_by_checkpoints_and_kept_until_written_again() {
     let before = store.load().unwrap().unwrap();
     assert_eq!(written(&before), [(1, 0), (1, 1), (1, 7), (3, 1)]);
     let [a, b] = [[1; 32], [2; 32]];
-    store.put_leaves(&[(MemoryId(1), 0, Some(a)), (MemoryId(1), 1, None), (MemoryId(3), 1, Some(b))]).unwrap();
+    store
+        .put_leaves(&[(MemoryId(1), 0, Some(a)), (MemoryId(1), 1, None), (MemoryId(3), 1, Some(b))])
+        .unwrap();
     assert_eq!(written(&before).len(), 4, "what is being read stays as it is");
     drop(store);
     let store = StateStore::open(dir.path(), CACHE).unwrap();
@@ -453,7 +455,8 @@ fn a_manifest_that_is_given_up_leaves_the_one_before() {
     let dir = tempfile::tempdir().unwrap();
     let store = StateStore::open(dir.path(), CACHE).unwrap();
     store.write(with_records()).unwrap();
-    let header = |height| crate::manifest::Header { height: Height(height), body_bytes: 3, pieces: vec![[5; 32]] };
+    let header =
+        |height| crate::manifest::Header { height: Height(height), body_bytes: 3, pieces: vec![[5; 32]] };
     let at = RowAt { kind: RowKind::History, key: vec![4; 32], number: 0, skip: 17 };
     let kept = store
         .put_manifest(|writer| {

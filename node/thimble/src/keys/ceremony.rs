@@ -187,7 +187,6 @@ pub(crate) fn join(data: &Path, genesis: &Verified, engine: &Engine) -> Result<J
         .index_of(&node.verifying_key())
         .with_context(|| format!("this node, {}, cannot join", genesis::node_id(&node.verifying_key())))?;
     let _lock = files::lock(data)?;
-    refuse_state_without_keys(data)?;
     let mut key = read_encryption_key(&folder)?.with_context(|| lost_encryption_key(&folder))?;
     key.check(genesis.plan().nodes()[index.0 as usize].encryption_key()).with_context(|| {
         format!("{} is not the key that the genesis has for this node", folder.join(ENCRYPTION_KEY).display())
@@ -196,6 +195,7 @@ pub(crate) fn join(data: &Path, genesis: &Verified, engine: &Engine) -> Result<J
     match read_share(&folder, index)?.filter(|share| is_share(genesis, index, share)) {
         Some(_) => {}
         None => {
+            refuse_state_without_keys(data)?;
             let share = genesis.open_share(engine, index, &key).context("opening this node's share")?;
             write_share(&folder, &share)?;
         }
@@ -320,6 +320,11 @@ mod tests {
         // Cut off before the subnet was written: the key has moved on, the share is there.
         fs::remove_file(keys.join(SUBNET)).unwrap();
         assert_eq!(join(data, genesis, engine).unwrap(), joined);
+        // Lost after the node ran: what is there is this subnet's.
+        fs::create_dir(data.join("state")).unwrap();
+        fs::remove_file(keys.join(SUBNET)).unwrap();
+        assert_eq!(join(data, genesis, engine).unwrap(), joined);
+        fs::remove_dir(data.join("state")).unwrap();
         // Before the key moved on.
         fs::remove_file(keys.join(SUBNET)).unwrap();
         fs::write(keys.join(ENCRYPTION_KEY), &before).unwrap();

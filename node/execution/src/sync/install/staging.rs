@@ -25,15 +25,11 @@ pub(super) struct StagedStream {
 
 impl StagedStream {
     pub(super) fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<(), InstallError> {
-        self.file
-            .read_exact_at(buffer, offset)
-            .map_err(|error| InstallError::io("read", &self.path, error))
+        self.file.read_exact_at(buffer, offset).map_err(|error| InstallError::io("read", &self.path, error))
     }
 
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), InstallError> {
-        self.file
-            .write_all_at(bytes, offset)
-            .map_err(|error| InstallError::io("write", &self.path, error))
+        self.file.write_all_at(bytes, offset).map_err(|error| InstallError::io("write", &self.path, error))
     }
 }
 
@@ -170,10 +166,7 @@ impl Staging {
                 ObjectId::Memory(id) => self.memory(id, planned.length)?.0.sync()?,
                 ObjectId::Blob(_) => {
                     let (stream, _) = self.stream(planned.id, planned.length)?;
-                    stream
-                        .file
-                        .sync_all()
-                        .map_err(|error| InstallError::io("sync", &stream.path, error))?;
+                    stream.file.sync_all().map_err(|error| InstallError::io("sync", &stream.path, error))?;
                 }
             }
         }
@@ -206,9 +199,7 @@ fn open_or_create(path: &Path) -> Result<File, InstallError> {
 /// Removes a directory and what is in it; one that is not there counts as removed.
 pub(super) fn remove_dir(path: &Path) -> Result<(), InstallError> {
     match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(InstallError::io("remove", path, error))
-        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(InstallError::io("remove", path, error)),
         _ => Ok(()),
     }
 }
