@@ -110,6 +110,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             SubnetMetrics::default(),
             &mut canisters,
             &mut history,
+            None,
         );
         root.push(start.elapsed());
         let state = state.certify(vec![0; 48]);

@@ -24,7 +24,10 @@ pub(crate) async fn print(path: &Path, lines: Option<usize>, follow: bool) -> Re
     out.write_all(&text[from..])?;
     out.flush()?;
     drop(text);
-    while follow {
+    if !follow {
+        return Ok(());
+    }
+    loop {
         let mut more = Vec::new();
         file.read_to_end(&mut more)?;
         out.write_all(&more)?;
@@ -44,7 +47,6 @@ pub(crate) async fn print(path: &Path, lines: Option<usize>, follow: bool) -> Re
             _ => tokio::time::sleep(LOOK_EVERY).await,
         }
     }
-    Ok(())
 }
 
 /// Where the last so many lines begin.

@@ -1,4 +1,6 @@
 #![allow(clippy::unwrap_used)]
+#![allow(clippy::single_range_in_vec_init, reason = "a list of page ranges may have one")]
+
 use std::collections::BTreeMap;
 
 use pages::{Run, SegmentId};
