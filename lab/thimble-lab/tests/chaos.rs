@@ -92,6 +92,49 @@ fn a_node_alone_loses_nothing_whenever_it_is_killed() {
     assert_eq!(checked(&changed, folder.path()), (Some(1), vec!["incomplete".into()]));
 }
 
+/// The whole of it, once through: a test of the tool. Longer runs are `make chaos`.
+#[test]
+fn four_nodes_lose_nothing_while_they_are_hurt() {
+    if !groups() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let output = lab("chaos --nodes 4 --memory 256MiB --network proxies --duration 20 --seed 1 --clients 4 --rate 30 --out")
+        .arg(folder.path())
+        .output()
+        .unwrap();
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(
+        said.contains("at most 1 hurt at once") && said.contains("nothing acknowledged is lost"),
+        "{said}"
+    );
+    let history = lines(&only_folder(folder.path()).join("history.jsonl"));
+
+    // One node's state differs from the others' in a page; one certificate in its root.
+    let mut changed = history.clone();
+    let last = changed
+        .iter_mut()
+        .find(|line| {
+            line["kind"] == "final" && line["endpoint"] == 2 && line["runs"][0][1].as_u64() > Some(0)
+        })
+        .unwrap();
+    last["runs"][0][1] = 0.into();
+    let (code, broken) = checked(&changed, folder.path());
+    assert!(code == Some(1) && broken.contains(&"disagreement".to_owned()), "{broken:?}");
+    let mut changed = history.clone();
+    let (time, endpoint) = {
+        let root = changed.iter().find(|line| line["kind"] == "root").unwrap();
+        (root["time"].clone(), root["endpoint"].clone())
+    };
+    let other = changed
+        .iter_mut()
+        .find(|line| line["kind"] == "root" && line["time"] == time && line["endpoint"] != endpoint)
+        .unwrap();
+    other["root"] = "00".into();
+    assert_eq!(checked(&changed, folder.path()), (Some(1), vec!["roots".into()]));
+}
+
 #[test]
 fn a_net_that_is_none_is_refused() {
     let output = lab("chaos --dir /no/such/net --duration 1 --out")

@@ -193,6 +193,68 @@ fn a_net_is_started_hurt_looked_at_and_stopped() {
     assert!(net.good("down").contains("there is no net"));
 }
 
+/// Four nodes, one key that none of them knows, one history; whatever is done to one of them, the others go on, and it comes back.
+#[test]
+fn four_nodes_agree_while_one_is_hurt() {
+    if !groups() || !node_is_built() {
+        return;
+    }
+    let net = Net::new();
+    let said = net.good("up --nodes 4 --memory 256MiB --network proxies");
+    assert!(said.contains("the genesis is verified") && said.contains("every node serves"), "{said}");
+    let heights = || -> Vec<Option<u64>> {
+        let status = net.status();
+        status["nodes"].as_array().unwrap().iter().map(|node| node["report"]["height"].as_u64()).collect()
+    };
+    let moves = |nodes: &[usize], what: &str| {
+        let before = heights();
+        until(what, || {
+            let now = heights();
+            nodes.iter().all(|&node| now[node] > before[node].or(Some(0)))
+        });
+    };
+    moves(&[0, 1, 2, 3], "all heights move");
+    net.good("kill 3");
+    moves(&[0, 1, 2], "three go on without the fourth");
+    net.good("restart 3");
+    moves(&[0, 1, 2, 3], "the fourth comes back");
+
+    net.good("partition 0|1,2,3");
+    moves(&[1, 2, 3], "three go on without the first");
+    let alone = heights()[0];
+    moves(&[1, 2, 3], "and on");
+    assert_eq!(heights()[0], alone, "one alone certifies nothing");
+    net.good("partition 0,1|2,3");
+    std::thread::sleep(Duration::from_secs(2));
+    let split = heights();
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(heights(), split, "two of four agree on nothing; their endpoints answer");
+    net.good("heal");
+    moves(&[0, 1, 2, 3], "healed");
+
+    assert!(net.good("slow 2 --latency 30ms --loss 1%").contains("slow (30 ms, 1 % lost)"));
+    moves(&[0, 1, 2, 3], "slow is not cut");
+    net.good("slow 2 --off");
+
+    // The driver over all four, each certificate against the one root key.
+    let mut hammer = Command::new(LAB);
+    hammer.args(["hammer", "--net"]).arg(net.dir());
+    hammer.args(
+        "--mode throughput --operations 20 --verify-every 1 --strict --no-progress --json -".split(' '),
+    );
+    let output = hammer.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["nodes"].as_array().unwrap().len(), 4);
+    assert!(report["nodes"].as_array().unwrap().iter().all(|node| node["answers"].as_u64() > Some(0)));
+
+    // All of it stops, and begins where it was.
+    let before = heights()[0].unwrap();
+    net.good("down");
+    assert!(net.good("up").contains("4 nodes are started"));
+    assert!(heights()[0].unwrap() >= before);
+}
+
 #[test]
 fn what_keeps_a_net_from_serving_is_named() {
     if !groups() {

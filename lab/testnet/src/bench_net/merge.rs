@@ -14,7 +14,7 @@ use crate::cap::{
 };
 
 /// Between two samples of all nodes together.
-const STEP_SECONDS: f64 = 0.25;
+pub(crate) const STEP_SECONDS: f64 = 0.25;
 /// A node whose last sample is older does not run.
 const OLD_SECONDS: f64 = 2.0;
 
@@ -101,10 +101,13 @@ impl NodeSeries {
         (seconds > 0.0).then(|| (last.cpu_seconds - first.cpu_seconds) / seconds * 100.0)
     }
 
-    fn at(&self, seconds: f64) -> Option<&Point> {
+    fn last_at(&self, seconds: f64) -> Option<&Point> {
         let index = self.points.partition_point(|point| point.seconds <= seconds);
-        let point = self.points.get(index.checked_sub(1)?)?;
-        (seconds - point.seconds <= OLD_SECONDS).then_some(point)
+        self.points.get(index.checked_sub(1)?)
+    }
+
+    fn at(&self, seconds: f64) -> Option<&Point> {
+        self.last_at(seconds).filter(|point| seconds - point.seconds <= OLD_SECONDS)
     }
 }
 
@@ -151,11 +154,12 @@ pub(crate) fn write_series(
         let seconds = step as f64 * STEP_SECONDS;
         let mut sample = Sample { seconds, ..Sample::default() };
         for (index, node) in nodes.iter().enumerate() {
+            // CPU time that was used stays used when a node stops.
+            sample.cpu_seconds += node.last_at(seconds).map_or(0.0, |point| point.cpu_seconds);
             let Some(point) = node.at(seconds) else { continue };
             sample.anonymous_bytes += point.anonymous_bytes;
             sample.file_bytes += point.file_bytes;
             sample.charged_bytes += point.charged_bytes;
-            sample.cpu_seconds += point.cpu_seconds;
             sample.processes.push(ProcessSample {
                 pid: index as u32,
                 role: format!("node {index}"),
@@ -208,10 +212,12 @@ mod tests {
         let all = folder.path().join("all.jsonl");
         write_series(&[node.clone(), other.clone()], Header::default(), &[(1.0, "idle".into())], &all)
             .unwrap();
-        let mut seen = Vec::new();
+        let (mut seen, mut cpu) = (Vec::new(), 0.0);
         series::read(&all, |line| {
             if let Line::Sample(sample) = line {
                 seen.push((sample.seconds, sample.anonymous_bytes, sample.processes.len()));
+                assert!(sample.cpu_seconds >= cpu, "CPU time never falls");
+                cpu = sample.cpu_seconds;
             }
         })
         .unwrap();

@@ -50,7 +50,7 @@ const SYNC_EXTRA_BYTES_MAX: u64 = 64 * MIB;
 /// What is fetched, over three canisters.
 const SYNC_STATE_MIB: u64 = 300;
 /// A node that does not come back by then will not.
-const SYNC_PATIENCE: Duration = Duration::from_secs(600);
+const SYNC_PATIENCE: Duration = Duration::from_secs(180);
 /// What the hammer does besides the seconds asked for: create, fill, read back, delete.
 const HAMMER_PATIENCE: Duration = Duration::from_secs(1200);
 const UP_PATIENCE: Duration = Duration::from_secs(240);
@@ -153,8 +153,9 @@ struct Bench {
     program: PathBuf,
     place: Place,
     asker: Asker,
-    /// On the monotonic clock.
+    /// On the monotonic clock, and in UTC.
     began: f64,
+    started: String,
     phases: Vec<(f64, String)>,
     heights: File,
     rows: Vec<Row>,
@@ -178,6 +179,7 @@ impl Bench {
             place: Place::new(&folder.join("net"))?,
             asker: Asker::new()?,
             began: monotonic_seconds(),
+            started: machine::now().0,
             phases: vec![],
             heights,
             rows: vec![],
@@ -502,7 +504,7 @@ impl Bench {
     async fn sync(&mut self) -> Result<()> {
         let last = self.options.nodes - 1;
         ensure!(last > 0, "a net of one node has nobody to fetch a state from");
-        self.phase(&format!("state sync: node {last} stops, {SYNC_STATE_MIB} MiB are written"));
+        self.phase(&format!("sync: node {last} stops, {SYNC_STATE_MIB} MiB written"));
         let idle_to = self.now();
         let idle: Vec<u64> =
             self.series()?.iter().filter_map(|node| node.median(idle_to - 5.0, idle_to)).collect();
@@ -528,14 +530,14 @@ impl Bench {
         let report = self.hammer("fill", &endpoints, &flags).await?;
         self.judge_hammer("fill", &report);
 
-        let from = self.phase(&format!("state sync: node {last} starts without state"));
+        let from = self.phase(&format!("sync: node {last} starts without state"));
         Session::open(self.place.clone())?.restart(last, true)?;
         let started = Instant::now();
-        let mut words = None;
+        let mut caught_up = false;
         let took = loop {
             let reports = self.reports().await?;
             if let Some(report) = reports.get(last).and_then(Option::as_ref) {
-                words = report.catching_up.clone().or(words);
+                caught_up |= report.catching_up;
                 let near = tip(&reports) - report.height <= STORM_BEHIND_MAX;
                 if report.healthy && near && report.height > 0 {
                     break Some(started.elapsed().as_secs_f64());
@@ -547,8 +549,8 @@ impl Bench {
             tokio::time::sleep(Duration::from_millis(50)).await;
         };
         let to = self.now();
-        if let Some(words) = words {
-            println!("bench-net: node {last} said: {words}");
+        if caught_up {
+            println!("bench-net: node {last} said that it was catching up");
         }
         let text = match took {
             Some(seconds) => format!("{seconds:.1} s"),
@@ -588,6 +590,9 @@ impl Bench {
             machine: machine::describe(),
             cap_bytes: parse_size(&self.options.memory)?.saturating_mul(self.options.nodes as u64),
             pressure_of: "none".into(),
+            group: self.place.info(0).map_or_else(String::new, |info| info.group),
+            interval_millis: (merge::STEP_SECONDS * 1e3) as u64,
+            started: self.started.clone(),
             ..Header::default()
         };
         merge::write_series(&series, header, &self.phases, &all)?;

@@ -30,9 +30,10 @@ pub(crate) struct Report {
     pub(crate) finalised: Option<u64>,
     /// How many rounds it thinks it is behind.
     pub(crate) behind: Option<u64>,
-    pub(crate) peers_connected: Option<u64>,
-    /// What it is catching up on, if it is.
-    pub(crate) catching_up: Option<String>,
+    /// Other members whose signature on a state it has heard since it was started.
+    pub(crate) peers_heard: Option<u64>,
+    /// Whether it fetches blocks that others executed.
+    pub(crate) catching_up: bool,
     pub(crate) worker_restarts: u64,
     pub(crate) uptime_millis: u64,
 }
@@ -43,9 +44,9 @@ impl Report {
         let number = |path: &str| value.pointer(path).and_then(Value::as_u64);
         let text = |path: &str| value.pointer(path).and_then(Value::as_str).map(str::to_owned);
         let members = value.pointer("/subnet/members").and_then(Value::as_array);
-        let own = number("/subnet/node_index").or_else(|| number("/subnet/index"));
-        let connected = |(index, member): (usize, &Value)| {
-            Some(index as u64) != own && member.get("connected").and_then(Value::as_bool) == Some(true)
+        let own = number("/subnet/place");
+        let heard = |(place, member): &(usize, &Value)| {
+            Some(*place as u64) != own && member.get("heard_height").and_then(Value::as_u64) > Some(0)
         };
         Self {
             healthy: value.get("healthy").and_then(Value::as_bool).unwrap_or(false),
@@ -53,15 +54,8 @@ impl Report {
             height: number("/subnet/certified_height").or_else(|| number("/rounds/height")).unwrap_or(0),
             finalised: number("/subnet/finalised_height"),
             behind: number("/subnet/behind"),
-            peers_connected: members
-                .map(|members| members.iter().enumerate().filter(|member| connected(*member)).count() as u64),
-            catching_up: match value.pointer("/subnet/catching_up") {
-                Some(Value::String(words)) if !words.is_empty() => Some(words.clone()),
-                Some(Value::Bool(true)) => {
-                    Some(text("/subnet/catching_up_words").unwrap_or_else(|| "catching up".into()))
-                }
-                _ => None,
-            },
+            peers_heard: members.map(|members| members.iter().enumerate().filter(heard).count() as u64),
+            catching_up: value.pointer("/subnet/catching_up").and_then(Value::as_bool) == Some(true),
             worker_restarts: number("/rounds/worker_restarts").unwrap_or(0),
             uptime_millis: number("/uptime_millis").unwrap_or(0),
         }
@@ -215,14 +209,14 @@ mod tests {
         let member = serde_json::json!({
             "healthy": true, "status": "healthy", "rounds": {"height": 7},
             "subnet": {
-                "node_index": 1, "certified_height": 9, "finalised_height": 11, "behind": 2, "catching_up": true,
-                "members": [{"connected": true}, {"connected": true}, {"connected": false}, {"connected": true}],
+                "place": 1, "certified_height": 9, "finalised_height": 11, "behind": 2, "catching_up": true,
+                "members": [{"heard_height": 9}, {"heard_height": 9}, {"heard_height": 0}, {"heard_height": 8}],
             },
         });
         let report = Report::of(&member);
         assert_eq!((report.height, report.finalised, report.behind), (9, Some(11), Some(2)));
-        assert_eq!(report.peers_connected, Some(2), "itself is no peer");
-        assert_eq!(report.catching_up.as_deref(), Some("catching up"));
+        assert_eq!(report.peers_heard, Some(2), "itself is no peer");
+        assert!(report.catching_up);
         assert_eq!(Report::of(&serde_json::json!([])), Report::default());
     }
 }

@@ -70,7 +70,7 @@ pub(crate) fn table(rows: &[Row]) -> String {
             row.url,
             number(report.map(|report| report.height)),
             number(row.behind),
-            number(report.and_then(|report| report.peers_connected)),
+            number(report.and_then(|report| report.peers_heard)),
             size(group.map(|group| group.anonymous_bytes)),
             size(group.map(|group| group.anonymous_peak_bytes)),
             size(group.map(|group| group.file_bytes)),
@@ -83,7 +83,7 @@ pub(crate) fn table(rows: &[Row]) -> String {
             Some(row.condition.clone()).filter(|condition| condition.contains(' ')),
             row.silent.clone(),
             report.filter(|report| !report.healthy).map(|report| format!("it is {}", report.status)),
-            report.and_then(|report| report.catching_up.clone()),
+            report.filter(|report| report.catching_up).map(|_| "it fetches what it missed".to_owned()),
         ];
         for words in said.into_iter().flatten() {
             text.push_str(&format!("     {words}\n"));

@@ -27,12 +27,12 @@ pub(crate) struct Goal {
 fn missing(answer: &Result<Report, String>, first: Option<u64>, goal: Goal) -> Option<String> {
     match answer {
         Err(why) => Some(why.clone()),
-        Ok(report) if !report.healthy => Some(match &report.catching_up {
-            Some(words) => format!("it is {}, {words}", report.status),
-            None => format!("it is {}", report.status),
-        }),
+        Ok(report) if !report.healthy => {
+            let how = if report.catching_up { ", and fetches what it missed" } else { "" };
+            Some(format!("it is {}{how}", report.status))
+        }
         Ok(report) if goal.moving && first.is_none_or(|first| report.height <= first) => {
-            let peers = report.peers_connected.map(|peers| format!(", connected to {peers} others"));
+            let peers = report.peers_heard.map(|peers| format!(", it has heard of {peers} others"));
             Some(format!("its certified height stays at {}{}", report.height, peers.unwrap_or_default()))
         }
         Ok(_) => None,
@@ -54,8 +54,9 @@ pub(crate) async fn until_serving(
         let mut lacking = Vec::new();
         let mut reports = Vec::new();
         for (place, &index) in indices.iter().enumerate() {
-            if let Condition::Ended(how) = session.condition(index) {
-                bail!("node {index} {how}{}", last_words(session, index));
+            let condition = session.condition(index);
+            if let Condition::Ended(_) = condition {
+                bail!("node {index} {}{}", condition.words(), last_words(session, index));
             }
             let answer = asker.report(&session.net.nodes[index].url()).await;
             if let Some(words) = missing(&answer, first[place], goal) {
@@ -106,13 +107,13 @@ mod tests {
             healthy,
             height,
             status: "recovering".into(),
-            peers_connected: Some(1),
+            peers_heard: Some(1),
             ..Report::default()
         };
         let lacks = |answer: Result<Report, String>, first| missing(&answer, first, goal);
         assert_eq!(lacks(Err("it does not listen yet".into()), None).unwrap(), "it does not listen yet");
         assert_eq!(lacks(Ok(report(false, 3)), None).unwrap(), "it is recovering");
-        let stuck = "its certified height stays at 3, connected to 1 others";
+        let stuck = "its certified height stays at 3, it has heard of 1 others";
         assert_eq!(lacks(Ok(report(true, 3)), None).unwrap(), stuck);
         assert_eq!(lacks(Ok(report(true, 3)), Some(3)).unwrap(), stuck);
         assert_eq!(lacks(Ok(report(true, 4)), Some(3)), None);

@@ -122,13 +122,21 @@ pub(crate) fn judge(findings: &Findings) -> Vec<Row> {
     rows
 }
 
-/// For a person.
+/// For a person. Columns are as wide as what stands in them.
 pub(crate) fn table(rows: &[Row]) -> String {
-    let mut text = format!("\n{:<46}{:<28}{:<28}met\n", "what", "measured", "goal");
+    let heads = ("what", "measured", "goal");
+    let width = |of: fn(&Row) -> &str, head: &str, least: usize| {
+        rows.iter().map(|row| of(row).chars().count()).chain([head.len(), least]).max().unwrap_or(0) + 2
+    };
+    let what = width(|row| &row.what, heads.0, 44);
+    let measured = width(|row| &row.measured, heads.1, 26);
+    let goal = width(|row| &row.goal, heads.2, 26);
+    let mut text = format!("\n{:<what$}{:<measured$}{:<goal$}met\n", heads.0, heads.1, heads.2);
     for row in rows {
         let met = row.met.map_or("", |met| if met { "yes" } else { "NO" });
+        let line = format!("{:<what$}{:<measured$}{:<goal$}{met}", row.what, row.measured, row.goal);
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "{:<46}{:<28}{:<28}{met}", row.what, row.measured, row.goal);
+        let _ = writeln!(text, "{}", line.trim_end());
     }
     text
 }
