@@ -1,14 +1,16 @@
 //! What is known of a net between two commands: a folder with a file that says which nodes there are, where they serve, which processes run them, what is wrong with
 //! their links.
 //!
-//!     DIR/net.json              this file
-//!     DIR/net.lock              held by the command that changes it
-//!     DIR/ceremony/             the plan, the dealings and the genesis
-//!     DIR/links.json            what the relay is to do, and relay.json, relay.log
-//!     DIR/node-N/data           the node's data folder
-//!     DIR/node-N/log, log.1     what it printed, bounded
-//!     DIR/node-N/series.jsonl   samples of its memory since its last start (thimble-lab cap), bounded
-//!     DIR/node-N/info.json      its process and its group
+//! ```text
+//! DIR/net.json              this file
+//! DIR/net.lock              held by the command that changes it
+//! DIR/ceremony/             the plan, the dealings and the genesis
+//! DIR/links.json            what the relay is to do, and relay.json, relay.log
+//! DIR/node-N/data           the node's data folder
+//! DIR/node-N/log, log.1     what it printed, bounded
+//! DIR/node-N/series.jsonl   samples of its memory since its last start (thimble-lab cap), bounded
+//! DIR/node-N/info.json      its process and its group
+//! ```
 
 use std::{
     fs::{self, File, OpenOptions},
