@@ -85,6 +85,8 @@ enum Key {
 struct Handover {
     /// Epoch of agreement that it was made for.
     target: u32,
+    /// Key epoch of those who dealt.
+    source: u32,
     /// Who dealt.
     previous: Committee,
     transcript: Transcript,
@@ -258,6 +260,14 @@ impl Summary {
         }
     }
 
+    /// That of the shares before, with which these were dealt. None as long as the shares are those of the start.
+    pub fn previous_key_epoch(&self) -> Option<Epoch> {
+        match &self.key {
+            Key::Given(_) => None,
+            Key::HandedOn(handover) => Some(Epoch(handover.source)),
+        }
+    }
+
     /// Who will hold the key next: the receivers of this epoch's dealings.
     pub fn next_members(&self) -> &[NodeRecord] {
         &self.next_members
@@ -361,8 +371,8 @@ impl Summary {
             (std::mem::replace(&mut self.progress, none), self.target())
         {
             let transcript = Arc::unwrap_or_clone(transcript);
-            let previous = self.committee().clone();
-            self.key = Key::HandedOn(Arc::new(Handover { target, previous, transcript }));
+            let (source, previous) = (self.key_epoch().0, self.committee().clone());
+            self.key = Key::HandedOn(Arc::new(Handover { target, source, previous, transcript }));
             self.members = self.next_members.clone();
         }
         if let Some(accepted) = self.accepted.take() {
@@ -501,6 +511,7 @@ impl Summary {
             Key::HandedOn(handover) => {
                 writer.u8(1);
                 writer.u32(handover.target);
+                writer.u32(handover.source);
                 write_committee(&mut writer, &handover.previous);
                 writer.part(&handover.transcript.to_bytes());
             }
@@ -588,10 +599,11 @@ impl Handover {
         // Nothing is handed on before the first epoch is over, nor ahead of time.
         let max = u32::try_from(epoch).unwrap_or(u32::MAX).min(u32::MAX - 1);
         let target = reader.u32_within("the epoch of the key", 1, max)?;
+        let source = reader.u32_within("the epoch of the key before", 0, target - 1)?;
         let previous = read_committee(reader)?;
         let transcript = Transcript::from_bytes_here(reader.part("the transcript", TRANSCRIPT_BYTES_MAX)?)?;
         fits(&transcript, &previous, target, members)?;
-        Ok(Self { target, previous, transcript })
+        Ok(Self { target, source, previous, transcript })
     }
 }
 

@@ -294,10 +294,11 @@ fn agreement(
         let kept = limits.consensus.certificates_kept as usize;
         let certifier = Certifier::new(keys.committee.clone(), keys.share_again()?, kept);
         return Ok((
-            Box::new(SingleNode::new(wiring, certifier, (height, time), keys.genesis_seed())?),
+            Box::new(SingleNode::new(wiring, certifier, (height, time), keys.genesis_seed()?)?),
             None,
         ));
     };
+    let place = keys.share_index.context("this node takes part once the members admit it")?.0;
     let listen = config.p2p.listen.context(
         "this node is one of several and needs an address where the others reach it: --p2p-listen ADDRESS:PORT, or `listen` under [p2p] in the configuration",
     )?;
@@ -318,9 +319,9 @@ fn agreement(
         call_bytes: limits.gateway.body_bytes,
     };
     let subnet = Subnet::start(wiring, subnet, height)?;
-    tracing::info!(members = keys.members.len(), place = keys.share.index.0, %listen, "taking part in the subnet");
+    tracing::info!(members = keys.members.len(), place, %listen, "taking part in the subnet");
     let members = keys.members.iter().map(|member| (member.node_id, peer(member).address)).collect();
-    let agreement = Agreement { status: subnet.status(), place: keys.share.index.0, members };
+    let agreement = Agreement { status: subnet.status(), place, members };
     Ok((Box::new(subnet), Some(agreement)))
 }
 

@@ -14,5 +14,6 @@ mod genesis;
 mod group;
 mod harness;
 mod http;
+mod members;
 mod memory;
 mod subnet;
