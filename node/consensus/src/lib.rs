@@ -28,4 +28,6 @@ pub use seam::{
     Consensus, ConsensusError, Demand, Envelopes, FinalisedBatch, FinalisedBlock, Recorded, Step, Wiring,
 };
 pub use single::{SingleNode, SystemClock, WallClock};
-pub use subnet::{KeyError, Peer, Progress, StartError, Subnet, SubnetConfig, SubnetStatus};
+pub use subnet::{
+    KeyError, KeyStore, LimitsDiffer, Progress, StartError, Subnet, SubnetConfig, SubnetStatus,
+};

@@ -11,6 +11,7 @@ mod genesis;
 mod governor;
 mod init;
 mod keys;
+mod keystore;
 mod members;
 mod metrics;
 mod node;

@@ -1,12 +1,10 @@
 //! `thimble members ...`: who holds the subnet's key, and changes of who does. What a change is and what is checked is the crate `genesis`; here are files, flags and what a person reads.
 //!
-//! A change that is complete waits in the data folder of the node that it was submitted to, [`CHANGE`]. The node puts it into a block when it leads one, and removes it once it is in effect or
-//! was overtaken ([`change_at_hand`]).
+//! A change that is complete waits in the data folder of the node that it was submitted to, [`CHANGE`], until that node puts it into a block (`keystore`).
 
 use std::{
     collections::BTreeSet,
     fmt::Write as _,
-    fs,
     path::{Path, PathBuf},
 };
 
@@ -19,12 +17,9 @@ use ic_principal::Principal;
 use serde_json::json;
 
 use crate::keys::{
-    self,
+    self, CHANGE,
     files::{self, Readers},
 };
-
-/// A submitted change, in the data folder.
-const CHANGE: &str = "members-change.json";
 
 /// Members and their changes.
 #[derive(Subcommand)]
@@ -193,61 +188,6 @@ fn submit(data: &Path, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The payload of the change that was submitted to this node, if it would pass in a block after this summary. A change that never will any more is removed.
-#[allow(dead_code, reason = "for the node's key store")]
-pub(crate) fn change_at_hand(data: &Path, summary: &Summary) -> Option<Vec<u8>> {
-    let path = data.join(CHANGE);
-    if !path.exists() {
-        return None;
-    }
-    let change = match files::read(&path, CHANGE_BYTES_MAX).map(|bytes| MembershipChange::from_json(&bytes)) {
-        Ok(Ok(change)) => change,
-        Ok(Err(error)) => {
-            drop_change(&path, &error.to_string());
-            return None;
-        }
-        Err(error) => {
-            tracing::warn!("{error:#}");
-            return None;
-        }
-    };
-    match complete(summary, &change) {
-        Ok(()) => Some(Summary::change(&change)),
-        // The one that is under way may be this one; the number tells as soon as the epoch ends.
-        Err(ChangeError::UnderWay) => None,
-        // Ahead of a summary that is behind.
-        Err(ChangeError::Number { stated, right }) if stated > right => None,
-        Err(error @ ChangeError::Number { .. }) => {
-            // Its own number is taken: by itself, most often.
-            if change.added().iter().all(|node| summary.next_members().contains(node))
-                && !summary.next_members().iter().any(|node| is_gone(&change, node))
-            {
-                tracing::info!(number = change.number(), "the change of members was accepted");
-                let _ = fs::remove_file(&path);
-            } else {
-                drop_change(&path, &error.to_string());
-            }
-            None
-        }
-        Err(error) => {
-            drop_change(&path, &error.to_string());
-            None
-        }
-    }
-}
-
-/// Whether the change removes this node and does not add it again.
-fn is_gone(change: &MembershipChange, node: &NodeRecord) -> bool {
-    change.removed().contains(&node.node_id()) && !change.added().contains(node)
-}
-
-fn drop_change(path: &Path, why: &str) {
-    tracing::warn!(why, "the change of members in {} cannot be made and is removed", path.display());
-    if let Err(error) = fs::remove_file(path) {
-        tracing::warn!(%error, "removing {}", path.display());
-    }
-}
-
 /// Whether a voter would let it pass.
 fn complete(summary: &Summary, change: &MembershipChange) -> Result<(), ChangeError> {
     summary.members_after(change)?;
@@ -381,63 +321,4 @@ fn change_json(summary: &Summary, change: &MembershipChange) -> Result<serde_jso
         "signatures_needed": need,
         "complete": have >= need as usize,
     }))
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use ed25519_dalek::SigningKey;
-    use nidkg::{Engine, EngineConfig, NodeIndex, generate_key_pair};
-    use rand::rngs::OsRng;
-
-    use super::*;
-
-    fn node(number: u8) -> (SigningKey, NodeRecord) {
-        let key = SigningKey::from_bytes(&[number; 32]);
-        let (public, _) = generate_key_pair(genesis::node_id(&key.verifying_key()).as_slice(), &mut OsRng);
-        let record = NodeRecord::new(&key, public, &format!("h:{number}")).unwrap();
-        (key, record)
-    }
-
-    #[test]
-    fn a_submitted_change_waits_until_it_is_accepted_or_overtaken() {
-        let folder = tempfile::tempdir().unwrap();
-        let data = folder.path();
-        let path = data.join(CHANGE);
-        let mut nodes: Vec<_> = (1..=4).map(node).collect();
-        nodes.sort_by_key(|(_, record)| record.node_key().to_bytes());
-        let (committee, _) = nidkg::deal(4, 3, &mut OsRng).unwrap();
-        let records = nodes.iter().map(|(_, record)| record.clone()).collect();
-        let summary = Summary::from_parts(records, committee).unwrap();
-        assert!(change_at_hand(data, &summary).is_none());
-
-        let five = node(5).1;
-        let mut change = MembershipChange::new(summary.public_key(), 0, vec![five], vec![]).unwrap();
-        for (key, _) in &nodes[1..] {
-            change.sign(key).unwrap();
-        }
-        let submit = |change: &MembershipChange| fs::write(&path, change.to_json()).unwrap();
-        submit(&change);
-        let payload = change_at_hand(data, &summary).unwrap();
-        let engine = Engine::new(EngineConfig::for_this_machine()).unwrap();
-        let mut after = summary.clone();
-        assert!(after.apply(&engine, NodeIndex(2), &payload, &mut OsRng));
-        assert!(change_at_hand(data, &after).is_none() && path.exists(), "under way");
-        after.close_epoch();
-        assert!(change_at_hand(data, &after).is_none() && !path.exists(), "accepted");
-        // To one that is behind it is no reason to give up.
-        let mut later = MembershipChange::new(summary.public_key(), 1, vec![node(6).1], vec![]).unwrap();
-        for (key, _) in &nodes[1..] {
-            later.sign(key).unwrap();
-        }
-        submit(&later);
-        assert!(change_at_hand(data, &summary).is_none() && path.exists());
-        assert!(change_at_hand(data, &after).is_some());
-
-        let unsigned = MembershipChange::new(summary.public_key(), 0, vec![node(7).1], vec![]).unwrap();
-        submit(&unsigned);
-        assert!(change_at_hand(data, &summary).is_none() && !path.exists(), "not signed");
-        fs::write(&path, "no change").unwrap();
-        assert!(change_at_hand(data, &summary).is_none() && !path.exists(), "no change at all");
-    }
 }

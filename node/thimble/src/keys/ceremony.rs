@@ -52,7 +52,8 @@ pub(crate) fn keygen(data: &Path, address: &str) -> Result<NodeRecord> {
         let record = NodeRecord::new(&node_key(data)?, *record.encryption_key(), address)?;
         files::write(&folder.join(RECORD), record.to_json().as_bytes(), Readers::All)?;
     } else {
-        if let Some(subnet) = Subnet::read(&folder.join(SUBNET))? {
+        // A member that lost its encryption key makes another here, for a record that the members exchange.
+        if let Some(subnet) = Subnet::read(&folder.join(SUBNET))?.filter(|subnet| subnet.origin.is_none()) {
             bail!(
                 "the data folder {} belongs to the subnet {}: a node of another subnet needs a data folder of its own",
                 data.display(),
@@ -93,7 +94,8 @@ fn kept_record(folder: &Path) -> Result<Option<NodeRecord>> {
 fn lost_encryption_key(folder: &Path) -> String {
     format!(
         "{} is missing, the secret part of what the node's record says: restore it. If no plan has this node yet, remove {RECORD} beside it, make keys again \
-         with `thimble keygen` and hand out the new record; once a plan has this node, its share cannot be opened without this key",
+         with `thimble keygen` and hand out the new record; once a plan has this node, its share cannot be opened without this key. A node that has joined may make \
+         keys again as well, and gets its next share when the members have exchanged its record (`thimble members change`)",
         folder.join(ENCRYPTION_KEY).display()
     )
 }
@@ -263,7 +265,7 @@ pub(super) mod tests {
     use genesis::{Genesis, SignedDealing};
 
     use super::*;
-    use crate::keys::Keys;
+    use crate::keys::{Keys, read_summary, write_summary};
 
     /// Two nodes with keys and the genesis they made.
     pub(in crate::keys) struct Stage {
@@ -313,10 +315,10 @@ pub(super) mod tests {
             let index = joined.place.unwrap();
             let keys = Keys::open_or_create(&data.join("keys")).unwrap();
             assert_eq!(keys.subnet_id(), genesis.subnet_id());
-            assert_eq!((keys.share.as_ref().unwrap().index, keys.share_index), (index, Some(index)));
+            assert_eq!(keys.share.as_ref().unwrap().index, index);
             let first = Summary::genesis(genesis).to_bytes();
             assert_eq!(keys.genesis_summary().unwrap().to_bytes(), first);
-            assert_eq!(keys.summary().unwrap().to_bytes(), first);
+            assert_eq!(read_summary(&data.join("keys")).unwrap().to_bytes(), first);
             assert_eq!(keys.members.len(), 2);
             assert_eq!(keys.members[index.0 as usize].node_id, keys.node_id());
             assert_eq!(keys.origin, Some(Origin { hash: *genesis.hash(), time_seconds: 9 }));
@@ -329,6 +331,22 @@ pub(super) mod tests {
             .each_ref()
             .map(|data| Keys::open_or_create(&data.join("keys")).unwrap().genesis_seed().unwrap());
         assert_eq!(seeds[0], seeds[1]);
+    }
+
+    #[test]
+    fn a_member_that_lost_its_encryption_key_makes_another() {
+        let Stage { data: [data, _], genesis, engine, .. } = &stage();
+        let before = keygen(data, "h:1").unwrap();
+        join(data, genesis, engine).unwrap();
+        let folder = data.join("keys");
+        fs::remove_file(folder.join(ENCRYPTION_KEY)).unwrap();
+        let error = keygen(data, "h:1").err().unwrap().to_string();
+        assert!(error.contains("thimble members change"), "{error}");
+        fs::remove_file(folder.join(RECORD)).unwrap();
+        let after = keygen(data, "h:1").unwrap();
+        assert_eq!(after.node_id(), before.node_id());
+        assert_ne!(after.encryption_key(), before.encryption_key());
+        Keys::open_or_create(&folder).unwrap();
     }
 
     #[test]
@@ -425,7 +443,7 @@ pub(super) mod tests {
         assert_eq!(join(&data, genesis, engine).unwrap(), Joined { before: true, ..joined });
         let folder = data.join("keys");
         let keys = Keys::open_or_create(&folder).unwrap();
-        assert!(keys.share.is_none() && keys.share_index.is_none());
+        assert!(keys.share.is_none());
         assert_eq!((keys.subnet_id(), keys.members.len()), (genesis.subnet_id(), 2));
         assert_eq!(keys.node_id(), record.node_id());
         assert_eq!(read_encryption_key(&folder).unwrap().unwrap().epoch(), GENESIS_EPOCH, "it waits");
@@ -434,17 +452,17 @@ pub(super) mod tests {
         for name in ["summary", "genesis-summary"] {
             fs::remove_file(folder.join(name)).unwrap();
         }
-        let error = format!("{:#}", keys.summary().err().unwrap());
+        let error = format!("{:#}", read_summary(&folder).err().unwrap());
         assert!(error.contains("run `thimble join` with the genesis again"), "{error}");
         assert!(keys.genesis_summary().is_err());
         join(&data, genesis, engine).unwrap();
-        let mut newer = keys.summary().unwrap();
+        let mut newer = read_summary(&folder).unwrap();
         newer.close_epoch();
-        super::super::write_summary(&folder, &newer).unwrap();
+        write_summary(&folder, &newer).unwrap();
         join(&data, genesis, engine).unwrap();
-        assert_eq!((keys.summary().unwrap().epoch(), keys.genesis_summary().unwrap().epoch()), (1, 0));
+        assert_eq!((read_summary(&folder).unwrap().epoch(), keys.genesis_summary().unwrap().epoch()), (1, 0));
         fs::write(folder.join("summary"), "no summary").unwrap();
-        assert!(format!("{:#}", keys.summary().err().unwrap()).contains("the version is"));
+        assert!(format!("{:#}", read_summary(&folder).err().unwrap()).contains("the version is"));
 
         // Files of a member beside the key of this node.
         join(member, genesis, engine).unwrap();

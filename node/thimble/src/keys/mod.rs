@@ -26,13 +26,13 @@ use anyhow::{Context, Result, bail, ensure};
 use ed25519_dalek::{SigningKey, VerifyingKey};
 use genesis::Summary;
 use ic_principal::Principal;
-use nidkg::{Committee, EncryptionSecretKey, EngineConfig, NodeIndex, SecretShare};
+use nidkg::{Committee, EncryptionSecretKey, NodeIndex, SecretShare};
 use rand::rngs::OsRng;
 use sha2::{Digest, Sha256};
 use state::NodeInfo;
 use zeroize::Zeroizing;
 
-pub(crate) use ceremony::{Joined, engine, join, keygen, node_key, node_of_plan};
+pub(crate) use ceremony::{engine, join, keygen, node_key, node_of_plan};
 use files::Readers;
 pub(crate) use shares::Shares;
 use subnet::Subnet;
@@ -43,6 +43,8 @@ const SHARE_KEY: &str = "subnet-share.key";
 const ENCRYPTION_KEY: &str = "encryption.key";
 const SUBNET: &str = "subnet.json";
 const RECORD: &str = "node.json";
+/// Where a change of the members waits for a block, in the data folder.
+pub(crate) const CHANGE: &str = "members-change.json";
 
 /// An encryption key at its longest takes a third of it.
 const ENCRYPTION_KEY_BYTES_MAX: usize = 512 << 10;
@@ -53,8 +55,6 @@ pub(crate) struct Keys {
     pub(crate) node: SigningKey,
     /// As it was dealt at first. None for a node that joined later, and none any more once the key was handed on twice: shares in use are those of [`Shares`].
     pub(crate) share: Option<SecretShare>,
-    /// This node's place among the first members; none for a node that joined later.
-    pub(crate) share_index: Option<NodeIndex>,
     /// At the beginning.
     pub(crate) committee: Committee,
     /// All nodes of the subnet at its beginning, by index. A subnet of one that dealt to itself has one without an address.
@@ -154,7 +154,6 @@ impl Keys {
             folder: folder.to_owned(),
             node,
             share,
-            share_index: subnet.node_index,
             committee: subnet.committee,
             members,
             origin: subnet.origin,
@@ -164,16 +163,6 @@ impl Keys {
     /// Who held the key when the subnet began: what a node without state starts from. Subnets of a ceremony only.
     pub(crate) fn genesis_summary(&self) -> Result<Summary> {
         summary::read_genesis(&self.folder)
-    }
-
-    /// Who holds the key, as the node last wrote down. Subnets of a ceremony only.
-    pub(crate) fn summary(&self) -> Result<Summary> {
-        read_summary(&self.folder)
-    }
-
-    /// This node's shares as the key is handed on.
-    pub(crate) fn shares(&self, arithmetic: EngineConfig) -> Shares {
-        Shares::new(&self.folder, arithmetic)
     }
 
     fn first_share(&self) -> Result<&SecretShare> {

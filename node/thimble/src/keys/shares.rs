@@ -34,7 +34,6 @@ use super::{
 const SHARES: &str = "shares";
 
 /// The shares in a folder of keys.
-#[allow(dead_code, reason = "for the node's key store")]
 pub(crate) struct Shares {
     folder: PathBuf,
     arithmetic: EngineConfig,
@@ -43,7 +42,6 @@ pub(crate) struct Shares {
 }
 
 /// What was just made durable.
-#[allow(dead_code, reason = "tests stop after each")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Written,
@@ -51,7 +49,6 @@ enum Step {
     Removed,
 }
 
-#[allow(dead_code, reason = "for the node's key store")]
 impl Shares {
     /// The shares in `folder`. A share is opened on threads of `arithmetic`, which live for as long as that takes.
     pub(crate) fn new(folder: &Path, arithmetic: EngineConfig) -> Self {
@@ -320,7 +317,6 @@ mod tests {
             assert_eq!(found(&folders[0]), (names, moved));
             let keys = Keys::open_or_create(&folders[0]).unwrap();
             assert_eq!(keys.share.is_some(), subnet.summary.epoch() == 1);
-            assert!(keys.share_index.is_some());
         }
         let mode = |path: &str| fs::metadata(folders[0].join(path)).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode("shares"), mode("shares/3")), (0o700, 0o600));

@@ -248,10 +248,33 @@ impl Node {
 
     /// Restarts with this configuration file.
     pub(crate) async fn reconfigure(&mut self, text: &str) {
+        self.configure(text);
+        self.restart().await;
+    }
+
+    /// The next start uses this configuration file.
+    pub(crate) fn configure(&mut self, text: &str) {
         let path = self.data.with_extension("toml");
         std::fs::write(&path, text).unwrap();
         self.config = Some(path);
-        self.restart().await;
+    }
+
+    /// How it ended by itself; its log says why.
+    pub(crate) async fn ended(&mut self) -> std::process::ExitStatus {
+        let mut child = self.child.take().unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the node runs on after {PATIENCE:?}\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// `/status.json`.
+    pub(crate) async fn status(&self) -> serde_json::Value {
+        reqwest::get(format!("{}/status.json", self.url)).await.unwrap().json().await.unwrap()
     }
 
     /// An agent with a key of its own, made from `seed`.

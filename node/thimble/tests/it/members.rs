@@ -1,10 +1,14 @@
 //! Changes of a subnet's members from outside: who holds the key is shown, a fifth node gets ready, and a change passes from hand to hand until it is complete.
 
-use std::fs;
+use std::{fs, net::TcpListener};
 
 use serde_json::{Value, json};
 
-use crate::genesis::{Ceremony, record};
+use crate::{
+    genesis::{Ceremony, record},
+    harness::*,
+    subnet::{Subnet, increment},
+};
 
 /// Four members, and a fifth node that knows the subnet.
 fn five() -> Ceremony {
@@ -110,4 +114,42 @@ fn a_change_that_cannot_be_is_refused_where_it_is_made_or_seen() {
     ceremony.refused(&["members", "show", "--data-dir", "0"], &["run `thimble join` with the genesis again"]);
     ceremony.join(0);
     ceremony.ok(&["members", "show", "--data-dir", "0"]);
+}
+
+#[tokio::test]
+async fn a_fifth_node_comes_to_a_running_subnet_and_is_needed_from_then_on() {
+    let configuration = "[limits.consensus]\nblocks_per_epoch = 20\nidle_round_millis = 150\n";
+    let mut subnet = Subnet::start_with(configuration).await;
+    let agent = subnet.nodes[0].agent(1).await;
+    let counter = deploy(&agent, "counter-c.wasm").await;
+    assert_eq!(increment(&agent, counter).await, 1);
+
+    let path = |name: &str| subnet.nodes[0].data.with_file_name(name).to_str().unwrap().to_owned();
+    let run = |arguments: &[&str]| {
+        let output = thimble().args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let (data, record, change) = (path("node4"), path("node4.json"), path("change.json"));
+    run(&["keygen", "--data-dir", &data, "--address", &address, "--out", &record]);
+    run(&["join", "--data-dir", &data, "--genesis", &path("genesis.json")]);
+    run(&["members", "change", "--data-dir", &path("node0"), "--add", &record, "--out", &change]);
+    for node in ["node0", "node1", "node2"] {
+        run(&["members", "sign", "--data-dir", &path(node), &change]);
+    }
+    run(&["members", "submit", "--data-dir", &path("node1"), &change]);
+    let mut fifth = Node::prepared(data.into(), "512MiB", vec!["--p2p-listen".to_owned(), address]);
+    fifth.configure(configuration);
+    fifth.spawn();
+
+    let members = async |node: &Node| node.status().await["subnet"]["members"].as_array().unwrap().len();
+    until("five members", async || members(&subnet.nodes[0]).await == 5).await;
+    assert!(!subnet.nodes[1].data.join("members-change.json").exists(), "it was taken up");
+    fifth.healthy().await;
+    until("the fifth has a place", async || fifth.status().await["subnet"]["place"].is_u64()).await;
+    // Four of five sign: without one of the old members the fifth is needed. The agent knows the key of the four.
+    subnet.nodes[3].kill();
+    assert_eq!(increment(&agent, counter).await, 2);
+    let agent = fifth.agent(1).await;
+    assert_eq!(increment(&agent, counter).await, 3);
 }

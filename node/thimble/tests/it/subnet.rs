@@ -10,14 +10,19 @@ use crate::{
 };
 
 /// A subnet with its ceremony held.
-struct Subnet {
-    nodes: Vec<Node>,
+pub(crate) struct Subnet {
+    pub(crate) nodes: Vec<Node>,
     _folder: tempfile::TempDir,
 }
 
 impl Subnet {
     /// Four nodes that serve.
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
+        Self::start_with("").await
+    }
+
+    /// The same, all with this configuration.
+    pub(crate) async fn start_with(configuration: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         let run = |arguments: &[&str]| {
@@ -58,14 +63,16 @@ impl Subnet {
         for node in 0..4 {
             run(&["join", "--data-dir", &data[node], "--genesis", &genesis]);
             let arguments = vec!["--p2p-listen".to_owned(), addresses[node].clone()];
-            nodes.push(Node::prepared(data[node].clone().into(), "512MiB", arguments));
+            let mut prepared = Node::prepared(data[node].clone().into(), "512MiB", arguments);
+            prepared.configure(configuration);
+            nodes.push(prepared);
         }
         let mut subnet = Self { nodes, _folder: folder };
         subnet.start_all().await;
         subnet
     }
 
-    async fn start_all(&mut self) {
+    pub(crate) async fn start_all(&mut self) {
         self.nodes.iter_mut().for_each(Node::spawn);
         for node in &mut self.nodes {
             node.healthy().await;
@@ -73,7 +80,7 @@ impl Subnet {
     }
 
     /// Every node's own answer to a query, each signed by that node and verified.
-    async fn counts(&self, counter: candid::Principal) -> Vec<u64> {
+    pub(crate) async fn counts(&self, counter: candid::Principal) -> Vec<u64> {
         let mut counts = Vec::new();
         for node in &self.nodes {
             let agent = node.agent(1).await;
@@ -84,7 +91,7 @@ impl Subnet {
     }
 }
 
-async fn increment(agent: &Agent, counter: candid::Principal) -> u64 {
+pub(crate) async fn increment(agent: &Agent, counter: candid::Principal) -> u64 {
     u64::from_le_bytes(update(agent, counter, "inc", vec![]).await.unwrap().try_into().unwrap())
 }
 
