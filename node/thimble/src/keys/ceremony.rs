@@ -165,7 +165,14 @@ pub(crate) struct Joined {
 pub(crate) fn join(data: &Path, genesis: &Verified, engine: &Engine) -> Result<Joined> {
     let folder = data.join("keys");
     let origin = Origin { hash: *genesis.hash(), time_seconds: genesis.plan().time_seconds() };
-    if let Some(subnet) = Subnet::read(&folder.join(SUBNET))? {
+    // A node that only got to know another subnet has nothing to lose yet.
+    let is_free = |subnet: &Subnet| {
+        subnet.node_index.is_none()
+            && subnet.origin.as_ref() != Some(&origin)
+            && !shares::moved_on(&folder)
+            && refuse_state_without_keys(data).is_ok()
+    };
+    if let Some(subnet) = Subnet::read(&folder.join(SUBNET))?.filter(|subnet| !is_free(subnet)) {
         ensure!(
             subnet.origin.as_ref() == Some(&origin),
             "the data folder {} belongs to the subnet {}, this genesis is that of {}: a node of another subnet needs a data folder of its own",
@@ -414,7 +421,11 @@ pub(super) mod tests {
     fn another_subnet_is_refused() {
         let (first, second) = (stage(), stage());
         let data = &first.data[0];
-        join(data, &first.genesis, &first.engine).unwrap();
+        // By mistake: nothing is lost by it, and the right one follows.
+        assert_eq!(join(data, &second.genesis, &second.engine).unwrap().place, None);
+        let joined = join(data, &first.genesis, &first.engine).unwrap();
+        assert!(joined.place.is_some() && !joined.before);
+        assert_eq!(read_summary(&data.join("keys")).unwrap().subnet_id(), first.genesis.subnet_id());
         let error = join(data, &second.genesis, &second.engine).err().unwrap().to_string();
         let names = [first.genesis.subnet_id(), second.genesis.subnet_id()].map(|id| id.to_text());
         assert!(names.iter().all(|name| error.contains(name)), "{error}");

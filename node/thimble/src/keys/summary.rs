@@ -23,11 +23,10 @@ pub(crate) fn read_summary(folder: &Path) -> Result<Summary> {
     read(&folder.join(NEWEST))
 }
 
-/// What joining leaves: the first summary, and the newest unless there is a newer one.
+/// What joining leaves: the first summary, and the newest unless a newer one of this subnet is there.
 pub(super) fn write_genesis(folder: &Path, summary: &Summary) -> Result<()> {
-    let newest = folder.join(NEWEST);
-    if !newest.exists() {
-        write(&newest, &summary.to_bytes())?;
+    if !read_summary(folder).is_ok_and(|there| there.public_key() == summary.public_key()) {
+        write_summary(folder, summary)?;
     }
     write(&folder.join(GENESIS), &summary.to_bytes())
 }
