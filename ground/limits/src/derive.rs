@@ -366,6 +366,7 @@ fn consensus(memory: u64) -> ConsensusLimits {
         execution_lag_blocks: 1,
         certificates_kept: 64,
         checkpoint_block_bytes: 64 * MIB,
+        sync_bytes_per_second: 32 * MIB,
         nidkg_tables_bytes: scale::NIDKG_TABLES.bytes_at(memory),
     }
 }

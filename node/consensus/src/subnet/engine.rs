@@ -17,8 +17,8 @@ use commonware_consensus::{
         standard::{Inline, Standard},
     },
     simplex::{
-        self, Engine, Floor, ForwardPolicy, SkipBudget, SkipPolicy, elector::RoundRobin,
-        scheme::bls12381_threshold::vrf::Seedable as _, types::Finalization,
+        self, Engine, Floor as EngineFloor, ForwardPolicy, SkipBudget, SkipPolicy, elector::RoundRobin,
+        scheme::bls12381_threshold::vrf::Seedable as _,
     },
     types::{Epoch, Epocher as _, FixedEpocher, Height as EngineHeight, ViewDelta},
 };
@@ -49,11 +49,12 @@ use super::{
     application::{Application, Observer, Shared},
     block::{Block, BlockBounds, Digest},
     calls::{Calls, Log},
+    catchup::{Catchup, Command, Floor, Parts as CatchupParts},
     journal::Journal,
     key::Scheme,
     shares::{Executed, Roots},
 };
-use crate::{Certifier, Envelopes, FinalisedBlock, IngressPool};
+use crate::{Certifier, Envelopes, FinalisedBlock, IngressPool, StateServer};
 
 /// Channels of the network, in the order they are registered.
 pub(super) const VOTES: u64 = 0;
@@ -63,13 +64,14 @@ pub(super) const BROADCAST: u64 = 3;
 pub(super) const BACKFILL: u64 = 4;
 pub(super) const CALLS: u64 = 5;
 pub(super) const ROOTS: u64 = 6;
+pub(super) const SYNC: u64 = 7;
 
 /// Finalised blocks handed out and not yet durable.
 const PENDING_MAX: usize = 4;
 /// Messages that wait for an actor of the engine.
 const MAILBOX: usize = 64;
 
-type Mailbox = MarshalMailbox<Scheme, Standard<Block>>;
+pub(super) type Mailbox = MarshalMailbox<Scheme, Standard<Block>>;
 
 /// The channels of a node.
 pub(super) struct Channels<S, R> {
@@ -80,6 +82,7 @@ pub(super) struct Channels<S, R> {
     pub(super) backfill: (S, R),
     pub(super) calls: (S, R),
     pub(super) roots: (S, R),
+    pub(super) sync: (S, R),
 }
 
 /// Schemes by epoch. Epochs this node has no share for still verify by the subnet's key, which stays.
@@ -146,7 +149,7 @@ pub(super) struct Setup<S, R, P, B> {
     pub(super) timing: Timing,
     pub(super) blocks_per_epoch: NonZeroU64,
     /// A finalised block to begin with instead of genesis, after the state below it was installed.
-    pub(super) floor: Option<Finalization<Scheme, Digest>>,
+    pub(super) floor: Option<Floor>,
     pub(super) shared: Arc<Shared>,
     pub(super) pool: Arc<IngressPool>,
     pub(super) envelopes: Arc<dyn Envelopes>,
@@ -159,6 +162,11 @@ pub(super) struct Setup<S, R, P, B> {
     pub(super) out: futures::channel::mpsc::Sender<Input>,
     /// What the driver executed.
     pub(super) executed: futures::channel::mpsc::Receiver<Executed>,
+    /// Of the subnet.
+    pub(super) public_key: nidkg::PublicKey,
+    pub(super) states: Option<Arc<dyn StateServer>>,
+    /// What the driver asks for when it takes over a state.
+    pub(super) commands: futures::channel::mpsc::Receiver<Command>,
 }
 
 /// Bytes of the cache over the engine's own storage: half a megabyte, where its authors' examples take a hundred and sixty.
@@ -176,7 +184,7 @@ fn bounds(limits: &ConsensusLimits) -> BlockBounds {
 }
 
 /// Runs until the task is aborted or one of the actors ends.
-pub(super) async fn run<E, S, R, P, B>(context: E, setup: Setup<S, R, P, B>)
+pub(super) async fn run<E, S, R, P, B>(mut context: E, setup: Setup<S, R, P, B>)
 where
     E: Clock + CryptoRng + Spawner + Storage + Metrics,
     S: Sender<PublicKey = PublicKey>,
@@ -198,10 +206,12 @@ where
         ..
     } = setup;
     let Setup { journal, shared, pool, envelopes, log, channels, peers, blocker, out, executed, .. } = setup;
+    let Setup { public_key, states, commands, .. } = setup;
     let mailbox_size = NZUsize!(MAILBOX);
     let epocher = FixedEpocher::new(blocks_per_epoch);
     let cache = page_cache();
     let bounds = bounds(&limits);
+    let sync_bytes_per_second = limits.sync_bytes_per_second;
 
     let calls = Calls::new(pool.clone(), envelopes, journal, limits.block_ingress_bytes, channels.calls.0);
     pool.share_among(members.len(), {
@@ -274,8 +284,16 @@ where
             return;
         }
     };
+    // The engine takes a floor for granted, so one that does not hold must not reach it.
+    let floor = floor.filter(|floor| {
+        let holds = floor.finalization.verify(&mut context, &*schemes.lasting, &Sequential);
+        if !holds {
+            tracing::error!(height = floor.height.0, "the finalization to begin above is not the subnet's");
+        }
+        holds
+    });
     let start = match &floor {
-        Some(finalization) => {
+        Some(Floor { finalization, .. }) => {
             shared.remember(finalization.seed());
             Start::Floor(finalization.clone())
         }
@@ -334,23 +352,44 @@ where
     // Where to resume: the height after what marshal has recorded as processed.
     let processed = processed.processed().map(|processed| processed.height());
     let next = processed.map_or(EngineHeight::new(1), EngineHeight::next);
+    // A floor at or below says nothing any more.
+    let floor = floor.filter(|floor| floor.height.0 > next.get());
     let Some(mut epoch) = (match &floor {
-        Some(finalization) if processed.is_none() => Some(finalization.epoch()),
-        _ => epocher.containing(next).map(|bounds| bounds.epoch()),
+        Some(Floor { finalization, .. }) => Some(finalization.epoch()),
+        None => epocher.containing(next).map(|bounds| bounds.epoch()),
     }) else {
         tracing::error!(height = next.get(), "no epoch contains the next height");
         return;
     };
     let mut root = match floor {
-        Some(finalization) if finalization.epoch() == epoch => Floor::Finalized(finalization),
-        _ => match boundary(&marshal, &epocher, epoch, &genesis).await {
-            Some(digest) => Floor::Genesis(digest),
+        Some(Floor { finalization, .. }) => EngineFloor::Finalized(finalization),
+        None => match boundary(&marshal, &epocher, epoch, &genesis).await {
+            Some(digest) => EngineFloor::Genesis(digest),
             None => {
                 tracing::error!(%epoch, "the block that the epoch starts from is not stored");
                 return;
             }
         },
     };
+    let catchup = Catchup::new(
+        &context,
+        CatchupParts {
+            me: me.clone(),
+            members,
+            public_key,
+            verifier: schemes.lasting.clone(),
+            bounds,
+            shared: shared.clone(),
+            marshal: marshal.clone(),
+            log,
+            states,
+            bytes_per_second: sync_bytes_per_second,
+            sender: channels.sync.0,
+            out: out.clone(),
+            commands,
+        },
+    );
+    context.child("catchup").spawn(move |context| catchup.run(context, channels.sync.1));
     let delivery =
         Delivery { shared: shared.clone(), pool, calls, out, marshal: marshal.clone(), pruned: Height(0) };
     let (passed, mut heights) = mpsc::unbounded_channel();
@@ -430,7 +469,7 @@ where
         };
         engine.abort();
         epoch = epoch.next();
-        root = Floor::Genesis(boundary);
+        root = EngineFloor::Genesis(boundary);
     }
 }
 
