@@ -8,7 +8,7 @@ if ! rustup toolchain list | grep -q nightly; then
     exit 1
 fi
 command -v cargo-fuzz >/dev/null 2>&1 || cargo install cargo-fuzz --locked
-for target in envelope_decoder module_validator dkg_decoders dkg_dealing manifest_decoder; do
+for target in envelope_decoder module_validator dkg_decoders dkg_dealing manifest_decoder key_summary; do
     echo "fuzz: $target for $seconds s"
     cargo +nightly fuzz run "$target" -- -max_total_time="$seconds" -rss_limit_mb=2048
 done

@@ -158,6 +158,9 @@ pub enum GenesisError {
     /// Not what the dealings give.
     #[error("the transcript is not the one that the dealings give: it was changed")]
     WrongTranscript,
+    /// Not the bytes they must be.
+    #[error(transparent)]
+    Bytes(#[from] crate::BytesError),
     /// Committee.
     #[error("the committee of the transcript: {0}")]
     Committee(#[from] nidkg::BlsError),

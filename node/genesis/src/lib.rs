@@ -1,4 +1,4 @@
-//! The ceremony in which the nodes of a subnet make their key without a dealer to trust: its files, and every check on them.
+//! The ceremony in which the nodes of a subnet make their key without a dealer to trust, and how they hand it on: files and payloads, and every check on them.
 //!
 //! Four files pass between people, by whatever means they have; none is secret, and none needs a channel to trust, because what matters is signed or hashed:
 //!
@@ -13,6 +13,9 @@
 //! Then each node opens its share with its own encryption key ([`Verified::open_share`]). The key is secret as long as one dealer of those in the genesis was
 //! honest; one more than may be faulty is the least number of dealings, all is better.
 //!
+//! From then on the key is handed on, in every epoch of agreement, by its holders to those of the next epoch, who may be others: [`Summary`] is what all nodes know of it, computed from the
+//! payloads of blocks; [`MembershipChange`] is how the members come to be others.
+//!
 //! # Bounds
 //!
 //! At most [`NODES_MAX`] nodes; each file has a size above which it is not looked at ([`RECORD_BYTES_MAX`] and its like); decoders refuse unknown fields, other
@@ -20,20 +23,28 @@
 //!
 //! What it must never know: the disk, the network, clocks. Time and randomness are arguments; secrets are borrowed for the step that needs them.
 
+mod bytes;
 mod dealing;
 mod encoding;
 mod error;
 mod genesis;
 mod hash;
+mod membership;
+mod payload;
 mod plan;
 mod record;
+mod summary;
 
+pub use bytes::BytesError;
 pub use dealing::{DEALING_BYTES_MAX, SignedDealing};
 pub use encoding::VERSION;
 pub use error::GenesisError;
 pub use genesis::{GENESIS_BYTES_MAX, Genesis, Verified};
+pub use membership::{CHANGE_BYTES_MAX, ChangeError, MembershipChange};
+pub use payload::{PAYLOAD_BYTES_MAX, Payload, PayloadError};
 pub use plan::{PLAN_BYTES_MAX, Plan, faulty, threshold};
 pub use record::{ADDRESS_BYTES_MAX, NodeRecord, RECORD_BYTES_MAX, check_address, node_id, node_key_der};
+pub use summary::{SUMMARY_BYTES_MAX, Summary, SummaryError};
 
 /// Nodes a ceremony may have. The key generation could do with twice as many; files and times stay handy with these.
 pub const NODES_MAX: usize = 64;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     GenesisError,
+    bytes::{BytesError, Reader, Writer},
     encoding::{self, Hex, VERSION, shortened},
     hash::Message,
 };
@@ -17,7 +18,7 @@ pub const RECORD_BYTES_MAX: usize = 16 << 10;
 pub const ADDRESS_BYTES_MAX: usize = 260;
 
 /// A node's public record: checked, wherever it came from.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct NodeRecord {
     node_key: VerifyingKey,
     encryption: EncryptionPublicKey,
@@ -121,6 +122,25 @@ impl NodeRecord {
         &self.address
     }
 
+    /// As bytes.
+    pub(crate) fn write(&self, writer: &mut Writer) {
+        writer.bytes(self.node_key.as_bytes());
+        writer.bytes(&self.encryption.to_bytes());
+        writer.part(self.address.as_bytes());
+        writer.bytes(&self.signature.to_bytes());
+    }
+
+    /// Reads what [`Self::write`] gave, and checks everything there is to check.
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Self, GenesisError> {
+        let parts = Parts {
+            node_key: reader.array("a node key")?,
+            encryption_key: reader.array("an encryption key")?,
+            address: text(reader.part("an address", ADDRESS_BYTES_MAX)?)?,
+            signature: reader.array("the signature of a record")?,
+        };
+        parts.check()
+    }
+
     /// All of it, into the hash of a plan.
     pub(crate) fn hash_into(&self, message: Message) -> Message {
         message
@@ -161,23 +181,51 @@ impl TryFrom<RecordFile> for NodeRecord {
         if file.version != VERSION {
             return Err(GenesisError::Version { what: "the record of a node", found: file.version });
         }
+        let parts = Parts {
+            node_key: file.node_key.0,
+            encryption_key: file.encryption_key.0,
+            address: file.address,
+            signature: file.signature.0,
+        };
+        let actual = node_id(&parts.key()?);
+        if file.node_id != actual.to_text() {
+            return Err(GenesisError::NodeId { stated: shortened(&file.node_id).to_owned(), actual });
+        }
+        parts.check()
+    }
+}
+
+/// What a record is made of, wherever it was read: nothing is checked.
+struct Parts {
+    node_key: [u8; 32],
+    encryption_key: [u8; EncryptionPublicKey::LENGTH],
+    address: String,
+    signature: [u8; 64],
+}
+
+impl Parts {
+    fn key(&self) -> Result<VerifyingKey, GenesisError> {
         // Keys of small order sign everything; they belong to nobody.
-        let node_key = VerifyingKey::from_bytes(&file.node_key.0)
+        VerifyingKey::from_bytes(&self.node_key)
             .ok()
             .filter(|key| !key.is_weak())
-            .ok_or_else(|| GenesisError::NodeKey(hex::encode(file.node_key.0)))?;
-        let node = node_id(&node_key);
-        if file.node_id != node.to_text() {
-            let stated = shortened(&file.node_id).to_owned();
-            return Err(GenesisError::NodeId { stated, actual: node });
-        }
-        check_address(&file.address)?;
-        let encryption = EncryptionPublicKey::from_bytes(&file.encryption_key.0, node.as_slice())
-            .map_err(|error| GenesisError::EncryptionKey { node, error })?;
-        let signature = Signature::from_bytes(&file.signature.0);
-        node_key
-            .verify_strict(message(&node_key, &encryption, &file.address).bytes(), &signature)
-            .map_err(|_| GenesisError::RecordSignature(node))?;
-        Ok(Self { node_key, encryption, address: file.address, signature })
+            .ok_or_else(|| GenesisError::NodeKey(hex::encode(self.node_key)))
     }
+
+    fn check(self) -> Result<NodeRecord, GenesisError> {
+        let node_key = self.key()?;
+        let node = node_id(&node_key);
+        check_address(&self.address)?;
+        let encryption = EncryptionPublicKey::from_bytes(&self.encryption_key, node.as_slice())
+            .map_err(|error| GenesisError::EncryptionKey { node, error })?;
+        let signature = Signature::from_bytes(&self.signature);
+        node_key
+            .verify_strict(message(&node_key, &encryption, &self.address).bytes(), &signature)
+            .map_err(|_| GenesisError::RecordSignature(node))?;
+        Ok(NodeRecord { node_key, encryption, address: self.address, signature })
+    }
+}
+
+fn text(bytes: &[u8]) -> Result<String, BytesError> {
+    str::from_utf8(bytes).map(str::to_owned).map_err(|_| BytesError::NotCanonical { what: "an address" })
 }

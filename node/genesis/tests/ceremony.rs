@@ -1,39 +1,19 @@
 //! The ceremony as its people meet it: what goes right, and every way in which a file can be wrong.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod common;
+
 use std::sync::LazyLock;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use common::{ENGINE, Node, node, rng};
 use ed25519_dalek::SigningKey;
 use genesis::{
     DEALING_BYTES_MAX, GENESIS_BYTES_MAX, Genesis, NODES_MAX, NodeRecord, PLAN_BYTES_MAX, Plan,
     RECORD_BYTES_MAX, SignedDealing, Verified, check_address, node_id,
 };
-use nidkg::{EncryptionSecretKey, Engine, EngineConfig, combine, generate_key_pair, verify};
-use rand::SeedableRng;
-use rand_chacha::ChaCha20Rng;
+use nidkg::{combine, generate_key_pair, verify};
 use serde_json::{Value, json};
-
-static ENGINE: LazyLock<Engine> =
-    LazyLock::new(|| Engine::new(EngineConfig::for_this_machine()).expect("threads can be started"));
-
-fn rng(seed: u64) -> ChaCha20Rng {
-    ChaCha20Rng::seed_from_u64(seed)
-}
-
-struct Node {
-    key: SigningKey,
-    encryption: EncryptionSecretKey,
-    record: NodeRecord,
-}
-
-fn node(number: u8) -> Node {
-    let key = SigningKey::from_bytes(&[number; 32]);
-    let owner = node_id(&key.verifying_key());
-    let (public, encryption) = generate_key_pair(owner.as_slice(), &mut rng(u64::from(number)));
-    let record = NodeRecord::new(&key, public, &format!("10.0.0.{number}:4000")).unwrap();
-    Node { key, encryption, record }
-}
 
 /// Four nodes in the order of the plan, the plan, their dealings, the genesis.
 struct Stage {

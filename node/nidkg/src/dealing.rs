@@ -235,6 +235,11 @@ impl VerifiedDealing {
     pub fn dealer(&self) -> NodeIndex {
         self.dealer
     }
+
+    /// What was verified.
+    pub fn dealing(&self) -> &Dealing {
+        &self.dealing
+    }
 }
 
 /// Verifies one dealing.

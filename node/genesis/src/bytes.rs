@@ -1,0 +1,150 @@
+//! Bytes of what passes between nodes and stays with them: lengths before their parts, numbers with the highest byte first, one encoding for one value.
+//!
+//! A reader takes nothing that is not there, and no list longer than it may be: what comes out is bounded by what went in.
+
+use thiserror::Error;
+
+/// Why bytes were refused.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum BytesError {
+    /// Shorter than it says or must be.
+    #[error("it ends within {what}: it was cut off")]
+    Truncated {
+        /// What was read.
+        what: &'static str,
+    },
+    /// Longer than it says.
+    #[error("{surplus} bytes follow its end")]
+    Surplus {
+        /// How many.
+        surplus: usize,
+    },
+    /// A number that cannot be there.
+    #[error("{what} is {value}, outside {min}..={max}")]
+    OutOfRange {
+        /// Which.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// Smallest allowed.
+        min: u64,
+        /// Largest allowed.
+        max: u64,
+    },
+    /// All of it.
+    #[error("it has {bytes} bytes; at most {bytes_max} are read")]
+    TooLarge {
+        /// Its size.
+        bytes: usize,
+        /// The limit.
+        bytes_max: usize,
+    },
+    /// The same value has a shorter encoding.
+    #[error("{what} is written in a way in which nobody writes it")]
+    NotCanonical {
+        /// Which part.
+        what: &'static str,
+    },
+}
+
+/// Collects an encoding.
+#[derive(Default)]
+pub(crate) struct Writer(Vec<u8>);
+
+impl Writer {
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+
+    pub(crate) fn u8(&mut self, value: u8) {
+        self.0.push(value);
+    }
+
+    pub(crate) fn u32(&mut self, value: u32) {
+        self.bytes(&value.to_be_bytes());
+    }
+
+    pub(crate) fn u64(&mut self, value: u64) {
+        self.bytes(&value.to_be_bytes());
+    }
+
+    /// A part with its length before it.
+    pub(crate) fn part(&mut self, part: &[u8]) {
+        // Parts are bounded far below 4 GiB wherever they are made.
+        self.u32(part.len() as u32);
+        self.bytes(part);
+    }
+
+    pub(crate) fn finish(self) -> Vec<u8> {
+        self.0
+    }
+}
+
+/// Takes an encoding apart.
+pub(crate) struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    /// A reader of bytes of which there may be at most `bytes_max`.
+    pub(crate) fn new(bytes: &'a [u8], bytes_max: usize) -> Result<Self, BytesError> {
+        if bytes.len() > bytes_max {
+            return Err(BytesError::TooLarge { bytes: bytes.len(), bytes_max });
+        }
+        Ok(Self(bytes))
+    }
+
+    pub(crate) fn take(&mut self, count: usize, what: &'static str) -> Result<&'a [u8], BytesError> {
+        let (taken, rest) = self.0.split_at_checked(count).ok_or(BytesError::Truncated { what })?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    pub(crate) fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], BytesError> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N, what)?);
+        Ok(array)
+    }
+
+    pub(crate) fn u64(&mut self, what: &'static str) -> Result<u64, BytesError> {
+        self.array(what).map(u64::from_be_bytes)
+    }
+
+    /// A byte that names a case.
+    pub(crate) fn tag(&mut self, what: &'static str, max: u8) -> Result<u8, BytesError> {
+        let [value] = self.array(what)?;
+        within(what, value.into(), 0, max.into()).map(|_| value)
+    }
+
+    pub(crate) fn u32_within(&mut self, what: &'static str, min: u32, max: u32) -> Result<u32, BytesError> {
+        let value = u32::from_be_bytes(self.array(what)?);
+        within(what, value.into(), min.into(), max.into()).map(|_| value)
+    }
+
+    /// How many elements follow.
+    pub(crate) fn count(&mut self, what: &'static str, max: usize) -> Result<usize, BytesError> {
+        let value = u32::from_be_bytes(self.array(what)?);
+        within(what, value.into(), 0, max as u64).map(|_| value as usize)
+    }
+
+    /// A part with its length before it.
+    pub(crate) fn part(&mut self, what: &'static str, bytes_max: usize) -> Result<&'a [u8], BytesError> {
+        let count = self.count(what, bytes_max)?;
+        self.take(count, what)
+    }
+
+    /// All that is left.
+    pub(crate) fn rest(self) -> &'a [u8] {
+        self.0
+    }
+
+    pub(crate) fn finish(self) -> Result<(), BytesError> {
+        if self.0.is_empty() { Ok(()) } else { Err(BytesError::Surplus { surplus: self.0.len() }) }
+    }
+}
+
+fn within(what: &'static str, value: u64, min: u64, max: u64) -> Result<u64, BytesError> {
+    if (min..=max).contains(&value) {
+        Ok(value)
+    } else {
+        Err(BytesError::OutOfRange { what, value, min, max })
+    }
+}

@@ -1,0 +1,83 @@
+//! What a block carries for the subnet's key: opaque to the block, one byte for the kind, then a dealing or a change of members.
+
+use nidkg::{Dealing, DecodeError};
+use thiserror::Error;
+
+use crate::{
+    ChangeError, MembershipChange,
+    bytes::{BytesError, Reader, Writer},
+};
+
+/// A payload larger than this is not looked at: a dealing to 64 receivers takes two thirds of it.
+pub const PAYLOAD_BYTES_MAX: usize = 256 << 10;
+
+const DEALING: u8 = 1;
+const CHANGE: u8 = 2;
+
+/// A payload. Decoded only: what it is worth is for [`crate::Summary`] to say.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Payload {
+    /// A dealing of the block's own leader: it hands on its share.
+    Dealing {
+        /// Epoch of agreement that begins with the key in the hands of the receivers.
+        target: u64,
+        /// The dealing.
+        dealing: Box<Dealing>,
+    },
+    /// A change of members, whoever's block it is in.
+    Change(Box<MembershipChange>),
+}
+
+/// Why bytes are no payload.
+#[derive(Debug, Error)]
+pub enum PayloadError {
+    /// Bytes.
+    #[error("the payload: {0}")]
+    Bytes(#[from] BytesError),
+    /// The dealing inside.
+    #[error("the dealing: {0}")]
+    Dealing(#[from] DecodeError),
+    /// The change inside.
+    #[error(transparent)]
+    Change(#[from] ChangeError),
+}
+
+impl Payload {
+    /// As bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        match self {
+            Self::Dealing { target, dealing } => {
+                writer.u8(DEALING);
+                writer.u64(*target);
+                writer.bytes(&dealing.to_bytes());
+            }
+            Self::Change(change) => {
+                writer.u8(CHANGE);
+                change.write(&mut writer);
+            }
+        }
+        writer.finish()
+    }
+
+    /// Reads a payload; nothing but its form is checked, and the records in it.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, PayloadError> {
+        let mut reader = Reader::new(bytes, PAYLOAD_BYTES_MAX)?;
+        match reader.tag("the kind", CHANGE)? {
+            DEALING => {
+                let target = reader.u64("the epoch")?;
+                let dealing = Box::new(Dealing::from_bytes(reader.rest())?);
+                Ok(Self::Dealing { target, dealing })
+            }
+            CHANGE => {
+                let change = MembershipChange::read(&mut reader)?;
+                reader.finish()?;
+                Ok(Self::Change(Box::new(change)))
+            }
+            kind => {
+                let (value, min, max) = (kind.into(), DEALING.into(), CHANGE.into());
+                Err(BytesError::OutOfRange { what: "the kind", value, min, max }.into())
+            }
+        }
+    }
+}

@@ -1,0 +1,677 @@
+//! The key summary: who holds the subnet's key, who will hold it next, and how far the handing on has come. A value that all nodes compute from the payloads of final blocks.
+//!
+//! Agreement runs in epochs. In each the committee that holds the key hands it on to that of the next: the same members, or others after a change of members. The public key stays;
+//! the shares of two epochs do not fit together, so whoever collects shares has to have enough of one epoch.
+//!
+//! 1. Each member deals its share once in an epoch, in a block that it leads ([`Summary::deal`]). Voters check it ([`Summary::check`]): a block with a false payload gets no votes.
+//! 2. A final block's payload is applied, in the order of the chain ([`Summary::apply`]). The first dealings of as many dealers as sign together make the next transcript; what comes
+//!    later is surplus. Those that may be faulty can stay silent, and the key moves all the same.
+//! 3. After the last block of the epoch ([`Summary::close_epoch`]) the next committee takes over, if its transcript is there. Else the old one goes on for another epoch, and all of it is tried again.
+//! 4. Each member opens its share out of the transcript, which stays in the summary while it is in use ([`Summary::open_share`]), and moves its encryption key past it.
+//!
+//! A change of members ([`MembershipChange`]) accepted in epoch `e` names the receivers of the dealings of `e + 1`; so it is in effect from `e + 2` on, or from the epoch after the first
+//! handing on that comes to an end. One change is accepted per epoch, so that what a payload is checked against is fixed for the whole epoch: members, committee, receivers, number of
+//! changes. Within it a summary that is some blocks behind differs from the newest only in what it does not yet know to be surplus.
+//!
+//! # Determinism
+//!
+//! Same start, same payloads of the same leaders in the same order: same bytes, on every node. Randomness goes into new dealings and into the weights of verification, never into what the
+//! value becomes (a false dealing passes with a probability below 2^-63).
+//!
+//! # Bounds
+//!
+//! [`SUMMARY_BYTES_MAX`], and in memory about as much. A subnet of four has 22 kB of it once the key was handed on, and up to 65 kB while dealings come in.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use ic_principal::Principal;
+use nidkg::{
+    Committee, Dealing, DealingError, DecodeError, EncryptionSecretKey, Engine, Epoch, NodeIndex, PublicKey,
+    SecretShare, Session, SessionError, Source, Transcript, TranscriptError, VerifiedDealing, create_dealing,
+    create_transcript, verify_dealing, verify_dealings,
+};
+use rand::{CryptoRng, RngCore};
+use thiserror::Error;
+
+use crate::{
+    BytesError, ChangeError, GENESIS_EPOCH, GenesisError, MembershipChange, NODES_MAX, NodeRecord,
+    PAYLOAD_BYTES_MAX, Payload, PayloadError, Verified,
+    bytes::{Reader, Writer},
+    hash::Message,
+    membership::{check_members, read_records, write_records},
+    threshold,
+};
+
+/// A summary larger than this is not looked at: 64 members with all but the last of their dealings take a third of it.
+pub const SUMMARY_BYTES_MAX: usize = 16 << 20;
+
+/// Version of the encoding. A decoder knows this one only.
+const SUMMARY_VERSION: u8 = 1;
+/// Part of [`SUMMARY_BYTES_MAX`]; 43 ciphertexts for 64 receivers take half of it.
+const TRANSCRIPT_BYTES_MAX: usize = 4 << 20;
+
+const _: () = assert!(
+    (NODES_MAX - NODES_MAX.div_ceil(3)) * PAYLOAD_BYTES_MAX + TRANSCRIPT_BYTES_MAX < SUMMARY_BYTES_MAX,
+    "dealings that are still short of a transcript fit in, beside the transcript in use"
+);
+
+/// The key summary. Public data only.
+#[derive(Clone)]
+pub struct Summary {
+    /// Of agreement.
+    epoch: u64,
+    /// Changes of members accepted before this epoch.
+    changes: u64,
+    /// Of this epoch, by rising node key.
+    members: Vec<NodeRecord>,
+    key: Key,
+    /// Receivers of this epoch's dealings.
+    next_members: Vec<NodeRecord>,
+    /// Receivers of the next epoch's dealings, when a change was accepted in this one.
+    accepted: Option<Vec<NodeRecord>>,
+    progress: Progress,
+}
+
+/// How the members of this epoch came to hold the key.
+#[derive(Clone)]
+#[expect(clippy::large_enum_variant, reason = "there is one per summary")]
+enum Key {
+    /// In a ceremony, or otherwise before the first epoch.
+    Given(Committee),
+    /// From an earlier committee.
+    HandedOn(Arc<Handover>),
+}
+
+struct Handover {
+    /// Epoch of agreement that it was made for.
+    target: u32,
+    /// Who dealt.
+    previous: Committee,
+    transcript: Transcript,
+}
+
+/// How far the handing on has come in this epoch.
+#[derive(Clone)]
+enum Progress {
+    /// Fewer than are needed, by dealer.
+    Dealings(BTreeMap<u32, Dealt>),
+    /// The next committee has its transcript.
+    Done(Arc<Transcript>),
+}
+
+#[derive(Clone)]
+enum Dealt {
+    Verified(Arc<VerifiedDealing>),
+    /// Out of stored bytes: verified once before, by whoever applied it, and again when it is used.
+    Stored(Arc<Dealing>),
+}
+
+/// Why a payload, a share or stored bytes were refused.
+#[derive(Debug, Error)]
+pub enum SummaryError {
+    /// Not a payload.
+    #[error(transparent)]
+    Payload(#[from] PayloadError),
+    /// Not a member's block.
+    #[error("member {} is not one of the {members} of this epoch", member.0)]
+    NoMember {
+        /// Who.
+        member: NodeIndex,
+        /// How many there are.
+        members: usize,
+    },
+    /// Of another epoch.
+    #[error("the dealing is for epoch {stated}; dealings of this epoch are for epoch {right}")]
+    OtherEpoch {
+        /// As it says.
+        stated: u64,
+        /// As it must be.
+        right: u64,
+    },
+    /// Nothing is wanted.
+    #[error("the transcript of epoch {0} is made already: the dealing is surplus")]
+    Surplus(u64),
+    /// Once is enough.
+    #[error("member {} has dealt in this epoch before", .0.0)]
+    DealtTwice(NodeIndex),
+    /// A dealing that could not be made, or failed a check.
+    #[error(transparent)]
+    Dealing(#[from] DealingError),
+    /// A share of another key or another epoch.
+    #[error("the share of member {} is not that of key epoch {}", member.0, key_epoch.0)]
+    OtherShare {
+        /// Whose.
+        member: NodeIndex,
+        /// Of the shares in use.
+        key_epoch: Epoch,
+    },
+    /// A change of members.
+    #[error(transparent)]
+    Change(#[from] ChangeError),
+    /// Epochs are counted with 32 bits in encryption keys.
+    #[error("epoch {0} has no successor that an encryption key could be moved to")]
+    LastEpoch(u64),
+    /// The members cannot be dealt to.
+    #[error("the handing on: {0}")]
+    Session(#[from] SessionError),
+    /// The shares of a genesis are not in the summary.
+    #[error(
+        "the shares in use are those of the genesis: they are opened out of it when a node joins, not out of the summary"
+    )]
+    GenesisShare,
+    /// A share that does not come out.
+    #[error("the transcript: {0}")]
+    Transcript(#[from] TranscriptError),
+    /// Members and committee do not fit.
+    #[error(
+        "{members} members with a committee of {shares}, of which {threshold} sign together: they do not belong together"
+    )]
+    Committee {
+        /// Members.
+        members: usize,
+        /// Shares of the committee.
+        shares: usize,
+        /// Its threshold.
+        threshold: u32,
+    },
+    /// The committee is none.
+    #[error("the committee: {0}")]
+    Key(#[from] nidkg::BlsError),
+    /// Stored bytes.
+    #[error("the summary: {0}")]
+    Bytes(#[from] BytesError),
+    /// A part of stored bytes.
+    #[error("the summary: {0}")]
+    Decode(#[from] DecodeError),
+    /// A record in stored bytes.
+    #[error("the summary: {0}")]
+    Record(#[from] GenesisError),
+    /// Parts of stored bytes that do not belong together.
+    #[error("the summary: {0} does not belong to the rest of it")]
+    Mixed(&'static str),
+}
+
+impl Summary {
+    /// Of the first epoch of a subnet that came out of a ceremony.
+    pub fn genesis(verified: &Verified) -> Self {
+        Self::first(verified.plan().nodes().to_vec(), verified.committee().clone())
+    }
+
+    /// Of the first epoch of a subnet whose key was dealt otherwise. Members stand by rising node key, shares in the same order.
+    pub fn from_parts(members: Vec<NodeRecord>, committee: Committee) -> Result<Self, SummaryError> {
+        check_members(&members)?;
+        check_committee(&members, &committee)?;
+        committee.coefficients()?;
+        Ok(Self::first(members, committee))
+    }
+
+    fn first(members: Vec<NodeRecord>, committee: Committee) -> Self {
+        Self {
+            epoch: 0,
+            changes: 0,
+            next_members: members.clone(),
+            members,
+            key: Key::Given(committee),
+            accepted: None,
+            progress: Progress::Dealings(BTreeMap::new()),
+        }
+    }
+
+    /// Epoch of agreement.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// How many changes of members were accepted before this epoch: the number that the next one must have.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Members of this epoch, by rising node key: a member's place is its index.
+    pub fn members(&self) -> &[NodeRecord] {
+        &self.members
+    }
+
+    /// Public keys and threshold of this epoch.
+    pub fn committee(&self) -> &Committee {
+        match &self.key {
+            Key::Given(committee) => committee,
+            Key::HandedOn(handover) => handover.transcript.committee(),
+        }
+    }
+
+    /// The subnet's public key, in every epoch.
+    pub fn public_key(&self) -> &PublicKey {
+        &self.committee().public_key
+    }
+
+    /// The subnet is known by the hash of its key.
+    pub fn subnet_id(&self) -> Principal {
+        Principal::self_authenticating(nidkg::public_key_to_der(self.public_key()))
+    }
+
+    /// What the shares in use were encrypted to: that of the ceremony, or the epoch of agreement they were made for.
+    pub fn key_epoch(&self) -> Epoch {
+        match &self.key {
+            Key::Given(_) => GENESIS_EPOCH,
+            Key::HandedOn(handover) => Epoch(handover.target),
+        }
+    }
+
+    /// Who will hold the key next: the receivers of this epoch's dealings.
+    pub fn next_members(&self) -> &[NodeRecord] {
+        &self.next_members
+    }
+
+    /// Who will receive in the next epoch, when a change of members was accepted in this one.
+    pub fn accepted_members(&self) -> Option<&[NodeRecord]> {
+        self.accepted.as_deref()
+    }
+
+    /// Place of the member with this node key.
+    pub fn place_of(&self, node_key: &[u8; 32]) -> Option<NodeIndex> {
+        let place =
+            self.members.binary_search_by_key(node_key, |member| member.node_key().to_bytes()).ok()?;
+        Some(NodeIndex(place as u32))
+    }
+
+    /// Whether this member's dealing is missing and still wanted.
+    pub fn wants_dealing(&self, dealer: NodeIndex) -> bool {
+        match &self.progress {
+            Progress::Dealings(dealings) => {
+                (dealer.0 as usize) < self.members.len()
+                    && !dealings.contains_key(&dealer.0)
+                    && self.target().is_ok()
+            }
+            Progress::Done(_) => false,
+        }
+    }
+
+    /// How many dealings are missing for the next transcript; 0 once it is there.
+    pub fn dealings_missing(&self) -> usize {
+        match &self.progress {
+            Progress::Dealings(dealings) => self.committee().threshold as usize - dealings.len(),
+            Progress::Done(_) => 0,
+        }
+    }
+
+    /// A payload in which `dealer` hands on its share.
+    pub fn deal(
+        &self,
+        engine: &Engine,
+        dealer: NodeIndex,
+        share: &SecretShare,
+        rng: &mut (impl RngCore + CryptoRng),
+    ) -> Result<Vec<u8>, SummaryError> {
+        self.wanted(dealer)?;
+        if share.index != dealer || self.committee().shares[dealer.0 as usize] != share.public_key() {
+            return Err(SummaryError::OtherShare { member: dealer, key_epoch: self.key_epoch() });
+        }
+        let dealing = create_dealing(engine, &self.session()?, dealer, Some(share), rng)?;
+        let target = self.target()?.into();
+        Ok(Payload::Dealing { target, dealing: Box::new(dealing) }.to_bytes())
+    }
+
+    /// A payload with this change of members. [`Self::check`] tells whether it would pass.
+    pub fn change(change: &MembershipChange) -> Vec<u8> {
+        Payload::Change(Box::new(change.clone())).to_bytes()
+    }
+
+    /// Everything a voter checks of the payload in a block of `leader`. `rng` must be unpredictable to others.
+    pub fn check(
+        &self,
+        engine: &Engine,
+        leader: NodeIndex,
+        payload: &[u8],
+        rng: &mut (impl RngCore + CryptoRng),
+    ) -> Result<(), SummaryError> {
+        self.judge(engine, leader, payload, rng).map(|_| ())
+    }
+
+    /// Takes in the payload of a final block of `leader`; blocks come in the order of the chain. Whether anything changed: what is surplus, doubled or does not verify changes nothing.
+    pub fn apply(
+        &mut self,
+        engine: &Engine,
+        leader: NodeIndex,
+        payload: &[u8],
+        rng: &mut (impl RngCore + CryptoRng),
+    ) -> bool {
+        match self.judge(engine, leader, payload, rng) {
+            Err(_) => false,
+            Ok(Judged::Members(members)) => {
+                self.accepted = Some(members);
+                true
+            }
+            Ok(Judged::Dealing(dealing)) => {
+                if let Progress::Dealings(dealings) = &mut self.progress {
+                    dealings.insert(leader.0, Dealt::Verified(dealing));
+                }
+                if self.dealings_missing() == 0 {
+                    self.conclude(engine, rng);
+                }
+                true
+            }
+        }
+    }
+
+    /// After the last block of the epoch, its payload applied: the next epoch begins.
+    pub fn close_epoch(&mut self) {
+        let none = Progress::Dealings(BTreeMap::new());
+        if let (Progress::Done(transcript), Ok(target)) =
+            (std::mem::replace(&mut self.progress, none), self.target())
+        {
+            let transcript = Arc::unwrap_or_clone(transcript);
+            let previous = self.committee().clone();
+            self.key = Key::HandedOn(Arc::new(Handover { target, previous, transcript }));
+            self.members = self.next_members.clone();
+        }
+        if let Some(accepted) = self.accepted.take() {
+            self.next_members = accepted;
+            self.changes = self.changes.saturating_add(1);
+        }
+        self.epoch = self.epoch.saturating_add(1);
+    }
+
+    /// Opens the share of member `me` with its encryption key, and checks it. Shares of a genesis are not here: see [`Verified::open_share`].
+    pub fn open_share(
+        &self,
+        engine: &Engine,
+        me: NodeIndex,
+        key: &EncryptionSecretKey,
+    ) -> Result<SecretShare, SummaryError> {
+        let Key::HandedOn(handover) = &self.key else { return Err(SummaryError::GenesisShare) };
+        let session = session(&handover.previous, handover.target, &self.members)?;
+        Ok(handover.transcript.load(engine, &session, me, key)?)
+    }
+
+    /// The members that this change would make, whoever signed it.
+    pub fn members_after(&self, change: &MembershipChange) -> Result<Vec<NodeRecord>, ChangeError> {
+        if self.accepted.is_some() {
+            return Err(ChangeError::UnderWay);
+        }
+        change.applied(self.public_key(), self.changes, &self.members, &self.next_members)
+    }
+
+    /// How many members of this epoch signed this change, and how many must. A false signature, or that of somebody else, is an error.
+    pub fn signatures_of(&self, change: &MembershipChange) -> Result<(usize, u32), ChangeError> {
+        Ok((change.signed_by(&self.members)?, self.committee().threshold))
+    }
+
+    /// What a payload comes to, before it is taken in.
+    fn judge(
+        &self,
+        engine: &Engine,
+        leader: NodeIndex,
+        payload: &[u8],
+        rng: &mut (impl RngCore + CryptoRng),
+    ) -> Result<Judged, SummaryError> {
+        self.is_member(leader)?;
+        match Payload::from_bytes(payload)? {
+            Payload::Dealing { target, dealing } => {
+                let right = self.target()?.into();
+                if target != right {
+                    return Err(SummaryError::OtherEpoch { stated: target, right });
+                }
+                self.wanted(leader)?;
+                let dealing = verify_dealing(engine, &self.session()?, leader, *dealing, rng)?;
+                Ok(Judged::Dealing(Arc::new(dealing)))
+            }
+            Payload::Change(change) => {
+                let members = self.members_after(&change)?;
+                let (have, need) = self.signatures_of(&change)?;
+                if have < need as usize {
+                    return Err(ChangeError::Unsigned { have, need }.into());
+                }
+                Ok(Judged::Members(members))
+            }
+        }
+    }
+
+    fn is_member(&self, member: NodeIndex) -> Result<(), SummaryError> {
+        let members = self.members.len();
+        if member.0 as usize >= members {
+            return Err(SummaryError::NoMember { member, members });
+        }
+        Ok(())
+    }
+
+    /// Whether a dealing of this member is still to come.
+    fn wanted(&self, dealer: NodeIndex) -> Result<(), SummaryError> {
+        self.is_member(dealer)?;
+        match &self.progress {
+            Progress::Done(_) => Err(SummaryError::Surplus(self.epoch.saturating_add(1))),
+            Progress::Dealings(dealings) if dealings.contains_key(&dealer.0) => {
+                Err(SummaryError::DealtTwice(dealer))
+            }
+            Progress::Dealings(_) => Ok(()),
+        }
+    }
+
+    /// Makes the next transcript of the dealings there are.
+    fn conclude(&mut self, engine: &Engine, rng: &mut (impl RngCore + CryptoRng)) {
+        let none = Progress::Dealings(BTreeMap::new());
+        let Progress::Dealings(dealings) = std::mem::replace(&mut self.progress, none) else { return };
+        let Ok(session) = self.session() else { return };
+        let (mut verified, mut stored) = (vec![], vec![]);
+        for (dealer, dealt) in dealings {
+            match dealt {
+                Dealt::Verified(dealing) => verified.push(Arc::unwrap_or_clone(dealing)),
+                Dealt::Stored(dealing) => stored.push((NodeIndex(dealer), Arc::unwrap_or_clone(dealing))),
+            }
+        }
+        // Stored dealings were verified when they were taken in; one that is false now was never taken in by anybody, and its place is open again.
+        verified.extend(verify_dealings(engine, &session, stored, rng).into_iter().flatten());
+        self.progress = match create_transcript(engine, &session, &verified) {
+            Ok(transcript) => Progress::Done(Arc::new(transcript)),
+            // The committee in use fits together, or it could not have signed: dealings that verified always give its key.
+            Err(_) => Progress::Dealings(
+                verified
+                    .into_iter()
+                    .take(self.committee().threshold as usize - 1)
+                    .map(|dealing| (dealing.dealer().0, Dealt::Verified(Arc::new(dealing))))
+                    .collect(),
+            ),
+        };
+    }
+
+    /// The epoch that this epoch's dealings are for.
+    fn target(&self) -> Result<u32, SummaryError> {
+        let next = self.epoch.checked_add(1).and_then(|next| u32::try_from(next).ok());
+        // One more must be left for the encryption key to move to.
+        next.filter(|next| *next < u32::MAX).ok_or(SummaryError::LastEpoch(self.epoch))
+    }
+
+    /// This epoch's handing on.
+    fn session(&self) -> Result<Session, SummaryError> {
+        session(self.committee(), self.target()?, &self.next_members)
+    }
+
+    /// One encoding.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        writer.u8(SUMMARY_VERSION);
+        writer.u64(self.epoch);
+        writer.u64(self.changes);
+        write_records(&mut writer, &self.members);
+        match &self.key {
+            Key::Given(committee) => {
+                writer.u8(0);
+                write_committee(&mut writer, committee);
+            }
+            Key::HandedOn(handover) => {
+                writer.u8(1);
+                writer.u32(handover.target);
+                write_committee(&mut writer, &handover.previous);
+                writer.part(&handover.transcript.to_bytes());
+            }
+        }
+        // Records that are the same stand there once: each costs arithmetic to read.
+        if self.next_members == self.members {
+            writer.u8(0);
+        } else {
+            writer.u8(1);
+            write_records(&mut writer, &self.next_members);
+        }
+        match &self.accepted {
+            None => writer.u8(0),
+            Some(accepted) if *accepted == self.members => writer.u8(1),
+            Some(accepted) => {
+                writer.u8(2);
+                write_records(&mut writer, accepted);
+            }
+        }
+        match &self.progress {
+            Progress::Dealings(dealings) => {
+                writer.u8(0);
+                writer.u32(dealings.len() as u32);
+                for (dealer, dealt) in dealings {
+                    writer.u32(*dealer);
+                    writer.part(&match dealt {
+                        Dealt::Verified(dealing) => dealing.dealing().to_bytes(),
+                        Dealt::Stored(dealing) => dealing.to_bytes(),
+                    });
+                }
+            }
+            Progress::Done(transcript) => {
+                writer.u8(1);
+                writer.part(&transcript.to_bytes());
+            }
+        }
+        writer.finish()
+    }
+
+    /// Reads what [`Self::to_bytes`] gave. Every record and key is checked, and that the parts belong together; whether it is this subnet's and the newest is for those to know who brought it.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, SummaryError> {
+        let mut reader = Reader::new(bytes, SUMMARY_BYTES_MAX)?;
+        let version = reader.tag("the version", u8::MAX)?;
+        if version != SUMMARY_VERSION {
+            let (value, known) = (version.into(), SUMMARY_VERSION.into());
+            return Err(BytesError::OutOfRange { what: "the version", value, min: known, max: known }.into());
+        }
+        let epoch = reader.u64("the epoch")?;
+        let changes = reader.u64("the number of changes")?;
+        let members = read_records(&mut reader, "the number of members")?;
+        check_members(&members)?;
+        let key = match reader.tag("the origin of the key", 1)? {
+            0 => Key::Given(read_committee(&mut reader)?),
+            _ => Key::HandedOn(Arc::new(Handover::read(&mut reader, epoch, &members)?)),
+        };
+        let next_members = match reader.tag("the next members", 1)? {
+            0 => members.clone(),
+            _ => others(&mut reader, &members)?,
+        };
+        let accepted = match reader.tag("the accepted members", 2)? {
+            0 => None,
+            1 => Some(members.clone()),
+            _ => Some(others(&mut reader, &members)?),
+        };
+        let none = Progress::Dealings(BTreeMap::new());
+        let mut summary = Self { epoch, changes, members, key, next_members, accepted, progress: none };
+        check_committee(&summary.members, summary.committee())?;
+        if summary.accepted.as_ref() == Some(&summary.next_members) {
+            return Err(SummaryError::Mixed("the change of members"));
+        }
+        summary.progress = Progress::read(&mut reader, &summary)?;
+        reader.finish()?;
+        Ok(summary)
+    }
+}
+
+/// A payload that was found good.
+enum Judged {
+    Dealing(Arc<VerifiedDealing>),
+    Members(Vec<NodeRecord>),
+}
+
+impl Handover {
+    fn read(reader: &mut Reader<'_>, epoch: u64, members: &[NodeRecord]) -> Result<Self, SummaryError> {
+        // Nothing is handed on before the first epoch is over, nor ahead of time.
+        let max = u32::try_from(epoch).unwrap_or(u32::MAX).min(u32::MAX - 1);
+        let target = reader.u32_within("the epoch of the key", 1, max)?;
+        let previous = read_committee(reader)?;
+        let transcript = Transcript::from_bytes_here(reader.part("the transcript", TRANSCRIPT_BYTES_MAX)?)?;
+        fits(&transcript, &previous, target, members)?;
+        Ok(Self { target, previous, transcript })
+    }
+}
+
+impl Progress {
+    fn read(reader: &mut Reader<'_>, summary: &Summary) -> Result<Self, SummaryError> {
+        let need = summary.committee().threshold;
+        if reader.tag("the progress", 1)? == 1 {
+            let what = "the next transcript";
+            let transcript = Transcript::from_bytes_here(reader.part(what, TRANSCRIPT_BYTES_MAX)?)?;
+            fits(&transcript, summary.committee(), summary.target()?, &summary.next_members)?;
+            return Ok(Self::Done(Arc::new(transcript)));
+        }
+        let count = reader.count("the number of dealings", need as usize - 1)?;
+        let last = summary.members.len() as u32 - 1;
+        let (mut dealings, mut lowest) = (BTreeMap::new(), 0);
+        for _ in 0..count {
+            let dealer = reader.u32_within("the index of a dealer", lowest, last)?;
+            lowest = dealer + 1;
+            let dealing = Dealing::from_bytes(reader.part("a dealing", PAYLOAD_BYTES_MAX)?)?;
+            dealings.insert(dealer, Dealt::Stored(Arc::new(dealing)));
+        }
+        Ok(Self::Dealings(dealings))
+    }
+}
+
+/// The handing on of the key of `previous` to `receivers`, who hold it from epoch `target` on.
+fn session(previous: &Committee, target: u32, receivers: &[NodeRecord]) -> Result<Session, SummaryError> {
+    let id =
+        Message::new("thimble-resharing").part(previous.public_key.as_bytes()).number(target.into()).digest();
+    let keys = receivers.iter().map(|receiver| *receiver.encryption_key()).collect();
+    let source = Source::Reshare(previous.clone());
+    Ok(Session::new(id, Epoch(target), threshold(receivers.len()), keys, source)?)
+}
+
+/// Whether a transcript is that of this handing on.
+fn fits(
+    transcript: &Transcript,
+    previous: &Committee,
+    target: u32,
+    receivers: &[NodeRecord],
+) -> Result<(), SummaryError> {
+    let is_one = transcript.is_of(&session(previous, target, receivers)?)
+        && transcript.committee().public_key == previous.public_key
+        && transcript.dealers().count() == previous.threshold as usize
+        && transcript.dealers().all(|dealer| (dealer.0 as usize) < previous.shares.len());
+    if is_one { Ok(()) } else { Err(SummaryError::Mixed("a transcript")) }
+}
+
+fn check_committee(members: &[NodeRecord], committee: &Committee) -> Result<(), SummaryError> {
+    let (members, shares) = (members.len(), committee.shares.len());
+    if shares != members || committee.threshold != threshold(members) {
+        return Err(SummaryError::Committee { members, shares, threshold: committee.threshold });
+    }
+    Ok(())
+}
+
+fn write_committee(writer: &mut Writer, committee: &Committee) {
+    writer.u32(committee.shares.len() as u32);
+    writer.u32(committee.threshold);
+    writer.bytes(committee.public_key.as_bytes());
+    committee.shares.iter().for_each(|share| writer.bytes(share.as_bytes()));
+}
+
+fn read_committee(reader: &mut Reader<'_>) -> Result<Committee, SummaryError> {
+    let count = reader.u32_within("the size of a committee", 1, NODES_MAX as u32)?;
+    let threshold = reader.u32_within("the threshold", 1, count)?;
+    let mut key =
+        || -> Result<PublicKey, SummaryError> { Ok(PublicKey::from_bytes(&reader.array("a public key")?)?) };
+    let public_key = key()?;
+    let shares = (0..count).map(|_| key()).collect::<Result<_, _>>()?;
+    Ok(Committee { public_key, threshold, shares })
+}
+
+/// Members that are not those of this epoch.
+fn others(reader: &mut Reader<'_>, members: &[NodeRecord]) -> Result<Vec<NodeRecord>, SummaryError> {
+    let what = "the members of another epoch";
+    let others = read_records(reader, what)?;
+    check_members(&others)?;
+    if others == members {
+        return Err(BytesError::NotCanonical { what }.into());
+    }
+    Ok(others)
+}
