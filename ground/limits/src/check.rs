@@ -466,6 +466,11 @@ impl Limits {
             "every block would bring a checkpoint",
         );
         rules.at_least(
+            limit!(self.consensus.sync_bytes_per_second),
+            MIB,
+            "a peer that catches up would give up a chunk before it was there",
+        );
+        rules.at_least(
             limit!(self.consensus.nidkg_tables_bytes),
             scale::GRANULE_BYTES,
             "a share is opened with a table of that size",

@@ -149,6 +149,10 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     ("consensus.checkpoint_block_bytes", "bounds the block log and what a restart reads again"),
     (
+        "consensus.sync_bytes_per_second",
+        "a third of a gigabit line: peers that catch up must not slow down agreement",
+    ),
+    (
         "consensus.nidkg_tables_bytes",
         "78 KiB for each node of the subnet; with less room making and handing on the key takes longer",
     ),

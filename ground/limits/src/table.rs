@@ -243,6 +243,8 @@ pub struct ConsensusLimits {
     pub blocks_per_epoch: u64,
     /// Ingress bytes in blocks since the last checkpoint that bring the next one early: bounds the block log and what a restart reads.
     pub checkpoint_block_bytes: u64,
+    /// Bytes of its state a node sends peers that catch up, all together.
+    pub sync_bytes_per_second: u64,
     /// Tables of key generation, and what it works in: with less room it is slower, never refused.
     pub nidkg_tables_bytes: u64,
 }

@@ -249,6 +249,24 @@ impl BlockLog {
         Ok(())
     }
 
+    /// Lets go of every block: a state above them all was installed, and the next block is the one behind that state.
+    pub fn clear(&mut self) -> Result<(), LogError> {
+        self.file = None;
+        self.last = None;
+        self.length = 0;
+        // The newest first: whatever a crash leaves is a log without a gap.
+        while let Some(segment) = self.segments.last() {
+            fs::remove_file(&segment.path).map_err(|source| io_error(&segment.path, "removing", source))?;
+            self.segments.pop();
+        }
+        Ok(())
+    }
+
+    /// Height of the oldest block, if the log holds any.
+    pub fn first(&self) -> Option<Height> {
+        self.last.and_then(|_| self.segments.first()).map(|segment| segment.first)
+    }
+
     /// Deletes segments whose every block is at or below `height`. The newest stays.
     pub fn prune(&mut self, height: Height) -> Result<(), LogError> {
         while self.segments.get(1).is_some_and(|next| next.first.0 <= height.0 + 1) {
@@ -489,6 +507,20 @@ mod tests {
         drop(log);
         let log = write(folder.path(), 300, 21, 22);
         assert_eq!(heights(&log, 20), [21, 22]);
+    }
+
+    #[test]
+    fn a_log_that_was_cleared_begins_anywhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log = write(folder.path(), 300, 1, 20);
+        assert_eq!(log.first(), Some(Height(1)));
+        log.clear().unwrap();
+        assert_eq!((log.first(), log.last(), log.disk_bytes()), (None, None, 0));
+        log.append_block(&block(70)).unwrap();
+        drop(log);
+        let log = write(folder.path(), 300, 71, 90);
+        assert_eq!((log.first(), log.last()), (Some(Height(70)), Some(Height(90))));
+        assert_eq!(heights(&log, 69), (70..=90).collect::<Vec<_>>());
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod pool;
 mod seam;
 mod single;
 mod subnet;
+mod transfer;
 
 pub use block_log::{BlockLog, LogError, Logged};
 pub use certifier::{Certificate, Certifier, CertifyError};
@@ -30,4 +31,8 @@ pub use seam::{
 pub use single::{SingleNode, SystemClock, WallClock};
 pub use subnet::{
     KeyError, KeyStore, LimitsDiffer, Progress, StartError, Subnet, SubnetConfig, SubnetStatus,
+};
+pub use transfer::{
+    CHUNK_NAME_BYTES_MAX, CHUNKS_WANTED_MAX, ChunkSource, Fetched, StateOffer, StateServer, SyncProgress,
+    Want,
 };

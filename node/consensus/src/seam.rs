@@ -7,7 +7,10 @@ use serde::{Deserialize, Serialize};
 use state::{Batch, Fault, Height, Ingress, SignedIngress, SubnetKey, Time};
 use thiserror::Error;
 
-use crate::{BlockLog, Certificate, CertifyError, IngressPool, LimitsDiffer, LogError, WallClock};
+use crate::{
+    BlockLog, Certificate, CertifyError, Fetched, IngressPool, LimitsDiffer, LogError, StateOffer,
+    StateServer, WallClock, Want,
+};
 
 /// What an earlier run found when it executed the batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +67,8 @@ pub struct Wiring {
     pub envelopes: Arc<dyn Envelopes>,
     /// Sizes and intervals.
     pub limits: ConsensusLimits,
+    /// Shows this node's state to others, and reads what they say of theirs. None: no state is ever taken over.
+    pub states: Option<Arc<dyn StateServer>>,
 }
 
 /// What envelopes say. Consensus carries them and does not look inside.
@@ -160,6 +165,14 @@ pub enum ConsensusError {
     /// The engine that several nodes agree by is gone.
     #[error("the consensus engine ended; its message stands above")]
     EngineEnded,
+    /// Where agreement goes on above a state that was fetched cannot be written down.
+    #[error("{path} cannot be written: {source}")]
+    Floor {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Reason.
+        source: std::io::Error,
+    },
 }
 
 /// What is to be done next.
@@ -169,6 +182,9 @@ pub enum Step {
     Execute(FinalisedBatch),
     /// A certificate became complete. Heights rise and need not be contiguous: a certificate covers what earlier states hold.
     Certified(Certificate),
+    /// The blocks this node needs next are kept nowhere any more. A newer state has to be taken over: with [`Consensus::fetch`] until it is complete, then
+    /// [`Consensus::adopt`]; after that the node starts again on top of it.
+    Behind(StateOffer),
     /// The node is closing.
     Closing,
 }
@@ -201,6 +217,23 @@ pub trait Consensus: Send {
 
     /// Heights whose certificate is not complete yet.
     fn certificates_pending(&self) -> u64;
+
+    /// Fetches parts of the state of the last [`Step::Behind`]: says what is wanted, and waits a moment for some of it.
+    ///
+    /// # Errors
+    /// When the engine ended.
+    fn fetch(&mut self, want: Want) -> Result<Fetched, ConsensusError> {
+        drop(want);
+        Ok(Fetched { over: true, ..Fetched::default() })
+    }
+
+    /// Writes down, durably, where agreement goes on above the state of the last [`Step::Behind`]. To be called before that state counts.
+    ///
+    /// # Errors
+    /// When the disk fails; the call may be repeated.
+    fn adopt(&mut self) -> Result<(), ConsensusError> {
+        Ok(())
+    }
 }
 
 impl<C: Consensus + ?Sized> Consensus for Box<C> {
@@ -223,5 +256,13 @@ impl<C: Consensus + ?Sized> Consensus for Box<C> {
 
     fn certificates_pending(&self) -> u64 {
         (**self).certificates_pending()
+    }
+
+    fn fetch(&mut self, want: Want) -> Result<Fetched, ConsensusError> {
+        (**self).fetch(want)
+    }
+
+    fn adopt(&mut self) -> Result<(), ConsensusError> {
+        (**self).adopt()
     }
 }

@@ -62,7 +62,7 @@ impl SingleNode {
         genesis_seed: [u8; 32],
     ) -> Result<Self, ConsensusError> {
         let replay = wiring.log.read_from(resume_from)?;
-        let Wiring { pool, log, clock, envelopes, limits } = wiring;
+        let Wiring { pool, log, clock, envelopes, limits, states: _ } = wiring;
         Ok(Self {
             pool,
             log,
@@ -267,6 +267,7 @@ mod tests {
             certificates_kept: 4,
             blocks_per_epoch: 1 << 40,
             checkpoint_block_bytes: 1 << 20,
+            sync_bytes_per_second: 8 << 20,
             nidkg_tables_bytes: 0,
         }
     }
@@ -285,6 +286,7 @@ mod tests {
             clock: Box::new(FixedClock(now)),
             envelopes: Arc::new(Bytes),
             limits: limits(),
+            states: None,
         };
         let certifier = Certifier::new(committee, share, 4);
         let node = SingleNode::new(wiring, certifier, (Height(resume), Time(0)), [0; 32]).unwrap();

@@ -76,10 +76,26 @@ pub struct Subnet {
     pub behind: u64,
     /// Whether the node fetches blocks that others executed.
     pub catching_up: bool,
+    /// A state is being taken over from peers, because the blocks this node needs are kept nowhere any more.
+    pub state_sync: Option<StateSync>,
     /// Rounds without a block since the start.
     pub nullified_rounds: u64,
     /// Proofs seen that a node voted twice.
     pub equivocations: u64,
+}
+
+/// How far taking over a state is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StateSync {
+    /// Of the state.
+    pub height: u64,
+    /// Bytes of it that are there.
+    pub bytes_done: u64,
+    /// All of them; 0 while that is not known.
+    pub bytes_total: u64,
+    /// Peers that sent some.
+    pub peers: u64,
 }
 
 /// A member of the subnet.

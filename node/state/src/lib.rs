@@ -26,7 +26,9 @@ pub use annals::*;
 pub use blobs::{BlobError, BlobHash, BlobStore};
 pub use calls::*;
 pub use canister::*;
-pub use certified::{CanisterFacts, NodeInfo, SubnetInfo, SubnetMetrics, SubnetTree, SubnetType};
+pub use certified::{
+    CanisterFacts, ManifestClaim, NodeInfo, SubnetInfo, SubnetMetrics, SubnetTree, SubnetType,
+};
 pub use history::{HistoryChanges, HistoryEntry, HistoryError, HistoryLimits, IngressHistory, Status};
 pub use manifest::{ChunkId, ManifestClock, ManifestPace, ObjectId, RoundCost};
 pub use module::*;

@@ -64,6 +64,20 @@ impl Agreement {
         progress.finalised.0.saturating_sub(progress.executed.0)
     }
 
+    fn catching_up(&self) -> String {
+        match self.status.state_sync() {
+            Some(sync) => format!(
+                "catching up: taking over the state of height {}, {} of {} bytes",
+                sync.height.0, sync.bytes_done, sync.bytes_total
+            ),
+            None => format!("catching up: {} blocks behind", self.behind()),
+        }
+    }
+
+    fn is_behind(&self) -> bool {
+        self.behind() > UNDER_WAY || self.status.state_sync().is_some()
+    }
+
     fn report(&self) -> report::Subnet {
         let progress = self.status.progress();
         let heard = self.status.heard();
@@ -87,7 +101,13 @@ impl Agreement {
             executed_height: progress.executed.0,
             certified_height: progress.certified.0,
             behind: self.behind(),
-            catching_up: self.behind() > UNDER_WAY,
+            catching_up: self.is_behind(),
+            state_sync: self.status.state_sync().map(|sync| report::StateSync {
+                height: sync.height.0,
+                bytes_done: sync.bytes_done,
+                bytes_total: sync.bytes_total,
+                peers: sync.peers,
+            }),
             nullified_rounds: progress.nullified,
             equivocations: progress.equivocations,
         }
@@ -179,11 +199,13 @@ impl Node for Adapter {
         let refusing = self.pool.refusing();
         let (healthy, status) = match refusing {
             Some(reason) => (false, reason),
+            None if self.subnet.as_ref().is_some_and(|subnet| subnet.status.state_sync().is_some()) => {
+                (false, self.subnet.as_ref().map_or_else(String::new, Agreement::catching_up))
+            }
             None if certified_height == Height(0) => (false, "starting".to_owned()),
             None if certified_height < self.recovered_at => (false, "recovering".to_owned()),
-            None if self.subnet.as_ref().is_some_and(|subnet| subnet.behind() > UNDER_WAY) => {
-                let behind = self.subnet.as_ref().map_or(0, Agreement::behind);
-                (false, format!("catching up: {behind} blocks behind"))
+            None if self.subnet.as_ref().is_some_and(Agreement::is_behind) => {
+                (false, self.subnet.as_ref().map_or_else(String::new, Agreement::catching_up))
             }
             None => (true, "healthy".to_owned()),
         };

@@ -19,13 +19,20 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use budget::{Ledger, Observation};
-use consensus::{Certificate, Consensus, ConsensusError, Demand, FinalisedBatch, IngressPool, Step};
+use consensus::{
+    Certificate, Consensus, ConsensusError, Demand, FinalisedBatch, IngressPool, StateOffer, Step,
+};
 use execution::{Executor, RoundResult};
 use gateway::Waiters;
-use limits::pool;
+use limits::{Limits, pool};
 use state::{Height, Ingress, ReplicatedState, RequestId};
 
-use crate::{metrics::RoundMetrics, pace::Pace, watch::Watch};
+use crate::{
+    catchup::{self, Outcome},
+    metrics::RoundMetrics,
+    pace::Pace,
+    watch::Watch,
+};
 
 /// How long to wait before a step that the disk refused is tried again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -56,6 +63,16 @@ pub(crate) struct Driver<C: Consensus> {
     /// Ingress bytes in blocks since the last checkpoint.
     pub(crate) block_bytes: u64,
     pub(crate) finished: Finished,
+    pub(crate) limits: Arc<Limits>,
+}
+
+/// Why the loop ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// The node was told to stop.
+    Stopped,
+    /// A state taken over from peers waits to be put in place: the node must start again.
+    NewState,
 }
 
 /// Calls that were answered in heights whose certificate is not there yet.
@@ -145,7 +162,7 @@ impl Observed {
 
 impl<C: Consensus> Driver<C> {
     /// Runs rounds until the pool is closed, then makes a last checkpoint, so that the next start replays nothing.
-    pub(crate) fn run(mut self) -> Result<()> {
+    pub(crate) fn run(mut self) -> Result<Ended> {
         // The first batch comes at once: until a state is certified there is nothing to serve.
         let mut demand = Demand { more: true, ..Demand::default() };
         let mut disk_checked: Option<Instant> = None;
@@ -168,6 +185,12 @@ impl<C: Consensus> Driver<C> {
                 Ok(Step::Execute(finalised)) => finalised,
                 Ok(Step::Certified(certificate)) => {
                     self.certified(certificate)?;
+                    continue;
+                }
+                Ok(Step::Behind(offer)) => {
+                    if self.take_over(offer)? == Outcome::Ready {
+                        return Ok(Ended::NewState);
+                    }
                     continue;
                 }
                 Ok(Step::Closing) => break,
@@ -200,7 +223,19 @@ impl<C: Consensus> Driver<C> {
         self.executor.checkpoint().context("making the last checkpoint")?;
         self.consensus.checkpointed(height)?;
         tracing::info!(height = height.0, "stopped with a checkpoint");
-        Ok(())
+        Ok(Ended::Stopped)
+    }
+
+    /// Nothing is executed meanwhile; what was certified before is still shown, and queries go on.
+    fn take_over(&mut self, offer: StateOffer) -> Result<Outcome> {
+        let (pool, limits) = (self.pool.clone(), self.limits.clone());
+        let refuse = |reason: String| {
+            if pool.refusing().as_deref() != Some(&reason) {
+                tracing::error!(%reason, "taking over a state waits until this is mended");
+            }
+            pool.refuse(Some(reason));
+        };
+        catchup::take_over(&self.executor, &mut self.consensus, offer, &self.data_dir, &limits, &pool, refuse)
     }
 
     fn round(&mut self, finalised: FinalisedBatch) -> Result<RoundResult> {

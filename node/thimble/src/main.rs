@@ -4,6 +4,7 @@
 
 mod adapter;
 mod allocator;
+mod catchup;
 mod cli;
 mod config;
 mod driver;

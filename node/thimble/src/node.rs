@@ -27,8 +27,9 @@ use zeroize::Zeroizing;
 
 use crate::{
     adapter::{Adapter, Agreement, Calls, Identity},
+    catchup::States,
     config::Config,
-    driver::{Driver, Finished, Observed},
+    driver::{Driver, Ended, Finished, Observed},
     governor,
     keys::{Keys, Member, files::lock},
     keystore::KeyFiles,
@@ -46,8 +47,26 @@ const BLOCK_SEGMENT_BYTES: u64 = 8 << 20;
 /// Time for requests in flight when the node stops.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
-/// Runs the node until SIGINT or SIGTERM.
+/// Runs the node until SIGINT or SIGTERM. When a state was taken over from peers, the process becomes a new one on top of it, by the same arguments.
 pub(crate) fn run(config: Config, address_file: Option<&Path>) -> Result<()> {
+    match serve(config, address_file)? {
+        Ended::Stopped => Ok(()),
+        Ended::NewState => start_again(),
+    }
+}
+
+/// Replaces this process by a fresh one. Everything is closed; the number of the process and its group stay.
+fn start_again() -> Result<()> {
+    use std::os::unix::process::CommandExt as _;
+    let mut arguments = std::env::args_os();
+    let name = arguments.next().unwrap_or_else(|| "thimble".into());
+    let program = std::env::current_exe().context("finding this program's file")?;
+    tracing::info!("starting again in place, with the state that was taken over");
+    let error = std::process::Command::new(program).arg0(name).args(arguments).exec();
+    Err(error).context("starting again with the state that was taken over; start the node by hand")
+}
+
+fn serve(config: Config, address_file: Option<&Path>) -> Result<Ended> {
     let started = Instant::now();
     start_logging(&config.log)?;
     let data = &config.data_dir;
@@ -228,6 +247,7 @@ fn open(
         clock: Box::new(SystemClock),
         envelopes: Arc::new(Calls(calls)),
         limits: limits.consensus.clone(),
+        states: Some(Arc::new(States { snapshots: executor.snapshots(), reader: executor.reader() })),
     };
     let (consensus, subnet) = agreement(
         config,
@@ -283,6 +303,7 @@ fn open(
         checkpoint_block_bytes: limits.consensus.checkpoint_block_bytes,
         block_bytes: 0,
         finished: Finished::new(limits.consensus.certificates_kept),
+        limits: limits.clone(),
     };
     Ok(Parts { driver, adapter, keys, pool: ingress, waiters, watch })
 }

@@ -44,7 +44,7 @@ use super::{
     handover::Handover,
     key::{Scheme, Seed},
 };
-use crate::{Demand, IngressPool};
+use crate::{Demand, IngressPool, SyncProgress};
 
 /// How long a proposal waits for execution before it declines. Declining hands the lead on at once, so lagging nodes would pass it round in circles.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -54,7 +54,7 @@ const SEED_PATIENCE: Duration = Duration::from_millis(500);
 const DRIFT: Duration = Duration::from_millis(500);
 /// Blocks behind at which a node says that it is catching up.
 const BEHIND: u64 = 20;
-/// Without a block for so long, while others have some, a node says that it is stuck.
+/// Without a block for so long it is not blocks that a node catches up by: see [`super::catchup`].
 const STUCK: Duration = Duration::from_secs(20);
 /// Between two such words.
 const SAY_AGAIN: Duration = Duration::from_secs(10);
@@ -96,6 +96,10 @@ struct Inner {
     unexecuted: BTreeMap<Height, Vec<IngressId>>,
     /// Newest height in the block log.
     logged: Height,
+    /// Newest height whose block and calls were handed out.
+    reached: Height,
+    /// A state is being taken over from peers.
+    syncing: Option<SyncProgress>,
     /// Blocks below are not kept for others.
     floor: Height,
     /// Newest height each member signed, by place.
@@ -125,7 +129,7 @@ impl Shared {
     pub(super) fn new(executed: Height, logged: Height) -> Arc<Self> {
         let progress = Progress { executed, ..Progress::default() };
         Arc::new(Self {
-            inner: Mutex::new(Inner { progress, logged, ..Inner::default() }),
+            inner: Mutex::new(Inner { progress, logged, reached: logged, ..Inner::default() }),
             moved: Notify::new(),
             work: Arc::default(),
         })
@@ -161,7 +165,7 @@ impl Shared {
         inner.heard[place] = inner.heard[place].max(height);
     }
 
-    /// Says so when the chain moves on and this node does not. To be called every second or so.
+    /// Says so when this node is behind and its peers' blocks bring it closer. To be called every second or so.
     pub(super) fn watch(&self, now: SystemTime) {
         let mut inner = self.inner.lock();
         let Progress { finalised, executed, .. } = inner.progress;
@@ -173,17 +177,7 @@ impl Shared {
         let behind = finalised.0.saturating_sub(executed.0);
         let due = since(watched.said).is_none_or(|since| since >= SAY_AGAIN);
         match since(watched.moved) {
-            Some(still) if still >= STUCK && due => {
-                watched.said = Some(now);
-                tracing::error!(
-                    behind,
-                    executed = executed.0,
-                    finalised = finalised.0,
-                    seconds = still.as_secs(),
-                    "the subnet goes on and this node does not: no peer it reaches has the blocks it needs; it must take over a newer state"
-                );
-            }
-            Some(_) if behind > BEHIND && due => {
+            Some(still) if still < STUCK && behind > BEHIND && due => {
                 watched.said = Some(now);
                 tracing::warn!(
                     behind,
@@ -210,7 +204,29 @@ impl Shared {
     }
 
     pub(super) fn delivered(&self, height: Height, ingress: Vec<IngressId>) {
-        self.inner.lock().unexecuted.insert(height, ingress);
+        let mut inner = self.inner.lock();
+        inner.unexecuted.insert(height, ingress);
+        inner.reached = inner.reached.max(height);
+    }
+
+    /// Newest height whose block and calls this node has.
+    pub(super) fn reached(&self) -> Height {
+        self.inner.lock().reached
+    }
+
+    /// The height that so many members signed, or a later one.
+    pub(super) fn heard_by(&self, members: usize) -> Height {
+        let mut heard = self.inner.lock().heard.clone();
+        heard.sort_unstable_by(|a, b| b.cmp(a));
+        heard.get(members.saturating_sub(1)).copied().unwrap_or_default()
+    }
+
+    pub(super) fn syncing(&self, progress: Option<SyncProgress>) {
+        self.inner.lock().syncing = progress;
+    }
+
+    pub(super) fn state_sync(&self) -> Option<SyncProgress> {
+        self.inner.lock().syncing
     }
 
     pub(super) fn demand(&self, demand: Demand) {

@@ -17,8 +17,8 @@ use commonware_consensus::{
         standard::{Inline, Standard},
     },
     simplex::{
-        self, Engine, Floor, ForwardPolicy, SkipBudget, SkipPolicy, elector::RoundRobin,
-        scheme::bls12381_threshold::vrf::Seedable as _, types::Finalization,
+        self, Engine, Floor as EngineFloor, ForwardPolicy, SkipBudget, SkipPolicy, elector::RoundRobin,
+        scheme::bls12381_threshold::vrf::Seedable as _,
     },
     types::{Epoch, Epocher as _, FixedEpocher, Height as EngineHeight, ViewDelta},
 };
@@ -50,13 +50,14 @@ use super::{
     application::{Application, Observer, Shared},
     block::{Block, BlockBounds, Digest},
     calls::{Calls, Log},
+    catchup::{Catchup, Command, Floor, Parts as CatchupParts},
     greeting::Greeting,
     handover::Handover,
     journal::Journal,
     key::Scheme,
     shares::{Executed, Roots},
 };
-use crate::{Certifier, Envelopes, FinalisedBlock, IngressPool, certifier::Terms};
+use crate::{Certifier, Envelopes, FinalisedBlock, IngressPool, StateServer, certifier::Terms};
 
 /// Channels of the network, in the order they are registered.
 pub(super) const VOTES: u64 = 0;
@@ -66,13 +67,14 @@ pub(super) const BROADCAST: u64 = 3;
 pub(super) const BACKFILL: u64 = 4;
 pub(super) const CALLS: u64 = 5;
 pub(super) const ROOTS: u64 = 6;
+pub(super) const SYNC: u64 = 7;
 
 /// Finalised blocks handed out and not yet durable.
 const PENDING_MAX: usize = 4;
 /// Messages that wait for an actor of the engine.
 const MAILBOX: usize = 64;
 
-type Mailbox = MarshalMailbox<Scheme, Standard<Block>>;
+pub(super) type Mailbox = MarshalMailbox<Scheme, Standard<Block>>;
 
 /// The channels of a node.
 pub(super) struct Channels<S, R> {
@@ -83,6 +85,7 @@ pub(super) struct Channels<S, R> {
     pub(super) backfill: (S, R),
     pub(super) calls: (S, R),
     pub(super) roots: (S, R),
+    pub(super) sync: (S, R),
 }
 
 /// Schemes by epoch. Epochs this node has no share for still verify by the subnet's key, which stays.
@@ -160,7 +163,7 @@ pub(super) struct Setup<S, R, P, B> {
     pub(super) timing: Timing,
     pub(super) epocher: FixedEpocher,
     /// A finalised block to begin with instead of genesis, after the state below it was installed.
-    pub(super) floor: Option<Finalization<Scheme, Digest>>,
+    pub(super) floor: Option<Floor>,
     pub(super) shared: Arc<Shared>,
     pub(super) pool: Arc<IngressPool>,
     pub(super) envelopes: Arc<dyn Envelopes>,
@@ -175,6 +178,11 @@ pub(super) struct Setup<S, R, P, B> {
     pub(super) executed: futures::channel::mpsc::Receiver<Executed>,
     /// Tells the network whom to connect to, by epoch.
     pub(super) peering: Peering,
+    /// Of the subnet.
+    pub(super) public_key: nidkg::PublicKey,
+    pub(super) states: Option<Arc<dyn StateServer>>,
+    /// What the driver asks for when it takes over a state.
+    pub(super) commands: futures::channel::mpsc::Receiver<Command>,
 }
 
 /// See [`Setup::peering`].
@@ -198,7 +206,7 @@ fn bounds(limits: &ConsensusLimits) -> BlockBounds {
 }
 
 /// Runs until the task is aborted or one of the actors ends.
-pub(super) async fn run<E, S, R, P, B>(context: E, setup: Setup<S, R, P, B>)
+pub(super) async fn run<E, S, R, P, B>(mut context: E, setup: Setup<S, R, P, B>)
 where
     E: Clock + CryptoRng + Spawner + Storage + Metrics,
     S: Sender<PublicKey = PublicKey>,
@@ -223,10 +231,12 @@ where
         mut peering,
         ..
     } = setup;
+    let Setup { public_key, states, commands, .. } = setup;
     let mailbox_size = NZUsize!(MAILBOX);
     peering(&handover.summary());
     let cache = page_cache();
     let bounds = bounds(&limits);
+    let sync_bytes_per_second = limits.sync_bytes_per_second;
 
     let calls = Calls::new(pool.clone(), envelopes, journal, limits.block_ingress_bytes, channels.calls.0);
     pool.share_among(handover.summary().members().len(), {
@@ -309,8 +319,16 @@ where
             return;
         }
     };
+    // The engine takes a floor for granted, so one that does not hold must not reach it.
+    let floor = floor.filter(|floor| {
+        let holds = floor.finalization.verify(&mut context, &*schemes.lasting, &Sequential);
+        if !holds {
+            tracing::error!(height = floor.height.0, "the finalization to begin above is not the subnet's");
+        }
+        holds
+    });
     let start = match &floor {
-        Some(finalization) => {
+        Some(Floor { finalization, .. }) => {
             shared.remember(finalization.seed());
             Start::Floor(finalization.clone())
         }
@@ -369,14 +387,18 @@ where
 
     // Where to resume: above what marshal handed out and what is in the block log, whichever is more. The block before an epoch's first is final and in both.
     let processed = processed.processed().map_or(0, |processed| processed.height().get());
+    // A floor at or below says nothing any more.
+    let floor = floor.filter(|floor| floor.height.0 > processed + 1);
     let next = EngineHeight::new(processed.max(shared.logged().0) + 1);
     let Some(mut epoch) = epocher.containing(next).map(|bounds| bounds.epoch()) else {
         tracing::error!(height = next.get(), "no epoch contains the next height");
         return;
     };
     let mut root = match floor {
-        Some(finalization) if finalization.epoch() == epoch => Floor::Finalized(finalization),
-        _ => Floor::Genesis(handover.boundary()),
+        Some(Floor { finalization, .. }) if finalization.epoch() == epoch => {
+            EngineFloor::Finalized(finalization)
+        }
+        _ => EngineFloor::Genesis(handover.boundary()),
     };
     // The first block of an epoch carries the seed of the last round of the one before.
     if let Some(before) = epoch.previous().and_then(|before| epocher.last(before))
@@ -384,6 +406,25 @@ where
     {
         shared.remember(finalization.seed());
     }
+    let catchup = Catchup::new(
+        &context,
+        CatchupParts {
+            me: me.clone(),
+            members: handover.members(),
+            public_key,
+            verifier: schemes.lasting.clone(),
+            bounds,
+            shared: shared.clone(),
+            marshal: marshal.clone(),
+            log,
+            states,
+            bytes_per_second: sync_bytes_per_second,
+            sender: channels.sync.0,
+            out: out.clone(),
+            commands,
+        },
+    );
+    context.child("catchup").spawn(move |context| catchup.run(context, channels.sync.1));
     let delivery = Delivery {
         shared: shared.clone(),
         pool,
@@ -488,7 +529,7 @@ where
             }
         }
         epoch = epoch.next();
-        root = Floor::Genesis(boundary);
+        root = EngineFloor::Genesis(boundary);
     }
 }
 

@@ -15,6 +15,7 @@
 mod application;
 mod block;
 mod calls;
+mod catchup;
 mod engine;
 mod greeting;
 mod handover;
@@ -55,6 +56,7 @@ use self::{
     application::Shared,
     block::{Block, Digest},
     calls::Log,
+    catchup::{Behind, Command, FLOOR_DEPTH, Floor},
     engine::{Channels, Peering, Schemes, Setup, Timing},
     handover::Handover,
     journal::Journal,
@@ -63,14 +65,16 @@ use self::{
 };
 use crate::single::hex;
 use crate::{
-    Certificate, Consensus, ConsensusError, Demand, Envelopes, FinalisedBatch, FinalisedBlock, IngressPool,
-    Recorded, Step, Wiring,
+    Certificate, Consensus, ConsensusError, Demand, Envelopes, Fetched, FinalisedBatch, FinalisedBlock,
+    IngressPool, Recorded, StateServer, Step, SyncProgress, Want, Wiring,
     block_log::Replay,
     certifier::{CertifyError, Terms},
 };
 
 /// Blocks and certificates that wait for the driver.
 const INPUT_MAX: usize = 8;
+/// Requests for parts of a state that wait: there is one at a time.
+const COMMANDS_MAX: usize = 2;
 /// State roots that wait to be signed: the driver waits beyond.
 const EXECUTED_MAX: usize = 8;
 /// Blocks are kept down to the older of so many checkpoints, for peers that come late.
@@ -83,19 +87,21 @@ const OVERHEAD_BYTES: usize = 4 << 10;
 const MESSAGE_BYTES_MIN: usize = 512 << 10;
 
 /// What the engine tells the driver.
-pub(crate) enum Input {
+enum Input {
     Block(Delivered),
     Certified(Certificate),
     Failed(CertifyError),
     Differs(LimitsDiffer),
     /// This node is no member from here on, or cannot be.
     Left(Height),
+    /// The blocks that are needed are kept nowhere any more.
+    Behind(Behind),
     /// Something outside changed: look.
     Wake,
 }
 
 /// A finalised block whose receiver says when it is durable.
-pub(crate) struct Delivered {
+struct Delivered {
     pub(crate) block: FinalisedBlock,
     pub(crate) durable: oneshot::Sender<()>,
 }
@@ -176,6 +182,11 @@ pub struct Subnet {
     handover: Arc<Handover>,
     input: mpsc::Receiver<Input>,
     executed: mpsc::Sender<Executed>,
+    commands: mpsc::Sender<Command>,
+    states: Option<Arc<dyn StateServer>>,
+    /// Where agreement goes on above the state that was offered last.
+    floor: Option<Floor>,
+    floor_path: PathBuf,
     replay: Option<Replay>,
     /// Height of the last batch handed out.
     height: Height,
@@ -214,6 +225,11 @@ impl SubnetStatus {
     pub fn key(&self) -> Arc<Summary> {
         self.1.summary()
     }
+
+    /// How far taking over a state from peers is, while that goes on.
+    pub fn state_sync(&self) -> Option<SyncProgress> {
+        self.0.state_sync()
+    }
 }
 
 /// An engine that has everything but its connections.
@@ -233,6 +249,10 @@ struct Prepared {
     journal: Arc<Mutex<Journal>>,
     out: mpsc::Sender<Input>,
     executed: mpsc::Receiver<Executed>,
+    public_key: nidkg::PublicKey,
+    states: Option<Arc<dyn StateServer>>,
+    commands: mpsc::Receiver<Command>,
+    floor: Option<Floor>,
 }
 
 impl Prepared {
@@ -254,7 +274,7 @@ impl Prepared {
             timing: Timing::of(&self.limits),
             limits: self.limits,
             epocher: self.epocher,
-            floor: None,
+            floor: self.floor,
             shared: self.shared,
             pool: self.pool,
             envelopes: self.envelopes,
@@ -266,6 +286,9 @@ impl Prepared {
             out: self.out,
             executed: self.executed,
             peering,
+            public_key: self.public_key,
+            states: self.states,
+            commands: self.commands,
         }
     }
 }
@@ -305,11 +328,17 @@ impl Subnet {
         config: SubnetConfig,
         resume_from: Height,
     ) -> Result<(Self, Prepared), StartError> {
-        let Wiring { pool, log, clock: _, envelopes, limits } = wiring;
+        let Wiring { pool, mut log, clock: _, envelopes, limits, states } = wiring;
         let me = key::node_key(&config.node_secret)?.public_key();
         let namespace = namespace(&config.genesis);
         let public_key = config.genesis.committee().public_key;
         let genesis = Block::genesis(public_key.as_bytes(), config.genesis_time);
+        if log.last().is_some_and(|last| last < resume_from) {
+            // The state was taken over from peers: blocks below it serve nobody, and between them and the next there is a gap.
+            log.clear()?;
+        }
+        let floor_path = catchup::floor_path(&config.directory);
+        let floor = Floor::read(&floor_path, resume_from);
         let logged = log.last().unwrap_or(resume_from).max(resume_from);
         // The key as of the newest block, which is ahead of the state when blocks are executed again.
         let mut newest = config.key;
@@ -349,6 +378,7 @@ impl Subnet {
         let shared = Shared::new(resume_from, logged);
         let (out, input) = mpsc::channel(INPUT_MAX);
         let (executed, results) = mpsc::channel(EXECUTED_MAX);
+        let (commands, asked) = mpsc::channel(COMMANDS_MAX);
         let prepared = Prepared {
             me,
             genesis,
@@ -365,6 +395,10 @@ impl Subnet {
             journal: Arc::new(Mutex::new(journal)),
             out,
             executed: results,
+            public_key,
+            states: states.clone(),
+            commands: asked,
+            floor,
         };
         let subnet = Self {
             wiring: Parts { pool, log, envelopes },
@@ -372,6 +406,10 @@ impl Subnet {
             handover,
             input,
             executed,
+            commands,
+            states,
+            floor: None,
+            floor_path,
             replay: Some(replay),
             height: resume_from,
             recorded: None,
@@ -436,6 +474,14 @@ impl Subnet {
                 }
                 Some(Input::Differs(differ)) => return Err(ConsensusError::LimitsDiffer(differ)),
                 Some(Input::Left(height)) => return Err(ConsensusError::Left { height: height.0 }),
+                Some(Input::Behind(Behind { offer, floor })) => {
+                    if offer.height > self.height {
+                        self.floor = Some(floor);
+                        return Ok(Step::Behind(offer));
+                    }
+                    let told = self.commands.send(Command::Abandon).await;
+                    told.map_err(|_| ConsensusError::EngineEnded)?;
+                }
                 Some(Input::Wake) => {}
                 None => return Err(ConsensusError::EngineEnded),
             }
@@ -478,6 +524,26 @@ impl Subnet {
     }
 }
 
+impl Subnet {
+    async fn fetch_chunks(&mut self, want: Want) -> Result<Fetched, ConsensusError> {
+        let (reply, fetched) = oneshot::channel();
+        let sent = self.commands.send(Command::Fetch(want, reply)).await;
+        sent.map_err(|_| ConsensusError::EngineEnded)?;
+        fetched.await.map_err(|_| ConsensusError::EngineEnded)
+    }
+
+    /// Blocks at and below are needed by nobody: this node has two checkpoints above them, and so has every state that is shown to others.
+    fn retention_floor(&self) -> Option<Height> {
+        if self.checkpoints.len() < CHECKPOINTS_KEPT {
+            return None;
+        }
+        let oldest = self.checkpoints.front()?;
+        let shown = self.states.as_ref().and_then(|states| states.oldest());
+        // Whoever takes over a state begins with a finalised block just below it.
+        Some(Height(oldest.0.min(shown.map_or(u64::MAX, |shown| shown.0)).saturating_sub(FLOOR_DEPTH)))
+    }
+}
+
 /// Messages of this subnet and of no other.
 fn namespace(genesis: &Summary) -> Vec<u8> {
     [b"thimble-subnet-".as_slice(), genesis.committee().public_key.as_bytes()].concat()
@@ -505,11 +571,21 @@ impl Consensus for Subnet {
         while self.checkpoints.len() > CHECKPOINTS_KEPT {
             self.checkpoints.pop_front();
         }
-        if let Some(floor) = self.checkpoints.front().filter(|_| self.checkpoints.len() == CHECKPOINTS_KEPT) {
-            self.shared.raise_floor(*floor);
-            self.wiring.log.lock().prune(*floor)?;
+        if let Some(floor) = self.retention_floor() {
+            self.shared.raise_floor(floor);
+            self.wiring.log.lock().prune(floor)?;
         }
         Ok(())
+    }
+
+    fn fetch(&mut self, want: Want) -> Result<Fetched, ConsensusError> {
+        block_on(self.fetch_chunks(want))
+    }
+
+    fn adopt(&mut self) -> Result<(), ConsensusError> {
+        let Some(floor) = &self.floor else { return Ok(()) };
+        let path = &self.floor_path;
+        floor.write(path).map_err(|source| ConsensusError::Floor { path: path.clone(), source })
     }
 
     fn certificates_pending(&self) -> u64 {

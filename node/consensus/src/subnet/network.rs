@@ -130,6 +130,8 @@ pub(super) fn run(network: Network, prepared: Prepared) {
             backfill: connections.register(engine::BACKFILL, large(64, 16)),
             calls: connections.register(engine::CALLS, large(256, 8)),
             roots: connections.register(engine::ROOTS, small),
+            // Chunks of a quarter of a megabyte, a few of each peer at once.
+            sync: connections.register(engine::SYNC, large(256, 8)),
         };
         connections.start();
         let setup = prepared.setup(String::new(), channels, (oracle.clone(), oracle), peering);

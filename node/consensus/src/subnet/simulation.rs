@@ -9,7 +9,7 @@
 //!
 //! * one state root per height, whichever node and whichever run of it computed it, and no certificate for another;
 //! * every call that a certificate covered is executed, once, on every node;
-//! * the chain goes on after mending.
+//! * the chain goes on after mending, with every node in it: those that were away for longer than blocks are kept take over a state ([`toy`]).
 //!
 //! `SIMULATE_SEEDS=200` runs that many, `SIMULATE_FIRST=17` begins there; a failure names its seed, and the same seed gives the same run.
 
@@ -17,7 +17,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     num::NonZeroUsize,
     path::PathBuf,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -35,16 +35,17 @@ use nidkg::{EncryptionSecretKey, SecretShare};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-use state::{Batch, Ingress, IngressId, RequestId, SignedIngress};
+use state::{Ingress, IngressId, RequestId, SignedIngress};
 
+use self::toy::{CHECKPOINT_EVERY, Toy, ToyStates};
 use super::*;
 use crate::{BlockLog, WallClock, subnet::engine};
+
+mod toy;
 
 const NODES: usize = 4;
 /// Blocks that one set of shares signs.
 const EPOCH: u64 = 12;
-/// Rounds between two checkpoints.
-const CHECKPOINT_EVERY: u64 = 100;
 /// How long faults go on.
 const STORM: Duration = Duration::from_secs(60);
 /// How long the mended subnet has to show that it goes on.
@@ -112,42 +113,6 @@ impl WallClock for NoClock {
     }
 }
 
-/// What stands in for the replicated state.
-#[derive(Clone, Default)]
-struct Toy {
-    height: u64,
-    time: Time,
-    root: [u8; 32],
-    /// How often each call was executed: more than once would be a defect.
-    executed: BTreeMap<String, u32>,
-    /// Who holds the subnet's key.
-    key: Option<SubnetKey>,
-}
-
-impl Toy {
-    fn execute(&mut self, batch: &Batch) -> [u8; 32] {
-        assert_eq!(batch.height.0, self.height + 1, "batches come in order");
-        assert!(batch.time > self.time, "time moves");
-        self.height += 1;
-        self.time = batch.time;
-        let mut hash = Sha256::new();
-        hash.update(self.root);
-        hash.update(batch.time.0.to_be_bytes());
-        hash.update(batch.randomness);
-        for call in &batch.ingress {
-            assert!(call.ingress_expiry >= batch.time, "a void call in a block");
-            hash.update(call.request_id.0);
-            *self.executed.entry(call.method_name.clone()).or_default() += 1;
-        }
-        if let Some(key) = &batch.key {
-            hash.update(postcard::to_stdvec(key).unwrap());
-            self.key = Some(key.clone());
-        }
-        self.root = hash.finalize().into();
-        self.root
-    }
-}
-
 /// What a node has when it starts again.
 struct Durable {
     folder: tempfile::TempDir,
@@ -168,6 +133,8 @@ struct Findings {
     calls: BTreeMap<u64, Vec<String>>,
     sent: u64,
     lives: u64,
+    /// States taken over from peers.
+    syncs: u64,
     failures: Vec<String>,
     equivocations: u64,
     /// Epochs whose shares were made in the run.
@@ -211,6 +178,8 @@ struct Member {
     vault: Arc<Vault>,
     durable: Arc<Mutex<Durable>>,
     slow: Arc<AtomicU64>,
+    /// Shows others a state that is not the certified one.
+    lies: Arc<AtomicBool>,
 }
 
 struct Net {
@@ -236,6 +205,7 @@ fn limits() -> ConsensusLimits {
         certificates_kept: 64,
         blocks_per_epoch: EPOCH,
         checkpoint_block_bytes: 1 << 20,
+        sync_bytes_per_second: 8 << 20,
         nidkg_tables_bytes: 0,
     }
 }
@@ -296,6 +266,7 @@ impl Net {
                     executed: BTreeMap::new(),
                 })),
                 slow: Arc::default(),
+                lies: Arc::default(),
             })
             .collect();
         Self {
@@ -341,6 +312,7 @@ impl Net {
             backfill: control.register(engine::BACKFILL, quota).await.unwrap(),
             calls: control.register(engine::CALLS, quota).await.unwrap(),
             roots: control.register(engine::ROOTS, quota).await.unwrap(),
+            sync: control.register(engine::SYNC, quota).await.unwrap(),
         }
     }
 
@@ -382,15 +354,18 @@ impl Net {
             (durable.folder.path().to_owned(), durable.checkpoint.clone())
         };
         let pool = Arc::new(IngressPool::new(&limits()));
+        let states = Arc::new(ToyStates::new(&toy, self.members[place].lies.clone()));
         let wiring = Wiring {
             pool: pool.clone(),
             log: BlockLog::open(&folder, 16 << 10).unwrap(),
             clock: Box::new(NoClock),
             envelopes: Arc::new(Calls),
             limits: limits(),
+            states: Some(states.clone()),
         };
-        let (subnet, prepared) =
-            Subnet::prepare(wiring, self.config(place, toy.key.clone()), Height(toy.height)).unwrap();
+        let config =
+            SubnetConfig { directory: folder.join("consensus"), ..self.config(place, toy.key.clone()) };
+        let (subnet, prepared) = Subnet::prepare(wiring, config, Height(toy.height)).unwrap();
         let control = self.oracle.control(self.keys[place].clone());
         let setup = prepared.setup(storage, channels, (self.oracle.manager(), control), Box::new(|_| ()));
         let life = {
@@ -402,7 +377,7 @@ impl Net {
         let (found, slow) = (self.found.clone(), self.members[place].slow.clone());
         let task = context.spawn(move |context| async move {
             let engine = context.child("engine").spawn(move |context| engine::run(context, setup));
-            let driver = drive(context, subnet, toy, durable, found, slow);
+            let driver = drive(context, subnet, (toy, states), durable, found, slow);
             futures::pin_mut!(driver);
             futures::future::select(engine, driver).await;
         });
@@ -435,12 +410,11 @@ impl Net {
 async fn drive(
     clock: Context,
     mut subnet: Subnet,
-    mut toy: Toy,
+    (mut toy, states): (Toy, Arc<ToyStates>),
     durable: Arc<Mutex<Durable>>,
     found: Found,
     slow: Arc<AtomicU64>,
 ) {
-    let mut since = 0;
     // Checkpoints are known again after a restart: the newest one is where this life began.
     let began = Height(toy.height);
     if began.0 > 0 {
@@ -455,6 +429,7 @@ async fn drive(
                 }
                 let batch = finalised.batch;
                 let root = toy.execute(&batch);
+                states.executed(&toy);
                 let known = finalised.recorded.is_some();
                 {
                     let mut found = found.lock();
@@ -484,14 +459,29 @@ async fn drive(
                     durable.height = toy.height;
                     durable.executed.clone_from(&toy.executed);
                 }
-                since += 1;
-                if since >= CHECKPOINT_EVERY {
-                    since = 0;
+                if toy.height.is_multiple_of(CHECKPOINT_EVERY) {
+                    toy.begin_manifest();
+                    states.computed(&toy);
                     durable.lock().checkpoint = toy.clone();
                     subnet.checkpointed(batch.height).unwrap();
                 }
             }
+            Ok(Step::Behind(offer)) => match toy::take_over(&mut subnet, offer).await {
+                Ok(Some(state)) => {
+                    subnet.adopt().unwrap();
+                    let mut durable = durable.lock();
+                    durable.height = state.height;
+                    durable.executed.clone_from(&state.executed);
+                    durable.checkpoint = state;
+                    found.lock().syncs += 1;
+                    // The node starts again on top of it.
+                    return;
+                }
+                Ok(None) => {}
+                Err(_) => return,
+            },
             Ok(Step::Certified(certificate)) => {
+                states.certified(&certificate);
                 let mut found = found.lock();
                 let height = certificate.height.0;
                 if found.roots.get(&height) != Some(&certificate.root) {
@@ -547,6 +537,7 @@ async fn twins(net: &mut Net, rng: &mut StdRng, place: usize) {
     let (f1, f2) = halves("backfill", all.backfill);
     let (k1, k2) = halves("calls", all.calls);
     let (s1, s2) = halves("roots", all.roots);
+    let (y1, y2) = halves("sync", all.sync);
     let one = Channels {
         votes: v1,
         certificates: c1,
@@ -555,6 +546,7 @@ async fn twins(net: &mut Net, rng: &mut StdRng, place: usize) {
         backfill: f1,
         calls: k1,
         roots: s1,
+        sync: y1,
     };
     let two = Channels {
         votes: v2,
@@ -564,6 +556,7 @@ async fn twins(net: &mut Net, rng: &mut StdRng, place: usize) {
         backfill: f2,
         calls: k2,
         roots: s2,
+        sync: y2,
     };
     let durable = net.members[place].durable.clone();
     net.launch(place, format!("{place}-"), durable, one).await;
@@ -591,6 +584,7 @@ struct Outcome {
     acknowledged: usize,
     sent: u64,
     lives: u64,
+    syncs: u64,
     equivocations: u64,
     /// Times the key was handed on.
     handed_on: u64,
@@ -674,6 +668,7 @@ fn simulate(seed: u64) -> Outcome {
             acknowledged: found.acknowledged.len(),
             sent: found.sent,
             lives: found.lives,
+            syncs: found.syncs,
             equivocations: found.equivocations,
             handed_on: found.key_epochs.len() as u64,
             audit: auditor.state(),
@@ -806,8 +801,8 @@ fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
                     }
                     let outcome = simulate(seed);
                     println!(
-                        "seed {seed}: {} rounds, {} of {} calls acknowledged, {} lives of nodes, {} proofs of equivocation, the key handed on {} times",
-                        outcome.heights, outcome.acknowledged, outcome.sent, outcome.lives, outcome.equivocations, outcome.handed_on
+                        "seed {seed}: {} rounds, {} of {} calls acknowledged, {} lives of nodes, {} states taken over, {} proofs of equivocation, the key handed on {} times",
+                        outcome.heights, outcome.acknowledged, outcome.sent, outcome.lives, outcome.syncs, outcome.equivocations, outcome.handed_on
                     );
                     outcomes.lock().unwrap().push(outcome);
                 }
@@ -818,11 +813,12 @@ fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
     assert_eq!(outcomes.len() as u64, seeds);
     let total = |of: fn(&Outcome) -> u64| outcomes.iter().map(of).sum::<u64>();
     println!(
-        "{seeds} seeds from {first}: all agree; {} rounds, {} of {} calls acknowledged and found on every node, {} lives of nodes, the key handed on {} times",
+        "{seeds} seeds from {first}: all agree; {} rounds, {} of {} calls acknowledged and found on every node, {} lives of nodes, {} states taken over, the key handed on {} times",
         total(|outcome| outcome.heights),
         total(|outcome| outcome.acknowledged as u64),
         total(|outcome| outcome.sent),
         total(|outcome| outcome.lives),
+        total(|outcome| outcome.syncs),
         total(|outcome| outcome.handed_on)
     );
 }
@@ -830,4 +826,91 @@ fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
 #[test]
 fn a_seed_gives_the_same_history_again() {
     assert_eq!(simulate(3), simulate(3));
+}
+
+/// Runs until this node is at `height`, starting again every node whose life ended.
+async fn reach(context: &Context, net: &mut Net, place: usize, height: u64) {
+    let until = context.current() + 4 * MENDED;
+    while net.heights()[place] < height {
+        let ended = net.dead();
+        for place in ended {
+            net.start(place).await;
+        }
+        assert!(context.current() < until, "node {place} does not reach {height}: {:?}", net.heights());
+        context.sleep(Duration::from_millis(500)).await;
+    }
+}
+
+/// One node is away for longer than the others keep blocks, with its disk or without it, and one of those it asks lies.
+fn heals(seed: u64, loses_disk: bool) -> (u64, String) {
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .try_init();
+    let config = deterministic::Config::new().with_seed(seed).with_timeout(Some(Duration::from_secs(3_600)));
+    deterministic::Runner::new(config).start(|context| async move {
+        let auditor = context.auditor();
+        let rng = &mut StdRng::seed_from_u64(seed);
+        let mut net = Net::new(&context, rng).await;
+        net.connect(rng, 1.0).await;
+        for place in 0..NODES {
+            net.start(place).await;
+        }
+        net.members[1].lies.store(true, Ordering::Relaxed);
+        reach(&context, &mut net, 3, 10).await;
+        net.kill(3).await;
+        reach(&context, &mut net, 0, 8 * CHECKPOINT_EVERY).await;
+        if loses_disk {
+            let empty = Durable {
+                folder: tempfile::tempdir().unwrap(),
+                checkpoint: Toy::default(),
+                height: 0,
+                executed: BTreeMap::new(),
+            };
+            net.members[3].durable = Arc::new(Mutex::new(empty));
+            let (channels, durable) = (net.channels(3).await, net.members[3].durable.clone());
+            net.launch(3, "another-3-".into(), durable, channels).await;
+        } else {
+            net.start(3).await;
+        }
+        for _ in 0..20 {
+            call(&context, &net, rng);
+        }
+        // The others wait for nobody, so they are ahead; the fourth is among them again.
+        let ended = async {
+            let until = context.current() + MENDED;
+            while net.found.lock().syncs == 0 {
+                assert!(context.current() < until, "no state was taken over: {:?}", net.heights());
+                context.sleep(Duration::from_millis(500)).await;
+            }
+            // As it was: under the same name.
+            while net.running.get_mut(&3).is_some_and(|(task, _)| task.now_or_never().is_none()) {
+                context.sleep(Duration::from_millis(100)).await;
+            }
+        };
+        ended.await;
+        net.running.remove(&3);
+        let (channels, durable) = (net.channels(3).await, net.members[3].durable.clone());
+        let storage = if loses_disk { "another-3-" } else { "3-" };
+        net.launch(3, storage.into(), durable, channels).await;
+        let goal = net.heights().into_iter().max().unwrap() + 2 * CHECKPOINT_EVERY;
+        reach(&context, &mut net, 3, goal).await;
+        check(seed, &net, &[0, 1, 2, 3]);
+        let syncs = net.found.lock().syncs;
+        (syncs, auditor.state())
+    })
+}
+
+#[test]
+fn a_node_that_is_behind_what_its_peers_keep_takes_over_a_state() {
+    for seed in 1..=3 {
+        let (syncs, _) = heals(seed, false);
+        assert_eq!(syncs, 1, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_node_that_lost_its_disk_takes_over_a_state() {
+    let first = heals(7, true);
+    assert_eq!(first.0, 1);
+    assert_eq!(first, heals(7, true), "the same seed gives the same history");
 }

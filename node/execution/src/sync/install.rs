@@ -440,6 +440,22 @@ impl StateInstaller {
     /// # Errors
     /// When chunks are missing, the old state is in use, or the disk fails.
     pub fn finish(mut self) -> Result<Installed, InstallError> {
+        self.local = None;
+        let (data_dir, pages_dir) = (self.data_dir.clone(), self.data_dir.join("pages"));
+        if pages::is_in_use(&pages_dir)? {
+            return Err(InstallError::InUse { path: pages_dir });
+        }
+        let installed = self.prepare()?;
+        complete_install(&data_dir)?;
+        Ok(installed)
+    }
+
+    /// Makes the state durable and whole beside the one that is there, which may be in use. From here on it counts: the next [`complete_install`] puts it in
+    /// place, and whatever the old one becomes until then is lost.
+    ///
+    /// # Errors
+    /// When chunks are missing or the disk fails: then the old state counts, and everything fetched is kept.
+    pub fn prepare(mut self) -> Result<Installed, InstallError> {
         let Stage::Leaves { header, plan, .. } = &self.stage else {
             return Err(InstallError::Incomplete { missing: 1 });
         };
@@ -448,17 +464,10 @@ impl StateInstaller {
         }
         self.local = None;
         self.memory = None;
-        let pages_dir = self.data_dir.join("pages");
-        if pages::is_in_use(&pages_dir)? {
-            return Err(InstallError::InUse { path: pages_dir });
-        }
         self.build_store(header, plan)?;
         self.staging.sync(plan)?;
         self.staging.complete()?;
-        let Self { data_dir, staging, height, .. } = self;
-        drop(staging);
-        complete_install(&data_dir)?;
-        Ok(Installed { height })
+        Ok(Installed { height: self.height })
     }
 
     fn take_header(&mut self, bytes: &[u8]) -> Result<(), InstallError> {

@@ -26,11 +26,13 @@
 //! nothing bounds.
 
 mod canister;
+mod claim;
 mod subnet;
 #[cfg(test)]
 mod tests;
 
 pub use canister::{CanisterFacts, metadata_digest};
+pub use claim::{MANIFEST_CERTIFICATE_BYTES_MAX, ManifestClaim};
 pub use subnet::{NodeInfo, SubnetInfo, SubnetMetrics, SubnetTree, SubnetType};
 
 use std::{
@@ -232,6 +234,12 @@ impl<C: CanisterFacts> CertifiedStateOf<C> {
     /// The newest manifest that the tree shows: a height before this one, and its root.
     pub fn manifest(&self) -> Option<(Height, Digest)> {
         self.state.manifest
+    }
+
+    /// A certificate of the newest manifest, for [`ManifestClaim::read`]; `None` while there is none.
+    pub fn manifest_certificate(&self) -> Option<(Height, Vec<u8>)> {
+        let (height, _) = self.state.manifest?;
+        Some((height, self.certificate(&[vec![claim::MANIFEST_LABEL.to_vec()]])))
     }
 
     /// The metrics in the tree.

@@ -365,6 +365,30 @@ fn metrics_encode_with_and_without_a_high_part() {
     }
 }
 
+#[test]
+fn a_manifest_is_read_out_of_its_certificate_and_out_of_no_other() {
+    let mut fixture = fixture();
+    let state = certified(&mut fixture);
+    assert_eq!(state.manifest_certificate(), None, "there is no manifest");
+    assert_eq!(ManifestClaim::read(&state.certificate(&[vec![b"state_manifest".to_vec()]])), None);
+    let mut state = (*certified(&mut fixture)).clone();
+    state.state.manifest = Some((Height(300), [9; 32]));
+    let (height, bytes) = state.manifest_certificate().unwrap();
+    let claim = ManifestClaim::read(&bytes).unwrap();
+    assert_eq!((height, claim.height, claim.root), (Height(300), Height(300), [9; 32]));
+    assert_eq!(claim.tree, state.state.subtree().digest());
+    assert_eq!(claim.signature, state.signature());
+    // Whatever a peer changes, it says the same, says something else of another tree, or says nothing.
+    for at in 0..bytes.len() {
+        let mut changed = bytes.clone();
+        changed[at] ^= 1;
+        if let Some(other) = ManifestClaim::read(&changed) {
+            assert!(other == claim || other.tree != claim.tree || other.signature != claim.signature, "{at}");
+        }
+        assert_eq!(ManifestClaim::read(&bytes[..at]), None);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 

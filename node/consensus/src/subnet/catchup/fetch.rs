@@ -1,0 +1,196 @@
+//! Chunks of one state, out of several peers.
+//!
+//! At most [`FLIGHT_MAX`] chunks are asked for or wait to be taken, [`PEER_MAX`] of them with one peer, so memory is bounded by that many chunks. A peer that is
+//! silent, or does not keep the state, is left aside for a while and the chunk is asked of another. One whose chunk was false is not asked again. When nothing came for
+//! [`NOTHING`] the state is given up; what was fetched of it serves the next.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
+
+use futures::channel::oneshot;
+use state::Height;
+
+use crate::{ChunkSource, Fetched, StateOffer, SyncProgress, Want};
+
+/// Chunks asked for and not taken yet.
+const FLIGHT_MAX: usize = 8;
+/// Of those, with one peer.
+const PEER_MAX: usize = 4;
+/// A chunk that takes longer is asked of another peer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a peer that was silent or has not got the state is left alone.
+const ASIDE: Duration = Duration::from_secs(5);
+/// The same for one whose connection takes nothing at the moment.
+const BUSY: Duration = Duration::from_millis(200);
+/// Without a chunk for so long, nobody shows this state any more.
+const NOTHING: Duration = Duration::from_secs(20);
+/// Whoever waits for chunks is answered after so long in any case.
+const ANSWER: Duration = Duration::from_millis(500);
+/// Between two words about how far it is.
+const SAY: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Copy, Default)]
+struct Peer {
+    /// Sent what does not lead to the certified root.
+    liar: bool,
+    aside_until: Option<SystemTime>,
+    flight: usize,
+    chunks: u64,
+}
+
+/// See the module.
+pub(super) struct Fetching {
+    pub(super) offer: StateOffer,
+    want: Want,
+    reply: Option<(oneshot::Sender<Fetched>, SystemTime)>,
+    flight: BTreeMap<Vec<u8>, (usize, SystemTime)>,
+    arrived: Vec<(ChunkSource, Vec<u8>, Vec<u8>)>,
+    peers: Vec<Peer>,
+    me: usize,
+    /// When a chunk last came, or the driver was at work.
+    moved: SystemTime,
+    said: SystemTime,
+    began: SystemTime,
+}
+
+fn after(since: SystemTime, now: SystemTime) -> Duration {
+    now.duration_since(since).unwrap_or_default()
+}
+
+impl Fetching {
+    pub(super) fn new(offer: StateOffer, members: usize, me: usize, now: SystemTime) -> Self {
+        Self {
+            offer,
+            want: Want::default(),
+            reply: None,
+            flight: BTreeMap::new(),
+            arrived: Vec::new(),
+            peers: vec![Peer::default(); members],
+            me,
+            moved: now,
+            said: now,
+            began: now,
+        }
+    }
+
+    /// What the driver wants now. Liars are told by place, for their names.
+    pub(super) fn want(&mut self, want: Want, reply: oneshot::Sender<Fetched>, now: SystemTime) {
+        for ChunkSource(place) in &want.liars {
+            if let Some(peer) = self.peers.get_mut(*place) {
+                peer.liar = true;
+            }
+        }
+        self.want = want;
+        self.reply = Some((reply, now));
+        if self.flight.is_empty() {
+            // Nothing was asked for: the time went into looking through what is there.
+            self.moved = now;
+        }
+    }
+
+    /// Which chunks to ask whom for.
+    pub(super) fn next(&mut self, now: SystemTime) -> Option<(usize, Height, Vec<u8>)> {
+        if self.flight.len() + self.arrived.len() >= FLIGHT_MAX {
+            return None;
+        }
+        let missing = self.want.chunks.iter().find(|name| {
+            !self.flight.contains_key(*name) && !self.arrived.iter().any(|(_, arrived, _)| arrived == *name)
+        })?;
+        let usable = |(place, peer): &(usize, &Peer)| {
+            *place != self.me
+                && !peer.liar
+                && peer.flight < PEER_MAX
+                && peer.aside_until.is_none_or(|until| until <= now)
+        };
+        let (place, _) = self
+            .peers
+            .iter()
+            .enumerate()
+            .filter(usable)
+            .min_by_key(|(_, peer)| (peer.flight, peer.chunks))?;
+        let name = missing.clone();
+        self.peers[place].flight += 1;
+        self.flight.insert(name.clone(), (place, now));
+        Some((place, self.offer.height, name))
+    }
+
+    /// The request did not leave this node.
+    pub(super) fn unsent(&mut self, name: &[u8], now: SystemTime) {
+        self.drop_flight(name, Some(now + BUSY));
+    }
+
+    fn drop_flight(&mut self, name: &[u8], aside_until: Option<SystemTime>) -> Option<usize> {
+        let (place, _) = self.flight.remove(name)?;
+        let peer = &mut self.peers[place];
+        peer.flight -= 1;
+        if aside_until.is_some() {
+            peer.aside_until = aside_until;
+        }
+        Some(place)
+    }
+
+    fn is_asked(&self, place: usize, height: Height, name: &[u8]) -> bool {
+        height == self.offer.height && self.flight.get(name).is_some_and(|(asked, _)| *asked == place)
+    }
+
+    pub(super) fn chunk(&mut self, place: usize, height: Height, name: &[u8], bytes: &[u8], now: SystemTime) {
+        if !self.is_asked(place, height, name) {
+            return;
+        }
+        self.drop_flight(name, None);
+        self.peers[place].chunks += 1;
+        self.moved = now;
+        self.arrived.push((ChunkSource(place), name.to_vec(), bytes.to_vec()));
+    }
+
+    pub(super) fn not_kept(&mut self, place: usize, height: Height, name: &[u8], now: SystemTime) {
+        if self.is_asked(place, height, name) {
+            self.drop_flight(name, Some(now + ASIDE));
+        }
+    }
+
+    /// Gives the driver what there is. False when it is over.
+    pub(super) fn answer(&mut self, now: SystemTime) -> bool {
+        let late: Vec<_> = self
+            .flight
+            .iter()
+            .filter(|(_, (_, since))| after(*since, now) >= PATIENCE)
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in late {
+            self.drop_flight(&name, Some(now + ASIDE));
+        }
+        let deserted = self.peers.iter().enumerate().all(|(place, peer)| place == self.me || peer.liar);
+        let over = self.arrived.is_empty() && (deserted || after(self.moved, now) >= NOTHING);
+        let due = self.reply.as_ref().is_some_and(|(_, since)| after(*since, now) >= ANSWER);
+        if (over || due || !self.arrived.is_empty())
+            && let Some((reply, _)) = self.reply.take()
+        {
+            let _ = reply.send(Fetched { chunks: std::mem::take(&mut self.arrived), over });
+        }
+        if after(self.said, now) >= SAY {
+            self.said = now;
+            let SyncProgress { height, bytes_done, bytes_total, peers } = self.progress();
+            tracing::info!(
+                height = height.0,
+                bytes_done,
+                bytes_total,
+                peers,
+                seconds = after(self.began, now).as_secs(),
+                "taking over a state from peers"
+            );
+        }
+        !over
+    }
+
+    pub(super) fn progress(&self) -> SyncProgress {
+        SyncProgress {
+            height: self.offer.height,
+            bytes_done: self.want.bytes_done,
+            bytes_total: self.want.bytes_total,
+            peers: self.peers.iter().filter(|peer| peer.chunks > 0).count() as u64,
+        }
+    }
+}

@@ -1,0 +1,466 @@
+//! Catching up when the blocks this node needs are kept nowhere any more: a state that the subnet certified is taken over from peers.
+//!
+//! ```text
+//! behind, nothing delivered for STALL  -> Ask(next height) to all
+//!                                      <- Answer(is that block kept?, offer of a state)
+//! f+1 do not keep it, an offer holds   -> the driver learns it (Step::Behind)
+//! the driver wants chunks              -> Get(height, name) to several peers at once
+//!                                      <- Chunk(height, name, bytes), or Not kept
+//! the state is whole                   -> the floor is written down, the node starts again on top of it
+//! ```
+//!
+//! # What is believed
+//!
+//! An offer is three things: a certificate, by the subnet's key, of a state tree that shows a manifest's height `C` and root; a block at or just below
+//! `C + 1`; and the finalization of that block, by the same key. All are verified before anything is fetched: the engine takes its new beginning for granted. Chunks are
+//! checked by the driver against the root, so a peer that sends a false one is known at once. That blocks are gone is believed of `f + 1` peers, one of which
+//! is honest. An old state that is certified is no lie: the highest that holds is taken, and if even that is behind what peers keep, it begins again from there.
+//!
+//! # Bounds
+//!
+//! One round of questions at a time, one answer per member; an answer is a block and two certificates. A peer's question is answered twice a second at most.
+//! Chunks: see [`serve`] and [`fetch`].
+
+mod fetch;
+mod floor;
+mod serve;
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use commonware_codec::{Decode as _, Encode as _};
+use commonware_consensus::types::Height as EngineHeight;
+use commonware_cryptography::{Digestible as _, ed25519::PublicKey};
+use commonware_macros::select;
+use commonware_p2p::{Receiver, Recipients, Sender};
+use commonware_parallel::Sequential;
+use commonware_runtime::{Clock, Spawner};
+use futures::{
+    StreamExt as _,
+    channel::{mpsc, oneshot},
+};
+use nidkg::{Signature, state_root_message};
+use rand_core::CryptoRng;
+use serde::{Deserialize, Serialize};
+use state::Height;
+
+pub(super) use self::floor::{Floor, path as floor_path};
+use self::{fetch::Fetching, serve::Serving};
+use super::{
+    Input,
+    application::{Progress, Shared},
+    block::{Block, BlockBounds},
+    calls::Log,
+    engine::Mailbox,
+    key::Scheme,
+};
+use crate::{CHUNK_NAME_BYTES_MAX, Fetched, StateOffer, StateServer, Want, single::hex};
+
+/// Behind, and without a block for so long, a node asks whether the next one is kept anywhere.
+const STALL: Duration = Duration::from_secs(5);
+/// Answers that did not come within this time do not count.
+const ANSWERS: Duration = Duration::from_secs(2);
+/// As long as a peer says that it keeps the block, that is waited for; but not for ever, as it may lie.
+const DOUBT: Duration = Duration::from_secs(40);
+/// Between two looks.
+const TICK: Duration = Duration::from_millis(250);
+/// A peer's questions are not answered more often.
+const ANSWER_AGAIN: Duration = Duration::from_millis(500);
+/// The finalised block of an offer lies at most so far below the first block behind its state. Few blocks lack a finalization of their own.
+pub(super) const FLOOR_DEPTH: u64 = 16;
+
+#[derive(Serialize, Deserialize)]
+enum Message<'a> {
+    /// Is this block kept, and which state can be had?
+    Ask {
+        next: Height,
+    },
+    Answer {
+        next: Next,
+        #[serde(borrow)]
+        offer: Option<WireOffer<'a>>,
+    },
+    Get {
+        height: Height,
+        name: &'a [u8],
+    },
+    Chunk {
+        height: Height,
+        name: &'a [u8],
+        bytes: &'a [u8],
+    },
+    Not {
+        height: Height,
+        name: &'a [u8],
+    },
+}
+
+/// Of the block that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Next {
+    Kept,
+    Gone,
+    /// Whoever answers has not got that far itself.
+    Unknown,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+struct WireOffer<'a> {
+    certificate: &'a [u8],
+    block: &'a [u8],
+    finalization: &'a [u8],
+}
+
+/// The same, kept.
+struct OwnOffer {
+    height: Height,
+    block: Vec<u8>,
+    finalization: Vec<u8>,
+}
+
+fn encode(message: &Message<'_>) -> Vec<u8> {
+    // Writing these types to memory does not fail.
+    postcard::to_allocvec(message).unwrap_or_default()
+}
+
+/// What the driver asks of the task.
+pub(super) enum Command {
+    Fetch(Want, oneshot::Sender<Fetched>),
+    /// It is not behind that far any more.
+    Abandon,
+}
+
+/// A state to take over, and where agreement goes on above it.
+#[derive(Clone, Debug)]
+pub(super) struct Behind {
+    pub(super) offer: StateOffer,
+    pub(super) floor: Floor,
+}
+
+/// What one member answered.
+struct Answer {
+    next: Next,
+    behind: Option<Behind>,
+}
+
+enum Stage {
+    /// Nothing is asked; not before then, either.
+    Quiet(Option<SystemTime>),
+    Asking {
+        next: Height,
+        until: SystemTime,
+        answers: BTreeMap<usize, Answer>,
+    },
+    Fetching(Box<Fetching>),
+}
+
+/// Everything the task needs.
+pub(super) struct Parts<S> {
+    pub(super) me: PublicKey,
+    pub(super) members: Vec<PublicKey>,
+    pub(super) public_key: nidkg::PublicKey,
+    pub(super) verifier: Arc<Scheme>,
+    pub(super) bounds: BlockBounds,
+    pub(super) shared: Arc<Shared>,
+    pub(super) marshal: Mailbox,
+    pub(super) log: Log,
+    pub(super) states: Option<Arc<dyn StateServer>>,
+    pub(super) bytes_per_second: u64,
+    pub(super) sender: S,
+    pub(super) out: mpsc::Sender<Input>,
+    pub(super) commands: mpsc::Receiver<Command>,
+}
+
+/// See the module.
+pub(super) struct Catchup<S> {
+    parts: Parts<S>,
+    place: usize,
+    serving: Option<Serving>,
+    answered: BTreeMap<usize, SystemTime>,
+    /// The part of this node's offer that takes looking for.
+    own: Option<OwnOffer>,
+    stage: Stage,
+    /// What this node had reached, and since when it had reached no more.
+    reached: (Height, SystemTime),
+    said: Option<SystemTime>,
+}
+
+impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
+    pub(super) fn new<E: Clock + Spawner>(context: &E, parts: Parts<S>) -> Self {
+        let members = parts.members.len();
+        let serving = parts.states.clone().map(|states| {
+            Serving::start(context, states, parts.sender.clone(), members, parts.bytes_per_second)
+        });
+        let place = parts.members.iter().position(|member| *member == parts.me).unwrap_or(members);
+        Self {
+            place,
+            serving,
+            answered: BTreeMap::new(),
+            own: None,
+            stage: Stage::Quiet(None),
+            reached: (Height(0), context.current()),
+            said: None,
+            parts,
+        }
+    }
+
+    /// Ends when the node does.
+    pub(super) async fn run<E: Clock + CryptoRng>(
+        mut self,
+        mut context: E,
+        mut receiver: impl Receiver<PublicKey = PublicKey>,
+    ) {
+        let mut tick_at = context.current() + TICK;
+        loop {
+            select! {
+                message = receiver.recv() => match message {
+                    Ok((from, message)) => self.heard(&mut context, from, message.as_ref()).await,
+                    Err(_) => return,
+                },
+                command = self.parts.commands.next() => match command {
+                    Some(command) => self.command(command, context.current()),
+                    None => return,
+                },
+                () = context.sleep_until(tick_at) => {
+                    tick_at = context.current() + TICK;
+                    self.watch(context.current());
+                },
+            }
+            self.pursue(context.current());
+        }
+    }
+
+    fn send(&mut self, to: Recipients<PublicKey>, message: &Message<'_>) -> bool {
+        !self.parts.sender.send(to, encode(message), false).is_empty()
+    }
+
+    async fn heard<E: Clock + CryptoRng>(&mut self, context: &mut E, from: PublicKey, bytes: &[u8]) {
+        let Some(place) = self.parts.members.iter().position(|member| *member == from) else { return };
+        let Ok(message) = postcard::from_bytes(bytes) else {
+            tracing::debug!(peer = %from, "a message about states that does not decode");
+            return;
+        };
+        let now = context.current();
+        match message {
+            Message::Ask { next } => self.asked(place, from, next, now).await,
+            Message::Answer { next, offer } => {
+                // Signatures are only verified for those who were asked, once each.
+                let waiting =
+                    matches!(&self.stage, Stage::Asking { answers, .. } if !answers.contains_key(&place));
+                if waiting {
+                    let behind = offer.and_then(|offer| self.verified(context, &from, &offer));
+                    if let Stage::Asking { answers, .. } = &mut self.stage {
+                        answers.insert(place, Answer { next, behind });
+                    }
+                }
+            }
+            Message::Get { height, name } => {
+                if let Some(serving) = self.serving.as_mut().filter(|_| name.len() <= CHUNK_NAME_BYTES_MAX) {
+                    serving.ask(place, from, height, name);
+                }
+            }
+            Message::Chunk { height, name, bytes } => {
+                if let Stage::Fetching(fetching) = &mut self.stage {
+                    fetching.chunk(place, height, name, bytes, now);
+                }
+            }
+            Message::Not { height, name } => {
+                if let Stage::Fetching(fetching) = &mut self.stage {
+                    fetching.not_kept(place, height, name, now);
+                }
+            }
+        }
+    }
+
+    /// Whether the block is kept here, and what state can be had.
+    async fn asked(&mut self, place: usize, from: PublicKey, next: Height, now: SystemTime) {
+        let again = self
+            .answered
+            .get(&place)
+            .is_some_and(|before| now.duration_since(*before).unwrap_or_default() < ANSWER_AGAIN);
+        if again {
+            return;
+        }
+        self.answered.insert(place, now);
+        let next = if next > self.parts.shared.reached() {
+            Next::Unknown
+        } else {
+            let block = self.parts.marshal.get_block(EngineHeight::new(next.0)).await;
+            let logged = self.parts.log.lock().first();
+            let kept = |block: &Block| block.ingress.is_empty() || logged.is_some_and(|first| first <= next);
+            if block.is_some_and(|block| kept(block.inner())) { Next::Kept } else { Next::Gone }
+        };
+        let offered = self.parts.states.as_ref().and_then(|states| states.offer());
+        let certificate = match offered {
+            Some((height, certificate)) if self.find_floor(height).await => Some(certificate),
+            _ => None,
+        };
+        let offer = certificate.as_deref().zip(self.own.as_ref()).map(|(certificate, own)| WireOffer {
+            certificate,
+            block: &own.block,
+            finalization: &own.finalization,
+        });
+        let message = encode(&Message::Answer { next, offer });
+        self.parts.sender.send(Recipients::One(from), message, false);
+    }
+
+    /// The newest finalization at or below the block behind the state. True if there is one.
+    async fn find_floor(&mut self, state: Height) -> bool {
+        if self.own.as_ref().is_some_and(|own| own.height == state) {
+            return true;
+        }
+        for height in (state.0.saturating_sub(FLOOR_DEPTH) + 1..=state.0 + 1).rev() {
+            let height = EngineHeight::new(height);
+            if let Some(finalization) = self.parts.marshal.get_finalization(height).await
+                && let Some(block) = self.parts.marshal.get_block(height).await
+            {
+                self.own = Some(OwnOffer {
+                    height: state,
+                    block: block.inner().encode().to_vec(),
+                    finalization: finalization.encode().to_vec(),
+                });
+                return true;
+            }
+        }
+        false
+    }
+
+    /// An offer of which everything holds.
+    fn verified<E: CryptoRng>(&self, rng: &mut E, from: &PublicKey, offer: &WireOffer<'_>) -> Option<Behind> {
+        let behind = self.verify(rng, offer);
+        if behind.is_none() {
+            tracing::warn!(peer = %from, "a peer offers a state that the subnet did not certify, or this version cannot read");
+        }
+        behind
+    }
+
+    fn verify<E: CryptoRng>(&self, rng: &mut E, offer: &WireOffer<'_>) -> Option<Behind> {
+        let claim = self.parts.states.as_ref()?.read_offer(offer.certificate)?;
+        let signature = Signature(claim.signature);
+        if !nidkg::verify(&self.parts.public_key, &state_root_message(&claim.tree), &signature.0) {
+            return None;
+        }
+        let block = Block::decode_cfg(bytes::Bytes::copy_from_slice(offer.block), &self.parts.bounds).ok()?;
+        let height = block.height.get();
+        let fits = height <= claim.height.0 + 1 && height + FLOOR_DEPTH > claim.height.0;
+        let finalization = floor::decode(offer.finalization)?;
+        let holds = fits
+            && height > 0
+            && finalization.proposal.payload == block.digest()
+            && finalization.verify(rng, &*self.parts.verifier, &Sequential);
+        let floor = Floor { state: claim.height, height: Height(height), finalization };
+        holds.then_some(Behind { offer: StateOffer { height: claim.height, root: claim.root }, floor })
+    }
+
+    fn command(&mut self, command: Command, now: SystemTime) {
+        match (command, &mut self.stage) {
+            (Command::Fetch(want, reply), Stage::Fetching(fetching)) => {
+                for liar in &want.liars {
+                    if let Some(peer) = self.parts.members.get(liar.0) {
+                        tracing::warn!(%peer, height = fetching.offer.height.0, "a peer sent a chunk that is not of the certified state: it is not asked again");
+                    }
+                }
+                fetching.want(want, reply, now);
+            }
+            (Command::Fetch(_, reply), _) => {
+                let _ = reply.send(Fetched { over: true, ..Fetched::default() });
+            }
+            (Command::Abandon, stage) => *stage = Stage::Quiet(Some(now + STALL)),
+        }
+    }
+
+    /// Asks for what is wanted, and hands on what came.
+    fn pursue(&mut self, now: SystemTime) {
+        let Stage::Fetching(fetching) = &mut self.stage else { return };
+        while let Some((place, height, name)) = fetching.next(now) {
+            let to = Recipients::One(self.parts.members[place].clone());
+            let message = encode(&Message::Get { height, name: &name });
+            if self.parts.sender.send(to, message, false).is_empty() {
+                fetching.unsent(&name, now);
+            }
+        }
+        let goes_on = fetching.answer(now);
+        self.parts.shared.syncing(goes_on.then(|| fetching.progress()));
+        if !goes_on {
+            tracing::warn!(
+                height = fetching.offer.height.0,
+                "no peer shows the state any more that was being taken over; what was fetched is kept for the next"
+            );
+            self.stage = Stage::Quiet(None);
+        }
+    }
+
+    /// Notices that this node is behind and gets no blocks.
+    fn watch(&mut self, now: SystemTime) {
+        let shared = &self.parts.shared;
+        let reached = shared.reached();
+        let Progress { finalised, executed, .. } = shared.progress();
+        let faulty_max = (self.parts.members.len().saturating_sub(1)) / 3;
+        let ahead = finalised.max(shared.heard_by(faulty_max + 1));
+        if reached != self.reached.0 || ahead <= reached {
+            self.reached = (reached, now);
+        }
+        let still = now.duration_since(self.reached.1).unwrap_or_default();
+        match &mut self.stage {
+            Stage::Quiet(not_before) => {
+                if still < STALL || not_before.is_some_and(|time| now < time) {
+                    return;
+                }
+                let next = Height(reached.0 + 1);
+                self.stage = Stage::Asking { next, until: now + ANSWERS, answers: BTreeMap::new() };
+                self.send(Recipients::All, &Message::Ask { next });
+            }
+            Stage::Asking { next, until, answers } => {
+                if now < *until && answers.len() + 1 < self.parts.members.len() {
+                    return;
+                }
+                let count = |what| answers.values().filter(|answer| answer.next == what).count();
+                let (kept, gone) = (count(Next::Kept), count(Next::Gone));
+                let lost = gone > faulty_max && (kept == 0 || still >= DOUBT);
+                let best = answers
+                    .values()
+                    .filter_map(|answer| answer.behind.as_ref())
+                    .filter(|behind| behind.offer.height > executed && behind.offer.height > reached)
+                    .max_by_key(|behind| behind.offer.height)
+                    .cloned();
+                let next = *next;
+                self.stage = Stage::Quiet(Some(now + STALL));
+                if lost {
+                    self.take_over(best, next, ahead, now);
+                }
+            }
+            Stage::Fetching(_) => {}
+        }
+    }
+
+    fn take_over(&mut self, best: Option<Behind>, next: Height, ahead: Height, now: SystemTime) {
+        let Some(behind) = best else {
+            let due = self.said.is_none_or(|said| now.duration_since(said).unwrap_or_default() >= 6 * STALL);
+            if due {
+                self.said = Some(now);
+                tracing::warn!(
+                    next = next.0,
+                    subnet = ahead.0,
+                    "no peer that answers keeps the next block, and none offers a newer state yet: waiting for one"
+                );
+            }
+            return;
+        };
+        let offer = behind.offer;
+        // A driver that has other things to do first is told again.
+        if self.parts.out.try_send(Input::Behind(behind)).is_ok() {
+            tracing::warn!(
+                next = next.0,
+                subnet = ahead.0,
+                height = offer.height.0,
+                root = hex(&offer.root),
+                "the blocks this node needs next are not kept any more: it takes over the state of a later height"
+            );
+            let (members, me) = (self.parts.members.len(), self.place);
+            self.stage = Stage::Fetching(Box::new(Fetching::new(offer, members, me, now)));
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! What a certificate says about the newest manifest, for a node that fetches that state from others.
+//!
+//! Reads bytes of a peer that may lie: everything is bounded, and nothing is believed before the caller has verified the signature over the root.
+
+use ic_certification::{Certificate, LookupResult};
+
+use crate::{Height, tree::Digest};
+
+/// The path under which the tree shows the newest manifest.
+pub(super) const MANIFEST_LABEL: &[u8] = b"state_manifest";
+/// A certificate that shows the manifest only is far smaller: a hash per level of the tree, one of the first row and a few values.
+pub const MANIFEST_CERTIFICATE_BYTES_MAX: usize = 16 << 10;
+
+/// A state that the subnet vouches for, if the signature is the subnet's and over `tree`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ManifestClaim {
+    /// Root of the tree that shows the manifest.
+    pub tree: Digest,
+    /// Over that root.
+    pub signature: [u8; 48],
+    /// Of the state.
+    pub height: Height,
+    /// Root of its manifest.
+    pub root: Digest,
+}
+
+impl ManifestClaim {
+    /// What a certificate with the path `/state_manifest` says; `None` for anything else.
+    pub fn read(certificate: &[u8]) -> Option<Self> {
+        if certificate.len() > MANIFEST_CERTIFICATE_BYTES_MAX {
+            return None;
+        }
+        let certificate: Certificate = serde_cbor::from_slice(certificate).ok()?;
+        let value = |name: &[u8]| match certificate.tree.lookup_path([MANIFEST_LABEL, name]) {
+            LookupResult::Found(value) => Some(value),
+            _ => None,
+        };
+        // A delegation would be another subnet's business.
+        if certificate.delegation.is_some() {
+            return None;
+        }
+        let mut number = value(b"height")?;
+        let height = leb128::read::unsigned(&mut number).ok().filter(|_| number.is_empty())?;
+        Some(Self {
+            tree: certificate.tree.digest(),
+            signature: certificate.signature.as_slice().try_into().ok()?,
+            height: Height(height),
+            root: value(b"root")?.try_into().ok()?,
+        })
+    }
+}
