@@ -246,11 +246,24 @@ impl Node {
         self.restart().await;
     }
 
-    /// Restarts with this configuration file.
-    pub(crate) async fn reconfigure(&mut self, text: &str) {
+    /// From its next start on it has this configuration file.
+    pub(crate) fn configure(&mut self, text: &str) {
         let path = self.data.with_extension("toml");
         std::fs::write(&path, text).unwrap();
         self.config = Some(path);
+    }
+
+    /// What `/status.json` says; nothing while nobody answers.
+    pub(crate) async fn status(&mut self) -> Option<serde_json::Value> {
+        // Whoever starts again in place may have another port.
+        let address = std::fs::read_to_string(self.data.with_extension("address")).ok()?;
+        self.url = format!("http://{}", address.strip_suffix('\n')?);
+        reqwest::get(format!("{}/status.json", self.url)).await.ok()?.json().await.ok()
+    }
+
+    /// Restarts with this configuration file.
+    pub(crate) async fn reconfigure(&mut self, text: &str) {
+        self.configure(text);
         self.restart().await;
     }
 
