@@ -223,7 +223,8 @@ async fn a_node_that_was_away_too_long_takes_over_a_state_even_when_killed_meanw
     assert!(!workers.is_empty());
     subnet.nodes[3].healthy().await;
     // The process is the same, and nothing of its former self is left.
-    let left: Vec<_> = subnet.nodes[3].workers().into_iter().filter(|worker| workers.contains(worker)).collect();
+    let left: Vec<_> =
+        subnet.nodes[3].workers().into_iter().filter(|worker| workers.contains(worker)).collect();
     assert_eq!(left, [0_u32; 0]);
     let log = subnet.nodes[3].log();
     assert_eq!(log.matches("a state was taken over from peers").count(), 1, "{log}");
