@@ -456,6 +456,11 @@ impl Limits {
         );
         rules.at_least(limit!(self.consensus.certificates_kept), 1, "nothing could be answered");
         rules.at_least(
+            limit!(self.consensus.blocks_per_epoch),
+            20,
+            "handing the key on takes a block for each dealing",
+        );
+        rules.at_least(
             limit!(self.consensus.checkpoint_block_bytes),
             self.consensus.block_ingress_bytes,
             "every block would bring a checkpoint",

@@ -365,6 +365,7 @@ fn consensus(memory: u64) -> ConsensusLimits {
         idle_round_millis: 1_000,
         execution_lag_blocks: 1,
         certificates_kept: 64,
+        blocks_per_epoch: 500,
         checkpoint_block_bytes: 64 * MIB,
         sync_bytes_per_second: 32 * MIB,
         nidkg_tables_bytes: scale::NIDKG_TABLES.bytes_at(memory),

@@ -17,6 +17,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod agreed;
 mod check;
 mod derive;
 mod error;

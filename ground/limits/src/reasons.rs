@@ -143,6 +143,10 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "blocks held in memory while execution lags; then no block is proposed",
     ),
     ("consensus.certificates_kept", "for clients that ask for a height just passed"),
+    (
+        "consensus.blocks_per_epoch",
+        "shares older than this are worth nothing to a thief; as on the Internet Computer; fixed for the life of a subnet",
+    ),
     ("consensus.checkpoint_block_bytes", "bounds the block log and what a restart reads again"),
     (
         "consensus.sync_bytes_per_second",

@@ -239,6 +239,8 @@ pub struct ConsensusLimits {
     pub execution_lag_blocks: u64,
     /// Certificates kept in memory.
     pub certificates_kept: u64,
+    /// Blocks that one set of shares signs; then the subnet's key is handed on. The same for as long as the subnet lives.
+    pub blocks_per_epoch: u64,
     /// Ingress bytes in blocks since the last checkpoint that bring the next one early: bounds the block log and what a restart reads.
     pub checkpoint_block_bytes: u64,
     /// Bytes of its state a node sends peers that catch up, all together.

@@ -26,7 +26,7 @@ use thiserror::Error;
 
 use crate::seam::{FinalisedBlock, Recorded};
 
-const MAGIC: &[u8; 8] = b"thblog\x00\x02";
+const MAGIC: &[u8; 8] = b"thblog\x00\x03";
 /// A record larger than this is damage: no block can be.
 const RECORD_BYTES_MAX: usize = 64 << 20;
 
@@ -450,6 +450,7 @@ mod tests {
             time: Time(height),
             randomness: [height as u8; 32],
             ingress: vec![],
+            key: None,
         }
     }
 

@@ -5,9 +5,14 @@
 //!
 //! Bounded: shares are kept for at most `heights_max` heights this node executed, and for as many ahead of it; per height for at most the committee.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
-use nidkg::{BlsError, Committee, NodeIndex, SecretShare, Signature, SignatureShare, state_root_message};
+use nidkg::{
+    BlsError, Committee, NodeIndex, PublicKey, SecretShare, Signature, SignatureShare, state_root_message,
+};
 use state::Height;
 use thiserror::Error;
 
@@ -49,10 +54,58 @@ fn hex(bytes: &[u8; 32]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Who signs, with what this node signs.
+pub struct Term {
+    /// All shares' public keys.
+    pub committee: Committee,
+    /// This node's.
+    pub share: SecretShare,
+    /// Ed25519 keys of the members, by place.
+    pub members: Vec<[u8; 32]>,
+}
+
+/// Committees that hold the subnet's key, by the height each begins to sign at. The key is one and the same; a share of one committee is none of another.
+/// Copies share everything.
+#[derive(Clone)]
+pub struct Terms {
+    /// Constant.
+    public_key: PublicKey,
+    known: Arc<Mutex<BTreeMap<Height, Arc<Term>>>>,
+}
+
+/// Heights before the newest handover may still wait for their certificate.
+const TERMS_KEPT: usize = 2;
+
+impl Terms {
+    /// Begins with `term`, at height `from`.
+    pub fn new(from: Height, term: Term) -> Self {
+        let public_key = term.committee.public_key;
+        Self { public_key, known: Arc::new(Mutex::new(BTreeMap::from([(from, Arc::new(term))]))) }
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<Height, Arc<Term>>> {
+        // Every change is one insertion or removal.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From this height on another committee signs.
+    pub(crate) fn begin(&self, from: Height, term: Term) {
+        let mut known = self.known();
+        known.insert(from, Arc::new(term));
+        while known.len() > TERMS_KEPT {
+            known.pop_first();
+        }
+    }
+
+    /// Who signs the state of `height`; none if that was before all that is known.
+    pub(crate) fn at(&self, height: Height) -> Option<Arc<Term>> {
+        self.known().range(..=height).next_back().map(|(_, term)| term.clone())
+    }
+}
+
 /// Makes this node's shares, takes those of others, combines.
 pub struct Certifier {
-    committee: Committee,
-    share: SecretShare,
+    terms: Terms,
     heights_max: usize,
     /// Executed here, not certified.
     pending: BTreeMap<Height, Pending>,
@@ -63,6 +116,7 @@ pub struct Certifier {
 }
 
 struct Pending {
+    term: Arc<Term>,
     root: [u8; 32],
     shares: BTreeMap<NodeIndex, SignatureShare>,
     /// Who signed another root, with proof.
@@ -70,11 +124,15 @@ struct Pending {
 }
 
 impl Certifier {
-    /// `share` belongs to `committee`.
+    /// For a committee that stays: `share` belongs to it.
     pub fn new(committee: Committee, share: SecretShare, heights_max: usize) -> Self {
+        Self::over(Terms::new(Height(0), Term { committee, share, members: vec![] }), heights_max)
+    }
+
+    /// For committees that follow each other.
+    pub fn over(terms: Terms, heights_max: usize) -> Self {
         Self {
-            committee,
-            share,
+            terms,
             heights_max: heights_max.max(1),
             pending: BTreeMap::new(),
             early: BTreeMap::new(),
@@ -82,19 +140,21 @@ impl Certifier {
         }
     }
 
-    /// Signs `root` as the state of `height`; this node's share for the others, and the certificate, if this share completes it.
+    /// Signs `root` as the state of `height`; this node's share for the others, and the certificate, if this share completes it. None if this node knows of no
+    /// committee at that height: a later certificate will cover it.
     pub fn sign(
         &mut self,
         height: Height,
         root: [u8; 32],
-    ) -> Result<(SignatureShare, Option<Certificate>), CertifyError> {
-        let share = self.share.sign(&state_root_message(&root));
+    ) -> Result<Option<(SignatureShare, Option<Certificate>)>, CertifyError> {
+        let Some(term) = self.terms.at(height) else { return Ok(None) };
+        let share = term.share.sign(&state_root_message(&root));
         while self.pending.len() >= self.heights_max {
             self.pending.pop_first();
         }
         self.signed = self.signed.max(height);
-        let pending =
-            Pending { root, shares: BTreeMap::from([(self.share.index, share)]), dissent: BTreeSet::new() };
+        let shares = BTreeMap::from([(term.share.index, share)]);
+        let pending = Pending { term, root, shares, dissent: BTreeSet::new() };
         self.pending.insert(height, pending);
         let early = self.early.remove(&height).unwrap_or_default();
         self.early = self.early.split_off(&height);
@@ -102,7 +162,7 @@ impl Certifier {
         for (from, (root, early)) in early {
             certificate = certificate.or(self.take(height, from, root, early)?);
         }
-        Ok((share, certificate))
+        Ok(Some((share, certificate)))
     }
 
     /// Takes another node's share.
@@ -114,7 +174,7 @@ impl Certifier {
         share: SignatureShare,
     ) -> Result<Option<Certificate>, CertifyError> {
         if height > self.signed {
-            if height.0 - self.signed.0 <= self.heights_max as u64 && self.is_other_member(from) {
+            if height.0 - self.signed.0 <= self.heights_max as u64 && self.is_other_member(height, from) {
                 self.early.entry(height).or_default().insert(from, (root, share));
             }
             return Ok(None);
@@ -126,9 +186,10 @@ impl Certifier {
             pending.shares.insert(from, share);
             return self.complete(height);
         }
-        if self.committee.verify_share(from, &state_root_message(&root), &share).is_ok() {
+        let committee = &pending.term.committee;
+        if committee.verify_share(from, &state_root_message(&root), &share).is_ok() {
             pending.dissent.insert(from);
-            let faulty_max = self.committee.shares.len() - self.committee.threshold as usize;
+            let faulty_max = committee.shares.len() - committee.threshold as usize;
             if pending.dissent.len() > faulty_max {
                 return Err(CertifyError::Diverged { height: height.0, own: pending.root, theirs: root });
             }
@@ -147,7 +208,7 @@ impl Certifier {
         let Some(pending) = self.pending.get(&height) else {
             return Ok(None);
         };
-        if !self.is_signature(&certificate.root, &certificate.signature) {
+        if !is_signature(&self.terms.public_key, &certificate.root, &certificate.signature) {
             return Ok(None);
         }
         if pending.root != certificate.root {
@@ -166,12 +227,10 @@ impl Certifier {
         self.pending.len() as u64
     }
 
-    fn is_other_member(&self, index: NodeIndex) -> bool {
-        index != self.share.index && (index.0 as usize) < self.committee.shares.len()
-    }
-
-    fn is_signature(&self, root: &[u8; 32], signature: &Signature) -> bool {
-        nidkg::verify(&self.committee.public_key, &state_root_message(root), &signature.0)
+    fn is_other_member(&self, height: Height, index: NodeIndex) -> bool {
+        self.terms
+            .at(height)
+            .is_some_and(|term| index != term.share.index && (index.0 as usize) < term.committee.shares.len())
     }
 
     /// A certificate covers what earlier states hold: they need none of their own.
@@ -180,23 +239,24 @@ impl Certifier {
     }
 
     fn complete(&mut self, height: Height) -> Result<Option<Certificate>, CertifyError> {
-        let threshold = self.committee.threshold as usize;
-        let Some(pending) = self.pending.get_mut(&height).filter(|pending| pending.shares.len() >= threshold)
-        else {
+        let Some(pending) = self.pending.get_mut(&height) else { return Ok(None) };
+        let term = pending.term.clone();
+        let Term { committee, share: own, .. } = &*term;
+        let threshold = committee.threshold as usize;
+        if pending.shares.len() < threshold {
             return Ok(None);
-        };
-        let root = pending.root;
-        let combined = nidkg::combine(&self.committee, &pending.shares);
+        }
+        let (root, own) = (pending.root, own.index);
+        let combined = nidkg::combine(committee, &pending.shares);
         // A node's own share needs no verification: it just made it.
-        let alone = pending.shares.keys().all(|index| *index == self.share.index);
+        let alone = pending.shares.keys().all(|index| *index == own);
         if let Ok(signature) = combined
-            && (alone || nidkg::verify(&self.committee.public_key, &state_root_message(&root), &signature.0))
+            && (alone || is_signature(&committee.public_key, &root, &signature))
         {
             self.done(height);
             return Ok(Some(Certificate { height, root, signature }));
         }
         let message = state_root_message(&root);
-        let (own, committee) = (self.share.index, &self.committee);
         pending.shares.retain(|index, share| {
             let good = *index == own || committee.verify_share(*index, &message, share).is_ok();
             if !good {
@@ -217,6 +277,10 @@ impl Certifier {
     }
 }
 
+fn is_signature(key: &PublicKey, root: &[u8; 32], signature: &Signature) -> bool {
+    nidkg::verify(key, &state_root_message(root), &signature.0)
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -233,7 +297,7 @@ mod tests {
         let (committee, mut shares) = nidkg::deal(1, 1, &mut StdRng::seed_from_u64(1)).unwrap();
         let key = committee.public_key;
         let mut certifier = Certifier::new(committee, shares.remove(0), 4);
-        let certificate = certifier.sign(Height(3), [9; 32]).unwrap().1.unwrap();
+        let certificate = certifier.sign(Height(3), [9; 32]).unwrap().unwrap().1.unwrap();
         ic_verify_bls_signature::verify_bls_signature(
             &certificate.signature.0,
             &state_root_message(&[9; 32]),
@@ -250,7 +314,7 @@ mod tests {
         let mut certifier = Certifier::new(committee.clone(), shares.remove(0), 4);
         // Before this node executed the height.
         assert_eq!(certifier.take(Height(1), NodeIndex(1), root, others[0].sign(&message)), Ok(None));
-        assert_eq!(certifier.sign(Height(1), root).unwrap().1, None);
+        assert_eq!(certifier.sign(Height(1), root).unwrap().unwrap().1, None);
         let certificate =
             certifier.take(Height(1), NodeIndex(3), root, others[2].sign(&message)).unwrap().unwrap();
         assert!(nidkg::verify(&committee.public_key, &message, &certificate.signature.0));
@@ -259,7 +323,7 @@ mod tests {
             let from = NodeIndex(index as u32 + 1);
             assert_eq!(certifier.take(Height(2), from, root, share.sign(&message)), Ok(None));
         }
-        assert_eq!(certifier.sign(Height(2), root).unwrap().1.unwrap().height, Height(2));
+        assert_eq!(certifier.sign(Height(2), root).unwrap().unwrap().1.unwrap().height, Height(2));
     }
 
     #[test]
@@ -327,5 +391,36 @@ mod tests {
             assert!(certifier.pending.len() <= 2);
             assert!(certifier.early.len() <= 2);
         }
+    }
+
+    #[test]
+    fn each_height_is_signed_by_the_committee_of_its_time() {
+        // The same key in other shares, as after a resharing, and a member less.
+        let mut rng = StdRng::seed_from_u64(6);
+        let (old, mut old_shares) = nidkg::deal(4, 3, &mut rng).unwrap();
+        let (new, mut new_shares) = nidkg::deal(4, 3, &mut rng).unwrap();
+        let term =
+            |committee: &Committee, share| Term { committee: committee.clone(), share, members: vec![] };
+        let terms = Terms::new(Height(5), term(&old, old_shares.remove(0)));
+        let mut certifier = Certifier::over(terms.clone(), 8);
+        assert_eq!(certifier.sign(Height(4), [1; 32]).unwrap(), None, "before all that is known");
+        certifier.sign(Height(9), [9; 32]).unwrap().unwrap();
+        terms.begin(Height(10), term(&new, new_shares.remove(0)));
+        certifier.sign(Height(10), [10; 32]).unwrap().unwrap();
+        let message = |root| state_root_message(&[root; 32]);
+        let mut take = |height: u64, from: usize, share: &SecretShare| {
+            let root = height as u8;
+            certifier
+                .take(Height(height), NodeIndex(from as u32), [root; 32], share.sign(&message(root)))
+                .unwrap()
+        };
+        assert_eq!(take(9, 1, &new_shares[0]), None);
+        assert_eq!(take(9, 2, &new_shares[1]), None, "shares of the wrong committee");
+        assert_eq!(take(9, 1, &old_shares[0]), None);
+        let certificate = take(9, 2, &old_shares[1]).unwrap();
+        assert!(nidkg::verify(&old.public_key, &message(9), &certificate.signature.0));
+        assert_eq!(take(10, 1, &new_shares[0]), None);
+        let certificate = take(10, 3, &new_shares[2]).unwrap();
+        assert!(nidkg::verify(&new.public_key, &message(10), &certificate.signature.0));
     }
 }

@@ -29,7 +29,9 @@ pub use seam::{
     Consensus, ConsensusError, Demand, Envelopes, FinalisedBatch, FinalisedBlock, Recorded, Step, Wiring,
 };
 pub use single::{SingleNode, SystemClock, WallClock};
-pub use subnet::{KeyError, Peer, Progress, StartError, Subnet, SubnetConfig, SubnetStatus};
+pub use subnet::{
+    KeyError, KeyStore, LimitsDiffer, Progress, StartError, Subnet, SubnetConfig, SubnetStatus,
+};
 pub use transfer::{
     CHUNK_NAME_BYTES_MAX, CHUNKS_WANTED_MAX, ChunkSource, Fetched, StateOffer, StateServer, SyncProgress,
     Want,

@@ -291,6 +291,11 @@ impl IngressPool {
         let _ = self.listener.set(Box::new(listener));
     }
 
+    /// Divides the pool anew.
+    pub(crate) fn share_out(&self, nodes: usize) {
+        self.lock().parts = nodes as u64;
+    }
+
     fn tell(&self) {
         if let Some(listener) = self.listener.get() {
             listener();

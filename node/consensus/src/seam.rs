@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use limits::ConsensusLimits;
 use serde::{Deserialize, Serialize};
-use state::{Batch, Fault, Height, Ingress, SignedIngress, Time};
+use state::{Batch, Fault, Height, Ingress, SignedIngress, SubnetKey, Time};
 use thiserror::Error;
 
 use crate::{
-    BlockLog, Certificate, CertifyError, Fetched, IngressPool, LogError, StateOffer, StateServer, WallClock,
-    Want,
+    BlockLog, Certificate, CertifyError, Fetched, IngressPool, LimitsDiffer, LogError, StateOffer,
+    StateServer, WallClock, Want,
 };
 
 /// What an earlier run found when it executed the batch.
@@ -32,6 +32,8 @@ pub struct FinalisedBlock {
     pub randomness: [u8; 32],
     /// Calls in the order they are to be inducted.
     pub ingress: Vec<SignedIngress>,
+    /// How the subnet's key is held from here on, if this block changed it.
+    pub key: Option<SubnetKey>,
 }
 
 impl FinalisedBlock {
@@ -43,7 +45,13 @@ impl FinalisedBlock {
                 .map_err(|reason| ConsensusError::UnreadableCall { height: self.height.0, reason })
         };
         let ingress = self.ingress.iter().map(read).collect::<Result<_, _>>()?;
-        Ok(Batch { height: self.height, time: self.time, randomness: self.randomness, ingress })
+        Ok(Batch {
+            height: self.height,
+            time: self.time,
+            randomness: self.randomness,
+            ingress,
+            key: self.key.clone(),
+        })
     }
 }
 
@@ -142,6 +150,17 @@ pub enum ConsensusError {
         height: u64,
         /// Reason.
         source: CertifyError,
+    },
+    /// Members must have the same limits.
+    #[error(transparent)]
+    LimitsDiffer(LimitsDiffer),
+    /// The subnet goes on without this node.
+    #[error(
+        "this node does not belong to the subnet's members after block {height}: either a change of the members removed it, and it can be taken down, or it could not          take up its share of the subnet's key, as told above"
+    )]
+    Left {
+        /// Its last block.
+        height: u64,
     },
     /// The engine that several nodes agree by is gone.
     #[error("the consensus engine ended; its message stands above")]

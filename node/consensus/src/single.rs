@@ -142,6 +142,7 @@ impl Consensus for SingleNode {
             time,
             randomness: self.randomness,
             ingress: calls.iter().map(|call| call.signed.clone()).collect(),
+            key: None,
         };
         if let Err(error) = self.log.append_block(&block) {
             self.pool.give_back(calls);
@@ -172,10 +173,11 @@ impl Consensus for SingleNode {
             None if self.replay.is_some() && self.log.last() != Some(height) => {}
             None => self.log.append_outcome(height, root, &faults)?,
         }
-        let (_, certificate) = self
+        let signed = self
             .certifier
             .sign(height, root)
             .map_err(|source| ConsensusError::Certify { height: height.0, source })?;
+        let certificate = signed.and_then(|(_, certificate)| certificate);
         if let Some(certificate) = &certificate {
             let mut hash = Sha256::new();
             hash.update(RANDOMNESS_DOMAIN);
@@ -263,6 +265,7 @@ mod tests {
             idle_round_millis: 1,
             execution_lag_blocks: 1,
             certificates_kept: 4,
+            blocks_per_epoch: 1 << 40,
             checkpoint_block_bytes: 1 << 20,
             sync_bytes_per_second: 8 << 20,
             nidkg_tables_bytes: 0,

@@ -1,7 +1,7 @@
 //! What every part of execution shares and nothing changes: limits, prices, workers, and where memories and modules lie.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use limits::Limits;
@@ -24,6 +24,8 @@ pub(crate) struct Core {
     prepared: Mutex<BTreeSet<ModuleHash>>,
     /// Whether a canister let go of a module or of chunks since the module store was last swept.
     blobs_changed: AtomicBool,
+    /// Nodes of the subnet, which prices depend on. Changes between rounds only.
+    subnet_nodes: AtomicU32,
 }
 
 impl Core {
@@ -35,6 +37,7 @@ impl Core {
     ) -> Self {
         let costs = CostSchedule::default();
         let cost_table = costs.table(&config.limits);
+        let subnet_nodes = u32::try_from(config.subnet.nodes.len()).unwrap_or(u32::MAX);
         Self {
             config,
             costs,
@@ -44,7 +47,16 @@ impl Core {
             blobs,
             prepared: Mutex::default(),
             blobs_changed: AtomicBool::new(true),
+            subnet_nodes: AtomicU32::new(subnet_nodes),
         }
+    }
+
+    pub(crate) fn subnet_nodes(&self) -> u32 {
+        self.subnet_nodes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_subnet_nodes(&self, nodes: usize) {
+        self.subnet_nodes.store(u32::try_from(nodes).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
     pub(crate) fn limits(&self) -> &Limits {

@@ -16,8 +16,8 @@ use pages::PageStore;
 use sandbox::Sandbox;
 use state::{
     Batch, BlobStore, CanisterState, CertifiedReader, CertifiedState, Fault, Height, HistoryLimits,
-    IngressHistory, ReplicatedState, StateStore, SubnetMetrics, SubnetState, SubnetTree, Time,
-    certified::Uncertified,
+    IngressHistory, NodeInfo, ReplicatedState, StateStore, SubnetInfo, SubnetKey, SubnetMetrics, SubnetState,
+    SubnetTree, Time, certified::Uncertified,
 };
 
 use crate::checkpoint::{Folder, SinceCheckpoint};
@@ -92,8 +92,25 @@ impl Executor {
             relieved: 0,
             manifest_owed: false,
         };
+        executor.take_nodes();
         executor.resume_manifest()?;
         Ok(executor)
+    }
+
+    /// The subnet's nodes are those of the state, if it says who they are.
+    fn take_nodes(&mut self) {
+        let Some(key) = &self.state.subnet.key else { return };
+        self.core.set_subnet_nodes(key.nodes.len());
+        let info = self.subnet_tree.info();
+        if !info.nodes.iter().eq(sorted(&key.nodes)) {
+            self.subnet_tree =
+                Arc::new(SubnetTree::new(SubnetInfo { nodes: key.nodes.clone(), ..info.clone() }));
+        }
+    }
+
+    /// Who holds the subnet's key as of [`Executor::height`]; none while it is who came out of the ceremony.
+    pub fn subnet_key(&self) -> Option<&SubnetKey> {
+        self.state.subnet.key.as_ref()
     }
 
     /// Height of the state.
@@ -134,6 +151,10 @@ impl Executor {
         let kept = usize::try_from(self.core.limits().consensus.execution_lag_blocks).unwrap_or(usize::MAX);
         while self.uncertified.len() > kept.saturating_add(UNCERTIFIED_BEYOND_LAG) {
             self.uncertified.pop_front();
+        }
+        if let Some(key) = &batch.key {
+            self.state.subnet.key = Some(key.clone());
+            self.take_nodes();
         }
         let work = round::run(
             &self.core,
@@ -250,6 +271,13 @@ impl Drop for Executor {
         // Whoever still has the source finds nothing in it, and the files can be closed.
         self.snapshots.close();
     }
+}
+
+/// In the order of the tree.
+fn sorted(nodes: &[NodeInfo]) -> Vec<&NodeInfo> {
+    let mut nodes: Vec<_> = nodes.iter().collect();
+    nodes.sort_by_key(|node| node.node_id);
+    nodes
 }
 
 fn load(core: &Core, store: &StateStore) -> Result<ReplicatedState, FatalError> {

@@ -386,7 +386,7 @@ pub(crate) fn system_context(
     SystemContext {
         canister_id: canister.id,
         subnet_id: core.config.subnet.subnet_id,
-        subnet_nodes: u32::try_from(core.config.subnet.nodes.len()).unwrap_or(u32::MAX),
+        subnet_nodes: core.subnet_nodes(),
         root_key: core.config.root_key_der.clone(),
         time,
         canister_version: canister.version,

@@ -56,8 +56,14 @@ pub struct Report {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Subnet {
-    /// This node's place among the members.
-    pub place: u32,
+    /// This node's place among the members; `null` once it is none.
+    pub place: Option<u32>,
+    /// Epoch of agreement.
+    pub epoch: u64,
+    /// Epoch for which the members' shares of the key were made.
+    pub key_epoch: u64,
+    /// Dealings that the shares of the next epoch still need.
+    pub dealings_missing: u64,
     /// All members by place.
     pub members: Vec<SubnetMember>,
     /// Newest height known to be final.

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, Height, IngressHistory, LowMemoryHook,
-    MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, Origin, Time,
+    MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, Origin, SubnetKey, Time,
 };
 
 /// A call to the management canister, waiting its turn.
@@ -81,6 +81,8 @@ pub struct SubnetState {
     pub root: [u8; 32],
     /// When manifests are made, and which is certified.
     pub manifest: ManifestClock,
+    /// Who holds the subnet's key; none while it is who came out of the ceremony.
+    pub key: Option<SubnetKey>,
 }
 
 /// What the indexes know of one canister.

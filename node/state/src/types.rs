@@ -8,6 +8,8 @@ use ic_principal::Principal;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use crate::NodeInfo;
+
 /// Number of a block, of the batch made from it, and of the state after it. Genesis is 0; the first batch is 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Height(pub u64);
@@ -171,6 +173,20 @@ pub struct Batch {
     pub randomness: [u8; 32],
     /// In the order they are to be inducted.
     pub ingress: Vec<Ingress>,
+    /// How the subnet's key is held from here on, if the block changed it.
+    pub key: Option<SubnetKey>,
+}
+
+/// Who holds the subnet's key. Kept with the state for whoever takes the state over; execution looks at the nodes only.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SubnetKey {
+    /// What agreement keeps of the key: its committee, and how far the next one is.
+    #[serde(with = "serde_bytes")]
+    pub summary: Vec<u8>,
+    /// The block that the rounds of this epoch begin from.
+    pub boundary: [u8; 32],
+    /// The subnet's nodes.
+    pub nodes: Vec<NodeInfo>,
 }
 
 /// An execution that failed on this node for a reason that is not a function of its input (its worker died, again and again). Recorded beside the batch, so

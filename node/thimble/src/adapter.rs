@@ -1,6 +1,9 @@
 //! The node as the gateway sees it: the ingress pool for calls, the query service for queries, the newest certified state for everything that is read.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use budget::Level;
 use consensus::{Envelopes, IngressPool, PoolRefusal, SubnetStatus, SystemClock, WallClock};
@@ -9,6 +12,7 @@ use gateway::{
     CallVerifier, CertifiedView, Health, Node, QueryRequest, Refusal, RequestKind, Submitted,
     report::{self, Report},
 };
+use genesis::NodeRecord;
 use ic_principal::Principal;
 use pages::PageStore;
 use state::{
@@ -45,9 +49,10 @@ pub(crate) struct Adapter {
 /// The subnet of several nodes that this one is part of.
 pub(crate) struct Agreement {
     pub(crate) status: SubnetStatus,
-    pub(crate) place: u32,
-    /// Node id and address of each member.
-    pub(crate) members: Vec<(Principal, String)>,
+    /// This node's Ed25519 key.
+    pub(crate) node_key: [u8; 32],
+    /// Addresses of members that are elsewhere than they stated, by node key.
+    pub(crate) addresses: BTreeMap<[u8; 32], String>,
 }
 
 /// Final heights a node may lack without being called behind: those under way.
@@ -76,14 +81,22 @@ impl Agreement {
     fn report(&self) -> report::Subnet {
         let progress = self.status.progress();
         let heard = self.status.heard();
-        let member = |(place, (node_id, address)): (usize, &(Principal, String))| report::SubnetMember {
-            node_id: node_id.to_text(),
-            address: address.clone(),
+        let key = self.status.key();
+        let member = |(place, member): (usize, &NodeRecord)| report::SubnetMember {
+            node_id: member.node_id().to_text(),
+            address: self
+                .addresses
+                .get(&member.node_key().to_bytes())
+                .map_or(member.address(), String::as_str)
+                .to_owned(),
             heard_height: heard.get(place).map_or(0, |height| height.0),
         };
         report::Subnet {
-            place: self.place,
-            members: self.members.iter().enumerate().map(member).collect(),
+            place: key.place_of(&self.node_key).map(|place| place.0),
+            members: key.members().iter().enumerate().map(member).collect(),
+            epoch: key.epoch(),
+            key_epoch: u64::from(key.key_epoch().0),
+            dealings_missing: key.dealings_missing() as u64,
             finalised_height: progress.finalised.0,
             executed_height: progress.executed.0,
             certified_height: progress.certified.0,

@@ -12,6 +12,7 @@ mod genesis;
 mod governor;
 mod init;
 mod keys;
+mod keystore;
 mod metrics;
 mod node;
 mod pace;

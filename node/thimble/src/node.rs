@@ -1,26 +1,27 @@
 //! `thimble run`: opens what is on disk, wires the parts, serves until a signal, stops in order.
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::IsTerminal,
-    num::NonZeroU64,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
-use budget::{Ledger, cgroup::Cgroup};
+use budget::{Ledger, Pool, cgroup::Cgroup};
 use consensus::{
-    BlockLog, Certifier, Consensus, IngressPool, Peer, SingleNode, Subnet, SubnetConfig, SystemClock, Wiring,
+    BlockLog, Certifier, Consensus, IngressPool, SingleNode, Subnet, SubnetConfig, SystemClock, Wiring,
 };
 use execution::{Executor, ExecutorConfig};
 use gateway::{CallVerifier, Gateway, GatewayConfig, GatewayHandle, Waiters};
 use limits::{Limits, pool};
+use nidkg::EngineConfig;
 use pages::PageStore;
 use prometheus_client::registry::Registry;
 use sandbox::{Budgeted, ModuleSource, SandboxConfig};
-use state::{BlobStore, Height, ModuleHash, StateStore, SubnetInfo, SubnetType, Time};
+use state::{BlobStore, Height, ModuleHash, StateStore, SubnetInfo, SubnetKey, SubnetType, Time};
 use tokio::signal::unix::{SignalKind, signal};
 use zeroize::Zeroizing;
 
@@ -30,7 +31,8 @@ use crate::{
     config::Config,
     driver::{Driver, Ended, Finished, Observed},
     governor,
-    keys::{Keys, Member, files::lock},
+    keys::{Keys, Member, files::lock, read_genesis},
+    keystore::KeyFiles,
     metrics::{Readings, RoundMetrics},
     pace::Pace,
     watch::Watch,
@@ -247,7 +249,13 @@ fn open(
         limits: limits.consensus.clone(),
         states: Some(Arc::new(States { snapshots: executor.snapshots(), reader: executor.reader() })),
     };
-    let (consensus, subnet) = agreement(config, &keys, wiring, (height, executor.time()))?;
+    let (consensus, subnet) = agreement(
+        config,
+        &keys,
+        (wiring, named(pool::NIDKG_TABLES)?),
+        executor.subnet_key().cloned(),
+        (height, executor.time()),
+    )?;
     let watch = Arc::new(Watch::new(ledger.clone(), cgroup, sandbox, limits));
     let rounds = {
         let mut registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
@@ -300,14 +308,12 @@ fn open(
     Ok(Parts { driver, adapter, keys, pool: ingress, waiters, watch })
 }
 
-/// Blocks that one set of shares signs.
-const BLOCKS_PER_EPOCH: NonZeroU64 = NonZeroU64::MAX;
-
 /// A subnet of one decides by itself; several connect to each other and agree.
 fn agreement(
     config: &Config,
     keys: &Keys,
-    wiring: Wiring,
+    (wiring, tables): (Wiring, Pool),
+    key: Option<SubnetKey>,
     (height, time): (Height, Time),
 ) -> Result<(Box<dyn Consensus>, Option<Agreement>)> {
     let limits = &config.limits;
@@ -322,27 +328,37 @@ fn agreement(
     let listen = config.p2p.listen.context(
         "this node is one of several and needs an address where the others reach it: --p2p-listen ADDRESS:PORT, or `listen` under [p2p] in the configuration",
     )?;
-    let peer = |member: &Member| Peer {
-        node_key: member.node_key,
-        address: config.p2p.peers.get(&member.node_id.to_text()).unwrap_or(&member.address).clone(),
+    let address_of = |member: &Member| {
+        let address = config.p2p.peers.get(&member.node_id.to_text())?;
+        Some((member.node_key, address.clone()))
     };
+    let addresses: BTreeMap<_, _> = keys.members.iter().filter_map(address_of).collect();
+    let arithmetic = EngineConfig { tables, ..EngineConfig::for_this_machine() };
+    let node_key = keys.node.verifying_key().to_bytes();
     let subnet = SubnetConfig {
         node_secret: Zeroizing::new(keys.node.to_bytes()),
-        members: keys.members.iter().map(peer).collect(),
-        committee: keys.committee.clone(),
-        share: keys.share_again()?,
-        share_of_certifier: keys.share_again()?,
+        genesis: read_genesis(&config.data_dir.join("keys"))?,
+        key,
+        keys: Box::new(KeyFiles::new(&config.data_dir, arithmetic.clone())),
+        arithmetic,
+        agreed: limits.agreed(),
         genesis_time: Time(origin.time_seconds.saturating_mul(1_000_000_000)),
         listen,
+        addresses: addresses.clone(),
         directory: config.data_dir.join("consensus"),
-        blocks_per_epoch: BLOCKS_PER_EPOCH,
         call_bytes: limits.gateway.body_bytes,
     };
     let subnet = Subnet::start(wiring, subnet, height)?;
-    tracing::info!(members = keys.members.len(), place = keys.share.index.0, %listen, "taking part in the subnet");
-    let members = keys.members.iter().map(|member| (member.node_id, peer(member).address)).collect();
-    let agreement = Agreement { status: subnet.status(), place: keys.share.index.0, members };
-    Ok((Box::new(subnet), Some(agreement)))
+    let status = subnet.status();
+    let summary = status.key();
+    tracing::info!(
+        members = summary.members().len(),
+        place = summary.place_of(&node_key).map(|place| place.0),
+        epoch = summary.epoch(),
+        %listen,
+        "taking part in the subnet"
+    );
+    Ok((Box::new(subnet), Some(Agreement { status, node_key, addresses })))
 }
 
 /// How far ahead a call may expire, and the drift of clocks allowed on top.

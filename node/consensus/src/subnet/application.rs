@@ -21,7 +21,7 @@ use commonware_consensus::{
         scheme::bls12381_threshold::vrf::Seedable as _,
         types::{Activity, Context},
     },
-    types::{Epoch, Round, View},
+    types::{Epoch, Height as EngineHeight, Round, View},
 };
 use commonware_cryptography::{Digested, Digestible as _, ed25519::PublicKey};
 use commonware_macros::select;
@@ -35,11 +35,13 @@ use commonware_utils::{
 };
 use futures::StreamExt as _;
 use limits::ConsensusLimits;
+use rand_core::CryptoRng;
 use state::{Height, IngressId, Time};
 
 use super::{
-    block::{Block, Digest},
+    block::{Block, Digest, KeyPayload},
     calls::Calls,
+    handover::Handover,
     key::{Scheme, Seed},
 };
 use crate::{Demand, IngressPool, SyncProgress};
@@ -289,6 +291,7 @@ pub(super) struct Application<S> {
     pub(super) shared: Arc<Shared>,
     pub(super) pool: Arc<IngressPool>,
     pub(super) calls: Calls<S>,
+    pub(super) handover: Arc<Handover>,
     pub(super) limits: ConsensusLimits,
     /// Verifies seeds of any epoch.
     pub(super) verifier: Arc<Scheme>,
@@ -304,19 +307,29 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         finalised.0.saturating_sub(executed.0) <= self.limits.execution_lag_blocks
     }
 
-    /// Calls named by ancestors that are not executed.
-    async fn taken(&self, parent: &Block, mut ancestors: impl Ancestry<Block>) -> BTreeSet<IngressId> {
-        let mut taken: BTreeSet<IngressId> = parent.ingress.iter().copied().collect();
+    /// What ancestors hold that are not executed: the calls they name, and what they carry for the key.
+    async fn taken(
+        &self,
+        parent: &Block,
+        mut ancestors: impl Ancestry<Block>,
+    ) -> (BTreeSet<IngressId>, Vec<(EngineHeight, KeyPayload)>) {
+        let mut taken = BTreeSet::new();
+        let mut payloads = Vec::new();
+        let mut take = |block: &Block| {
+            taken.extend(&block.ingress);
+            payloads.extend(block.payload.clone().map(|payload| (block.height, payload)));
+        };
+        take(parent);
         let executed = self.shared.progress().executed.0;
         // Blocks final here left the pool; those between them and the parent are read from the chain.
         while let Some(block) = ancestors.next().await {
             if block.height().get() <= executed {
                 break;
             }
-            taken.extend(&block.inner().ingress);
+            take(block.inner());
         }
         taken.extend(self.shared.inner.lock().unexecuted.values().flatten());
-        taken
+        (taken, payloads)
     }
 
     /// Whether a block is due before the idle interval is over.
@@ -373,9 +386,9 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
     }
 
     /// Why the block gets no vote. Pends for as long as it may still get one.
-    async fn judge(
+    async fn judge<E: Clock + Spawner + CryptoRng>(
         &self,
-        clock: &impl Clock,
+        clock: &E,
         context: &Context<Digest, PublicKey>,
         block: &Block,
         parent: &Block,
@@ -405,7 +418,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
             return Err("it names a call twice".into());
         }
         if !ids.is_empty() {
-            let taken = self.taken(parent, ancestors).await;
+            let (taken, _) = self.taken(parent, ancestors).await;
             if ids.iter().any(|id| taken.contains(id)) {
                 return Err("it names a call that a block before it holds".into());
             }
@@ -419,6 +432,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
             }
             self.calls.keep(&block.ingress, &calls, block.time)?;
         }
+        self.handover.judge(clock, (context.round.epoch(), &context.leader), block).await?;
         // Too far ahead is not wrong for ever: the vote waits until the clock gets there.
         let earliest = instant(block.time) - DRIFT;
         if clock.current() < earliest {
@@ -428,7 +442,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
     }
 }
 
-impl<E: Clock + Spawner, S: Sender<PublicKey = PublicKey>> Engine<E> for Application<S> {
+impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E> for Application<S> {
     type SigningScheme = Scheme;
     type Context = Context<Digest, PublicKey>;
     type Block = Block;
@@ -455,7 +469,7 @@ impl<E: Clock + Spawner, S: Sender<PublicKey = PublicKey>> Engine<E> for Applica
             }
         }
         let seed = self.seed_for(&clock, context.round, context.parent.0, parent.inner()).await?;
-        let taken = self.taken(parent.inner(), ancestry).await;
+        let (taken, payloads) = self.taken(parent.inner(), ancestry).await;
         let due = instant(parent.inner().time) + Duration::from_millis(self.limits.idle_round_millis);
         loop {
             let work = self.shared.work.notified();
@@ -489,7 +503,9 @@ impl<E: Clock + Spawner, S: Sender<PublicKey = PublicKey>> Engine<E> for Applica
             }
             None => Vec::new(),
         };
-        let block = Block { parent: parent.digest(), height: parent.height().next(), time, seed, ingress };
+        let height = parent.height().next();
+        let payload = self.handover.payload(height, &payloads);
+        let block = Block { parent: parent.digest(), height, time, seed, ingress, payload };
         Some(Digested::compute(block, &Sequential).await)
     }
 

@@ -1,9 +1,9 @@
-//! What the nodes agree on: a short header and the names of calls.
+//! What the nodes agree on: a short header, the names of calls, and now and then something of the subnet's key.
 //!
-//! Calls themselves travel apart (see [`super::bodies`]), so each crosses a wire once and is in memory once, however often the block that names it is
+//! Calls themselves travel apart (see [`super::calls`]), so each crosses a wire once and is in memory once, however often the block that names it is
 //! proposed, voted on and stored.
 
-use bytes::BufMut;
+use bytes::{BufMut, Bytes};
 use commonware_codec::{Buf, EncodeSize, Error, FixedSize, RangeCfg, Read, ReadExt, ReadRangeExt, Write};
 use commonware_consensus::{BoundedBlock, Heightable, types::Height};
 use commonware_cryptography::{Digestible, Hasher, Sha256, sha256};
@@ -22,6 +22,40 @@ const SEED_BYTES_MAX: usize = 1 + 10 + 10 + 48;
 pub(super) struct BlockBounds {
     /// Calls named.
     pub(super) ingress: usize,
+    /// Bytes of what it carries for the subnet's key.
+    pub(super) payload: usize,
+}
+
+/// What a block carries for the subnet's key: a dealing, or a change of the members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct KeyPayload {
+    /// Place of the block's maker.
+    pub(super) leader: u32,
+    pub(super) bytes: Bytes,
+}
+
+impl Write for KeyPayload {
+    fn write(&self, out: &mut impl BufMut) {
+        self.leader.write(out);
+        self.bytes.write(out);
+    }
+}
+
+impl EncodeSize for KeyPayload {
+    fn encode_size(&self) -> usize {
+        u32::SIZE + self.bytes.encode_size()
+    }
+}
+
+impl Read for KeyPayload {
+    type Cfg = usize;
+
+    fn read_cfg(buf: &mut impl Buf, bytes_max: &usize) -> Result<Self, Error> {
+        let leader = u32::read(buf)?;
+        let bytes = Vec::<u8>::read_range(buf, RangeCfg::from(0..=*bytes_max))?;
+        // A copy: it is kept longer than the message it came in.
+        Ok(Self { leader, bytes: bytes.into() })
+    }
 }
 
 /// See the module.
@@ -33,6 +67,8 @@ pub(super) struct Block {
     /// Randomness of the round in which the parent was agreed on, known to nobody before that: this block's randomness comes of it. None in the first block.
     pub(super) seed: Option<Seed>,
     pub(super) ingress: Vec<IngressId>,
+    /// In most blocks none.
+    pub(super) payload: Option<KeyPayload>,
 }
 
 impl Block {
@@ -44,6 +80,7 @@ impl Block {
             time,
             seed: None,
             ingress: Vec::new(),
+            payload: None,
         }
     }
 
@@ -68,6 +105,7 @@ impl Write for Block {
         self.seed.write(out);
         self.ingress.len().write(out);
         self.ingress.iter().for_each(|id| id.0.write(out));
+        self.payload.write(out);
     }
 }
 
@@ -79,6 +117,7 @@ impl EncodeSize for Block {
             + self.seed.encode_size()
             + self.ingress.len().encode_size()
             + self.ingress.len() * 32
+            + self.payload.encode_size()
     }
 }
 
@@ -95,6 +134,7 @@ impl Read for Block {
                 .into_iter()
                 .map(IngressId)
                 .collect(),
+            payload: Option::<KeyPayload>::read_cfg(buf, &bounds.payload)?,
         })
     }
 }
@@ -121,6 +161,15 @@ impl commonware_consensus::Block for Block {
 
 impl BoundedBlock for Block {
     fn max_encode_size(bounds: &BlockBounds) -> usize {
-        Digest::SIZE + 10 + u64::SIZE + SEED_BYTES_MAX + 5 + bounds.ingress * 32
+        Digest::SIZE
+            + 10
+            + u64::SIZE
+            + SEED_BYTES_MAX
+            + 5
+            + bounds.ingress * 32
+            + 1
+            + u32::SIZE
+            + 5
+            + bounds.payload
     }
 }

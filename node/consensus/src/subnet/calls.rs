@@ -24,6 +24,7 @@ use state::{Height, IngressId, SignedIngress, Time};
 
 use super::{
     application::time_of,
+    handover::Handover,
     journal::{Journal, KeptCall},
 };
 use crate::{BlockLog, Envelopes, FinalisedBlock, IngressPool, LogError, block_log::Replay, pool::Source};
@@ -110,7 +111,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     pub(super) async fn serve(
         mut self,
         clock: impl Clock,
-        peers: Vec<PublicKey>,
+        handover: Arc<Handover>,
         log: Log,
         mut receiver: impl Receiver<PublicKey = PublicKey>,
     ) {
@@ -122,7 +123,9 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
             };
             match message {
                 Message::Offer(calls) => {
-                    let place = peers.iter().position(|peer| *peer == from).unwrap_or(0);
+                    // Who is not a member any more, or not yet, brings nothing.
+                    let Some(place) = handover.place(&from) else { continue };
+                    let place = place.0 as usize;
                     let now = time_of(clock.current());
                     calls.into_iter().for_each(|signed| self.offered(place, signed, now));
                 }

@@ -5,7 +5,7 @@
 //! What is finalised is handed out in height order, each block once its calls are there; the next blocks wait behind it, at most
 //! [`PENDING_MAX`] of them, in storage otherwise. A block is acknowledged, and so never handed out again after a restart, when its receiver says that it is durable.
 
-use std::{collections::BTreeMap, num::NonZeroU64, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use commonware_broadcast::buffered;
 use commonware_consensus::{
@@ -40,6 +40,7 @@ use commonware_utils::{
     sync::Mutex, vec::NonEmptyVec,
 };
 use futures::{SinkExt as _, channel::oneshot};
+use genesis::{PAYLOAD_BYTES_MAX, Summary};
 use limits::ConsensusLimits;
 use rand_core::CryptoRng;
 use state::Height;
@@ -50,11 +51,13 @@ use super::{
     block::{Block, BlockBounds, Digest},
     calls::{Calls, Log},
     catchup::{Catchup, Command, Floor, Parts as CatchupParts},
+    greeting::Greeting,
+    handover::Handover,
     journal::Journal,
     key::Scheme,
     shares::{Executed, Roots},
 };
-use crate::{Certifier, Envelopes, FinalisedBlock, IngressPool, StateServer};
+use crate::{Certifier, Envelopes, FinalisedBlock, IngressPool, StateServer, certifier::Terms};
 
 /// Channels of the network, in the order they are registered.
 pub(super) const VOTES: u64 = 0;
@@ -92,14 +95,25 @@ pub(super) struct Schemes {
     lasting: Arc<Scheme>,
 }
 
+/// Epochs whose rounds this node can take part in: the one that runs and the one before.
+const SCHEMES_KEPT: usize = 2;
+
 impl Schemes {
-    /// The same scheme until another is set.
-    pub(super) fn new(scheme: Scheme) -> Self {
-        Self { known: Arc::default(), lasting: Arc::new(scheme) }
+    /// `lasting` verifies and does not sign.
+    pub(super) fn new(lasting: Scheme) -> Self {
+        Self { known: Arc::default(), lasting: Arc::new(lasting) }
     }
 
     fn get(&self, epoch: Epoch) -> Arc<Scheme> {
         self.known.lock().get(&epoch).unwrap_or(&self.lasting).clone()
+    }
+
+    pub(super) fn insert(&self, epoch: Epoch, scheme: Scheme) {
+        let mut known = self.known.lock();
+        known.insert(epoch, Arc::new(scheme));
+        while known.len() > SCHEMES_KEPT {
+            known.pop_first();
+        }
     }
 }
 
@@ -140,14 +154,14 @@ pub(super) struct Setup<S, R, P, B> {
     /// Begins the names of everything this node stores.
     pub(super) storage: String,
     pub(super) me: PublicKey,
-    /// All members by place.
-    pub(super) members: Vec<PublicKey>,
     pub(super) genesis: Block,
+    pub(super) handover: Arc<Handover>,
     pub(super) schemes: Schemes,
-    pub(super) certifier: Certifier,
+    pub(super) terms: Terms,
+    pub(super) agreed: Vec<(String, u64)>,
     pub(super) limits: ConsensusLimits,
     pub(super) timing: Timing,
-    pub(super) blocks_per_epoch: NonZeroU64,
+    pub(super) epocher: FixedEpocher,
     /// A finalised block to begin with instead of genesis, after the state below it was installed.
     pub(super) floor: Option<Floor>,
     pub(super) shared: Arc<Shared>,
@@ -167,7 +181,12 @@ pub(super) struct Setup<S, R, P, B> {
     pub(super) states: Option<Arc<dyn StateServer>>,
     /// What the driver asks for when it takes over a state.
     pub(super) commands: futures::channel::mpsc::Receiver<Command>,
+    /// Tells the network whom to connect to, by epoch.
+    pub(super) peering: Peering,
 }
+
+/// See [`Setup::peering`].
+pub(super) type Peering = Box<dyn FnMut(&Summary) + Send>;
 
 /// Bytes of the cache over the engine's own storage: half a megabyte, where its authors' examples take a hundred and sixty.
 fn page_cache() -> CacheRef {
@@ -180,7 +199,10 @@ pub(super) fn block_message_bytes(members: usize, limits: &ConsensusLimits) -> u
 }
 
 fn bounds(limits: &ConsensusLimits) -> BlockBounds {
-    BlockBounds { ingress: usize::try_from(limits.block_ingress_messages).unwrap_or(usize::MAX) }
+    BlockBounds {
+        ingress: usize::try_from(limits.block_ingress_messages).unwrap_or(usize::MAX),
+        payload: PAYLOAD_BYTES_MAX,
+    }
 }
 
 /// Runs until the task is aborted or one of the actors ends.
@@ -193,28 +215,33 @@ where
     B: Blocker<PublicKey = PublicKey>,
 {
     let Setup {
-        storage,
-        me,
-        members,
-        genesis,
-        schemes,
-        certifier,
-        limits,
-        timing,
-        blocks_per_epoch,
-        floor,
+        storage, me, genesis, handover, schemes, terms, agreed, limits, timing, epocher, floor, ..
+    } = setup;
+    let Setup {
+        journal,
+        shared,
+        pool,
+        envelopes,
+        log,
+        channels,
+        peers,
+        blocker,
+        out,
+        executed,
+        mut peering,
+        public_key,
+        states,
+        commands,
         ..
     } = setup;
-    let Setup { journal, shared, pool, envelopes, log, channels, peers, blocker, out, executed, .. } = setup;
-    let Setup { public_key, states, commands, .. } = setup;
     let mailbox_size = NZUsize!(MAILBOX);
-    let epocher = FixedEpocher::new(blocks_per_epoch);
+    peering(&handover.summary());
     let cache = page_cache();
     let bounds = bounds(&limits);
     let sync_bytes_per_second = limits.sync_bytes_per_second;
 
     let calls = Calls::new(pool.clone(), envelopes, journal, limits.block_ingress_bytes, channels.calls.0);
-    pool.share_among(members.len(), {
+    pool.share_among(handover.summary().members().len(), {
         let (work, out) = (shared.work.clone(), out.clone());
         let pool = Arc::downgrade(&pool);
         move || {
@@ -232,11 +259,21 @@ where
         move |context| calls.announce(context, news)
     });
     context.child("calls").spawn({
-        let (calls, members, receiver) = (calls.clone(), members.clone(), channels.calls.1);
+        let (calls, handover, receiver) = (calls.clone(), handover.clone(), channels.calls.1);
         let log = log.clone();
-        move |context| calls.serve(context, members, log, receiver)
+        move |context| calls.serve(context, handover, log, receiver)
     });
-    let roots = Roots::new(certifier, members.clone(), shared.clone(), channels.roots.0, out.clone());
+    let heights_max = usize::try_from(limits.certificates_kept).unwrap_or(usize::MAX);
+    let certifier = Certifier::over(terms.clone(), heights_max);
+    let greeting = Greeting::new(me.clone(), agreed);
+    let roots = Roots::new(
+        (certifier, terms.clone()),
+        handover.clone(),
+        greeting,
+        shared.clone(),
+        channels.roots.0,
+        out.clone(),
+    );
     let mut roots =
         context.child("roots").spawn(move |context| roots.run(context, executed, channels.roots.1));
 
@@ -331,6 +368,7 @@ where
         shared: shared.clone(),
         pool: pool.clone(),
         calls: calls.clone(),
+        handover: handover.clone(),
         limits,
         verifier: schemes.lasting.clone(),
         finalised,
@@ -349,33 +387,31 @@ where
         mux::Muxer::new(context.child("fetches"), channels.resolver.0, channels.resolver.1);
     mux.start();
 
-    // Where to resume: the height after what marshal has recorded as processed.
-    let processed = processed.processed().map(|processed| processed.height());
-    let next = processed.map_or(EngineHeight::new(1), EngineHeight::next);
-    // A floor at or below says nothing any more.
-    let floor = floor.filter(|floor| floor.height.0 > next.get());
-    let Some(mut epoch) = (match &floor {
-        Some(Floor { finalization, .. }) => Some(finalization.epoch()),
-        None => epocher.containing(next).map(|bounds| bounds.epoch()),
-    }) else {
+    // Where to resume: above what marshal handed out and what is in the block log, whichever is more. The block before an epoch's first is final and in both.
+    let processed = processed.processed().map_or(0, |processed| processed.height().get());
+    let next = EngineHeight::new(processed.max(shared.logged().0) + 1);
+    let Some(mut epoch) = epocher.containing(next).map(|bounds| bounds.epoch()) else {
         tracing::error!(height = next.get(), "no epoch contains the next height");
         return;
     };
     let mut root = match floor {
-        Some(Floor { finalization, .. }) => EngineFloor::Finalized(finalization),
-        None => match boundary(&marshal, &epocher, epoch, &genesis).await {
-            Some(digest) => EngineFloor::Genesis(digest),
-            None => {
-                tracing::error!(%epoch, "the block that the epoch starts from is not stored");
-                return;
-            }
-        },
+        // One that marshal is past says nothing any more.
+        Some(Floor { height, finalization, .. }) if height.0 > processed && finalization.epoch() == epoch => {
+            EngineFloor::Finalized(finalization)
+        }
+        _ => EngineFloor::Genesis(handover.boundary()),
     };
+    // The first block of an epoch carries the seed of the last round of the one before.
+    if let Some(before) = epoch.previous().and_then(|before| epocher.last(before))
+        && let Some(finalization) = marshal.get_finalization(before).await
+    {
+        shared.remember(finalization.seed());
+    }
     let catchup = Catchup::new(
         &context,
         CatchupParts {
             me: me.clone(),
-            members,
+            handover: handover.clone(),
             public_key,
             verifier: schemes.lasting.clone(),
             bounds,
@@ -390,8 +426,18 @@ where
         },
     );
     context.child("catchup").spawn(move |context| catchup.run(context, channels.sync.1));
-    let delivery =
-        Delivery { shared: shared.clone(), pool, calls, out, marshal: marshal.clone(), pruned: Height(0) };
+    let delivery = Delivery {
+        shared: shared.clone(),
+        pool,
+        calls,
+        out,
+        marshal: marshal.clone(),
+        pruned: Height(0),
+        handover: handover.clone(),
+        schemes: schemes.clone(),
+        terms,
+        peering,
+    };
     let (passed, mut heights) = mpsc::unbounded_channel();
     let mut delivery =
         context.child("delivery").spawn(move |context| delivery.run(context, deliveries, passed));
@@ -414,7 +460,7 @@ where
                 reporter: Reporters::from((engine_application, Observer(shared.clone()))),
                 track_historical_votes: false,
                 strategy: Sequential,
-                partition: format!("{storage}simplex-{epoch}"),
+                partition: votes_partition(&storage, epoch),
                 mailbox_size,
                 epoch,
                 floor: root,
@@ -438,6 +484,10 @@ where
             return;
         };
         let mut engine: Handle<()> = engine.start(vote, cert, fetch);
+        context.child("dealing").spawn({
+            let handover = handover.clone();
+            move |context| handover.deal(context)
+        });
         let Some(last) = epocher.last(epoch) else { return };
         let boundary = loop {
             select! {
@@ -468,22 +518,25 @@ where
             }
         };
         engine.abort();
+        // Its storage can be open once only.
+        let _ = engine.await;
+        // The engine of the epoch before cannot be entered again: what it voted is of no use to anybody.
+        if let Some(before) = epoch.previous() {
+            match context.remove(&votes_partition(&storage, before), None).await {
+                Ok(()) | Err(commonware_runtime::Error::PartitionMissing(_)) => {}
+                Err(error) => {
+                    tracing::warn!(%error, epoch = before.get(), "votes of a past epoch cannot be removed")
+                }
+            }
+        }
         epoch = epoch.next();
         root = EngineFloor::Genesis(boundary);
     }
 }
 
-/// The digest an epoch's engine starts from: the last block of the epoch before, or genesis.
-async fn boundary(
-    marshal: &Mailbox,
-    epocher: &FixedEpocher,
-    epoch: Epoch,
-    genesis: &Block,
-) -> Option<Digest> {
-    match epoch.previous().and_then(|before| epocher.last(before)) {
-        None => Some(genesis.digest()),
-        Some(height) => marshal.get_info(height).await.map(|(_, digest)| digest),
-    }
+/// Where the votes of an epoch are stored.
+fn votes_partition(storage: &str, epoch: Epoch) -> String {
+    format!("{storage}simplex-{epoch}")
 }
 
 /// Hands finalised blocks to the driver.
@@ -494,18 +547,22 @@ struct Delivery<S> {
     out: futures::channel::mpsc::Sender<Input>,
     marshal: Mailbox,
     pruned: Height,
+    handover: Arc<Handover>,
+    schemes: Schemes,
+    terms: Terms,
+    peering: Peering,
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
     /// Ends when the driver does.
-    async fn run(
+    async fn run<E: Clock + Spawner + CryptoRng>(
         mut self,
-        clock: impl Clock,
+        context: E,
         mut deliveries: mpsc::UnboundedReceiver<(Digested<Block>, Exact)>,
         passed: mpsc::UnboundedSender<(EngineHeight, Digest)>,
     ) {
         while let Some((block, ack)) = deliveries.recv().await {
-            if self.deliver(&clock, block.inner()).await.is_none() {
+            if self.deliver(&context, block.inner()).await.is_none() {
                 // Not to be taken for a defect: the node is ending.
                 std::mem::forget(ack);
                 return;
@@ -522,22 +579,63 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
     }
 
     /// Returns when the block is durable.
-    async fn deliver(&mut self, clock: &impl Clock, block: &Block) -> Option<()> {
+    async fn deliver<E: Clock + Spawner + CryptoRng>(&mut self, context: &E, block: &Block) -> Option<()> {
         let height = Height(block.height.get());
         if height <= self.shared.logged() {
             // Durable before a restart.
             return Some(());
         }
-        let calls = self.calls.gather(clock, &block.ingress, Some(height), None).await;
+        let calls = self.calls.gather(context, &block.ingress, Some(height), None).await;
+        let epoch = self.handover.summary().epoch();
+        let key = self.handover.apply(context, block).await;
         self.shared.delivered(height, block.ingress.clone());
         let (durable, written) = oneshot::channel();
         let block_of_calls =
-            FinalisedBlock { height, time: block.time, randomness: block.randomness(), ingress: calls };
+            FinalisedBlock { height, time: block.time, randomness: block.randomness(), ingress: calls, key };
         self.out.send(Input::Block(Delivered { block: block_of_calls, durable })).await.ok()?;
         written.await.ok()?;
         self.pool.remove(&block.ingress);
         self.calls.forget(&block.ingress, block.time);
+        // Before anybody executes the next block.
+        if self.handover.summary().epoch() != epoch && !self.enter(context).await {
+            let _ = self.out.send(Input::Left(height)).await;
+            return None;
+        }
         Some(())
+    }
+
+    /// Takes part in the epoch that begins, if this node does.
+    async fn enter(&mut self, context: &impl Spawner) -> bool {
+        let handover = self.handover.clone();
+        let entered =
+            context.child("enter").shared(true).spawn(move |_| async move { handover.enter() }).await;
+        let summary = self.handover.summary();
+        let entered = match entered {
+            Ok(Ok(Some(entered))) => entered,
+            Ok(Ok(None)) => {
+                tracing::info!(epoch = summary.epoch(), "this node is no longer a member of the subnet");
+                return false;
+            }
+            Ok(Err(error)) => {
+                tracing::error!(%error, epoch = summary.epoch(), "this node cannot take part in the epoch that begins");
+                return false;
+            }
+            Err(error) => {
+                tracing::error!(%error, "entering an epoch was interrupted");
+                return false;
+            }
+        };
+        tracing::info!(
+            epoch = summary.epoch(),
+            members = summary.members().len(),
+            "a new epoch: the committee that holds the subnet's key{}",
+            if u64::from(summary.key_epoch().0) == summary.epoch() { " has new shares" } else { " stays" }
+        );
+        self.schemes.insert(entered.epoch, entered.scheme);
+        self.terms.begin(entered.from, entered.term);
+        self.pool.share_out(summary.members().len());
+        (self.peering)(&summary);
+        true
     }
 }
 

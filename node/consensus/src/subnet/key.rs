@@ -68,6 +68,12 @@ pub(super) fn members(keys: &[[u8; 32]]) -> Result<Set<PublicKey>, KeyError> {
     Ok(Set::from_iter_dedup(keys))
 }
 
+/// Verifies certificates of all epochs, as the key stays, and signs none.
+pub(super) fn verifier(namespace: &[u8], key: &nidkg::PublicKey) -> Result<Scheme, KeyError> {
+    let identity = DecodeExt::decode(Copying(key.as_bytes())).map_err(decode_error("the public key"))?;
+    Ok(Scheme::certificate_verifier(namespace, identity))
+}
+
 /// The scheme of a member.
 pub(super) fn scheme(
     namespace: &[u8],

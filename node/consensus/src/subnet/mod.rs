@@ -17,6 +17,8 @@ mod block;
 mod calls;
 mod catchup;
 mod engine;
+mod greeting;
+mod handover;
 mod journal;
 mod key;
 mod network;
@@ -26,38 +28,47 @@ mod shares;
 mod simulation;
 
 use std::{
-    collections::VecDeque, net::SocketAddr, num::NonZeroU64, path::PathBuf, sync::Arc, thread::JoinHandle,
+    collections::{BTreeMap, VecDeque},
+    net::SocketAddr,
+    num::NonZeroU64,
+    path::PathBuf,
+    sync::Arc,
+    thread::JoinHandle,
 };
 
-use commonware_cryptography::{Signer as _, ed25519::PublicKey};
+use commonware_consensus::types::FixedEpocher;
+use commonware_cryptography::{Digestible as _, Signer as _, ed25519::PublicKey};
 use commonware_utils::sync::Mutex;
 use futures::{
     SinkExt as _, StreamExt as _,
     channel::{mpsc, oneshot},
     executor::block_on,
 };
+use genesis::Summary;
 use limits::ConsensusLimits;
-use nidkg::{Committee, SecretShare};
-use state::{Fault, Height, Time};
+use nidkg::EngineConfig;
+use state::{Fault, Height, SubnetKey, Time};
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-pub use self::{application::Progress, key::KeyError};
+pub use self::{application::Progress, greeting::LimitsDiffer, handover::KeyStore, key::KeyError};
 use self::{
     application::Shared,
-    block::Block,
+    block::{Block, Digest},
     calls::Log,
     catchup::{Behind, Command, FLOOR_DEPTH, Floor},
-    engine::{Channels, Schemes, Setup, Timing},
+    engine::{Channels, Peering, Schemes, Setup, Timing},
+    handover::Handover,
     journal::Journal,
     network::Network,
     shares::Executed,
 };
 use crate::single::hex;
 use crate::{
-    Certificate, Certifier, Consensus, ConsensusError, Demand, Envelopes, Fetched, FinalisedBatch,
-    FinalisedBlock, IngressPool, Recorded, StateServer, Step, SyncProgress, Want, Wiring, block_log::Replay,
-    certifier::CertifyError,
+    Certificate, Consensus, ConsensusError, Demand, Envelopes, Fetched, FinalisedBatch, FinalisedBlock,
+    IngressPool, Recorded, StateServer, Step, SyncProgress, Want, Wiring,
+    block_log::Replay,
+    certifier::{CertifyError, Terms},
 };
 
 /// Blocks and certificates that wait for the driver.
@@ -82,6 +93,9 @@ enum Input {
     Failed(CertifyError),
     /// The blocks that are needed are kept nowhere any more.
     Behind(Behind),
+    Differs(LimitsDiffer),
+    /// This node is no member from here on, or cannot be.
+    Left(Height),
     /// Something outside changed: look.
     Wake,
 }
@@ -92,35 +106,28 @@ struct Delivered {
     pub(crate) durable: oneshot::Sender<()>,
 }
 
-/// A member as its peers know it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peer {
-    /// Ed25519.
-    pub node_key: [u8; 32],
-    /// `host:port`.
-    pub address: String,
-}
-
 /// What a node must know to take part.
 pub struct SubnetConfig {
     /// Ed25519 secret.
     pub node_secret: Zeroizing<[u8; 32]>,
-    /// All members, sorted by node key; this node among them.
-    pub members: Vec<Peer>,
-    /// Public part of the subnet's key.
-    pub committee: Committee,
-    /// This node's share.
-    pub share: SecretShare,
-    /// The same, for the certificates.
-    pub share_of_certifier: SecretShare,
+    /// How the ceremony left the subnet's key.
+    pub genesis: Summary,
+    /// How it is held as of the state execution resumes from, if that is another.
+    pub key: Option<SubnetKey>,
+    /// This node's shares.
+    pub keys: Box<dyn KeyStore>,
+    /// What handing the key on may use of the machine.
+    pub arithmetic: EngineConfig,
+    /// Limits that all members must have alike.
+    pub agreed: Vec<(String, u64)>,
     /// Time of the first state.
     pub genesis_time: Time,
     /// Where peers reach this node.
     pub listen: SocketAddr,
+    /// `host:port` of members that are elsewhere than they stated, by node key.
+    pub addresses: BTreeMap<[u8; 32], String>,
     /// The engine's own storage.
     pub directory: PathBuf,
-    /// Blocks that one set of shares signs.
-    pub blocks_per_epoch: NonZeroU64,
     /// Largest envelope.
     pub call_bytes: u64,
 }
@@ -135,8 +142,31 @@ pub enum StartError {
     #[error("`{0}` is no address of a peer: write HOST:PORT")]
     Address(String),
     /// The node is no member.
-    #[error("this node's key is not among the members of the subnet")]
-    NotAMember,
+    #[error(
+        "this node is not among the {members} members of the subnet in epoch {epoch}: it left, or was not admitted yet"
+    )]
+    NotAMember {
+        /// Of agreement.
+        epoch: u64,
+        /// How many there are.
+        members: usize,
+    },
+    /// Its share.
+    #[error("this node's share of the subnet's key: {0}")]
+    Share(String),
+    /// The summary of the key.
+    #[error("what is stored of the subnet's key does not decode: {0}")]
+    Summary(String),
+    /// The length of epochs is not what it was.
+    #[error(
+        "block {height} is not of epoch {stored}, which the subnet's key is in: consensus.blocks_per_epoch was changed, and cannot be"
+    )]
+    Epoch {
+        /// Of the next block.
+        height: u64,
+        /// Of the key.
+        stored: u64,
+    },
     /// Threads and files.
     #[error("the engine cannot be started: {0}")]
     Io(#[from] std::io::Error),
@@ -149,6 +179,7 @@ pub enum StartError {
 pub struct Subnet {
     wiring: Parts,
     shared: Arc<Shared>,
+    handover: Arc<Handover>,
     input: mpsc::Receiver<Input>,
     executed: mpsc::Sender<Executed>,
     commands: mpsc::Sender<Command>,
@@ -177,7 +208,7 @@ struct Parts {
 
 /// A handle that tells how far the subnet is.
 #[derive(Clone)]
-pub struct SubnetStatus(Arc<Shared>);
+pub struct SubnetStatus(Arc<Shared>, Arc<Handover>);
 
 impl SubnetStatus {
     /// How far.
@@ -194,17 +225,23 @@ impl SubnetStatus {
     pub fn state_sync(&self) -> Option<SyncProgress> {
         self.0.state_sync()
     }
+
+    /// Who holds the subnet's key, and how far the next committee is.
+    pub fn key(&self) -> Arc<Summary> {
+        self.1.summary()
+    }
 }
 
 /// An engine that has everything but its connections.
 struct Prepared {
     me: PublicKey,
-    members: Vec<PublicKey>,
     genesis: Block,
+    handover: Arc<Handover>,
     schemes: Schemes,
-    certifier: Certifier,
+    terms: Terms,
+    agreed: Vec<(String, u64)>,
     limits: ConsensusLimits,
-    blocks_per_epoch: NonZeroU64,
+    epocher: FixedEpocher,
     shared: Arc<Shared>,
     pool: Arc<IngressPool>,
     envelopes: Arc<dyn Envelopes>,
@@ -223,19 +260,20 @@ impl Prepared {
         self,
         storage: String,
         channels: Channels<S, R>,
-        peers: P,
-        blocker: B,
+        (peers, blocker): (P, B),
+        peering: Peering,
     ) -> Setup<S, R, P, B> {
         Setup {
             storage,
             me: self.me,
-            members: self.members,
             genesis: self.genesis,
+            handover: self.handover,
             schemes: self.schemes,
-            certifier: self.certifier,
+            terms: self.terms,
+            agreed: self.agreed,
             timing: Timing::of(&self.limits),
             limits: self.limits,
-            blocks_per_epoch: self.blocks_per_epoch,
+            epocher: self.epocher,
             floor: self.floor,
             shared: self.shared,
             pool: self.pool,
@@ -247,6 +285,7 @@ impl Prepared {
             blocker,
             out: self.out,
             executed: self.executed,
+            peering,
             public_key: self.public_key,
             states: self.states,
             commands: self.commands,
@@ -258,21 +297,21 @@ impl Subnet {
     /// Connects to the other members and takes part. `resume_from` is the height execution restarted from.
     pub fn start(wiring: Wiring, config: SubnetConfig, resume_from: Height) -> Result<Self, StartError> {
         let addresses = config
-            .members
+            .addresses
             .iter()
-            .map(|member| network::address(&member.address))
-            .collect::<Result<Vec<_>, _>>()?;
+            .map(|(member, address)| Ok((*member, network::address(address)?)))
+            .collect::<Result<_, StartError>>()?;
         let (key, listen, directory) =
             (key::node_key(&config.node_secret)?, config.listen, config.directory.clone());
         let call_bytes = usize::try_from(config.call_bytes).unwrap_or(usize::MAX / 2) + OVERHEAD_BYTES;
-        let namespace = namespace(&config.committee);
+        let namespace = namespace(&config.genesis);
         let (mut subnet, prepared) = Self::prepare(wiring, config, resume_from)?;
-        let block_bytes = engine::block_message_bytes(prepared.members.len(), &prepared.limits);
+        let block_bytes = engine::block_message_bytes(genesis::NODES_MAX, &prepared.limits);
         let network = Network {
             key,
             namespace,
             listen,
-            peers: prepared.members.iter().cloned().zip(addresses).collect(),
+            addresses,
             message_bytes: block_bytes.max(call_bytes).max(MESSAGE_BYTES_MIN),
             directory,
         };
@@ -290,14 +329,10 @@ impl Subnet {
         resume_from: Height,
     ) -> Result<(Self, Prepared), StartError> {
         let Wiring { pool, mut log, clock: _, envelopes, limits, states } = wiring;
-        let keys: Vec<_> = config.members.iter().map(|member| member.node_key).collect();
-        let members = key::members(&keys)?;
-        let scheme = key::scheme(&namespace(&config.committee), &members, &config.committee, &config.share)?;
         let me = key::node_key(&config.node_secret)?.public_key();
-        let members: Vec<_> = members.into_iter().collect();
-        if !members.contains(&me) {
-            return Err(StartError::NotAMember);
-        }
+        let namespace = namespace(&config.genesis);
+        let public_key = config.genesis.committee().public_key;
+        let genesis = Block::genesis(public_key.as_bytes(), config.genesis_time);
         if log.last().is_some_and(|last| last < resume_from) {
             // The state was taken over from peers: blocks below it serve nobody, and between them and the next there is a gap.
             log.clear()?;
@@ -305,6 +340,35 @@ impl Subnet {
         let floor_path = catchup::floor_path(&config.directory);
         let floor = Floor::read(&floor_path, resume_from);
         let logged = log.last().unwrap_or(resume_from).max(resume_from);
+        // The key as of the newest block, which is ahead of the state when blocks are executed again.
+        let mut newest = config.key;
+        let mut blocks = log.read_from(resume_from)?;
+        while let Some(logged) = blocks.next_block()? {
+            newest = logged.block.key.or(newest);
+        }
+        let (summary, boundary) = match newest {
+            Some(key) => {
+                let read = Summary::from_bytes(&key.summary);
+                (read.map_err(|error| StartError::Summary(error.to_string()))?, Digest::from(key.boundary))
+            }
+            None => (config.genesis, genesis.digest()),
+        };
+        let blocks_per_epoch = NonZeroU64::new(limits.blocks_per_epoch).unwrap_or(NonZeroU64::MAX);
+        let epocher = FixedEpocher::new(blocks_per_epoch);
+        let schemes = Schemes::new(key::verifier(&namespace, &public_key)?);
+        let handover = Handover::new(
+            (summary, logged, boundary),
+            config.keys,
+            config.arithmetic,
+            (namespace, me.as_ref().try_into().unwrap_or_default()),
+            epocher.clone(),
+        );
+        let Some(entered) = handover.enter()? else {
+            let summary = handover.summary();
+            return Err(StartError::NotAMember { epoch: summary.epoch(), members: summary.members().len() });
+        };
+        schemes.insert(entered.epoch, entered.scheme);
+        let terms = Terms::new(entered.from, entered.term);
         let replay = log.read_from(resume_from)?;
         let journal = Journal::open(
             &log.folder().join("voted"),
@@ -315,16 +379,15 @@ impl Subnet {
         let (out, input) = mpsc::channel(INPUT_MAX);
         let (executed, results) = mpsc::channel(EXECUTED_MAX);
         let (commands, asked) = mpsc::channel(COMMANDS_MAX);
-        let public_key = config.committee.public_key;
-        let certificates_kept = usize::try_from(limits.certificates_kept).unwrap_or(usize::MAX);
         let prepared = Prepared {
             me,
-            members,
-            genesis: Block::genesis(config.committee.public_key.as_bytes(), config.genesis_time),
-            schemes: Schemes::new(scheme),
-            certifier: Certifier::new(config.committee, config.share_of_certifier, certificates_kept),
+            genesis,
+            handover: handover.clone(),
+            schemes,
+            terms,
+            agreed: config.agreed,
             limits,
-            blocks_per_epoch: config.blocks_per_epoch,
+            epocher,
             shared: shared.clone(),
             pool: pool.clone(),
             envelopes: envelopes.clone(),
@@ -340,6 +403,7 @@ impl Subnet {
         let subnet = Self {
             wiring: Parts { pool, log, envelopes },
             shared,
+            handover,
             input,
             executed,
             commands,
@@ -358,7 +422,7 @@ impl Subnet {
 
     /// Tells how far the subnet is.
     pub fn status(&self) -> SubnetStatus {
-        SubnetStatus(self.shared.clone())
+        SubnetStatus(self.shared.clone(), self.handover.clone())
     }
 
     fn hand_out(
@@ -416,6 +480,8 @@ impl Subnet {
                     let told = self.commands.send(Command::Abandon).await;
                     told.map_err(|_| ConsensusError::EngineEnded)?;
                 }
+                Some(Input::Differs(differ)) => return Err(ConsensusError::LimitsDiffer(differ)),
+                Some(Input::Left(height)) => return Err(ConsensusError::Left { height: height.0 }),
                 Some(Input::Wake) => {}
                 None => return Err(ConsensusError::EngineEnded),
             }
@@ -479,8 +545,8 @@ impl Subnet {
 }
 
 /// Messages of this subnet and of no other.
-fn namespace(committee: &Committee) -> Vec<u8> {
-    [b"thimble-subnet-".as_slice(), committee.public_key.as_bytes()].concat()
+fn namespace(genesis: &Summary) -> Vec<u8> {
+    [b"thimble-subnet-".as_slice(), genesis.committee().public_key.as_bytes()].concat()
 }
 
 impl Consensus for Subnet {

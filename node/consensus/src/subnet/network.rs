@@ -1,12 +1,14 @@
 //! Real connections between members: TCP, authenticated by node keys and encrypted, on the engine's own runtime.
 
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
     num::{NonZeroU32, NonZeroUsize},
     path::PathBuf,
     time::Duration,
 };
 
+use commonware_codec::{Copying, DecodeExt as _};
 use commonware_cryptography::{
     ChaCha20Poly1305,
     ed25519::{PrivateKey, PublicKey},
@@ -18,6 +20,7 @@ use commonware_stream::{
     sake::{self, Sake},
 };
 use commonware_utils::{Hostname, NZU32, NZUsize, ordered::Map};
+use genesis::{NodeRecord, Summary};
 
 use super::{
     Prepared, StartError,
@@ -38,7 +41,8 @@ pub(super) struct Network {
     pub(super) key: PrivateKey,
     pub(super) namespace: Vec<u8>,
     pub(super) listen: SocketAddr,
-    pub(super) peers: Vec<(PublicKey, Address)>,
+    /// Addresses that take the place of those members stated.
+    pub(super) addresses: BTreeMap<[u8; 32], Address>,
     /// Largest message.
     pub(super) message_bytes: usize,
     /// The engine's storage.
@@ -59,6 +63,17 @@ pub(super) fn address(text: &str) -> Result<Address, StartError> {
     Ok(Address::Asymmetric { ingress: Ingress::Dns { host, port }, egress })
 }
 
+/// Whom to connect to: the members, and those who are to be members next, who may have to fetch the state.
+fn peers(summary: &Summary, addresses: &BTreeMap<[u8; 32], Address>) -> Map<PublicKey, Address> {
+    let known = |member: &NodeRecord| {
+        let key = member.node_key().to_bytes();
+        let stated = || address(member.address()).ok();
+        let address = addresses.get(&key).cloned().or_else(stated)?;
+        Some((PublicKey::decode(Copying(&key)).ok()?, address))
+    };
+    Map::from_iter_dedup(summary.members().iter().chain(summary.next_members()).filter_map(known))
+}
+
 /// Runs the engine until it ends. Blocks the calling thread.
 pub(super) fn run(network: Network, prepared: Prepared) {
     let config = runtime::Config::new()
@@ -68,7 +83,8 @@ pub(super) fn run(network: Network, prepared: Prepared) {
         .with_read_write_timeout(SILENCE)
         .with_storage_directory(network.directory.clone());
     runtime::Runner::new(config).start(|context| async move {
-        let members = NonZeroUsize::new(network.peers.len()).unwrap_or(NonZeroUsize::MIN);
+        // Those of an epoch, and those who are to follow them.
+        let members = NonZeroUsize::new(2 * genesis::NODES_MAX).unwrap_or(NonZeroUsize::MIN);
         let handshake = Cups::<_, ChaCha20Poly1305>::new(
             Sake {
                 signer: network.key.clone(),
@@ -91,8 +107,14 @@ pub(super) fn run(network: Network, prepared: Prepared) {
         // Members are known by their keys; addresses change and hide behind others.
         config.bypass_ip_check = true;
         config.tracked_peer_sets = NZUsize!(2);
-        let (mut connections, mut oracle) = lookup::Network::new(context.child("network"), config);
-        oracle.track(0, Map::from_iter_dedup(network.peers));
+        let (mut connections, oracle) = lookup::Network::new(context.child("network"), config);
+        let peering = Box::new({
+            let (mut oracle, addresses) = (oracle.clone(), network.addresses);
+            move |summary: &Summary| {
+                // The network's task may be gone, and with it the node.
+                let _ = oracle.track(summary.epoch(), peers(summary, &addresses));
+            }
+        });
 
         // What arrives and is not taken yet is bounded per channel by burst times peers: small where messages are large.
         let small = Quota::per_second(NZU32!(512)).allow_burst(NZU32!(128));
@@ -112,7 +134,7 @@ pub(super) fn run(network: Network, prepared: Prepared) {
             sync: connections.register(engine::SYNC, large(256, 8)),
         };
         connections.start();
-        let setup = prepared.setup(String::new(), channels, oracle.clone(), oracle);
+        let setup = prepared.setup(String::new(), channels, (oracle.clone(), oracle), peering);
         let node = context.child("node").spawn(move |context| engine::run(context, setup));
         // An actor that panics, as it does when the disk fails it, ends the node's task.
         let _ = node.await;

@@ -17,8 +17,8 @@ use nidkg::{NodeIndex, Signature, SignatureShare};
 use serde::{Deserialize, Serialize};
 use state::Height;
 
-use super::{Input, application::Shared};
-use crate::{Certificate, Certifier, certifier::CertifyError};
+use super::{Input, application::Shared, greeting::Greeting, handover::Handover};
+use crate::{Certificate, Certifier, certifier::Terms};
 
 /// Between two looks at whether the newest state is certified.
 const REPEAT: Duration = Duration::from_millis(1_000);
@@ -39,6 +39,11 @@ enum Message {
         root: [u8; 32],
         signature: Signature,
     },
+    /// With which limits the sender runs; `ask` when it wants to know the receiver's.
+    Limits {
+        limits: Vec<(String, u64)>,
+        ask: bool,
+    },
 }
 
 /// What execution gave.
@@ -51,7 +56,9 @@ pub(super) struct Executed {
 /// See the module.
 pub(super) struct Roots<S> {
     certifier: Certifier,
-    peers: Vec<PublicKey>,
+    terms: Terms,
+    handover: Arc<Handover>,
+    greeting: Greeting,
     shared: Arc<Shared>,
     sender: S,
     out: mpsc::Sender<Input>,
@@ -61,13 +68,15 @@ pub(super) struct Roots<S> {
 
 impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
     pub(super) fn new(
-        certifier: Certifier,
-        peers: Vec<PublicKey>,
+        (certifier, terms): (Certifier, Terms),
+        handover: Arc<Handover>,
+        greeting: Greeting,
         shared: Arc<Shared>,
         sender: S,
         out: mpsc::Sender<Input>,
     ) -> Self {
-        Self { certifier, peers, shared, sender, out, kept: BTreeMap::new(), newest: None }
+        let kept = BTreeMap::new();
+        Self { certifier, terms, handover, greeting, shared, sender, out, kept, newest: None }
     }
 
     /// Ends when the node does, or with the reason why it must.
@@ -91,13 +100,14 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                 () = clock.sleep_until(repeat_at) => {
                     repeat_at = clock.current() + REPEAT;
                     self.repeat();
+                    self.greet();
                     self.shared.watch(clock.current());
                     Ok(())
                 },
             };
             if let Err(error) = done {
                 // Whoever waits for batches learns it; nothing is certified from here on.
-                let _ = self.out.send(Input::Failed(error)).await;
+                let _ = self.out.send(error).await;
                 return;
             }
         }
@@ -115,21 +125,26 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
         self.send(Recipients::All, &Message::Share { height, root, share, again });
     }
 
-    async fn executed(&mut self, executed: Executed) -> Result<(), CertifyError> {
-        let (share, certificate) = self.certifier.sign(executed.height, executed.root)?;
+    async fn executed(&mut self, executed: Executed) -> Result<(), Input> {
+        let Some((share, certificate)) =
+            self.certifier.sign(executed.height, executed.root).map_err(Input::Failed)?
+        else {
+            return Ok(());
+        };
         self.tell_share(executed, share, false);
         self.newest = Some((executed, share));
-        self.certified(certificate).await
+        self.certified(certificate).await;
+        Ok(())
     }
 
-    async fn heard(&mut self, from: PublicKey, bytes: &[u8]) -> Result<(), CertifyError> {
+    async fn heard(&mut self, from: PublicKey, bytes: &[u8]) -> Result<(), Input> {
         let Ok(message) = postcard::from_bytes(bytes) else {
             tracing::debug!(peer = %from, "a message about state roots that does not decode");
             return Ok(());
         };
         match message {
             Message::Share { height, root, share, again } => {
-                let Some(place) = self.peers.iter().position(|peer| *peer == from) else { return Ok(()) };
+                let Some(place) = self.place(&from, height) else { return Ok(()) };
                 self.shared.hear(place, height);
                 if let Some(Certificate { height, root, signature }) = self.kept.get(&height).cloned() {
                     if again {
@@ -137,20 +152,35 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                     }
                     return Ok(());
                 }
-                let certificate = self.certifier.take(height, NodeIndex(place as u32), root, share)?;
-                self.certified(certificate).await
+                let taken = self.certifier.take(height, NodeIndex(place as u32), root, share);
+                self.certified(taken.map_err(Input::Failed)?).await;
             }
             Message::Certificate { height, root, signature } => {
                 if self.kept.contains_key(&height) {
                     return Ok(());
                 }
-                let certificate = self.certifier.accept(Certificate { height, root, signature })?;
-                self.certified(certificate).await
+                let accepted = self.certifier.accept(Certificate { height, root, signature });
+                self.certified(accepted.map_err(Input::Failed)?).await;
+            }
+            Message::Limits { limits, ask } => {
+                if ask {
+                    let limits = self.greeting.own();
+                    self.send(Recipients::One(from.clone()), &Message::Limits { limits, ask: false });
+                }
+                let members = self.handover.summary().members().len();
+                self.greeting.heard(&from, limits, members).map_err(Input::Differs)?;
             }
         }
+        Ok(())
     }
 
-    async fn certified(&mut self, certificate: Option<Certificate>) -> Result<(), CertifyError> {
+    /// A member's place in the committee of a height.
+    fn place(&self, member: &PublicKey, height: Height) -> Option<usize> {
+        let term = self.terms.at(height)?;
+        term.members.iter().position(|key| key[..] == member[..])
+    }
+
+    async fn certified(&mut self, certificate: Option<Certificate>) {
         if let Some(certificate) = certificate {
             self.shared.certified(certificate.height);
             self.kept.insert(certificate.height, certificate.clone());
@@ -160,7 +190,16 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
             // The channel is bounded; a driver that is behind holds up certificates, not execution.
             let _ = self.out.send(Input::Certified(certificate)).await;
         }
-        Ok(())
+    }
+
+    /// Tells its limits to members that did not tell theirs.
+    fn greet(&mut self) {
+        let members = self.handover.members();
+        let missing = self.greeting.missing(members.into_iter());
+        if !missing.is_empty() {
+            let limits = self.greeting.own();
+            self.send(Recipients::Some(missing), &Message::Limits { limits, ask: true });
+        }
     }
 
     fn repeat(&mut self) {

@@ -71,7 +71,7 @@ use crate::round::RoundWork;
 use snapshot::{Pinned, Snapshot};
 
 /// Nodes a subnet must have for there to be someone who could fetch.
-const NODES_MIN: usize = 2;
+const NODES_MIN: u32 = 2;
 
 impl Executor {
     /// Where certified snapshots can be read, from any thread.
@@ -107,7 +107,7 @@ impl Executor {
     /// Moves the clock by the round that was executed. Waits for a root that has to enter the tree and is not known yet.
     pub(crate) fn advance_manifest(&mut self, work: &RoundWork) -> Result<(), FatalError> {
         let height = self.height();
-        if self.core.config.subnet.nodes.len() < NODES_MIN {
+        if self.core.subnet_nodes() < NODES_MIN {
             return Ok(());
         }
         let (pace, mut clock) = (self.pace(), self.state.subnet.manifest);

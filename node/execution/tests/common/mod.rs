@@ -183,6 +183,7 @@ impl Node {
             time: Time(self.now() + self.seconds_per_round * SECOND),
             randomness: [height.0 as u8; 32],
             ingress: std::mem::take(&mut self.waiting),
+            key: None,
         };
         self.execute(batch, &[])
     }

@@ -7,7 +7,7 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result, bail, ensure};
 use budget::{MIB, Pool};
 use ed25519_dalek::SigningKey;
-use genesis::{GENESIS_EPOCH, NodeRecord, Plan, RECORD_BYTES_MAX, Verified};
+use genesis::{GENESIS_EPOCH, NodeRecord, Plan, RECORD_BYTES_MAX, Summary, Verified};
 use nidkg::{EncryptionSecretKey, Engine, EngineConfig, Epoch, NodeIndex, SecretShare, generate_key_pair};
 use rand::rngs::OsRng;
 
@@ -15,6 +15,7 @@ use super::{
     ENCRYPTION_KEY, Member, NODE_KEY, Origin, RECORD, SHARE_KEY, SUBNET,
     files::{self, Readers},
     read_encryption_key, read_node_key, read_share,
+    shares::write_genesis,
     subnet::Subnet,
     write_node_key, write_share,
 };
@@ -201,6 +202,7 @@ pub(crate) fn join(data: &Path, genesis: &Verified, engine: &Engine) -> Result<J
         }
     }
     move_past_genesis(&folder, &mut key)?;
+    write_genesis(&folder, &Summary::genesis(genesis))?;
     subnet(genesis, index, origin)?.write(&folder.join(SUBNET))?;
     Ok(Joined::Now(index))
 }

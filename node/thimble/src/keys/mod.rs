@@ -14,6 +14,7 @@
 
 mod ceremony;
 pub(crate) mod files;
+mod shares;
 mod subnet;
 
 use std::path::Path;
@@ -29,6 +30,7 @@ use zeroize::Zeroizing;
 
 pub(crate) use ceremony::{Joined, engine, join, keygen, node_of_plan};
 use files::Readers;
+pub(crate) use shares::{Shares, read_genesis, write_summary};
 use subnet::Subnet;
 
 const NODE_KEY: &str = "node.key";
@@ -36,6 +38,8 @@ const SHARE_KEY: &str = "subnet-share.key";
 const ENCRYPTION_KEY: &str = "encryption.key";
 const SUBNET: &str = "subnet.json";
 const RECORD: &str = "node.json";
+/// Where a change of the members waits for a block, in the data folder.
+pub(crate) const CHANGE: &str = "members-change.json";
 
 /// An encryption key at its longest takes a third of it.
 const ENCRYPTION_KEY_BYTES_MAX: usize = 512 << 10;

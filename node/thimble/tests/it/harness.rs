@@ -246,25 +246,42 @@ impl Node {
         self.restart().await;
     }
 
-    /// From its next start on it has this configuration file.
+    /// Restarts with this configuration file.
+    pub(crate) async fn reconfigure(&mut self, text: &str) {
+        self.configure(text);
+        self.restart().await;
+    }
+
+    /// The next start uses this configuration file.
     pub(crate) fn configure(&mut self, text: &str) {
         let path = self.data.with_extension("toml");
         std::fs::write(&path, text).unwrap();
         self.config = Some(path);
     }
 
-    /// What `/status.json` says; nothing while nobody answers.
-    pub(crate) async fn status(&mut self) -> Option<serde_json::Value> {
-        // Whoever starts again in place may have another port.
+    /// How it ended by itself; its log says why.
+    pub(crate) async fn ended(&mut self) -> std::process::ExitStatus {
+        let mut child = self.child.take().unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the node runs on after {PATIENCE:?}\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// `/status.json`.
+    pub(crate) async fn status(&self) -> serde_json::Value {
+        reqwest::get(format!("{}/status.json", self.url)).await.unwrap().json().await.unwrap()
+    }
+
+    /// The same of a node that may not answer, or have started again in place, perhaps on another port.
+    pub(crate) async fn try_status(&mut self) -> Option<serde_json::Value> {
         let address = std::fs::read_to_string(self.data.with_extension("address")).ok()?;
         self.url = format!("http://{}", address.strip_suffix('\n')?);
         reqwest::get(format!("{}/status.json", self.url)).await.ok()?.json().await.ok()
-    }
-
-    /// Restarts with this configuration file.
-    pub(crate) async fn reconfigure(&mut self, text: &str) {
-        self.configure(text);
-        self.restart().await;
     }
 
     /// An agent with a key of its own, made from `seed`.

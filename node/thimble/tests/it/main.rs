@@ -12,6 +12,7 @@ mod dashboard;
 mod disk;
 mod genesis;
 mod group;
+mod handover;
 mod harness;
 mod http;
 mod memory;

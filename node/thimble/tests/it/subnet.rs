@@ -12,19 +12,19 @@ use crate::{
 };
 
 /// A subnet with its ceremony held.
-struct Subnet {
-    nodes: Vec<Node>,
+pub(crate) struct Subnet {
+    pub(crate) nodes: Vec<Node>,
     _folder: tempfile::TempDir,
 }
 
 impl Subnet {
     /// Four nodes that serve.
-    async fn start() -> Self {
-        Self::start_as("").await
+    pub(crate) async fn start() -> Self {
+        Self::start_with("").await
     }
 
-    /// Four nodes with this configuration, none when empty.
-    async fn start_as(config: &str) -> Self {
+    /// The same, all with this configuration.
+    pub(crate) async fn start_with(configuration: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         let run = |arguments: &[&str]| {
@@ -66,9 +66,7 @@ impl Subnet {
             run(&["join", "--data-dir", &data[node], "--genesis", &genesis]);
             let arguments = vec!["--p2p-listen".to_owned(), addresses[node].clone()];
             let mut prepared = Node::prepared(data[node].clone().into(), "512MiB", arguments);
-            if !config.is_empty() {
-                prepared.configure(config);
-            }
+            prepared.configure(configuration);
             nodes.push(prepared);
         }
         let mut subnet = Self { nodes, _folder: folder };
@@ -76,7 +74,7 @@ impl Subnet {
         subnet
     }
 
-    async fn start_all(&mut self) {
+    pub(crate) async fn start_all(&mut self) {
         self.nodes.iter_mut().for_each(Node::spawn);
         for node in &mut self.nodes {
             node.healthy().await;
@@ -84,7 +82,7 @@ impl Subnet {
     }
 
     /// Every node's own answer to a query, each signed by that node and verified.
-    async fn counts(&self, counter: Principal) -> Vec<u64> {
+    pub(crate) async fn counts(&self, counter: Principal) -> Vec<u64> {
         let mut counts = Vec::new();
         for node in &self.nodes {
             let agent = node.agent(1).await;
@@ -95,7 +93,7 @@ impl Subnet {
     }
 }
 
-async fn increment(agent: &Agent, counter: Principal) -> u64 {
+pub(crate) async fn increment(agent: &Agent, counter: Principal) -> u64 {
     u64::from_le_bytes(update(agent, counter, "inc", vec![]).await.unwrap().try_into().unwrap())
 }
 
@@ -155,7 +153,7 @@ const WRITTEN: u64 = 24 << 20;
 
 /// A figure of the status report, 0 while there is none.
 async fn reported(node: &mut Node, pointer: &str) -> u64 {
-    node.status().await.and_then(|report| report.pointer(pointer).and_then(Value::as_u64)).unwrap_or(0)
+    node.try_status().await.and_then(|report| report.pointer(pointer).and_then(Value::as_u64)).unwrap_or(0)
 }
 
 impl Subnet {
@@ -172,7 +170,7 @@ impl Subnet {
     async fn agree(&mut self, counter: Principal, count: u64, bench: Principal) {
         until("all four show the same", async || {
             for node in &mut self.nodes {
-                if node.status().await.is_none() {
+                if node.try_status().await.is_none() {
                     return false;
                 }
             }
@@ -190,7 +188,7 @@ impl Subnet {
 
 #[tokio::test]
 async fn a_node_that_was_away_too_long_takes_over_a_state_even_when_killed_meanwhile_and_from_nothing() {
-    let mut subnet = Subnet::start_as(FORGETFUL).await;
+    let mut subnet = Subnet::start_with(FORGETFUL).await;
     let agent = subnet.nodes[0].agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
     let bench = deploy(&agent, "workbench.wasm").await;

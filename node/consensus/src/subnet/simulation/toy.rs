@@ -12,7 +12,7 @@ use std::{
 use commonware_utils::sync::Mutex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-use state::{Batch, Height, ManifestClaim, Time};
+use state::{Batch, Height, ManifestClaim, SubnetKey, Time};
 
 use super::Subnet;
 use crate::{Certificate, ConsensusError, StateOffer, StateServer, Want};
@@ -38,6 +38,8 @@ pub(super) struct Toy {
     chain: Hash,
     /// How often each call was executed: more than once would be a defect.
     pub(super) executed: BTreeMap<String, u32>,
+    /// Who holds the subnet's key.
+    pub(super) key: Option<SubnetKey>,
     /// The manifest that the tree shows, and the one to come.
     shown: Option<(u64, Hash)>,
     pending: Option<(u64, Hash)>,
@@ -57,6 +59,10 @@ impl Toy {
             assert!(call.ingress_expiry >= batch.time, "a void call in a block");
             hash.update(call.request_id.0);
             *self.executed.entry(call.method_name.clone()).or_default() += 1;
+        }
+        if let Some(key) = &batch.key {
+            hash.update(postcard::to_stdvec(key).unwrap());
+            self.key = Some(key.clone());
         }
         self.chain = hash.finalize().into();
         if self.pending.is_some_and(|(height, _)| height + MANIFEST_LAG == self.height) {

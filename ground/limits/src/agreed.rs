@@ -1,0 +1,81 @@
+//! The limits that nodes of one subnet must have alike: what a batch comes to depends on them, or what fits on the wire between nodes.
+
+use serde_json::Value;
+
+use crate::Limits;
+
+/// Groups whose every limit decides what a batch comes to, but for those in [`OWN`].
+const GROUPS: [&str; 3] = ["subnet", "execution", "module"];
+
+/// Of those groups: only queries see them, or only the machine does.
+const OWN: [&str; 7] = [
+    "execution.query_threads",
+    "execution.query_threads_per_canister",
+    "execution.query_cache_bytes",
+    "execution.instructions_per_query",
+    "execution.heap_dirty_bytes_per_query",
+    "execution.stable_dirty_bytes_per_query",
+    "execution.composite_query_depth",
+];
+
+/// Single limits of other groups.
+const MORE: [&str; 14] = [
+    "sandbox.worker_anonymous_bytes",
+    "pages.delta_capacity_bytes",
+    "pages.delta_reserve_bytes",
+    "pages.checkpoint_interval_rounds",
+    "pages.checkpoint_delta_bytes",
+    "pages.checkpoint_instructions",
+    "pages.manifest_lag_rounds",
+    "consensus.block_ingress_bytes",
+    "consensus.block_ingress_messages",
+    "consensus.ingress_expiry_seconds",
+    "consensus.ingress_drift_seconds",
+    "consensus.execution_lag_blocks",
+    "consensus.blocks_per_epoch",
+    "gateway.body_bytes",
+];
+
+impl Limits {
+    /// What all nodes of a subnet must have alike, by name and in the order of names.
+    pub fn agreed(&self) -> Vec<(String, u64)> {
+        let table = serde_json::to_value(self).unwrap_or_default();
+        let mut agreed = Vec::new();
+        for (group, limits) in table.as_object().into_iter().flatten() {
+            for (name, value) in limits.as_object().into_iter().flatten() {
+                let name = format!("{group}.{name}");
+                let counts = GROUPS.contains(&group.as_str()) && !OWN.contains(&name.as_str());
+                if counts || MORE.contains(&name.as_str()) {
+                    let value = match value {
+                        Value::Bool(value) => u64::from(*value),
+                        value => value.as_u64().unwrap_or_default(),
+                    };
+                    agreed.push((name, value));
+                }
+            }
+        }
+        agreed.sort();
+        agreed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_that_of_a_limit() {
+        let limits = Limits::derive(512 << 20).unwrap();
+        let agreed = limits.agreed();
+        for name in MORE {
+            assert!(agreed.iter().any(|(agreed, _)| agreed == name), "{name}");
+        }
+        let table = serde_json::to_value(&limits).unwrap();
+        for name in OWN {
+            let (group, limit) = name.split_once('.').unwrap();
+            assert!(table[group].get(limit).is_some(), "{name}");
+            assert!(!agreed.iter().any(|(agreed, _)| agreed == name), "{name}");
+        }
+        assert!(agreed.iter().any(|(name, value)| name == "subnet.canisters_max" && *value > 0));
+    }
+}

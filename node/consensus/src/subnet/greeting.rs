@@ -1,0 +1,116 @@
+//! Whether all members run with the same limits, as far as what a batch comes to depends on them.
+//!
+//! Members that do not would execute the same block to different states, sooner or later. So each tells the others its limits when it starts, and asks for theirs until
+//! it heard them. Who differs is named, with the limit; a node that differs from more others than can be wrong ends.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use commonware_cryptography::ed25519::PublicKey;
+use thiserror::Error;
+
+/// Longest list of limits that is looked at.
+const LIMITS_MAX: usize = 512;
+/// Limits named in one message.
+const NAMED_MAX: usize = 5;
+
+/// This node differs from the others.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error(
+    "{members} members of the subnet run with other limits than this node: {differences}; start this node with the same --memory and the same [limits]"
+)]
+pub struct LimitsDiffer {
+    /// How many.
+    pub members: usize,
+    /// Some of the limits: name, value here, value there.
+    pub differences: String,
+}
+
+/// See the module.
+pub(super) struct Greeting {
+    me: PublicKey,
+    own: BTreeMap<String, u64>,
+    heard: BTreeSet<PublicKey>,
+    differing: BTreeSet<PublicKey>,
+}
+
+impl Greeting {
+    pub(super) fn new(me: PublicKey, own: Vec<(String, u64)>) -> Self {
+        Self { me, own: own.into_iter().collect(), heard: BTreeSet::new(), differing: BTreeSet::new() }
+    }
+
+    pub(super) fn own(&self) -> Vec<(String, u64)> {
+        self.own.iter().map(|(name, value)| (name.clone(), *value)).collect()
+    }
+
+    /// Members that were not heard yet.
+    pub(super) fn missing(&self, members: impl Iterator<Item = PublicKey>) -> Vec<PublicKey> {
+        members.filter(|member| *member != self.me && !self.heard.contains(member)).collect()
+    }
+
+    /// A member, one of so many, told its limits.
+    pub(super) fn heard(
+        &mut self,
+        from: &PublicKey,
+        theirs: Vec<(String, u64)>,
+        members: usize,
+    ) -> Result<(), LimitsDiffer> {
+        if theirs.len() > LIMITS_MAX || self.heard.len() > 2 * members {
+            return Ok(());
+        }
+        self.heard.insert(from.clone());
+        let theirs: BTreeMap<_, _> = theirs.into_iter().collect();
+        let names: BTreeSet<_> = self.own.keys().chain(theirs.keys()).collect();
+        let value = |value: Option<&u64>| value.map_or("absent".to_owned(), u64::to_string);
+        let differences: Vec<_> = names
+            .into_iter()
+            .filter(|name| self.own.get(*name) != theirs.get(*name))
+            .map(|name| {
+                format!("{name} is {} here and {} there", value(self.own.get(name)), value(theirs.get(name)))
+            })
+            .collect();
+        if differences.is_empty() {
+            self.differing.remove(from);
+            return Ok(());
+        }
+        let differences = match differences.len().checked_sub(NAMED_MAX).filter(|more| *more > 0) {
+            Some(more) => format!("{}, and {more} more", differences[..NAMED_MAX].join(", ")),
+            None => differences.join(", "),
+        };
+        self.differing.insert(from.clone());
+        let faulty_max = members.saturating_sub(1) / 3;
+        if self.differing.len() > faulty_max {
+            return Err(LimitsDiffer { members: self.differing.len(), differences });
+        }
+        tracing::error!(peer = %from, %differences, "a member of the subnet runs with other limits: its state will part from that of the others");
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use commonware_cryptography::Signer as _;
+
+    use super::super::key;
+    use super::*;
+
+    #[test]
+    fn the_odd_one_out_learns_it_and_the_others_go_on() {
+        let peer = |number: u8| key::node_key(&[number; 32]).unwrap().public_key();
+        let limits = |rounds: u64| vec![("a.rounds".to_owned(), rounds), ("b.bytes".to_owned(), 7)];
+        let members = || (1..=4).map(peer);
+        let mut greeting = Greeting::new(peer(1), limits(50));
+        assert_eq!(greeting.missing(members()).len(), 3);
+        greeting.heard(&peer(2), limits(50), 4).unwrap();
+        greeting.heard(&peer(3), limits(60), 4).unwrap();
+        assert_eq!(greeting.missing(members()), [peer(4)]);
+        // The same again is no further member.
+        greeting.heard(&peer(3), limits(60), 4).unwrap();
+        let error = greeting.heard(&peer(4), vec![], 4).unwrap_err();
+        assert_eq!(error.members, 2);
+        assert!(error.to_string().contains("a.rounds is 50 here and absent there"), "{error}");
+        // Whoever was started again with the right ones is no longer counted.
+        greeting.heard(&peer(3), limits(50), 4).unwrap();
+        assert_eq!(greeting.differing.len(), 1);
+    }
+}

@@ -1,0 +1,280 @@
+//! The subnet's key as blocks go by: who holds it, and how it is handed on.
+//!
+//! Agreement runs in epochs of a fixed number of blocks, and each epoch has a committee that holds shares of the key. While it lasts, its members deal their shares anew
+//! to the committee of the next epoch, each in a block it leads. With enough dealings in final blocks everybody can compute the next committee; it takes over
+//! at the epoch's end, with the same key and other shares. If the dealings do not come together, the committee stays for one epoch more.
+//!
+//! Everything here follows from the final blocks: the [`Summary`] moves with them, is written beside the block that moved it, and goes with the state from there on, so
+//! that a restart, or a node that takes the state over, goes on from it. What is each node's own is its shares, behind [`KeyStore`].
+//!
+//! Arithmetic runs on threads that may block, in the key generation's own pool with its share of the cores; nothing that votes waits for it, but for votes on
+//! a block that brings a dealing.
+
+use std::sync::Arc;
+
+use commonware_consensus::{
+    Heightable as _,
+    types::{Epoch, Epocher as _, FixedEpocher, Height as EngineHeight},
+};
+use commonware_cryptography::{Digestible as _, ed25519::PublicKey};
+use commonware_runtime::Spawner;
+use commonware_utils::sync::Mutex;
+use genesis::Summary;
+use nidkg::{EngineConfig, NodeIndex, SecretShare};
+use rand::{SeedableRng as _, rngs::StdRng};
+use rand_core::CryptoRng;
+use state::{Height, NodeInfo, SubnetKey};
+
+use super::{
+    StartError,
+    block::{Block, Digest, KeyPayload},
+    key::{self, Scheme},
+};
+use crate::certifier::Term;
+
+/// This node's shares of the subnet's key. Used from threads that may block.
+pub trait KeyStore: Send + Sync {
+    /// The share of the committee that `summary` names, durable before it is returned. None if this node is not a member.
+    ///
+    /// # Errors
+    /// When it cannot be opened or kept.
+    fn share(&self, summary: &Summary) -> Result<Option<SecretShare>, String>;
+
+    /// A change of the members that this node's operator wants in a block.
+    fn membership_change(&self, summary: &Summary) -> Option<Vec<u8>>;
+}
+
+/// See the module.
+pub(super) struct Handover {
+    inner: Mutex<Inner>,
+    keys: Box<dyn KeyStore>,
+    arithmetic: EngineConfig,
+    namespace: Vec<u8>,
+    node_key: [u8; 32],
+    epocher: FixedEpocher,
+}
+
+struct Inner {
+    summary: Arc<Summary>,
+    /// The last block the summary knows.
+    height: EngineHeight,
+    /// The last block of the epoch before.
+    boundary: Digest,
+    /// What this node deals in its next block, and the epoch it was made in.
+    dealing: Option<(u64, Vec<u8>)>,
+}
+
+/// What a node takes part in an epoch with.
+pub(super) struct Entered {
+    pub(super) epoch: Epoch,
+    /// Its first block.
+    pub(super) from: Height,
+    pub(super) scheme: Scheme,
+    pub(super) term: Term,
+}
+
+/// Randomness for arithmetic, which has another idea of generators than the engine.
+fn seed(context: &mut impl CryptoRng) -> StdRng {
+    let mut seed = [0; 32];
+    context.fill_bytes(&mut seed);
+    StdRng::from_seed(seed)
+}
+
+fn bytes(key: &PublicKey) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    bytes.copy_from_slice(key.as_ref());
+    bytes
+}
+
+impl Handover {
+    /// `summary` is that of the state at `height`, `boundary` names the last block of the epoch before it.
+    pub(super) fn new(
+        (summary, height, boundary): (Summary, Height, Digest),
+        keys: Box<dyn KeyStore>,
+        arithmetic: EngineConfig,
+        (namespace, node_key): (Vec<u8>, [u8; 32]),
+        epocher: FixedEpocher,
+    ) -> Arc<Self> {
+        let inner = Inner {
+            summary: Arc::new(summary),
+            height: EngineHeight::new(height.0),
+            boundary,
+            dealing: None,
+        };
+        Arc::new(Self { inner: Mutex::new(inner), keys, arithmetic, namespace, node_key, epocher })
+    }
+
+    pub(super) fn summary(&self) -> Arc<Summary> {
+        self.inner.lock().summary.clone()
+    }
+
+    /// The last block of the epoch before.
+    pub(super) fn boundary(&self) -> Digest {
+        self.inner.lock().boundary
+    }
+
+    fn is_last(&self, height: EngineHeight) -> bool {
+        self.epocher.containing(height).is_some_and(|bounds| bounds.last() == height)
+    }
+
+    /// The members of the epoch that runs, as the engine knows them.
+    pub(super) fn members(&self) -> Vec<PublicKey> {
+        let keys: Vec<_> =
+            self.summary().members().iter().map(|member| member.node_key().to_bytes()).collect();
+        key::members(&keys).map_or_else(|_| Vec::new(), |members| members.into_iter().collect())
+    }
+
+    /// Those of the epoch after.
+    pub(super) fn next_members(&self) -> Vec<PublicKey> {
+        let keys: Vec<_> =
+            self.summary().next_members().iter().map(|member| member.node_key().to_bytes()).collect();
+        key::members(&keys).map_or_else(|_| Vec::new(), |members| members.into_iter().collect())
+    }
+
+    /// Place of a member in the epoch that runs.
+    pub(super) fn place(&self, member: &PublicKey) -> Option<NodeIndex> {
+        self.summary().place_of(&bytes(member))
+    }
+
+    /// What this node takes part in the epoch with that its summary is of. None if it is not a member.
+    pub(super) fn enter(&self) -> Result<Option<Entered>, StartError> {
+        let summary = self.summary();
+        let first = EngineHeight::new(self.inner.lock().height.get() + 1);
+        let epoch = self.epocher.containing(first).map(|bounds| bounds.epoch());
+        if epoch.map(Epoch::get) != Some(summary.epoch()) {
+            return Err(StartError::Epoch { height: first.get(), stored: summary.epoch() });
+        }
+        let epoch = Epoch::new(summary.epoch());
+        let from = self.epocher.first(epoch).map_or(first, |first| first);
+        let Some(share) = self.keys.share(&summary).map_err(StartError::Share)? else { return Ok(None) };
+        let keys: Vec<_> = summary.members().iter().map(|member| member.node_key().to_bytes()).collect();
+        let committee = summary.committee().clone();
+        let scheme = key::scheme(&self.namespace, &key::members(&keys)?, &committee, &share)?;
+        Ok(Some(Entered {
+            epoch,
+            from: Height(from.get()),
+            scheme,
+            term: Term { committee, share, members: keys },
+        }))
+    }
+
+    /// What a block of this node's may carry on top of `before`: what its ancestors carry that are not final yet, with their heights.
+    pub(super) fn payload(
+        &self,
+        height: EngineHeight,
+        before: &[(EngineHeight, KeyPayload)],
+    ) -> Option<KeyPayload> {
+        if self.is_last(height) {
+            return None;
+        }
+        let (summary, known, dealing) = {
+            let inner = self.inner.lock();
+            (inner.summary.clone(), inner.height, inner.dealing.clone())
+        };
+        let me = summary.place_of(&self.node_key)?;
+        let coming: Vec<_> =
+            before.iter().filter(|(height, _)| *height > known).map(|(_, payload)| payload).collect();
+        if coming.iter().any(|payload| payload.leader == me.0) {
+            return None;
+        }
+        let dealing = dealing
+            .filter(|(epoch, _)| *epoch == summary.epoch())
+            .filter(|_| summary.wants_dealing(me) && summary.dealings_missing() > coming.len())
+            .map(|(_, dealing)| dealing);
+        let payload = dealing.or_else(|| self.keys.membership_change(&summary));
+        payload.map(|bytes| KeyPayload { leader: me.0, bytes: bytes.into() })
+    }
+
+    /// Why a block of `leader` that carries this gets no vote.
+    pub(super) async fn judge<E: Spawner + CryptoRng>(
+        self: &Arc<Self>,
+        context: &E,
+        (epoch, leader): (Epoch, &PublicKey),
+        block: &Block,
+    ) -> Result<(), String> {
+        let Some(payload) = block.payload.clone() else { return Ok(()) };
+        let summary = self.summary();
+        if summary.epoch() != epoch.get() || self.is_last(block.height()) {
+            return Err("it carries something of the key in a block where that has no place".into());
+        }
+        let Some(place) = summary.place_of(&bytes(leader)).filter(|place| place.0 == payload.leader) else {
+            return Err("it carries something of the key in another node's name".into());
+        };
+        let this = self.clone();
+        let checked = context.child("judge").shared(true).spawn(move |mut context| async move {
+            let engine = nidkg::Engine::new(this.arithmetic.clone()).map_err(|error| error.to_string())?;
+            summary
+                .check(&engine, place, &payload.bytes, &mut seed(&mut context))
+                .map_err(|error| error.to_string())
+        });
+        checked.await.map_err(|error| error.to_string())?
+    }
+
+    /// Takes the next final block; how the key is held from there on, if that changed.
+    pub(super) async fn apply<E: Spawner + CryptoRng>(
+        self: &Arc<Self>,
+        context: &E,
+        block: &Block,
+    ) -> Option<SubnetKey> {
+        let (height, last) = (block.height(), self.is_last(block.height()));
+        let Some(summary) = (match &block.payload {
+            Some(payload) => {
+                let (this, payload) = (self.clone(), payload.clone());
+                let applied = context.child("apply").shared(true).spawn(move |mut context| async move {
+                    let engine = nidkg::Engine::new(this.arithmetic.clone()).ok()?;
+                    let mut summary = Summary::clone(&this.summary());
+                    let place = NodeIndex(payload.leader);
+                    summary.apply(&engine, place, &payload.bytes, &mut seed(&mut context)).then_some(summary)
+                });
+                applied.await.ok().flatten()
+            }
+            None => None,
+        })
+        .or_else(|| last.then(|| Summary::clone(&self.summary()))) else {
+            self.inner.lock().height = height;
+            return None;
+        };
+        let mut summary = summary;
+        let mut inner = self.inner.lock();
+        if last {
+            summary.close_epoch();
+            inner.boundary = block.digest();
+        }
+        inner.height = height;
+        inner.summary = Arc::new(summary);
+        Some(stored(&inner))
+    }
+
+    /// Deals for the next committee, unless that was done. Meant to run beside everything else.
+    pub(super) async fn deal<E: Spawner + CryptoRng>(self: Arc<Self>, context: E) {
+        let summary = self.summary();
+        let Some(me) = summary.place_of(&self.node_key).filter(|me| summary.wants_dealing(*me)) else {
+            return;
+        };
+        if self.inner.lock().dealing.as_ref().is_some_and(|(epoch, _)| *epoch == summary.epoch()) {
+            return;
+        }
+        let this = self.clone();
+        let of = summary.epoch();
+        let dealt = context.child("deal").shared(true).spawn(move |mut context| async move {
+            let share = this.keys.share(&summary)?.ok_or("this node has no share")?;
+            let engine = nidkg::Engine::new(this.arithmetic.clone()).map_err(|error| error.to_string())?;
+            summary.deal(&engine, me, &share, &mut seed(&mut context)).map_err(|error| error.to_string())
+        });
+        match dealt.await.map_err(|error| error.to_string()).flatten() {
+            Ok(dealing) => self.inner.lock().dealing = Some((of, dealing)),
+            Err(reason) => {
+                tracing::error!(%reason, epoch = of, "this node cannot deal its share of the subnet's key for the next epoch")
+            }
+        }
+    }
+}
+
+/// How the key is held, to be kept with the block and the state.
+fn stored(inner: &Inner) -> SubnetKey {
+    let nodes = inner.summary.members().iter().map(|member| NodeInfo {
+        node_id: member.node_id(),
+        public_key_der: genesis::node_key_der(member.node_key()),
+    });
+    SubnetKey { summary: inner.summary.to_bytes(), boundary: inner.boundary.0, nodes: nodes.collect() }
+}
