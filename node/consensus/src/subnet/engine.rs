@@ -176,13 +176,13 @@ pub(super) struct Setup<S, R, P, B> {
     pub(super) out: futures::channel::mpsc::Sender<Input>,
     /// What the driver executed.
     pub(super) executed: futures::channel::mpsc::Receiver<Executed>,
-    /// Tells the network whom to connect to, by epoch.
-    pub(super) peering: Peering,
     /// Of the subnet.
     pub(super) public_key: nidkg::PublicKey,
     pub(super) states: Option<Arc<dyn StateServer>>,
     /// What the driver asks for when it takes over a state.
     pub(super) commands: futures::channel::mpsc::Receiver<Command>,
+    /// Tells the network whom to connect to, by epoch.
+    pub(super) peering: Peering,
 }
 
 /// See [`Setup::peering`].
@@ -229,9 +229,11 @@ where
         out,
         executed,
         mut peering,
+        public_key,
+        states,
+        commands,
         ..
     } = setup;
-    let Setup { public_key, states, commands, .. } = setup;
     let mailbox_size = NZUsize!(MAILBOX);
     peering(&handover.summary());
     let cache = page_cache();
@@ -387,15 +389,14 @@ where
 
     // Where to resume: above what marshal handed out and what is in the block log, whichever is more. The block before an epoch's first is final and in both.
     let processed = processed.processed().map_or(0, |processed| processed.height().get());
-    // A floor at or below says nothing any more.
-    let floor = floor.filter(|floor| floor.height.0 > processed + 1);
     let next = EngineHeight::new(processed.max(shared.logged().0) + 1);
     let Some(mut epoch) = epocher.containing(next).map(|bounds| bounds.epoch()) else {
         tracing::error!(height = next.get(), "no epoch contains the next height");
         return;
     };
     let mut root = match floor {
-        Some(Floor { finalization, .. }) if finalization.epoch() == epoch => {
+        // One that marshal is past says nothing any more.
+        Some(Floor { height, finalization, .. }) if height.0 > processed && finalization.epoch() == epoch => {
             EngineFloor::Finalized(finalization)
         }
         _ => EngineFloor::Genesis(handover.boundary()),
@@ -410,7 +411,7 @@ where
         &context,
         CatchupParts {
             me: me.clone(),
-            members: handover.members(),
+            handover: handover.clone(),
             public_key,
             verifier: schemes.lasting.clone(),
             bounds,

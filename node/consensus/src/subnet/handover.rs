@@ -124,6 +124,13 @@ impl Handover {
         key::members(&keys).map_or_else(|_| Vec::new(), |members| members.into_iter().collect())
     }
 
+    /// Those of the epoch after.
+    pub(super) fn next_members(&self) -> Vec<PublicKey> {
+        let keys: Vec<_> =
+            self.summary().next_members().iter().map(|member| member.node_key().to_bytes()).collect();
+        key::members(&keys).map_or_else(|_| Vec::new(), |members| members.into_iter().collect())
+    }
+
     /// Place of a member in the epoch that runs.
     pub(super) fn place(&self, member: &PublicKey) -> Option<NodeIndex> {
         self.summary().place_of(&bytes(member))

@@ -91,11 +91,11 @@ enum Input {
     Block(Delivered),
     Certified(Certificate),
     Failed(CertifyError),
+    /// The blocks that are needed are kept nowhere any more.
+    Behind(Behind),
     Differs(LimitsDiffer),
     /// This node is no member from here on, or cannot be.
     Left(Height),
-    /// The blocks that are needed are kept nowhere any more.
-    Behind(Behind),
     /// Something outside changed: look.
     Wake,
 }
@@ -221,14 +221,14 @@ impl SubnetStatus {
         self.0.heard()
     }
 
-    /// Who holds the subnet's key, and how far the next committee is.
-    pub fn key(&self) -> Arc<Summary> {
-        self.1.summary()
-    }
-
     /// How far taking over a state from peers is, while that goes on.
     pub fn state_sync(&self) -> Option<SyncProgress> {
         self.0.state_sync()
+    }
+
+    /// Who holds the subnet's key, and how far the next committee is.
+    pub fn key(&self) -> Arc<Summary> {
+        self.1.summary()
     }
 }
 
@@ -472,8 +472,6 @@ impl Subnet {
                 Some(Input::Failed(source)) => {
                     return Err(ConsensusError::Certify { height: self.height.0, source });
                 }
-                Some(Input::Differs(differ)) => return Err(ConsensusError::LimitsDiffer(differ)),
-                Some(Input::Left(height)) => return Err(ConsensusError::Left { height: height.0 }),
                 Some(Input::Behind(Behind { offer, floor })) => {
                     if offer.height > self.height {
                         self.floor = Some(floor);
@@ -482,6 +480,8 @@ impl Subnet {
                     let told = self.commands.send(Command::Abandon).await;
                     told.map_err(|_| ConsensusError::EngineEnded)?;
                 }
+                Some(Input::Differs(differ)) => return Err(ConsensusError::LimitsDiffer(differ)),
+                Some(Input::Left(height)) => return Err(ConsensusError::Left { height: height.0 }),
                 Some(Input::Wake) => {}
                 None => return Err(ConsensusError::EngineEnded),
             }

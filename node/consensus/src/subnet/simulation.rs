@@ -631,6 +631,9 @@ fn simulate(seed: u64) -> Outcome {
         }
 
         storm(&context, &mut net, rng, twin, 1.0 - loss).await;
+        if twin.is_none() && rng.gen_bool(0.3) {
+            absence(&context, &mut net, rng).await;
+        }
 
         *context.storage_fault_config().write() = deterministic::FaultConfig::default();
         net.connect(rng, 1.0).await;
@@ -729,6 +732,25 @@ async fn storm(context: &Context, net: &mut Net, rng: &mut StdRng, twin: Option<
                 net.connect(rng, success).await;
             }
         }
+    }
+}
+
+/// One node is down for longer than the others keep what it would need.
+async fn absence(context: &Context, net: &mut Net, rng: &mut StdRng) {
+    net.connect(rng, 1.0).await;
+    let away = rng.gen_range(0..NODES);
+    net.kill(away).await;
+    let until = context.current() + 2 * MENDED;
+    let goal = net.heights().into_iter().max().unwrap() + 7 * CHECKPOINT_EVERY;
+    while net.heights().into_iter().max().unwrap() < goal && context.current() < until {
+        let ended = net.dead();
+        for place in (0..NODES).filter(|place| *place != away) {
+            if ended.contains(&place) || !net.running.contains_key(&place) {
+                net.start(place).await;
+            }
+        }
+        call(context, net, rng);
+        context.sleep(Duration::from_millis(200)).await;
     }
 }
 

@@ -1,4 +1,4 @@
-//! State sync without a network: a state as a manifest and pieces, shown by one node and put together by another.
+//! State sync, all but its network: a state as a manifest and pieces, shown by one node and put together by another.
 //!
 //! ```text
 //! the node that has it                                    the node that wants it
@@ -41,7 +41,7 @@
 //! - A snapshot holds a layout per memory (a few hundred bytes, and two descriptors besides those the node has open anyway) and 32 bytes per blob.
 //! - Installing holds one leaf, a word per object, two bits per leaf and the cache of the store it writes.
 //!
-//! No part of this knows of peers: who is asked, in which order, how often and how fast is the caller's.
+//! No part of this knows of peers: who is asked, in which order, how often and how fast is consensus's (`subnet/catchup` there).
 
 mod compute;
 mod install;

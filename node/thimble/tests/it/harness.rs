@@ -277,6 +277,13 @@ impl Node {
         reqwest::get(format!("{}/status.json", self.url)).await.unwrap().json().await.unwrap()
     }
 
+    /// The same of a node that may not answer, or have started again in place, perhaps on another port.
+    pub(crate) async fn try_status(&mut self) -> Option<serde_json::Value> {
+        let address = std::fs::read_to_string(self.data.with_extension("address")).ok()?;
+        self.url = format!("http://{}", address.strip_suffix('\n')?);
+        reqwest::get(format!("{}/status.json", self.url)).await.ok()?.json().await.ok()
+    }
+
     /// An agent with a key of its own, made from `seed`.
     pub(crate) async fn agent(&self, seed: u8) -> Agent {
         self.agent_with(BasicIdentity::from_raw_key(&[seed; 32])).await

@@ -2,7 +2,9 @@
 
 use std::{net::TcpListener, time::Duration};
 
+use candid::{Decode, Encode, Principal};
 use ic_agent::Agent;
+use serde_json::Value;
 
 use crate::{
     clients::{client_of, python},
@@ -80,7 +82,7 @@ impl Subnet {
     }
 
     /// Every node's own answer to a query, each signed by that node and verified.
-    pub(crate) async fn counts(&self, counter: candid::Principal) -> Vec<u64> {
+    pub(crate) async fn counts(&self, counter: Principal) -> Vec<u64> {
         let mut counts = Vec::new();
         for node in &self.nodes {
             let agent = node.agent(1).await;
@@ -91,7 +93,7 @@ impl Subnet {
     }
 }
 
-pub(crate) async fn increment(agent: &Agent, counter: candid::Principal) -> u64 {
+pub(crate) async fn increment(agent: &Agent, counter: Principal) -> u64 {
     u64::from_le_bytes(update(agent, counter, "inc", vec![]).await.unwrap().try_into().unwrap())
 }
 
@@ -139,4 +141,115 @@ async fn nothing_acknowledged_is_lost_when_one_node_is_killed_and_when_all_are()
     until("all four are back with everything", async || subnet.counts(counter).await == [11; 4]).await;
     let agent = subnet.nodes[2].agent(1).await;
     assert_eq!(increment(&agent, counter).await, 12);
+}
+
+/// Blocks twenty times a second, few of which are kept; and states that travel slowly, so that one can be interrupted.
+const FORGETFUL: &str = "[limits.pages]\ncheckpoint_interval_rounds = 20\nmanifest_lag_rounds = 5\n\
+     [limits.consensus]\nidle_round_millis = 50\nsync_bytes_per_second = 2097152\n";
+/// Rounds after which a node with that configuration surely keeps nothing of what was before.
+const FORGOTTEN: u64 = 160;
+/// Stable memory that is written while a node is away.
+const WRITTEN: u64 = 24 << 20;
+
+/// A figure of the status report, 0 while there is none.
+async fn reported(node: &mut Node, pointer: &str) -> u64 {
+    node.try_status().await.and_then(|report| report.pointer(pointer).and_then(Value::as_u64)).unwrap_or(0)
+}
+
+impl Subnet {
+    /// The other three go on until they keep no block that the fourth could go on with.
+    async fn forget(&mut self) {
+        let goal = reported(&mut self.nodes[0], "/subnet/executed_height").await + FORGOTTEN;
+        until("the others are far ahead", async || {
+            reported(&mut self.nodes[0], "/subnet/executed_height").await >= goal
+        })
+        .await;
+    }
+
+    /// Whether all four show the same: the counter, and the sum over what was written.
+    async fn agree(&mut self, counter: Principal, count: u64, bench: Principal) {
+        until("all four show the same", async || {
+            for node in &mut self.nodes {
+                if node.try_status().await.is_none() {
+                    return false;
+                }
+            }
+            self.counts(counter).await == [count; 4]
+        })
+        .await;
+        for node in &self.nodes {
+            let agent = node.agent(1).await;
+            let sum =
+                query(&agent, bench, "stable_read_sum", Encode!(&0u64, &WRITTEN).unwrap()).await.unwrap();
+            assert_eq!(Decode!(&sum, u64).unwrap(), 7 * WRITTEN);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_was_away_too_long_takes_over_a_state_even_when_killed_meanwhile_and_from_nothing() {
+    let mut subnet = Subnet::start_with(FORGETFUL).await;
+    let agent = subnet.nodes[0].agent(1).await;
+    let counter = deploy(&agent, "counter-c.wasm").await;
+    let bench = deploy(&agent, "workbench.wasm").await;
+    for count in 1..=3 {
+        assert_eq!(increment(&agent, counter).await, count);
+    }
+
+    // It stops in order, misses a lot, and what it would need to execute is gone.
+    subnet.nodes[3].stop();
+    update(&agent, bench, "stable_grow", Encode!(&(WRITTEN >> 16)).unwrap()).await.unwrap();
+    update(&agent, bench, "stable_fill", Encode!(&0u64, &WRITTEN, &7u8).unwrap()).await.unwrap();
+    assert_eq!(increment(&agent, counter).await, 4);
+    subnet.forget().await;
+
+    // In the middle of it the node is killed, and goes on with what it has.
+    subnet.nodes[3].spawn();
+    until("some of the state is there", async || {
+        reported(&mut subnet.nodes[3], "/subnet/state_sync/bytes_done").await > 4 << 20
+    })
+    .await;
+    assert!(!reqwest::get(format!("{}/health", subnet.nodes[3].url)).await.unwrap().status().is_success());
+    subnet.nodes[3].kill();
+    assert!(!subnet.nodes[3].log().contains("starting again in place"));
+    subnet.nodes[3].spawn();
+    until("it is at it again", async || {
+        reported(&mut subnet.nodes[3], "/subnet/state_sync/bytes_done").await > 0
+    })
+    .await;
+    let workers = subnet.nodes[3].workers();
+    assert!(!workers.is_empty());
+    subnet.nodes[3].healthy().await;
+    // The process is the same, and nothing of its former self is left.
+    let left: Vec<_> =
+        subnet.nodes[3].workers().into_iter().filter(|worker| workers.contains(worker)).collect();
+    assert_eq!(left, [0_u32; 0]);
+    let log = subnet.nodes[3].log();
+    assert_eq!(log.matches("a state was taken over from peers").count(), 1, "{log}");
+    assert_eq!(log.matches("starting again in place").count(), 1, "{log}");
+    subnet.agree(counter, 4, bench).await;
+    // Calls through it are answered with certificates that verify, and it is one of three that can go on.
+    let own = subnet.nodes[3].agent(1).await;
+    assert_eq!(increment(&own, counter).await, 5);
+    subnet.nodes[2].kill();
+    assert_eq!(increment(&own, counter).await, 6);
+    subnet.nodes[2].launch().await;
+
+    // Everything but its keys is gone.
+    subnet.nodes[3].kill();
+    for entry in std::fs::read_dir(&subnet.nodes[3].data).unwrap() {
+        let path = entry.unwrap().path();
+        match path.file_name().and_then(|name| name.to_str()) {
+            Some("keys") => {}
+            _ if path.is_dir() => std::fs::remove_dir_all(&path).unwrap(),
+            _ => std::fs::remove_file(&path).unwrap(),
+        }
+    }
+    assert_eq!(increment(&agent, counter).await, 7);
+    subnet.nodes[3].launch().await;
+    let log = subnet.nodes[3].log();
+    assert_eq!(log.matches("a state was taken over from peers").count(), 2, "{log}");
+    subnet.agree(counter, 7, bench).await;
+    let own = subnet.nodes[3].agent(1).await;
+    assert_eq!(increment(&own, counter).await, 8);
 }

@@ -194,3 +194,117 @@ impl Fetching {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    const ME: usize = 1;
+
+    fn at(millis: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_millis(millis)
+    }
+
+    fn name(number: u8) -> Vec<u8> {
+        vec![number]
+    }
+
+    fn fetching(chunks: u8) -> (Fetching, oneshot::Receiver<Fetched>) {
+        let offer = StateOffer { height: Height(7), root: [0; 32] };
+        let mut fetching = Fetching::new(offer, 4, ME, at(0));
+        let reply = want(&mut fetching, chunks, vec![], 0);
+        (fetching, reply)
+    }
+
+    fn want(
+        fetching: &mut Fetching,
+        chunks: u8,
+        liars: Vec<ChunkSource>,
+        now: u64,
+    ) -> oneshot::Receiver<Fetched> {
+        let (reply, fetched) = oneshot::channel();
+        let want = Want { chunks: (0..chunks).map(name).collect(), liars, ..Want::default() };
+        fetching.want(want, reply, at(now));
+        fetched
+    }
+
+    /// Who is asked for what now.
+    fn asked(fetching: &mut Fetching, now: u64) -> Vec<(usize, u8)> {
+        std::iter::from_fn(|| fetching.next(at(now))).map(|(place, _, name)| (place, name[0])).collect()
+    }
+
+    #[test]
+    fn chunks_are_asked_of_all_others_and_no_more_than_the_bound() {
+        let (mut fetching, _reply) = fetching(12);
+        let flight = asked(&mut fetching, 0);
+        assert_eq!(flight.len(), FLIGHT_MAX);
+        for place in [0, 2, 3] {
+            let with = flight.iter().filter(|(asked, _)| *asked == place).count();
+            assert!((2..=3).contains(&with), "{flight:?}");
+        }
+        // What arrived and was not taken counts as well.
+        let (place, number) = flight[0];
+        fetching.chunk(place, Height(7), &name(number), b"x", at(1));
+        assert_eq!(asked(&mut fetching, 1), []);
+    }
+
+    #[test]
+    fn only_what_was_asked_of_a_peer_is_taken_from_it() {
+        let (mut fetching, mut reply) = fetching(1);
+        let (place, number) = asked(&mut fetching, 0)[0];
+        let other = (0..4).find(|other| *other != place).unwrap();
+        fetching.chunk(other, Height(7), &name(number), b"x", at(1));
+        fetching.chunk(place, Height(8), &name(number), b"x", at(1));
+        fetching.chunk(place, Height(7), &name(9), b"x", at(1));
+        assert!(fetching.answer(at(1)));
+        assert!((&mut reply).now_or_never().is_none(), "nothing to give yet");
+        fetching.chunk(place, Height(7), &name(number), b"x", at(2));
+        assert!(fetching.answer(at(2)));
+        let fetched = reply.now_or_never().unwrap().unwrap();
+        assert_eq!(fetched.chunks, [(ChunkSource(place), name(number), b"x".to_vec())]);
+    }
+
+    #[test]
+    fn a_chunk_is_asked_elsewhere_when_its_peer_is_silent_or_has_it_not() {
+        let (mut fetching, _reply) = fetching(1);
+        let (first, _) = asked(&mut fetching, 0)[0];
+        let late = PATIENCE.as_millis() as u64;
+        assert!(fetching.answer(at(late)));
+        let (second, _) = asked(&mut fetching, late)[0];
+        fetching.not_kept(second, Height(7), &name(0), at(late));
+        let (third, _) = asked(&mut fetching, late)[0];
+        let mut all = [first, second, third];
+        all.sort_unstable();
+        assert_eq!(all, [0, 2, 3]);
+        fetching.not_kept(third, Height(7), &name(0), at(late));
+        assert_eq!(asked(&mut fetching, late), [], "all are aside for a while");
+        assert_eq!(asked(&mut fetching, late + ASIDE.as_millis() as u64).len(), 1);
+    }
+
+    #[test]
+    fn liars_are_not_asked_again_and_without_anybody_else_it_is_over() {
+        let (mut fetching, _reply) = fetching(3);
+        let mut reply = want(&mut fetching, 3, vec![ChunkSource(0), ChunkSource(2)], 0);
+        assert_eq!(asked(&mut fetching, 0), [(3, 0), (3, 1), (3, 2)]);
+        assert!(fetching.answer(at(1)));
+        assert!((&mut reply).now_or_never().is_none());
+        let reply = want(&mut fetching, 3, vec![ChunkSource(3)], 2);
+        assert!(!fetching.answer(at(2)));
+        assert!(reply.now_or_never().unwrap().unwrap().over);
+    }
+
+    #[test]
+    fn it_is_over_when_nothing_comes_for_long_and_answers_are_given_meanwhile() {
+        let (mut fetching, reply) = fetching(1);
+        asked(&mut fetching, 0);
+        assert!(fetching.answer(at(ANSWER.as_millis() as u64)));
+        assert_eq!(reply.now_or_never().unwrap().unwrap(), Fetched::default());
+        asked(&mut fetching, 1_000);
+        let reply = want(&mut fetching, 1, vec![], 1_000);
+        assert!(!fetching.answer(at(NOTHING.as_millis() as u64)));
+        assert!(reply.now_or_never().unwrap().unwrap().over);
+    }
+}

@@ -97,3 +97,23 @@ impl Floor {
         Some(Self { state, height, finalization: decode(&finalization)? })
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_whole_says_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = path(folder.path());
+        assert_eq!(Floor::read(&path, Height(9)), None);
+        let record = Record { state: Height(1), height: Height(2), finalization: vec![0; 3] };
+        let payload = postcard::to_stdvec(&record).unwrap();
+        let checked = [crc32fast::hash(&payload).to_le_bytes().to_vec(), payload].concat();
+        for bytes in [&[][..], &[1, 2, 3], &checked, &checked[..6], &vec![7; RECORD_BYTES_MAX + 1]] {
+            fs::write(&path, bytes).unwrap();
+            assert_eq!(Floor::read(&path, Height(9)), None);
+        }
+    }
+}

@@ -31,7 +31,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use commonware_codec::{Decode as _, Encode as _};
+use commonware_codec::{Decode as _, Encode as _, EncodeSize as _};
 use commonware_consensus::types::Height as EngineHeight;
 use commonware_cryptography::{Digestible as _, ed25519::PublicKey};
 use commonware_macros::select;
@@ -55,6 +55,7 @@ use super::{
     block::{Block, BlockBounds},
     calls::Log,
     engine::Mailbox,
+    handover::Handover,
     key::Scheme,
 };
 use crate::{CHUNK_NAME_BYTES_MAX, Fetched, StateOffer, StateServer, Want, single::hex};
@@ -71,6 +72,8 @@ const TICK: Duration = Duration::from_millis(250);
 const ANSWER_AGAIN: Duration = Duration::from_millis(500);
 /// The finalised block of an offer lies at most so far below the first block behind its state. Few blocks lack a finalization of their own.
 pub(super) const FLOOR_DEPTH: u64 = 16;
+/// A block with more is not offered, but the one before it: an answer must fit a message.
+const OFFER_BLOCK_BYTES_MAX: usize = 400 << 10;
 
 #[derive(Serialize, Deserialize)]
 enum Message<'a> {
@@ -160,7 +163,7 @@ enum Stage {
 /// Everything the task needs.
 pub(super) struct Parts<S> {
     pub(super) me: PublicKey,
-    pub(super) members: Vec<PublicKey>,
+    pub(super) handover: Arc<Handover>,
     pub(super) public_key: nidkg::PublicKey,
     pub(super) verifier: Arc<Scheme>,
     pub(super) bounds: BlockBounds,
@@ -177,6 +180,11 @@ pub(super) struct Parts<S> {
 /// See the module.
 pub(super) struct Catchup<S> {
     parts: Parts<S>,
+    /// The members by place, then those who are to be members next: they may need the state, and may have it.
+    peers: Vec<PublicKey>,
+    /// How many of them are members.
+    members: usize,
+    /// This node's place among them.
     place: usize,
     serving: Option<Serving>,
     answered: BTreeMap<usize, SystemTime>,
@@ -190,13 +198,14 @@ pub(super) struct Catchup<S> {
 
 impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
     pub(super) fn new<E: Clock + Spawner>(context: &E, parts: Parts<S>) -> Self {
-        let members = parts.members.len();
-        let serving = parts.states.clone().map(|states| {
-            Serving::start(context, states, parts.sender.clone(), members, parts.bytes_per_second)
-        });
-        let place = parts.members.iter().position(|member| *member == parts.me).unwrap_or(members);
-        Self {
-            place,
+        let serving = parts
+            .states
+            .clone()
+            .map(|states| Serving::start(context, states, parts.sender.clone(), parts.bytes_per_second));
+        let mut catchup = Self {
+            peers: Vec::new(),
+            members: 0,
+            place: 0,
             serving,
             answered: BTreeMap::new(),
             own: None,
@@ -204,6 +213,21 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
             reached: (Height(0), context.current()),
             said: None,
             parts,
+        };
+        catchup.meet();
+        catchup
+    }
+
+    /// Who the peers are now.
+    fn meet(&mut self) {
+        let mut peers = self.parts.handover.members();
+        let members = peers.len();
+        let next = self.parts.handover.next_members();
+        peers.extend(next.into_iter().filter(|next| !peers[..members].contains(next)).collect::<Vec<_>>());
+        if peers != self.peers {
+            self.answered.clear();
+            self.place = peers.iter().position(|peer| *peer == self.parts.me).unwrap_or(peers.len());
+            (self.members, self.peers) = (members, peers);
         }
     }
 
@@ -226,6 +250,9 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
                 },
                 () = context.sleep_until(tick_at) => {
                     tick_at = context.current() + TICK;
+                    if matches!(self.stage, Stage::Quiet(_)) {
+                        self.meet();
+                    }
                     self.watch(context.current());
                 },
             }
@@ -238,7 +265,7 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
     }
 
     async fn heard<E: Clock + CryptoRng>(&mut self, context: &mut E, from: PublicKey, bytes: &[u8]) {
-        let Some(place) = self.parts.members.iter().position(|member| *member == from) else { return };
+        let Some(place) = self.peers.iter().position(|peer| *peer == from) else { return };
         let Ok(message) = postcard::from_bytes(bytes) else {
             tracing::debug!(peer = %from, "a message about states that does not decode");
             return;
@@ -259,7 +286,7 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
             }
             Message::Get { height, name } => {
                 if let Some(serving) = self.serving.as_mut().filter(|_| name.len() <= CHUNK_NAME_BYTES_MAX) {
-                    serving.ask(place, from, height, name);
+                    serving.ask(from, height, name);
                 }
             }
             Message::Chunk { height, name, bytes } => {
@@ -316,6 +343,7 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
             let height = EngineHeight::new(height);
             if let Some(finalization) = self.parts.marshal.get_finalization(height).await
                 && let Some(block) = self.parts.marshal.get_block(height).await
+                && block.inner().encode_size() <= OFFER_BLOCK_BYTES_MAX
             {
                 self.own = Some(OwnOffer {
                     height: state,
@@ -359,7 +387,7 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
         match (command, &mut self.stage) {
             (Command::Fetch(want, reply), Stage::Fetching(fetching)) => {
                 for liar in &want.liars {
-                    if let Some(peer) = self.parts.members.get(liar.0) {
+                    if let Some(peer) = self.peers.get(liar.0) {
                         tracing::warn!(%peer, height = fetching.offer.height.0, "a peer sent a chunk that is not of the certified state: it is not asked again");
                     }
                 }
@@ -376,7 +404,7 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
     fn pursue(&mut self, now: SystemTime) {
         let Stage::Fetching(fetching) = &mut self.stage else { return };
         while let Some((place, height, name)) = fetching.next(now) {
-            let to = Recipients::One(self.parts.members[place].clone());
+            let to = Recipients::One(self.peers[place].clone());
             let message = encode(&Message::Get { height, name: &name });
             if self.parts.sender.send(to, message, false).is_empty() {
                 fetching.unsent(&name, now);
@@ -398,7 +426,7 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
         let shared = &self.parts.shared;
         let reached = shared.reached();
         let Progress { finalised, executed, .. } = shared.progress();
-        let faulty_max = (self.parts.members.len().saturating_sub(1)) / 3;
+        let faulty_max = (self.members.saturating_sub(1)) / 3;
         let ahead = finalised.max(shared.heard_by(faulty_max + 1));
         if reached != self.reached.0 || ahead <= reached {
             self.reached = (reached, now);
@@ -414,10 +442,12 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
                 self.send(Recipients::All, &Message::Ask { next });
             }
             Stage::Asking { next, until, answers } => {
-                if now < *until && answers.len() + 1 < self.parts.members.len() {
+                if now < *until && answers.len() + 1 < self.peers.len() {
                     return;
                 }
-                let count = |what| answers.values().filter(|answer| answer.next == what).count();
+                // Only members vouch for what they say by their number.
+                let members = self.members;
+                let count = |what| answers.range(..members).filter(|(_, answer)| answer.next == what).count();
                 let (kept, gone) = (count(Next::Kept), count(Next::Gone));
                 let lost = gone > faulty_max && (kept == 0 || still >= DOUBT);
                 let best = answers
@@ -459,8 +489,8 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
                 root = hex(&offer.root),
                 "the blocks this node needs next are not kept any more: it takes over the state of a later height"
             );
-            let (members, me) = (self.parts.members.len(), self.place);
-            self.stage = Stage::Fetching(Box::new(Fetching::new(offer, members, me, now)));
+            let (peers, me) = (self.peers.len(), self.place);
+            self.stage = Stage::Fetching(Box::new(Fetching::new(offer, peers, me, now)));
         }
     }
 }

@@ -24,20 +24,21 @@ use crate::StateServer;
 
 /// Requests of one peer that may wait.
 const ASKED_MAX: usize = 8;
+/// Of all peers: names, no chunks.
+const WAITING_MAX: usize = 256;
 /// A peer that asked for nothing for so long is not fetching any more.
 const LEASE_IDLE: Duration = Duration::from_secs(30);
 /// Between two looks at that.
 const LOOK: Duration = Duration::from_secs(5);
 
 struct Job {
-    place: usize,
     to: PublicKey,
     height: Height,
     name: Vec<u8>,
 }
 
 /// How many requests of each peer wait.
-type Waiting = Arc<Mutex<BTreeMap<usize, usize>>>;
+type Waiting = Arc<Mutex<BTreeMap<PublicKey, usize>>>;
 
 /// Takes requests. See the module.
 pub(super) struct Serving {
@@ -50,10 +51,9 @@ impl Serving {
         context: &E,
         states: Arc<dyn StateServer>,
         sender: S,
-        members: usize,
         bytes_per_second: u64,
     ) -> Self {
-        let (jobs, queue) = mpsc::channel(ASKED_MAX * members);
+        let (jobs, queue) = mpsc::channel(WAITING_MAX);
         let waiting = Waiting::default();
         let worker = Worker {
             states,
@@ -66,12 +66,12 @@ impl Serving {
         Self { jobs, waiting }
     }
 
-    pub(super) fn ask(&mut self, place: usize, to: PublicKey, height: Height, name: &[u8]) {
+    pub(super) fn ask(&mut self, to: PublicKey, height: Height, name: &[u8]) {
         let mut waiting = self.waiting.lock();
-        let count = waiting.entry(place).or_default();
-        let job = Job { place, to, height, name: name.to_vec() };
-        if *count < ASKED_MAX && self.jobs.try_send(job).is_ok() {
-            *count += 1;
+        let count = waiting.get(&to).copied().unwrap_or_default();
+        let job = Job { to: to.clone(), height, name: name.to_vec() };
+        if count < ASKED_MAX && self.jobs.try_send(job).is_ok() {
+            waiting.insert(to, count + 1);
         }
     }
 }
@@ -86,7 +86,7 @@ struct Worker<S> {
     states: Arc<dyn StateServer>,
     sender: S,
     waiting: Waiting,
-    leases: BTreeMap<usize, Lease>,
+    leases: BTreeMap<PublicKey, Lease>,
     bytes_per_second: u64,
 }
 
@@ -108,16 +108,20 @@ impl<S: Sender<PublicKey = PublicKey>> Worker<S> {
     }
 
     async fn serve<E: Clock + Spawner>(&mut self, context: &E, job: Job) {
-        let Job { place, to, height, name } = job;
-        if let Some(count) = self.waiting.lock().get_mut(&place) {
-            *count -= 1;
+        let Job { to, height, name } = job;
+        {
+            let mut waiting = self.waiting.lock();
+            match waiting.get_mut(&to) {
+                Some(count) if *count > 1 => *count -= 1,
+                _ => drop(waiting.remove(&to)),
+            }
         }
         let now = context.current();
-        match self.leases.get_mut(&place).filter(|lease| lease.height == height) {
+        match self.leases.get_mut(&to).filter(|lease| lease.height == height) {
             Some(lease) => lease.used = now,
             None => {
                 let kept = self.states.lease(height);
-                self.leases.insert(place, Lease { height, used: now, _kept: kept });
+                self.leases.insert(to.clone(), Lease { height, used: now, _kept: kept });
             }
         }
         let states = self.states.clone();
