@@ -327,15 +327,35 @@ impl Summary {
         Payload::Change(Box::new(change.clone())).to_bytes()
     }
 
-    /// Everything a voter checks of the payload in a block of `leader`. `rng` must be unpredictable to others.
+    /// Everything a voter checks of the payload in a block of `leader`. `rng` must be unpredictable to others. What comes of it spares [`Self::apply_checked`]
+    /// the same work.
     pub fn check(
         &self,
         engine: &Engine,
         leader: NodeIndex,
         payload: &[u8],
         rng: &mut (impl RngCore + CryptoRng),
-    ) -> Result<(), SummaryError> {
-        self.judge(engine, leader, payload, rng).map(|_| ())
+    ) -> Result<Checked, SummaryError> {
+        let judged = self.judge(engine, leader, payload, rng)?;
+        Ok(Checked { epoch: self.epoch, leader, judged })
+    }
+
+    /// The same as [`Self::apply`] of a payload that was checked, in the same epoch and by this node.
+    pub fn apply_checked(
+        &mut self,
+        engine: &Engine,
+        checked: &Checked,
+        rng: &mut (impl RngCore + CryptoRng),
+    ) -> bool {
+        let wanted = match &checked.judged {
+            Judged::Members(_) => self.accepted.is_none(),
+            Judged::Dealing(_) => self.wants_dealing(checked.leader),
+        };
+        if self.epoch != checked.epoch || !wanted {
+            return false;
+        }
+        self.take(engine, checked.leader, checked.judged.clone(), rng);
+        true
     }
 
     /// Takes in the payload of a final block of `leader`; blocks come in the order of the chain. Whether anything changed: what is surplus, doubled or does not verify changes nothing.
@@ -346,20 +366,27 @@ impl Summary {
         payload: &[u8],
         rng: &mut (impl RngCore + CryptoRng),
     ) -> bool {
-        match self.judge(engine, leader, payload, rng) {
-            Err(_) => false,
-            Ok(Judged::Members(members)) => {
-                self.accepted = Some(members);
-                true
-            }
-            Ok(Judged::Dealing(dealing)) => {
+        let Ok(judged) = self.judge(engine, leader, payload, rng) else { return false };
+        self.take(engine, leader, judged, rng);
+        true
+    }
+
+    fn take(
+        &mut self,
+        engine: &Engine,
+        leader: NodeIndex,
+        judged: Judged,
+        rng: &mut (impl RngCore + CryptoRng),
+    ) {
+        match judged {
+            Judged::Members(members) => self.accepted = Some(members),
+            Judged::Dealing(dealing) => {
                 if let Progress::Dealings(dealings) = &mut self.progress {
                     dealings.insert(leader.0, Dealt::Verified(dealing));
                 }
                 if self.dealings_missing() == 0 {
                     self.conclude(engine, rng);
                 }
-                true
             }
         }
     }
@@ -588,7 +615,15 @@ impl Summary {
     }
 }
 
-/// A payload that was found good.
+/// A payload that was found good, of a block of one leader in one epoch.
+#[derive(Clone)]
+pub struct Checked {
+    epoch: u64,
+    leader: NodeIndex,
+    judged: Judged,
+}
+
+#[derive(Clone)]
 enum Judged {
     Dealing(Arc<VerifiedDealing>),
     Members(Vec<NodeRecord>),

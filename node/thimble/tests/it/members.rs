@@ -183,7 +183,6 @@ async fn members_change_while_clients_are_served() {
 }
 
 #[tokio::test]
-#[ignore = "a node that is no member in the epoch it begins with does not start yet"]
 async fn a_fifth_node_comes_to_a_running_subnet_and_is_needed_from_then_on() {
     let mut running = Running::start().await;
     let agent = running.subnet.nodes[0].agent(1).await;
