@@ -58,8 +58,8 @@ fn hex(bytes: &[u8; 32]) -> String {
 pub struct Term {
     /// All shares' public keys.
     pub committee: Committee,
-    /// This node's.
-    pub share: SecretShare,
+    /// This node's; none if it follows the subnet without being a member.
+    pub share: Option<SecretShare>,
     /// Ed25519 keys of the members, by place.
     pub members: Vec<[u8; 32]>,
 }
@@ -126,7 +126,10 @@ struct Pending {
 impl Certifier {
     /// For a committee that stays: `share` belongs to it.
     pub fn new(committee: Committee, share: SecretShare, heights_max: usize) -> Self {
-        Self::over(Terms::new(Height(0), Term { committee, share, members: vec![] }), heights_max)
+        Self::over(
+            Terms::new(Height(0), Term { committee, share: Some(share), members: vec![] }),
+            heights_max,
+        )
     }
 
     /// For committees that follow each other.
@@ -140,20 +143,21 @@ impl Certifier {
         }
     }
 
-    /// Signs `root` as the state of `height`; this node's share for the others, and the certificate, if this share completes it. None if this node knows of no
-    /// committee at that height: a later certificate will cover it.
+    /// Signs `root` as the state of `height`; this node's share for the others, if it has one, and the certificate, if it is complete now. If this node knows of
+    /// no committee at that height nothing comes of it: a later certificate will cover it.
     pub fn sign(
         &mut self,
         height: Height,
         root: [u8; 32],
-    ) -> Result<Option<(SignatureShare, Option<Certificate>)>, CertifyError> {
-        let Some(term) = self.terms.at(height) else { return Ok(None) };
-        let share = term.share.sign(&state_root_message(&root));
+    ) -> Result<(Option<SignatureShare>, Option<Certificate>), CertifyError> {
+        let Some(term) = self.terms.at(height) else { return Ok((None, None)) };
+        let own = term.share.as_ref();
+        let share = own.map(|own| (own.index, own.sign(&state_root_message(&root))));
         while self.pending.len() >= self.heights_max {
             self.pending.pop_first();
         }
         self.signed = self.signed.max(height);
-        let shares = BTreeMap::from([(term.share.index, share)]);
+        let shares = BTreeMap::from_iter(share);
         let pending = Pending { term, root, shares, dissent: BTreeSet::new() };
         self.pending.insert(height, pending);
         let early = self.early.remove(&height).unwrap_or_default();
@@ -162,7 +166,7 @@ impl Certifier {
         for (from, (root, early)) in early {
             certificate = certificate.or(self.take(height, from, root, early)?);
         }
-        Ok(Some((share, certificate)))
+        Ok((share.map(|(_, share)| share), certificate))
     }
 
     /// Takes another node's share.
@@ -228,9 +232,10 @@ impl Certifier {
     }
 
     fn is_other_member(&self, height: Height, index: NodeIndex) -> bool {
-        self.terms
-            .at(height)
-            .is_some_and(|term| index != term.share.index && (index.0 as usize) < term.committee.shares.len())
+        self.terms.at(height).is_some_and(|term| {
+            let own = term.share.as_ref().map(|share| share.index);
+            own != Some(index) && (index.0 as usize) < term.committee.shares.len()
+        })
     }
 
     /// A certificate covers what earlier states hold: they need none of their own.
@@ -246,10 +251,10 @@ impl Certifier {
         if pending.shares.len() < threshold {
             return Ok(None);
         }
-        let (root, own) = (pending.root, own.index);
+        let (root, own) = (pending.root, own.as_ref().map(|own| own.index));
         let combined = nidkg::combine(committee, &pending.shares);
         // A node's own share needs no verification: it just made it.
-        let alone = pending.shares.keys().all(|index| *index == own);
+        let alone = pending.shares.keys().all(|index| Some(*index) == own);
         if let Ok(signature) = combined
             && (alone || is_signature(&committee.public_key, &root, &signature))
         {
@@ -258,7 +263,7 @@ impl Certifier {
         }
         let message = state_root_message(&root);
         pending.shares.retain(|index, share| {
-            let good = *index == own || committee.verify_share(*index, &message, share).is_ok();
+            let good = Some(*index) == own || committee.verify_share(*index, &message, share).is_ok();
             if !good {
                 tracing::warn!(
                     height = height.0,
@@ -297,7 +302,7 @@ mod tests {
         let (committee, mut shares) = nidkg::deal(1, 1, &mut StdRng::seed_from_u64(1)).unwrap();
         let key = committee.public_key;
         let mut certifier = Certifier::new(committee, shares.remove(0), 4);
-        let certificate = certifier.sign(Height(3), [9; 32]).unwrap().unwrap().1.unwrap();
+        let certificate = certifier.sign(Height(3), [9; 32]).unwrap().1.unwrap();
         ic_verify_bls_signature::verify_bls_signature(
             &certificate.signature.0,
             &state_root_message(&[9; 32]),
@@ -314,7 +319,7 @@ mod tests {
         let mut certifier = Certifier::new(committee.clone(), shares.remove(0), 4);
         // Before this node executed the height.
         assert_eq!(certifier.take(Height(1), NodeIndex(1), root, others[0].sign(&message)), Ok(None));
-        assert_eq!(certifier.sign(Height(1), root).unwrap().unwrap().1, None);
+        assert_eq!(certifier.sign(Height(1), root).unwrap().1, None);
         let certificate =
             certifier.take(Height(1), NodeIndex(3), root, others[2].sign(&message)).unwrap().unwrap();
         assert!(nidkg::verify(&committee.public_key, &message, &certificate.signature.0));
@@ -323,7 +328,7 @@ mod tests {
             let from = NodeIndex(index as u32 + 1);
             assert_eq!(certifier.take(Height(2), from, root, share.sign(&message)), Ok(None));
         }
-        assert_eq!(certifier.sign(Height(2), root).unwrap().unwrap().1.unwrap().height, Height(2));
+        assert_eq!(certifier.sign(Height(2), root).unwrap().1.unwrap().height, Height(2));
     }
 
     #[test]
@@ -399,14 +404,17 @@ mod tests {
         let mut rng = StdRng::seed_from_u64(6);
         let (old, mut old_shares) = nidkg::deal(4, 3, &mut rng).unwrap();
         let (new, mut new_shares) = nidkg::deal(4, 3, &mut rng).unwrap();
-        let term =
-            |committee: &Committee, share| Term { committee: committee.clone(), share, members: vec![] };
+        let term = |committee: &Committee, share| Term {
+            committee: committee.clone(),
+            share: Some(share),
+            members: vec![],
+        };
         let terms = Terms::new(Height(5), term(&old, old_shares.remove(0)));
         let mut certifier = Certifier::over(terms.clone(), 8);
-        assert_eq!(certifier.sign(Height(4), [1; 32]).unwrap(), None, "before all that is known");
-        certifier.sign(Height(9), [9; 32]).unwrap().unwrap();
+        assert_eq!(certifier.sign(Height(4), [1; 32]).unwrap(), (None, None), "before all that is known");
+        certifier.sign(Height(9), [9; 32]).unwrap();
         terms.begin(Height(10), term(&new, new_shares.remove(0)));
-        certifier.sign(Height(10), [10; 32]).unwrap().unwrap();
+        certifier.sign(Height(10), [10; 32]).unwrap();
         let message = |root| state_root_message(&[root; 32]);
         let mut take = |height: u64, from: usize, share: &SecretShare| {
             let root = height as u8;
@@ -422,5 +430,21 @@ mod tests {
         assert_eq!(take(10, 1, &new_shares[0]), None);
         let certificate = take(10, 3, &new_shares[2]).unwrap();
         assert!(nidkg::verify(&new.public_key, &message(10), &certificate.signature.0));
+    }
+
+    #[test]
+    fn whoever_has_no_share_puts_certificates_together_from_those_of_others() {
+        let (committee, shares) = four(7);
+        let term = Term { committee: committee.clone(), share: None, members: vec![] };
+        let mut certifier = Certifier::over(Terms::new(Height(1), term), 4);
+        let (root, message) = ([5; 32], state_root_message(&[5; 32]));
+        assert_eq!(certifier.take(Height(1), NodeIndex(0), root, shares[0].sign(&message)), Ok(None));
+        assert_eq!(certifier.sign(Height(1), root), Ok((None, None)));
+        // A false one among them.
+        assert_eq!(certifier.take(Height(1), NodeIndex(1), root, shares[0].sign(&message)), Ok(None));
+        assert_eq!(certifier.take(Height(1), NodeIndex(2), root, shares[2].sign(&message)), Ok(None));
+        let certificate =
+            certifier.take(Height(1), NodeIndex(3), root, shares[3].sign(&message)).unwrap().unwrap();
+        assert!(nidkg::verify(&committee.public_key, &message, &certificate.signature.0));
     }
 }

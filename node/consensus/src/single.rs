@@ -177,7 +177,7 @@ impl Consensus for SingleNode {
             .certifier
             .sign(height, root)
             .map_err(|source| ConsensusError::Certify { height: height.0, source })?;
-        let certificate = signed.and_then(|(_, certificate)| certificate);
+        let (_, certificate) = signed;
         if let Some(certificate) = &certificate {
             let mut hash = Sha256::new();
             hash.update(RANDOMNESS_DOMAIN);

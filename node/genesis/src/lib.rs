@@ -44,7 +44,7 @@ pub use membership::{CHANGE_BYTES_MAX, ChangeError, MembershipChange};
 pub use payload::{PAYLOAD_BYTES_MAX, Payload, PayloadError};
 pub use plan::{PLAN_BYTES_MAX, Plan, faulty, threshold};
 pub use record::{ADDRESS_BYTES_MAX, NodeRecord, RECORD_BYTES_MAX, check_address, node_id, node_key_der};
-pub use summary::{SUMMARY_BYTES_MAX, Summary, SummaryError};
+pub use summary::{Checked, SUMMARY_BYTES_MAX, Summary, SummaryError};
 
 /// Nodes a ceremony may have. The key generation could do with twice as many; files and times stay handy with these.
 pub const NODES_MAX: usize = 64;

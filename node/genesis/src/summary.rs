@@ -85,6 +85,8 @@ enum Key {
 struct Handover {
     /// Epoch of agreement that it was made for.
     target: u32,
+    /// Key epoch of those who dealt.
+    source: u32,
     /// Who dealt.
     previous: Committee,
     transcript: Transcript,
@@ -258,6 +260,14 @@ impl Summary {
         }
     }
 
+    /// That of the shares before, with which these were dealt. None as long as the shares are those of the start.
+    pub fn previous_key_epoch(&self) -> Option<Epoch> {
+        match &self.key {
+            Key::Given(_) => None,
+            Key::HandedOn(handover) => Some(Epoch(handover.source)),
+        }
+    }
+
     /// Who will hold the key next: the receivers of this epoch's dealings.
     pub fn next_members(&self) -> &[NodeRecord] {
         &self.next_members
@@ -317,15 +327,35 @@ impl Summary {
         Payload::Change(Box::new(change.clone())).to_bytes()
     }
 
-    /// Everything a voter checks of the payload in a block of `leader`. `rng` must be unpredictable to others.
+    /// Everything a voter checks of the payload in a block of `leader`. `rng` must be unpredictable to others. What comes of it spares [`Self::apply_checked`]
+    /// the same work.
     pub fn check(
         &self,
         engine: &Engine,
         leader: NodeIndex,
         payload: &[u8],
         rng: &mut (impl RngCore + CryptoRng),
-    ) -> Result<(), SummaryError> {
-        self.judge(engine, leader, payload, rng).map(|_| ())
+    ) -> Result<Checked, SummaryError> {
+        let judged = self.judge(engine, leader, payload, rng)?;
+        Ok(Checked { epoch: self.epoch, leader, judged })
+    }
+
+    /// The same as [`Self::apply`] of a payload that was checked, in the same epoch and by this node.
+    pub fn apply_checked(
+        &mut self,
+        engine: &Engine,
+        checked: &Checked,
+        rng: &mut (impl RngCore + CryptoRng),
+    ) -> bool {
+        let wanted = match &checked.judged {
+            Judged::Members(_) => self.accepted.is_none(),
+            Judged::Dealing(_) => self.wants_dealing(checked.leader),
+        };
+        if self.epoch != checked.epoch || !wanted {
+            return false;
+        }
+        self.take(engine, checked.leader, checked.judged.clone(), rng);
+        true
     }
 
     /// Takes in the payload of a final block of `leader`; blocks come in the order of the chain. Whether anything changed: what is surplus, doubled or does not verify changes nothing.
@@ -336,20 +366,27 @@ impl Summary {
         payload: &[u8],
         rng: &mut (impl RngCore + CryptoRng),
     ) -> bool {
-        match self.judge(engine, leader, payload, rng) {
-            Err(_) => false,
-            Ok(Judged::Members(members)) => {
-                self.accepted = Some(members);
-                true
-            }
-            Ok(Judged::Dealing(dealing)) => {
+        let Ok(judged) = self.judge(engine, leader, payload, rng) else { return false };
+        self.take(engine, leader, judged, rng);
+        true
+    }
+
+    fn take(
+        &mut self,
+        engine: &Engine,
+        leader: NodeIndex,
+        judged: Judged,
+        rng: &mut (impl RngCore + CryptoRng),
+    ) {
+        match judged {
+            Judged::Members(members) => self.accepted = Some(members),
+            Judged::Dealing(dealing) => {
                 if let Progress::Dealings(dealings) = &mut self.progress {
                     dealings.insert(leader.0, Dealt::Verified(dealing));
                 }
                 if self.dealings_missing() == 0 {
                     self.conclude(engine, rng);
                 }
-                true
             }
         }
     }
@@ -361,8 +398,8 @@ impl Summary {
             (std::mem::replace(&mut self.progress, none), self.target())
         {
             let transcript = Arc::unwrap_or_clone(transcript);
-            let previous = self.committee().clone();
-            self.key = Key::HandedOn(Arc::new(Handover { target, previous, transcript }));
+            let (source, previous) = (self.key_epoch().0, self.committee().clone());
+            self.key = Key::HandedOn(Arc::new(Handover { target, source, previous, transcript }));
             self.members = self.next_members.clone();
         }
         if let Some(accepted) = self.accepted.take() {
@@ -501,6 +538,7 @@ impl Summary {
             Key::HandedOn(handover) => {
                 writer.u8(1);
                 writer.u32(handover.target);
+                writer.u32(handover.source);
                 write_committee(&mut writer, &handover.previous);
                 writer.part(&handover.transcript.to_bytes());
             }
@@ -577,7 +615,15 @@ impl Summary {
     }
 }
 
-/// A payload that was found good.
+/// A payload that was found good, of a block of one leader in one epoch.
+#[derive(Clone)]
+pub struct Checked {
+    epoch: u64,
+    leader: NodeIndex,
+    judged: Judged,
+}
+
+#[derive(Clone)]
 enum Judged {
     Dealing(Arc<VerifiedDealing>),
     Members(Vec<NodeRecord>),
@@ -588,10 +634,11 @@ impl Handover {
         // Nothing is handed on before the first epoch is over, nor ahead of time.
         let max = u32::try_from(epoch).unwrap_or(u32::MAX).min(u32::MAX - 1);
         let target = reader.u32_within("the epoch of the key", 1, max)?;
+        let source = reader.u32_within("the epoch of the key before", 0, target - 1)?;
         let previous = read_committee(reader)?;
         let transcript = Transcript::from_bytes_here(reader.part("the transcript", TRANSCRIPT_BYTES_MAX)?)?;
         fits(&transcript, &previous, target, members)?;
-        Ok(Self { target, previous, transcript })
+        Ok(Self { target, source, previous, transcript })
     }
 }
 

@@ -135,6 +135,7 @@ fn four_hand_the_key_on_over_three_epochs_and_sign_the_same_with_every_set_of_sh
     let first = subnet.signature(1);
     assert!(verify(&key, MESSAGE, &first));
     assert_eq!((subnet.summary.epoch(), subnet.summary.key_epoch()), (0, Epoch(0)));
+    assert_eq!(subnet.summary.previous_key_epoch(), None);
     let error = subnet.summary.open_share(&ENGINE, NodeIndex(0), &node(1).encryption).unwrap_err();
     assert!(error.to_string().contains("those of the genesis"), "{error}");
 
@@ -144,6 +145,7 @@ fn four_hand_the_key_on_over_three_epochs_and_sign_the_same_with_every_set_of_sh
         subnet.epoch(dealers);
         assert_eq!(subnet.summary.epoch(), epoch as u64 + 1);
         assert_eq!(subnet.summary.key_epoch(), Epoch(epoch as u32 + 1));
+        assert_eq!(subnet.summary.previous_key_epoch(), Some(Epoch(epoch as u32)));
         assert_eq!(*subnet.summary.public_key(), key);
         assert_ne!(subnet.summary.committee().shares, before.shares);
         assert_eq!(subnet.signature(epoch % 2), first, "one key, one signature");
@@ -175,6 +177,7 @@ fn an_epoch_with_too_few_dealings_keeps_the_committee() {
     subnet.epoch(&[]);
     subnet.epoch(&[1, 2, 3]);
     assert_eq!((subnet.summary.epoch(), subnet.summary.key_epoch()), (3, Epoch(3)));
+    assert_eq!(subnet.summary.previous_key_epoch(), Some(Epoch(0)));
     assert!(verify(&before.public_key, MESSAGE, &subnet.signature(1)));
 }
 

@@ -8,7 +8,9 @@ use clap::{Args, Parser, Subcommand};
 use crate::{
     config::Config,
     genesis::{self, GenesisCommand},
-    init, node, status,
+    init,
+    members::MembersCommand,
+    node, status,
 };
 
 /// An Internet-Computer-compatible replica that lives inside a stated memory budget.
@@ -71,7 +73,8 @@ enum Command {
     Genesis(GenesisCommand),
     /// Take this node's share out of a genesis: the data folder then belongs to that subnet, and `thimble run` starts a node of it.
     ///
-    /// The genesis is verified from scratch first. May be run again; a data folder of another subnet is refused.
+    /// The genesis is verified from scratch first. May be run again; a data folder of another subnet is refused. A node that is not in the genesis gets to know the subnet, and takes
+    /// part once its members admit it: see `thimble members`.
     ///
     /// Example: thimble join --data-dir /var/lib/thimble --genesis genesis.json
     Join {
@@ -82,6 +85,9 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         genesis: PathBuf,
     },
+    /// Who holds the subnet's key, and changes of who does, signed by the members.
+    #[command(subcommand)]
+    Members(MembersCommand),
     /// Print the budget sheet: every pool with its cap, owner and reason, and every other limit.
     ///
     /// The sum of the memory lines never exceeds the budget; a table that does not add up is refused with the line that
@@ -172,6 +178,7 @@ impl Cli {
             }
             Command::Genesis(command) => command.run(),
             Command::Join { data_dir, genesis } => genesis::join(&data_dir, &genesis),
+            Command::Members(command) => command.run(),
             Command::Limits { settings, json } => {
                 let config = Config::load(&settings)?;
                 let sheet = config.limits.sheet();

@@ -18,7 +18,7 @@ use serde_json::json;
 use time::OffsetDateTime;
 
 use crate::keys::{
-    self, Joined,
+    self,
     files::{self, Readers},
 };
 
@@ -119,11 +119,16 @@ pub(crate) fn join(data: &Path, genesis: &Path) -> Result<()> {
         .verify(&engine, &mut OsRng)
         .with_context(|| format!("verifying {}", genesis.display()))?;
     let joined = keys::join(data, &genesis, &engine)?;
-    let (index, how) = match joined {
-        Joined::Now(index) => (index, "joined"),
-        Joined::Before(index) => (index, "had joined before"),
-    };
-    println!("{how}: node {} of the subnet {}", index.0, genesis.subnet_id());
+    let how = if joined.before { "had joined before" } else { "joined" };
+    match joined.place {
+        Some(place) => println!("{how}: node {} of the subnet {}", place.0, genesis.subnet_id()),
+        None => {
+            println!("{how}: the subnet {}", genesis.subnet_id());
+            println!(
+                "this node is not in its plan: it has no share of the key, and takes part once the members admit it (`thimble members change --add` with its record)"
+            );
+        }
+    }
     println!("genesis hash {}", hex::encode(genesis.hash()));
     Ok(())
 }

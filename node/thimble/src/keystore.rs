@@ -74,6 +74,8 @@ impl KeyStore for KeyFiles {
             Ok(_) => {}
             // Perhaps this one: told when its number is in effect.
             Err(ChangeError::UnderWay) => return None,
+            // This node is behind with the blocks of the change before.
+            Err(ChangeError::Number { stated, right }) if stated > right => return None,
             Err(_) if change.number() < summary.changes() => {
                 self.done(&format!("change {} of the members was accepted", change.number()));
                 return None;
@@ -94,5 +96,66 @@ impl KeyStore for KeyFiles {
                 None
             }
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use ed25519_dalek::SigningKey;
+    use genesis::NodeRecord;
+    use nidkg::{Engine, NodeIndex, generate_key_pair};
+    use rand::rngs::OsRng;
+
+    use super::*;
+
+    fn node(number: u8) -> (SigningKey, NodeRecord) {
+        let key = SigningKey::from_bytes(&[number; 32]);
+        let (public, _) = generate_key_pair(genesis::node_id(&key.verifying_key()).as_slice(), &mut OsRng);
+        let record = NodeRecord::new(&key, public, &format!("h:{number}")).unwrap();
+        (key, record)
+    }
+
+    #[test]
+    fn a_submitted_change_waits_until_it_is_accepted_or_overtaken() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path();
+        let path = data.join(CHANGE);
+        let keys = KeyFiles::new(data, EngineConfig::for_this_machine());
+        let mut nodes: Vec<_> = (1..=4).map(node).collect();
+        nodes.sort_by_key(|(_, record)| record.node_key().to_bytes());
+        let (committee, _) = nidkg::deal(4, 3, &mut OsRng).unwrap();
+        let records = nodes.iter().map(|(_, record)| record.clone()).collect();
+        let summary = Summary::from_parts(records, committee).unwrap();
+        assert!(keys.membership_change(&summary).is_none());
+
+        let five = node(5).1;
+        let mut change = MembershipChange::new(summary.public_key(), 0, vec![five], vec![]).unwrap();
+        for (key, _) in &nodes[1..] {
+            change.sign(key).unwrap();
+        }
+        let submit = |change: &MembershipChange| fs::write(&path, change.to_json()).unwrap();
+        submit(&change);
+        let payload = keys.membership_change(&summary).unwrap();
+        let engine = Engine::new(EngineConfig::for_this_machine()).unwrap();
+        let mut after = summary.clone();
+        assert!(after.apply(&engine, NodeIndex(2), &payload, &mut OsRng));
+        assert!(keys.membership_change(&after).is_none() && path.exists(), "under way");
+        after.close_epoch();
+        assert!(keys.membership_change(&after).is_none() && !path.exists(), "accepted");
+        // To one that is behind it is no reason to give up.
+        let mut later = MembershipChange::new(summary.public_key(), 1, vec![node(6).1], vec![]).unwrap();
+        for (key, _) in &nodes[1..] {
+            later.sign(key).unwrap();
+        }
+        submit(&later);
+        assert!(keys.membership_change(&summary).is_none() && path.exists());
+        assert!(keys.membership_change(&after).is_some());
+
+        let unsigned = MembershipChange::new(summary.public_key(), 0, vec![node(7).1], vec![]).unwrap();
+        submit(&unsigned);
+        assert!(keys.membership_change(&summary).is_none() && !path.exists(), "not signed");
+        fs::write(&path, "no change").unwrap();
+        assert!(keys.membership_change(&summary).is_none() && !path.exists(), "no change at all");
     }
 }

@@ -13,6 +13,7 @@ mod governor;
 mod init;
 mod keys;
 mod keystore;
+mod members;
 mod metrics;
 mod node;
 mod pace;

@@ -31,7 +31,7 @@ use crate::{
     config::Config,
     driver::{Driver, Ended, Finished, Observed},
     governor,
-    keys::{Keys, Member, files::lock, read_genesis},
+    keys::{Keys, Member, files::lock},
     keystore::KeyFiles,
     metrics::{Readings, RoundMetrics},
     pace::Pace,
@@ -321,7 +321,7 @@ fn agreement(
         let kept = limits.consensus.certificates_kept as usize;
         let certifier = Certifier::new(keys.committee.clone(), keys.share_again()?, kept);
         return Ok((
-            Box::new(SingleNode::new(wiring, certifier, (height, time), keys.genesis_seed())?),
+            Box::new(SingleNode::new(wiring, certifier, (height, time), keys.genesis_seed()?)?),
             None,
         ));
     };
@@ -337,7 +337,7 @@ fn agreement(
     let node_key = keys.node.verifying_key().to_bytes();
     let subnet = SubnetConfig {
         node_secret: Zeroizing::new(keys.node.to_bytes()),
-        genesis: read_genesis(&config.data_dir.join("keys"))?,
+        genesis: keys.genesis_summary()?,
         key,
         keys: Box::new(KeyFiles::new(&config.data_dir, arithmetic.clone())),
         arithmetic,

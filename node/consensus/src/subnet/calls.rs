@@ -123,9 +123,8 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
             };
             match message {
                 Message::Offer(calls) => {
-                    // Who is not a member any more, or not yet, brings nothing.
-                    let Some(place) = handover.place(&from) else { continue };
-                    let place = place.0 as usize;
+                    // Who is not a member any more brings nothing.
+                    let Some(place) = handover.peer(&from) else { continue };
                     let now = time_of(clock.current());
                     calls.into_iter().for_each(|signed| self.offered(place, signed, now));
                 }

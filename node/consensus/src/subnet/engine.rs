@@ -46,7 +46,7 @@ use rand_core::CryptoRng;
 use state::Height;
 
 use super::{
-    Delivered, Input,
+    Delivered, Input, StartError,
     application::{Application, Observer, Shared},
     block::{Block, BlockBounds, Digest},
     calls::{Calls, Log},
@@ -71,6 +71,8 @@ pub(super) const SYNC: u64 = 7;
 
 /// Finalised blocks handed out and not yet durable.
 const PENDING_MAX: usize = 4;
+/// Between two tries to take up a share.
+const RETRY: Duration = Duration::from_secs(5);
 /// Messages that wait for an actor of the engine.
 const MAILBOX: usize = 64;
 
@@ -587,7 +589,7 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
         }
         let calls = self.calls.gather(context, &block.ingress, Some(height), None).await;
         let epoch = self.handover.summary().epoch();
-        let key = self.handover.apply(context, block).await;
+        let key = self.handover.apply(context, block).await.ok()?;
         self.shared.delivered(height, block.ingress.clone());
         let (durable, written) = oneshot::channel();
         let block_of_calls =
@@ -597,7 +599,7 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
         self.pool.remove(&block.ingress);
         self.calls.forget(&block.ingress, block.time);
         // Before anybody executes the next block.
-        if self.handover.summary().epoch() != epoch && !self.enter(context).await {
+        if self.handover.summary().epoch() != epoch && !self.enter(context, height).await {
             let _ = self.out.send(Input::Left(height)).await;
             return None;
         }
@@ -605,26 +607,41 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
     }
 
     /// Takes part in the epoch that begins, if this node does.
-    async fn enter(&mut self, context: &impl Spawner) -> bool {
-        let handover = self.handover.clone();
-        let entered =
-            context.child("enter").shared(true).spawn(move |_| async move { handover.enter() }).await;
+    async fn enter(&mut self, context: &(impl Clock + Spawner), last: Height) -> bool {
+        let member = self.terms.at(last).is_some_and(|term| term.share.is_some());
         let summary = self.handover.summary();
-        let entered = match entered {
-            Ok(Ok(Some(entered))) => entered,
-            Ok(Ok(None)) => {
-                tracing::info!(epoch = summary.epoch(), "this node is no longer a member of the subnet");
-                return false;
-            }
-            Ok(Err(error)) => {
-                tracing::error!(%error, epoch = summary.epoch(), "this node cannot take part in the epoch that begins");
-                return false;
-            }
-            Err(error) => {
-                tracing::error!(%error, "entering an epoch was interrupted");
-                return false;
+        let entered = loop {
+            let handover = self.handover.clone();
+            let entered = context.child("enter").shared(true).spawn(move |_| async move { handover.enter() });
+            match entered.await {
+                Ok(Ok(entered)) => break entered,
+                // The disk may be full, and get room again.
+                Ok(Err(error @ StartError::Share(_))) => {
+                    tracing::error!(%error, epoch = summary.epoch(), "this node waits at the beginning of an epoch");
+                    context.sleep(RETRY).await;
+                }
+                Ok(Err(error)) => {
+                    tracing::error!(%error, epoch = summary.epoch(), "this node cannot take part in the epoch that begins");
+                    return false;
+                }
+                // The node is ending.
+                Err(_) => return false,
             }
         };
+        if !self.handover.belongs() && member {
+            tracing::info!(epoch = summary.epoch(), "this node is no longer a member of the subnet");
+            return false;
+        }
+        match (member, entered.term.share.is_some()) {
+            (false, true) => {
+                tracing::info!(epoch = summary.epoch(), "this node is a member of the subnet from here on")
+            }
+            (true, false) => tracing::info!(
+                epoch = summary.epoch(),
+                "this node is not a member in this epoch and follows it"
+            ),
+            _ => {}
+        }
         tracing::info!(
             epoch = summary.epoch(),
             members = summary.members().len(),

@@ -10,16 +10,16 @@
 //! Arithmetic runs on threads that may block, in the key generation's own pool with its share of the cores; nothing that votes waits for it, but for votes on
 //! a block that brings a dealing.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use commonware_consensus::{
     Heightable as _,
     types::{Epoch, Epocher as _, FixedEpocher, Height as EngineHeight},
 };
 use commonware_cryptography::{Digestible as _, ed25519::PublicKey};
-use commonware_runtime::Spawner;
+use commonware_runtime::{Clock, Spawner};
 use commonware_utils::sync::Mutex;
-use genesis::Summary;
+use genesis::{Checked, Summary};
 use nidkg::{EngineConfig, NodeIndex, SecretShare};
 use rand::{SeedableRng as _, rngs::StdRng};
 use rand_core::CryptoRng;
@@ -62,7 +62,14 @@ struct Inner {
     boundary: Digest,
     /// What this node deals in its next block, and the epoch it was made in.
     dealing: Option<(u64, Vec<u8>)>,
+    /// What blocks carried that this node voted on lately: not verified again when they are final.
+    checked: VecDeque<(KeyPayload, Checked)>,
 }
+
+/// Between two tries of what must come to pass.
+const RETRY: Duration = Duration::from_secs(1);
+/// Payloads whose check is remembered. Few blocks that were voted on are not final, and few carry any.
+const CHECKED_MAX: usize = 4;
 
 /// What a node takes part in an epoch with.
 pub(super) struct Entered {
@@ -100,6 +107,7 @@ impl Handover {
             height: EngineHeight::new(height.0),
             boundary,
             dealing: None,
+            checked: VecDeque::new(),
         };
         Arc::new(Self { inner: Mutex::new(inner), keys, arithmetic, namespace, node_key, epocher })
     }
@@ -131,13 +139,16 @@ impl Handover {
         key::members(&keys).map_or_else(|_| Vec::new(), |members| members.into_iter().collect())
     }
 
-    /// Place of a member in the epoch that runs.
-    pub(super) fn place(&self, member: &PublicKey) -> Option<NodeIndex> {
-        self.summary().place_of(&bytes(member))
+    /// Number of a member among the others, or behind them of one that is to be a member next.
+    pub(super) fn peer(&self, peer: &PublicKey) -> Option<usize> {
+        let (summary, key) = (self.summary(), bytes(peer));
+        let next = || summary.next_members().iter().position(|member| member.node_key().to_bytes() == key);
+        let place = summary.place_of(&key).map(|place| place.0 as usize);
+        place.or_else(|| next().map(|next| summary.members().len() + next))
     }
 
-    /// What this node takes part in the epoch with that its summary is of. None if it is not a member.
-    pub(super) fn enter(&self) -> Result<Option<Entered>, StartError> {
+    /// What this node takes part in the epoch with that its summary is of, or follows it with if it is not a member.
+    pub(super) fn enter(&self) -> Result<Entered, StartError> {
         let summary = self.summary();
         let first = EngineHeight::new(self.inner.lock().height.get() + 1);
         let epoch = self.epocher.containing(first).map(|bounds| bounds.epoch());
@@ -146,16 +157,24 @@ impl Handover {
         }
         let epoch = Epoch::new(summary.epoch());
         let from = self.epocher.first(epoch).map_or(first, |first| first);
-        let Some(share) = self.keys.share(&summary).map_err(StartError::Share)? else { return Ok(None) };
+        let share = self.keys.share(&summary).map_err(StartError::Share)?;
         let keys: Vec<_> = summary.members().iter().map(|member| member.node_key().to_bytes()).collect();
         let committee = summary.committee().clone();
-        let scheme = key::scheme(&self.namespace, &key::members(&keys)?, &committee, &share)?;
-        Ok(Some(Entered {
+        let scheme = key::scheme(&self.namespace, &key::members(&keys)?, &committee, share.as_ref())?;
+        Ok(Entered {
             epoch,
             from: Height(from.get()),
             scheme,
             term: Term { committee, share, members: keys },
-        }))
+        })
+    }
+
+    /// Whether this node is a member, or is to be one.
+    pub(super) fn belongs(&self) -> bool {
+        let summary = self.summary();
+        let next =
+            || summary.next_members().iter().any(|member| member.node_key().to_bytes() == self.node_key);
+        summary.place_of(&self.node_key).is_some() || next()
     }
 
     /// What a block of this node's may carry on top of `before`: what its ancestors carry that are not final yet, with their heights.
@@ -203,46 +222,74 @@ impl Handover {
         let this = self.clone();
         let checked = context.child("judge").shared(true).spawn(move |mut context| async move {
             let engine = nidkg::Engine::new(this.arithmetic.clone()).map_err(|error| error.to_string())?;
-            summary
+            let checked = summary
                 .check(&engine, place, &payload.bytes, &mut seed(&mut context))
-                .map_err(|error| error.to_string())
+                .map_err(|error| error.to_string())?;
+            let mut inner = this.inner.lock();
+            inner.checked.push_back((payload, checked));
+            while inner.checked.len() > CHECKED_MAX {
+                inner.checked.pop_front();
+            }
+            Ok(())
         });
         checked.await.map_err(|error| error.to_string())?
     }
 
-    /// Takes the next final block; how the key is held from there on, if that changed.
-    pub(super) async fn apply<E: Spawner + CryptoRng>(
+    /// Takes the next final block; how the key is held from there on, if that changed. An error when the node is ending: the block was not taken.
+    pub(super) async fn apply<E: Clock + Spawner + CryptoRng>(
         self: &Arc<Self>,
         context: &E,
         block: &Block,
-    ) -> Option<SubnetKey> {
+    ) -> Result<Option<SubnetKey>, commonware_runtime::Error> {
         let (height, last) = (block.height(), self.is_last(block.height()));
-        let Some(summary) = (match &block.payload {
-            Some(payload) => {
-                let (this, payload) = (self.clone(), payload.clone());
-                let applied = context.child("apply").shared(true).spawn(move |mut context| async move {
-                    let engine = nidkg::Engine::new(this.arithmetic.clone()).ok()?;
-                    let mut summary = Summary::clone(&this.summary());
-                    let place = NodeIndex(payload.leader);
-                    summary.apply(&engine, place, &payload.bytes, &mut seed(&mut context)).then_some(summary)
-                });
-                applied.await.ok().flatten()
-            }
+        let changed = match &block.payload {
+            Some(payload) => self.applied(context, payload).await?,
             None => None,
-        })
-        .or_else(|| last.then(|| Summary::clone(&self.summary()))) else {
-            self.inner.lock().height = height;
-            return None;
         };
-        let mut summary = summary;
+        let changed = changed.or_else(|| last.then(|| Summary::clone(&self.summary())));
         let mut inner = self.inner.lock();
+        inner.height = height;
+        let Some(mut summary) = changed else { return Ok(None) };
         if last {
             summary.close_epoch();
             inner.boundary = block.digest();
         }
-        inner.height = height;
         inner.summary = Arc::new(summary);
-        Some(stored(&inner))
+        Ok(Some(stored(&inner)))
+    }
+
+    /// The summary with this payload taken in, if that changes it. What comes of it must not depend on this machine: when there are no threads for the
+    /// arithmetic, that is waited for.
+    async fn applied<E: Clock + Spawner + CryptoRng>(
+        self: &Arc<Self>,
+        context: &E,
+        payload: &KeyPayload,
+    ) -> Result<Option<Summary>, commonware_runtime::Error> {
+        loop {
+            let (this, payload) = (self.clone(), payload.clone());
+            let applied = context.child("apply").shared(true).spawn(move |mut context| async move {
+                let engine = nidkg::Engine::new(this.arithmetic.clone())?;
+                let mut summary = Summary::clone(&this.summary());
+                let known = {
+                    let mut inner = this.inner.lock();
+                    let at = inner.checked.iter().position(|(known, _)| *known == payload);
+                    at.and_then(|at| inner.checked.remove(at))
+                };
+                let (place, rng) = (NodeIndex(payload.leader), &mut seed(&mut context));
+                let changed = match known {
+                    Some((_, checked)) => summary.apply_checked(&engine, &checked, rng),
+                    None => summary.apply(&engine, place, &payload.bytes, rng),
+                };
+                Ok::<_, nidkg::EngineError>(changed.then_some(summary))
+            });
+            match applied.await? {
+                Ok(summary) => return Ok(summary),
+                Err(error) => {
+                    tracing::error!(%error, "arithmetic of the subnet's key cannot run; trying again");
+                    context.sleep(RETRY).await;
+                }
+            }
+        }
     }
 
     /// Deals for the next committee, unless that was done. Meant to run beside everything else.

@@ -74,12 +74,12 @@ pub(super) fn verifier(namespace: &[u8], key: &nidkg::PublicKey) -> Result<Schem
     Ok(Scheme::certificate_verifier(namespace, identity))
 }
 
-/// The scheme of a member.
+/// The scheme of a member, or of a node that follows without a share.
 pub(super) fn scheme(
     namespace: &[u8],
     members: &Set<PublicKey>,
     committee: &Committee,
-    share: &SecretShare,
+    share: Option<&SecretShare>,
 ) -> Result<Scheme, KeyError> {
     let places = u32::try_from(committee.shares.len()).unwrap_or(u32::MAX);
     let limit = NonZeroU32::new(places).ok_or(KeyError::Mismatch("an empty committee"))?;
@@ -112,6 +112,7 @@ pub(super) fn scheme(
             return Err(KeyError::Mismatch("the public key of a share"));
         }
     }
+    let Some(share) = share else { return Ok(Scheme::verifier(namespace, members.clone(), sharing)) };
     let secret = Zeroizing::new(share.to_bytes());
     let private = Private::decode(Copying(&*secret)).map_err(decode_error("the secret share"))?;
     let share = Share::new(Participant::new(share.index.0), private);

@@ -141,16 +141,6 @@ pub enum StartError {
     /// Not an address.
     #[error("`{0}` is no address of a peer: write HOST:PORT")]
     Address(String),
-    /// The node is no member.
-    #[error(
-        "this node is not among the {members} members of the subnet in epoch {epoch}: it left, or was not admitted yet"
-    )]
-    NotAMember {
-        /// Of agreement.
-        epoch: u64,
-        /// How many there are.
-        members: usize,
-    },
     /// Its share.
     #[error("this node's share of the subnet's key: {0}")]
     Share(String),
@@ -363,10 +353,15 @@ impl Subnet {
             (namespace, me.as_ref().try_into().unwrap_or_default()),
             epocher.clone(),
         );
-        let Some(entered) = handover.enter()? else {
+        let entered = handover.enter()?;
+        if entered.term.share.is_none() {
             let summary = handover.summary();
-            return Err(StartError::NotAMember { epoch: summary.epoch(), members: summary.members().len() });
-        };
+            tracing::warn!(
+                epoch = summary.epoch(),
+                members = summary.members().len(),
+                "this node is not a member of the subnet: it follows once the members let it, and takes part when they admit it (`thimble members`)"
+            );
+        }
         schemes.insert(entered.epoch, entered.scheme);
         let terms = Terms::new(entered.from, entered.term);
         let replay = log.read_from(resume_from)?;

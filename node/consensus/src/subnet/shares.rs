@@ -126,13 +126,12 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
     }
 
     async fn executed(&mut self, executed: Executed) -> Result<(), Input> {
-        let Some((share, certificate)) =
-            self.certifier.sign(executed.height, executed.root).map_err(Input::Failed)?
-        else {
-            return Ok(());
-        };
-        self.tell_share(executed, share, false);
-        self.newest = Some((executed, share));
+        let (share, certificate) =
+            self.certifier.sign(executed.height, executed.root).map_err(Input::Failed)?;
+        if let Some(share) = share {
+            self.tell_share(executed, share, false);
+            self.newest = Some((executed, share));
+        }
         self.certified(certificate).await;
         Ok(())
     }

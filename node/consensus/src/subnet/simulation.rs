@@ -45,7 +45,7 @@ mod toy;
 
 const NODES: usize = 4;
 /// Blocks that one set of shares signs.
-const EPOCH: u64 = 12;
+const EPOCH: u64 = 16;
 /// How long faults go on.
 const STORM: Duration = Duration::from_secs(60);
 /// How long the mended subnet has to show that it goes on.

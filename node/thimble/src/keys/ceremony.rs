@@ -14,10 +14,9 @@ use rand::rngs::OsRng;
 use super::{
     ENCRYPTION_KEY, Member, NODE_KEY, Origin, RECORD, SHARE_KEY, SUBNET,
     files::{self, Readers},
-    read_encryption_key, read_node_key, read_share,
-    shares::write_genesis,
+    read_encryption_key, read_node_key, read_share, shares,
     subnet::Subnet,
-    write_node_key, write_share,
+    summary, write_node_key, write_share,
 };
 
 /// What tables may take in a command: those of 40 receivers. With less room the work is slower.
@@ -53,7 +52,8 @@ pub(crate) fn keygen(data: &Path, address: &str) -> Result<NodeRecord> {
         let record = NodeRecord::new(&node_key(data)?, *record.encryption_key(), address)?;
         files::write(&folder.join(RECORD), record.to_json().as_bytes(), Readers::All)?;
     } else {
-        if let Some(subnet) = Subnet::read(&folder.join(SUBNET))? {
+        // A member that lost its encryption key makes another here, for a record that the members exchange.
+        if let Some(subnet) = Subnet::read(&folder.join(SUBNET))?.filter(|subnet| subnet.origin.is_none()) {
             bail!(
                 "the data folder {} belongs to the subnet {}: a node of another subnet needs a data folder of its own",
                 data.display(),
@@ -94,7 +94,8 @@ fn kept_record(folder: &Path) -> Result<Option<NodeRecord>> {
 fn lost_encryption_key(folder: &Path) -> String {
     format!(
         "{} is missing, the secret part of what the node's record says: restore it. If no plan has this node yet, remove {RECORD} beside it, make keys again \
-         with `thimble keygen` and hand out the new record; once a plan has this node, its share cannot be opened without this key",
+         with `thimble keygen` and hand out the new record; once a plan has this node, its share cannot be opened without this key. A node that has joined may make \
+         keys again as well, and gets its next share when the members have exchanged its record (`thimble members change`)",
         folder.join(ENCRYPTION_KEY).display()
     )
 }
@@ -121,7 +122,8 @@ fn refuse_state_without_keys(data: &Path) -> Result<()> {
     Ok(())
 }
 
-fn node_key(data: &Path) -> Result<SigningKey> {
+/// The node key of this data folder.
+pub(crate) fn node_key(data: &Path) -> Result<SigningKey> {
     let folder = data.join("keys");
     read_node_key(&folder)?.with_context(|| {
         format!("{} is missing: make this node's keys with `thimble keygen`", folder.join(NODE_KEY).display())
@@ -152,18 +154,25 @@ pub(crate) fn node_of_plan(data: &Path, plan: &Plan) -> Result<SigningKey> {
 
 /// What joining came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Joined {
-    /// The share was opened and written.
-    Now(NodeIndex),
-    /// The data folder belonged to this subnet already.
-    Before(NodeIndex),
+pub(crate) struct Joined {
+    /// This node's place among the first members; none if it has to be admitted.
+    pub(crate) place: Option<NodeIndex>,
+    /// Whether the data folder belonged to this subnet already.
+    pub(crate) before: bool,
 }
 
-/// Takes this node's share out of a genesis, and makes the data folder one of that subnet.
+/// Makes the data folder one of the subnet of this genesis. A node of its plan takes its share out of it; another one gets to know the subnet, and takes part once the members admit it.
 pub(crate) fn join(data: &Path, genesis: &Verified, engine: &Engine) -> Result<Joined> {
     let folder = data.join("keys");
     let origin = Origin { hash: *genesis.hash(), time_seconds: genesis.plan().time_seconds() };
-    let belongs = |subnet: Subnet| -> Result<Joined> {
+    // A node that only got to know another subnet has nothing to lose yet.
+    let is_free = |subnet: &Subnet| {
+        subnet.node_index.is_none()
+            && subnet.origin.as_ref() != Some(&origin)
+            && !shares::moved_on(&folder)
+            && refuse_state_without_keys(data).is_ok()
+    };
+    if let Some(subnet) = Subnet::read(&folder.join(SUBNET))?.filter(|subnet| !is_free(subnet)) {
         ensure!(
             subnet.origin.as_ref() == Some(&origin),
             "the data folder {} belongs to the subnet {}, this genesis is that of {}: a node of another subnet needs a data folder of its own",
@@ -171,23 +180,42 @@ pub(crate) fn join(data: &Path, genesis: &Verified, engine: &Engine) -> Result<J
             subnet.id(),
             genesis.subnet_id()
         );
-        let share = read_share(&folder, subnet.node_index)?;
-        ensure!(
-            share.is_some_and(|share| is_share(genesis, subnet.node_index, &share)),
-            "{} is missing or another's: it was made when this node joined and cannot be opened twice, restore it",
-            folder.join(SHARE_KEY).display()
-        );
-        Ok(Joined::Before(subnet.node_index))
-    };
-    if let Some(subnet) = Subnet::read(&folder.join(SUBNET))? {
-        return belongs(subnet);
+        if let Some(place) = subnet.node_index {
+            let has_it = match read_share(&folder, place)? {
+                Some(share) => is_share(genesis, place, &share),
+                // Removed, because the key was handed on.
+                None => shares::moved_on(&folder),
+            };
+            ensure!(
+                has_it,
+                "{} is missing or another's: it was made when this node joined and cannot be opened twice, restore it",
+                folder.join(SHARE_KEY).display()
+            );
+        }
+        summary::write_genesis(&folder, &Summary::genesis(genesis))?;
+        return Ok(Joined { place: subnet.node_index, before: true });
     }
     let node = node_key(data)?;
-    let index = genesis
-        .plan()
-        .index_of(&node.verifying_key())
-        .with_context(|| format!("this node, {}, cannot join", genesis::node_id(&node.verifying_key())))?;
+    let place = genesis.plan().index_of(&node.verifying_key()).ok();
     let _lock = files::lock(data)?;
+    match place {
+        Some(place) => take_share(data, genesis, engine, place)?,
+        None => {
+            refuse_state_without_keys(data)?;
+            // What the members will have to be shown.
+            kept_record(&folder)?.with_context(|| {
+                format!("{} is missing: run `thimble keygen`", folder.join(RECORD).display())
+            })?;
+        }
+    }
+    summary::write_genesis(&folder, &Summary::genesis(genesis))?;
+    subnet(genesis, place, origin)?.write(&folder.join(SUBNET))?;
+    Ok(Joined { place, before: false })
+}
+
+/// Opens and writes the share of a node of the plan.
+fn take_share(data: &Path, genesis: &Verified, engine: &Engine, index: NodeIndex) -> Result<()> {
+    let folder = data.join("keys");
     let mut key = read_encryption_key(&folder)?.with_context(|| lost_encryption_key(&folder))?;
     key.check(genesis.plan().nodes()[index.0 as usize].encryption_key()).with_context(|| {
         format!("{} is not the key that the genesis has for this node", folder.join(ENCRYPTION_KEY).display())
@@ -195,16 +223,15 @@ pub(crate) fn join(data: &Path, genesis: &Verified, engine: &Engine) -> Result<J
     // A share that is there fits or is left over from a ceremony that came to nothing.
     match read_share(&folder, index)?.filter(|share| is_share(genesis, index, share)) {
         Some(_) => {}
+        // Lost after the key was handed on: the first share is no more needed.
+        None if shares::moved_on(&folder) => {}
         None => {
             refuse_state_without_keys(data)?;
             let share = genesis.open_share(engine, index, &key).context("opening this node's share")?;
             write_share(&folder, &share)?;
         }
     }
-    move_past_genesis(&folder, &mut key)?;
-    write_genesis(&folder, &Summary::genesis(genesis))?;
-    subnet(genesis, index, origin)?.write(&folder.join(SUBNET))?;
-    Ok(Joined::Now(index))
+    move_past_genesis(&folder, &mut key)
 }
 
 fn is_share(genesis: &Verified, index: NodeIndex, share: &SecretShare) -> bool {
@@ -221,7 +248,7 @@ fn move_past_genesis(folder: &Path, key: &mut EncryptionSecretKey) -> Result<()>
     files::replace_secret(&folder.join(ENCRYPTION_KEY), &key.to_bytes())
 }
 
-fn subnet(genesis: &Verified, index: NodeIndex, origin: Origin) -> Result<Subnet> {
+fn subnet(genesis: &Verified, node_index: Option<NodeIndex>, origin: Origin) -> Result<Subnet> {
     let member = |(index, node): (usize, &NodeRecord)| Member {
         index: index as u32,
         node_id: node.node_id(),
@@ -230,7 +257,7 @@ fn subnet(genesis: &Verified, index: NodeIndex, origin: Origin) -> Result<Subnet
     };
     Ok(Subnet {
         committee: genesis.committee().clone(),
-        node_index: index,
+        node_index,
         members: genesis.plan().nodes().iter().enumerate().map(member).collect(),
         coefficients: genesis.committee().coefficients()?,
         origin: Some(origin),
@@ -239,23 +266,23 @@ fn subnet(genesis: &Verified, index: NodeIndex, origin: Origin) -> Result<Subnet
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
+pub(super) mod tests {
     use std::path::PathBuf;
 
     use genesis::{Genesis, SignedDealing};
 
     use super::*;
-    use crate::keys::Keys;
+    use crate::keys::{Keys, read_summary, write_summary};
 
     /// Two nodes with keys and the genesis they made.
-    struct Stage {
-        _folder: tempfile::TempDir,
-        data: [PathBuf; 2],
-        genesis: Verified,
-        engine: Engine,
+    pub(in crate::keys) struct Stage {
+        pub(in crate::keys) _folder: tempfile::TempDir,
+        pub(in crate::keys) data: [PathBuf; 2],
+        pub(in crate::keys) genesis: Verified,
+        pub(in crate::keys) engine: Engine,
     }
 
-    fn stage() -> Stage {
+    pub(in crate::keys) fn stage() -> Stage {
         let folder = tempfile::tempdir().unwrap();
         let data = ["a", "b"].map(|name| folder.path().join(name));
         let records = data.iter().enumerate();
@@ -270,12 +297,6 @@ mod tests {
         let dealings = data.iter().map(deal).collect();
         let (_, genesis) = Genesis::assemble(&engine, plan, dealings, &mut OsRng).unwrap();
         Stage { _folder: folder, data, genesis, engine }
-    }
-
-    fn joined_index(joined: Joined) -> NodeIndex {
-        match joined {
-            Joined::Now(index) | Joined::Before(index) => index,
-        }
     }
 
     #[test]
@@ -297,20 +318,42 @@ mod tests {
     fn joining_gives_what_a_node_of_several_needs() {
         let Stage { data, genesis, engine, .. } = &stage();
         for data in data {
-            let index = joined_index(join(data, genesis, engine).unwrap());
+            let joined = join(data, genesis, engine).unwrap();
+            let index = joined.place.unwrap();
             let keys = Keys::open_or_create(&data.join("keys")).unwrap();
             assert_eq!(keys.subnet_id(), genesis.subnet_id());
-            assert_eq!(keys.share.index, index);
+            assert_eq!(keys.share.as_ref().unwrap().index, index);
+            let first = Summary::genesis(genesis).to_bytes();
+            assert_eq!(keys.genesis_summary().unwrap().to_bytes(), first);
+            assert_eq!(read_summary(&data.join("keys")).unwrap().to_bytes(), first);
             assert_eq!(keys.members.len(), 2);
             assert_eq!(keys.members[index.0 as usize].node_id, keys.node_id());
             assert_eq!(keys.origin, Some(Origin { hash: *genesis.hash(), time_seconds: 9 }));
             let encryption = read_encryption_key(&data.join("keys")).unwrap().unwrap();
             assert_eq!(encryption.epoch(), Epoch(1), "nothing of the ceremony can be opened again");
-            assert_eq!(join(data, genesis, engine).unwrap(), Joined::Before(index));
+            assert!(!joined.before);
+            assert_eq!(join(data, genesis, engine).unwrap(), Joined { before: true, ..joined });
         }
-        let seeds =
-            data.each_ref().map(|data| Keys::open_or_create(&data.join("keys")).unwrap().genesis_seed());
+        let seeds = data
+            .each_ref()
+            .map(|data| Keys::open_or_create(&data.join("keys")).unwrap().genesis_seed().unwrap());
         assert_eq!(seeds[0], seeds[1]);
+    }
+
+    #[test]
+    fn a_member_that_lost_its_encryption_key_makes_another() {
+        let Stage { data: [data, _], genesis, engine, .. } = &stage();
+        let before = keygen(data, "h:1").unwrap();
+        join(data, genesis, engine).unwrap();
+        let folder = data.join("keys");
+        fs::remove_file(folder.join(ENCRYPTION_KEY)).unwrap();
+        let error = keygen(data, "h:1").err().unwrap().to_string();
+        assert!(error.contains("thimble members change"), "{error}");
+        fs::remove_file(folder.join(RECORD)).unwrap();
+        let after = keygen(data, "h:1").unwrap();
+        assert_eq!(after.node_id(), before.node_id());
+        assert_ne!(after.encryption_key(), before.encryption_key());
+        Keys::open_or_create(&folder).unwrap();
     }
 
     #[test]
@@ -378,9 +421,11 @@ mod tests {
     fn another_subnet_is_refused() {
         let (first, second) = (stage(), stage());
         let data = &first.data[0];
-        let error = format!("{:#}", join(data, &second.genesis, &second.engine).err().unwrap());
-        assert!(error.contains("is not in the plan"), "{error}");
-        join(data, &first.genesis, &first.engine).unwrap();
+        // By mistake: nothing is lost by it, and the right one follows.
+        assert_eq!(join(data, &second.genesis, &second.engine).unwrap().place, None);
+        let joined = join(data, &first.genesis, &first.engine).unwrap();
+        assert!(joined.place.is_some() && !joined.before);
+        assert_eq!(read_summary(&data.join("keys")).unwrap().subnet_id(), first.genesis.subnet_id());
         let error = join(data, &second.genesis, &second.engine).err().unwrap().to_string();
         let names = [first.genesis.subnet_id(), second.genesis.subnet_id()].map(|id| id.to_text());
         assert!(names.iter().all(|name| error.contains(name)), "{error}");
@@ -395,6 +440,52 @@ mod tests {
         fs::remove_dir_all(folder.path().join("keys")).unwrap();
         fs::create_dir(folder.path().join("blocks")).unwrap();
         assert!(keygen(folder.path(), "h:1").err().unwrap().to_string().contains("state of another subnet"));
+    }
+
+    #[test]
+    fn a_node_that_is_not_in_the_plan_gets_to_know_the_subnet() {
+        let Stage { _folder: folder, data: [member, _], genesis, engine } = &stage();
+        let data = folder.path().join("c");
+        let error = join(&data, genesis, engine).err().unwrap().to_string();
+        assert!(error.contains("make this node's keys with `thimble keygen`"), "{error}");
+        let record = keygen(&data, "h:3").unwrap();
+        let joined = join(&data, genesis, engine).unwrap();
+        assert_eq!(joined, Joined { place: None, before: false });
+        assert_eq!(join(&data, genesis, engine).unwrap(), Joined { before: true, ..joined });
+        let folder = data.join("keys");
+        let keys = Keys::open_or_create(&folder).unwrap();
+        assert!(keys.share.is_none());
+        assert_eq!((keys.subnet_id(), keys.members.len()), (genesis.subnet_id(), 2));
+        assert_eq!(keys.node_id(), record.node_id());
+        assert_eq!(read_encryption_key(&folder).unwrap().unwrap().epoch(), GENESIS_EPOCH, "it waits");
+
+        // A summary that was lost is asked for, and comes back; a newer one stays.
+        for name in ["summary", "genesis-summary"] {
+            fs::remove_file(folder.join(name)).unwrap();
+        }
+        let error = format!("{:#}", read_summary(&folder).err().unwrap());
+        assert!(error.contains("run `thimble join` with the genesis again"), "{error}");
+        assert!(keys.genesis_summary().is_err());
+        join(&data, genesis, engine).unwrap();
+        let mut newer = read_summary(&folder).unwrap();
+        newer.close_epoch();
+        write_summary(&folder, &newer).unwrap();
+        join(&data, genesis, engine).unwrap();
+        assert_eq!((read_summary(&folder).unwrap().epoch(), keys.genesis_summary().unwrap().epoch()), (1, 0));
+        fs::write(folder.join("summary"), "no summary").unwrap();
+        assert!(format!("{:#}", read_summary(&folder).err().unwrap()).contains("the version is"));
+
+        // Files of a member beside the key of this node.
+        join(member, genesis, engine).unwrap();
+        fs::copy(member.join("keys").join(SUBNET), folder.join(SUBNET)).unwrap();
+        let error = format!("{:#}", Keys::open_or_create(&folder).err().unwrap());
+        assert!(error.contains("subnet-share.key is missing"), "{error}");
+        let own = member.join("keys").join(SUBNET);
+        let mut file: serde_json::Value = serde_json::from_slice(&fs::read(&own).unwrap()).unwrap();
+        file.as_object_mut().unwrap().remove("node_index").unwrap();
+        fs::write(&own, file.to_string()).unwrap();
+        let error = format!("{:#}", Keys::open_or_create(&member.join("keys")).err().unwrap());
+        assert!(error.contains("has it among the first members"), "{error}");
     }
 
     #[test]

@@ -64,13 +64,26 @@ pub(crate) fn replace_secret(path: &Path, bytes: &[u8]) -> Result<()> {
         .open(path)
         .with_context(|| format!("opening {}", path.display()))?;
     write(path, bytes, Readers::Owner)?;
-    let mut erase = || -> std::io::Result<()> {
-        let length = old.metadata()?.len();
-        old.rewind()?;
-        std::io::copy(&mut std::io::repeat(0).take(length), &mut old)?;
-        old.sync_all()
+    overwrite(&mut old).with_context(|| format!("erasing what {} was before", path.display()))
+}
+
+/// Removes a secret, and overwrites it on the medium, as far as the medium lets.
+pub(crate) fn erase(path: &Path) -> Result<()> {
+    let erased = || -> Result<()> {
+        let mut old = fs::OpenOptions::new().write(true).open(path)?;
+        // First the name: a file that is half overwritten is nobody's to read.
+        fs::remove_file(path)?;
+        sync_folder_of(path)?;
+        Ok(overwrite(&mut old)?)
     };
-    erase().with_context(|| format!("erasing what {} was before", path.display()))
+    erased().with_context(|| format!("erasing {}", path.display()))
+}
+
+fn overwrite(file: &mut fs::File) -> std::io::Result<()> {
+    let length = file.metadata()?.len();
+    file.rewind()?;
+    std::io::copy(&mut std::io::repeat(0).take(length), file)?;
+    file.sync_all()
 }
 
 /// Reads a file that has at most `bytes_max` bytes.
@@ -125,7 +138,8 @@ pub(crate) fn lock(data: &Path) -> Result<fs::File> {
     }
 }
 
-fn sync_folder_of(path: &Path) -> Result<()> {
+/// Makes durable which names are in the folder of this path.
+pub(crate) fn sync_folder_of(path: &Path) -> Result<()> {
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
         _ => PathBuf::from("."),
@@ -169,6 +183,20 @@ mod tests {
         old.read_to_end(&mut found).unwrap();
         assert_eq!(found, [0; 14]);
         assert_eq!(*read_secret(&path, 3).unwrap().unwrap(), b"new");
+    }
+
+    #[test]
+    fn an_erased_secret_is_gone_from_the_medium() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("key");
+        write(&path, b"secret", Readers::Owner).unwrap();
+        let mut old = fs::File::open(&path).unwrap();
+        erase(&path).unwrap();
+        assert!(!path.exists());
+        let mut found = Vec::new();
+        old.read_to_end(&mut found).unwrap();
+        assert_eq!(found, [0; 6]);
+        assert!(format!("{:#}", erase(&path).unwrap_err()).contains("key"));
     }
 
     #[test]

@@ -3,24 +3,28 @@
 //! | file | what |
 //! |---|---|
 //! | `node.key` | its Ed25519 key: signs query responses, records and dealings |
-//! | `subnet-share.key` | its share of the subnet's key: signs state roots |
-//! | `subnet.json` | the subnet: committee, members, genesis; without it the node belongs to none yet |
+//! | `subnet-share.key` | its share of the subnet's key, as it was dealt at first: signs state roots, until the key is handed on |
+//! | `shares/` | its shares since then, the newest and the one before (`shares`) |
+//! | `subnet.json` | the subnet at its beginning: committee, members, genesis; without it the node belongs to none yet |
+//! | `genesis-summary`, `summary` | who holds the key: at first, and as last written down (`summary`); subnets of a ceremony only |
 //! | `encryption.key` | what shares are encrypted to it with, and moves forward: nodes of a ceremony only |
 //! | `node.json` | the public record of this node: nodes of a ceremony only |
 //!
 //! A node without keys that is started makes a subnet of one and deals the key to itself. A node of several makes its keys before (`thimble keygen`) and gets its share in the
-//! ceremony (`thimble join`, `ceremony`). The folder is readable by its owner only, files are written whole or not at all (`files`), and
+//! ceremony (`thimble join`, `ceremony`); one that joins later has no share until the members admit it and the key is handed on to it. The folder is readable by its owner only, files are written whole or not at all (`files`), and
 //! bytes are wiped after use.
 
 mod ceremony;
 pub(crate) mod files;
 mod shares;
 mod subnet;
+mod summary;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use ed25519_dalek::{SigningKey, VerifyingKey};
+use genesis::Summary;
 use ic_principal::Principal;
 use nidkg::{Committee, EncryptionSecretKey, NodeIndex, SecretShare};
 use rand::rngs::OsRng;
@@ -28,10 +32,11 @@ use sha2::{Digest, Sha256};
 use state::NodeInfo;
 use zeroize::Zeroizing;
 
-pub(crate) use ceremony::{Joined, engine, join, keygen, node_of_plan};
+pub(crate) use ceremony::{engine, join, keygen, node_key, node_of_plan};
 use files::Readers;
-pub(crate) use shares::{Shares, read_genesis, write_summary};
+pub(crate) use shares::Shares;
 use subnet::Subnet;
+pub(crate) use summary::{read_summary, write_summary};
 
 const NODE_KEY: &str = "node.key";
 const SHARE_KEY: &str = "subnet-share.key";
@@ -46,10 +51,13 @@ const ENCRYPTION_KEY_BYTES_MAX: usize = 512 << 10;
 
 /// Everything this node signs with, and what others know it by.
 pub(crate) struct Keys {
+    folder: PathBuf,
     pub(crate) node: SigningKey,
-    pub(crate) share: SecretShare,
+    /// As it was dealt at first. None for a node that joined later, and none any more once the key was handed on twice: shares in use are those of [`Shares`].
+    pub(crate) share: Option<SecretShare>,
+    /// At the beginning.
     pub(crate) committee: Committee,
-    /// All nodes of the subnet, this one among them, by index. A subnet of one that dealt to itself has one without an address.
+    /// All nodes of the subnet at its beginning, by index. A subnet of one that dealt to itself has one without an address.
     pub(crate) members: Vec<Member>,
     /// The ceremony the subnet came out of; none for a subnet of one that dealt to itself.
     pub(crate) origin: Option<Origin>,
@@ -94,7 +102,7 @@ impl Keys {
             write_share(folder, share)?;
             let subnet = Subnet {
                 committee: committee.clone(),
-                node_index: share.index,
+                node_index: Some(share.index),
                 members: vec![],
                 coefficients: vec![],
                 origin: None,
@@ -111,14 +119,10 @@ impl Keys {
                 "this node has keys but belongs to no subnet yet: finish the ceremony with `thimble join`, or give a subnet of one a data folder of its own"
             );
         };
-        let share = read_share(folder, subnet.node_index)?.with_context(|| {
-            format!(
-                "{SHARE_KEY} is missing: without its share the node cannot sign for the subnet, restore it"
-            )
-        })?;
-        if subnet.committee.shares.get(subnet.node_index.0 as usize) != Some(&share.public_key()) {
-            bail!("{SHARE_KEY} does not belong to {SUBNET}: files of two nodes were mixed");
-        }
+        let share = match subnet.node_index {
+            Some(index) => first_share(folder, &subnet, index)?,
+            None => None,
+        };
         let own_key = node.verifying_key();
         let members = match subnet.origin {
             Some(_) => subnet.members,
@@ -128,19 +132,46 @@ impl Keys {
                 vec![own]
             }
         };
-        let place = members.get(share.index.0 as usize);
-        ensure!(
-            place.is_some_and(|member| member.node_key == own_key.to_bytes()),
-            "{NODE_KEY} is not that of member {} of {SUBNET}: files of two nodes were mixed",
-            share.index.0
-        );
+        let is_own = |member: &Member| member.node_key == own_key.to_bytes();
+        match subnet.node_index {
+            Some(index) => ensure!(
+                members.get(index.0 as usize).is_some_and(is_own),
+                "{NODE_KEY} is not that of member {} of {SUBNET}: files of two nodes were mixed",
+                index.0
+            ),
+            None => ensure!(
+                !members.iter().any(is_own),
+                "{SUBNET} says that this node joined later, and has it among the first members: files of two nodes were mixed"
+            ),
+        }
         if subnet.origin.is_some() && read_encryption_key(folder)?.is_none() {
             tracing::warn!(
                 "{} is missing: the node signs with the share it has, but cannot be given another when the subnet's key is handed on; restore it",
                 folder.join(ENCRYPTION_KEY).display()
             );
         }
-        Ok(Self { node, share, committee: subnet.committee, members, origin: subnet.origin })
+        Ok(Self {
+            folder: folder.to_owned(),
+            node,
+            share,
+            committee: subnet.committee,
+            members,
+            origin: subnet.origin,
+        })
+    }
+
+    /// Who held the key when the subnet began: what a node without state starts from. Subnets of a ceremony only.
+    pub(crate) fn genesis_summary(&self) -> Result<Summary> {
+        summary::read_genesis(&self.folder)
+    }
+
+    fn first_share(&self) -> Result<&SecretShare> {
+        self.share.as_ref().with_context(|| {
+            format!(
+                "this node has no share of the key as it was dealt at first: {}",
+                self.folder.join(SHARE_KEY).display()
+            )
+        })
     }
 
     /// All nodes, as the state names them.
@@ -152,19 +183,20 @@ impl Keys {
         self.members.iter().map(info).collect()
     }
 
-    /// The share once more, for the certifier to own.
+    /// The first share once more, for the certifier to own.
     pub(crate) fn share_again(&self) -> Result<SecretShare> {
-        let bytes = Zeroizing::new(self.share.to_bytes());
-        Ok(SecretShare::from_bytes(self.share.index, &bytes)?)
+        let share = self.first_share()?;
+        let bytes = Zeroizing::new(share.to_bytes());
+        Ok(SecretShare::from_bytes(share.index, &bytes)?)
     }
 
     /// Randomness of the first block, which no certified state precedes. One node takes a value that only its subnet's key can give; several must agree on
     /// it before they sign anything together, and take one that everybody can compute.
-    pub(crate) fn genesis_seed(&self) -> [u8; 32] {
-        match &self.origin {
-            None => Sha256::digest(self.share.sign(b"\x0fthimble-genesis").0).into(),
+    pub(crate) fn genesis_seed(&self) -> Result<[u8; 32]> {
+        Ok(match &self.origin {
+            None => Sha256::digest(self.first_share()?.sign(b"\x0fthimble-genesis").0).into(),
             Some(origin) => Sha256::digest([&b"\x14thimble-genesis-seed"[..], &origin.hash].concat()).into(),
-        }
+        })
     }
 
     /// DER of the subnet's public key: what clients call the root key.
@@ -181,6 +213,21 @@ impl Keys {
     pub(crate) fn node_id(&self) -> Principal {
         genesis::node_id(&self.node.verifying_key())
     }
+}
+
+/// The share as it was dealt at first; none once it was removed because the key was handed on.
+fn first_share(folder: &Path, subnet: &Subnet, index: NodeIndex) -> Result<Option<SecretShare>> {
+    let Some(share) = read_share(folder, index)? else {
+        ensure!(
+            shares::moved_on(folder),
+            "{SHARE_KEY} is missing: without its share the node cannot sign for the subnet, restore it"
+        );
+        return Ok(None);
+    };
+    if subnet.committee.shares.get(index.0 as usize) != Some(&share.public_key()) {
+        bail!("{SHARE_KEY} does not belong to {SUBNET}: files of two nodes were mixed");
+    }
+    Ok(Some(share))
 }
 
 fn write_node_key(folder: &Path, key: &SigningKey) -> Result<()> {

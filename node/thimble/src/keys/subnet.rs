@@ -30,8 +30,9 @@ struct File {
     threshold: u32,
     /// Hex of each share's public key.
     shares: Vec<String>,
-    /// This node's place.
-    node_index: u32,
+    /// This node's place; none for one that joined later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    node_index: Option<u32>,
     /// By index.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     members: Vec<MemberEntry>,
@@ -60,7 +61,8 @@ struct MemberEntry {
 /// What is public of a subnet.
 pub(crate) struct Subnet {
     pub(crate) committee: Committee,
-    pub(crate) node_index: NodeIndex,
+    /// None for a node that joined later.
+    pub(crate) node_index: Option<NodeIndex>,
     /// By index; none in the file of a subnet of one.
     pub(crate) members: Vec<Member>,
     /// As stored; none in the file of a subnet of one.
@@ -86,7 +88,7 @@ impl Subnet {
             public_key: hex::encode(self.committee.public_key.as_bytes()),
             threshold: self.committee.threshold,
             shares: self.committee.shares.iter().map(|key| hex::encode(key.as_bytes())).collect(),
-            node_index: self.node_index.0,
+            node_index: self.node_index.map(|index| index.0),
             members: self.members.iter().map(MemberEntry::from).collect(),
             coefficients: self.coefficients.iter().map(hex::encode).collect(),
             genesis_hash: self.origin.as_ref().map(|origin| hex::encode(origin.hash)),
@@ -125,7 +127,9 @@ impl TryFrom<File> for Subnet {
     fn try_from(file: File) -> Result<Self> {
         let count = file.shares.len();
         ensure!((1..=NODES_MAX).contains(&count), "{count} shares; a subnet has 1 to {NODES_MAX}");
-        ensure!((file.node_index as usize) < count, "node_index {} of {count} nodes", file.node_index);
+        if let Some(index) = file.node_index {
+            ensure!((index as usize) < count, "node_index {index} of {count} nodes");
+        }
         let key = |text: &String| -> Result<PublicKey> {
             Ok(PublicKey::from_bytes(&bytes("a public key", text)?)?)
         };
@@ -136,7 +140,10 @@ impl TryFrom<File> for Subnet {
         };
         let origin = match (file.version, file.genesis_hash, file.genesis_time_seconds) {
             (1, None, None) => {
-                ensure!(count == 1 && file.members.is_empty(), "version 1 is that of a subnet of one");
+                ensure!(
+                    count == 1 && file.members.is_empty() && file.node_index.is_some(),
+                    "version 1 is that of a subnet of one"
+                );
                 None
             }
             (2, Some(hash), Some(time_seconds)) => {
@@ -156,7 +163,7 @@ impl TryFrom<File> for Subnet {
                 "the coefficients are not those of the committee: the file was changed"
             );
         }
-        Ok(Self { committee, node_index: NodeIndex(file.node_index), members, coefficients, origin })
+        Ok(Self { committee, node_index: file.node_index.map(NodeIndex), members, coefficients, origin })
     }
 }
 

@@ -15,5 +15,6 @@ mod group;
 mod handover;
 mod harness;
 mod http;
+mod members;
 mod memory;
 mod subnet;

@@ -1,0 +1,55 @@
+//! The key summary on disk: who holds the subnet's key, for a node that starts and for the commands of its operator.
+//!
+//! Two files, because two are asked for. `genesis-summary` is how the ceremony left the key, and never changes: a node that has no state yet begins with it. `summary` is the newest that the node wrote down, at
+//! the ends of epochs: what `thimble members` goes by while nobody can be asked. What decides which shares a node signs with is neither, but the state.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use genesis::{SUMMARY_BYTES_MAX, Summary};
+
+use super::files::{self, Readers};
+
+pub(super) const NEWEST: &str = "summary";
+pub(super) const GENESIS: &str = "genesis-summary";
+
+/// Writes down the newest summary; bytes that are there already stay as they are.
+pub(crate) fn write_summary(folder: &Path, summary: &Summary) -> Result<()> {
+    write(&folder.join(NEWEST), &summary.to_bytes())
+}
+
+/// The newest summary that was written down in the folder of keys.
+pub(crate) fn read_summary(folder: &Path) -> Result<Summary> {
+    read(&folder.join(NEWEST))
+}
+
+/// What joining leaves: the first summary, and the newest unless a newer one of this subnet is there.
+pub(super) fn write_genesis(folder: &Path, summary: &Summary) -> Result<()> {
+    if !read_summary(folder).is_ok_and(|there| there.public_key() == summary.public_key()) {
+        write_summary(folder, summary)?;
+    }
+    write(&folder.join(GENESIS), &summary.to_bytes())
+}
+
+/// The first summary.
+pub(super) fn read_genesis(folder: &Path) -> Result<Summary> {
+    read(&folder.join(GENESIS))
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    if path.exists() && files::read(path, SUMMARY_BYTES_MAX).is_ok_and(|there| there == bytes) {
+        return Ok(());
+    }
+    files::write(path, bytes, Readers::Owner)
+}
+
+fn read(path: &Path) -> Result<Summary> {
+    let again = || {
+        format!(
+            "{} is needed to know who holds the subnet's key: run `thimble join` with the genesis again, it changes nothing else",
+            path.display()
+        )
+    };
+    let bytes = files::read(path, SUMMARY_BYTES_MAX).with_context(again)?;
+    Summary::from_bytes(&bytes).with_context(again)
+}
