@@ -49,6 +49,8 @@ const SYNC_SECONDS_MAX: f64 = 30.0;
 const SYNC_EXTRA_BYTES_MAX: u64 = 64 * MIB;
 /// What is fetched, over three canisters.
 const SYNC_STATE_MIB: u64 = 300;
+/// Rounds after which blocks are not kept any more and a manifest was made since: a checkpoint interval, and what is kept besides.
+const SYNC_ROUNDS: u64 = 600;
 /// A node that does not come back by then will not.
 const SYNC_PATIENCE: Duration = Duration::from_secs(180);
 /// What the hammer does besides the seconds asked for: create, fill, read back, delete.
@@ -529,15 +531,27 @@ impl Bench {
         ];
         let report = self.hammer("fill", &endpoints, &flags).await?;
         self.judge_hammer("fill", &report);
+        self.phase("sync: the others go on until they keep none of those blocks");
+        let goal = tip(&self.reports().await?) + SYNC_ROUNDS;
+        let began = Instant::now();
+        while tip(&self.reports().await?) < goal {
+            ensure!(began.elapsed() < HAMMER_PATIENCE, "the others do not go on");
+            self.hammer(
+                "pass",
+                &endpoints,
+                &["--mode", "throughput", "--seconds", "10", "--concurrency", "4"],
+            )
+            .await?;
+        }
 
         let from = self.phase(&format!("sync: node {last} starts without state"));
         Session::open(self.place.clone())?.restart(last, true)?;
         let started = Instant::now();
-        let mut caught_up = false;
+        let mut synced = false;
         let took = loop {
             let reports = self.reports().await?;
             if let Some(report) = reports.get(last).and_then(Option::as_ref) {
-                caught_up |= report.catching_up;
+                synced |= report.syncing;
                 let near = tip(&reports) - report.height <= STORM_BEHIND_MAX;
                 if report.healthy && near && report.height > 0 {
                     break Some(started.elapsed().as_secs_f64());
@@ -549,9 +563,8 @@ impl Bench {
             tokio::time::sleep(Duration::from_millis(50)).await;
         };
         let to = self.now();
-        if caught_up {
-            println!("bench-net: node {last} said that it was catching up");
-        }
+        let words = if synced { "it did" } else { "it executed blocks" };
+        self.row("state sync: the node took over a state", words.into(), "it did", Some(synced));
         let text = match took {
             Some(seconds) => format!("{seconds:.1} s"),
             None => format!("not within {} s", SYNC_PATIENCE.as_secs()),

@@ -34,6 +34,8 @@ pub(crate) struct Report {
     pub(crate) peers_heard: Option<u64>,
     /// Whether it fetches blocks that others executed.
     pub(crate) catching_up: bool,
+    /// Whether it takes over a state from its peers.
+    pub(crate) syncing: bool,
     pub(crate) worker_restarts: u64,
     pub(crate) uptime_millis: u64,
 }
@@ -56,6 +58,7 @@ impl Report {
             behind: number("/subnet/behind"),
             peers_heard: members.map(|members| members.iter().enumerate().filter(heard).count() as u64),
             catching_up: value.pointer("/subnet/catching_up").and_then(Value::as_bool) == Some(true),
+            syncing: value.pointer("/subnet/state_sync").is_some_and(Value::is_object),
             worker_restarts: number("/rounds/worker_restarts").unwrap_or(0),
             uptime_millis: number("/uptime_millis").unwrap_or(0),
         }
@@ -210,13 +213,14 @@ mod tests {
             "healthy": true, "status": "healthy", "rounds": {"height": 7},
             "subnet": {
                 "place": 1, "certified_height": 9, "finalised_height": 11, "behind": 2, "catching_up": true,
+                "state_sync": {"height": 4},
                 "members": [{"heard_height": 9}, {"heard_height": 9}, {"heard_height": 0}, {"heard_height": 8}],
             },
         });
         let report = Report::of(&member);
         assert_eq!((report.height, report.finalised, report.behind), (9, Some(11), Some(2)));
         assert_eq!(report.peers_heard, Some(2), "itself is no peer");
-        assert!(report.catching_up);
+        assert!(report.catching_up && report.syncing);
         assert_eq!(Report::of(&serde_json::json!([])), Report::default());
     }
 }
