@@ -92,7 +92,7 @@ enum Input {
     Certified(Certificate),
     Failed(CertifyError),
     /// The blocks that are needed are kept nowhere any more.
-    Behind(Behind),
+    Behind(Box<Behind>),
     Differs(LimitsDiffer),
     /// This node is no member from here on, or cannot be.
     Left(Height),
@@ -124,8 +124,8 @@ pub struct SubnetConfig {
     pub genesis_time: Time,
     /// Where peers reach this node.
     pub listen: SocketAddr,
-    /// `host:port` of members that are elsewhere than they stated, by node key.
-    pub addresses: BTreeMap<[u8; 32], String>,
+    /// `host:port` of members that are elsewhere than they stated, by the text of their node ids.
+    pub addresses: BTreeMap<String, String>,
     /// The engine's own storage.
     pub directory: PathBuf,
     /// Largest envelope.
@@ -289,7 +289,7 @@ impl Subnet {
         let addresses = config
             .addresses
             .iter()
-            .map(|(member, address)| Ok((*member, network::address(address)?)))
+            .map(|(member, address)| Ok((member.clone(), network::address(address)?)))
             .collect::<Result<_, StartError>>()?;
         let (key, listen, directory) =
             (key::node_key(&config.node_secret)?, config.listen, config.directory.clone());
@@ -467,7 +467,8 @@ impl Subnet {
                 Some(Input::Failed(source)) => {
                     return Err(ConsensusError::Certify { height: self.height.0, source });
                 }
-                Some(Input::Behind(Behind { offer, floor })) => {
+                Some(Input::Behind(behind)) => {
+                    let Behind { offer, floor } = *behind;
                     if offer.height > self.height {
                         self.floor = Some(floor);
                         return Ok(Step::Behind(offer));
