@@ -4,7 +4,7 @@ use std::{fmt::Write as _, net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use budget::format_size;
-use gateway::report::{CANISTERS_MAX, Level, Report};
+use gateway::report::{CANISTERS_MAX, Level, Report, Subnet};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::{Request, body::Bytes, header};
 use hyper_util::rt::TokioIo;
@@ -73,6 +73,50 @@ fn short(bytes: u64) -> String {
     }
 }
 
+fn members(out: &mut String, subnet: &Subnet) {
+    let place = match subnet.place {
+        Some(place) => format!("place {place} of {} members", subnet.members.len()),
+        None => format!("following {} members, not one of them", subnet.members.len()),
+    };
+    let _ = writeln!(
+        out,
+        "subnet      {place}; final {}, executed {}, certified {}; {} rounds without a block, {} double votes seen",
+        subnet.finalised_height,
+        subnet.executed_height,
+        subnet.certified_height,
+        subnet.nullified_rounds,
+        subnet.equivocations
+    );
+    if let Some(sync) = &subnet.state_sync {
+        let _ = writeln!(
+            out,
+            "            taking over the state of height {}: {} of {} from {} peers",
+            sync.height,
+            short(sync.bytes_done),
+            short(sync.bytes_total),
+            sync.peers
+        );
+    }
+    let next = match subnet.dealings_missing {
+        0 => "the next ones are ready".to_owned(),
+        missing => format!("the next ones lack {missing} dealings"),
+    };
+    let _ = writeln!(
+        out,
+        "key         epoch {}, shares made for epoch {}; {next}",
+        subnet.epoch, subnet.key_epoch
+    );
+    for (place, member) in subnet.members.iter().enumerate() {
+        let heard = match member.heard_height {
+            _ if Some(place as u32) == subnet.place => "this node".to_owned(),
+            0 => "not heard".to_owned(),
+            height => format!("heard at {height}"),
+        };
+        let _ = writeln!(out, "  {place:>2} {} {} {heard}", member.node_id, member.address);
+    }
+    let _ = writeln!(out);
+}
+
 fn text(report: &Report) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail, here and below.
@@ -86,6 +130,9 @@ fn text(report: &Report) -> String {
         report.uptime_millis / 1000,
         report.version
     );
+    if let Some(subnet) = &report.subnet {
+        members(&mut out, subnet);
+    }
     let memory = &report.memory;
     let _ = writeln!(
         out,

@@ -33,6 +33,8 @@ const HANDSHAKE_AGE: Duration = Duration::from_secs(10);
 
 /// Messages that wait for a peer which takes none: they are held for each such peer, whatever their size.
 const OUTBOUND_MAX: NonZeroUsize = NZUsize!(8);
+/// Room for peers at least.
+const PEERS_MIN: usize = 8;
 /// A peer that takes or sends nothing for so long is cut off.
 const SILENCE: Duration = Duration::from_secs(15);
 
@@ -64,14 +66,35 @@ pub(super) fn address(text: &str) -> Result<Address, StartError> {
 }
 
 /// Whom to connect to: the members, and those who are to be members next, who may have to fetch the state.
-fn peers(summary: &Summary, addresses: &BTreeMap<String, Address>) -> Map<PublicKey, Address> {
+///
+/// At most `peers_max`: queues are made for so many when the node starts.
+fn peers(
+    summary: &Summary,
+    addresses: &BTreeMap<String, Address>,
+    peers_max: usize,
+) -> Map<PublicKey, Address> {
     let known = |member: &NodeRecord| {
         let key = member.node_key().to_bytes();
         let stated = || address(member.address()).ok();
         let address = addresses.get(&member.node_id().to_text()).cloned().or_else(stated)?;
         Some((PublicKey::decode(Copying(&key)).ok()?, address))
     };
-    Map::from_iter_dedup(summary.members().iter().chain(summary.next_members()).filter_map(known))
+    let all = distinct(summary);
+    if all.len() > peers_max {
+        tracing::error!(
+            members = all.len(),
+            connected = peers_max,
+            "the subnet grew beyond what this node made room for when it started: start it again, so that it connects to all"
+        );
+    }
+    Map::from_iter_dedup(all.into_iter().take(peers_max).filter_map(known))
+}
+
+/// Members, then those who are to be members next and are not.
+fn distinct(summary: &Summary) -> Vec<&NodeRecord> {
+    let members = summary.members();
+    let is_member = |node: &&NodeRecord| members.iter().any(|member| member.node_key() == node.node_key());
+    members.iter().chain(summary.next_members().iter().filter(|node| !is_member(node))).collect()
 }
 
 /// Runs the engine until it ends. Blocks the calling thread.
@@ -83,8 +106,9 @@ pub(super) fn run(network: Network, prepared: Prepared) {
         .with_read_write_timeout(SILENCE)
         .with_storage_directory(network.directory.clone());
     runtime::Runner::new(config).start(|context| async move {
-        // Those of an epoch, and those who are to follow them.
-        let members = NonZeroUsize::new(2 * genesis::NODES_MAX).unwrap_or(NonZeroUsize::MIN);
+        // Memory is taken for each: twice as many as there are leaves room to grow until the next start.
+        let peers_max = (2 * distinct(&prepared.handover.summary()).len()).max(PEERS_MIN);
+        let members = NonZeroUsize::new(peers_max).unwrap_or(NonZeroUsize::MIN);
         let handshake = Cups::<_, ChaCha20Poly1305>::new(
             Sake {
                 signer: network.key.clone(),
@@ -112,12 +136,12 @@ pub(super) fn run(network: Network, prepared: Prepared) {
             let (mut oracle, addresses) = (oracle.clone(), network.addresses);
             move |summary: &Summary| {
                 // The network's task may be gone, and with it the node.
-                let _ = oracle.track(summary.epoch(), peers(summary, &addresses));
+                let _ = oracle.track(summary.epoch(), peers(summary, &addresses, peers_max));
             }
         });
 
         // What arrives and is not taken yet is bounded per channel by burst times peers: small where messages are large.
-        let small = Quota::per_second(NZU32!(512)).allow_burst(NZU32!(128));
+        let small = Quota::per_second(NZU32!(512)).allow_burst(NZU32!(64));
         let large = |per_second: u32, burst: u32| {
             let nonzero = |n| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN);
             Quota::per_second(nonzero(per_second)).allow_burst(nonzero(burst))
