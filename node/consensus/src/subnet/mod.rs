@@ -92,7 +92,7 @@ enum Input {
     Certified(Certificate),
     Failed(CertifyError),
     /// The blocks that are needed are kept nowhere any more.
-    Behind(Behind),
+    Behind(Box<Behind>),
     Differs(LimitsDiffer),
     /// This node is no member from here on, or cannot be.
     Left(Height),
@@ -467,7 +467,8 @@ impl Subnet {
                 Some(Input::Failed(source)) => {
                     return Err(ConsensusError::Certify { height: self.height.0, source });
                 }
-                Some(Input::Behind(Behind { offer, floor })) => {
+                Some(Input::Behind(behind)) => {
+                    let Behind { offer, floor } = *behind;
                     if offer.height > self.height {
                         self.floor = Some(floor);
                         return Ok(Step::Behind(offer));

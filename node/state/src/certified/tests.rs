@@ -371,7 +371,7 @@ fn a_manifest_is_read_out_of_its_certificate_and_out_of_no_other() {
     let state = certified(&mut fixture);
     assert_eq!(state.manifest_certificate(), None, "there is no manifest");
     assert_eq!(ManifestClaim::read(&state.certificate(&[vec![b"state_manifest".to_vec()]])), None);
-    let mut state = (*certified(&mut fixture)).clone();
+    let mut state = certified(&mut fixture);
     state.state.manifest = Some((Height(300), [9; 32]));
     let (height, bytes) = state.manifest_certificate().unwrap();
     let claim = ManifestClaim::read(&bytes).unwrap();

@@ -481,7 +481,7 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
         };
         let offer = behind.offer;
         // A driver that has other things to do first is told again.
-        if self.parts.out.try_send(Input::Behind(behind)).is_ok() {
+        if self.parts.out.try_send(Input::Behind(Box::new(behind))).is_ok() {
             tracing::warn!(
                 next = next.0,
                 subnet = ahead.0,
