@@ -50,8 +50,14 @@ impl Subnet {
     fn apply(&mut self, leader: usize, payload: &[u8]) -> bool {
         let leader = NodeIndex(leader as u32);
         let checked = self.summary.check(&ENGINE, leader, payload, &mut rng(1));
+        let mut by_check = self.summary.clone();
+        if let Ok(checked) = &checked {
+            assert!(by_check.apply_checked(&ENGINE, checked, &mut rng(4)));
+            assert!(!by_check.apply_checked(&ENGINE, checked, &mut rng(4)), "once is enough");
+        }
         let applied = self.summary.apply(&ENGINE, leader, payload, &mut rng(2));
         assert_eq!(checked.is_ok(), applied, "{:?}", checked.err());
+        assert_eq!(by_check.to_bytes(), self.summary.to_bytes(), "checked before or not");
         applied
     }
 
@@ -61,7 +67,7 @@ impl Subnet {
         let mut summary = self.summary.clone();
         assert!(!summary.apply(&ENGINE, leader, payload, &mut rng(2)));
         assert_eq!(summary.to_bytes(), before, "what is refused changes nothing");
-        self.summary.check(&ENGINE, leader, payload, &mut rng(1)).unwrap_err().to_string()
+        self.summary.check(&ENGINE, leader, payload, &mut rng(1)).err().unwrap().to_string()
     }
 
     /// As the epoch ends: everybody opens its share and moves its key on.
@@ -222,6 +228,13 @@ fn what_must_not_count_is_refused_and_changes_nothing() {
     assert!(!subnet.summary.wants_dealing(NodeIndex(2)));
     assert!(subnet.refusal(2, &two).contains("surplus"));
     subnet.close();
+
+    // What was checked in an epoch counts in that epoch.
+    let dealing = subnet.deal(1);
+    let late = subnet.summary.check(&ENGINE, NodeIndex(1), &dealing, &mut rng(1)).ok().unwrap();
+    let mut next = subnet.summary.clone();
+    next.close_epoch();
+    assert!(!next.apply_checked(&ENGINE, &late, &mut rng(1)));
 
     // Of the epoch before, and of that epoch under the number of this one.
     assert!(subnet.refusal(2, &two).contains("is for epoch 1; dealings of this epoch are for epoch 2"));

@@ -51,8 +51,8 @@ pub(crate) struct Agreement {
     pub(crate) status: SubnetStatus,
     /// This node's Ed25519 key.
     pub(crate) node_key: [u8; 32],
-    /// Addresses of members that are elsewhere than they stated, by node key.
-    pub(crate) addresses: BTreeMap<[u8; 32], String>,
+    /// Addresses of members that are elsewhere than they stated, by the text of their ids.
+    pub(crate) addresses: BTreeMap<String, String>,
 }
 
 /// Final heights a node may lack without being called behind: those under way.
@@ -86,7 +86,7 @@ impl Agreement {
             node_id: member.node_id().to_text(),
             address: self
                 .addresses
-                .get(&member.node_key().to_bytes())
+                .get(&member.node_id().to_text())
                 .map_or(member.address(), String::as_str)
                 .to_owned(),
             heard_height: heard.get(place).map_or(0, |height| height.0),

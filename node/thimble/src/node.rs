@@ -1,7 +1,6 @@
 //! `thimble run`: opens what is on disk, wires the parts, serves until a signal, stops in order.
 
 use std::{
-    collections::BTreeMap,
     fs,
     io::IsTerminal,
     path::Path,
@@ -31,7 +30,7 @@ use crate::{
     config::Config,
     driver::{Driver, Ended, Finished, Observed},
     governor,
-    keys::{Keys, Member, files::lock},
+    keys::{Keys, files::lock},
     keystore::KeyFiles,
     metrics::{Readings, RoundMetrics},
     pace::Pace,
@@ -328,11 +327,7 @@ fn agreement(
     let listen = config.p2p.listen.context(
         "this node is one of several and needs an address where the others reach it: --p2p-listen ADDRESS:PORT, or `listen` under [p2p] in the configuration",
     )?;
-    let address_of = |member: &Member| {
-        let address = config.p2p.peers.get(&member.node_id.to_text())?;
-        Some((member.node_key, address.clone()))
-    };
-    let addresses: BTreeMap<_, _> = keys.members.iter().filter_map(address_of).collect();
+    let addresses = config.p2p.peers.clone();
     let arithmetic = EngineConfig { tables, ..EngineConfig::for_this_machine() };
     let node_key = keys.node.verifying_key().to_bytes();
     let subnet = SubnetConfig {

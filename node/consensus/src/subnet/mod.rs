@@ -124,8 +124,8 @@ pub struct SubnetConfig {
     pub genesis_time: Time,
     /// Where peers reach this node.
     pub listen: SocketAddr,
-    /// `host:port` of members that are elsewhere than they stated, by node key.
-    pub addresses: BTreeMap<[u8; 32], String>,
+    /// `host:port` of members that are elsewhere than they stated, by the text of their node ids.
+    pub addresses: BTreeMap<String, String>,
     /// The engine's own storage.
     pub directory: PathBuf,
     /// Largest envelope.
@@ -289,7 +289,7 @@ impl Subnet {
         let addresses = config
             .addresses
             .iter()
-            .map(|(member, address)| Ok((*member, network::address(address)?)))
+            .map(|(member, address)| Ok((member.clone(), network::address(address)?)))
             .collect::<Result<_, StartError>>()?;
         let (key, listen, directory) =
             (key::node_key(&config.node_secret)?, config.listen, config.directory.clone());
@@ -353,8 +353,15 @@ impl Subnet {
             (namespace, me.as_ref().try_into().unwrap_or_default()),
             epocher.clone(),
         );
-        let entered = handover.enter()?;
-        if entered.term.share.is_none() {
+        let entered = match handover.enter() {
+            // Everything but the keys was lost, and those are of a later epoch by now: it takes over a state, and then has its share of that epoch.
+            Err(StartError::Share(reason)) if logged == Height(0) && handover.belongs() => {
+                tracing::warn!(%reason, "this node begins from nothing without its share of the subnet's first key: it follows until it has taken over a state");
+                handover.follow()?
+            }
+            entered => entered?,
+        };
+        if handover.place(&me).is_none() {
             let summary = handover.summary();
             tracing::warn!(
                 epoch = summary.epoch(),

@@ -42,7 +42,7 @@ pub(super) struct Network {
     pub(super) namespace: Vec<u8>,
     pub(super) listen: SocketAddr,
     /// Addresses that take the place of those members stated.
-    pub(super) addresses: BTreeMap<[u8; 32], Address>,
+    pub(super) addresses: BTreeMap<String, Address>,
     /// Largest message.
     pub(super) message_bytes: usize,
     /// The engine's storage.
@@ -64,11 +64,11 @@ pub(super) fn address(text: &str) -> Result<Address, StartError> {
 }
 
 /// Whom to connect to: the members, and those who are to be members next, who may have to fetch the state.
-fn peers(summary: &Summary, addresses: &BTreeMap<[u8; 32], Address>) -> Map<PublicKey, Address> {
+fn peers(summary: &Summary, addresses: &BTreeMap<String, Address>) -> Map<PublicKey, Address> {
     let known = |member: &NodeRecord| {
         let key = member.node_key().to_bytes();
         let stated = || address(member.address()).ok();
-        let address = addresses.get(&key).cloned().or_else(stated)?;
+        let address = addresses.get(&member.node_id().to_text()).cloned().or_else(stated)?;
         Some((PublicKey::decode(Copying(&key)).ok()?, address))
     };
     Map::from_iter_dedup(summary.members().iter().chain(summary.next_members()).filter_map(known))

@@ -124,6 +124,10 @@ fn key() -> PrivateKey {
 }
 
 fn certified(fixture: &mut Fixture) -> CertifiedStateOf<Canister> {
+    certified_with(fixture, None)
+}
+
+fn certified_with(fixture: &mut Fixture, manifest: Option<(Height, [u8; 32])>) -> CertifiedStateOf<Canister> {
     let state = Uncertified::new(
         Height(4),
         Time(1_700_000_000_123_456_789),
@@ -131,7 +135,7 @@ fn certified(fixture: &mut Fixture) -> CertifiedStateOf<Canister> {
         SubnetMetrics { num_canisters: 50, consumed_cycles_total: (3 << 64) + 5, ..SubnetMetrics::default() },
         &mut fixture.canisters,
         &mut fixture.history,
-        None,
+        manifest,
     );
     let signature = key().sign(&signed_message(&state.root())).serialize().to_vec();
     state.certify(signature)
@@ -371,8 +375,7 @@ fn a_manifest_is_read_out_of_its_certificate_and_out_of_no_other() {
     let state = certified(&mut fixture);
     assert_eq!(state.manifest_certificate(), None, "there is no manifest");
     assert_eq!(ManifestClaim::read(&state.certificate(&[vec![b"state_manifest".to_vec()]])), None);
-    let mut state = certified(&mut fixture);
-    state.state.manifest = Some((Height(300), [9; 32]));
+    let state = certified_with(&mut fixture, Some((Height(300), [9; 32])));
     let (height, bytes) = state.manifest_certificate().unwrap();
     let claim = ManifestClaim::read(&bytes).unwrap();
     assert_eq!((height, claim.height, claim.root), (Height(300), Height(300), [9; 32]));
@@ -380,7 +383,7 @@ fn a_manifest_is_read_out_of_its_certificate_and_out_of_no_other() {
     assert_eq!(claim.signature, state.signature());
     // Whatever a peer changes, it says the same, says something else of another tree, or says nothing.
     for at in 0..bytes.len() {
-        let mut changed = bytes.clone();
+        let mut changed = bytes.to_vec();
         changed[at] ^= 1;
         if let Some(other) = ManifestClaim::read(&changed) {
             assert!(other == claim || other.tree != claim.tree || other.signature != claim.signature, "{at}");
