@@ -178,6 +178,11 @@ impl Handover {
         })
     }
 
+    /// Whether this node is a member.
+    pub(super) fn is_member(&self) -> bool {
+        self.summary().place_of(&self.node_key).is_some()
+    }
+
     /// Whether this node is a member, or is to be one.
     pub(super) fn belongs(&self) -> bool {
         let summary = self.summary();

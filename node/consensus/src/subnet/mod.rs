@@ -361,7 +361,7 @@ impl Subnet {
             }
             entered => entered?,
         };
-        if handover.place(&me).is_none() {
+        if !handover.is_member() {
             let summary = handover.summary();
             tracing::warn!(
                 epoch = summary.epoch(),
