@@ -149,6 +149,16 @@ impl Handover {
 
     /// What this node takes part in the epoch with that its summary is of, or follows it with if it is not a member.
     pub(super) fn enter(&self) -> Result<Entered, StartError> {
+        let share = self.keys.share(&self.summary()).map_err(StartError::Share)?;
+        self.enter_with(share)
+    }
+
+    /// The same without a share: this node verifies and signs nothing.
+    pub(super) fn follow(&self) -> Result<Entered, StartError> {
+        self.enter_with(None)
+    }
+
+    fn enter_with(&self, share: Option<SecretShare>) -> Result<Entered, StartError> {
         let summary = self.summary();
         let first = EngineHeight::new(self.inner.lock().height.get() + 1);
         let epoch = self.epocher.containing(first).map(|bounds| bounds.epoch());
@@ -157,7 +167,6 @@ impl Handover {
         }
         let epoch = Epoch::new(summary.epoch());
         let from = self.epocher.first(epoch).map_or(first, |first| first);
-        let share = self.keys.share(&summary).map_err(StartError::Share)?;
         let keys: Vec<_> = summary.members().iter().map(|member| member.node_key().to_bytes()).collect();
         let committee = summary.committee().clone();
         let scheme = key::scheme(&self.namespace, &key::members(&keys)?, &committee, share.as_ref())?;
@@ -167,6 +176,11 @@ impl Handover {
             scheme,
             term: Term { committee, share, members: keys },
         })
+    }
+
+    /// Whether this node is a member.
+    pub(super) fn is_member(&self) -> bool {
+        self.summary().place_of(&self.node_key).is_some()
     }
 
     /// Whether this node is a member, or is to be one.

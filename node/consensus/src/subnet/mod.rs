@@ -353,8 +353,15 @@ impl Subnet {
             (namespace, me.as_ref().try_into().unwrap_or_default()),
             epocher.clone(),
         );
-        let entered = handover.enter()?;
-        if entered.term.share.is_none() {
+        let entered = match handover.enter() {
+            // Everything but the keys was lost, and those are of a later epoch by now: it takes over a state, and then has its share of that epoch.
+            Err(StartError::Share(reason)) if logged == Height(0) && handover.belongs() => {
+                tracing::warn!(%reason, "this node begins from nothing without its share of the subnet's first key: it follows until it has taken over a state");
+                handover.follow()?
+            }
+            entered => entered?,
+        };
+        if !handover.is_member() {
             let summary = handover.summary();
             tracing::warn!(
                 epoch = summary.epoch(),

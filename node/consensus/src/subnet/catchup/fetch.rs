@@ -26,6 +26,8 @@ const ASIDE: Duration = Duration::from_secs(5);
 const BUSY: Duration = Duration::from_millis(200);
 /// Without a chunk for so long, nobody shows this state any more.
 const NOTHING: Duration = Duration::from_secs(20);
+/// A driver that wants nothing for so long does something else.
+const AWAY: Duration = Duration::from_secs(600);
 /// Whoever waits for chunks is answered after so long in any case.
 const ANSWER: Duration = Duration::from_millis(500);
 /// Between two words about how far it is.
@@ -36,6 +38,8 @@ struct Peer {
     /// Sent what does not lead to the certified root.
     liar: bool,
     aside_until: Option<SystemTime>,
+    /// Said that it does not keep the state.
+    gone: bool,
     flight: usize,
     chunks: u64,
 }
@@ -49,8 +53,10 @@ pub(super) struct Fetching {
     arrived: Vec<(ChunkSource, Vec<u8>, Vec<u8>)>,
     peers: Vec<Peer>,
     me: usize,
-    /// When a chunk last came, or the driver was at work.
+    /// When a chunk last came; while the driver is at work time stands still.
     moved: SystemTime,
+    /// When the driver was given something last.
+    given: SystemTime,
     said: SystemTime,
     began: SystemTime,
 }
@@ -70,6 +76,7 @@ impl Fetching {
             peers: vec![Peer::default(); members],
             me,
             moved: now,
+            given: now,
             said: now,
             began: now,
         }
@@ -83,11 +90,10 @@ impl Fetching {
             }
         }
         self.want = want;
-        self.reply = Some((reply, now));
-        if self.flight.is_empty() {
-            // Nothing was asked for: the time went into looking through what is there.
-            self.moved = now;
+        if self.reply.is_none() {
+            self.moved += after(self.given, now);
         }
+        self.reply = Some((reply, now));
     }
 
     /// Which chunks to ask whom for.
@@ -141,6 +147,7 @@ impl Fetching {
         }
         self.drop_flight(name, None);
         self.peers[place].chunks += 1;
+        self.peers[place].gone = false;
         self.moved = now;
         self.arrived.push((ChunkSource(place), name.to_vec(), bytes.to_vec()));
     }
@@ -148,6 +155,7 @@ impl Fetching {
     pub(super) fn not_kept(&mut self, place: usize, height: Height, name: &[u8], now: SystemTime) {
         if self.is_asked(place, height, name) {
             self.drop_flight(name, Some(now + ASIDE));
+            self.peers[place].gone = true;
         }
     }
 
@@ -162,12 +170,17 @@ impl Fetching {
         for name in late {
             self.drop_flight(&name, Some(now + ASIDE));
         }
-        let deserted = self.peers.iter().enumerate().all(|(place, peer)| place == self.me || peer.liar);
-        let over = self.arrived.is_empty() && (deserted || after(self.moved, now) >= NOTHING);
+        let deserted =
+            self.peers.iter().enumerate().all(|(place, peer)| place == self.me || peer.liar || peer.gone);
+        // Whoever is at work is not to be told that nothing comes.
+        let nothing = self.reply.is_some() && after(self.moved, now) >= NOTHING;
+        let away = self.reply.is_none() && after(self.given, now) >= AWAY;
+        let over = self.arrived.is_empty() && (deserted || nothing || away);
         let due = self.reply.as_ref().is_some_and(|(_, since)| after(*since, now) >= ANSWER);
         if (over || due || !self.arrived.is_empty())
             && let Some((reply, _)) = self.reply.take()
         {
+            self.given = now;
             let _ = reply.send(Fetched { chunks: std::mem::take(&mut self.arrived), over });
         }
         if after(self.said, now) >= SAY {
@@ -282,6 +295,44 @@ mod tests {
         fetching.not_kept(third, Height(7), &name(0), at(late));
         assert_eq!(asked(&mut fetching, late), [], "all are aside for a while");
         assert_eq!(asked(&mut fetching, late + ASIDE.as_millis() as u64).len(), 1);
+    }
+
+    #[test]
+    fn it_is_over_at_once_when_nobody_keeps_the_state() {
+        let (mut fetching, reply) = fetching(3);
+        for (place, number) in asked(&mut fetching, 0) {
+            assert!(fetching.answer(at(0)));
+            fetching.not_kept(place, Height(7), &name(number), at(0));
+        }
+        assert!(!fetching.answer(at(0)));
+        assert!(reply.now_or_never().unwrap().unwrap().over);
+    }
+
+    #[test]
+    fn time_passes_only_while_chunks_are_waited_for() {
+        let (mut fetching, reply) = fetching(1);
+        asked(&mut fetching, 0);
+        assert!(fetching.answer(at(1_000)));
+        assert!(!reply.now_or_never().unwrap().unwrap().over);
+        // The driver looks through its own state for long, again and again, with nothing asked for.
+        let mut now = 1_000;
+        for _ in 0..3 {
+            now += 100_000;
+            assert!(fetching.answer(at(now)));
+            let reply = want(&mut fetching, 0, vec![], now);
+            now += 1_000;
+            assert!(fetching.answer(at(now)));
+            assert!(!reply.now_or_never().unwrap().unwrap().over);
+        }
+        // Waiting counts, however it is cut up.
+        let mut over = false;
+        for _ in 0..40 {
+            let reply = want(&mut fetching, 1, vec![], now);
+            now += 1_000;
+            fetching.answer(at(now));
+            over |= reply.now_or_never().is_some_and(|fetched| fetched.unwrap().over);
+        }
+        assert!(over);
     }
 
     #[test]

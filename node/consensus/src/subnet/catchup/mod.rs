@@ -322,7 +322,12 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
         };
         let offered = self.parts.states.as_ref().and_then(|states| states.offer());
         let certificate = match offered {
-            Some((height, certificate)) if self.find_floor(height).await => Some(certificate),
+            Some((height, certificate)) if self.find_floor(height).await => {
+                if let Some(serving) = self.serving.as_ref().filter(|_| next == Next::Gone) {
+                    serving.offered(&from, height, now);
+                }
+                Some(certificate)
+            }
             _ => None,
         };
         let offer = certificate.as_deref().zip(self.own.as_ref()).map(|(certificate, own)| WireOffer {

@@ -1,8 +1,8 @@
 //! Chunks for peers that take over this node's state.
 //!
 //! One task reads and sends, one chunk at a time and no faster than the limit; the disk is read off the asynchronous threads. A peer may have
-//! [`ASKED_MAX`] requests waiting, beyond which they are dropped and asked again. While a peer fetches it has a lease on its state; a peer that asks for
-//! nothing more loses it.
+//! [`ASKED_MAX`] requests waiting, beyond which they are dropped and asked again. From the moment a state is offered to a peer that needs one, and while it
+//! fetches, the peer has a lease on it; a peer that asks for nothing more loses it.
 
 use std::{
     any::Any,
@@ -44,6 +44,8 @@ type Waiting = Arc<Mutex<BTreeMap<PublicKey, usize>>>;
 pub(super) struct Serving {
     jobs: mpsc::Sender<Job>,
     waiting: Waiting,
+    states: Arc<dyn StateServer>,
+    leases: Leases,
 }
 
 impl Serving {
@@ -55,15 +57,21 @@ impl Serving {
     ) -> Self {
         let (jobs, queue) = mpsc::channel(WAITING_MAX);
         let waiting = Waiting::default();
+        let leases = Leases::default();
         let worker = Worker {
-            states,
+            states: states.clone(),
             sender,
             waiting: waiting.clone(),
-            leases: BTreeMap::new(),
+            leases: leases.clone(),
             bytes_per_second: bytes_per_second.max(1),
         };
         context.child("serving").spawn(move |context| worker.run(context, queue));
-        Self { jobs, waiting }
+        Self { jobs, waiting, states, leases }
+    }
+
+    /// A peer that needs a state was offered this one: it is kept until the peer had time to ask for it.
+    pub(super) fn offered(&self, to: &PublicKey, height: Height, now: SystemTime) {
+        hold(&self.leases, self.states.as_ref(), to, height, now);
     }
 
     pub(super) fn ask(&mut self, to: PublicKey, height: Height, name: &[u8]) {
@@ -82,11 +90,25 @@ struct Lease {
     _kept: Option<Box<dyn Any + Send>>,
 }
 
+/// By peer: one each.
+type Leases = Arc<Mutex<BTreeMap<PublicKey, Lease>>>;
+
+fn hold(leases: &Leases, states: &dyn StateServer, to: &PublicKey, height: Height, now: SystemTime) {
+    let mut leases = leases.lock();
+    match leases.get_mut(to).filter(|lease| lease.height == height) {
+        Some(lease) => lease.used = now,
+        None => {
+            let kept = states.lease(height);
+            leases.insert(to.clone(), Lease { height, used: now, _kept: kept });
+        }
+    }
+}
+
 struct Worker<S> {
     states: Arc<dyn StateServer>,
     sender: S,
     waiting: Waiting,
-    leases: BTreeMap<PublicKey, Lease>,
+    leases: Leases,
     bytes_per_second: u64,
 }
 
@@ -101,7 +123,7 @@ impl<S: Sender<PublicKey = PublicKey>> Worker<S> {
                 },
                 () = context.sleep_until(look_at) => {
                     let now = context.current();
-                    self.leases.retain(|_, lease| now.duration_since(lease.used).unwrap_or_default() < LEASE_IDLE);
+                    self.leases.lock().retain(|_, lease| now.duration_since(lease.used).unwrap_or_default() < LEASE_IDLE);
                 },
             }
         }
@@ -117,13 +139,7 @@ impl<S: Sender<PublicKey = PublicKey>> Worker<S> {
             }
         }
         let now = context.current();
-        match self.leases.get_mut(&to).filter(|lease| lease.height == height) {
-            Some(lease) => lease.used = now,
-            None => {
-                let kept = self.states.lease(height);
-                self.leases.insert(to.clone(), Lease { height, used: now, _kept: kept });
-            }
-        }
+        hold(&self.leases, self.states.as_ref(), &to, height, now);
         let states = self.states.clone();
         let read = {
             let name = name.clone();
