@@ -11,6 +11,9 @@ use nidkg::{EngineConfig, SecretShare};
 
 use crate::keys::{CHANGE, Shares, files, write_summary};
 
+/// Beside the keys: the newest epoch this node took up its share for.
+const VOTED: &str = "voted-epoch";
+
 /// See the module.
 pub(crate) struct KeyFiles {
     keys: PathBuf,
@@ -58,11 +61,28 @@ impl KeyFiles {
 impl KeyStore for KeyFiles {
     fn share(&self, summary: &Summary) -> Result<Option<SecretShare>, String> {
         let share = self.shares.share(summary).map_err(|error| format!("{error:#}"))?;
+        if share.is_some() && self.voted()?.is_none_or(|epoch| epoch < summary.epoch()) {
+            let path = self.keys.join(VOTED);
+            let text = format!("{}\n", summary.epoch());
+            files::write(&path, text.as_bytes(), files::Readers::Owner)
+                .map_err(|error| format!("{error:#}"))?;
+        }
         // For `thimble members`, which works on files. Nothing else depends on it.
         if let Err(error) = write_summary(&self.keys, summary) {
             tracing::warn!(error = format!("{error:#}"), "the summary of the subnet's key cannot be written");
         }
         Ok(share)
+    }
+
+    fn voted(&self) -> Result<Option<u64>, String> {
+        let path = self.keys.join(VOTED);
+        match fs::read_to_string(&path) {
+            Ok(text) => {
+                text.trim().parse().map(Some).map_err(|error| format!("in {}: {error}", path.display()))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(format!("reading {}: {error}", path.display())),
+        }
     }
 
     fn membership_change(&self, summary: &Summary) -> Option<Vec<u8>> {

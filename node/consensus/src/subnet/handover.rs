@@ -40,6 +40,12 @@ pub trait KeyStore: Send + Sync {
     /// When it cannot be opened or kept.
     fn share(&self, summary: &Summary) -> Result<Option<SecretShare>, String>;
 
+    /// The newest epoch whose share was asked for: this node may have voted in it.
+    ///
+    /// # Errors
+    /// When that cannot be read.
+    fn voted(&self) -> Result<Option<u64>, String>;
+
     /// A change of the members that this node's operator wants in a block.
     fn membership_change(&self, summary: &Summary) -> Option<Vec<u8>>;
 }
@@ -52,6 +58,8 @@ pub(super) struct Handover {
     namespace: Vec<u8>,
     node_key: [u8; 32],
     epocher: FixedEpocher,
+    /// Up to this epoch the node does not know how it voted.
+    silent_until: Option<u64>,
 }
 
 struct Inner {
@@ -101,6 +109,7 @@ impl Handover {
         arithmetic: EngineConfig,
         (namespace, node_key): (Vec<u8>, [u8; 32]),
         epocher: FixedEpocher,
+        silent_until: Option<u64>,
     ) -> Arc<Self> {
         let inner = Inner {
             summary: Arc::new(summary),
@@ -109,7 +118,15 @@ impl Handover {
             dealing: None,
             checked: VecDeque::new(),
         };
-        Arc::new(Self { inner: Mutex::new(inner), keys, arithmetic, namespace, node_key, epocher })
+        Arc::new(Self {
+            inner: Mutex::new(inner),
+            keys,
+            arithmetic,
+            namespace,
+            node_key,
+            epocher,
+            silent_until,
+        })
     }
 
     pub(super) fn summary(&self) -> Arc<Summary> {
@@ -149,7 +166,15 @@ impl Handover {
 
     /// What this node takes part in the epoch with that its summary is of, or follows it with if it is not a member.
     pub(super) fn enter(&self) -> Result<Entered, StartError> {
-        let share = self.keys.share(&self.summary()).map_err(StartError::Share)?;
+        let summary = self.summary();
+        if self.silent_until.is_some_and(|epoch| summary.epoch() <= epoch) {
+            tracing::warn!(
+                epoch = summary.epoch(),
+                "this node lost its record of how it voted in this epoch: it follows without a vote until the next"
+            );
+            return self.enter_with(None);
+        }
+        let share = self.keys.share(&summary).map_err(StartError::Share)?;
         self.enter_with(share)
     }
 

@@ -26,6 +26,7 @@ mod shares;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod simulation;
+mod votes;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -346,12 +347,15 @@ impl Subnet {
         let blocks_per_epoch = NonZeroU64::new(limits.blocks_per_epoch).unwrap_or(NonZeroU64::MAX);
         let epocher = FixedEpocher::new(blocks_per_epoch);
         let schemes = Schemes::new(key::verifier(&namespace, &public_key)?);
+        let voted = config.keys.voted().map_err(StartError::Share)?;
+        let silent_until = votes::silent_until(&config.directory, voted)?;
         let handover = Handover::new(
             (summary, logged, boundary),
             config.keys,
             config.arithmetic,
             (namespace, me.as_ref().try_into().unwrap_or_default()),
             epocher.clone(),
+            silent_until,
         );
         let entered = match handover.enter() {
             // Everything but the keys was lost, and those are of a later epoch by now: it takes over a state, and then has its share of that epoch.

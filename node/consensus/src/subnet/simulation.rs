@@ -164,6 +164,11 @@ impl KeyStore for Arc<Vault> {
         Ok(Some(share))
     }
 
+    fn voted(&self) -> Result<Option<u64>, String> {
+        // Its simulated disk is never lost as a whole.
+        Ok(None)
+    }
+
     fn membership_change(&self, _: &Summary) -> Option<Vec<u8>> {
         None
     }
