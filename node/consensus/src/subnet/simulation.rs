@@ -636,7 +636,7 @@ fn simulate(seed: u64) -> Outcome {
         }
 
         storm(&context, &mut net, rng, twin, 1.0 - loss).await;
-        if twin.is_none() && rng.gen_bool(0.3) {
+        if twin.is_none() && !faulty_disk && rng.gen_bool(0.3) {
             absence(&context, &mut net, rng).await;
         }
 

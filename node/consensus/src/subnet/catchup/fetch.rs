@@ -355,7 +355,8 @@ mod tests {
         assert_eq!(reply.now_or_never().unwrap().unwrap(), Fetched::default());
         asked(&mut fetching, 1_000);
         let reply = want(&mut fetching, 1, vec![], 1_000);
-        assert!(!fetching.answer(at(NOTHING.as_millis() as u64)));
+        // From the answer until now nothing was asked for.
+        assert!(!fetching.answer(at(500 + NOTHING.as_millis() as u64)));
         assert!(reply.now_or_never().unwrap().unwrap().over);
     }
 }
