@@ -358,7 +358,7 @@ where
             key_write_buffer: NZUsize!(16 << 10),
             value_write_buffer: NZUsize!(64 << 10),
             block_codec_config: bounds,
-            max_repair: NZUsize!(8),
+            max_repair: NZUsize!(16),
             max_pending_acks: NZUsize!(PENDING_MAX),
             strategy: Sequential,
         },

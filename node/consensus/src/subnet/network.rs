@@ -151,8 +151,8 @@ pub(super) fn run(network: Network, prepared: Prepared) {
             certificates: connections.register(engine::CERTIFICATES, small),
             resolver: connections.register(engine::RESOLVER, small),
             broadcast: connections.register(engine::BROADCAST, large(64, 16)),
-            backfill: connections.register(engine::BACKFILL, large(64, 16)),
-            calls: connections.register(engine::CALLS, large(256, 8)),
+            backfill: connections.register(engine::BACKFILL, large(512, 32)),
+            calls: connections.register(engine::CALLS, large(512, 16)),
             roots: connections.register(engine::ROOTS, small),
             // Chunks of a quarter of a megabyte, a few of each peer at once.
             sync: connections.register(engine::SYNC, large(256, 8)),
