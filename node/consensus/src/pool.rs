@@ -296,7 +296,8 @@ impl IngressPool {
         self.lock().parts = nodes as u64;
     }
 
-    fn tell(&self) {
+    /// There is something to do.
+    pub(crate) fn tell(&self) {
         if let Some(listener) = self.listener.get() {
             listener();
         }

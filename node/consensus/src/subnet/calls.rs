@@ -148,6 +148,8 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
                 // A full pool is no fault of the peer's, and no loss: a block that names the call gets it.
                 if self.pool.submit_from(Source::Peer(place), id, ingress.ingress_expiry, signed).is_ok() {
                     self.arrived.notify_waiters();
+                    // Whoever leads may be waiting for something to propose.
+                    self.pool.tell();
                 }
             }
             Err(reason) => tracing::debug!(%reason, place, "a peer offered a call that no client may make"),

@@ -941,3 +941,31 @@ fn a_node_that_lost_its_disk_takes_over_a_state() {
     assert_eq!(first.0, 1);
     assert_eq!(first, heals(7, true), "the same seed gives the same history");
 }
+
+#[test]
+fn a_call_does_not_wait_for_the_idle_block_whoever_leads() {
+    let config = deterministic::Config::new().with_seed(1).with_timeout(Some(Duration::from_secs(600)));
+    deterministic::Runner::new(config).start(|context| async move {
+        let rng = &mut StdRng::seed_from_u64(1);
+        let mut net = Net::new(&context, rng).await;
+        net.connect(rng, 1.0).await;
+        for place in 0..NODES {
+            net.start(place).await;
+        }
+        context.sleep(Duration::from_secs(10)).await;
+        // Between two idle blocks, again and again through the same node, while the lead goes round.
+        for number in 0..12 {
+            context.sleep(Duration::from_millis(1_150)).await;
+            let before = net.found.lock().acknowledged.len();
+            let called = context.current();
+            let expiry = application::time_of(called).0 + 60_000_000_000;
+            let call = Call { number, expiry, signed: true, padding: vec![] };
+            net.running[&0].1.submit(call.id(), Time(call.expiry), call.signed_ingress()).unwrap();
+            while net.found.lock().acknowledged.len() == before {
+                context.sleep(Duration::from_millis(10)).await;
+            }
+            let waited = context.current().duration_since(called).unwrap();
+            assert!(waited < Duration::from_millis(700), "{waited:?}");
+        }
+    });
+}
