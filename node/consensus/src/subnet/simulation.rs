@@ -1,17 +1,23 @@
-//! A subnet of four under a simulated clock, network and disk: everything of this crate but the sockets, with a small deterministic workload in place of
-//! canisters.
+//! A subnet of four under a simulated clock, network and disk: everything of this crate but the sockets.
+//!
+//! What it agrees on is executed by the replicated state itself in every other history ([`real`]: executor, stores and state sync, with scripted code in
+//! its canisters), and by a hash with a memory in the others ([`toy`]), so that hundreds of them stay quick.
 //!
 //! An epoch is short here, so every history hands the subnet's key on several times.
 //!
 //! Each seed draws a history: lossy and slow links, nodes cut off, the subnet split in halves, nodes that crash (alone, or all at once) and lose what
-//! their disk had not synced, disks that fail at any operation, a node that executes slowly, a node that is in two places and says different things
+//! their disk had not synced, disks that fail at any operation, a disk that is slow, a node that executes slowly, a node that is in two places and says different things
 //! in each. Clients call throughout. Then everything is mended, and the checks are:
 //!
 //! * one state root per height, whichever node and whichever run of it computed it, and no certificate for another;
-//! * every call that a certificate covered is executed, once, on every node;
-//! * the chain goes on after mending, with every node in it: those that were away for longer than blocks are kept take over a state ([`toy`]).
+//! * every call that a certificate covered is executed, once, on every node: the state itself says so, from the canisters' memory if it is the real one;
+//! * the chain goes on after mending, with every node in it: those that were away for longer than blocks are kept take over a state.
 //!
-//! `SIMULATE_SEEDS=200` runs that many, `SIMULATE_FIRST=17` begins there; a failure names its seed, and the same seed gives the same run.
+//! `SIMULATE_SEEDS=200` runs that many, `SIMULATE_FIRST=17` begins there, `SIMULATE_REAL=1` executes all of them for real; a failure names its seed, and the
+//! same seed gives the same run.
+//!
+//! The files of the real state and of the block log are real and outlast a crash whole, as after the end of a process: only what agreement keeps is lost
+//! or torn as by a loss of power.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,10 +43,18 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use state::{Ingress, IngressId, RequestId, SignedIngress};
 
-use self::toy::{CHECKPOINT_EVERY, Toy, ToyStates};
+use self::{
+    disk::SlowDisk,
+    real::Real,
+    replica::{Replica, TookOver},
+    toy::{CHECKPOINT_EVERY, Toy, ToyReplica},
+};
 use super::*;
 use crate::{BlockLog, WallClock, subnet::engine};
 
+mod disk;
+mod real;
+mod replica;
 mod toy;
 
 const NODES: usize = 4;
@@ -60,22 +74,58 @@ struct Call {
     expiry: u64,
     signed: bool,
     padding: Vec<u8>,
+    /// None where there are no canisters.
+    target: Option<Target>,
+}
+
+/// What a call is to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Target {
+    canister: Principal,
+    effective: Principal,
+    method: String,
+    arg: Vec<u8>,
+}
+
+/// Numbers from here on are of calls that bring the canisters into being.
+const DEPLOYMENT: u64 = 1 << 40;
+
+fn number_of(id: &RequestId) -> u64 {
+    let [.., a, b, c, d, e, f, g, h] = id.0;
+    u64::from_be_bytes([a, b, c, d, e, f, g, h])
+}
+
+/// Name of a call among those that are checked.
+fn workload(id: &RequestId) -> Option<String> {
+    let number = number_of(id);
+    (number < DEPLOYMENT).then(|| number.to_string())
+}
+
+fn name_of(call: &Ingress) -> String {
+    number_of(&call.request_id).to_string()
 }
 
 impl Call {
+    fn effective(&self) -> Principal {
+        self.target.as_ref().map_or_else(Principal::management_canister, |target| target.effective)
+    }
+
     fn signed_ingress(&self) -> SignedIngress {
         SignedIngress {
-            effective_canister_id: Principal::management_canister(),
+            effective_canister_id: self.effective(),
             envelope: postcard::to_stdvec(self).unwrap().into(),
         }
     }
 
+    /// A hash that ends with the number.
     fn request_id(&self) -> RequestId {
-        RequestId(Sha256::digest(postcard::to_stdvec(self).unwrap()).into())
+        let mut id: [u8; 32] = Sha256::digest(postcard::to_stdvec(self).unwrap()).into();
+        id[24..].copy_from_slice(&self.number.to_be_bytes());
+        RequestId(id)
     }
 
     fn id(&self) -> IngressId {
-        IngressId::new(&self.request_id(), &Principal::management_canister())
+        IngressId::new(&self.request_id(), &self.effective())
     }
 }
 
@@ -84,13 +134,20 @@ struct Calls;
 impl Envelopes for Calls {
     fn read(&self, signed: &SignedIngress) -> Result<Ingress, String> {
         let call: Call = postcard::from_bytes(&signed.envelope).map_err(|error| error.to_string())?;
-        Ok(Ingress {
-            request_id: call.request_id(),
-            sender: Principal::anonymous(),
-            canister_id: Principal::management_canister(),
-            effective_canister_id: signed.effective_canister_id,
-            method_name: call.number.to_string(),
+        let request_id = call.request_id();
+        let target = call.target.unwrap_or_else(|| Target {
+            canister: Principal::management_canister(),
+            effective: Principal::management_canister(),
+            method: call.number.to_string(),
             arg: vec![],
+        });
+        Ok(Ingress {
+            request_id,
+            sender: real::user(),
+            canister_id: target.canister,
+            effective_canister_id: signed.effective_canister_id,
+            method_name: target.method,
+            arg: target.arg,
             ingress_expiry: Time(call.expiry),
             sender_info: None,
         })
@@ -116,10 +173,22 @@ impl WallClock for NoClock {
 /// What a node has when it starts again.
 struct Durable {
     folder: tempfile::TempDir,
+    /// Of a toy; the real state has its own in the folder.
     checkpoint: Toy,
-    /// As of the last step, for whoever looks from outside; a crash takes the state back to the checkpoint.
+    /// As of the last step, for whoever looks from outside; a life begins where the checkpoint is.
     height: u64,
     executed: BTreeMap<String, u32>,
+}
+
+impl Durable {
+    fn empty() -> Arc<Mutex<Self>> {
+        Arc::new(Mutex::new(Self {
+            folder: tempfile::tempdir().unwrap(),
+            checkpoint: Toy::default(),
+            height: 0,
+            executed: BTreeMap::new(),
+        }))
+    }
 }
 
 /// What the run found out, over all nodes and lives.
@@ -129,8 +198,10 @@ struct Findings {
     certified: BTreeMap<u64, [u8; 32]>,
     /// Executed at a height that was certified somewhere: acknowledged.
     acknowledged: BTreeSet<String>,
-    /// Calls by height, as executed.
+    /// Calls by height, as answered.
     calls: BTreeMap<u64, Vec<String>>,
+    /// Canisters with code, where there are any.
+    deployed: usize,
     sent: u64,
     lives: u64,
     /// States taken over from peers.
@@ -183,12 +254,16 @@ struct Member {
     vault: Arc<Vault>,
     durable: Arc<Mutex<Durable>>,
     slow: Arc<AtomicU64>,
+    /// Milliseconds its disk takes to make something durable.
+    disk: Arc<AtomicU64>,
     /// Shows others a state that is not the certified one.
     lies: Arc<AtomicBool>,
 }
 
 struct Net {
     context: Context,
+    /// The replicated state itself is executed.
+    real: bool,
     oracle: Oracle<PublicKey, Context>,
     keys: Vec<PublicKey>,
     genesis: Summary,
@@ -230,7 +305,7 @@ fn link(rng: &mut StdRng, success: f64) -> Link {
 type Ends = (simulated::Sender<PublicKey, Context>, simulated::Receiver<PublicKey>);
 
 impl Net {
-    async fn new(context: &Context, rng: &mut StdRng) -> Self {
+    async fn new(context: &Context, rng: &mut StdRng, real: bool) -> Self {
         let (committee, shares) = nidkg::deal(NODES as u32, 3, rng).unwrap();
         let mut records = Vec::new();
         let mut secrets: Vec<[u8; 32]> = (0..NODES).map(|_| rng.r#gen()).collect();
@@ -264,18 +339,15 @@ impl Net {
             .map(|(secret, vault)| Member {
                 secret,
                 vault,
-                durable: Arc::new(Mutex::new(Durable {
-                    folder: tempfile::tempdir().unwrap(),
-                    checkpoint: Toy::default(),
-                    height: 0,
-                    executed: BTreeMap::new(),
-                })),
+                durable: Durable::empty(),
                 slow: Arc::default(),
+                disk: Arc::default(),
                 lies: Arc::default(),
             })
             .collect();
         Self {
             context: context.child("net"),
+            real,
             oracle,
             keys,
             genesis: Summary::from_parts(records, committee).unwrap(),
@@ -358,19 +430,29 @@ impl Net {
             let durable = durable.lock();
             (durable.folder.path().to_owned(), durable.checkpoint.clone())
         };
+        let lies = self.members[place].lies.clone();
+        let replica = if self.real {
+            Replica::Real(Box::new(Real::open(&folder, &self.genesis, lies).unwrap()))
+        } else {
+            Replica::Toy(ToyReplica::new(toy, lies))
+        };
+        {
+            let mut durable = durable.lock();
+            durable.height = replica.height().0;
+            durable.executed = replica.executed();
+        }
         let pool = Arc::new(IngressPool::new(&limits()));
-        let states = Arc::new(ToyStates::new(&toy, self.members[place].lies.clone()));
         let wiring = Wiring {
             pool: pool.clone(),
             log: BlockLog::open(&folder, 16 << 10).unwrap(),
             clock: Box::new(NoClock),
             envelopes: Arc::new(Calls),
             limits: limits(),
-            states: Some(states.clone()),
+            states: Some(replica.states()),
         };
         let config =
-            SubnetConfig { directory: folder.join("consensus"), ..self.config(place, toy.key.clone()) };
-        let (subnet, prepared) = Subnet::prepare(wiring, config, Height(toy.height)).unwrap();
+            SubnetConfig { directory: folder.join("consensus"), ..self.config(place, replica.key()) };
+        let (subnet, prepared) = Subnet::prepare(wiring, config, replica.height()).unwrap();
         let control = self.oracle.control(self.keys[place].clone());
         let setup = prepared.setup(storage, channels, (self.oracle.manager(), control), Box::new(|_| ()));
         let life = {
@@ -379,10 +461,12 @@ impl Net {
             found.lives
         };
         let context = self.context.child("node").with_attribute("node", place).with_attribute("life", life);
-        let (found, slow) = (self.found.clone(), self.members[place].slow.clone());
+        let member = &self.members[place];
+        let (found, slow, disk) = (self.found.clone(), member.slow.clone(), member.disk.clone());
         let task = context.spawn(move |context| async move {
-            let engine = context.child("engine").spawn(move |context| engine::run(context, setup));
-            let driver = drive(context, subnet, (toy, states), durable, found, slow);
+            let on_disk = SlowDisk::new(context.child("engine"), disk);
+            let engine = on_disk.spawn(move |context| engine::run(context, setup));
+            let driver = drive(context, subnet, replica, durable, found, slow);
             futures::pin_mut!(driver);
             futures::future::select(engine, driver).await;
         });
@@ -415,78 +499,83 @@ impl Net {
 async fn drive(
     clock: Context,
     mut subnet: Subnet,
-    (mut toy, states): (Toy, Arc<ToyStates>),
+    mut replica: Replica,
     durable: Arc<Mutex<Durable>>,
     found: Found,
     slow: Arc<AtomicU64>,
 ) {
     // Checkpoints are known again after a restart: the newest one is where this life began.
-    let began = Height(toy.height);
+    let began = replica.height();
     if began.0 > 0 {
         subnet.checkpointed(began).unwrap();
     }
+    let fail = |reason: String| found.lock().failures.push(reason);
+    let mut demand = Demand::default();
     loop {
-        match subnet.step(Demand::default()).await {
+        match subnet.step(demand).await {
             Ok(Step::Execute(finalised)) => {
                 let cost = slow.load(Ordering::Relaxed);
                 if cost > 0 {
                     clock.sleep(Duration::from_millis(cost)).await;
                 }
                 let batch = finalised.batch;
-                let root = toy.execute(&batch);
-                states.executed(&toy);
                 let known = finalised.recorded.is_some();
+                let faults = finalised.recorded.map(|recorded| recorded.faults).unwrap_or_default();
+                let done = match replica.execute(&batch, &faults) {
+                    Ok(done) => done,
+                    Err(reason) => return fail(format!("executing height {}: {reason}", batch.height.0)),
+                };
+                let height = batch.height.0;
                 {
                     let mut found = found.lock();
-                    let before = *found.roots.entry(toy.height).or_insert(root);
-                    if before != root {
-                        found.failures.push(format!("two roots at height {}", toy.height));
+                    let before = *found.roots.entry(height).or_insert(done.root);
+                    if before != done.root {
+                        found.failures.push(format!("two roots at height {height}"));
                     }
-                    found.calls.entry(toy.height).or_insert_with(|| {
-                        batch.ingress.iter().map(|call| call.method_name.clone()).collect()
-                    });
+                    found.failures.extend(done.wrong);
+                    found.calls.entry(height).or_insert(done.answered);
+                    found.deployed = found.deployed.max(done.deployed);
                 }
                 if let Some(key) = &batch.key {
                     let epoch = Summary::from_bytes(&key.summary).unwrap().key_epoch().0;
                     found.lock().key_epochs.extend((epoch > 0).then_some(epoch));
                 }
-                if let Err(error) = subnet.note(batch.height, root, vec![]).await {
+                if let Err(error) = subnet.note(batch.height, done.root, done.faults).await {
                     if !matches!(error, ConsensusError::EngineEnded) {
-                        found
-                            .lock()
-                            .failures
-                            .push(format!("after height {} (known: {known}): {error}", toy.height));
+                        fail(format!("after height {height} (known: {known}): {error}"));
                     }
                     return;
                 }
+                demand = done.demand;
                 {
+                    let executed = replica.executed();
                     let mut durable = durable.lock();
-                    durable.height = toy.height;
-                    durable.executed.clone_from(&toy.executed);
+                    durable.height = height;
+                    durable.executed = executed;
                 }
-                if toy.height.is_multiple_of(CHECKPOINT_EVERY) {
-                    toy.begin_manifest();
-                    states.computed(&toy);
-                    durable.lock().checkpoint = toy.clone();
+                if replica.checkpoint_due() {
+                    if let Err(reason) = replica.checkpoint(&durable) {
+                        return fail(format!("the checkpoint of height {height}: {reason}"));
+                    }
                     subnet.checkpointed(batch.height).unwrap();
                 }
             }
-            Ok(Step::Behind(offer)) => match toy::take_over(&mut subnet, offer).await {
-                Ok(Some(state)) => {
-                    subnet.adopt().unwrap();
-                    let mut durable = durable.lock();
-                    durable.height = state.height;
-                    durable.executed.clone_from(&state.executed);
-                    durable.checkpoint = state;
+            Ok(Step::Behind(offer)) => match replica.take_over(&mut subnet, offer, &durable).await {
+                TookOver::Ready => {
                     found.lock().syncs += 1;
                     // The node starts again on top of it.
                     return;
                 }
-                Ok(None) => {}
-                Err(_) => return,
+                TookOver::Over => {}
+                TookOver::Ended => return,
+                TookOver::Failed(reason) => {
+                    return fail(format!("taking over the state of height {}: {reason}", offer.height.0));
+                }
             },
             Ok(Step::Certified(certificate)) => {
-                states.certified(&certificate);
+                if let Err(reason) = replica.certified(&certificate) {
+                    return fail(format!("the certificate of height {}: {reason}", certificate.height.0));
+                }
                 let mut found = found.lock();
                 let height = certificate.height.0;
                 if found.roots.get(&height) != Some(&certificate.root) {
@@ -499,10 +588,7 @@ async fn drive(
                 found.equivocations = found.equivocations.max(subnet.shared.progress().equivocations);
             }
             Ok(Step::Closing) | Err(ConsensusError::EngineEnded) => return,
-            Err(error) => {
-                found.lock().failures.push(format!("at height {}: {error}", toy.height));
-                return;
-            }
+            Err(error) => return fail(format!("at height {}: {error}", replica.height().0)),
         }
     }
 }
@@ -566,13 +652,7 @@ async fn twins(net: &mut Net, rng: &mut StdRng, place: usize) {
     let durable = net.members[place].durable.clone();
     net.launch(place, format!("{place}-"), durable, one).await;
     let first = net.running.remove(&place);
-    let other = Arc::new(Mutex::new(Durable {
-        folder: tempfile::tempdir().unwrap(),
-        checkpoint: Toy::default(),
-        height: 0,
-        executed: BTreeMap::new(),
-    }));
-    net.launch(place, "twin-".into(), other, two).await;
+    net.launch(place, "twin-".into(), Durable::empty(), two).await;
     // The second twin is nobody's: it ends with the run.
     if let Some((task, _)) = net.running.remove(&place) {
         std::mem::forget(task);
@@ -593,7 +673,14 @@ struct Outcome {
     equivocations: u64,
     /// Times the key was handed on.
     handed_on: u64,
+    /// Over every root and its height.
+    roots: [u8; 32],
     audit: String,
+}
+
+/// Whether the history of this seed is executed by the replicated state itself.
+fn is_real(seed: u64) -> bool {
+    seed.is_multiple_of(2) || number("SIMULATE_REAL", 0) != 0
 }
 
 /// One history.
@@ -609,7 +696,7 @@ fn simulate(seed: u64) -> Outcome {
     deterministic::Runner::new(config).start(|context| async move {
         let auditor = context.auditor();
         let rng = &mut StdRng::seed_from_u64(seed);
-        let mut net = Net::new(&context, rng).await;
+        let mut net = Net::new(&context, rng, is_real(seed)).await;
         let loss = *[0.0, 0.0, 0.02, 0.1].choose(rng).unwrap();
         net.connect(rng, 1.0 - loss).await;
         // At most one node is worse than crashed.
@@ -634,7 +721,14 @@ fn simulate(seed: u64) -> Outcome {
             let place = rng.gen_range(0..NODES);
             net.members[place].slow.store(rng.gen_range(50..1_500), Ordering::Relaxed);
         }
+        if rng.gen_bool(0.3) {
+            let place = rng.gen_range(0..NODES);
+            net.members[place].disk.store(rng.gen_range(5..500), Ordering::Relaxed);
+        }
 
+        if net.real {
+            deploy(&context, &mut net).await;
+        }
         storm(&context, &mut net, rng, twin, 1.0 - loss).await;
         if twin.is_none() && !faulty_disk && rng.gen_bool(0.3) {
             absence(&context, &mut net, rng).await;
@@ -644,6 +738,7 @@ fn simulate(seed: u64) -> Outcome {
         net.connect(rng, 1.0).await;
         for member in &net.members {
             member.slow.store(0, Ordering::Relaxed);
+            member.disk.store(0, Ordering::Relaxed);
         }
         let honest: Vec<_> = (0..NODES).filter(|place| Some(*place) != twin).collect();
         let goal = net.heights().into_iter().max().unwrap() + 10;
@@ -679,9 +774,42 @@ fn simulate(seed: u64) -> Outcome {
             syncs: found.syncs,
             equivocations: found.equivocations,
             handed_on: found.key_epochs.len() as u64,
+            roots: Sha256::digest(postcard::to_stdvec(&found.roots).unwrap()).into(),
             audit: auditor.state(),
         }
     })
+}
+
+/// Brings the canisters of the workload into being. What goes with the pool of a node that ends is sent again: a canister more than needed stays empty, and
+/// none takes code twice.
+async fn deploy(context: &Context, net: &mut Net) {
+    let until = context.current() + MENDED;
+    let mut number = DEPLOYMENT;
+    let mut again = context.current();
+    while net.found.lock().deployed < real::CANISTERS {
+        assert!(context.current() < until, "the canisters are not there: {:?}", net.heights());
+        for place in net.dead() {
+            net.start(place).await;
+        }
+        if context.current() >= again {
+            again = context.current() + Duration::from_secs(10);
+            let targets = (0..real::CANISTERS).map(|_| real::create());
+            for target in targets.chain((0..real::CANISTERS).map(real::install)) {
+                let call = Call {
+                    number,
+                    expiry: application::time_of(context.current()).0 + 60_000_000_000,
+                    signed: true,
+                    padding: vec![],
+                    target: Some(target),
+                };
+                number += 1;
+                for (_, pool) in net.running.values() {
+                    let _ = pool.submit(call.id(), Time(call.expiry), call.signed_ingress());
+                }
+            }
+        }
+        context.sleep(Duration::from_millis(200)).await;
+    }
 }
 
 async fn storm(context: &Context, net: &mut Net, rng: &mut StdRng, twin: Option<usize>, success: f64) {
@@ -768,12 +896,9 @@ fn call(context: &Context, net: &Net, rng: &mut StdRng) {
     };
     let padding = if rng.gen_bool(0.1) { 20_000 } else { rng.gen_range(0..200) };
     let now = application::time_of(context.current());
-    let call = Call {
-        number,
-        expiry: now.0 + rng.gen_range(1..300) * 1_000_000_000,
-        signed: true,
-        padding: vec![0; padding],
-    };
+    let expiry = now.0 + rng.gen_range(1..300) * 1_000_000_000;
+    let target = net.real.then(|| real::work(rng, number));
+    let call = Call { number, expiry, signed: true, padding: vec![0; padding], target };
     let pools: Vec<_> = net.running.values().map(|(_, pool)| pool).collect();
     if let Some(pool) = pools.choose(rng) {
         // A full pool says so to the client, who gives up here.
@@ -852,7 +977,10 @@ fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
 
 #[test]
 fn a_seed_gives_the_same_history_again() {
-    assert_eq!(simulate(3), simulate(3));
+    // A toy, and the replicated state.
+    for seed in [3, 4] {
+        assert_eq!(simulate(seed), simulate(seed));
+    }
 }
 
 /// Runs until this node is at `height`, starting again every node whose life ended.
@@ -869,7 +997,7 @@ async fn reach(context: &Context, net: &mut Net, place: usize, height: u64) {
 }
 
 /// One node is away for longer than the others keep blocks, with its disk or without it, and one of those it asks lies.
-fn heals(seed: u64, loses_disk: bool) -> (u64, String) {
+fn heals(seed: u64, loses_disk: bool, real: bool) -> (u64, String) {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
         .try_init();
@@ -877,23 +1005,23 @@ fn heals(seed: u64, loses_disk: bool) -> (u64, String) {
     deterministic::Runner::new(config).start(|context| async move {
         let auditor = context.auditor();
         let rng = &mut StdRng::seed_from_u64(seed);
-        let mut net = Net::new(&context, rng).await;
+        let mut net = Net::new(&context, rng, real).await;
         net.connect(rng, 1.0).await;
         for place in 0..NODES {
             net.start(place).await;
+        }
+        if real {
+            deploy(&context, &mut net).await;
+            for _ in 0..40 {
+                call(&context, &net, rng);
+            }
         }
         net.members[1].lies.store(true, Ordering::Relaxed);
         reach(&context, &mut net, 3, 10).await;
         net.kill(3).await;
         reach(&context, &mut net, 0, 6 * CHECKPOINT_EVERY).await;
         if loses_disk {
-            let empty = Durable {
-                folder: tempfile::tempdir().unwrap(),
-                checkpoint: Toy::default(),
-                height: 0,
-                executed: BTreeMap::new(),
-            };
-            net.members[3].durable = Arc::new(Mutex::new(empty));
+            net.members[3].durable = Durable::empty();
             let (channels, durable) = (net.channels(3).await, net.members[3].durable.clone());
             net.launch(3, "another-3-".into(), durable, channels).await;
         } else {
@@ -929,17 +1057,19 @@ fn heals(seed: u64, loses_disk: bool) -> (u64, String) {
 
 #[test]
 fn a_node_that_is_behind_what_its_peers_keep_takes_over_a_state() {
-    for seed in 1..=2 {
-        let (syncs, _) = heals(seed, false);
+    for (seed, real) in [(1, false), (2, false), (3, true)] {
+        let (syncs, _) = heals(seed, false, real);
         assert_eq!(syncs, 1, "seed {seed}");
     }
 }
 
 #[test]
 fn a_node_that_lost_its_disk_takes_over_a_state() {
-    let first = heals(7, true);
-    assert_eq!(first.0, 1);
-    assert_eq!(first, heals(7, true), "the same seed gives the same history");
+    for real in [false, true] {
+        let first = heals(7, true, real);
+        assert_eq!(first.0, 1);
+        assert_eq!(first, heals(7, true, real), "the same seed gives the same history");
+    }
 }
 
 #[test]
@@ -947,7 +1077,7 @@ fn a_call_does_not_wait_for_the_idle_block_whoever_leads() {
     let config = deterministic::Config::new().with_seed(1).with_timeout(Some(Duration::from_secs(600)));
     deterministic::Runner::new(config).start(|context| async move {
         let rng = &mut StdRng::seed_from_u64(1);
-        let mut net = Net::new(&context, rng).await;
+        let mut net = Net::new(&context, rng, false).await;
         net.connect(rng, 1.0).await;
         for place in 0..NODES {
             net.start(place).await;
@@ -959,7 +1089,7 @@ fn a_call_does_not_wait_for_the_idle_block_whoever_leads() {
             let before = net.found.lock().acknowledged.len();
             let called = context.current();
             let expiry = application::time_of(called).0 + 60_000_000_000;
-            let call = Call { number, expiry, signed: true, padding: vec![] };
+            let call = Call { number, expiry, signed: true, padding: vec![], target: None };
             net.running[&0].1.submit(call.id(), Time(call.expiry), call.signed_ingress()).unwrap();
             while net.found.lock().acknowledged.len() == before {
                 context.sleep(Duration::from_millis(10)).await;

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ic_principal::Principal;
-use pages::{MemoryId, PAGE_BYTES, Run, read_pages};
+use pages::{MemoryId, MemoryLayout, PAGE_BYTES, Run, read_pages};
 use sandbox::{
     Call, CallbackKind, Changes, CustomSection, Entry, Hooks, Lane, ModuleInfo, Mount, Outcome, Request,
     Response, Sandbox, Trap,
@@ -248,17 +248,23 @@ fn take_one(counter: &AtomicU64) -> bool {
 }
 
 fn load(mount: &Mount) -> Heap {
-    if mount.wasm_pages == 0 {
-        return Heap::default();
-    }
+    if mount.wasm_pages == 0 { Heap::default() } else { read(&mount.layout) }
+}
+
+/// What a canister noted, from its heap (which it must have written once).
+pub fn notes(heap: &MemoryLayout) -> Vec<Vec<u8>> {
+    read(heap).notes
+}
+
+fn read(layout: &MemoryLayout) -> Heap {
     let mut page = vec![0; PAGE_BYTES as usize];
-    read_pages(&mount.layout, 0, &mut page).unwrap();
+    read_pages(layout, 0, &mut page).unwrap();
     let length = u64::from_le_bytes(page[..8].try_into().unwrap()) as usize;
     if length == 0 {
         return Heap::default();
     }
     let mut bytes = vec![0; (length + 8).next_multiple_of(PAGE_BYTES as usize)];
-    read_pages(&mount.layout, 0, &mut bytes).unwrap();
+    read_pages(layout, 0, &mut bytes).unwrap();
     postcard::from_bytes(&bytes[8..8 + length]).unwrap()
 }
 

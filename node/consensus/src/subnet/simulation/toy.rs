@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use state::{Batch, Height, ManifestClaim, SubnetKey, Time};
 
-use super::Subnet;
-use crate::{Certificate, ConsensusError, StateOffer, StateServer, Want};
+use super::{Durable, Subnet, name_of, replica::Executed, replica::TookOver};
+use crate::{Certificate, Consensus as _, ConsensusError, Demand, StateOffer, StateServer, Want};
 
 /// Rounds between two checkpoints.
 pub(super) const CHECKPOINT_EVERY: u64 = 20;
@@ -58,7 +58,7 @@ impl Toy {
         for call in &batch.ingress {
             assert!(call.ingress_expiry >= batch.time, "a void call in a block");
             hash.update(call.request_id.0);
-            *self.executed.entry(call.method_name.clone()).or_default() += 1;
+            *self.executed.entry(name_of(call)).or_default() += 1;
         }
         if let Some(key) = &batch.key {
             hash.update(postcard::to_stdvec(key).unwrap());
@@ -78,6 +78,55 @@ impl Toy {
     /// At the height of a checkpoint.
     pub(super) fn begin_manifest(&mut self) {
         self.pending = Some((self.height, Snapshot::of(self).root()));
+    }
+}
+
+/// A [`Toy`] in a node: its disk is the checkpoint kept in [`Durable`].
+pub(super) struct ToyReplica {
+    pub(super) toy: Toy,
+    pub(super) states: Arc<ToyStates>,
+}
+
+impl ToyReplica {
+    pub(super) fn new(toy: Toy, lies: Arc<AtomicBool>) -> Self {
+        let states = Arc::new(ToyStates::new(&toy, lies));
+        Self { toy, states }
+    }
+
+    pub(super) fn execute(&mut self, batch: &Batch) -> Executed {
+        let root = self.toy.execute(batch);
+        self.states.executed(&self.toy);
+        Executed {
+            root,
+            faults: vec![],
+            answered: batch.ingress.iter().map(name_of).collect(),
+            wrong: vec![],
+            deployed: 0,
+            demand: Demand::default(),
+        }
+    }
+
+    pub(super) fn checkpoint(&mut self, durable: &Mutex<Durable>) {
+        self.toy.begin_manifest();
+        self.states.computed(&self.toy);
+        durable.lock().checkpoint = self.toy.clone();
+    }
+
+    pub(super) async fn take_over(
+        &mut self,
+        subnet: &mut Subnet,
+        offer: StateOffer,
+        durable: &Mutex<Durable>,
+    ) -> TookOver {
+        match fetch(subnet, offer).await {
+            Ok(Some(state)) => {
+                subnet.adopt().unwrap();
+                durable.lock().checkpoint = state;
+                TookOver::Ready
+            }
+            Ok(None) => TookOver::Over,
+            Err(_) => TookOver::Ended,
+        }
     }
 }
 
@@ -138,7 +187,7 @@ pub(super) struct ToyStates {
 }
 
 impl ToyStates {
-    pub(super) fn new(toy: &Toy, lies: Arc<AtomicBool>) -> Self {
+    fn new(toy: &Toy, lies: Arc<AtomicBool>) -> Self {
         let states = Self { shelf: Mutex::default(), lies };
         if toy.pending.is_some_and(|(height, _)| height == toy.height) {
             states.computed(toy);
@@ -146,11 +195,11 @@ impl ToyStates {
         states
     }
 
-    pub(super) fn computed(&self, toy: &Toy) {
+    fn computed(&self, toy: &Toy) {
         self.shelf.lock().computed = Some(Snapshot::of(toy));
     }
 
-    pub(super) fn executed(&self, toy: &Toy) {
+    fn executed(&self, toy: &Toy) {
         let trees = &mut self.shelf.lock().trees;
         trees.insert(toy.height, toy.tree());
         while trees.len() > 100 {
@@ -210,7 +259,7 @@ impl StateServer for ToyStates {
 }
 
 /// Fetches a state. None if nobody shows it any more.
-pub(super) async fn take_over(subnet: &mut Subnet, offer: StateOffer) -> Result<Option<Toy>, ConsensusError> {
+async fn fetch(subnet: &mut Subnet, offer: StateOffer) -> Result<Option<Toy>, ConsensusError> {
     let name = |index: usize| (index as u32).to_be_bytes().to_vec();
     let mut hashes: Vec<Hash> = Vec::new();
     let mut leaves: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
