@@ -23,7 +23,7 @@ const MORE: [&str; 14] = [
     "sandbox.worker_anonymous_bytes",
     "pages.delta_capacity_bytes",
     "pages.delta_reserve_bytes",
-    "pages.checkpoint_interval_rounds",
+    "pages.manifest_interval_rounds",
     "pages.checkpoint_delta_bytes",
     "pages.checkpoint_instructions",
     "pages.manifest_lag_rounds",

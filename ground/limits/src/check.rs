@@ -327,6 +327,7 @@ impl Limits {
             "a started round writes its delta, and executions in flight then still finish (execution.heap_delta_bytes_per_round + execution.threads x what a message may dirty, or one install)",
         );
         rules.at_least(limit!(self.pages.checkpoint_interval_rounds), 1, "there would be no checkpoints");
+        rules.at_least(limit!(self.pages.manifest_interval_rounds), 1, "there would be no checkpoints");
         rules.at_least(
             limit!(self.pages.checkpoint_delta_bytes),
             MIB,
@@ -464,6 +465,11 @@ impl Limits {
             limit!(self.consensus.checkpoint_block_bytes),
             self.consensus.block_ingress_bytes,
             "every block would bring a checkpoint",
+        );
+        rules.at_least(
+            limit!(self.consensus.retention_block_bytes),
+            self.consensus.checkpoint_block_bytes.saturating_mul(2),
+            "blocks are kept down to the older of two checkpoints (2 x consensus.checkpoint_block_bytes)",
         );
         rules.at_least(
             limit!(self.consensus.sync_bytes_per_second),

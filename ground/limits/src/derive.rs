@@ -35,10 +35,13 @@ const INSTRUCTIONS_PER_INSPECT: u64 = 200_000_000;
 // Checkpoints. Rounds come as fast as work arrives, more than a hundred a second, so a checkpoint every few rounds would be nothing but
 // checkpoints. What an operator feels is how long a restart after a crash replays: at most this many instructions, rounds, and delta.
 const CHECKPOINT_INTERVAL_ROUNDS: u64 = 500;
+/// Rounds of a subnet are slower, tens of milliseconds at least, and who takes over a state should have few blocks to execute after it.
+const MANIFEST_INTERVAL_ROUNDS: u64 = 50;
 const CHECKPOINT_INSTRUCTIONS: u64 = 20_000_000_000;
-/// At a hundred rounds a second, time to hash some hundred MiB that changed.
-const MANIFEST_LAG_ROUNDS: u64 = 64;
-const MANIFEST_LEASE_ROUNDS: u64 = 4 * CHECKPOINT_INTERVAL_ROUNDS;
+/// At thirty rounds a second, time to hash some hundred MiB that changed.
+const MANIFEST_LAG_ROUNDS: u64 = 32;
+/// At thirty rounds a second, time to fetch some GiB.
+const MANIFEST_LEASE_ROUNDS: u64 = 2_000;
 
 /// Runs of one memory before it is folded. Each is up to two kernel mappings, and a process has 65,530 of them by default.
 const RUNS_PER_MEMORY: u64 = 1024;
@@ -322,6 +325,7 @@ fn pages(memory: u64) -> PagesLimits {
         delta_capacity_bytes: 0,
         delta_reserve_bytes: 0,
         checkpoint_interval_rounds: CHECKPOINT_INTERVAL_ROUNDS,
+        manifest_interval_rounds: MANIFEST_INTERVAL_ROUNDS,
         checkpoint_delta_bytes: scale::CHECKPOINT_DELTA.bytes_at(memory),
         checkpoint_instructions: CHECKPOINT_INSTRUCTIONS,
         manifest_lag_rounds: MANIFEST_LAG_ROUNDS,
@@ -367,6 +371,8 @@ fn consensus(memory: u64) -> ConsensusLimits {
         certificates_kept: 64,
         blocks_per_epoch: 500,
         checkpoint_block_bytes: 64 * MIB,
+        retention_rounds: 1_000,
+        retention_block_bytes: 128 * MIB,
         sync_bytes_per_second: 32 * MIB,
         nidkg_tables_bytes: scale::NIDKG_TABLES.bytes_at(memory),
     }

@@ -98,6 +98,10 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "pages.checkpoint_interval_rounds",
         "rounds come as fast as work does, a hundred a second and more: a checkpoint every few seconds of work",
     ),
+    (
+        "pages.manifest_interval_rounds",
+        "whoever takes over a state has few blocks to execute after it; in a subnet a round takes tens of milliseconds at least",
+    ),
     ("pages.checkpoint_delta_bytes", "bounds what a checkpoint has to sync and a crash has to write again"),
     ("pages.checkpoint_instructions", "bounds what is executed again after a crash: about one long message"),
     (
@@ -148,6 +152,11 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "shares older than this are worth nothing to a thief; as on the Internet Computer; fixed for the life of a subnet",
     ),
     ("consensus.checkpoint_block_bytes", "bounds the block log and what a restart reads again"),
+    (
+        "consensus.retention_rounds",
+        "a peer that was away for a quarter of an hour executes what it missed; one that was away for longer takes over a state",
+    ),
+    ("consensus.retention_block_bytes", "on disk: two checkpoints' worth"),
     (
         "consensus.sync_bytes_per_second",
         "a third of a gigabit line: peers that catch up must not slow down agreement",

@@ -388,11 +388,11 @@ impl Limits {
             ),
             line(
                 "block_log",
-                consensus.checkpoint_block_bytes.saturating_add(consensus.block_ingress_bytes),
+                consensus.retention_block_bytes.saturating_add(consensus.block_ingress_bytes),
                 "consensus",
                 Disk,
                 whole(),
-                "ingress in blocks since the last checkpoint, and the block that brings the next",
+                "blocks since the last checkpoint, and in a subnet those that peers may still want; and the block that brings the next",
             ),
             line(
                 "disk_reserve",

@@ -158,8 +158,10 @@ pub struct PagesLimits {
     pub delta_capacity_bytes: u64,
     /// Delta kept free so that a started round can always finish.
     pub delta_reserve_bytes: u64,
-    /// Rounds between checkpoints.
+    /// Rounds between checkpoints of a node alone; those of a subnet come with its manifests.
     pub checkpoint_interval_rounds: u64,
+    /// Rounds between states of a subnet that are given a manifest, and with it a checkpoint: what peers can take over. The same on every node of a subnet.
+    pub manifest_interval_rounds: u64,
     /// Delta since the last checkpoint that brings the next one early.
     pub checkpoint_delta_bytes: u64,
     /// Instructions since the last checkpoint that bring the next one early: bounds replay after a crash.
@@ -243,6 +245,10 @@ pub struct ConsensusLimits {
     pub blocks_per_epoch: u64,
     /// Ingress bytes in blocks since the last checkpoint that bring the next one early: bounds the block log and what a restart reads.
     pub checkpoint_block_bytes: u64,
+    /// Blocks kept below the newest checkpoint, for peers that were away.
+    pub retention_rounds: u64,
+    /// Ingress bytes in blocks that are kept: when there are more, older blocks go sooner.
+    pub retention_block_bytes: u64,
     /// Bytes of its state a node sends peers that catch up, all together.
     pub sync_bytes_per_second: u64,
     /// Tables of key generation, and what it works in: with less room it is slower, never refused.

@@ -267,6 +267,20 @@ impl BlockLog {
         self.last.and_then(|_| self.segments.first()).map(|segment| segment.first)
     }
 
+    /// Height at and below which segments must go for the rest to have at most so many bytes. The newest segment stays.
+    pub fn height_beyond(&self, bytes: u64) -> Height {
+        let mut kept = 0_u64;
+        let mut oldest = None;
+        for segment in self.segments.iter().rev() {
+            kept = kept.saturating_add(fs::metadata(&segment.path).map_or(0, |meta| meta.len()));
+            if kept > bytes && oldest.is_some() {
+                break;
+            }
+            oldest = Some(segment.first);
+        }
+        Height(oldest.map_or(0, |first| first.0.saturating_sub(1)))
+    }
+
     /// Deletes segments whose every block is at or below `height`. The newest stays.
     pub fn prune(&mut self, height: Height) -> Result<(), LogError> {
         while self.segments.get(1).is_some_and(|next| next.first.0 <= height.0 + 1) {
@@ -507,6 +521,21 @@ mod tests {
         drop(log);
         let log = write(folder.path(), 300, 21, 22);
         assert_eq!(heights(&log, 20), [21, 22]);
+    }
+
+    #[test]
+    fn it_is_cut_to_a_size_but_for_its_newest_segment() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log = write(folder.path(), 300, 1, 20);
+        let all = log.disk_bytes();
+        assert_eq!(log.height_beyond(all), Height(0));
+        for bytes in (600..all).rev().step_by(100) {
+            log.prune(log.height_beyond(bytes)).unwrap();
+            assert!(log.disk_bytes() <= bytes, "{bytes}");
+            assert_eq!(log.last(), Some(Height(20)));
+        }
+        log.prune(log.height_beyond(0)).unwrap();
+        assert_eq!(log.segments.len(), 1);
     }
 
     #[test]

@@ -267,6 +267,8 @@ mod tests {
             certificates_kept: 4,
             blocks_per_epoch: 1 << 40,
             checkpoint_block_bytes: 1 << 20,
+            retention_rounds: 0,
+            retention_block_bytes: 2 << 20,
             sync_bytes_per_second: 8 << 20,
             nidkg_tables_bytes: 0,
         }

@@ -27,6 +27,7 @@ fn bench_limits(bytes: u64) -> Limits {
     let mut limits = limits();
     limits.subnet.memory_capacity_bytes = 4 * bytes;
     limits.pages.checkpoint_interval_rounds = INTERVAL;
+    limits.pages.manifest_interval_rounds = INTERVAL;
     limits.pages.checkpoint_delta_bytes = u64::MAX;
     limits.pages.checkpoint_instructions = u64::MAX;
     limits.pages.manifest_lag_rounds = 1;

@@ -103,6 +103,7 @@ fn born(threads: u64) -> (Node, Vec<CanisterId>) {
     let mut limits = limits();
     limits.execution.threads = threads;
     limits.pages.checkpoint_interval_rounds = 9;
+    limits.pages.manifest_interval_rounds = 9;
     // Small enough that everything has to wait now and then.
     limits.execution.instructions_per_round = 400_000_000;
     limits.execution.instructions_per_slice = 50_000_000;

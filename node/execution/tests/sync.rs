@@ -28,6 +28,7 @@ const MIB: u64 = 1 << 20;
 fn sync_limits() -> Limits {
     let mut limits = limits();
     limits.pages.checkpoint_interval_rounds = 10;
+    limits.pages.manifest_interval_rounds = 10;
     limits.pages.manifest_lag_rounds = 3;
     limits.pages.manifest_lease_rounds = 25;
     limits
@@ -792,6 +793,7 @@ fn a_full_delta_log_costs_the_snapshot_and_not_the_node() {
     limits.pages.delta_reserve_bytes = MIB;
     limits.pages.checkpoint_delta_bytes = 1 << 40;
     limits.pages.checkpoint_interval_rounds = 40;
+    limits.pages.manifest_interval_rounds = 40;
     let mut node = Node::of_subnet(limits);
     let id = node.deploy(&Spec::default());
     node.call(id, &[Op::Grow(200), Op::Reply(vec![])]).unwrap();

@@ -36,6 +36,7 @@ fn measure(dir: &std::path::Path, stride: u64, span: u64, with_layout: bool) -> 
         delta_capacity_bytes: 1 << 40,
         delta_reserve_bytes: 0,
         checkpoint_interval_rounds: 50,
+        manifest_interval_rounds: 50,
         checkpoint_delta_bytes: 1 << 40,
         checkpoint_instructions: 1 << 40,
         manifest_lag_rounds: 10,

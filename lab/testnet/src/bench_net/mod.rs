@@ -49,8 +49,8 @@ const SYNC_SECONDS_MAX: f64 = 30.0;
 const SYNC_EXTRA_BYTES_MAX: u64 = 64 * MIB;
 /// What is fetched, over three canisters.
 const SYNC_STATE_MIB: u64 = 300;
-/// Rounds after which blocks are not kept any more and a manifest was made since: a checkpoint interval, and what is kept besides.
-const SYNC_ROUNDS: u64 = 600;
+/// Rounds after which blocks are not kept any more and a manifest was made since: what is kept, and some more.
+const SYNC_ROUNDS: u64 = 1_100;
 /// A node that does not come back by then will not.
 const SYNC_PATIENCE: Duration = Duration::from_secs(180);
 /// What the hammer does besides the seconds asked for: create, fill, read back, delete.

@@ -636,10 +636,9 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
             (false, true) => {
                 tracing::info!(epoch = summary.epoch(), "this node is a member of the subnet from here on")
             }
-            (true, false) => tracing::info!(
-                epoch = summary.epoch(),
-                "this node is not a member in this epoch and follows it"
-            ),
+            (true, false) => {
+                tracing::info!(epoch = summary.epoch(), "this node follows this epoch without a vote")
+            }
             _ => {}
         }
         tracing::info!(

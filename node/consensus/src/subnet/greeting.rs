@@ -43,20 +43,22 @@ impl Greeting {
     }
 
     /// Members that were not heard yet.
-    pub(super) fn missing(&self, members: impl Iterator<Item = PublicKey>) -> Vec<PublicKey> {
-        members.filter(|member| *member != self.me && !self.heard.contains(member)).collect()
+    pub(super) fn missing(&self, members: Vec<PublicKey>) -> Vec<PublicKey> {
+        members.into_iter().filter(|member| *member != self.me && !self.heard.contains(member)).collect()
     }
 
-    /// A member, one of so many, told its limits.
+    /// A peer told its limits; who is no member does not count, and who was one no longer does.
     pub(super) fn heard(
         &mut self,
         from: &PublicKey,
         theirs: Vec<(String, u64)>,
-        members: usize,
+        members: &[PublicKey],
     ) -> Result<(), LimitsDiffer> {
-        if theirs.len() > LIMITS_MAX || self.heard.len() > 2 * members {
+        if theirs.len() > LIMITS_MAX || !members.contains(from) {
             return Ok(());
         }
+        self.heard.retain(|peer| members.contains(peer));
+        self.differing.retain(|peer| members.contains(peer));
         self.heard.insert(from.clone());
         let theirs: BTreeMap<_, _> = theirs.into_iter().collect();
         let names: BTreeSet<_> = self.own.keys().chain(theirs.keys()).collect();
@@ -77,7 +79,7 @@ impl Greeting {
             None => differences.join(", "),
         };
         self.differing.insert(from.clone());
-        let faulty_max = members.saturating_sub(1) / 3;
+        let faulty_max = members.len().saturating_sub(1) / 3;
         if self.differing.len() > faulty_max {
             return Err(LimitsDiffer { members: self.differing.len(), differences });
         }
@@ -98,19 +100,37 @@ mod tests {
     fn the_odd_one_out_learns_it_and_the_others_go_on() {
         let peer = |number: u8| key::node_key(&[number; 32]).unwrap().public_key();
         let limits = |rounds: u64| vec![("a.rounds".to_owned(), rounds), ("b.bytes".to_owned(), 7)];
-        let members = || (1..=4).map(peer);
+        let members: Vec<_> = (1..=4).map(peer).collect();
         let mut greeting = Greeting::new(peer(1), limits(50));
-        assert_eq!(greeting.missing(members()).len(), 3);
-        greeting.heard(&peer(2), limits(50), 4).unwrap();
-        greeting.heard(&peer(3), limits(60), 4).unwrap();
-        assert_eq!(greeting.missing(members()), [peer(4)]);
+        assert_eq!(greeting.missing(members.clone()).len(), 3);
+        greeting.heard(&peer(2), limits(50), &members).unwrap();
+        greeting.heard(&peer(3), limits(60), &members).unwrap();
+        assert_eq!(greeting.missing(members.clone()), [peer(4)]);
         // The same again is no further member.
-        greeting.heard(&peer(3), limits(60), 4).unwrap();
-        let error = greeting.heard(&peer(4), vec![], 4).unwrap_err();
+        greeting.heard(&peer(3), limits(60), &members).unwrap();
+        let error = greeting.heard(&peer(4), vec![], &members).unwrap_err();
         assert_eq!(error.members, 2);
         assert!(error.to_string().contains("a.rounds is 50 here and absent there"), "{error}");
         // Whoever was started again with the right ones is no longer counted.
-        greeting.heard(&peer(3), limits(50), 4).unwrap();
+        greeting.heard(&peer(3), limits(50), &members).unwrap();
+        assert_eq!(greeting.differing.len(), 1);
+    }
+
+    #[test]
+    fn only_who_is_a_member_now_counts() {
+        let peer = |number: u8| key::node_key(&[number; 32]).unwrap().public_key();
+        let limits = |rounds: u64| vec![("a.rounds".to_owned(), rounds)];
+        let mut greeting = Greeting::new(peer(1), limits(50));
+        // Members come and go, each with limits of its own: with one at a time nobody is outnumbered, and all are heard.
+        for newest in 5..60 {
+            let members: Vec<_> = [1, 2, 3, newest].map(peer).into();
+            greeting.heard(&peer(newest), limits(60), &members).unwrap();
+            assert_eq!(greeting.missing(members), [peer(2), peer(3)]);
+            assert_eq!((greeting.heard.len(), greeting.differing.len()), (1, 1));
+        }
+        let members: Vec<_> = (1..=4).map(peer).collect();
+        greeting.heard(&peer(70), limits(60), &members).unwrap();
+        greeting.heard(&peer(4), limits(60), &members).unwrap();
         assert_eq!(greeting.differing.len(), 1);
     }
 }

@@ -78,7 +78,7 @@ const INPUT_MAX: usize = 8;
 const COMMANDS_MAX: usize = 2;
 /// State roots that wait to be signed: the driver waits beyond.
 const EXECUTED_MAX: usize = 8;
-/// Blocks are kept down to the older of so many checkpoints, for peers that come late.
+/// Blocks are kept at least down to the older of so many checkpoints, for a start from either.
 const CHECKPOINTS_KEPT: usize = 2;
 /// Blocks whose calls may wait on disk between a vote for them and their being in the block log.
 const JOURNAL_BLOCKS: u64 = 8;
@@ -86,6 +86,13 @@ const JOURNAL_BLOCKS: u64 = 8;
 const OVERHEAD_BYTES: usize = 4 << 10;
 /// Messages of the engine itself are never larger.
 const MESSAGE_BYTES_MIN: usize = 512 << 10;
+
+/// How far blocks are kept that only peers want.
+#[derive(Clone, Copy)]
+struct Retention {
+    rounds: u64,
+    block_bytes: u64,
+}
 
 /// What the engine tells the driver.
 enum Input {
@@ -185,8 +192,9 @@ pub struct Subnet {
     recorded: Option<Recorded>,
     /// A block that the log did not take.
     unlogged: Option<Delivered>,
-    /// The last two checkpoints: blocks below the older are not kept.
+    /// The last two checkpoints.
     checkpoints: VecDeque<Height>,
+    retention: Retention,
     engine: Option<JoinHandle<()>>,
 }
 
@@ -380,6 +388,8 @@ impl Subnet {
             &log.folder().join("voted"),
             limits.block_ingress_bytes.saturating_mul(JOURNAL_BLOCKS),
         )?;
+        let retention =
+            Retention { rounds: limits.retention_rounds, block_bytes: limits.retention_block_bytes };
         let log = Arc::new(Mutex::new(log));
         let shared = Shared::new(resume_from, logged);
         let (out, input) = mpsc::channel(INPUT_MAX);
@@ -421,6 +431,7 @@ impl Subnet {
             recorded: None,
             unlogged: None,
             checkpoints: VecDeque::new(),
+            retention,
             engine: None,
         };
         Ok((subnet, prepared))
@@ -539,15 +550,19 @@ impl Subnet {
         fetched.await.map_err(|_| ConsensusError::EngineEnded)
     }
 
-    /// Blocks at and below are needed by nobody: this node has two checkpoints above them, and so has every state that is shown to others.
+    /// Blocks at and below are needed by nobody: this node has two checkpoints above them, and so has every state that is shown to others. Blocks above are
+    /// kept for peers as far as the limits go.
     fn retention_floor(&self) -> Option<Height> {
         if self.checkpoints.len() < CHECKPOINTS_KEPT {
             return None;
         }
-        let oldest = self.checkpoints.front()?;
+        let (oldest, newest) = (self.checkpoints.front()?, self.checkpoints.back()?);
         let shown = self.states.as_ref().and_then(|states| states.oldest());
         // Whoever takes over a state begins with a finalised block just below it.
-        Some(Height(oldest.0.min(shown.map_or(u64::MAX, |shown| shown.0)).saturating_sub(FLOOR_DEPTH)))
+        let needed = oldest.0.min(shown.map_or(u64::MAX, |shown| shown.0)).saturating_sub(FLOOR_DEPTH);
+        let too_old = newest.0.saturating_sub(self.retention.rounds);
+        let too_many = self.wiring.log.lock().height_beyond(self.retention.block_bytes);
+        Some(Height(needed.min(too_old.max(too_many.0))))
     }
 }
 

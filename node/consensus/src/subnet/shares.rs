@@ -166,8 +166,8 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                     let limits = self.greeting.own();
                     self.send(Recipients::One(from.clone()), &Message::Limits { limits, ask: false });
                 }
-                let members = self.handover.summary().members().len();
-                self.greeting.heard(&from, limits, members).map_err(Input::Differs)?;
+                let members = self.handover.members();
+                self.greeting.heard(&from, limits, &members).map_err(Input::Differs)?;
             }
         }
         Ok(())
@@ -193,8 +193,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
 
     /// Tells its limits to members that did not tell theirs.
     fn greet(&mut self) {
-        let members = self.handover.members();
-        let missing = self.greeting.missing(members.into_iter());
+        let missing = self.greeting.missing(self.handover.members());
         if !missing.is_empty() {
             let limits = self.greeting.own();
             self.send(Recipients::Some(missing), &Message::Limits { limits, ask: true });

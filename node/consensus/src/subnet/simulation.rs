@@ -60,6 +60,8 @@ mod toy;
 const NODES: usize = 4;
 /// Blocks that one set of shares signs.
 const EPOCH: u64 = 16;
+/// Blocks kept for peers: more than what two checkpoints keep.
+const RETENTION: u64 = 50;
 /// How long faults go on.
 const STORM: Duration = Duration::from_secs(60);
 /// How long the mended subnet has to show that it goes on.
@@ -285,6 +287,8 @@ fn limits() -> ConsensusLimits {
         certificates_kept: 64,
         blocks_per_epoch: EPOCH,
         checkpoint_block_bytes: 1 << 20,
+        retention_rounds: RETENTION,
+        retention_block_bytes: 2 << 20,
         sync_bytes_per_second: 8 << 20,
         nidkg_tables_bytes: 0,
     }
@@ -434,7 +438,7 @@ impl Net {
         let replica = if self.real {
             Replica::Real(Box::new(Real::open(&folder, &self.genesis, lies).unwrap()))
         } else {
-            Replica::Toy(ToyReplica::new(toy, lies))
+            Replica::Toy(Box::new(ToyReplica::new(toy, lies)))
         };
         {
             let mut durable = durable.lock();
@@ -1061,6 +1065,30 @@ fn a_node_that_is_behind_what_its_peers_keep_takes_over_a_state() {
         let (syncs, _) = heals(seed, false, real);
         assert_eq!(syncs, 1, "seed {seed}");
     }
+}
+
+#[test]
+fn a_node_that_is_behind_the_checkpoints_of_its_peers_but_not_what_they_keep_executes_blocks() {
+    let config = deterministic::Config::new().with_seed(5).with_timeout(Some(Duration::from_secs(3_600)));
+    deterministic::Runner::new(config).start(|context| async move {
+        let rng = &mut StdRng::seed_from_u64(5);
+        let mut net = Net::new(&context, rng, false).await;
+        net.connect(rng, 1.0).await;
+        for place in 0..NODES {
+            net.start(place).await;
+        }
+        // So that checkpoints lie as far above where it stops as they can.
+        reach(&context, &mut net, 3, 3 * CHECKPOINT_EVERY - RETENTION).await;
+        net.kill(3).await;
+        reach(&context, &mut net, 0, 3 * CHECKPOINT_EVERY).await;
+        net.start(3).await;
+        for _ in 0..20 {
+            call(&context, &net, rng);
+        }
+        reach(&context, &mut net, 3, 4 * CHECKPOINT_EVERY).await;
+        assert_eq!(net.found.lock().syncs, 0);
+        check(5, &net, &[0, 1, 2, 3]);
+    });
 }
 
 #[test]

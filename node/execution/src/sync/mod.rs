@@ -97,7 +97,7 @@ impl Executor {
     fn pace(&self) -> ManifestPace {
         let limits = &self.core.limits().pages;
         ManifestPace {
-            rounds: limits.checkpoint_interval_rounds,
+            rounds: limits.manifest_interval_rounds,
             delta_bytes: limits.checkpoint_delta_bytes,
             instructions: limits.checkpoint_instructions,
             lag_rounds: limits.manifest_lag_rounds,

@@ -26,6 +26,7 @@ const START: u64 = 1_700_000_000 * SECOND;
 pub fn limits() -> Limits {
     let mut limits = Limits::nano().unwrap();
     limits.pages.checkpoint_interval_rounds = 7;
+    limits.pages.manifest_interval_rounds = 7;
     limits
 }
 

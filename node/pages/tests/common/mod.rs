@@ -23,6 +23,7 @@ pub fn limits() -> PagesLimits {
         delta_capacity_bytes: 64 * MIB,
         delta_reserve_bytes: 16 * MIB,
         checkpoint_interval_rounds: 50,
+        manifest_interval_rounds: 50,
         checkpoint_delta_bytes: 32 * MIB,
         checkpoint_instructions: 1 << 40,
         manifest_lag_rounds: 10,

@@ -144,8 +144,8 @@ async fn nothing_acknowledged_is_lost_when_one_node_is_killed_and_when_all_are()
 }
 
 /// Blocks twenty times a second, few of which are kept; and states that travel slowly, so that one can be interrupted.
-const FORGETFUL: &str = "[limits.pages]\ncheckpoint_interval_rounds = 20\nmanifest_lag_rounds = 5\n\
-     [limits.consensus]\nidle_round_millis = 50\nblocks_per_epoch = 100\nsync_bytes_per_second = 2097152\n";
+const FORGETFUL: &str = "[limits.pages]\nmanifest_interval_rounds = 20\nmanifest_lag_rounds = 5\n\
+     [limits.consensus]\nidle_round_millis = 50\nblocks_per_epoch = 100\nretention_rounds = 40\nsync_bytes_per_second = 2097152\n";
 /// Rounds after which a node with that configuration surely keeps nothing of what was before.
 const FORGOTTEN: u64 = 160;
 /// Stable memory that is written while a node is away.

@@ -61,7 +61,7 @@ fn limits() -> Limits {
     limits.consensus = super::limits();
     limits.execution.threads = 2;
     limits.execution.instructions_per_round = INSTRUCTIONS_PER_ROUND;
-    limits.pages.checkpoint_interval_rounds = CHECKPOINT_EVERY;
+    limits.pages.manifest_interval_rounds = CHECKPOINT_EVERY;
     limits.pages.manifest_lag_rounds = MANIFEST_LAG;
     limits
 }

@@ -39,7 +39,7 @@ pub(super) enum TookOver {
 
 /// See the module.
 pub(super) enum Replica {
-    Toy(ToyReplica),
+    Toy(Box<ToyReplica>),
     Real(Box<Real>),
 }
 
