@@ -6,7 +6,7 @@
 //! An epoch is short here, so every history hands the subnet's key on several times.
 //!
 //! Each seed draws a history: lossy and slow links, nodes cut off, the subnet split in halves, nodes that crash (alone, or all at once) and lose what
-//! their disk had not synced, disks that fail at any operation, a disk that is slow, a node that executes slowly, a node that is in two places and says different things
+//! their disk had not synced, disks that fail at any operation, a node whose every life ends in the middle of one, a disk that is slow, a node that executes slowly, a node that is in two places and says different things
 //! in each. Clients call throughout. Then everything is mended, and the checks are:
 //!
 //! * one state root per height, whichever node and whichever run of it computed it, and no certificate for another;
@@ -44,7 +44,7 @@ use sha2::{Digest as _, Sha256};
 use state::{Ingress, IngressId, RequestId, SignedIngress};
 
 use self::{
-    disk::SlowDisk,
+    disk::{Disk, WithDisk},
     real::Real,
     replica::{Replica, TookOver},
     toy::{CHECKPOINT_EVERY, Toy, ToyReplica},
@@ -256,8 +256,9 @@ struct Member {
     vault: Arc<Vault>,
     durable: Arc<Mutex<Durable>>,
     slow: Arc<AtomicU64>,
-    /// Milliseconds its disk takes to make something durable.
-    disk: Arc<AtomicU64>,
+    disk: Arc<Disk>,
+    /// The operation of its disk at which each of its lives ends.
+    ends_with: Option<u64>,
     /// Shows others a state that is not the certified one.
     lies: Arc<AtomicBool>,
 }
@@ -346,6 +347,7 @@ impl Net {
                 durable: Durable::empty(),
                 slow: Arc::default(),
                 disk: Arc::default(),
+                ends_with: None,
                 lies: Arc::default(),
             })
             .collect();
@@ -466,9 +468,12 @@ impl Net {
         };
         let context = self.context.child("node").with_attribute("node", place).with_attribute("life", life);
         let member = &self.members[place];
+        if let Some(operation) = member.ends_with {
+            member.disk.end_with(operation, life.is_multiple_of(2));
+        }
         let (found, slow, disk) = (self.found.clone(), member.slow.clone(), member.disk.clone());
         let task = context.spawn(move |context| async move {
-            let on_disk = SlowDisk::new(context.child("engine"), disk);
+            let on_disk = WithDisk::new(context.child("engine"), disk);
             let engine = on_disk.spawn(move |context| engine::run(context, setup));
             let driver = drive(context, subnet, replica, durable, found, slow);
             futures::pin_mut!(driver);
@@ -727,7 +732,11 @@ fn simulate(seed: u64) -> Outcome {
         }
         if rng.gen_bool(0.3) {
             let place = rng.gen_range(0..NODES);
-            net.members[place].disk.store(rng.gen_range(5..500), Ordering::Relaxed);
+            net.members[place].disk.slow(rng.gen_range(5..500));
+        }
+        if twin.is_none() && rng.gen_bool(0.3) {
+            let place = rng.gen_range(0..NODES);
+            net.members[place].ends_with = Some(rng.gen_range(20..2_000));
         }
 
         if net.real {
@@ -740,9 +749,11 @@ fn simulate(seed: u64) -> Outcome {
 
         *context.storage_fault_config().write() = deterministic::FaultConfig::default();
         net.connect(rng, 1.0).await;
-        for member in &net.members {
+        for member in &mut net.members {
             member.slow.store(0, Ordering::Relaxed);
-            member.disk.store(0, Ordering::Relaxed);
+            member.disk.slow(0);
+            member.disk.endless();
+            member.ends_with = None;
         }
         let honest: Vec<_> = (0..NODES).filter(|place| Some(*place) != twin).collect();
         let goal = net.heights().into_iter().max().unwrap() + 10;
@@ -943,7 +954,7 @@ fn number(name: &str, default: u64) -> u64 {
 
 #[test]
 fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
-    let (first, seeds) = (number("SIMULATE_FIRST", 1), number("SIMULATE_SEEDS", 100));
+    let (first, seeds) = (number("SIMULATE_FIRST", 1), number("SIMULATE_SEEDS", 200));
     let next = AtomicU64::new(first);
     let outcomes = std::sync::Mutex::new(Vec::new());
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -1088,6 +1099,41 @@ fn a_node_that_is_behind_the_checkpoints_of_its_peers_but_not_what_they_keep_exe
         reach(&context, &mut net, 3, 4 * CHECKPOINT_EVERY).await;
         assert_eq!(net.found.lock().syncs, 0);
         check(5, &net, &[0, 1, 2, 3]);
+    });
+}
+
+/// Every operation from the first of a start on, done and not done; later ones here and there.
+#[test]
+fn a_node_may_end_at_any_operation_of_its_disk() {
+    let config = deterministic::Config::new()
+        .with_seed(11)
+        .with_timeout(Some(Duration::from_secs(3_600)))
+        .with_catch_panics(true);
+    deterministic::Runner::new(config).start(|context| async move {
+        let rng = &mut StdRng::seed_from_u64(11);
+        let mut net = Net::new(&context, rng, false).await;
+        net.connect(rng, 1.0).await;
+        for place in 0..NODES {
+            net.start(place).await;
+        }
+        reach(&context, &mut net, 2, 5).await;
+        net.kill(2).await;
+        let operations = (1..60).flat_map(|operation| [operation; 2]).chain((60..250).step_by(7));
+        for (life, operation) in operations.enumerate() {
+            net.start(2).await;
+            net.members[2].disk.end_with(operation, life.is_multiple_of(2));
+            let until = context.current() + MENDED;
+            while net.dead().is_empty() {
+                assert!(context.current() < until, "operation {operation} does not come");
+                call(&context, &net, rng);
+                context.sleep(Duration::from_millis(100)).await;
+            }
+        }
+        net.members[2].disk.endless();
+        net.start(2).await;
+        let goal = net.heights().into_iter().max().unwrap() + CHECKPOINT_EVERY;
+        reach(&context, &mut net, 2, goal).await;
+        check(11, &net, &[0, 1, 2, 3]);
     });
 }
 

@@ -1,4 +1,4 @@
-//! A disk that takes its time: what a simulated node runs on, where every operation waits before it is carried out.
+//! The disk of a simulated node: it can be slow, and the node can end in the middle of any of its operations.
 
 use std::{
     convert::Infallible,
@@ -7,7 +7,7 @@ use std::{
     ops::RangeInclusive,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
 };
@@ -26,53 +26,127 @@ use super::Context;
 /// Reads and writes mostly meet the operating system's cache: they wait for this part of what making durable takes.
 const CACHED: u64 = 20;
 
-/// A runtime whose storage waits. Everything else goes through as it is.
-pub(super) struct SlowDisk {
-    inner: Context,
-    pace: Pace,
+/// No operation is the last.
+const ENDLESS: u64 = u64::MAX;
+
+/// What is the matter with a disk; can change while the node runs.
+pub(super) struct Disk {
+    /// Milliseconds it takes to make something durable.
+    sync_millis: AtomicU64,
+    operations_left: AtomicU64,
+    last_is_done: AtomicBool,
 }
 
-impl SlowDisk {
-    /// `sync` is how many milliseconds it takes to make something durable; it can be changed while the node runs.
-    pub(super) fn new(inner: Context, sync: Arc<AtomicU64>) -> Self {
-        let pace = Pace { clock: Arc::new(inner.child("disk")), sync };
-        Self { inner, pace }
+impl Default for Disk {
+    fn default() -> Self {
+        Self {
+            sync_millis: AtomicU64::new(0),
+            operations_left: AtomicU64::new(ENDLESS),
+            last_is_done: AtomicBool::new(false),
+        }
+    }
+}
+
+/// What becomes of an operation.
+enum Turn {
+    /// It is carried out.
+    Done,
+    /// It is carried out, and nobody learns it.
+    Last,
+    /// It is not carried out.
+    Over,
+}
+
+impl Disk {
+    pub(super) fn slow(&self, sync_millis: u64) {
+        self.sync_millis.store(sync_millis, Ordering::Relaxed);
+    }
+
+    /// The operation of this number, counted from now, is the last; it may be done, or not even begun.
+    pub(super) fn end_with(&self, operation: u64, done: bool) {
+        self.operations_left.store(operation, Ordering::Relaxed);
+        self.last_is_done.store(done, Ordering::Relaxed);
+    }
+
+    pub(super) fn endless(&self) {
+        self.operations_left.store(ENDLESS, Ordering::Relaxed);
+    }
+
+    fn turn(&self) -> Turn {
+        match self.operations_left.load(Ordering::Relaxed) {
+            ENDLESS => Turn::Done,
+            0 => Turn::Over,
+            left => {
+                self.operations_left.store(left - 1, Ordering::Relaxed);
+                match left {
+                    1 if self.last_is_done.load(Ordering::Relaxed) => Turn::Last,
+                    1 => Turn::Over,
+                    _ => Turn::Done,
+                }
+            }
+        }
+    }
+}
+
+fn ended() -> Error {
+    std::io::Error::other("the node ends here").into()
+}
+
+/// A runtime with such a disk. Everything else goes through as it is.
+pub(super) struct WithDisk {
+    inner: Context,
+    access: Access,
+}
+
+impl WithDisk {
+    pub(super) fn new(inner: Context, disk: Arc<Disk>) -> Self {
+        let access = Access { clock: Arc::new(inner.child("disk")), disk };
+        Self { inner, access }
     }
 
     fn with(&self, inner: Context) -> Self {
-        Self { inner, pace: self.pace.clone() }
+        Self { inner, access: self.access.clone() }
     }
 }
 
 #[derive(Clone)]
-struct Pace {
+struct Access {
     clock: Arc<Context>,
-    sync: Arc<AtomicU64>,
+    disk: Arc<Disk>,
 }
 
-impl Pace {
-    async fn cached(&self) {
-        self.wait(self.sync.load(Ordering::Relaxed) / CACHED).await;
+impl Access {
+    async fn cached<T>(&self, operation: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        self.after(self.disk.sync_millis.load(Ordering::Relaxed) / CACHED, operation).await
     }
 
-    async fn durable(&self) {
-        self.wait(self.sync.load(Ordering::Relaxed)).await;
+    async fn durable<T>(&self, operation: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        self.after(self.disk.sync_millis.load(Ordering::Relaxed), operation).await
     }
 
-    async fn wait(&self, millis: u64) {
+    async fn after<T>(
+        &self,
+        millis: u64,
+        operation: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
         if millis > 0 {
             self.clock.sleep(Duration::from_millis(millis)).await;
+        }
+        match self.disk.turn() {
+            Turn::Done => operation.await,
+            Turn::Last => operation.await.and(Err(ended())),
+            Turn::Over => Err(ended()),
         }
     }
 }
 
 /// A file on such a disk.
-pub(super) struct SlowBlob {
+pub(super) struct DiskBlob {
     inner: <Context as Storage>::Blob,
-    pace: Pace,
+    access: Access,
 }
 
-impl Blob for SlowBlob {
+impl Blob for DiskBlob {
     async fn read_at_buf(
         &self,
         offset: u64,
@@ -80,13 +154,11 @@ impl Blob for SlowBlob {
         bufs: impl Into<IoBufsMut> + Send,
         options: ReadOptions,
     ) -> Result<IoBufsMut, Error> {
-        self.pace.cached().await;
-        self.inner.read_at_buf(offset, len, bufs, options).await
+        self.access.cached(self.inner.read_at_buf(offset, len, bufs, options)).await
     }
 
     async fn read_at(&self, offset: u64, len: usize, options: ReadOptions) -> Result<IoBufsMut, Error> {
-        self.pace.cached().await;
-        self.inner.read_at(offset, len, options).await
+        self.access.cached(self.inner.read_at(offset, len, options)).await
     }
 
     async fn write_at(
@@ -95,52 +167,49 @@ impl Blob for SlowBlob {
         bufs: impl Into<IoBufs> + Send,
         options: WriteOptions,
     ) -> Result<(), Error> {
-        self.pace.cached().await;
-        self.inner.write_at(offset, bufs, options).await
+        self.access.cached(self.inner.write_at(offset, bufs, options)).await
     }
 
     async fn resize(&self, len: u64) -> Result<(), Error> {
-        self.pace.cached().await;
-        self.inner.resize(len).await
+        self.access.cached(self.inner.resize(len)).await
     }
 
     async fn sync(&self) -> Result<(), Error> {
-        self.pace.durable().await;
-        self.inner.sync().await
+        self.access.durable(self.inner.sync()).await
     }
 
     async fn start_sync(&self) -> Handle<()> {
-        self.pace.durable().await;
-        self.inner.start_sync().await
+        match self.access.durable(async { Ok(self.inner.start_sync().await) }).await {
+            Ok(started) => started,
+            Err(error) => Handle::ready(Err(error)),
+        }
     }
 }
 
-impl Storage for SlowDisk {
-    type Blob = SlowBlob;
+impl Storage for WithDisk {
+    type Blob = DiskBlob;
 
     async fn open_versioned(
         &self,
         partition: &str,
         name: &[u8],
         versions: RangeInclusive<BlobVersion>,
-    ) -> Result<(SlowBlob, u64, BlobVersion), Error> {
-        self.pace.durable().await;
-        let (inner, bytes, version) = self.inner.open_versioned(partition, name, versions).await?;
-        Ok((SlowBlob { inner, pace: self.pace.clone() }, bytes, version))
+    ) -> Result<(DiskBlob, u64, BlobVersion), Error> {
+        let opened = self.access.durable(self.inner.open_versioned(partition, name, versions)).await;
+        let (inner, bytes, version) = opened?;
+        Ok((DiskBlob { inner, access: self.access.clone() }, bytes, version))
     }
 
     async fn remove(&self, partition: &str, name: Option<&[u8]>) -> Result<(), Error> {
-        self.pace.durable().await;
-        self.inner.remove(partition, name).await
+        self.access.durable(self.inner.remove(partition, name)).await
     }
 
     async fn scan(&self, partition: &str) -> Result<Vec<Vec<u8>>, Error> {
-        self.pace.cached().await;
-        self.inner.scan(partition).await
+        self.access.cached(self.inner.scan(partition)).await
     }
 }
 
-impl Supervisor for SlowDisk {
+impl Supervisor for WithDisk {
     fn name(&self) -> Name {
         self.inner.name()
     }
@@ -150,17 +219,17 @@ impl Supervisor for SlowDisk {
     }
 
     fn with_attribute(self, key: &'static str, value: impl Display) -> Self {
-        Self { inner: self.inner.with_attribute(key, value), pace: self.pace }
+        Self { inner: self.inner.with_attribute(key, value), access: self.access }
     }
 }
 
-impl Spawner for SlowDisk {
+impl Spawner for WithDisk {
     fn shared(self, blocking: bool) -> Self {
-        Self { inner: self.inner.shared(blocking), pace: self.pace }
+        Self { inner: self.inner.shared(blocking), access: self.access }
     }
 
     fn dedicated(self) -> Self {
-        Self { inner: self.inner.dedicated(), pace: self.pace }
+        Self { inner: self.inner.dedicated(), access: self.access }
     }
 
     fn spawn<F, Fut, T>(self, task: F) -> Handle<T>
@@ -169,8 +238,8 @@ impl Spawner for SlowDisk {
         Fut: Future<Output = T> + Send + 'static,
         T: Send + 'static,
     {
-        let pace = self.pace;
-        self.inner.spawn(move |inner| task(Self { inner, pace }))
+        let access = self.access;
+        self.inner.spawn(move |inner| task(Self { inner, access }))
     }
 
     async fn stop(self, value: i32, timeout: Option<Duration>) -> Result<(), Error> {
@@ -182,7 +251,7 @@ impl Spawner for SlowDisk {
     }
 }
 
-impl Metrics for SlowDisk {
+impl Metrics for WithDisk {
     fn register<N: Into<String>, H: Into<String>, M: Metric>(
         &self,
         name: N,
@@ -197,7 +266,7 @@ impl Metrics for SlowDisk {
     }
 }
 
-impl Clock for SlowDisk {
+impl Clock for WithDisk {
     fn current(&self) -> SystemTime {
         self.inner.current()
     }
@@ -211,7 +280,7 @@ impl Clock for SlowDisk {
     }
 }
 
-impl Governed for SlowDisk {
+impl Governed for WithDisk {
     type Instant = SystemTime;
 
     fn now(&self) -> SystemTime {
@@ -219,9 +288,9 @@ impl Governed for SlowDisk {
     }
 }
 
-impl ReasonablyRealtime for SlowDisk {}
+impl ReasonablyRealtime for WithDisk {}
 
-impl TryRng for SlowDisk {
+impl TryRng for WithDisk {
     type Error = Infallible;
 
     fn try_next_u32(&mut self) -> Result<u32, Infallible> {
@@ -237,4 +306,4 @@ impl TryRng for SlowDisk {
     }
 }
 
-impl TryCryptoRng for SlowDisk {}
+impl TryCryptoRng for WithDisk {}
