@@ -33,7 +33,9 @@ use state::{
 
 use self::script::{CallOp, Op, ScriptSandbox, Spec, encode};
 use super::{
-    Subnet, Target,
+    Subnet,
+    clients::{Target, workload},
+    net,
     replica::{Executed, TookOver},
     toy::CHECKPOINT_EVERY,
 };
@@ -58,7 +60,7 @@ const EXPIRED: u16 = 202;
 
 fn limits() -> Limits {
     let mut limits = Limits::nano().unwrap();
-    limits.consensus = super::limits();
+    limits.consensus = net::limits();
     limits.execution.threads = 2;
     limits.execution.instructions_per_round = INSTRUCTIONS_PER_ROUND;
     limits.pages.manifest_interval_rounds = CHECKPOINT_EVERY;
@@ -148,7 +150,7 @@ impl Real {
         }
         let mut answered = Vec::new();
         for id in &result.finished {
-            let Some(name) = super::workload(id) else { continue };
+            let Some(name) = workload(id) else { continue };
             match state.history.get(id).map(|entry| &entry.status) {
                 Some(Status::Replied(_)) => answered.push(name),
                 Some(Status::Rejected(reject)) if reject.error_code.0 == EXPIRED => {}

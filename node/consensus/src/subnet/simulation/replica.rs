@@ -6,7 +6,8 @@ use commonware_utils::sync::Mutex;
 use state::{Batch, Fault, Height, SubnetKey};
 
 use super::{
-    Durable, Subnet,
+    Subnet,
+    net::Durable,
     real::Real,
     toy::{CHECKPOINT_EVERY, ToyReplica},
 };

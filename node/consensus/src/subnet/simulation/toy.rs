@@ -14,7 +14,12 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use state::{Batch, Height, ManifestClaim, SubnetKey, Time};
 
-use super::{Durable, Subnet, name_of, replica::Executed, replica::TookOver};
+use super::{
+    Subnet,
+    clients::name_of,
+    net::Durable,
+    replica::{Executed, TookOver},
+};
 use crate::{Certificate, Consensus as _, ConsensusError, Demand, StateOffer, StateServer, Want};
 
 /// Rounds between two checkpoints.

@@ -1,0 +1,159 @@
+//! The clients of a simulated subnet: what they want, how it travels, and what becomes of it in a block.
+
+use std::time::Duration;
+
+use commonware_runtime::Clock as _;
+use ic_principal::Principal;
+use rand::{Rng, rngs::StdRng, seq::SliceRandom};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use state::{Ingress, IngressId, RequestId, SignedIngress, Time};
+
+use super::{Context, Envelopes, MENDED, application, net::Net, real};
+
+/// A call of the simulated clients.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Call {
+    pub(super) number: u64,
+    pub(super) expiry: u64,
+    pub(super) signed: bool,
+    pub(super) padding: Vec<u8>,
+    /// None where there are no canisters.
+    pub(super) target: Option<Target>,
+}
+
+/// What a call is to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Target {
+    pub(super) canister: Principal,
+    pub(super) effective: Principal,
+    pub(super) method: String,
+    pub(super) arg: Vec<u8>,
+}
+
+/// Numbers from here on are of calls that bring the canisters into being.
+pub(super) const DEPLOYMENT: u64 = 1 << 40;
+
+pub(super) fn number_of(id: &RequestId) -> u64 {
+    let [.., a, b, c, d, e, f, g, h] = id.0;
+    u64::from_be_bytes([a, b, c, d, e, f, g, h])
+}
+
+/// Name of a call among those that are checked.
+pub(super) fn workload(id: &RequestId) -> Option<String> {
+    let number = number_of(id);
+    (number < DEPLOYMENT).then(|| number.to_string())
+}
+
+pub(super) fn name_of(call: &Ingress) -> String {
+    number_of(&call.request_id).to_string()
+}
+
+impl Call {
+    pub(super) fn effective(&self) -> Principal {
+        self.target.as_ref().map_or_else(Principal::management_canister, |target| target.effective)
+    }
+
+    pub(super) fn signed_ingress(&self) -> SignedIngress {
+        SignedIngress {
+            effective_canister_id: self.effective(),
+            envelope: postcard::to_stdvec(self).unwrap().into(),
+        }
+    }
+
+    /// A hash that ends with the number.
+    pub(super) fn request_id(&self) -> RequestId {
+        let mut id: [u8; 32] = Sha256::digest(postcard::to_stdvec(self).unwrap()).into();
+        id[24..].copy_from_slice(&self.number.to_be_bytes());
+        RequestId(id)
+    }
+
+    pub(super) fn id(&self) -> IngressId {
+        IngressId::new(&self.request_id(), &self.effective())
+    }
+}
+
+pub(super) struct Calls;
+
+impl Envelopes for Calls {
+    fn read(&self, signed: &SignedIngress) -> Result<Ingress, String> {
+        let call: Call = postcard::from_bytes(&signed.envelope).map_err(|error| error.to_string())?;
+        let request_id = call.request_id();
+        let target = call.target.unwrap_or_else(|| Target {
+            canister: Principal::management_canister(),
+            effective: Principal::management_canister(),
+            method: call.number.to_string(),
+            arg: vec![],
+        });
+        Ok(Ingress {
+            request_id,
+            sender: real::user(),
+            canister_id: target.canister,
+            effective_canister_id: signed.effective_canister_id,
+            method_name: target.method,
+            arg: target.arg,
+            ingress_expiry: Time(call.expiry),
+            sender_info: None,
+        })
+    }
+
+    fn verify(&self, signed: &SignedIngress, now: Time) -> Result<Ingress, String> {
+        let call: Call = postcard::from_bytes(&signed.envelope).map_err(|error| error.to_string())?;
+        if !call.signed {
+            return Err("nobody signed it".into());
+        }
+        let ingress = self.read(signed)?;
+        if ingress.ingress_expiry < now { Err("it expired".into()) } else { Ok(ingress) }
+    }
+}
+
+/// Brings the canisters of the workload into being. What goes with the pool of a node that ends is sent again: a canister more than needed stays empty, and
+/// none takes code twice.
+pub(super) async fn deploy(context: &Context, net: &mut Net) {
+    let until = context.current() + MENDED;
+    let mut number = DEPLOYMENT;
+    let mut again = context.current();
+    while net.found.lock().deployed < real::CANISTERS {
+        assert!(context.current() < until, "the canisters are not there: {:?}", net.heights());
+        for place in net.dead() {
+            net.start(place).await;
+        }
+        if context.current() >= again {
+            again = context.current() + Duration::from_secs(10);
+            let targets = (0..real::CANISTERS).map(|_| real::create());
+            for target in targets.chain((0..real::CANISTERS).map(real::install)) {
+                let call = Call {
+                    number,
+                    expiry: application::time_of(context.current()).0 + 60_000_000_000,
+                    signed: true,
+                    padding: vec![],
+                    target: Some(target),
+                };
+                number += 1;
+                for (_, pool) in net.running.values() {
+                    let _ = pool.submit(call.id(), Time(call.expiry), call.signed_ingress());
+                }
+            }
+        }
+        context.sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// A client calls some node that runs, if there is one.
+pub(super) fn call(context: &Context, net: &Net, rng: &mut StdRng) {
+    let number = {
+        let mut found = net.found.lock();
+        found.sent += 1;
+        found.sent
+    };
+    let padding = if rng.gen_bool(0.1) { 20_000 } else { rng.gen_range(0..200) };
+    let now = application::time_of(context.current());
+    let expiry = now.0 + rng.gen_range(1..300) * 1_000_000_000;
+    let target = net.real.then(|| real::work(rng, number));
+    let call = Call { number, expiry, signed: true, padding: vec![0; padding], target };
+    let pools: Vec<_> = net.running.values().map(|(_, pool)| pool).collect();
+    if let Some(pool) = pools.choose(rng) {
+        // A full pool says so to the client, who gives up here.
+        let _ = pool.submit(call.id(), Time(call.expiry), call.signed_ingress());
+    }
+}
