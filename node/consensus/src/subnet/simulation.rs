@@ -291,7 +291,7 @@ fn number(name: &str, default: u64) -> u64 {
 
 #[test]
 fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
-    let (first, seeds) = (number("SIMULATE_FIRST", 1), number("SIMULATE_SEEDS", 100));
+    let (first, seeds) = (number("SIMULATE_FIRST", 1), number("SIMULATE_SEEDS", 200));
     let next = AtomicU64::new(first);
     let outcomes = std::sync::Mutex::new(Vec::new());
     // One more than there are cores: files and the arithmetic's own thread are waited for.
