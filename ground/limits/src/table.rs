@@ -158,7 +158,7 @@ pub struct PagesLimits {
     pub delta_capacity_bytes: u64,
     /// Delta kept free so that a started round can always finish.
     pub delta_reserve_bytes: u64,
-    /// Rounds between checkpoints of a node alone; those of a subnet come with its manifests.
+    /// Rounds after which a checkpoint comes at the latest; in a subnet one comes with every manifest besides, mostly sooner.
     pub checkpoint_interval_rounds: u64,
     /// Rounds between states of a subnet that are given a manifest, and with it a checkpoint: what peers can take over. The same on every node of a subnet.
     pub manifest_interval_rounds: u64,
