@@ -37,7 +37,6 @@ use self::{
     toy::CHECKPOINT_EVERY,
 };
 use super::*;
-use crate::subnet::engine;
 
 mod clients;
 mod disk;
@@ -358,11 +357,7 @@ fn heals(seed: u64, loses_disk: bool, real: bool) -> (u64, String) {
     deterministic::Runner::new(config).start(|context| async move {
         let auditor = context.auditor();
         let rng = &mut StdRng::seed_from_u64(seed);
-        let mut net = Net::new(&context, rng, real).await;
-        net.connect(rng, 1.0).await;
-        for place in 0..NODES {
-            net.start(place).await;
-        }
+        let mut net = Net::started(&context, rng, real).await;
         if real {
             deploy(&context, &mut net).await;
             for _ in 0..40 {
@@ -421,11 +416,7 @@ fn a_node_that_is_behind_the_checkpoints_of_its_peers_but_not_what_they_keep_exe
     let config = deterministic::Config::new().with_seed(5).with_timeout(Some(Duration::from_secs(3_600)));
     deterministic::Runner::new(config).start(|context| async move {
         let rng = &mut StdRng::seed_from_u64(5);
-        let mut net = Net::new(&context, rng, false).await;
-        net.connect(rng, 1.0).await;
-        for place in 0..NODES {
-            net.start(place).await;
-        }
+        let mut net = Net::started(&context, rng, false).await;
         // So that checkpoints lie as far above where it stops as they can.
         reach(&context, &mut net, 3, 3 * CHECKPOINT_EVERY - RETENTION).await;
         net.kill(3).await;
@@ -449,11 +440,7 @@ fn a_node_may_end_at_any_operation_of_its_disk() {
         .with_catch_panics(true);
     deterministic::Runner::new(config).start(|context| async move {
         let rng = &mut StdRng::seed_from_u64(11);
-        let mut net = Net::new(&context, rng, false).await;
-        net.connect(rng, 1.0).await;
-        for place in 0..NODES {
-            net.start(place).await;
-        }
+        let mut net = Net::started(&context, rng, false).await;
         reach(&context, &mut net, 2, 5).await;
         net.kill(2).await;
         let operations = (1..60).flat_map(|operation| [operation; 2]).chain((60..250).step_by(7));
@@ -489,11 +476,7 @@ fn a_call_does_not_wait_for_the_idle_block_whoever_leads() {
     let config = deterministic::Config::new().with_seed(1).with_timeout(Some(Duration::from_secs(600)));
     deterministic::Runner::new(config).start(|context| async move {
         let rng = &mut StdRng::seed_from_u64(1);
-        let mut net = Net::new(&context, rng, false).await;
-        net.connect(rng, 1.0).await;
-        for place in 0..NODES {
-            net.start(place).await;
-        }
+        let net = Net::started(&context, rng, false).await;
         context.sleep(Duration::from_secs(10)).await;
         // Between two idle blocks, again and again through the same node, while the lead goes round.
         for number in 0..12 {

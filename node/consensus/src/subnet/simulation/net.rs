@@ -31,12 +31,12 @@ use super::{
     clients::Calls,
     disk::{Disk, WithDisk},
     drive::drive,
-    engine, key,
+    key,
     real::Real,
     replica::Replica,
     toy::{Toy, ToyReplica},
 };
-use crate::{BlockLog, IngressPool, WallClock};
+use crate::{BlockLog, IngressPool, WallClock, subnet::engine};
 
 pub(super) struct NoClock;
 impl WallClock for NoClock {
@@ -234,6 +234,16 @@ impl Net {
             running: BTreeMap::new(),
             found: Arc::default(),
         }
+    }
+
+    /// Four nodes that run, with links that lose nothing.
+    pub(super) async fn started(context: &Context, rng: &mut StdRng, real: bool) -> Self {
+        let mut net = Self::new(context, rng, real).await;
+        net.connect(rng, 1.0).await;
+        for place in 0..NODES {
+            net.start(place).await;
+        }
+        net
     }
 
     pub(super) async fn connect(&self, rng: &mut StdRng, success: f64) {
