@@ -392,11 +392,16 @@ impl Relay {
     fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        // None that the system gives away by itself: it is to be free still when the relay takes it.
+        let mut ports = (9_000..10_000).cycle().skip(std::process::id() as usize % 1_000).take(1_000);
+        let dialled = ports.find_map(|port| {
+            let address = format!("127.0.0.1:{port}");
+            TcpListener::bind(&address).is_ok().then_some(address)
+        });
         let mut relay = Self {
             child: Command::new("true").spawn().unwrap(),
             folder,
-            dialled: free(),
+            dialled: dialled.unwrap(),
             listener,
             generation: 0,
         };

@@ -16,8 +16,8 @@ use pages::PageStore;
 use sandbox::Sandbox;
 use state::{
     Batch, BlobStore, CanisterState, CertifiedReader, CertifiedState, Fault, Height, HistoryLimits,
-    IngressHistory, NodeInfo, ReplicatedState, StateStore, SubnetInfo, SubnetKey, SubnetMetrics, SubnetState,
-    SubnetTree, Time, certified::Uncertified,
+    IngressHistory, ReplicatedState, StateStore, SubnetKey, SubnetMetrics, SubnetState, SubnetTree, Time,
+    certified::Uncertified,
 };
 
 use crate::checkpoint::{Folder, SinceCheckpoint};
@@ -92,20 +92,16 @@ impl Executor {
             relieved: 0,
             manifest_owed: false,
         };
-        executor.take_nodes();
+        executor.take_key();
         executor.resume_manifest()?;
         Ok(executor)
     }
 
     /// The subnet's nodes are those of the state, if it says who they are.
-    fn take_nodes(&mut self) {
+    fn take_key(&mut self) {
         let Some(key) = &self.state.subnet.key else { return };
         self.core.set_subnet_nodes(key.nodes.len());
-        let info = self.subnet_tree.info();
-        if !info.nodes.iter().eq(sorted(&key.nodes)) {
-            self.subnet_tree =
-                Arc::new(SubnetTree::new(SubnetInfo { nodes: key.nodes.clone(), ..info.clone() }));
-        }
+        self.subnet_tree = Arc::new(SubnetTree::holding(self.subnet_tree.info().clone(), key));
     }
 
     /// Who holds the subnet's key as of [`Executor::height`]; none while it is who came out of the ceremony.
@@ -154,7 +150,7 @@ impl Executor {
         }
         if let Some(key) = &batch.key {
             self.state.subnet.key = Some(key.clone());
-            self.take_nodes();
+            self.take_key();
         }
         let work = round::run(
             &self.core,
@@ -274,12 +270,6 @@ impl Drop for Executor {
 }
 
 /// In the order of the tree.
-fn sorted(nodes: &[NodeInfo]) -> Vec<&NodeInfo> {
-    let mut nodes: Vec<_> = nodes.iter().collect();
-    nodes.sort_by_key(|node| node.node_id);
-    nodes
-}
-
 fn load(core: &Core, store: &StateStore) -> Result<ReplicatedState, FatalError> {
     let limits = &core.limits().subnet;
     let history_limits = HistoryLimits {

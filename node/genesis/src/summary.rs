@@ -340,18 +340,23 @@ impl Summary {
         Ok(Checked { epoch: self.epoch, leader, judged })
     }
 
-    /// The same as [`Self::apply`] of a payload that was checked, in the same epoch and by this node.
+    /// The same as [`Self::apply`] of a payload that this node checked. What was checked in another epoch is judged again: a block that was voted on need not
+    /// become final, and a change that it carried may come again.
     pub fn apply_checked(
         &mut self,
         engine: &Engine,
+        payload: &[u8],
         checked: &Checked,
         rng: &mut (impl RngCore + CryptoRng),
     ) -> bool {
+        if self.epoch != checked.epoch {
+            return self.apply(engine, checked.leader, payload, rng);
+        }
         let wanted = match &checked.judged {
             Judged::Members(_) => self.accepted.is_none(),
             Judged::Dealing(_) => self.wants_dealing(checked.leader),
         };
-        if self.epoch != checked.epoch || !wanted {
+        if !wanted {
             return false;
         }
         self.take(engine, checked.leader, checked.judged.clone(), rng);

@@ -52,8 +52,8 @@ impl Subnet {
         let checked = self.summary.check(&ENGINE, leader, payload, &mut rng(1));
         let mut by_check = self.summary.clone();
         if let Ok(checked) = &checked {
-            assert!(by_check.apply_checked(&ENGINE, checked, &mut rng(4)));
-            assert!(!by_check.apply_checked(&ENGINE, checked, &mut rng(4)), "once is enough");
+            assert!(by_check.apply_checked(&ENGINE, payload, checked, &mut rng(4)));
+            assert!(!by_check.apply_checked(&ENGINE, payload, checked, &mut rng(4)), "once is enough");
         }
         let applied = self.summary.apply(&ENGINE, leader, payload, &mut rng(2));
         assert_eq!(checked.is_ok(), applied, "{:?}", checked.err());
@@ -234,7 +234,7 @@ fn what_must_not_count_is_refused_and_changes_nothing() {
     let late = subnet.summary.check(&ENGINE, NodeIndex(1), &dealing, &mut rng(1)).ok().unwrap();
     let mut next = subnet.summary.clone();
     next.close_epoch();
-    assert!(!next.apply_checked(&ENGINE, &late, &mut rng(1)));
+    assert!(!next.apply_checked(&ENGINE, &dealing, &late, &mut rng(1)));
 
     // Of the epoch before, and of that epoch under the number of this one.
     assert!(subnet.refusal(2, &two).contains("is for epoch 1; dealings of this epoch are for epoch 2"));
@@ -392,6 +392,21 @@ fn members_come_and_go_and_the_key_stays() {
     assert_eq!((subnet.names(), subnet.signature(0)), (vec![record(6).node_id()], first));
     subnet.epoch(&[0]);
     assert_eq!(subnet.signature(0), first);
+}
+
+/// Blocks that were voted on need not become final: what they carried comes again, perhaps in the next epoch.
+#[test]
+fn a_change_that_was_checked_in_the_epoch_before_is_accepted_like_one_that_was_not() {
+    let subnet = Subnet::new(4, 5);
+    let payload = Summary::change(&subnet.change(&[5], &[], &[0, 1, 2]));
+    let before = subnet.summary.check(&ENGINE, NodeIndex(1), &payload, &mut rng(1)).ok().unwrap();
+    let (mut voted, mut leader) = (subnet.summary.clone(), subnet.summary.clone());
+    for summary in [&mut voted, &mut leader] {
+        summary.close_epoch();
+    }
+    assert!(leader.apply(&ENGINE, NodeIndex(1), &payload, &mut rng(1)));
+    assert!(voted.apply_checked(&ENGINE, &payload, &before, &mut rng(1)));
+    assert_eq!(voted.to_bytes(), leader.to_bytes());
 }
 
 #[test]

@@ -189,6 +189,17 @@ pub struct SubnetKey {
     pub nodes: Vec<NodeInfo>,
 }
 
+impl SubnetKey {
+    /// Hash of all of it; the nodes follow from the summary.
+    pub fn digest(&self) -> [u8; 32] {
+        let mut hasher = Sha256::new();
+        hasher.update(b"\x12thimble-subnet-key");
+        hasher.update(self.boundary);
+        hasher.update(&self.summary);
+        hasher.finalize().into()
+    }
+}
+
 /// An execution that failed on this node for a reason that is not a function of its input (its worker died, again and again). Recorded beside the batch, so
 /// that executing the batch again gives the same state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -292,6 +292,7 @@ impl Handover {
         if last {
             summary.close_epoch();
             inner.boundary = block.digest();
+            inner.checked.clear();
         }
         inner.summary = Arc::new(summary);
         Ok(Some(stored(&inner)))
@@ -316,7 +317,7 @@ impl Handover {
                 };
                 let (place, rng) = (NodeIndex(payload.leader), &mut seed(&mut context));
                 let changed = match known {
-                    Some((_, checked)) => summary.apply_checked(&engine, &checked, rng),
+                    Some((_, checked)) => summary.apply_checked(&engine, &payload.bytes, &checked, rng),
                     None => summary.apply(&engine, place, &payload.bytes, rng),
                 };
                 Ok::<_, nidkg::EngineError>(changed.then_some(summary))

@@ -30,7 +30,7 @@ mod votes;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    net::SocketAddr,
+    net::{SocketAddr, TcpListener},
     num::NonZeroU64,
     path::PathBuf,
     sync::Arc,
@@ -149,6 +149,16 @@ pub enum StartError {
     /// Not an address.
     #[error("`{0}` is no address of a peer: write HOST:PORT")]
     Address(String),
+    /// The other members could not connect.
+    #[error(
+        "cannot listen on {listen} for the other members: {error}; choose another address with --p2p-listen, or stop what uses it"
+    )]
+    Listen {
+        /// The address.
+        listen: SocketAddr,
+        /// What the system said.
+        error: std::io::Error,
+    },
     /// Its share.
     #[error("this node's share of the subnet's key: {0}")]
     Share(String),
@@ -302,6 +312,8 @@ impl Subnet {
             .collect::<Result<_, StartError>>()?;
         let (key, listen, directory) =
             (key::node_key(&config.node_secret)?, config.listen, config.directory.clone());
+        // The engine opens its own: this one is to have the answer now, and in words.
+        drop(TcpListener::bind(listen).map_err(|error| StartError::Listen { listen, error })?);
         let call_bytes = usize::try_from(config.call_bytes).unwrap_or(usize::MAX / 2) + OVERHEAD_BYTES;
         let namespace = namespace(&config.genesis);
         let (mut subnet, prepared) = Self::prepare(wiring, config, resume_from)?;

@@ -13,6 +13,7 @@ use commonware_cryptography::{
     ChaCha20Poly1305,
     ed25519::{PrivateKey, PublicKey},
 };
+use commonware_macros::select;
 use commonware_p2p::{Address, AddressableManager as _, Ingress, authenticated::lookup};
 use commonware_runtime::{Quota, Runner as _, Spawner as _, Supervisor as _, tokio as runtime};
 use commonware_stream::{
@@ -157,10 +158,13 @@ pub(super) fn run(network: Network, prepared: Prepared) {
             // Chunks of a quarter of a megabyte, a few of each peer at once.
             sync: connections.register(engine::SYNC, large(256, 8)),
         };
-        connections.start();
+        let network = connections.start();
         let setup = prepared.setup(String::new(), channels, (oracle.clone(), oracle), peering);
         let node = context.child("node").spawn(move |context| engine::run(context, setup));
-        // An actor that panics, as it does when the disk fails it, ends the node's task.
-        let _ = node.await;
+        // An actor that panics, as it does when the disk fails it, ends the node's task; without connections a node would only seem to take part.
+        select! {
+            _ = node => {},
+            _ = network => tracing::error!("this node's connections to the other members ended"),
+        }
     });
 }

@@ -7,10 +7,10 @@
 //!
 //! Each seed draws a history: lossy and slow links, nodes cut off, the subnet split in halves, nodes that crash (alone, or all at once) and lose what
 //! their disk had not synced, disks that fail at any operation, a node whose every life ends in the middle of one, a disk that is slow, a node that
-//! executes slowly, a node that is in two places and says different things in each ([`net`], [`disk`]). Clients call throughout ([`clients`]). Then
-//! everything is mended, and the checks are:
+//! executes slowly, a node that is in two places and says different things in each ([`net`], [`disk`]). Clients call throughout ([`clients`]), and
+//! operators change the members ([`operators`]). Then everything is mended, and the checks are:
 //!
-//! * one state root per height, whichever node and whichever run of it computed it, and no certificate for another;
+//! * one state root per height, whichever node and whichever run of it computed it, and no certificate for another; and one way in which the key is held;
 //! * every call that a certificate covered is executed, once, on every node: the state itself says so, from the canisters' memory if it is the real one;
 //! * the chain goes on after mending, with every node in it: those that were away for longer than blocks are kept take over a state.
 //!
@@ -34,6 +34,7 @@ use sha2::{Digest as _, Sha256};
 use self::{
     clients::{Call, call, deploy},
     net::{Durable, Net, probability, twins},
+    operators::move_a_member,
     toy::CHECKPOINT_EVERY,
 };
 use super::*;
@@ -42,6 +43,7 @@ mod clients;
 mod disk;
 mod drive;
 mod net;
+mod operators;
 mod real;
 mod replica;
 mod toy;
@@ -69,6 +71,8 @@ struct Outcome {
     equivocations: u64,
     /// Times the key was handed on.
     handed_on: u64,
+    /// Changes of the members.
+    changes: u64,
     /// Over every root and its height.
     roots: [u8; 32],
     audit: String,
@@ -176,6 +180,7 @@ fn simulate(seed: u64) -> Outcome {
             syncs: found.syncs,
             equivocations: found.equivocations,
             handed_on: found.key_epochs.len() as u64,
+            changes: found.changes,
             roots: Sha256::digest(postcard::to_stdvec(&found.roots).unwrap()).into(),
             audit: auditor.state(),
         }
@@ -189,6 +194,9 @@ async fn storm(context: &Context, net: &mut Net, rng: &mut StdRng, twin: Option<
         let pause = Duration::from_millis(rng.gen_range(20..400));
         context.sleep(pause).await;
         call(context, net, rng);
+        if rng.gen_bool(0.05) {
+            move_a_member(net, rng);
+        }
         for place in net.dead() {
             net.start(place).await;
         }
@@ -305,8 +313,8 @@ fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
                     }
                     let outcome = simulate(seed);
                     println!(
-                        "seed {seed}: {} rounds, {} of {} calls acknowledged, {} lives of nodes, {} states taken over, {} proofs of equivocation, the key handed on {} times",
-                        outcome.heights, outcome.acknowledged, outcome.sent, outcome.lives, outcome.syncs, outcome.equivocations, outcome.handed_on
+                        "seed {seed}: {} rounds, {} of {} calls acknowledged, {} lives of nodes, {} states taken over, {} proofs of equivocation, the key handed on {} times, {} changes of members",
+                        outcome.heights, outcome.acknowledged, outcome.sent, outcome.lives, outcome.syncs, outcome.equivocations, outcome.handed_on, outcome.changes
                     );
                     outcomes.lock().unwrap().push(outcome);
                 }
@@ -317,13 +325,14 @@ fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
     assert_eq!(outcomes.len() as u64, seeds);
     let total = |of: fn(&Outcome) -> u64| outcomes.iter().map(of).sum::<u64>();
     println!(
-        "{seeds} seeds from {first}: all agree; {} rounds, {} of {} calls acknowledged and found on every node, {} lives of nodes, {} states taken over, the key handed on {} times",
+        "{seeds} seeds from {first}: all agree; {} rounds, {} of {} calls acknowledged and found on every node, {} lives of nodes, {} states taken over, the key handed on {} times, {} changes of members",
         total(|outcome| outcome.heights),
         total(|outcome| outcome.acknowledged as u64),
         total(|outcome| outcome.sent),
         total(|outcome| outcome.lives),
         total(|outcome| outcome.syncs),
-        total(|outcome| outcome.handed_on)
+        total(|outcome| outcome.handed_on),
+        total(|outcome| outcome.changes)
     );
 }
 

@@ -15,11 +15,16 @@
 //!     last_install_timestamp
 //! /request_status/<request>/status, reply, reject_code, reject_message, error_code
 //! /state_manifest/height, root
+//! /subnet_key
 //! ```
 //!
 //! `/state_manifest` is this node's own and not in the specification; it is there once a manifest ([`crate::manifest`]) is known: the height of a state before
 //! this one, as a LEB128 number, and its root. A node that lost too much to execute what it missed fetches that state piece by piece and believes nothing
 //! that does not lead up to a signed root.
+//!
+//! `/subnet_key` is the subnet's own too: the hash of who holds its key and how far the handing on has come ([`crate::SubnetKey`]), once a block changed that. No
+//! client needs it. It is there so that a node which came to another view of it than the others notices at the next certificate, not when epochs later its
+//! shares do not fit.
 //!
 //! Everything else, `/api_boundary_nodes` among it, is provably absent. Who may read what is the gateway's to decide; this
 //! module only refuses to reveal the whole of `/canister` or `/request_status`, which no rule allows and whose size
@@ -148,6 +153,9 @@ impl<C: CanisterFacts> Certified for Uncertified<C> {
         if let Some((height, root)) = &self.manifest {
             let parts = vec![(label("height"), Subtree::nat(height.0)), (label("root"), Subtree::leaf(root))];
             children.push((label("state_manifest"), Subtree::node(parts)));
+        }
+        if let Some(digest) = self.subnet.key_digest() {
+            children.push((label("subnet_key"), Subtree::leaf(digest)));
         }
         Subtree::node(children)
     }

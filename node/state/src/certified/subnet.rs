@@ -9,8 +9,8 @@ use ic_principal::Principal;
 use serde::{Deserialize, Serialize, ser::SerializeMap};
 
 use crate::{
-    CanisterId, Cycles,
-    tree::{Frozen, Subtree},
+    CanisterId, Cycles, SubnetKey,
+    tree::{Digest, Frozen, Subtree},
 };
 
 /// Ranges in one shard of `/canister_ranges/<subnet>`; clients look for the shard that starts at or before a canister.
@@ -122,6 +122,8 @@ pub struct SubnetTree {
     subnet_type: Frozen,
     /// Everything under `/canister_ranges`.
     shards: Frozen,
+    /// Of what agreement keeps of the subnet's key, once a block changed it.
+    key_digest: Option<Digest>,
 }
 
 impl SubnetTree {
@@ -143,7 +145,19 @@ impl SubnetTree {
             subnet_type: Frozen::leaf(info.subnet_type.name().as_bytes()),
             shards: Frozen::node([(info.subnet_id.as_slice().to_vec(), Frozen::node(shards))]),
             info,
+            key_digest: None,
         }
+    }
+
+    /// The same with the key held like this, by the nodes that it names.
+    pub fn holding(info: SubnetInfo, key: &SubnetKey) -> Self {
+        let tree = Self::new(SubnetInfo { nodes: key.nodes.clone(), ..info });
+        SubnetTree { key_digest: Some(key.digest()), ..tree }
+    }
+
+    /// [`SubnetKey::digest`] of the key it shows.
+    pub fn key_digest(&self) -> Option<&Digest> {
+        self.key_digest.as_ref()
     }
 
     /// What it was built from, with ranges and nodes in order.

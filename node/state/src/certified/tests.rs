@@ -4,7 +4,7 @@ use ic_verify_bls_signature::{PrivateKey, verify_bls_signature};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{ErrorCode, HistoryLimits, Ingress, ModuleHash, Reject, RejectCode};
+use crate::{ErrorCode, HistoryLimits, Ingress, ModuleHash, Reject, RejectCode, SubnetKey};
 
 #[derive(Clone, Debug)]
 struct Canister {
@@ -117,7 +117,7 @@ fn fixture() -> Fixture {
     Fixture { canisters, history }
 }
 
-fn key() -> PrivateKey {
+fn key_of_subnet() -> PrivateKey {
     let mut scalar = [0; 32];
     scalar[31] = 42;
     PrivateKey::deserialize(&scalar).unwrap()
@@ -137,7 +137,7 @@ fn certified_with(fixture: &mut Fixture, manifest: Option<(Height, [u8; 32])>) -
         &mut fixture.history,
         manifest,
     );
-    let signature = key().sign(&signed_message(&state.root())).serialize().to_vec();
+    let signature = key_of_subnet().sign(&signed_message(&state.root())).serialize().to_vec();
     state.certify(signature)
 }
 
@@ -151,7 +151,8 @@ fn verified(bytes: &[u8]) -> HashTree {
     let certificate: Certificate = serde_cbor::from_slice(bytes).unwrap();
     assert!(certificate.delegation.is_none());
     let message = signed_message(&certificate.tree.digest());
-    verify_bls_signature(&certificate.signature, &message, &key().public_key().serialize()).unwrap();
+    verify_bls_signature(&certificate.signature, &message, &key_of_subnet().public_key().serialize())
+        .unwrap();
     certificate.tree
 }
 
@@ -220,6 +221,28 @@ fn every_path_of_the_specification_reads_as_it_says() {
 }
 
 #[test]
+fn two_views_of_how_the_key_is_held_have_two_roots() {
+    let nodes = subnet().nodes[..1].to_vec();
+    let key = SubnetKey { summary: vec![1, 2], boundary: [3; 32], nodes: nodes.clone() };
+    let state = |key: &SubnetKey| {
+        let Fixture { mut canisters, mut history } = fixture();
+        let tree = Arc::new(SubnetTree::holding(subnet(), key));
+        let metrics = SubnetMetrics::default();
+        let state = Uncertified::new(Height(4), Time(5), tree, metrics, &mut canisters, &mut history, None);
+        let signature = key_of_subnet().sign(&signed_message(&state.root())).serialize().to_vec();
+        state.certify(signature)
+    };
+    let held = state(&key);
+    assert_eq!(read(&held, &[b"subnet_key"]), Some(key.digest().to_vec()));
+    assert_eq!(held.node_ids().collect::<Vec<_>>(), [nodes[0].node_id]);
+    let further = SubnetKey { summary: vec![1, 3], ..key.clone() };
+    let elsewhere = SubnetKey { boundary: [4; 32], ..key.clone() };
+    assert_eq!(held.root(), state(&key).root());
+    assert_ne!(held.root(), state(&further).root());
+    assert_ne!(held.root(), state(&elsewhere).root());
+}
+
+#[test]
 fn what_does_not_exist_is_provably_absent() {
     let mut fixture = fixture();
     let state = certified(&mut fixture);
@@ -228,6 +251,7 @@ fn what_does_not_exist_is_provably_absent() {
     let subnet_id = state.subnet_id();
     let absent: &[&[&[u8]]] = &[
         &[b"api_boundary_nodes"],
+        &[b"subnet_key"],
         &[b"api_boundary_nodes", b"x", b"domain"],
         &[b"zzz"],
         &[b"time", b"below"],

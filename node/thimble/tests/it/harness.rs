@@ -2,8 +2,10 @@
 
 use std::{
     io::Read,
+    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU16, Ordering},
     time::{Duration, Instant},
 };
 
@@ -52,6 +54,22 @@ pub(crate) fn thimble_after(prelude: &str) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-ec", &format!("{prelude}\nexec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_thimble")]);
     shell
+}
+
+/// So many addresses on this machine that nothing listens on. Their ports are none that the system gives away by itself: one of those, free now, may be some
+/// connection's a moment later, or while its node is down.
+pub(crate) fn free_addresses(count: usize) -> Vec<String> {
+    const PORTS: std::ops::Range<u16> = 10_000..18_000;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Tests in other processes begin elsewhere.
+    let begin = std::process::id().wrapping_mul(97);
+    std::iter::repeat_with(|| {
+        let next = begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed).into());
+        format!("127.0.0.1:{}", PORTS.start + (next % PORTS.len() as u32) as u16)
+    })
+    .filter(|address| TcpListener::bind(address).is_ok())
+    .take(count)
+    .collect()
 }
 
 /// Waits until `condition` holds.

@@ -1,6 +1,6 @@
 //! Changes of a subnet's members from outside: who holds the key is shown, a fifth node gets ready, and a change passes from hand to hand until it is complete.
 
-use std::{fs, net::TcpListener};
+use std::fs;
 
 use serde_json::{Value, json};
 
@@ -128,7 +128,7 @@ const SHORT_EPOCHS: &str = "[limits.consensus]\nblocks_per_epoch = 20\nidle_roun
 impl Running {
     async fn start() -> Self {
         let subnet = Subnet::start_with(SHORT_EPOCHS).await;
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let address = free_addresses(1).remove(0);
         let running = Self { subnet, address };
         let (data, record) = (running.path("node4"), running.path("node4.json"));
         running.run(&["keygen", "--data-dir", &data, "--address", &running.address, "--out", &record]);

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::{
     clients::{client_of, python},
+    genesis::Ceremony,
     harness::*,
 };
 
@@ -31,10 +32,7 @@ impl Subnet {
             let output = thimble().args(arguments).output().unwrap();
             assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         };
-        // Ports that are free now: held until all are known, so that no two are the same.
-        let held: Vec<_> = (0..4).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let addresses: Vec<_> = held.iter().map(|socket| socket.local_addr().unwrap().to_string()).collect();
-        drop(held);
+        let addresses = free_addresses(4);
         let names = |prefix: &str, suffix: &str| -> Vec<String> {
             (0..4).map(|node| path(&format!("{prefix}{node}{suffix}"))).collect()
         };
@@ -95,6 +93,20 @@ impl Subnet {
 
 pub(crate) async fn increment(agent: &Agent, counter: Principal) -> u64 {
     u64::from_le_bytes(update(agent, counter, "inc", vec![]).await.unwrap().try_into().unwrap())
+}
+
+#[tokio::test]
+async fn a_node_that_the_others_could_not_connect_to_says_so_and_ends() {
+    let ceremony = Ceremony::held();
+    ceremony.join(0);
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let arguments = vec!["--p2p-listen".to_owned(), address.clone()];
+    let mut node = Node::prepared(ceremony.path("0"), "512MiB", arguments);
+    node.spawn();
+    assert!(!node.ended().await.success());
+    let log = node.log();
+    assert!(log.contains(&format!("cannot listen on {address} for the other members")), "{log}");
 }
 
 #[tokio::test]

@@ -10,7 +10,6 @@ use std::{
 
 use commonware_runtime::Clock as _;
 use commonware_utils::sync::Mutex;
-use genesis::Summary;
 
 use super::{
     Context, Subnet,
@@ -61,8 +60,7 @@ pub(super) async fn drive(
                     found.deployed = found.deployed.max(done.deployed);
                 }
                 if let Some(key) = &batch.key {
-                    let epoch = Summary::from_bytes(&key.summary).unwrap().key_epoch().0;
-                    found.lock().key_epochs.extend((epoch > 0).then_some(epoch));
+                    found.lock().held(height, key);
                 }
                 if let Err(error) = subnet.note(batch.height, done.root, done.faults).await {
                     if !matches!(error, ConsensusError::EngineEnded) {

@@ -19,10 +19,11 @@ use commonware_p2p::{
 use commonware_runtime::{Handle, IoBuf, Quota, Spawner as _, Supervisor as _};
 use commonware_utils::{NZU32, NZUsize, Probability, sync::Mutex};
 use futures::FutureExt as _;
-use genesis::Summary;
+use genesis::{MembershipChange, Summary};
 use limits::ConsensusLimits;
 use nidkg::{EncryptionSecretKey, EngineConfig, SecretShare};
 use rand::{Rng, rngs::StdRng, seq::SliceRandom};
+use sha2::{Digest as _, Sha256};
 use state::{SubnetKey, Time};
 use zeroize::Zeroizing;
 
@@ -85,6 +86,29 @@ pub(super) struct Findings {
     pub(super) equivocations: u64,
     /// Epochs whose shares were made in the run.
     pub(super) key_epochs: BTreeSet<u32>,
+    /// How the key is held, where a block changed that.
+    pub(super) keys: BTreeMap<u64, [u8; 32]>,
+    /// Of the highest of those blocks.
+    pub(super) newest_key: Option<SubnetKey>,
+    /// Changes of the members that took effect.
+    pub(super) changes: u64,
+}
+
+impl Findings {
+    /// From this height on the key is held like this.
+    pub(super) fn held(&mut self, height: u64, key: &SubnetKey) {
+        let summary = Summary::from_bytes(&key.summary).unwrap();
+        let epoch = summary.key_epoch().0;
+        self.key_epochs.extend((epoch > 0).then_some(epoch));
+        self.changes = self.changes.max(summary.changes());
+        let held: [u8; 32] = Sha256::digest(postcard::to_stdvec(key).unwrap()).into();
+        if *self.keys.entry(height).or_insert(held) != held {
+            self.failures.push(format!("the key is held in two ways at height {height}"));
+        }
+        if self.keys.last_key_value().is_some_and(|(newest, _)| *newest == height) {
+            self.newest_key = Some(key.clone());
+        }
+    }
 }
 
 pub(super) type Found = Arc<Mutex<Findings>>;
@@ -94,6 +118,8 @@ pub(super) struct Vault {
     pub(super) node_key: [u8; 32],
     pub(super) encryption: EncryptionSecretKey,
     pub(super) shares: Mutex<BTreeMap<u32, [u8; 32]>>,
+    /// What its operator handed to it.
+    pub(super) change: Mutex<Option<MembershipChange>>,
 }
 
 impl KeyStore for Arc<Vault> {
@@ -115,8 +141,10 @@ impl KeyStore for Arc<Vault> {
         Ok(None)
     }
 
-    fn membership_change(&self, _: &Summary) -> Option<Vec<u8>> {
-        None
+    fn membership_change(&self, summary: &Summary) -> Option<Vec<u8>> {
+        let change = self.change.lock();
+        let change = change.as_ref().filter(|change| summary.members_after(change).is_ok())?;
+        Some(Summary::change(change))
     }
 }
 
@@ -212,7 +240,8 @@ impl Net {
                 let address = format!("127.0.0.1:{}", 1_000 + records.len());
                 records.push(genesis::NodeRecord::new(&node, public, &address).unwrap());
                 let shares = Mutex::new(BTreeMap::from([(0, share.to_bytes())]));
-                (secret, Arc::new(Vault { node_key: node_key.to_bytes(), encryption, shares }))
+                let node_key = node_key.to_bytes();
+                (secret, Arc::new(Vault { node_key, encryption, shares, change: Mutex::default() }))
             })
             .map(|(secret, vault)| Member {
                 secret,
