@@ -90,10 +90,10 @@ pub struct Options {
         hide_default_value = true
     )]
     pub url: Vec<String>,
-    /// The folder of a net (thimble-lab net): all its nodes' endpoints.
+    /// The folder of a net (thimble-lab net): all its nodes' endpoints. Without a value `thimble-net`, where `net up` puts one.
     ///
     /// Example: --net thimble-net
-    #[arg(long, value_name = "DIR", conflicts_with = "url")]
+    #[arg(long, value_name = "DIR", conflicts_with = "url", num_args = 0..=1, default_missing_value = "thimble-net")]
     pub net: Option<PathBuf>,
     /// What to do; repeatable, in that order.
     ///
@@ -434,6 +434,14 @@ mod tests {
         assert_eq!((half.write_bytes, half.read_bytes, half.fill_bytes), (4 * MIB, 20 * MIB, 64 * MIB));
         assert_eq!(half.probe_bytes, [12 * MIB, 24 * MIB, 48 * MIB]);
         assert_eq!(parameters("--scale 0.5 --write-size 5000").unwrap().write_bytes, 4096);
+    }
+
+    #[test]
+    fn a_net_without_a_name_is_where_nets_are_put() {
+        let net = |words: &[&str]| Cli::try_parse_from([&["hammer"], words].concat()).unwrap().options.net;
+        assert_eq!(net(&["--net", "--mode", "hybrid"]), Some(PathBuf::from("thimble-net")));
+        assert_eq!(net(&["--net", "other"]), Some(PathBuf::from("other")));
+        assert_eq!(net(&[]), None);
     }
 
     #[test]

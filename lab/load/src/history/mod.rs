@@ -46,8 +46,14 @@ enum Command {
         /// The history.
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
-        /// The folder of a net (thimble-lab net): all its nodes' endpoints.
-        #[arg(long, value_name = "DIR", required_unless_present = "endpoint")]
+        /// The folder of a net (thimble-lab net): all its nodes' endpoints. Without a value `thimble-net`, where `net up` puts one.
+        #[arg(
+            long,
+            value_name = "DIR",
+            required_unless_present = "endpoint",
+            num_args = 0..=1,
+            default_missing_value = "thimble-net"
+        )]
         net: Option<PathBuf>,
         /// A public endpoint; repeatable, for the nodes of one subnet.
         #[arg(long, value_name = "URL", conflicts_with = "net")]
