@@ -166,7 +166,10 @@ impl Scope<'_> {
                     || sender.may_target(&Principal::management_canister())
             }
         };
-        facts.sender == sender.sender && facts.effective_canister_id == self.effective.id() && targeted
+        // A call that makes a canister is asked about wherever it was sent, and one envelope may be sent to many places.
+        let anywhere = facts.effective_canister_id == Principal::management_canister();
+        let here = anywhere || facts.effective_canister_id == self.effective.id();
+        facts.sender == sender.sender && here && targeted
     }
 
     /// Whether `/subnet/<subnet>/<name>` may be seen, as a path or below a prefix.
@@ -428,5 +431,16 @@ mod tests {
         assert_eq!(ask(Effective::Canister(id(1)), 61), refused);
         assert_eq!(ask(Effective::Canister(id(2)), 60), refused);
         assert_eq!(ask(Effective::Subnet(id(100)), 60), refused);
+
+        // Of a call that makes a canister: its sender may ask anywhere.
+        let facts = RequestFacts { effective_canister_id: Principal::management_canister(), ..facts };
+        let ask = |effective, sender| {
+            ask(effective, false, 100, true, &["/request_status/RID"], Some(facts), sender)
+        };
+        for effective in [id(1), id(2), Principal::management_canister()].map(Effective::Canister) {
+            assert!(ask(effective, 60).is_ok());
+            assert_eq!(ask(effective, 61), refused);
+        }
+        assert!(ask(Effective::Subnet(id(100)), 60).is_ok());
     }
 }

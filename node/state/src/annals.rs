@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use ic_principal::Principal;
 use serde::{Deserialize, Serialize};
 
-use crate::{CanisterId, Cycles, ModuleHash, Shared, Time};
+use crate::{CanisterId, CyclesTotal, ModuleHash, Shared, Time};
 
 /// Changes kept in a canister's history.
 pub const CHANGES_KEPT: usize = 20;
@@ -178,26 +178,26 @@ impl ChangeHistory {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Consumption {
     /// Storage.
-    pub memory: Cycles,
+    pub memory: CyclesTotal,
     /// Compute allocation.
-    pub compute_allocation: Cycles,
+    pub compute_allocation: CyclesTotal,
     /// Ingress induction.
-    pub ingress_induction: Cycles,
+    pub ingress_induction: CyclesTotal,
     /// Execution.
-    pub instructions: Cycles,
+    pub instructions: CyclesTotal,
     /// Calls and their responses.
-    pub transmission: Cycles,
+    pub transmission: CyclesTotal,
     /// Lost when the canister was deleted or its code fell to lack of cycles.
-    pub uninstall: Cycles,
+    pub uninstall: CyclesTotal,
     /// Creating canisters.
-    pub canister_creation: Cycles,
-    /// `ic0.cycles_burn128`.
-    pub burned: Cycles,
+    pub canister_creation: CyclesTotal,
+    /// `ic0.cycles_burn128`, and what came back to a balance that was full.
+    pub burned: CyclesTotal,
 }
 
 impl Consumption {
     /// All together.
-    pub fn total(&self) -> Cycles {
+    pub fn total(&self) -> CyclesTotal {
         self.memory
             + self.compute_allocation
             + self.ingress_induction
