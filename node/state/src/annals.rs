@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CanisterId, CyclesTotal, ModuleHash, Shared, Time};
 
+/// Bytes a line of a log takes at least when lines are counted, so that empty lines have a bound, too.
+const LINE_BYTES_MIN: u64 = 16;
 /// Changes kept in a canister's history.
 pub const CHANGES_KEPT: usize = 20;
 
@@ -43,7 +45,7 @@ impl CanisterLog {
         self.bytes
     }
 
-    /// Adds a line, cut to `bytes_max`, and drops the oldest ones until all fit.
+    /// Adds a line, cut to `bytes_max`, and drops the oldest ones until all fit: `bytes_max` bytes, and one line for every [`LINE_BYTES_MIN`] of them.
     pub fn push(&mut self, time: Time, mut content: Vec<u8>, bytes_max: u64) {
         content.truncate(usize::try_from(bytes_max).unwrap_or(usize::MAX));
         self.bytes += content.len() as u64;
@@ -54,7 +56,7 @@ impl CanisterLog {
 
     /// Drops the oldest lines until the rest fits.
     pub fn trim(&mut self, bytes_max: u64) {
-        while self.bytes > bytes_max
+        while (self.bytes > bytes_max || self.records.len() as u64 > bytes_max / LINE_BYTES_MIN)
             && let Some(oldest) = self.records.pop_front()
         {
             self.bytes -= oldest.content.len() as u64;
@@ -238,6 +240,22 @@ mod tests {
         log.clear();
         log.push(Time(1), vec![], 250);
         assert_eq!(log.records().next().unwrap().index, 11);
+    }
+
+    #[test]
+    fn lines_without_a_byte_are_bounded_too() {
+        let mut log = CanisterLog::default();
+        for _ in 0..10_000 {
+            log.push(Time(1), vec![], 4096);
+        }
+        assert_eq!(log.records().count(), 256);
+        // A canister that keeps no log keeps none, however much it prints.
+        for _ in 0..10_000 {
+            log.push(Time(1), vec![7; 100], 0);
+        }
+        assert_eq!((log.records().count(), log.bytes()), (0, 0));
+        log.push(Time(1), vec![], 4096);
+        assert_eq!(log.records().next().unwrap().index, 20_000);
     }
 
     #[test]

@@ -33,17 +33,14 @@ pub(crate) struct Features {
 }
 
 impl Features {
-    /// Names of all settings here, as members compare them.
-    const PROVISIONAL: &str = "features.provisional";
-
-    /// The setting; by default on for a node that is alone in its subnet, and off where several agree.
+    /// Whether `provisional_*` are on. Where nothing is set: on for a node that is alone in its subnet, and off where `several` agree.
     pub(crate) fn provisional(&self, several: bool) -> bool {
         self.provisional.unwrap_or(!several)
     }
 
-    /// What members compare of it besides the limits.
-    pub(crate) fn agreed(&self, several: bool) -> Vec<(String, u64)> {
-        vec![(Self::PROVISIONAL.to_owned(), u64::from(self.provisional(several)))]
+    /// The same with everything set.
+    pub(crate) fn settled(&self, several: bool) -> Self {
+        Self { provisional: Some(self.provisional(several)) }
     }
 }
 
@@ -125,6 +122,15 @@ impl Config {
         })
     }
 
+    /// What all members of a subnet must have alike, by name: what a batch comes to depends on it. The features must be settled.
+    pub(crate) fn agreed(&self) -> Vec<(String, u64)> {
+        let provisional = self.features.provisional.unwrap_or_default();
+        let mut agreed = self.limits.agreed();
+        agreed.push(("features.provisional".to_owned(), u64::from(provisional)));
+        agreed.sort();
+        agreed
+    }
+
     /// As a configuration file.
     pub(crate) fn to_toml(&self) -> Result<String> {
         let mut value = serde_json::to_value(self)?;
@@ -191,7 +197,8 @@ mod tests {
         let text = "[features]\nprovisional = true\n";
         let set = load(text, Settings::default()).unwrap();
         assert!(set.features.provisional(true));
-        assert_eq!(set.features.agreed(true), [("features.provisional".to_owned(), 1)]);
+        assert!(set.agreed().contains(&("features.provisional".to_owned(), 1)));
+        assert_eq!(unset.features.settled(true).provisional, Some(false));
         assert!(set.to_toml().unwrap().contains(text.trim()), "{}", set.to_toml().unwrap());
         let flag = load(text, Settings { provisional: Some(false), ..Settings::default() }).unwrap();
         assert!(!flag.features.provisional(false));

@@ -66,13 +66,14 @@ fn start_again() -> Result<()> {
     Err(error).context("starting again with the state that was taken over; start the node by hand")
 }
 
-fn serve(config: Config, address_file: Option<&Path>) -> Result<Ended> {
+fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
     let started = Instant::now();
     start_logging(&config.log)?;
     let data = &config.data_dir;
     fs::create_dir_all(data).with_context(|| format!("making the data folder {}", data.display()))?;
     let _lock = lock(data)?;
     let keys = Keys::open_or_create(&data.join("keys"))?;
+    config.features = config.features.settled(several(&keys));
     let limits = Arc::new(config.limits.clone());
     raise_descriptor_limit(&limits)?;
     let ledger = limits.ledger()?;
@@ -342,7 +343,7 @@ fn agreement(
         key,
         keys: Box::new(KeyFiles::new(&config.data_dir, arithmetic.clone())),
         arithmetic,
-        agreed: limits.agreed().into_iter().chain(config.features.agreed(true)).collect(),
+        agreed: config.agreed(),
         genesis_time: Time(origin.time_seconds.saturating_mul(1_000_000_000)),
         listen,
         addresses: addresses.clone(),
