@@ -52,7 +52,7 @@ test: setup-clients ## Run every test, the published clients in Rust, Node and P
 	@cargo test --release --locked --workspace $(ARGS)
 
 simulate: setup ## Run SEEDS histories of a subnet of four under a simulated clock, network and disk, each with other faults, from FIRST on.
-	@SIMULATE_SEEDS="$(SEEDS)" SIMULATE_FIRST="$(FIRST)" RUST_LOG=off cargo test --release --locked -p consensus --lib -- --nocapture every_history
+	@SIMULATE_SEEDS="$(SEEDS)" SIMULATE_FIRST="$(FIRST)" RUST_LOG=off cargo test --release --locked -p rounds --test simulation -- --nocapture every_history
 
 bench: build ## Measure start, idle, latency, rates and memory, and print the table with the machine.
 	@"$(BIN)/thimble-lab" bench --node "$(BIN)/thimble" --memory "$(MEMORY)" --seconds "$(or $(DURATION),10)" --concurrency "$(CONCURRENCY)"

@@ -72,11 +72,6 @@ pub enum LogError {
 }
 
 impl LogError {
-    /// Whether the disk is full, so that the same call may succeed later.
-    pub fn is_disk_full(&self) -> bool {
-        matches!(self, Self::Records(error) if error.is_disk_full())
-    }
-
     /// Trouble of the disk, which may heal, so that the same call may succeed later. Damage does not heal.
     pub fn can_heal(&self) -> bool {
         matches!(self, Self::Records(error) if error.can_heal())

@@ -34,7 +34,8 @@ pub use seam::{
 };
 pub use single::{RandomSource, SingleNode, SystemClock, SystemRandom, WallClock};
 pub use subnet::{
-    KeyError, KeyStore, LimitsDiffer, Progress, StartError, Subnet, SubnetConfig, SubnetStatus,
+    Channels, Engine, KeyError, KeyStore, LimitsDiffer, Peering, Progress, StartError, Subnet, SubnetConfig,
+    SubnetStatus,
 };
 pub use transfer::{
     CHUNK_NAME_BYTES_MAX, CHUNKS_WANTED_MAX, ChunkSource, Fetched, StateOffer, StateServer, SyncProgress,

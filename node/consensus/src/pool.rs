@@ -10,6 +10,7 @@ use std::{
 };
 
 use budget::Observation;
+use lifecycle::{Cause, Health, Stop};
 use limits::ConsensusLimits;
 use state::{IngressId, SignedIngress, Time};
 use thiserror::Error;
@@ -80,6 +81,8 @@ pub struct IngressPool {
     messages_max: u64,
     inner: Mutex<Inner>,
     arrived: Condvar,
+    stop: Stop,
+    health: Health,
     /// Told of every call a client brings, and of closing.
     listener: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
@@ -117,8 +120,6 @@ struct Inner {
     peers: BTreeMap<usize, Held>,
     /// Calls of clients that other nodes were not told of.
     unannounced: VecDeque<IngressId>,
-    refusing: Option<String>,
-    closing: bool,
     woken: bool,
     /// Calls the state could take in when it was last asked; `None` until then.
     room: Option<u64>,
@@ -157,6 +158,8 @@ impl IngressPool {
             messages_max: limits.ingress_pool_messages,
             inner: Mutex::default(),
             arrived: Condvar::new(),
+            stop: Stop::new(),
+            health: Health::new(),
             listener: OnceLock::new(),
         }
     }
@@ -195,10 +198,10 @@ impl IngressPool {
         expiry: Time,
         signed: SignedIngress,
     ) -> Result<Submitted, PoolRefusal> {
-        let mut inner = self.lock();
-        if let Some(reason) = &inner.refusing {
-            return Err(PoolRefusal::Closed(reason.clone()));
+        if let Some(reason) = self.health.refusing() {
+            return Err(PoolRefusal::Closed(reason));
         }
+        let mut inner = self.lock();
         if inner.waiting.contains_key(&id) {
             return Ok(Submitted::Already);
         }
@@ -245,35 +248,48 @@ impl IngressPool {
         inner.taken = 0;
     }
 
+    /// The request to stop, which [`Self::close`] makes.
+    pub fn stop(&self) -> &Stop {
+        &self.stop
+    }
+
+    /// Why calls are refused.
+    pub fn health(&self) -> &Health {
+        &self.health
+    }
+
     /// Refuses new calls with `reason`, or takes them again with `None`. What waits stays.
     pub fn refuse(&self, reason: Option<String>) {
-        self.lock().refusing = reason;
+        match reason {
+            Some(reason) => self.health.refuse(Cause::Round, reason),
+            None => self.health.withdraw(Cause::Round),
+        };
     }
 
     /// Why calls are refused now, if they are.
     pub fn refusing(&self) -> Option<String> {
-        self.lock().refusing.clone()
+        self.health.refusing()
     }
 
     /// No further batch is wanted: wakes the block maker for good.
     pub fn close(&self) {
-        let mut inner = self.lock();
-        inner.closing = true;
-        inner.refusing.get_or_insert_with(|| "it is shutting down".into());
-        drop(inner);
+        self.health.refuse(Cause::Stopping, "it is shutting down".into());
+        self.stop.close();
+        // Whoever looked before and waits now holds no lock: it is woken.
+        drop(self.lock());
         self.arrived.notify_all();
         self.tell();
     }
 
     /// Whether [`Self::close`] was called.
     pub fn closing(&self) -> bool {
-        self.lock().closing
+        self.stop.is_closing()
     }
 
     /// Waits until a call waits, or the pool closes, or `timeout` passed.
     pub fn wait(&self, timeout: Duration) {
         let inner = self.lock();
-        let idle = |inner: &mut Inner| inner.order.is_empty() && !inner.closing && !inner.woken;
+        let idle = |inner: &mut Inner| inner.order.is_empty() && !self.stop.is_closing() && !inner.woken;
         let (mut inner, _) =
             self.arrived.wait_timeout_while(inner, timeout, idle).unwrap_or_else(PoisonError::into_inner);
         inner.woken = false;

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use state::{Fault, Height};
 
 use crate::{
@@ -37,7 +38,31 @@ impl LogReplay {
 }
 
 impl Consensus for LogReplay {
-    fn next(&mut self, _: Demand) -> Result<Step, ConsensusError> {
+    fn next(&mut self, _: Demand) -> BoxFuture<'_, Result<Step, ConsensusError>> {
+        Box::pin(async move { self.hand_out() })
+    }
+
+    fn executed(
+        &mut self,
+        height: Height,
+        root: [u8; 32],
+        _: Vec<Fault>,
+    ) -> BoxFuture<'_, Result<Vec<Certificate>, ConsensusError>> {
+        Box::pin(async move { self.compare(height, root) })
+    }
+
+    /// The log stays as it is: the next start prunes it.
+    fn checkpointed(&mut self, _: Height) -> Result<(), ConsensusError> {
+        Ok(())
+    }
+
+    fn certificates_pending(&self) -> u64 {
+        0
+    }
+}
+
+impl LogReplay {
+    fn hand_out(&mut self) -> Result<Step, ConsensusError> {
         let Some(logged) = self.replay.next_block()? else {
             return Ok(Step::Closing);
         };
@@ -51,12 +76,7 @@ impl Consensus for LogReplay {
         Ok(Step::Execute(FinalisedBatch { batch, recorded: logged.recorded }))
     }
 
-    fn executed(
-        &mut self,
-        height: Height,
-        root: [u8; 32],
-        _: Vec<Fault>,
-    ) -> Result<Vec<Certificate>, ConsensusError> {
+    fn compare(&mut self, height: Height, root: [u8; 32]) -> Result<Vec<Certificate>, ConsensusError> {
         if height != self.height {
             return Err(ConsensusError::OutOfOrder { found: height.0, expected: self.height.0 });
         }
@@ -68,14 +88,5 @@ impl Consensus for LogReplay {
             }),
             _ => Ok(Vec::new()),
         }
-    }
-
-    /// The log stays as it is: the next start prunes it.
-    fn checkpointed(&mut self, _: Height) -> Result<(), ConsensusError> {
-        Ok(())
-    }
-
-    fn certificates_pending(&self) -> u64 {
-        0
     }
 }

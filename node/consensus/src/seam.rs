@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use limits::ConsensusLimits;
 use serde::{Deserialize, Serialize};
 use state::{Batch, Fault, Height, Ingress, SignedIngress, SubnetKey, Time};
@@ -170,6 +171,18 @@ pub enum ConsensusError {
     Floor(disk::records::RecordError),
 }
 
+impl ConsensusError {
+    /// Whether the same call may succeed later in the same process, because what is in its way can be freed
+    /// or mended from outside. Everything else ends the node.
+    pub fn can_heal(&self) -> bool {
+        match self {
+            Self::Log(error) => error.can_heal(),
+            Self::Floor(error) => error.can_heal(),
+            _ => false,
+        }
+    }
+}
+
 /// What is to be done next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -185,12 +198,15 @@ pub enum Step {
 }
 
 /// Batches out, certificates back.
+///
+/// What waits is a future, so that one thread can drive several nodes in a simulation. A future may block
+/// instead of waiting when its consensus is the only thing its thread drives ([`crate::SingleNode`]).
 pub trait Consensus: Send {
     /// Waits for the next step. Batches come in height order: after a start, those behind the height execution restarted from; then new ones.
     ///
     /// # Errors
     /// When a batch cannot be made durable. The call may be repeated: no message is lost by the failure, and none is executed.
-    fn next(&mut self, demand: Demand) -> Result<Step, ConsensusError>;
+    fn next(&mut self, demand: Demand) -> BoxFuture<'_, Result<Step, ConsensusError>>;
 
     /// Execution of `height` is complete. Contributes this node's share on `root` and returns the certificates that became complete by it alone, in height order;
     /// those that need other nodes come out of [`Self::next`].
@@ -202,7 +218,7 @@ pub trait Consensus: Send {
         height: Height,
         root: [u8; 32],
         faults: Vec<Fault>,
-    ) -> Result<Vec<Certificate>, ConsensusError>;
+    ) -> BoxFuture<'_, Result<Vec<Certificate>, ConsensusError>>;
 
     /// A checkpoint at `height` is durable: batches up to it will not be asked for again.
     ///
@@ -217,9 +233,9 @@ pub trait Consensus: Send {
     ///
     /// # Errors
     /// When the engine ended.
-    fn fetch(&mut self, want: Want) -> Result<Fetched, ConsensusError> {
+    fn fetch(&mut self, want: Want) -> BoxFuture<'_, Result<Fetched, ConsensusError>> {
         drop(want);
-        Ok(Fetched { over: true, ..Fetched::default() })
+        Box::pin(async { Ok(Fetched { over: true, ..Fetched::default() }) })
     }
 
     /// Writes down, durably, where agreement goes on above the state of the last [`Step::Behind`]. To be called before that state counts.
@@ -232,7 +248,7 @@ pub trait Consensus: Send {
 }
 
 impl<C: Consensus + ?Sized> Consensus for Box<C> {
-    fn next(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
+    fn next(&mut self, demand: Demand) -> BoxFuture<'_, Result<Step, ConsensusError>> {
         (**self).next(demand)
     }
 
@@ -241,7 +257,7 @@ impl<C: Consensus + ?Sized> Consensus for Box<C> {
         height: Height,
         root: [u8; 32],
         faults: Vec<Fault>,
-    ) -> Result<Vec<Certificate>, ConsensusError> {
+    ) -> BoxFuture<'_, Result<Vec<Certificate>, ConsensusError>> {
         (**self).executed(height, root, faults)
     }
 
@@ -253,7 +269,7 @@ impl<C: Consensus + ?Sized> Consensus for Box<C> {
         (**self).certificates_pending()
     }
 
-    fn fetch(&mut self, want: Want) -> Result<Fetched, ConsensusError> {
+    fn fetch(&mut self, want: Want) -> BoxFuture<'_, Result<Fetched, ConsensusError>> {
         (**self).fetch(want)
     }
 

@@ -12,6 +12,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures::future::BoxFuture;
 use limits::ConsensusLimits;
 use rand::{RngCore as _, rngs::OsRng};
 use sha2::{Digest, Sha256};
@@ -27,8 +28,6 @@ const RANDOMNESS_DOMAIN: &[u8] = b"\x11thimble-randomness";
 const RANDOMNESS_RETRY: Duration = Duration::from_millis(20);
 /// Longest such wait.
 const RANDOMNESS_RETRY_MAX: Duration = Duration::from_secs(5);
-/// Longest sleep between two looks at whether the node is closing.
-const CLOSING_CHECK: Duration = Duration::from_millis(100);
 
 /// Where block times come from.
 pub trait WallClock: Send {
@@ -160,14 +159,8 @@ impl SingleNode {
             self.pool.refuse(Some(format!(
                 "the machine's random source fails ({reason}); no block is made without it"
             )));
-            let mut left = wait;
-            while !left.is_zero() {
-                if self.pool.closing() {
-                    return None;
-                }
-                let part = left.min(CLOSING_CHECK);
-                std::thread::sleep(part);
-                left -= part;
+            if self.pool.stop().wait(wait) {
+                return None;
             }
             wait = (wait * 2).min(RANDOMNESS_RETRY_MAX);
         };
@@ -195,8 +188,13 @@ impl SingleNode {
     }
 }
 
-impl Consensus for SingleNode {
-    fn next(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
+/// Each blocks its thread while it waits.
+impl SingleNode {
+    /// See [`Consensus::next`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn next(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
         if let Some(logged) = self.next_logged()? {
             return Ok(Step::Execute(logged));
         }
@@ -224,7 +222,11 @@ impl Consensus for SingleNode {
         self.hand_out(&block, None).map(Step::Execute)
     }
 
-    fn executed(
+    /// See [`Consensus::executed`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn executed(
         &mut self,
         height: Height,
         root: [u8; 32],
@@ -256,6 +258,21 @@ impl Consensus for SingleNode {
             self.signature_hash = Sha256::digest(certificate.signature.0).into();
         }
         Ok(certificate.into_iter().collect())
+    }
+}
+
+impl Consensus for SingleNode {
+    fn next(&mut self, demand: Demand) -> BoxFuture<'_, Result<Step, ConsensusError>> {
+        Box::pin(async move { Self::next(self, demand) })
+    }
+
+    fn executed(
+        &mut self,
+        height: Height,
+        root: [u8; 32],
+        faults: Vec<Fault>,
+    ) -> BoxFuture<'_, Result<Vec<Certificate>, ConsensusError>> {
+        Box::pin(async move { Self::executed(self, height, root, faults) })
     }
 
     fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError> {

@@ -104,6 +104,12 @@ impl Executor {
             || self.core.pages.needs_checkpoint()
     }
 
+    /// Whether the next batch has to wait for a checkpoint: without one its state could not be given a
+    /// manifest, or its pages would find no room.
+    pub fn checkpoint_pressing(&self) -> bool {
+        self.manifest_owed || self.core.pages.needs_checkpoint()
+    }
+
     /// How often the next batch had to wait because the delta log was nearly full.
     pub fn relieved(&self) -> u64 {
         self.relieved

@@ -156,6 +156,19 @@ pub enum FatalError {
     Threads(String),
 }
 
+impl FatalError {
+    /// Whether the same call may succeed later in the same process, because what is in its way can be freed
+    /// or mended from outside. Everything else ends the node.
+    pub fn can_heal(&self) -> bool {
+        match self {
+            Self::Pages(error) => error.can_heal(),
+            Self::Store(error) => error.can_heal(),
+            Self::Blobs(error) => error.can_heal(),
+            _ => false,
+        }
+    }
+}
+
 /// Why an execution is a [`Fault`]: told by the two uppermost bits of its ordinal, so that what is recorded stays two words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {

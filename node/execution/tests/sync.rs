@@ -705,7 +705,7 @@ fn a_full_disk_stops_an_installation_until_there_is_room() {
         assert!(!installer.is_complete(), "3 MiB cannot be enough");
     };
     match failed {
-        OfferError::Install(error) => assert!(error.is_disk_full(), "{error}"),
+        OfferError::Install(error) => assert!(error.can_heal(), "{error}"),
         OfferError::Rejected(rejected) => panic!("{rejected}"),
     }
     let grown = Command::new("mount").args(["-o", "remount,size=200m"]).arg(dir.path()).output().unwrap();

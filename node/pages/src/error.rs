@@ -224,16 +224,35 @@ impl PagesError {
         }
     }
 
+    /// Whether the same call may succeed later in the same process, because what is in its way can be freed
+    /// or mended from outside.
+    pub fn can_heal(&self) -> bool {
+        match self {
+            Self::DeltaFull { .. }
+            | Self::DiskFull { .. }
+            | Self::FileTooLarge { .. }
+            | Self::NotWritable { .. }
+            | Self::TooManyOpenFiles { .. }
+            | Self::Busy(_)
+            | Self::StaleTicket => true,
+            Self::Io { source, .. } => lifecycle::can_heal(source),
+            Self::UnknownMemory(_)
+            | Self::MemoryExists(_)
+            | Self::BadSize { .. }
+            | Self::BadReservation { .. }
+            | Self::ForeignTarget(_)
+            | Self::BadRun { .. }
+            | Self::BadIndex { .. }
+            | Self::MissingFile { .. }
+            | Self::ShortFile { .. }
+            | Self::OutOfRange { .. }
+            | Self::Locked { .. }
+            | Self::SyncLost => false,
+        }
+    }
+
     /// Whether a worker is to blame: its message must fail, and the worker should be restarted.
     pub fn is_worker_fault(&self) -> bool {
         matches!(self, Self::BadRun { .. })
-    }
-
-    /// Whether the call can succeed later without a restart: after a checkpoint and a fold, or after disk space or descriptors were freed.
-    pub fn is_transient(&self) -> bool {
-        matches!(
-            self,
-            Self::DeltaFull { .. } | Self::DiskFull { .. } | Self::TooManyOpenFiles { .. } | Self::Busy(_)
-        )
     }
 }

@@ -74,7 +74,7 @@ fn a_full_disk_stops_writes_and_nothing_else() {
     checkpoint(&store, &mut index);
     for _ in 0..2 {
         let error = store.fold(MIB).unwrap_err();
-        assert!(matches!(error, PagesError::DiskFull { .. }) && error.is_transient(), "{error}");
+        assert!(matches!(error, PagesError::DiskFull { .. }) && error.can_heal(), "{error}");
         assert!(
             error.to_string().contains("1.base") && error.to_string().contains("free disk space"),
             "{error}"

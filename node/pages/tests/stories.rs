@@ -268,7 +268,7 @@ fn a_full_log_is_an_error_with_its_limit_and_drains_by_checkpoints_and_folds() {
     };
     assert_eq!(asked_at, Some(48 * MIB));
     assert_eq!(store.delta_bytes(), 64 * MIB);
-    assert!(full.is_transient());
+    assert!(full.can_heal());
     assert!(full.to_string().contains("67108864"), "{full}");
 
     // The first checkpoint frees nothing yet, and asking for another at once would be of no use.

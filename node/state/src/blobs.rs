@@ -78,6 +78,18 @@ pub enum BlobError {
     },
 }
 
+impl BlobError {
+    /// Whether the same call may succeed later in the same process, because what is in its way can be freed
+    /// or mended from outside.
+    pub fn can_heal(&self) -> bool {
+        match self {
+            Self::DiskFull { .. } | Self::Unwritable { .. } => true,
+            Self::Io { source, .. } => lifecycle::can_heal(source),
+            Self::TooLarge { .. } | Self::Corrupt { .. } => false,
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct BlobStore {

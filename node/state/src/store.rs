@@ -157,6 +157,23 @@ pub enum StoreError {
     History(#[from] crate::history::HistoryError),
 }
 
+impl StoreError {
+    /// Whether the same call may succeed later in the same process, because what is in its way can be freed
+    /// or mended from outside.
+    pub fn can_heal(&self) -> bool {
+        match self {
+            Self::DiskFull { .. } | Self::Unwritable { .. } => true,
+            Self::Io { source, .. } => lifecycle::can_heal(source),
+            Self::Locked { .. }
+            | Self::Corrupt { .. }
+            | Self::Format { .. }
+            | Self::Height { .. }
+            | Self::GivenUp
+            | Self::History(_) => false,
+        }
+    }
+}
+
 /// Records that a checkpoint writes, made one at a time as they are written; `None` removes the record.
 pub type Changes<'a, K> = Box<dyn Iterator<Item = (K, Option<Vec<u8>>)> + 'a>;
 

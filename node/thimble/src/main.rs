@@ -4,10 +4,8 @@
 
 mod adapter;
 mod allocator;
-mod catchup;
 mod cli;
 mod config;
-mod driver;
 mod genesis;
 mod governor;
 mod init;
@@ -16,7 +14,7 @@ mod keystore;
 mod members;
 mod metrics;
 mod node;
-mod pace;
+mod observer;
 mod rules;
 mod status;
 mod watch;

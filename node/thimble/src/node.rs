@@ -4,7 +4,7 @@ use std::{
     fs,
     io::IsTerminal,
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
@@ -14,12 +14,13 @@ use consensus::{
     BlockLog, Certifier, Consensus, IngressPool, LogReplay, SingleNode, Subnet, SubnetConfig, SystemClock,
     SystemRandom, Wiring,
 };
-use execution::{Executor, ExecutorConfig};
+use execution::{Executor, ExecutorConfig, QueryService};
 use gateway::{CallVerifier, Gateway, GatewayConfig, GatewayHandle, Waiters};
 use limits::{Limits, pool};
 use nidkg::EngineConfig;
 use pages::PageStore;
 use prometheus_client::registry::Registry;
+use rounds::{Driver, Ended, MachineClock, Settings, States, Volume};
 use sandbox::{Budgeted, ModuleSource, SandboxConfig};
 use state::{BlobStore, Height, ModuleHash, StateStore, SubnetInfo, SubnetKey, SubnetType, Time};
 use tokio::signal::unix::{SignalKind, signal};
@@ -27,14 +28,12 @@ use zeroize::Zeroizing;
 
 use crate::{
     adapter::{Adapter, Agreement, Calls, Identity},
-    catchup::States,
     config::Config,
-    driver::{Driver, Ended, Finished, Observed},
     governor,
     keys::{Keys, files::lock},
     keystore::KeyFiles,
     metrics::{Readings, RoundMetrics},
-    pace::Pace,
+    observer::{NodeObserver, Observed},
     rules,
     watch::Watch,
 };
@@ -92,17 +91,11 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
         .context("starting the HTTP runtime")?;
     let registry = Arc::new(Mutex::new(Registry::with_prefix("thimble")));
     let parts = open(&config, &limits, &ledger, cgroup, keys, &registry, Role::Member)?;
-    let Parts { driver, adapter, keys, pool, waiters, watch } = parts;
+    let Parts { driver, busy, rounds, queries, adapter, keys, pool, waiters, watch } = parts;
 
     let latencies = gateway::Latencies::default();
     let _governor = governor::start(
-        governor::Parts {
-            watch,
-            rounds: driver.metrics.clone(),
-            latencies: latencies.clone(),
-            queries: driver.executor.queries(),
-            busy: driver.busy.clone(),
-        },
+        governor::Parts { watch, rounds, latencies: latencies.clone(), queries, busy },
         &limits,
     )?;
     let gateway =
@@ -124,7 +117,7 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
     let rounds = std::thread::Builder::new()
         .name("rounds".into())
         .spawn(move || {
-            let result = driver.run();
+            let result = futures::executor::block_on(driver.run());
             let _ = ended.send(());
             result
         })
@@ -139,7 +132,7 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
     })?;
     pool.close();
     match rounds.join() {
-        Ok(result) => result,
+        Ok(result) => Ok(result?),
         Err(_) => bail!("the round thread ended with a defect; its message stands above"),
     }
 }
@@ -154,7 +147,7 @@ fn replay(config: &Config) -> Result<()> {
     let Parts { driver, pool, .. } = open(config, &limits, &ledger, cgroup, keys, &registry, Role::Replay)?;
     // The round loop executes what the log holds; then it stops, with a checkpoint.
     pool.close();
-    match driver.run()? {
+    match futures::executor::block_on(driver.run())? {
         Ended::Stopped => Ok(()),
         Ended::NewState => bail!("a state of peers was taken over before the log was executed"),
     }
@@ -181,6 +174,8 @@ impl ModuleSource for Modules {
     }
 }
 
+type NodeDriver = Driver<Box<dyn Consensus>, Executor, MachineClock, Volume, NodeObserver>;
+
 /// What the parts are opened for.
 enum Role {
     /// To take part: make blocks, alone or with others.
@@ -190,7 +185,10 @@ enum Role {
 }
 
 struct Parts {
-    driver: Driver<Box<dyn Consensus>>,
+    driver: NodeDriver,
+    busy: Arc<AtomicBool>,
+    rounds: RoundMetrics,
+    queries: QueryService,
     adapter: Adapter,
     keys: Keys,
     pool: Arc<IngressPool>,
@@ -275,7 +273,7 @@ fn open(
         clock: Box::new(SystemClock),
         envelopes: Arc::new(Calls(calls)),
         limits: limits.consensus.clone(),
-        states: Some(Arc::new(States { snapshots: executor.snapshots(), reader: executor.reader() })),
+        states: Some(Arc::new(States::of(&executor))),
     };
     let (consensus, subnet): (Box<dyn Consensus>, _) = match role {
         // Alone: peers must not hear of the limits of before.
@@ -318,26 +316,25 @@ fn open(
         delta_capacity_bytes: limits.pages.delta_capacity_bytes,
         subnet,
     };
-    let driver = Driver {
-        consensus,
-        executor,
-        pool: ingress.clone(),
+    let busy = Arc::new(AtomicBool::new(false));
+    let observer = NodeObserver {
         watch: watch.clone(),
-        busy: Arc::default(),
+        busy: busy.clone(),
         waiters: waiters.clone(),
-        metrics: rounds,
-        data_dir: data.clone(),
-        disk_reserve_bytes: limits.pages.disk_reserve_bytes,
-        recovered_at,
+        metrics: rounds.clone(),
         observed: Observed::new(ledger),
-        pace: Pace::default(),
-        delta_bytes: Box::new(move || pages.delta_bytes()),
-        checkpoint_block_bytes: limits.consensus.checkpoint_block_bytes,
-        block_bytes: 0,
-        finished: Finished::new(limits.consensus.certificates_kept),
-        limits: limits.clone(),
+        pages,
+        relieved: executor.relieved(),
     };
-    Ok(Parts { driver, adapter, keys, pool: ingress, waiters, watch })
+    let settings = Settings::new(data.clone(), recovered_at, limits);
+    let queries = executor.queries();
+    let driver = Driver::new(
+        (consensus, executor),
+        (MachineClock::since(watch.started), Volume(data.clone()), observer),
+        ingress.clone(),
+        settings,
+    );
+    Ok(Parts { driver, busy, rounds, queries, adapter, keys, pool: ingress, waiters, watch })
 }
 
 /// Whether the subnet's genesis has more than one member.

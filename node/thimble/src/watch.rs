@@ -6,7 +6,7 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU8, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -40,7 +40,6 @@ pub(crate) struct Watch {
     /// Bytes that lie in gaps between allocations of an idle node, once they are worth closing; 0 otherwise.
     gaps: AtomicU64,
     throttling: Mutex<Throttling>,
-    level_changed: Condvar,
     history: Mutex<VecDeque<report::Sample>>,
 }
 
@@ -85,7 +84,6 @@ impl Watch {
             level: AtomicU8::new(0),
             gaps: AtomicU64::new(0),
             throttling: Mutex::default(),
-            level_changed: Condvar::new(),
             history: Mutex::new(VecDeque::with_capacity(HISTORY_MAX)),
         }
     }
@@ -144,7 +142,7 @@ impl Watch {
         }
     }
 
-    /// Sets the level; a change is an event, and wakes whom it holds back.
+    /// Sets the level; a change is an event.
     pub(crate) fn set_level(&self, level: Level, reason: String) {
         if level == self.level() {
             return;
@@ -162,8 +160,6 @@ impl Watch {
             EVENTS_MAX,
         );
         throttling.reason = (level != Level::None).then_some(reason);
-        drop(throttling);
-        self.level_changed.notify_all();
     }
 
     /// Asks the round loop to close gaps of so many bytes.
@@ -182,16 +178,9 @@ impl Watch {
         lock(&self.throttling).reason.clone()
     }
 
-    /// Waits while execution is held back, at most `patience`. Whether it waited.
-    pub(crate) fn wait_for_memory(&self, patience: Duration) -> bool {
-        if self.level() < Level::Execution {
-            return false;
-        }
-        let throttling = lock(&self.throttling);
-        let held = |_: &mut Throttling| self.level() >= Level::Execution;
-        // The time limit is the answer to memory that nobody gives back: going on is bounded by the pools, standing still forever is not.
-        drop(self.level_changed.wait_timeout_while(throttling, patience, held));
-        true
+    /// Whether the next batch is to wait.
+    pub(crate) fn is_execution_held(&self) -> bool {
+        self.level() >= Level::Execution
     }
 
     /// The process group's figures.

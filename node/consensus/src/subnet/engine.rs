@@ -59,7 +59,7 @@ use super::{
 };
 use crate::{Certifier, Envelopes, FinalisedBlock, IngressPool, StateServer, certifier::Terms};
 
-/// Channels of the network, in the order they are registered.
+/// Numbers of the network's channels, in the order of [`Channels`].
 pub(super) const VOTES: u64 = 0;
 pub(super) const CERTIFICATES: u64 = 1;
 pub(super) const RESOLVER: u64 = 2;
@@ -78,16 +78,24 @@ const MAILBOX: usize = 64;
 
 pub(super) type Mailbox = MarshalMailbox<Scheme, Standard<Block>>;
 
-/// The channels of a node.
-pub(super) struct Channels<S, R> {
-    pub(super) votes: (S, R),
-    pub(super) certificates: (S, R),
-    pub(super) resolver: (S, R),
-    pub(super) broadcast: (S, R),
-    pub(super) backfill: (S, R),
-    pub(super) calls: (S, R),
-    pub(super) roots: (S, R),
-    pub(super) sync: (S, R),
+/// The channels of a node: a sender and a receiver each, over one network, numbered from 0 in this order.
+pub struct Channels<S, R> {
+    /// Votes on blocks.
+    pub votes: (S, R),
+    /// Certificates of votes.
+    pub certificates: (S, R),
+    /// Certificates that were missed.
+    pub resolver: (S, R),
+    /// Blocks.
+    pub broadcast: (S, R),
+    /// Blocks that were missed.
+    pub backfill: (S, R),
+    /// Calls of clients.
+    pub calls: (S, R),
+    /// Shares of signatures on state roots.
+    pub roots: (S, R),
+    /// States that are taken over.
+    pub sync: (S, R),
 }
 
 /// Schemes by epoch. Epochs this node has no share for still verify by the subnet's key, which stays.
@@ -187,8 +195,8 @@ pub(super) struct Setup<S, R, P, B> {
     pub(super) peering: Peering,
 }
 
-/// See [`Setup::peering`].
-pub(super) type Peering = Box<dyn FnMut(&Summary) + Send>;
+/// Tells the network whom to connect to. Called with every epoch.
+pub type Peering = Box<dyn FnMut(&Summary) + Send>;
 
 /// Bytes of the cache over the engine's own storage: half a megabyte, where its authors' examples take a hundred and sixty.
 fn page_cache() -> CacheRef {

@@ -23,9 +23,6 @@ mod journal;
 mod key;
 mod network;
 mod shares;
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod simulation;
 mod votes;
 mod wire;
 
@@ -40,26 +37,35 @@ use std::{
 
 use commonware_consensus::types::FixedEpocher;
 use commonware_cryptography::{Digestible as _, Signer as _, ed25519::PublicKey};
+use commonware_p2p::{Blocker, Provider, Receiver, Sender};
+use commonware_runtime::{Clock, Metrics, Spawner, Storage};
 use commonware_utils::sync::Mutex;
 use futures::{
     SinkExt as _, StreamExt as _,
     channel::{mpsc, oneshot},
-    executor::block_on,
+    future::BoxFuture,
 };
 use genesis::Summary;
 use limits::ConsensusLimits;
 use nidkg::EngineConfig;
+use rand_core::CryptoRng;
 use state::{Fault, Height, SubnetKey, Time};
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-pub use self::{application::Progress, greeting::LimitsDiffer, handover::KeyStore, key::KeyError};
+pub use self::{
+    application::Progress,
+    engine::{Channels, Peering},
+    greeting::LimitsDiffer,
+    handover::KeyStore,
+    key::KeyError,
+};
 use self::{
     application::Shared,
     block::{Block, Digest},
     calls::Log,
     catchup::{Behind, Command, FLOOR_DEPTH, Floor},
-    engine::{Channels, Peering, Schemes, Setup, Timing},
+    engine::{Schemes, Setup, Timing},
     handover::Handover,
     journal::Journal,
     network::Network,
@@ -245,8 +251,8 @@ impl SubnetStatus {
     }
 }
 
-/// An engine that has everything but its connections.
-struct Prepared {
+/// A member's engine that has everything but a runtime and a network. See [`Subnet::assemble`].
+pub struct Engine {
     me: PublicKey,
     genesis: Block,
     handover: Arc<Handover>,
@@ -268,7 +274,28 @@ struct Prepared {
     floor: Option<Floor>,
 }
 
-impl Prepared {
+impl Engine {
+    /// Runs until the task is aborted, the subnet's [`Subnet`] is dropped, or a part of the engine ends.
+    ///
+    /// `storage` begins the names of everything that is stored in the runtime's storage. `peers` says whom the
+    /// network is connected to, `blocker` cuts a peer off, `peering` hears whom to connect to.
+    pub async fn run<E, S, R, P, B>(
+        self,
+        context: E,
+        storage: String,
+        channels: Channels<S, R>,
+        (peers, blocker): (P, B),
+        peering: Peering,
+    ) where
+        E: Clock + CryptoRng + Spawner + Storage + Metrics,
+        S: Sender<PublicKey = PublicKey>,
+        R: Receiver<PublicKey = PublicKey>,
+        P: Provider<PublicKey = PublicKey>,
+        B: Blocker<PublicKey = PublicKey>,
+    {
+        engine::run(context, self.setup(storage, channels, (peers, blocker), peering)).await;
+    }
+
     fn setup<S, R, P, B>(
         self,
         storage: String,
@@ -320,7 +347,7 @@ impl Subnet {
         drop(TcpListener::bind(listen).map_err(|error| StartError::Listen { listen, error })?);
         let call_bytes = usize::try_from(config.call_bytes).unwrap_or(usize::MAX / 2) + OVERHEAD_BYTES;
         let namespace = namespace(&config.genesis);
-        let (mut subnet, prepared) = Self::prepare(wiring, config, resume_from)?;
+        let (mut subnet, prepared) = Self::assemble(wiring, config, resume_from)?;
         let block_bytes = engine::block_message_bytes(genesis::NODES_MAX, &prepared.limits);
         let network = Network {
             key,
@@ -338,11 +365,18 @@ impl Subnet {
         Ok(subnet)
     }
 
-    fn prepare(
+    /// A member over any runtime and network: [`Subnet::start`] is this on the machine's runtime and on sockets.
+    /// The engine is to be run beside whatever drives the subnet; either ends with the other.
+    ///
+    /// `config.listen` and `config.addresses` are not used.
+    ///
+    /// # Errors
+    /// When its keys, its block log or what it stored of its votes cannot be read.
+    pub fn assemble(
         wiring: Wiring,
         config: SubnetConfig,
         resume_from: Height,
-    ) -> Result<(Self, Prepared), StartError> {
+    ) -> Result<(Self, Engine), StartError> {
         let Wiring { pool, mut log, clock: _, envelopes, limits, states } = wiring;
         log.check_complete(resume_from)?;
         let me = key::node_key(&config.node_secret)?.public_key();
@@ -414,7 +448,7 @@ impl Subnet {
         let (out, input) = mpsc::channel(INPUT_MAX);
         let (executed, results) = mpsc::channel(EXECUTED_MAX);
         let (commands, asked) = mpsc::channel(COMMANDS_MAX);
-        let prepared = Prepared {
+        let prepared = Engine {
             me,
             genesis,
             handover: handover.clone(),
@@ -622,8 +656,8 @@ fn namespace(genesis: &Summary) -> Vec<u8> {
 }
 
 impl Consensus for Subnet {
-    fn next(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
-        block_on(self.step(demand))
+    fn next(&mut self, demand: Demand) -> BoxFuture<'_, Result<Step, ConsensusError>> {
+        Box::pin(self.step(demand))
     }
 
     fn executed(
@@ -631,9 +665,11 @@ impl Consensus for Subnet {
         height: Height,
         root: [u8; 32],
         faults: Vec<Fault>,
-    ) -> Result<Vec<Certificate>, ConsensusError> {
-        block_on(self.note(height, root, faults))?;
-        Ok(Vec::new())
+    ) -> BoxFuture<'_, Result<Vec<Certificate>, ConsensusError>> {
+        Box::pin(async move {
+            self.note(height, root, faults).await?;
+            Ok(Vec::new())
+        })
     }
 
     fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError> {
@@ -650,8 +686,8 @@ impl Consensus for Subnet {
         Ok(())
     }
 
-    fn fetch(&mut self, want: Want) -> Result<Fetched, ConsensusError> {
-        block_on(self.fetch_chunks(want))
+    fn fetch(&mut self, want: Want) -> BoxFuture<'_, Result<Fetched, ConsensusError>> {
+        Box::pin(self.fetch_chunks(want))
     }
 
     fn adopt(&mut self) -> Result<(), ConsensusError> {

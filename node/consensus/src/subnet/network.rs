@@ -24,7 +24,7 @@ use commonware_utils::{Hostname, NZU32, NZUsize, ordered::Map};
 use genesis::{NodeRecord, Summary};
 
 use super::{
-    Prepared, StartError,
+    Engine, StartError,
     engine::{self, Channels},
 };
 
@@ -99,7 +99,7 @@ fn distinct(summary: &Summary) -> Vec<&NodeRecord> {
 }
 
 /// Runs the engine until it ends. Blocks the calling thread.
-pub(super) fn run(network: Network, prepared: Prepared) {
+pub(super) fn run(network: Network, prepared: Engine) {
     let config = runtime::Config::new()
         .with_worker_threads(2)
         .with_max_blocking_threads(4)
@@ -159,8 +159,9 @@ pub(super) fn run(network: Network, prepared: Prepared) {
             sync: connections.register(engine::SYNC, large(256, 8)),
         };
         let network = connections.start();
-        let setup = prepared.setup(String::new(), channels, (oracle.clone(), oracle), peering);
-        let node = context.child("node").spawn(move |context| engine::run(context, setup));
+        let node = context.child("node").spawn(move |context| {
+            prepared.run(context, String::new(), channels, (oracle.clone(), oracle), peering)
+        });
         // An actor that panics, as it does when the disk fails it, ends the node's task; without connections a node would only seem to take part.
         select! {
             _ = node => {},

@@ -141,15 +141,17 @@ impl InstallError {
         }
     }
 
-    /// Whether the same call may succeed when the operator has freed disk.
-    pub fn is_disk_full(&self) -> bool {
-        matches!(
-            self,
-            Self::DiskFull { .. }
-                | Self::Pages(PagesError::DiskFull { .. })
-                | Self::Store(StoreError::DiskFull { .. })
-                | Self::Blobs(BlobError::DiskFull { .. })
-        )
+    /// Whether the same call may succeed later in the same process, because what is in its way can be freed
+    /// or mended from outside. A certified state that this version cannot read or hold is for a person.
+    pub fn can_heal(&self) -> bool {
+        match self {
+            Self::DiskFull { .. } => true,
+            Self::Io { source, .. } => lifecycle::can_heal(source),
+            Self::Pages(error) => error.can_heal(),
+            Self::Store(error) => error.can_heal(),
+            Self::Blobs(error) => error.can_heal(),
+            _ => false,
+        }
     }
 }
 

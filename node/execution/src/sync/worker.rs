@@ -9,9 +9,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pages::PagesError;
 use state::manifest::LeafHash;
-use state::{BlobError, Height, StateStore, StoreError};
+use state::{Height, StateStore};
 
 use super::compute::{self, Failure, Job};
 use super::snapshot::Snapshot;
@@ -124,7 +123,7 @@ fn work_on(desk: &Desk, store: &StateStore, snapshots: &SnapshotSource, job: Job
             Ok(header) => break show(store, snapshots, header, job),
             Err(Failure::Stopped) => break Work::None,
             Err(Failure::Write) => break Work::Failed("the store did not say what failed".into()),
-            Err(Failure::Fatal(error)) if is_transient(&error) && attempts < ATTEMPTS_MAX => {
+            Err(Failure::Fatal(error)) if error.can_heal() && attempts < ATTEMPTS_MAX => {
                 attempts += 1;
                 tracing::warn!(%error, height = height.0, "computing a manifest failed and is tried again");
                 if desk.pause(RETRY_AFTER) {
@@ -152,17 +151,6 @@ fn show(store: &StateStore, snapshots: &SnapshotSource, header: state::manifest:
 }
 
 /// Whether the disk may take it later.
-fn is_transient(error: &FatalError) -> bool {
-    match error {
-        FatalError::Store(
-            StoreError::DiskFull { .. } | StoreError::Unwritable { .. } | StoreError::Io { .. },
-        ) => true,
-        FatalError::Blobs(BlobError::Io { .. } | BlobError::DiskFull { .. }) => true,
-        FatalError::Pages(error) => error.is_transient() || matches!(error, PagesError::Io { .. }),
-        _ => false,
-    }
-}
-
 impl Desk {
     /// Waits, or until the node stops; says whether it does.
     fn pause(&self, time: Duration) -> bool {

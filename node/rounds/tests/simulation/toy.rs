@@ -3,6 +3,7 @@
 use std::{
     any::Any,
     collections::BTreeMap,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -12,18 +13,20 @@ use std::{
 use commonware_utils::sync::Mutex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-use state::{Batch, Height, ManifestClaim, SubnetKey, Time};
 
-use super::{
-    Subnet,
+use consensus::{StateOffer, StateServer};
+use execution::{FatalError, InstallError, Progress, RoundResult};
+use rounds::{BeginError, Installation, Offered, Replica, Room};
+use state::{Batch, Fault, Height, ManifestClaim, SubnetKey, Time};
+
+use crate::{
     clients::name_of,
     net::Durable,
-    replica::{Executed, TookOver},
+    probe::{Audit, Audited},
 };
-use crate::{Certificate, Consensus as _, ConsensusError, Demand, StateOffer, StateServer, Want};
 
 /// Rounds between two checkpoints.
-pub(super) const CHECKPOINT_EVERY: u64 = 20;
+pub(crate) const CHECKPOINT_EVERY: u64 = 20;
 /// Rounds after one until the tree shows its manifest.
 const MANIFEST_LAG: u64 = 3;
 /// Bytes of a chunk: small, so that there are several.
@@ -37,21 +40,21 @@ fn hash(parts: &[&[u8]]) -> Hash {
 
 /// See the module.
 #[derive(Clone, Default, Serialize, Deserialize)]
-pub(super) struct Toy {
-    pub(super) height: u64,
-    pub(super) time: Time,
+pub(crate) struct Toy {
+    pub(crate) height: u64,
+    pub(crate) time: Time,
     chain: Hash,
     /// How often each call was executed: more than once would be a defect.
-    pub(super) executed: BTreeMap<String, u32>,
+    pub(crate) executed: BTreeMap<String, u32>,
     /// Who holds the subnet's key.
-    pub(super) key: Option<SubnetKey>,
+    pub(crate) key: Option<SubnetKey>,
     /// The manifest that the tree shows, and the one to come.
     shown: Option<(u64, Hash)>,
     pending: Option<(u64, Hash)>,
 }
 
 impl Toy {
-    pub(super) fn execute(&mut self, batch: &Batch) -> Hash {
+    pub(crate) fn execute(&mut self, batch: &Batch) -> Hash {
         assert_eq!(batch.height.0, self.height + 1, "batches come in order");
         assert!(batch.time > self.time, "time moves");
         self.height += 1;
@@ -81,57 +84,148 @@ impl Toy {
     }
 
     /// At the height of a checkpoint.
-    pub(super) fn begin_manifest(&mut self) {
+    pub(crate) fn begin_manifest(&mut self) {
         self.pending = Some((self.height, Snapshot::of(self).root()));
     }
 }
 
 /// A [`Toy`] in a node: its disk is the checkpoint kept in [`Durable`].
-pub(super) struct ToyReplica {
-    pub(super) toy: Toy,
-    pub(super) states: Arc<ToyStates>,
+pub(crate) struct ToyReplica {
+    toy: Toy,
+    pub(crate) states: Arc<ToyStates>,
+    durable: Arc<Mutex<Durable>>,
+    /// The state waits for the checkpoint that its manifest is made of.
+    manifest_owed: bool,
 }
 
 impl ToyReplica {
-    pub(super) fn new(toy: Toy, lies: Arc<AtomicBool>) -> Self {
+    pub(crate) fn new(durable: Arc<Mutex<Durable>>, lies: Arc<AtomicBool>) -> Self {
+        let toy = durable.lock().checkpoint.clone();
         let states = Arc::new(ToyStates::new(&toy, lies));
-        Self { toy, states }
+        Self { toy, states, durable, manifest_owed: false }
     }
 
-    pub(super) fn execute(&mut self, batch: &Batch) -> Executed {
+    pub(crate) fn key(&self) -> Option<SubnetKey> {
+        self.toy.key.clone()
+    }
+}
+
+impl Audited for ToyReplica {
+    fn audit(&self, finalised: &consensus::FinalisedBatch, _: &RoundResult) -> Audit {
+        let answered = finalised.batch.ingress.iter().map(name_of).collect();
+        Audit { answered, wrong: vec![], deployed: 0 }
+    }
+
+    fn executed(&self) -> BTreeMap<String, u32> {
+        self.toy.executed.clone()
+    }
+}
+
+impl Replica for ToyReplica {
+    type Installation = ToyInstallation;
+
+    fn height(&self) -> Height {
+        Height(self.toy.height)
+    }
+
+    fn execute(&mut self, batch: &Batch, _: &[Fault]) -> Result<RoundResult, FatalError> {
         let root = self.toy.execute(batch);
+        if self.toy.height.is_multiple_of(CHECKPOINT_EVERY) {
+            self.toy.begin_manifest();
+            self.manifest_owed = true;
+        }
         self.states.executed(&self.toy);
-        Executed {
+        Ok(RoundResult {
             root,
+            finished: vec![],
             faults: vec![],
-            answered: batch.ingress.iter().map(name_of).collect(),
-            wrong: vec![],
-            deployed: 0,
-            demand: Demand::default(),
-        }
+            instructions: 0,
+            messages: 0,
+            more: false,
+            next_timer: None,
+            every_round: false,
+            manifest: self.manifest_owed,
+        })
     }
 
-    pub(super) fn checkpoint(&mut self, durable: &Mutex<Durable>) {
-        self.toy.begin_manifest();
-        self.states.computed(&self.toy);
-        durable.lock().checkpoint = self.toy.clone();
+    fn certify(&mut self, height: Height, signature: Vec<u8>) -> Result<(), FatalError> {
+        self.states.certified(height, signature);
+        Ok(())
     }
 
-    pub(super) async fn take_over(
-        &mut self,
-        subnet: &mut Subnet,
-        offer: StateOffer,
-        durable: &Mutex<Durable>,
-    ) -> TookOver {
-        match fetch(subnet, offer).await {
-            Ok(Some(state)) => {
-                subnet.adopt().unwrap();
-                durable.lock().checkpoint = state;
-                TookOver::Ready
-            }
-            Ok(None) => TookOver::Over,
-            Err(_) => TookOver::Ended,
+    fn room(&self) -> Room {
+        Room { calls: u64::MAX, free: u64::MAX, capacity: u64::MAX }
+    }
+
+    fn checkpoint_due(&self) -> bool {
+        self.manifest_owed
+    }
+
+    fn checkpoint_pressing(&self) -> bool {
+        self.manifest_owed
+    }
+
+    fn checkpoint(&mut self) -> Result<(), FatalError> {
+        if std::mem::take(&mut self.manifest_owed) {
+            self.states.computed(&self.toy);
         }
+        self.durable.lock().checkpoint = self.toy.clone();
+        Ok(())
+    }
+
+    fn install(&self, _: &Path, offer: &StateOffer) -> Result<ToyInstallation, BeginError> {
+        let durable = self.durable.clone();
+        Ok(ToyInstallation { offer: *offer, hashes: Vec::new(), leaves: BTreeMap::new(), durable })
+    }
+}
+
+/// A toy's state on its way here.
+pub(crate) struct ToyInstallation {
+    offer: StateOffer,
+    hashes: Vec<Hash>,
+    leaves: BTreeMap<usize, Vec<u8>>,
+    durable: Arc<Mutex<Durable>>,
+}
+
+impl Installation for ToyInstallation {
+    fn is_complete(&self) -> bool {
+        !self.hashes.is_empty() && self.leaves.len() == self.hashes.len()
+    }
+
+    fn missing(&mut self, max: usize) -> Result<Vec<Vec<u8>>, InstallError> {
+        let name = |index: usize| (index as u32).to_be_bytes().to_vec();
+        if self.hashes.is_empty() {
+            return Ok(vec![name(0)]);
+        }
+        let missing = (1..=self.hashes.len()).filter(|index| !self.leaves.contains_key(index));
+        Ok(missing.map(name).take(max).collect())
+    }
+
+    fn offer(&mut self, name: &[u8], bytes: &[u8]) -> Result<Offered, InstallError> {
+        let index = u32::from_be_bytes(name.try_into().unwrap()) as usize;
+        let expected = if index == 0 { self.offer.root } else { self.hashes[index - 1] };
+        if hash(&[bytes]) != expected {
+            return Ok(Offered::False(format!("chunk {index} has another hash")));
+        }
+        if index == 0 {
+            self.hashes = bytes.chunks(32).map(|hash| hash.try_into().unwrap()).collect();
+        } else {
+            self.leaves.insert(index, bytes.to_vec());
+        }
+        Ok(Offered::Taken)
+    }
+
+    fn progress(&self) -> Progress {
+        Progress::default()
+    }
+
+    fn prepare(self) -> Result<(), InstallError> {
+        let bytes: Vec<u8> = self.leaves.into_values().flatten().collect();
+        let mut toy: Toy = postcard::from_bytes(&bytes).unwrap();
+        assert_eq!(toy.height, self.offer.height.0);
+        toy.begin_manifest();
+        self.durable.lock().checkpoint = toy;
+        Ok(())
     }
 }
 
@@ -186,7 +280,7 @@ struct Shelf {
 }
 
 /// What a node shows others.
-pub(super) struct ToyStates {
+pub(crate) struct ToyStates {
     shelf: Mutex<Shelf>,
     lies: Arc<AtomicBool>,
 }
@@ -212,17 +306,17 @@ impl ToyStates {
         }
     }
 
-    pub(super) fn certified(&self, certificate: &Certificate) {
+    fn certified(&self, height: Height, signature: Vec<u8>) {
         let shelf = &mut *self.shelf.lock();
-        let Some(tree) = shelf.trees.remove(&certificate.height.0) else { return };
-        shelf.trees = shelf.trees.split_off(&certificate.height.0);
+        let Some(tree) = shelf.trees.remove(&height.0) else { return };
+        shelf.trees = shelf.trees.split_off(&height.0);
         let Some((height, root)) = tree.shown else { return };
         let is_shown = |snapshot: &mut Snapshot| snapshot.height == height && snapshot.root() == root;
         if let Some(ready) = shelf.computed.take_if(is_shown) {
             shelf.shown.insert(0, ready);
             shelf.shown.truncate(2);
         }
-        let signed = Signed { tree, signature: certificate.signature.0.to_vec() };
+        let signed = Signed { tree, signature };
         shelf.certificate = Some((height, postcard::to_stdvec(&signed).unwrap()));
     }
 }
@@ -261,42 +355,4 @@ impl StateServer for ToyStates {
         let signature = signature.try_into().ok()?;
         Some(ManifestClaim { tree: tree.root(), signature, height: Height(height), root })
     }
-}
-
-/// Fetches a state. None if nobody shows it any more.
-async fn fetch(subnet: &mut Subnet, offer: StateOffer) -> Result<Option<Toy>, ConsensusError> {
-    let name = |index: usize| (index as u32).to_be_bytes().to_vec();
-    let mut hashes: Vec<Hash> = Vec::new();
-    let mut leaves: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
-    let mut want = Want::default();
-    loop {
-        want.chunks = if hashes.is_empty() {
-            vec![name(0)]
-        } else {
-            (1..=hashes.len()).filter(|index| !leaves.contains_key(index)).map(name).take(12).collect()
-        };
-        if want.chunks.is_empty() {
-            break;
-        }
-        let fetched = subnet.fetch_chunks(std::mem::take(&mut want)).await?;
-        if fetched.over {
-            return Ok(None);
-        }
-        for (source, name, bytes) in fetched.chunks {
-            let index = u32::from_be_bytes(name.try_into().unwrap()) as usize;
-            let expected = if index == 0 { offer.root } else { hashes[index - 1] };
-            if hash(&[&bytes]) != expected {
-                want.liars.push(source);
-            } else if index == 0 {
-                hashes = bytes.chunks(32).map(|hash| hash.try_into().unwrap()).collect();
-            } else {
-                leaves.insert(index, bytes);
-            }
-        }
-    }
-    let bytes: Vec<u8> = leaves.into_values().flatten().collect();
-    let mut toy: Toy = postcard::from_bytes(&bytes).unwrap();
-    assert_eq!(toy.height, offer.height.0);
-    toy.begin_manifest();
-    Ok(Some(toy))
 }

@@ -1,4 +1,5 @@
-//! The disk of a simulated node: it can be slow, and the node can end in the middle of any of its operations.
+//! The disk and the wall clock of a simulated node: the disk can be slow, and the node can end in the middle of any
+//! of its operations; the clock can jump.
 
 use std::{
     convert::Infallible,
@@ -7,7 +8,7 @@ use std::{
     ops::RangeInclusive,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
 };
@@ -21,7 +22,7 @@ use commonware_runtime::{
 use governor::clock::{Clock as Governed, ReasonablyRealtime};
 use rand_core::{TryCryptoRng, TryRng};
 
-use super::Context;
+use crate::Context;
 
 /// Reads and writes mostly meet the operating system's cache: they wait for this part of what making durable takes.
 const CACHED: u64 = 20;
@@ -30,11 +31,13 @@ const CACHED: u64 = 20;
 const ENDLESS: u64 = u64::MAX;
 
 /// What is the matter with a disk; can change while the node runs.
-pub(super) struct Disk {
+pub(crate) struct Disk {
     /// Milliseconds it takes to make something durable.
     sync_millis: AtomicU64,
     operations_left: AtomicU64,
     last_is_done: AtomicBool,
+    /// Milliseconds by which the wall clock is ahead of the others', or behind.
+    clock_ahead_millis: AtomicI64,
 }
 
 impl Default for Disk {
@@ -43,6 +46,7 @@ impl Default for Disk {
             sync_millis: AtomicU64::new(0),
             operations_left: AtomicU64::new(ENDLESS),
             last_is_done: AtomicBool::new(false),
+            clock_ahead_millis: AtomicI64::new(0),
         }
     }
 }
@@ -58,17 +62,29 @@ enum Turn {
 }
 
 impl Disk {
-    pub(super) fn slow(&self, sync_millis: u64) {
+    pub(crate) fn slow(&self, sync_millis: u64) {
         self.sync_millis.store(sync_millis, Ordering::Relaxed);
     }
 
     /// The operation of this number, counted from now, is the last; it may be done, or not even begun.
-    pub(super) fn end_with(&self, operation: u64, done: bool) {
+    pub(crate) fn end_with(&self, operation: u64, done: bool) {
         self.operations_left.store(operation, Ordering::Relaxed);
         self.last_is_done.store(done, Ordering::Relaxed);
     }
 
-    pub(super) fn endless(&self) {
+    /// The wall clock goes on from here, so far ahead of the others'.
+    pub(crate) fn jump(&self, ahead_millis: i64) {
+        self.clock_ahead_millis.store(ahead_millis, Ordering::Relaxed);
+    }
+
+    /// What the wall clock says when it is `moment`.
+    fn wall_clock(&self, moment: SystemTime) -> SystemTime {
+        let ahead = self.clock_ahead_millis.load(Ordering::Relaxed);
+        let by = Duration::from_millis(ahead.unsigned_abs());
+        if ahead < 0 { moment.checked_sub(by).unwrap_or(SystemTime::UNIX_EPOCH) } else { moment + by }
+    }
+
+    pub(crate) fn endless(&self) {
         self.operations_left.store(ENDLESS, Ordering::Relaxed);
     }
 
@@ -93,13 +109,13 @@ fn ended() -> Error {
 }
 
 /// A runtime with such a disk. Everything else goes through as it is.
-pub(super) struct WithDisk {
+pub(crate) struct WithDisk {
     inner: Context,
     access: Access,
 }
 
 impl WithDisk {
-    pub(super) fn new(inner: Context, disk: Arc<Disk>) -> Self {
+    pub(crate) fn new(inner: Context, disk: Arc<Disk>) -> Self {
         let access = Access { clock: Arc::new(inner.child("disk")), disk };
         Self { inner, access }
     }
@@ -141,7 +157,7 @@ impl Access {
 }
 
 /// A file on such a disk.
-pub(super) struct DiskBlob {
+pub(crate) struct DiskBlob {
     inner: <Context as Storage>::Blob,
     access: Access,
 }
@@ -268,21 +284,23 @@ impl Metrics for WithDisk {
 
 impl Clock for WithDisk {
     fn current(&self) -> SystemTime {
-        self.inner.current()
+        self.access.disk.wall_clock(self.inner.current())
     }
 
     fn sleep(&self, duration: Duration) -> impl Future<Output = ()> + Send + 'static + use<> {
         self.inner.sleep(duration)
     }
 
+    /// As on a machine: how long it is until then is looked up once.
     fn sleep_until(&self, deadline: SystemTime) -> impl Future<Output = ()> + Send + 'static + use<> {
-        self.inner.sleep_until(deadline)
+        self.inner.sleep(deadline.duration_since(self.current()).unwrap_or_default())
     }
 }
 
 impl Governed for WithDisk {
     type Instant = SystemTime;
 
+    /// Quotas go by a clock that does not jump.
     fn now(&self) -> SystemTime {
         self.inner.current()
     }

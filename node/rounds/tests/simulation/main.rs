@@ -1,4 +1,5 @@
-//! A subnet of four under a simulated clock, network and disk: everything of this crate but the sockets.
+//! A subnet of four under a simulated clock, network and disk: everything but the sockets, driven by the round
+//! loop of this crate.
 //!
 //! What it agrees on is executed by the replicated state itself in every other history ([`real`]: executor, stores and state sync, with scripted code in
 //! its canisters), and by a hash with a memory in the others ([`toy`]), so that hundreds of them stay quick.
@@ -6,8 +7,9 @@
 //! An epoch is short here, so every history hands the subnet's key on several times.
 //!
 //! Each seed draws a history: lossy and slow links, nodes cut off, the subnet split in halves, nodes that crash (alone, or all at once) and lose what
-//! their disk had not synced, disks that fail at any operation, a node whose every life ends in the middle of one, a disk that is slow, a node that
-//! executes slowly, a node that is in two places and says different things in each ([`net`], [`disk`]). Clients call throughout ([`clients`]), and
+//! their disk had not synced, disks that fail at any operation, disks that are full, workers that are killed, a node whose every life ends in the middle of one, a disk that is slow, a node that
+//! executes slowly, a node whose wall clock jumps, a node that is in two places and says different things in each, or
+//! that sends what it should not ([`net`], [`machine`], [`liar`]). Clients call throughout ([`clients`]), and
 //! operators change the members ([`operators`]). Then everything is mended, and the checks are:
 //!
 //! * one state root per height, whichever node and whichever run of it computed it, and no certificate for another; and one way in which the key is held;
@@ -17,8 +19,10 @@
 //! `SIMULATE_SEEDS=200` runs that many, `SIMULATE_FIRST=17` begins there, `SIMULATE_REAL=1` executes all of them for real; a failure names its seed, and the
 //! same seed gives the same run.
 //!
-//! The files of the real state and of the block log are real and outlast a crash whole, as after the end of a process: only what agreement keeps is lost
-//! or torn as by a loss of power.
+//! Every life ends with a cut of the power: what agreement keeps, the block log and the journal lose or tear what was not
+//! synced. The files of the real state outlast it whole, as after the end of a process.
+
+#![allow(clippy::unwrap_used)]
 
 use std::{
     collections::BTreeSet,
@@ -30,6 +34,7 @@ use commonware_runtime::{Clock as _, Runner as _, deterministic};
 use futures::FutureExt as _;
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use sha2::{Digest as _, Sha256};
+use state::Time;
 
 use self::{
     clients::{Call, call, deploy},
@@ -37,15 +42,14 @@ use self::{
     operators::move_a_member,
     toy::CHECKPOINT_EVERY,
 };
-use super::*;
-
 mod clients;
-mod disk;
-mod drive;
+mod hurt;
+mod liar;
+mod machine;
 mod net;
 mod operators;
+mod probe;
 mod real;
-mod replica;
 mod toy;
 
 const NODES: usize = 4;
@@ -57,6 +61,9 @@ const RETENTION: u64 = 50;
 const STORM: Duration = Duration::from_secs(40);
 /// How long the mended subnet has to show that it goes on.
 const MENDED: Duration = Duration::from_secs(120);
+
+/// Workers that are killed one after the other.
+const WORKER_DEATHS: u64 = 2;
 
 type Context = deterministic::Context;
 
@@ -73,6 +80,8 @@ struct Outcome {
     handed_on: u64,
     /// Changes of the members.
     changes: u64,
+    /// Writes that a full disk refused.
+    refused: u64,
     /// Over every root and its height.
     roots: [u8; 32],
     audit: String,
@@ -107,7 +116,12 @@ fn simulate(seed: u64) -> Outcome {
                 _ => net.start(place).await,
             }
         }
-        let faulty_disk = twin.is_none() && rng.gen_bool(0.25);
+        let liar = (twin.is_none() && rng.gen_bool(0.2)).then(|| rng.gen_range(0..NODES));
+        if let Some(liar) = liar {
+            net.members[liar].sends_lies.on.store(true, Ordering::Relaxed);
+        }
+        let faulty = twin.or(liar);
+        let faulty_disk = faulty.is_none() && rng.gen_bool(0.25);
         if faulty_disk {
             *context.storage_fault_config().write() = deterministic::FaultConfig::default()
                 .sync(probability(0.001))
@@ -125,7 +139,7 @@ fn simulate(seed: u64) -> Outcome {
             let place = rng.gen_range(0..NODES);
             net.members[place].disk.slow(rng.gen_range(5..500));
         }
-        if twin.is_none() && rng.gen_bool(0.3) {
+        if faulty.is_none() && rng.gen_bool(0.3) {
             let place = rng.gen_range(0..NODES);
             net.members[place].ends_with = Some(rng.gen_range(20..2_000));
         }
@@ -133,20 +147,24 @@ fn simulate(seed: u64) -> Outcome {
         if net.real {
             deploy(&context, &mut net).await;
         }
-        storm(&context, &mut net, rng, twin, 1.0 - loss).await;
-        if twin.is_none() && !faulty_disk && rng.gen_bool(0.3) {
+        storm(&context, &mut net, rng, faulty, 1.0 - loss).await;
+        if faulty.is_none() && !faulty_disk && rng.gen_bool(0.3) {
             absence(&context, &mut net, rng).await;
         }
 
         *context.storage_fault_config().write() = deterministic::FaultConfig::default();
         net.connect(rng, 1.0).await;
+        for place in 0..NODES {
+            net.fill_disk(place, false);
+        }
         for member in &mut net.members {
             member.slow.store(0, Ordering::Relaxed);
             member.disk.slow(0);
             member.disk.endless();
+            member.disk.jump(0);
             member.ends_with = None;
         }
-        let honest: Vec<_> = (0..NODES).filter(|place| Some(*place) != twin).collect();
+        let honest: Vec<_> = (0..NODES).filter(|place| Some(*place) != faulty).collect();
         let goal = net.heights().into_iter().max().unwrap() + 10;
         let until = context.current() + MENDED;
         loop {
@@ -164,7 +182,7 @@ fn simulate(seed: u64) -> Outcome {
             }
             assert!(
                 context.current() < until,
-                "seed {seed}: heights {heights:?} do not reach {goal} within {MENDED:?} after everything was mended (twin {twin:?})"
+                "seed {seed}: heights {heights:?} do not reach {goal} within {MENDED:?} after everything was mended (faulty {faulty:?})"
             );
             context.sleep(Duration::from_millis(500)).await;
             // In some histories every call of the storm went with the pool of a node that crashed.
@@ -181,13 +199,14 @@ fn simulate(seed: u64) -> Outcome {
             equivocations: found.equivocations,
             handed_on: found.key_epochs.len() as u64,
             changes: found.changes,
+            refused: net.members.iter().map(|member| member.trouble.refused.load(Ordering::Relaxed)).sum(),
             roots: Sha256::digest(postcard::to_stdvec(&found.roots).unwrap()).into(),
             audit: auditor.state(),
         }
     })
 }
 
-async fn storm(context: &Context, net: &mut Net, rng: &mut StdRng, twin: Option<usize>, success: f64) {
+async fn storm(context: &Context, net: &mut Net, rng: &mut StdRng, faulty: Option<usize>, success: f64) {
     let until = context.current() + STORM;
     let mut quiet_until = context.current() + Duration::from_secs(5);
     while context.current() < until {
@@ -206,13 +225,28 @@ async fn storm(context: &Context, net: &mut Net, rng: &mut StdRng, twin: Option<
         let calm = Duration::from_millis(rng.gen_range(500..8_000));
         quiet_until = context.current() + calm;
         let place = rng.gen_range(0..NODES);
-        match rng.gen_range(0..7) {
+        match rng.gen_range(0..10) {
+            // One wall clock at a time, and beside no other fault: agreement bears f members that are wrong.
+            6 if faulty.is_none() => {
+                net.members.iter().for_each(|member| member.disk.jump(0));
+                net.members[place].disk.jump(rng.gen_range(-900_000..900_000));
+            }
+            7 => {
+                let full = net.members[place].trouble.is_disk_full();
+                net.fill_disk(place, !full);
+            }
+            8 => {
+                let deaths = rng.gen_range(1..=WORKER_DEATHS);
+                if let Some(sandbox) = &net.members[place].sandbox {
+                    sandbox.deaths.store(deaths, Ordering::Relaxed);
+                }
+            }
             // With a node in two places the others must be whole for the chain to go on; safety must hold whatever happens.
-            0 | 1 if Some(place) != twin => {
+            0 | 1 if Some(place) != faulty => {
                 net.kill(place).await;
             }
             2 => {
-                for other in (0..NODES).filter(|other| Some(*other) != twin) {
+                for other in (0..NODES).filter(|other| Some(*other) != faulty) {
                     net.kill(other).await;
                 }
             }
@@ -235,7 +269,7 @@ async fn storm(context: &Context, net: &mut Net, rng: &mut StdRng, twin: Option<
                 }
             }
             _ => {
-                for other in (0..NODES).filter(|other| Some(*other) != twin) {
+                for other in (0..NODES).filter(|other| Some(*other) != faulty) {
                     if !net.running.contains_key(&other) {
                         net.start(other).await;
                     }
@@ -313,8 +347,8 @@ fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
                     }
                     let outcome = simulate(seed);
                     println!(
-                        "seed {seed}: {} rounds, {} of {} calls acknowledged, {} lives of nodes, {} states taken over, {} proofs of equivocation, the key handed on {} times, {} changes of members",
-                        outcome.heights, outcome.acknowledged, outcome.sent, outcome.lives, outcome.syncs, outcome.equivocations, outcome.handed_on, outcome.changes
+                        "seed {seed}: {} rounds, {} of {} calls acknowledged, {} lives of nodes, {} states taken over, {} proofs of equivocation, the key handed on {} times, {} changes of members, {} writes refused by full disks",
+                        outcome.heights, outcome.acknowledged, outcome.sent, outcome.lives, outcome.syncs, outcome.equivocations, outcome.handed_on, outcome.changes, outcome.refused
                     );
                     outcomes.lock().unwrap().push(outcome);
                 }
@@ -325,14 +359,15 @@ fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
     assert_eq!(outcomes.len() as u64, seeds);
     let total = |of: fn(&Outcome) -> u64| outcomes.iter().map(of).sum::<u64>();
     println!(
-        "{seeds} seeds from {first}: all agree; {} rounds, {} of {} calls acknowledged and found on every node, {} lives of nodes, {} states taken over, the key handed on {} times, {} changes of members",
+        "{seeds} seeds from {first}: all agree; {} rounds, {} of {} calls acknowledged and found on every node, {} lives of nodes, {} states taken over, the key handed on {} times, {} changes of members, {} writes refused by full disks",
         total(|outcome| outcome.heights),
         total(|outcome| outcome.acknowledged as u64),
         total(|outcome| outcome.sent),
         total(|outcome| outcome.lives),
         total(|outcome| outcome.syncs),
         total(|outcome| outcome.handed_on),
-        total(|outcome| outcome.changes)
+        total(|outcome| outcome.changes),
+        total(|outcome| outcome.refused)
     );
 }
 
@@ -378,7 +413,7 @@ fn heals(seed: u64, loses_disk: bool, real: bool) -> (u64, String) {
         net.kill(3).await;
         reach(&context, &mut net, 0, 6 * CHECKPOINT_EVERY).await;
         if loses_disk {
-            net.members[3].durable = Durable::empty();
+            net.members[3].durable = Durable::empty(seed);
             let (channels, durable) = (net.channels(3).await, net.members[3].durable.clone());
             net.launch(3, "another-3-".into(), durable, channels).await;
         } else {
@@ -492,7 +527,7 @@ fn a_call_does_not_wait_for_the_idle_block_whoever_leads() {
             context.sleep(Duration::from_millis(1_150)).await;
             let before = net.found.lock().acknowledged.len();
             let called = context.current();
-            let expiry = application::time_of(called).0 + 60_000_000_000;
+            let expiry = net::time_of(called).0 + 60_000_000_000;
             let call = Call { number, expiry, signed: true, padding: vec![], target: None };
             net.running[&0].1.submit(call.id(), Time(call.expiry), call.signed_ingress()).unwrap();
             while net.found.lock().acknowledged.len() == before {

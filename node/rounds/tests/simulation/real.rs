@@ -11,7 +11,7 @@
 use std::{
     any::Any,
     collections::BTreeMap,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -19,34 +19,35 @@ use std::{
 };
 
 use candid::CandidType;
-use execution::{Executor, ExecutorConfig, OfferError, SnapshotSource, StateInstaller, complete_install};
+use consensus::{FinalisedBatch, StateServer};
+use execution::{Executor, ExecutorConfig, RoundResult, complete_install};
 use genesis::Summary;
 use ic_management_canister_types::{CanisterInstallMode, InstallCodeArgs};
 use ic_principal::Principal;
 use limits::Limits;
 use pages::PageStore;
 use rand::{Rng, rngs::StdRng};
+use rounds::States;
 use state::{
-    Batch, BlobStore, CanisterId, CertifiedReader, ChunkId, Fault, Height, ManifestClaim, NodeInfo,
-    StateStore, Status, SubnetInfo, certified::SubnetType,
+    BlobStore, CanisterId, Height, ManifestClaim, NodeInfo, StateStore, Status, SubnetInfo,
+    certified::SubnetType,
 };
 
-use self::script::{CallOp, Op, ScriptSandbox, Spec, encode};
-use super::{
-    Subnet,
+pub(crate) use self::script::ScriptSandbox;
+use self::script::{CallOp, Op, Spec, encode};
+use crate::{
     clients::{Target, workload},
     net,
-    replica::{Executed, TookOver},
+    probe::{Audit, Audited},
     toy::CHECKPOINT_EVERY,
 };
-use crate::{CHUNKS_WANTED_MAX, Certificate, Consensus as _, Demand, StateOffer, StateServer, Want};
 
-#[path = "../../../../execution/tests/common/script.rs"]
+#[path = "../../../execution/tests/common/script.rs"]
 #[allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)]
 mod script;
 
 /// Canisters of the workload.
-pub(super) const CANISTERS: usize = 3;
+pub(crate) const CANISTERS: usize = 3;
 const FIRST_CANISTER: u64 = 0x100;
 /// Stable memory of each: 64 pages.
 const STABLE_WASM_PAGES: u64 = 4;
@@ -91,7 +92,7 @@ fn config(genesis: &Summary) -> ExecutorConfig {
 }
 
 /// Who calls.
-pub(super) fn user() -> Principal {
+pub(crate) fn user() -> Principal {
     Principal::self_authenticating([1])
 }
 
@@ -99,54 +100,32 @@ fn canister(number: usize) -> CanisterId {
     ExecutorConfig::canister_id(FIRST_CANISTER + number as u64)
 }
 
-/// See the module.
-pub(super) struct Real {
-    pub(super) executor: Executor,
-    folder: PathBuf,
-    lies: Arc<AtomicBool>,
+/// The executor of a node whose data lies in `folder`, at genesis or at its newest checkpoint.
+pub(crate) fn open(folder: &Path, genesis: &Summary, sandbox: Arc<ScriptSandbox>) -> Executor {
+    std::fs::create_dir_all(folder).unwrap();
+    complete_install(folder).unwrap();
+    let state = folder.join("state");
+    let store = StateStore::open(&state, 1 << 20).unwrap();
+    let blobs = BlobStore::open(&state.join("blobs"), 16 << 20).unwrap();
+    let index = match store.load().unwrap() {
+        Some(checkpoint) => {
+            let memories = checkpoint.memories().unwrap();
+            memories.map(|record| record.map(|(id, (index, bytes))| (id, index, bytes)).unwrap()).collect()
+        }
+        None => vec![],
+    };
+    let config = config(genesis);
+    let pages = PageStore::open(folder.join("pages"), &config.limits.pages, index).unwrap();
+    Executor::open(config, sandbox, Arc::new(pages), store, Arc::new(blobs)).unwrap()
 }
 
-impl Real {
-    /// The state in a folder, or that of genesis.
-    pub(super) fn open(folder: &Path, genesis: &Summary, lies: Arc<AtomicBool>) -> Result<Self, String> {
-        let folder = folder.join("replica");
-        std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
-        complete_install(&folder).map_err(|error| error.to_string())?;
-        let state = folder.join("state");
-        let store = StateStore::open(&state, 1 << 20).map_err(|error| error.to_string())?;
-        let blobs = BlobStore::open(&state.join("blobs"), 16 << 20).map_err(|error| error.to_string())?;
-        let index = match store.load().map_err(|error| error.to_string())? {
-            Some(checkpoint) => checkpoint
-                .memories()
-                .and_then(|memories| {
-                    memories.map(|record| record.map(|(id, (index, bytes))| (id, index, bytes))).collect()
-                })
-                .map_err(|error| error.to_string())?,
-            None => vec![],
-        };
-        let config = config(genesis);
-        let pages = PageStore::open(folder.join("pages"), &config.limits.pages, index)
-            .map_err(|error| error.to_string())?;
-        let sandbox = Arc::new(ScriptSandbox::default());
-        let executor = Executor::open(config, sandbox, Arc::new(pages), store, Arc::new(blobs))
-            .map_err(|error| error.to_string())?;
-        Ok(Self { executor, folder, lies })
-    }
-
-    pub(super) fn states(&self) -> Arc<dyn StateServer> {
-        Arc::new(States {
-            snapshots: self.executor.snapshots(),
-            reader: self.executor.reader(),
-            lies: self.lies.clone(),
-        })
-    }
-
-    pub(super) fn execute(&mut self, batch: &Batch, recorded: &[Fault]) -> Result<Executed, String> {
-        let result = self.executor.execute(batch, recorded).map_err(|error| error.to_string())?;
-        let state = self.executor.state();
+impl Audited for Executor {
+    fn audit(&self, finalised: &FinalisedBatch, result: &RoundResult) -> Audit {
+        let state = self.state();
         let mut wrong = Vec::new();
         if state.cycles_in_all() != state.subnet.minted {
-            wrong.push(format!("height {}: cycles came from nowhere or got lost", batch.height.0));
+            let height = finalised.batch.height.0;
+            wrong.push(format!("height {height}: cycles came from nowhere or got lost"));
         }
         let mut answered = Vec::new();
         for id in &result.finished {
@@ -158,15 +137,13 @@ impl Real {
             }
         }
         let deployed = state.canisters().filter(|canister| canister.execution.is_some()).count();
-        let demand =
-            Demand { more: result.more, next_timer: result.next_timer, every_round: result.every_round };
-        Ok(Executed { root: result.root, faults: result.faults, answered, wrong, deployed, demand })
+        Audit { answered, wrong, deployed }
     }
 
     /// What the canisters noted: the numbers of calls, and of the calls they had from each other.
-    pub(super) fn noted(&self) -> BTreeMap<String, u32> {
+    fn executed(&self) -> BTreeMap<String, u32> {
         let mut noted = BTreeMap::new();
-        for canister in self.executor.state().canisters() {
+        for canister in self.state().canisters() {
             let heap = canister.execution.as_ref().and_then(|execution| execution.heap.layout.as_ref());
             for note in heap.map(script::notes).unwrap_or_default() {
                 *noted.entry(String::from_utf8_lossy(&note).into_owned()).or_default() += 1;
@@ -174,82 +151,25 @@ impl Real {
         }
         noted
     }
-
-    pub(super) fn checkpoint(&mut self) -> Result<(), String> {
-        self.executor.checkpoint().map_err(|error| error.to_string())
-    }
-
-    pub(super) fn certified(&mut self, certificate: &Certificate) -> Result<(), String> {
-        let signature = certificate.signature.0.to_vec();
-        self.executor.certify(certificate.height, signature).map(drop).map_err(|error| error.to_string())
-    }
-
-    pub(super) async fn take_over(&mut self, subnet: &mut Subnet, offer: StateOffer) -> TookOver {
-        let begun = self.executor.local_state().map_err(|error| error.to_string()).and_then(|local| {
-            let limits = self.executor.config().limits.clone();
-            StateInstaller::begin(&self.folder, offer.height, offer.root, limits, local)
-                .map_err(|error| error.to_string())
-        });
-        let mut installer = match begun {
-            Ok(installer) => installer,
-            Err(reason) => return TookOver::Failed(reason),
-        };
-        let mut want = Want::default();
-        while !installer.is_complete() {
-            let missing = match installer.missing(CHUNKS_WANTED_MAX) {
-                Ok(missing) => missing,
-                Err(error) => return TookOver::Failed(error.to_string()),
-            };
-            // It looked through what is here and goes on looking.
-            if missing.is_empty() {
-                continue;
-            }
-            let names: BTreeMap<_, _> = missing.iter().map(|chunk| (chunk.to_bytes(), *chunk)).collect();
-            want.chunks = missing.iter().map(ChunkId::to_bytes).collect();
-            let fetched = match subnet.fetch_chunks(std::mem::take(&mut want)).await {
-                Ok(fetched) => fetched,
-                Err(_) => return TookOver::Ended,
-            };
-            if fetched.over {
-                return TookOver::Over;
-            }
-            for (source, name, bytes) in fetched.chunks {
-                let Some(chunk) = names.get(&name) else { continue };
-                match installer.offer(*chunk, &bytes) {
-                    Err(error @ OfferError::Rejected(_)) if error.is_peer_fault() => want.liars.push(source),
-                    Err(OfferError::Install(error)) => return TookOver::Failed(error.to_string()),
-                    _ => {}
-                }
-            }
-        }
-        subnet.adopt().unwrap();
-        if let Err(error) = installer.prepare() {
-            return TookOver::Failed(error.to_string());
-        }
-        TookOver::Ready
-    }
 }
 
-/// What a node shows others.
-struct States {
-    snapshots: SnapshotSource,
-    reader: CertifiedReader,
-    lies: Arc<AtomicBool>,
+/// What a node shows others; it may lie.
+pub(crate) struct Shown {
+    pub(crate) states: States,
+    pub(crate) lies: Arc<AtomicBool>,
 }
 
-impl StateServer for States {
+impl StateServer for Shown {
     fn offer(&self) -> Option<(Height, Vec<u8>)> {
-        let (height, certificate) = self.reader.latest()?.manifest_certificate()?;
-        (self.snapshots.newest()?.0 == height).then_some((height, certificate))
+        self.states.offer()
     }
 
     fn oldest(&self) -> Option<Height> {
-        self.snapshots.heights().into_iter().min()
+        self.states.oldest()
     }
 
     fn chunk(&self, height: Height, name: &[u8]) -> Result<Vec<u8>, String> {
-        let chunk = ChunkId::from_bytes(name).ok_or("that is no name of a chunk")?;
-        let mut bytes = self.snapshots.chunk(height, chunk).map_err(|error| error.to_string())?;
+        let mut bytes = self.states.chunk(height, name)?;
         if self.lies.load(Ordering::Relaxed) {
             bytes[0] ^= 1;
         }
@@ -257,11 +177,11 @@ impl StateServer for States {
     }
 
     fn lease(&self, height: Height) -> Option<Box<dyn Any + Send>> {
-        self.snapshots.lease(height).map(|lease| Box::new(lease) as _)
+        self.states.lease(height)
     }
 
     fn read_offer(&self, certificate: &[u8]) -> Option<ManifestClaim> {
-        ManifestClaim::read(certificate)
+        self.states.read_offer(certificate)
     }
 }
 
@@ -275,7 +195,7 @@ fn managed(effective: Principal, method: &str, argument: &impl CandidType) -> Ta
 }
 
 /// The call that brings a canister into being.
-pub(super) fn create() -> Target {
+pub(crate) fn create() -> Target {
     #[derive(CandidType)]
     struct Argument {
         amount: Option<candid::Nat>,
@@ -285,7 +205,7 @@ pub(super) fn create() -> Target {
 }
 
 /// The call that gives it code.
-pub(super) fn install(number: usize) -> Target {
+pub(crate) fn install(number: usize) -> Target {
     let spec = Spec {
         name: format!("canister {number}"),
         init: vec![Op::Grow(STABLE_WASM_PAGES)],
@@ -302,9 +222,10 @@ pub(super) fn install(number: usize) -> Target {
 }
 
 /// What the client of this number wants.
-pub(super) fn work(rng: &mut StdRng, number: u64) -> Target {
+pub(crate) fn work(rng: &mut StdRng, number: u64) -> Target {
     let first = rng.gen_range(0..CANISTERS);
-    let mut program = vec![Op::Note(number.to_string().into()), write(rng, number)];
+    let mut program = if rng.gen_bool(0.2) { vec![Op::Die] } else { vec![] };
+    program.extend([Op::Note(number.to_string().into()), write(rng, number)]);
     program.push(Op::Certify(number.to_be_bytes().to_vec()));
     if rng.gen_bool(0.3) {
         program.push(Op::Spend(rng.gen_range(0..INSTRUCTIONS_PER_ROUND)));

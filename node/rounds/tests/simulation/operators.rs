@@ -3,10 +3,10 @@
 use genesis::{MembershipChange, NodeRecord, Summary};
 use rand::{Rng, rngs::StdRng, seq::SliceRandom};
 
-use super::{NODES, net::Net};
+use crate::{NODES, net::Net};
 
 /// Hands a change to some of the nodes, as a rule when there is none that waits; where one does, it is replaced, and may be in a block already.
-pub(super) fn move_a_member(net: &Net, rng: &mut StdRng) {
+pub(crate) fn move_a_member(net: &Net, rng: &mut StdRng) {
     let newest = net.found.lock().newest_key.as_ref().map(|key| Summary::from_bytes(&key.summary).unwrap());
     let summary = newest.as_ref().unwrap_or(&net.genesis);
     let waits = |change: &MembershipChange| change.number() == summary.changes();

@@ -9,52 +9,58 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use state::{Ingress, IngressId, RequestId, SignedIngress, Time};
 
-use super::{Context, Envelopes, MENDED, application, net::Net, real};
+use consensus::Envelopes;
+
+use crate::{
+    Context, MENDED,
+    net::{Net, time_of},
+    real,
+};
 
 /// A call of the simulated clients.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Call {
-    pub(super) number: u64,
-    pub(super) expiry: u64,
-    pub(super) signed: bool,
-    pub(super) padding: Vec<u8>,
+pub(crate) struct Call {
+    pub(crate) number: u64,
+    pub(crate) expiry: u64,
+    pub(crate) signed: bool,
+    pub(crate) padding: Vec<u8>,
     /// None where there are no canisters.
-    pub(super) target: Option<Target>,
+    pub(crate) target: Option<Target>,
 }
 
 /// What a call is to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Target {
-    pub(super) canister: Principal,
-    pub(super) effective: Principal,
-    pub(super) method: String,
-    pub(super) arg: Vec<u8>,
+pub(crate) struct Target {
+    pub(crate) canister: Principal,
+    pub(crate) effective: Principal,
+    pub(crate) method: String,
+    pub(crate) arg: Vec<u8>,
 }
 
 /// Numbers from here on are of calls that bring the canisters into being.
-pub(super) const DEPLOYMENT: u64 = 1 << 40;
+pub(crate) const DEPLOYMENT: u64 = 1 << 40;
 
-pub(super) fn number_of(id: &RequestId) -> u64 {
+pub(crate) fn number_of(id: &RequestId) -> u64 {
     let [.., a, b, c, d, e, f, g, h] = id.0;
     u64::from_be_bytes([a, b, c, d, e, f, g, h])
 }
 
 /// Name of a call among those that are checked.
-pub(super) fn workload(id: &RequestId) -> Option<String> {
+pub(crate) fn workload(id: &RequestId) -> Option<String> {
     let number = number_of(id);
     (number < DEPLOYMENT).then(|| number.to_string())
 }
 
-pub(super) fn name_of(call: &Ingress) -> String {
+pub(crate) fn name_of(call: &Ingress) -> String {
     number_of(&call.request_id).to_string()
 }
 
 impl Call {
-    pub(super) fn effective(&self) -> Principal {
+    pub(crate) fn effective(&self) -> Principal {
         self.target.as_ref().map_or_else(Principal::management_canister, |target| target.effective)
     }
 
-    pub(super) fn signed_ingress(&self) -> SignedIngress {
+    pub(crate) fn signed_ingress(&self) -> SignedIngress {
         SignedIngress {
             effective_canister_id: self.effective(),
             envelope: postcard::to_stdvec(self).unwrap().into(),
@@ -62,18 +68,18 @@ impl Call {
     }
 
     /// A hash that ends with the number.
-    pub(super) fn request_id(&self) -> RequestId {
+    pub(crate) fn request_id(&self) -> RequestId {
         let mut id: [u8; 32] = Sha256::digest(postcard::to_stdvec(self).unwrap()).into();
         id[24..].copy_from_slice(&self.number.to_be_bytes());
         RequestId(id)
     }
 
-    pub(super) fn id(&self) -> IngressId {
+    pub(crate) fn id(&self) -> IngressId {
         IngressId::new(&self.request_id(), &self.effective())
     }
 }
 
-pub(super) struct Calls;
+pub(crate) struct Calls;
 
 impl Envelopes for Calls {
     fn read(&self, signed: &SignedIngress) -> Result<Ingress, String> {
@@ -109,7 +115,7 @@ impl Envelopes for Calls {
 
 /// Brings the canisters of the workload into being. What goes with the pool of a node that ends is sent again: a canister more than needed stays empty, and
 /// none takes code twice.
-pub(super) async fn deploy(context: &Context, net: &mut Net) {
+pub(crate) async fn deploy(context: &Context, net: &mut Net) {
     let until = context.current() + MENDED;
     let mut number = DEPLOYMENT;
     let mut again = context.current();
@@ -124,7 +130,7 @@ pub(super) async fn deploy(context: &Context, net: &mut Net) {
             for target in targets.chain((0..real::CANISTERS).map(real::install)) {
                 let call = Call {
                     number,
-                    expiry: application::time_of(context.current()).0 + 60_000_000_000,
+                    expiry: time_of(context.current()).0 + 60_000_000_000,
                     signed: true,
                     padding: vec![],
                     target: Some(target),
@@ -140,14 +146,14 @@ pub(super) async fn deploy(context: &Context, net: &mut Net) {
 }
 
 /// A client calls some node that runs, if there is one.
-pub(super) fn call(context: &Context, net: &Net, rng: &mut StdRng) {
+pub(crate) fn call(context: &Context, net: &Net, rng: &mut StdRng) {
     let number = {
         let mut found = net.found.lock();
         found.sent += 1;
         found.sent
     };
     let padding = if rng.gen_bool(0.1) { 20_000 } else { rng.gen_range(0..200) };
-    let now = application::time_of(context.current());
+    let now = time_of(context.current());
     let expiry = now.0 + rng.gen_range(1..300) * 1_000_000_000;
     let target = net.real.then(|| real::work(rng, number));
     let call = Call { number, expiry, signed: true, padding: vec![0; padding], target };

@@ -8,10 +8,14 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
-use commonware_cryptography::{Signer as _, ed25519::PublicKey};
+use commonware_codec::{Copying, DecodeExt as _};
+use commonware_cryptography::{
+    Signer as _,
+    ed25519::{PrivateKey, PublicKey},
+};
 use commonware_p2p::{
     Recipients,
     simulated::{self, Link, Network as Links, Oracle},
@@ -27,39 +31,60 @@ use sha2::{Digest as _, Sha256};
 use state::{SubnetKey, Time};
 use zeroize::Zeroizing;
 
-use super::{
-    Channels, Context, EPOCH, KeyStore, NODES, RETENTION, Subnet, SubnetConfig, Wiring,
+use consensus::{
+    BlockLog, Channels, ConsensusError, IngressPool, KeyStore, StateServer, Subnet, SubnetConfig, WallClock,
+    Wiring,
+};
+use disk::SimulatedDisk;
+use rounds::{Driver, RoundError, Settings};
+
+use crate::{
+    Context, EPOCH, NODES, RETENTION,
     clients::Calls,
-    disk::{Disk, WithDisk},
-    drive::drive,
-    key,
-    real::Real,
-    replica::Replica,
+    hurt::{Hurt, Probed, Trouble},
+    liar::{Lies, lying},
+    machine::{Disk, WithDisk},
+    probe::{Audited, Probe, SimulatedClock, Slowed},
+    real::{self, ScriptSandbox},
     toy::{Toy, ToyReplica},
 };
-use crate::{BlockLog, IngressPool, WallClock, subnet::engine};
 
-pub(super) struct NoClock;
+pub(crate) struct NoClock;
 impl WallClock for NoClock {
     fn now(&self) -> Time {
         Time(0)
     }
 }
 
+/// Agreed time of a moment.
+pub(crate) fn time_of(moment: SystemTime) -> Time {
+    let since = moment.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Time(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
+
+fn key_of(secret: &[u8; 32]) -> PublicKey {
+    PrivateKey::decode(Copying(secret)).unwrap().public_key()
+}
+
 /// What a node has when it starts again.
-pub(super) struct Durable {
-    pub(super) folder: tempfile::TempDir,
+pub(crate) struct Durable {
+    pub(crate) folder: tempfile::TempDir,
+    /// What the block log, the journal, votes and floor lie on, a part of the folder.
+    pub(crate) disk: SimulatedDisk,
     /// Of a toy; the real state has its own in the folder.
-    pub(super) checkpoint: Toy,
+    pub(crate) checkpoint: Toy,
     /// As of the last step, for whoever looks from outside; a life begins where the checkpoint is.
-    pub(super) height: u64,
-    pub(super) executed: BTreeMap<String, u32>,
+    pub(crate) height: u64,
+    pub(crate) executed: BTreeMap<String, u32>,
 }
 
 impl Durable {
-    pub(super) fn empty() -> Arc<Mutex<Self>> {
+    pub(crate) fn empty(seed: u64) -> Arc<Mutex<Self>> {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = SimulatedDisk::new(&folder.path().join("log"), seed).unwrap();
         Arc::new(Mutex::new(Self {
-            folder: tempfile::tempdir().unwrap(),
+            folder,
+            disk,
             checkpoint: Toy::default(),
             height: 0,
             executed: BTreeMap::new(),
@@ -69,34 +94,34 @@ impl Durable {
 
 /// What the run found out, over all nodes and lives.
 #[derive(Default)]
-pub(super) struct Findings {
-    pub(super) roots: BTreeMap<u64, [u8; 32]>,
-    pub(super) certified: BTreeMap<u64, [u8; 32]>,
+pub(crate) struct Findings {
+    pub(crate) roots: BTreeMap<u64, [u8; 32]>,
+    pub(crate) certified: BTreeMap<u64, [u8; 32]>,
     /// Executed at a height that was certified somewhere: acknowledged.
-    pub(super) acknowledged: BTreeSet<String>,
+    pub(crate) acknowledged: BTreeSet<String>,
     /// Calls by height, as answered.
-    pub(super) calls: BTreeMap<u64, Vec<String>>,
+    pub(crate) calls: BTreeMap<u64, Vec<String>>,
     /// Canisters with code, where there are any.
-    pub(super) deployed: usize,
-    pub(super) sent: u64,
-    pub(super) lives: u64,
+    pub(crate) deployed: usize,
+    pub(crate) sent: u64,
+    pub(crate) lives: u64,
     /// States taken over from peers.
-    pub(super) syncs: u64,
-    pub(super) failures: Vec<String>,
-    pub(super) equivocations: u64,
+    pub(crate) syncs: u64,
+    pub(crate) failures: Vec<String>,
+    pub(crate) equivocations: u64,
     /// Epochs whose shares were made in the run.
-    pub(super) key_epochs: BTreeSet<u32>,
+    pub(crate) key_epochs: BTreeSet<u32>,
     /// How the key is held, where a block changed that.
-    pub(super) keys: BTreeMap<u64, [u8; 32]>,
+    pub(crate) keys: BTreeMap<u64, [u8; 32]>,
     /// Of the highest of those blocks.
-    pub(super) newest_key: Option<SubnetKey>,
+    pub(crate) newest_key: Option<SubnetKey>,
     /// Changes of the members that took effect.
-    pub(super) changes: u64,
+    pub(crate) changes: u64,
 }
 
 impl Findings {
     /// From this height on the key is held like this.
-    pub(super) fn held(&mut self, height: u64, key: &SubnetKey) {
+    pub(crate) fn held(&mut self, height: u64, key: &SubnetKey) {
         let summary = Summary::from_bytes(&key.summary).unwrap();
         let epoch = summary.key_epoch().0;
         self.key_epochs.extend((epoch > 0).then_some(epoch));
@@ -111,28 +136,31 @@ impl Findings {
     }
 }
 
-pub(super) type Found = Arc<Mutex<Findings>>;
+pub(crate) type Found = Arc<Mutex<Findings>>;
 
 /// Shares of one node, as they would lie on its disk.
-pub(super) struct Vault {
-    pub(super) node_key: [u8; 32],
-    pub(super) encryption: EncryptionSecretKey,
-    pub(super) shares: Mutex<BTreeMap<u32, [u8; 32]>>,
+pub(crate) struct Vault {
+    pub(crate) node_key: [u8; 32],
+    pub(crate) encryption: EncryptionSecretKey,
+    pub(crate) shares: Mutex<BTreeMap<u32, [u8; 32]>>,
     /// What its operator handed to it.
-    pub(super) change: Mutex<Option<MembershipChange>>,
+    pub(crate) change: Mutex<Option<MembershipChange>>,
 }
 
-impl KeyStore for Arc<Vault> {
+/// A [`Vault`], as its node opens it.
+struct Opened(Arc<Vault>);
+
+impl KeyStore for Opened {
     fn share(&self, summary: &Summary) -> Result<Option<SecretShare>, String> {
-        let Some(place) = summary.place_of(&self.node_key) else { return Ok(None) };
+        let Some(place) = summary.place_of(&self.0.node_key) else { return Ok(None) };
         let epoch = summary.key_epoch().0;
-        if let Some(bytes) = self.shares.lock().get(&epoch) {
+        if let Some(bytes) = self.0.shares.lock().get(&epoch) {
             return Ok(Some(SecretShare::from_bytes(place, bytes).unwrap()));
         }
         let engine = nidkg::Engine::new(arithmetic()).unwrap();
         let share =
-            summary.open_share(&engine, place, &self.encryption).map_err(|error| error.to_string())?;
-        self.shares.lock().insert(epoch, share.to_bytes());
+            summary.open_share(&engine, place, &self.0.encryption).map_err(|error| error.to_string())?;
+        self.0.shares.lock().insert(epoch, share.to_bytes());
         Ok(Some(share))
     }
 
@@ -142,41 +170,46 @@ impl KeyStore for Arc<Vault> {
     }
 
     fn membership_change(&self, summary: &Summary) -> Option<Vec<u8>> {
-        let change = self.change.lock();
+        let change = self.0.change.lock();
         let change = change.as_ref().filter(|change| summary.members_after(change).is_ok())?;
         Some(Summary::change(change))
     }
 }
 
-pub(super) fn arithmetic() -> EngineConfig {
+pub(crate) fn arithmetic() -> EngineConfig {
     EngineConfig { threads: NonZeroUsize::MIN, ..EngineConfig::for_this_machine() }
 }
 
-pub(super) struct Member {
-    pub(super) secret: [u8; 32],
-    pub(super) vault: Arc<Vault>,
-    pub(super) durable: Arc<Mutex<Durable>>,
-    pub(super) slow: Arc<AtomicU64>,
-    pub(super) disk: Arc<Disk>,
+pub(crate) struct Member {
+    pub(crate) secret: [u8; 32],
+    pub(crate) vault: Arc<Vault>,
+    pub(crate) durable: Arc<Mutex<Durable>>,
+    pub(crate) slow: Arc<AtomicU64>,
+    pub(crate) disk: Arc<Disk>,
     /// The operation of its disk at which each of its lives ends.
-    pub(super) ends_with: Option<u64>,
+    pub(crate) ends_with: Option<u64>,
     /// Shows others a state that is not the certified one.
-    pub(super) lies: Arc<AtomicBool>,
+    pub(crate) lies: Arc<AtomicBool>,
+    /// Sends others what it should not.
+    pub(crate) sends_lies: Arc<Lies>,
+    pub(crate) trouble: Arc<Trouble>,
+    /// Its workers, where code is executed.
+    pub(crate) sandbox: Option<Arc<ScriptSandbox>>,
 }
 
-pub(super) struct Net {
-    pub(super) context: Context,
+pub(crate) struct Net {
+    pub(crate) context: Context,
     /// The replicated state itself is executed.
-    pub(super) real: bool,
-    pub(super) oracle: Oracle<PublicKey, Context>,
-    pub(super) keys: Vec<PublicKey>,
-    pub(super) genesis: Summary,
-    pub(super) members: Vec<Member>,
-    pub(super) running: BTreeMap<usize, (Handle<()>, Arc<IngressPool>)>,
-    pub(super) found: Found,
+    pub(crate) real: bool,
+    pub(crate) oracle: Oracle<PublicKey, Context>,
+    pub(crate) keys: Vec<PublicKey>,
+    pub(crate) genesis: Summary,
+    pub(crate) members: Vec<Member>,
+    pub(crate) running: BTreeMap<usize, (Handle<()>, Arc<IngressPool>)>,
+    pub(crate) found: Found,
 }
 
-pub(super) fn limits() -> ConsensusLimits {
+pub(crate) fn limits() -> ConsensusLimits {
     ConsensusLimits {
         ingress_pool_bytes: 1 << 20,
         ingress_pool_messages: 1_000,
@@ -196,11 +229,11 @@ pub(super) fn limits() -> ConsensusLimits {
     }
 }
 
-pub(super) fn probability(value: f64) -> Probability {
+pub(crate) fn probability(value: f64) -> Probability {
     Probability::try_from(value).unwrap()
 }
 
-pub(super) fn link(rng: &mut StdRng, success: f64) -> Link {
+pub(crate) fn link(rng: &mut StdRng, success: f64) -> Link {
     Link {
         latency: Duration::from_millis(rng.gen_range(1..60)),
         jitter: Duration::from_millis(rng.gen_range(0..20)),
@@ -208,15 +241,15 @@ pub(super) fn link(rng: &mut StdRng, success: f64) -> Link {
     }
 }
 
-pub(super) type Ends = (simulated::Sender<PublicKey, Context>, simulated::Receiver<PublicKey>);
+pub(crate) type Ends = (simulated::Sender<PublicKey, Context>, simulated::Receiver<PublicKey>);
 
 impl Net {
-    pub(super) async fn new(context: &Context, rng: &mut StdRng, real: bool) -> Self {
+    pub(crate) async fn new(context: &Context, rng: &mut StdRng, real: bool) -> Self {
         let (committee, shares) = nidkg::deal(NODES as u32, 3, rng).unwrap();
         let mut records = Vec::new();
         let mut secrets: Vec<[u8; 32]> = (0..NODES).map(|_| rng.r#gen()).collect();
-        secrets.sort_by_key(|secret| key::node_key(secret).unwrap().public_key());
-        let keys: Vec<_> = secrets.iter().map(|secret| key::node_key(secret).unwrap().public_key()).collect();
+        secrets.sort_by_key(|secret| key_of(secret));
+        let keys: Vec<_> = secrets.iter().map(|secret| key_of(secret)).collect();
         let (network, oracle) = Links::new_with_peers(
             context.child("network"),
             simulated::Config {
@@ -246,11 +279,14 @@ impl Net {
             .map(|(secret, vault)| Member {
                 secret,
                 vault,
-                durable: Durable::empty(),
+                durable: Durable::empty(u64::from_le_bytes(secret[..8].try_into().unwrap())),
                 slow: Arc::default(),
                 disk: Arc::default(),
                 ends_with: None,
                 lies: Arc::default(),
+                sends_lies: Arc::default(),
+                trouble: Arc::default(),
+                sandbox: None,
             })
             .collect();
         Self {
@@ -266,7 +302,7 @@ impl Net {
     }
 
     /// Four nodes that run, with links that lose nothing.
-    pub(super) async fn started(context: &Context, rng: &mut StdRng, real: bool) -> Self {
+    pub(crate) async fn started(context: &Context, rng: &mut StdRng, real: bool) -> Self {
         let mut net = Self::new(context, rng, real).await;
         net.connect(rng, 1.0).await;
         for place in 0..NODES {
@@ -275,7 +311,7 @@ impl Net {
         net
     }
 
-    pub(super) async fn connect(&self, rng: &mut StdRng, success: f64) {
+    pub(crate) async fn connect(&self, rng: &mut StdRng, success: f64) {
         for from in 0..NODES {
             for to in (0..NODES).filter(|to| *to != from) {
                 self.join(rng, from, to, success).await;
@@ -283,40 +319,40 @@ impl Net {
         }
     }
 
-    pub(super) async fn join(&self, rng: &mut StdRng, from: usize, to: usize, success: f64) {
+    pub(crate) async fn join(&self, rng: &mut StdRng, from: usize, to: usize, success: f64) {
         let (from, to) = (self.keys[from].clone(), self.keys[to].clone());
         let _ = self.oracle.remove_link(from.clone(), to.clone()).await;
         self.oracle.add_link(from, to, link(rng, success)).await.unwrap();
     }
 
-    pub(super) async fn cut(&self, from: usize, to: usize) {
+    pub(crate) async fn cut(&self, from: usize, to: usize) {
         let _ = self.oracle.remove_link(self.keys[from].clone(), self.keys[to].clone()).await;
     }
 
-    pub(super) async fn channels(
+    pub(crate) async fn channels(
         &self,
         place: usize,
     ) -> Channels<simulated::Sender<PublicKey, Context>, simulated::Receiver<PublicKey>> {
         let control = self.oracle.control(self.keys[place].clone());
         let quota = Quota::per_second(NZU32!(512));
         Channels {
-            votes: control.register(engine::VOTES, quota).await.unwrap(),
-            certificates: control.register(engine::CERTIFICATES, quota).await.unwrap(),
-            resolver: control.register(engine::RESOLVER, quota).await.unwrap(),
-            broadcast: control.register(engine::BROADCAST, quota).await.unwrap(),
-            backfill: control.register(engine::BACKFILL, quota).await.unwrap(),
-            calls: control.register(engine::CALLS, quota).await.unwrap(),
-            roots: control.register(engine::ROOTS, quota).await.unwrap(),
-            sync: control.register(engine::SYNC, quota).await.unwrap(),
+            votes: control.register(0, quota).await.unwrap(),
+            certificates: control.register(1, quota).await.unwrap(),
+            resolver: control.register(2, quota).await.unwrap(),
+            broadcast: control.register(3, quota).await.unwrap(),
+            backfill: control.register(4, quota).await.unwrap(),
+            calls: control.register(5, quota).await.unwrap(),
+            roots: control.register(6, quota).await.unwrap(),
+            sync: control.register(7, quota).await.unwrap(),
         }
     }
 
-    pub(super) fn config(&self, place: usize, key: Option<SubnetKey>) -> SubnetConfig {
+    pub(crate) fn config(&self, place: usize, key: Option<SubnetKey>) -> SubnetConfig {
         SubnetConfig {
             node_secret: Zeroizing::new(self.members[place].secret),
             genesis: self.genesis.clone(),
             key,
-            keys: Box::new(self.members[place].vault.clone()),
+            keys: Box::new(Opened(self.members[place].vault.clone())),
             arithmetic: arithmetic(),
             agreed: vec![("epoch".into(), EPOCH)],
             genesis_time: Time(0),
@@ -327,14 +363,14 @@ impl Net {
         }
     }
 
-    pub(super) async fn start(&mut self, place: usize) {
+    pub(crate) async fn start(&mut self, place: usize) {
         let channels = self.channels(place).await;
         let durable = self.members[place].durable.clone();
         self.launch(place, format!("{place}-"), durable, channels).await;
     }
 
-    /// Starts a life of a node: engine and driver. Neither outlives the other.
-    pub(super) async fn launch<S, R>(
+    /// Starts a life of a node: engine and round loop. Neither outlives the other.
+    pub(crate) async fn launch<S, R>(
         &mut self,
         place: usize,
         storage: String,
@@ -344,35 +380,67 @@ impl Net {
         S: commonware_p2p::Sender<PublicKey = PublicKey>,
         R: commonware_p2p::Receiver<PublicKey = PublicKey>,
     {
-        let (folder, toy) = {
-            let durable = durable.lock();
-            (durable.folder.path().to_owned(), durable.checkpoint.clone())
-        };
         let lies = self.members[place].lies.clone();
-        let replica = if self.real {
-            Replica::Real(Box::new(Real::open(&folder, &self.genesis, lies).unwrap()))
+        if self.real {
+            let sandbox = Arc::<ScriptSandbox>::default();
+            self.members[place].sandbox = Some(sandbox.clone());
+            let executor = real::open(&durable.lock().folder.path().join("replica"), &self.genesis, sandbox);
+            let states: Arc<dyn StateServer> =
+                Arc::new(real::Shown { states: rounds::States::of(&executor), lies });
+            let key = executor.subnet_key().cloned();
+            self.live((executor, key, states), place, storage, durable, channels);
         } else {
-            Replica::Toy(Box::new(ToyReplica::new(toy, lies)))
-        };
-        {
+            let toy = ToyReplica::new(durable.clone(), lies);
+            let (key, states): (_, Arc<dyn StateServer>) = (toy.key(), toy.states.clone());
+            self.live((toy, key, states), place, storage, durable, channels);
+        }
+    }
+
+    fn live<T, S, R>(
+        &mut self,
+        (replica, key, states): (T, Option<SubnetKey>, Arc<dyn StateServer>),
+        place: usize,
+        storage: String,
+        durable: Arc<Mutex<Durable>>,
+        channels: Channels<S, R>,
+    ) where
+        T: Audited + 'static,
+        S: commonware_p2p::Sender<PublicKey = PublicKey>,
+        R: commonware_p2p::Receiver<PublicKey = PublicKey>,
+    {
+        let (folder, disk) = {
             let mut durable = durable.lock();
             durable.height = replica.height().0;
             durable.executed = replica.executed();
-        }
+            (durable.folder.path().to_owned(), durable.disk.clone())
+        };
+        // However the life before ended: the power was gone.
+        disk.cut_power().unwrap();
+        let trouble = self.members[place].trouble.clone();
+        disk.limit_growth(trouble.is_disk_full().then_some(0));
         let pool = Arc::new(IngressPool::new(&limits()));
+        let log = match BlockLog::open_on(Arc::new(disk.clone()), &folder.join("log/blocks"), 16 << 10) {
+            Ok(log) => log,
+            // It is started again later.
+            Err(_) if trouble.is_disk_full() => return,
+            Err(error) => panic!("node {place} cannot start: {error}"),
+        };
+        let recovered_at = log.last().unwrap_or(replica.height()).max(replica.height());
         let wiring = Wiring {
             pool: pool.clone(),
-            log: BlockLog::open(&folder, 16 << 10).unwrap(),
+            log,
             clock: Box::new(NoClock),
             envelopes: Arc::new(Calls),
             limits: limits(),
-            states: Some(replica.states()),
+            states: Some(states),
         };
-        let config =
-            SubnetConfig { directory: folder.join("consensus"), ..self.config(place, replica.key()) };
-        let (subnet, prepared) = Subnet::prepare(wiring, config, replica.height()).unwrap();
+        let config = SubnetConfig { directory: folder.join("log/consensus"), ..self.config(place, key) };
+        let (subnet, engine) = match Subnet::assemble(wiring, config, replica.height()) {
+            Ok(assembled) => assembled,
+            Err(_) if trouble.is_disk_full() => return,
+            Err(error) => panic!("node {place} cannot start: {error}"),
+        };
         let control = self.oracle.control(self.keys[place].clone());
-        let setup = prepared.setup(storage, channels, (self.oracle.manager(), control), Box::new(|_| ()));
         let life = {
             let mut found = self.found.lock();
             found.lives += 1;
@@ -383,19 +451,40 @@ impl Net {
         if let Some(operation) = member.ends_with {
             member.disk.end_with(operation, life.is_multiple_of(2));
         }
-        let (found, slow, disk) = (self.found.clone(), member.slow.clone(), member.disk.clone());
+        let settings = Settings {
+            folder: folder.join("replica"),
+            recovered_at,
+            disk_reserve_bytes: 1,
+            checkpoint_block_bytes: limits().checkpoint_block_bytes,
+            certificates_kept: limits().certificates_kept,
+        };
+        let probe = Probe { durable, found: self.found.clone(), status: subnet.status() };
+        let clock = context.child("clock");
+        let consensus = Slowed { subnet, clock: clock.child("slow"), slow: member.slow.clone() };
+        let replica = Hurt { inner: replica, trouble: trouble.clone() };
+        let machine = (SimulatedClock(clock), Probed(trouble), probe);
+        let driver = Driver::new((consensus, replica), machine, pool.clone(), settings);
+        let channels = lying(channels, &member.sends_lies);
+        let (found, disk, manager) = (self.found.clone(), member.disk.clone(), self.oracle.manager());
         let task = context.spawn(move |context| async move {
             let on_disk = WithDisk::new(context.child("engine"), disk);
-            let engine = on_disk.spawn(move |context| engine::run(context, setup));
-            let driver = drive(context, subnet, replica, durable, found, slow);
-            futures::pin_mut!(driver);
-            futures::future::select(engine, driver).await;
+            let engine = on_disk.spawn(move |context| {
+                engine.run(context, storage, channels, (manager, control), Box::new(|_| ()))
+            });
+            let rounds = async move {
+                match driver.run().await {
+                    Ok(_) | Err(RoundError::Consensus(ConsensusError::EngineEnded)) => {}
+                    Err(error) => found.lock().failures.push(format!("node {place}: {}", error.told())),
+                }
+            };
+            futures::pin_mut!(rounds);
+            futures::future::select(engine, rounds).await;
         });
         self.running.insert(place, (task, pool));
     }
 
     /// A crash: every task of the node goes, and with it what storage had not synced.
-    pub(super) async fn kill(&mut self, place: usize) {
+    pub(crate) async fn kill(&mut self, place: usize) {
         if let Some((task, _)) = self.running.remove(&place) {
             task.abort();
             let _ = task.await;
@@ -403,7 +492,7 @@ impl Net {
     }
 
     /// Nodes whose tasks ended by themselves, as they do when the disk fails them.
-    pub(super) fn dead(&mut self) -> Vec<usize> {
+    pub(crate) fn dead(&mut self) -> Vec<usize> {
         let ended = |task: &mut Handle<()>| task.now_or_never().is_some();
         let places: Vec<_> =
             self.running.iter_mut().filter_map(|(place, (task, _))| ended(task).then_some(*place)).collect();
@@ -411,13 +500,20 @@ impl Net {
         places
     }
 
-    pub(super) fn heights(&self) -> Vec<u64> {
+    /// Fills the disk of a node, or empties it.
+    pub(crate) fn fill_disk(&self, place: usize, full: bool) {
+        let member = &self.members[place];
+        member.trouble.fill_disk(full);
+        member.durable.lock().disk.limit_growth(full.then_some(0));
+    }
+
+    pub(crate) fn heights(&self) -> Vec<u64> {
         self.members.iter().map(|member| member.durable.lock().height).collect()
     }
 }
 
 /// Sends of one twin reach `a`, of the other `b`; both hear everybody.
-pub(super) fn divide(a: Vec<PublicKey>, b: Vec<PublicKey>) -> impl simulated::SplitForwarder<PublicKey> {
+pub(crate) fn divide(a: Vec<PublicKey>, b: Vec<PublicKey>) -> impl simulated::SplitForwarder<PublicKey> {
     move |origin: simulated::SplitOrigin, to: &Recipients<PublicKey>, _: &IoBuf| {
         let mine = if origin == simulated::SplitOrigin::Primary { &a } else { &b };
         match to {
@@ -431,7 +527,7 @@ pub(super) fn divide(a: Vec<PublicKey>, b: Vec<PublicKey>) -> impl simulated::Sp
 }
 
 /// Puts a node in two places, each with a disk of its own: an equivocating leader made of unmodified code.
-pub(super) async fn twins(net: &mut Net, rng: &mut StdRng, place: usize) {
+pub(crate) async fn twins(net: &mut Net, rng: &mut StdRng, place: usize) {
     let mut others: Vec<usize> = (0..NODES).filter(|other| *other != place).collect();
     others.shuffle(rng);
     let pick = |who: &[usize]| who.iter().map(|other| net.keys[*other].clone()).collect::<Vec<_>>();
@@ -475,7 +571,7 @@ pub(super) async fn twins(net: &mut Net, rng: &mut StdRng, place: usize) {
     let durable = net.members[place].durable.clone();
     net.launch(place, format!("{place}-"), durable, one).await;
     let first = net.running.remove(&place);
-    net.launch(place, "twin-".into(), Durable::empty(), two).await;
+    net.launch(place, "twin-".into(), Durable::empty(rng.r#gen()), two).await;
     // The second twin is nobody's: it ends with the run.
     if let Some((task, _)) = net.running.remove(&place) {
         std::mem::forget(task);

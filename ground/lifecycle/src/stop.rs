@@ -1,0 +1,198 @@
+//! The request to stop.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+type Listener = Box<dyn Fn() + Send + Sync>;
+
+/// A request to stop. Clones share it.
+#[derive(Clone, Default)]
+pub struct Stop(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    closed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    closing: bool,
+    /// Futures that wait, by number: each has one entry, removed when it is dropped.
+    waiting: BTreeMap<u64, Waker>,
+    next_waiting: u64,
+    /// Called once. Added when the node is put together, a handful.
+    listeners: Vec<Listener>,
+}
+
+impl Stop {
+    /// Nobody asked for it yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The lock is held for assignments only, which leave the state consistent if they panic.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks to stop, for good. Ends every wait and calls every listener once.
+    pub fn close(&self) {
+        let (waiting, listeners) = {
+            let mut state = self.lock();
+            state.closing = true;
+            (std::mem::take(&mut state.waiting), std::mem::take(&mut state.listeners))
+        };
+        self.0.closed.notify_all();
+        waiting.into_values().for_each(Waker::wake);
+        listeners.iter().for_each(|listener| listener());
+    }
+
+    /// Whether [`Self::close`] was called.
+    pub fn is_closing(&self) -> bool {
+        self.lock().closing
+    }
+
+    /// Blocks until the stop or until `time` passed. Whether it is the stop.
+    pub fn wait(&self, time: Duration) -> bool {
+        let open = |state: &mut State| !state.closing;
+        let waited = self.0.closed.wait_timeout_while(self.lock(), time, open);
+        waited.unwrap_or_else(PoisonError::into_inner).0.closing
+    }
+
+    /// Ends with the stop.
+    pub fn closed(&self) -> Closed {
+        Closed { stop: self.clone(), number: None }
+    }
+
+    /// Has `listener` called with the stop, at once if it was asked for already.
+    pub fn on_close(&self, listener: impl Fn() + Send + Sync + 'static) {
+        {
+            let mut state = self.lock();
+            if !state.closing {
+                state.listeners.push(Box::new(listener));
+                return;
+            }
+        }
+        listener();
+    }
+}
+
+impl fmt::Debug for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Stop").field(&self.is_closing()).finish()
+    }
+}
+
+/// See [`Stop::closed`].
+#[derive(Debug)]
+pub struct Closed {
+    stop: Stop,
+    number: Option<u64>,
+}
+
+impl Future for Closed {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.stop.lock();
+        if state.closing {
+            return Poll::Ready(());
+        }
+        let number = self.number.unwrap_or(state.next_waiting);
+        if self.number.is_none() {
+            state.next_waiting += 1;
+        }
+        state.waiting.insert(number, context.waker().clone());
+        drop(state);
+        self.number = Some(number);
+        Poll::Pending
+    }
+}
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            self.stop.lock().waiting.remove(&number);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicU64, Ordering},
+        task::Wake,
+        thread,
+    };
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(3_600);
+
+    #[derive(Default)]
+    struct Counted(AtomicU64);
+
+    impl Wake for Counted {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_stop_ends_the_longest_wait() {
+        let stop = Stop::new();
+        assert!(!stop.wait(Duration::ZERO));
+        let closer = thread::spawn({
+            let stop = stop.clone();
+            move || stop.close()
+        });
+        assert!(stop.wait(LONG));
+        closer.join().unwrap();
+        assert!(stop.is_closing() && stop.wait(LONG));
+    }
+
+    #[test]
+    fn a_future_is_woken_once_and_leaves_nothing_behind() {
+        let stop = Stop::new();
+        let counted = Arc::new(Counted::default());
+        let waker = Waker::from(counted.clone());
+        let context = &mut Context::from_waker(&waker);
+        for _ in 0..100 {
+            let mut closed = stop.closed();
+            assert!(Pin::new(&mut closed).poll(context).is_pending());
+            assert!(Pin::new(&mut closed).poll(context).is_pending());
+            assert_eq!(stop.lock().waiting.len(), 1);
+        }
+        assert_eq!(stop.lock().waiting.len(), 0);
+        let mut closed = stop.closed();
+        assert!(Pin::new(&mut closed).poll(context).is_pending());
+        stop.close();
+        assert_eq!(counted.0.load(Ordering::SeqCst), 1);
+        assert!(Pin::new(&mut closed).poll(context).is_ready());
+    }
+
+    #[test]
+    fn listeners_are_told_once_and_late_ones_at_once() {
+        let (stop, told) = (Stop::new(), Arc::new(Counted::default()));
+        let listener = || {
+            let told = told.clone();
+            move || told.clone().wake()
+        };
+        stop.on_close(listener());
+        assert_eq!(told.0.load(Ordering::SeqCst), 0);
+        stop.close();
+        stop.close();
+        assert_eq!(told.0.load(Ordering::SeqCst), 1);
+        stop.on_close(listener());
+        assert_eq!(told.0.load(Ordering::SeqCst), 2);
+    }
+}

@@ -1,0 +1,437 @@
+//! The loop itself.
+
+use std::{collections::VecDeque, path::PathBuf, sync::Arc, time::Duration};
+
+use consensus::{
+    Certificate, Consensus, ConsensusError, Demand, FinalisedBatch, IngressPool, StateOffer, Step,
+};
+use execution::RoundResult;
+use lifecycle::{Cause, Health, Stop};
+use limits::Limits;
+use state::{Height, Ingress, RequestId};
+
+use crate::{
+    backoff::{Backoff, LONGEST},
+    clock::Clock,
+    disk::DiskProbe,
+    error::RoundError,
+    observer::{Observer, Round},
+    pace::Pace,
+    replica::Replica,
+    state_sync::{self, Means, Outcome},
+};
+
+/// A batch waits for memory no longer: going on is bounded by the pools, standing still is not.
+pub(crate) const MEMORY_PATIENCE: Duration = Duration::from_secs(10);
+/// Time between looks whether memory is still short.
+const MEMORY_CHECK_EVERY: Duration = Duration::from_millis(20);
+/// Time between looks at the free disk.
+const DISK_CHECK_EVERY: Duration = Duration::from_millis(500);
+
+/// Where and within what bounds the loop runs.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The node's data.
+    pub folder: PathBuf,
+    /// Last height of the block log when the node started: up to there rounds are executed again.
+    pub recovered_at: Height,
+    /// Updates are refused while less of the disk is free, in bytes.
+    pub disk_reserve_bytes: u64,
+    /// Ingress bytes in blocks that bring a checkpoint early.
+    pub checkpoint_block_bytes: u64,
+    /// Heights whose answered calls wait for a certificate. Beyond it the oldest are let go; whoever waits
+    /// for them asks again.
+    pub certificates_kept: u64,
+}
+
+impl Settings {
+    /// As the node's limits say.
+    pub fn new(folder: PathBuf, recovered_at: Height, limits: &Limits) -> Self {
+        Self {
+            folder,
+            recovered_at,
+            disk_reserve_bytes: limits.pages.disk_reserve_bytes,
+            checkpoint_block_bytes: limits.consensus.checkpoint_block_bytes,
+            certificates_kept: limits.consensus.certificates_kept,
+        }
+    }
+}
+
+/// Why the loop ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The node was told to stop.
+    Stopped,
+    /// A state taken over from peers waits to be put in place: the node must start again.
+    NewState,
+}
+
+/// Calls that were answered in heights whose certificate is not there yet.
+struct Finished {
+    heights_max: usize,
+    waiting: VecDeque<(Height, Vec<RequestId>)>,
+}
+
+impl Finished {
+    fn new(heights_max: u64) -> Self {
+        let heights_max = usize::try_from(heights_max).unwrap_or(usize::MAX).max(1);
+        Self { heights_max, waiting: VecDeque::new() }
+    }
+
+    fn add(&mut self, height: Height, calls: Vec<RequestId>) {
+        if calls.is_empty() {
+            return;
+        }
+        self.waiting.push_back((height, calls));
+        while self.waiting.len() > self.heights_max {
+            self.waiting.pop_front();
+        }
+    }
+
+    /// Those that a certificate of `height` covers.
+    fn take(&mut self, height: Height) -> impl Iterator<Item = Vec<RequestId>> + '_ {
+        let covered = self.waiting.partition_point(|(of, _)| *of <= height);
+        self.waiting.drain(..covered).map(|(_, calls)| calls)
+    }
+}
+
+/// A checkpoint that failed and is tried again.
+struct Retry {
+    backoff: Backoff,
+    /// Not before then.
+    at: Duration,
+}
+
+/// Everything the loop works with.
+pub struct Driver<C, R, K, D, O> {
+    // Interfaces.
+    consensus: C,
+    replica: R,
+    clock: K,
+    disk: D,
+    observer: O,
+    pool: Arc<IngressPool>,
+    stop: Stop,
+    health: Health,
+    // Configuration.
+    settings: Settings,
+    // State.
+    pace: Pace,
+    finished: Finished,
+    /// Ingress bytes in blocks since the last checkpoint.
+    block_bytes: u64,
+    disk_checked: Option<Duration>,
+    retry: Option<Retry>,
+}
+
+impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C, R, K, D, O> {
+    /// Puts a loop together. `pool` is the one that `consensus` makes blocks of.
+    pub fn new(
+        (consensus, replica): (C, R),
+        (clock, disk, observer): (K, D, O),
+        pool: Arc<IngressPool>,
+        settings: Settings,
+    ) -> Self {
+        let (stop, health) = (pool.stop().clone(), pool.health().clone());
+        let finished = Finished::new(settings.certificates_kept);
+        Self {
+            consensus,
+            replica,
+            clock,
+            disk,
+            observer,
+            pool,
+            stop,
+            health,
+            settings,
+            pace: Pace::default(),
+            finished,
+            block_bytes: 0,
+            disk_checked: None,
+            retry: None,
+        }
+    }
+
+    /// Runs rounds until the stop, then makes a last checkpoint, so that the next start repeats nothing.
+    ///
+    /// # Errors
+    /// When the node cannot go on.
+    pub async fn run(mut self) -> Result<Ended, RoundError> {
+        let restarted_from = self.replica.height();
+        if restarted_from > Height(0) {
+            self.checkpointed(restarted_from)?;
+        }
+        // The first batch comes at once: until a state is certified there is nothing to serve.
+        let mut demand = Demand { more: true, ..Demand::default() };
+        let mut certified = self.clock.now();
+        let mut trouble = Backoff::default();
+        loop {
+            self.watch_disk();
+            if self.wait_for_memory().await {
+                self.observer.waited_for_memory();
+            }
+            self.observer.between_batches(&mut self.replica);
+            // Work that waits makes the time since the last certified round a stall; without any it counts from the batch.
+            let waiting = demand.more || self.pool.status().messages > 0;
+            let finalised = match self.consensus.next(demand).await {
+                Ok(Step::Execute(finalised)) => finalised,
+                Ok(Step::Certified(certificate)) => {
+                    self.certified(certificate)?;
+                    continue;
+                }
+                Ok(Step::Behind(offer)) => {
+                    if self.take_over(offer).await? == Outcome::Ready {
+                        self.observer.took_over(offer.height);
+                        return Ok(Ended::NewState);
+                    }
+                    continue;
+                }
+                Ok(Step::Closing) => break,
+                Err(error) if error.can_heal() && !self.stop.is_closing() => {
+                    self.log_trouble(&mut trouble, error).await;
+                    continue;
+                }
+                // The batch was not acknowledged to anybody: clients try again.
+                Err(error) if error.can_heal() => break,
+                Err(error) => return Err(error.into()),
+            };
+            self.log_is_well(&mut trouble);
+            if !waiting {
+                certified = self.clock.now();
+            }
+            let height = finalised.batch.height;
+            let Some(result) = self.round(finalised).await? else { return Ok(Ended::Stopped) };
+            self.observer.stalled(self.clock.now().saturating_sub(certified));
+            certified = self.clock.now();
+            demand =
+                Demand { more: result.more, next_timer: result.next_timer, every_round: result.every_round };
+            if !self.checkpoint_if_due(height).await? {
+                break;
+            }
+        }
+        self.last_checkpoint()
+    }
+
+    /// Nothing is executed meanwhile; what was certified before is still shown, and queries go on.
+    async fn take_over(&mut self, offer: StateOffer) -> Result<Outcome, RoundError> {
+        let means = Means {
+            clock: &self.clock,
+            stop: &self.stop,
+            health: &self.health,
+            folder: &self.settings.folder,
+        };
+        state_sync::take_over(&mut self.replica, &mut self.consensus, offer, &means).await
+    }
+
+    /// None when the node is closing and the batch is to be executed at the next start.
+    async fn round(&mut self, finalised: FinalisedBatch) -> Result<Option<RoundResult>, RoundError> {
+        let started = self.clock.now();
+        let batch = &finalised.batch;
+        let height = batch.height;
+        let recorded = finalised.recorded.as_ref().map(|recorded| recorded.faults.clone());
+        let block_bytes = batch.ingress.iter().map(Ingress::accounted_bytes).sum::<u64>();
+        self.observer.begins(&finalised, block_bytes);
+        let mut result = self
+            .replica
+            .execute(batch, &recorded.unwrap_or_default())
+            .map_err(|source| RoundError::Execute { height: height.0, source })?;
+        self.observer.executed(&self.replica, &finalised, &result);
+        let mut trouble = Backoff::default();
+        let certificates = loop {
+            match self.consensus.executed(height, result.root, result.faults.clone()).await {
+                Ok(certificates) => break certificates,
+                Err(error) if error.can_heal() => {
+                    // An outcome that was not recorded comes out the same when the batch is executed again.
+                    if self.stop.is_closing() {
+                        return Ok(None);
+                    }
+                    self.log_trouble(&mut trouble, error).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
+        self.log_is_well(&mut trouble);
+        let round = Round {
+            finalised: &finalised,
+            result: &result,
+            took: self.clock.now().saturating_sub(started),
+            certificates_pending: self.consensus.certificates_pending(),
+        };
+        self.observer.recorded(&self.replica, &round);
+        self.finished.add(height, std::mem::take(&mut result.finished));
+        for certificate in certificates {
+            self.certified(certificate)?;
+        }
+        self.block_bytes += block_bytes;
+        let room = self.replica.room();
+        let taken = finalised.batch.ingress.len() as u64;
+        let allowed = self.pace.after_round(self.clock.now(), taken, room.free, room.capacity);
+        self.pool.set_room(allowed.min(room.calls));
+        if height <= self.settings.recovered_at {
+            tracing::debug!(height = height.0, root = hex::encode(result.root), "executed again");
+            if height == self.settings.recovered_at {
+                tracing::info!(
+                    height = height.0,
+                    root = hex::encode(result.root),
+                    "recovered: every state root is as certified before"
+                );
+            }
+        }
+        Ok(Some(result))
+    }
+
+    /// Shows the state of a height, and tells those who wait for it.
+    fn certified(&mut self, certificate: Certificate) -> Result<(), RoundError> {
+        let height = certificate.height;
+        self.replica
+            .certify(height, certificate.signature.0.to_vec())
+            .map_err(|source| RoundError::Certify { height: height.0, source })?;
+        self.observer.certified(&self.replica, &certificate);
+        for calls in self.finished.take(height) {
+            self.observer.answered(&calls);
+        }
+        Ok(())
+    }
+
+    /// Makes a checkpoint when one is due. One that fails and can heal is tried again: in place while the next
+    /// batch has to wait for it, between batches otherwise, because the state in memory is whole and the block
+    /// log covers it. False when the next batch would have to wait and the node is closing.
+    async fn checkpoint_if_due(&mut self, height: Height) -> Result<bool, RoundError> {
+        loop {
+            let pressing = self.replica.checkpoint_pressing();
+            let due = self.replica.checkpoint_due()
+                || self.block_bytes >= self.settings.checkpoint_block_bytes
+                || pressing;
+            if !due {
+                return Ok(true);
+            }
+            let wait = self.retry.as_ref().map_or(Duration::ZERO, |retry| {
+                // Never longer than the longest wait, whatever the clock does.
+                retry.at.saturating_sub(self.clock.now()).min(LONGEST)
+            });
+            if wait.is_zero() {
+                if self.checkpoint(height)? || !pressing {
+                    return Ok(true);
+                }
+            } else if !pressing {
+                return Ok(true);
+            } else if self.stop.is_closing() {
+                return Ok(false);
+            } else {
+                self.clock.sleep(wait, &self.stop).await;
+            }
+        }
+    }
+
+    /// Whether it was made.
+    fn checkpoint(&mut self, height: Height) -> Result<bool, RoundError> {
+        let started = self.clock.now();
+        self.observer.checkpoint_begins(&self.replica);
+        let made = self.replica.checkpoint();
+        let now = self.clock.now();
+        let durable = made.is_ok().then_some(height);
+        self.observer.checkpoint_ends(&self.replica, durable, now.saturating_sub(started));
+        if let Err(source) = made {
+            if !source.can_heal() {
+                return Err(RoundError::Checkpoint { height: height.0, source });
+            }
+            let mut backoff = self.retry.take().map_or_else(Backoff::default, |retry| retry.backoff);
+            self.retry = Some(Retry { at: now + backoff.next(), backoff });
+            self.refuse(Cause::Checkpoint, format!("a checkpoint failed: {source}"));
+            return Ok(false);
+        }
+        self.retry = None;
+        if self.health.withdraw(Cause::Checkpoint) {
+            tracing::info!(height = height.0, "checkpoints are made again");
+        }
+        self.block_bytes = 0;
+        self.checkpointed(height)?;
+        Ok(true)
+    }
+
+    /// Tells consensus. Old log files that cannot be removed now are removed after a later checkpoint.
+    fn checkpointed(&mut self, height: Height) -> Result<(), RoundError> {
+        match self.consensus.checkpointed(height) {
+            Err(error) if error.can_heal() => {
+                tracing::warn!(%error, height = height.0, "what the checkpoint covers cannot be removed from the block log");
+                Ok(())
+            }
+            result => Ok(result?),
+        }
+    }
+
+    fn last_checkpoint(mut self) -> Result<Ended, RoundError> {
+        let height = self.replica.height();
+        if self.checkpoint(height)? {
+            tracing::info!(height = height.0, "stopped with a checkpoint");
+        } else {
+            tracing::warn!(
+                height = height.0,
+                "stopped without a checkpoint: the next start executes again what came after the last one"
+            );
+        }
+        Ok(Ended::Stopped)
+    }
+
+    /// Waits while memory is short. Whether it waited.
+    async fn wait_for_memory(&mut self) -> bool {
+        if !self.observer.is_held() {
+            return false;
+        }
+        let until = self.clock.now() + MEMORY_PATIENCE;
+        while self.observer.is_held() && !self.stop.is_closing() {
+            let left = until.saturating_sub(self.clock.now());
+            if left.is_zero() {
+                break;
+            }
+            self.clock.sleep(left.min(MEMORY_CHECK_EVERY), &self.stop).await;
+        }
+        true
+    }
+
+    /// Refuses updates because of the block log and waits.
+    async fn log_trouble(&mut self, backoff: &mut Backoff, error: ConsensusError) {
+        self.refuse(Cause::Log, error.to_string());
+        self.clock.sleep(backoff.next(), &self.stop).await;
+    }
+
+    fn log_is_well(&mut self, backoff: &mut Backoff) {
+        *backoff = Backoff::default();
+        if self.health.withdraw(Cause::Log) {
+            tracing::info!("the block log takes blocks again");
+        }
+    }
+
+    fn refuse(&self, cause: Cause, reason: String) {
+        if self.health.refuse(cause, reason.clone()) {
+            tracing::error!(%reason, "updates are refused until this is mended");
+        }
+    }
+
+    /// Refuses updates while less than the reserve is free, and takes them again when there is room.
+    fn watch_disk(&mut self) {
+        let now = self.clock.now();
+        if self.disk_checked.is_some_and(|at| now.saturating_sub(at) < DISK_CHECK_EVERY) {
+            return;
+        }
+        self.disk_checked = Some(now);
+        let (disk, reserve) = (&self.disk, self.settings.disk_reserve_bytes);
+        match disk.free_bytes() {
+            Ok(free) if free < reserve => self.refuse(
+                Cause::Disk,
+                format!(
+                    "{disk} has {free} bytes free, under the reserve of {reserve} (disk_reserve_bytes): free some disk"
+                ),
+            ),
+            Ok(_) if self.health.has(Cause::Disk) => match disk.write() {
+                Ok(()) => {
+                    self.health.withdraw(Cause::Disk);
+                    tracing::info!("the disk has room again");
+                }
+                Err(error) => self.refuse(Cause::Disk, format!("{disk} cannot be written: {error}")),
+            },
+            Ok(_) => {}
+            Err(error) => self.refuse(Cause::Disk, format!("{disk}: {error}")),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Why the round loop ends other than by being told to.
+
+use consensus::ConsensusError;
+use execution::{FatalError, InstallError};
+use thiserror::Error;
+
+use crate::replica::BeginError;
+
+/// The node cannot go on. Every reason stands in the source.
+#[derive(Debug, Error)]
+pub enum RoundError {
+    /// A batch.
+    #[error("executing batch {height}")]
+    Execute {
+        /// Its height.
+        height: u64,
+        /// Reason.
+        source: FatalError,
+    },
+    /// A certificate that does not fit what was executed.
+    #[error("showing the state of height {height}")]
+    Certify {
+        /// Its height.
+        height: u64,
+        /// Reason.
+        source: FatalError,
+    },
+    /// A checkpoint that no waiting mends.
+    #[error("the checkpoint of height {height} cannot be made, and waiting would not mend it")]
+    Checkpoint {
+        /// Its height.
+        height: u64,
+        /// Reason.
+        source: FatalError,
+    },
+    /// Consensus.
+    #[error(transparent)]
+    Consensus(#[from] ConsensusError),
+    /// Taking over a state cannot begin.
+    #[error("taking over a state from peers")]
+    BeginStateSync(#[source] BeginError),
+    /// Taking over a state.
+    #[error("taking over a state from peers")]
+    StateSync(#[source] InstallError),
+}
+
+impl RoundError {
+    /// Whether the same step may succeed later in the same process.
+    pub(crate) fn can_heal(&self) -> bool {
+        match self {
+            Self::Execute { .. } | Self::Certify { .. } => false,
+            Self::Checkpoint { source, .. } => source.can_heal(),
+            Self::Consensus(error) => error.can_heal(),
+            Self::BeginStateSync(error) => error.can_heal(),
+            Self::StateSync(error) => error.can_heal(),
+        }
+    }
+
+    /// With its reasons.
+    pub fn told(&self) -> String {
+        let mut text = self.to_string();
+        let mut source = std::error::Error::source(self);
+        while let Some(error) = source {
+            // A transparent error shows its source's text as its own.
+            let reason = error.to_string();
+            if !text.ends_with(&reason) {
+                text = format!("{text}: {reason}");
+            }
+            source = error.source();
+        }
+        text
+    }
+}

@@ -1,0 +1,46 @@
+//! The round loop: batches from consensus through execution back to certificates, checkpoints in between.
+//!
+//! ```text
+//! next (durable) -> execute -> executed (share) -> certificate, now or later -> certify (shown)
+//!   -> checkpoint when due
+//! ```
+//!
+//! One loop for the node and for the simulation: it is generic in consensus, in the [`Replica`] that
+//! executes, in the [`Clock`], in the disk it asks for room ([`DiskProbe`]) and in who looks on
+//! ([`Observer`]). A node runs it on a thread of its own, on which waiting blocks; the simulation
+//! (`tests/simulation`) runs many on one thread and moves their clock.
+//!
+//! | to change | start at |
+//! |---|---|
+//! | the order of steps, what is tried again and what ends the node | `driver` |
+//! | how a state is taken over from peers | `state_sync` |
+//! | how many calls are taken in while the history fills up | `pace` |
+//! | how long a step waits before it is tried again | `backoff` |
+//!
+//! # Trouble of this machine
+//!
+//! What can heal (a full disk, too many open files, no permission) is tried again, after waits that double
+//! up to ten seconds and end at once with the stop; meanwhile new updates are refused with the reason, and
+//! queries and reads go on. What cannot (a damaged store, a device that reports errors, a record that cannot
+//! be encoded, another state root than the one recorded) ends the loop with the reason.
+//!
+//! This crate must not know what a message means, how blocks are agreed on, or what a metric is.
+
+mod backoff;
+mod clock;
+mod disk;
+mod driver;
+mod error;
+mod observer;
+mod pace;
+mod replica;
+mod state_sync;
+mod states;
+
+pub use clock::{Clock, MachineClock};
+pub use disk::{DiskProbe, Volume};
+pub use driver::{Driver, Ended, Settings};
+pub use error::RoundError;
+pub use observer::{Observer, Round};
+pub use replica::{BeginError, Installation, Installer, Offered, Replica, Room};
+pub use states::States;

@@ -1,0 +1,82 @@
+//! Who looks on: metrics, clients that wait, the memory governor, the simulation.
+
+use std::time::Duration;
+
+use consensus::{Certificate, FinalisedBatch};
+use execution::RoundResult;
+use state::{Height, RequestId};
+
+/// Told what the round loop does, on its thread. Nothing that an observer does changes what comes out of a
+/// round; [`Self::is_held`] alone changes when it comes.
+pub trait Observer<R>: Send {
+    /// Whether the next batch should wait, because memory is short.
+    fn is_held(&self) -> bool {
+        false
+    }
+
+    /// The next batch waited for memory.
+    fn waited_for_memory(&mut self) {}
+
+    /// Between two batches: the state may be moved in memory, and must not change.
+    fn between_batches(&mut self, replica: &mut R) {
+        let _ = replica;
+    }
+
+    /// A batch is about to be executed; its calls take `ingress_bytes`.
+    fn begins(&mut self, finalised: &FinalisedBatch, ingress_bytes: u64) {
+        let _ = (finalised, ingress_bytes);
+    }
+
+    /// The batch was executed. Nobody else knows yet.
+    fn executed(&mut self, replica: &R, finalised: &FinalisedBatch, result: &RoundResult) {
+        let _ = (replica, finalised, result);
+    }
+
+    /// Consensus has the root of the batch, and its outcome is in the block log.
+    fn recorded(&mut self, replica: &R, round: &Round<'_>) {
+        let _ = (replica, round);
+    }
+
+    /// Work waited for so long for a certified round.
+    fn stalled(&mut self, time: Duration) {
+        let _ = time;
+    }
+
+    /// The state of a height can be seen from outside.
+    fn certified(&mut self, replica: &R, certificate: &Certificate) {
+        let _ = (replica, certificate);
+    }
+
+    /// These calls were answered in a state that is certified now.
+    fn answered(&mut self, calls: &[RequestId]) {
+        let _ = calls;
+    }
+
+    /// A checkpoint is being made.
+    fn checkpoint_begins(&mut self, replica: &R) {
+        let _ = replica;
+    }
+
+    /// It ended; `height` if it is durable.
+    fn checkpoint_ends(&mut self, replica: &R, height: Option<Height>, took: Duration) {
+        let _ = (replica, height, took);
+    }
+
+    /// A state taken over from peers waits to be put in place.
+    fn took_over(&mut self, height: Height) {
+        let _ = height;
+    }
+}
+
+/// A batch and what came of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Round<'a> {
+    /// The batch.
+    pub finalised: &'a FinalisedBatch,
+    /// What came of it; its `finished` calls wait for [`Observer::answered`].
+    pub result: &'a RoundResult,
+    /// How long it took, recording its outcome included.
+    pub took: Duration,
+    /// Heights whose certificate is not complete yet.
+    pub certificates_pending: u64,
+}

@@ -1,0 +1,198 @@
+//! What the round loop needs of execution.
+
+use std::{collections::BTreeMap, path::Path};
+
+use consensus::StateOffer;
+use execution::{Executor, FatalError, InstallError, OfferError, Progress, RoundResult, StateInstaller};
+use state::{Batch, ChunkId, Fault, Height};
+use thiserror::Error;
+
+/// Calls of users that the state remembers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Calls it could take in beyond those it holds, of any size.
+    pub calls: u64,
+    /// Of them, calls of the size that its capacity is counted in.
+    pub free: u64,
+    /// Calls it can hold in all.
+    pub capacity: u64,
+}
+
+/// The replicated state of a node and what moves it on. See [`execution::Executor`], which is one.
+pub trait Replica: Send {
+    /// A state that is being taken over from peers.
+    type Installation: Installation;
+
+    /// Height of the state.
+    fn height(&self) -> Height;
+
+    /// Executes the next batch. `recorded` are the faults of an earlier run of it.
+    ///
+    /// # Errors
+    /// When the node cannot go on.
+    fn execute(&mut self, batch: &Batch, recorded: &[Fault]) -> Result<RoundResult, FatalError>;
+
+    /// Shows the state of a height, signed by the subnet.
+    ///
+    /// # Errors
+    /// When the height was not executed.
+    fn certify(&mut self, height: Height, signature: Vec<u8>) -> Result<(), FatalError>;
+
+    /// Room for calls of users.
+    fn room(&self) -> Room;
+
+    /// A checkpoint should be made before the next batch.
+    fn checkpoint_due(&self) -> bool;
+
+    /// A checkpoint must be made before the next batch.
+    fn checkpoint_pressing(&self) -> bool;
+
+    /// Makes the state durable. Does nothing when it is already.
+    ///
+    /// # Errors
+    /// When the disk fails; the checkpoint before is intact then, and the call may be repeated if the error
+    /// can heal.
+    fn checkpoint(&mut self) -> Result<(), FatalError>;
+
+    /// Begins to take over a state, in the node's own folder, beside the one that is there.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    fn install(&self, folder: &Path, offer: &StateOffer) -> Result<Self::Installation, BeginError>;
+}
+
+/// Why taking over a state cannot begin.
+#[derive(Debug, Error)]
+pub enum BeginError {
+    /// What this node has itself cannot be read.
+    #[error(transparent)]
+    Local(#[from] FatalError),
+    /// The place for the new state.
+    #[error(transparent)]
+    Install(#[from] InstallError),
+}
+
+impl BeginError {
+    /// Whether the same call may succeed later in the same process.
+    pub fn can_heal(&self) -> bool {
+        match self {
+            Self::Local(error) => error.can_heal(),
+            Self::Install(error) => error.can_heal(),
+        }
+    }
+}
+
+/// What came of a chunk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Offered {
+    /// It is kept.
+    Taken,
+    /// It is not what the certified root leads to: whoever sent it is faulty. What is wrong with it.
+    False(String),
+    /// It was not asked for, or is there already.
+    NotWanted,
+}
+
+/// See [`execution::StateInstaller`], which is one.
+pub trait Installation: Send {
+    /// Every chunk is there.
+    fn is_complete(&self) -> bool;
+
+    /// Names of up to `max` chunks to fetch next. May give none although some are missing.
+    ///
+    /// # Errors
+    /// When the disk fails; the call may be repeated if the error can heal.
+    fn missing(&mut self, max: usize) -> Result<Vec<Vec<u8>>, InstallError>;
+
+    /// Takes a chunk that [`Self::missing`] named.
+    ///
+    /// # Errors
+    /// When it cannot be written; then it is as if it had not been offered.
+    fn offer(&mut self, name: &[u8], bytes: &[u8]) -> Result<Offered, InstallError>;
+
+    /// How far it is.
+    fn progress(&self) -> Progress;
+
+    /// Makes the state durable, so that the next start puts it in place.
+    ///
+    /// # Errors
+    /// When the disk fails; what was fetched is kept.
+    fn prepare(self) -> Result<(), InstallError>;
+}
+
+impl Replica for Executor {
+    type Installation = Installer;
+
+    fn height(&self) -> Height {
+        self.height()
+    }
+
+    fn execute(&mut self, batch: &Batch, recorded: &[Fault]) -> Result<RoundResult, FatalError> {
+        self.execute(batch, recorded)
+    }
+
+    fn certify(&mut self, height: Height, signature: Vec<u8>) -> Result<(), FatalError> {
+        self.certify(height, signature).map(drop)
+    }
+
+    fn room(&self) -> Room {
+        let history = &self.state().history;
+        Room { calls: history.room_calls(), free: history.free_calls(), capacity: history.capacity_calls() }
+    }
+
+    fn checkpoint_due(&self) -> bool {
+        self.checkpoint_due()
+    }
+
+    fn checkpoint_pressing(&self) -> bool {
+        self.checkpoint_pressing()
+    }
+
+    fn checkpoint(&mut self) -> Result<(), FatalError> {
+        self.checkpoint()
+    }
+
+    fn install(&self, folder: &Path, offer: &StateOffer) -> Result<Installer, BeginError> {
+        let local = self.local_state()?;
+        let limits = self.config().limits.clone();
+        let inner = StateInstaller::begin(folder, offer.height, offer.root, limits, local)?;
+        Ok(Installer { inner, names: BTreeMap::new() })
+    }
+}
+
+/// A [`StateInstaller`] and the names of the chunks it asked for last.
+pub struct Installer {
+    inner: StateInstaller,
+    names: BTreeMap<Vec<u8>, ChunkId>,
+}
+
+impl Installation for Installer {
+    fn is_complete(&self) -> bool {
+        self.inner.is_complete()
+    }
+
+    fn missing(&mut self, max: usize) -> Result<Vec<Vec<u8>>, InstallError> {
+        let missing = self.inner.missing(max)?;
+        let names: Vec<_> = missing.iter().map(ChunkId::to_bytes).collect();
+        self.names = names.iter().cloned().zip(missing).collect();
+        Ok(names)
+    }
+
+    fn offer(&mut self, name: &[u8], bytes: &[u8]) -> Result<Offered, InstallError> {
+        let Some(chunk) = self.names.get(name) else { return Ok(Offered::NotWanted) };
+        match self.inner.offer(*chunk, bytes) {
+            Ok(()) => Ok(Offered::Taken),
+            Err(OfferError::Install(error)) => Err(error),
+            Err(error) if error.is_peer_fault() => Ok(Offered::False(error.to_string())),
+            Err(OfferError::Rejected(_)) => Ok(Offered::NotWanted),
+        }
+    }
+
+    fn progress(&self) -> Progress {
+        self.inner.progress()
+    }
+
+    fn prepare(self) -> Result<(), InstallError> {
+        self.inner.prepare().map(drop)
+    }
+}

@@ -1,0 +1,130 @@
+//! Taking over a state from peers: execution's side and consensus's, put together.
+
+use std::{path::Path, time::Duration};
+
+use consensus::{CHUNKS_WANTED_MAX, Consensus, StateOffer, Want};
+use execution::Progress;
+use lifecycle::{Cause, Health, Stop};
+
+use crate::{
+    backoff::Backoff,
+    clock::Clock,
+    error::RoundError,
+    replica::{Installation, Offered, Replica},
+};
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The state is whole, durable and counts: the node must start again, without another checkpoint of the old one.
+    Ready,
+    /// Nobody shows it any more. What was fetched is kept.
+    Over,
+    /// The node is closing.
+    Closing,
+}
+
+/// What taking over a state has of the loop.
+pub(crate) struct Means<'a, K> {
+    pub(crate) clock: &'a K,
+    pub(crate) stop: &'a Stop,
+    pub(crate) health: &'a Health,
+    pub(crate) folder: &'a Path,
+}
+
+impl<K: Clock> Means<'_, K> {
+    /// Waits before a step that the disk refused is tried again. Whether the node goes on.
+    async fn wait(&self, backoff: &mut Backoff, reason: String) -> bool {
+        if self.health.refuse(Cause::StateSync, reason.clone()) {
+            tracing::error!(%reason, "taking over a state waits until this is mended");
+        }
+        self.clock.sleep(backoff.next(), self.stop).await;
+        !self.stop.is_closing()
+    }
+}
+
+/// Takes a state over while the old one goes on being shown.
+pub(crate) async fn take_over<C: Consensus, R: Replica, K: Clock>(
+    replica: &mut R,
+    consensus: &mut C,
+    offer: StateOffer,
+    means: &Means<'_, K>,
+) -> Result<Outcome, RoundError> {
+    let began = means.clock.now();
+    let mut backoff = Backoff::default();
+    let outcome = loop {
+        if means.stop.is_closing() {
+            break Outcome::Closing;
+        }
+        let attempt = attempt(&mut *replica, consensus, offer, means).await;
+        match attempt {
+            Ok((outcome, progress)) => {
+                if outcome == Outcome::Ready {
+                    told(offer, progress, means.clock.now().saturating_sub(began));
+                }
+                break outcome;
+            }
+            // What was fetched is kept, and the next attempt goes on from it.
+            Err(error) if error.can_heal() => {
+                if !means.wait(&mut backoff, error.told()).await {
+                    break Outcome::Closing;
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    };
+    means.health.withdraw(Cause::StateSync);
+    Ok(outcome)
+}
+
+fn told(offer: StateOffer, progress: Progress, took: Duration) {
+    tracing::info!(
+        height = offer.height.0,
+        bytes = progress.bytes_total,
+        reused = progress.bytes_reused,
+        millis = took.as_millis() as u64,
+        "a state was taken over from peers"
+    );
+}
+
+async fn attempt<C: Consensus, R: Replica, K: Clock>(
+    replica: &mut R,
+    consensus: &mut C,
+    offer: StateOffer,
+    means: &Means<'_, K>,
+) -> Result<(Outcome, Progress), RoundError> {
+    let mut installation = replica.install(means.folder, &offer).map_err(RoundError::BeginStateSync)?;
+    let mut want = Want::default();
+    while !installation.is_complete() {
+        if means.stop.is_closing() {
+            return Ok((Outcome::Closing, installation.progress()));
+        }
+        want.chunks = installation.missing(CHUNKS_WANTED_MAX).map_err(RoundError::StateSync)?;
+        // It looked through what is here and goes on looking.
+        if want.chunks.is_empty() {
+            continue;
+        }
+        let progress = installation.progress();
+        (want.bytes_done, want.bytes_total) = (progress.bytes_done, progress.bytes_total);
+        let fetched = consensus.fetch(std::mem::take(&mut want)).await?;
+        if fetched.over {
+            return Ok((Outcome::Over, progress));
+        }
+        for (source, name, bytes) in fetched.chunks {
+            match installation.offer(&name, &bytes).map_err(RoundError::StateSync)? {
+                Offered::Taken => {
+                    means.health.withdraw(Cause::StateSync);
+                }
+                Offered::False(reason) => {
+                    tracing::warn!(%reason, "a false chunk");
+                    want.liars.push(source);
+                }
+                Offered::NotWanted => {}
+            }
+        }
+    }
+    let progress = installation.progress();
+    consensus.adopt()?;
+    installation.prepare().map_err(RoundError::StateSync)?;
+    Ok((Outcome::Ready, progress))
+}

@@ -1,0 +1,45 @@
+//! This node's state, shown to others.
+
+use std::any::Any;
+
+use consensus::StateServer;
+use execution::{Executor, SnapshotSource};
+use state::{CertifiedReader, ChunkId, Height, ManifestClaim};
+
+/// The snapshots of an executor, as consensus serves them.
+pub struct States {
+    snapshots: SnapshotSource,
+    reader: CertifiedReader,
+}
+
+impl States {
+    /// Of this executor.
+    pub fn of(executor: &Executor) -> Self {
+        Self { snapshots: executor.snapshots(), reader: executor.reader() }
+    }
+}
+
+impl StateServer for States {
+    fn offer(&self) -> Option<(Height, Vec<u8>)> {
+        let (height, certificate) = self.reader.latest()?.manifest_certificate()?;
+        // Given up early, or not shown again since a restart: then there is nothing to fetch.
+        (self.snapshots.newest()?.0 == height).then_some((height, certificate))
+    }
+
+    fn oldest(&self) -> Option<Height> {
+        self.snapshots.heights().into_iter().min()
+    }
+
+    fn chunk(&self, height: Height, name: &[u8]) -> Result<Vec<u8>, String> {
+        let chunk = ChunkId::from_bytes(name).ok_or("that is no name of a chunk")?;
+        self.snapshots.chunk(height, chunk).map_err(|error| error.to_string())
+    }
+
+    fn lease(&self, height: Height) -> Option<Box<dyn Any + Send>> {
+        self.snapshots.lease(height).map(|lease| Box::new(lease) as _)
+    }
+
+    fn read_offer(&self, certificate: &[u8]) -> Option<ManifestClaim> {
+        ManifestClaim::read(certificate)
+    }
+}

@@ -1,0 +1,136 @@
+//! What the node makes of its rounds: figures, the ledger's readings, answers to clients that wait, and memory that is held back.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use budget::{Ledger, Observation};
+use consensus::FinalisedBatch;
+use execution::Executor;
+use gateway::Waiters;
+use limits::pool;
+use pages::PageStore;
+use rounds::{Observer, Round};
+use state::{Height, ReplicatedState, RequestId};
+
+use crate::{metrics::RoundMetrics, watch::Watch};
+
+/// See the module.
+pub(crate) struct NodeObserver {
+    pub(crate) watch: Arc<Watch>,
+    /// Set while a checkpoint is made.
+    pub(crate) busy: Arc<AtomicBool>,
+    pub(crate) waiters: Waiters,
+    pub(crate) metrics: RoundMetrics,
+    pub(crate) observed: Observed,
+    pub(crate) pages: Arc<PageStore>,
+    /// [`Executor::relieved`] when it was last looked at.
+    pub(crate) relieved: u64,
+}
+
+impl Observer<Executor> for NodeObserver {
+    fn is_held(&self) -> bool {
+        self.watch.is_execution_held()
+    }
+
+    fn waited_for_memory(&mut self) {
+        self.metrics.skipped();
+    }
+
+    fn between_batches(&mut self, executor: &mut Executor) {
+        // Only what fits into the gaps that are there is moved, so that moving takes no memory of its own.
+        if self.watch.repack_below(executor.state().history.bytes()) {
+            executor.repack_history();
+        }
+    }
+
+    fn begins(&mut self, _: &FinalisedBatch, ingress_bytes: u64) {
+        self.observed.block(ingress_bytes);
+    }
+
+    fn recorded(&mut self, executor: &Executor, round: &Round<'_>) {
+        self.metrics.round(&round.finalised.batch, round.result, round.took);
+        self.observed.block(0);
+        self.observed.count(executor.state(), self.pages.delta_bytes(), round.certificates_pending);
+    }
+
+    fn stalled(&mut self, time: Duration) {
+        self.metrics.stalled(time);
+    }
+
+    fn answered(&mut self, calls: &[RequestId]) {
+        self.waiters.certified(calls);
+    }
+
+    fn checkpoint_begins(&mut self, _: &Executor) {
+        self.busy.store(true, Relaxed);
+    }
+
+    fn checkpoint_ends(&mut self, executor: &Executor, height: Option<Height>, took: Duration) {
+        self.busy.store(false, Relaxed);
+        if executor.relieved() > self.relieved {
+            self.relieved = executor.relieved();
+            self.metrics.skipped();
+        }
+        if height.is_some() {
+            self.metrics.checkpoint(took);
+        }
+    }
+}
+
+/// Pools of the ledger that the rules of replicated state hold to their caps: counted after every round, so that the ledger says what they hold.
+pub(crate) struct Observed {
+    history: Option<Observation>,
+    guaranteed: Option<Observation>,
+    best_effort: Option<Observation>,
+    sections: Option<Observation>,
+    metadata: Option<Observation>,
+    delta_index: Option<Observation>,
+    certificates: Option<Observation>,
+    blocks: Option<Observation>,
+}
+
+impl Observed {
+    pub(crate) fn new(ledger: &Ledger) -> Self {
+        let observe = |name| ledger.pool(name).map(|pool| pool.observe());
+        Self {
+            history: observe(pool::INGRESS_HISTORY),
+            guaranteed: observe(pool::GUARANTEED_MESSAGES),
+            best_effort: observe(pool::BEST_EFFORT_MESSAGES),
+            sections: observe(pool::CUSTOM_SECTIONS),
+            metadata: observe(pool::CANISTER_METADATA),
+            delta_index: observe(pool::DELTA_INDEX),
+            certificates: observe(pool::CERTIFICATES),
+            blocks: observe(pool::BLOCKS),
+        }
+    }
+
+    /// The block in execution; 0 when there is none.
+    fn block(&mut self, bytes: u64) {
+        if let Some(blocks) = &mut self.blocks {
+            blocks.set(bytes);
+        }
+    }
+
+    fn count(&mut self, state: &ReplicatedState, delta: u64, certificates: u64) {
+        let totals = state.totals();
+        let figures = [
+            (&mut self.history, state.history.bytes()),
+            (&mut self.guaranteed, totals.guaranteed_message_bytes),
+            (&mut self.best_effort, totals.best_effort_message_bytes),
+            (&mut self.sections, totals.custom_section_bytes),
+            (&mut self.metadata, totals.metadata_bytes),
+            (&mut self.delta_index, limits::delta_index_bytes(delta)),
+            (&mut self.certificates, certificates * limits::CERTIFICATE_BYTES),
+        ];
+        for (observation, bytes) in figures {
+            if let Some(observation) = observation {
+                observation.set(bytes);
+            }
+        }
+    }
+}
