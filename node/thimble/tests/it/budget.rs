@@ -38,8 +38,14 @@ async fn status_tells_what_the_node_holds() {
     assert_eq!(processes.len(), 4, "{processes:?}");
     let sum: u64 = processes.iter().map(|process| number(&process["anonymous_bytes"])).sum();
     assert_eq!(number(&report["memory"]["anonymous_bytes"]), sum);
-    let unaccounted = report["memory"]["unaccounted_bytes"].as_i64().unwrap();
-    assert!(unaccounted < (512 << 20) * 15 / 100, "{unaccounted}");
+    // At rest, what no pool of the ledger holds is small and does not grow with the budget.
+    until("no more than 8 MiB are in no pool", async || {
+        node.metrics().await.lines().any(|line| {
+            let value = line.strip_prefix("thimble_memory_unaccounted_bytes ");
+            value.is_some_and(|value| value.parse::<f64>().unwrap() <= f64::from(8 << 20))
+        })
+    })
+    .await;
     // Every pool of the sheet is there with its cap, and what was used shows.
     let sheet: Value = {
         let output = thimble().args(["limits", "--json"]).output().unwrap();
