@@ -254,14 +254,16 @@ fn padded(envelope: &[u8], bytes: usize) -> Result<Vec<u8>> {
 async fn ask_slowly(shared: &Shared, mut random: ChaCha8Rng, mut stopped: watch::Receiver<bool>) {
     while pause(&mut stopped, random.gen_range(500..6000)).await {
         let agent = &shared.nodes[random.gen_range(0..shared.nodes.len())].agent;
-        let burst: tokio::task::JoinSet<_> = (0..BURST)
-            .map(|_| {
-                // Each is another question: a reply that was kept answers none of them.
-                let argument = random.r#gen::<u64>().to_le_bytes().to_vec();
-                let ask = agent.query(&shared.spinner, "spin").with_arg(argument);
-                async move { drop(timeout(OUTCOME_WITHIN, ask.call()).await) }
-            })
-            .collect();
+        let mut burst = tokio::task::JoinSet::new();
+        for _ in 0..BURST {
+            let (agent, spinner) = (agent.clone(), shared.spinner);
+            // Each is another question: a reply that was kept answers none of them.
+            let argument = random.r#gen::<u64>().to_le_bytes().to_vec();
+            burst.spawn(async move {
+                let ask = agent.query(&spinner, "spin").with_arg(argument).call();
+                drop(timeout(OUTCOME_WITHIN, ask).await);
+            });
+        }
         shared.counts.queries.fetch_add(BURST as u64, Relaxed);
         burst.join_all().await;
     }
