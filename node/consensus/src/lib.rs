@@ -16,6 +16,8 @@
 
 mod block_log;
 mod certifier;
+#[doc(hidden)]
+pub mod fuzz;
 mod pool;
 mod seam;
 mod single;

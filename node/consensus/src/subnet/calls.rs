@@ -26,6 +26,7 @@ use super::{
     application::time_of,
     handover::Handover,
     journal::{Journal, KeptCall},
+    wire,
 };
 use crate::{BlockLog, Envelopes, FinalisedBlock, IngressPool, LogError, block_log::Replay, pool::Source};
 
@@ -48,6 +49,11 @@ enum Message {
     Want { height: Option<Height>, ids: Vec<IngressId> },
     /// What was asked for.
     Give(Vec<SignedIngress>),
+}
+
+/// Whether a message of this channel decodes.
+pub(super) fn decodes(bytes: &[u8]) -> bool {
+    wire::decode::<Message>(bytes, bytes.len()).is_some()
 }
 
 #[derive(Default)]

@@ -201,10 +201,12 @@ pub(super) fn block_message_bytes(members: usize, limits: &ConsensusLimits) -> u
 }
 
 fn bounds(limits: &ConsensusLimits) -> BlockBounds {
-    BlockBounds {
-        ingress: usize::try_from(limits.block_ingress_messages).unwrap_or(usize::MAX),
-        payload: PAYLOAD_BYTES_MAX,
-    }
+    block_bounds(usize::try_from(limits.block_ingress_messages).unwrap_or(usize::MAX))
+}
+
+/// Bounds of a block that names at most `ingress` calls.
+pub(super) fn block_bounds(ingress: usize) -> BlockBounds {
+    BlockBounds { ingress, payload: PAYLOAD_BYTES_MAX }
 }
 
 /// Runs until the task is aborted or one of the actors ends.

@@ -27,6 +27,7 @@ mod shares;
 #[allow(clippy::unwrap_used)]
 mod simulation;
 mod votes;
+mod wire;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -575,6 +576,31 @@ impl Subnet {
         let too_old = newest.0.saturating_sub(self.retention.rounds);
         let too_many = self.wiring.log.lock().height_beyond(self.retention.block_bytes);
         Some(Height(needed.min(too_old.max(too_many.0))))
+    }
+}
+
+/// What [`crate::fuzz`] calls.
+pub(crate) mod decoders {
+    use commonware_codec::{Decode as _, Encode as _};
+
+    use super::{block::Block, calls, catchup, engine, shares};
+
+    pub(crate) fn call_message(bytes: &[u8]) -> bool {
+        calls::decodes(bytes)
+    }
+
+    pub(crate) fn block(bytes: &[u8]) -> bool {
+        let bounds = engine::block_bounds(1_000);
+        let block = Block::decode_cfg(bytes::Bytes::copy_from_slice(bytes), &bounds);
+        block.is_ok_and(|block| block.encode() == bytes)
+    }
+
+    pub(crate) fn share_message(bytes: &[u8]) -> bool {
+        shares::decodes(bytes)
+    }
+
+    pub(crate) fn sync_message(bytes: &[u8]) -> bool {
+        catchup::decodes(bytes)
     }
 }
 

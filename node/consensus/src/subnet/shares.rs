@@ -17,7 +17,7 @@ use nidkg::{NodeIndex, Signature, SignatureShare};
 use serde::{Deserialize, Serialize};
 use state::Height;
 
-use super::{Input, application::Shared, greeting::Greeting, handover::Handover};
+use super::{Input, application::Shared, greeting::Greeting, handover::Handover, wire};
 use crate::{Certificate, Certifier, certifier::Terms};
 
 /// Between two looks at whether the newest state is certified.
@@ -44,6 +44,11 @@ enum Message {
         limits: Vec<(String, u64)>,
         ask: bool,
     },
+}
+
+/// Whether a message of this channel decodes.
+pub(super) fn decodes(bytes: &[u8]) -> bool {
+    wire::decode::<Message>(bytes, bytes.len()).is_some()
 }
 
 /// What execution gave.

@@ -57,6 +57,7 @@ use super::{
     engine::Mailbox,
     handover::Handover,
     key::Scheme,
+    wire,
 };
 use crate::{CHUNK_NAME_BYTES_MAX, Fetched, StateOffer, StateServer, Want, single::hex};
 
@@ -127,6 +128,18 @@ struct OwnOffer {
 fn encode(message: &Message<'_>) -> Vec<u8> {
     // Writing these types to memory does not fail.
     postcard::to_allocvec(message).unwrap_or_default()
+}
+
+/// Whether a message of this channel decodes, with the block and the finalization in it.
+pub(super) fn decodes(bytes: &[u8]) -> bool {
+    match wire::decode::<Message<'_>>(bytes, bytes.len()) {
+        Some(Message::Answer { offer: Some(offer), .. }) => {
+            let block = bytes::Bytes::copy_from_slice(offer.block);
+            let decoded = Block::decode_cfg(block, &super::engine::block_bounds(1_000));
+            decoded.is_ok() && floor::decode(offer.finalization).is_some()
+        }
+        message => message.is_some(),
+    }
 }
 
 /// What the driver asks of the task.

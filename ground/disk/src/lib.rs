@@ -1,0 +1,91 @@
+//! Files, and what is left of them after a crash.
+//!
+//! [`Disk`] is the seam between the parts of the node that must not lose anything and the machine's file systems: every write, sync, rename and removal that
+//! durability depends on goes through it. [`RealDisk`] hands them on. [`SimulatedDisk`] hands them on too, into a folder of a test, and remembers what was not
+//! synced, so that a power cut can be simulated without rights or devices; it also fails on demand (no space, a failed sync, the power gone after so many operations).
+//!
+//! On top of it stand two formats that everything durable of the node's own uses: [`records`] (files of records that are appended to, with one rule that
+//! tells a write that a crash cut short from damage) and [`Remembered`] (one number that is overwritten in place).
+//!
+//! This crate must never know what the bytes mean.
+
+mod real;
+pub mod records;
+mod remembered;
+mod simulated;
+
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+pub use real::RealDisk;
+pub use remembered::Remembered;
+pub use simulated::{PowerCut, SimulatedDisk};
+
+/// A disk that several parts write to.
+pub type SharedDisk = Arc<dyn Disk>;
+
+/// How [`Disk::open`] treats a file that is there, or is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Open {
+    /// It must be there; reading only.
+    Read,
+    /// It must be there; reading and writing.
+    Write,
+    /// Made if absent, kept if present; reading and writing.
+    Create,
+    /// Made if absent, emptied if present; reading and writing.
+    Truncate,
+}
+
+/// Operations on files and folders. Paths are absolute. Errors are those of the operating system.
+///
+/// What a power cut leaves of operations that returned: of a file, what [`DiskFile::sync_data`] or [`DiskFile::sync_all`] covered, and of what was written since
+/// any part, in units smaller than a write; of a folder, what [`Disk::sync_folder`] covered, and of later creations, renames and removals any subset.
+pub trait Disk: Send + Sync + fmt::Debug {
+    /// Makes a folder and those above it.
+    fn create_folder(&self, path: &Path) -> io::Result<()>;
+    /// Files and folders in a folder, in no order.
+    fn list(&self, folder: &Path) -> io::Result<Vec<PathBuf>>;
+    /// Opens a file.
+    fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>>;
+    /// Renames a file or a folder; a file at `to` is replaced. Within one folder.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Removes a file.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+    /// Makes the entries of a folder durable.
+    fn sync_folder(&self, path: &Path) -> io::Result<()>;
+}
+
+/// An open file. All methods take the offset, so one handle serves several readers.
+pub trait DiskFile: Send + Sync + fmt::Debug {
+    /// Length in bytes.
+    fn length(&self) -> io::Result<u64>;
+    /// Reads at most `buffer.len()` bytes; 0 at the end.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
+    /// Writes all of `bytes`, or fails having written any part.
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+    /// Cuts or extends (with zeros).
+    fn set_len(&self, length: u64) -> io::Result<()>;
+    /// Makes content and length durable. When it fails, nothing is known of what was written since the last success, and a later success of the same file does
+    /// not cover it: the operating system may have dropped the pages.
+    fn sync_data(&self) -> io::Result<()>;
+    /// The same, with times and permissions.
+    fn sync_all(&self) -> io::Result<()>;
+}
+
+/// Reads as many bytes as there are, at most `buffer.len()`.
+pub(crate) fn read_full(file: &dyn DiskFile, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match file.read_at(&mut buffer[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(read) => done += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
