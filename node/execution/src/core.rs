@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use limits::Limits;
 use pages::PageStore;
-use sandbox::{CostTable, MessageLimits, Sandbox};
-use state::{BlobStore, CanisterId, CanisterState, Fault, Height, ModuleHash, Reject, Time};
+use sandbox::{CostTable, MessageLimits, NotPrepared, Sandbox};
+use state::{BlobStore, CanisterId, CanisterState, Fault, Height, ModuleHash, Time};
 
 use crate::config::{ExecutorConfig, FatalError, FaultKind};
 use crate::cycles::CostSchedule;
@@ -109,8 +109,11 @@ impl Core {
             Ok(None) => return Err(fatal("its bytes are not in the module store".into())),
             Err(error) => return Err(fatal(error.to_string())),
         };
-        // It was valid when it was installed, so all that can fail here is this node's resources.
-        self.sandbox.prepare(&wasm).map_err(EnsureError::Resources)?;
+        self.sandbox.prepare(&wasm).map_err(|error| match error {
+            // It was accepted when it was installed: the limits or the engine of this node changed.
+            NotPrepared::Refused(reject) => fatal(reject.message),
+            NotPrepared::Trouble(reason) => EnsureError::Trouble(reason),
+        })?;
         self.note_prepared(module);
         Ok(())
     }
@@ -165,7 +168,8 @@ impl Core {
 #[derive(Debug)]
 pub(crate) enum EnsureError {
     Fatal(FatalError),
-    Resources(Reject),
+    /// This machine cannot compile it now.
+    Trouble(String),
 }
 
 /// What is the same for every message of a round.

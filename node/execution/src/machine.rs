@@ -198,8 +198,8 @@ impl<'a> Machine<'a> {
         match self.core.ensure_prepared(module, &canister.id) {
             Ok(()) => {}
             Err(EnsureError::Fatal(error)) => return Err(error),
-            Err(EnsureError::Resources(reason)) => {
-                tracing::warn!(canister = %canister.id, reason = reason.message, "installed module cannot be compiled");
+            Err(EnsureError::Trouble(reason)) => {
+                tracing::warn!(canister = %canister.id, reason, "installed module cannot be compiled");
                 self.faults.push(FaultKind::NotCompiled.fault(canister.id, ordinal));
                 return failed(reject::not_compiled(&canister.id));
             }

@@ -430,7 +430,10 @@ impl<'a> Session<'a> {
         let Some(execution) = &canister.execution else { return Err(reject::no_module(&canister.id)) };
         match self.core.ensure_prepared(execution.module.hash, &canister.id) {
             Ok(()) => {}
-            Err(EnsureError::Resources(reject)) => return Err(reject),
+            Err(EnsureError::Trouble(reason)) => {
+                tracing::warn!(canister = %canister.id, reason, "installed module cannot be compiled");
+                return Err(reject::not_compiled(&canister.id));
+            }
             Err(EnsureError::Fatal(error)) => {
                 tracing::error!(%error, "query cannot run");
                 return Err(reject::not_compiled(&canister.id));

@@ -8,6 +8,7 @@ use pages::{AppendTarget, MemoryLayout, Run};
 use serde::{Deserialize, Serialize};
 use state::{CanisterId, Cycles, ModuleHash, Reject, SenderInfo, Time};
 pub use state::{CustomSection, Global, Hooks, ModuleInfo};
+use thiserror::Error;
 
 /// Where execution enters the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -320,12 +321,26 @@ pub struct Outcome {
     pub keep_token: Option<u64>,
 }
 
+/// Why a module is not ready to run.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum NotPrepared {
+    /// The module is refused for its own bytes, under the limits and the engine that the members of a
+    /// subnet agree on. The same on every node and at every attempt.
+    #[error("{}", .0.message)]
+    Refused(Reject),
+    /// This machine could not compile it now: memory, CPU time, disk, descriptors, a killed or crashed
+    /// child. Says nothing about the module, and never becomes the result of a message: the caller tries
+    /// again.
+    #[error("{0}")]
+    Trouble(String),
+}
+
 /// What execution needs of sandboxes; implemented by the pool of worker processes. Calls block the calling
 /// thread.
 pub trait Sandbox: Send + Sync {
     /// Validates and compiles `wasm` (as uploaded, gzip or plain) unless its artefact is on disk; in a
     /// short-lived capped child.
-    fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, Reject>;
+    fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared>;
     /// Runs one message on update worker `lane` (0-based; queries have lanes of their own, see [`Lane`]).
     /// Execution keeps the request: it commits or drops the append targets afterwards, and hands the same
     /// request in again when the worker died.

@@ -11,9 +11,9 @@ use std::{sync::Arc, time::Duration};
 use budget::{Pool, Reservation};
 use limits::Limits;
 use pages::MemoryId;
-use state::{ModuleInfo, Reject};
+use state::ModuleInfo;
 
-use crate::{Entry, Lane, Outcome, Request, Sandbox};
+use crate::{Entry, Lane, NotPrepared, Outcome, Request, Sandbox};
 
 /// After so long in line it is worth a word in the log; then the wait goes on.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -56,7 +56,7 @@ fn reserve(pool: &Pool, bytes: u64) -> Option<Reservation> {
 }
 
 impl Sandbox for Budgeted {
-    fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, Reject> {
+    fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared> {
         let _reservation = reserve(&self.executions, self.compile_bytes);
         self.inner.prepare(wasm)
     }
@@ -97,16 +97,12 @@ mod tests {
     }
 
     impl Sandbox for Counting {
-        fn prepare(&self, _: &[u8]) -> Result<ModuleInfo, Reject> {
+        fn prepare(&self, _: &[u8]) -> Result<ModuleInfo, NotPrepared> {
             let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
             self.most.fetch_max(now, Ordering::SeqCst);
             std::thread::yield_now();
             self.now.fetch_sub(1, Ordering::SeqCst);
-            Err(Reject {
-                code: state::RejectCode::SysTransient,
-                message: String::new(),
-                error_code: state::ErrorCode(0),
-            })
+            Err(NotPrepared::Trouble(String::new()))
         }
 
         fn execute(&self, _: Lane, _: &Request) -> Outcome {

@@ -17,7 +17,8 @@
 //!
 //! Memory by `sandbox.compile_memory_bytes` (`RLIMIT_DATA`), time by `sandbox.compile_seconds` of CPU
 //! (`RLIMIT_CPU`), the artefact by `sandbox.compilation_cache_bytes` (`RLIMIT_FSIZE`). Hitting one of them
-//! ends the child, and the installer reads which one it was. See [`child`] for its confinement.
+//! ends the child and is a trouble of this machine, never a verdict on the module: what may be compiled is
+//! decided by `module.*`, which is chosen so that what it accepts stays far below the caps. See [`child`] for its confinement.
 //!
 //! This module must not know where artefacts live: the cache hands it open files.
 
@@ -37,7 +38,9 @@ use serde::{Deserialize, Serialize};
 use state::{ErrorCode, ModuleInfo, Reject, RejectCode};
 use thiserror::Error;
 
-pub use child::compile_main;
+pub use child::{compile_main, compile_probe_main};
+
+use crate::NotPrepared;
 
 /// Marks the beginning of a report on the child's standard error, where a crash prints text.
 const REPORT_MAGIC: &[u8] = b"\0thimble-compile-report\0";
@@ -50,9 +53,6 @@ const CRASH_TEXT_MAX: usize = 500;
 
 /// `IC0505`: the module is not valid.
 const INVALID_WASM: ErrorCode = ErrorCode(505);
-
-/// `IC0521`: the engine failed.
-const ENGINE_ERROR: ErrorCode = ErrorCode(521);
 
 /// What the child is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -144,19 +144,17 @@ pub enum CompileError {
     Io(#[from] io::Error),
 }
 
-impl CompileError {
-    /// As the installer of the canister sees it. What is the module's doing is its error; what is the
-    /// machine's may be tried again.
-    pub fn to_reject(&self) -> Reject {
-        match self {
-            Self::Killed(_) | Self::Io(_) => {
-                Reject { code: RejectCode::SysTransient, message: self.to_string(), error_code: ENGINE_ERROR }
-            }
-            _ => Reject {
+impl From<CompileError> for NotPrepared {
+    /// A refusal is the module's, everything else is the machine's: whether a cap was hit depends on the
+    /// machine, on what else it did, and on nothing that nodes agree on.
+    fn from(error: CompileError) -> Self {
+        match error {
+            CompileError::Refused(_) => Self::Refused(Reject {
                 code: RejectCode::CanisterError,
-                message: format!("Canister's Wasm module is not valid: {self}"),
+                message: format!("Canister's Wasm module is not valid: {error}"),
                 error_code: INVALID_WASM,
-            },
+            }),
+            trouble => Self::Trouble(trouble.to_string()),
         }
     }
 }

@@ -24,7 +24,7 @@ mod worker;
 pub use api::*;
 pub use budgeted::Budgeted;
 pub use cache::{ArtefactCache, CacheError, TemporaryFile};
-pub use compile::{Caps, Children, CompileError, Compiled, Compiler, compile_main};
+pub use compile::{Caps, Children, CompileError, Compiled, Compiler, compile_main, compile_probe_main};
 pub use pool::{Pool, PoolError, SandboxConfig, Statistics, WorkerFigures};
 pub use prepare::{ModuleSource, PrepareError, Preparer, PreparerConfig};
 pub use worker::{HeapFigures, protocol::Probe, worker_main, worker_main_with};

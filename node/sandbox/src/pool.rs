@@ -42,8 +42,8 @@ use pages::MemoryId;
 use state::{ErrorCode, ModuleInfo, Reject, RejectCode};
 
 use crate::{
-    HeapFigures, Lane, ModuleSource, Mount, Outcome, PrepareError, Preparer, PreparerConfig, Probe, Request,
-    Sandbox, Trap,
+    HeapFigures, Lane, ModuleSource, Mount, NotPrepared, Outcome, PrepareError, Preparer, PreparerConfig,
+    Probe, Request, Sandbox, Trap,
     pool::lane::{Worker, WorkerError},
 };
 
@@ -432,7 +432,7 @@ impl Pool {
 }
 
 impl Sandbox for Pool {
-    fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, Reject> {
+    fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared> {
         self.preparer.prepare(wasm)
     }
 

@@ -18,12 +18,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use limits::{ModuleLimits, SandboxLimits};
 use sha2::{Digest, Sha256};
-use state::{ErrorCode, ModuleHash, ModuleInfo, Reject, RejectCode};
+use state::{ModuleHash, ModuleInfo};
 use thiserror::Error;
 
 use crate::cache::{ArtefactCache, CacheError};
 use crate::compile::{Caps, Children, CompileError, Compiled, Compiler};
-use crate::engine;
+use crate::{NotPrepared, engine};
 
 /// Where uploaded modules are kept.
 pub trait ModuleSource: Send + Sync {
@@ -86,7 +86,7 @@ struct Running {
 /// A compilation that several callers wait for.
 #[derive(Default)]
 struct Shared {
-    result: Mutex<Option<Result<ModuleInfo, Reject>>>,
+    result: Mutex<Option<Result<ModuleInfo, NotPrepared>>>,
     done: Condvar,
 }
 
@@ -113,11 +113,11 @@ impl Preparer {
     }
 
     /// Validates and compiles `wasm`, as uploaded, unless that was done before. Blocks.
-    pub fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, Reject> {
+    pub fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared> {
         if wasm.len() as u64 > self.module.wasm_bytes {
             // Too large to be worth hashing or writing; the same text as from the child.
             let error = crate::module::unpack(wasm, &self.module).err().map(|error| error.to_string());
-            return Err(CompileError::Refused(error.unwrap_or_default()).to_reject());
+            return Err(CompileError::Refused(error.unwrap_or_default()).into());
         }
         let hash = ModuleHash(Sha256::digest(wasm).into());
         if let Some(info) = self.cache.info(&hash) {
@@ -142,7 +142,7 @@ impl Preparer {
             .module(hash)
             .filter(|wasm| ModuleHash(Sha256::digest(wasm).into()) == *hash)
             .ok_or(PrepareError::Missing(*hash))?;
-        self.compile_once(hash, &wasm).map_err(|reject| PrepareError::Recompile(*hash, reject.message))?;
+        self.compile_once(hash, &wasm).map_err(|error| PrepareError::Recompile(*hash, error.to_string()))?;
         self.cache.artefact(hash).ok_or(PrepareError::Missing(*hash))
     }
 
@@ -157,7 +157,7 @@ impl Preparer {
     }
 
     /// Compiles a module, or waits for another caller who does.
-    fn compile_once(&self, hash: &ModuleHash, wasm: &[u8]) -> Result<ModuleInfo, Reject> {
+    fn compile_once(&self, hash: &ModuleHash, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared> {
         let mut running = self.lock();
         if let Some(shared) = running.modules.get(hash).cloned() {
             drop(running);
@@ -181,7 +181,7 @@ impl Preparer {
         result
     }
 
-    fn compile(&self, hash: &ModuleHash, wasm: &[u8]) -> Result<ModuleInfo, Reject> {
+    fn compile(&self, hash: &ModuleHash, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared> {
         match self.try_compile(hash, wasm) {
             Ok(Ok(compiled)) => {
                 tracing::info!(
@@ -194,16 +194,9 @@ impl Preparer {
                 );
                 Ok(compiled.info)
             }
-            Ok(Err(error)) => Err(error.to_reject()),
-            Err(error) => {
-                tracing::error!(module = ?hash, %error, "a module cannot be compiled");
-                // Not the module's doing: the disk is full or fails.
-                Err(Reject {
-                    code: RejectCode::SysTransient,
-                    message: format!("the module cannot be compiled now: {error}"),
-                    error_code: ErrorCode(521),
-                })
-            }
+            Ok(Err(error)) => Err(error.into()),
+            // The disk is full or fails.
+            Err(error) => Err(NotPrepared::Trouble(error.to_string())),
         }
     }
 
@@ -244,16 +237,12 @@ impl Drop for Turn<'_> {
         running.children = running.children.saturating_sub(1);
         self.preparer.place_free.notify_one();
         drop(running);
-        self.shared.set(Err(Reject {
-            code: RejectCode::SysTransient,
-            message: "the compilation of the module was abandoned, try again".to_owned(),
-            error_code: ErrorCode(521),
-        }));
+        self.shared.set(Err(NotPrepared::Trouble("the compilation of the module was abandoned".to_owned())));
     }
 }
 
 impl Shared {
-    fn wait(&self) -> Result<ModuleInfo, Reject> {
+    fn wait(&self) -> Result<ModuleInfo, NotPrepared> {
         let mut result = self.result.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             match result.as_ref() {
@@ -264,7 +253,7 @@ impl Shared {
     }
 
     /// The first result stands.
-    fn set(&self, value: Result<ModuleInfo, Reject>) {
+    fn set(&self, value: Result<ModuleInfo, NotPrepared>) {
         self.result.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(value);
         self.done.notify_all();
     }

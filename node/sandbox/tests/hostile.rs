@@ -383,6 +383,21 @@ fn suite() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 #[test]
+fn a_compile_child_can_neither_look_up_nor_open_nor_start_anything() {
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_sandbox-test-host"))
+        .arg("compile-probe")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text.lines().count(), 11, "{text}");
+    for line in text.lines() {
+        // EPERM of the filter, nothing of what lies behind it.
+        assert!(line.ends_with(": 1"), "{line}");
+    }
+}
+
+#[test]
 fn hostile_modules_are_refused_or_compiled_within_the_caps() {
     for (name, wasm) in suite() {
         match compile(&wasm) {

@@ -11,7 +11,9 @@ use limits::{ModuleLimits, SandboxLimits};
 use sandbox::module::{
     IC0_FUNCTIONS, INIT_MEMORY, MEMORY, RUNTIME_MODULE, START, TABLE, WILL_WRITE, global_export,
 };
-use sandbox::{Caps, CompileError, Compiled, Compiler, ModuleSource, Preparer, PreparerConfig, engine};
+use sandbox::{
+    Caps, CompileError, Compiled, Compiler, ModuleSource, NotPrepared, Preparer, PreparerConfig, engine,
+};
 use sha2::{Digest, Sha256};
 use state::{ModuleHash, RejectCode};
 use wasmtime::{Caller, Engine, Instance, Linker, Module, Store, Val};
@@ -93,7 +95,7 @@ impl Running {
         let dir = tempfile::tempdir().unwrap();
         let wasm = wat::parse_str(wat).unwrap();
         let preparer = preparer(dir.path());
-        preparer.prepare(&wasm).unwrap_or_else(|reject| panic!("{}: {wat}", reject.message));
+        preparer.prepare(&wasm).unwrap_or_else(|error| panic!("{error}: {wat}"));
         let engine = engine::engine().unwrap();
         // SAFETY: the preparer's own artefact, which nobody touches.
         let module =
@@ -502,15 +504,19 @@ fn an_invalid_module_is_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let preparer = preparer(dir.path());
     let wasm = wat::parse_str(r#"(module (import "env" "abort" (func)))"#).unwrap();
-    let reject = preparer.prepare(&wasm).unwrap_err();
+    let Err(NotPrepared::Refused(reject)) = preparer.prepare(&wasm) else { panic!("not refused") };
     assert_eq!(
         reject.message,
         "Canister's Wasm module is not valid: import `env.abort`: only functions of module `ic0` can be imported"
     );
     assert_eq!((reject.code, reject.error_code.to_string().as_str()), (RejectCode::CanisterError, "IC0505"));
-    assert!(preparer.prepare(b"").unwrap_err().message.contains("not a WebAssembly binary"));
+    assert!(preparer.prepare(b"").unwrap_err().to_string().contains("not a WebAssembly binary"));
     assert!(
-        preparer.prepare(&vec![0; 31 << 20]).unwrap_err().message.contains("`module.wasm_bytes` is 31457280")
+        preparer
+            .prepare(&vec![0; 31 << 20])
+            .unwrap_err()
+            .to_string()
+            .contains("`module.wasm_bytes` is 31457280")
     );
     assert_eq!(preparer.cache_usage(), (0, 0));
     assert_eq!(std::fs::read_dir(dir.path().join("artefacts")).unwrap().count(), 0, "nothing is left behind");

@@ -9,11 +9,11 @@ use std::collections::BTreeSet;
 
 use ic_management_canister_types::{CanisterInstallMode, InstallChunkedCodeArgs, WasmMemoryPersistence};
 use pages::{AppendTarget, MemoryId, MemoryLayout, PAGE_BYTES, PagesError};
-use sandbox::{Changes, Entry, MessageLimits};
+use sandbox::{Changes, Entry, MessageLimits, NotPrepared};
 use sha2::{Digest, Sha256};
 use state::{
     CanisterId, CanisterState, Change, ChangeDetails, Cycles, DeploymentMode, ExecutionState,
-    InstalledModule, Memory, ModuleHash, ModuleInfo, Reject, RejectCode, Shared, SubnetCall, Time,
+    InstalledModule, Memory, ModuleHash, ModuleInfo, Reject, Shared, SubnetCall, Time,
 };
 
 use super::overlay::{mount_over, overlay, part, valid_runs};
@@ -214,20 +214,21 @@ impl Desk<'_> {
         let ordinal = self.seats.entry(canister.id).or_default().ordinal;
         let fault = FaultKind::NotCompiled.fault(canister.id, ordinal);
         let recorded = self.round.recorded(FaultKind::NotCompiled, canister.id, ordinal);
-        let prepared =
-            if recorded { Err(reject::not_compiled(&canister.id)) } else { self.core.sandbox.prepare(wasm) };
+        let prepared = if recorded {
+            Err(NotPrepared::Trouble("recorded".into()))
+        } else {
+            self.core.sandbox.prepare(wasm)
+        };
         match prepared {
             Ok(info) => Ok(info),
             // Resources of this node: not every node, and not this node every time, would say the same.
-            Err(reject)
-                if recorded || matches!(reject.code, RejectCode::SysTransient | RejectCode::SysFatal) =>
-            {
-                tracing::warn!(canister = %canister.id, reason = reject.message, "module cannot be compiled");
+            Err(NotPrepared::Trouble(reason)) => {
+                tracing::warn!(canister = %canister.id, reason, "module cannot be compiled");
                 self.effects.faults.push(fault);
                 self.seats.entry(canister.id).or_default().ordinal += 1;
                 Err(reject::not_compiled(&canister.id).into())
             }
-            Err(reject) => Err(reject::from_canister(&canister.id, reject).into()),
+            Err(NotPrepared::Refused(reject)) => Err(reject::from_canister(&canister.id, reject).into()),
         }
     }
 

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ic_principal::Principal;
 use pages::{MemoryId, MemoryLayout, PAGE_BYTES, Run, read_pages};
 use sandbox::{
-    Call, CallbackKind, Changes, CustomSection, Entry, Hooks, Lane, ModuleInfo, Mount, Outcome, Request,
-    Response, Sandbox, Trap,
+    Call, CallbackKind, Changes, CustomSection, Entry, Hooks, Lane, ModuleInfo, Mount, NotPrepared, Outcome,
+    Request, Response, Sandbox, Trap,
 };
 use serde::{Deserialize, Serialize};
 use state::{Cycles, ErrorCode, Global, Reject, RejectCode, Time};
@@ -158,18 +158,16 @@ pub struct ScriptSandbox {
 }
 
 impl Sandbox for ScriptSandbox {
-    fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, Reject> {
+    fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared> {
         if take_one(&self.compile_failures) {
-            return Err(Reject {
-                code: RejectCode::SysTransient,
-                message: "killed".into(),
-                error_code: ErrorCode(521),
-            });
+            return Err(NotPrepared::Trouble("killed".into()));
         }
-        let spec = Spec::read(wasm).ok_or_else(|| Reject {
-            code: RejectCode::CanisterError,
-            message: "not a module".into(),
-            error_code: ErrorCode(505),
+        let spec = Spec::read(wasm).ok_or_else(|| {
+            NotPrepared::Refused(Reject {
+                code: RejectCode::CanisterError,
+                message: "not a module".into(),
+                error_code: ErrorCode(505),
+            })
         })?;
         let hash = <sha2::Sha256 as sha2::Digest>::digest(wasm).into();
         let info = ModuleInfo {

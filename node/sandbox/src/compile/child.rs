@@ -31,6 +31,22 @@ pub fn compile_main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
+/// Entry of a test's subcommand: confines the process like a compile child, attempts what one must not be
+/// able to do, and prints each attempt with the error number that it ended with, 0 for success.
+pub fn compile_probe_main() -> ExitCode {
+    let caps = super::Caps { memory_bytes: 64 << 20, seconds: 10, artefact_bytes: 1 << 20 };
+    match sandboxing::probe(&caps) {
+        Ok(results) => {
+            results.iter().for_each(|(what, error)| println!("{what}: {error}"));
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 fn run(job: &Job) -> Report {
     let failed = |what: &str, error: &dyn std::fmt::Display| Failure::Machine(format!("{what}: {error}"));
     sandboxing::limit(&job.caps).map_err(|error| failed("setting its limits", &error))?;
@@ -39,9 +55,12 @@ fn run(job: &Job) -> Report {
     // SAFETY: descriptors 0 and 1 are the files the parent put there, and nothing else in this process uses
     // them.
     let (uploaded, mut artefact) = unsafe { (File::from_raw_fd(0), File::from_raw_fd(1)) };
+    // Asked for before the filter, which lets nothing be looked up any more, not even a descriptor.
+    let uploaded_bytes = uploaded.metadata().map_err(|error| failed("reading the module", &error))?.len();
     sandboxing::filter().map_err(|error| failed("installing its filter", &error))?;
 
-    let uploaded = Mapping::new(&uploaded).map_err(|error| failed("reading the module", &error))?;
+    let uploaded =
+        Mapping::new(&uploaded, uploaded_bytes).map_err(|error| failed("reading the module", &error))?;
     let processed = module::process(uploaded.bytes(), &job.module);
     let (wasm, info, wasm_bytes) = processed.map_err(|error| Failure::Refused(error.to_string()))?;
     let code = engine.precompile_module(&wasm).map_err(compile_failure)?;
@@ -71,8 +90,8 @@ struct Mapping {
 }
 
 impl Mapping {
-    fn new(file: &File) -> io::Result<Self> {
-        let len = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+    fn new(file: &File, bytes: u64) -> io::Result<Self> {
+        let len = usize::try_from(bytes).map_err(io::Error::other)?;
         if len == 0 {
             return Ok(Self { address: ptr::null_mut(), len });
         }

@@ -91,8 +91,6 @@ pub(super) fn filter() -> Result<(), Box<dyn std::error::Error>> {
         libc::SYS_lseek,
         libc::SYS_close,
         libc::SYS_fstat,
-        libc::SYS_newfstatat,
-        libc::SYS_statx,
         libc::SYS_munmap,
         libc::SYS_mremap,
         libc::SYS_madvise,
@@ -129,4 +127,39 @@ pub(super) fn filter() -> Result<(), Box<dyn std::error::Error>> {
     let program: seccompiler::BpfProgram = filter.try_into()?;
     seccompiler::apply_filter_all_threads(&program)?;
     Ok(())
+}
+
+/// Confines this process as a compile child is, then attempts what one must not be able to do. Returns each
+/// attempt with the error number it ended with, 0 for one that succeeded.
+pub(super) fn probe(caps: &Caps) -> Result<Vec<(&'static str, i32)>, Box<dyn std::error::Error>> {
+    limit(caps)?;
+    filter()?;
+    let path = c"/etc/passwd".as_ptr();
+    let none = c"/nonexistent".as_ptr();
+    let mut buffer = [0_u64; 64];
+    let buffer = buffer.as_mut_ptr();
+    let here = libc::AT_FDCWD;
+    let mut results = Vec::new();
+    let mut attempt = |what, result: libc::c_long| {
+        let error = if result < 0 { io::Error::last_os_error().raw_os_error().unwrap_or(-1) } else { 0 };
+        results.push((what, error));
+    };
+    // SAFETY: every pointer is to something that lives through the call and is as large as the call writes.
+    // The calls are meant to fail; what one of them does when it succeeds harms no other process.
+    unsafe {
+        attempt("open a file", libc::syscall(libc::SYS_openat, here, path, libc::O_RDONLY));
+        attempt("stat a path", libc::syscall(libc::SYS_newfstatat, here, path, buffer, 0));
+        attempt("statx a path", libc::syscall(libc::SYS_statx, here, path, 0, 0, buffer));
+        attempt("ask for access to a path", libc::syscall(libc::SYS_faccessat, here, path, libc::R_OK));
+        attempt("read a link", libc::syscall(libc::SYS_readlinkat, here, path, buffer, 512));
+        attempt("remove a path", libc::syscall(libc::SYS_unlinkat, here, none, 0));
+        attempt("open a socket", libc::syscall(libc::SYS_socket, libc::AF_INET, libc::SOCK_STREAM, 0));
+        attempt("signal its parent", libc::syscall(libc::SYS_kill, libc::getppid(), 0));
+        attempt("execute a program", libc::syscall(libc::SYS_execve, none, 0, 0));
+        attempt("raise a limit", libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, 0, buffer));
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_EXEC, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        attempt("map executable memory", libc::syscall(libc::SYS_mmap, 0, 4096, protection, flags, -1, 0));
+    }
+    Ok(results)
 }

@@ -55,10 +55,23 @@ fn every_end_of_the_child_has_its_name_and_value() {
 }
 
 #[test]
-fn what_the_machine_did_may_be_tried_again() {
-    assert_eq!(CompileError::Killed(9).to_reject().code, RejectCode::SysTransient);
-    assert_eq!(CompileError::OutOfTime(1).to_reject().code, RejectCode::CanisterError);
-    assert_eq!(CompileError::Refused("x".to_owned()).to_reject().error_code.to_string(), "IC0505");
+fn only_a_refusal_is_about_the_module() {
+    for trouble in [
+        CompileError::Killed(9),
+        CompileError::OutOfTime(1),
+        CompileError::OutOfMemory(1),
+        CompileError::TooLarge(1),
+        CompileError::Crashed("it crashed".to_owned()),
+        CompileError::Io(io::Error::other("no descriptors")),
+    ] {
+        let text = trouble.to_string();
+        assert_eq!(NotPrepared::from(trouble), NotPrepared::Trouble(text));
+    }
+    let NotPrepared::Refused(reject) = CompileError::Refused("x".to_owned()).into() else { panic!() };
+    assert_eq!(
+        (reject.code, reject.error_code.to_string().as_str(), reject.message.as_str()),
+        (RejectCode::CanisterError, "IC0505", "Canister's Wasm module is not valid: x")
+    );
 }
 
 #[test]

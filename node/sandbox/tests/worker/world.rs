@@ -76,7 +76,7 @@ impl World {
 
     /// The same of a module in binary.
     pub(crate) fn prepared(&self, wasm: &[u8]) -> Canister {
-        self.pool.prepare(wasm).unwrap_or_else(|reject| panic!("{}", reject.message));
+        self.pool.prepare(wasm).unwrap_or_else(|error| panic!("{error}"));
         Canister {
             hash: ModuleHash(Sha256::digest(wasm).into()),
             heap: self.memory(4 << 30),
