@@ -11,9 +11,7 @@ use crate::cap::series::Summary;
 const HYBRID_PEAK_BYTES_MAX: u64 = 170 * MIB;
 /// How much anonymous memory may stay after a storm above what it was before.
 const KEPT_BYTES_MAX: u64 = 16 * MIB;
-/// Anonymous memory that no pool of the node's ledger holds, at rest.
-const UNACCOUNTED_IDLE_BYTES_MAX: u64 = 8 * MIB;
-/// The same in a storm, in percent of the budget.
+/// Anonymous memory that no pool of the node's ledger holds in a storm, in percent of the budget.
 const UNACCOUNTED_STORM_PERCENT_MAX: u64 = 5;
 /// Samples of it that a storm must have given for the largest to mean something.
 const UNACCOUNTED_SAMPLES_MIN: usize = 10;
@@ -119,12 +117,11 @@ pub(crate) fn judge(findings: &Findings) -> Vec<Row> {
         Some(findings.after_bytes <= findings.idle_bytes + KEPT_BYTES_MAX),
     );
     let signed = |bytes: i64| format!("{:.1} MiB", bytes as f64 / MIB as f64);
-    let most = UNACCOUNTED_IDLE_BYTES_MAX;
     row(
         "memory that no pool holds, idle before",
         findings.unaccounted_idle_bytes.map_or_else(|| "not told".to_owned(), signed),
-        &format!("at most {}", format_size(most)),
-        Some(findings.unaccounted_idle_bytes.is_some_and(|bytes| bytes <= most as i64)),
+        "",
+        None,
     );
     let samples = &findings.unaccounted_bytes;
     let most = memory_bytes / 100 * UNACCOUNTED_STORM_PERCENT_MAX;
@@ -247,7 +244,7 @@ mod tests {
     #[test]
     fn each_fault_fails_its_own_line_and_no_other() {
         type Fault = (&'static str, fn(&mut Findings));
-        let faults: [Fault; 14] = [
+        let faults: [Fault; 12] = [
             ("OOM kills", |findings| findings.summary.oom_kills = 1),
             ("worker restarts (the node's word)", |findings| {
                 findings.metrics = findings.metrics.replace("update\"} 0", "update\"} 1");
@@ -265,10 +262,6 @@ mod tests {
             }),
             ("anonymous memory, peak", |findings| findings.summary.anonymous_peak_bytes += 1),
             ("anonymous memory, 60 s after", |findings| findings.after_bytes += 1),
-            ("memory that no pool holds, idle before", |findings| {
-                findings.unaccounted_idle_bytes = Some(8 * MIB as i64 + 1);
-            }),
-            ("memory that no pool holds, idle before", |findings| findings.unaccounted_idle_bytes = None),
             ("memory that no pool holds, peak", |findings| findings.unaccounted_bytes[0] += 1),
             ("memory that no pool holds, peak", |findings| findings.unaccounted_bytes.truncate(9)),
             ("the node's end after SIGTERM", |findings| findings.summary.ended = "ended by SIGKILL".into()),
