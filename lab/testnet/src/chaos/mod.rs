@@ -17,7 +17,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tokio::signal::unix::{SignalKind, signal};
@@ -99,12 +99,25 @@ pub struct Options {
     /// Folder for a folder with the history, the logs and the new net.
     #[arg(long, value_name = "DIR", default_value = "target/chaos")]
     out: PathBuf,
-    /// Do not send what no node may suffer from (thimble-lab misuse) beside the clients' calls.
-    #[arg(long)]
-    no_misuse: bool,
+    /// Leave this out; repeatable.
+    #[arg(long, value_name = "FAULT")]
+    without: Vec<Local>,
     /// Leave the new net's folder, stopped.
     #[arg(long)]
     keep: bool,
+}
+
+/// Trouble that is not of links or whole nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Local {
+    /// Disks that fill up.
+    Disks,
+    /// Nodes that can open nothing more.
+    Descriptors,
+    /// Compilations that are killed.
+    Compilations,
+    /// What `thimble-lab misuse` sends.
+    Misuse,
 }
 
 /// Where everything lies.
@@ -129,7 +142,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     let own = options.dir.is_none();
     let place = Place::new(&options.dir.clone().unwrap_or_else(|| files.0.join("net")))?;
     let mut terminate = signal(SignalKind::terminate())?;
-    let disks = match own.then(|| Disks::make(&place, options.nodes)) {
+    let wanted = own && !options.without.contains(&Local::Disks);
+    let disks = match wanted.then(|| Disks::make(&place, options.nodes)) {
         Some(Ok(disks)) => disks,
         Some(Err(error)) => {
             println!(
@@ -204,7 +218,7 @@ async fn chaos(options: &Options, seed: u64, place: &Place, files: &Files, disks
     let net = place.load()?;
     let mut recorder = Recorder::start(options, seed, &program, place, files).await?;
     // A node alone has nobody who would go on meanwhile, and little time for queries that never end.
-    let misuse = net.is_subnet() && !options.no_misuse;
+    let misuse = net.is_subnet() && !options.without.contains(&Local::Misuse);
     let mut misuse = misuse.then(|| Misuse::start(&net, seed, &program, files)).transpose()?;
     let mut chaos = Chaos {
         plan: Plan::new(
@@ -213,6 +227,8 @@ async fn chaos(options: &Options, seed: u64, place: &Place, files: &Files, disks
                 cut: net.is_subnet() && net.network != Network::Direct,
                 slow: net.is_subnet() && (net.network == Network::Proxies || net.netem),
                 fill: disks.exist(),
+                exhaust: !options.without.contains(&Local::Descriptors),
+                compile: misuse.is_some() && !options.without.contains(&Local::Compilations),
             },
             ChaCha8Rng::seed_from_u64(seed),
         ),

@@ -14,6 +14,10 @@ pub(crate) struct Possible {
     pub(crate) slow: bool,
     /// Nodes have disks of their own that can be filled.
     pub(crate) fill: bool,
+    /// Descriptors can be taken from nodes.
+    pub(crate) exhaust: bool,
+    /// Something is compiled now and then.
+    pub(crate) compile: bool,
 }
 
 /// What is wrong with a node.
@@ -162,7 +166,7 @@ impl Plan {
             return Action::Slow(node, self.random.gen_range(5..120) * 1000);
         }
         if let Some(node) = well.first().filter(|_| room == 0 || self.random.gen_bool(0.15)) {
-            return match self.random.gen_bool(0.4) {
+            return match self.possible.compile && self.random.gen_bool(0.4) {
                 true => Action::KillCompiler(*node),
                 false => Action::KillWorker(*node, self.random.r#gen()),
             };
@@ -184,7 +188,7 @@ impl Plan {
                 self.hurt.insert(node, Hurt::Full);
                 Action::Fill(node)
             }
-            3 => {
+            3 if self.possible.exhaust => {
                 self.hurt.insert(node, Hurt::Exhausted);
                 Action::Exhaust(node)
             }
@@ -243,7 +247,7 @@ mod tests {
     use super::*;
 
     fn walk(nodes: usize, seed: u64, steps: usize, recover_every: usize) -> Vec<Action> {
-        let possible = Possible { cut: true, slow: true, fill: true };
+        let possible = Possible { cut: true, slow: true, fill: true, exhaust: true, compile: true };
         let mut plan = Plan::new(nodes, possible, ChaCha8Rng::seed_from_u64(seed));
         let (mut down, mut paused, mut cut) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         let (mut full, mut exhausted) = (BTreeSet::new(), BTreeSet::new());
@@ -328,7 +332,7 @@ mod tests {
 
     #[test]
     fn a_node_that_does_not_come_back_stays_hurt() {
-        let possible = Possible { cut: false, slow: false, fill: false };
+        let possible = Possible { cut: false, slow: false, fill: false, exhaust: true, compile: true };
         let mut plan = Plan::new(4, possible, ChaCha8Rng::seed_from_u64(3));
         plan.recovers(2);
         for _ in 0..200 {

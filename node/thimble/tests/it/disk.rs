@@ -327,9 +327,14 @@ async fn one_of_four_with_a_full_disk_waits_and_says_so_and_goes_on_when_there_i
         for _ in 0..60 {
             count = increment(&agent, counter).await;
         }
+        let mut last = String::new();
         until("the fourth says on /health that its disk is full", async || {
             filler.fill();
             let (healthy, said) = health(&subnet.nodes[3]).await;
+            if last != said {
+                println!("the fourth says {said:?}");
+                last.clone_from(&said);
+            }
             !healthy && said.contains("disk")
         })
         .await;
