@@ -11,7 +11,8 @@ use std::{
 use anyhow::{Context, Result, bail};
 use budget::{Ledger, Pool, cgroup::Cgroup};
 use consensus::{
-    BlockLog, Certifier, Consensus, IngressPool, SingleNode, Subnet, SubnetConfig, SystemClock, Wiring,
+    BlockLog, Certifier, Consensus, IngressPool, SingleNode, Subnet, SubnetConfig, SystemClock, SystemRandom,
+    Wiring,
 };
 use execution::{Executor, ExecutorConfig};
 use gateway::{CallVerifier, Gateway, GatewayConfig, GatewayHandle, Waiters};
@@ -34,6 +35,7 @@ use crate::{
     keystore::KeyFiles,
     metrics::{Readings, RoundMetrics},
     pace::Pace,
+    rules,
     watch::Watch,
 };
 
@@ -65,18 +67,20 @@ fn start_again() -> Result<()> {
     Err(error).context("starting again with the state that was taken over; start the node by hand")
 }
 
-fn serve(config: Config, address_file: Option<&Path>) -> Result<Ended> {
+fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
     let started = Instant::now();
     start_logging(&config.log)?;
     let data = &config.data_dir;
     fs::create_dir_all(data).with_context(|| format!("making the data folder {}", data.display()))?;
     let _lock = lock(data)?;
     let keys = Keys::open_or_create(&data.join("keys"))?;
+    config.features = config.features.settled(several(&keys));
     let limits = Arc::new(config.limits.clone());
     raise_descriptor_limit(&limits)?;
     let ledger = limits.ledger()?;
     let cgroup = Cgroup::own().unwrap_or_default();
     check_group(cgroup.as_ref(), &limits)?;
+    rules::settle(&config, BLOCK_SEGMENT_BYTES, replay)?;
 
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -137,6 +141,22 @@ fn serve(config: Config, address_file: Option<&Path>) -> Result<Ended> {
     match rounds.join() {
         Ok(result) => result,
         Err(_) => bail!("the round thread ended with a defect; its message stands above"),
+    }
+}
+
+/// Executes the block log to its end and makes a checkpoint there, by the limits of this configuration; nothing is served.
+fn replay(config: &Config) -> Result<()> {
+    let keys = Keys::open_or_create(&config.data_dir.join("keys"))?;
+    let limits = Arc::new(config.limits.clone());
+    let ledger = limits.ledger()?;
+    let registry = Mutex::new(Registry::default());
+    let cgroup = Cgroup::own().unwrap_or_default();
+    let Parts { driver, pool, .. } = open(config, &limits, &ledger, cgroup, keys, &registry)?;
+    // The round loop hands out what the log holds first; then it stops, with a checkpoint.
+    pool.close();
+    match driver.run()? {
+        Ended::Stopped => Ok(()),
+        Ended::NewState => bail!("a state of peers was taken over before the log was executed"),
     }
 }
 
@@ -214,7 +234,7 @@ fn open(
         },
         root_key_der: keys.root_key_der(),
         first_canister: FIRST_CANISTER,
-        provisional: true,
+        provisional: config.features.provisional(several(&keys)),
         subnet_admins: vec![],
     };
     let named = |name| ledger.pool(name).with_context(|| format!("the ledger has no pool `{name}`"));
@@ -307,6 +327,11 @@ fn open(
     Ok(Parts { driver, adapter, keys, pool: ingress, waiters, watch })
 }
 
+/// Whether the subnet's genesis has more than one member.
+fn several(keys: &Keys) -> bool {
+    keys.origin.is_some() && keys.members.len() > 1
+}
+
 /// A subnet of one decides by itself; several connect to each other and agree.
 fn agreement(
     config: &Config,
@@ -316,11 +341,11 @@ fn agreement(
     (height, time): (Height, Time),
 ) -> Result<(Box<dyn Consensus>, Option<Agreement>)> {
     let limits = &config.limits;
-    let Some(origin) = keys.origin.as_ref().filter(|_| keys.members.len() > 1) else {
+    let Some(origin) = keys.origin.as_ref().filter(|_| several(keys)) else {
         let kept = limits.consensus.certificates_kept as usize;
         let certifier = Certifier::new(keys.committee.clone(), keys.share_again()?, kept);
         return Ok((
-            Box::new(SingleNode::new(wiring, certifier, (height, time), keys.genesis_seed()?)?),
+            Box::new(SingleNode::new(wiring, certifier, (height, time), Box::new(SystemRandom))?),
             None,
         ));
     };
@@ -336,7 +361,7 @@ fn agreement(
         key,
         keys: Box::new(KeyFiles::new(&config.data_dir, arithmetic.clone())),
         arithmetic,
-        agreed: limits.agreed(),
+        agreed: config.agreed(),
         genesis_time: Time(origin.time_seconds.saturating_mul(1_000_000_000)),
         listen,
         addresses: addresses.clone(),

@@ -22,6 +22,7 @@ mod handover;
 mod journal;
 mod key;
 mod network;
+mod patient;
 mod shares;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
@@ -107,6 +108,18 @@ enum Input {
     Left(Height),
     /// Something outside changed: look.
     Wake,
+    /// The engine's thread is over.
+    Ended,
+}
+
+/// Tells the driver when it is dropped that the engine is over: others hold on to its channel, so that this would not show by itself.
+struct TellsEnd(mpsc::Sender<Input>);
+
+impl Drop for TellsEnd {
+    fn drop(&mut self) {
+        // A sender has a place of its own in the channel. A driver that is gone needs no telling.
+        let _ = self.0.try_send(Input::Ended);
+    }
 }
 
 /// A finalised block whose receiver says when it is durable.
@@ -182,6 +195,9 @@ pub enum StartError {
     /// The block log.
     #[error(transparent)]
     Log(#[from] crate::LogError),
+    /// A file of records.
+    #[error(transparent)]
+    Records(#[from] disk::records::RecordError),
 }
 
 /// See the module.
@@ -327,11 +343,12 @@ impl Subnet {
             message_bytes: block_bytes.max(call_bytes).max(MESSAGE_BYTES_MIN),
             directory,
         };
-        subnet.engine = Some(
-            std::thread::Builder::new()
-                .name("consensus".into())
-                .spawn(move || network::run(network, prepared))?,
-        );
+        let ended = TellsEnd(prepared.out.clone());
+        subnet.engine = Some(std::thread::Builder::new().name("consensus".into()).spawn(move || {
+            // However the thread ends, by a panic too.
+            let _ended = ended;
+            network::run(network, prepared);
+        })?);
         Ok(subnet)
     }
 
@@ -341,6 +358,7 @@ impl Subnet {
         resume_from: Height,
     ) -> Result<(Self, Prepared), StartError> {
         let Wiring { pool, mut log, clock: _, envelopes, limits, states } = wiring;
+        log.check_complete(resume_from)?;
         let me = key::node_key(&config.node_secret)?.public_key();
         let namespace = namespace(&config.genesis);
         let public_key = config.genesis.committee().public_key;
@@ -350,7 +368,8 @@ impl Subnet {
             log.clear()?;
         }
         let floor_path = catchup::floor_path(&config.directory);
-        let floor = Floor::read(&floor_path, resume_from);
+        let disk = log.disk().clone();
+        let floor = Floor::read(&disk, &floor_path, resume_from);
         let logged = log.last().unwrap_or(resume_from).max(resume_from);
         // The key as of the newest block, which is ahead of the state when blocks are executed again.
         let mut newest = config.key;
@@ -369,7 +388,7 @@ impl Subnet {
         let epocher = FixedEpocher::new(blocks_per_epoch);
         let schemes = Schemes::new(key::verifier(&namespace, &public_key)?);
         let voted = config.keys.voted().map_err(StartError::Share)?;
-        let silent_until = votes::silent_until(&config.directory, voted)?;
+        let silent_until = votes::silent_until(&disk, &config.directory, voted)?;
         let handover = Handover::new(
             (summary, logged, boundary),
             config.keys,
@@ -398,6 +417,7 @@ impl Subnet {
         let terms = Terms::new(entered.from, entered.term);
         let replay = log.read_from(resume_from)?;
         let journal = Journal::open(
+            disk,
             &log.folder().join("voted"),
             limits.block_ingress_bytes.saturating_mul(JOURNAL_BLOCKS),
         )?;
@@ -498,7 +518,13 @@ impl Subnet {
                     let _ = delivered.durable.send(());
                     return self.hand_out(&delivered.block, None);
                 }
-                Some(Input::Certified(certificate)) => return Ok(Step::Certified(certificate)),
+                Some(Input::Certified(certificate)) => {
+                    // A certificate may come before the blocks it covers: the log is held to what it has.
+                    let mut log = self.wiring.log.lock();
+                    let covered = log.last().unwrap_or_default().min(certificate.height);
+                    log.certified(covered)?;
+                    return Ok(Step::Certified(certificate));
+                }
                 Some(Input::Failed(source)) => {
                     return Err(ConsensusError::Certify { height: self.height.0, source });
                 }
@@ -514,7 +540,7 @@ impl Subnet {
                 Some(Input::Differs(differ)) => return Err(ConsensusError::LimitsDiffer(differ)),
                 Some(Input::Left(height)) => return Err(ConsensusError::Left { height: height.0 }),
                 Some(Input::Wake) => {}
-                None => return Err(ConsensusError::EngineEnded),
+                Some(Input::Ended) | None => return Err(ConsensusError::EngineEnded),
             }
         }
     }
@@ -645,7 +671,8 @@ impl Consensus for Subnet {
     fn adopt(&mut self) -> Result<(), ConsensusError> {
         let Some(floor) = &self.floor else { return Ok(()) };
         let path = &self.floor_path;
-        floor.write(path).map_err(|source| ConsensusError::Floor { path: path.clone(), source })
+        let disk = self.wiring.log.lock().disk().clone();
+        floor.write(&disk, path).map_err(ConsensusError::Floor)
     }
 
     fn certificates_pending(&self) -> u64 {

@@ -26,11 +26,17 @@ impl Subnet {
 
     /// The same, all with this configuration.
     pub(crate) async fn start_with(configuration: &str) -> Self {
-        Self::start_at(configuration, None).await
+        // Stories make their canisters out of nothing.
+        Self::start_as(configuration, &["--provisional", "true"]).await
     }
 
-    /// The same with the last node's data folder at `last`.
-    pub(crate) async fn start_at(configuration: &str, last: Option<&Path>) -> Self {
+    /// The same, all with these arguments besides.
+    pub(crate) async fn start_as(configuration: &str, more: &[&str]) -> Self {
+        Self::start_at(configuration, more, None).await
+    }
+
+    /// The same, with the last node's data folder at `last`.
+    pub(crate) async fn start_at(configuration: &str, more: &[&str], last: Option<&Path>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         let run = |arguments: &[&str]| {
@@ -71,7 +77,8 @@ impl Subnet {
         let mut nodes = Vec::new();
         for node in 0..4 {
             run(&["join", "--data-dir", &data[node], "--genesis", &genesis]);
-            let arguments = vec!["--p2p-listen".to_owned(), addresses[node].clone()];
+            let mut arguments = vec!["--p2p-listen".to_owned(), addresses[node].clone()];
+            arguments.extend(more.iter().map(|argument| (*argument).to_owned()));
             let mut prepared = Node::prepared(data[node].clone().into(), "512MiB", arguments);
             prepared.configure(configuration);
             nodes.push(prepared);
