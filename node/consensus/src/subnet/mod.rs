@@ -108,6 +108,8 @@ enum Input {
     Left(Height),
     /// Something outside changed: look.
     Wake,
+    /// The engine waits for its storage: what it does, and why that fails.
+    Trouble(String),
     /// The engine's thread is over.
     Ended,
 }
@@ -540,6 +542,13 @@ impl Subnet {
                 Some(Input::Differs(differ)) => return Err(ConsensusError::LimitsDiffer(differ)),
                 Some(Input::Left(height)) => return Err(ConsensusError::Left { height: height.0 }),
                 Some(Input::Wake) => {}
+                Some(Input::Trouble(text)) => {
+                    // Told as trouble of the block log is: the call may be repeated.
+                    let source = std::io::Error::other(format!("the disk takes nothing now ({text})"));
+                    let (path, doing) = (self.floor_path.with_file_name(""), "keeping votes and blocks");
+                    let error = disk::records::RecordError::Io { path, doing, source };
+                    return Err(crate::LogError::from(error).into());
+                }
                 Some(Input::Ended) | None => return Err(ConsensusError::EngineEnded),
             }
         }

@@ -3,13 +3,14 @@
 //! The engine's actors take a failed write for the end of the world and panic, and a node whose disk was full for a moment would have to be started again. A write says
 //! where it goes, so it may be repeated. A failed sync is handed on: after it nobody knows what is on the disk, and the engine has to end.
 //!
-//! While it waits the driver is woken, which looks at the disk and says what is the matter.
+//! While it waits the driver is told, which refuses updates and says on `/health` what is the matter.
 
 use std::{
     convert::Infallible,
     fmt::Display,
     future::Future,
     ops::RangeInclusive,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -20,6 +21,7 @@ use commonware_runtime::{
     telemetry::metrics::{Metric, Registered},
     tokio::Context,
 };
+use commonware_utils::sync::Mutex;
 use futures::channel::mpsc;
 use governor::clock::{Clock as Governed, ReasonablyRealtime};
 use rand_core::{TryCryptoRng, TryRng};
@@ -34,14 +36,17 @@ const WAIT_MAX: Duration = Duration::from_secs(2);
 /// The engine's runtime with such a storage. Everything else goes through as it is.
 pub(super) struct Patient {
     inner: Context,
-    wake: mpsc::Sender<Input>,
+    driver: Driver,
 }
 
 impl Patient {
-    pub(super) fn new(inner: Context, wake: mpsc::Sender<Input>) -> Self {
-        Self { inner, wake }
+    pub(super) fn new(inner: Context, driver: mpsc::Sender<Input>) -> Self {
+        Self { inner, driver: Arc::new(Mutex::new(driver)) }
     }
 }
+
+/// To whom trouble is told. One sender for all files: each has a place of its own in the channel.
+type Driver = Arc<Mutex<mpsc::Sender<Input>>>;
 
 /// Whether the same operation may succeed later, having done nothing that must not be repeated.
 fn may_heal(error: &Error) -> bool {
@@ -58,7 +63,7 @@ fn may_heal(error: &Error) -> bool {
 /// Tries `operation` until it succeeds or fails for good.
 async fn patiently<T, F: Future<Output = Result<T, Error>>>(
     clock: &Context,
-    wake: &mpsc::Sender<Input>,
+    driver: &Driver,
     what: &str,
     mut operation: impl FnMut() -> F,
 ) -> Result<T, Error> {
@@ -69,8 +74,8 @@ async fn patiently<T, F: Future<Output = Result<T, Error>>>(
                 if wait == WAIT_FIRST {
                     tracing::warn!(%error, what, "the engine's storage fails; it is tried until it works");
                 }
-                // The driver is busy when there is no room, and looks by itself.
-                let _ = wake.clone().try_send(Input::Wake);
+                // When there is no room the driver has not yet seen what it was told before.
+                let _ = driver.lock().try_send(Input::Trouble(format!("{what}: {error}")));
                 clock.sleep(wait).await;
                 wait = (wait * 2).min(WAIT_MAX);
             }
@@ -82,8 +87,8 @@ async fn patiently<T, F: Future<Output = Result<T, Error>>>(
 /// A file of this storage.
 pub(super) struct PatientBlob {
     inner: <Context as Storage>::Blob,
-    clock: std::sync::Arc<Context>,
-    wake: mpsc::Sender<Input>,
+    clock: Arc<Context>,
+    driver: Driver,
 }
 
 impl Blob for PatientBlob {
@@ -110,11 +115,11 @@ impl Blob for PatientBlob {
         // Copies share their bytes.
         let bufs: IoBufs = bufs.into();
         let write = || self.inner.write_at(offset, bufs.clone(), options);
-        patiently(&self.clock, &self.wake, "writing", write).await
+        patiently(&self.clock, &self.driver, "writing", write).await
     }
 
     async fn resize(&self, len: u64) -> Result<(), Error> {
-        patiently(&self.clock, &self.wake, "resizing", || self.inner.resize(len)).await
+        patiently(&self.clock, &self.driver, "resizing", || self.inner.resize(len)).await
     }
 
     async fn sync(&self) -> Result<(), Error> {
@@ -136,9 +141,9 @@ impl Storage for Patient {
         versions: RangeInclusive<BlobVersion>,
     ) -> Result<(PatientBlob, u64, BlobVersion), Error> {
         let open = || self.inner.open_versioned(partition, name, versions.clone());
-        let (inner, bytes, version) = patiently(&self.inner, &self.wake, "opening", open).await?;
-        let clock = std::sync::Arc::new(self.inner.child("disk"));
-        Ok((PatientBlob { inner, clock, wake: self.wake.clone() }, bytes, version))
+        let (inner, bytes, version) = patiently(&self.inner, &self.driver, "opening", open).await?;
+        let clock = Arc::new(self.inner.child("disk"));
+        Ok((PatientBlob { inner, clock, driver: self.driver.clone() }, bytes, version))
     }
 
     async fn remove(&self, partition: &str, name: Option<&[u8]>) -> Result<(), Error> {
@@ -156,21 +161,21 @@ impl Supervisor for Patient {
     }
 
     fn child(&self, label: &'static str) -> Self {
-        Self { inner: self.inner.child(label), wake: self.wake.clone() }
+        Self { inner: self.inner.child(label), driver: self.driver.clone() }
     }
 
     fn with_attribute(self, key: &'static str, value: impl Display) -> Self {
-        Self { inner: self.inner.with_attribute(key, value), wake: self.wake }
+        Self { inner: self.inner.with_attribute(key, value), driver: self.driver }
     }
 }
 
 impl Spawner for Patient {
     fn shared(self, blocking: bool) -> Self {
-        Self { inner: self.inner.shared(blocking), wake: self.wake }
+        Self { inner: self.inner.shared(blocking), driver: self.driver }
     }
 
     fn dedicated(self) -> Self {
-        Self { inner: self.inner.dedicated(), wake: self.wake }
+        Self { inner: self.inner.dedicated(), driver: self.driver }
     }
 
     fn spawn<F, Fut, T>(self, task: F) -> Handle<T>
@@ -179,8 +184,8 @@ impl Spawner for Patient {
         Fut: Future<Output = T> + Send + 'static,
         T: Send + 'static,
     {
-        let wake = self.wake;
-        self.inner.spawn(move |inner| task(Self { inner, wake }))
+        let driver = self.driver;
+        self.inner.spawn(move |inner| task(Self { inner, driver }))
     }
 
     async fn stop(self, value: i32, timeout: Option<Duration>) -> Result<(), Error> {
