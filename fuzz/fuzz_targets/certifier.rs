@@ -47,7 +47,8 @@ fn signature(number: u8) -> Signature {
 
 fuzz_target!(|bytes: &[u8]| {
     let (committee, shares) = &*KEYS;
-    let mut certifier = Certifier::new(committee.clone(), shares[0].clone(), HEIGHTS_MAX);
+    let share = SecretShare::from_bytes(NodeIndex(0), &shares[0].to_bytes()).expect("its own bytes");
+    let mut certifier = Certifier::new(committee.clone(), share, HEIGHTS_MAX);
     let mut own: BTreeMap<u64, [u8; 32]> = BTreeMap::new();
     // Who truly signed which other root, by height.
     let mut others: BTreeMap<(u64, u32), BTreeSet<u8>> = BTreeMap::new();
@@ -74,13 +75,13 @@ fuzz_target!(|bytes: &[u8]| {
                 if from == 0 {
                     continue;
                 }
-                let mut share = share(from % NODES, number);
+                let mut signed = self::share(from % NODES, number);
                 if what == 2 {
-                    share.0[usize::from(step[2]) % 48] ^= step[3] | 1;
+                    signed.0[usize::from(step[2]) % 48] ^= step[3] | 1;
                 } else if from < NODES {
                     others.entry((at.0, from)).or_default().insert(number % 3);
                 }
-                certifier.take(at, NodeIndex(from), root(number), share)
+                certifier.take(at, NodeIndex(from), root(number), signed)
             }
             3 => {
                 // More members than may be faulty stand behind it.
