@@ -26,6 +26,7 @@ use genesis::{NodeRecord, Summary};
 use super::{
     Engine, StartError,
     engine::{self, Channels},
+    patient::Patient,
 };
 
 /// Clocks of two members may differ by so much when they connect.
@@ -159,7 +160,9 @@ pub(super) fn run(network: Network, prepared: Engine) {
             sync: connections.register(engine::SYNC, large(256, 8)),
         };
         let network = connections.start();
+        let wake = prepared.out.clone();
         let node = context.child("node").spawn(move |context| {
+            let context = Patient::new(context, wake);
             prepared.run(context, String::new(), channels, (oracle.clone(), oracle), peering)
         });
         // An actor that panics, as it does when the disk fails it, ends the node's task; without connections a node would only seem to take part.
