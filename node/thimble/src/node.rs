@@ -336,7 +336,7 @@ fn agreement(
         key,
         keys: Box::new(KeyFiles::new(&config.data_dir, arithmetic.clone())),
         arithmetic,
-        agreed: limits.agreed(),
+        agreed: agreed(limits)?,
         genesis_time: Time(origin.time_seconds.saturating_mul(1_000_000_000)),
         listen,
         addresses: addresses.clone(),
@@ -354,6 +354,14 @@ fn agreement(
         "taking part in the subnet"
     );
     Ok((Box::new(subnet), Some(Agreement { status, node_key, addresses })))
+}
+
+/// What members of a subnet must have alike, because what a batch comes to depends on it: limits and the engine.
+fn agreed(limits: &Limits) -> Result<Vec<(String, u64)>> {
+    let mut agreed = limits.agreed();
+    agreed.extend(sandbox::engine::agreed().context("configuring the WebAssembly engine")?);
+    agreed.sort();
+    Ok(agreed)
 }
 
 /// How far ahead a call may expire, and the drift of clocks allowed on top.
