@@ -161,6 +161,7 @@ impl Service {
             return Err(Refused::bad("request_type", "this endpoint takes \"call\""));
         };
         let id = envelope.request_id;
+        let effective_id = effective::of_call(&call, effective.id());
         // No view is held while waiting: it would keep an old state alive.
         let known = self.latest()?.request(&id);
         if let Some(known) = known {
@@ -171,7 +172,7 @@ impl Service {
                 (Some(_), false) => self.wait(id, None).await,
             };
         }
-        let ingress = ingress(id, envelope.content.ingress_expiry, effective.id(), call, authenticated);
+        let ingress = ingress(id, envelope.content.ingress_expiry, effective_id, call, authenticated);
         let node = self.node.clone();
         let (ingress, inspected) = self
             .on_thread(Work::Inspect, move || {
@@ -185,7 +186,7 @@ impl Service {
         }
         // A copy of its own: what came may be a piece of a larger read buffer, which must not live for as long as the call waits.
         let envelope = Bytes::copy_from_slice(&bytes);
-        let signed = SignedIngress { effective_canister_id: effective.id(), envelope };
+        let signed = SignedIngress { effective_canister_id: effective_id, envelope };
         drop(bytes);
         // From here the ingress pool accounts for the message.
         drop(reservation);
