@@ -198,7 +198,7 @@ mod tests {
         let text = "[features]\nprovisional = true\n";
         let set = load(text, Settings::default()).unwrap();
         assert!(set.features.provisional(true));
-        assert!(set.agreed().contains(&("features.provisional".to_owned(), 1)));
+        assert!(set.agreed().unwrap().contains(&("features.provisional".to_owned(), 1)));
         assert_eq!(unset.features.settled(true).provisional, Some(false));
         assert!(set.to_toml().unwrap().contains(text.trim()), "{}", set.to_toml().unwrap());
         let flag = load(text, Settings { provisional: Some(false), ..Settings::default() }).unwrap();
