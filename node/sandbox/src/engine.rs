@@ -112,8 +112,9 @@ pub fn version() -> wasmtime::Result<&'static str> {
 /// Nothing of the processor is among them: code is generated for one baseline of an architecture (see
 /// [`config`]), never for what the host has beyond it, and an engine refuses to start on a host that lacks it.
 /// The architecture is in the name of the target: frames have other sizes on another.
-pub fn agreed() -> wasmtime::Result<Vec<(String, u64)>> {
-    let version = u64::from_str_radix(version()?, 16).unwrap_or_default();
+pub fn agreed() -> Result<Vec<(String, u64)>, crate::PrepareError> {
+    let version = version().map_err(|error| crate::PrepareError::Engine(format!("{error:#}")))?;
+    let version = u64::from_str_radix(version, 16).unwrap_or_default();
     Ok(vec![
         (format!("engine.wasmtime {WASMTIME_VERSION} for {TARGET}"), version),
         ("engine.instrumentation".to_owned(), u64::from(INSTRUMENTATION_VERSION)),

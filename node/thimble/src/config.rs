@@ -127,7 +127,7 @@ impl Config {
         let provisional = self.features.provisional.unwrap_or_default();
         let mut agreed = self.limits.agreed();
         agreed.push(("features.provisional".to_owned(), u64::from(provisional)));
-        agreed.extend(sandbox::engine::agreed().context("the WebAssembly engine cannot be configured")?);
+        agreed.extend(sandbox::engine::agreed()?);
         agreed.sort();
         Ok(agreed)
     }
