@@ -3,25 +3,32 @@
 //! A vote says that the block can be executed. Were its calls in memory only, all nodes losing power at once would leave a final block that nobody can execute, and
 //! the chain would stand for ever. So whoever votes has the calls on disk, and 2f+1 vote for each final block.
 //!
-//! One file of records `length: u32, crc32: u32, payload` (little-endian). A call is in it once, however many blocks name it. It leaves when a block that holds it
-//! is in the block log, or when it is void. A file whose every call left is emptied; one that is mostly gone is
-//! written again; until then calls that left come back with a restart and are void soon, which does no harm. What a crash tore at
-//! the end is cut off: the vote had not been cast.
+//! One record file ([`disk::records`]). A call is in it once, however many blocks name it. It leaves when a block that holds it is in the block log, or when it is
+//! void. The file is written again when more than [`DEAD_BYTES`] of it are calls that left; until then they come back with a restart and are void soon, which does no
+//! harm. A write that a crash tore is cut off: the vote had not been cast.
+//!
+//! Damage is told in the log, and every record that can be read is kept, those behind it too. A call that cannot be read is one copy less of the 2f+1 that its block's
+//! votes stand for: it is asked of the others like any that did not arrive, so the node goes on. After a failed sync the file is written anew before the next vote.
 //!
 //! Bounded: beyond `bytes_max` of live calls nothing is taken, and the node does not vote.
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File, OpenOptions},
-    io::{self, Read as _, Write as _},
+    io,
     path::{Path, PathBuf},
 };
 
+use disk::{
+    SharedDisk,
+    records::{HEADER_BYTES, Kind, Reader, RecordError, RecordFile},
+};
 use serde::{Deserialize, Serialize};
 use state::{IngressId, SignedIngress, Time};
 
 /// Dead bytes in the file that are not worth writing it again.
 const DEAD_BYTES: u64 = 1 << 20;
+/// A record is a call.
+const KIND: Kind = Kind { name: *b"voted\0\0\0", version: 1, bytes_max: 64 << 20 };
 
 /// A call with what its place in a block depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,9 +40,9 @@ pub(super) struct KeptCall {
 
 /// See the module.
 pub(super) struct Journal {
+    disk: SharedDisk,
     path: PathBuf,
-    file: File,
-    length: u64,
+    file: RecordFile,
     live: BTreeMap<IngressId, (Time, SignedIngress)>,
     live_bytes: u64,
     bytes_max: u64,
@@ -43,24 +50,32 @@ pub(super) struct Journal {
 
 impl Journal {
     /// Opens the journal at `path`, made if absent.
-    pub(super) fn open(path: &Path, bytes_max: u64) -> io::Result<Self> {
+    pub(super) fn open(disk: SharedDisk, path: &Path, bytes_max: u64) -> Result<Self, RecordError> {
         if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder)?;
+            let failed =
+                |source| RecordError::Io { path: folder.to_path_buf(), doing: "creating the folder", source };
+            disk.create_folder(folder).map_err(failed)?;
         }
-        let mut file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path)?;
-        let mut bytes = Vec::new();
-        (&mut file)
-            .take(bytes_max.saturating_mul(3).saturating_add(4 * DEAD_BYTES))
-            .read_to_end(&mut bytes)?;
+        let (mut calls, mut damaged) = (Vec::new(), false);
+        let read = read(&disk, path, bytes_max, &mut calls, &mut damaged);
+        let file = match read {
+            Ok(Some(reader)) if reader.offset() >= HEADER_BYTES => {
+                RecordFile::resume(disk.as_ref(), &reader)?
+            }
+            Ok(_) | Err(RecordError::Damaged { .. }) => {
+                if let Err(error) = read {
+                    tracing::error!(%error, "the journal of calls voted for cannot be read; it is begun anew");
+                }
+                RecordFile::create(disk.as_ref(), path, KIND)?
+            }
+            Err(error) => return Err(error),
+        };
         let mut journal =
-            Self { path: path.to_owned(), file, length: 0, live: BTreeMap::new(), live_bytes: 0, bytes_max };
-        let mut rest = bytes.as_slice();
-        while let Some((call, size)) = record(rest) {
-            rest = &rest[size..];
-            journal.length += size as u64;
-            journal.add(call);
+            Self { disk, path: path.to_owned(), file, live: BTreeMap::new(), live_bytes: 0, bytes_max };
+        calls.into_iter().for_each(|call| journal.add(call));
+        if damaged {
+            journal.rewrite()?;
         }
-        journal.file.set_len(journal.length)?;
         Ok(journal)
     }
 
@@ -90,12 +105,15 @@ impl Journal {
                 ),
             ));
         }
-        let bytes = encode(&new)?;
-        if let Err(error) = self.append(&bytes) {
-            // Whatever part reached the file must not be taken for a record later.
-            let _ = self.file.set_len(self.length);
-            return Err(error);
+        if self.file.sync_lost() {
+            self.rewrite().map_err(into_io)?;
         }
+        let encoded = encode(&new)?;
+        self.file
+            .append(encoded.iter().map(Vec::as_slice))
+            .and_then(|()| self.file.sync())
+            .map_err(into_io)?;
+        self.file.mark();
         new.into_iter().for_each(|call| self.add(call));
         Ok(())
     }
@@ -109,11 +127,8 @@ impl Journal {
                 self.live_bytes -= signed.accounted_bytes();
             }
         }
-        if self.live.is_empty() && self.length > 0 {
-            self.file.set_len(0)?;
-            self.length = 0;
-        } else if self.length > 2 * self.live_bytes + DEAD_BYTES {
-            self.rewrite()?;
+        if self.file.sync_lost() || self.file.length() > 2 * self.live_bytes + DEAD_BYTES {
+            self.rewrite().map_err(into_io)?;
         }
         Ok(())
     }
@@ -125,66 +140,83 @@ impl Journal {
         }
     }
 
-    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        use std::os::unix::fs::FileExt as _;
-        self.file.write_all_at(bytes, self.length)?;
-        self.file.sync_data()?;
-        self.length += bytes.len() as u64;
-        Ok(())
-    }
-
     /// Only with what is live; whole or not at all.
-    fn rewrite(&mut self) -> io::Result<()> {
+    fn rewrite(&mut self) -> Result<(), RecordError> {
         let calls: Vec<_> = self
             .live
             .iter()
             .map(|(id, (expiry, signed))| KeptCall { id: *id, expiry: *expiry, signed: signed.clone() })
             .collect();
-        let bytes = encode(&calls)?;
-        let scratch = self.path.with_extension("new");
-        let mut file =
-            OpenOptions::new().create(true).truncate(true).read(true).write(true).open(&scratch)?;
-        file.write_all(&bytes)?;
-        file.sync_all()?;
-        fs::rename(&scratch, &self.path)?;
-        if let Some(folder) = self.path.parent() {
-            File::open(folder)?.sync_all()?;
-        }
-        self.file = file;
-        self.length = bytes.len() as u64;
+        let encoded = encode(&calls).map_err(|source| RecordError::Io {
+            path: self.path.clone(),
+            doing: "encoding",
+            source,
+        })?;
+        self.file = RecordFile::replace(self.disk.as_ref(), &self.path, KIND, &encoded)?;
+        self.file.mark();
         Ok(())
     }
 }
 
-fn encode(calls: &[KeptCall]) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    for call in calls {
-        let payload = postcard::to_stdvec(call).map_err(io::Error::other)?;
-        bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(&crc32fast::hash(&payload).to_le_bytes());
-        bytes.extend_from_slice(&payload);
+/// Reads every record that checks; `None` when there is no file.
+fn read(
+    disk: &SharedDisk,
+    path: &Path,
+    bytes_max: u64,
+    calls: &mut Vec<KeptCall>,
+    damaged: &mut bool,
+) -> Result<Option<Reader>, RecordError> {
+    let length = bytes_max.saturating_mul(3).saturating_add(4 * DEAD_BYTES);
+    let mut reader = match Reader::open(disk.as_ref(), path, KIND, Some(length)) {
+        Err(RecordError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    loop {
+        match reader.next() {
+            Ok(None) => return Ok(Some(reader)),
+            // A mark.
+            Ok(Some((_, []))) => {}
+            Ok(Some((offset, payload))) => match postcard::from_bytes(payload) {
+                Ok(call) => calls.push(call),
+                Err(error) => {
+                    tracing::error!(path = %path.display(), offset, %error, "a call voted for does not decode");
+                    *damaged = true;
+                }
+            },
+            Err(error @ RecordError::Damaged { .. }) => {
+                tracing::error!(%error, "calls that this node voted for cannot be read; those behind the damage are kept, and what is missing is asked of the others");
+                *damaged = true;
+                reader.skip_damage();
+            }
+            Err(error) => return Err(error),
+        }
     }
-    Ok(bytes)
 }
 
-/// The record at the start of `bytes` and its size, if it is whole.
-fn record(bytes: &[u8]) -> Option<(KeptCall, usize)> {
-    let (head, rest) = bytes.split_at_checked(8)?;
-    let length = u32::from_le_bytes(head[..4].try_into().ok()?) as usize;
-    let checksum = u32::from_le_bytes(head[4..].try_into().ok()?);
-    let payload = rest.get(..length)?;
-    if crc32fast::hash(payload) != checksum {
-        return None;
+fn into_io(error: RecordError) -> io::Error {
+    match error {
+        RecordError::Io { ref source, .. } => io::Error::new(source.kind(), error),
+        error => io::Error::other(error),
     }
-    Some((postcard::from_bytes(payload).ok()?, 8 + length))
+}
+
+fn encode(calls: &[KeptCall]) -> io::Result<Vec<Vec<u8>>> {
+    calls.iter().map(|call| postcard::to_stdvec(call).map_err(io::Error::other)).collect()
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::fs;
+
+    use disk::{RealDisk, SimulatedDisk};
     use ic_principal::Principal;
 
     use super::*;
+
+    fn open(path: &Path, bytes_max: u64) -> Journal {
+        Journal::open(RealDisk::shared(), path, bytes_max).unwrap()
+    }
 
     fn call(number: u8, size: usize, expiry: u64) -> KeptCall {
         KeptCall {
@@ -205,30 +237,31 @@ mod tests {
     fn what_was_kept_is_there_again_and_a_torn_end_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("voted");
-        let mut journal = Journal::open(&path, 10_000).unwrap();
+        let mut journal = open(&path, 10_000);
         journal.keep(vec![call(1, 100, 9), call(2, 100, 9)]).unwrap();
         journal.keep(vec![call(2, 100, 9), call(3, 100, 9)]).unwrap();
         drop(journal);
         let whole = fs::read(&path).unwrap();
-        for cut in 0..whole.len() {
+        // Its end is the mark behind the last call.
+        for cut in 0..whole.len() - disk::records::HEAD_BYTES as usize {
             fs::write(&path, &whole[..cut]).unwrap();
-            let journal = Journal::open(&path, 10_000).unwrap();
+            let journal = open(&path, 10_000);
             assert!(numbers(&journal).len() <= 2, "cut at {cut}");
         }
         fs::write(&path, &whole).unwrap();
-        let mut journal = Journal::open(&path, 10_000).unwrap();
+        let mut journal = open(&path, 10_000);
         assert_eq!(numbers(&journal), [1, 2, 3]);
         assert_eq!(journal.get(&IngressId([2; 32])), Some(&call(2, 100, 9).signed));
         journal.forget(&[IngressId([1; 32])], Time(0)).unwrap();
         journal.forget(&[], Time(10)).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().len(), 0, "void calls leave");
+        assert!(numbers(&journal).is_empty(), "void calls leave");
     }
 
     #[test]
     fn the_file_is_bounded_by_what_is_live() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("voted");
-        let mut journal = Journal::open(&path, 1 << 20).unwrap();
+        let mut journal = open(&path, 1 << 20);
         journal.keep(vec![call(0, 1_000, 9)]).unwrap();
         for round in 0..200u8 {
             let number = round % 100 + 1;
@@ -239,18 +272,68 @@ mod tests {
         assert_eq!(numbers(&journal), [0]);
         drop(journal);
         // What left lately may still be in the file: it is looked at again, and leaves again.
-        let live = numbers(&Journal::open(&path, 1 << 20).unwrap());
+        let live = numbers(&open(&path, 1 << 20));
         assert!(live.contains(&0) && live.len() < 30, "{live:?}");
     }
 
     #[test]
     fn more_than_the_bound_is_refused_by_name() {
         let folder = tempfile::tempdir().unwrap();
-        let mut journal = Journal::open(&folder.path().join("voted"), 1_000).unwrap();
+        let mut journal = open(&folder.path().join("voted"), 1_000);
         journal.keep(vec![call(1, 500, 9)]).unwrap();
         let error = journal.keep(vec![call(2, 500, 9)]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
         assert!(error.to_string().contains("1000 bytes"), "{error}");
         assert_eq!(numbers(&journal), [1]);
+    }
+
+    #[test]
+    fn behind_damage_every_good_record_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("voted");
+        // On a simulated disk syncing costs nothing.
+        let open = || {
+            let disk = SimulatedDisk::new(folder.path(), 0).unwrap();
+            Journal::open(std::sync::Arc::new(disk), &path, 10_000).unwrap()
+        };
+        let mut journal = open();
+        for number in 1..=5 {
+            journal.keep(vec![call(number, 100, 9)]).unwrap();
+        }
+        drop(journal);
+        let whole = fs::read(&path).unwrap();
+        for bit in 0..whole.len() * 8 {
+            let mut bytes = whole.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            fs::write(&path, &bytes).unwrap();
+            let kept = numbers(&open()).len();
+            let least = if bit / 8 < HEADER_BYTES as usize { 0 } else { 4 };
+            assert!(kept >= least, "bit {bit}: {kept} of 5 calls are left");
+            assert_eq!(numbers(&open()).len(), kept, "damage is told once");
+        }
+    }
+
+    #[test]
+    fn what_a_vote_stands_for_survives_failed_syncs_and_a_power_cut() {
+        for seed in 0..100_u64 {
+            let folder = tempfile::tempdir().unwrap();
+            let root = folder.path().join("disk");
+            let disk = SimulatedDisk::new(&root, seed).unwrap();
+            let path = root.join("voted");
+            let mut journal = Journal::open(std::sync::Arc::new(disk.clone()), &path, 1 << 20).unwrap();
+            disk.end_after(5 + seed % 60, seed.is_multiple_of(2));
+            let mut voted = vec![];
+            for number in 1..30 {
+                disk.fail_syncs((seed + u64::from(number)) % 5 / 4);
+                if journal.keep(vec![call(number, 3_000, 9)]).is_ok() {
+                    voted.push(number);
+                }
+            }
+            drop(journal);
+            disk.cut_power().unwrap();
+            let journal = Journal::open(std::sync::Arc::new(disk), &path, 1 << 20).unwrap();
+            let there = numbers(&journal);
+            assert!(voted.iter().all(|number| there.contains(number)), "seed {seed}: {voted:?}, {there:?}");
+        }
     }
 }
