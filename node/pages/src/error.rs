@@ -13,12 +13,12 @@ use crate::{MemoryId, Run};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PagesError {
-    /// The delta log is full. Take a checkpoint, fold, take another, and reserve again.
+    /// The delta log has no room for another round. Take a checkpoint, fold, take another, and ask again.
     #[error(
-        "the delta log holds {used_bytes} bytes and its limit (pages.delta_capacity_bytes) is {limit_bytes}: execution has to wait for a checkpoint and a fold"
+        "the delta log holds {used_bytes} bytes and a round begins below {limit_bytes} (pages.delta_capacity_bytes - pages.delta_reserve_bytes): execution has to wait for a checkpoint and a fold"
     )]
     DeltaFull {
-        /// `delta_capacity_bytes`.
+        /// `delta_capacity_bytes` without `delta_reserve_bytes`.
         limit_bytes: u64,
         /// Delta on disk now.
         used_bytes: u64,

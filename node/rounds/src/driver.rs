@@ -5,10 +5,10 @@ use std::{collections::VecDeque, path::PathBuf, sync::Arc, time::Duration};
 use consensus::{
     Certificate, Consensus, ConsensusError, Demand, FinalisedBatch, IngressPool, StateOffer, Step,
 };
-use execution::RoundResult;
+use execution::{FatalError, RoundResult};
 use lifecycle::{Cause, Health, Stop};
 use limits::Limits;
-use state::{Height, Ingress, RequestId};
+use state::{Fault, Height, Ingress, RequestId};
 
 use crate::{
     backoff::{Backoff, LONGEST},
@@ -102,6 +102,9 @@ struct Retry {
     at: Duration,
 }
 
+/// Messages of a height that are to be rejected without being executed, out of those that an earlier run of it rejected.
+type Verdicts = Box<dyn Fn(Height, Option<Vec<Fault>>) -> Vec<Fault> + Send>;
+
 /// Everything the loop works with.
 pub struct Driver<C, R, K, D, O> {
     // Interfaces.
@@ -115,6 +118,7 @@ pub struct Driver<C, R, K, D, O> {
     health: Health,
     // Configuration.
     settings: Settings,
+    verdicts: Verdicts,
     // State.
     pace: Pace,
     finished: Finished,
@@ -144,12 +148,23 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
             stop,
             health,
             settings,
+            verdicts: Box::new(|_, recorded| recorded.unwrap_or_default()),
             pace: Pace::default(),
             finished,
             block_bytes: 0,
             disk_checked: None,
             retry: None,
         }
+    }
+
+    /// Has messages rejected as `verdicts` says of a height, given what an earlier run of it rejected.
+    #[must_use]
+    pub fn with_verdicts(
+        mut self,
+        verdicts: impl Fn(Height, Option<Vec<Fault>>) -> Vec<Fault> + Send + 'static,
+    ) -> Self {
+        self.verdicts = Box::new(verdicts);
+        self
     }
 
     /// Runs rounds until the stop, then makes a last checkpoint, so that the next start repeats nothing.
@@ -200,7 +215,13 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
                 certified = self.clock.now();
             }
             let height = finalised.batch.height;
-            let Some(result) = self.round(finalised).await? else { return Ok(Ended::Stopped) };
+            let Some(result) = self.round(finalised).await? else {
+                tracing::info!(
+                    height = height.0,
+                    "stopped in a round that waited; the next start executes it again"
+                );
+                return Ok(Ended::Stopped);
+            };
             self.observer.stalled(self.clock.now().saturating_sub(certified));
             certified = self.clock.now();
             demand =
@@ -231,14 +252,17 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
         let recorded = finalised.recorded.as_ref().map(|recorded| recorded.faults.clone());
         let block_bytes = batch.ingress.iter().map(Ingress::accounted_bytes).sum::<u64>();
         self.observer.begins(&finalised, block_bytes);
-        let mut result = self
-            .replica
-            .execute(batch, &recorded.unwrap_or_default())
-            .map_err(|source| RoundError::Execute { height: height.0, source })?;
+        let rejected = (self.verdicts)(height, recorded);
+        let mut result = match self.replica.execute(batch, &rejected) {
+            Ok(result) => result,
+            // What the round did so far counts for nothing.
+            Err(FatalError::Closing) => return Ok(None),
+            Err(source) => return Err(RoundError::Execute { height: height.0, source }),
+        };
         self.observer.executed(&self.replica, &finalised, &result);
         let mut trouble = Backoff::default();
         let certificates = loop {
-            match self.consensus.executed(height, result.root, result.faults.clone()).await {
+            match self.consensus.executed(height, result.root, result.verdicts.clone()).await {
                 Ok(certificates) => break certificates,
                 Err(error) if error.can_heal() => {
                     // An outcome that was not recorded comes out the same when the batch is executed again.

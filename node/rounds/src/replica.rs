@@ -26,11 +26,11 @@ pub trait Replica: Send {
     /// Height of the state.
     fn height(&self) -> Height;
 
-    /// Executes the next batch. `recorded` are the faults of an earlier run of it.
+    /// Executes the next batch. `rejected` are the messages of it that operators ruled to be rejected.
     ///
     /// # Errors
-    /// When the node cannot go on.
-    fn execute(&mut self, batch: &Batch, recorded: &[Fault]) -> Result<RoundResult, FatalError>;
+    /// When the node cannot go on, or closes while the round waits for this machine ([`FatalError::Closing`]).
+    fn execute(&mut self, batch: &Batch, rejected: &[Fault]) -> Result<RoundResult, FatalError>;
 
     /// Shows the state of a height, signed by the subnet.
     ///
@@ -127,8 +127,8 @@ impl Replica for Executor {
         self.height()
     }
 
-    fn execute(&mut self, batch: &Batch, recorded: &[Fault]) -> Result<RoundResult, FatalError> {
-        self.execute(batch, recorded)
+    fn execute(&mut self, batch: &Batch, rejected: &[Fault]) -> Result<RoundResult, FatalError> {
+        self.execute(batch, rejected)
     }
 
     fn certify(&mut self, height: Height, signature: Vec<u8>) -> Result<(), FatalError> {

@@ -202,7 +202,7 @@ impl Replica for Checkpoints {
         Ok(RoundResult {
             root: [0; 32],
             finished: vec![],
-            faults: vec![],
+            verdicts: vec![],
             instructions: 0,
             messages: 0,
             more: true,

@@ -15,8 +15,10 @@ mod members;
 mod metrics;
 mod node;
 mod observer;
+mod patience;
 mod rules;
 mod status;
+mod verdicts;
 mod watch;
 
 use std::{io::Write, process::ExitCode};

@@ -34,7 +34,9 @@ use crate::{
     keystore::KeyFiles,
     metrics::{Readings, RoundMetrics},
     observer::{NodeObserver, Observed},
+    patience::NodePatience,
     rules,
+    verdicts::Verdicts,
     watch::Watch,
 };
 
@@ -246,7 +248,11 @@ fn open(
     };
     let named = |name| ledger.pool(name).with_context(|| format!("the ledger has no pool `{name}`"));
     let budgeted = Budgeted::new(sandbox.clone(), named(pool::EXECUTIONS)?, named(pool::QUERIES)?, limits);
-    let mut executor = Executor::open(config_of_executor, Arc::new(budgeted), pages.clone(), store, blobs)?;
+    let ingress = Arc::new(IngressPool::new(&limits.consensus));
+    ingress.count_in(&named(pool::INGRESS_POOL)?);
+    let patience = Arc::new(NodePatience::new(ingress.clone(), data));
+    let mut executor =
+        Executor::open(config_of_executor, Arc::new(budgeted), pages.clone(), store, blobs, patience)?;
     executor.cache_queries(named(pool::QUERY_CACHE)?);
     let height = executor.height();
     let log = BlockLog::open(&data.join("blocks"), BLOCK_SEGMENT_BYTES)?;
@@ -258,8 +264,6 @@ fn open(
             "executing again what the block log holds"
         );
     }
-    let ingress = Arc::new(IngressPool::new(&limits.consensus));
-    ingress.count_in(&named(pool::INGRESS_POOL)?);
     let calls = CallVerifier::new(
         keys.committee.public_key,
         &limits.gateway,
@@ -333,7 +337,11 @@ fn open(
         (MachineClock::since(watch.started), Volume(data.clone()), observer),
         ingress.clone(),
         settings,
-    );
+    )
+    .with_verdicts({
+        let verdicts = Verdicts::read(data)?;
+        move |height, recorded| verdicts.at(height, recorded)
+    });
     Ok(Parts { driver, busy, rounds, queries, adapter, keys, pool: ingress, waiters, watch })
 }
 

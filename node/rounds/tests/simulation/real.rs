@@ -20,7 +20,7 @@ use std::{
 
 use candid::CandidType;
 use consensus::{FinalisedBatch, StateServer};
-use execution::{Executor, ExecutorConfig, RoundResult, complete_install};
+use execution::{Executor, ExecutorConfig, Persistent, RoundResult, complete_install};
 use genesis::Summary;
 use ic_management_canister_types::{CanisterInstallMode, InstallCodeArgs};
 use ic_principal::Principal;
@@ -116,7 +116,7 @@ pub(crate) fn open(folder: &Path, genesis: &Summary, sandbox: Arc<ScriptSandbox>
     };
     let config = config(genesis);
     let pages = PageStore::open(folder.join("pages"), &config.limits.pages, index).unwrap();
-    Executor::open(config, sandbox, Arc::new(pages), store, Arc::new(blobs)).unwrap()
+    Executor::open(config, sandbox, Arc::new(pages), store, Arc::new(blobs), Arc::new(Persistent)).unwrap()
 }
 
 impl Audited for Executor {

@@ -138,7 +138,7 @@ impl Replica for ToyReplica {
         Ok(RoundResult {
             root,
             finished: vec![],
-            faults: vec![],
+            verdicts: vec![],
             instructions: 0,
             messages: 0,
             more: false,
