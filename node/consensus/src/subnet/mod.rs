@@ -22,6 +22,7 @@ mod handover;
 mod journal;
 mod key;
 mod network;
+mod peers;
 mod shares;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
@@ -53,6 +54,7 @@ use state::{Fault, Height, SubnetKey, Time};
 use thiserror::Error;
 use zeroize::Zeroizing;
 
+pub(crate) use self::block::CallName;
 pub use self::{application::Progress, greeting::LimitsDiffer, handover::KeyStore, key::KeyError};
 use self::{
     application::Shared,
@@ -250,6 +252,7 @@ struct Prepared {
     schemes: Schemes,
     terms: Terms,
     agreed: Vec<(String, u64)>,
+    call_bytes: u64,
     limits: ConsensusLimits,
     epocher: FixedEpocher,
     shared: Arc<Shared>,
@@ -281,6 +284,7 @@ impl Prepared {
             schemes: self.schemes,
             terms: self.terms,
             agreed: self.agreed,
+            call_bytes: self.call_bytes,
             timing: Timing::of(&self.limits),
             limits: self.limits,
             epocher: self.epocher,
@@ -399,7 +403,10 @@ impl Subnet {
         let replay = log.read_from(resume_from)?;
         let journal = Journal::open(
             &log.folder().join("voted"),
-            limits.block_ingress_bytes.saturating_mul(JOURNAL_BLOCKS),
+            limits
+                .block_ingress_bytes
+                .max(config.call_bytes.saturating_add(state::INGRESS_OVERHEAD_BYTES))
+                .saturating_mul(JOURNAL_BLOCKS),
         )?;
         let retention =
             Retention { rounds: limits.retention_rounds, block_bytes: limits.retention_block_bytes };
@@ -415,6 +422,7 @@ impl Subnet {
             schemes,
             terms,
             agreed: config.agreed,
+            call_bytes: config.call_bytes,
             limits,
             epocher,
             shared: shared.clone(),
