@@ -293,8 +293,12 @@ fn delegated(signed: &SignedUpdate, key: &BasicIdentity, number: u8) -> Vec<u8> 
     let mut by = key;
     let mut chain = Vec::new();
     for to in &keys {
-        let delegation =
-            Delegation { pubkey: to.public_key().unwrap(), expiration, targets: Some(targets.clone()) };
+        let delegation = Delegation {
+            pubkey: to.public_key().unwrap(),
+            expiration,
+            targets: Some(targets.clone()),
+            permissions: None,
+        };
         let signature = by.sign_delegation(&delegation).unwrap().signature.unwrap();
         let fields = BTreeMap::from([
             (text("pubkey"), Cbor::Bytes(delegation.pubkey)),
