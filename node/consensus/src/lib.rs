@@ -30,7 +30,7 @@ pub use pool::{IngressPool, PoolRefusal, PoolStatus, Submitted, TakenCall};
 pub use seam::{
     Consensus, ConsensusError, Demand, Envelopes, FinalisedBatch, FinalisedBlock, Recorded, Step, Wiring,
 };
-pub use single::{SingleNode, SystemClock, WallClock};
+pub use single::{RandomSource, SingleNode, SystemClock, SystemRandom, WallClock};
 pub use subnet::{
     KeyError, KeyStore, LimitsDiffer, Progress, StartError, Subnet, SubnetConfig, SubnetStatus,
 };

@@ -4,12 +4,16 @@
 //! execution restarted from, together with what the earlier run recorded; then it makes new blocks out of the ingress pool, as fast as execution asks for them
 //! and no faster than there is something to do.
 //!
-//! Time: never runs backwards, and follows the local clock otherwise. Randomness of a height: hash of the subnet's signature on the state before it, which nobody
-//! can know before that state exists.
+//! Time: never runs backwards, and follows the local clock otherwise.
+//!
+//! Randomness of a height: hash of bytes drawn from the machine for this block alone, and of the subnet's signature on the state before it. The drawn bytes make it
+//! fresh, also after a restart and when the same state is reached twice; the signature keeps it unpredictable to outsiders should the machine's source be a poor
+//! one. The block records the result, so a replay has the same. While the source fails no block is made: nothing stands in for it.
 
 use std::{sync::Arc, time::Duration};
 
 use limits::ConsensusLimits;
+use rand::{RngCore as _, rngs::OsRng};
 use sha2::{Digest, Sha256};
 use state::{Fault, Height, Time};
 
@@ -19,6 +23,12 @@ use crate::{
 };
 
 const RANDOMNESS_DOMAIN: &[u8] = b"\x11thimble-randomness";
+/// Wait before the random source is asked again; doubles up to [`RANDOMNESS_RETRY_MAX`].
+const RANDOMNESS_RETRY: Duration = Duration::from_millis(20);
+/// Longest such wait.
+const RANDOMNESS_RETRY_MAX: Duration = Duration::from_secs(5);
+/// Longest sleep between two looks at whether the node is closing.
+const CLOSING_CHECK: Duration = Duration::from_millis(100);
 
 /// Where block times come from.
 pub trait WallClock: Send {
@@ -36,12 +46,33 @@ impl WallClock for SystemClock {
     }
 }
 
+/// Where the randomness of blocks comes from.
+pub trait RandomSource: Send {
+    /// 32 bytes that nobody can foresee, never the same twice.
+    ///
+    /// # Errors
+    /// Why there are none now. Whoever asks waits and asks again.
+    fn draw(&mut self) -> Result<[u8; 32], String>;
+}
+
+/// The operating system's random number generator.
+pub struct SystemRandom;
+
+impl RandomSource for SystemRandom {
+    fn draw(&mut self) -> Result<[u8; 32], String> {
+        let mut bytes = [0; 32];
+        OsRng.try_fill_bytes(&mut bytes).map_err(|error| error.to_string())?;
+        Ok(bytes)
+    }
+}
+
 /// See the module.
 pub struct SingleNode {
     pool: Arc<IngressPool>,
     log: BlockLog,
     certifier: Certifier,
     clock: Box<dyn WallClock>,
+    random: Box<dyn RandomSource>,
     envelopes: Arc<dyn Envelopes>,
     limits: ConsensusLimits,
     replay: Option<Replay>,
@@ -50,16 +81,17 @@ pub struct SingleNode {
     time: Time,
     /// What the batch handed out last had been recorded to give.
     recorded: Option<Recorded>,
-    randomness: [u8; 32],
+    /// Hash of the subnet's newest signature; zeros before there is one.
+    signature_hash: [u8; 32],
 }
 
 impl SingleNode {
-    /// `resume_from` and `time` are the height and time of the state that execution restarted from. `genesis_seed` gives the randomness of the first block.
+    /// `resume_from` and `time` are the height and time of the state that execution restarted from. `random` is asked once for every new block.
     pub fn new(
         wiring: Wiring,
         certifier: Certifier,
         (resume_from, time): (Height, Time),
-        genesis_seed: [u8; 32],
+        random: Box<dyn RandomSource>,
     ) -> Result<Self, ConsensusError> {
         let replay = wiring.log.read_from(resume_from)?;
         let Wiring { pool, log, clock, envelopes, limits, states: _ } = wiring;
@@ -68,13 +100,14 @@ impl SingleNode {
             log,
             certifier,
             clock,
+            random,
             envelopes,
             limits,
             replay: Some(replay),
             height: resume_from,
             time,
             recorded: None,
-            randomness: genesis_seed,
+            signature_hash: [0; 32],
         })
     }
 
@@ -110,6 +143,44 @@ impl SingleNode {
         Ok(FinalisedBatch { batch, recorded })
     }
 
+    /// Randomness of the next block. Waits for the random source as long as it fails; none when the node is closing.
+    fn randomness(&mut self) -> Option<[u8; 32]> {
+        let mut wait = RANDOMNESS_RETRY;
+        let mut failed = false;
+        let drawn = loop {
+            let reason = match self.random.draw() {
+                Ok(drawn) => break drawn,
+                Err(reason) => reason,
+            };
+            if !failed {
+                tracing::error!(%reason, "no block can be made: the machine's random source fails; it is asked again");
+            }
+            failed = true;
+            self.pool.refuse(Some(format!(
+                "the machine's random source fails ({reason}); no block is made without it"
+            )));
+            let mut left = wait;
+            while !left.is_zero() {
+                if self.pool.closing() {
+                    return None;
+                }
+                let part = left.min(CLOSING_CHECK);
+                std::thread::sleep(part);
+                left -= part;
+            }
+            wait = (wait * 2).min(RANDOMNESS_RETRY_MAX);
+        };
+        if failed {
+            tracing::info!("the random source is back");
+            self.pool.refuse(None);
+        }
+        let mut hash = Sha256::new();
+        hash.update(RANDOMNESS_DOMAIN);
+        hash.update(drawn);
+        hash.update(self.signature_hash);
+        Some(hash.finalize().into())
+    }
+
     /// How long to wait for calls before a block is due without any.
     fn patience(&self, demand: Demand) -> Duration {
         if demand.more {
@@ -135,12 +206,13 @@ impl Consensus for SingleNode {
         if self.pool.closing() {
             return Ok(Step::Closing);
         }
-        let time = Time(self.clock.now().0.max(self.time.0 + 1));
+        let Some(randomness) = self.randomness() else { return Ok(Step::Closing) };
+        let time = Time(self.clock.now().0.max(self.time.0.saturating_add(1)));
         let calls = self.pool.take(time, self.limits.block_ingress_bytes, self.limits.block_ingress_messages);
         let block = FinalisedBlock {
             height: Height(self.height.0 + 1),
             time,
-            randomness: self.randomness,
+            randomness,
             ingress: calls.iter().map(|call| call.signed.clone()).collect(),
             key: None,
         };
@@ -179,10 +251,7 @@ impl Consensus for SingleNode {
             .map_err(|source| ConsensusError::Certify { height: height.0, source })?;
         let (_, certificate) = signed;
         if let Some(certificate) = &certificate {
-            let mut hash = Sha256::new();
-            hash.update(RANDOMNESS_DOMAIN);
-            hash.update(certificate.signature.0);
-            self.randomness = hash.finalize().into();
+            self.signature_hash = Sha256::digest(certificate.signature.0).into();
         }
         Ok(certificate.into_iter().collect())
     }
@@ -285,7 +354,25 @@ mod tests {
         (committee, shares.remove(0))
     }
 
+    /// Draws that are given; the last one for ever.
+    struct Given(Vec<Result<u8, &'static str>>);
+    impl RandomSource for Given {
+        fn draw(&mut self) -> Result<[u8; 32], String> {
+            let given = if self.0.len() > 1 { self.0.remove(0) } else { *self.0.first().unwrap() };
+            given.map(|byte| [byte; 32]).map_err(ToOwned::to_owned)
+        }
+    }
+
     fn node(folder: &Path, resume: u64, now: u64) -> (SingleNode, Arc<IngressPool>) {
+        node_with(folder, resume, now, Box::new(SystemRandom))
+    }
+
+    fn node_with(
+        folder: &Path,
+        resume: u64,
+        now: u64,
+        random: Box<dyn RandomSource>,
+    ) -> (SingleNode, Arc<IngressPool>) {
         let pool = Arc::new(IngressPool::new(&limits()));
         let (committee, share) = share();
         let wiring = Wiring {
@@ -297,7 +384,7 @@ mod tests {
             states: None,
         };
         let certifier = Certifier::new(committee, share, 4);
-        let node = SingleNode::new(wiring, certifier, (Height(resume), Time(0)), [0; 32]).unwrap();
+        let node = SingleNode::new(wiring, certifier, (Height(resume), Time(0)), random).unwrap();
         (node, pool)
     }
 
@@ -339,6 +426,66 @@ mod tests {
         node.executed(Height(4), [4; 32], vec![]).unwrap();
         let fifth = batch(&mut node).batch;
         assert_eq!((fifth.height, fifth.time), (Height(5), Time(2_000)));
+    }
+
+    #[test]
+    fn randomness_is_fresh_after_every_start_and_the_same_in_a_replay() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut seen = vec![];
+        for resume in 0..4 {
+            // As after a clean stop: nothing is replayed, and the signature on the state before is the same every time.
+            let (mut node, _) = node(folder.path(), resume, 1_000);
+            let made = batch(&mut node);
+            assert_eq!((made.batch.height, &made.recorded), (Height(resume + 1), &None));
+            node.executed(made.batch.height, [7; 32], vec![]).unwrap();
+            seen.push(made.batch.randomness);
+        }
+        let first = seen[0];
+        let (mut again, _) = node(folder.path(), 0, 5_000);
+        for randomness in &seen {
+            let replayed = batch(&mut again);
+            assert_eq!(replayed.batch.randomness, *randomness);
+            again.executed(replayed.batch.height, [7; 32], vec![]).unwrap();
+        }
+        // Another node with the same key, at the same height.
+        let other = tempfile::tempdir().unwrap();
+        seen.push(batch(&mut node(other.path(), 0, 1_000).0).batch.randomness);
+        seen.sort();
+        seen.dedup();
+        assert_eq!(seen.len(), 5, "a value came twice");
+        assert_ne!(first, [0; 32]);
+    }
+
+    #[test]
+    fn the_signature_counts_where_the_machine_draws_the_same_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut node, _) = node_with(folder.path(), 0, 1_000, Box::new(Given(vec![Ok(5)])));
+        let first = batch(&mut node).batch.randomness;
+        node.executed(Height(1), [1; 32], vec![]).unwrap();
+        assert_ne!(batch(&mut node).batch.randomness, first);
+    }
+
+    #[test]
+    fn without_a_random_source_no_block_is_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let failing = vec![Err("not seeded"), Err("not seeded"), Ok(9)];
+        let (mut node, pool) = node_with(folder.path(), 0, 1_000, Box::new(Given(failing)));
+        submit(&pool, 1);
+        let made = batch(&mut node).batch;
+        assert_eq!((made.height, made.ingress.len()), (Height(1), 1));
+        assert_eq!(pool.refusing(), None, "calls are taken again");
+        node.executed(Height(1), [1; 32], vec![]).unwrap();
+
+        // One that never comes back: the node says so, and can still be stopped.
+        let folder = tempfile::tempdir().unwrap();
+        let broken = Box::new(Given(vec![Err("not seeded")]));
+        let (mut node, pool) = node_with(folder.path(), 0, 1_000, broken);
+        let waiting = std::thread::spawn(move || node.next(Demand { more: true, ..Demand::default() }));
+        while pool.refusing().is_none_or(|reason| !reason.contains("not seeded")) {
+            std::thread::yield_now();
+        }
+        pool.close();
+        assert_eq!(waiting.join().unwrap().unwrap(), Step::Closing);
     }
 
     #[test]

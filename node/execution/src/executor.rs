@@ -183,7 +183,7 @@ impl Executor {
         let metrics = SubnetMetrics {
             num_canisters: self.state.len(),
             canister_state_bytes: totals.memory_used,
-            consumed_cycles_total: totals.consumed + self.state.subnet.consumption.total(),
+            consumed_cycles_total: (totals.consumed + self.state.subnet.consumption.total()).saturated(),
             update_transactions_total: self.state.subnet.update_transactions,
         };
         let (height, time) = (self.height(), self.time());

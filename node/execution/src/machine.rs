@@ -10,8 +10,8 @@ use ic_principal::Principal;
 use pages::{AppendTarget, MemoryLayout, PAGE_BYTES, PagesError, Run, read_pages};
 use sandbox::{Changes, Entry, Lane, MessageLimits, Mount, Outcome, Request, RunState, SystemContext, Trap};
 use state::{
-    CanisterState, CanisterStatus, Cycles, ExecutionState, Fault, LowMemoryHook, Memory, Reject, SenderInfo,
-    WASM_PAGE_BYTES,
+    CanisterState, CanisterStatus, Cycles, CyclesTotal, ExecutionState, Fault, LowMemoryHook, Memory, Reject,
+    SenderInfo, WASM_PAGE_BYTES,
 };
 
 use crate::config::{FatalError, FaultKind};
@@ -440,7 +440,7 @@ fn check(
     if changes.cycles_accepted > context.cycles_available {
         return Err("more cycles accepted than were there");
     }
-    let mut left = changes.balance.checked_add(changes.cycles_burned).ok_or("cycles beyond counting")?;
+    let mut left = CyclesTotal::from(changes.balance) + changes.cycles_burned;
     let costs = &core.cost_table;
     for call in &changes.calls {
         let payload = (call.method_name.len() + call.arg.len()) as u64;
@@ -454,13 +454,10 @@ fn check(
         if call.prepaid != prepaid {
             return Err("a call at another price");
         }
-        left = left
-            .checked_add(call.cycles)
-            .and_then(|left| left.checked_add(call.prepaid))
-            .ok_or("cycles beyond counting")?;
+        left += call.cycles;
+        left += call.prepaid;
     }
-    let had = context.balance.checked_add(changes.cycles_accepted).ok_or("cycles beyond counting")?;
-    if left != had {
+    if left != CyclesTotal::from(context.balance) + changes.cycles_accepted {
         return Err("cycles that do not add up");
     }
     if changes.calls.len() as u64 > context.calls_max {

@@ -304,7 +304,7 @@ impl<'a> Turn<'a> {
     ) -> Result<(), FatalError> {
         let core = self.core();
         let response = response.take();
-        canister.cycles += response.refund;
+        canister.credit(response.refund);
         let Some(callback) = canister.calls.close_callback(response.callback) else { return Ok(()) };
         let limits = core.message_limits();
         let cleanup_instructions = limits.instructions / CLEANUP_PART;
@@ -314,12 +314,12 @@ impl<'a> Turn<'a> {
         let transmission_prepaid = callback.prepaid.saturating_sub(execution_prepaid);
         let transmission = transmission.min(transmission_prepaid);
         let execution_prepaid = callback.prepaid.min(execution_prepaid);
-        canister.cycles += transmission_prepaid - transmission;
+        canister.credit(transmission_prepaid - transmission);
         canister.consumption.transmission += transmission;
 
         let context = canister.calls.context(callback.context).filter(|context| !context.deleted).cloned();
         let Some(context) = context.filter(|_| canister.execution.is_some()) else {
-            canister.cycles += execution_prepaid;
+            canister.credit(execution_prepaid);
             canister.calls.close_if_done(callback.context);
             return Ok(());
         };
@@ -361,7 +361,7 @@ impl<'a> Turn<'a> {
                 entry: Entry::Cleanup { fun, env, reject_code },
                 arg: Vec::new(),
                 cycles_refunded: 0,
-                context_instructions: context.instructions + ran.instructions,
+                context_instructions: context.instructions.saturating_add(ran.instructions),
                 limits,
                 ..invocation
             };
@@ -442,7 +442,7 @@ impl<'a> Turn<'a> {
             canister.consumption.burned += changes.cycles_burned;
         }
         let cost = self.core().costs.execution(ran.instructions).min(prepaid);
-        canister.cycles += prepaid - cost;
+        canister.credit(prepaid - cost);
         canister.consumption.instructions += cost;
         let log_bytes_max =
             canister.settings.log_memory_limit.min(self.core().limits().subnet.canister_log_bytes);

@@ -169,7 +169,7 @@ pub(crate) fn deliver(
             if caller.calls.mark_answered(response.callback) {
                 caller.queues.push_response(Shared::new(response));
             } else {
-                caller.cycles += refund;
+                caller.credit(refund);
             }
         }
         // The caller is gone, and its cycles with it.
@@ -207,7 +207,7 @@ pub(crate) fn expire_calls(state: &mut ReplicatedState, now: Time) {
                 .unwrap_or_default();
             for request in expired {
                 match state.get_mut(&request.sender) {
-                    Some(sender) => sender.cycles += request.cycles,
+                    Some(sender) => sender.credit(request.cycles),
                     None => state.subnet.consumption.uninstall += request.cycles,
                 }
             }

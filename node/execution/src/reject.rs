@@ -1,7 +1,7 @@
 //! Rejects, with the codes of the interface specification and texts that name what was hit.
 
 use ic_principal::Principal;
-use state::{CanisterId, Cycles, ErrorCode, Reject, RejectCode};
+use state::{CanisterId, CanisterState, Cycles, ErrorCode, Reject, RejectCode};
 
 /// Bytes of a reject text that are kept.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 8 * 1024;
@@ -70,6 +70,13 @@ pub(crate) fn out_of_cycles(id: &CanisterId, available: Cycles, needed: Cycles, 
     )
 }
 
+pub(crate) fn balance_full(canister: &CanisterState, amount: Cycles) -> Reject {
+    invalid_payload(format!(
+        "Canister {} has {} cycles and cannot be given {amount} more: a balance holds at most 2^128 - 1.",
+        canister.id, canister.cycles
+    ))
+}
+
 pub(crate) fn no_certified_state() -> Reject {
     reject(208, "No certified state is available yet; ask again in a moment.")
 }
@@ -86,6 +93,15 @@ pub(crate) fn unknown_management_method(name: &str) -> Reject {
     reject(
         407,
         format!("Management canister has no method '{}' that can be called this way.", name.escape_debug()),
+    )
+}
+
+pub(crate) fn not_provisional(name: &str) -> Reject {
+    reject(
+        407,
+        format!(
+            "{name} is switched off on this subnet (features.provisional = false): canisters and cycles cannot be made out of nothing."
+        ),
     )
 }
 

@@ -94,6 +94,11 @@ impl CallVerifier {
         let call = call_of(envelope)?;
         let hosts = |id: &Principal| self.ranges.iter().any(|(first, last)| first <= id && id <= last);
         effective::check(&effective, &call, false, &self.subnet_id, hosts).map_err(Reason::from)?;
+        // The gateway has put the one id there that follows from the content. With another the call could be ordered once more under another name.
+        let (url, content) = (effective.id(), effective::of_call(&call, effective.id()));
+        if url != content {
+            return Err(Reason::from(EffectiveError::Mismatch { url, content }).into());
+        }
         Ok((ingress(id, expiry, signed.effective_canister_id, call, authenticated), validity))
     }
 

@@ -1,7 +1,10 @@
 //! Effective ids: whether the id in a URL is the destination of the content sent to it (interface specification,
 //! "Effective canister id" and "Effective subnet id").
 //!
-//! For calls to the management canister the destination stands in the Candid argument. The argument comes from
+//! Calls that make a canister are about none yet, and clients send them to whatever id they like, which the sender does not sign. So that one signed call is
+//! one call, wherever it is sent, all of them have the same effective id from here on: see [`of_call`].
+//!
+//! For other calls to the management canister the destination stands in the Candid argument. The argument comes from
 //! outside and may be large (it can carry a module), so it is decoded under a quota and nothing but the one field is
 //! kept.
 
@@ -91,6 +94,18 @@ struct TargetCanisterArg {
     target_canister: Principal,
 }
 
+/// Whether a call makes a canister: it may be sent to any effective id.
+fn makes_canister(call: &MethodCall) -> bool {
+    call.canister_id == Principal::management_canister()
+        && matches!(call.method_name.as_str(), "create_canister" | "provisional_create_canister_with_cycles")
+}
+
+/// The effective id of an update call that was sent to `url` and passed [`check`]: a function of what its sender signed. That is `url` where `url` had to be the
+/// call's destination, and the management canister for calls that make a canister.
+pub(crate) fn of_call(call: &MethodCall, url: Principal) -> Principal {
+    if makes_canister(call) { Principal::management_canister() } else { url }
+}
+
 fn field<T: CandidType + for<'de> Deserialize<'de>>(arg: &[u8]) -> Option<T> {
     let mut config = DecoderConfig::new();
     config
@@ -111,12 +126,7 @@ pub(crate) fn check(
     let management = call.canister_id == Principal::management_canister();
     let method = call.method_name.as_str();
     // These have no canister yet, or none in particular.
-    let anywhere = management
-        && if query {
-            method == "list_canisters"
-        } else {
-            matches!(method, "create_canister" | "provisional_create_canister_with_cycles")
-        };
+    let anywhere = if query { management && method == "list_canisters" } else { makes_canister(call) };
     let url = match effective {
         Effective::Subnet(url) if url != own_subnet => {
             return Err(EffectiveError::OtherSubnet { url: *url, own: *own_subnet });
@@ -247,6 +257,20 @@ mod tests {
             refused(subnet(own), &call(id(1), "greet", none), false),
             EffectiveError::NotForSubnet { .. }
         ));
+    }
+
+    #[test]
+    fn what_makes_a_canister_has_one_effective_id_wherever_it_is_sent() {
+        let (management, none) = (Principal::management_canister(), Encode!().unwrap());
+        for method in ["create_canister", "provisional_create_canister_with_cycles"] {
+            let create = call(management, method, none.clone());
+            for url in [id(1), id(2), management, Principal::anonymous()] {
+                assert_eq!(of_call(&create, url), management);
+            }
+            // A canister may well have a method of that name.
+            assert_eq!(of_call(&call(id(1), method, none.clone()), id(1)), id(1));
+        }
+        assert_eq!(of_call(&call(management, "stop_canister", none), id(3)), id(3));
     }
 
     #[test]

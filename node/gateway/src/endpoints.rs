@@ -162,6 +162,7 @@ impl Service {
         let Request::Call(call) = envelope.content.request else {
             return Err(Refused::bad("request_type", "this endpoint takes \"call\""));
         };
+        let effective_id = effective::of_call(&call, effective.id());
         // No view is held while waiting: it would keep an old state alive.
         let known = self.latest()?.request(&id);
         if let Some(known) = known {
@@ -172,7 +173,7 @@ impl Service {
                 (Some(_), false) => self.wait(id, None).await,
             };
         }
-        let ingress = ingress(id, expiry, effective.id(), call, authenticated);
+        let ingress = ingress(id, expiry, effective_id, call, authenticated);
         let node = self.node.clone();
         let (ingress, inspected) = self
             .on_thread(Work::Inspect, move || {
@@ -197,7 +198,7 @@ impl Service {
                 ),
             ));
         }
-        let signed = SignedIngress { effective_canister_id: effective.id(), envelope };
+        let signed = SignedIngress { effective_canister_id: effective_id, envelope };
         drop(bytes);
         // From here the ingress pool accounts for the message.
         drop(reservation);

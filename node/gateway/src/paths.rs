@@ -166,7 +166,10 @@ impl Scope<'_> {
                     || sender.may_target(&Principal::management_canister())
             }
         };
-        facts.sender == sender.sender && facts.effective_canister_id == self.effective.id() && targeted
+        // A call that makes a canister is asked about wherever it was sent, and one envelope may be sent to many places.
+        let anywhere = facts.effective_canister_id == Principal::management_canister();
+        let here = anywhere || facts.effective_canister_id == self.effective.id();
+        facts.sender == sender.sender && here && targeted
     }
 
     /// Whether `/subnet/<subnet>/<name>` may be seen, as a path or below a prefix.
@@ -420,13 +423,23 @@ mod tests {
     fn a_status_is_for_its_sender_at_its_place() {
         let facts =
             RequestFacts { sender: id(60), effective_canister_id: id(1), canister_id: None, terminal: true };
-        let ask = |effective, sender| {
+        let of = |facts: RequestFacts, effective, sender| {
             ask(effective, false, 100, true, &["/request_status/RID"], Some(facts), sender)
         };
+        let ask = |effective, sender| of(facts, effective, sender);
         let refused = Err(PathError::NotYourRequest { id: RequestId([7; 32]) });
         assert!(ask(Effective::Canister(id(1)), 60).is_ok());
         assert_eq!(ask(Effective::Canister(id(1)), 61), refused);
         assert_eq!(ask(Effective::Canister(id(2)), 60), refused);
         assert_eq!(ask(Effective::Subnet(id(100)), 60), refused);
+
+        // Of a call that makes a canister: its sender may ask anywhere.
+        let made = RequestFacts { effective_canister_id: Principal::management_canister(), ..facts };
+        let ask = |effective, sender| of(made, effective, sender);
+        for effective in [id(1), id(2), Principal::management_canister()].map(Effective::Canister) {
+            assert!(ask(effective, 60).is_ok());
+            assert_eq!(ask(effective, 61), refused);
+        }
+        assert!(ask(Effective::Subnet(id(100)), 60).is_ok());
     }
 }

@@ -7,8 +7,10 @@ use std::collections::VecDeque;
 use ic_principal::Principal;
 use serde::{Deserialize, Serialize};
 
-use crate::{CanisterId, Cycles, ModuleHash, Shared, Time};
+use crate::{CanisterId, CyclesTotal, ModuleHash, Shared, Time};
 
+/// Bytes a line of a log takes at least when lines are counted, so that empty lines have a bound, too.
+const LINE_BYTES_MIN: u64 = 16;
 /// Changes kept in a canister's history.
 pub const CHANGES_KEPT: usize = 20;
 
@@ -43,7 +45,7 @@ impl CanisterLog {
         self.bytes
     }
 
-    /// Adds a line, cut to `bytes_max`, and drops the oldest ones until all fit.
+    /// Adds a line, cut to `bytes_max`, and drops the oldest ones until all fit: `bytes_max` bytes, and one line for every [`LINE_BYTES_MIN`] of them.
     pub fn push(&mut self, time: Time, mut content: Vec<u8>, bytes_max: u64) {
         content.truncate(usize::try_from(bytes_max).unwrap_or(usize::MAX));
         self.bytes += content.len() as u64;
@@ -54,7 +56,7 @@ impl CanisterLog {
 
     /// Drops the oldest lines until the rest fits.
     pub fn trim(&mut self, bytes_max: u64) {
-        while self.bytes > bytes_max
+        while (self.bytes > bytes_max || self.records.len() as u64 > bytes_max / LINE_BYTES_MIN)
             && let Some(oldest) = self.records.pop_front()
         {
             self.bytes -= oldest.content.len() as u64;
@@ -178,26 +180,26 @@ impl ChangeHistory {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Consumption {
     /// Storage.
-    pub memory: Cycles,
+    pub memory: CyclesTotal,
     /// Compute allocation.
-    pub compute_allocation: Cycles,
+    pub compute_allocation: CyclesTotal,
     /// Ingress induction.
-    pub ingress_induction: Cycles,
+    pub ingress_induction: CyclesTotal,
     /// Execution.
-    pub instructions: Cycles,
+    pub instructions: CyclesTotal,
     /// Calls and their responses.
-    pub transmission: Cycles,
+    pub transmission: CyclesTotal,
     /// Lost when the canister was deleted or its code fell to lack of cycles.
-    pub uninstall: Cycles,
+    pub uninstall: CyclesTotal,
     /// Creating canisters.
-    pub canister_creation: Cycles,
-    /// `ic0.cycles_burn128`.
-    pub burned: Cycles,
+    pub canister_creation: CyclesTotal,
+    /// `ic0.cycles_burn128`, and what came back to a balance that was full.
+    pub burned: CyclesTotal,
 }
 
 impl Consumption {
     /// All together.
-    pub fn total(&self) -> Cycles {
+    pub fn total(&self) -> CyclesTotal {
         self.memory
             + self.compute_allocation
             + self.ingress_induction
@@ -238,6 +240,22 @@ mod tests {
         log.clear();
         log.push(Time(1), vec![], 250);
         assert_eq!(log.records().next().unwrap().index, 11);
+    }
+
+    #[test]
+    fn lines_without_a_byte_are_bounded_too() {
+        let mut log = CanisterLog::default();
+        for _ in 0..10_000 {
+            log.push(Time(1), vec![], 4096);
+        }
+        assert_eq!(log.records().count(), 256);
+        // A canister that keeps no log keeps none, however much it prints.
+        for _ in 0..10_000 {
+            log.push(Time(1), vec![7; 100], 0);
+        }
+        assert_eq!((log.records().count(), log.bytes()), (0, 0));
+        log.push(Time(1), vec![], 4096);
+        assert_eq!(log.records().next().unwrap().index, 20_000);
     }
 
     #[test]

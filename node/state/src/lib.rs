@@ -13,6 +13,7 @@ pub mod blobs;
 mod calls;
 mod canister;
 pub mod certified;
+mod cycles;
 pub mod history;
 pub mod manifest;
 mod module;
@@ -29,6 +30,7 @@ pub use canister::*;
 pub use certified::{
     CanisterFacts, ManifestClaim, NodeInfo, SubnetInfo, SubnetMetrics, SubnetTree, SubnetType,
 };
+pub use cycles::*;
 pub use history::{HistoryChanges, HistoryEntry, HistoryError, HistoryLimits, IngressHistory, Status};
 pub use manifest::{ChunkId, ManifestClock, ManifestPace, ObjectId, RoundCost};
 pub use module::*;

@@ -16,8 +16,8 @@ use pages::{MemoryId, MemoryLayout};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, Height, IngressHistory, LowMemoryHook,
-    MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, Origin, SubnetKey, Time,
+    CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, CyclesTotal, Height, IngressHistory,
+    LowMemoryHook, MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, Origin, SubnetKey, Time,
 };
 
 /// A call to the management canister, waiting its turn.
@@ -72,7 +72,7 @@ pub struct SubnetState {
     /// Cycles spent by canisters that are gone, and lost on the way to them.
     pub consumption: Consumption,
     /// Cycles that came into being here.
-    pub minted: Cycles,
+    pub minted: CyclesTotal,
     /// Messages executed.
     pub update_transactions: u64,
     /// The last canister that was served in its turn: the next iteration begins with the one behind it.
@@ -117,7 +117,7 @@ pub struct Totals {
     /// Percent of cores promised.
     pub compute_allocation: u64,
     /// Cycles spent by the canisters there are.
-    pub consumed: Cycles,
+    pub consumed: CyclesTotal,
 }
 
 impl Totals {
@@ -432,33 +432,27 @@ impl ReplicatedState {
 
     /// Cycles of everything there is: balances, cycles held by calls, in messages and set aside for responses, spent and lost. Equal to what was
     /// minted, always.
-    pub fn cycles_in_all(&self) -> Cycles {
-        let canisters: Cycles = self.canisters().map(CanisterState::cycles_held).sum();
-        let calls: Cycles = self.subnet.calls.iter().map(|call| call.cycles).sum();
-        let waiters: Cycles = self.subnet.randomness_waiters.iter().map(|waiter| waiter.cycles).sum();
-        canisters + calls + waiters + self.subnet.consumption.total()
+    pub fn cycles_in_all(&self) -> CyclesTotal {
+        let mut total: CyclesTotal = self.canisters().map(CanisterState::cycles_held).sum();
+        total += self.subnet.calls.iter().map(|call| call.cycles).sum::<CyclesTotal>();
+        let waiters = self.subnet.randomness_waiters.iter();
+        total += waiters.map(|waiter| waiter.cycles).sum::<CyclesTotal>();
+        total + self.subnet.consumption.total()
     }
 }
 
 impl CanisterState {
     /// Cycles it has, holds for others, set aside, and ever spent.
-    pub fn cycles_held(&self) -> Cycles {
-        let contexts: Cycles = self.calls.contexts().map(|(_, context)| context.cycles_available).sum();
-        let prepaid: Cycles = self.calls.callbacks().map(|(_, callback)| callback.prepaid).sum();
-        let requests: Cycles = self.queues.requests().map(|request| request.cycles).sum();
-        let responses: Cycles = self.queues.responses().map(|response| response.refund).sum();
-        let stops: Cycles = match &self.status {
-            CanisterStatus::Stopping(waiters) => waiters.iter().map(|waiter| waiter.cycles).sum(),
-            _ => 0,
-        };
-        self.cycles
-            + self.reserved_cycles
-            + contexts
-            + prepaid
-            + requests
-            + responses
-            + stops
-            + self.consumption.total()
+    pub fn cycles_held(&self) -> CyclesTotal {
+        let mut total = CyclesTotal::from(self.cycles) + self.reserved_cycles;
+        total += self.calls.contexts().map(|(_, context)| context.cycles_available).sum::<CyclesTotal>();
+        total += self.calls.callbacks().map(|(_, callback)| callback.prepaid).sum::<CyclesTotal>();
+        total += self.queues.requests().map(|request| request.cycles).sum::<CyclesTotal>();
+        total += self.queues.responses().map(|response| response.refund).sum::<CyclesTotal>();
+        if let CanisterStatus::Stopping(waiters) = &self.status {
+            total += waiters.iter().map(|waiter| waiter.cycles).sum::<CyclesTotal>();
+        }
+        total + self.consumption.total()
     }
 }
 

@@ -155,6 +155,10 @@ pub(crate) struct Settings {
     /// Where a peer is reached, if elsewhere than the genesis says; once for each peer.
     #[arg(long = "p2p-peer", value_name = "NODE_ID=HOST:PORT", value_parser = peer)]
     pub(crate) p2p_peers: Vec<(String, String)>,
+    /// Whether everybody may make canisters and cycles out of nothing. The same on all nodes of a subnet. [default: true for a node alone, false in a subnet
+    /// of several]
+    #[arg(long, value_name = "BOOL")]
+    pub(crate) provisional: Option<bool>,
     /// What is logged to standard error: error, warn, info, debug, or a filter like `info,gateway=debug`. [default: info]
     #[arg(long, value_name = "FILTER")]
     pub(crate) log: Option<String>,

@@ -19,7 +19,29 @@ pub(crate) struct Config {
     pub(crate) data_dir: PathBuf,
     pub(crate) log: String,
     pub(crate) p2p: P2p,
+    pub(crate) features: Features,
     pub(crate) limits: Limits,
+}
+
+/// What the subnet offers. All members must offer the same: a batch comes to something else otherwise.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Features {
+    /// Whether everybody may make canisters and cycles out of nothing (`provisional_*` of the management canister). Unset: see [`Self::provisional`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) provisional: Option<bool>,
+}
+
+impl Features {
+    /// Whether `provisional_*` are on. Where nothing is set: on for a node that is alone in its subnet, and off where `several` agree.
+    pub(crate) fn provisional(&self, several: bool) -> bool {
+        self.provisional.unwrap_or(!several)
+    }
+
+    /// The same with everything set.
+    pub(crate) fn settled(&self, several: bool) -> Self {
+        Self { provisional: Some(self.provisional(several)) }
+    }
 }
 
 /// How nodes of a subnet reach each other.
@@ -45,6 +67,8 @@ struct File {
     log: Option<String>,
     #[serde(default)]
     p2p: P2p,
+    #[serde(default)]
+    features: Features,
     /// Single limits changed: `[limits.gateway] connections = 100`.
     #[serde(default)]
     limits: toml::Table,
@@ -93,8 +117,18 @@ impl Config {
             data_dir: settings.data_dir.clone().or(file.data_dir).unwrap_or_else(|| "thimble-data".into()),
             log: settings.log.clone().or(file.log).unwrap_or_else(|| "info".into()),
             p2p,
+            features: Features { provisional: settings.provisional.or(file.features.provisional) },
             limits,
         })
+    }
+
+    /// What all members of a subnet must have alike, by name: what a batch comes to depends on it. The features must be settled.
+    pub(crate) fn agreed(&self) -> Vec<(String, u64)> {
+        let provisional = self.features.provisional.unwrap_or_default();
+        let mut agreed = self.limits.agreed();
+        agreed.push(("features.provisional".to_owned(), u64::from(provisional)));
+        agreed.sort();
+        agreed
     }
 
     /// As a configuration file.
@@ -104,7 +138,13 @@ impl Config {
         if let Some(limits) = value.get_mut("limits").and_then(|limits| limits.as_object_mut()) {
             limits.remove("memory_budget_bytes");
         }
-        Ok(toml::to_string_pretty(&value)?)
+        let mut text = toml::to_string_pretty(&value)?;
+        if self.features.provisional.is_none() {
+            text.push_str(
+                "\n# features.provisional is not set: true for a node alone, false in a subnet of several.\n",
+            );
+        }
+        Ok(text)
     }
 
     pub(crate) fn to_json(&self) -> Result<String> {
@@ -147,6 +187,23 @@ mod tests {
         let again = load(&first.to_toml().unwrap(), Settings::default()).unwrap();
         assert_eq!(first.limits, again.limits);
         assert_eq!(first.to_toml().unwrap(), again.to_toml().unwrap());
+    }
+
+    #[test]
+    fn features_are_settings_with_a_default_of_their_own() {
+        let unset = Config::load(&Settings::default()).unwrap();
+        assert!(unset.features.provisional(false) && !unset.features.provisional(true));
+        assert!(unset.to_toml().unwrap().contains("features.provisional is not set"));
+        let text = "[features]\nprovisional = true\n";
+        let set = load(text, Settings::default()).unwrap();
+        assert!(set.features.provisional(true));
+        assert!(set.agreed().contains(&("features.provisional".to_owned(), 1)));
+        assert_eq!(unset.features.settled(true).provisional, Some(false));
+        assert!(set.to_toml().unwrap().contains(text.trim()), "{}", set.to_toml().unwrap());
+        let flag = load(text, Settings { provisional: Some(false), ..Settings::default() }).unwrap();
+        assert!(!flag.features.provisional(false));
+        let unknown = load("[features]\nprovisonal = true\n", Settings::default()).unwrap_err();
+        assert!(format!("{unknown:#}").contains("provisonal"), "{unknown:#}");
     }
 
     #[test]

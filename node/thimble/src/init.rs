@@ -73,6 +73,10 @@ fn toml(config: &Config, data: &Path) -> String {
             .map(|(node, address)| format!("{} = {}\n", quoted(node), quoted(address)))
             .collect(),
     };
+    let provisional = match config.features.provisional {
+        Some(provisional) => format!("provisional = {provisional}\n"),
+        None => "# provisional = true\n".to_owned(),
+    };
     format!(
         "# Configuration of a Thimble node. Flags stand above it; `thimble config --config FILE` prints all that follows from it.
 
@@ -95,6 +99,10 @@ log = {}
 # Peers that are reached elsewhere than the genesis says.
 [p2p.peers]
 {peers}
+# What the subnet offers. The same on all its nodes.
+[features]
+# Whether everybody may make canisters and cycles out of nothing. Not set: true for a node alone, false in a subnet of several.
+{provisional}
 # A single limit is changed by its name, as `thimble limits` prints it; the table is checked again with the change.
 # [limits.gateway]
 # connections = 256

@@ -11,7 +11,8 @@ use std::{
 use anyhow::{Context, Result, bail};
 use budget::{Ledger, Pool, cgroup::Cgroup};
 use consensus::{
-    BlockLog, Certifier, Consensus, IngressPool, SingleNode, Subnet, SubnetConfig, SystemClock, Wiring,
+    BlockLog, Certifier, Consensus, IngressPool, SingleNode, Subnet, SubnetConfig, SystemClock, SystemRandom,
+    Wiring,
 };
 use execution::{Executor, ExecutorConfig};
 use gateway::{CallVerifier, Gateway, GatewayConfig, GatewayHandle, Waiters};
@@ -65,13 +66,14 @@ fn start_again() -> Result<()> {
     Err(error).context("starting again with the state that was taken over; start the node by hand")
 }
 
-fn serve(config: Config, address_file: Option<&Path>) -> Result<Ended> {
+fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
     let started = Instant::now();
     start_logging(&config.log)?;
     let data = &config.data_dir;
     fs::create_dir_all(data).with_context(|| format!("making the data folder {}", data.display()))?;
     let _lock = lock(data)?;
     let keys = Keys::open_or_create(&data.join("keys"))?;
+    config.features = config.features.settled(several(&keys));
     let limits = Arc::new(config.limits.clone());
     raise_descriptor_limit(&limits)?;
     let ledger = limits.ledger()?;
@@ -214,7 +216,7 @@ fn open(
         },
         root_key_der: keys.root_key_der(),
         first_canister: FIRST_CANISTER,
-        provisional: true,
+        provisional: config.features.provisional(several(&keys)),
         subnet_admins: vec![],
     };
     let named = |name| ledger.pool(name).with_context(|| format!("the ledger has no pool `{name}`"));
@@ -307,6 +309,11 @@ fn open(
     Ok(Parts { driver, adapter, keys, pool: ingress, waiters, watch })
 }
 
+/// Whether the subnet's genesis has more than one member.
+fn several(keys: &Keys) -> bool {
+    keys.origin.is_some() && keys.members.len() > 1
+}
+
 /// A subnet of one decides by itself; several connect to each other and agree.
 fn agreement(
     config: &Config,
@@ -316,11 +323,11 @@ fn agreement(
     (height, time): (Height, Time),
 ) -> Result<(Box<dyn Consensus>, Option<Agreement>)> {
     let limits = &config.limits;
-    let Some(origin) = keys.origin.as_ref().filter(|_| keys.members.len() > 1) else {
+    let Some(origin) = keys.origin.as_ref().filter(|_| several(keys)) else {
         let kept = limits.consensus.certificates_kept as usize;
         let certifier = Certifier::new(keys.committee.clone(), keys.share_again()?, kept);
         return Ok((
-            Box::new(SingleNode::new(wiring, certifier, (height, time), keys.genesis_seed()?)?),
+            Box::new(SingleNode::new(wiring, certifier, (height, time), Box::new(SystemRandom))?),
             None,
         ));
     };
@@ -336,7 +343,7 @@ fn agreement(
         key,
         keys: Box::new(KeyFiles::new(&config.data_dir, arithmetic.clone())),
         arithmetic,
-        agreed: limits.agreed(),
+        agreed: config.agreed(),
         genesis_time: Time(origin.time_seconds.saturating_mul(1_000_000_000)),
         listen,
         addresses: addresses.clone(),

@@ -173,6 +173,10 @@ impl Session {
             .arg(place.data(index));
         if net.is_subnet() {
             command.args(["--p2p-listen", &node.p2p.to_string()]);
+            // Everything of the lab makes its canisters out of nothing. A node's own arguments stand behind and may say otherwise.
+            if !node.arguments.iter().any(|argument| argument.starts_with("--provisional")) {
+                command.args(["--provisional", "true"]);
+            }
             for (peer, other) in net.nodes.iter().enumerate().filter(|(peer, _)| *peer != index) {
                 let id = other.node_id.as_deref().context("the ceremony gave every node its id")?;
                 command.args(["--p2p-peer", &format!("{id}={}", net.dialled((index, peer)))]);

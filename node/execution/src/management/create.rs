@@ -32,7 +32,7 @@ impl Desk<'_> {
         let mut canister =
             self.new_canister(call, id, settings, call.cycles - fee, argument.sender_canister_version)?;
         canister.consumption.canister_creation += fee;
-        self.admit_canister(canister, None)?;
+        self.admit_canister(canister)?;
         Ok(Handled::ReplyWithRefund(encode(&CanisterIdRecord { canister_id: id })?, 0))
     }
 
@@ -49,7 +49,8 @@ impl Desk<'_> {
         };
         let settings = argument.settings.unwrap_or_default();
         let canister = self.new_canister(call, id, settings, amount, argument.sender_canister_version)?;
-        self.admit_canister(canister, Some(amount))?;
+        self.admit_canister(canister)?;
+        self.state.subnet.minted += amount;
         Ok(Handled::Reply(encode(&CanisterIdRecord { canister_id: id })?))
     }
 
@@ -85,14 +86,8 @@ impl Desk<'_> {
         Ok(canister)
     }
 
-    fn admit_canister(&mut self, canister: CanisterState, minted: Option<Cycles>) -> Result<(), Reject> {
+    fn admit_canister(&mut self, canister: CanisterState) -> Result<(), Reject> {
         check_promises(self.core, self.state, None, &canister)?;
-        if let Some(minted) = minted {
-            let total = self.state.subnet.minted.checked_add(minted);
-            self.state.subnet.minted = total.ok_or_else(|| {
-                reject::invalid_payload(format!("The subnet cannot count {minted} more cycles."))
-            })?;
-        }
         self.state.put(canister);
         self.state.refresh();
         Ok(())

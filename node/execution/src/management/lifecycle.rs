@@ -93,7 +93,8 @@ impl Desk<'_> {
         drop_code(self.core, &mut canister);
         let subnet = &mut self.state.subnet;
         // Its cycles are gone for good; what it spent stays on the subnet's account.
-        subnet.consumption.uninstall += canister.cycles + canister.reserved_cycles;
+        subnet.consumption.uninstall += canister.cycles;
+        subnet.consumption.uninstall += canister.reserved_cycles;
         subnet.consumption.add(&canister.consumption);
         Ok(Handled::Reply(no_value()))
     }

@@ -124,6 +124,16 @@ impl Method {
     }
 }
 
+/// The refusal of a method that there is not, or not for this caller.
+fn unknown(core: &Core, name: &str) -> Reject {
+    let provisional =
+        matches!(name, "provisional_create_canister_with_cycles" | "provisional_top_up_canister");
+    if provisional && !core.config.provisional {
+        return reject::not_provisional(name);
+    }
+    reject::unknown_management_method(name)
+}
+
 /// Canister that a call of a user is about, by its argument; `None` where the method names none.
 pub(crate) fn named_canister(
     core: &Core,
@@ -131,7 +141,7 @@ pub(crate) fn named_canister(
     arg: &[u8],
 ) -> Result<Option<CanisterId>, Reject> {
     let Some(method) = Method::of(core, method_name) else {
-        return Err(reject::unknown_management_method(method_name));
+        return Err(unknown(core, method_name));
     };
     if !method.names_canister {
         return Ok(None);
@@ -151,7 +161,7 @@ pub(crate) fn check_ingress(
 ) -> Result<(), Reject> {
     let name = &ingress.method_name;
     let method = Method::of(core, name).filter(|method| method.ingress);
-    let method = method.ok_or_else(|| reject::unknown_management_method(name))?;
+    let method = method.ok_or_else(|| unknown(core, name))?;
     if name == "create_canister" && !core.config.subnet_admins.contains(&ingress.sender) {
         return Err(reject::unknown_management_method(name));
     }
@@ -365,7 +375,7 @@ impl Desk<'_> {
             | "vetkd_public_key" | "vetkd_derive_key" => "This subnet holds no threshold keys.",
             _ if name.starts_with("bitcoin_") => "This subnet has no Bitcoin adapter.",
             _ if name.contains("snapshot") => "This subnet keeps no canister snapshots.",
-            _ => return reject::unknown_management_method(name),
+            _ => return unknown(self.core, name),
         };
         reject::reject(407, what)
     }
@@ -409,7 +419,11 @@ impl Desk<'_> {
 
     fn deposit_cycles(&mut self, call: &SubnetCall) -> Handling {
         let id = decode::<types::CanisterArgument>(&call.arg)?.canister_id;
-        self.target_mut(&id)?.cycles += call.cycles;
+        let canister = self.target_mut(&id)?;
+        if !canister.room_for_cycles(call.cycles) {
+            return Err(reject::balance_full(canister, call.cycles).into());
+        }
+        canister.credit(call.cycles);
         Ok(Handled::ReplyWithRefund(no_value(), 0))
     }
 
@@ -417,10 +431,10 @@ impl Desk<'_> {
         let argument: ic_management_canister_types::ProvisionalTopUpCanisterArgs = decode(&call.arg)?;
         let amount = settings::cycles(&argument.amount, "amount")?;
         let canister = self.target_mut(&argument.canister_id)?;
-        canister.cycles = canister
-            .cycles
-            .checked_add(amount)
-            .ok_or_else(|| reject::invalid_payload(format!("A balance cannot hold {amount} more cycles.")))?;
+        if !canister.room_for_cycles(amount) {
+            return Err(reject::balance_full(canister, amount).into());
+        }
+        canister.credit(amount);
         self.state.subnet.minted += amount;
         Ok(Handled::Reply(no_value()))
     }

@@ -20,17 +20,23 @@ const ENVIRONMENT_VARIABLES_MAX: usize = 20;
 const ENVIRONMENT_BYTES_MAX: usize = 128;
 const WASM_MEMORY_LIMIT_MAX: u64 = 1 << 48;
 
+/// A number of 128 bits. One that is larger may have millions of digits: it is neither copied nor written out, which would take time that grows with their square.
+fn small(value: &Nat) -> Option<u128> {
+    u128::try_from(&value.0).ok()
+}
+
 /// An amount of cycles.
 pub(super) fn cycles(value: &Nat, what: &str) -> Result<Cycles, Reject> {
-    Cycles::try_from(value.0.clone())
-        .map_err(|_| reject::invalid_payload(format!("{what} is {value}, the most is 2^128 - 1.")))
+    small(value)
+        .ok_or_else(|| reject::invalid_payload(format!("{what} is over 2^128 - 1, which is the most.")))
 }
 
 fn number(value: &Nat, what: &str, max: u64) -> Result<u64, Reject> {
-    u64::try_from(value.0.clone())
-        .ok()
-        .filter(|number| *number <= max)
-        .ok_or_else(|| reject::invalid_payload(format!("{what} is {value}, the most is {max}.")))
+    match small(value) {
+        Some(number) if number <= Cycles::from(max) => Ok(u64::try_from(number).unwrap_or(max)),
+        Some(number) => Err(reject::invalid_payload(format!("{what} is {number}, the most is {max}."))),
+        None => Err(reject::invalid_payload(format!("{what} is over 2^128 - 1, the most is {max}."))),
+    }
 }
 
 fn viewers(visibility: LogVisibility, what: &str) -> Result<Visibility, Reject> {

@@ -4,8 +4,8 @@ use candid::Nat;
 use ic_management_canister_types as ic;
 use serde_bytes::ByteBuf;
 use state::{
-    CanisterState, CanisterStatus, Change, ChangeDetails, ChangeOrigin, DeploymentMode, Reject, SubnetCall,
-    Visibility,
+    CanisterState, CanisterStatus, Change, ChangeDetails, ChangeOrigin, CyclesTotal, DeploymentMode, Reject,
+    SubnetCall, Visibility,
 };
 
 use super::types::{DefiniteSettings, StatusResult, SubnetArgument};
@@ -90,20 +90,26 @@ pub(super) fn canister_status(core: &Core, canister: &CanisterState) -> Result<V
     })
 }
 
+/// A total as Candid has it, which knows no bounds.
+fn nat(total: CyclesTotal) -> Nat {
+    let (high, low) = total.parts();
+    Nat::from(high) * (Nat::from(u128::MAX) + 1u8) + low
+}
+
 /// `canister_metrics`
 pub(super) fn canister_metrics(canister: &CanisterState) -> Result<Vec<u8>, Reject> {
     let spent = &canister.consumption;
     encode(&ic::CanisterMetricsResult {
         cycles_consumed: ic::CyclesConsumed {
-            memory: spent.memory.into(),
-            compute_allocation: spent.compute_allocation.into(),
-            ingress_induction: spent.ingress_induction.into(),
-            instructions: spent.instructions.into(),
-            request_and_response_transmission: spent.transmission.into(),
-            uninstall: spent.uninstall.into(),
-            canister_creation: spent.canister_creation.into(),
+            memory: nat(spent.memory),
+            compute_allocation: nat(spent.compute_allocation),
+            ingress_induction: nat(spent.ingress_induction),
+            instructions: nat(spent.instructions),
+            request_and_response_transmission: nat(spent.transmission),
+            uninstall: nat(spent.uninstall),
+            canister_creation: nat(spent.canister_creation),
             http_outcalls: Nat::from(0u8),
-            burned_cycles: spent.burned.into(),
+            burned_cycles: nat(spent.burned),
         },
     })
 }

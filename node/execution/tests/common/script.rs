@@ -400,12 +400,14 @@ impl<'a> Running<'a> {
             Op::NoteReject => self.heap.notes.push(self.reject_text()),
             Op::Call(call) => self.call(call),
             Op::Accept(amount) => {
-                let amount = (*amount).min(context.cycles_available - self.accepted);
+                let amount =
+                    (*amount).min(context.cycles_available - self.accepted).min(Cycles::MAX - self.balance);
                 self.accepted += amount;
                 self.balance += amount;
             }
             Op::Burn(amount) => {
-                let amount = (*amount).min(self.balance.saturating_sub(context.freezing_threshold));
+                let liquid = self.balance.saturating_sub(context.freezing_threshold);
+                let amount = (*amount).min(liquid).min(Cycles::MAX - self.burned);
                 self.burned += amount;
                 self.balance -= amount;
             }
@@ -460,7 +462,10 @@ impl<'a> Running<'a> {
         };
         let liquid = self.balance.saturating_sub(context.freezing_threshold);
         let slots = self.slots.entry(call.callee).or_insert(context.queue_slots);
-        if self.calls.len() as u64 >= context.calls_max || *slots == 0 || liquid < prepaid + call.cycles {
+        if self.calls.len() as u64 >= context.calls_max
+            || *slots == 0
+            || liquid < call.cycles.saturating_add(prepaid)
+        {
             self.heap.notes.push(b"call refused".to_vec());
             return;
         }

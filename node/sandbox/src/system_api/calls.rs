@@ -24,7 +24,7 @@ pub(crate) struct PendingCall {
     callee: Principal,
     method_name: String,
     arg: Vec<u8>,
-    cycles: Cycles,
+    pub(super) cycles: Cycles,
     on_reply: (u64, u64),
     on_reject: (u64, u64),
     on_cleanup: Option<(u64, u64)>,
@@ -43,7 +43,7 @@ pub(super) struct NewCall {
 impl Host {
     pub(super) fn discard_pending_call(&mut self) {
         if let Some(call) = self.pending_call.take() {
-            self.balance = self.balance.saturating_add(call.cycles);
+            self.balance += call.cycles;
         }
     }
 
@@ -132,7 +132,7 @@ impl Host {
                 "ic0.{function}: {amount} cycles, but only {liquid} are above what keeps the canister from being frozen"
             )));
         }
-        // Both sums stay below the balance at the start.
+        // `msg_cycles_accept` keeps both together within one amount.
         pending.cycles += amount;
         self.balance -= amount;
         Ok(())
@@ -157,7 +157,7 @@ impl Host {
                 && self.context.replicated)
             || !self.take_queue_slot(&call.callee);
         if refused {
-            self.balance = self.balance.saturating_add(call.cycles);
+            self.balance += call.cycles;
             return Ok(CANNOT_PERFORM);
         }
         self.charge(payload_bytes)?;

@@ -58,7 +58,9 @@ impl Host {
     }
 
     pub(super) fn msg_cycles_accept(&mut self, amount_max: Cycles) -> Cycles {
-        let amount = amount_max.min(self.cycles_available).min(Cycles::MAX - self.balance);
+        // Balance and what the call under construction holds stay one amount together: it may come back to the balance.
+        let held = self.balance + self.pending_call.as_ref().map_or(0, |call| call.cycles);
+        let amount = amount_max.min(self.cycles_available).min(Cycles::MAX - held);
         self.cycles_available -= amount;
         self.cycles_accepted += amount;
         self.balance += amount;
@@ -66,9 +68,9 @@ impl Host {
     }
 
     pub(super) fn cycles_burn(&mut self, amount: Cycles) -> Cycles {
-        let amount = amount.min(self.liquid_balance());
+        let amount = amount.min(self.liquid_balance()).min(Cycles::MAX - self.cycles_burned);
         self.balance -= amount;
-        self.cycles_burned = self.cycles_burned.saturating_add(amount);
+        self.cycles_burned += amount;
         amount
     }
 

@@ -28,7 +28,6 @@ use genesis::Summary;
 use ic_principal::Principal;
 use nidkg::{Committee, EncryptionSecretKey, NodeIndex, SecretShare};
 use rand::rngs::OsRng;
-use sha2::{Digest, Sha256};
 use state::NodeInfo;
 use zeroize::Zeroizing;
 
@@ -188,15 +187,6 @@ impl Keys {
         let share = self.first_share()?;
         let bytes = Zeroizing::new(share.to_bytes());
         Ok(SecretShare::from_bytes(share.index, &bytes)?)
-    }
-
-    /// Randomness of the first block, which no certified state precedes. One node takes a value that only its subnet's key can give; several must agree on
-    /// it before they sign anything together, and take one that everybody can compute.
-    pub(crate) fn genesis_seed(&self) -> Result<[u8; 32]> {
-        Ok(match &self.origin {
-            None => Sha256::digest(self.first_share()?.sign(b"\x0fthimble-genesis").0).into(),
-            Some(origin) => Sha256::digest([&b"\x14thimble-genesis-seed"[..], &origin.hash].concat()).into(),
-        })
     }
 
     /// DER of the subnet's public key: what clients call the root key.

@@ -17,4 +17,6 @@ mod harness;
 mod http;
 mod members;
 mod memory;
+mod provisional;
+mod randomness;
 mod subnet;

@@ -187,7 +187,7 @@ async fn a_fifth_node_comes_to_a_running_subnet_and_is_needed_from_then_on() {
     let mut running = Running::start().await;
     let agent = running.subnet.nodes[0].agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
-    let arguments = vec!["--p2p-listen".to_owned(), running.address.clone()];
+    let arguments = ["--p2p-listen", &running.address, "--provisional", "true"].map(str::to_owned).to_vec();
     let mut fifth = Node::prepared(running.path("node4").into(), "512MiB", arguments);
     fifth.configure(SHORT_EPOCHS);
     fifth.spawn();

@@ -32,6 +32,12 @@ impl Subnet {
 
     /// The same, all with this configuration.
     pub(crate) async fn start_with(configuration: &str) -> Self {
+        // Stories make their canisters out of nothing.
+        Self::start_as(configuration, &["--provisional", "true"]).await
+    }
+
+    /// The same, all with these arguments besides.
+    pub(crate) async fn start_as(configuration: &str, more: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         let run = |arguments: &[&str]| {
@@ -68,7 +74,8 @@ impl Subnet {
         let mut nodes = Vec::new();
         for node in 0..4 {
             run(&["join", "--data-dir", &data[node], "--genesis", &genesis]);
-            let arguments = vec!["--p2p-listen".to_owned(), addresses[node].clone()];
+            let mut arguments = vec!["--p2p-listen".to_owned(), addresses[node].clone()];
+            arguments.extend(more.iter().map(|argument| (*argument).to_owned()));
             let mut prepared = Node::prepared(data[node].clone().into(), "512MiB", arguments);
             prepared.configure(configuration);
             nodes.push(prepared);
