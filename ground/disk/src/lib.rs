@@ -38,6 +38,8 @@ pub enum Open {
     Create,
     /// Made if absent, emptied if present; reading and writing.
     Truncate,
+    /// The same; when it is made, only its owner may read it.
+    Secret,
 }
 
 /// Operations on files and folders. Paths are absolute. Errors are those of the operating system.

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io,
-    os::unix::fs::FileExt as _,
+    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -29,6 +29,7 @@ pub(crate) fn open(path: &Path, how: Open) -> io::Result<File> {
         Open::Write => options.write(true),
         Open::Create => options.write(true).create(true).truncate(false),
         Open::Truncate => options.write(true).create(true).truncate(true),
+        Open::Secret => options.write(true).create(true).truncate(true).mode(0o600),
     };
     options.open(path)
 }

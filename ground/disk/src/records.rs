@@ -116,7 +116,7 @@ impl RecordError {
     }
 
     /// Trouble of the disk, which may heal; the same call may succeed later. Damage and foreign formats do not heal.
-    pub fn may_heal(&self) -> bool {
+    pub fn can_heal(&self) -> bool {
         matches!(self, Self::Io { .. } | Self::SyncLost { .. })
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Its files are real files in a folder of a test, so whatever maps or reads them sees them. What a power cut may take back is kept beside: of every file the
 //! content of each page (4 KiB) as of the last sync, and the operations on names since their folder was synced. [`SimulatedDisk::cut_power`] then leaves of each
-//! page written since the new content, the old, or sectors (512 bytes) of both; a length between the old and the new; and any subset of the operations on names.
+//! page written since the new content, the old, or sectors (512 bytes) of both; a length that the file had since, or that lies, at a page, within a write that extended it;
+//! and any subset of the operations on names.
 //!
 //! A failed sync is modelled as Linux does it: the pages count as written from then on, so later syncs that succeed do not cover them, and a power cut may take them
 //! back for as long as they are not written again.
@@ -97,10 +98,22 @@ struct Node {
     real: PathBuf,
     /// Length as of the last sync.
     length: u64,
+    /// Lengths since: of a change of length the new one, of a write at the end the old one and the new one.
+    lengths: Vec<(u64, u64)>,
     /// Pages written since the last sync, as they were then.
     written: BTreeMap<u64, Page>,
     /// Pages that a failed sync dropped, as they were before.
     dropped: BTreeMap<u64, Page>,
+}
+
+impl Node {
+    /// A write moved the end. Writes one behind the other are one range.
+    fn extended(&mut self, from: u64, to: u64) {
+        match self.lengths.last_mut() {
+            Some((_, end)) if *end == from => *end = to,
+            _ => self.lengths.push((from, to)),
+        }
+    }
 }
 
 fn off() -> io::Error {
@@ -221,8 +234,13 @@ impl State {
         let id = self.next;
         self.next += 1;
         let length = fs::metadata(path)?.len();
-        let node =
-            Node { real: path.to_path_buf(), length, written: BTreeMap::new(), dropped: BTreeMap::new() };
+        let node = Node {
+            real: path.to_path_buf(),
+            length,
+            lengths: Vec::new(),
+            written: BTreeMap::new(),
+            dropped: BTreeMap::new(),
+        };
         self.nodes.insert(id, node);
         self.names.insert(path.to_path_buf(), id);
         self.durable.insert(path.to_path_buf(), id);
@@ -317,12 +335,17 @@ impl State {
         let mut pages = std::mem::take(&mut node.dropped);
         pages.append(&mut node.written);
         let (real, synced) = (node.real.clone(), node.length);
+        let lengths = std::mem::take(&mut node.lengths);
         let file = real::open(&real, Open::Write)?;
         let length = file.metadata()?.len();
-        let left = match self.random() % 3 {
-            0 => synced,
-            1 => length,
-            _ => synced.min(length) + self.random() % (synced.abs_diff(length) + 1),
+        let chosen = (self.random() % (lengths.len() as u64 + 1)) as usize;
+        let left = match lengths.get(chosen) {
+            None => synced,
+            Some((from, to)) => match self.random() % 3 {
+                0 => *from,
+                1 => *to,
+                _ => (from + self.random() % (to - from + 1)).next_multiple_of(PAGE).min(*to),
+            },
         };
         file.set_len(left)?;
         let mut taken = 0;
@@ -416,10 +439,11 @@ impl Disk for SimulatedDisk {
                 State::ended(last, id)?
             }
         };
-        let mode = if how == Open::Truncate { Open::Write } else { how };
+        let empties = matches!(how, Open::Truncate | Open::Secret);
+        let mode = if empties { Open::Write } else { how };
         let file = SimulatedFile { disk: self.clone(), id, life, file: real::open(path, mode)? };
         drop(state);
-        if how == Open::Truncate && known.is_some() {
+        if empties && known.is_some() {
             file.set_len(0)?;
         }
         Ok(Box::new(file))
@@ -524,6 +548,7 @@ impl SimulatedFile {
             return Err(io::Error::other("a simulated sync failed"));
         }
         node.length = length;
+        node.lengths.clear();
         State::ended(last, ())
     }
 }
@@ -551,7 +576,11 @@ impl DiskFile for SimulatedFile {
             *free = free.saturating_sub(if fits { growth } else { 0 });
         }
         if state.nodes.contains_key(&self.id) {
-            state.keep_pages(self.id, &self.file, offset, offset + taken as u64)?;
+            let end = offset + taken as u64;
+            state.keep_pages(self.id, &self.file, offset, end)?;
+            if end > length {
+                state.node(self.id)?.extended(length, end);
+            }
         }
         self.file.write_all_at(&bytes[..taken], offset)?;
         if !fits {
@@ -573,6 +602,7 @@ impl DiskFile for SimulatedFile {
                 state.keep_pages(self.id, &self.file, data, hole)?;
                 at = hole.max(at + 1);
             }
+            state.node(self.id)?.lengths.push((length, length));
         }
         self.file.set_len(length)?;
         State::ended(last, ())

@@ -1,81 +1,117 @@
 //! The block log: the node's write-ahead log of finalised blocks and of what executing them gave.
 //!
-//! A folder of segment files named by the first height they hold. A segment is a header (magic, format version) and records, each
-//! `length: u32, crc32: u32, payload` (little-endian), where the payload is a postcard-encoded record: a block with its calls, or the outcome of one. Appends go to the
-//! newest segment; a segment that reached its size is closed and the next begins; segments that lie wholly below a durable checkpoint are deleted. So disk use
-//! is bounded by what checkpoints allow, and memory by one record.
+//! A folder of segments named by the first height they hold. A segment is a record file ([`disk::records`]: version, checksums, and the rule that tells a torn write
+//! from damage) of postcard-encoded records: a block with its calls, the outcome of one, and first of all, in every segment that follows another, where that one ends.
+//! Appends go to the newest segment; a segment that reached its size is closed and the next begins; segments that lie wholly below a durable checkpoint are deleted.
+//! So disk use is bounded by what checkpoints allow, and memory by one record.
 //!
 //! Durability: [`BlockLog::append_block`] returns after `fdatasync`. An outcome without faults needs no sync of its own, because it can be computed again;
-//! one with faults is synced.
+//! one with faults is synced. The outcome that follows a block also marks it as durable: from then on a changed bit of the block is damage, not a tear.
 //!
-//! After a crash the last record may be torn. A record that is cut short or whose checksum fails *at the end of the newest segment* is such a tear and is cut
-//! off; anywhere else it is damage, and the node refuses to start rather than guess. A failed append (full disk) is rolled back to the end of the last whole
-//! record, so that the next append starts clean.
+//! What ends early: the newest certified height is kept in a file of its own (`certified`), written before a certificate is shown and synced with every segment and
+//! checkpoint. A log that ends below it lost something acknowledged, and [`BlockLog::check_complete`] refuses it naming the heights.
+//!
+//! A failed append (full disk) is rolled back to the end of the last whole record, so that the next append starts clean. After a failed sync nothing is known of what
+//! the segment holds beyond the last sync that succeeded: it ends there, and the next append begins a new segment with the outcomes that were not durable.
 
 use std::{
     collections::VecDeque,
-    fs::{self, File, OpenOptions},
-    io::{self, BufReader, Read, Write},
-    os::unix::fs::FileExt,
+    io,
     path::{Path, PathBuf},
 };
 
+use disk::{
+    Open, RealDisk, Remembered, SharedDisk,
+    records::{End, Kind, Reader, RecordError, RecordFile},
+};
 use serde::{Deserialize, Serialize};
 use state::{Fault, Height};
 use thiserror::Error;
 
 use crate::seam::{FinalisedBlock, Recorded};
 
-const MAGIC: &[u8; 8] = b"thblog\x00\x03";
 /// A record larger than this is damage: no block can be.
-const RECORD_BYTES_MAX: usize = 64 << 20;
+const KIND: Kind = Kind { name: *b"blocks\0\0", version: 4, bytes_max: 64 << 20 };
+/// File of the newest certified height.
+const CERTIFIED: &str = "certified";
 
 /// Why the log cannot be read or written.
 #[derive(Debug, Error)]
 pub enum LogError {
-    /// The operating system said no.
-    #[error("block log {path}: {doing}: {source}")]
-    Io {
-        /// File or folder.
-        path: PathBuf,
-        /// What was tried.
-        doing: &'static str,
-        /// Reason.
-        source: io::Error,
-    },
-    /// A record in the middle does not check.
-    #[error("block log {path} is damaged at byte {offset}: {what}; restore the data directory from a copy")]
+    /// The operating system said no, or another version wrote the file.
+    #[error("block log {0}")]
+    Records(RecordError),
+    /// Something durable does not check any more.
+    #[error(
+        "block log {path} is damaged at byte {offset}: {what}; {missing}: restore the data directory from a copy (docs/operating.md, \"When the disk was damaged\")"
+    )]
     Damaged {
         /// File.
         path: PathBuf,
-        /// Where.
+        /// Of the record that does not check.
         offset: u64,
         /// What was found.
         what: String,
+        /// Which heights cannot be read.
+        missing: String,
     },
-    /// The block does not fit a record.
-    #[error("a block of {bytes} bytes is over the block log's record limit of {RECORD_BYTES_MAX}")]
-    TooLarge {
-        /// Encoded size.
-        bytes: usize,
+    /// The log ends below a height that was certified.
+    #[error(
+        "block log {folder} ends at height {last}, but height {certified} was certified: blocks {first_missing} to {certified} were acknowledged and are missing; restore the data directory from a copy (docs/operating.md, \"When the disk was damaged\")"
+    )]
+    Missing {
+        /// Of the log.
+        folder: PathBuf,
+        /// Newest height of the log, or of the checkpoint if that is newer.
+        last: u64,
+        /// The next one.
+        first_missing: u64,
+        /// Newest height whose certificate was shown.
+        certified: u64,
     },
 }
 
 impl LogError {
     /// Whether the disk is full, so that the same call may succeed later.
     pub fn is_disk_full(&self) -> bool {
-        matches!(self, Self::Io { source, .. } if matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge))
+        matches!(self, Self::Records(error) if error.is_disk_full())
+    }
+
+    /// Trouble of the disk, which may heal, so that the same call may succeed later. Damage does not heal.
+    pub fn can_heal(&self) -> bool {
+        matches!(self, Self::Records(error) if error.can_heal())
+    }
+}
+
+impl From<RecordError> for LogError {
+    fn from(error: RecordError) -> Self {
+        match error {
+            RecordError::Damaged { path, offset, what } => {
+                Self::Damaged { path, offset, what, missing: "blocks in it cannot be read".into() }
+            }
+            other => Self::Records(other),
+        }
     }
 }
 
 #[derive(Serialize, Deserialize)]
 enum Record {
+    /// The segment before begins at this height, and its records end at this byte.
+    Follows {
+        first: Height,
+        end: u64,
+    },
     Block(FinalisedBlock),
-    Outcome { height: Height, root: [u8; 32], faults: Vec<Fault> },
+    Outcome {
+        height: Height,
+        root: [u8; 32],
+        faults: Vec<Fault>,
+    },
 }
 
 #[derive(Serialize)]
 enum RecordRef<'a> {
+    Follows { first: Height, end: u64 },
     Block(&'a FinalisedBlock),
     Outcome { height: Height, root: [u8; 32], faults: &'a [Fault] },
 }
@@ -91,47 +127,76 @@ pub struct Logged {
 
 /// See the module.
 pub struct BlockLog {
+    disk: SharedDisk,
     folder: PathBuf,
     segment_bytes: u64,
     segments: Vec<Segment>,
-    file: Option<File>,
-    /// Length of the newest segment up to its last whole record.
-    length: u64,
+    /// The newest segment. None while there is no segment, and between a failed sync and the segment that takes over.
+    file: Option<RecordFile>,
     last: Option<Height>,
-    buffer: Vec<u8>,
+    certified: Remembered,
+    /// Encoded outcomes behind the last block of the newest segment: one, and a few more when calls were repeated.
+    unsynced: Vec<Vec<u8>>,
 }
 
 #[derive(Clone, Debug)]
 struct Segment {
     first: Height,
     path: PathBuf,
+    /// Length of the file when it was last looked at.
+    bytes: u64,
+    /// Where its records end, once the next segment is begun; read from that one when unknown.
+    end: Option<u64>,
 }
 
 impl BlockLog {
-    /// Opens the log in `folder` (made if absent), cutting off a torn tail.
+    /// Opens the log in `folder` (made if absent) on the machine's disk, cutting off a torn end.
+    ///
+    /// # Errors
+    /// [`LogError::Damaged`] when the newest segment is; older ones are checked as they are read.
     pub fn open(folder: &Path, segment_bytes: u64) -> Result<Self, LogError> {
-        fs::create_dir_all(folder).map_err(|source| io_error(folder, "creating the folder", source))?;
+        Self::open_on(RealDisk::shared(), folder, segment_bytes)
+    }
+
+    /// The same on another disk.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_on(disk: SharedDisk, folder: &Path, segment_bytes: u64) -> Result<Self, LogError> {
+        let failed = |doing| move |source| io_error(folder, doing, source);
+        disk.create_folder(folder).map_err(failed("creating the folder"))?;
         let mut segments = Vec::new();
-        for entry in fs::read_dir(folder).map_err(|source| io_error(folder, "listing", source))? {
-            let path = entry.map_err(|source| io_error(folder, "listing", source))?.path();
+        for path in disk.list(folder).map_err(failed("listing"))? {
             let first = path
                 .file_name()
                 .and_then(|name| name.to_str())
                 .and_then(|name| name.strip_suffix(".blocks"))
                 .and_then(|name| name.parse().ok());
             if let Some(first) = first {
-                segments.push(Segment { first: Height(first), path });
+                let bytes = disk.open(&path, Open::Read).and_then(|file| file.length());
+                let bytes = bytes.map_err(|source| io_error(&path, "opening", source))?;
+                segments.push(Segment { first: Height(first), path, bytes, end: None });
             }
         }
         segments.sort_by_key(|segment| segment.first);
+        let path = folder.join(CERTIFIED);
+        let certified =
+            Remembered::open(disk.as_ref(), &path).map_err(|source| io_error(&path, "opening", source))?;
+        if certified.was_damaged() {
+            tracing::warn!(
+                path = %path.display(),
+                "the file of the newest certified height was damaged or torn by a power cut; the block log is checked against an older height"
+            );
+        }
         let mut log = Self {
+            disk,
             folder: folder.to_path_buf(),
             segment_bytes,
             segments,
             file: None,
-            length: 0,
             last: None,
-            buffer: Vec::new(),
+            certified,
+            unsynced: Vec::new(),
         };
         log.recover_tail()?;
         Ok(log)
@@ -142,121 +207,207 @@ impl BlockLog {
         &self.folder
     }
 
+    /// The disk it lies on.
+    pub fn disk(&self) -> &SharedDisk {
+        &self.disk
+    }
+
     /// Height of the newest block, if the log holds any.
     pub fn last(&self) -> Option<Height> {
         self.last
     }
 
-    /// Finds the end of the newest segment and cuts off what a crash tore.
+    /// Finds the end of the newest segment, cuts off what a crash tore, and finds the newest block.
     fn recover_tail(&mut self) -> Result<(), LogError> {
         while let Some(segment) = self.segments.last().cloned() {
-            let mut reader = SegmentReader::open(&segment.path, true)?;
-            let mut last = None;
-            while let Some(record) = reader.next()? {
-                if let Record::Block(block) = record {
-                    last = Some(block.height);
+            let before = Height(segment.first.0.saturating_sub(1));
+            let mut reader = Reader::open(self.disk.as_ref(), &segment.path, KIND, None)
+                .map_err(|error| missing(error.into(), before, self.certified.value()))?;
+            let (mut last, mut outcomes) = (None, Vec::new());
+            loop {
+                match reader.next() {
+                    Ok(None) => break,
+                    Ok(Some((offset, payload))) => match decode(&segment.path, offset, payload)? {
+                        Record::Block(block) => {
+                            last = Some(block.height);
+                            outcomes.clear();
+                        }
+                        Record::Outcome { .. } => outcomes.push(payload.to_vec()),
+                        Record::Follows { .. } => {}
+                    },
+                    Err(error) => {
+                        let behind = next_block(&mut reader);
+                        let until =
+                            behind.map(|height| height.0.saturating_sub(1)).or(self.certified.value());
+                        return Err(missing(error.into(), last.unwrap_or(before), until));
+                    }
                 }
             }
-            let whole = reader.offset;
-            if last.is_none() {
-                // Died between creating the segment and its first block; an outcome alone says nothing that cannot be computed again.
-                fs::remove_file(&segment.path)
+            if last.is_none() && outcomes.is_empty() {
+                // Died between creating the segment and its first record.
+                if let End::Torn(offset) = reader.end() {
+                    tracing::debug!(path = %segment.path.display(), offset, "a segment without a record");
+                }
+                self.disk
+                    .remove(&segment.path)
                     .map_err(|source| io_error(&segment.path, "removing", source))?;
                 self.segments.pop();
                 continue;
             }
-            let file = open_for_append(&segment.path)?;
-            file.set_len(whole).map_err(|source| io_error(&segment.path, "cutting a torn tail", source))?;
-            file.sync_all().map_err(|source| io_error(&segment.path, "syncing", source))?;
-            self.file = Some(file);
-            self.length = whole;
+            self.file = Some(RecordFile::resume(self.disk.as_ref(), &reader)?);
             self.last = last;
+            self.unsynced = outcomes;
             break;
+        }
+        // A segment may begin with an outcome and hold no block yet.
+        let mut newest = self.segments.len();
+        while self.last.is_none() && newest > 1 {
+            newest -= 1;
+            let mut replay = Replay::of(self, newest - 1..newest, Height(0));
+            while let Some(logged) = replay.next_block()? {
+                self.last = Some(logged.block.height);
+            }
         }
         Ok(())
     }
 
-    /// Makes `block` durable.
-    pub fn append_block(&mut self, block: &FinalisedBlock) -> Result<(), LogError> {
-        if self.file.is_none() || self.length >= self.segment_bytes {
-            self.begin_segment(block.height)?;
+    /// Refuses a log that ends below what was certified. `restored` is the height of the checkpoint, which stands for the blocks up to it.
+    ///
+    /// # Errors
+    /// [`LogError::Missing`].
+    pub fn check_complete(&self, restored: Height) -> Result<(), LogError> {
+        let last = self.last.unwrap_or_default().max(restored).0;
+        match self.certified.value() {
+            Some(certified) if certified > last => Err(LogError::Missing {
+                folder: self.folder.clone(),
+                last,
+                first_missing: last + 1,
+                certified,
+            }),
+            _ => Ok(()),
         }
-        self.append(&RecordRef::Block(block), true)?;
+    }
+
+    /// Notes that a certificate of `height` is about to be shown. Survives the process at once, and a power cut from the next segment or checkpoint on.
+    ///
+    /// # Errors
+    /// When the disk fails; the certificate must not be shown then.
+    pub fn certified(&mut self, height: Height) -> Result<(), LogError> {
+        if self.certified.value().is_some_and(|newest| newest >= height.0) {
+            return Ok(());
+        }
+        let path = self.folder.join(CERTIFIED);
+        self.certified.remember(height.0).map_err(|source| io_error(&path, "writing", source))
+    }
+
+    fn sync_certified(&self) -> Result<(), LogError> {
+        self.certified.sync().map_err(|source| io_error(&self.folder.join(CERTIFIED), "syncing", source))
+    }
+
+    /// Makes `block` durable.
+    ///
+    /// # Errors
+    /// When the disk fails: the block may or may not be found after a crash, and the call may be repeated, with another block of that height too.
+    pub fn append_block(&mut self, block: &FinalisedBlock) -> Result<(), LogError> {
+        let encoded = self.encode(&RecordRef::Block(block))?;
+        self.append(&encoded, block.height, true, true)?;
+        self.unsynced.clear();
         self.last = Some(block.height);
         Ok(())
     }
 
     /// Notes what executing the block of `height` gave; durable on return when there are faults.
+    ///
+    /// # Errors
+    /// When the disk fails; the call may be repeated.
     pub fn append_outcome(
         &mut self,
         height: Height,
         root: [u8; 32],
         faults: &[Fault],
     ) -> Result<(), LogError> {
-        self.append(&RecordRef::Outcome { height, root, faults }, !faults.is_empty())
-    }
-
-    fn begin_segment(&mut self, first: Height) -> Result<(), LogError> {
-        let path = self.folder.join(format!("{:020}.blocks", first.0));
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(true)
-            .read(true)
-            .write(true)
-            .open(&path)
-            .map_err(|source| io_error(&path, "creating", source))?;
-        let started = file
-            .write_all_at(MAGIC, 0)
-            .and_then(|()| file.sync_all())
-            .and_then(|()| File::open(&self.folder)?.sync_all());
-        if let Err(source) = started {
-            let _ = fs::remove_file(&path);
-            return Err(io_error(&path, "starting", source));
+        if self.last.is_none() {
+            return Ok(());
         }
-        self.segments.push(Segment { first, path });
-        self.file = Some(file);
-        self.length = MAGIC.len() as u64;
+        let encoded = self.encode(&RecordRef::Outcome { height, root, faults })?;
+        self.append(&encoded, Height(height.0 + 1), false, !faults.is_empty())?;
+        self.unsynced.push(encoded);
         Ok(())
     }
 
-    fn append(&mut self, record: &RecordRef<'_>, sync: bool) -> Result<(), LogError> {
-        let (Some(file), Some(segment)) = (&self.file, self.segments.last()) else {
-            return Ok(());
+    fn encode(&self, record: &RecordRef<'_>) -> Result<Vec<u8>, LogError> {
+        postcard::to_stdvec(record)
+            .map_err(|error| io_error(&self.folder, "encoding", io::Error::other(error)))
+    }
+
+    /// Appends to the newest segment, or to a new one that is named by `next`, the next block's height.
+    fn append(&mut self, encoded: &[u8], next: Height, block: bool, sync: bool) -> Result<(), LogError> {
+        // An outcome stays with its block.
+        let bytes_max = if block { self.segment_bytes } else { u64::MAX };
+        let full = |file: &RecordFile| file.sync_lost() || file.length() >= bytes_max;
+        if self.file.as_ref().is_none_or(full) {
+            self.begin_segment(next)?;
+        }
+        let (Some(file), Some(segment)) = (&mut self.file, self.segments.last_mut()) else {
+            return Err(io_error(&self.folder, "appending", io::Error::other("there is no segment")));
         };
-        self.buffer.clear();
-        self.buffer.extend_from_slice(&[0; 8]);
-        let buffer = postcard::to_extend(record, std::mem::take(&mut self.buffer))
-            .map_err(|error| io_error(&segment.path, "encoding", io::Error::other(error)))?;
-        self.buffer = buffer;
-        let payload = self.buffer.len() - 8;
-        if payload > RECORD_BYTES_MAX {
-            return Err(LogError::TooLarge { bytes: payload });
-        }
-        let checksum = crc32fast::hash(&self.buffer[8..]);
-        self.buffer[..4].copy_from_slice(&(payload as u32).to_le_bytes());
-        self.buffer[4..8].copy_from_slice(&checksum.to_le_bytes());
-        let mut written = file.write_all_at(&self.buffer, self.length);
+        file.append([encoded])?;
         if sync {
-            written = written.and_then(|()| file.sync_data());
+            file.sync()?;
         }
-        if let Err(source) = written {
-            // Whatever part reached the file must not be taken for a record later.
-            let _ = file.set_len(self.length);
-            return Err(io_error(&segment.path, "appending", source));
+        segment.bytes = file.length();
+        Ok(())
+    }
+
+    fn begin_segment(&mut self, first: Height) -> Result<(), LogError> {
+        if self.segments.last().is_some_and(|segment| segment.first == first) {
+            // The only sync of a block in it failed: it is begun anew, with the outcomes that it holds.
+            self.file = None;
+            let begun = self.segments.pop();
+            if let (Some(segment), Some(begun)) = (self.segments.last_mut(), begun)
+                && segment.end.is_none()
+            {
+                segment.end = Some(end_before(&self.disk, segment, &begun)?);
+            }
+        } else if let Some(file) = &mut self.file {
+            // The end that is written down below must be one that is durable.
+            if !file.sync_lost() && file.sync().is_ok() {
+                self.unsynced.clear();
+            }
+            if let Some(segment) = self.segments.last_mut() {
+                segment.end = Some(file.synced());
+            }
         }
-        self.length += self.buffer.len() as u64;
-        self.buffer.shrink_to(1 << 20);
+        self.sync_certified()?;
+        let path = self.folder.join(format!("{:020}.blocks", first.0));
+        let mut file = RecordFile::create(self.disk.as_ref(), &path, KIND)?;
+        let follows = match self.segments.last() {
+            Some(Segment { first, end: Some(end), .. }) => {
+                Some(self.encode(&RecordRef::Follows { first: *first, end: *end })?)
+            }
+            _ => None,
+        };
+        let carried = follows.iter().chain(&self.unsynced).map(Vec::as_slice);
+        if let Err(error) = file.append(carried) {
+            let _ = self.disk.remove(&path);
+            return Err(error.into());
+        }
+        self.segments.push(Segment { first, path, bytes: file.length(), end: None });
+        self.file = Some(file);
         Ok(())
     }
 
     /// Lets go of every block: a state above them all was installed, and the next block is the one behind that state.
+    ///
+    /// # Errors
+    /// When a file cannot be removed.
     pub fn clear(&mut self) -> Result<(), LogError> {
         self.file = None;
         self.last = None;
-        self.length = 0;
+        self.unsynced.clear();
         // The newest first: whatever a crash leaves is a log without a gap.
         while let Some(segment) = self.segments.last() {
-            fs::remove_file(&segment.path).map_err(|source| io_error(&segment.path, "removing", source))?;
+            self.disk.remove(&segment.path).map_err(|source| io_error(&segment.path, "removing", source))?;
             self.segments.pop();
         }
         Ok(())
@@ -272,7 +423,7 @@ impl BlockLog {
         let mut kept = 0_u64;
         let mut oldest = None;
         for segment in self.segments.iter().rev() {
-            kept = kept.saturating_add(fs::metadata(&segment.path).map_or(0, |meta| meta.len()));
+            kept = kept.saturating_add(segment.bytes);
             if kept > bytes && oldest.is_some() {
                 break;
             }
@@ -281,67 +432,130 @@ impl BlockLog {
         Height(oldest.map_or(0, |first| first.0.saturating_sub(1)))
     }
 
-    /// Deletes segments whose every block is at or below `height`. The newest stays.
+    /// Deletes segments whose every block is at or below `height`, that of a durable checkpoint. The newest stays.
+    ///
+    /// # Errors
+    /// When a file cannot be removed.
     pub fn prune(&mut self, height: Height) -> Result<(), LogError> {
+        self.sync_certified()?;
         while self.segments.get(1).is_some_and(|next| next.first.0 <= height.0 + 1) {
-            let segment = self.segments.remove(0);
-            fs::remove_file(&segment.path).map_err(|source| io_error(&segment.path, "removing", source))?;
+            let path = &self.segments[0].path;
+            match self.disk.remove(path) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    return Err(io_error(path, "removing", source));
+                }
+                _ => drop(self.segments.remove(0)),
+            }
         }
         Ok(())
     }
 
-    /// Reads the blocks above `height`, in order, with their outcomes; one block in memory at a time.
+    /// Reads the blocks above `height`, in order, with their outcomes; one block in memory at a time. What is appended later is not read.
+    ///
+    /// # Errors
+    /// None now; opening is part of the contract.
     pub fn read_from(&self, height: Height) -> Result<Replay, LogError> {
         let start =
             self.segments.partition_point(|segment| segment.first.0 <= height.0 + 1).saturating_sub(1);
-        Ok(Replay {
-            segments: self.segments[start..].iter().cloned().collect(),
-            reader: None,
-            next: None,
-            above: height,
-        })
+        Ok(Replay::of(self, start..self.segments.len(), height))
     }
 
     /// Bytes of all segments on disk.
     pub fn disk_bytes(&self) -> u64 {
-        self.segments
-            .iter()
-            .filter_map(|segment| fs::metadata(&segment.path).ok())
-            .map(|meta| meta.len())
-            .sum()
+        self.segments.iter().map(|segment| segment.bytes).sum()
     }
 }
 
 /// Blocks of the log, oldest first.
 pub struct Replay {
+    disk: SharedDisk,
     segments: VecDeque<Segment>,
-    reader: Option<SegmentReader>,
+    /// The segment behind the last of `segments`, if there is one.
+    beyond: Option<Segment>,
+    /// Where the records of the newest segment ended when the log was asked.
+    newest_end: u64,
+    reading: Option<Reading>,
     /// A block whose outcome may be the next record.
     next: Option<Logged>,
     above: Height,
+    /// Newest block read, or the one before the first segment.
+    seen: Height,
+}
+
+/// The segment that is being read.
+struct Reading {
+    path: PathBuf,
+    reader: Reader,
+    end: u64,
 }
 
 impl Replay {
+    fn of(log: &BlockLog, range: std::ops::Range<usize>, above: Height) -> Self {
+        let segments: VecDeque<_> = log.segments[range.clone()].iter().cloned().collect();
+        let seen = segments.front().map_or(0, |segment| segment.first.0.saturating_sub(1));
+        Self {
+            disk: log.disk.clone(),
+            segments,
+            beyond: log.segments.get(range.end).cloned(),
+            newest_end: log.file.as_ref().map_or(0, RecordFile::length),
+            reading: None,
+            next: None,
+            above,
+            seen: Height(seen),
+        }
+    }
+
+    fn follower(&self) -> Option<&Segment> {
+        self.segments.front().or(self.beyond.as_ref())
+    }
+
     fn record(&mut self) -> Result<Option<Record>, LogError> {
         loop {
-            if let Some(reader) = &mut self.reader
-                && let Some(record) = reader.next()?
-            {
-                return Ok(Some(record));
+            if let Some(Reading { path, reader, end }) = &mut self.reading {
+                let ended = match reader.next() {
+                    Ok(Some((offset, payload))) => return decode(path, offset, payload).map(Some),
+                    Ok(None) => None,
+                    Err(error) => Some(error),
+                };
+                if ended.is_some() || reader.offset() != *end {
+                    let error = ended.unwrap_or_else(|| RecordError::Damaged {
+                        path: path.clone(),
+                        offset: reader.offset(),
+                        what: format!("the records of this segment went on up to byte {end}"),
+                    });
+                    let behind = next_block(reader);
+                    let behind = behind.or(self.follower().map(|segment| segment.first));
+                    let until = behind.map(|next| next.0.saturating_sub(1));
+                    return Err(missing(error.into(), self.seen, until));
+                }
             }
             let Some(segment) = self.segments.pop_front() else {
                 return Ok(None);
             };
-            self.reader = Some(SegmentReader::open(&segment.path, self.segments.is_empty())?);
+            let end = match (segment.end, self.follower()) {
+                (Some(end), _) => end,
+                (None, Some(follower)) => end_before(&self.disk, &segment, follower)?,
+                (None, None) => self.newest_end,
+            };
+            let reader =
+                Reader::open(self.disk.as_ref(), &segment.path, KIND, Some(end)).map_err(|error| {
+                    let until = self.follower().map(|segment| segment.first.0.saturating_sub(1));
+                    missing(error.into(), self.seen, until)
+                })?;
+            self.reading = Some(Reading { path: segment.path, reader, end });
         }
     }
 
     /// The next block.
+    ///
+    /// # Errors
+    /// [`LogError::Damaged`] where the log does not check, naming the heights that cannot be read.
     pub fn next_block(&mut self) -> Result<Option<Logged>, LogError> {
         loop {
             match self.record()? {
                 None => return Ok(self.next.take()),
                 Some(Record::Block(block)) => {
+                    self.seen = block.height;
                     let wanted = block.height > self.above;
                     let logged = wanted.then_some(Logged { block, recorded: None });
                     if let Some(ready) = std::mem::replace(&mut self.next, logged) {
@@ -353,248 +567,85 @@ impl Replay {
                         next.recorded = Some(Recorded { root, faults });
                     }
                 }
+                Some(Record::Follows { .. }) => {}
             }
         }
     }
 }
 
-struct SegmentReader {
-    path: PathBuf,
-    file: BufReader<File>,
-    length: u64,
-    /// End of the last whole record read.
-    offset: u64,
-    newest: bool,
-}
-
-impl SegmentReader {
-    fn open(path: &Path, newest: bool) -> Result<Self, LogError> {
-        let file = File::open(path).map_err(|source| io_error(path, "opening", source))?;
-        let length = file.metadata().map_err(|source| io_error(path, "reading", source))?.len();
-        let mut reader =
-            Self { path: path.to_path_buf(), file: BufReader::new(file), length, offset: 0, newest };
-        let mut magic = [0; MAGIC.len()];
-        if length >= MAGIC.len() as u64 {
-            reader.file.read_exact(&mut magic).map_err(|source| io_error(path, "reading", source))?;
-            reader.offset = MAGIC.len() as u64;
-            if &magic != MAGIC {
-                return reader.damaged("this is no block log of a format this version reads");
-            }
-        } else if !newest {
-            return reader.damaged("the file is cut short");
-        } else {
-            reader.length = 0;
-        }
-        Ok(reader)
-    }
-
-    fn damaged<T>(&self, what: impl Into<String>) -> Result<T, LogError> {
-        Err(LogError::Damaged { path: self.path.clone(), offset: self.offset, what: what.into() })
-    }
-
-    /// The next whole record; `None` at the end, or at a tear at the end of the newest segment.
-    fn next(&mut self) -> Result<Option<Record>, LogError> {
-        let left = self.length.saturating_sub(self.offset);
-        if left == 0 {
-            return Ok(None);
-        }
-        match self.parse(left)? {
-            Ok((record, bytes)) => {
-                self.offset += bytes;
-                Ok(Some(record))
-            }
-            Err(_) if self.newest => {
-                self.length = self.offset;
-                Ok(None)
-            }
-            Err(what) => self.damaged(what),
-        }
-    }
-
-    fn parse(&mut self, left: u64) -> Result<Result<(Record, u64), String>, LogError> {
-        let read_error = |path: &Path, source| io_error(path, "reading", source);
-        let mut head = [0; 8];
-        if left < 8 {
-            return Ok(Err("a record's head is cut short".into()));
-        }
-        self.file.read_exact(&mut head).map_err(|source| read_error(&self.path, source))?;
-        let length = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
-        let checksum = u32::from_le_bytes([head[4], head[5], head[6], head[7]]);
-        if length > RECORD_BYTES_MAX || length as u64 + 8 > left {
-            return Ok(Err(format!("a record claims {length} bytes")));
-        }
-        let mut payload = vec![0; length];
-        self.file.read_exact(&mut payload).map_err(|source| read_error(&self.path, source))?;
-        if crc32fast::hash(&payload) != checksum {
-            return Ok(Err("a record's checksum does not match".into()));
-        }
-        Ok(postcard::from_bytes(&payload)
-            .map(|record| (record, length as u64 + 8))
-            .map_err(|error| format!("a record does not decode: {error}")))
+/// Where the records of `segment` end, by what `follower` says of the segment before it.
+fn end_before(disk: &SharedDisk, segment: &Segment, follower: &Segment) -> Result<u64, LogError> {
+    let mut reader = Reader::open(disk.as_ref(), &follower.path, KIND, None)?;
+    let found = match reader.next()? {
+        Some((offset, payload)) => Some(decode(&follower.path, offset, payload)?),
+        None => None,
+    };
+    match found {
+        Some(Record::Follows { first, end }) if first == segment.first => Ok(end),
+        _ => Err(missing(
+            LogError::Damaged {
+                path: follower.path.clone(),
+                offset: disk::records::HEADER_BYTES,
+                what: format!("it does not follow the segment {}", segment.path.display()),
+                missing: String::new(),
+            },
+            segment.first,
+            Some(follower.first.0.saturating_sub(1)),
+        )),
     }
 }
 
-fn open_for_append(path: &Path) -> Result<File, LogError> {
-    OpenOptions::new().read(true).write(true).open(path).map_err(|source| io_error(path, "opening", source))
+/// The first block that can be read behind damage.
+fn next_block(reader: &mut Reader) -> Option<Height> {
+    loop {
+        reader.skip_damage();
+        match reader.next() {
+            Ok(Some((_, payload))) => {
+                if let Ok(Record::Block(block)) = postcard::from_bytes(payload) {
+                    return Some(block.height);
+                }
+            }
+            Err(RecordError::Damaged { .. }) => {}
+            Ok(None) | Err(_) => return None,
+        }
+    }
+}
+
+/// Names the heights between the last block that was read and the next that can be.
+fn missing(error: LogError, before: Height, until: Option<u64>) -> LogError {
+    let LogError::Damaged { path, offset, what, .. } = error else { return error };
+    let from = before.0 + 1;
+    let missing = match until {
+        Some(until) if until < from => format!("what executing block {} gave cannot be read", before.0),
+        Some(until) if until == from => format!("block {from} cannot be read"),
+        Some(until) => format!("blocks {from} to {until} cannot be read"),
+        None => format!("blocks from {from} on cannot be read"),
+    };
+    LogError::Damaged { path, offset, what, missing }
+}
+
+fn decode(path: &Path, offset: u64, payload: &[u8]) -> Result<Record, LogError> {
+    postcard::from_bytes(payload).map_err(|error| LogError::Damaged {
+        path: path.to_path_buf(),
+        offset,
+        what: format!("a record does not decode: {error}"),
+        missing: "blocks in it cannot be read".into(),
+    })
 }
 
 fn io_error(path: &Path, doing: &'static str, source: io::Error) -> LogError {
-    LogError::Io { path: path.to_path_buf(), doing, source }
+    LogError::Records(RecordError::Io { path: path.to_path_buf(), doing, source })
 }
 
 impl Drop for BlockLog {
     fn drop(&mut self) {
         if let Some(file) = &mut self.file {
-            let _ = file.flush().and_then(|()| file.sync_data());
+            let _ = file.sync();
         }
+        let _ = self.sync_certified();
     }
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use ic_principal::Principal;
-    use state::Time;
-
-    use super::*;
-
-    fn block(height: u64) -> FinalisedBlock {
-        FinalisedBlock {
-            height: Height(height),
-            time: Time(height),
-            randomness: [height as u8; 32],
-            ingress: vec![],
-            key: None,
-        }
-    }
-
-    fn heights(log: &BlockLog, above: u64) -> Vec<u64> {
-        let mut replay = log.read_from(Height(above)).unwrap();
-        let mut heights = vec![];
-        while let Some(logged) = replay.next_block().unwrap() {
-            heights.push(logged.block.height.0);
-        }
-        heights
-    }
-
-    fn write(folder: &Path, segment_bytes: u64, from: u64, to: u64) -> BlockLog {
-        let mut log = BlockLog::open(folder, segment_bytes).unwrap();
-        for height in from..=to {
-            log.append_block(&block(height)).unwrap();
-            log.append_outcome(Height(height), [height as u8; 32], &[]).unwrap();
-        }
-        log
-    }
-
-    #[test]
-    fn batches_come_back_with_what_executing_them_gave() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut log = write(folder.path(), 1 << 20, 1, 3);
-        let fault = Fault { canister_id: Principal::management_canister(), ordinal: 2 };
-        log.append_block(&block(4)).unwrap();
-        log.append_outcome(Height(4), [1; 32], std::slice::from_ref(&fault)).unwrap();
-        log.append_block(&block(5)).unwrap();
-        drop(log);
-        let log = BlockLog::open(folder.path(), 1 << 20).unwrap();
-        assert_eq!(log.last(), Some(Height(5)));
-        let mut replay = log.read_from(Height(2)).unwrap();
-        let third = replay.next_block().unwrap().unwrap();
-        assert_eq!(third.recorded, Some(Recorded { root: [3; 32], faults: vec![] }));
-        let fourth = replay.next_block().unwrap().unwrap();
-        assert_eq!(fourth.recorded.unwrap().faults, [fault]);
-        let fifth = replay.next_block().unwrap().unwrap();
-        assert_eq!((fifth.block.height, fifth.recorded), (Height(5), None));
-        assert!(replay.next_block().unwrap().is_none());
-    }
-
-    #[test]
-    fn segments_roll_and_are_pruned_only_when_wholly_below() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut log = write(folder.path(), 300, 1, 20);
-        assert!(log.segments.len() > 3);
-        let before = log.disk_bytes();
-        for below in 0..=20 {
-            log.prune(Height(below)).unwrap();
-            assert_eq!(heights(&log, below), (below + 1..=20).collect::<Vec<_>>());
-        }
-        assert!(log.disk_bytes() < before);
-        drop(log);
-        let log = write(folder.path(), 300, 21, 22);
-        assert_eq!(heights(&log, 20), [21, 22]);
-    }
-
-    #[test]
-    fn it_is_cut_to_a_size_but_for_its_newest_segment() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut log = write(folder.path(), 300, 1, 20);
-        let all = log.disk_bytes();
-        assert_eq!(log.height_beyond(all), Height(0));
-        for bytes in (600..all).rev().step_by(100) {
-            log.prune(log.height_beyond(bytes)).unwrap();
-            assert!(log.disk_bytes() <= bytes, "{bytes}");
-            assert_eq!(log.last(), Some(Height(20)));
-        }
-        log.prune(log.height_beyond(0)).unwrap();
-        assert_eq!(log.segments.len(), 1);
-    }
-
-    #[test]
-    fn a_log_that_was_cleared_begins_anywhere() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut log = write(folder.path(), 300, 1, 20);
-        assert_eq!(log.first(), Some(Height(1)));
-        log.clear().unwrap();
-        assert_eq!((log.first(), log.last(), log.disk_bytes()), (None, None, 0));
-        log.append_block(&block(70)).unwrap();
-        drop(log);
-        let log = write(folder.path(), 300, 71, 90);
-        assert_eq!((log.first(), log.last()), (Some(Height(70)), Some(Height(90))));
-        assert_eq!(heights(&log, 69), (70..=90).collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn a_torn_tail_is_cut_wherever_the_tear_is() {
-        let source = tempfile::tempdir().unwrap();
-        drop(write(source.path(), 1 << 20, 1, 3));
-        let name = "00000000000000000001.blocks";
-        let whole = fs::read(source.path().join(name)).unwrap();
-        for cut in 0..whole.len() {
-            let folder = tempfile::tempdir().unwrap();
-            fs::write(folder.path().join(name), &whole[..cut]).unwrap();
-            let mut log = BlockLog::open(folder.path(), 1 << 20).unwrap();
-            let next = log.last().map_or(1, |height| height.0 + 1);
-            log.append_block(&block(next)).unwrap();
-            assert_eq!(heights(&log, 0), (1..=next).collect::<Vec<_>>());
-        }
-    }
-
-    #[test]
-    fn damage_in_the_middle_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        drop(write(folder.path(), 200, 1, 20));
-        let first = folder.path().join("00000000000000000001.blocks");
-        let mut bytes = fs::read(&first).unwrap();
-        let middle = bytes.len() / 2;
-        bytes[middle] ^= 1;
-        fs::write(&first, bytes).unwrap();
-        let log = BlockLog::open(folder.path(), 200).unwrap();
-        let mut replay = log.read_from(Height(0)).unwrap();
-        let error = loop {
-            match replay.next_block() {
-                Ok(Some(_)) => {}
-                Ok(None) => panic!("damage went unnoticed"),
-                Err(error) => break error,
-            }
-        };
-        assert!(matches!(error, LogError::Damaged { .. }), "{error}");
-    }
-
-    #[test]
-    fn a_folder_that_cannot_be_written_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("file");
-        fs::write(&file, b"").unwrap();
-        let error = BlockLog::open(&file.join("log"), 100).err().unwrap();
-        assert!(error.to_string().contains("creating the folder"), "{error}");
-    }
-}
+#[path = "block_log_tests.rs"]
+mod tests;

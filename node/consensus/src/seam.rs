@@ -174,13 +174,8 @@ pub enum ConsensusError {
     #[error("the consensus engine ended; its message stands above")]
     EngineEnded,
     /// Where agreement goes on above a state that was fetched cannot be written down.
-    #[error("{path} cannot be written: {source}")]
-    Floor {
-        /// The file.
-        path: std::path::PathBuf,
-        /// Reason.
-        source: std::io::Error,
-    },
+    #[error("where agreement goes on: {0}")]
+    Floor(disk::records::RecordError),
 }
 
 /// What is to be done next.

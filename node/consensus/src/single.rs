@@ -93,6 +93,7 @@ impl SingleNode {
         (resume_from, time): (Height, Time),
         random: Box<dyn RandomSource>,
     ) -> Result<Self, ConsensusError> {
+        wiring.log.check_complete(resume_from)?;
         let replay = wiring.log.read_from(resume_from)?;
         let Wiring { pool, log, clock, envelopes, limits, states: _ } = wiring;
         Ok(Self {
@@ -245,6 +246,7 @@ impl Consensus for SingleNode {
             None if self.replay.is_some() && self.log.last() != Some(height) => {}
             None => self.log.append_outcome(height, root, &faults)?,
         }
+        self.log.certified(height)?;
         let signed = self
             .certifier
             .sign(height, root)

@@ -15,7 +15,7 @@ mod tests;
 use std::{
     collections::BTreeSet,
     fs::{self, File},
-    io::{self, Read, Write},
+    io::{self, Read},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::{
@@ -24,6 +24,7 @@ use std::{
     },
 };
 
+use disk::{Open, RealDisk, SharedDisk};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
@@ -80,6 +81,7 @@ pub enum BlobError {
 /// See the module.
 #[derive(Debug)]
 pub struct BlobStore {
+    disk: SharedDisk,
     dir: PathBuf,
     blob_bytes_max: u64,
     unsynced: Mutex<BTreeSet<BlobHash>>,
@@ -89,13 +91,19 @@ pub struct BlobStore {
 impl BlobStore {
     /// Opens or creates the store in `dir`. Blobs are at most `blob_bytes_max` long.
     pub fn open(dir: &Path, blob_bytes_max: u64) -> Result<Self, BlobError> {
+        Self::open_on(RealDisk::shared(), dir, blob_bytes_max)
+    }
+
+    /// The same on another disk.
+    pub fn open_on(disk: SharedDisk, dir: &Path, blob_bytes_max: u64) -> Result<Self, BlobError> {
         let store = BlobStore {
+            disk,
             dir: dir.to_path_buf(),
             blob_bytes_max,
             unsynced: Mutex::default(),
             temporary: AtomicU64::new(0),
         };
-        fs::create_dir_all(dir).map_err(|error| io_error(dir, error))?;
+        store.disk.create_folder(dir).map_err(|error| io_error(dir, error))?;
         // What a process that died was writing.
         store.delete(|name| name.starts_with(TEMPORARY))?;
         Ok(store)
@@ -110,23 +118,30 @@ impl BlobStore {
         let hash: BlobHash = Sha256::digest(blob).into();
         let path = self.path(&hash);
         if !same_content(&path, blob) {
-            let temporary = self.dir.join(format!(
-                "{TEMPORARY}{}-{}",
-                std::process::id(),
-                self.temporary.fetch_add(1, Ordering::Relaxed)
-            ));
-            let written = File::create_new(&temporary)
-                .and_then(|mut file| file.write_all(blob))
-                .and_then(|()| fs::rename(&temporary, &path));
-            if let Err(error) = written {
-                // If this fails too, the next start removes the file.
-                let _ = fs::remove_file(&temporary);
-                return Err(io_error(&path, error));
-            }
+            self.write(&path, blob).map_err(|error| io_error(&path, error))?;
         }
         // Also one that was there: a process before this one may have died before it synced.
         self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).insert(hash);
         Ok(hash)
+    }
+
+    /// Writes a blob to a file of its own that comes to its name whole.
+    fn write(&self, path: &Path, blob: &[u8]) -> io::Result<()> {
+        let temporary = self.dir.join(format!(
+            "{TEMPORARY}{}-{}",
+            std::process::id(),
+            self.temporary.fetch_add(1, Ordering::Relaxed)
+        ));
+        let written = self
+            .disk
+            .open(&temporary, Open::Truncate)
+            .and_then(|file| file.write_at(blob, 0))
+            .and_then(|()| self.disk.rename(&temporary, path));
+        if written.is_err() {
+            // If this fails too, the next start removes the file.
+            let _ = self.disk.remove(&temporary);
+        }
+        written
     }
 
     /// A blob, verified; `None` if it is not kept.
@@ -189,14 +204,20 @@ impl BlobStore {
         }
         for hash in &unsynced {
             let path = self.path(hash);
-            match File::open(&path).and_then(|file| file.sync_all()) {
+            match self.disk.open(&path, Open::Write).and_then(|file| file.sync_all()) {
                 Ok(()) => {}
                 // Let go of by `retain` in the meantime.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(io_error(&path, error)),
+                Err(error) => {
+                    // The system may have dropped what was not written, and report a later sync of the same file as done: the next one is of another file.
+                    if let Ok(Some(blob)) = self.get(hash) {
+                        let _ = self.write(&path, &blob);
+                    }
+                    return Err(io_error(&path, error));
+                }
             }
         }
-        File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(|error| io_error(&self.dir, error))?;
+        self.disk.sync_folder(&self.dir).map_err(|error| io_error(&self.dir, error))?;
         self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).retain(|hash| !unsynced.contains(hash));
         Ok(())
     }
@@ -212,7 +233,7 @@ impl BlobStore {
         for entry in fs::read_dir(&self.dir).map_err(|error| io_error(&self.dir, error))? {
             let entry = entry.map_err(|error| io_error(&self.dir, error))?;
             if entry.file_name().to_str().is_some_and(&dead) {
-                match fs::remove_file(entry.path()) {
+                match self.disk.remove(&entry.path()) {
                     Ok(()) => deleted += 1,
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                     Err(error) => return Err(io_error(&entry.path(), error)),

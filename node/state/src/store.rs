@@ -13,6 +13,7 @@
 //!
 //! It must never know what the records mean; height and key apart, they are bytes.
 
+mod backend;
 mod build;
 mod leaves;
 mod parts;
@@ -21,7 +22,6 @@ mod rows;
 mod tests;
 
 use std::{
-    fs::{self, File},
     io,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -29,6 +29,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use disk::{RealDisk, SharedDisk};
 use pages::{MemoryId, MemoryIndex};
 use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTableMetadata, TableDefinition, TableError};
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,7 @@ use thiserror::Error;
 
 use crate::{CanisterId, Height, RequestId};
 
+use backend::Backend;
 use parts::{Records, Table, Tally};
 
 pub use build::StoreBuilder;
@@ -177,6 +179,9 @@ pub struct CheckpointDelta<'a> {
 /// See the module. One per data directory; used from one thread at a time, which the lock inside sees to.
 #[derive(Debug)]
 pub struct StateStore {
+    disk: SharedDisk,
+    /// The machine's disk: the database opens, and locks, its file itself.
+    real: bool,
     path: PathBuf,
     cache_bytes: u64,
     database: Mutex<Slot>,
@@ -194,9 +199,18 @@ enum Slot {
 impl StateStore {
     /// Opens or creates the store in `dir`. It caches at most `cache_bytes`.
     pub fn open(dir: &Path, cache_bytes: u64) -> Result<Self, StoreError> {
+        Self::with_disk(RealDisk::shared(), true, dir, cache_bytes)
+    }
+
+    /// The same on another disk, where nothing keeps a second process out.
+    pub fn open_on(disk: SharedDisk, dir: &Path, cache_bytes: u64) -> Result<Self, StoreError> {
+        Self::with_disk(disk, false, dir, cache_bytes)
+    }
+
+    fn with_disk(disk: SharedDisk, real: bool, dir: &Path, cache_bytes: u64) -> Result<Self, StoreError> {
         let path = dir.join(FILE_NAME);
-        let store = StateStore { path, cache_bytes, database: Mutex::new(Slot::Closed) };
-        fs::create_dir_all(dir).map_err(|error| store.io(error))?;
+        let store = StateStore { disk, real, path, cache_bytes, database: Mutex::new(Slot::Closed) };
+        store.disk.create_folder(dir).map_err(|error| store.io(error))?;
         store.with_database(|_| Ok(()))?;
         Ok(store)
     }
@@ -313,7 +327,13 @@ impl StateStore {
     fn open_database(&self) -> Result<Database, Failure> {
         let new = !self.path.exists();
         let cache_bytes = usize::try_from(self.cache_bytes).unwrap_or(usize::MAX);
-        let mut database = Database::builder().set_cache_size(cache_bytes).create(&self.path)?;
+        let mut builder = Database::builder();
+        builder.set_cache_size(cache_bytes);
+        let mut database = if self.real {
+            builder.create(&self.path)?
+        } else {
+            builder.create_with_backend(Backend::open(self.disk.as_ref(), &self.path)?)?
+        };
         // Reads every page once and compares its checksum. Commits have two phases, so a crash leaves nothing to repair
         // but the list of free pages: whatever else is wrong was not written by this node.
         match catch_unwind(AssertUnwindSafe(|| database.check_integrity())) {
@@ -358,7 +378,7 @@ impl StateStore {
             }
         }
         if new && let Some(dir) = self.path.parent() {
-            File::open(dir)?.sync_all()?;
+            self.disk.sync_folder(dir)?;
         }
         Ok(database)
     }

@@ -320,7 +320,7 @@ impl<C: Consensus> Driver<C> {
     /// Refuses updates because of the disk and waits a moment; anything else ends the node.
     fn storage_trouble(&self, error: ConsensusError) -> Result<()> {
         match error {
-            ConsensusError::Log(error) => {
+            ConsensusError::Log(error) if error.can_heal() => {
                 if self.pool.closing() {
                     bail!(error);
                 }

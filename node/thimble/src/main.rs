@@ -17,6 +17,7 @@ mod members;
 mod metrics;
 mod node;
 mod pace;
+mod rules;
 mod status;
 mod watch;
 

@@ -35,6 +35,7 @@ use crate::{
     keystore::KeyFiles,
     metrics::{Readings, RoundMetrics},
     pace::Pace,
+    rules,
     watch::Watch,
 };
 
@@ -79,6 +80,7 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
     let ledger = limits.ledger()?;
     let cgroup = Cgroup::own().unwrap_or_default();
     check_group(cgroup.as_ref(), &limits)?;
+    rules::settle(&config, BLOCK_SEGMENT_BYTES, replay)?;
 
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -139,6 +141,22 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
     match rounds.join() {
         Ok(result) => result,
         Err(_) => bail!("the round thread ended with a defect; its message stands above"),
+    }
+}
+
+/// Executes the block log to its end and makes a checkpoint there, by the limits of this configuration; nothing is served.
+fn replay(config: &Config) -> Result<()> {
+    let keys = Keys::open_or_create(&config.data_dir.join("keys"))?;
+    let limits = Arc::new(config.limits.clone());
+    let ledger = limits.ledger()?;
+    let registry = Mutex::new(Registry::default());
+    let cgroup = Cgroup::own().unwrap_or_default();
+    let Parts { driver, pool, .. } = open(config, &limits, &ledger, cgroup, keys, &registry)?;
+    // The round loop hands out what the log holds first; then it stops, with a checkpoint.
+    pool.close();
+    match driver.run()? {
+        Ended::Stopped => Ok(()),
+        Ended::NewState => bail!("a state of peers was taken over before the log was executed"),
     }
 }
 

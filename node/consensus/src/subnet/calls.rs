@@ -782,7 +782,8 @@ mod tests {
                 let cut = cut.clone();
                 Arc::new(move |peer: &PublicKey| cut.lock().push(peer.clone()))
             });
-            let journal = Journal::open(&folder.path().join("voted"), 1 << 20).unwrap();
+            let journal =
+                Journal::open(disk::RealDisk::shared(), &folder.path().join("voted"), 1 << 20).unwrap();
             let log = Arc::new(Mutex::new(BlockLog::open(folder.path(), 1 << 20).unwrap()));
             let (sender, receiver) = ends.remove(0);
             let journal = Arc::new(Mutex::new(journal));

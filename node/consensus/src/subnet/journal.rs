@@ -3,22 +3,27 @@
 //! A vote says that the block can be executed. Were its calls in memory only, all nodes losing power at once would leave a final block that nobody can execute, and
 //! the chain would stand for ever. So whoever votes has the calls on disk, and 2f+1 vote for each final block.
 //!
-//! One file of records `length: u32, crc32: u32, payload` (little-endian). A call is in it once, however many blocks name it, by the digest of its envelope: two envelopes
-//! of one request are two calls here. With it stands the greatest height of a block that names it and was voted for; a vote at a greater height adds a short record. A call
-//! leaves when the block of that height is in the block log, because then the blocks that name it are in the log or can never become final, or when it is void. So blocks
-//! that were voted for and lost their round do not fill the journal. A file whose every call left is emptied; one that is mostly gone is
-//! written again; until then calls that left come back with a restart and leave soon, which does no harm. What a crash tore at
-//! the end is cut off: the vote had not been cast.
+//! One record file ([`disk::records`]). A call is in it once, however many blocks name it, by the digest of its envelope: two envelopes of one request are two calls
+//! here. With it stands the greatest height of a block that names it and was voted for; a vote at a greater height adds a short record. A call leaves when the block of that
+//! height is in the block log, because then the blocks that name it are in the log or can never become final, or when it is void. So blocks that were voted for and
+//! lost their round do not fill the journal. The file is written again when more than [`DEAD_BYTES`] of it are calls that left; until then they come back with a restart
+//! and leave soon, which does no harm. A write that a crash tore is cut off: the vote had not been cast.
+//!
+//! Damage is told in the log, and every record that can be read is kept, those behind it too. A call that cannot be read is one copy less of the 2f+1 that its block's
+//! votes stand for: it is asked of the others like any that did not arrive, so the node goes on. After a failed sync the file is written anew before the next vote.
 //!
 //! Bounded: beyond `bytes_max` of live calls nothing is taken, and the vote waits.
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File, OpenOptions},
-    io::{self, Read as _, Write as _},
+    io,
     path::{Path, PathBuf},
 };
 
+use disk::{
+    SharedDisk,
+    records::{HEADER_BYTES, Kind, Reader, RecordError, RecordFile},
+};
 use serde::{Deserialize, Serialize};
 use state::{Height, SignedIngress, Time, Validity};
 
@@ -26,6 +31,8 @@ use super::block::CallName;
 
 /// Dead bytes in the file that are not worth writing it again.
 const DEAD_BYTES: u64 = 1 << 20;
+/// A record is a call, or says that one is in a higher block too.
+const KIND: Kind = Kind { name: *b"voted\0\0\0", version: 2, bytes_max: 64 << 20 };
 
 /// A call with what its place in a block depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,9 +56,9 @@ enum Record {
 
 /// See the module.
 pub(super) struct Journal {
+    disk: SharedDisk,
     path: PathBuf,
-    file: File,
-    length: u64,
+    file: RecordFile,
     /// By the digest of the envelope.
     live: BTreeMap<[u8; 32], KeptCall>,
     live_bytes: u64,
@@ -60,24 +67,32 @@ pub(super) struct Journal {
 
 impl Journal {
     /// Opens the journal at `path`, made if absent.
-    pub(super) fn open(path: &Path, bytes_max: u64) -> io::Result<Self> {
+    pub(super) fn open(disk: SharedDisk, path: &Path, bytes_max: u64) -> Result<Self, RecordError> {
         if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder)?;
+            let failed =
+                |source| RecordError::Io { path: folder.to_path_buf(), doing: "creating the folder", source };
+            disk.create_folder(folder).map_err(failed)?;
         }
-        let mut file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path)?;
-        let mut bytes = Vec::new();
-        (&mut file)
-            .take(bytes_max.saturating_mul(3).saturating_add(4 * DEAD_BYTES))
-            .read_to_end(&mut bytes)?;
+        let (mut calls, mut damaged) = (Vec::new(), false);
+        let read = read(&disk, path, bytes_max, &mut calls, &mut damaged);
+        let file = match read {
+            Ok(Some(reader)) if reader.offset() >= HEADER_BYTES => {
+                RecordFile::resume(disk.as_ref(), &reader)?
+            }
+            Ok(_) | Err(RecordError::Damaged { .. }) => {
+                if let Err(error) = read {
+                    tracing::error!(%error, "the journal of calls voted for cannot be read; it is begun anew");
+                }
+                RecordFile::create(disk.as_ref(), path, KIND)?
+            }
+            Err(error) => return Err(error),
+        };
         let mut journal =
-            Self { path: path.to_owned(), file, length: 0, live: BTreeMap::new(), live_bytes: 0, bytes_max };
-        let mut rest = bytes.as_slice();
-        while let Some((record, size)) = record(rest) {
-            rest = &rest[size..];
-            journal.length += size as u64;
-            journal.add(record);
+            Self { disk, path: path.to_owned(), file, live: BTreeMap::new(), live_bytes: 0, bytes_max };
+        calls.into_iter().for_each(|record| journal.add(record));
+        if damaged {
+            journal.rewrite()?;
         }
-        journal.file.set_len(journal.length)?;
         Ok(journal)
     }
 
@@ -115,12 +130,15 @@ impl Journal {
                 ),
             ));
         }
-        let bytes = encode(&records)?;
-        if let Err(error) = self.append(&bytes) {
-            // Whatever part reached the file must not be taken for a record later.
-            let _ = self.file.set_len(self.length);
-            return Err(error);
+        if self.file.sync_lost() {
+            self.rewrite().map_err(into_io)?;
         }
+        let encoded = encode(&records)?;
+        self.file
+            .append(encoded.iter().map(Vec::as_slice))
+            .and_then(|()| self.file.sync())
+            .map_err(into_io)?;
+        self.file.mark();
         records.into_iter().for_each(|record| self.add(record));
         Ok(())
     }
@@ -130,11 +148,8 @@ impl Journal {
     pub(super) fn passed(&mut self, height: Height, time: Time) -> io::Result<()> {
         self.live.retain(|_, kept| kept.height > height && kept.validity.until >= time);
         self.live_bytes = self.live.values().map(|kept| kept.signed.accounted_bytes()).sum();
-        if self.live.is_empty() && self.length > 0 {
-            self.file.set_len(0)?;
-            self.length = 0;
-        } else if self.length > 2 * self.live_bytes + DEAD_BYTES {
-            self.rewrite()?;
+        if self.file.sync_lost() || self.file.length() > 2 * self.live_bytes + DEAD_BYTES {
+            self.rewrite().map_err(into_io)?;
         }
         Ok(())
     }
@@ -155,63 +170,80 @@ impl Journal {
         }
     }
 
-    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        use std::os::unix::fs::FileExt as _;
-        self.file.write_all_at(bytes, self.length)?;
-        self.file.sync_data()?;
-        self.length += bytes.len() as u64;
-        Ok(())
-    }
-
     /// Only with what is live; whole or not at all.
-    fn rewrite(&mut self) -> io::Result<()> {
+    fn rewrite(&mut self) -> Result<(), RecordError> {
         let calls: Vec<_> = self.live.values().cloned().map(Record::Call).collect();
-        let bytes = encode(&calls)?;
-        let scratch = self.path.with_extension("new");
-        let mut file =
-            OpenOptions::new().create(true).truncate(true).read(true).write(true).open(&scratch)?;
-        file.write_all(&bytes)?;
-        file.sync_all()?;
-        fs::rename(&scratch, &self.path)?;
-        if let Some(folder) = self.path.parent() {
-            File::open(folder)?.sync_all()?;
-        }
-        self.file = file;
-        self.length = bytes.len() as u64;
+        let encoded = encode(&calls).map_err(|source| RecordError::Io {
+            path: self.path.clone(),
+            doing: "encoding",
+            source,
+        })?;
+        self.file = RecordFile::replace(self.disk.as_ref(), &self.path, KIND, &encoded)?;
+        self.file.mark();
         Ok(())
     }
 }
 
-fn encode(records: &[Record]) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    for record in records {
-        let payload = postcard::to_stdvec(record).map_err(io::Error::other)?;
-        bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(&crc32fast::hash(&payload).to_le_bytes());
-        bytes.extend_from_slice(&payload);
+/// Reads every record that checks; `None` when there is no file.
+fn read(
+    disk: &SharedDisk,
+    path: &Path,
+    bytes_max: u64,
+    calls: &mut Vec<Record>,
+    damaged: &mut bool,
+) -> Result<Option<Reader>, RecordError> {
+    let length = bytes_max.saturating_mul(3).saturating_add(4 * DEAD_BYTES);
+    let mut reader = match Reader::open(disk.as_ref(), path, KIND, Some(length)) {
+        Err(RecordError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    loop {
+        match reader.next() {
+            Ok(None) => return Ok(Some(reader)),
+            // A mark.
+            Ok(Some((_, []))) => {}
+            Ok(Some((offset, payload))) => match postcard::from_bytes(payload) {
+                Ok(call) => calls.push(call),
+                Err(error) => {
+                    tracing::error!(path = %path.display(), offset, %error, "a call voted for does not decode");
+                    *damaged = true;
+                }
+            },
+            Err(error @ RecordError::Damaged { .. }) => {
+                tracing::error!(%error, "calls that this node voted for cannot be read; those behind the damage are kept, and what is missing is asked of the others");
+                *damaged = true;
+                reader.skip_damage();
+            }
+            Err(error) => return Err(error),
+        }
     }
-    Ok(bytes)
 }
 
-/// The record at the start of `bytes` and its size, if it is whole.
-fn record(bytes: &[u8]) -> Option<(Record, usize)> {
-    let (head, rest) = bytes.split_at_checked(8)?;
-    let length = u32::from_le_bytes(head[..4].try_into().ok()?) as usize;
-    let checksum = u32::from_le_bytes(head[4..].try_into().ok()?);
-    let payload = rest.get(..length)?;
-    if crc32fast::hash(payload) != checksum {
-        return None;
+fn into_io(error: RecordError) -> io::Error {
+    match error {
+        RecordError::Io { ref source, .. } => io::Error::new(source.kind(), error),
+        error => io::Error::other(error),
     }
-    Some((postcard::from_bytes(payload).ok()?, 8 + length))
+}
+
+fn encode(records: &[Record]) -> io::Result<Vec<Vec<u8>>> {
+    records.iter().map(|record| postcard::to_stdvec(record).map_err(io::Error::other)).collect()
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::fs;
+
+    use disk::{RealDisk, SimulatedDisk};
     use ic_principal::Principal;
     use state::IngressId;
 
     use super::*;
+
+    fn open(path: &Path, bytes_max: u64) -> Journal {
+        Journal::open(RealDisk::shared(), path, bytes_max).unwrap()
+    }
 
     fn call(number: u8, size: usize, expiry: u64) -> KeptCall {
         at(1, number, size, expiry)
@@ -240,32 +272,33 @@ mod tests {
     fn what_was_kept_is_there_again_and_a_torn_end_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("voted");
-        let mut journal = Journal::open(&path, 10_000).unwrap();
+        let mut journal = open(&path, 10_000);
         journal.keep(vec![call(1, 100, 9), call(2, 100, 9)]).unwrap();
         journal.keep(vec![call(2, 100, 9), call(3, 100, 9)]).unwrap();
         drop(journal);
         let whole = fs::read(&path).unwrap();
-        for cut in 0..whole.len() {
+        // Its end is the mark behind the last call.
+        for cut in 0..whole.len() - disk::records::HEAD_BYTES as usize {
             fs::write(&path, &whole[..cut]).unwrap();
-            let journal = Journal::open(&path, 10_000).unwrap();
+            let journal = open(&path, 10_000);
             assert!(numbers(&journal).len() <= 2, "cut at {cut}");
         }
         fs::write(&path, &whole).unwrap();
-        let mut journal = Journal::open(&path, 10_000).unwrap();
+        let mut journal = open(&path, 10_000);
         assert_eq!(numbers(&journal), [1, 2, 3]);
         let second = call(2, 100, 9);
         assert_eq!(journal.get(&second.name), Some((second.signed, second.validity)));
         journal.passed(Height(0), Time(9)).unwrap();
         assert_eq!(numbers(&journal), [1, 2, 3]);
         journal.passed(Height(0), Time(10)).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().len(), 0, "void calls leave");
+        assert!(numbers(&journal).is_empty(), "void calls leave");
     }
 
     #[test]
     fn calls_of_blocks_that_did_not_become_final_leave_with_their_height() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("voted");
-        let mut journal = Journal::open(&path, 10_000).unwrap();
+        let mut journal = open(&path, 10_000);
         // Three proposals for the same height; the third's call is proposed for the next one too.
         for number in 1..=3 {
             journal.keep(vec![at(5, number, 1_000, 9)]).unwrap();
@@ -274,7 +307,7 @@ mod tests {
         journal.passed(Height(4), Time(1)).unwrap();
         assert_eq!(numbers(&journal), [1, 2, 3, 4]);
         drop(journal);
-        let mut journal = Journal::open(&path, 10_000).unwrap();
+        let mut journal = open(&path, 10_000);
         journal.passed(Height(5), Time(1)).unwrap();
         assert_eq!(numbers(&journal), [3, 4], "the greater height was durable");
         journal.passed(Height(6), Time(1)).unwrap();
@@ -284,7 +317,7 @@ mod tests {
     #[test]
     fn two_envelopes_of_one_request_are_two_calls() {
         let folder = tempfile::tempdir().unwrap();
-        let mut journal = Journal::open(&folder.path().join("voted"), 10_000).unwrap();
+        let mut journal = open(&folder.path().join("voted"), 10_000);
         let (small, large) = (call(1, 200, 9), call(1, 2_000, 9));
         journal.keep(vec![small.clone(), large.clone()]).unwrap();
         assert_eq!(journal.get(&small.name).map(|(signed, _)| signed), Some(small.signed));
@@ -295,7 +328,7 @@ mod tests {
     fn the_file_is_bounded_by_what_is_live() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("voted");
-        let mut journal = Journal::open(&path, 1 << 20).unwrap();
+        let mut journal = open(&path, 1 << 20);
         journal.keep(vec![at(1_000, 0, 1_000, 9)]).unwrap();
         for round in 0..200u8 {
             let number = round % 100 + 1;
@@ -306,14 +339,14 @@ mod tests {
         assert_eq!(numbers(&journal), [0]);
         drop(journal);
         // What left lately may still be in the file: it is looked at again, and leaves again.
-        let live = numbers(&Journal::open(&path, 1 << 20).unwrap());
+        let live = numbers(&open(&path, 1 << 20));
         assert!(live.contains(&0) && live.len() < 30, "{live:?}");
     }
 
     #[test]
     fn more_than_the_bound_is_refused_by_name() {
         let folder = tempfile::tempdir().unwrap();
-        let mut journal = Journal::open(&folder.path().join("voted"), 1_000).unwrap();
+        let mut journal = open(&folder.path().join("voted"), 1_000);
         journal.keep(vec![call(1, 500, 9)]).unwrap();
         let error = journal.keep(vec![call(2, 500, 9)]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
@@ -321,5 +354,55 @@ mod tests {
         assert_eq!(numbers(&journal), [1]);
         // A call that is kept is voted for at another height all the same.
         journal.keep(vec![at(2, 1, 500, 9)]).unwrap();
+    }
+
+    #[test]
+    fn behind_damage_every_good_record_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("voted");
+        // On a simulated disk syncing costs nothing.
+        let open = || {
+            let disk = SimulatedDisk::new(folder.path(), 0).unwrap();
+            Journal::open(std::sync::Arc::new(disk), &path, 10_000).unwrap()
+        };
+        let mut journal = open();
+        for number in 1..=5 {
+            journal.keep(vec![call(number, 100, 9)]).unwrap();
+        }
+        drop(journal);
+        let whole = fs::read(&path).unwrap();
+        for bit in 0..whole.len() * 8 {
+            let mut bytes = whole.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            fs::write(&path, &bytes).unwrap();
+            let kept = numbers(&open()).len();
+            let least = if bit / 8 < HEADER_BYTES as usize { 0 } else { 4 };
+            assert!(kept >= least, "bit {bit}: {kept} of 5 calls are left");
+            assert_eq!(numbers(&open()).len(), kept, "damage is told once");
+        }
+    }
+
+    #[test]
+    fn what_a_vote_stands_for_survives_failed_syncs_and_a_power_cut() {
+        for seed in 0..100_u64 {
+            let folder = tempfile::tempdir().unwrap();
+            let root = folder.path().join("disk");
+            let disk = SimulatedDisk::new(&root, seed).unwrap();
+            let path = root.join("voted");
+            let mut journal = Journal::open(std::sync::Arc::new(disk.clone()), &path, 1 << 20).unwrap();
+            disk.end_after(5 + seed % 60, seed.is_multiple_of(2));
+            let mut voted = vec![];
+            for number in 1..30 {
+                disk.fail_syncs((seed + u64::from(number)) % 5 / 4);
+                if journal.keep(vec![call(number, 3_000, 9)]).is_ok() {
+                    voted.push(number);
+                }
+            }
+            drop(journal);
+            disk.cut_power().unwrap();
+            let journal = Journal::open(std::sync::Arc::new(disk), &path, 1 << 20).unwrap();
+            let there = numbers(&journal);
+            assert!(voted.iter().all(|number| there.contains(number)), "seed {seed}: {voted:?}, {there:?}");
+        }
     }
 }

@@ -184,6 +184,9 @@ pub enum StartError {
     /// The block log.
     #[error(transparent)]
     Log(#[from] crate::LogError),
+    /// A file of records.
+    #[error(transparent)]
+    Records(#[from] disk::records::RecordError),
 }
 
 /// See the module.
@@ -345,6 +348,7 @@ impl Subnet {
         resume_from: Height,
     ) -> Result<(Self, Prepared), StartError> {
         let Wiring { pool, mut log, clock: _, envelopes, limits, states } = wiring;
+        log.check_complete(resume_from)?;
         let me = key::node_key(&config.node_secret)?.public_key();
         let namespace = namespace(&config.genesis);
         let public_key = config.genesis.committee().public_key;
@@ -354,7 +358,8 @@ impl Subnet {
             log.clear()?;
         }
         let floor_path = catchup::floor_path(&config.directory);
-        let floor = Floor::read(&floor_path, resume_from);
+        let disk = log.disk().clone();
+        let floor = Floor::read(&disk, &floor_path, resume_from);
         let logged = log.last().unwrap_or(resume_from).max(resume_from);
         // The key as of the newest block, which is ahead of the state when blocks are executed again.
         let mut newest = config.key;
@@ -373,7 +378,7 @@ impl Subnet {
         let epocher = FixedEpocher::new(blocks_per_epoch);
         let schemes = Schemes::new(key::verifier(&namespace, &public_key)?);
         let voted = config.keys.voted().map_err(StartError::Share)?;
-        let silent_until = votes::silent_until(&config.directory, voted)?;
+        let silent_until = votes::silent_until(&disk, &config.directory, voted)?;
         let handover = Handover::new(
             (summary, logged, boundary),
             config.keys,
@@ -402,6 +407,7 @@ impl Subnet {
         let terms = Terms::new(entered.from, entered.term);
         let replay = log.read_from(resume_from)?;
         let journal = Journal::open(
+            disk,
             &log.folder().join("voted"),
             limits
                 .block_ingress_bytes
@@ -506,7 +512,13 @@ impl Subnet {
                     let _ = delivered.durable.send(());
                     return self.hand_out(&delivered.block, None);
                 }
-                Some(Input::Certified(certificate)) => return Ok(Step::Certified(certificate)),
+                Some(Input::Certified(certificate)) => {
+                    // A certificate may come before the blocks it covers: the log is held to what it has.
+                    let mut log = self.wiring.log.lock();
+                    let covered = log.last().unwrap_or_default().min(certificate.height);
+                    log.certified(covered)?;
+                    return Ok(Step::Certified(certificate));
+                }
                 Some(Input::Failed(source)) => {
                     return Err(ConsensusError::Certify { height: self.height.0, source });
                 }
@@ -653,7 +665,8 @@ impl Consensus for Subnet {
     fn adopt(&mut self) -> Result<(), ConsensusError> {
         let Some(floor) = &self.floor else { return Ok(()) };
         let path = &self.floor_path;
-        floor.write(path).map_err(|source| ConsensusError::Floor { path: path.clone(), source })
+        let disk = self.wiring.log.lock().disk().clone();
+        floor.write(&disk, path).map_err(ConsensusError::Floor)
     }
 
     fn certificates_pending(&self) -> u64 {

@@ -6,59 +6,83 @@
 //! The silence is written down with the new folder of the engine, in one step: were it not, a restart would forget it. A node that starts for the first time has voted
 //! nowhere and is not silent.
 
-use std::{
-    fs::{self, File},
-    io::{self, Write as _},
-    path::Path,
+use std::{io, path::Path};
+
+use disk::{
+    SharedDisk,
+    records::{Kind, RecordError, RecordSlot},
 };
 
 const FILE: &str = "silent-until";
+/// One record: the epoch (little-endian).
+const KIND: Kind = Kind { name: *b"silent\0\0", version: 1, bytes_max: 8 };
 
 /// The last epoch in which this node has to be silent, if there is one. `voted` is the newest in which it may have voted. Makes the engine's folder if it is absent.
-pub(super) fn silent_until(directory: &Path, voted: Option<u64>) -> io::Result<Option<u64>> {
-    if !directory.exists() {
-        let scratch = directory.with_extension("new");
-        match fs::remove_dir_all(&scratch) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => fs::create_dir_all(&scratch)?,
+///
+/// # Errors
+/// Those of the disk, and [`RecordError::Damaged`]: a node that does not know whether it has to be silent does not start.
+pub(super) fn silent_until(
+    disk: &SharedDisk,
+    directory: &Path,
+    voted: Option<u64>,
+) -> Result<Option<u64>, RecordError> {
+    let slot = |folder: &Path| RecordSlot { disk: disk.clone(), path: folder.join(FILE), kind: KIND };
+    let failed = |doing| move |source| RecordError::Io { path: directory.to_path_buf(), doing, source };
+    match disk.list(directory) {
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let scratch = directory.with_extension("new");
+            disk.create_folder(&scratch).map_err(failed("making the folder"))?;
+            if let Some(voted) = voted {
+                slot(&scratch).write(&voted.to_le_bytes())?;
+            }
+            disk.sync_folder(&scratch).map_err(failed("making the folder"))?;
+            disk.rename(&scratch, directory).map_err(failed("making the folder"))?;
+            if let Some(parent) = directory.parent() {
+                disk.sync_folder(parent).map_err(failed("making the folder"))?;
+            }
         }
-        if let Some(voted) = voted {
-            let mut file = File::create(scratch.join(FILE))?;
-            file.write_all(voted.to_string().as_bytes())?;
-            file.sync_all()?;
-        }
-        File::open(&scratch)?.sync_all()?;
-        fs::rename(&scratch, directory)?;
-        if let Some(parent) = directory.parent() {
-            File::open(parent)?.sync_all()?;
-        }
+        Err(error) => return Err(failed("reading")(error)),
     }
-    match fs::read_to_string(directory.join(FILE)) {
-        Ok(text) => text.trim().parse().map(Some).map_err(io::Error::other),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
+    let record = slot(directory).read()?;
+    let damaged = || RecordError::Damaged {
+        path: directory.join(FILE),
+        offset: disk::records::HEADER_BYTES,
+        what: "its record is no epoch".into(),
+    };
+    record.map(|record| record.try_into().map(u64::from_le_bytes).map_err(|_| damaged())).transpose()
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::fs;
+
+    use disk::RealDisk;
+
     use super::*;
 
     #[test]
     fn whoever_lost_its_votes_is_silent_however_often_it_starts() {
         let folder = tempfile::tempdir().unwrap();
         let directory = folder.path().join("data").join("consensus");
+        let disk = RealDisk::shared();
         // The first start of all, and later ones.
-        assert_eq!(silent_until(&directory, None).unwrap(), None);
-        assert_eq!(silent_until(&directory, Some(0)).unwrap(), None);
-        assert_eq!(silent_until(&directory, Some(7)).unwrap(), None);
+        assert_eq!(silent_until(&disk, &directory, None).unwrap(), None);
+        assert_eq!(silent_until(&disk, &directory, Some(0)).unwrap(), None);
+        assert_eq!(silent_until(&disk, &directory, Some(7)).unwrap(), None);
         fs::remove_dir_all(&directory).unwrap();
         // Cut off while the folder was made.
         fs::create_dir_all(directory.with_extension("new")).unwrap();
-        assert_eq!(silent_until(&directory, Some(7)).unwrap(), Some(7));
-        assert_eq!(silent_until(&directory, Some(9)).unwrap(), Some(7));
-        fs::write(directory.join(FILE), "nonsense").unwrap();
-        assert!(silent_until(&directory, Some(9)).is_err());
+        assert_eq!(silent_until(&disk, &directory, Some(7)).unwrap(), Some(7));
+        assert_eq!(silent_until(&disk, &directory, Some(9)).unwrap(), Some(7));
+        let path = directory.join(FILE);
+        let whole = fs::read(&path).unwrap();
+        for bit in 0..whole.len() * 8 {
+            let mut bytes = whole.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            fs::write(&path, &bytes).unwrap();
+            assert!(silent_until(&disk, &directory, Some(9)).is_err(), "bit {bit}");
+        }
     }
 }

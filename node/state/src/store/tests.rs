@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 #![allow(clippy::single_range_in_vec_init, reason = "a list of page ranges may have one")]
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs};
 
 use pages::{Run, SegmentId};
 use proptest::prelude::*;

@@ -2,12 +2,13 @@
 
 use std::{
     fs,
-    io::{Read, Seek, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    io::{Read, Write},
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use disk::{Disk, DiskFile, Open, RealDisk};
 use zeroize::Zeroizing;
 
 /// Who may read a file.
@@ -36,6 +37,10 @@ pub(crate) fn create_folder(folder: &Path, fill: impl FnOnce(&Path) -> Result<()
 ///
 /// What is no file (a terminal, a pipe) is written as it is.
 pub(crate) fn write(path: &Path, bytes: &[u8], readers: Readers) -> Result<()> {
+    write_on(&RealDisk, path, bytes, readers)
+}
+
+fn write_on(disk: &dyn Disk, path: &Path, bytes: &[u8], readers: Readers) -> Result<()> {
     let done = || -> Result<()> {
         if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
             fs::OpenOptions::new().write(true).open(path)?.write_all(bytes)?;
@@ -43,46 +48,56 @@ pub(crate) fn write(path: &Path, bytes: &[u8], readers: Readers) -> Result<()> {
         }
         let name = path.file_name().context("it names no file")?;
         let scratch = path.with_file_name([".".as_ref(), name, ".new".as_ref()].join("".as_ref()));
-        match fs::remove_file(&scratch) {
+        match disk.remove(&scratch) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
             _ => {}
         }
-        let mode = if readers == Readers::Owner { 0o600 } else { 0o666 };
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&scratch)?;
-        file.write_all(bytes)?;
+        let how = if readers == Readers::Owner { Open::Secret } else { Open::Truncate };
+        let file = disk.open(&scratch, how)?;
+        file.write_at(bytes, 0)?;
         file.sync_all()?;
-        fs::rename(&scratch, path)?;
-        sync_folder_of(path)
+        disk.rename(&scratch, path)?;
+        sync_folder_on(disk, path)
     };
     done().with_context(|| format!("writing {}", path.display()))
 }
 
 /// Writes a secret in the place of an older one, and overwrites the older one on the medium, as far as the medium lets.
 pub(crate) fn replace_secret(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut old = fs::OpenOptions::new()
-        .write(true)
-        .open(path)
-        .with_context(|| format!("opening {}", path.display()))?;
-    write(path, bytes, Readers::Owner)?;
-    overwrite(&mut old).with_context(|| format!("erasing what {} was before", path.display()))
+    replace_secret_on(&RealDisk, path, bytes)
+}
+
+fn replace_secret_on(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> Result<()> {
+    let old = disk.open(path, Open::Write).with_context(|| format!("opening {}", path.display()))?;
+    write_on(disk, path, bytes, Readers::Owner)?;
+    overwrite(old.as_ref()).with_context(|| format!("erasing what {} was before", path.display()))
 }
 
 /// Removes a secret, and overwrites it on the medium, as far as the medium lets.
 pub(crate) fn erase(path: &Path) -> Result<()> {
+    erase_on(&RealDisk, path)
+}
+
+fn erase_on(disk: &dyn Disk, path: &Path) -> Result<()> {
     let erased = || -> Result<()> {
-        let mut old = fs::OpenOptions::new().write(true).open(path)?;
+        let old = disk.open(path, Open::Write)?;
         // First the name: a file that is half overwritten is nobody's to read.
-        fs::remove_file(path)?;
-        sync_folder_of(path)?;
-        Ok(overwrite(&mut old)?)
+        disk.remove(path)?;
+        sync_folder_on(disk, path)?;
+        Ok(overwrite(old.as_ref())?)
     };
     erased().with_context(|| format!("erasing {}", path.display()))
 }
 
-fn overwrite(file: &mut fs::File) -> std::io::Result<()> {
-    let length = file.metadata()?.len();
-    file.rewind()?;
-    std::io::copy(&mut std::io::repeat(0).take(length), file)?;
+fn overwrite(file: &dyn DiskFile) -> std::io::Result<()> {
+    const ZEROS: [u8; 4096] = [0; 4096];
+    let length = file.length()?;
+    let mut at = 0;
+    while at < length {
+        let bytes = (length - at).min(ZEROS.len() as u64);
+        file.write_at(&ZEROS[..bytes as usize], at)?;
+        at += bytes;
+    }
     file.sync_all()
 }
 
@@ -140,13 +155,15 @@ pub(crate) fn lock(data: &Path) -> Result<fs::File> {
 
 /// Makes durable which names are in the folder of this path.
 pub(crate) fn sync_folder_of(path: &Path) -> Result<()> {
+    sync_folder_on(&RealDisk, path)
+}
+
+fn sync_folder_on(disk: &dyn Disk, path: &Path) -> Result<()> {
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
         _ => PathBuf::from("."),
     };
-    fs::File::open(&parent)
-        .and_then(|folder| folder.sync_all())
-        .with_context(|| format!("syncing {}", parent.display()))
+    disk.sync_folder(&parent).with_context(|| format!("syncing {}", parent.display()))
 }
 
 #[cfg(test)]
@@ -154,7 +171,49 @@ pub(crate) fn sync_folder_of(path: &Path) -> Result<()> {
 mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
+    use disk::SimulatedDisk;
+
     use super::*;
+
+    /// A secret that says which it is, larger than a page.
+    fn secret(number: u8) -> Vec<u8> {
+        vec![number; 6_000]
+    }
+
+    #[test]
+    fn a_power_cut_leaves_a_secret_whole_and_an_erased_one_gone() {
+        let (mut replaced, mut kept) = (0, 0);
+        for seed in 0..300_u64 {
+            let folder = tempfile::tempdir().unwrap();
+            let root = folder.path().join("disk");
+            let disk = SimulatedDisk::new(&root, seed).unwrap();
+            let path = root.join("key");
+            write_on(&disk, &path, &secret(1), Readers::Owner).unwrap();
+            disk.end_after(1 + seed % 12, seed.is_multiple_of(2));
+            let mut done = 1;
+            for number in 2..5 {
+                if replace_secret_on(&disk, &path, &secret(number)).is_err() {
+                    break;
+                }
+                done = number;
+            }
+            disk.cut_power().unwrap();
+            let found = fs::read(&path).unwrap();
+            let number = found[0];
+            assert_eq!(found, secret(number), "seed {seed}: a secret is whole");
+            assert!(
+                number == done || number == done + 1,
+                "seed {seed}: {done} was durable, {number} is there"
+            );
+            replaced += u32::from(number > 1);
+            kept += u32::from(number == done);
+            // What is erased does not come back.
+            erase_on(&disk, &path).unwrap();
+            disk.cut_power().unwrap();
+            assert!(!path.exists(), "seed {seed}");
+        }
+        assert!(replaced > 50 && kept > 50, "{replaced} replaced, {kept} kept");
+    }
 
     #[test]
     fn a_file_is_replaced_whole_and_a_leftover_does_not_hinder() {

@@ -138,3 +138,52 @@ async fn query_again(agent: &Agent, counter: Principal) -> Vec<u8> {
         Err(_) => query(agent, counter, "get", vec![]).await.unwrap(),
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_memory_after_a_crash_replays_by_the_limits_of_before() {
+    let mut node = Node::start_with("512MiB").await;
+    node.log_filter("info,thimble=debug").await;
+    let agent = node.agent(1).await;
+    let mut counters = Vec::new();
+    for _ in 0..CLIENTS {
+        counters.push(deploy(&agent, "counter-c.wasm").await);
+    }
+    let ledgers: Vec<Arc<Ledger>> = (0..CLIENTS).map(|_| Arc::default()).collect();
+    for memory in ["256MiB", "512MiB", "300MiB"] {
+        let stop = Arc::new(AtomicBool::new(false));
+        let before: u64 = ledgers.iter().map(|ledger| ledger.acknowledged.load(Ordering::SeqCst)).sum();
+        let mut clients = Vec::new();
+        for (counter, ledger) in counters.iter().zip(&ledgers) {
+            let agent = node.agent(1).await;
+            clients.push(tokio::spawn(load(agent, *counter, ledger.clone(), stop.clone())));
+        }
+        until("updates go through", async || {
+            let now: u64 = ledgers.iter().map(|ledger| ledger.acknowledged.load(Ordering::SeqCst)).sum();
+            now > before + 40
+        })
+        .await;
+        node.kill();
+        stop.store(true, Ordering::Relaxed);
+        for client in clients {
+            client.await.unwrap();
+        }
+        let told = node.log().len();
+        node.memory(memory);
+        node.launch().await;
+        let log = node.log()[told..].to_owned();
+        for words in ["limits changed", "every state root is as certified before", "takes effect"] {
+            assert!(log.contains(words), "{memory}: no `{words}` in {log}");
+        }
+        let agent = node.agent(1).await;
+        for (counter, ledger) in counters.iter().zip(&ledgers) {
+            let reply = query_again(&agent, *counter).await;
+            let count = u64::from_le_bytes(reply.try_into().unwrap());
+            let (acknowledged, sent) =
+                (ledger.acknowledged.load(Ordering::SeqCst), ledger.sent.load(Ordering::SeqCst));
+            assert!(
+                (acknowledged..=sent).contains(&count),
+                "{memory}: {acknowledged} acknowledged, {count} there, {sent} sent"
+            );
+        }
+    }
+}

@@ -283,3 +283,57 @@ async fn a_second_node_in_the_same_folder_is_refused() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("another") || text.contains("in use"), "{text}");
 }
+
+/// Newest segment of a node's block log, and what it holds.
+fn newest_segment(node: &Node) -> (std::path::PathBuf, Vec<u8>) {
+    let files = fs::read_dir(node.data.join("blocks")).unwrap().map(|entry| entry.unwrap().path());
+    let newest = files.filter(|path| path.extension().is_some_and(|end| end == "blocks")).max().unwrap();
+    let bytes = fs::read(&newest).unwrap();
+    (newest, bytes)
+}
+
+/// Starts a node that has to refuse, and returns its log since.
+async fn refused(node: &mut Node) -> String {
+    let before = node.log().len();
+    node.spawn();
+    let status = node.ended().await;
+    assert!(!status.success());
+    node.log()[before..].to_owned()
+}
+
+#[tokio::test]
+async fn a_flipped_bit_in_the_block_log_is_refused_by_height_and_a_torn_end_is_not() {
+    const UPDATES: u64 = 20;
+    let mut node = Node::start().await;
+    let agent = node.agent(1).await;
+    let counter = deploy(&agent, "counter-c.wasm").await;
+    for _ in 0..UPDATES {
+        update(&agent, counter, "inc", vec![]).await.unwrap();
+    }
+    node.kill();
+    let (path, whole) = newest_segment(&node);
+    let flip = |at: usize| {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x10;
+        fs::write(&path, bytes).unwrap();
+    };
+    // In the middle, and in the last block: only what executing it gave follows.
+    let near_the_end = whole.len() - 100;
+    for at in [whole.len() / 2, near_the_end] {
+        flip(at);
+        let log = refused(&mut node).await;
+        assert!(log.contains("is damaged at byte") && log.contains("cannot be read"), "{log}");
+        assert!(log.contains("docs/operating.md"), "{log}");
+    }
+    // An end that is missing is no tear either: more was certified.
+    fs::write(&path, &whole[..whole.len() * 3 / 4]).unwrap();
+    let log = refused(&mut node).await;
+    assert!(log.contains("were acknowledged and are missing"), "{log}");
+    // What a crash leaves of a write that nobody was told of.
+    let torn = [whole.as_slice(), &[0x5a; 700], &[0; 3_000]].concat();
+    fs::write(&path, torn).unwrap();
+    node.launch().await;
+    let agent = node.agent(1).await;
+    assert_eq!(query(&agent, counter, "get", vec![]).await.unwrap(), UPDATES.to_le_bytes());
+    assert_eq!(update(&agent, counter, "inc", vec![]).await.unwrap(), (UPDATES + 1).to_le_bytes());
+}

@@ -264,6 +264,11 @@ impl Node {
         self.restart().await;
     }
 
+    /// The next start has this budget.
+    pub(crate) fn memory(&mut self, memory: &str) {
+        self.memory = memory.into();
+    }
+
     /// Restarts with this configuration file.
     pub(crate) async fn reconfigure(&mut self, text: &str) {
         self.configure(text);

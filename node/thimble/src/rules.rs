@@ -1,0 +1,247 @@
+//! The rules that rounds were executed by, recorded beside the block log.
+//!
+//! What a block comes to depends on the agreed limits, on the features and on the program. Blocks above the newest checkpoint are executed again after a crash and have
+//! to come to the same, so the file `rules` in the data folder says by which rules they were executed first. A start with other ones (another `--memory`, say) first
+//! executes the log to its end by the recorded rules and makes a checkpoint there; then the new rules are written down, durably, and only then anything is executed
+//! by them. A crash in between leaves the old rules with blocks that were executed by them, or with none, or the new rules with none: each is a pair that fits.
+//!
+//! Rules of another version of the program cannot be followed by this one: with blocks to execute it refuses, naming both.
+//!
+//! This module must never know what the rules say.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use consensus::BlockLog;
+use disk::{
+    RealDisk,
+    records::{Kind, RecordSlot},
+};
+use limits::Limits;
+use serde::{Deserialize, Serialize};
+use state::{Height, StateStore};
+
+use crate::config::Config;
+
+/// To be raised with every change of what a batch comes to.
+const VERSION: u32 = 1;
+const KIND: Kind = Kind { name: *b"rules\0\0\0", version: 1, bytes_max: 1 << 20 };
+/// A small cache is enough to read the height of a checkpoint.
+const CACHE_BYTES: u64 = 1 << 20;
+
+/// As they are recorded, in JSON: any version of the program can read which version wrote them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Rules {
+    /// Of the rules: [`VERSION`] of the program that followed them.
+    version: u32,
+    /// Its name for people.
+    program: String,
+    /// What members of a subnet compare.
+    agreed: Vec<(String, u64)>,
+    /// All features and limits; another version may not know them.
+    features: serde_json::Value,
+    limits: serde_json::Value,
+}
+
+impl Rules {
+    fn of(config: &Config) -> Result<Self> {
+        Ok(Self {
+            version: VERSION,
+            program: env!("CARGO_PKG_VERSION").into(),
+            agreed: config.agreed(),
+            features: serde_json::to_value(&config.features)?,
+            limits: serde_json::to_value(&config.limits)?,
+        })
+    }
+
+    /// Whether a batch comes to the same.
+    fn same(&self, other: &Self) -> bool {
+        self.version == other.version && self.agreed == other.agreed
+    }
+
+    /// The first few that differ, for a person.
+    fn differences(&self, other: &Self) -> String {
+        const NAMED: usize = 3;
+        let now =
+            |name: &str| other.agreed.iter().find(|(agreed, _)| agreed == name).map(|(_, value)| *value);
+        let differ: Vec<_> = self
+            .agreed
+            .iter()
+            .filter(|(name, value)| now(name) != Some(*value))
+            .map(|(name, value)| match now(name) {
+                Some(now) => format!("{name} was {value} and is {now}"),
+                None => format!("{name} was {value}"),
+            })
+            .collect();
+        match differ.len() {
+            0 => "the version".into(),
+            count if count > NAMED => format!("{} and {} more", differ[..NAMED].join(", "), count - NAMED),
+            _ => differ.join(", "),
+        }
+    }
+
+    /// The configuration with these rules in place of its own.
+    fn configure(&self, config: &Config) -> Result<Config> {
+        let limits: Limits = serde_json::from_value(self.limits.clone())?;
+        let features = serde_json::from_value(self.features.clone())?;
+        let before = Config { limits, features, ..config.clone() };
+        let differences = self.differences(&Self::of(&before)?);
+        anyhow::ensure!(before.agreed() == self.agreed, "this program has other rules: {differences}");
+        Ok(before)
+    }
+}
+
+/// Sees to it that what the log holds is executed by the rules it was executed by, and that the configured rules are recorded before anything is executed by them.
+/// `replay` executes the log to its end, under the configuration it is given, and makes a checkpoint there. Nothing of the node is open meanwhile.
+pub(crate) fn settle(
+    config: &Config,
+    segment_bytes: u64,
+    replay: impl FnOnce(&Config) -> Result<()>,
+) -> Result<()> {
+    let slot = RecordSlot { disk: RealDisk::shared(), path: config.data_dir.join("rules"), kind: KIND };
+    let configured = Rules::of(config)?;
+    let write = |rules: &Rules| -> Result<()> { Ok(slot.write(&serde_json::to_vec(rules)?)?) };
+    let Some(bytes) = slot.read()? else { return write(&configured) };
+    let recorded: Rules =
+        serde_json::from_slice(&bytes).with_context(|| format!("{} does not decode", slot.path.display()))?;
+    if recorded.same(&configured) {
+        return Ok(());
+    }
+    let differences = recorded.differences(&configured);
+    if let Some((first, last)) = to_be_executed(&config.data_dir, segment_bytes)? {
+        if recorded.version != VERSION {
+            bail!(
+                "blocks {first} to {last} were executed by rules of version {} (Thimble {}) and have to be executed again, and this program (Thimble {}) follows version \
+                 {VERSION}: start the old program once with this data directory and stop it with SIGTERM, then start this one",
+                recorded.version,
+                recorded.program,
+                configured.program
+            );
+        }
+        tracing::info!(
+            first,
+            last,
+            %differences,
+            "limits changed: executing what the block log holds by the limits it was executed by, before the change takes effect"
+        );
+        let before = recorded.configure(config).with_context(|| {
+            format!(
+                "blocks {first} to {last} have to be executed by the rules recorded in {}: start the program that wrote them (Thimble {}) once with this data directory and \
+                 stop it with SIGTERM",
+                slot.path.display(),
+                recorded.program
+            )
+        })?;
+        replay(&before)?;
+        if let Some((first, last)) = to_be_executed(&config.data_dir, segment_bytes)? {
+            bail!("blocks {first} to {last} are still above the newest checkpoint; start the node again");
+        }
+    }
+    write(&configured)?;
+    tracing::info!(%differences, "the change of limits takes effect");
+    Ok(())
+}
+
+/// Heights of the first and the last block above the newest checkpoint, if there are any.
+fn to_be_executed(data: &Path, segment_bytes: u64) -> Result<Option<(u64, u64)>> {
+    execution::complete_install(data)?;
+    let store = StateStore::open(&data.join("state"), CACHE_BYTES)?;
+    let height = store.load()?.map_or(Height(0), |checkpoint| checkpoint.height);
+    let log = BlockLog::open(&data.join("blocks"), segment_bytes)?;
+    Ok(log.last().filter(|last| *last > height).map(|last| (height.0 + 1, last.0)))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use consensus::FinalisedBlock;
+    use state::Time;
+
+    use super::*;
+    use crate::cli::Settings;
+
+    const SEGMENT_BYTES: u64 = 1 << 20;
+
+    fn config(data: &Path, memory: &str) -> Config {
+        let settings =
+            Settings { memory: Some(memory.into()), data_dir: Some(data.into()), ..Settings::default() };
+        Config::load(&settings).unwrap()
+    }
+
+    fn settled(config: &Config) -> Result<()> {
+        settle(config, SEGMENT_BYTES, |_| panic!("nothing is to be executed"))
+    }
+
+    fn add_block(data: &Path, height: u64) {
+        let block = FinalisedBlock {
+            height: Height(height),
+            time: Time(height),
+            randomness: [0; 32],
+            ingress: vec![],
+            key: None,
+        };
+        BlockLog::open(&data.join("blocks"), SEGMENT_BYTES).unwrap().append_block(&block).unwrap();
+    }
+
+    /// What executing the log leaves: a checkpoint above it.
+    fn checkpoint(data: &Path, height: u64) {
+        let store = StateStore::open(&data.join("state"), CACHE_BYTES).unwrap();
+        let delta = state::CheckpointDelta {
+            height: Height(height),
+            metadata: vec![],
+            canisters: Box::new(std::iter::empty()),
+            history: Box::new(std::iter::empty()),
+            memories: vec![],
+            written: vec![],
+        };
+        store.write(delta).unwrap();
+    }
+
+    #[test]
+    fn blocks_are_executed_by_the_rules_they_were_executed_by_and_then_the_change_takes_effect() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path();
+        let (large, small) = (config(data, "512MiB"), config(data, "256MiB"));
+        settled(&large).unwrap();
+        settled(&large).unwrap();
+        // Without blocks a change takes effect at once.
+        settled(&small).unwrap();
+        settled(&large).unwrap();
+        add_block(data, 1);
+        settled(&large).unwrap();
+        // What ends before the checkpoint is there changes nothing.
+        for _ in 0..2 {
+            let ended = settle(&small, SEGMENT_BYTES, |before| {
+                assert_eq!(before.limits, large.limits);
+                anyhow::bail!("cut off")
+            });
+            assert!(ended.is_err());
+        }
+        assert!(settle(&small, SEGMENT_BYTES, |_| Ok(())).is_err(), "the blocks are still there");
+        // With the checkpoint and without the new rules: the old ones stand, with nothing to execute.
+        let cut = settle(&small, SEGMENT_BYTES, |_| {
+            checkpoint(data, 1);
+            anyhow::bail!("cut off")
+        });
+        assert!(cut.is_err());
+        settled(&small).unwrap();
+        settled(&small).unwrap();
+    }
+
+    #[test]
+    fn rules_of_another_version_are_refused_by_name_while_there_are_blocks() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path();
+        let config = config(data, "256MiB");
+        let rules = Rules { version: 77, program: "9.9".into(), ..Rules::of(&config).unwrap() };
+        let slot = RecordSlot { disk: RealDisk::shared(), path: data.join("rules"), kind: KIND };
+        slot.write(&serde_json::to_vec(&rules).unwrap()).unwrap();
+        add_block(data, 1);
+        let text = settled(&config).unwrap_err().to_string();
+        for word in ["blocks 1 to 1", "version 77", "Thimble 9.9", "SIGTERM"] {
+            assert!(text.contains(word), "{text}");
+        }
+        checkpoint(data, 1);
+        settled(&config).unwrap();
+    }
+}
