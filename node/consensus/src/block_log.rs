@@ -135,7 +135,7 @@ pub struct BlockLog {
     file: Option<RecordFile>,
     last: Option<Height>,
     certified: Remembered,
-    /// Encoded outcomes behind the last block of the newest segment: one, and a few more when calls were repeated.
+    /// Encoded outcomes behind the last block of the newest segment: one at most, if callers repeat themselves only.
     unsynced: Vec<Vec<u8>>,
 }
 
@@ -330,6 +330,10 @@ impl BlockLog {
             return Ok(());
         }
         let encoded = self.encode(&RecordRef::Outcome { height, root, faults })?;
+        // What came after the append failed, and the caller tries again.
+        if self.unsynced.last() == Some(&encoded) {
+            return Ok(());
+        }
         self.append(&encoded, Height(height.0 + 1), false, !faults.is_empty())?;
         self.unsynced.push(encoded);
         Ok(())

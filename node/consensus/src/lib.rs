@@ -19,6 +19,7 @@ mod certifier;
 #[doc(hidden)]
 pub mod fuzz;
 mod pool;
+mod replay;
 mod seam;
 mod single;
 mod subnet;
@@ -27,6 +28,7 @@ mod transfer;
 pub use block_log::{BlockLog, LogError, Logged};
 pub use certifier::{Certificate, Certifier, CertifyError};
 pub use pool::{IngressPool, PoolRefusal, PoolStatus, Submitted, TakenCall};
+pub use replay::LogReplay;
 pub use seam::{
     Consensus, ConsensusError, Demand, Envelopes, FinalisedBatch, FinalisedBlock, Recorded, Step, Wiring,
 };

@@ -11,8 +11,8 @@ use std::{
 use anyhow::{Context, Result, bail};
 use budget::{Ledger, Pool, cgroup::Cgroup};
 use consensus::{
-    BlockLog, Certifier, Consensus, IngressPool, SingleNode, Subnet, SubnetConfig, SystemClock, SystemRandom,
-    Wiring,
+    BlockLog, Certifier, Consensus, IngressPool, LogReplay, SingleNode, Subnet, SubnetConfig, SystemClock,
+    SystemRandom, Wiring,
 };
 use execution::{Executor, ExecutorConfig};
 use gateway::{CallVerifier, Gateway, GatewayConfig, GatewayHandle, Waiters};
@@ -91,7 +91,7 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
         .build()
         .context("starting the HTTP runtime")?;
     let registry = Arc::new(Mutex::new(Registry::with_prefix("thimble")));
-    let parts = open(&config, &limits, &ledger, cgroup, keys, &registry)?;
+    let parts = open(&config, &limits, &ledger, cgroup, keys, &registry, Role::Member)?;
     let Parts { driver, adapter, keys, pool, waiters, watch } = parts;
 
     let latencies = gateway::Latencies::default();
@@ -151,8 +151,8 @@ fn replay(config: &Config) -> Result<()> {
     let ledger = limits.ledger()?;
     let registry = Mutex::new(Registry::default());
     let cgroup = Cgroup::own().unwrap_or_default();
-    let Parts { driver, pool, .. } = open(config, &limits, &ledger, cgroup, keys, &registry)?;
-    // The round loop hands out what the log holds first; then it stops, with a checkpoint.
+    let Parts { driver, pool, .. } = open(config, &limits, &ledger, cgroup, keys, &registry, Role::Replay)?;
+    // The round loop executes what the log holds; then it stops, with a checkpoint.
     pool.close();
     match driver.run()? {
         Ended::Stopped => Ok(()),
@@ -181,6 +181,14 @@ impl ModuleSource for Modules {
     }
 }
 
+/// What the parts are opened for.
+enum Role {
+    /// To take part: make blocks, alone or with others.
+    Member,
+    /// To execute what the block log holds.
+    Replay,
+}
+
 struct Parts {
     driver: Driver<Box<dyn Consensus>>,
     adapter: Adapter,
@@ -198,6 +206,7 @@ fn open(
     cgroup: Option<Cgroup>,
     keys: Keys,
     registry: &Mutex<Registry>,
+    role: Role,
 ) -> Result<Parts> {
     let data = &config.data_dir;
     let exe = std::env::current_exe().context("finding this program's file")?;
@@ -268,13 +277,17 @@ fn open(
         limits: limits.consensus.clone(),
         states: Some(Arc::new(States { snapshots: executor.snapshots(), reader: executor.reader() })),
     };
-    let (consensus, subnet) = agreement(
-        config,
-        &keys,
-        (wiring, named(pool::NIDKG_TABLES)?),
-        executor.subnet_key().cloned(),
-        (height, executor.time()),
-    )?;
+    let (consensus, subnet): (Box<dyn Consensus>, _) = match role {
+        // Alone: peers must not hear of the limits of before.
+        Role::Replay => (Box::new(LogReplay::new(wiring, height)?), None),
+        Role::Member => agreement(
+            config,
+            &keys,
+            (wiring, named(pool::NIDKG_TABLES)?),
+            executor.subnet_key().cloned(),
+            (height, executor.time()),
+        )?,
+    };
     let watch = Arc::new(Watch::new(ledger.clone(), cgroup, sandbox, limits));
     let rounds = {
         let mut registry = registry.lock().unwrap_or_else(PoisonError::into_inner);

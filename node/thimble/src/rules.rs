@@ -96,7 +96,7 @@ impl Rules {
 pub(crate) fn settle(
     config: &Config,
     segment_bytes: u64,
-    replay: impl FnOnce(&Config) -> Result<()>,
+    mut replay: impl FnMut(&Config) -> Result<()>,
 ) -> Result<()> {
     let slot = RecordSlot { disk: RealDisk::shared(), path: config.data_dir.join("rules"), kind: KIND };
     let configured = Rules::of(config)?;
@@ -132,9 +132,15 @@ pub(crate) fn settle(
                 recorded.program
             )
         })?;
+        let mut begun = first;
         replay(&before)?;
-        if let Some((first, last)) = to_be_executed(&config.data_dir, segment_bytes)? {
-            bail!("blocks {first} to {last} are still above the newest checkpoint; start the node again");
+        // The round loop may end with a checkpoint before the log does.
+        while let Some((first, last)) = to_be_executed(&config.data_dir, segment_bytes)? {
+            if first <= begun {
+                bail!("blocks {first} to {last} are still above the newest checkpoint; start the node again");
+            }
+            begun = first;
+            replay(&before)?;
         }
     }
     write(&configured)?;

@@ -7,6 +7,7 @@
 //! canister's to choose anyway. [`pages::PageStore`] checks runs once more against its index.
 
 use pages::{PAGE_BYTES, Run};
+use state::CyclesTotal;
 
 use crate::{Call, Changes, Entry, Global, Mount, Outcome, Request, Response};
 
@@ -119,7 +120,8 @@ fn check_changes(request: &Request, changes: &Changes, globals_max: usize) -> Re
     )?;
 
     calls(request, &changes.calls)?;
-    let mut spent = changes.cycles_burned;
+    // One message may take in and send on more than one amount holds: these sums are wider.
+    let mut spent = CyclesTotal::from(changes.cycles_burned);
     for call in &changes.calls {
         let payload = u128::from((call.method_name.len() + call.arg.len()) as u64);
         let costs = &context.costs;
@@ -129,16 +131,14 @@ fn check_changes(request: &Request, changes: &Changes, globals_max: usize) -> Re
             .saturating_add(costs.response_reservation)
             .saturating_add(costs.callback_execution_reservation);
         ensure(call.prepaid == prepaid, "a call at another price")?;
-        spent = spent
-            .checked_add(call.cycles)
-            .and_then(|spent| spent.checked_add(prepaid))
-            .ok_or("cycles beyond all bounds")?;
+        spent += call.cycles;
+        spent += prepaid;
     }
     ensure(changes.cycles_accepted <= context.cycles_available, "more cycles accepted than offered")?;
-    let had = context.balance.checked_add(changes.cycles_accepted);
-    ensure(had.is_some() && had == changes.balance.checked_add(spent), "cycles that do not add up")?;
+    let had = CyclesTotal::from(context.balance) + changes.cycles_accepted;
+    ensure(had == spent + changes.balance, "cycles that do not add up")?;
     ensure(
-        spent == 0 || changes.balance >= context.freezing_threshold,
+        spent == CyclesTotal::ZERO || changes.balance >= context.freezing_threshold,
         "cycles spent that keep the canister from being frozen",
     )?;
     ensure(

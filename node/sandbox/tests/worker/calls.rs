@@ -62,6 +62,11 @@ const CALLER: &str = r#"(module
         (call $burn (i64.const 0) (i64.const 9) (i32.const 332))
         (call $burn (i64.const -1) (i64.const -1) (i32.const 348))
         (call $append (i32.const 300) (i32.const 64)) (call $reply))
+    (func $all (call $liquid (i32.const 300)) (call $cycles (i64.load (i32.const 308)) (i64.load (i32.const 300))))
+    (func (export "canister_update full") (call $begin) (call $all) (call $accept (i64.const -1) (i64.const -1) (i32.const 316)) (call $all)
+        (call $append (i32.const 316) (i32.const 16)) (call $begin) (call $balance (i32.const 300)) (call $append (i32.const 300) (i32.const 16))
+        (call $burn (i64.const -1) (i64.const -1) (i32.const 332)) (call $accept (i64.const -1) (i64.const -1) (i32.const 316))
+        (call $burn (i64.const -1) (i64.const -1) (i32.const 332)) (call $append (i32.const 332) (i32.const 16)) (call $reply))
     (func (export "canister_update cost") (call $cost (i64.const 5) (i64.const 5) (i32.const 300)) (call $append (i32.const 300) (i32.const 16)) (call $reply))
     (func (export "canister_query accept") (global.set $seen (i32.const 9)) (call $accept (i64.const 0) (i64.const 40) (i32.const 300)) (call $reply))
     (func (export "canister_update twice") (call $reply) (call $reply))
@@ -204,6 +209,28 @@ fn cycles_are_accepted_and_burned_within_bounds() {
         (changes.balance, changes.cycles_accepted, changes.cycles_burned),
         (threshold, 100, before + 100 - threshold)
     );
+}
+
+/// What is attached to a call under construction may come back, so it counts when cycles are accepted; and what was burned has a counter that ends.
+#[test]
+fn all_the_cycles_there_can_be_do_not_kill_a_worker() {
+    const FULL: u128 = u128::MAX;
+    let mut caller = Caller::new();
+    for balance in [0, 1_000, 1 << 127, FULL - 5, FULL] {
+        let outcome = caller.update("full", |request| {
+            request.context.balance = balance;
+            request.context.freezing_threshold = 0;
+            request.context.cycles_available = FULL;
+        });
+        let amounts: Vec<u128> =
+            reply(&outcome).chunks(16).map(|bytes| u128::from_le_bytes(bytes.try_into().unwrap())).collect();
+        // Accepted while everything was attached; the balance when it came back; burned the second time, when the counter was full.
+        assert_eq!(amounts, [FULL - balance, FULL, 0], "{balance}");
+        let changes = outcome.changes.unwrap();
+        assert_eq!(changes.cycles_burned, FULL);
+        assert_eq!(changes.cycles_accepted, FULL);
+        assert_eq!(changes.balance, balance);
+    }
 }
 
 #[test]

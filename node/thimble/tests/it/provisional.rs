@@ -136,7 +136,10 @@ async fn a_node_alone_can_be_told_to_make_nothing_out_of_nothing() {
     let mut node = Node::start().await;
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
-    node.reconfigure("[features]\nprovisional = false\n").await;
+    // Even after a crash: what was made before is made again by the setting it was made under.
+    node.kill();
+    node.configure("[features]\nprovisional = false\n");
+    node.launch().await;
     let agent = node.agent(1).await;
     let (_, text, _) = rejected(create_with(&agent, None).await.unwrap_err());
     assert!(text.contains("features.provisional"), "{text}");

@@ -1,0 +1,81 @@
+//! What the block log holds, and nothing more: batches that were executed before are executed again, by nobody's leave.
+//!
+//! For a start whose limits differ from those the log was executed by: it has to come to the log's end first, alone, before this node says anything to its peers. Nothing
+//! is signed, nothing certified and nothing appended; every root is compared with the recorded one.
+
+use std::sync::Arc;
+
+use state::{Fault, Height};
+
+use crate::{
+    BlockLog, Certificate, Consensus, ConsensusError, Demand, Envelopes, FinalisedBatch, Recorded, Step,
+    Wiring, block_log::Replay, single::hex,
+};
+
+/// See the module.
+pub struct LogReplay {
+    /// Held open: nobody else writes to it meanwhile.
+    _log: BlockLog,
+    envelopes: Arc<dyn Envelopes>,
+    replay: Replay,
+    /// Height of the last batch handed out.
+    height: Height,
+    recorded: Option<Recorded>,
+}
+
+impl LogReplay {
+    /// `resume_from` is the height of the state that execution restarted from.
+    ///
+    /// # Errors
+    /// [`crate::LogError::Missing`] when the log ends below what was certified.
+    pub fn new(wiring: Wiring, resume_from: Height) -> Result<Self, ConsensusError> {
+        let Wiring { log, envelopes, .. } = wiring;
+        log.check_complete(resume_from)?;
+        let replay = log.read_from(resume_from)?;
+        Ok(Self { _log: log, envelopes, replay, height: resume_from, recorded: None })
+    }
+}
+
+impl Consensus for LogReplay {
+    fn next(&mut self, _: Demand) -> Result<Step, ConsensusError> {
+        let Some(logged) = self.replay.next_block()? else {
+            return Ok(Step::Closing);
+        };
+        let expected = self.height.0 + 1;
+        if logged.block.height.0 != expected {
+            return Err(ConsensusError::OutOfOrder { found: logged.block.height.0, expected });
+        }
+        let batch = logged.block.batch(self.envelopes.as_ref())?;
+        self.height = logged.block.height;
+        self.recorded.clone_from(&logged.recorded);
+        Ok(Step::Execute(FinalisedBatch { batch, recorded: logged.recorded }))
+    }
+
+    fn executed(
+        &mut self,
+        height: Height,
+        root: [u8; 32],
+        _: Vec<Fault>,
+    ) -> Result<Vec<Certificate>, ConsensusError> {
+        if height != self.height {
+            return Err(ConsensusError::OutOfOrder { found: height.0, expected: self.height.0 });
+        }
+        match self.recorded.take() {
+            Some(recorded) if recorded.root != root => Err(ConsensusError::Diverged {
+                height: height.0,
+                found: hex(&root),
+                recorded: hex(&recorded.root),
+            }),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// The log stays as it is: the next start prunes it.
+    fn checkpointed(&mut self, _: Height) -> Result<(), ConsensusError> {
+        Ok(())
+    }
+
+    fn certificates_pending(&self) -> u64 {
+        0
+    }
+}
