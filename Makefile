@@ -85,5 +85,5 @@ fmt: ## Format.
 canisters: ## Rebuild the sample canisters in canisters/wasm from their sources.
 	@canisters/build.sh
 
-fuzz: ## Fuzz the envelope decoder, the module validator, the manifest decoder, the key generation and the files of the ceremony (installs what it needs; FUZZ_COVERAGE=1 prints what was reached).
+fuzz: ## Fuzz what outsiders, peers, workers and compile children send, each target for FUZZ_SECONDS (installs what it needs; FUZZ_COVERAGE=1 prints statistics).
 	@scripts/fuzz.sh "$(FUZZ_SECONDS)"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing on a Debian or Ubuntu machine. `setup.sh build`: what compiling needs. `setup.sh clients`: what the client tests need.
+# Installs what is missing on a Debian or Ubuntu machine. `setup.sh build`: what compiling needs. `setup.sh clients`: what the tests need besides.
 # Quick and silent when nothing is missing; may be run any number of times.
 set -euo pipefail
 
@@ -25,6 +25,14 @@ clients)
     need node nodejs
     need npm npm
     need python3 python3
+    # Tests make terminals, network namespaces, loop devices and small file systems.
+    PATH="$PATH:/usr/sbin:/sbin"
+    need script bsdutils
+    need nsenter util-linux
+    need mount mount
+    need ip iproute2
+    need tc iproute2
+    need mkfs.ext4 e2fsprogs
     python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || missing+=(python3-venv)
     # The dashboard is tested in a real browser. Ubuntu's package of this name is a snap, which works as well.
     command -v chromium-browser >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || need chromium chromium

@@ -45,9 +45,16 @@ enum Command {
     ///
     /// Exit status: 0 when every goal is met, 1 when one is missed, 130 after Ctrl-C.
     BenchNet(Box<testnet::bench_net::Options>),
-    /// Hurt a net at random while clients work on it: kill, pause, cut off, slow down; heal it, and check that nothing acknowledged is lost.
+    /// Hurt a net at random while clients work on it, heal it, and check that nothing acknowledged is lost.
     ///
-    /// Never more nodes are hurt at once than the subnet tolerates, but now and then all are killed at the same moment.
+    /// Nodes are killed, paused, cut off, left without room on their disks or without descriptors; links are slowed, workers and compilations killed. Never more
+    /// nodes are hurt at once than the subnet tolerates (f of 3f + 1), but now and then all are killed at the same moment.
+    ///
+    /// Beside the clients that keep a history works `thimble-lab misuse`: the same call to each node in another envelope, slow queries at single nodes, ever new
+    /// modules. Full disks need root, mkfs.ext4 and loop devices; without them it says so and goes on with the other faults.
+    ///
+    /// What is checked: no acknowledged update is missing on any node or ran twice, order agrees with time, roots agree, no valid module was refused, every node
+    /// goes on without a restart of its own, and updates pass through every node in the end. How often each fault was made is printed.
     ///
     /// Exit status: 0 when nothing is broken, 1 when something is, 130 after Ctrl-C. The seed decides which faults come and what clients do, not when exactly.
     ///
@@ -55,6 +62,10 @@ enum Command {
     Chaos(testnet::chaos::Options),
     /// Record what a subnet tells its clients, and check whether it can be true.
     History(load::history::Options),
+    /// Send a subnet what no node may suffer from: one call in several envelopes, slow queries, ever new modules.
+    ///
+    /// `chaos` runs it beside its clients. Exit status 1 when a call happened twice, a valid module was refused, or no call was acknowledged in the end.
+    Misuse(load::misuse::Options),
     /// Several nodes on this machine, each under its own memory cap: start them as a subnet, kill them, cut them off, look at them.
     Net(testnet::net::Options),
 }
@@ -72,6 +83,7 @@ fn main() -> ExitCode {
         Command::Hammer(options) => with_runtime(load::hammer::run(*options)),
         Command::Storm(options) => with_runtime(testnet::storm::run(options)),
         Command::History(options) => with_runtime(load::history::run(options)),
+        Command::Misuse(options) => with_runtime(load::misuse::run(options)),
         Command::BenchNet(options) => with_runtime(testnet::bench_net::run(*options)),
         Command::Chaos(options) => with_runtime(testnet::chaos::run(options)),
         Command::Net(options) => with_runtime(testnet::net::run(options)),

@@ -50,7 +50,7 @@ fn possible() -> bool {
     if refused {
         let reason = text(&output.stderr);
         assert!(reason.contains("no memory-capped process group can be made here"), "{reason}");
-        eprintln!("skipped: {reason}");
+        testing::missing(reason);
     }
     !refused
 }
@@ -298,8 +298,9 @@ fn ctrl_c_at_a_terminal_reaches_the_command_once() {
         return;
     }
     if Command::new("script").arg("--version").output().is_err() {
-        eprintln!("skipped: there is no `script` to make a terminal with");
-        return;
+        return testing::missing(
+            "there is no `script` to make a terminal with: install util-linux's (bsdutils)",
+        );
     }
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
@@ -374,9 +375,10 @@ fn the_group_of_a_run_that_was_killed_is_removed_by_the_next() {
     send(&child.0, Signal::KILL);
     child.0.wait().unwrap();
     if before.is_empty() {
-        eprintln!("skipped: this machine's groups are scopes of systemd, which go with their last process");
         kill_process(Pid::from_raw(inner.trim().parse().unwrap()).unwrap(), Signal::KILL).unwrap();
-        return;
+        return testing::missing(
+            "groups are scopes of systemd here, which go with their last process: run as root",
+        );
     }
     // Another test's run may have removed it already, which is as good.
     assert_eq!(run(&["--memory", "64MiB"], &["true"]).status.code(), Some(0));
@@ -387,8 +389,7 @@ fn the_group_of_a_run_that_was_killed_is_removed_by_the_next() {
 #[test]
 fn a_machine_without_groups_is_told_why_and_what_helps() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: only root can become somebody who may not make groups");
-        return;
+        return testing::missing("only root can become somebody who may not make groups: run as root");
     }
     // Nobody may not read our build folder, perhaps.
     let folder = tempfile::tempdir().unwrap();

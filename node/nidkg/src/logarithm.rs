@@ -185,6 +185,21 @@ mod tests {
     }
 
     #[test]
+    fn a_search_takes_what_was_reserved_and_no_more() {
+        for cap in [0, 60 << 10, 64 << 10, 1 << 20, 3 << 20, 32 << 20] {
+            let pool = Pool::standalone("test", cap);
+            let table = Table::large(&pool);
+            let taken = table.slots.capacity() as u64 * 8;
+            let reserved = pool.used_bytes();
+            assert!(reserved <= cap);
+            // Without room the smallest table is made all the same.
+            assert_eq!(taken, if reserved == 0 { Table::bytes(SMALL) } else { reserved }, "{cap}");
+            drop(table);
+            assert_eq!(pool.used_bytes(), 0);
+        }
+    }
+
+    #[test]
     fn fractions_are_found() {
         let mut config = crate::EngineConfig::for_this_machine();
         config.tables = Pool::standalone("test", 1 << 20);

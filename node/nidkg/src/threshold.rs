@@ -17,9 +17,8 @@ use serde_bytes::ByteArray;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-use crate::{
-    curve::{G1, G1Affine, G2Affine, Gt, PreparedG2, Scalar, evaluate, lagrange_at_zero, pairing_product},
-    parameters::Parameters,
+use crate::curve::{
+    G1, G1Affine, G2Affine, Gt, PreparedG2, Scalar, evaluate, lagrange_at_zero, pairing_product,
 };
 
 /// The IC's ciphersuite.
@@ -223,7 +222,8 @@ impl SecretShare {
 
     /// Public key of this share.
     pub fn public_key(&self) -> PublicKey {
-        let point = Parameters::get().g2_table.mul(&Zeroizing::new(self.scalar())).to_affine();
+        // Not by the table of the generator: a node alone would make and keep all tables for this.
+        let point = G2Affine::generator().to_point().mul(&Zeroizing::new(self.scalar())).to_affine();
         PublicKey(point.to_compressed(), point)
     }
 

@@ -258,6 +258,18 @@ impl Compiler {
     }
 }
 
+/// What the node makes of the output of a child that ended with `wait_status`, for [`crate::fuzz`].
+pub(crate) fn judge_output(
+    module: &ModuleLimits,
+    wait_status: i32,
+    output: &[u8],
+) -> Result<Compiled, CompileError> {
+    let caps = Caps { memory_bytes: 0, seconds: 0, artefact_bytes: 0 };
+    let (exe, arguments, children) = Default::default();
+    let compiler = Compiler { exe, arguments, module: module.clone(), caps, children };
+    compiler.judge(ExitStatus::from_raw(wait_status), output)
+}
+
 fn read_report(child: &mut Child) -> io::Result<Vec<u8>> {
     let mut output = Vec::new();
     if let Some(stderr) = child.stderr.take() {

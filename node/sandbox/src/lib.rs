@@ -14,6 +14,7 @@ mod budgeted;
 mod cache;
 mod compile;
 pub mod engine;
+pub mod fuzz;
 mod ipc;
 pub mod module;
 mod pool;

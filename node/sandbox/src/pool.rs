@@ -23,7 +23,7 @@
 //! it ends, which must be when the pool does.
 
 mod lane;
-mod verdict;
+pub(crate) mod verdict;
 mod view;
 
 use std::{

@@ -3,9 +3,11 @@
 //! This part hurts ([`plan`]) and keeps time. The clients and the checker are `thimble-lab history`, a program of its own: it never knows what was done to the net, but for
 //! lines in the history that are there for people.
 
+mod local;
 mod plan;
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File, OpenOptions},
     io::{BufRead, BufReader, Write},
     os::unix::process::CommandExt,
@@ -15,12 +17,15 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tokio::signal::unix::{SignalKind, signal};
 
-use self::plan::{Action, Plan, Possible};
+use self::{
+    local::Disks,
+    plan::{Action, Plan, Possible},
+};
 use crate::{
     child::Reaped,
     machine,
@@ -41,6 +46,10 @@ const EXIT_INTERRUPTED: u8 = 130;
 const CALM: Duration = Duration::from_secs(3);
 /// For the recorder to make its canisters, and for its clients to end.
 const RECORDER_PATIENCE: Duration = Duration::from_secs(90);
+/// For the calls that `misuse` makes in the end, and for those in flight.
+const MISUSE_PATIENCE: Duration = Duration::from_secs(180);
+/// For something to be compiled, so that it can be killed.
+const COMPILER_PATIENCE: Duration = Duration::from_millis(1_500);
 /// For reading all that all nodes hold.
 const FINISH_PATIENCE: Duration = Duration::from_secs(900);
 /// For a net to start.
@@ -90,9 +99,25 @@ pub struct Options {
     /// Folder for a folder with the history, the logs and the new net.
     #[arg(long, value_name = "DIR", default_value = "target/chaos")]
     out: PathBuf,
+    /// Leave this out; repeatable.
+    #[arg(long, value_name = "FAULT")]
+    without: Vec<Local>,
     /// Leave the new net's folder, stopped.
     #[arg(long)]
     keep: bool,
+}
+
+/// Trouble that is not of links or whole nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Local {
+    /// Disks that fill up.
+    Disks,
+    /// Nodes that can open nothing more.
+    Descriptors,
+    /// Compilations that are killed.
+    Compilations,
+    /// What `thimble-lab misuse` sends.
+    Misuse,
 }
 
 /// Where everything lies.
@@ -101,6 +126,10 @@ struct Files(PathBuf);
 impl Files {
     fn history(&self) -> PathBuf {
         self.0.join("history.jsonl")
+    }
+
+    fn misuse(&self) -> PathBuf {
+        self.0.join("misuse.log")
     }
 }
 
@@ -113,12 +142,23 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     let own = options.dir.is_none();
     let place = Place::new(&options.dir.clone().unwrap_or_else(|| files.0.join("net")))?;
     let mut terminate = signal(SignalKind::terminate())?;
+    let wanted = own && !options.without.contains(&Local::Disks);
+    let disks = match wanted.then(|| Disks::make(&place, options.nodes)) {
+        Some(Ok(disks)) => disks,
+        Some(Err(error)) => {
+            println!(
+                "chaos: no disk can be filled here: {error:#}; that needs root, mkfs.ext4 and loop devices"
+            );
+            Disks::default()
+        }
+        None => Disks::default(),
+    };
     let done = tokio::select! {
-        done = chaos(&options, seed, &place, &files) => Some(done),
+        done = chaos(&options, seed, &place, &files, &disks) => Some(done),
         _ = tokio::signal::ctrl_c() => None,
         _ = terminate.recv() => None,
     };
-    let left = leave(&place, own, own && !options.keep && matches!(done, Some(Ok(true))));
+    let left = leave(&place, own, disks, own && !options.keep && matches!(done, Some(Ok(true))));
     let Some(done) = done else {
         eprintln!("chaos: stopped; what there is lies in {}", files.0.display());
         left?;
@@ -133,7 +173,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
 }
 
 /// A net of our own is stopped, and removed when nobody needs to look at it; another one is only healed.
-fn leave(place: &Place, own: bool, remove: bool) -> Result<()> {
+fn leave(place: &Place, own: bool, disks: Disks, remove: bool) -> Result<()> {
     if !place.exists() {
         return Ok(());
     }
@@ -143,6 +183,7 @@ fn leave(place: &Place, own: bool, remove: bool) -> Result<()> {
         let all: Vec<usize> = (0..session.net.nodes.len()).collect();
         session.stop(&all)?;
         session.disconnect()?;
+        drop(disks);
         if remove {
             fs::remove_dir_all(place.dir())?;
         }
@@ -153,6 +194,8 @@ fn leave(place: &Place, own: bool, remove: bool) -> Result<()> {
 /// Everything that was done to the net is undone; nodes that do not run are not started.
 fn heal(session: &mut Session) -> Result<()> {
     for index in 0..session.net.nodes.len() {
+        local::empty(&session.place, index)?;
+        local::replenish(&session.place, index)?;
         if session.condition(index) == Condition::Paused {
             session.resume(index)?;
         }
@@ -167,19 +210,25 @@ fn heal(session: &mut Session) -> Result<()> {
 }
 
 /// Says whether nothing is broken.
-async fn chaos(options: &Options, seed: u64, place: &Place, files: &Files) -> Result<bool> {
+async fn chaos(options: &Options, seed: u64, place: &Place, files: &Files, disks: &Disks) -> Result<bool> {
     let program = std::env::current_exe().context("finding this program")?;
     if options.dir.is_none() {
         start_net(options, &program, place).await?;
     }
     let net = place.load()?;
     let mut recorder = Recorder::start(options, seed, &program, place, files).await?;
+    // A node alone has nobody who would go on meanwhile, and little time for queries that never end.
+    let misuse = net.is_subnet() && !options.without.contains(&Local::Misuse);
+    let mut misuse = misuse.then(|| Misuse::start(&net, seed, &program, files)).transpose()?;
     let mut chaos = Chaos {
         plan: Plan::new(
             net.nodes.len(),
             Possible {
                 cut: net.is_subnet() && net.network != Network::Direct,
                 slow: net.is_subnet() && (net.network == Network::Proxies || net.netem),
+                fill: disks.exist(),
+                exhaust: !options.without.contains(&Local::Descriptors),
+                compile: misuse.is_some() && !options.without.contains(&Local::Compilations),
             },
             ChaCha8Rng::seed_from_u64(seed),
         ),
@@ -187,7 +236,7 @@ async fn chaos(options: &Options, seed: u64, place: &Place, files: &Files) -> Re
         asker: Asker::new()?,
         history: OpenOptions::new().append(true).open(files.history())?,
         began: Instant::now(),
-        faults: 0,
+        faults: BTreeMap::new(),
         surprises: vec![],
     };
     println!(
@@ -201,12 +250,19 @@ async fn chaos(options: &Options, seed: u64, place: &Place, files: &Files) -> Re
         let pause = Duration::from_millis(chaos.plan.pause_millis());
         chaos.watch(end.min(Instant::now() + pause)).await?;
         recorder.check()?;
+        if let Some(misuse) = &mut misuse {
+            misuse.check()?;
+        }
         let action = chaos.plan.next();
         chaos.act(action)?;
     }
     chaos.heal_all(Duration::from_secs(options.progress_within)).await?;
     tokio::time::sleep(CALM).await;
     recorder.stop().await?;
+    let unharmed = match misuse {
+        Some(misuse) => misuse.stop(files).await?,
+        None => true,
+    };
 
     let history = files.history();
     let run = async |words: &[&str], patience: Duration| -> Result<bool> {
@@ -221,11 +277,15 @@ async fn chaos(options: &Options, seed: u64, place: &Place, files: &Files) -> Re
     let net = place.load()?;
     print!("{}", status::table(&reading::rows(&net, place, &chaos.asker).await));
     let checked = run(&["check"], FINISH_PATIENCE).await?;
-    println!("chaos: {} faults in {} s", chaos.faults, chaos.began.elapsed().as_secs());
+    let faults: u64 = chaos.faults.values().sum();
+    println!("chaos: {faults} faults in {} s", chaos.began.elapsed().as_secs());
+    for (what, count) in &chaos.faults {
+        println!("chaos: {count:>6} times {what}");
+    }
     for surprise in &chaos.surprises {
         println!("BROKEN: {surprise}");
     }
-    Ok(finished && checked && chaos.surprises.is_empty())
+    Ok(finished && checked && unharmed && chaos.surprises.is_empty())
 }
 
 async fn start_net(options: &Options, program: &Path, place: &Place) -> Result<()> {
@@ -303,6 +363,37 @@ impl Recorder {
     }
 }
 
+/// What no node may suffer from, sent to all of them.
+struct Misuse(Reaped);
+
+impl Misuse {
+    fn start(net: &net::state::Net, seed: u64, program: &Path, files: &Files) -> Result<Self> {
+        let mut command = Command::new(program);
+        command.args(["misuse", "--seed", &seed.to_string()]);
+        for node in &net.nodes {
+            command.args(["--endpoint", &node.url()]);
+        }
+        let output = File::create(files.misuse())?;
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).process_group(0);
+        Ok(Self(Reaped::spawn(&mut command, "misuse")?))
+    }
+
+    fn check(&mut self) -> Result<()> {
+        match self.0.0.try_wait()? {
+            Some(status) => bail!("misuse ended with {status}; misuse.log says why"),
+            None => Ok(()),
+        }
+    }
+
+    /// Says whether nothing came of it that must not, and prints what it says.
+    async fn stop(mut self, files: &Files) -> Result<bool> {
+        self.0.terminate();
+        let status = self.0.ended_within(MISUSE_PATIENCE, "misuse").await?;
+        print!("{}", fs::read_to_string(files.misuse()).unwrap_or_default());
+        Ok(status.success())
+    }
+}
+
 /// The faults.
 struct Chaos {
     plan: Plan,
@@ -310,7 +401,8 @@ struct Chaos {
     asker: Asker,
     history: File,
     began: Instant,
-    faults: u64,
+    /// How often each was made.
+    faults: BTreeMap<&'static str, u64>,
     /// What should not have happened, whatever was done.
     surprises: Vec<String>,
 }
@@ -348,6 +440,12 @@ impl Chaos {
                     self.plan.serves(index);
                 }
             }
+            for (node, hurt) in self.plan.hurt() {
+                if *hurt == plan::Hurt::Full {
+                    // It gives back what it folds.
+                    local::fill(&self.place, *node)?;
+                }
+            }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(());
@@ -363,6 +461,8 @@ impl Chaos {
         if self.surprises.len() < SURPRISES_MAX {
             self.surprises.push(text);
         }
+        local::empty(&self.place, index)?;
+        local::replenish(&self.place, index)?;
         Session::open(self.place.clone())?.start(index)?;
         self.plan.recovers(index);
         Ok(())
@@ -378,11 +478,18 @@ impl Chaos {
             Action::Cut(nodes) => format!("cut off {}", numbers(nodes)),
             Action::Heal => "heal".into(),
             Action::KillWorker(node, _) => format!("kill -9 a worker of {node}"),
+            Action::KillCompiler(node) => format!("kill -9 what {node} compiles with"),
+            Action::Fill(node) => format!("fill the disk of {node}"),
+            Action::Empty(node) => format!("the disk of {node} has room"),
+            Action::Exhaust(node) => format!("no descriptors for {node}"),
+            Action::Replenish(node) => format!("descriptors for {node}"),
             Action::Slow(node, micros) => format!("slow {node}, {} ms", micros / 1000),
             Action::SlowOff(node) => format!("slow {node} no more"),
         };
         self.say(&text)?;
-        self.faults += 1;
+        if let Some(what) = action.counted_as() {
+            *self.faults.entry(what).or_default() += 1;
+        }
         let mut session = Session::open(self.place.clone())?;
         let count = session.net.nodes.len();
         match action {
@@ -402,6 +509,21 @@ impl Chaos {
             }
             Action::Heal => session.change_links(net::links::Links::heal)?,
             Action::KillWorker(node, which) => drop(session.kill_worker(node, which)),
+            Action::KillCompiler(node) => {
+                // Something is compiled now and then: the first that comes up is hit.
+                let deadline = Instant::now() + COMPILER_PATIENCE;
+                while session.kill_compiler(node).ok().flatten().is_none() && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+            }
+            Action::Fill(node) => local::fill(&self.place, node)?,
+            Action::Empty(node) => local::empty(&self.place, node)?,
+            Action::Exhaust(node) => {
+                if let Ok(process) = session.process(node) {
+                    local::exhaust(&self.place, node, process)?;
+                }
+            }
+            Action::Replenish(node) => local::replenish(&self.place, node)?,
             Action::Slow(node, latency_micros) => {
                 let quality = Quality { latency_micros, loss: 0.01 };
                 session.change_links(|links| links.slow(node, count, quality))?;

@@ -12,6 +12,12 @@ use rand_chacha::ChaCha8Rng;
 pub(crate) struct Possible {
     pub(crate) cut: bool,
     pub(crate) slow: bool,
+    /// Nodes have disks of their own that can be filled.
+    pub(crate) fill: bool,
+    /// Descriptors can be taken from nodes.
+    pub(crate) exhaust: bool,
+    /// Something is compiled now and then.
+    pub(crate) compile: bool,
 }
 
 /// What is wrong with a node.
@@ -20,6 +26,10 @@ pub(crate) enum Hurt {
     Killed,
     Paused,
     CutOff,
+    /// Its disk is full.
+    Full,
+    /// It can open no more files and sockets than it closes.
+    Exhausted,
     /// Told to go on, and not serving yet.
     Recovering,
 }
@@ -37,10 +47,42 @@ pub(crate) enum Action {
     Heal,
     /// A worker of a node; the number chooses which.
     KillWorker(usize, u64),
+    /// What compiles a module for a node.
+    KillCompiler(usize),
+    /// A node's disk has no room, and has some again.
+    Fill(usize),
+    Empty(usize),
+    /// A node can open nothing, and can again.
+    Exhaust(usize),
+    Replenish(usize),
     Slow(usize, u64),
     SlowOff(usize),
     /// Nothing may be hurt and nothing can be repaired at the moment.
     Wait,
+}
+
+impl Action {
+    /// Under what name it counts as a fault; what repairs one does not count.
+    pub(crate) fn counted_as(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Kill(nodes) if nodes.len() > 1 => "all nodes killed",
+            Self::Kill(_) => "a node killed",
+            Self::Pause(_) => "a node paused",
+            Self::Cut(_) => "nodes cut off",
+            Self::KillWorker(..) => "a worker killed",
+            Self::KillCompiler(_) => "a compilation killed",
+            Self::Fill(_) => "a full disk",
+            Self::Exhaust(_) => "no descriptors",
+            Self::Slow(..) => "slow links",
+            Self::Start(_)
+            | Self::Resume(_)
+            | Self::Heal
+            | Self::Empty(_)
+            | Self::Replenish(_)
+            | Self::SlowOff(_)
+            | Self::Wait => return None,
+        })
+    }
 }
 
 /// The walk.
@@ -124,7 +166,10 @@ impl Plan {
             return Action::Slow(node, self.random.gen_range(5..120) * 1000);
         }
         if let Some(node) = well.first().filter(|_| room == 0 || self.random.gen_bool(0.15)) {
-            return Action::KillWorker(*node, self.random.r#gen());
+            return match self.possible.compile && self.random.gen_bool(0.4) {
+                true => Action::KillCompiler(*node),
+                false => Action::KillWorker(*node, self.random.r#gen()),
+            };
         }
         match (room, well.first()) {
             (0, _) | (_, None) => Action::Wait,
@@ -134,10 +179,18 @@ impl Plan {
 
     fn hurt_one(&mut self, node: usize, room: usize, well: &[usize]) -> Action {
         let cut_already = self.hurt.values().any(|hurt| *hurt == Hurt::CutOff);
-        match self.random.gen_range(0..3) {
+        match self.random.gen_range(0..5) {
             0 => {
                 self.hurt.insert(node, Hurt::Paused);
                 Action::Pause(node)
+            }
+            2 if self.possible.fill => {
+                self.hurt.insert(node, Hurt::Full);
+                Action::Fill(node)
+            }
+            3 if self.possible.exhaust => {
+                self.hurt.insert(node, Hurt::Exhausted);
+                Action::Exhaust(node)
             }
             // One partition at a time.
             1 if self.possible.cut && !cut_already => {
@@ -169,6 +222,14 @@ impl Plan {
                 self.hurt.insert(node, Hurt::Recovering);
                 Action::Resume(node)
             }
+            Hurt::Full => {
+                self.hurt.insert(node, Hurt::Recovering);
+                Action::Empty(node)
+            }
+            Hurt::Exhausted => {
+                self.hurt.insert(node, Hurt::Recovering);
+                Action::Replenish(node)
+            }
             Hurt::Recovering => Action::Wait,
         }
     }
@@ -186,9 +247,10 @@ mod tests {
     use super::*;
 
     fn walk(nodes: usize, seed: u64, steps: usize, recover_every: usize) -> Vec<Action> {
-        let possible = Possible { cut: true, slow: true };
+        let possible = Possible { cut: true, slow: true, fill: true, exhaust: true, compile: true };
         let mut plan = Plan::new(nodes, possible, ChaCha8Rng::seed_from_u64(seed));
         let (mut down, mut paused, mut cut) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        let (mut full, mut exhausted) = (BTreeSet::new(), BTreeSet::new());
         let mut actions = Vec::new();
         for step in 0..steps {
             assert!(plan.pause_millis() < 9000);
@@ -205,10 +267,17 @@ mod tests {
                     cut.clone_from(nodes);
                 }
                 Action::Heal => cut.clear(),
-                Action::KillWorker(node, _) => assert!(!down.contains(node) && !paused.contains(node)),
+                Action::Fill(node) => assert!(full.insert(*node) && !down.contains(node)),
+                Action::Empty(node) => assert!(full.remove(node)),
+                Action::Exhaust(node) => assert!(exhausted.insert(*node) && !down.contains(node)),
+                Action::Replenish(node) => assert!(exhausted.remove(node)),
+                Action::KillWorker(node, _) | Action::KillCompiler(node) => {
+                    assert!(!down.contains(node) && !paused.contains(node));
+                }
                 Action::Slow(..) | Action::SlowOff(_) | Action::Wait => {}
             }
-            let hurt: BTreeSet<usize> = down.iter().chain(&paused).chain(&cut).copied().collect();
+            let hurt: BTreeSet<usize> =
+                down.iter().chain(&paused).chain(&cut).chain(&full).chain(&exhausted).copied().collect();
             assert!(
                 hurt.len() <= plan.tolerated() || hurt.len() == nodes,
                 "{hurt:?} of {nodes} after {action:?}"
@@ -246,6 +315,11 @@ mod tests {
             |action| matches!(action, Action::Cut(_)),
             |action| matches!(action, Action::Heal),
             |action| matches!(action, Action::KillWorker(..)),
+            |action| matches!(action, Action::KillCompiler(_)),
+            |action| matches!(action, Action::Fill(_)),
+            |action| matches!(action, Action::Empty(_)),
+            |action| matches!(action, Action::Exhaust(_)),
+            |action| matches!(action, Action::Replenish(_)),
             |action| matches!(action, Action::Slow(..)),
             |action| matches!(action, Action::SlowOff(_)),
         ] {
@@ -258,11 +332,11 @@ mod tests {
 
     #[test]
     fn a_node_that_does_not_come_back_stays_hurt() {
-        let possible = Possible { cut: false, slow: false };
+        let possible = Possible { cut: false, slow: false, fill: false, exhaust: true, compile: true };
         let mut plan = Plan::new(4, possible, ChaCha8Rng::seed_from_u64(3));
         plan.recovers(2);
         for _ in 0..200 {
-            assert!(matches!(plan.next(), Action::Wait | Action::KillWorker(..)));
+            assert!(matches!(plan.next(), Action::Wait | Action::KillWorker(..) | Action::KillCompiler(_)));
         }
         plan.serves(2);
         assert!((0..200).any(|_| matches!(plan.next(), Action::Kill(_))));

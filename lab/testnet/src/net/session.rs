@@ -273,8 +273,23 @@ impl Session {
         Ok(killed.into_iter().map(|(index, _)| index).collect())
     }
 
+    /// The node's own process.
+    pub(crate) fn process(&self, index: usize) -> Result<Handle> {
+        let info = self.info(index)?;
+        Ok(Handle { pid: info.pid, started_ticks: info.started_ticks })
+    }
+
     /// kill -9 of one of a node's workers; says which. `None` when it has none at the moment.
     pub(crate) fn kill_worker(&self, index: usize, which: u64) -> Result<Option<String>> {
+        self.kill_child(index, "sandbox-worker", which)
+    }
+
+    /// kill -9 of what compiles a module for a node at the moment, if anything does.
+    pub(crate) fn kill_compiler(&self, index: usize) -> Result<Option<String>> {
+        self.kill_child(index, "sandbox-compile", 0)
+    }
+
+    fn kill_child(&self, index: usize, of_role: &str, which: u64) -> Result<Option<String>> {
         let info = self.info(index)?;
         let workers: Vec<(Pid, String)> = info
             .cgroup()
@@ -282,7 +297,7 @@ impl Session {
             .into_iter()
             .filter(|pid| pid.0 != info.pid)
             .filter_map(|pid| Some((pid, process::role(pid).ok()?)))
-            .filter(|(_, role)| role.ends_with("sandbox-worker"))
+            .filter(|(_, role)| role.ends_with(of_role))
             .collect();
         let Some((pid, role)) = workers.get((which % workers.len().max(1) as u64) as usize) else {
             return Ok(None);

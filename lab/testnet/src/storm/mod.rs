@@ -33,6 +33,8 @@ const FULL_SIZE_BYTES_MIN: u64 = 384 * MIB;
 const HAMMER_PATIENCE: Duration = Duration::from_secs(600);
 /// Parts of one mode that may each take the seconds asked for.
 const HAMMER_PARTS_MAX: u32 = 8;
+/// Interval between two questions what no pool of the node holds.
+const SAMPLE_EVERY: Duration = Duration::from_millis(250);
 /// Modes of `--mode all`.
 const HAMMER_MODES_MAX: u32 = 16;
 /// After Ctrl-C.
@@ -176,9 +178,10 @@ async fn storm(options: &Options, memory_bytes: u64, files: &Files) -> Result<Fi
     files.mark("idle")?;
     node.watch(Duration::from_secs(options.idle_seconds)).await?;
     let idle_bytes = node.anonymous_now()?;
+    let unaccounted_idle_bytes = verdict::unaccounted(&node.metrics().await?);
 
     files.mark(&format!("storm: {}", options.mode))?;
-    let hammer = hammer(options, memory_bytes, &program, &mut node, files).await?;
+    let (hammer, unaccounted_bytes) = hammer(options, memory_bytes, &program, &mut node, files).await?;
 
     files.mark("cool-down")?;
     node.watch(Duration::from_secs(options.cool_down_seconds)).await?;
@@ -195,19 +198,22 @@ async fn storm(options: &Options, memory_bytes: u64, files: &Files) -> Result<Fi
         group,
         idle_bytes,
         after_bytes,
+        unaccounted_idle_bytes,
+        unaccounted_bytes,
         hammer,
         metrics,
         summary,
     })
 }
 
+/// What the hammer said, and the samples of what no pool held meanwhile.
 async fn hammer(
     options: &Options,
     memory_bytes: u64,
     program: &Path,
     node: &mut CappedNode,
     files: &Files,
-) -> Result<Hammer> {
+) -> Result<(Hammer, Vec<i64>)> {
     let seconds = options.seconds.unwrap_or(if options.mode == "all" { 20 } else { 120 });
     let mut command = Command::new(program);
     command
@@ -222,20 +228,26 @@ async fn hammer(
     let modes = if options.mode == "all" { HAMMER_MODES_MAX } else { 1 };
     let patience = (Duration::from_secs(seconds) * HAMMER_PARTS_MAX + HAMMER_PATIENCE) * modes;
     let deadline = Instant::now() + patience;
+    let mut unaccounted = Vec::new();
     let status = loop {
         if let Some(status) = child.0.try_wait()? {
             break status;
         }
         node.check()?;
+        // A node that is too busy to answer once is asked again.
+        if let Ok(metrics) = node.metrics().await {
+            unaccounted.extend(verdict::unaccounted(&metrics));
+        }
         if Instant::now() > deadline {
             bail!("the hammer did not end within {} s", patience.as_secs());
         }
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(SAMPLE_EVERY).await;
     };
     let report = fs::read_to_string(files.hammer_json()).ok();
-    Ok(Hammer {
+    let hammer = Hammer {
         status: status.to_string(),
         success: status.success(),
         report: report.and_then(|text| serde_json::from_str(&text).ok()),
-    })
+    };
+    Ok((hammer, unaccounted))
 }

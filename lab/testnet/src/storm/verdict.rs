@@ -11,6 +11,10 @@ use crate::cap::series::Summary;
 const HYBRID_PEAK_BYTES_MAX: u64 = 170 * MIB;
 /// How much anonymous memory may stay after a storm above what it was before.
 const KEPT_BYTES_MAX: u64 = 16 * MIB;
+/// Anonymous memory that no pool of the node's ledger holds in a storm, in percent of the budget.
+const UNACCOUNTED_STORM_PERCENT_MAX: u64 = 5;
+/// Samples of it that a storm must have given for the largest to mean something.
+const UNACCOUNTED_SAMPLES_MIN: usize = 10;
 /// A process of this role lives for one module and is meant to come again.
 const COMPILER: &str = "sandbox-compile";
 
@@ -30,6 +34,10 @@ pub(crate) struct Findings {
     pub(crate) group: String,
     pub(crate) idle_bytes: u64,
     pub(crate) after_bytes: u64,
+    /// Anonymous memory that no pool of the ledger held before the storm, if the node told.
+    pub(crate) unaccounted_idle_bytes: Option<i64>,
+    /// The same, sampled while the hammer worked.
+    pub(crate) unaccounted_bytes: Vec<i64>,
     pub(crate) hammer: Hammer,
     /// The text of `/metrics` before the stop.
     pub(crate) metrics: String,
@@ -108,6 +116,25 @@ pub(crate) fn judge(findings: &Findings) -> Vec<Row> {
         &format!("at most {} above idle", format_size(KEPT_BYTES_MAX)),
         Some(findings.after_bytes <= findings.idle_bytes + KEPT_BYTES_MAX),
     );
+    let signed = |bytes: i64| format!("{:.1} MiB", bytes as f64 / MIB as f64);
+    row(
+        "memory that no pool holds, idle before",
+        findings.unaccounted_idle_bytes.map_or_else(|| "not told".to_owned(), signed),
+        "",
+        None,
+    );
+    let samples = &findings.unaccounted_bytes;
+    let most = memory_bytes / 100 * UNACCOUNTED_STORM_PERCENT_MAX;
+    let peak = samples.iter().copied().max();
+    row(
+        "memory that no pool holds, peak",
+        peak.map_or_else(
+            || "not told".to_owned(),
+            |peak| format!("{} in {} samples", signed(peak), samples.len()),
+        ),
+        &format!("at most {} ({UNACCOUNTED_STORM_PERCENT_MAX} %)", mib(most)),
+        Some(samples.len() >= UNACCOUNTED_SAMPLES_MIN && peak.is_some_and(|peak| peak <= most as i64)),
+    );
     row("charged memory, peak (page cache included)", mib(summary.charged_peak_bytes), "", None);
     let told = |name: &str, digits: usize| {
         metric(&findings.metrics, name)
@@ -139,6 +166,11 @@ pub(crate) fn table(rows: &[Row]) -> String {
         let _ = writeln!(text, "{}", line.trim_end());
     }
     text
+}
+
+/// What the node says of anonymous memory that no pool of its ledger holds.
+pub(crate) fn unaccounted(metrics: &str) -> Option<i64> {
+    metric(metrics, "thimble_memory_unaccounted_bytes").map(|bytes| bytes as i64)
 }
 
 /// The value of a metric without labels, or the sum over its labels.
@@ -178,6 +210,8 @@ mod tests {
             group: "v1".into(),
             idle_bytes: 10 * MIB,
             after_bytes: 26 * MIB,
+            unaccounted_idle_bytes: Some(8 * MIB as i64),
+            unaccounted_bytes: [vec![(512 * MIB / 100 * 5) as i64], vec![-5; 9]].concat(),
             hammer: Hammer {
                 status: "exit status: 0".into(),
                 success: true,
@@ -210,7 +244,7 @@ mod tests {
     #[test]
     fn each_fault_fails_its_own_line_and_no_other() {
         type Fault = (&'static str, fn(&mut Findings));
-        let faults: [Fault; 10] = [
+        let faults: [Fault; 12] = [
             ("OOM kills", |findings| findings.summary.oom_kills = 1),
             ("worker restarts (the node's word)", |findings| {
                 findings.metrics = findings.metrics.replace("update\"} 0", "update\"} 1");
@@ -228,6 +262,8 @@ mod tests {
             }),
             ("anonymous memory, peak", |findings| findings.summary.anonymous_peak_bytes += 1),
             ("anonymous memory, 60 s after", |findings| findings.after_bytes += 1),
+            ("memory that no pool holds, peak", |findings| findings.unaccounted_bytes[0] += 1),
+            ("memory that no pool holds, peak", |findings| findings.unaccounted_bytes.truncate(9)),
             ("the node's end after SIGTERM", |findings| findings.summary.ended = "ended by SIGKILL".into()),
         ];
         for (line, fault) in faults {
@@ -244,7 +280,7 @@ mod tests {
         findings.summary.anonymous_peak_bytes = 512 * MIB;
         assert_eq!(failing(&findings), [""; 0]);
         findings.memory_bytes = 256 * MIB;
-        assert_eq!(failing(&findings), ["anonymous memory, peak"]);
+        assert_eq!(failing(&findings), ["anonymous memory, peak", "memory that no pool holds, peak"]);
     }
 
     #[test]
@@ -253,5 +289,6 @@ mod tests {
         assert_eq!(metric(text, "a_total"), Some(1.5));
         assert_eq!(metric(text, "b"), Some(5.0));
         assert_eq!(metric(text, "c"), None);
+        assert_eq!(unaccounted("thimble_memory_unaccounted_bytes -4096\n"), Some(-4096));
     }
 }

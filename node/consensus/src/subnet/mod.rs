@@ -22,6 +22,7 @@ mod handover;
 mod journal;
 mod key;
 mod network;
+mod patient;
 mod peers;
 mod shares;
 #[cfg(test)]
@@ -109,6 +110,20 @@ enum Input {
     Left(Height),
     /// Something outside changed: look.
     Wake,
+    /// The engine waits for its storage: what it does, and why that fails.
+    Trouble(String),
+    /// The engine's thread is over.
+    Ended,
+}
+
+/// Tells the driver when it is dropped that the engine is over: others hold on to its channel, so that this would not show by itself.
+struct TellsEnd(mpsc::Sender<Input>);
+
+impl Drop for TellsEnd {
+    fn drop(&mut self) {
+        // A sender has a place of its own in the channel. A driver that is gone needs no telling.
+        let _ = self.0.try_send(Input::Ended);
+    }
 }
 
 /// A finalised block whose receiver says when it is durable.
@@ -334,11 +349,12 @@ impl Subnet {
             message_bytes: block_bytes.max(call_bytes).max(MESSAGE_BYTES_MIN),
             directory,
         };
-        subnet.engine = Some(
-            std::thread::Builder::new()
-                .name("consensus".into())
-                .spawn(move || network::run(network, prepared))?,
-        );
+        let ended = TellsEnd(prepared.out.clone());
+        subnet.engine = Some(std::thread::Builder::new().name("consensus".into()).spawn(move || {
+            // However the thread ends, by a panic too.
+            let _ended = ended;
+            network::run(network, prepared);
+        })?);
         Ok(subnet)
     }
 
@@ -534,7 +550,14 @@ impl Subnet {
                 Some(Input::Differs(differ)) => return Err(ConsensusError::LimitsDiffer(differ)),
                 Some(Input::Left(height)) => return Err(ConsensusError::Left { height: height.0 }),
                 Some(Input::Wake) => {}
-                None => return Err(ConsensusError::EngineEnded),
+                Some(Input::Trouble(text)) => {
+                    // Told as trouble of the block log is: the call may be repeated.
+                    let source = std::io::Error::other(format!("the disk takes nothing now ({text})"));
+                    let (path, doing) = (self.floor_path.with_file_name(""), "keeping votes and blocks");
+                    let error = disk::records::RecordError::Io { path, doing, source };
+                    return Err(crate::LogError::from(error).into());
+                }
+                Some(Input::Ended) | None => return Err(ConsensusError::EngineEnded),
             }
         }
     }

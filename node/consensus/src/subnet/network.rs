@@ -26,6 +26,7 @@ use genesis::{NodeRecord, Summary};
 use super::{
     Prepared, StartError,
     engine::{self, Channels},
+    patient::Patient,
     peers::BLOCKED,
 };
 
@@ -161,8 +162,10 @@ pub(super) fn run(network: Network, prepared: Prepared) {
             sync: connections.register(engine::SYNC, large(256, 8)),
         };
         let network = connections.start();
+        let wake = prepared.out.clone();
         let setup = prepared.setup(String::new(), channels, (oracle.clone(), oracle), peering);
-        let node = context.child("node").spawn(move |context| engine::run(context, setup));
+        let node =
+            context.child("node").spawn(move |context| engine::run(Patient::new(context, wake), setup));
         // An actor that panics, as it does when the disk fails it, ends the node's task; without connections a node would only seem to take part.
         select! {
             _ = node => {},

@@ -20,7 +20,7 @@ const TRAP_TEXT_BYTES: usize = 64 << 10;
 const METHOD_NAME_BYTES: usize = 20_000;
 
 /// Bytes an outcome may take on the wire, for a request.
-pub(super) fn outcome_bytes_max(request: &Request) -> usize {
+pub(crate) fn outcome_bytes_max(request: &Request) -> usize {
     // A run is at most four numbers of ten bytes, a global 18 bytes, a call has some hundred bytes besides
     // its payload.
     let pages = (request.limits.heap_dirty_bytes + request.limits.stable_dirty_bytes) / PAGE_BYTES;
@@ -33,7 +33,7 @@ pub(super) fn outcome_bytes_max(request: &Request) -> usize {
 }
 
 /// Checks `outcome` against `request`; the error says what is impossible about it.
-pub(super) fn check(
+pub(crate) fn check(
     request: &Request,
     outcome: &Outcome,
     globals_max: usize,

@@ -3,7 +3,10 @@
 
 use std::{
     path::PathBuf,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use ic_principal::Principal;
@@ -19,7 +22,7 @@ use tempfile::TempDir;
 pub(crate) const MIB: u64 = 1 << 20;
 
 pub(crate) struct World {
-    pub(crate) pool: Pool,
+    pub(crate) pool: Arc<Pool>,
     pub(crate) store: PageStore,
     next_memory: AtomicU64,
     _dir: TempDir,
@@ -56,7 +59,7 @@ impl World {
             probes: false,
         };
         change(&mut config);
-        Self { pool: Pool::open(config).unwrap(), store, next_memory: AtomicU64::new(1), _dir: dir }
+        Self { pool: Arc::new(Pool::open(config).unwrap()), store, next_memory: AtomicU64::new(1), _dir: dir }
     }
 
     /// A new memory that may grow to `bytes`.

@@ -23,6 +23,28 @@ fn status(node: &Node, flags: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Anonymous memory that no pool holds at rest, in all processes together, besides [`relocated_bytes`].
+const UNACCOUNTED_AT_REST_BYTES_MAX: i64 = 7 << 20;
+
+/// Constants of the node's program that hold addresses: the loader writes them once in each process, so
+/// they count as anonymous. How many there are is the compiler's choice: 1.1 MiB as the gate builds it.
+fn relocated_bytes(pid: u64) -> u64 {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let (mut within, mut kib) = (false, 0);
+    for line in maps.lines() {
+        let mut words = line.split_whitespace();
+        match (words.next(), words.next()) {
+            (Some("Anonymous:"), Some(size)) if within => kib += size.parse::<u64>().unwrap(),
+            // A mapping begins; of the program, and not writable any more?
+            (Some(range), Some(rights)) if range.contains('-') => {
+                within = rights == "r--p" && line.ends_with(env!("CARGO_BIN_EXE_thimble"));
+            }
+            _ => {}
+        }
+    }
+    kib << 10
+}
+
 #[tokio::test]
 async fn status_tells_what_the_node_holds() {
     let node = Node::start().await;
@@ -38,8 +60,16 @@ async fn status_tells_what_the_node_holds() {
     assert_eq!(processes.len(), 4, "{processes:?}");
     let sum: u64 = processes.iter().map(|process| number(&process["anonymous_bytes"])).sum();
     assert_eq!(number(&report["memory"]["anonymous_bytes"]), sum);
-    let unaccounted = report["memory"]["unaccounted_bytes"].as_i64().unwrap();
-    assert!(unaccounted < (512 << 20) * 15 / 100, "{unaccounted}");
+    // At rest, what no pool of the ledger holds is small, whatever the budget.
+    let pids: Vec<u64> = processes.iter().map(|process| number(&process["pid"])).collect();
+    let relocated: u64 = pids.iter().map(|pid| relocated_bytes(*pid)).sum();
+    let mut last = 0;
+    until("no pool holds little", async || {
+        last = self::report(&node).await["memory"]["unaccounted_bytes"].as_i64().unwrap();
+        println!("{last} bytes in no pool, {relocated} of them constants of the program");
+        last - relocated as i64 <= UNACCOUNTED_AT_REST_BYTES_MAX
+    })
+    .await;
     // Every pool of the sheet is there with its cap, and what was used shows.
     let sheet: Value = {
         let output = thimble().args(["limits", "--json"]).output().unwrap();

@@ -131,7 +131,9 @@ async fn ten_thousand_silent_connections_are_bounded_and_disturb_nobody() {
     let descriptors = raise_descriptor_limit();
     let connections = usize::try_from(descriptors.saturating_sub(1000)).unwrap().min(10_000);
     if connections < 10_000 {
-        println!("{connections} connections: the system allows a process {descriptors} descriptors");
+        return testing::missing(format!(
+            "ten thousand connections need 11,000 descriptors, {descriptors} are allowed: run as root, or raise ulimit -n"
+        ));
     }
     let node = Node::start().await;
     let agent = node.agent(1).await;

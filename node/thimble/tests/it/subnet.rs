@@ -1,6 +1,6 @@
 //! Four nodes on one machine: one key that none of them knows, one state that all of them certify.
 
-use std::{collections::BTreeMap, net::TcpListener, time::Duration};
+use std::{collections::BTreeMap, net::TcpListener, path::Path, time::Duration};
 
 use candid::{Decode, Encode, Principal};
 use ic_agent::{
@@ -38,6 +38,11 @@ impl Subnet {
 
     /// The same, all with these arguments besides.
     pub(crate) async fn start_as(configuration: &str, more: &[&str]) -> Self {
+        Self::start_at(configuration, more, None).await
+    }
+
+    /// The same, with the last node's data folder at `last`.
+    pub(crate) async fn start_at(configuration: &str, more: &[&str], last: Option<&Path>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         let run = |arguments: &[&str]| {
@@ -48,7 +53,11 @@ impl Subnet {
         let names = |prefix: &str, suffix: &str| -> Vec<String> {
             (0..4).map(|node| path(&format!("{prefix}{node}{suffix}"))).collect()
         };
-        let (data, records, dealings) = (names("node", ""), names("node", ".json"), names("deal", ".json"));
+        let (mut data, records, dealings) =
+            (names("node", ""), names("node", ".json"), names("deal", ".json"));
+        if let Some(last) = last {
+            data[3] = last.to_str().unwrap().to_owned();
+        }
         for node in 0..4 {
             run(&[
                 "keygen",

@@ -1,0 +1,116 @@
+//! Shares and certificates in any order, true and false, of members and of nobody: whatever a peer
+//! sends, a certificate that comes out verifies and is of the root this node signed, nothing is kept
+//! without bound, and the node thinks that it diverged only when more members than may be faulty
+//! signed another root.
+//!
+//! The input is a list of steps, four bytes each: what is done, a height, a member, a root.
+
+#![no_main]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::LazyLock,
+};
+
+use consensus::{Certificate, Certifier};
+use libfuzzer_sys::fuzz_target;
+use nidkg::{Committee, NodeIndex, SecretShare, Signature, SignatureShare, combine, state_root_message, verify};
+use rand::{SeedableRng, rngs::StdRng};
+use state::Height;
+
+const NODES: u32 = 4;
+const THRESHOLD: u32 = 3;
+const HEIGHTS_MAX: usize = 5;
+/// Steps of one input: each may cost a verification.
+const STEPS: usize = 48;
+
+static KEYS: LazyLock<(Committee, Vec<SecretShare>)> =
+    LazyLock::new(|| nidkg::deal(NODES, THRESHOLD, &mut StdRng::seed_from_u64(1)).expect("3 of 4"));
+
+fn root(number: u8) -> [u8; 32] {
+    [number % 3; 32]
+}
+
+/// What a member that tells the truth signs for a root; made once for each.
+fn share(member: u32, number: u8) -> SignatureShare {
+    static SHARES: LazyLock<Vec<SignatureShare>> = LazyLock::new(|| {
+        let sign = |member: u32, number| KEYS.1[member as usize].sign(&state_root_message(&root(number)));
+        (0..NODES).flat_map(|member| (0..3).map(move |number| sign(member, number))).collect()
+    });
+    SHARES[member as usize * 3 + usize::from(number % 3)]
+}
+
+fn signature(number: u8) -> Signature {
+    let shares: BTreeMap<_, _> = (0..THRESHOLD).map(|member| (NodeIndex(member), share(member, number))).collect();
+    combine(&KEYS.0, &shares).expect("three shares")
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let (committee, shares) = &*KEYS;
+    let share = SecretShare::from_bytes(NodeIndex(0), &shares[0].to_bytes()).expect("its own bytes");
+    let mut certifier = Certifier::new(committee.clone(), share, HEIGHTS_MAX);
+    let mut own: BTreeMap<u64, [u8; 32]> = BTreeMap::new();
+    // Who truly signed which other root, by height.
+    let mut others: BTreeMap<(u64, u32), BTreeSet<u8>> = BTreeMap::new();
+    let check = |certificate: &Certificate, own: &BTreeMap<u64, [u8; 32]>| {
+        assert_eq!(own.get(&certificate.height.0), Some(&certificate.root), "of the root that was signed here");
+        let message = state_root_message(&certificate.root);
+        assert!(verify(&committee.public_key, &message, &certificate.signature.0), "it verifies");
+    };
+    for step in bytes.chunks_exact(4).take(STEPS) {
+        let [what, height, member, number] = [step[0] % 5, step[1] % 16, step[2], step[3]];
+        let at = Height(height.into());
+        let done = match what {
+            // This node executes heights once, in order.
+            0 => {
+                if own.keys().next_back().is_some_and(|newest| *newest >= at.0) {
+                    continue;
+                }
+                own.insert(at.0, root(number));
+                certifier.sign(at, root(number)).map(|(_, certificate)| certificate)
+            }
+            // A member's share; 4 and up is nobody's place.
+            1 | 2 => {
+                let from = u32::from(member % 6);
+                if from == 0 {
+                    continue;
+                }
+                let mut signed = self::share(from % NODES, number);
+                if what == 2 {
+                    signed.0[usize::from(step[2]) % 48] ^= step[3] | 1;
+                } else if from < NODES {
+                    others.entry((at.0, from)).or_default().insert(number % 3);
+                }
+                certifier.take(at, NodeIndex(from), root(number), signed)
+            }
+            3 => {
+                // More members than may be faulty stand behind it.
+                (1..NODES).for_each(|from| drop(others.entry((at.0, from)).or_default().insert(number % 3)));
+                let certificate = Certificate { height: at, root: root(number), signature: signature(number) };
+                certifier.accept(certificate).map(|_| None)
+            }
+            _ => {
+                let mut signature = signature(number);
+                signature.0[usize::from(member) % 48] ^= number | 1;
+                certifier.accept(Certificate { height: at, root: root(number), signature }).map(|_| None)
+            }
+        };
+        assert!(certifier.pending() <= HEIGHTS_MAX as u64);
+        match done {
+            Ok(Some(certificate)) => check(&certificate, &own),
+            Ok(None) => {}
+            // It may be of an earlier height's shares, told when that height is executed.
+            Err(_) => {
+                let dissents = own.iter().any(|(height, own)| {
+                    let differs = |from: &u32| {
+                        let said = others.get(&(*height, *from));
+                        said.is_some_and(|said| said.iter().any(|number| root(*number) != *own))
+                    };
+                    (1..NODES).filter(differs).count() > (NODES - THRESHOLD) as usize
+                });
+                assert!(dissents, "nobody signed anything else");
+                return;
+            }
+        }
+    }
+});

@@ -1,0 +1,396 @@
+//! `thimble-lab misuse`: clients that no node may suffer from. `chaos` runs it beside its recorder.
+//!
+//! Three of them work at once, each at endpoints of its choice:
+//!
+//! - one sends each call to every node in another envelope: the same signed content, and beside it a
+//!   field that nobody signed, of another size for each node;
+//! - one asks a single node many queries at once that run until they are out of instructions;
+//! - one installs modules that were never seen before, so that something is always being compiled.
+//!
+//! What they are told is checked: a call in several envelopes happens once, whatever was sent where,
+//! and a module that is valid is never refused. Transport errors and expired calls are not: whoever
+//! hurts the nodes meanwhile causes those.
+
+use std::{
+    collections::BTreeSet,
+    process::ExitCode,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use candid::Principal;
+use clap::Args;
+use ic_agent::{Agent, AgentError};
+use ic_management_canister_types::CanisterInstallMode;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_cbor::Value;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{client as basics, hammer::protocol};
+
+/// The module that counts.
+const COUNTER: &[u8] = include_bytes!("../../../canisters/wasm/hammer-c.wasm");
+/// Cycles of a new canister: no run is long enough to use them up.
+const CYCLES: u64 = 1_000_000_000_000_000_000;
+/// For nodes to serve, and for the canisters to be made.
+const READY_WITHIN: Duration = Duration::from_secs(60);
+/// For the outcome of a call.
+const OUTCOME_WITHIN: Duration = Duration::from_secs(20);
+/// For one answer of one endpoint.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// For the last call, after everything is healed.
+const LAST_WITHIN: Duration = Duration::from_secs(90);
+/// Bytes of the unsigned field at one node or another.
+const PADDING_BYTES: [usize; 4] = [0, 200, 150_000, 1_500_000];
+/// Queries that one node is asked at once.
+const BURST: usize = 6;
+/// Functions of a module: some hundred milliseconds for the compiler.
+const FUNCTIONS: u32 = 1_500;
+/// Sentences about what must not be are kept up to this many.
+const BROKEN_MAX: usize = 20;
+
+/// `thimble-lab misuse`
+#[derive(Args)]
+pub struct Options {
+    /// A public endpoint; repeatable, for the nodes of one subnet.
+    #[arg(long, value_name = "URL", required = true)]
+    endpoint: Vec<String>,
+    /// Of what the clients do.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// End after so long. [default: at Ctrl-C or SIGTERM]
+    #[arg(long)]
+    seconds: Option<u64>,
+}
+
+struct Node {
+    url: String,
+    agent: Agent,
+}
+
+struct Shared {
+    nodes: Vec<Node>,
+    http: reqwest::Client,
+    counter: Principal,
+    spinner: Principal,
+    target: Principal,
+    counts: Counts,
+    /// What the counter told with each acknowledged call.
+    told: Mutex<BTreeSet<u64>>,
+    broken: Mutex<Vec<String>>,
+}
+
+#[derive(Default)]
+struct Counts {
+    /// Calls sent in several envelopes, and those of them that were acknowledged.
+    sent: AtomicU64,
+    acknowledged: AtomicU64,
+    queries: AtomicU64,
+    /// Modules whose install was tried, and those that were installed.
+    modules: AtomicU64,
+    installed: AtomicU64,
+}
+
+impl Shared {
+    fn broken(&self, text: String) {
+        let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
+        if broken.len() < BROKEN_MAX {
+            println!("misuse: BROKEN: {text}");
+            broken.push(text);
+        }
+    }
+
+    /// A call of the counter was acknowledged with this reply.
+    fn acknowledged(&self, reply: &[u8]) {
+        let Ok(value) = protocol::first_word(reply) else {
+            return self.broken(format!("an acknowledged call was answered with {} bytes", reply.len()));
+        };
+        self.counts.acknowledged.fetch_add(1, Relaxed);
+        if !self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(value) {
+            self.broken(format!("two acknowledged calls were both told that they are number {value}"));
+        }
+    }
+}
+
+/// Misuses the subnet until told to stop, then says what came of it. Exit status 1 when something is broken.
+pub async fn run(options: Options) -> Result<ExitCode> {
+    let (stopper, stopped) = watch::channel(false);
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let shared = prepare(&options.endpoint).await?;
+    println!("misuse: at work");
+    let work = async {
+        let of = |number: u64| ChaCha8Rng::seed_from_u64(options.seed.wrapping_mul(4).wrapping_add(number));
+        tokio::join!(
+            call_in_several_envelopes(&shared, of(1), stopped.clone()),
+            ask_slowly(&shared, of(2), stopped.clone()),
+            install_new_modules(&shared, of(3), stopped.clone()),
+        )
+    };
+    let time = async {
+        match options.seconds {
+            Some(seconds) => sleep(Duration::from_secs(seconds)).await,
+            None => std::future::pending().await,
+        }
+    };
+    let stop = async {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            () = time => {}
+        }
+        let _ = stopper.send(true);
+    };
+    tokio::join!(work, stop);
+    finish(&shared).await;
+    let counts = &shared.counts;
+    println!(
+        "misuse: {} calls in several envelopes, {} acknowledged, each once; {} slow queries; {} of {} new modules installed",
+        counts.sent.load(Relaxed),
+        counts.acknowledged.load(Relaxed),
+        counts.queries.load(Relaxed),
+        counts.installed.load(Relaxed),
+        counts.modules.load(Relaxed),
+    );
+    let good = shared.broken.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn prepare(urls: &[String]) -> Result<Shared> {
+    let mut nodes = Vec::new();
+    for url in urls {
+        let agent = basics::connect(url, READY_WITHIN).await?;
+        nodes.push(Node { url: url.trim_end_matches('/').to_owned(), agent });
+    }
+    let first = nodes.first().context("there is no endpoint")?.agent.clone();
+    let create = async |module: Vec<u8>, arg: Vec<u8>| -> Result<Principal> {
+        let canister = Box::pin(basics::create(&first, Some(CYCLES))).await?;
+        basics::install(&first, canister, CanisterInstallMode::Install, module, arg).await?;
+        Ok(canister)
+    };
+    let counter = create(COUNTER.to_vec(), protocol::words(&[1])).await?;
+    let spinner = create(spinning_module(), vec![]).await?;
+    let target = create(new_module(0), vec![]).await?;
+    Ok(Shared {
+        nodes,
+        http: reqwest::Client::builder().timeout(ANSWER_WITHIN).build()?,
+        counter,
+        spinner,
+        target,
+        counts: Counts::default(),
+        told: Mutex::default(),
+        broken: Mutex::default(),
+    })
+}
+
+/// Waits between two pieces of work, unless it is time to stop; says whether to go on.
+async fn pause(stopped: &mut watch::Receiver<bool>, millis: u64) -> bool {
+    timeout(Duration::from_millis(millis), stopped.wait_for(|stop| *stop)).await.is_err()
+}
+
+async fn call_in_several_envelopes(
+    shared: &Shared,
+    mut random: ChaCha8Rng,
+    mut stopped: watch::Receiver<bool>,
+) {
+    while pause(&mut stopped, random.gen_range(100..1500)).await {
+        let signer = &shared.nodes[random.gen_range(0..shared.nodes.len())].agent;
+        let Ok(signed) = signer.update(&shared.counter, "inc").with_arg(vec![]).sign() else { continue };
+        shared.counts.sent.fetch_add(1, Relaxed);
+        let turn = random.gen_range(0..PADDING_BYTES.len());
+        let mut posts = tokio::task::JoinSet::new();
+        for (index, node) in shared.nodes.iter().enumerate() {
+            let padding = PADDING_BYTES[(index + turn) % PADDING_BYTES.len()];
+            let Ok(body) = padded(&signed.signed_update, padding) else { continue };
+            let url = format!("{}/api/v2/canister/{}/call", node.url, shared.counter);
+            let post = shared.http.post(url).header("content-type", "application/cbor").body(body).send();
+            posts.spawn(post);
+        }
+        // Refusals and transport errors count for nothing; the outcome is what a certificate says.
+        posts.join_all().await;
+        let deadline = Instant::now() + OUTCOME_WITHIN;
+        let mut at = random.gen_range(0..shared.nodes.len());
+        while Instant::now() < deadline {
+            at = (at + 1) % shared.nodes.len();
+            let wait = shared.nodes[at].agent.wait(&signed.request_id, shared.counter);
+            match timeout(ANSWER_WITHIN, wait).await {
+                Ok(Ok((reply, _))) => {
+                    shared.acknowledged(&reply);
+                    break;
+                }
+                Ok(Err(AgentError::CertifiedReject { reject, .. })) => {
+                    let text = &reject.reject_message;
+                    shared.broken(format!("a call in several envelopes was rejected: {text}"));
+                    break;
+                }
+                Ok(Err(_)) => sleep(Duration::from_millis(100)).await,
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// An envelope with a field of so many bytes beside what is signed; none for 0.
+fn padded(envelope: &[u8], bytes: usize) -> Result<Vec<u8>> {
+    let Value::Map(mut fields) = serde_cbor::from_slice(envelope)? else {
+        anyhow::bail!("an envelope is a map")
+    };
+    if bytes > 0 {
+        fields.insert(Value::Text("padding".into()), Value::Bytes(vec![7; bytes]));
+    }
+    let mut body = vec![0xd9, 0xd9, 0xf7];
+    body.extend(serde_cbor::to_vec(&Value::Map(fields))?);
+    Ok(body)
+}
+
+async fn ask_slowly(shared: &Shared, mut random: ChaCha8Rng, mut stopped: watch::Receiver<bool>) {
+    while pause(&mut stopped, random.gen_range(500..6000)).await {
+        let agent = &shared.nodes[random.gen_range(0..shared.nodes.len())].agent;
+        let mut burst = tokio::task::JoinSet::new();
+        for _ in 0..BURST {
+            let (agent, spinner) = (agent.clone(), shared.spinner);
+            // Each is another question: a reply that was kept answers none of them.
+            let argument = random.r#gen::<u64>().to_le_bytes().to_vec();
+            burst.spawn(async move {
+                let ask = agent.query(&spinner, "spin").with_arg(argument).call();
+                drop(timeout(OUTCOME_WITHIN, ask).await);
+            });
+        }
+        shared.counts.queries.fetch_add(BURST as u64, Relaxed);
+        burst.join_all().await;
+    }
+}
+
+async fn install_new_modules(shared: &Shared, mut random: ChaCha8Rng, mut stopped: watch::Receiver<bool>) {
+    while pause(&mut stopped, random.gen_range(100..1000)).await {
+        let agent = &shared.nodes[random.gen_range(0..shared.nodes.len())].agent;
+        shared.counts.modules.fetch_add(1, Relaxed);
+        let module = new_module(random.r#gen());
+        let install = basics::install(agent, shared.target, CanisterInstallMode::Reinstall, module, vec![]);
+        match timeout(OUTCOME_WITHIN, install).await {
+            Ok(Ok(())) => drop(shared.counts.installed.fetch_add(1, Relaxed)),
+            Ok(Err(error)) => {
+                if let Some(AgentError::CertifiedReject { reject, .. }) = error.downcast_ref() {
+                    let text = &reject.reject_message;
+                    shared.broken(format!("a valid module was refused: {text}"));
+                }
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// One more call through every node: what it is told is the number of calls that ever happened.
+async fn finish(shared: &Shared) {
+    let deadline = Instant::now() + LAST_WITHIN;
+    for node in &shared.nodes {
+        loop {
+            let call = node.agent.update(&shared.counter, "inc").with_arg(vec![]).call_and_wait();
+            // However often it is tried here, each try may have happened.
+            shared.counts.sent.fetch_add(1, Relaxed);
+            match timeout(OUTCOME_WITHIN, call).await {
+                Ok(Ok(reply)) => {
+                    shared.acknowledged(&reply);
+                    break;
+                }
+                _ if Instant::now() < deadline => sleep(Duration::from_millis(200)).await,
+                _ => {
+                    let within = LAST_WITHIN.as_secs();
+                    shared.broken(format!("{} acknowledged nothing within {within} s of the end", node.url));
+                    break;
+                }
+            }
+        }
+    }
+    let most = shared.told.lock().unwrap_or_else(PoisonError::into_inner).last().copied().unwrap_or(0);
+    let (sent, acknowledged) = (shared.counts.sent.load(Relaxed), shared.counts.acknowledged.load(Relaxed));
+    if most > sent || most < acknowledged {
+        shared
+            .broken(format!("the counter is at {most}: {sent} calls were sent, {acknowledged} acknowledged"));
+    }
+}
+
+/// A section of a module: its number, its length, its content.
+fn section(number: u8, content: &[u8]) -> Vec<u8> {
+    [&[number][..], &leb128(content.len() as u64), content].concat()
+}
+
+fn leb128(mut value: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    loop {
+        let byte = (value & 0x7f) as u8;
+        value >>= 7;
+        if value == 0 {
+            bytes.push(byte);
+            return bytes;
+        }
+        bytes.push(byte | 0x80);
+    }
+}
+
+/// A function body without locals.
+fn body(code: &[u8]) -> Vec<u8> {
+    let code = [&[0][..], code, &[0x0b]].concat();
+    [leb128(code.len() as u64), code].concat()
+}
+
+const MAGIC: [u8; 8] = [0, b'a', b's', b'm', 1, 0, 0, 0];
+
+/// `canister_query spin` never ends by itself.
+fn spinning_module() -> Vec<u8> {
+    let name = b"canister_query spin";
+    let export = [&[1, name.len() as u8][..], name, &[0, 0]].concat();
+    // loop (br 0) end
+    let code = [leb128(1), body(&[0x03, 0x40, 0x0c, 0x00, 0x0b])].concat();
+    let types = section(1, &[1, 0x60, 0, 0]);
+    [&MAGIC[..], &types, &section(3, &[1, 0]), &section(7, &export), &section(10, &code)].concat()
+}
+
+/// A valid module that differs from that of every other number.
+fn new_module(number: u32) -> Vec<u8> {
+    let count = leb128(FUNCTIONS.into());
+    let functions = [count.clone(), vec![0; FUNCTIONS as usize]].concat();
+    // (i64) -> i64: the argument times a constant, and that plus the argument.
+    let mut code = count;
+    for index in 0..FUNCTIONS {
+        // One byte of a signed constant, so that no bit of it means a sign.
+        let digit = ((number >> (index % 5 * 6)) & 0x3f) as u8;
+        code.extend(body(&[0x20, 0x00, 0x42, digit, 0x7e, 0x20, 0x00, 0x7c]));
+    }
+    let types = section(1, &[1, 0x60, 1, 0x7e, 1, 0x7e]);
+    [&MAGIC[..], &types, &section(3, &functions), &section(10, &code)].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn envelopes_differ_in_what_is_not_signed() {
+        let mut fields = std::collections::BTreeMap::new();
+        fields.insert(Value::Text("content".into()), Value::Bytes(vec![1, 2, 3]));
+        let envelope = serde_cbor::to_vec(&Value::Map(fields.clone())).unwrap();
+        for bytes in PADDING_BYTES {
+            let body = padded(&envelope, bytes).unwrap();
+            assert!(body.len() >= bytes && body.starts_with(&[0xd9, 0xd9, 0xf7]));
+            let Value::Map(mut again) = serde_cbor::from_slice(&body).unwrap() else { panic!("a map") };
+            assert_eq!(again.remove(&Value::Text("padding".into())).is_some(), bytes > 0);
+            assert_eq!(again, fields);
+        }
+    }
+
+    #[test]
+    fn modules_are_all_different() {
+        let modules: BTreeSet<_> = (0..64).chain([1 << 29]).map(new_module).collect();
+        assert_eq!(modules.len(), 65);
+        assert!(modules.iter().all(|module| module.starts_with(&MAGIC)));
+    }
+}
