@@ -16,6 +16,8 @@ const LIMITS: ModuleLimits = ModuleLimits {
     code_section_bytes: 100_000,
     functions: 300,
     function_bytes: 10_000,
+    function_weight: 20_000,
+    weight: 30_000,
     globals: 30,
     table_elements: 1_000,
     tables: 3,

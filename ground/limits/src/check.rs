@@ -6,8 +6,10 @@
 use budget::{MIB, format_size};
 
 use crate::{
-    CONNECTION_BYTES, Limits, LimitsError, Violation, Violations, derive::compile_need_bytes,
-    overrides::is_bytes, scale,
+    CONNECTION_BYTES, Limits, LimitsError, Violation, Violations,
+    derive::{compile_need_bytes, compile_peak_bytes},
+    overrides::is_bytes,
+    scale,
 };
 
 /// Kernel mappings of one process, as Linux ships.
@@ -371,6 +373,15 @@ impl Limits {
             limit!(self.sandbox.compile_memory_bytes),
             "a module that is accepted must compile",
         );
+        let peak = compile_peak_bytes(&self.module);
+        rules.within(
+            Named::size(
+                "4 MiB + 3 x module.wasm_uncompressed_bytes + 256 x (module.function_weight + module.weight)",
+                peak,
+            ),
+            limit!(self.sandbox.compile_memory_bytes),
+            "whether a module is accepted must never depend on how much memory compiling it happens to take",
+        );
         rules.within(limit!(self.module.wasm_bytes), uncompressed, "gzip never makes a module larger");
         rules.within(
             limit!(self.module.code_section_bytes),
@@ -395,6 +406,8 @@ impl Limits {
         for limit in [
             limit!(self.module.functions),
             limit!(self.module.function_bytes),
+            limit!(self.module.function_weight),
+            limit!(self.module.weight),
             limit!(self.module.globals),
             limit!(self.module.tables),
             limit!(self.module.exported_functions),

@@ -54,6 +54,17 @@ const WORKER_BASE_BYTES: u64 = 4 * MIB;
 // Compilation. Measured peaks: 30 MB for a module of 0.4 MB, 93 MB for 3.4 MB, 184 MB for 6.3 MB. The line above all of them is 20 MiB + 28 x module.
 const COMPILE_BASE_BYTES: u64 = 20 * MIB;
 const COMPILE_BYTES_PER_BYTE: u64 = 28;
+/// Of the compile child's memory: what it takes at rest, and how often it has the module's bytes in hand.
+const COMPILE_REST_BYTES: u64 = 4 * MIB;
+const COMPILE_COPIES: u64 = 3;
+/// The unit of `module.function_weight` and `module.weight`.
+const WEIGHT_UNIT_BYTES: u64 = 256;
+/// Instructions charged for compiling a byte of a module, for a unit of its weight, and for judging a byte of one that is refused. By weight it is
+/// about what a slow core needs at two instructions a nanosecond.
+const COMPILE_INSTRUCTIONS_PER_BYTE: u64 = 6_000;
+const COMPILE_INSTRUCTIONS_PER_WEIGHT: u64 = 200_000;
+const VALIDATE_INSTRUCTIONS_PER_BYTE: u64 = 500;
+
 /// No module is larger than on the Internet Computer, however much memory there is.
 const WASM_UNCOMPRESSED_BYTES_MAX: u64 = 100 * MIB;
 const CODE_SECTION_BYTES_MAX: u64 = 11 * MIB;
@@ -231,6 +242,13 @@ impl Limits {
             uncompressed.min(CODE_SECTION_BYTES_MAX),
         );
 
+        // The heaviest function alone, and all that stays of functions alone, take half of the child's memory at most; both together, with the
+        // largest module, still fit. Weights are those of the worst code there is: real modules take half of theirs or less.
+        let half = (self.sandbox.compile_memory_bytes / 2).saturating_sub(COMPILE_REST_BYTES);
+        let function = half / 5 * 4 / WEIGHT_UNIT_BYTES;
+        set("module.function_weight", &mut self.module.function_weight, function);
+        set("module.weight", &mut self.module.weight, half / 20 * 19 / WEIGHT_UNIT_BYTES);
+
         // A worker that holds more than its base, its buffers and the dirtiest execution has a fault.
         let worker = self
             .process
@@ -253,6 +271,31 @@ impl Limits {
 /// What compiling a module takes, above every measured peak.
 pub(crate) fn compile_need_bytes(wasm_uncompressed_bytes: u64) -> u64 {
     wasm_uncompressed_bytes.saturating_mul(COMPILE_BYTES_PER_BYTE).saturating_add(COMPILE_BASE_BYTES)
+}
+
+/// What compiling a module of these limits takes at most.
+pub(crate) fn compile_peak_bytes(module: &ModuleLimits) -> u64 {
+    let weights = module.function_weight.saturating_add(module.weight).saturating_mul(WEIGHT_UNIT_BYTES);
+    let copies = module.wasm_uncompressed_bytes.saturating_mul(COMPILE_COPIES);
+    COMPILE_REST_BYTES.saturating_add(copies).saturating_add(weights)
+}
+
+/// Instructions charged for compiling a module of so many bytes, unpacked, and of that weight.
+pub fn compile_instructions(wasm_bytes: u64, weight: u64) -> u64 {
+    let by_size = wasm_bytes.saturating_mul(COMPILE_INSTRUCTIONS_PER_BYTE);
+    by_size.saturating_add(weight.saturating_mul(COMPILE_INSTRUCTIONS_PER_WEIGHT))
+}
+
+/// Instructions charged for judging a module of at most so many bytes, unpacked, that is then refused.
+pub fn validate_instructions(wasm_bytes: u64) -> u64 {
+    wasm_bytes.saturating_mul(VALIDATE_INSTRUCTIONS_PER_BYTE)
+}
+
+impl ModuleLimits {
+    /// The most that may be charged for a module of at most so many bytes, unpacked: what an installer must be able to pay before anybody looks at it.
+    pub fn compile_instructions_max(&self, wasm_bytes: u64) -> u64 {
+        compile_instructions(wasm_bytes, self.weight).max(validate_instructions(wasm_bytes))
+    }
 }
 
 fn subnet(memory: u64) -> SubnetLimits {
@@ -344,6 +387,8 @@ fn module(memory: u64) -> ModuleLimits {
         code_section_bytes: 0,
         functions: 50_000,
         function_bytes: MIB,
+        function_weight: 0,
+        weight: 0,
         globals: 1_000,
         table_elements: scale::TABLE_ELEMENTS.step_at(memory),
         tables: 4,

@@ -29,7 +29,7 @@ mod scale;
 mod sheet;
 mod table;
 
-pub use derive::{PRESETS, Preset};
+pub use derive::{PRESETS, Preset, compile_instructions, validate_instructions};
 pub use error::{LimitsError, Violation, Violations};
 pub use sheet::{CERTIFICATE_BYTES, CONNECTION_BYTES, LineKind, Sheet, SheetLine, delta_index_bytes};
 pub use table::*;

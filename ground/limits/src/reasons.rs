@@ -90,7 +90,10 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     ("sandbox.compile_threads", "compilations at once, where their memory fits the pool `executions`"),
     ("sandbox.compile_memory_bytes", "of one compile child; measured need is 20 MiB and 28 times the module"),
-    ("sandbox.compile_seconds", "measured need is under a second per MiB; slow machines get ten times that"),
+    (
+        "sandbox.compile_seconds",
+        "measured need of real modules is a second or two per MiB; four times what the worst takes that is accepted",
+    ),
     ("sandbox.compilation_cache_bytes", "on disk; what is evicted is compiled again when it is needed"),
     ("pages.delta_capacity_bytes", "on disk; follows the reserve and one round more"),
     ("pages.delta_reserve_bytes", "follows: one round and everything that may be in flight when it ends"),
@@ -123,7 +126,15 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     ("module.code_section_bytes", "as on the Internet Computer, where the module may be that large"),
     ("module.functions", "interface specification: 50,000"),
-    ("module.function_bytes", "compiling one function takes memory in proportion, and cannot be split"),
+    ("module.function_bytes", "interface specification: a part of the code section; see function_weight"),
+    (
+        "module.function_weight",
+        "follows compile_memory_bytes; working memory of code generation for one function, in units of 256 bytes",
+    ),
+    (
+        "module.weight",
+        "follows compile_memory_bytes; what stays of all functions, types and tables until the artefact is written, in units of 256 bytes",
+    ),
     ("module.globals", "interface specification: 1,000; mutable ones are saved after every message"),
     ("module.table_elements", "8 bytes each in every worker; more than all functions of a module"),
     ("module.tables", "languages use one"),

@@ -122,7 +122,7 @@ pub(crate) const QUERY_CACHE: Row = Row::mib([3, 6, 16, 32, 64, 128, 512]);
 
 // Sandboxes.
 pub(crate) const COMPILE_MEMORY: Row = Row::mib([56, 84, 184, 360, 736, 1400, 2824]);
-pub(crate) const COMPILE_SECONDS: Row = Row::new([60, 60, 60, 60, 120, 240, 300]);
+pub(crate) const COMPILE_SECONDS: Row = Row::new([300, 300, 300, 300, 600, 600, 600]);
 pub(crate) const COMPILATION_CACHE: Row = Row::mib([24, 32, 64, 128, 256, 512, 2048]);
 pub(crate) const SANDBOX_CANISTERS: Row = Row::new([8, 16, 32, 64, 128, 256, 1024]);
 pub(crate) const RESIDENT_FLOOR: Row = Row::mib([48, 64, 128, 256, 512, 1024, 4096]);

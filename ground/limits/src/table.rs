@@ -195,6 +195,10 @@ pub struct ModuleLimits {
     pub functions: u64,
     /// Size of one function body.
     pub function_bytes: u64,
+    /// Compile weight of one function, in units of 256 bytes of the compile child's memory.
+    pub function_weight: u64,
+    /// Compile weight of the module, in the same units: what stays of every function, its types and its tables.
+    pub weight: u64,
     /// Globals.
     pub globals: u64,
     /// Table elements, summed over tables.

@@ -3,7 +3,8 @@
 //! ```text
 //! let time pass       statuses expire, storage is paid, deadlines and waits end, randomness is handed out
 //! induct              the batch's calls get a status and a place in a queue
-//! repeat              management calls, then one iteration over canisters with work (see `scheduler`), then merging
+//! repeat              management calls, then one iteration over canisters with work (see `scheduler`), then merging; the canisters first in every
+//!                     second round that begins with management calls left from the one before
 //! until               no work is left, or the round's instructions or delta are used up
 //! settle              canisters go back into the map that is hashed and shared
 //! ```
@@ -52,6 +53,8 @@ pub(crate) struct Round<'a> {
     spent: u64,
     /// A management call found the delta log full.
     desk_closed: bool,
+    /// Canisters run before the management calls, once.
+    canisters_first: bool,
 }
 
 /// Executes `batch` on `state`.
@@ -64,6 +67,9 @@ pub(crate) fn run(
 ) -> Result<RoundWork, FatalError> {
     state.subnet.height = batch.height;
     state.subnet.time = batch.time;
+    // Calls left from the round before used it up, as installs do. In every second such round the canisters come first, so that neither side can
+    // keep the other from running for longer than a round.
+    let canisters_first = !state.subnet.calls.is_empty() && batch.height.0 % 2 == 1;
     let facts = Arc::new(RoundFacts { height: batch.height, time: batch.time, recorded });
     let mut round = Round {
         core,
@@ -74,6 +80,7 @@ pub(crate) fn run(
         work: RoundWork::default(),
         spent: 0,
         desk_closed: false,
+        canisters_first,
     };
     round.let_time_pass(&batch.randomness);
     induction::induct(core, round.state, batch.ingress);
@@ -149,15 +156,19 @@ impl Round<'_> {
 
     fn execute(&mut self) -> Result<(), FatalError> {
         loop {
-            self.serve_desk()?;
+            let canisters_first = std::mem::take(&mut self.canisters_first);
+            if !canisters_first {
+                self.serve_desk()?;
+            }
             if self.is_used_up() {
                 return Ok(());
             }
             let ids = scheduler::active(self.core, self.state, &self.seats, &self.facts);
-            if ids.is_empty() {
+            if !ids.is_empty() {
+                self.iterate(ids)?;
+            } else if !canisters_first {
                 return Ok(());
             }
-            self.iterate(ids)?;
         }
     }
 

@@ -429,6 +429,70 @@ fn a_module_that_cannot_be_compiled_now_is_a_recorded_fault() {
 }
 
 #[test]
+fn nothing_is_compiled_for_a_canister_that_cannot_pay() {
+    let mut node = Node::new();
+    let poor = node.create_with(50_000_000_000);
+    let error = node.install(poor, Mode::Install, &Spec::default()).unwrap_err();
+    assert_eq!(error.error_code.0, 207);
+    assert!(error.message.contains("prepaying the installation of code"), "{}", error.message);
+    let compiled = node.sandbox.preparations.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(compiled, 0, "nothing was compiled");
+}
+
+#[test]
+fn a_refused_module_is_paid_for() {
+    let mut node = Node::new();
+    let id = node.create();
+    let before = node.canister(id).cycles;
+    let bad = b"\0asm nonsense".to_vec();
+    assert_eq!(node.install_wasm(id, Mode::Install, bad, vec![]).unwrap_err().error_code.0, 505);
+    let induction = before - node.canister(id).cycles;
+    // The same call about a canister that has code is refused before anybody looks at the module.
+    let other = node.deploy(&Spec::default());
+    let before = node.canister(other).cycles;
+    let bad = b"\0asm nonsense".to_vec();
+    assert_eq!(node.install_wasm(other, Mode::Install, bad, vec![]).unwrap_err().error_code.0, 514);
+    let judged = 5_000_000 + 500 * 13;
+    assert_eq!(induction, before - node.canister(other).cycles + judged);
+}
+
+#[test]
+fn compilations_use_up_rounds_and_canisters_run_in_between() {
+    let mut node = Node::new();
+    let busy = node.deploy(&Spec::default());
+    let round = node.config.limits.execution.instructions_per_round;
+    let targets: Vec<_> = (0..8).map(|_| node.create()).collect();
+    let mut installs = Vec::new();
+    for (n, id) in targets.iter().enumerate() {
+        let spec = Spec { name: n.to_string(), compile_instructions: round, ..Spec::default() };
+        let argument = ic::InstallCodeArgs {
+            mode: Mode::Install,
+            canister_id: *id,
+            wasm_module: spec.wasm(),
+            arg: vec![],
+            sender_canister_version: None,
+        };
+        let arg = candid::encode_one(argument).unwrap();
+        installs.push(node.ingress(user(1), aaaaa(), *id, "install_code", arg));
+    }
+    let before = node.sandbox.preparations.load(std::sync::atomic::Ordering::Relaxed);
+    let (mut rounds, mut answered) = (0, Vec::new());
+    while installs.iter().any(|id| node.result_if_any(id).is_none()) {
+        let call = node.send(busy, &[Op::Reply(vec![])]);
+        answered.push(call);
+        node.round();
+        rounds += 1;
+        assert!(rounds <= 20, "installs go on too");
+        let compiled = node.sandbox.preparations.load(std::sync::atomic::Ordering::Relaxed) - before;
+        assert!(compiled <= rounds, "{compiled} compilations in {rounds} rounds");
+        // Every second round at least, whatever is asked of the management canister.
+        let waiting = answered.iter().filter(|id| node.result_if_any(id).is_none()).count();
+        assert!(waiting <= 2, "{waiting} calls wait in round {rounds}");
+    }
+    assert!(installs.iter().all(|id| node.result(id).is_ok()));
+}
+
+#[test]
 fn logs_are_kept_bounded_and_purged_with_the_code() {
     let mut node = Node::new();
     let id = node.deploy(&Spec::default());

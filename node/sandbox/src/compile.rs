@@ -120,16 +120,18 @@ pub enum CompileError {
     Refused(String),
     /// Over `sandbox.compile_memory_bytes`.
     #[error(
-        "compiling the module needs more memory than the limit `sandbox.compile_memory_bytes` of {0} bytes; make the module, or its largest functions, smaller"
+        "compiling a module took more memory than the limit `sandbox.compile_memory_bytes` of {0} bytes, though the module is within `module.weight` and `module.function_weight`; raise the limit or lower those"
     )]
     OutOfMemory(u64),
     /// Over `sandbox.compile_seconds`.
     #[error(
-        "compiling the module takes longer than the limit `sandbox.compile_seconds` of {0} s of CPU time; make the module, or its largest functions, smaller"
+        "compiling a module took longer than the limit `sandbox.compile_seconds` of {0} s of CPU time; raise the limit or give the node a faster machine"
     )]
     OutOfTime(u64),
     /// Over `sandbox.compilation_cache_bytes`.
-    #[error("the compiled module is larger than the limit `sandbox.compilation_cache_bytes` of {0} bytes")]
+    #[error(
+        "the compiled module is larger than the limit `sandbox.compilation_cache_bytes` of {0} bytes; raise the limit"
+    )]
     TooLarge(u64),
     /// The compiler crashed.
     #[error("the compiler failed on the module: {0}")]

@@ -98,10 +98,29 @@ pub fn version() -> wasmtime::Result<&'static str> {
     let mut hasher = Sha256Hasher(Sha256::new());
     INSTRUMENTATION_VERSION.hash(&mut hasher);
     WASMTIME_VERSION.hash(&mut hasher);
+    module::RULES_VERSION.hash(&mut hasher);
     engine()?.precompile_compatibility_hash().hash(&mut hasher);
     let digest = hasher.0.finalize();
     let version = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     Ok(VERSION.get_or_init(|| version))
+}
+
+/// What the engine's part in a result depends on, for nodes to compare: names with a number each, of which the
+/// name says what a person may want to know. Two nodes with the same list run a canister to the same result,
+/// down to the instruction counted and the depth at which a stack overflows.
+///
+/// Nothing of the processor is among them: code is generated for one baseline of an architecture (see
+/// [`config`]), never for what the host has beyond it, and an engine refuses to start on a host that lacks it.
+/// The architecture is in the name of the target: frames have other sizes on another.
+pub fn agreed() -> Result<Vec<(String, u64)>, crate::PrepareError> {
+    let version = version().map_err(|error| crate::PrepareError::Engine(format!("{error:#}")))?;
+    let version = u64::from_str_radix(version, 16).unwrap_or_default();
+    Ok(vec![
+        (format!("engine.wasmtime {WASMTIME_VERSION} for {TARGET}"), version),
+        ("engine.instrumentation".to_owned(), u64::from(INSTRUMENTATION_VERSION)),
+        ("engine.module_rules".to_owned(), u64::from(module::RULES_VERSION)),
+        ("engine.stack_bytes".to_owned(), WASM_STACK_BYTES as u64),
+    ])
 }
 
 /// Maps the artefact in `file` and returns its module. Nothing is copied: code pages belong to the file and
@@ -207,6 +226,17 @@ mod tests {
         engine().unwrap();
         assert_eq!(version().unwrap(), version().unwrap());
         assert_eq!(version().unwrap().len(), 16);
+    }
+
+    #[test]
+    fn nodes_compare_what_results_depend_on() {
+        let agreed = agreed().unwrap();
+        let names: Vec<_> = agreed.iter().map(|(name, _)| name.split(' ').next().unwrap()).collect();
+        assert_eq!(
+            names,
+            ["engine.wasmtime", "engine.instrumentation", "engine.module_rules", "engine.stack_bytes"]
+        );
+        assert_eq!(format!("{:016x}", agreed[0].1), version().unwrap());
     }
 
     #[test]

@@ -123,12 +123,13 @@ impl Config {
     }
 
     /// What all members of a subnet must have alike, by name: what a batch comes to depends on it. The features must be settled.
-    pub(crate) fn agreed(&self) -> Vec<(String, u64)> {
+    pub(crate) fn agreed(&self) -> Result<Vec<(String, u64)>> {
         let provisional = self.features.provisional.unwrap_or_default();
         let mut agreed = self.limits.agreed();
         agreed.push(("features.provisional".to_owned(), u64::from(provisional)));
+        agreed.extend(sandbox::engine::agreed()?);
         agreed.sort();
-        agreed
+        Ok(agreed)
     }
 
     /// As a configuration file.
@@ -197,7 +198,7 @@ mod tests {
         let text = "[features]\nprovisional = true\n";
         let set = load(text, Settings::default()).unwrap();
         assert!(set.features.provisional(true));
-        assert!(set.agreed().contains(&("features.provisional".to_owned(), 1)));
+        assert!(set.agreed().unwrap().contains(&("features.provisional".to_owned(), 1)));
         assert_eq!(unset.features.settled(true).provisional, Some(false));
         assert!(set.to_toml().unwrap().contains(text.trim()), "{}", set.to_toml().unwrap());
         let flag = load(text, Settings { provisional: Some(false), ..Settings::default() }).unwrap();

@@ -374,7 +374,7 @@ fn agreement(
         key,
         keys: Box::new(KeyFiles::new(&config.data_dir, arithmetic.clone())),
         arithmetic,
-        agreed: config.agreed(),
+        agreed: config.agreed()?,
         genesis_time: Time(origin.time_seconds.saturating_mul(1_000_000_000)),
         listen,
         addresses: addresses.clone(),

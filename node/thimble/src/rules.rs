@@ -48,7 +48,7 @@ impl Rules {
         Ok(Self {
             version: VERSION,
             program: env!("CARGO_PKG_VERSION").into(),
-            agreed: config.agreed(),
+            agreed: config.agreed()?,
             features: serde_json::to_value(&config.features)?,
             limits: serde_json::to_value(&config.limits)?,
         })
@@ -86,7 +86,7 @@ impl Rules {
         let features = serde_json::from_value(self.features.clone())?;
         let before = Config { limits, features, ..config.clone() };
         let differences = self.differences(&Self::of(&before)?);
-        anyhow::ensure!(before.agreed() == self.agreed, "this program has other rules: {differences}");
+        anyhow::ensure!(before.agreed()? == self.agreed, "this program has other rules: {differences}");
         Ok(before)
     }
 }

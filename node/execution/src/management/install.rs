@@ -150,14 +150,12 @@ impl Desk<'_> {
             return Err(module_too_large(wasm_bytes, limits.module.wasm_bytes).into());
         }
         check_mode(&canister, &order.mode)?;
-        let info = self.prepare(&canister, order.wasm)?;
-        let plan = plan(&canister, &order.mode, &info)?;
-        let hash = ModuleHash(Sha256::digest(order.wasm).into());
-        core.note_prepared(hash);
 
+        // Nothing is unpacked, hashed or compiled for a canister that cannot pay for the most it may come to.
         let install_limits = core.install_limits();
-        let compile_cost = core.costs.execution(info.compile_instructions);
-        let prepaid = core.costs.execution(install_limits.instructions) + compile_cost;
+        let unpacked_max = sandbox::module::unpacked_bytes_max(order.wasm, &limits.module);
+        let compile_most = limits.module.compile_instructions_max(unpacked_max);
+        let prepaid = core.costs.execution(install_limits.instructions) + core.costs.execution(compile_most);
         let liquid = core.costs.liquid(&canister);
         if liquid < prepaid {
             return Err(reject::out_of_cycles(
@@ -168,16 +166,31 @@ impl Desk<'_> {
             )
             .into());
         }
+        let prepared = self.prepare(&canister, order.wasm)?;
+        // By the module and not by what this machine did for it: it may have had the artefact.
+        let compile_instructions = match &prepared {
+            Ok(info) => info.compile_instructions.min(compile_most),
+            Err(_) => limits::validate_instructions(unpacked_max),
+        };
+        let compile_cost = core.costs.execution(compile_instructions);
+        self.effects.work += compile_instructions;
+        let planned = prepared.and_then(|info| Ok((plan(&canister, &order.mode, &info)?, info)));
+        let (plan, info) = match planned {
+            Ok(planned) => planned,
+            Err(reject) => return self.refuse_compiled(&order.id, compile_cost, reject),
+        };
+        let hash = ModuleHash(Sha256::digest(order.wasm).into());
+        core.note_prepared(hash);
         let module = InstalledModule::new(hash, wasm_bytes, info);
         let sections_before = canister.module().map_or(0, InstalledModule::custom_section_bytes);
         let sections =
             self.state.totals().custom_section_bytes - sections_before + module.custom_section_bytes();
         if sections > limits.subnet.wasm_custom_sections_bytes {
-            return Err(reject::subnet_oversubscribed(format!(
+            let reject = reject::subnet_oversubscribed(format!(
                 "Metadata sections of all modules would take {sections} bytes of the subnet's {} (subnet.wasm_custom_sections_bytes).",
                 limits.subnet.wasm_custom_sections_bytes
-            ))
-            .into());
+            ));
+            return self.refuse_compiled(&order.id, compile_cost, reject);
         }
 
         // From here on memories exist that are removed again unless the installation succeeds.
@@ -193,6 +206,9 @@ impl Desk<'_> {
                 created.iter().for_each(|memory| core.pages.remove(*memory));
                 // Overlays of memories that stay were mounted too, and the next attempt's would look the same.
                 core.sandbox.forget(&created.into_iter().chain(memories(&canister)).collect::<Vec<_>>());
+                if let (Refusal::Reject(reject), None) = (&failure, &tally) {
+                    return self.refuse_compiled(&order.id, compile_cost, reject.clone());
+                }
                 if let Some(tally) = tally {
                     let cost = (core.costs.execution(tally.instructions) + compile_cost).min(prepaid);
                     let log_bytes_max = canister.settings.log_memory_limit;
@@ -209,8 +225,20 @@ impl Desk<'_> {
         Err(failure)
     }
 
-    /// Validates and compiles.
-    fn prepare(&mut self, canister: &CanisterState, wasm: &[u8]) -> Result<ModuleInfo, Refusal> {
+    /// Refuses an installation of which nothing ran, but whose module was compiled or at least judged: that is paid for.
+    fn refuse_compiled(&mut self, id: &CanisterId, cost: Cycles, reject: Reject) -> Handling {
+        let canister = self.target_mut(id)?;
+        canister.cycles -= cost;
+        canister.consumption.instructions += cost;
+        Err(reject.into())
+    }
+
+    /// Validates and compiles. The inner result is the module's, the same on every node.
+    fn prepare(
+        &mut self,
+        canister: &CanisterState,
+        wasm: &[u8],
+    ) -> Result<Result<ModuleInfo, Reject>, Refusal> {
         let ordinal = self.seats.entry(canister.id).or_default().ordinal;
         let fault = FaultKind::NotCompiled.fault(canister.id, ordinal);
         let recorded = self.round.recorded(FaultKind::NotCompiled, canister.id, ordinal);
@@ -220,7 +248,7 @@ impl Desk<'_> {
             self.core.sandbox.prepare(wasm)
         };
         match prepared {
-            Ok(info) => Ok(info),
+            Ok(info) => Ok(Ok(info)),
             // Resources of this node: not every node, and not this node every time, would say the same.
             Err(NotPrepared::Trouble(reason)) => {
                 tracing::warn!(canister = %canister.id, reason, "module cannot be compiled");
@@ -228,7 +256,7 @@ impl Desk<'_> {
                 self.seats.entry(canister.id).or_default().ordinal += 1;
                 Err(reject::not_compiled(&canister.id).into())
             }
-            Err(NotPrepared::Refused(reject)) => Err(reject::from_canister(&canister.id, reject).into()),
+            Err(NotPrepared::Refused(reject)) => Ok(Err(reject::from_canister(&canister.id, reject))),
         }
     }
 

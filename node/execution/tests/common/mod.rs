@@ -220,6 +220,11 @@ impl Node {
         self.executor.state().history.get(id).expect("known").status.clone()
     }
 
+    pub fn result_if_any(&self, id: &RequestId) -> Option<Result<Vec<u8>, Reject>> {
+        let known = self.executor.state().history.get(id)?;
+        matches!(known.status, Status::Replied(_) | Status::Rejected(_)).then(|| self.result(id))
+    }
+
     pub fn result(&self, id: &RequestId) -> Result<Vec<u8>, Reject> {
         match self.status(id) {
             Status::Replied(bytes) => Ok(bytes),
@@ -243,6 +248,14 @@ impl Node {
     }
 
     pub fn create(&mut self) -> CanisterId {
+        self.create_maybe_with(None)
+    }
+
+    pub fn create_with(&mut self, cycles: u64) -> CanisterId {
+        self.create_maybe_with(Some(cycles.into()))
+    }
+
+    fn create_maybe_with(&mut self, amount: Option<candid::Nat>) -> CanisterId {
         #[derive(CandidType)]
         struct Argument {
             amount: Option<candid::Nat>,
@@ -251,7 +264,7 @@ impl Node {
             user(1),
             Principal::management_canister(),
             "provisional_create_canister_with_cycles",
-            &Argument { amount: None },
+            &Argument { amount },
         );
         let record: ic_management_canister_types::CanisterIdRecord = decode(&reply.unwrap());
         record.canister_id

@@ -117,6 +117,8 @@ pub struct Spec {
     pub low_memory: Option<Vec<Op>>,
     pub inspect: Option<bool>,
     pub persistent: bool,
+    /// What compiling it counts.
+    pub compile_instructions: u64,
     pub sections: Vec<(bool, String, Vec<u8>)>,
 }
 
@@ -155,10 +157,13 @@ pub struct ScriptSandbox {
     /// Times a compilation still lacks resources.
     pub compile_failures: AtomicU64,
     pub executions: AtomicU64,
+    /// Modules that were to be prepared.
+    pub preparations: AtomicU64,
 }
 
 impl Sandbox for ScriptSandbox {
     fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared> {
+        self.preparations.fetch_add(1, Ordering::Relaxed);
         if take_one(&self.compile_failures) {
             return Err(NotPrepared::Trouble("killed".into()));
         }
@@ -196,7 +201,7 @@ impl Sandbox for ScriptSandbox {
                 })
                 .collect(),
             enhanced_orthogonal_persistence: spec.persistent,
-            compile_instructions: 1_000,
+            compile_instructions: spec.compile_instructions.max(1_000),
         };
         self.specs.lock().unwrap().insert(hash, spec);
         Ok(info)

@@ -71,15 +71,22 @@ fn run(job: &Job) -> Report {
     Ok(Compiled { info, wasm_bytes, artefact_bytes: code.len() as u64, cpu_millis, resident_bytes_max })
 }
 
+/// How the engine says that a function exceeds what it can express, whatever the machine.
+const ENGINE_LIMITS: [&str; 3] =
+    ["Implementation limit exceeded", "Code for function is too large", "exceeds the implementation limit"];
+
 fn compile_failure(error: wasmtime::Error) -> Failure {
     let text = format!("{error:#}");
     let no_memory =
         error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::OutOfMemory);
     if no_memory || text.contains("out of memory") || text.contains("Cannot allocate memory") {
         Failure::OutOfMemory
+    } else if ENGINE_LIMITS.iter().any(|limit| text.contains(limit)) {
+        // The same for every node of this engine's version. The text is our own: the engine's names things of its
+        // own making.
+        Failure::Refused("a function is beyond an implementation limit of the code generator".to_owned())
     } else {
-        // The compiler has limits of its own, as on the targets of a branch table.
-        Failure::Refused(text)
+        Failure::Machine(text)
     }
 }
 

@@ -71,6 +71,14 @@ pub enum ModuleError {
         "exported function `{0}`: names that start with `canister_` are reserved for the entry points of the interface specification, and this is none of them"
     )]
     EntryUnknown(String),
+    /// A branch table with more targets than the code generator takes.
+    #[error("a branch table has {targets} targets, but it can have {most} at most")]
+    BranchTable {
+        /// How many it has.
+        targets: u32,
+        /// How many it may have.
+        most: u32,
+    },
     /// Two methods of one name.
     #[error(
         "method `{0}` is exported more than once as `canister_update`, `canister_query` or `canister_composite_query`"

@@ -44,8 +44,12 @@ use limits::ModuleLimits;
 pub use error::ModuleError;
 pub use imports::{IC0_FUNCTIONS, Ic0Function, Word, ic0_function};
 pub use instrument::instrument;
-pub use unpack::unpack;
+pub use unpack::{unpack, unpacked_bytes_max};
 pub use validate::{Validated, validate};
+
+/// Counts changes to what modules weigh (`weight.rs`) and to any other rule by which one is refused: nodes that
+/// judge modules differently must not be in one subnet.
+pub const RULES_VERSION: u32 = 1;
 
 /// The whole path: what was uploaded in; what to compile, what was found out, and the size of the unpacked
 /// module out.

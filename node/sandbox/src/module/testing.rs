@@ -11,6 +11,8 @@ pub(crate) fn limits() -> ModuleLimits {
         code_section_bytes: 12 << 20,
         functions: 50_000,
         function_bytes: 1 << 20,
+        function_weight: 4_000_000,
+        weight: 4_000_000,
         globals: 1_000,
         table_elements: 1 << 20,
         tables: 4,

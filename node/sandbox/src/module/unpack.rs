@@ -40,6 +40,14 @@ pub fn unpack<'a>(uploaded: &'a [u8], limits: &ModuleLimits) -> Result<Cow<'a, [
     Ok(wasm)
 }
 
+/// The most that `uploaded` may come to when it is unpacked, by its size alone: Deflate packs at most 1,032 bytes
+/// into one.
+pub fn unpacked_bytes_max(uploaded: &[u8], limits: &ModuleLimits) -> u64 {
+    let bytes = uploaded.len() as u64;
+    let most = if uploaded.starts_with(&GZIP_MAGIC) { bytes.saturating_mul(1_032) } else { bytes };
+    most.min(limits.wasm_uncompressed_bytes)
+}
+
 fn gunzip(uploaded: &[u8], limit: u64) -> Result<Vec<u8>, ModuleError> {
     let mut wasm = Vec::new();
     // One byte more than allowed tells a module at the limit from one beyond it.

@@ -9,23 +9,22 @@ use std::collections::BTreeSet;
 
 use limits::ModuleLimits;
 use wasmparser::{
-    CustomSectionReader, DataKind, ElementItems, Export, ExternalKind, FuncType, FuncValidatorAllocations,
-    FunctionBody, Import, Parser, Payload, TypeRef, ValType, ValidPayload, Validator,
+    BlockType, CustomSectionReader, DataKind, Element, ElementItems, ElementKind, Export, ExternalKind,
+    FuncType, FuncValidator, FuncValidatorAllocations, FunctionBody, Import, Operator, OperatorsReader,
+    Parser, Payload, TypeRef, ValType, ValidPayload, Validator, ValidatorResources,
 };
 
 use super::entry::{ExportName, MethodKind, export_name};
 use super::error::{ModuleError, shown, within};
 use super::features;
 use super::imports::{Ic0Function, ic0_function};
-use super::weight::extra_weight;
+use super::weight::{self, Weigher};
 use crate::{CustomSection, Hooks, ModuleInfo};
 
-/// How errors name the two limits that apply to weight rather than size.
-const FUNCTION: &str = "size of a function in bytes, locals and nesting counted in";
-const CODE_SECTION: &str = "size of the code section in bytes, locals and nesting counted in";
-
-/// Instructions charged for compiling one byte of WebAssembly.
-const COMPILE_INSTRUCTIONS_PER_BYTE: u64 = 6_000;
+/// How errors name what has a limit and is counted in more than one place.
+const FUNCTION: &str = "size of a function in bytes";
+const CODE_SECTION: &str = "size of the code section in bytes";
+const WEIGHT: &str = "compile weight of the module in units of 256 bytes";
 
 /// Size of a page of WebAssembly memory.
 const WASM_PAGE_BYTES: u64 = 65_536;
@@ -82,7 +81,7 @@ pub fn validate(wasm: &[u8], limits: &ModuleLimits) -> Result<Validated, ModuleE
         match validator.payload(&payload)? {
             ValidPayload::Func(function, body) => {
                 let mut function = function.into_validator(allocations);
-                function.validate(&body)?;
+                pass.function(&mut function, &body)?;
                 allocations = function.into_allocations();
             }
             ValidPayload::Ok | ValidPayload::End(_) => {}
@@ -105,11 +104,17 @@ struct Pass<'a> {
     /// Type of each function.
     functions: Vec<u32>,
     /// Parameters and results of all types.
-    type_words: u64,
+    words: u64,
     segment_elements: u64,
-    code_bytes: u64,
-    /// What functions weigh beyond their size.
-    extra_weight: u64,
+    /// Smallest size of each table.
+    table_sizes: Vec<u64>,
+    weigher: Weigher,
+    /// Weight of the module so far.
+    weight: u64,
+    /// Functions that the host or a table can reach without being called by name.
+    reachable: Vec<bool>,
+    /// All element segments so far can be laid out before the module runs.
+    elements_laid_out: bool,
     methods: BTreeSet<String>,
     method_name_bytes: u64,
     sections: BTreeSet<String>,
@@ -135,10 +140,13 @@ impl<'a> Pass<'a> {
             types: Vec::new(),
             imports: Vec::new(),
             functions: Vec::new(),
-            type_words: 0,
+            words: 0,
             segment_elements: 0,
-            code_bytes: 0,
-            extra_weight: 0,
+            table_sizes: Vec::new(),
+            weigher: Weigher::default(),
+            weight: 0,
+            reachable: Vec::new(),
+            elements_laid_out: true,
             methods: BTreeSet::new(),
             method_name_bytes: 0,
             sections: BTreeSet::new(),
@@ -199,13 +207,15 @@ impl<'a> Pass<'a> {
             Payload::TypeSection(section) => {
                 for ty in section.clone().into_iter_err_on_gc_types() {
                     let ty = ty?;
-                    self.type_words += (ty.params().len() + ty.results().len()) as u64;
+                    self.words += (ty.params().len() + ty.results().len()) as u64;
                     within(
                         "parameters and results of all types, divided by 16",
                         "functions",
                         limits.functions,
-                        self.type_words / 16,
+                        self.words / 16,
                     )?;
+                    let words = (ty.params().len() + ty.results().len()) as u64;
+                    self.add(weight::TYPE + words * weight::TYPE_WORD)?;
                     self.types.push(ty);
                 }
                 self.shape.types = section.count();
@@ -223,7 +233,9 @@ impl<'a> Pass<'a> {
             }
             Payload::TableSection(section) => {
                 for table in section.clone() {
-                    self.shape.table_elements = self.shape.table_elements.saturating_add(table?.ty.initial);
+                    let initial = table?.ty.initial;
+                    self.table_sizes.push(initial);
+                    self.shape.table_elements = self.shape.table_elements.saturating_add(initial);
                     within(
                         "initial elements of all tables",
                         "table_elements",
@@ -273,7 +285,9 @@ impl<'a> Pass<'a> {
             }
             Payload::ElementSection(section) => {
                 for element in section.clone() {
-                    let elements = match element?.items {
+                    let element = element?;
+                    self.elements(&element)?;
+                    let elements = match element.items {
                         ElementItems::Functions(items) => items.count(),
                         ElementItems::Expressions(_, items) => items.count(),
                     };
@@ -287,26 +301,135 @@ impl<'a> Pass<'a> {
                 }
             }
             Payload::DataSection(section) => {
+                self.add(u64::from(section.count()) * weight::DATA_SEGMENT)?;
                 for data in section.clone() {
                     self.shape.data_active.push(matches!(data?.kind, DataKind::Active { .. }));
                 }
-            }
-            Payload::CodeSectionStart { size, .. } => self.code_bytes = u64::from(*size),
-            Payload::CodeSectionEntry(body) => {
-                let extra = extra_weight(body)?;
-                within(FUNCTION, "function_bytes", limits.function_bytes, size(body).saturating_add(extra))?;
-                self.extra_weight = self.extra_weight.saturating_add(extra);
-                within(
-                    CODE_SECTION,
-                    "code_section_bytes",
-                    limits.code_section_bytes,
-                    self.code_bytes.saturating_add(self.extra_weight),
-                )?;
             }
             Payload::CustomSection(section) => self.custom_section(section)?,
             _ => {}
         }
         Ok(())
+    }
+
+    fn add(&mut self, units: u64) -> Result<(), ModuleError> {
+        self.weight = self.weight.saturating_add(units);
+        within(WEIGHT, "weight", self.limits.weight, self.weight)
+    }
+
+    /// Counts a function that needs code through which the host, or a call through a table, enters it.
+    fn reach(&mut self, function: u32) -> Result<(), ModuleError> {
+        let functions = self.functions.len();
+        if self.reachable.len() < functions {
+            self.reachable.resize(functions, false);
+        }
+        match self.reachable.get_mut(function as usize) {
+            Some(reachable) if !*reachable => *reachable = true,
+            _ => return Ok(()),
+        }
+        self.add(weight::REACHABLE + self.words(function) * weight::REACHABLE_WORD)
+    }
+
+    /// Parameters and results of a function.
+    fn words(&self, function: u32) -> u64 {
+        self.functions.get(function as usize).map_or(0, |ty| self.type_words(*ty))
+    }
+
+    fn type_words(&self, ty: u32) -> u64 {
+        self.types.get(ty as usize).map_or(0, |ty| (ty.params().len() + ty.results().len()) as u64)
+    }
+
+    /// Weighs an element segment: one that can be laid out beforehand is data, any other is code.
+    fn elements(&mut self, element: &Element<'_>) -> Result<(), ModuleError> {
+        let count = u64::from(match &element.items {
+            ElementItems::Functions(items) => items.count(),
+            ElementItems::Expressions(_, items) => items.count(),
+        });
+        let within_table = match &element.kind {
+            ElementKind::Active { table_index, offset_expr } => {
+                let offset = match offset_expr.get_operators_reader().read()? {
+                    Operator::I32Const { value } => u64::from(value as u32),
+                    Operator::I64Const { value } => value as u64,
+                    _ => u64::MAX,
+                };
+                let table = self.table_sizes.get(table_index.unwrap_or(0) as usize).copied();
+                table.is_some_and(|size| offset.saturating_add(count) <= size)
+            }
+            _ => false,
+        };
+        self.elements_laid_out &= within_table && matches!(element.items, ElementItems::Functions(_));
+        let each = if self.elements_laid_out { 1 } else { weight::ELEMENT };
+        self.add(weight::ELEMENT_SEGMENT + count * each)?;
+        match &element.items {
+            ElementItems::Functions(items) => {
+                for function in items.clone() {
+                    self.reach(function?)?;
+                }
+            }
+            ElementItems::Expressions(_, items) => {
+                for expression in items.clone() {
+                    for operator in expression?.get_operators_reader() {
+                        if let Operator::RefFunc { function_index } = operator? {
+                            self.reach(function_index)?;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Validates a function and weighs it on the way.
+    fn function(
+        &mut self,
+        validator: &mut FuncValidator<ValidatorResources>,
+        body: &FunctionBody<'_>,
+    ) -> Result<(), ModuleError> {
+        let words = self.words(validator.index());
+        let mut reader = body.get_binary_reader();
+        validator.read_locals(&mut reader)?;
+        reader.set_features(features());
+        let mut weigher = std::mem::take(&mut self.weigher);
+        weigher.begin(words, validator.len_locals(), self.info.memory64);
+        let mut operators = OperatorsReader::new(reader);
+        while !operators.eof() {
+            let offset = operators.original_position();
+            let operator = operators.read()?;
+            let operands = validator.operand_stack_height();
+            validator.op(offset, &operator)?;
+            let words = match operator {
+                Operator::Call { function_index } | Operator::ReturnCall { function_index } => {
+                    self.words(function_index)
+                }
+                Operator::CallIndirect { type_index, .. }
+                | Operator::ReturnCallIndirect { type_index, .. } => self.type_words(type_index),
+                Operator::Block { blockty } | Operator::Loop { blockty } | Operator::If { blockty } => {
+                    match blockty {
+                        BlockType::Empty => 0,
+                        BlockType::Type(_) => 1,
+                        BlockType::FuncType(ty) => self.type_words(ty),
+                    }
+                }
+                Operator::BrTable { ref targets } if targets.len() > weight::BRANCH_TABLE_TARGETS_MAX => {
+                    return Err(ModuleError::BranchTable {
+                        targets: targets.len(),
+                        most: weight::BRANCH_TABLE_TARGETS_MAX,
+                    });
+                }
+                _ => 0,
+            };
+            weigher.instruction(&operator, operands, words);
+        }
+        operators.finish()?;
+        let (weight, kept) = (weigher.weight(), weigher.kept());
+        self.weigher = weigher;
+        within(
+            "compile weight of a function in units of 256 bytes",
+            "function_weight",
+            self.limits.function_weight,
+            weight,
+        )?;
+        self.add(weight::FUNCTION + words / weight::WORDS_PER_UNIT + kept)
     }
 
     fn import(&mut self, import: Import<'_>) -> Result<(), ModuleError> {
@@ -330,6 +453,7 @@ impl<'a> Pass<'a> {
             return Ok(());
         }
         let limits = self.limits;
+        self.reach(export.index)?;
         match export_name(export.name) {
             ExportName::Other => {
                 self.shape.other_exported_functions.push(export.index);
@@ -411,8 +535,7 @@ impl<'a> Pass<'a> {
         self.info.queries.sort_unstable();
         self.info.composite_queries.sort_unstable();
         self.info.custom_sections.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        self.info.compile_instructions =
-            wasm_bytes.saturating_add(self.extra_weight).saturating_mul(COMPILE_INSTRUCTIONS_PER_BYTE);
+        self.info.compile_instructions = limits::compile_instructions(wasm_bytes, self.weight);
         Ok(Validated { info: self.info, shape: self.shape })
     }
 

@@ -15,6 +15,7 @@ mod group;
 mod handover;
 mod harness;
 mod http;
+mod installs;
 mod members;
 mod memory;
 mod provisional;

@@ -157,27 +157,60 @@ fn every_system_function_can_be_imported() {
     }
 }
 
+fn refused(wasm: &[u8], text: &str) {
+    let error = validate(wasm, &limits()).unwrap_err();
+    assert_eq!(error.to_string(), format!("WebAssembly validation failed: {text}"));
+}
+
+#[test]
+fn a_branch_table_has_as_many_targets_as_the_code_generator_takes() {
+    let module = |targets| format!("(module (func (br_table {} (i32.const 0))))", "0 ".repeat(targets));
+    assert!(check(&module(65_001)).is_ok(), "the last one is the default");
+    assert_eq!(
+        check(&module(65_002)).unwrap_err().to_string(),
+        "a branch table has 65001 targets, but it can have 65000 at most"
+    );
+}
+
 #[test]
 fn only_the_agreed_webassembly() {
-    for wat in [
-        "(module (memory 1) (memory 1))",
-        "(module (memory 1 2 shared))",
-        "(module (tag))",
-        "(module (type (struct)))",
-        "(module (table 1 externref))",
-        "(module (global i32 (i32.add (i32.const 1) (i32.const 2))))",
-        "(module (memory 1 (pagesize 1)))",
-        "(module (memory 1) (func (drop (i32.atomic.load (i32.const 0)))))",
-        "(module (func (param v128 v128) (drop (i8x16.relaxed_swizzle (local.get 0) (local.get 1)))))",
-        "(module (func (result i32) (i64.const 0)))",
+    for (wat, text) in [
+        ("(module (memory 1) (memory 1))", "multiple memories (at offset 0xa)"),
+        ("(module (memory 1 2 shared))", "threads must be enabled for shared memories (at offset 0xb)"),
+        ("(module (tag))", "exceptions proposal not enabled (at offset 0x10)"),
+        (
+            "(module (type (struct)))",
+            "struct indexed types not supported without the gc feature (at offset 0xb)",
+        ),
+        (
+            "(module (table 1 externref))",
+            "gc types are disallowed but found type which requires gc (at offset 0xb)",
+        ),
+        (
+            "(module (global i32 (i32.add (i32.const 1) (i32.const 2))))",
+            "constant expression required: non-constant operator: i32.add (at offset 0x11)",
+        ),
+        (
+            "(module (memory 1 (pagesize 1)))",
+            "the custom page sizes proposal must be enabled to customize a memory's page size (at offset 0xb)",
+        ),
+        (
+            "(module (memory 1) (func (drop (i32.atomic.load (i32.const 0)))))",
+            "threads support is not enabled (at offset 0x1e)",
+        ),
+        (
+            "(module (func (param v128 v128) (drop (i8x16.relaxed_swizzle (local.get 0) (local.get 1)))))",
+            "relaxed SIMD support is not enabled (at offset 0x1d)",
+        ),
+        (
+            "(module (func (result i32) (i64.const 0)))",
+            "type mismatch: expected i32, found i64 (at offset 0x1a)",
+        ),
     ] {
-        assert!(matches!(check(wat), Err(ModuleError::Invalid(_))), "{wat}: {:?}", check(wat));
+        refused(&wat::parse_str(wat).unwrap(), text);
     }
-    assert!(matches!(validate(b"\0asm\x01\0\0\0\x01", &limits()), Err(ModuleError::Invalid(_))), "cut short");
-    assert!(
-        matches!(validate(b"\0asm\x01\0\0\0\xff\x01\0", &limits()), Err(ModuleError::Invalid(_))),
-        "unknown section"
-    );
+    refused(b"\0asm\x01\0\0\0\x01", "unexpected end-of-file (at offset 0x9)");
+    refused(b"\0asm\x01\0\0\0\xff\x01\0", "malformed section id (at offset 0x8)");
 }
 
 #[test]
@@ -250,14 +283,10 @@ fn every_limit_is_held_and_named() {
     );
     let locals =
         format!("(module (func (local {})) (func (local {})))", "i32 ".repeat(100), "i64 ".repeat(200));
-    assert_eq!(limit_hit(&locals, |l| l.function_bytes = 203), ("function_bytes", 203, 205));
-    assert_eq!(limit_hit(&locals, |l| l.code_section_bytes = 310), ("code_section_bytes", 310, 311));
+    assert_eq!(limit_hit(&locals, |l| l.function_weight = 238), ("function_weight", 238, 239));
+    assert_eq!(limit_hit(&locals, |l| l.weight = 74), ("weight", 74, 75));
     let nested = format!("(module (func {}{}))", "(block ".repeat(640), ")".repeat(640));
-    let size = 640 * 3 + 2;
-    assert_eq!(
-        limit_hit(&nested, |l| l.function_bytes = size + 64 * 45),
-        ("function_bytes", size + 64 * 45, size + 64 * 45 + 10)
-    );
+    assert_eq!(limit_hit(&nested, |l| l.function_weight = 9_000), ("function_weight", 9_000, 12_839));
     assert_eq!(
         limit_hit("(module (global i32 (i32.const 0)) (global i32 (i32.const 0)))", |l| l.globals = 1),
         ("globals", 1, 2)
@@ -307,7 +336,10 @@ fn long_names_are_cut_in_messages() {
 }
 
 #[test]
-fn compiling_costs_by_the_byte() {
+fn compiling_costs_by_byte_and_weight() {
     let wasm = wat::parse_str("(module (func))").unwrap();
-    assert_eq!(validate(&wasm, &limits()).unwrap().info.compile_instructions, 6_000 * wasm.len() as u64);
+    assert_eq!(
+        validate(&wasm, &limits()).unwrap().info.compile_instructions,
+        6_000 * wasm.len() as u64 + 200_000 * 49
+    );
 }
