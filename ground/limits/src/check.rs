@@ -323,6 +323,11 @@ impl Limits {
             open,
             "a checkpoint must come before the log is full",
         );
+        rules.within(
+            limit!(self.pages.pinned_delta_bytes),
+            open,
+            "queries must give way before a round has to wait for room",
+        );
         rules.at_least(
             reserve,
             round.saturating_add(self.dirty_in_flight_bytes()),

@@ -86,6 +86,8 @@ const GOVERNOR: GovernorLimits = GovernorLimits {
 /// What a canister without messages, methods of note or logs is expected to take of the metadata line.
 const METADATA_BYTES_PER_CANISTER: u64 = 8 << 10;
 
+/// A query at its instruction limit takes a few seconds: most finish, and the log does not fill meanwhile.
+const PIN_SECONDS: u64 = 5;
 /// Free disk kept at least, however small the delta log.
 const DISK_RESERVE_BYTES_MIN: u64 = 256 * MIB;
 
@@ -263,6 +265,8 @@ impl Limits {
         set("pages.delta_reserve_bytes", &mut self.pages.delta_reserve_bytes, reserve);
         let capacity = self.pages.delta_reserve_bytes.saturating_add(round);
         set("pages.delta_capacity_bytes", &mut self.pages.delta_capacity_bytes, capacity);
+        let open = self.pages.delta_capacity_bytes.saturating_sub(self.pages.delta_reserve_bytes);
+        set("pages.pinned_delta_bytes", &mut self.pages.pinned_delta_bytes, open / 2);
         let disk = self.pages.delta_capacity_bytes.max(DISK_RESERVE_BYTES_MIN);
         set("pages.disk_reserve_bytes", &mut self.pages.disk_reserve_bytes, disk);
     }
@@ -367,6 +371,8 @@ fn pages(memory: u64) -> PagesLimits {
     PagesLimits {
         delta_capacity_bytes: 0,
         delta_reserve_bytes: 0,
+        pinned_delta_bytes: 0,
+        pin_seconds: PIN_SECONDS,
         checkpoint_interval_rounds: CHECKPOINT_INTERVAL_ROUNDS,
         manifest_interval_rounds: MANIFEST_INTERVAL_ROUNDS,
         checkpoint_delta_bytes: scale::CHECKPOINT_DELTA.bytes_at(memory),

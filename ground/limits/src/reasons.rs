@@ -98,6 +98,14 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("pages.delta_capacity_bytes", "on disk; follows the reserve and one round more"),
     ("pages.delta_reserve_bytes", "follows: one round and everything that may be in flight when it ends"),
     (
+        "pages.pinned_delta_bytes",
+        "half of what is outside the reserve: folding has begun before a round must wait",
+    ),
+    (
+        "pages.pin_seconds",
+        "longer than almost any query takes; the log fills faster than one that takes more",
+    ),
+    (
         "pages.checkpoint_interval_rounds",
         "rounds come as fast as work does, a hundred a second and more: a checkpoint every few seconds of work",
     ),

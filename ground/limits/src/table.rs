@@ -154,10 +154,15 @@ pub struct SandboxLimits {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PagesLimits {
-    /// Delta log over all canisters; beyond it execution waits for a checkpoint.
+    /// Delta log over all canisters. A round begins only while `delta_reserve_bytes` of it are free.
     pub delta_capacity_bytes: u64,
     /// Delta kept free so that a started round can always finish.
     pub delta_reserve_bytes: u64,
+    /// Delta log beyond which queries on older states may hold up folding for `pin_seconds` at most. When a round waits for room they give way at once.
+    pub pinned_delta_bytes: u64,
+    /// Seconds for which queries on older states may hold up folding while the delta log holds more than `pinned_delta_bytes`. Then they are cut off and
+    /// fail with a reject that names this limit.
+    pub pin_seconds: u64,
     /// Rounds after which a checkpoint comes at the latest; in a subnet one comes with every manifest besides, mostly sooner.
     pub checkpoint_interval_rounds: u64,
     /// Rounds between states of a subnet that are given a manifest, and with it a checkpoint: what peers can take over. The same on every node of a subnet.

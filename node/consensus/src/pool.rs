@@ -82,6 +82,7 @@ pub struct IngressPool {
     messages_max: u64,
     inner: Mutex<Inner>,
     arrived: Condvar,
+    closed: Condvar,
     /// Told of every call a client brings, and of closing.
     listener: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
@@ -169,6 +170,7 @@ impl IngressPool {
             messages_max: limits.ingress_pool_messages,
             inner: Mutex::default(),
             arrived: Condvar::new(),
+            closed: Condvar::new(),
             listener: OnceLock::new(),
         }
     }
@@ -301,6 +303,7 @@ impl IngressPool {
         inner.refusing.get_or_insert_with(|| "it is shutting down".into());
         drop(inner);
         self.arrived.notify_all();
+        self.closed.notify_all();
         self.tell();
     }
 
@@ -316,6 +319,16 @@ impl IngressPool {
         let (mut inner, _) =
             self.arrived.wait_timeout_while(inner, timeout, idle).unwrap_or_else(PoisonError::into_inner);
         inner.woken = false;
+    }
+
+    /// Waits until the pool closes, or `timeout` passed. Whether it is closed.
+    pub fn wait_for_closing(&self, timeout: Duration) -> bool {
+        let open = |inner: &mut Inner| !inner.closing;
+        let (inner, _) = self
+            .closed
+            .wait_timeout_while(self.lock(), timeout, open)
+            .unwrap_or_else(PoisonError::into_inner);
+        inner.closing
     }
 
     /// Ends one [`Self::wait`] early.

@@ -17,7 +17,7 @@ use crate::{
 pub struct Recorded {
     /// State root after the batch.
     pub root: [u8; 32],
-    /// Faults to be repeated.
+    /// Messages that were rejected because operators said so, to be rejected again.
     pub faults: Vec<Fault>,
 }
 

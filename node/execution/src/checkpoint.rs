@@ -11,14 +11,17 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
+use limits::PagesLimits;
 use pages::{PAGE_BYTES, PageStore};
-use state::{CheckpointDelta, ModuleHash, manifest::LEAF_BYTES};
+use state::{CheckpointDelta, Height, ModuleHash, manifest::LEAF_BYTES};
 
 use crate::config::FatalError;
 use crate::executor::Executor;
+use crate::patience::Place;
 use crate::round::RoundWork;
 
 /// Bytes folded per step.
@@ -40,6 +43,9 @@ impl SinceCheckpoint {
     }
 }
 
+/// Time between attempts to fold what readers of older states hold up.
+const BLOCKED_RETRY: Duration = Duration::from_millis(500);
+
 /// The thread that folds. One request at a time can wait; more would ask for the same.
 pub(crate) struct Folder {
     request: Option<SyncSender<()>>,
@@ -48,25 +54,28 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    pub(crate) fn start(pages: Arc<PageStore>) -> Result<Self, FatalError> {
+    pub(crate) fn start(pages: Arc<PageStore>, limits: &PagesLimits) -> Result<Self, FatalError> {
         let (request, requests) = sync_channel(1);
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
+        let mut folding = Folding {
+            pages,
+            stopped: Arc::clone(&stop),
+            pinned_delta_bytes: limits.pinned_delta_bytes,
+            pin_time: Duration::from_secs(limits.pin_seconds),
+            blocked_since: None,
+        };
         let thread = std::thread::Builder::new()
             .name("fold".into())
             .spawn(move || {
-                for () in requests {
-                    while !stopped.load(Ordering::Relaxed) {
-                        match pages.fold(FOLD_STEP_BYTES) {
-                            Ok(progress) if progress.is_idle() => break,
-                            Ok(_) => {}
-                            Err(error) => {
-                                // What could not be folded stays in the delta log and is tried again after the next checkpoint.
-                                tracing::warn!(%error, "folding delta into base files failed");
-                                break;
-                            }
-                        }
+                loop {
+                    let request = match folding.blocked_since {
+                        Some(_) => requests.recv_timeout(BLOCKED_RETRY),
+                        None => requests.recv().map_err(RecvTimeoutError::from),
+                    };
+                    if request == Err(RecvTimeoutError::Disconnected) {
+                        return;
                     }
+                    folding.run();
                 }
             })
             .map_err(|error| FatalError::Threads(error.to_string()))?;
@@ -77,6 +86,45 @@ impl Folder {
         if let Some(request) = &self.request {
             // Full: a request waits already.
             let _ = request.try_send(());
+        }
+    }
+}
+
+/// What the folding thread works with.
+struct Folding {
+    pages: Arc<PageStore>,
+    stopped: Arc<AtomicBool>,
+    /// Delta log above which readers have no more than `pin_time`.
+    pinned_delta_bytes: u64,
+    pin_time: Duration,
+    /// Since when readers of older states have been holding up some of it.
+    blocked_since: Option<Instant>,
+}
+
+impl Folding {
+    /// Folds what can be folded.
+    fn run(&mut self) {
+        while !self.stopped.load(Ordering::Relaxed) {
+            let readers_had_their_time =
+                self.blocked_since.is_some_and(|since| since.elapsed() >= self.pin_time);
+            let step = if readers_had_their_time && self.pages.delta_bytes() >= self.pinned_delta_bytes {
+                self.pages.fold_over_readers(FOLD_STEP_BYTES)
+            } else {
+                self.pages.fold(FOLD_STEP_BYTES)
+            };
+            match step {
+                Ok(progress) if progress.is_idle() => {
+                    let blocked = progress.memories_blocked > 0;
+                    self.blocked_since = blocked.then(|| self.blocked_since.unwrap_or_else(Instant::now));
+                    return;
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    // What could not be folded stays in the delta log and is tried again after the next checkpoint.
+                    tracing::warn!(%error, "folding delta into base files failed");
+                    return;
+                }
+            }
         }
     }
 }
@@ -118,6 +166,10 @@ impl Executor {
             // The checkpoint was made and something failed between it and this.
             return if self.manifest_owed { self.begin_manifest() } else { Ok(()) };
         }
+        self.write_checkpoint()
+    }
+
+    fn write_checkpoint(&mut self) -> Result<(), FatalError> {
         if !self.manifest_owed
             && let Some(pending) = self.state.subnet.manifest.pending()
         {
@@ -162,7 +214,6 @@ impl Executor {
             self.begin_manifest()?;
         }
         self.sweep_blobs()?;
-        self.relieve()?;
         self.folder.wake();
         Ok(())
     }
@@ -185,19 +236,35 @@ impl Executor {
         Ok(())
     }
 
-    /// When the delta log is nearly full, folding cannot wait for its thread: rounds would find no room.
-    fn relieve(&mut self) -> Result<(), FatalError> {
-        let limits = &self.core.limits().pages;
-        let full_above = limits.delta_capacity_bytes.saturating_sub(limits.delta_reserve_bytes);
-        if self.core.pages.delta_bytes() < full_above {
+    /// Sees to it that the delta log has room for the round of `height`, however long that takes: a round that has begun must not run out of it. A checkpoint
+    /// seals what was written, folding copies it into place, and a checkpoint after that frees it. Readers of older states are cut off: they are queries,
+    /// and must not hold up rounds. None of this changes any state.
+    pub(crate) fn make_room(&mut self, height: Height) -> Result<(), FatalError> {
+        if self.core.pages.check_room().is_ok() {
             return Ok(());
         }
         self.relieved += 1;
-        self.relieve_snapshots();
-        while self.core.pages.delta_bytes() >= full_above && !self.core.pages.fold(FOLD_STEP_BYTES)?.is_idle()
-        {
+        let core = Arc::clone(&self.core);
+        let mut attempts = core.attempts(Place { height, message: None });
+        loop {
+            let what = match self.try_to_make_room() {
+                Ok(()) => match core.pages.check_room() {
+                    Ok(()) => return Ok(()),
+                    Err(error) => error.to_string(),
+                },
+                Err(error) if error.is_transient() => error.to_string(),
+                Err(error) => return Err(error),
+            };
+            attempts.wait(what)?;
         }
-        Ok(())
+    }
+
+    fn try_to_make_room(&mut self) -> Result<(), FatalError> {
+        self.snapshots.give_up();
+        self.checkpoint()?;
+        while !self.core.pages.fold_over_readers(FOLD_STEP_BYTES)?.is_idle() {}
+        // The same state once more: only where its pages lie has changed.
+        self.write_checkpoint()
     }
 }
 

@@ -7,6 +7,8 @@ use limits::Limits;
 use state::{BlobError, CanisterId, Fault, RequestId, StoreError, SubnetInfo, Time};
 use thiserror::Error;
 
+use crate::patience::Place;
+
 /// Everything about the subnet that execution depends on. The same on every node, or their states differ.
 #[derive(Clone, Debug)]
 pub struct ExecutorConfig {
@@ -54,8 +56,8 @@ pub struct RoundResult {
     pub root: [u8; 32],
     /// Users' calls that were answered.
     pub finished: Vec<RequestId>,
-    /// Executions that failed for reasons of this node, to be recorded beside the batch.
-    pub faults: Vec<Fault>,
+    /// Messages that were rejected because an operator said so, to be recorded beside the batch.
+    pub verdicts: Vec<Fault>,
     /// Instructions executed.
     pub instructions: u64,
     /// Messages executed.
@@ -151,34 +153,56 @@ pub enum FatalError {
         /// Why.
         reason: String,
     },
+    /// The node is closing while the round waits for this machine. Not a defect: the round is executed again at the next start.
+    #[error("the node is closing; the round is executed again at the next start")]
+    Closing,
+    /// A defect of the node, met by a message.
+    #[error(
+        "{place} made the node panic ({what}); this is a defect of the node. Report it. To go on without this message, on every node of the subnet: thimble \
+         reject --data-dir DIRECTORY {}", place.arguments()
+    )]
+    Panicked {
+        /// Which message.
+        place: Place,
+        /// The panic's text, and of which management call it is.
+        what: String,
+    },
+    /// A defect of the node that no single message can be named for.
+    #[error(
+        "the batch of height {height} made the node panic ({what}); this is a defect of the node: report it, with the block log"
+    )]
+    Defect {
+        /// Height.
+        height: u64,
+        /// The panic's text.
+        what: String,
+    },
     /// A thread could not be started or is gone.
     #[error("execution threads: {0}")]
     Threads(String),
 }
 
-/// Why an execution is a [`Fault`]: told by the two uppermost bits of its ordinal, so that what is recorded stays two words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FaultKind {
-    /// The worker died with it, again and again.
-    WorkerDied,
-    /// The delta log was full: the canister was left alone for the rest of the round.
-    NotStarted,
-    /// Its module could not be compiled for lack of resources.
-    NotCompiled,
+impl FatalError {
+    /// Whether the same step can succeed later without a restart: trouble of this machine that may pass or that an operator can mend.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Pages(error) => error.is_transient(),
+            Self::Blobs(error) => error.is_transient(),
+            Self::Store(error) => error.is_transient(),
+            _ => false,
+        }
+    }
 }
 
-impl FaultKind {
-    const SHIFT: u32 = 62;
-
-    /// The fault of this kind.
-    pub fn fault(self, canister_id: CanisterId, ordinal: u64) -> Fault {
-        let kind = match self {
-            Self::WorkerDied => 0u64,
-            Self::NotStarted => 1,
-            Self::NotCompiled => 2,
-        };
-        Fault { canister_id, ordinal: (kind << Self::SHIFT) | ordinal }
-    }
+/// Runs `step` and catches a panic, as its text. What the step worked on is not to be used again.
+pub(crate) fn unwound<T>(step: impl FnOnce() -> T) -> Result<T, String> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)).map_err(|panic| {
+        let text = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied());
+        text.unwrap_or("without a text").into()
+    })
 }
 
 #[cfg(test)]
@@ -191,12 +215,5 @@ mod tests {
         assert_eq!(ExecutorConfig::canister_number(&id), Some(7));
         assert_eq!(ExecutorConfig::canister_number(&Principal::anonymous()), None);
         assert_eq!(ExecutorConfig::canister_id(0).to_text(), "rwlgt-iiaaa-aaaaa-aaaaa-cai");
-    }
-
-    #[test]
-    fn faults_of_different_kinds_differ() {
-        let id = ExecutorConfig::canister_id(1);
-        assert_ne!(FaultKind::WorkerDied.fault(id, 3), FaultKind::NotStarted.fault(id, 3));
-        assert_eq!(FaultKind::WorkerDied.fault(id, 3).ordinal, 3);
     }
 }

@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use limits::Limits;
 use pages::PageStore;
 use sandbox::{CostTable, MessageLimits, NotPrepared, Sandbox};
-use state::{BlobStore, CanisterId, CanisterState, Fault, Height, ModuleHash, Time};
+use state::{BlobError, BlobStore, CanisterId, CanisterState, Fault, Height, ModuleHash, Time};
 
-use crate::config::{ExecutorConfig, FatalError, FaultKind};
+use crate::config::{ExecutorConfig, FatalError};
 use crate::cycles::CostSchedule;
+use crate::patience::{Attempts, Patience, Place};
 
 /// See the module.
 pub(crate) struct Core {
@@ -20,6 +21,7 @@ pub(crate) struct Core {
     pub(crate) sandbox: Arc<dyn Sandbox>,
     pub(crate) pages: Arc<PageStore>,
     pub(crate) blobs: Arc<BlobStore>,
+    pub(crate) patience: Arc<dyn Patience>,
     /// Modules whose artefact this process has seen to. At most one per canister.
     prepared: Mutex<BTreeSet<ModuleHash>>,
     /// Whether a canister let go of a module or of chunks since the module store was last swept.
@@ -34,6 +36,7 @@ impl Core {
         sandbox: Arc<dyn Sandbox>,
         pages: Arc<PageStore>,
         blobs: Arc<BlobStore>,
+        patience: Arc<dyn Patience>,
     ) -> Self {
         let costs = CostSchedule::default();
         let cost_table = costs.table(&config.limits);
@@ -45,6 +48,7 @@ impl Core {
             sandbox,
             pages,
             blobs,
+            patience,
             prepared: Mutex::default(),
             blobs_changed: AtomicBool::new(true),
             subnet_nodes: AtomicU32::new(subnet_nodes),
@@ -57,6 +61,11 @@ impl Core {
 
     pub(crate) fn set_subnet_nodes(&self, nodes: usize) {
         self.subnet_nodes.store(u32::try_from(nodes).unwrap_or(u32::MAX), Ordering::Relaxed);
+    }
+
+    /// A step that is tried until it succeeds.
+    pub(crate) fn attempts(&self, place: Place) -> Attempts<'_> {
+        Attempts::new(&self.patience, place)
     }
 
     pub(crate) fn limits(&self) -> &Limits {
@@ -97,6 +106,7 @@ impl Core {
         if self.prepared.lock().unwrap_or_else(PoisonError::into_inner).contains(&module) {
             return Ok(());
         }
+        let trouble = |error: BlobError| EnsureError::Trouble(error.to_string());
         let fatal = |reason: String| {
             EnsureError::Fatal(FatalError::Module {
                 hash: format!("{module:?}"),
@@ -107,6 +117,7 @@ impl Core {
         let wasm = match self.blobs.get(&module.0) {
             Ok(Some(wasm)) => wasm,
             Ok(None) => return Err(fatal("its bytes are not in the module store".into())),
+            Err(error) if error.is_transient() => return Err(trouble(error)),
             Err(error) => return Err(fatal(error.to_string())),
         };
         self.sandbox.prepare(&wasm).map_err(|error| match error {
@@ -168,7 +179,7 @@ impl Core {
 #[derive(Debug)]
 pub(crate) enum EnsureError {
     Fatal(FatalError),
-    /// This machine cannot compile it now.
+    /// This machine's; another attempt may find it over.
     Trouble(String),
 }
 
@@ -177,12 +188,18 @@ pub(crate) enum EnsureError {
 pub(crate) struct RoundFacts {
     pub(crate) height: Height,
     pub(crate) time: Time,
-    /// Faults of an earlier run of this batch.
-    pub(crate) recorded: BTreeSet<Fault>,
+    /// Messages that an operator ruled to be rejected in this round.
+    pub(crate) rejected: BTreeSet<Fault>,
 }
 
 impl RoundFacts {
-    pub(crate) fn recorded(&self, kind: FaultKind, canister_id: CanisterId, ordinal: u64) -> bool {
-        self.recorded.contains(&kind.fault(canister_id, ordinal))
+    /// The message that the canister takes up as its `ordinal`th of the round.
+    pub(crate) fn place(&self, canister_id: CanisterId, ordinal: u64) -> Place {
+        Place { height: self.height, message: Some(Fault { canister_id, ordinal }) }
+    }
+
+    /// The operator's verdict on a message, if there is one.
+    pub(crate) fn verdict(&self, canister_id: CanisterId, ordinal: u64) -> Option<Fault> {
+        self.rejected.get(&Fault { canister_id, ordinal }).cloned()
     }
 }

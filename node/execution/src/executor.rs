@@ -21,8 +21,9 @@ use state::{
 };
 
 use crate::checkpoint::{Folder, SinceCheckpoint};
-use crate::config::{ExecutorConfig, FatalError, RoundResult};
+use crate::config::{ExecutorConfig, FatalError, RoundResult, unwound};
 use crate::core::Core;
+use crate::patience::Patience;
 use crate::pool::LanePool;
 use crate::query::QueryService;
 use crate::round;
@@ -57,6 +58,7 @@ pub struct Executor {
 
 impl Executor {
     /// Loads the newest checkpoint, or begins with an empty state at height 0. `pages` must have been opened with the memory indexes of the same checkpoint.
+    /// `patience` waits when this machine fails a round.
     ///
     /// # Errors
     /// When what is on disk cannot be read or does not fit together.
@@ -66,13 +68,14 @@ impl Executor {
         pages: Arc<PageStore>,
         store: StateStore,
         blobs: Arc<BlobStore>,
+        patience: Arc<dyn Patience>,
     ) -> Result<Self, FatalError> {
         let threads = usize::try_from(config.limits.execution.threads).unwrap_or(1);
         let subnet_tree = Arc::new(SubnetTree::new(config.subnet.clone()));
-        let core = Arc::new(Core::new(config, sandbox, Arc::clone(&pages), blobs));
+        let core = Arc::new(Core::new(config, sandbox, Arc::clone(&pages), blobs, patience));
         let state = load(&core, &store)?;
         let reader = CertifiedReader::new();
-        let folder = Folder::start(pages)?;
+        let folder = Folder::start(pages, &core.limits().pages)?;
         let store = Arc::new(store);
         let snapshots = SnapshotSource::default();
         let manifests = ManifestWorker::start(Arc::clone(&store), snapshots.clone())?;
@@ -124,11 +127,13 @@ impl Executor {
         self.state.subnet.root
     }
 
-    /// Executes the next batch. `recorded` are the faults of an earlier run of the same batch, empty if there was none.
+    /// Executes the next batch. `rejected` are the messages of it that operators ruled to be rejected (message `n` of canister `aaaaa-aa` is the `n`th
+    /// management call that the round serves); almost always there are none. Waits as long as this machine cannot execute it.
     ///
     /// # Errors
-    /// When the node cannot go on; no message is lost by that, for the batch is in the block log.
-    pub fn execute(&mut self, batch: &Batch, recorded: &[Fault]) -> Result<RoundResult, FatalError> {
+    /// When the node cannot go on, or closes while it waits; no message is lost by that, for the batch is in the block log. The executor is not to be used
+    /// any more then.
+    pub fn execute(&mut self, batch: &Batch, rejected: &[Fault]) -> Result<RoundResult, FatalError> {
         let expected = self.height().0 + 1;
         if batch.height.0 != expected {
             return Err(FatalError::Height { found: batch.height.0, expected });
@@ -143,6 +148,7 @@ impl Executor {
         if self.manifest_owed {
             return Err(FatalError::ManifestOwed { height: self.height().0 });
         }
+        self.make_room(batch.height)?;
         // A state that others sign too late, or that is executed again, is covered by the certificate of a later one.
         let kept = usize::try_from(self.core.limits().consensus.execution_lag_blocks).unwrap_or(usize::MAX);
         while self.uncertified.len() > kept.saturating_add(UNCERTIFIED_BEYOND_LAG) {
@@ -152,20 +158,17 @@ impl Executor {
             self.state.subnet.key = Some(key.clone());
             self.take_key();
         }
-        let work = round::run(
-            &self.core,
-            &self.pool,
-            &mut self.state,
-            batch.clone(),
-            recorded.iter().cloned().collect(),
-        )?;
+        let rejected = rejected.iter().cloned().collect();
+        let (core, pool, state) = (&self.core, &self.pool, &mut self.state);
+        let work = unwound(|| round::run(core, pool, state, batch.clone(), rejected))
+            .map_err(|what| FatalError::Defect { height: batch.height.0, what })??;
         self.since_checkpoint.add(&work);
         self.advance_manifest(&work)?;
         let root = self.snapshot();
         Ok(RoundResult {
             root,
             finished: self.state.history.take_finished(),
-            faults: work.faults,
+            verdicts: work.verdicts,
             instructions: work.instructions,
             messages: work.messages,
             more: work.more,

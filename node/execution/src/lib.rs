@@ -14,6 +14,7 @@
 //! | which users' calls are taken in | `induction` |
 //! | what `aaaaa-aa` does | `management` |
 //! | queries and the check before a call is taken in | `query` |
+//! | how a round waits when this machine fails it | `patience` |
 //! | prices and the freezing threshold | `cycles` |
 //! | what is made durable, and when | `checkpoint` |
 //! | how a state is shown to other nodes, and put together from what they show | `sync` |
@@ -34,6 +35,7 @@ mod machine;
 mod management;
 mod message;
 mod messaging;
+mod patience;
 mod pool;
 mod query;
 mod query_cache;
@@ -42,9 +44,10 @@ mod round;
 mod scheduler;
 mod sync;
 
-pub use config::{ExecutorConfig, FatalError, FaultKind, RoundResult};
+pub use config::{ExecutorConfig, FatalError, RoundResult};
 pub use cycles::CostSchedule;
 pub use executor::Executor;
+pub use patience::{ATTEMPTS_BEFORE_VERDICT, Closing, Patience, Persistent, Place, Trouble};
 pub use query::{QueryReply, QueryRequest, QueryService};
 pub use sync::{
     InstallError, Installed, LocalState, OfferError, Progress, Rejected, ServeError, SnapshotLease,

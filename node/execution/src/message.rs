@@ -6,7 +6,6 @@
 //! Every message is prepaid for all the instructions it may use; what it did not use goes back. A call context that is neither answered nor waiting for
 //! anything is answered by the system. So every call is answered exactly once.
 
-use ic_principal::Principal;
 use sandbox::{Call, CallbackKind, Entry, MessageLimits, Response};
 use state::{
     CallContextId, CallRequest, CallResponse, Callback, CanisterState, CanisterStatus, Cycles, Fault,
@@ -15,9 +14,8 @@ use state::{
 
 use crate::config::FatalError;
 use crate::core::{Core, RoundFacts};
-use crate::machine::{
-    CALL_TIMEOUT_SECONDS_MAX, Invocation, Machine, Ran, Reservation, Targets, watch_memory,
-};
+use crate::machine::{CALL_TIMEOUT_SECONDS_MAX, Invocation, Machine, Ran, Targets, watch_memory};
+use crate::patience::Place;
 use crate::reject;
 
 /// Part of a callback's instructions that is kept for its cleanup.
@@ -36,8 +34,8 @@ pub(crate) struct Effects {
     pub(crate) answers: Vec<(RequestId, Result<Vec<u8>, Reject>)>,
     /// Users' calls that are being worked on.
     pub(crate) processing: Vec<RequestId>,
-    /// Faults found.
-    pub(crate) faults: Vec<Fault>,
+    /// Messages that were rejected because an operator said so.
+    pub(crate) verdicts: Vec<Fault>,
     /// Instructions executed.
     pub(crate) instructions: u64,
     /// The same with what messages cost besides.
@@ -78,13 +76,13 @@ impl Effects {
 /// Where a canister stands in the current round.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seat {
-    /// Executions so far.
+    /// Messages and tasks taken up so far.
     pub(crate) ordinal: u64,
     /// The heartbeat ran.
     pub(crate) heartbeat_done: bool,
     /// The timer ran.
     pub(crate) timer_done: bool,
-    /// Waits for the next round: the delta log is full, or the canister used up its rate.
+    /// Waits for the next round: the canister used up its rate, or nothing it could do is possible now.
     pub(crate) paused: bool,
 }
 
@@ -95,8 +93,6 @@ pub(crate) enum Step {
     Done,
     /// Nothing was left to do.
     Idle,
-    /// The canister has to wait for the next round.
-    Paused,
 }
 
 /// Executes messages of canisters, one after the other, on one worker.
@@ -117,7 +113,8 @@ struct Work {
 
 impl<'a> Turn<'a> {
     pub(crate) fn new(core: &'a Core, round: &'a RoundFacts, lane: usize, growable_bytes: u64) -> Self {
-        Self { machine: Machine::new(core, round, lane), effects: Effects::default(), growable_bytes }
+        let place = Place { height: round.height, message: None };
+        Self { machine: Machine::new(core, round, lane, place), effects: Effects::default(), growable_bytes }
     }
 
     fn core(&self) -> &'a Core {
@@ -130,12 +127,16 @@ impl<'a> Turn<'a> {
 
     /// Takes the next thing to do for `canister` and does it.
     pub(crate) fn step(&mut self, canister: &mut CanisterState, seat: &mut Seat) -> Result<Step, FatalError> {
-        let step = self.choose(canister, seat)?;
-        self.effects.faults.append(&mut self.machine.faults);
-        if step == Step::Paused {
-            seat.paused = true;
-        }
-        Ok(step)
+        self.machine.place = self.machine.round.place(canister.id, seat.ordinal);
+        self.choose(canister, seat)
+    }
+
+    /// Counts what is taken up now. Whether an operator ruled that it is to be rejected.
+    fn take_up(&mut self, canister: &CanisterState, seat: &mut Seat) -> bool {
+        let verdict = self.machine.round.verdict(canister.id, seat.ordinal);
+        seat.ordinal += 1;
+        self.effects.verdicts.extend(verdict.clone());
+        verdict.is_some()
     }
 
     fn choose(&mut self, canister: &mut CanisterState, seat: &mut Seat) -> Result<Step, FatalError> {
@@ -163,8 +164,6 @@ impl<'a> Turn<'a> {
         if canister.queues.is_empty() {
             return Ok(Step::Idle);
         }
-        // Room is found before a message is taken from its queue, so that it need not be put back.
-        let Some(targets) = self.targets(canister, seat)? else { return Ok(Step::Paused) };
         let input = if running {
             canister.queues.pop()
         } else {
@@ -172,35 +171,33 @@ impl<'a> Turn<'a> {
         };
         match input {
             None => return Ok(Step::Idle),
-            Some(Input::Ingress(ingress)) => self.ingress(canister, seat, ingress, targets)?,
-            Some(Input::Request(request)) => self.request(canister, seat, request, targets)?,
-            Some(Input::Response(response)) => self.response(canister, seat, response, targets)?,
+            Some(input) => {
+                let ruled_out = self.take_up(canister, seat);
+                match input {
+                    Input::Ingress(ingress) => self.ingress(canister, ingress, ruled_out)?,
+                    Input::Request(request) => self.request(canister, request, ruled_out)?,
+                    Input::Response(response) => self.response(canister, response, ruled_out)?,
+                }
+            }
         }
         self.effects.work += MESSAGE_OVERHEAD_INSTRUCTIONS;
         Ok(Step::Done)
     }
 
-    /// Room for an execution; `Some(None)` for a canister without code.
-    #[allow(clippy::option_option)]
+    /// Room for what an execution may write; none for a canister without code.
     fn targets(
-        &mut self,
+        &self,
         canister: &CanisterState,
-        seat: &Seat,
-    ) -> Result<Option<Option<Targets>>, FatalError> {
-        let Some(execution) = &canister.execution else { return Ok(Some(None)) };
-        let limits = self.core().message_limits();
-        match self.machine.reserve(canister, execution, &limits, seat.ordinal)? {
-            Reservation::Ready(targets) => Ok(Some(Some(targets))),
-            Reservation::Full => Ok(None),
-        }
+        limits: &MessageLimits,
+    ) -> Result<Option<Targets>, FatalError> {
+        canister.execution.as_ref().map(|execution| self.machine.reserve(execution, limits)).transpose()
     }
 
     fn ingress(
         &mut self,
         canister: &mut CanisterState,
-        seat: &mut Seat,
         ingress: Shared<Ingress>,
-        targets: Option<Targets>,
+        ruled_out: bool,
     ) -> Result<(), FatalError> {
         let ingress = ingress.take();
         let origin = Origin::Ingress {
@@ -213,15 +210,14 @@ impl<'a> Turn<'a> {
             return Ok(());
         }
         let work = Work { origin, method_name: ingress.method_name, arg: ingress.arg, cycles: 0 };
-        self.call(canister, seat, work, targets)
+        self.call(canister, work, ruled_out)
     }
 
     fn request(
         &mut self,
         canister: &mut CanisterState,
-        seat: &mut Seat,
         request: Shared<CallRequest>,
-        targets: Option<Targets>,
+        ruled_out: bool,
     ) -> Result<(), FatalError> {
         let request = request.take();
         let origin = Origin::Canister {
@@ -243,17 +239,16 @@ impl<'a> Turn<'a> {
         }
         let work =
             Work { origin, method_name: request.method_name, arg: request.arg, cycles: request.cycles };
-        self.call(canister, seat, work, targets)
+        self.call(canister, work, ruled_out)
     }
 
     /// A call of a public method.
-    fn call(
-        &mut self,
-        canister: &mut CanisterState,
-        seat: &mut Seat,
-        work: Work,
-        targets: Option<Targets>,
-    ) -> Result<(), FatalError> {
+    fn call(&mut self, canister: &mut CanisterState, work: Work, ruled_out: bool) -> Result<(), FatalError> {
+        if ruled_out {
+            let reject = reject::ruled_out(&canister.id);
+            self.effects.answer(&work.origin, Payload::Reject(reject), work.cycles);
+            return Ok(());
+        }
         let limits = self.core().message_limits();
         let prepaid = self.core().costs.execution(limits.instructions);
         let admitted = admit(self.core(), canister)
@@ -283,8 +278,8 @@ impl<'a> Turn<'a> {
             grows_frozen: false,
             keeps_changes: is_update,
         };
-        let targets = if is_update { targets } else { None };
-        let ran = self.execute(canister, seat, invocation, targets, prepaid)?;
+        let targets = if is_update { self.targets(canister, &limits)? } else { None };
+        let ran = self.execute(canister, invocation, targets, prepaid)?;
         self.conclude(canister, context, ran, is_update);
         if let Origin::Ingress { request_id, .. } = work.origin
             && canister.calls.context(context).is_some_and(|context| !context.responded)
@@ -298,9 +293,8 @@ impl<'a> Turn<'a> {
     fn response(
         &mut self,
         canister: &mut CanisterState,
-        seat: &mut Seat,
         response: Shared<CallResponse>,
-        targets: Option<Targets>,
+        ruled_out: bool,
     ) -> Result<(), FatalError> {
         let core = self.core();
         let response = response.take();
@@ -351,7 +345,15 @@ impl<'a> Turn<'a> {
             grows_frozen: true,
             keeps_changes: true,
         };
-        let mut ran = self.execute(canister, seat, invocation.clone(), targets, execution_prepaid)?;
+        if ruled_out {
+            // Its cleanup is part of the same message.
+            canister.credit(execution_prepaid);
+            let ran = Ran::failed(reject::ruled_out(&canister.id));
+            self.conclude(canister, callback.context, ran, true);
+            return Ok(());
+        }
+        let targets = self.targets(canister, &limits)?;
+        let mut ran = self.execute(canister, invocation.clone(), targets, execution_prepaid)?;
         if ran.result.is_err()
             && let Some((fun, env)) = callback.on_cleanup
         {
@@ -365,18 +367,13 @@ impl<'a> Turn<'a> {
                 limits,
                 ..invocation
             };
-            let execution = canister.execution.as_ref();
-            let reservation = execution
-                .map(|execution| self.machine.reserve(canister, execution, &limits, seat.ordinal))
-                .transpose()?;
-            if let Some(Reservation::Ready(targets)) = reservation {
-                canister.cycles -= prepaid;
-                let cleaned = self.execute(canister, seat, cleanup, Some(targets), prepaid)?;
-                if cleaned.result.is_ok() {
-                    canister.version += 1;
-                }
-                ran.instructions += cleaned.instructions;
+            let targets = self.targets(canister, &limits)?;
+            canister.cycles -= prepaid;
+            let cleaned = self.execute(canister, cleanup, targets, prepaid)?;
+            if cleaned.result.is_ok() {
+                canister.version += 1;
             }
+            ran.instructions += cleaned.instructions;
         }
         self.conclude(canister, callback.context, ran, true);
         Ok(())
@@ -392,8 +389,7 @@ impl<'a> Turn<'a> {
         let limits = self.core().message_limits();
         let prepaid = self.core().costs.execution(limits.instructions);
         let affordable = self.core().affords_task(canister);
-        let targets = if affordable { self.targets(canister, seat)? } else { Some(None) };
-        let Some(targets) = targets else { return Ok(Step::Paused) };
+        let ruled_out = self.take_up(canister, seat);
         match entry {
             Entry::Heartbeat => seat.heartbeat_done = true,
             Entry::GlobalTimer => {
@@ -404,14 +400,15 @@ impl<'a> Turn<'a> {
             }
             _ => canister.low_memory_hook = LowMemoryHook::Executed,
         }
-        if !affordable {
+        if !affordable || ruled_out {
             return Ok(Step::Done);
         }
+        let targets = self.targets(canister, &limits)?;
         canister.cycles -= prepaid;
         let context = canister.calls.open_context(Origin::System, 0);
         let mut invocation = Invocation::system(entry, limits);
         invocation.growable_bytes = self.growable(canister, false);
-        let ran = self.execute(canister, seat, invocation, targets, prepaid)?;
+        let ran = self.execute(canister, invocation, targets, prepaid)?;
         self.conclude(canister, context, ran, true);
         self.effects.work += MESSAGE_OVERHEAD_INSTRUCTIONS;
         Ok(Step::Done)
@@ -429,14 +426,12 @@ impl<'a> Turn<'a> {
     fn execute(
         &mut self,
         canister: &mut CanisterState,
-        seat: &mut Seat,
         invocation: Invocation,
         targets: Option<Targets>,
         prepaid: Cycles,
     ) -> Result<Ran, FatalError> {
         let taken_before = canister.memory_taken();
-        let ran = self.machine.run(canister, invocation, targets, seat.ordinal)?;
-        seat.ordinal += 1;
+        let ran = self.machine.run(canister, invocation, targets)?;
         if let Some(changes) = &ran.changes {
             canister.cycles = changes.balance;
             canister.consumption.burned += changes.cycles_burned;
@@ -477,7 +472,7 @@ impl<'a> Turn<'a> {
         context.instructions = context.instructions.saturating_add(ran.instructions);
         let (response, error) = match ran.result {
             Ok(Response::None) => (None, None),
-            Ok(Response::Reply(bytes)) => (Some(self.reply(&canister.id, bytes)), None),
+            Ok(Response::Reply(bytes)) => (Some(Payload::Reply(bytes)), None),
             Ok(Response::Reject(message)) => (Some(Payload::Reject(reject::rejected_message(message))), None),
             Err(error) => (None, Some(error)),
         };
@@ -495,14 +490,6 @@ impl<'a> Turn<'a> {
             canister.consumption.burned += unclaimed;
         }
         canister.calls.close_if_done(id);
-    }
-
-    fn reply(&self, id: &Principal, bytes: Vec<u8>) -> Payload {
-        let limit = self.core().limits().subnet.message_payload_bytes;
-        if bytes.len() as u64 > limit {
-            return Payload::Reject(reject::engine_fault(id, "a reply larger than the limit"));
-        }
-        Payload::Reply(bytes)
     }
 
     fn perform(&mut self, canister: &mut CanisterState, context: CallContextId, version: u64, call: Call) {

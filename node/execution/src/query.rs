@@ -460,7 +460,24 @@ impl<'a> Session<'a> {
             limits,
             keep_token,
         };
-        let outcome = self.core.sandbox.execute(Lane::Query(self.lane), &request);
+        // What it reads may be overwritten while it runs, when folding could not wait for it (`PageStore::fold_over_readers`).
+        let cut_off = || request.heap.layout.is_cut_off() || request.stable.layout.is_cut_off();
+        let given_up = || reject::query_cut_off(&canister.id, self.core.limits().pages.pin_seconds);
+        if cut_off() {
+            return Err(given_up());
+        }
+        let executed = self.core.sandbox.execute(Lane::Query(self.lane), &request);
+        if cut_off() {
+            // Whatever it came to, a trap included.
+            if let Some(token) = executed.ok().and_then(|outcome| outcome.keep_token) {
+                self.core.sandbox.release(Lane::Query(self.lane), token);
+            }
+            return Err(given_up());
+        }
+        let outcome = executed.map_err(|trouble| {
+            tracing::warn!(canister = %canister.id, %trouble, "query has no outcome");
+            reject::query_worker_died(&canister.id)
+        })?;
         self.repeatable &= !outcome.height_read;
         self.instructions = self.instructions.saturating_add(outcome.instructions.min(limits.instructions));
         Ok(outcome)
@@ -473,7 +490,6 @@ fn respond(id: &CanisterId, outcome: Outcome) -> Option<Result<Vec<u8>, Reject>>
         Ok(Response::None) => None,
         Ok(Response::Reply(bytes)) => Some(Ok(bytes)),
         Ok(Response::Reject(message)) => Some(Err(reject::rejected_message(message))),
-        Err(trap) if trap.worker_died => Some(Err(reject::query_worker_died(id))),
         Err(trap) => Some(Err(reject::from_canister(id, trap.reject))),
     }
 }

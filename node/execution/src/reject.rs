@@ -138,11 +138,21 @@ pub(crate) fn invalid_controller(id: &CanisterId, caller: &Principal) -> Reject 
     reject(512, format!("Only controllers of canister {id} may do this; {caller} is none of them."))
 }
 
-pub(crate) fn worker_died(id: &CanisterId) -> Reject {
+/// The fixed text of an operator's verdict: the same on every node.
+pub(crate) fn ruled_out(id: &CanisterId) -> Reject {
     reject(
         521,
         format!(
-            "Error from Canister {id}: The worker process that executed the message died three times; nothing of it was kept."
+            "Error from Canister {id}: The message could not be executed and was rejected by the operators of the subnet; nothing of it was kept."
+        ),
+    )
+}
+
+pub(crate) fn query_cut_off(id: &CanisterId, seconds: u64) -> Reject {
+    reject(
+        208,
+        format!(
+            "The query of canister {id} was given up: it read an older state for so long that newer ones could not be written down (pages.pin_seconds {seconds}, pages.pinned_delta_bytes); ask again."
         ),
     )
 }
@@ -168,15 +178,6 @@ pub(crate) fn memory_too_dear(id: &CanisterId, bytes: u64, balance: Cycles, need
         532,
         format!(
             "Error from Canister {id}: Canister cannot grow its memory by {bytes} bytes: its balance would be {balance} cycles, below its freezing threshold of {needed} cycles; top it up."
-        ),
-    )
-}
-
-pub(crate) fn engine_fault(id: &CanisterId, what: &str) -> Reject {
-    reject(
-        521,
-        format!(
-            "Error from Canister {id}: The worker returned something impossible ({what}); nothing of the message was kept."
         ),
     )
 }

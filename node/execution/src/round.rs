@@ -9,7 +9,7 @@
 //! settle              canisters go back into the map that is hashed and shared
 //! ```
 //!
-//! Everything is a function of the state, the batch and the recorded faults. Threads only compute what an iteration fixed beforehand, and what they return
+//! Everything is a function of the state, the batch and the operators' verdicts. Threads only compute what an iteration fixed beforehand, and what they return
 //! is merged in the order of canister ids.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,10 +18,10 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 use state::{Batch, CanisterId, Fault, Payload, ReplicatedState, Time};
 
-use crate::config::FatalError;
+use crate::config::{FatalError, unwound};
 use crate::core::{Core, RoundFacts};
 use crate::induction;
-use crate::management::{self, Desk, Disposal, STOP_TIMEOUT_SECONDS};
+use crate::management::{self, Desk, STOP_TIMEOUT_SECONDS};
 use crate::message::{Effects, Seat};
 use crate::messaging::{self, MessageMemory};
 use crate::pool::LanePool;
@@ -34,7 +34,7 @@ const CHARGE_SECONDS: u64 = 600;
 /// What a round did, besides changing the state.
 #[derive(Debug, Default)]
 pub(crate) struct RoundWork {
-    pub(crate) faults: Vec<Fault>,
+    pub(crate) verdicts: Vec<Fault>,
     pub(crate) instructions: u64,
     pub(crate) messages: u64,
     pub(crate) delta_bytes: u64,
@@ -51,8 +51,8 @@ pub(crate) struct Round<'a> {
     work: RoundWork,
     /// Instructions and overheads so far.
     spent: u64,
-    /// A management call found the delta log full.
-    desk_closed: bool,
+    /// Management calls taken up so far.
+    desk_ordinal: u64,
     /// Canisters run before the management calls, once.
     canisters_first: bool,
 }
@@ -63,14 +63,14 @@ pub(crate) fn run(
     pool: &LanePool,
     state: &mut ReplicatedState,
     batch: Batch,
-    recorded: BTreeSet<Fault>,
+    rejected: BTreeSet<Fault>,
 ) -> Result<RoundWork, FatalError> {
     state.subnet.height = batch.height;
     state.subnet.time = batch.time;
     // Calls left from the round before used it up, as installs do. In every second such round the canisters come first, so that neither side can
     // keep the other from running for longer than a round.
     let canisters_first = !state.subnet.calls.is_empty() && batch.height.0 % 2 == 1;
-    let facts = Arc::new(RoundFacts { height: batch.height, time: batch.time, recorded });
+    let facts = Arc::new(RoundFacts { height: batch.height, time: batch.time, rejected });
     let mut round = Round {
         core,
         pool,
@@ -79,7 +79,7 @@ pub(crate) fn run(
         seats: BTreeMap::new(),
         work: RoundWork::default(),
         spent: 0,
-        desk_closed: false,
+        desk_ordinal: 0,
         canisters_first,
     };
     round.let_time_pass(&batch.randomness);
@@ -180,21 +180,24 @@ impl Round<'_> {
 
     /// Management calls, until none is left or the round is used up.
     fn serve_desk(&mut self) -> Result<(), FatalError> {
-        while !self.desk_closed && !self.is_used_up() {
+        while !self.is_used_up() {
             let Some(call) = self.state.subnet.calls.pop_front() else { return Ok(()) };
+            let place = self.facts.place(CanisterId::management_canister(), self.desk_ordinal);
+            self.desk_ordinal += 1;
             let mut desk = Desk {
+                place: place.clone(),
                 core: self.core,
                 state: self.state,
                 round: &self.facts,
-                seats: &mut self.seats,
                 effects: Effects::default(),
             };
-            let disposal = desk.serve(call)?;
+            let what =
+                format!("management call {} of {}", call.method_name.escape_debug(), call.origin.caller());
+            unwound(|| desk.serve(call)).map_err(|panic| FatalError::Panicked {
+                place: place.clone(),
+                what: format!("{what}: {panic}"),
+            })??;
             let effects = desk.effects;
-            if let Disposal::NotNow(call) = disposal {
-                self.state.subnet.calls.push_front(call);
-                self.desk_closed = true;
-            }
             self.merge_one(effects);
             self.finish_stops();
         }
@@ -269,7 +272,7 @@ impl Round<'_> {
             self.work.instructions += effects.instructions;
             self.work.messages += effects.messages;
             self.work.delta_bytes += effects.delta_bytes;
-            self.work.faults.append(&mut effects.faults);
+            self.work.verdicts.append(&mut effects.verdicts);
             self.spent += effects.work;
             messaging::merge(self.core, self.state, &mut memory, effects);
         }

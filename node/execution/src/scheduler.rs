@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use state::{CanisterId, CanisterState, ReplicatedState, Time};
 
-use crate::config::FatalError;
+use crate::config::{FatalError, unwound};
 use crate::core::{Core, RoundFacts};
 use crate::message::{Effects, Seat, Step, Turn};
 
@@ -140,7 +140,9 @@ pub(crate) fn run_lane(
         let mut turn = Turn::new(core, round, worker, growable_bytes);
         let mut progressed = false;
         for _ in 0..MESSAGES_PER_TURN {
-            let step = turn.step(&mut canister, &mut seat)?;
+            let (id, ordinal) = (canister.id, seat.ordinal);
+            let step = unwound(|| turn.step(&mut canister, &mut seat))
+                .map_err(|what| FatalError::Panicked { place: round.place(id, ordinal), what })??;
             progressed |= step == Step::Done;
             let used = &turn.effects;
             let over =

@@ -410,11 +410,9 @@ fn users_may_not_call_what_only_canisters_may() {
 }
 
 #[test]
-fn a_module_that_cannot_be_compiled_now_is_a_recorded_fault() {
+fn a_module_that_cannot_be_compiled_now_is_waited_for() {
     let mut node = Node::new();
     let id = node.create();
-    node.sandbox.compile_failures.store(1, std::sync::atomic::Ordering::Relaxed);
-    assert_eq!(node.install(id, Mode::Install, &Spec::default()).unwrap_err().error_code.0, 521);
     let bad = ic::InstallCodeArgs {
         mode: Mode::Install,
         canister_id: id,
@@ -423,7 +421,10 @@ fn a_module_that_cannot_be_compiled_now_is_a_recorded_fault() {
         sender_canister_version: None,
     };
     assert_eq!(node.manage(user(1), id, "install_code", &bad).unwrap_err().error_code.0, 505);
+    assert_eq!(node.patience.troubles(), []);
+    node.sandbox.compile_failures.store(5, std::sync::atomic::Ordering::Relaxed);
     node.install(id, Mode::Install, &Spec::default()).unwrap();
+    assert_eq!(node.patience.troubles().len(), 5);
     let mut node = node.restart();
     assert_eq!(node.call(id, &[Op::Reply(b"up".to_vec())]).unwrap(), b"up");
 }

@@ -250,32 +250,6 @@ fn storage_is_paid_until_nothing_is_left_and_the_code_falls() {
 }
 
 #[test]
-fn a_dying_worker_is_asked_again_and_then_recorded() {
-    let mut node = Node::new();
-    let id = node.deploy(&Spec::default());
-    node.sandbox.deaths.store(2, std::sync::atomic::Ordering::Relaxed);
-    assert_eq!(node.call(id, &[Op::Die, Op::Reply(b"third time".to_vec())]).unwrap(), b"third time");
-    node.sandbox.deaths.store(3, std::sync::atomic::Ordering::Relaxed);
-    let request = node.send(id, &[Op::Die, Op::Reply(vec![])]);
-    let result = node.round();
-    assert_eq!(result.faults.len(), 1);
-    assert_eq!(node.result(&request).unwrap_err().error_code.0, 521);
-    assert_eq!(node.call(id, &[Op::Reply(b"alive".to_vec())]).unwrap(), b"alive");
-    // After a restart the workers would not die, and the state is the same all the same.
-    let mut node = node.restart();
-    assert_eq!(node.call(id, &[Op::Reply(b"alive".to_vec())]).unwrap(), b"alive");
-}
-
-#[test]
-fn a_worker_that_forges_cycles_costs_its_message_only() {
-    let mut node = Node::new();
-    let id = node.deploy(&Spec::default());
-    let error = node.call(id, &[Op::Note(b"forged".to_vec()), Op::Forge, Op::Reply(vec![])]).unwrap_err();
-    assert_eq!(error.error_code.0, 521);
-    assert!(node.notes(id).is_empty());
-}
-
-#[test]
 fn timers_and_heartbeats_run_without_being_asked() {
     let mut node = Node::new();
     let due = node.now() + 3_600 * SECOND;

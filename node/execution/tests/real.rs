@@ -274,7 +274,7 @@ fn a_killed_worker_costs_nothing_certified() {
         }
         assert_eq!(nat64(&real.node.update(id, "inc", none()).unwrap()), expected);
     }
-    assert!(real.node.log.iter().all(|(_, faults, _)| faults.is_empty()));
+    assert!(real.node.log.iter().all(|(_, verdicts, _)| verdicts.is_empty()));
 }
 
 fn threads_and_restarts_change_no_root() {
@@ -360,9 +360,9 @@ fn a_fetched_state_goes_on_as_its_source_does() {
     let mut other =
         Real { node: Node::at(dir.path().to_path_buf(), source.node.config.clone(), Some(make)), pool };
     assert_eq!(other.node.executor.height(), height);
-    for (batch, faults, root) in source.node.log.clone() {
+    for (batch, verdicts, root) in source.node.log.clone() {
         if batch.height > height {
-            assert!(faults.is_empty());
+            assert!(verdicts.is_empty());
             assert_eq!(other.node.execute(batch, &[]).root, root);
         }
     }

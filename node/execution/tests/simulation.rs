@@ -7,7 +7,7 @@ use common::{CallOp, Node, Op, Spec, encode, limits, user};
 use ic_principal::Principal;
 use rand::{Rng, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
-use state::{Batch, CanisterId, CanisterStatus, Fault, Ingress, RequestId, Status};
+use state::{Batch, CanisterId, CanisterStatus, RequestId};
 
 const CANISTERS: usize = 7;
 const ROUNDS: usize = 60;
@@ -197,53 +197,4 @@ fn the_same_life_gives_the_same_roots_on_any_number_of_threads_and_over_restarts
 #[test]
 fn another_life_gives_other_roots() {
     assert_ne!(live(100, 2, &[]).0.last(), live(101, 2, &[]).0.last());
-}
-
-#[test]
-fn a_full_delta_log_makes_canisters_wait_and_is_repeatable() {
-    let mut limits = limits();
-    limits.pages.delta_capacity_bytes = 1 << 20;
-    limits.pages.delta_reserve_bytes = 1 << 19;
-    limits.pages.checkpoint_delta_bytes = 1 << 30;
-    limits.pages.checkpoint_interval_rounds = 1_000;
-    let mut node = Node::with(limits);
-    let ids: Vec<_> = (0..3).map(|_| node.deploy(&Spec::default())).collect();
-    for id in &ids {
-        node.call(*id, &[Op::Grow(200), Op::Reply(vec![])]).unwrap();
-    }
-    let mut requests = vec![];
-    for _ in 0..12 {
-        for id in &ids {
-            requests.push(node.send(*id, &[Op::Dirty(60), Op::Reply(vec![])]));
-        }
-    }
-    let mut faults: Vec<Fault> = vec![];
-    for _ in 0..100 {
-        let result = node.round();
-        faults.extend(result.faults.clone());
-        if !result.more {
-            break;
-        }
-    }
-    assert!(requests.iter().all(|request| matches!(node.status(request), Status::Replied(_))));
-    assert!(!faults.is_empty(), "the delta log was never full");
-    node.restart();
-}
-
-#[test]
-fn recorded_faults_are_repeated_where_nothing_fails() {
-    let (mut node, ids) = born(2);
-    node.sandbox.deaths.store(3, std::sync::atomic::Ordering::Relaxed);
-    let die = node.send(ids[0], &[Op::Die, Op::Reply(vec![])]);
-    node.send(ids[1], &[Op::Note(b"x".to_vec()), Op::Reply(vec![])]);
-    let batch: Vec<Ingress> = node.waiting.clone();
-    let result = node.round();
-    assert_eq!(result.faults.len(), 1);
-    let (mut other, _) = born(1);
-    other.waiting = batch;
-    let (replayed, faults, _) = node.log.last().unwrap().clone();
-    let again = other.execute(replayed, &faults);
-    assert_eq!(again.root, result.root);
-    assert_eq!(again.faults, result.faults);
-    assert!(matches!(other.status(&die), Status::Rejected(_)));
 }

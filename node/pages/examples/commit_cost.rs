@@ -35,6 +35,8 @@ fn measure(dir: &std::path::Path, stride: u64, span: u64, with_layout: bool) -> 
     let limits = PagesLimits {
         delta_capacity_bytes: 1 << 40,
         delta_reserve_bytes: 0,
+        pinned_delta_bytes: 8 << 20,
+        pin_seconds: 5,
         checkpoint_interval_rounds: 50,
         manifest_interval_rounds: 50,
         checkpoint_delta_bytes: 1 << 40,
@@ -69,9 +71,9 @@ fn measure(dir: &std::path::Path, stride: u64, span: u64, with_layout: bool) -> 
         };
         let runs = [run(0), run(1), run(2)];
         if with_layout {
-            layout = store.commit(target, runs.to_vec()).unwrap();
+            layout = store.commit(&target, &runs).unwrap();
         } else {
-            store.append(target, &runs).unwrap();
+            store.append(&target, &runs).unwrap();
         }
     }
     let micros = start.elapsed().as_nanos() as f64 / 1e3 / MESSAGES as f64;

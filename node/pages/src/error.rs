@@ -13,12 +13,12 @@ use crate::{MemoryId, Run};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PagesError {
-    /// The delta log is full. Take a checkpoint, fold, take another, and reserve again.
+    /// The delta log has no room for another round. Take a checkpoint, fold, take another, and ask again.
     #[error(
-        "the delta log holds {used_bytes} bytes and its limit (pages.delta_capacity_bytes) is {limit_bytes}: execution has to wait for a checkpoint and a fold"
+        "the delta log holds {used_bytes} bytes and a round begins below {limit_bytes} (pages.delta_capacity_bytes - pages.delta_reserve_bytes): execution has to wait for a checkpoint and a fold"
     )]
     DeltaFull {
-        /// `delta_capacity_bytes`.
+        /// `delta_capacity_bytes` without `delta_reserve_bytes`.
         limit_bytes: u64,
         /// Delta on disk now.
         used_bytes: u64,
@@ -229,11 +229,18 @@ impl PagesError {
         matches!(self, Self::BadRun { .. })
     }
 
-    /// Whether the call can succeed later without a restart: after a checkpoint and a fold, or after disk space or descriptors were freed.
+    /// Whether the same call can succeed later without a restart: after a checkpoint and a fold, after disk space, memory or descriptors were freed, or
+    /// after the operator mended the disk.
     pub fn is_transient(&self) -> bool {
         matches!(
             self,
-            Self::DeltaFull { .. } | Self::DiskFull { .. } | Self::TooManyOpenFiles { .. } | Self::Busy(_)
+            Self::DeltaFull { .. }
+                | Self::DiskFull { .. }
+                | Self::FileTooLarge { .. }
+                | Self::NotWritable { .. }
+                | Self::TooManyOpenFiles { .. }
+                | Self::Io { .. }
+                | Self::Busy(_)
         )
     }
 }

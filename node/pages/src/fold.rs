@@ -10,12 +10,21 @@ use std::{
 use crate::{
     MemoryId, PAGE_BYTES, PagesError, Result, Run,
     files::{self, Named},
-    memory::{FoldPlan, FoldWork},
+    memory::{FoldPlan, FoldWork, Memory},
     store::{FoldQueue, PageStore, lock},
 };
 
 /// Memories folded in one step: their base files are open together, so that one journal commit of the file system serves them all.
 const MEMORIES_PER_STEP: usize = 32;
+
+/// What becomes of readers of older versions that stand in the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Readers {
+    /// Their memory is left alone.
+    Respected,
+    /// They are cut off, unless they hold their version.
+    CutOff,
+}
 
 /// What one step of folding did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,6 +59,16 @@ impl PageStore {
     ///
     /// On an error, what this step copied for other memories counts; the failed memory is unchanged and stays queued.
     pub fn fold(&self, budget_bytes: u64) -> Result<FoldProgress> {
+        self.step(budget_bytes, Readers::Respected)
+    }
+
+    /// [`PageStore::fold`] without waiting for readers: layouts of older versions are cut off ([`crate::MemoryLayout::is_cut_off`]), except those that are
+    /// held ([`crate::HeldLayout`]), whose memories are skipped.
+    pub fn fold_over_readers(&self, budget_bytes: u64) -> Result<FoldProgress> {
+        self.step(budget_bytes, Readers::CutOff)
+    }
+
+    fn step(&self, budget_bytes: u64, readers: Readers) -> Result<FoldProgress> {
         let _one = lock(&self.folding);
         let mut pages_left = (budget_bytes / PAGE_BYTES).max(1);
         let mut progress = FoldProgress::default();
@@ -62,7 +81,13 @@ impl PageStore {
                 break;
             }
             let Some(id) = lock(&self.fold_queue).next() else { break };
-            let work = match self.with(id, |memory| memory.plan_fold(&self.dir, pages_left)) {
+            let plan = |memory: &mut Memory| {
+                if readers == Readers::CutOff {
+                    self.accounts.cut_off.fetch_add(memory.cut_off_readers(), Relaxed);
+                }
+                memory.plan_fold(&self.dir, pages_left)
+            };
+            let work = match self.with(id, plan) {
                 // Removed meanwhile.
                 Err(PagesError::UnknownMemory(_)) => Ok(FoldWork::None),
                 work => work,

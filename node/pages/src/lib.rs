@@ -30,7 +30,10 @@
 //! - *Restart*: only segments that the durable index names are folded, so after a crash in the middle of the copy the durable index still
 //!   shadows the half-written base page with the intact run.
 //! - *Readers*: a version at least as new as the seal shadows the page with that run or a newer one. An older version may look at the base page
-//!   itself, so the fold leaves a segment alone while a layout of a version older than its seal is alive ([`MemoryLayout::pin`]).
+//!   itself, so the fold leaves a segment alone while a layout of a version older than its seal is alive ([`MemoryLayout::pin`]). When folding
+//!   cannot wait, [`PageStore::fold_over_readers`] cuts such readers off instead: it marks their version, then overwrites. A reader asks for the
+//!   mark after reading ([`MemoryLayout::is_cut_off`]) and lets nothing count that it read if it is set. Readers who could not notice
+//!   ([`HeldLayout`]) are waited for all the same.
 //!
 //! A pin is for *reading*. Whoever only keeps a mapping in a cache need not, and should not, keep the layout: a base page that was folded
 //! meanwhile holds, in any newer version, exactly what that version maps there, so bringing the cached mapping up to date by the difference
@@ -53,8 +56,8 @@
 //!
 //! # What bounds it
 //!
-//! - Disk: reservations are refused once the delta (live, dead, and waiting for deletion) reaches `delta_capacity_bytes`; it can pass that by what was
-//!   already reserved. [`PageStore::needs_checkpoint`] turns true `delta_reserve_bytes` earlier; the reserve has to cover what one round writes.
+//! - Disk: a round must not begin once the delta (live, dead, and waiting for deletion) is within `delta_reserve_bytes` of `delta_capacity_bytes`
+//!   ([`PageStore::check_room`]); the reserve covers what one round writes. [`PageStore::needs_checkpoint`] turns true at the same point.
 //!   An open segment that is mostly overwritten pages is rewritten without them, so a hot page does not fill the log.
 //! - Memory: an index entry per run of delta pages, so at most one per page of `delta_capacity_bytes`, plus a fixed part per memory. Nothing grows
 //!   with the size of the state.

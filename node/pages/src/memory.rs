@@ -16,7 +16,7 @@ use std::{
 };
 
 use crate::{
-    AppendTarget, IndexFault, MemoryId, MemoryIndex, MemoryLayout, PAGE_BYTES, PagesError, Result, Run,
+    AppendTarget, IndexFault, MemoryId, MemoryIndex, MemoryLayout, PAGE_BYTES, PagesError, Pin, Result, Run,
     RunFault, SegmentId,
     files::{self, Dir, FILE_BYTES_MAX, FILE_PAGES_MAX, Named},
     index::RunIndex,
@@ -43,6 +43,7 @@ pub(crate) struct Accounts {
     pub(crate) commits: AtomicU64,
     pub(crate) rewritten: AtomicU64,
     pub(crate) folded: AtomicU64,
+    pub(crate) cut_off: AtomicU64,
     pub(crate) checkpoints: AtomicU64,
     pub(crate) unlink_failures: AtomicU64,
 }
@@ -84,7 +85,7 @@ struct View {
     runs: Option<Weak<[Run]>>,
     segments: Option<Weak<SegmentFiles>>,
     base: Weak<File>,
-    pin: Weak<()>,
+    pin: Weak<Pin>,
 }
 
 /// See the module.
@@ -100,7 +101,7 @@ pub(crate) struct Memory {
     next_segment: u64,
     view: View,
     /// Pins of superseded versions that may still be read, oldest first. Pruned at every commit, so as long as the list of versions being read.
-    older: Vec<(u64, Weak<()>)>,
+    older: Vec<(u64, Weak<Pin>)>,
     /// The base file was created since the last checkpoint.
     pub(crate) base_unsynced: bool,
 }
@@ -255,24 +256,16 @@ impl Memory {
         Ok(Open { segment, file })
     }
 
-    /// Makes `runs` the newest version and returns its number. On an error nothing has changed, but the target is used up.
-    pub(crate) fn commit(
-        &mut self,
-        dir: &Dir,
-        accounts: &Accounts,
-        target: AppendTarget,
-        runs: &[Run],
-    ) -> Result<u64> {
-        let used_pages = match &self.open {
-            Some(open) if open.segment == target.segment && Arc::ptr_eq(&open.file, &target.file) => {
-                self.used_pages(open.segment)
-            }
-            _ => return Err(PagesError::ForeignTarget(self.id)),
-        };
-        if used_pages != target.offset_page {
+    /// Whether `runs` can be committed to `target` or are a part of what can: the first free page of the segment after them.
+    pub(crate) fn verify(&self, dir: &Dir, target: &AppendTarget, runs: &[Run]) -> Result<u64> {
+        let is_out = self
+            .open
+            .as_ref()
+            .is_some_and(|open| open.segment == target.segment && Arc::ptr_eq(&open.file, &target.file));
+        if !is_out || target.offset_page < self.used_pages(target.segment) {
             return Err(PagesError::ForeignTarget(self.id));
         }
-        let end_page = check_runs(self.base_bytes / PAGE_BYTES, &target, runs)
+        let end_page = check_runs(self.base_bytes / PAGE_BYTES, target, runs)
             .map_err(|(run, fault)| PagesError::BadRun { id: self.id, run, fault })?;
         if let Some(last) = runs.iter().max_by_key(|run| run.offset_page) {
             // A mapping beyond the end of its file is a SIGBUS in whoever reads it.
@@ -281,7 +274,21 @@ impl Memory {
                 return Err(PagesError::BadRun { id: self.id, run: *last, fault: RunFault::NotWritten });
             }
         }
+        Ok(end_page)
+    }
 
+    /// Makes `runs` the newest version and returns its number. On an error nothing has changed and the target is as good as before.
+    pub(crate) fn commit(
+        &mut self,
+        dir: &Dir,
+        accounts: &Accounts,
+        target: &AppendTarget,
+        runs: &[Run],
+    ) -> Result<u64> {
+        let end_page = self.verify(dir, target, runs)?;
+        if target.offset_page != self.used_pages(target.segment) {
+            return Err(PagesError::ForeignTarget(self.id));
+        }
         if let Some(segment) = self.segments.get_mut(&target.segment) {
             segment.used_pages = end_page;
         }
@@ -291,7 +298,7 @@ impl Memory {
         }
         self.older.retain(|(_, pin)| pin.strong_count() > 0);
         self.version += 1;
-        let bytes = (end_page - used_pages) * PAGE_BYTES;
+        let bytes = (end_page - target.offset_page) * PAGE_BYTES;
         accounts.delta.fetch_add(bytes, Relaxed);
         accounts.open.fetch_add(bytes, Relaxed);
         accounts.committed.fetch_add(bytes, Relaxed);
@@ -373,7 +380,7 @@ impl Memory {
         &mut self,
         dir: &Dir,
         accounts: &Accounts,
-        target: AppendTarget,
+        target: &AppendTarget,
         runs: &[Run],
     ) -> Result<MemoryLayout> {
         let handles = self.handles(dir)?;
@@ -512,6 +519,18 @@ impl Memory {
     /// Whether there is something to fold, now or once readers of older versions are gone.
     pub(crate) fn has_durable_delta(&self) -> bool {
         self.segments.values().any(|segment| segment.durable && segment.live_pages > 0)
+    }
+
+    /// Cuts off the readers of older versions that stand in the way of a fold and that nobody holds. How many versions.
+    pub(crate) fn cut_off_readers(&mut self) -> u64 {
+        self.older.retain(|(_, pin)| pin.strong_count() > 0);
+        let ready = |segment: &&Segment| segment.durable && segment.live_pages > 0;
+        let sealed = self.segments.values().filter(ready).filter_map(|segment| segment.seal);
+        let Some(newest) = sealed.map(|seal| seal.version).max() else { return 0 };
+        let before = self.older.len();
+        self.older
+            .retain(|(version, pin)| pin.upgrade().is_some_and(|pin| *version >= newest || !pin.cut_off()));
+        (before - self.older.len()) as u64
     }
 
     /// Up to `pages_max` pages that may be copied into the base now.

@@ -78,6 +78,8 @@ pub struct PagesStats {
     pub rewritten_bytes: u64,
     /// Total copied into base files.
     pub folded_bytes: u64,
+    /// Versions whose readers were cut off because folding could not wait.
+    pub cut_off: u64,
     /// Memories with pages to fold.
     pub fold_queue: u64,
     /// Checkpoints finished.
@@ -154,23 +156,38 @@ impl PageStore {
     /// at a time, and it is out as long as any clone of its `file` lives, because whoever holds that could still write.
     /// Before dropping a target whose worker did not answer, make sure that the worker is dead.
     ///
-    /// Refused with [`PagesError::DeltaFull`] once the delta has reached `delta_capacity_bytes`. What was reserved before may still be committed.
+    /// Never refused for want of delta: whoever writes asks [`PageStore::check_room`] first, between rounds.
     pub fn reserve(&self, id: MemoryId, pages_max: u64) -> Result<AppendTarget> {
         self.check_sync()?;
-        let used_bytes = self.delta_bytes();
-        let limit_bytes = self.limits.delta_capacity_bytes;
-        if used_bytes >= limit_bytes {
-            return Err(PagesError::DeltaFull { limit_bytes, used_bytes });
-        }
         self.with(id, |memory| memory.reserve(&self.dir, &self.accounts, pages_max))
     }
 
-    /// Makes what was written to `target` the newest version and returns its layout. The runs are checked: ordered by page, disjoint, within the
-    /// memory, within the target, and not beyond the end of the file. Space of the target that no run reaches is given back.
-    /// On an error nothing has changed and the target is gone, as after dropping it.
-    pub fn commit(&self, target: AppendTarget, runs: Vec<Run>) -> Result<MemoryLayout> {
+    /// Whether the delta log has room for another round: the reserve is free, which covers all that a round may write.
+    ///
+    /// # Errors
+    /// [`PagesError::DeltaFull`] when there is none until a checkpoint, a fold, and a checkpoint after it.
+    pub fn check_room(&self) -> Result<()> {
+        let limit_bytes = self.limits.delta_capacity_bytes.saturating_sub(self.limits.delta_reserve_bytes);
+        let used_bytes = self.delta_bytes();
+        if used_bytes >= limit_bytes {
+            Err(PagesError::DeltaFull { limit_bytes, used_bytes })
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Whether `runs` could be committed to `target`: ordered by page, disjoint, within the memory, within the target, and not beyond the end of the file.
+    /// `target` may also be the later part of one.
+    pub fn verify(&self, target: &AppendTarget, runs: &[Run]) -> Result<()> {
+        self.with(target.id, |memory| memory.verify(&self.dir, target, runs).map(|_| ()))
+    }
+
+    /// Makes what was written to `target` the newest version and returns its layout. The runs are checked as by [`PageStore::verify`]. The target is spent
+    /// and is to be dropped; space of it that no run reaches is given back then.
+    /// On an error nothing has changed, and the same can be tried again.
+    pub fn commit(&self, target: &AppendTarget, runs: &[Run]) -> Result<MemoryLayout> {
         self.with(target.id, |memory| {
-            let layout = memory.commit_layout(&self.dir, &self.accounts, target, &runs)?;
+            let layout = memory.commit_layout(&self.dir, &self.accounts, target, runs)?;
             self.note_commit(memory);
             Ok(layout)
         })
@@ -178,7 +195,7 @@ impl PageStore {
 
     /// [`PageStore::commit`] without the layout, which costs in the number of runs of the memory. For messages whose layout nobody asks for
     /// before the next one; returns the version.
-    pub fn append(&self, target: AppendTarget, runs: &[Run]) -> Result<u64> {
+    pub fn append(&self, target: &AppendTarget, runs: &[Run]) -> Result<u64> {
         self.with(target.id, |memory| {
             let version = memory.commit(&self.dir, &self.accounts, target, runs)?;
             self.note_commit(memory);
@@ -194,7 +211,7 @@ impl PageStore {
         }
     }
 
-    /// Delta on disk, in bytes: needed, overwritten, and waiting for deletion. Compared with `delta_capacity_bytes`.
+    /// Delta on disk, in bytes: needed, overwritten, and waiting for deletion. See [`PageStore::check_room`].
     pub fn delta_bytes(&self) -> u64 {
         self.accounts.delta.load(Relaxed)
     }
@@ -246,6 +263,7 @@ impl PageStore {
             commits: accounts.commits.load(Relaxed),
             rewritten_bytes: accounts.rewritten.load(Relaxed),
             folded_bytes: accounts.folded.load(Relaxed),
+            cut_off: accounts.cut_off.load(Relaxed),
             fold_queue: lock(&self.fold_queue).ids.len() as u64,
             checkpoints: accounts.checkpoints.load(Relaxed),
             unlink_failures: accounts.unlink_failures.load(Relaxed),

@@ -1,7 +1,14 @@
 // SEAM
 //! The words of canister memory on disk: which memory, where its pages lie, what a worker wrote.
 
-use std::{fs::File, sync::Arc};
+use std::{
+    fs::File,
+    ops::Deref,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -54,8 +61,68 @@ pub struct MemoryLayout {
     pub segments: Arc<[(SegmentId, Arc<File>)]>,
     /// Disjoint, ordered by `start_page`.
     pub runs: Arc<[Run]>,
-    /// Held by whoever reads this version; a fold waits until older pins are gone.
-    pub pin: Arc<()>,
+    /// Shared by all layouts of this version; a fold waits until the pins of older versions are gone, or cuts them off.
+    pub pin: Arc<Pin>,
+}
+
+impl MemoryLayout {
+    /// Whether folding went over this version: what is read through it from now on, and what was read lately, may be of newer versions.
+    ///
+    /// Whoever reads pages of a layout that is not held ([`HeldLayout`]) asks this after reading, before anything of what was read counts.
+    pub fn is_cut_off(&self) -> bool {
+        self.pin.is_cut_off()
+    }
+}
+
+/// Marks a version that somebody reads.
+#[derive(Debug, Default)]
+pub struct Pin {
+    /// How many hold it so that it cannot be cut off; [`CUT_OFF`] once it is.
+    holders: AtomicU64,
+}
+
+/// No number of holders.
+const CUT_OFF: u64 = u64::MAX;
+
+impl Pin {
+    fn is_cut_off(&self) -> bool {
+        self.holders.load(SeqCst) == CUT_OFF
+    }
+
+    /// Cuts the readers of this version off unless somebody holds it. Whether they are cut off now.
+    pub(crate) fn cut_off(&self) -> bool {
+        matches!(self.holders.compare_exchange(0, CUT_OFF, SeqCst, SeqCst), Ok(_) | Err(CUT_OFF))
+    }
+
+    fn hold(&self) -> bool {
+        let one_more = |holders: u64| holders.checked_add(1).filter(|more| *more < CUT_OFF);
+        self.holders.fetch_update(SeqCst, SeqCst, one_more).is_ok()
+    }
+}
+
+/// A layout that folding waits for, however long. For readers whose bytes nobody can check afterwards, bounded by those who make them.
+#[derive(Debug)]
+pub struct HeldLayout(MemoryLayout);
+
+impl HeldLayout {
+    /// None when the layout was cut off already.
+    pub fn new(layout: MemoryLayout) -> Option<Self> {
+        if layout.pin.hold() { Some(Self(layout)) } else { None }
+    }
+}
+
+impl Deref for HeldLayout {
+    type Target = MemoryLayout;
+
+    fn deref(&self) -> &MemoryLayout {
+        &self.0
+    }
+}
+
+impl Drop for HeldLayout {
+    fn drop(&mut self) {
+        self.0.pin.holders.fetch_sub(1, SeqCst);
+    }
 }
 
 /// Where the dirty pages of the next message of one memory go. Exclusive: one at a time per memory. Dropping it without a commit gives the space back.

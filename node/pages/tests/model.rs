@@ -106,9 +106,9 @@ impl World {
         let target = self.store().reserve(id, PAGES).unwrap();
         let runs = write(&target, ranges, self.tag).unwrap();
         let committed = if with_layout {
-            self.store().commit(target, runs).unwrap().version
+            self.store().commit(&target, &runs).unwrap().version
         } else {
-            self.store().append(target, &runs).unwrap()
+            self.store().append(&target, &runs).unwrap()
         };
         assert_eq!(committed, version + 1);
         apply(&mut self.model, id, ranges, self.tag);

@@ -70,7 +70,7 @@ fn main() -> ExitCode {
             }
             let request = world.request(&canister, entry.clone());
             let start = Instant::now();
-            let outcome = world.pool.execute(lane, &request);
+            let outcome = world.pool.execute(lane, &request).unwrap();
             times.push(start.elapsed().as_nanos() as f64 / 1000.0);
             assert!(outcome.result.is_ok(), "{outcome:?}");
             world.commit(&mut canister, request, &outcome);

@@ -3,6 +3,8 @@
 //! may tell the canister travels in [`SystemContext`], everything the message did travels back in
 //! [`Outcome`]. Nothing here depends on which worker ran it.
 
+use std::collections::BTreeMap;
+
 use ic_principal::Principal;
 use pages::{AppendTarget, MemoryLayout, Run};
 use serde::{Deserialize, Serialize};
@@ -165,7 +167,7 @@ pub struct SystemContext {
     /// Calls that may still be made (callback limit, queue space of the subnet).
     pub calls_max: u64,
     /// Slots left towards each callee with a queue already in use; others have `queue_slots`.
-    pub queue_slots_left: Vec<(Principal, u64)>,
+    pub queue_slots_left: BTreeMap<Principal, u64>,
     /// Slots of an unused queue.
     pub queue_slots: u64,
     /// Prices.
@@ -295,10 +297,14 @@ pub struct Changes {
 pub struct Trap {
     /// Reject as the caller sees it, without the "Error from Canister" prefix that execution adds.
     pub reject: Reject,
-    /// True when the worker died, so the outcome is not a function of the input: execution retries before it
-    /// counts.
-    pub worker_died: bool,
 }
+
+/// A message has no outcome, for reasons of this machine: its worker was killed, hung, lied, could not get
+/// memory or descriptors, or could not be started. Not a function of the request, so it must never become a
+/// result; the same request may be handed in again.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct WorkerTrouble(pub String);
 
 /// What came of a message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -343,8 +349,12 @@ pub trait Sandbox: Send + Sync {
     fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared>;
     /// Runs one message on update worker `lane` (0-based; queries have lanes of their own, see [`Lane`]).
     /// Execution keeps the request: it commits or drops the append targets afterwards, and hands the same
-    /// request in again when the worker died.
-    fn execute(&self, lane: Lane, request: &Request) -> Outcome;
+    /// request in again after trouble. An outcome that is returned is one that an honest worker could give: it
+    /// was checked against the request.
+    ///
+    /// # Errors
+    /// When there is no outcome. Whatever ran of the message leaves no trace.
+    fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble>;
     /// Releases what `keep_token` keeps.
     fn release(&self, lane: Lane, keep_token: u64);
     /// The canister's code or memories are gone or replaced: drop mappings.

@@ -13,7 +13,7 @@ use limits::Limits;
 use pages::MemoryId;
 use state::ModuleInfo;
 
-use crate::{Entry, Lane, NotPrepared, Outcome, Request, Sandbox};
+use crate::{Entry, Lane, NotPrepared, Outcome, Request, Sandbox, WorkerTrouble};
 
 /// After so long in line it is worth a word in the log; then the wait goes on.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -61,7 +61,7 @@ impl Sandbox for Budgeted {
         self.inner.prepare(wasm)
     }
 
-    fn execute(&self, lane: Lane, request: &Request) -> Outcome {
+    fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {
         let (pool, bytes) = match (lane, &request.entry) {
             (Lane::Query(_), _) => (&self.queries, self.query_bytes),
             (Lane::Update(_), Entry::Init | Entry::PreUpgrade | Entry::PostUpgrade { .. }) => {
@@ -105,7 +105,7 @@ mod tests {
             Err(NotPrepared::Trouble(String::new()))
         }
 
-        fn execute(&self, _: Lane, _: &Request) -> Outcome {
+        fn execute(&self, _: Lane, _: &Request) -> Result<Outcome, WorkerTrouble> {
             unreachable!("this test compiles only")
         }
 

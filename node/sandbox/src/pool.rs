@@ -7,8 +7,10 @@
 //! # When a worker dies
 //!
 //! By a signal from outside, for want of memory, through a fault of the engine, by the time limit that only a
-//! hanging worker reaches, or because the pool ended it for reporting the impossible: the message gets a trap
-//! with `worker_died`, the process is reaped, and the lane's next message finds a new one. State is safe,
+//! hanging worker reaches, because the system refused it memory, or because the pool ended it for reporting
+//! the impossible: the caller gets [`WorkerTrouble`] and may hand the message in again, the process is reaped,
+//! and the lane's next message finds a new one. After a time limit the next one of an update lane is twice as
+//! long, up to [`TIMEOUT_FACTOR_MAX`] times, because the machine may just be slow. State is safe,
 //! because a worker only ever appends to what the caller reserved and commits. A lane whose workers keep
 //! dying waits before each start, longer each time, at most [`BACKOFF_MAX`].
 //!
@@ -39,11 +41,12 @@ use std::{
 
 use limits::{ModuleLimits, SandboxLimits};
 use pages::MemoryId;
-use state::{ErrorCode, ModuleInfo, Reject, RejectCode};
+use state::ModuleInfo;
 
 use crate::{
     HeapFigures, Lane, ModuleSource, Mount, NotPrepared, Outcome, PrepareError, Preparer, PreparerConfig,
-    Probe, Request, Sandbox, Trap,
+    Probe, Request, Sandbox, WorkerTrouble,
+    ipc::IpcError,
     pool::lane::{Worker, WorkerError},
 };
 
@@ -65,8 +68,8 @@ const MAP_COUNT_MIN: u64 = 65_530;
 /// Memories whose dropping a busy lane is told of at most; beyond that it drops all.
 const FORGET_MAX: usize = 4096;
 
-/// `IC0521`: the engine failed.
-const ENGINE_ERROR: ErrorCode = ErrorCode(521);
+/// Most that the time limit of a message grows when its worker reached it.
+const TIMEOUT_FACTOR_MAX: u32 = 8;
 
 /// What a pool needs to know.
 #[derive(Clone)]
@@ -172,13 +175,20 @@ struct Pending {
     everything: bool,
 }
 
-#[derive(Default)]
 struct LaneState {
     worker: Option<Worker>,
+    /// By how much the time limit of the next message is longer.
+    timeout_factor: u32,
     /// Deaths in a row.
     deaths: u32,
     /// The first token of the next worker: tokens never repeat within a lane.
     next_token: u64,
+}
+
+impl Default for LaneState {
+    fn default() -> Self {
+        Self { worker: None, timeout_factor: 1, deaths: 0, next_token: 0 }
+    }
 }
 
 impl Pool {
@@ -407,7 +417,7 @@ impl Pool {
         tracing::warn!(%error, "a sandbox worker failed and will be started again");
         match error {
             WorkerError::Lied(_) => self.counters.lies.fetch_add(1, Ordering::Relaxed),
-            WorkerError::Wire(crate::ipc::IpcError::TimedOut(_)) => {
+            WorkerError::Wire(IpcError::TimedOut(_)) => {
                 self.counters.timeouts.fetch_add(1, Ordering::Relaxed)
             }
             _ => 0,
@@ -436,20 +446,22 @@ impl Sandbox for Pool {
         self.preparer.prepare(wasm)
     }
 
-    fn execute(&self, lane: Lane, request: &Request) -> Outcome {
+    fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {
         let Some(cell) = self.cell(lane) else {
-            return no_outcome(format!("there is no sandbox worker {lane:?}"), false);
+            return Err(WorkerTrouble(format!("there is no sandbox worker {lane:?}")));
         };
         self.counters.messages.fetch_add(1, Ordering::Relaxed);
         let mut state = lock(&cell.state);
         let settle = [&request.heap, &request.stable].map(|mount| self.others_wrote(lane, mount));
+        let factor = state.timeout_factor;
         let executed = match self.worker(cell, &mut state) {
-            Ok(worker) => worker.execute(request, &self.preparer, self.globals_max, settle),
+            Ok(worker) => worker.execute(request, &self.preparer, self.globals_max, settle, factor),
             Err(error) => Err(error),
         };
         match executed {
             Ok(outcome) => {
                 state.deaths = 0;
+                state.timeout_factor = 1;
                 if state
                     .worker
                     .as_ref()
@@ -457,17 +469,17 @@ impl Sandbox for Pool {
                 {
                     self.replace_if_large(cell, &mut state);
                 }
-                outcome
-            }
-            Err(error) if error.worker_is_well() => {
-                no_outcome(error.to_string(), !matches!(error, WorkerError::NotKept))
+                Ok(outcome)
             }
             Err(error) => {
-                self.died(cell, &mut state, &error);
-                no_outcome(
-                    "the sandbox process of the canister died while it ran the message".to_owned(),
-                    true,
-                )
+                if !error.worker_is_well() {
+                    // Who asks a query does not wait for a slow machine.
+                    if matches!((&error, lane), (WorkerError::Wire(IpcError::TimedOut(_)), Lane::Update(_))) {
+                        state.timeout_factor = (factor * 2).min(TIMEOUT_FACTOR_MAX);
+                    }
+                    self.died(cell, &mut state, &error);
+                }
+                Err(WorkerTrouble(error.to_string()))
             }
         }
     }
@@ -490,23 +502,6 @@ impl Sandbox for Pool {
                 *pending = Pending { memories: BTreeSet::new(), everything: true };
             }
         }
-    }
-}
-
-/// The outcome of a message that has none.
-fn no_outcome(message: String, worker_died: bool) -> Outcome {
-    Outcome {
-        instructions: 0,
-        result: Err(Trap {
-            reject: Reject { code: RejectCode::CanisterError, message, error_code: ENGINE_ERROR },
-            worker_died,
-        }),
-        changes: None,
-        accepted: false,
-        height_read: false,
-        log: Vec::new(),
-        query_calls: Vec::new(),
-        keep_token: None,
     }
 }
 

@@ -18,6 +18,8 @@ fn limits() -> ModuleLimits {
         code_section_bytes: 1 << 20,
         functions: 1_000,
         function_bytes: 100_000,
+        function_weight: 100_000,
+        weight: 100_000,
         globals: 100,
         table_elements: 10_000,
         tables: 4,

@@ -78,6 +78,13 @@ pub enum BlobError {
     },
 }
 
+impl BlobError {
+    /// Whether the same call can succeed later without a restart.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::DiskFull { .. } | Self::Unwritable { .. } | Self::Io { .. })
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct BlobStore {

@@ -141,8 +141,8 @@ pub enum StoreError {
         /// What it has.
         found: String,
     },
-    /// Checkpoints go forward only.
-    #[error("a checkpoint of height {} was to follow one of height {}: heights must rise", new.0, newest.0)]
+    /// Checkpoints do not go back.
+    #[error("a checkpoint of height {} was to follow one of height {}: heights must not fall", new.0, newest.0)]
     Height {
         /// In the file.
         newest: Height,
@@ -155,6 +155,13 @@ pub enum StoreError {
     /// A saved ingress history entry.
     #[error(transparent)]
     History(#[from] crate::history::HistoryError),
+}
+
+impl StoreError {
+    /// Whether the same call can succeed later without a restart.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::DiskFull { .. } | Self::Unwritable { .. } | Self::Io { .. })
+    }
 }
 
 /// Records that a checkpoint writes, made one at a time as they are written; `None` removes the record.
@@ -243,12 +250,13 @@ impl StateStore {
     }
 
     /// Writes a checkpoint. When it returns, the checkpoint survives anything short of the disk's loss; when it fails, the
-    /// one before is still whole, and the write may be tried again.
+    /// one before is still whole, and the write may be tried again. One of the same height is of the same state: what may
+    /// have changed is where its pages lie.
     pub fn write(&self, delta: CheckpointDelta<'_>) -> Result<(), StoreError> {
         let CheckpointDelta { height, metadata, canisters, history, memories, written } = delta;
         self.with_database(|database| {
             let newest = Header::read(&database.begin_read()?)?;
-            if let Some(newest) = newest.filter(|newest| newest.height >= height) {
+            if let Some(newest) = newest.filter(|newest| newest.height > height) {
                 return Err(Failure::Store(StoreError::Height { newest: newest.height, new: height }));
             }
             let mut header = newest.unwrap_or_default();

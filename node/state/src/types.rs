@@ -239,12 +239,12 @@ impl SubnetKey {
     }
 }
 
-/// An execution that failed on this node for a reason that is not a function of its input (its worker died, again and again). Recorded beside the batch, so
-/// that executing the batch again gives the same state.
+/// A message that operators ruled to be rejected, because it ends every worker that runs it, or the node itself. Recorded beside the batch, so that executing
+/// the batch again gives the same state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Fault {
     /// Whose message.
     pub canister_id: CanisterId,
-    /// Which execution of that canister within the round, from 0.
+    /// Which of the messages that this canister takes up in the round, from 0; of the management canister: of the calls that it serves.
     pub ordinal: u64,
 }

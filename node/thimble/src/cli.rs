@@ -10,7 +10,7 @@ use crate::{
     genesis::{self, GenesisCommand},
     init,
     members::MembersCommand,
-    node, status,
+    node, status, verdicts,
 };
 
 /// An Internet-Computer-compatible replica that lives inside a stated memory budget.
@@ -88,6 +88,23 @@ enum Command {
     /// Who holds the subnet's key, and changes of who does, signed by the members.
     #[command(subcommand)]
     Members(MembersCommand),
+    /// Have a message rejected that no worker survives, or that makes the node panic: the way through, in the words the node prints.
+    ///
+    /// The message is rejected with a fixed text at its height, nothing of it is executed, and the node goes on after its next start. In a subnet this is done
+    /// on every node alike. Message n of canister aaaaa-aa is the nth management call of the round, from 0.
+    ///
+    /// Example: thimble reject --data-dir /var/lib/thimble 1204 rwlgt-iiaaa-aaaaa-aaaaa-cai 0
+    Reject {
+        /// The node's data folder.
+        #[arg(long, value_name = "DIR", default_value = "thimble-data")]
+        data_dir: PathBuf,
+        /// Height of the batch.
+        height: u64,
+        /// The canister whose message it is.
+        canister: String,
+        /// Which message that the canister takes up in the round, from 0.
+        ordinal: u64,
+    },
     /// Print the budget sheet: every pool with its cap, owner and reason, and every other limit.
     ///
     /// The sum of the memory lines never exceeds the budget; a table that does not add up is refused with the line that
@@ -183,6 +200,9 @@ impl Cli {
             Command::Genesis(command) => command.run(),
             Command::Join { data_dir, genesis } => genesis::join(&data_dir, &genesis),
             Command::Members(command) => command.run(),
+            Command::Reject { data_dir, height, canister, ordinal } => {
+                verdicts::reject(&data_dir, height, &canister, ordinal)
+            }
             Command::Limits { settings, json } => {
                 let config = Config::load(&settings)?;
                 let sheet = config.limits.sheet();

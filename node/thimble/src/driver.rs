@@ -22,7 +22,7 @@ use budget::{Ledger, Observation};
 use consensus::{
     Certificate, Consensus, ConsensusError, Demand, FinalisedBatch, IngressPool, StateOffer, Step,
 };
-use execution::{Executor, RoundResult};
+use execution::{Executor, FatalError, RoundResult};
 use gateway::Waiters;
 use limits::{Limits, pool};
 use state::{Height, Ingress, ReplicatedState, RequestId};
@@ -31,6 +31,7 @@ use crate::{
     catchup::{self, Outcome},
     metrics::RoundMetrics,
     pace::Pace,
+    verdicts::Verdicts,
     watch::Watch,
 };
 
@@ -64,6 +65,7 @@ pub(crate) struct Driver<C: Consensus> {
     pub(crate) block_bytes: u64,
     pub(crate) finished: Finished,
     pub(crate) limits: Arc<Limits>,
+    pub(crate) verdicts: Verdicts,
 }
 
 /// Why the loop ended.
@@ -203,7 +205,13 @@ impl<C: Consensus> Driver<C> {
                 certified = Instant::now();
             }
             let height = finalised.batch.height;
-            let result = self.round(finalised)?;
+            let Some(result) = self.round(finalised)? else {
+                tracing::info!(
+                    height = height.0,
+                    "stopped in a round that waited; the next start executes it again"
+                );
+                return Ok(Ended::Stopped);
+            };
             self.metrics.stalled(certified.elapsed());
             certified = Instant::now();
             demand =
@@ -238,18 +246,19 @@ impl<C: Consensus> Driver<C> {
         catchup::take_over(&self.executor, &mut self.consensus, offer, &self.data_dir, &limits, &pool, refuse)
     }
 
-    fn round(&mut self, finalised: FinalisedBatch) -> Result<RoundResult> {
+    /// None when the node is closing and the round waited for this machine: what it did so far counts for nothing.
+    fn round(&mut self, finalised: FinalisedBatch) -> Result<Option<RoundResult>> {
         let FinalisedBatch { batch, recorded } = finalised;
-        let faults = recorded.map(|recorded| recorded.faults).unwrap_or_default();
+        let rejected = self.verdicts.at(batch.height, recorded.map(|recorded| recorded.faults));
         let started = Instant::now();
         let block_bytes = batch.ingress.iter().map(Ingress::accounted_bytes).sum::<u64>();
         self.observed.block(block_bytes);
-        let mut result = self
-            .executor
-            .execute(&batch, &faults)
-            .with_context(|| format!("executing batch {}", batch.height.0))?;
+        let mut result = match self.executor.execute(&batch, &rejected) {
+            Err(FatalError::Closing) => return Ok(None),
+            result => result.with_context(|| format!("executing batch {}", batch.height.0))?,
+        };
         let certificates = loop {
-            match self.consensus.executed(batch.height, result.root, result.faults.clone()) {
+            match self.consensus.executed(batch.height, result.root, result.verdicts.clone()) {
                 Ok(certificates) => break certificates,
                 Err(error) => self.storage_trouble(error)?,
             }
@@ -284,7 +293,7 @@ impl<C: Consensus> Driver<C> {
                 );
             }
         }
-        Ok(result)
+        Ok(Some(result))
     }
 
     /// Shows the state of a height, and tells those who wait for it.

@@ -17,8 +17,10 @@ mod members;
 mod metrics;
 mod node;
 mod pace;
+mod patience;
 mod rules;
 mod status;
+mod verdicts;
 mod watch;
 
 use std::{io::Write, process::ExitCode};

@@ -38,7 +38,7 @@ pub(crate) struct RoundMetrics {
     messages: Counter,
     instructions: Counter,
     ingress: Counter,
-    faults: Counter,
+    verdicts: Counter,
     checkpoints: Counter,
     round_seconds: Histogram,
     checkpoint_seconds: Histogram,
@@ -54,7 +54,7 @@ impl RoundMetrics {
             messages: Counter::default(),
             instructions: Counter::default(),
             ingress: Counter::default(),
-            faults: Counter::default(),
+            verdicts: Counter::default(),
             checkpoints: Counter::default(),
             round_seconds: Histogram::new(ROUND_SECONDS),
             checkpoint_seconds: Histogram::new(ROUND_SECONDS),
@@ -70,11 +70,7 @@ impl RoundMetrics {
             metrics.instructions.clone(),
         );
         registry.register("ingress_in_blocks", "Ingress messages in blocks", metrics.ingress.clone());
-        registry.register(
-            "execution_faults",
-            "Messages failed because their worker died again and again",
-            metrics.faults.clone(),
-        );
+        registry.register("verdicts", "Messages rejected by verdicts of operators", metrics.verdicts.clone());
         registry.register(
             "rounds_skipped",
             "Times execution waited for memory or for the delta log",
@@ -95,7 +91,7 @@ impl RoundMetrics {
         self.messages.inc_by(result.messages);
         self.instructions.inc_by(result.instructions);
         self.ingress.inc_by(batch.ingress.len() as u64);
-        self.faults.inc_by(result.faults.len() as u64);
+        self.verdicts.inc_by(result.verdicts.len() as u64);
         self.round_seconds.observe(took.as_secs_f64());
         self.height.store(batch.height.0, Ordering::Relaxed);
     }

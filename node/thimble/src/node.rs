@@ -35,7 +35,9 @@ use crate::{
     keystore::KeyFiles,
     metrics::{Readings, RoundMetrics},
     pace::Pace,
+    patience::NodePatience,
     rules,
+    verdicts::Verdicts,
     watch::Watch,
 };
 
@@ -248,7 +250,11 @@ fn open(
     };
     let named = |name| ledger.pool(name).with_context(|| format!("the ledger has no pool `{name}`"));
     let budgeted = Budgeted::new(sandbox.clone(), named(pool::EXECUTIONS)?, named(pool::QUERIES)?, limits);
-    let mut executor = Executor::open(config_of_executor, Arc::new(budgeted), pages.clone(), store, blobs)?;
+    let ingress = Arc::new(IngressPool::new(&limits.consensus));
+    ingress.count_in(&named(pool::INGRESS_POOL)?);
+    let patience = Arc::new(NodePatience::new(ingress.clone(), data));
+    let mut executor =
+        Executor::open(config_of_executor, Arc::new(budgeted), pages.clone(), store, blobs, patience)?;
     executor.cache_queries(named(pool::QUERY_CACHE)?);
     let height = executor.height();
     let log = BlockLog::open(&data.join("blocks"), BLOCK_SEGMENT_BYTES)?;
@@ -260,8 +266,6 @@ fn open(
             "executing again what the block log holds"
         );
     }
-    let ingress = Arc::new(IngressPool::new(&limits.consensus));
-    ingress.count_in(&named(pool::INGRESS_POOL)?);
     let calls = CallVerifier::new(
         keys.committee.public_key,
         &limits.gateway,
@@ -336,6 +340,7 @@ fn open(
         block_bytes: 0,
         finished: Finished::new(limits.consensus.certificates_kept),
         limits: limits.clone(),
+        verdicts: Verdicts::read(data)?,
     };
     Ok(Parts { driver, adapter, keys, pool: ingress, waiters, watch })
 }

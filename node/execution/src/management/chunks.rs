@@ -45,7 +45,7 @@ impl Desk<'_> {
             let mut next = current.clone();
             next.chunks.insert(hash, bytes);
             check_promises(self.core, self.state, Some(current), &next)?;
-            self.keep(next.id, &argument.chunk)?;
+            self.keep(&argument.chunk)?;
             self.state.put(next);
         }
         Ok(Handled::Reply(encode(&ChunkHash { hash: hash.to_vec() })?))

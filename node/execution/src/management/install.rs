@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use ic_management_canister_types::{CanisterInstallMode, InstallChunkedCodeArgs, WasmMemoryPersistence};
-use pages::{AppendTarget, MemoryId, MemoryLayout, PAGE_BYTES, PagesError};
+use pages::{AppendTarget, MemoryId, MemoryLayout, PAGE_BYTES};
 use sandbox::{Changes, Entry, MessageLimits, NotPrepared};
 use sha2::{Digest, Sha256};
 use state::{
@@ -16,10 +16,10 @@ use state::{
     InstalledModule, Memory, ModuleHash, ModuleInfo, Reject, Shared, SubnetCall, Time,
 };
 
-use super::overlay::{mount_over, overlay, part, valid_runs};
+use super::overlay::{mount_over, overlay, part};
 use super::types::InstallCode;
 use super::{Desk, Handled, Handling, Refusal, decode, no_value};
-use crate::config::FaultKind;
+use crate::config::FatalError;
 use crate::machine::{Invocation, Machine, Ran, Targets, watch_memory};
 use crate::reject;
 
@@ -115,8 +115,8 @@ impl Desk<'_> {
         }
         let mut wasm = Vec::with_capacity(usize::try_from(bytes).unwrap_or(0));
         for name in names {
-            let chunk = self.core.blobs.get(&name)?;
-            wasm.extend_from_slice(&chunk.ok_or_else(|| crate::FatalError::Record {
+            let chunk = self.core.attempts(self.place.clone()).until(|| self.core.blobs.get(&name))?;
+            wasm.extend_from_slice(&chunk.ok_or_else(|| FatalError::Record {
                 what: format!("a chunk of canister {store_id}"),
                 reason: "its bytes are not in the module store".into(),
             })?);
@@ -233,30 +233,21 @@ impl Desk<'_> {
         Err(reject.into())
     }
 
-    /// Validates and compiles. The inner result is the module's, the same on every node.
+    /// Validates and compiles, however often this machine fails at it. The inner result is the module's, the same on every node.
     fn prepare(
         &mut self,
         canister: &CanisterState,
         wasm: &[u8],
     ) -> Result<Result<ModuleInfo, Reject>, Refusal> {
-        let ordinal = self.seats.entry(canister.id).or_default().ordinal;
-        let fault = FaultKind::NotCompiled.fault(canister.id, ordinal);
-        let recorded = self.round.recorded(FaultKind::NotCompiled, canister.id, ordinal);
-        let prepared = if recorded {
-            Err(NotPrepared::Trouble("recorded".into()))
-        } else {
-            self.core.sandbox.prepare(wasm)
-        };
-        match prepared {
-            Ok(info) => Ok(Ok(info)),
-            // Resources of this node: not every node, and not this node every time, would say the same.
-            Err(NotPrepared::Trouble(reason)) => {
-                tracing::warn!(canister = %canister.id, reason, "module cannot be compiled");
-                self.effects.faults.push(fault);
-                self.seats.entry(canister.id).or_default().ordinal += 1;
-                Err(reject::not_compiled(&canister.id).into())
+        let mut attempts = self.core.attempts(self.place.clone()).of_a_message();
+        loop {
+            match self.core.sandbox.prepare(wasm) {
+                Ok(info) => return Ok(Ok(info)),
+                Err(NotPrepared::Trouble(what)) => attempts.wait(what)?,
+                Err(NotPrepared::Refused(reject)) => {
+                    return Ok(Err(reject::from_canister(&canister.id, reject)));
+                }
             }
-            Err(NotPrepared::Refused(reject)) => Ok(Err(reject::from_canister(&canister.id, reject))),
         }
     }
 
@@ -275,10 +266,11 @@ impl Desk<'_> {
         };
         let mut created = BTreeSet::new();
         let subnet = &mut self.state.subnet;
-        let mut fresh = |bytes: u64| -> Result<Memory, PagesError> {
+        let mut fresh = |bytes: u64| -> Result<Memory, FatalError> {
             let id = MemoryId(subnet.next_memory);
             subnet.next_memory += 1;
-            let layout = self.core.pages.create(id, bytes)?;
+            let mut attempts = self.core.attempts(self.place.clone());
+            let layout = attempts.until(|| self.core.pages.create(id, bytes))?;
             created.insert(id);
             Ok(Memory { id, wasm_pages: 0, layout: Some(layout) })
         };
@@ -307,7 +299,6 @@ impl Desk<'_> {
         limits: MessageLimits,
     ) -> Result<Tally, (Refusal, Option<Tally>)> {
         let early = |refusal: Refusal| (refusal, None);
-        let ordinal = self.seats.entry(canister.id).or_default().ordinal;
         let capacity = self.core.limits().subnet.memory_capacity_bytes;
         let others = self.state.totals().memory_taken.saturating_sub(canister.memory_taken());
         let usage = next.memory_usage().total();
@@ -319,13 +310,12 @@ impl Desk<'_> {
                 .into(),
             ));
         };
-        self.keep(canister.id, order.wasm).map_err(early)?;
-        let room = match self.room(canister, next, plan, &limits, ordinal) {
-            Ok(Some(room)) => room,
-            Ok(None) => return Err(early(Refusal::NotNow)),
-            Err(error) => return Err(early(error.into())),
+        let fatal = |error: FatalError| early(error.into());
+        self.keep(order.wasm).map_err(fatal)?;
+        let machine = Machine::new(self.core, self.round, 0, self.place.clone());
+        let Some(room) = room(&machine, canister, next, plan, &limits).map_err(fatal)? else {
+            return Err(early(reject::no_module(&canister.id).into()));
         };
-        let mut machine = Machine::new(self.core, self.round, 0);
         let mut tally = Tally { instructions: 0, log: Vec::new() };
         let invoke = |entry, limits| Invocation {
             caller: order.caller,
@@ -346,23 +336,10 @@ impl Desk<'_> {
             };
             let mut invocation = invoke(Entry::PreUpgrade, limits);
             invocation.heap_limited = false;
-            let ran = machine.attempt(&working, invocation, Some(targets), ordinal);
-            let ran = self.after(&mut machine, canister, ran, &mut tally);
+            let ran = machine.attempt(&working, invocation, Some(targets));
+            let ran = after(canister, ran, &mut tally);
             match ran {
-                Ok(changes) => {
-                    let fits = valid_runs(heap, &working, |execution| &execution.heap, &changes.heap_runs)
-                        && valid_runs(
-                            &room.stable,
-                            &working,
-                            |execution| &execution.stable,
-                            &changes.stable_runs,
-                        );
-                    if !fits {
-                        let reject = reject::engine_fault(&canister.id, "pages it cannot have written");
-                        return Err((reject.into(), Some(tally)));
-                    }
-                    first = Some(changes);
-                }
+                Ok(changes) => first = Some(changes),
                 Err(refusal) => return Err((refusal, Some(tally))),
             }
         }
@@ -405,19 +382,11 @@ impl Desk<'_> {
         let left = limits.instructions.saturating_sub(tally.instructions).max(1);
         let mut invocation = invoke(entry, MessageLimits { instructions: left, ..limits });
         invocation.arg = order.arg.to_vec();
-        let ran =
-            machine.attempt(next, invocation, Some(targets), ordinal + u64::from(plan.runs_pre_upgrade));
-        let mut changes = match self.after(&mut machine, canister, ran, &mut tally) {
+        let ran = machine.attempt(next, invocation, Some(targets));
+        let mut changes = match after(canister, ran, &mut tally) {
             Ok(changes) => changes,
             Err(refusal) => return Err((refusal, Some(tally))),
         };
-        let fits = valid_runs(&room.heap, next, |execution| &execution.heap, &changes.heap_runs)
-            && valid_runs(&room.stable, next, |execution| &execution.stable, &changes.stable_runs);
-        if !fits {
-            let reject = reject::engine_fault(&canister.id, "pages it cannot have written");
-            return Err((reject.into(), Some(tally)));
-        }
-
         // What the canister would keep must last its freezing threshold.
         next.cycles = changes.balance;
         next.consumption.burned += changes.cycles_burned;
@@ -459,78 +428,9 @@ impl Desk<'_> {
         drop(old_heap);
         match machine.commit(next, &changes, Targets { heap, stable }) {
             Ok(delta_bytes) => self.count(0, delta_bytes),
-            Err(error) if error.is_worker_fault() => {
-                tracing::error!(canister = %canister.id, %error, "worker returned bad runs");
-                let reject = reject::engine_fault(&canister.id, "pages it cannot have written");
-                return Err((reject.into(), Some(tally)));
-            }
             Err(error) => return Err((error.into(), Some(tally))),
         }
         Ok(tally)
-    }
-
-    /// Takes note of an execution; its changes, if it ended well.
-    fn after(
-        &mut self,
-        machine: &mut Machine<'_>,
-        canister: &CanisterState,
-        ran: Result<(Ran, Option<Targets>), crate::FatalError>,
-        tally: &mut Tally,
-    ) -> Result<Changes, Refusal> {
-        self.effects.faults.append(&mut machine.faults);
-        // The targets that come back are parts; the whole ones are still held.
-        let (ran, _parts) = ran?;
-        self.seats.entry(canister.id).or_default().ordinal += 1;
-        tally.instructions += ran.instructions;
-        tally.log.extend(ran.log);
-        match (ran.result, ran.changes) {
-            (Err(reject), _) => Err(reject.into()),
-            (Ok(_), Some(changes)) if changes.calls.is_empty() => Ok(changes),
-            (Ok(_), _) => Err(reject::engine_fault(&canister.id, "calls from an installation").into()),
-        }
-    }
-
-    /// Finds room for everything at once, so that nothing has run when there is none.
-    fn room(
-        &mut self,
-        canister: &CanisterState,
-        next: &CanisterState,
-        plan: Plan,
-        limits: &MessageLimits,
-        ordinal: u64,
-    ) -> Result<Option<Room>, PagesError> {
-        if self.round.recorded(FaultKind::NotStarted, canister.id, ordinal) {
-            self.not_started(canister.id, ordinal);
-            return Ok(None);
-        }
-        let Some(execution) = &next.execution else { return Ok(None) };
-        let pages = |bytes: u64| bytes.div_ceil(PAGE_BYTES);
-        let twice = 1 + u64::from(plan.runs_pre_upgrade);
-        let reserve = |memory: &Memory, pages_max| self.core.pages.reserve(memory.id, pages_max);
-        let reserved = (|| {
-            let old_heap =
-                match canister.execution.as_ref().filter(|_| plan.runs_pre_upgrade && !plan.keeps_heap) {
-                    Some(old) => Some(reserve(&old.heap, pages(limits.heap_dirty_bytes))?),
-                    None => None,
-                };
-            Ok(Room {
-                heap: reserve(&execution.heap, twice * pages(limits.heap_dirty_bytes))?,
-                stable: reserve(&execution.stable, twice * pages(limits.stable_dirty_bytes))?,
-                old_heap,
-            })
-        })();
-        match reserved {
-            Ok(room) => Ok(Some(room)),
-            Err(
-                PagesError::DeltaFull { .. }
-                | PagesError::DiskFull { .. }
-                | PagesError::TooManyOpenFiles { .. },
-            ) => {
-                self.not_started(canister.id, ordinal);
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -581,6 +481,45 @@ impl Desk<'_> {
         self.effects.work += instructions;
         self.effects.delta_bytes += delta_bytes;
     }
+}
+
+/// Takes note of an execution; its changes, if it ended well.
+fn after(
+    canister: &CanisterState,
+    ran: Result<(Ran, Option<Targets>), FatalError>,
+    tally: &mut Tally,
+) -> Result<Changes, Refusal> {
+    // The targets that come back are parts; the whole ones are still held.
+    let (ran, _parts) = ran?;
+    tally.instructions += ran.instructions;
+    tally.log.extend(ran.log);
+    match (ran.result, ran.changes) {
+        (Err(reject), _) => Err(reject.into()),
+        (Ok(_), Some(changes)) => Ok(changes),
+        // An installation always has changes, or the worker's answer would not have been taken.
+        (Ok(_), None) => Err(reject::did_not_reply(&canister.id).into()),
+    }
+}
+
+/// Finds room for everything at once.
+fn room(
+    machine: &Machine<'_>,
+    canister: &CanisterState,
+    next: &CanisterState,
+    plan: Plan,
+    limits: &MessageLimits,
+) -> Result<Option<Room>, FatalError> {
+    let Some(execution) = &next.execution else { return Ok(None) };
+    let pages = |bytes: u64| bytes.div_ceil(PAGE_BYTES);
+    let twice = 1 + u64::from(plan.runs_pre_upgrade);
+    let old_heap = canister.execution.as_ref().filter(|_| plan.runs_pre_upgrade && !plan.keeps_heap);
+    Ok(Some(Room {
+        old_heap: old_heap
+            .map(|old| machine.reserve_pages(old.heap.id, pages(limits.heap_dirty_bytes)))
+            .transpose()?,
+        heap: machine.reserve_pages(execution.heap.id, twice * pages(limits.heap_dirty_bytes))?,
+        stable: machine.reserve_pages(execution.stable.id, twice * pages(limits.stable_dirty_bytes))?,
+    }))
 }
 
 fn memories(canister: &CanisterState) -> impl Iterator<Item = MemoryId> + '_ {

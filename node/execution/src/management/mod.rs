@@ -1,7 +1,7 @@
 //! The management canister, `aaaaa-aa`: a facade with which canisters are made, changed and looked at.
 //!
 //! Calls wait in one queue of the subnet and are served one at a time between the iterations of a round, before canisters run. A call is answered at once,
-//! or it waits for something (a stop, randomness), or it is put back because the delta log is full. What the sender attached and the method did not keep goes
+//! or it waits for something (a stop, randomness). What the sender attached and the method did not keep goes
 //! back.
 //!
 //! Each method says in [`Method::of`] who may call it and whether users may; the gateway's check before a call is taken in, the check at induction (which
@@ -17,18 +17,17 @@ mod settings;
 mod status;
 mod types;
 
-use std::collections::BTreeMap;
-
 use candid::{CandidType, Principal};
 use serde::de::DeserializeOwned;
 use state::{
-    BlobError, CanisterId, CanisterState, ChangeOrigin, Cycles, Ingress, Origin, Payload, RandomnessWaiter,
-    Reject, ReplicatedState, SubnetCall, Visibility,
+    CanisterId, CanisterState, ChangeOrigin, Cycles, Ingress, Origin, Payload, RandomnessWaiter, Reject,
+    ReplicatedState, SubnetCall, Visibility,
 };
 
-use crate::config::{FatalError, FaultKind};
+use crate::config::FatalError;
 use crate::core::{Core, RoundFacts};
-use crate::message::{Effects, MESSAGE_OVERHEAD_INSTRUCTIONS, Seat};
+use crate::message::{Effects, MESSAGE_OVERHEAD_INSTRUCTIONS};
+use crate::patience::Place;
 use crate::reject;
 
 pub(crate) use lifecycle::{STOP_TIMEOUT_SECONDS, uninstall};
@@ -219,8 +218,6 @@ enum Refusal {
     Reject(Reject),
     /// The node stops.
     Fatal(FatalError),
-    /// The call waits for the next round.
-    NotNow,
 }
 
 impl From<Reject> for Refusal {
@@ -264,66 +261,46 @@ pub(crate) struct Desk<'a> {
     pub(crate) core: &'a Core,
     pub(crate) state: &'a mut ReplicatedState,
     pub(crate) round: &'a RoundFacts,
-    pub(crate) seats: &'a mut BTreeMap<CanisterId, Seat>,
+    /// Which management call is served.
+    pub(crate) place: Place,
     pub(crate) effects: Effects,
 }
 
-/// What became of a call.
-#[expect(clippy::large_enum_variant, reason = "it lives for one match, and boxing would allocate per call")]
-pub(crate) enum Disposal {
-    /// It is answered or waits.
-    Done,
-    /// To be put back at the head of the queue.
-    NotNow(SubnetCall),
-}
-
 impl Desk<'_> {
-    /// Keeps `bytes` in the module store. Without room on the disk the call waits.
-    fn keep(&mut self, id: CanisterId, bytes: &[u8]) -> Result<(), Refusal> {
-        let ordinal = self.seats.entry(id).or_default().ordinal;
-        if !self.round.recorded(FaultKind::NotStarted, id, ordinal) {
-            match self.core.blobs.put(bytes) {
-                Ok(_) => {
-                    self.core.note_blobs_changed();
-                    return Ok(());
-                }
-                Err(error @ BlobError::DiskFull { .. }) => {
-                    tracing::warn!(canister = %id, %error, "a management call waits");
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        self.not_started(id, ordinal);
-        Err(Refusal::NotNow)
-    }
-
-    /// Records that a call about `id` found no room on this node, so that a replay waits where this round did. What the canister does later in the round
-    /// has the next ordinal: it may find room.
-    fn not_started(&mut self, id: CanisterId, ordinal: u64) {
-        self.effects.faults.push(FaultKind::NotStarted.fault(id, ordinal));
-        self.seats.entry(id).or_default().ordinal = ordinal + 1;
+    /// Keeps `bytes` in the module store.
+    fn keep(&self, bytes: &[u8]) -> Result<(), FatalError> {
+        self.core.attempts(self.place.clone()).until(|| self.core.blobs.put(bytes))?;
+        self.core.note_blobs_changed();
+        Ok(())
     }
 
     /// Serves one call.
-    pub(crate) fn serve(&mut self, call: SubnetCall) -> Result<Disposal, FatalError> {
+    pub(crate) fn serve(&mut self, call: SubnetCall) -> Result<(), FatalError> {
         self.effects.work += CALL_INSTRUCTIONS;
         self.effects.messages += 1;
-        let (payload, refund) = match self.dispatch(&call) {
+        let verdict = self.place.message.as_ref().and_then(|m| self.round.verdict(m.canister_id, m.ordinal));
+        let handling = match verdict {
+            Some(verdict) => {
+                self.effects.verdicts.push(verdict);
+                Err(reject::ruled_out(&Principal::management_canister()).into())
+            }
+            None => self.dispatch(&call),
+        };
+        let (payload, refund) = match handling {
             Ok(Handled::Reply(bytes)) => (Payload::Reply(bytes), call.cycles),
             Ok(Handled::ReplyWithRefund(bytes, refund)) => (Payload::Reply(bytes), refund),
             Ok(Handled::Waits) => {
                 if let Origin::Ingress { request_id, .. } = call.origin {
                     self.effects.processing.push(request_id);
                 }
-                return Ok(Disposal::Done);
+                return Ok(());
             }
             Err(Refusal::Reject(reject)) => (Payload::Reject(reject), call.cycles),
-            Err(Refusal::NotNow) => return Ok(Disposal::NotNow(call)),
             Err(Refusal::Fatal(error)) => return Err(error),
         };
         let unclaimed = self.effects.answer(&call.origin, payload, refund);
         self.state.subnet.consumption.uninstall += unclaimed;
-        Ok(Disposal::Done)
+        Ok(())
     }
 
     fn dispatch(&mut self, call: &SubnetCall) -> Handling {

@@ -2,12 +2,12 @@
 //!
 //! An installation may run two executions before it knows whether either counts. What the first wrote lies in an append target; here it becomes a layout that the
 //! second can mount, the rest of the target becomes the second one's, and in the end the runs of both become one list that can be committed. What
-//! comes from workers is checked before it is laid over anything.
+//! comes from workers was checked before it is laid over anything.
 
 use std::sync::Arc;
 
 use pages::{AppendTarget, MemoryLayout, PAGE_BYTES, Run};
-use state::{CanisterState, ExecutionState, Memory};
+use state::Memory;
 
 /// A part of a target: `pages_max` beyond its first `skip` pages. The whole stays the one that counts.
 pub(super) fn part(target: &AppendTarget, skip: u64, bytes_max: u64) -> AppendTarget {
@@ -18,34 +18,6 @@ pub(super) fn part(target: &AppendTarget, skip: u64, bytes_max: u64) -> AppendTa
         offset_page: target.offset_page + skip,
         pages_max: bytes_max.div_ceil(PAGE_BYTES).min(target.pages_max.saturating_sub(skip)),
     }
-}
-
-/// Whether runs are ordered, disjoint, within the target and within the memory.
-pub(super) fn valid_runs(
-    target: &AppendTarget,
-    canister: &CanisterState,
-    memory: impl Fn(&ExecutionState) -> &Memory,
-    runs: &[Run],
-) -> bool {
-    let base_pages = canister
-        .execution
-        .as_ref()
-        .and_then(|execution| memory(execution).layout.as_ref())
-        .map_or(u64::MAX, |layout| layout.base_bytes / PAGE_BYTES);
-    let mut end = 0;
-    runs.iter().all(|run| {
-        let Some(last) = run.start_page.checked_add(run.pages).filter(|last| *last <= base_pages) else {
-            return false;
-        };
-        let Some(stored) = run.offset_page.checked_add(run.pages) else { return false };
-        let fits = run.pages > 0
-            && run.start_page >= end
-            && run.segment == target.segment
-            && run.offset_page >= target.offset_page
-            && stored <= target.offset_page + target.pages_max;
-        end = last;
-        fits
-    })
 }
 
 /// Mounts what an execution wrote over a memory, as a version that is never seen again. Returns how many pages of the target are used.

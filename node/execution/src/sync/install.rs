@@ -37,7 +37,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use limits::Limits;
-use pages::{MemoryId, MemoryLayout, PAGE_BYTES, PageStore, PagesError, StagedMemory};
+use pages::{HeldLayout, MemoryId, PAGE_BYTES, PageStore, PagesError, StagedMemory};
 use state::manifest::{
     Header, LEAF_BYTES, LeafError, LeafHash, ManifestError, ObjectId, encode_leaf, leaf_hash, piece_hash,
     root_of, stream_leaf_bytes, unpack_leaf,
@@ -213,7 +213,7 @@ pub struct Installed {
 /// What this node has already, to be copied instead of fetched. Holds the files of its memories.
 pub struct LocalState {
     checkpoint: LoadedCheckpoint,
-    layouts: BTreeMap<MemoryId, MemoryLayout>,
+    layouts: BTreeMap<MemoryId, HeldLayout>,
     blobs: Arc<BlobStore>,
     /// Open as long as the checkpoint is read, unless an executor has it.
     _store: Option<StateStore>,
@@ -222,7 +222,7 @@ pub struct LocalState {
 impl LocalState {
     pub(super) fn new(
         checkpoint: LoadedCheckpoint,
-        layouts: BTreeMap<MemoryId, MemoryLayout>,
+        layouts: BTreeMap<MemoryId, HeldLayout>,
         blobs: Arc<BlobStore>,
     ) -> Self {
         Self { checkpoint, layouts, blobs, _store: None }
@@ -246,7 +246,7 @@ impl LocalState {
         let layouts = pages
             .ids()
             .into_iter()
-            .map(|id| Ok((id, pages.layout(id)?)))
+            .map(|id| Ok((id, super::held(&pages, id)?)))
             .collect::<Result<_, PagesError>>()?;
         let blobs = Arc::new(BlobStore::open(&data_dir.join("state").join("blobs"), blob_bytes_max(limits))?);
         Ok(Some(Self { checkpoint, layouts, blobs, _store: Some(store) }))

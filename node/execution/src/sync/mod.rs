@@ -61,7 +61,7 @@ pub(crate) use worker::ManifestWorker;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use pages::{MemoryId, MemoryLayout};
+use pages::{HeldLayout, MemoryId, PageStore, PagesError};
 use state::manifest::Header;
 use state::{BlobHash, ManifestPace, RoundCost};
 
@@ -173,20 +173,26 @@ impl Executor {
 
     /// The files behind the state as it is now. Only between rounds.
     fn pinned(&self) -> Result<Pinned, FatalError> {
-        let mut layouts: BTreeMap<MemoryId, MemoryLayout> = BTreeMap::new();
+        let mut layouts: BTreeMap<MemoryId, HeldLayout> = BTreeMap::new();
         let mut blobs: BTreeSet<BlobHash> = BTreeSet::new();
         for canister in self.state.canisters() {
             blobs.extend(canister.chunks.keys());
             let Some(execution) = &canister.execution else { continue };
             blobs.insert(execution.module.hash.0);
             for memory in [&execution.heap, &execution.stable] {
-                let layout = match &memory.layout {
-                    Some(layout) => layout.clone(),
-                    None => self.core.pages.layout(memory.id)?,
-                };
-                layouts.insert(memory.id, layout);
+                layouts.insert(memory.id, held(&self.core.pages, memory.id)?);
             }
         }
         Ok(Pinned { layouts, blobs, blob_store: Arc::clone(&self.core.blobs) })
+    }
+}
+
+/// The newest version of a memory, held: whoever reads it hashes what it reads or sends it to others, and could not take it back.
+pub(crate) fn held(pages: &PageStore, memory: MemoryId) -> Result<HeldLayout, PagesError> {
+    loop {
+        // The newest version is never cut off; should another become the newest in between, that one is not.
+        if let Some(layout) = HeldLayout::new(pages.layout(memory)?) {
+            return Ok(layout);
+        }
     }
 }

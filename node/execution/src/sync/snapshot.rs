@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use pages::{MemoryId, MemoryLayout};
+use pages::{HeldLayout, MemoryId};
 use state::manifest::{Header, LEAF_BYTES, LeafHash, ObjectId, stream_leaf_bytes};
 use state::store::LoadedCheckpoint;
 use state::{BlobHash, BlobStore, ChunkId, Height};
@@ -13,7 +13,7 @@ use super::compute::LeafReader;
 
 /// The files behind a state.
 pub(crate) struct Pinned {
-    pub(crate) layouts: BTreeMap<MemoryId, MemoryLayout>,
+    pub(crate) layouts: BTreeMap<MemoryId, HeldLayout>,
     pub(crate) blobs: BTreeSet<BlobHash>,
     pub(crate) blob_store: Arc<BlobStore>,
 }

@@ -4,10 +4,11 @@
 pub mod script;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use candid::{CandidType, Principal};
-use execution::{Executor, ExecutorConfig, RoundResult};
+use execution::{Closing, Executor, ExecutorConfig, Patience, RoundResult, Trouble};
 use limits::Limits;
 use pages::PageStore;
 use sandbox::Sandbox;
@@ -71,6 +72,7 @@ pub struct Node {
     pub config: ExecutorConfig,
     /// What runs the canisters, unless something else was made.
     pub sandbox: Arc<ScriptSandbox>,
+    pub patience: Arc<Waiting>,
     make: Option<MakeSandbox>,
     pub pages: Arc<PageStore>,
     pub executor: Executor,
@@ -81,10 +83,50 @@ pub struct Node {
     pub last: Option<RoundResult>,
 }
 
+type Act = Box<dyn FnMut(&Trouble) -> Result<(), Closing> + Send>;
+
+/// Waits as a test says, and remembers what for.
+#[derive(Default)]
+pub struct Waiting {
+    pub troubles: Mutex<Vec<Trouble>>,
+    pub over: AtomicU64,
+    act: Mutex<Option<Act>>,
+}
+
+impl Waiting {
+    /// Does this instead of waiting.
+    pub fn act(&self, act: impl FnMut(&Trouble) -> Result<(), Closing> + Send + 'static) {
+        *self.act.lock().unwrap() = Some(Box::new(act));
+    }
+
+    pub fn troubles(&self) -> Vec<Trouble> {
+        self.troubles.lock().unwrap().clone()
+    }
+}
+
+impl Patience for Waiting {
+    fn wait(&self, trouble: &Trouble) -> Result<(), Closing> {
+        self.troubles.lock().unwrap().push(trouble.clone());
+        match &mut *self.act.lock().unwrap() {
+            Some(act) => act(trouble),
+            None => Ok(()),
+        }
+    }
+
+    fn over(&self, _: &Trouble) {
+        self.over.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// Makes the sandbox of a node that lives in a directory.
 pub type MakeSandbox = Arc<dyn Fn(&Path) -> Arc<dyn Sandbox>>;
 
-fn open(dir: &Path, config: &ExecutorConfig, sandbox: Arc<dyn Sandbox>) -> (Arc<PageStore>, Executor) {
+fn open(
+    dir: &Path,
+    config: &ExecutorConfig,
+    sandbox: Arc<dyn Sandbox>,
+    patience: Arc<Waiting>,
+) -> (Arc<PageStore>, Executor) {
     let store = StateStore::open(&dir.join("state"), 1 << 20).unwrap();
     let blobs = Arc::new(BlobStore::open(&dir.join("state").join("blobs"), 16 << 20).unwrap());
     let index: Vec<_> = match store.load().unwrap() {
@@ -96,7 +138,8 @@ fn open(dir: &Path, config: &ExecutorConfig, sandbox: Arc<dyn Sandbox>) -> (Arc<
         None => vec![],
     };
     let pages = Arc::new(PageStore::open(dir.join("pages"), &config.limits.pages, index).unwrap());
-    let executor = Executor::open(config.clone(), sandbox, Arc::clone(&pages), store, blobs).unwrap();
+    let executor =
+        Executor::open(config.clone(), sandbox, Arc::clone(&pages), store, blobs, patience).unwrap();
     (pages, executor)
 }
 
@@ -130,8 +173,10 @@ impl Node {
     pub fn at(dir: PathBuf, config: ExecutorConfig, make: Option<MakeSandbox>) -> Self {
         let sandbox = Arc::new(ScriptSandbox::default());
         let used = make.as_ref().map_or_else(|| Arc::clone(&sandbox) as Arc<dyn Sandbox>, |make| make(&dir));
-        let (pages, executor) = open(&dir, &config, used);
+        let patience = Arc::new(Waiting::default());
+        let (pages, executor) = open(&dir, &config, used, patience.clone());
         Self {
+            patience,
             dir,
             temporary: None,
             config,
@@ -178,21 +223,26 @@ impl Node {
 
     /// One round with what waits.
     pub fn round(&mut self) -> RoundResult {
+        let batch = self.batch();
+        self.execute(batch, &[])
+    }
+
+    /// What waits, as the next batch.
+    pub fn batch(&mut self) -> Batch {
         let height = Height(self.executor.height().0 + 1);
-        let batch = Batch {
+        Batch {
             height,
             time: Time(self.now() + self.seconds_per_round * SECOND),
             randomness: [height.0 as u8; 32],
             ingress: std::mem::take(&mut self.waiting),
             key: None,
-        };
-        self.execute(batch, &[])
+        }
     }
 
-    pub fn execute(&mut self, batch: Batch, recorded: &[Fault]) -> RoundResult {
-        let result = self.executor.execute(&batch, recorded).unwrap();
+    pub fn execute(&mut self, batch: Batch, rejected: &[Fault]) -> RoundResult {
+        let result = self.executor.execute(&batch, rejected).unwrap();
         self.executor.certify(batch.height, vec![0; 48]).unwrap();
-        self.log.push((batch, result.faults.clone(), result.root));
+        self.log.push((batch, result.verdicts.clone(), result.root));
         if self.executor.checkpoint_due() {
             self.executor.checkpoint().unwrap();
         }
@@ -341,6 +391,7 @@ impl Node {
             temporary,
             config,
             make,
+            patience: _,
             executor,
             pages,
             sandbox,
@@ -355,8 +406,10 @@ impl Node {
         drop(sandbox);
         let sandbox = Arc::new(ScriptSandbox::default());
         let used = make.as_ref().map_or_else(|| Arc::clone(&sandbox) as Arc<dyn Sandbox>, |make| make(&dir));
-        let (pages, executor) = open(&dir, &config, used);
+        let patience = Arc::new(Waiting::default());
+        let (pages, executor) = open(&dir, &config, used, patience.clone());
         let mut node = Self {
+            patience,
             dir,
             temporary,
             config,
@@ -370,15 +423,15 @@ impl Node {
             seconds_per_round,
             last: None,
         };
-        for (batch, faults, root) in log {
+        for (batch, verdicts, root) in log {
             if batch.height <= node.executor.height() {
-                node.log.push((batch, faults, root));
+                node.log.push((batch, verdicts, root));
                 continue;
             }
             let height = batch.height;
-            let result = node.execute(batch, &faults);
+            let result = node.execute(batch, &verdicts);
             assert_eq!(result.root, root, "the root of height {} differs after the restart", height.0);
-            assert_eq!(result.faults, faults);
+            assert_eq!(result.verdicts, verdicts);
         }
         node
     }

@@ -5,14 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 
 use ic_principal::Principal;
 use pages::{MemoryId, MemoryLayout, PAGE_BYTES, Run, read_pages};
 use sandbox::{
     Call, CallbackKind, Changes, CustomSection, Entry, Hooks, Lane, ModuleInfo, Mount, NotPrepared, Outcome,
-    Request, Response, Sandbox, Trap,
+    Request, Response, Sandbox, Trap, WorkerTrouble,
 };
 use serde::{Deserialize, Serialize};
 use state::{Cycles, ErrorCode, Global, Reject, RejectCode, Time};
@@ -38,6 +38,10 @@ pub enum Op {
     Trap(String),
     /// Kills the worker, as often as the sandbox was told to.
     Die,
+    /// Makes the node panic.
+    Panic,
+    /// Meets whoever waits at the sandbox's gate, twice.
+    Pause,
     /// Remembers these bytes in the heap.
     Note(Vec<u8>),
     /// Remembers the answer to the call.
@@ -64,8 +68,6 @@ pub enum Op {
     Certify(Vec<u8>),
     /// Prints.
     Print(Vec<u8>),
-    /// Claims cycles out of nothing, as a worker that was taken over would.
-    Forge,
 }
 
 /// A call and what follows it.
@@ -147,7 +149,6 @@ struct Heap {
     next: u64,
 }
 
-#[derive(Default)]
 pub struct ScriptSandbox {
     specs: Mutex<BTreeMap<[u8; 32], Spec>>,
     kept: Mutex<BTreeMap<u64, Heap>>,
@@ -159,6 +160,23 @@ pub struct ScriptSandbox {
     pub executions: AtomicU64,
     /// Modules that were to be prepared.
     pub preparations: AtomicU64,
+    /// Where [`Op::Pause`] waits.
+    pub gate: Arc<Barrier>,
+}
+
+impl Default for ScriptSandbox {
+    fn default() -> Self {
+        Self {
+            specs: Mutex::default(),
+            kept: Mutex::default(),
+            next_token: AtomicU64::default(),
+            deaths: AtomicU64::default(),
+            compile_failures: AtomicU64::default(),
+            executions: AtomicU64::default(),
+            preparations: AtomicU64::default(),
+            gate: Arc::new(Barrier::new(2)),
+        }
+    }
 }
 
 impl Sandbox for ScriptSandbox {
@@ -207,7 +225,7 @@ impl Sandbox for ScriptSandbox {
         Ok(info)
     }
 
-    fn execute(&self, _lane: Lane, request: &Request) -> Outcome {
+    fn execute(&self, _lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {
         self.executions.fetch_add(1, Ordering::Relaxed);
         let spec = self.specs.lock().unwrap().get(&request.module.0).cloned().expect("prepared before");
         let fresh = matches!(request.entry, Entry::Init | Entry::PostUpgrade { keep_heap: false });
@@ -218,7 +236,11 @@ impl Sandbox for ScriptSandbox {
         };
         let mut run = Running::new(request, heap);
         let program = run.program(&spec);
-        match run.all(&program, &self.deaths) {
+        let ended = run.all(&program, self);
+        if run.died {
+            return Err(WorkerTrouble("the worker is gone: killed".into()));
+        }
+        Ok(match ended {
             Ok(()) => run.finish(self),
             Err(trap) => Outcome {
                 instructions: run.instructions,
@@ -230,7 +252,7 @@ impl Sandbox for ScriptSandbox {
                 query_calls: Vec::new(),
                 keep_token: None,
             },
-        }
+        })
     }
 
     fn release(&self, _lane: Lane, keep_token: u64) {
@@ -289,6 +311,7 @@ struct Running<'a> {
     written: BTreeMap<u64, u64>,
     log: Vec<serde_bytes::ByteBuf>,
     slots: BTreeMap<Principal, u64>,
+    died: bool,
 }
 
 impl<'a> Running<'a> {
@@ -309,7 +332,8 @@ impl<'a> Running<'a> {
             dirty: 0,
             written: BTreeMap::new(),
             log: Vec::new(),
-            slots: request.context.queue_slots_left.iter().copied().collect(),
+            slots: request.context.queue_slots_left.clone(),
+            died: false,
         }
     }
 
@@ -342,17 +366,17 @@ impl<'a> Running<'a> {
     fn trap(&self, code: u16, message: impl Into<String>) -> Trap {
         let reject =
             Reject { code: RejectCode::CanisterError, message: message.into(), error_code: ErrorCode(code) };
-        Trap { reject, worker_died: false }
+        Trap { reject }
     }
 
-    fn all(&mut self, program: &[Op], deaths: &AtomicU64) -> Result<(), Trap> {
+    fn all(&mut self, program: &[Op], sandbox: &ScriptSandbox) -> Result<(), Trap> {
         for op in program {
             self.instructions += 100;
             if self.instructions > self.request.limits.instructions {
                 self.instructions = self.request.limits.instructions;
                 return Err(self.trap(522, "too many instructions"));
             }
-            self.one(op, deaths)?;
+            self.one(op, sandbox)?;
         }
         Ok(())
     }
@@ -374,7 +398,7 @@ impl<'a> Running<'a> {
         }
     }
 
-    fn one(&mut self, op: &Op, deaths: &AtomicU64) -> Result<(), Trap> {
+    fn one(&mut self, op: &Op, sandbox: &ScriptSandbox) -> Result<(), Trap> {
         let context = &self.request.context;
         match op {
             Op::Reply(bytes) => self.respond(Response::Reply(bytes.clone()))?,
@@ -396,9 +420,15 @@ impl<'a> Running<'a> {
                 return Err(self.trap(503, message.clone()));
             }
             Op::Die => {
-                if take_one(deaths) {
-                    return Err(Trap { worker_died: true, ..self.trap(521, "died") });
+                if take_one(&sandbox.deaths) {
+                    self.died = true;
+                    return Err(self.trap(521, "died"));
                 }
+            }
+            Op::Panic => panic!("on purpose"),
+            Op::Pause => {
+                sandbox.gate.wait();
+                sandbox.gate.wait();
             }
             Op::Note(bytes) => self.heap.notes.push(bytes.clone()),
             Op::NoteArgument => self.heap.notes.push(context.arg.clone()),
@@ -447,7 +477,6 @@ impl<'a> Running<'a> {
             Op::Timer(time) => self.timer = Some(Time(*time)),
             Op::Certify(bytes) => self.certified = Some(bytes.clone()),
             Op::Print(bytes) => self.log.push(serde_bytes::ByteBuf::from(bytes.clone())),
-            Op::Forge => self.balance += 1_000_000,
         }
         Ok(())
     }

@@ -22,6 +22,8 @@ pub fn limits() -> PagesLimits {
     PagesLimits {
         delta_capacity_bytes: 64 * MIB,
         delta_reserve_bytes: 16 * MIB,
+        pinned_delta_bytes: 8 << 20,
+        pin_seconds: 5,
         checkpoint_interval_rounds: 50,
         manifest_interval_rounds: 50,
         checkpoint_delta_bytes: 32 * MIB,
@@ -63,7 +65,7 @@ pub fn put(
     let pages = ranges.iter().map(|range| range.1).sum();
     let target = store.reserve(id, pages)?;
     let runs = write(&target, ranges, tag).unwrap();
-    store.commit(target, runs)
+    store.commit(&target, &runs)
 }
 
 /// The tag of every page of a layout; panics when a page is torn.

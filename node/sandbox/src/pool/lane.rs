@@ -167,20 +167,21 @@ impl Worker {
     }
 
     /// Runs one message. `settle` says of heap and stable memory whether another worker appended to it since
-    /// this one did.
+    /// this one did; `timeout_factor` times the usual limit is what it may take.
     pub(super) fn execute(
         &mut self,
         request: &Request,
         preparer: &Preparer,
         globals_max: usize,
         settle: [bool; 2],
+        timeout_factor: u32,
     ) -> Result<Outcome, WorkerError> {
         self.messages += 1;
         if request.keep_token.is_some_and(|token| !self.kept.contains_key(&token)) {
             return Err(WorkerError::NotKept);
         }
         let instructions = Duration::from_secs(request.limits.instructions / INSTRUCTIONS_PER_SECOND);
-        self.channel.set_timeout(Some(GRACE + instructions))?;
+        self.channel.set_timeout(Some((GRACE + instructions).saturating_mul(timeout_factor)))?;
         for _ in 0..2 {
             let now = Instant::now();
             let keep_as =

@@ -1,11 +1,15 @@
-//! Whether an outcome is one an honest worker could give.
+//! Whether an outcome is one an honest worker could give. Nobody checks it again.
 //!
 //! A worker runs hostile code and may have been taken over, so nothing it says is believed that can be
 //! checked against the request: cycles must add up to the last one, memories may only grow within what was
 //! granted, runs must lie in the append target, and every collection is within the bound the System API
-//! keeps. What cannot be checked here is the content of the canister's own pages and replies, which are the
+//! keeps. It takes time in proportion to the outcome (times a logarithm for calls): the time is nobody's fuel.
+//! What cannot be checked here is the content of the canister's own pages and replies, which are the
 //! canister's to choose anyway. [`pages::PageStore`] checks runs once more against its index.
 
+use std::collections::BTreeMap;
+
+use ic_principal::Principal;
 use pages::{PAGE_BYTES, Run};
 use state::CyclesTotal;
 
@@ -51,10 +55,7 @@ pub(crate) fn check(
     )?;
     match &outcome.result {
         Err(trap) => {
-            ensure(
-                !trap.worker_died && trap.reject.message.len() <= TRAP_TEXT_BYTES,
-                "a trap no canister can cause",
-            )?;
+            ensure(trap.reject.message.len() <= TRAP_TEXT_BYTES, "a trap text beyond its bound")?;
             ensure(
                 outcome.changes.is_none() && outcome.query_calls.is_empty(),
                 "changes of a message that failed",
@@ -144,13 +145,35 @@ fn check_changes(request: &Request, changes: &Changes, globals_max: usize) -> Re
     ensure(
         changes.certified_data.as_ref().is_none_or(|data| data.len() <= 32),
         "certified data beyond 32 bytes",
+    )?;
+    // Without a place to append to, nothing but cycles is kept.
+    let is_kept = request.heap.append.is_some() || request.stable.append.is_some();
+    ensure(
+        is_kept
+            || (changes.calls.is_empty()
+                && changes.certified_data.is_none()
+                && changes.global_timer.is_none()
+                && changes.globals == request.globals
+                && heap_growth == 0
+                && stable_growth == 0),
+        "changes of a query that was called as an update",
     )
 }
 
 fn calls(request: &Request, calls: &[Call]) -> Result<(), String> {
     let context = &request.context;
     ensure(calls.len() as u64 <= context.calls_max, "more calls than granted")?;
+    let may_call = !matches!(
+        request.entry,
+        Entry::Init | Entry::PreUpgrade | Entry::PostUpgrade { .. } | Entry::InspectMessage { .. }
+    );
+    ensure(calls.is_empty() || may_call, "calls from where none can be made")?;
+    let mut slots_taken: BTreeMap<Principal, u64> = BTreeMap::new();
     for call in calls {
+        let taken = slots_taken.entry(call.callee).or_default();
+        *taken += 1;
+        let slots = context.queue_slots_left.get(&call.callee).unwrap_or(&context.queue_slots);
+        ensure(*taken <= *slots, "more calls than the queue has slots")?;
         ensure(call.method_name.len() <= METHOD_NAME_BYTES, "a method name beyond its bound")?;
         ensure(
             (call.method_name.len() + call.arg.len()) as u64 <= context.payload_max_bytes,
@@ -244,7 +267,7 @@ mod tests {
             base_bytes: 1 << 30,
             segments: Arc::new([]),
             runs: Arc::new([]),
-            pin: Arc::new(()),
+            pin: Arc::default(),
         };
         let append =
             AppendTarget { id: layout.id, segment: SegmentId(3), file, offset_page: 10, pages_max: 100 };
@@ -284,7 +307,7 @@ mod tests {
                 growable_bytes: 4 * WASM_PAGE_BYTES,
                 wasm_memory_limit: None,
                 calls_max: 2,
-                queue_slots_left: Vec::new(),
+                queue_slots_left: BTreeMap::new(),
                 queue_slots: 10,
                 costs: CostTable {
                     call_base: 100,
@@ -406,17 +429,72 @@ mod tests {
     }
 
     #[test]
+    fn slots_of_queues_are_counted_per_callee() {
+        let callee = |number: u32| Principal::from_slice(&number.to_be_bytes());
+        let mut request = request();
+        request.context.calls_max = 4096;
+        request.context.queue_slots = 2;
+        request.context.queue_slots_left.insert(callee(7), 1);
+        request.context.balance = 1_000_000_000;
+        let outcome = |callees: &[u32]| {
+            let call = |number: &u32| Call { callee: callee(*number), ..call() };
+            let mut outcome = honest();
+            let changes = outcome.changes.as_mut().unwrap();
+            changes.calls = callees.iter().map(call).collect();
+            changes.balance = 1_000_000_000 + 50 - 142 * callees.len() as u128 - 5;
+            outcome
+        };
+        let all: Vec<u32> = (0..4096).collect();
+        assert_eq!(check(&request, &outcome(&all), 10, None), Ok(()));
+        assert_eq!(check(&request, &outcome(&[8, 7, 8]), 10, None), Ok(()));
+        assert!(check(&request, &outcome(&[8, 8, 8]), 10, None).unwrap_err().contains("slots"));
+        assert!(check(&request, &outcome(&[7, 8, 7]), 10, None).unwrap_err().contains("slots"));
+    }
+
+    #[test]
+    fn a_query_called_as_an_update_keeps_nothing_but_cycles() {
+        let mut request = request();
+        (request.heap.append, request.stable.append) = (None, None);
+        let kept = |change: fn(&mut Changes)| {
+            let mut outcome = honest();
+            let changes = outcome.changes.as_mut().unwrap();
+            changes.globals = vec![Global::I32(1)];
+            (changes.heap_wasm_pages, changes.stable_wasm_pages) = (2, 2);
+            (changes.heap_runs, changes.stable_runs) = (Vec::new(), Vec::new());
+            (changes.calls, changes.certified_data) = (Vec::new(), None);
+            changes.balance = 1_000_000 + 50 - 5;
+            change(changes);
+            outcome
+        };
+        assert_eq!(check(&request, &kept(|_| {}), 10, None), Ok(()));
+        type Lie = fn(&mut Changes);
+        let lies: [(&str, Lie); 6] = [
+            ("a call", |changes| {
+                changes.calls = vec![call()];
+                changes.balance -= 142;
+            }),
+            ("certified data", |changes| changes.certified_data = Some(ByteBuf::new())),
+            ("a timer", |changes| changes.global_timer = Some(Time(1))),
+            ("globals", |changes| changes.globals = vec![Global::I32(2)]),
+            ("a larger memory", |changes| changes.heap_wasm_pages = 3),
+            ("pages", |changes| changes.heap_runs = vec![run(0, 1, 10)]),
+        ];
+        for (what, lie) in lies {
+            assert!(check(&request, &kept(lie), 10, None).is_err(), "{what}");
+        }
+    }
+
+    #[test]
     fn every_other_lie_is_found() {
-        let trap = |worker_died, bytes| Trap {
+        let trap = |bytes| Trap {
             reject: Reject {
                 code: RejectCode::CanisterError,
                 message: "x".repeat(bytes),
                 error_code: ErrorCode(502),
             },
-            worker_died,
         };
         let failed = |trap| Outcome { changes: None, result: Err(trap), ..honest() };
-        assert_eq!(check(&request(), &failed(trap(false, 10)), 10, None), Ok(()));
+        assert_eq!(check(&request(), &failed(trap(10)), 10, None), Ok(()));
         let lies: Vec<(&str, Outcome)> = vec![
             ("instructions", Outcome { instructions: 1001, ..honest() }),
             ("a long log", Outcome { log: vec![ByteBuf::from([0; 101])], ..honest() }),
@@ -425,9 +503,8 @@ mod tests {
             ("a long reply", Outcome { result: Ok(Response::Reply(vec![0; 1001])), ..honest() }),
             ("a long reject", Outcome { result: Ok(Response::Reject("x".repeat(1001))), ..honest() }),
             ("no changes", Outcome { changes: None, ..honest() }),
-            ("changes of a failure", Outcome { result: Err(trap(false, 10)), ..honest() }),
-            ("a death reported", failed(trap(true, 10))),
-            ("a long trap", failed(trap(false, TRAP_TEXT_BYTES + 1))),
+            ("changes of a failure", Outcome { result: Err(trap(10)), ..honest() }),
+            ("a long trap", failed(trap(TRAP_TEXT_BYTES + 1))),
             ("kept", Outcome { keep_token: Some(1), ..honest() }),
             ("query calls", Outcome { query_calls: vec![call()], ..honest() }),
         ];

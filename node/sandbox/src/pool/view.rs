@@ -133,7 +133,7 @@ mod tests {
             base_bytes: 0,
             segments: Arc::new([]),
             runs: runs.into(),
-            pin: Arc::new(()),
+            pin: Arc::default(),
         }
     }
 

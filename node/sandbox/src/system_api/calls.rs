@@ -178,21 +178,13 @@ impl Host {
     }
 
     fn take_queue_slot(&mut self, callee: &Principal) -> bool {
-        let slots = &mut self.context.queue_slots_left;
-        let at = match slots.iter().position(|(principal, _)| principal == callee) {
-            Some(at) => at,
-            None => {
-                slots.push((*callee, self.context.queue_slots));
-                slots.len() - 1
-            }
-        };
-        match slots.get_mut(at) {
-            Some((_, left)) if *left > 0 => {
-                *left -= 1;
-                true
-            }
-            _ => false,
+        let slots = self.context.queue_slots;
+        let left = self.context.queue_slots_left.entry(*callee).or_insert(slots);
+        if *left == 0 {
+            return false;
         }
+        *left -= 1;
+        true
     }
 
     /// What a call takes from the balance, reservations included.

@@ -107,6 +107,8 @@ impl Host {
         entry: &Entry,
         memory64: bool,
     ) -> Self {
+        // The file behind the heap is as long as the limits allowed when it was made.
+        let heap_bytes_max = limits.heap_max_bytes[usize::from(memory64)].min(heap.file_bytes());
         let (reject, reject_code) = match entry {
             Entry::Callback { kind: crate::CallbackKind::Reject { code, message }, .. } => {
                 (Some((*code, message.clone())), *code)
@@ -121,7 +123,7 @@ impl Host {
         Self {
             heap,
             stable,
-            heap_bytes_max: limits.heap_max_bytes[usize::from(memory64)],
+            heap_bytes_max,
             enforce_wasm_memory_limit: matches!(
                 entry,
                 Entry::Init | Entry::PostUpgrade { .. } | Entry::Update(_)
@@ -252,8 +254,8 @@ impl Host {
     fn write_refused(&self, refused: WriteRefused) -> Failure {
         match refused {
             WriteRefused::Cap => self.heap_cap(),
-            // The worker ends after this: see the run loop.
-            WriteRefused::Kernel(error) => Failure::engine(&error.to_string()),
+            // The worker ends after this (`HeapCell::kernel_refused`): nobody reads the text.
+            WriteRefused::Kernel => Failure::engine("the kernel refused to open a page"),
         }
     }
 

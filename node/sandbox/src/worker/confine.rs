@@ -184,6 +184,6 @@ pub(super) fn attempt(probe: Probe) {
         Probe::Ptrace => unsafe {
             libc::ptrace(libc::PTRACE_TRACEME);
         },
-        Probe::Lie | Probe::Hang => {}
+        Probe::Lie | Probe::Hang | Probe::RefuseGrowth => {}
     }
 }

@@ -42,7 +42,7 @@ pub(crate) enum WriteRefused {
     /// The cap on dirty pages.
     Cap,
     /// The kernel refused to change the protection.
-    Kernel(io::Error),
+    Kernel,
 }
 
 /// The heap of the message being run, and the tracker that outlives messages.
@@ -103,6 +103,11 @@ impl HeapCell {
         self.mapping().map_or(0, |mapping| mapping.size_bytes() as u64)
     }
 
+    /// The most it may grow to; 0 without a heap.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.mapping().map_or(0, |mapping| mapping.file_bytes() as u64)
+    }
+
     /// The bytes of `range`, which must be checked to lie below [`Self::size_bytes`]; empty otherwise.
     pub(crate) fn read(&self, range: Range<u64>) -> &[u8] {
         match self.mapping() {
@@ -138,9 +143,9 @@ impl HeapCell {
             self.cap_reached.set(true);
             WriteRefused::Cap
         })?;
-        protection.map_err(|error| {
+        protection.map_err(|_| {
             self.kernel_refused.set(true);
-            WriteRefused::Kernel(error)
+            WriteRefused::Kernel
         })
     }
 
@@ -196,7 +201,9 @@ impl HeapCell {
                 false
             }
             Some(Ok(())) => {
-                self.kernel_refused.set(opened.is_err());
+                if opened.is_err() {
+                    self.kernel_refused.set(true);
+                }
                 opened.is_ok()
             }
         }
@@ -223,11 +230,15 @@ impl HeapCell {
         act(unsafe { &mut *self.tracker.get() })
     }
 
+    /// Grows to `bytes`, unless the file behind does not reach so far. What the kernel refuses is noted: the
+    /// worker ends for it.
     fn grow(&self, bytes: usize) -> io::Result<()> {
         // SAFETY: called by wasmtime from `memory.grow` or instantiation: no other borrow of the cell is
         // alive.
         match unsafe { (*self.mapping.get()).as_mut() } {
-            Some(mapping) if bytes >= mapping.size_bytes() => mapping.set_size(bytes),
+            Some(mapping) if (mapping.size_bytes()..=mapping.file_bytes()).contains(&bytes) => {
+                mapping.set_size(bytes).inspect_err(|_| self.kernel_refused.set(true))
+            }
             _ => Err(io::Error::other("no heap to grow")),
         }
     }

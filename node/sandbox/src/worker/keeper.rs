@@ -225,9 +225,10 @@ impl Keeper {
         let Ran { instructions, failure, globals: globals_after, query_for_update, did, stable } =
             run(&self.engine, module, message, &self.heap, stable).map_err(text("running a message"))?;
         let mut ended = Ended { instructions, failure, globals: globals_after, did };
-        if self.heap.kernel_refused() && has_memory {
+        // Whatever the canister was told instead must not count: another machine would not have said it.
+        if self.heap.kernel_refused() || stable.kernel_refused() {
             return Err(
-                "the kernel refused to change the protection of a heap; vm.max_map_count may be too low"
+                "the kernel refused to change the protection of a memory: memory is short, or vm.max_map_count too low"
                     .into(),
             );
         }
@@ -521,7 +522,7 @@ fn outcome(
     let result = match ended.failure {
         Some(failure) => {
             ended.did.log.push(failure.message.as_bytes());
-            Err(Trap { reject: failure.reject(), worker_died: false })
+            Err(Trap { reject: failure.reject() })
         }
         None => Ok(std::mem::replace(&mut ended.did.response, Response::None)),
     };
@@ -541,7 +542,7 @@ fn outcome(
 fn failed(failure: Failure) -> Outcome {
     Outcome {
         instructions: 0,
-        result: Err(Trap { reject: failure.reject(), worker_died: false }),
+        result: Err(Trap { reject: failure.reject() }),
         changes: None,
         accepted: false,
         height_read: false,

@@ -31,6 +31,7 @@ use std::{
     ops::Range,
     os::{fd::AsFd, unix::fs::FileExt},
     ptr::NonNull,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use pages::{MemoryId, PAGE_BYTES, Run, SegmentId};
@@ -48,6 +49,9 @@ pub(crate) const MAPPINGS_MAX: usize = 12_000;
 /// Pages of one memory whose private copies stay after a commit. Pages that every message writes then cost
 /// neither a mapping nor a copy per message.
 pub(crate) const RETAINED_PAGES_MAX: usize = 32;
+
+/// Set by a probe: memories grow no more, as if the kernel refused.
+pub(super) static REFUSE_GROWTH: AtomicBool = AtomicBool::new(false);
 
 /// Vectors of one write; the kernel's limit is 1024.
 const VECTORS_MAX: usize = 512;
@@ -180,6 +184,9 @@ impl Mapping {
             )));
         }
         if bytes > self.size_bytes {
+            if REFUSE_GROWTH.load(Ordering::Relaxed) {
+                return Err(io::ErrorKind::OutOfMemory.into());
+            }
             self.protect(self.size_bytes..bytes, self.resting())?;
         } else {
             self.protect(bytes..self.size_bytes, MprotectFlags::empty())?;

@@ -138,6 +138,10 @@ fn attempt(probe: Probe) -> Report {
         Probe::Hang => loop {
             std::thread::park();
         },
+        Probe::RefuseGrowth => {
+            mapping::REFUSE_GROWTH.store(true, std::sync::atomic::Ordering::Relaxed);
+            Report::Done
+        }
         _ => {
             confine::attempt(probe);
             Report::Done

@@ -146,6 +146,8 @@ pub enum Probe {
     Lie,
     /// Never answers.
     Hang,
+    /// From now on memories cannot grow, as if the kernel refused.
+    RefuseGrowth,
 }
 
 /// Worker to pool.

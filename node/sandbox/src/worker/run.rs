@@ -102,10 +102,9 @@ pub(crate) fn run(
     }
     let mut query_for_update = false;
     let result = enter(&mut store, module, &entry, &globals, &mut query_for_update);
-    let mut failure = result.as_ref().err().map(|error| failure_of(error, &store));
-    let globals = match result {
-        Ok(instance) => read_globals(&mut store, module, &instance)?,
-        Err(_) => Vec::new(),
+    let (mut failure, globals) = match result {
+        Ok(instance) => (None, read_globals(&mut store, module, &instance)?),
+        Err(error) => (Some(failure_of(error, &store)?), Vec::new()),
     };
     let left = store.get_fuel()?;
     let pages = if module.has_memory { heap.dirty_pages() } else { 0 };
@@ -242,16 +241,21 @@ fn call_back(
     }
 }
 
-/// What an error of the engine means for the canister.
-fn failure_of(error: &wasmtime::Error, store: &Store<Host>) -> Failure {
+/// What an error of the engine means for the canister. Texts are of this table, because callers on all nodes
+/// must read the same.
+///
+/// # Errors
+/// With what is no trap of WebAssembly: the engine lacked something, which is this machine's trouble and ends the
+/// worker.
+fn failure_of(error: wasmtime::Error, store: &Store<Host>) -> wasmtime::Result<Failure> {
     let host = store.data();
     if let Some(failure) = error.downcast_ref::<Failure>() {
-        return failure.clone();
+        return Ok(failure.clone());
     }
     if host.heap.cap_reached() {
-        return host.heap_cap();
+        return Ok(host.heap_cap());
     }
-    match error.downcast_ref::<Trap>() {
+    Ok(match error.downcast_ref::<Trap>() {
         Some(Trap::OutOfFuel) => Failure::instructions(host.limits.instructions),
         Some(Trap::StackOverflow) => Failure::trapped("stack overflow"),
         Some(Trap::MemoryOutOfBounds) => Failure::trapped("heap out of bounds"),
@@ -262,9 +266,10 @@ fn failure_of(error: &wasmtime::Error, store: &Store<Host>) -> Failure {
         Some(Trap::IntegerDivisionByZero) => Failure::trapped("integer divide by 0"),
         Some(Trap::BadConversionToInteger) => Failure::trapped("invalid conversion to integer"),
         Some(Trap::UnreachableCodeReached) => Failure::trapped("unreachable"),
-        Some(trap) => Failure::trapped(&trap.to_string()),
-        None => Failure::engine(&error.to_string()),
-    }
+        // Of features that no module may use.
+        Some(_) => Failure::trapped("trap"),
+        None => return Err(error),
+    })
 }
 
 fn write_globals(

@@ -36,6 +36,7 @@ pub(crate) struct Stable {
     mapping: Mapping,
     trackers: StableTrackers,
     undo: Option<Undo>,
+    kernel_refused: bool,
 }
 
 impl Stable {
@@ -50,7 +51,13 @@ impl Stable {
         let memory_pages = mapping.file_bytes() as u64 / PAGE_BYTES;
         trackers.dirty.begin(memory_pages, dirty_pages_max);
         trackers.accessed.begin(memory_pages, accessed_pages_max);
-        Self { undo: kept.map(|kept| Undo::new(memory_pages, kept)), mapping, trackers }
+        let undo = kept.map(|kept| Undo::new(memory_pages, kept));
+        Self { undo, mapping, trackers, kernel_refused: false }
+    }
+
+    /// The kernel refused a change of protection: the worker cannot go on.
+    pub(crate) fn kernel_refused(&self) -> bool {
+        self.kernel_refused
     }
 
     /// Ends the message: the mapping, the pages written, what was saved of pages dirty before, and the
@@ -71,10 +78,15 @@ impl Stable {
         self.trackers.dirty.pages()
     }
 
-    /// Grows to `bytes`; false when the file behind does not reach so far.
+    /// Grows to `bytes`; false when the file behind does not reach so far, or the kernel refuses, which ends the
+    /// worker.
     pub(crate) fn grow(&mut self, bytes: u64) -> bool {
-        usize::try_from(bytes)
-            .is_ok_and(|bytes| bytes <= self.mapping.file_bytes() && self.mapping.set_size(bytes).is_ok())
+        let Some(bytes) = usize::try_from(bytes).ok().filter(|bytes| *bytes <= self.mapping.file_bytes())
+        else {
+            return false;
+        };
+        self.kernel_refused |= self.mapping.set_size(bytes).is_err();
+        !self.kernel_refused
     }
 
     /// The bytes of `range`, which must be checked to lie below [`Self::size_bytes`]; empty otherwise.

@@ -91,7 +91,7 @@ fn dirty_pages_and_compilations_together_stay_within_what_was_reserved() {
         request.limits.heap_dirty_bytes = HEAP_BYTES;
         request.limits.stable_dirty_bytes = STABLE_BYTES;
         // What was written is thrown away: the next message writes the same.
-        let outcome = budgeted.execute(Lane::Update(lane), &request);
+        let outcome = budgeted.execute(Lane::Update(lane), &request).unwrap();
         assert!(outcome.result.is_ok(), "{outcome:?}");
     };
     (0..WORKERS).for_each(|lane| run(lane, "touch"));

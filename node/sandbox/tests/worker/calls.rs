@@ -163,7 +163,7 @@ fn calls_that_cannot_be_made_say_so_and_cost_nothing() {
     let callee = Principal::from_slice(&[0, 0, 0, 0, 0, 0, 0, 8, 1, 1]);
     let outcome = caller.update("call", |request| {
         request.context.arg = vec![3];
-        request.context.queue_slots_left = vec![(callee, 2)];
+        request.context.queue_slots_left = [(callee, 2)].into();
     });
     refused(&outcome, &[0, 0, 2], 2);
     let outcome = caller.update("call", |request| {

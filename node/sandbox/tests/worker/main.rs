@@ -10,7 +10,7 @@ mod queries;
 mod workers;
 mod world;
 
-use sandbox::Response;
+use sandbox::{Entry, Response};
 use state::ErrorCode;
 use world::{Canister, MIB, World};
 
@@ -72,10 +72,9 @@ fn a_counter_survives_messages_and_workers() {
     for pid in world.pool.pids() {
         kill(pid);
     }
-    let died = world.update(&mut canister, "inc", b"");
-    assert!(died.result.unwrap_err().worker_died);
+    assert!(world.attempt(&mut canister, Entry::Update("inc".into()), |_| {}).is_err());
     assert_eq!(counters(&world.update(&mut canister, "inc", b"").result.unwrap()), [4; 3]);
-    assert!(world.query(&canister, "get", b"").result.unwrap_err().worker_died);
+    assert!(world.attempt(&mut canister, Entry::Query("get".into()), |_| {}).is_err());
     assert_eq!(counters(&world.query(&canister, "get", b"").result.unwrap()), [4; 3]);
     assert_eq!(world.pool.statistics().restarts, 2);
 }

@@ -10,7 +10,6 @@ const PAGE: u64 = 4096;
 
 fn reject(outcome: &Outcome) -> (ErrorCode, String) {
     let trap = outcome.result.clone().unwrap_err();
-    assert!(!trap.worker_died, "{}", trap.reject.message);
     (trap.reject.error_code, trap.reject.message)
 }
 
@@ -116,7 +115,7 @@ impl Toucher {
         let mut request = self.world.request(&self.canister, Entry::Update(method.into()));
         request.context.arg = [a.to_le_bytes(), b.to_le_bytes()].concat();
         request.limits.heap_dirty_bytes = heap_pages * PAGE;
-        let outcome = self.world.pool.execute(Lane::Update(self.lane), &request);
+        let outcome = self.world.pool.execute(Lane::Update(self.lane), &request).unwrap();
         (request, outcome)
     }
 }

@@ -97,7 +97,15 @@ fn a_composite_query_keeps_what_it_wrote_until_it_is_released() {
     asker.world.pool.release(Lane::Query(0), token);
     asker.world.pool.release(Lane::Query(0), other);
     assert_eq!(asker.get(), [1, 1, 1, 0]);
-    assert!(asker.callback(1, token).result.unwrap_err().reject.message.contains("no longer kept"));
+    let over = asker.world.attempt(
+        &mut asker.canister.clone(),
+        Entry::Callback { fun: 1, env: 0, kind: CallbackKind::Reply },
+        |request| {
+            request.keep_token = Some(token);
+            request.context.replicated = false;
+        },
+    );
+    assert!(over.unwrap_err().to_string().contains("no longer kept"));
     let alone = asker.world.run(&mut asker.canister.clone(), Entry::CompositeQuery("alone".into()), |_| {});
     assert_eq!((numbers(&alone), alone.keep_token), ([2, 2, 2, 0], None));
     assert_eq!(asker.get(), [1, 1, 1, 0]);

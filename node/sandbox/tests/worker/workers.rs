@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sandbox::{Entry, Lane, Probe, Sandbox};
+use sandbox::{Entry, Lane, Outcome, Probe, Response, Sandbox};
 use state::ErrorCode;
 
 use super::{COUNTER, HOST, World, counters, kill};
@@ -45,7 +45,7 @@ fn a_worker_killed_in_the_middle_of_a_message_costs_that_message() {
     let pid = world.pool.pids()[0];
     std::thread::scope(|scope| {
         let looping = scope.spawn(|| {
-            world.run(&mut canister.clone(), Entry::Update("loop".into()), |request| {
+            world.attempt(&mut canister.clone(), Entry::Update("loop".into()), |request| {
                 request.limits.instructions = 1 << 50
             })
         });
@@ -54,8 +54,7 @@ fn a_worker_killed_in_the_middle_of_a_message_costs_that_message() {
             std::thread::yield_now();
         }
         kill(pid);
-        let trap = looping.join().unwrap().result.unwrap_err();
-        assert!(trap.worker_died);
+        assert!(looping.join().unwrap().is_err());
     });
     assert!(world.update(&mut canister, "ok", b"").result.is_ok());
     assert_eq!(world.pool.pids().len(), 3);
@@ -65,6 +64,38 @@ fn cpu_ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_ascii_whitespace().collect();
     fields[11].parse::<u64>().unwrap()
+}
+
+#[test]
+fn memory_that_the_kernel_refuses_is_no_answer() {
+    const GROWS: &str = r#"(module
+        (import "ic0" "stable64_grow" (func $grow_stable (param i64) (result i64)))
+        (import "ic0" "msg_reply_data_append" (func $append (param i32 i32)))
+        (import "ic0" "msg_reply" (func $reply))
+        (memory 1 100)
+        (func $show (param i32) (i32.store (i32.const 0) (local.get 0)) (call $append (i32.const 0) (i32.const 4)) (call $reply))
+        (func (export "canister_update heap") (call $show (memory.grow (i32.const 1))))
+        (func (export "canister_update stable") (call $show (i32.wrap_i64 (call $grow_stable (i64.const 1)))))
+        (func (export "canister_update far") (call $show (memory.grow (i32.const 1000)))))"#;
+    let world = World::with(HOST, |config| config.probes = true);
+    let mut canister = world.install(GROWS);
+    let reply = |outcome: Outcome| match outcome.result.unwrap() {
+        Response::Reply(bytes) => i32::from_le_bytes(bytes.try_into().unwrap()),
+        other => panic!("{other:?}"),
+    };
+    for (method, pages_before) in [("heap", 1), ("stable", 0)] {
+        let entry = Entry::Update(method.into());
+        assert!(world.pool.probe(Lane::Update(0), Probe::RefuseGrowth, Duration::from_secs(20)));
+        let trouble = world.attempt(&mut canister, entry.clone(), |_| {}).unwrap_err();
+        assert!(trouble.to_string().contains("the kernel refused"), "{trouble}");
+        // The next worker finds memory, and the same message comes to what it always would have.
+        let outcome = world.attempt(&mut canister, entry, |_| {}).unwrap();
+        assert_eq!(reply(outcome), pages_before, "{method}");
+    }
+    // What a rule refuses is an answer, whatever the kernel would have said.
+    assert!(world.pool.probe(Lane::Update(0), Probe::RefuseGrowth, Duration::from_secs(20)));
+    assert_eq!(reply(world.update(&mut canister, "far", b"")), -1);
+    assert_eq!(world.pool.statistics().restarts, 2);
 }
 
 #[test]
@@ -112,7 +143,7 @@ fn lanes_run_at_the_same_time_and_see_each_others_commits() {
                 let world = &world;
                 scope.spawn(move || {
                     let request = world.request(canister, Entry::Update("inc".into()));
-                    let outcome = world.pool.execute(Lane::Update(lane as usize), &request);
+                    let outcome = world.pool.execute(Lane::Update(lane as usize), &request).unwrap();
                     assert_eq!(counters(outcome.result.as_ref().unwrap()), [n; 3]);
                     world.commit(canister, request, &outcome);
                 });
@@ -148,7 +179,7 @@ fn changes_thrown_away_are_not_taken_for_those_of_another_lane() {
     let mut add = |lane: usize, amount: u8, keep: bool| {
         let mut request = world.request(&canister, Entry::Update("add".into()));
         request.context.arg = vec![amount];
-        let outcome = world.pool.execute(Lane::Update(lane), &request);
+        let outcome = world.pool.execute(Lane::Update(lane), &request).unwrap();
         assert_eq!(outcome.result, Ok(sandbox::Response::Reply(vec![total + amount; 2])));
         if keep {
             total += amount;

@@ -13,7 +13,7 @@ use ic_principal::Principal;
 use pages::{MemoryId, PageStore};
 use sandbox::{
     CostTable, Entry, Global, Lane, MessageLimits, Mount, Outcome, Pool, Request, RunState, Sandbox,
-    SandboxConfig, SystemContext,
+    SandboxConfig, SystemContext, WorkerTrouble,
 };
 use sha2::{Digest, Sha256};
 use state::{Cycles, ModuleHash, Time};
@@ -125,12 +125,22 @@ impl World {
         entry: Entry,
         change: impl FnOnce(&mut Request),
     ) -> Outcome {
+        self.attempt(canister, entry, change).unwrap()
+    }
+
+    /// The same where there may be no outcome.
+    pub(crate) fn attempt(
+        &self,
+        canister: &mut Canister,
+        entry: Entry,
+        change: impl FnOnce(&mut Request),
+    ) -> Result<Outcome, WorkerTrouble> {
         let mut request = self.request(canister, entry);
         change(&mut request);
         let lane = if request.context.replicated { Lane::Update(0) } else { Lane::Query(0) };
-        let outcome = self.pool.execute(lane, &request);
+        let outcome = self.pool.execute(lane, &request)?;
         self.commit(canister, request, &outcome);
-        outcome
+        Ok(outcome)
     }
 
     /// What execution does with an outcome.
@@ -138,7 +148,7 @@ impl World {
         let Some(changes) = &outcome.changes else { return };
         for (mount, runs) in [(request.heap, &changes.heap_runs), (request.stable, &changes.stable_runs)] {
             if let (Some(target), false) = (mount.append, runs.is_empty()) {
-                self.store.commit(target, runs.clone()).unwrap();
+                self.store.commit(&target, runs).unwrap();
             }
         }
         canister.globals = changes.globals.clone();
@@ -197,7 +207,7 @@ pub(crate) fn context() -> SystemContext {
         growable_bytes: 512 * MIB,
         wasm_memory_limit: None,
         calls_max: 100,
-        queue_slots_left: Vec::new(),
+        queue_slots_left: std::collections::BTreeMap::new(),
         queue_slots: 10,
         costs: CostTable {
             call_base: 1_000,

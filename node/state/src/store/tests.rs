@@ -217,12 +217,13 @@ fn empty(height: u64) -> CheckpointDelta<'static> {
 }
 
 #[test]
-fn heights_only_rise() {
+fn heights_do_not_fall() {
     let dir = tempfile::tempdir().unwrap();
     let store = StateStore::open(dir.path(), CACHE).unwrap();
     store.write(empty(5)).unwrap();
-    let error = store.write(empty(5)).unwrap_err();
-    assert!(matches!(error, StoreError::Height { newest: Height(5), new: Height(5) }));
+    store.write(empty(5)).unwrap();
+    let error = store.write(empty(4)).unwrap_err();
+    assert!(matches!(error, StoreError::Height { newest: Height(5), new: Height(4) }));
     store.write(empty(6)).unwrap();
 }
 

@@ -51,8 +51,31 @@ async fn a_worker_killed_for_memory_is_replaced_and_its_message_runs_again() {
     assert_eq!(count(&agent, counter).await, 6);
 }
 
+async fn health(node: &Node) -> String {
+    reqwest::get(format!("{}/health", node.url)).await.unwrap().text().await.unwrap()
+}
+
+/// A message that writes, under way.
+type Filling = tokio::task::JoinHandle<Result<(), String>>;
+
+/// A node in a group that has no room for what a message writes, waiting for it; the message, and the arguments of the command that the node prints.
+async fn waiting(group: &Group, node: &Node, agent: &Agent, bench: Principal) -> (Filling, Vec<String>) {
+    // Somebody gives the group less than the node was promised. The worker is smaller than the node, and is still the one to go.
+    group.cap(group.held_bytes() + 12 * MIB);
+    let filling = tokio::spawn({
+        let agent = agent.clone();
+        async move { fill_heap(&agent, bench, 60, 4).await }
+    });
+    until("the node says what it waits for", async || health(node).await.contains("thimble reject")).await;
+    let text = health(node).await;
+    assert!(text.contains("a round waits") && text.contains(&bench.to_text()), "{text}");
+    let (_, command) = text.split_once("thimble reject ").unwrap();
+    let (command, _) = command.split_once(',').unwrap();
+    (filling, command.split(' ').map(str::to_owned).collect())
+}
+
 #[tokio::test]
-async fn a_message_too_large_for_the_process_group_fails_and_the_node_lives() {
+async fn a_message_too_large_for_the_process_group_waits_until_there_is_room() {
     let Some(group) = Group::new() else { return };
     let mut node = Node::start_as("512MiB", "", &group.prelude()).await;
     let agent = node.agent(1).await;
@@ -63,23 +86,88 @@ async fn a_message_too_large_for_the_process_group_fails_and_the_node_lives() {
         assert_eq!(count(&agent, counter).await, expected);
     }
     let restarts = node.metric("thimble_worker_restarts_total").await;
-    // Somebody gives the group less than the node was promised. The worker is smaller than the node, and is still the one to go.
-    group.cap(group.held_bytes() + 12 * MIB);
-    let text = fill_heap(&agent, bench, 60, 4).await.unwrap_err();
-    assert!(text.contains("worker") && text.contains("died"), "{text}");
+    let (filling, _) = waiting(&group, &node, &agent, bench).await;
     assert!(group.kills() >= 2, "{} killed", group.kills());
-    assert_eq!(count(&agent, counter).await, 6);
     assert!(node.metric("thimble_worker_restarts_total").await > restarts);
-    assert_eq!(heap_sum(&agent, bench, 8).await, 3 * 8 * MIB, "nothing of the failed message is seen");
+    let refused = update(&agent, counter, "inc", vec![]).await.unwrap_err();
+    assert!(format!("{refused:?}").contains("a round waits"), "{refused:?}");
+    assert_eq!(heap_sum(&agent, bench, 8).await, 3 * 8 * MIB, "queries go on");
 
-    // With room again the same message runs. After a crash the one that failed fails again, so that every root is as certified before.
+    // With room the same message comes to what it would have come to anywhere else, and updates are taken by themselves.
     group.cap(1024 * MIB);
-    fill_heap(&agent, bench, 60, 4).await.unwrap();
+    filling.await.unwrap().unwrap();
+    until("updates are taken again", async || update(&agent, counter, "inc", vec![]).await.is_ok()).await;
     node.kill();
     node.launch().await;
     let agent = node.agent(1).await;
     assert_eq!(heap_sum(&agent, bench, 60).await, 4 * 60 * MIB);
     assert_eq!(count(&agent, counter).await, 7);
+}
+
+#[tokio::test]
+async fn an_operator_has_a_message_rejected_that_kills_every_worker() {
+    let Some(group) = Group::new() else { return };
+    let mut node = Node::start_as("512MiB", "", &group.prelude()).await;
+    let agent = node.agent(1).await;
+    let counter = deploy(&agent, "counter-c.wasm").await;
+    let bench = deploy(&agent, "workbench.wasm").await;
+    fill_heap(&agent, bench, 8, 3).await.unwrap();
+    assert_eq!(count(&agent, counter).await, 1);
+    let (filling, command) = waiting(&group, &node, &agent, bench).await;
+    let output = thimble().arg("reject").args(&command).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    // Stopping in the middle of a wait is a clean end.
+    node.stop();
+    filling.abort();
+    group.cap(1024 * MIB);
+    node.launch().await;
+    let agent = node.agent(1).await;
+    assert_eq!(
+        heap_sum(&agent, bench, 8).await,
+        3 * 8 * MIB,
+        "nothing of the message is seen, though it would run now"
+    );
+    assert_eq!(count(&agent, counter).await, 2);
+
+    // The verdict is in the block log: a replay repeats it without the file.
+    node.kill();
+    std::fs::remove_file(node.data.join("verdicts.txt")).unwrap();
+    node.launch().await;
+    let agent = node.agent(1).await;
+    assert_eq!(heap_sum(&agent, bench, 8).await, 3 * 8 * MIB);
+    assert_eq!(count(&agent, counter).await, 3);
+}
+
+#[tokio::test]
+async fn slow_queries_neither_end_nor_hold_up_a_node_that_writes() {
+    let mut node = Node::start_with("256MiB").await;
+    let agent = node.agent(1).await;
+    let bench = deploy(&agent, "workbench.wasm").await;
+    fill_heap(&agent, bench, 8, 1).await.unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let slow: Vec<_> = (0..4)
+        .map(|_| {
+            let (agent, stop) = (agent.clone(), stop.clone());
+            tokio::spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    // Each until its instructions are used up, on the state that was newest when it began.
+                    let _ = query(&agent, bench, "loop_forever_query", Encode!().unwrap()).await;
+                }
+            })
+        })
+        .collect();
+    // More than the delta log holds, many times over.
+    for byte in 1..=60u8 {
+        fill_heap(&agent, bench, 8, byte).await.unwrap();
+    }
+    stop.store(true, Ordering::Relaxed);
+    for query in slow {
+        query.await.unwrap();
+    }
+    assert_eq!(heap_sum(&agent, bench, 8).await, 60 * 8 * MIB);
+    node.kill();
+    node.launch().await;
+    assert_eq!(heap_sum(&node.agent(1).await, bench, 8).await, 60 * 8 * MIB);
 }
 
 /// Runs a node that must refuse to start; what it says.

@@ -19,7 +19,9 @@ use std::{
 };
 
 use candid::CandidType;
-use execution::{Executor, ExecutorConfig, OfferError, SnapshotSource, StateInstaller, complete_install};
+use execution::{
+    Executor, ExecutorConfig, OfferError, Persistent, SnapshotSource, StateInstaller, complete_install,
+};
 use genesis::Summary;
 use ic_management_canister_types::{CanisterInstallMode, InstallCodeArgs};
 use ic_principal::Principal;
@@ -128,8 +130,9 @@ impl Real {
         let pages = PageStore::open(folder.join("pages"), &config.limits.pages, index)
             .map_err(|error| error.to_string())?;
         let sandbox = Arc::new(ScriptSandbox::default());
-        let executor = Executor::open(config, sandbox, Arc::new(pages), store, Arc::new(blobs))
-            .map_err(|error| error.to_string())?;
+        let executor =
+            Executor::open(config, sandbox, Arc::new(pages), store, Arc::new(blobs), Arc::new(Persistent))
+                .map_err(|error| error.to_string())?;
         Ok(Self { executor, folder, lies })
     }
 
@@ -160,7 +163,7 @@ impl Real {
         let deployed = state.canisters().filter(|canister| canister.execution.is_some()).count();
         let demand =
             Demand { more: result.more, next_timer: result.next_timer, every_round: result.every_round };
-        Ok(Executed { root: result.root, faults: result.faults, answered, wrong, deployed, demand })
+        Ok(Executed { root: result.root, faults: result.verdicts, answered, wrong, deployed, demand })
     }
 
     /// What the canisters noted: the numbers of calls, and of the calls they had from each other.

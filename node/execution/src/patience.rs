@@ -1,0 +1,178 @@
+//! Waiting for this machine: what a round does when memory, disk, descriptors or workers fail it.
+//!
+//! Trouble of one machine is never a result, because another machine would not have had it. The step that met it is tried again, on the thread that met it,
+//! until it succeeds; between two attempts [`Patience::wait`] decides how long to wait and whom to tell. When the node is closing, the round ends with
+//! [`FatalError::Closing`] and is executed again at the next start.
+
+use std::fmt;
+use std::sync::Arc;
+
+use pages::PagesError;
+use state::{BlobError, Fault, Height};
+use thiserror::Error;
+
+use crate::config::FatalError;
+
+/// Attempts after which trouble with a message is taken to come of the message itself.
+pub const ATTEMPTS_BEFORE_VERDICT: u32 = 3;
+
+/// Where in the execution of batches something happens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The round.
+    pub height: Height,
+    /// The message; none for what concerns the whole round.
+    pub message: Option<Fault>,
+}
+
+impl Place {
+    /// The arguments of `thimble reject` that name it.
+    pub fn arguments(&self) -> String {
+        match &self.message {
+            Some(message) => format!("{} {} {}", self.height.0, message.canister_id, message.ordinal),
+            None => self.height.0.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "height {}", self.height.0)?;
+        match &self.message {
+            Some(Fault { canister_id, ordinal }) => {
+                write!(f, ", message {ordinal} of canister {canister_id}")
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// A step of a round that failed for reasons of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// Which step.
+    pub place: Place,
+    /// What failed, with the limit and its value where there is one.
+    pub what: String,
+    /// Attempts that failed so far, from 1.
+    pub attempt: u32,
+    /// Whether it is met by running the message, so that rejecting the message would end it.
+    pub runs_message: bool,
+}
+
+impl Trouble {
+    /// Whether an operator may have to decide: the message may be what ends its workers. Then the arguments of `thimble reject` that name it.
+    pub fn awaits_verdict(&self) -> Option<String> {
+        let awaits = self.runs_message && self.place.message.is_some();
+        (awaits && self.attempt >= ATTEMPTS_BEFORE_VERDICT).then(|| self.place.arguments())
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.what)
+    }
+}
+
+/// The node is closing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the node is closing")]
+pub struct Closing;
+
+/// How this node waits for itself. Called from the round thread and from execution threads, several at once.
+pub trait Patience: Send + Sync {
+    /// Waits before the same step is tried again.
+    ///
+    /// # Errors
+    /// When the node is closing.
+    fn wait(&self, trouble: &Trouble) -> Result<(), Closing>;
+
+    /// The step succeeded, or is not tried any more. Called once for each step that waited.
+    fn over(&self, trouble: &Trouble);
+}
+
+/// Tries again at once and for ever. For tests and simulations, where what is waited for goes on on other threads.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Persistent;
+
+impl Patience for Persistent {
+    fn wait(&self, _: &Trouble) -> Result<(), Closing> {
+        std::thread::yield_now();
+        Ok(())
+    }
+
+    fn over(&self, _: &Trouble) {}
+}
+
+/// An error that says whether it can be over at the next attempt.
+pub(crate) trait Transient: fmt::Display + Into<FatalError> {
+    fn is_transient(&self) -> bool;
+}
+
+impl Transient for PagesError {
+    fn is_transient(&self) -> bool {
+        self.is_transient()
+    }
+}
+
+impl Transient for BlobError {
+    fn is_transient(&self) -> bool {
+        self.is_transient()
+    }
+}
+
+impl Transient for FatalError {
+    fn is_transient(&self) -> bool {
+        self.is_transient()
+    }
+}
+
+/// One step that is tried until it succeeds.
+pub(crate) struct Attempts<'a> {
+    patience: &'a Arc<dyn Patience>,
+    trouble: Trouble,
+}
+
+impl<'a> Attempts<'a> {
+    pub(crate) fn new(patience: &'a Arc<dyn Patience>, place: Place) -> Self {
+        Self { patience, trouble: Trouble { place, what: String::new(), attempt: 0, runs_message: false } }
+    }
+
+    /// The step is to run the message.
+    pub(crate) fn of_a_message(mut self) -> Self {
+        self.trouble.runs_message = true;
+        self
+    }
+
+    /// Does `step` until it succeeds or cannot.
+    pub(crate) fn until<T, E: Transient>(
+        &mut self,
+        mut step: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, FatalError> {
+        loop {
+            match step() {
+                Ok(done) => return Ok(done),
+                Err(error) if error.is_transient() => self.wait(error.to_string())?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Waits until the step may be tried again.
+    ///
+    /// # Errors
+    /// [`FatalError::Closing`].
+    pub(crate) fn wait(&mut self, what: String) -> Result<(), FatalError> {
+        self.trouble.what = what;
+        self.trouble.attempt = self.trouble.attempt.saturating_add(1);
+        self.patience.wait(&self.trouble).map_err(|Closing| FatalError::Closing)
+    }
+}
+
+impl Drop for Attempts<'_> {
+    fn drop(&mut self) {
+        if self.trouble.attempt > 0 {
+            self.patience.over(&self.trouble);
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Stories about what this machine lacks: rounds wait for it, and no state ever tells.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use common::{Node, Op, Spec, encode, limits, user};
+use execution::{Closing, FatalError, QueryRequest, Trouble};
+use ic_management_canister_types::CanisterInstallMode;
+use ic_principal::Principal;
+use limits::Limits;
+use state::{Batch, CanisterId, Fault};
+
+const MIB: u64 = 1 << 20;
+
+/// A delta log in which a round of three canisters finds room, and two do not.
+fn tight() -> Limits {
+    let mut limits = limits();
+    limits.pages.delta_capacity_bytes = 3 * MIB;
+    limits.pages.delta_reserve_bytes = 2 * MIB;
+    limits.pages.pinned_delta_bytes = MIB / 2;
+    limits.pages.checkpoint_delta_bytes = 1 << 40;
+    limits.pages.checkpoint_interval_rounds = 1_000;
+    limits
+}
+
+/// Three canisters with room to write, and batches in which each writes a quarter of a MiB.
+fn writers(limits: Limits) -> (Node, Vec<CanisterId>) {
+    let mut node = Node::with(limits);
+    let ids: Vec<_> = (0..3).map(|_| node.deploy(&Spec::default())).collect();
+    for id in &ids {
+        node.call(*id, &[Op::Grow(200), Op::Reply(vec![])]).unwrap();
+    }
+    (node, ids)
+}
+
+fn write(node: &mut Node, ids: &[CanisterId], round: u64) -> Batch {
+    for id in ids {
+        node.send(*id, &[Op::Write(round % 10 * 60, 60, round + 1), Op::Reply(vec![])]);
+    }
+    node.batch()
+}
+
+#[test]
+fn queries_that_read_old_states_hold_up_no_round_and_change_no_root() {
+    let (mut slow, ids) = writers(tight());
+    let (mut fast, _) = writers(tight());
+    impatient(&slow, 50);
+    // As many queries as there are, each on the state of another height, all through.
+    let mut queried = Vec::new();
+    for round in 0..20 {
+        queried.push(slow.executor.reader().latest().unwrap());
+        let batch = write(&mut fast, &ids, round);
+        let roots = [&mut slow, &mut fast].map(|node| node.execute(batch.clone(), &[]).root);
+        assert_eq!(roots[0], roots[1], "round {round}");
+    }
+    assert_eq!(slow.patience.troubles(), [], "folding does not wait for queries");
+    assert!(slow.pages.stats().cut_off > 0 && fast.pages.stats().cut_off == 0);
+    assert!(slow.pages.delta_bytes() < 3 * MIB);
+    let cut_off = |state: &Arc<state::CertifiedState>| {
+        let canister = state.canister(&ids[0]).unwrap();
+        canister.execution.as_ref().unwrap().stable.layout.as_ref().unwrap().is_cut_off()
+    };
+    assert!(cut_off(&queried[1]) && !cut_off(&slow.executor.reader().latest().unwrap()));
+    slow.restart();
+}
+
+#[test]
+fn a_query_that_was_cut_off_says_which_limit_it_met() {
+    let (mut node, ids) = writers(tight());
+    let gate = node.sandbox.gate.clone();
+    let queries = node.executor.queries();
+    let request = QueryRequest {
+        sender: user(1),
+        canister_id: ids[0],
+        method_name: "look".into(),
+        arg: encode(&[Op::Pause, Op::Reply(b"old".to_vec())]),
+        sender_info: None,
+    };
+    let asked = std::thread::spawn(move || (queries.query(&request), queries, request));
+    gate.wait();
+    for round in 0..20 {
+        let batch = write(&mut node, &ids, round);
+        node.execute(batch, &[]);
+    }
+    gate.wait();
+    let (answer, queries, mut request) = asked.join().unwrap();
+    let reject = answer.unwrap_err();
+    assert!(reject.message.contains("pages.pin_seconds"), "{}", reject.message);
+    // The next one finds the newest state.
+    request.arg = encode(&[Op::Reply(b"new".to_vec())]);
+    assert_eq!(queries.query(&request).unwrap().bytes, b"new");
+}
+
+#[test]
+fn a_worker_that_dies_is_waited_for_and_leaves_no_trace() {
+    let (mut unlucky, ids) = writers(limits());
+    let (mut lucky, _) = writers(limits());
+    let request = lucky.send(ids[1], &[Op::Die, Op::Note(b"kept".to_vec()), Op::Reply(b"done".to_vec())]);
+    let batch = lucky.batch();
+    unlucky.sandbox.deaths.store(7, Relaxed);
+    let roots = [&mut unlucky, &mut lucky].map(|node| node.execute(batch.clone(), &[]));
+    assert_eq!(roots[0], roots[1]);
+    assert_eq!(unlucky.result(&request).unwrap(), b"done");
+
+    let troubles = unlucky.patience.troubles();
+    assert_eq!(troubles.len(), 7);
+    let message = format!("{} {} 0", batch.height.0, ids[1]);
+    let verdicts: Vec<_> = troubles.iter().map(Trouble::awaits_verdict).collect();
+    assert_eq!(verdicts[1], None, "two deaths say nothing of the message");
+    assert_eq!(verdicts[2], Some(message));
+    assert_eq!(unlucky.patience.over.load(Relaxed), 1);
+    assert_eq!(lucky.patience.troubles(), []);
+}
+
+/// Gives up after so many waits, as a node that is told to stop.
+fn impatient(node: &Node, waits: u32) {
+    node.patience.act(move |trouble| if trouble.attempt < waits { Ok(()) } else { Err(Closing) });
+}
+
+#[test]
+fn an_operator_lets_a_node_past_a_message_that_kills_every_worker() {
+    let (mut node, ids) = writers(limits());
+    let killer = node.send(ids[1], &[Op::Note(b"lost".to_vec()), Op::Die, Op::Reply(vec![])]);
+    let other = node.send(ids[2], &[Op::Note(b"kept".to_vec()), Op::Reply(vec![])]);
+    let batch = node.batch();
+    node.sandbox.deaths.store(u64::MAX, Relaxed);
+    impatient(&node, 5);
+    assert!(matches!(node.executor.execute(&batch, &[]), Err(FatalError::Closing)));
+    let verdict = node.patience.troubles().last().unwrap().place.message.clone().unwrap();
+    assert_eq!(verdict, Fault { canister_id: ids[1], ordinal: 0 });
+
+    // What the round did does not count: the node starts again, with the verdict.
+    let mut node = node.restart();
+    node.sandbox.deaths.store(u64::MAX, Relaxed);
+    let result = node.execute(batch.clone(), &[verdict.clone()]);
+    assert_eq!(result.verdicts, [verdict.clone()]);
+    assert_eq!(node.patience.troubles(), []);
+    let reject = node.result(&killer).unwrap_err();
+    assert!(reject.message.contains("rejected by the operators"), "{}", reject.message);
+    node.result(&other).unwrap();
+
+    // Another node with the same verdict agrees, whatever its workers do, and so does a replay.
+    let (mut agrees, _) = writers(limits());
+    assert_eq!(agrees.execute(batch, &[verdict]).root, result.root);
+    let mut node = node.restart();
+    assert_eq!(node.notes(ids[2]), ["kept"]);
+    assert!(node.notes(ids[1]).is_empty());
+}
+
+#[test]
+fn a_verdict_on_an_answer_ends_its_call_and_nothing_else() {
+    let (mut node, ids) = writers(limits());
+    let call = common::CallOp {
+        callee: ids[1],
+        method: "run".into(),
+        arg: encode(&[Op::Reply(vec![])]),
+        cycles: 0,
+        timeout: None,
+        on_reply: vec![Op::Die, Op::Reply(vec![])],
+        on_reject: vec![],
+        on_cleanup: vec![Op::Die],
+    };
+    let request = node.send(ids[0], &[Op::Call(Box::new(call))]);
+    let batch = node.batch();
+    node.sandbox.deaths.store(u64::MAX, Relaxed);
+    impatient(&node, 3);
+    assert!(matches!(node.executor.execute(&batch, &[]), Err(FatalError::Closing)));
+    let verdict = node.patience.troubles().last().unwrap().place.message.clone().unwrap();
+    assert_eq!(verdict, Fault { canister_id: ids[0], ordinal: 1 }, "its second message of the round");
+    let mut node = node.restart();
+    node.sandbox.deaths.store(u64::MAX, Relaxed);
+    node.execute(batch, &[verdict]);
+    assert!(node.result(&request).unwrap_err().message.contains("rejected by the operators"));
+    node.check_conservation();
+    assert_eq!(node.call(ids[0], &[Op::Reply(b"on".to_vec())]).unwrap(), b"on");
+}
+
+#[test]
+fn a_panic_stops_the_node_in_words_and_a_verdict_lets_it_go_on() {
+    let (mut node, ids) = writers(limits());
+    let request = node.send(ids[1], &[Op::Panic]);
+    let batch = node.batch();
+    let error = node.executor.execute(&batch, &[]).unwrap_err();
+    let command = format!("thimble reject --data-dir DIRECTORY {} {} 0", batch.height.0, ids[1]);
+    let text = error.to_string();
+    assert!(text.contains("on purpose") && text.contains(&command), "{text}");
+    let FatalError::Panicked { place, .. } = error else { panic!("{error:?}") };
+    let mut node = node.restart();
+    node.execute(batch, &[place.message.unwrap()]);
+    assert!(node.result(&request).is_err());
+    assert_eq!(node.call(ids[1], &[Op::Reply(b"on".to_vec())]).unwrap(), b"on");
+}
+
+#[test]
+fn a_panic_in_a_management_call_names_method_caller_and_command() {
+    let (mut node, ids) = writers(limits());
+    let argument = ic_management_canister_types::InstallCodeArgs {
+        mode: CanisterInstallMode::Reinstall,
+        canister_id: ids[1],
+        wasm_module: Spec { init: vec![Op::Panic], ..Spec::default() }.wasm(),
+        arg: vec![],
+        sender_canister_version: None,
+    };
+    let arg = candid::encode_one(argument).unwrap();
+    let aaaaa = Principal::management_canister();
+    // The first call of the round is another one.
+    node.ingress(
+        user(1),
+        aaaaa,
+        ids[0],
+        "stop_canister",
+        candid::encode_one(ic_management_canister_types::CanisterIdRecord { canister_id: ids[0] }).unwrap(),
+    );
+    let request = node.ingress(user(1), aaaaa, ids[1], "install_code", arg);
+    let batch = node.batch();
+    let text = node.executor.execute(&batch, &[]).unwrap_err().to_string();
+    for part in ["install_code", &user(1).to_text(), &format!("{} aaaaa-aa 1", batch.height.0)] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let mut node = node.restart();
+    node.execute(batch, &[Fault { canister_id: aaaaa, ordinal: 1 }]);
+    assert!(node.result(&request).unwrap_err().message.contains("rejected by the operators"));
+    assert_eq!(node.call(ids[1], &[Op::Reply(b"on".to_vec())]).unwrap(), b"on");
+}
+
+#[test]
+fn files_that_cannot_be_made_are_waited_for() {
+    let (mut node, ids) = writers(limits());
+    let (mut other, _) = writers(limits());
+    let (pages, away) = (node.dir.join("pages"), node.dir.join("away"));
+    other.send(ids[0], &[Op::Write(0, 60, 1), Op::Reply(vec![])]);
+    let record = candid::encode_one(ic_management_canister_types::InstallCodeArgs {
+        mode: CanisterInstallMode::Reinstall,
+        canister_id: ids[1],
+        wasm_module: Spec::default().wasm(),
+        arg: vec![],
+        sender_canister_version: None,
+    });
+    other.ingress(user(1), Principal::management_canister(), ids[1], "install_code", record.unwrap());
+    let batch = other.batch();
+    node.executor.checkpoint().unwrap();
+    // The folder of canister memory is gone until the third attempt.
+    std::fs::rename(&pages, &away).unwrap();
+    node.patience.act(move |trouble| {
+        if trouble.attempt == 3 {
+            std::fs::rename(&away, &pages).unwrap();
+        }
+        Ok(())
+    });
+    let roots = [&mut node, &mut other].map(|node| node.execute(batch.clone(), &[]).root);
+    assert_eq!(roots[0], roots[1]);
+    let troubles = node.patience.troubles();
+    assert!(troubles.len() >= 3 && troubles[0].to_string().contains("create"), "{troubles:?}");
+    assert!(troubles.iter().all(|trouble| trouble.awaits_verdict().is_none()), "no message is to blame");
+    node.restart();
+}

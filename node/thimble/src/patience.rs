@@ -1,0 +1,166 @@
+//! How the node waits when its own machine fails a round (see `execution::Patience`): updates are refused with the reason, which `/health` shows too, and the
+//! step is tried again after a wait that grows to five seconds and ends at once when the node closes.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use consensus::IngressPool;
+use execution::{Closing, Patience, Trouble};
+
+/// Wait after the first attempt that failed; it doubles with each further one.
+const FIRST_WAIT: Duration = Duration::from_millis(20);
+/// Longest wait between two attempts.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
+/// See the module.
+pub(crate) struct NodePatience {
+    pool: Arc<IngressPool>,
+    data_dir: PathBuf,
+    /// Steps that wait now: at most one per thread that executes.
+    waiting: Mutex<Vec<Trouble>>,
+}
+
+impl NodePatience {
+    pub(crate) fn new(pool: Arc<IngressPool>, data_dir: &Path) -> Self {
+        Self { pool, data_dir: data_dir.to_owned(), waiting: Mutex::default() }
+    }
+
+    /// In the words of an operator: what is waited for, and the command through where one may be needed.
+    fn reason(&self, trouble: &Trouble) -> String {
+        match trouble.awaits_verdict() {
+            Some(message) => format!(
+                "a round waits: {trouble}; if the message does this every time, on every node, have it rejected: \
+                 thimble reject --data-dir {} {message}, then start the node again",
+                self.data_dir.display()
+            ),
+            None => format!("a round waits: {trouble}"),
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Vec<Trouble>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Wait before attempt number `failed + 1`.
+fn wait_after(failed: u32) -> Duration {
+    let doubled = 2u32.saturating_pow(failed.saturating_sub(1));
+    FIRST_WAIT.saturating_mul(doubled).min(LONGEST_WAIT)
+}
+
+impl Patience for NodePatience {
+    fn wait(&self, trouble: &Trouble) -> Result<(), Closing> {
+        {
+            let mut waiting = self.waiting();
+            let known = waiting.iter_mut().find(|known| known.place == trouble.place);
+            let reason = self.reason(trouble);
+            if known.as_ref().is_none_or(|known| self.reason(known) != reason) {
+                tracing::error!(%reason, "updates are refused until this is mended");
+            }
+            match known {
+                Some(known) => *known = trouble.clone(),
+                None => waiting.push(trouble.clone()),
+            }
+            self.pool.refuse(Some(reason));
+        }
+        if self.pool.wait_for_closing(wait_after(trouble.attempt)) { Err(Closing) } else { Ok(()) }
+    }
+
+    fn over(&self, trouble: &Trouble) {
+        let mut waiting = self.waiting();
+        waiting.retain(|known| known.place != trouble.place);
+        if self.pool.closing() {
+            return;
+        }
+        match waiting.first() {
+            Some(other) => self.pool.refuse(Some(self.reason(other))),
+            None => {
+                tracing::info!(%trouble, attempts = trouble.attempt, "over: the round goes on, updates are taken again");
+                self.pool.refuse(None);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use execution::{ATTEMPTS_BEFORE_VERDICT, ExecutorConfig, Place};
+    use limits::Limits;
+    use state::{Fault, Height};
+
+    use super::*;
+
+    fn patience() -> (Arc<IngressPool>, NodePatience) {
+        let limits = Limits::nano().unwrap();
+        let pool = Arc::new(IngressPool::new(&limits.consensus));
+        (pool.clone(), NodePatience::new(pool, Path::new("/data")))
+    }
+
+    fn trouble(canister: u64, attempt: u32) -> Trouble {
+        let message = Fault { canister_id: ExecutorConfig::canister_id(canister), ordinal: canister };
+        Trouble {
+            place: Place { height: Height(7), message: Some(message) },
+            what: format!("disk of {canister} is full"),
+            attempt,
+            runs_message: false,
+        }
+    }
+
+    #[test]
+    fn waits_double_up_to_five_seconds() {
+        let waits: Vec<_> = (1..=10).map(|failed| wait_after(failed).as_millis()).collect();
+        assert_eq!(waits, [20, 40, 80, 160, 320, 640, 1280, 2560, 5000, 5000]);
+        assert_eq!(wait_after(u32::MAX), LONGEST_WAIT);
+    }
+
+    #[test]
+    fn updates_are_refused_with_the_reason_until_every_step_is_over() {
+        let (pool, patience) = patience();
+        let (first, second) = (trouble(1, 1), trouble(2, 1));
+        patience.wait(&first).unwrap();
+        patience.wait(&second).unwrap();
+        assert!(pool.refusing().unwrap().contains("disk of 2 is full"), "{:?}", pool.refusing());
+        patience.over(&second);
+        let reason = pool.refusing().unwrap();
+        assert!(reason.contains("height 7") && reason.contains("disk of 1 is full"), "{reason}");
+        patience.over(&first);
+        assert_eq!(pool.refusing(), None);
+    }
+
+    #[test]
+    fn a_message_that_fails_again_and_again_brings_the_command_through() {
+        let (pool, patience) = patience();
+        let killer = |attempt| Trouble { runs_message: true, ..trouble(1, attempt) };
+        patience.wait(&killer(ATTEMPTS_BEFORE_VERDICT - 1)).unwrap();
+        assert!(!pool.refusing().unwrap().contains("thimble reject"));
+        patience.wait(&killer(ATTEMPTS_BEFORE_VERDICT)).unwrap();
+        let reason = pool.refusing().unwrap();
+        let canister = ExecutorConfig::canister_id(1);
+        assert!(reason.contains(&format!("thimble reject --data-dir /data 7 {canister} 1")), "{reason}");
+        patience.over(&killer(ATTEMPTS_BEFORE_VERDICT));
+        assert_eq!(pool.refusing(), None);
+    }
+
+    #[test]
+    fn closing_ends_the_longest_wait() {
+        let (pool, patience) = patience();
+        let closer = std::thread::spawn({
+            let pool = pool.clone();
+            move || pool.close()
+        });
+        // Attempt after attempt: whichever wait the node closes in is the last.
+        let mut attempt = 1;
+        while patience.wait(&trouble(1, attempt)).is_ok() {
+            attempt += 1;
+        }
+        closer.join().unwrap();
+        assert_eq!(patience.wait(&trouble(1, u32::MAX)), Err(Closing));
+        patience.over(&trouble(1, attempt));
+        assert!(pool.refusing().is_some(), "a closing node takes no updates");
+    }
+}

@@ -1,0 +1,151 @@
+//! Operators' verdicts: messages that are to be rejected without being executed, because every worker that runs them dies, or because they make the node
+//! panic. `thimble reject` writes them into the data folder; the node reads them when it starts and gives them to execution at their height. Once such a
+//! round is executed, its verdicts stand in the block log beside the outcome, and replays take them from there.
+//!
+//! One file of text, `HEIGHT CANISTER ORDINAL` on each line, replaced whole. In a subnet every operator gives the same verdict, or the roots of their nodes
+//! differ and the fewer stop.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{ErrorKind, Write as _},
+    path::Path,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use ic_principal::Principal;
+use state::{Fault, Height};
+
+/// The file in the data folder.
+const FILE: &str = "verdicts.txt";
+/// Verdicts that the file may hold.
+const VERDICTS_MAX: usize = 1024;
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Verdicts(BTreeMap<Height, Vec<Fault>>);
+
+impl Verdicts {
+    /// Those of a data folder.
+    pub(crate) fn read(data_dir: &Path) -> Result<Self> {
+        let path = data_dir.join(FILE);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self::default()),
+            Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
+        };
+        let mut verdicts = Self::default();
+        for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            verdicts.add(line).with_context(|| format!("{}, line {}", path.display(), number + 1))?;
+        }
+        Ok(verdicts)
+    }
+
+    fn add(&mut self, line: &str) -> Result<()> {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let [height, canister, ordinal] = words[..] else {
+            bail!("a verdict is HEIGHT CANISTER ORDINAL, and this is `{}`", line.escape_debug())
+        };
+        let height = height.parse().map(Height).with_context(|| format!("`{height}` is no height"))?;
+        let canister_id =
+            Principal::from_text(canister).with_context(|| format!("`{canister}` is no canister id"))?;
+        let ordinal = ordinal.parse().with_context(|| format!("`{ordinal}` is no number"))?;
+        let verdict = Fault { canister_id, ordinal };
+        let known = self.0.entry(height).or_default();
+        if !known.contains(&verdict) {
+            known.push(verdict);
+        }
+        let count = self.0.values().map(Vec::len).sum::<usize>();
+        ensure!(
+            count <= VERDICTS_MAX,
+            "{count} verdicts, the most is {VERDICTS_MAX}; those of heights below the node's are not needed any more"
+        );
+        Ok(())
+    }
+
+    /// Messages of a height that are to be rejected. `recorded` are those that an earlier run rejected: what was executed once is not judged anew.
+    pub(crate) fn at(&self, height: Height, recorded: Option<Vec<Fault>>) -> Vec<Fault> {
+        let given = self.0.get(&height).cloned().unwrap_or_default();
+        match recorded {
+            None => given,
+            Some(recorded) => {
+                if given.iter().any(|verdict| !recorded.contains(verdict)) {
+                    tracing::warn!(
+                        height = height.0,
+                        "a verdict comes too late: the batch was executed without it"
+                    );
+                }
+                recorded
+            }
+        }
+    }
+
+    fn write(&self, data_dir: &Path) -> Result<()> {
+        let (path, fresh) = (data_dir.join(FILE), data_dir.join(format!("{FILE}.new")));
+        let mut file = File::create(&fresh).with_context(|| format!("making {}", fresh.display()))?;
+        for (height, verdicts) in &self.0 {
+            for Fault { canister_id, ordinal } in verdicts {
+                writeln!(file, "{} {canister_id} {ordinal}", height.0)?;
+            }
+        }
+        file.sync_all()
+            .and_then(|()| fs::rename(&fresh, &path))
+            .with_context(|| format!("writing {}", path.display()))?;
+        File::open(data_dir)?.sync_all().with_context(|| format!("syncing {}", data_dir.display()))
+    }
+}
+
+/// `thimble reject`.
+pub(crate) fn reject(data_dir: &Path, height: u64, canister: &str, ordinal: u64) -> Result<()> {
+    ensure!(data_dir.is_dir(), "{} is no data folder", data_dir.display());
+    let mut verdicts = Verdicts::read(data_dir)?;
+    verdicts.add(&format!("{height} {canister} {ordinal}"))?;
+    verdicts.write(data_dir)?;
+    println!(
+        "message {ordinal} of canister {canister} will be rejected at height {height}; start the node again for it to count, and do the same on every node of the subnet"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use execution::ExecutorConfig;
+
+    use super::*;
+
+    #[test]
+    fn verdicts_are_kept_and_found_at_their_height() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Verdicts::read(dir.path()).unwrap(), Verdicts::default());
+        let canister_id = ExecutorConfig::canister_id(7);
+        reject(dir.path(), 12, &canister_id.to_text(), 3).unwrap();
+        reject(dir.path(), 12, "aaaaa-aa", 0).unwrap();
+        reject(dir.path(), 12, "aaaaa-aa", 0).unwrap();
+        let verdicts = Verdicts::read(dir.path()).unwrap();
+        let management = Fault { canister_id: Principal::management_canister(), ordinal: 0 };
+        let given = [Fault { canister_id, ordinal: 3 }, management.clone()];
+        assert_eq!(verdicts.at(Height(12), None), given);
+        assert_eq!(verdicts.at(Height(11), None), []);
+        assert_eq!(verdicts.at(Height(12), Some(vec![])), [], "it was executed without");
+        assert_eq!(
+            verdicts.at(Height(11), Some(vec![management.clone()])),
+            [management],
+            "replays need no file"
+        );
+    }
+
+    #[test]
+    fn what_is_no_verdict_is_refused_and_leaves_the_file_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        reject(dir.path(), 1, "aaaaa-aa", 0).unwrap();
+        let before = Verdicts::read(dir.path()).unwrap();
+        assert!(reject(dir.path(), 1, "nonsense", 0).is_err());
+        assert!(reject(&dir.path().join("none"), 1, "aaaaa-aa", 0).is_err());
+        assert_eq!(Verdicts::read(dir.path()).unwrap(), before);
+        fs::write(dir.path().join(FILE), "1 aaaaa-aa\n").unwrap();
+        let error = format!("{:#}", Verdicts::read(dir.path()).unwrap_err());
+        assert!(error.contains("verdicts.txt") && error.contains("line 1"), "{error}");
+    }
+}
