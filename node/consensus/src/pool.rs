@@ -464,6 +464,7 @@ mod tests {
             messages_max: messages,
             inner: Mutex::default(),
             arrived: Condvar::new(),
+            closed: Condvar::new(),
             listener: OnceLock::new(),
         }
     }
