@@ -19,7 +19,7 @@ const OWN: [&str; 7] = [
 ];
 
 /// Single limits of other groups.
-const MORE: [&str; 14] = [
+const MORE: [&str; 19] = [
     "sandbox.worker_anonymous_bytes",
     "pages.delta_capacity_bytes",
     "pages.delta_reserve_bytes",
@@ -34,6 +34,12 @@ const MORE: [&str; 14] = [
     "consensus.execution_lag_blocks",
     "consensus.blocks_per_epoch",
     "gateway.body_bytes",
+    // Which envelopes decode, and so which blocks get a vote.
+    "gateway.read_state_paths",
+    "gateway.read_state_path_labels",
+    "gateway.delegations",
+    "gateway.delegation_targets",
+    "gateway.nonce_bytes",
 ];
 
 impl Limits {

@@ -3,6 +3,8 @@
 //! Shares of others are combined first and verified together, as the signature they make: one check instead of one for each. Only if that fails is each looked
 //! at by itself, and those that are false are dropped by name.
 //!
+//! A member is looked at once per height: its first share counts, and one that turned out false, or was of another root, is not verified again.
+//!
 //! Bounded: shares are kept for at most `heights_max` heights this node executed, and for as many ahead of it; per height for at most the committee.
 
 use std::{
@@ -110,7 +112,7 @@ pub struct Certifier {
     /// Executed here, not certified.
     pending: BTreeMap<Height, Pending>,
     /// Shares for heights this node has not executed.
-    early: BTreeMap<Height, BTreeMap<NodeIndex, ([u8; 32], SignatureShare)>>,
+    early: BTreeMap<Height, Early>,
     /// Newest height signed here.
     signed: Height,
 }
@@ -121,6 +123,25 @@ struct Pending {
     shares: BTreeMap<NodeIndex, SignatureShare>,
     /// Who signed another root, with proof.
     dissent: BTreeSet<NodeIndex>,
+    /// Whose share was false.
+    refused: BTreeSet<NodeIndex>,
+}
+
+struct Early {
+    /// The committee that was taken for the one of this height; at the end of an epoch it may turn out to be another.
+    term: Arc<Term>,
+    shares: BTreeMap<NodeIndex, ([u8; 32], SignatureShare)>,
+}
+
+/// What became of a certificate that another node has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Accepted {
+    /// This node lacked it.
+    New(Certificate),
+    /// This node has it, or one that covers it, or is not there yet. It was not verified.
+    Unneeded,
+    /// The subnet did not sign it: whoever sent it is at fault.
+    False,
 }
 
 impl Certifier {
@@ -158,9 +179,12 @@ impl Certifier {
         }
         self.signed = self.signed.max(height);
         let shares = BTreeMap::from_iter(share);
-        let pending = Pending { term, root, shares, dissent: BTreeSet::new() };
-        self.pending.insert(height, pending);
-        let early = self.early.remove(&height).unwrap_or_default();
+        let members = term.members.clone();
+        let (dissent, refused) = (BTreeSet::new(), BTreeSet::new());
+        self.pending.insert(height, Pending { term, root, shares, dissent, refused });
+        // Places of another committee say nothing; who has them says it again.
+        let early = self.early.remove(&height).filter(|early| early.term.members == members);
+        let early = early.map(|early| early.shares).unwrap_or_default();
         self.early = self.early.split_off(&height);
         let mut certificate = self.complete(height)?;
         for (from, (root, early)) in early {
@@ -178,15 +202,25 @@ impl Certifier {
         share: SignatureShare,
     ) -> Result<Option<Certificate>, CertifyError> {
         if height > self.signed {
-            if height.0 - self.signed.0 <= self.heights_max as u64 && self.is_other_member(height, from) {
-                self.early.entry(height).or_default().insert(from, (root, share));
+            if height.0 - self.signed.0 <= self.heights_max as u64
+                && let Some(term) = self.terms.at(height).filter(|term| is_other_member(term, from))
+            {
+                let early =
+                    self.early.entry(height).or_insert_with(|| Early { term, shares: BTreeMap::new() });
+                early.shares.entry(from).or_insert((root, share));
             }
             return Ok(None);
         }
         let Some(pending) = self.pending.get_mut(&height) else {
             return Ok(None);
         };
+        if pending.refused.contains(&from) || pending.dissent.contains(&from) {
+            return Ok(None);
+        }
         if root == pending.root {
+            if pending.shares.contains_key(&from) {
+                return Ok(None);
+            }
             pending.shares.insert(from, share);
             return self.complete(height);
         }
@@ -202,18 +236,20 @@ impl Certifier {
                 node = from.0,
                 "a node signed another state root: it is faulty, or this one is"
             );
+        } else {
+            pending.refused.insert(from);
         }
         Ok(None)
     }
 
     /// Takes a certificate that another node has, if this one lacks it.
-    pub fn accept(&mut self, certificate: Certificate) -> Result<Option<Certificate>, CertifyError> {
+    pub fn accept(&mut self, certificate: Certificate) -> Result<Accepted, CertifyError> {
         let height = certificate.height;
         let Some(pending) = self.pending.get(&height) else {
-            return Ok(None);
+            return Ok(Accepted::Unneeded);
         };
         if !is_signature(&self.terms.public_key, &certificate.root, &certificate.signature) {
-            return Ok(None);
+            return Ok(Accepted::False);
         }
         if pending.root != certificate.root {
             return Err(CertifyError::Diverged {
@@ -223,19 +259,12 @@ impl Certifier {
             });
         }
         self.done(height);
-        Ok(Some(certificate))
+        Ok(Accepted::New(certificate))
     }
 
     /// Heights whose certificate is not complete yet; at most `heights_max`.
     pub fn pending(&self) -> u64 {
         self.pending.len() as u64
-    }
-
-    fn is_other_member(&self, height: Height, index: NodeIndex) -> bool {
-        self.terms.at(height).is_some_and(|term| {
-            let own = term.share.as_ref().map(|share| share.index);
-            own != Some(index) && (index.0 as usize) < term.committee.shares.len()
-        })
     }
 
     /// A certificate covers what earlier states hold: they need none of their own.
@@ -262,7 +291,8 @@ impl Certifier {
             return Ok(Some(Certificate { height, root, signature }));
         }
         let message = state_root_message(&root);
-        pending.shares.retain(|index, share| {
+        let Pending { shares, refused, .. } = pending;
+        shares.retain(|index, share| {
             let good = Some(*index) == own || committee.verify_share(*index, &message, share).is_ok();
             if !good {
                 tracing::warn!(
@@ -270,6 +300,7 @@ impl Certifier {
                     node = index.0,
                     "a node sent a false share of the state root's signature"
                 );
+                refused.insert(*index);
             }
             good
         });
@@ -280,6 +311,11 @@ impl Certifier {
         self.done(height);
         Ok(Some(Certificate { height, root, signature }))
     }
+}
+
+fn is_other_member(term: &Term, index: NodeIndex) -> bool {
+    let own = term.share.as_ref().map(|share| share.index);
+    own != Some(index) && (index.0 as usize) < term.committee.shares.len()
 }
 
 fn is_signature(key: &PublicKey, root: &[u8; 32], signature: &Signature) -> bool {
@@ -341,6 +377,10 @@ mod tests {
         // Node 1 sends node 2's share.
         assert_eq!(certifier.take(Height(1), NodeIndex(1), root, others[1].sign(&message)), Ok(None));
         assert_eq!(certifier.take(Height(1), NodeIndex(2), root, others[1].sign(&message)), Ok(None));
+        // It is looked at once per height: whatever else it sends costs nothing.
+        assert_eq!(certifier.take(Height(1), NodeIndex(1), root, others[0].sign(&message)), Ok(None));
+        assert_eq!(certifier.take(Height(1), NodeIndex(1), [6; 32], others[0].sign(&message)), Ok(None));
+        assert_eq!(certifier.pending[&Height(1)].refused, BTreeSet::from([NodeIndex(1)]));
         let certificate =
             certifier.take(Height(1), NodeIndex(3), root, others[2].sign(&message)).unwrap().unwrap();
         assert!(nidkg::verify(&committee.public_key, &message, &certificate.signature.0));
@@ -358,7 +398,7 @@ mod tests {
         assert_eq!(certifier.take(Height(1), NodeIndex(1), theirs, sign(1)), Ok(None));
         assert_eq!(certifier.take(Height(1), NodeIndex(1), theirs, sign(1)), Ok(None));
         assert_eq!(certifier.take(Height(1), NodeIndex(2), theirs, sign(1)), Ok(None));
-        let diverged = certifier.take(Height(1), NodeIndex(2), theirs, sign(2)).unwrap_err();
+        let diverged = certifier.take(Height(1), NodeIndex(3), theirs, sign(3)).unwrap_err();
         assert_eq!(diverged, CertifyError::Diverged { height: 1, own: [5; 32], theirs });
     }
 
@@ -372,13 +412,17 @@ mod tests {
         let certificate =
             other.take(Height(4), NodeIndex(3), root, shares[2].sign(&message)).unwrap().unwrap();
         let mut certifier = Certifier::new(committee, shares.remove(0), 4);
-        assert_eq!(certifier.accept(certificate.clone()), Ok(None), "nothing is known of that height");
+        assert_eq!(
+            certifier.accept(certificate.clone()),
+            Ok(Accepted::Unneeded),
+            "nothing is known of that height"
+        );
         certifier.sign(Height(3), [1; 32]).unwrap();
         certifier.sign(Height(4), root).unwrap();
         let mut false_one = certificate.clone();
         false_one.root[0] ^= 1;
-        assert_eq!(certifier.accept(false_one), Ok(None));
-        assert_eq!(certifier.accept(certificate.clone()), Ok(Some(certificate)));
+        assert_eq!(certifier.accept(false_one), Ok(Accepted::False));
+        assert_eq!(certifier.accept(certificate.clone()), Ok(Accepted::New(certificate)));
         assert_eq!(certifier.pending(), 0, "the height below is covered");
     }
 
@@ -423,9 +467,8 @@ mod tests {
                 .unwrap()
         };
         assert_eq!(take(9, 1, &new_shares[0]), None);
-        assert_eq!(take(9, 2, &new_shares[1]), None, "shares of the wrong committee");
-        assert_eq!(take(9, 1, &old_shares[0]), None);
-        let certificate = take(9, 2, &old_shares[1]).unwrap();
+        assert_eq!(take(9, 2, &old_shares[1]), None, "a share of the wrong committee");
+        let certificate = take(9, 3, &old_shares[2]).unwrap();
         assert!(nidkg::verify(&old.public_key, &message(9), &certificate.signature.0));
         assert_eq!(take(10, 1, &new_shares[0]), None);
         let certificate = take(10, 3, &new_shares[2]).unwrap();

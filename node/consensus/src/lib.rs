@@ -26,7 +26,7 @@ mod subnet;
 mod transfer;
 
 pub use block_log::{BlockLog, LogError, Logged};
-pub use certifier::{Certificate, Certifier, CertifyError};
+pub use certifier::{Accepted, Certificate, Certifier, CertifyError};
 pub use pool::{IngressPool, PoolRefusal, PoolStatus, Submitted, TakenCall};
 pub use replay::LogReplay;
 pub use seam::{

@@ -12,8 +12,10 @@ use std::{
 use budget::Observation;
 use lifecycle::{Cause, Health, Stop};
 use limits::ConsensusLimits;
-use state::{IngressId, SignedIngress, Time};
+use state::{IngressId, SignedIngress, Time, Validity};
 use thiserror::Error;
+
+use crate::subnet::CallName;
 
 /// The call is in the pool now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,8 +62,8 @@ pub enum PoolRefusal {
 pub struct TakenCall {
     /// Its name.
     pub id: IngressId,
-    /// After this it is void.
-    pub expiry: Time,
+    /// When it may be in a block.
+    pub validity: Validity,
     /// The call.
     pub signed: SignedIngress,
 }
@@ -99,8 +101,18 @@ pub(crate) enum Source {
 /// A call that waits.
 struct Waiting {
     signed: SignedIngress,
-    expiry: Time,
+    /// Of `signed`.
+    digest: [u8; 32],
+    validity: Validity,
     source: Source,
+}
+
+impl Waiting {
+    fn name(&self, id: IngressId) -> CallName {
+        // An envelope is bounded by a limit that fits.
+        let bytes = u32::try_from(self.signed.envelope.len()).unwrap_or(u32::MAX);
+        CallName { id, digest: self.digest, bytes }
+    }
 }
 
 /// What a peer's calls take of the pool.
@@ -176,14 +188,14 @@ impl IngressPool {
         inner.count();
     }
 
-    /// Takes a verified call that is named `id` and void after `expiry`, unless there is no room.
+    /// Takes a verified call that is named `id` and may be in blocks of the times in `validity`, unless there is no room.
     pub fn submit(
         &self,
         id: IngressId,
-        expiry: Time,
+        validity: impl Into<Validity>,
         signed: SignedIngress,
     ) -> Result<Submitted, PoolRefusal> {
-        let submitted = self.submit_from(Source::Client, id, expiry, signed);
+        let submitted = self.submit_from(Source::Client, id, validity.into(), signed);
         if submitted == Ok(Submitted::New) {
             self.tell();
         }
@@ -195,49 +207,76 @@ impl IngressPool {
         &self,
         source: Source,
         id: IngressId,
-        expiry: Time,
+        validity: Validity,
         signed: SignedIngress,
     ) -> Result<Submitted, PoolRefusal> {
-        if let Some(reason) = self.health.refusing() {
-            return Err(PoolRefusal::Closed(reason));
-        }
+        let digest = signed.digest();
         let mut inner = self.lock();
-        if inner.waiting.contains_key(&id) {
-            return Ok(Submitted::Already);
-        }
-        // A call that would be passed over for want of room is better refused here, where its sender is told.
-        if inner.room.is_some_and(|room| inner.waiting.len() as u64 + inner.taken >= room) {
-            return Err(PoolRefusal::History);
-        }
         let asked = signed.accounted_bytes();
-        if inner.bytes + asked > self.bytes_max {
-            return Err(PoolRefusal::Bytes { used: inner.bytes, cap: self.bytes_max, asked });
-        }
-        if inner.waiting.len() as u64 >= self.messages_max {
-            return Err(PoolRefusal::Messages { cap: self.messages_max });
+        if self.room_for(&inner, source, &id, asked)? == Submitted::Already {
+            return Ok(Submitted::Already);
         }
         match source {
             Source::Client if inner.parts > 0 => inner.unannounced.push_back(id),
             Source::Client => {}
             Source::Peer(place) => {
-                let parts = inner.parts.max(1);
-                let (bytes_max, messages_max) = (self.bytes_max / parts, self.messages_max / parts);
                 let held = inner.peers.entry(place).or_default();
-                if held.bytes + asked > bytes_max {
-                    return Err(PoolRefusal::Bytes { used: held.bytes, cap: bytes_max, asked });
-                }
-                if held.messages >= messages_max {
-                    return Err(PoolRefusal::Messages { cap: messages_max });
-                }
                 held.bytes += asked;
                 held.messages += 1;
             }
         }
         inner.bytes += asked;
         inner.order.push_back(id);
-        inner.waiting.insert(id, Waiting { signed, expiry, source });
+        inner.waiting.insert(id, Waiting { signed, digest, validity, source });
         inner.count();
         self.arrived.notify_one();
+        Ok(Submitted::New)
+    }
+
+    /// Whether a call of so many accounted bytes would be taken now, before anything is spent on verifying it.
+    pub(crate) fn would_take(
+        &self,
+        source: Source,
+        id: &IngressId,
+        asked: u64,
+    ) -> Result<Submitted, PoolRefusal> {
+        self.room_for(&self.lock(), source, id, asked)
+    }
+
+    fn room_for(
+        &self,
+        inner: &Inner,
+        source: Source,
+        id: &IngressId,
+        asked: u64,
+    ) -> Result<Submitted, PoolRefusal> {
+        if let Some(reason) = self.health.refusing() {
+            return Err(PoolRefusal::Closed(reason));
+        }
+        if inner.waiting.contains_key(id) {
+            return Ok(Submitted::Already);
+        }
+        // A call that would be passed over for want of room is better refused here, where its sender is told.
+        if inner.room.is_some_and(|room| inner.waiting.len() as u64 + inner.taken >= room) {
+            return Err(PoolRefusal::History);
+        }
+        if inner.bytes + asked > self.bytes_max {
+            return Err(PoolRefusal::Bytes { used: inner.bytes, cap: self.bytes_max, asked });
+        }
+        if inner.waiting.len() as u64 >= self.messages_max {
+            return Err(PoolRefusal::Messages { cap: self.messages_max });
+        }
+        if let Source::Peer(place) = source {
+            let parts = inner.parts.max(1);
+            let (bytes_max, messages_max) = (self.bytes_max / parts, self.messages_max / parts);
+            let held = inner.peers.get(&place).copied().unwrap_or_default();
+            if held.bytes + asked > bytes_max {
+                return Err(PoolRefusal::Bytes { used: held.bytes, cap: bytes_max, asked });
+            }
+            if held.messages >= messages_max {
+                return Err(PoolRefusal::Messages { cap: messages_max });
+            }
+        }
         Ok(Submitted::New)
     }
 
@@ -324,8 +363,9 @@ impl IngressPool {
         }
     }
 
-    /// Calls of clients that other nodes were not told of yet, about `bytes_max` of them, or one.
-    pub(crate) fn unannounced(&self, bytes_max: usize) -> Vec<SignedIngress> {
+    /// Calls of clients that other nodes were not told of yet: at most `calls_max`, with envelopes of at most
+    /// `bytes_max` bytes together, or one.
+    pub(crate) fn unannounced(&self, bytes_max: usize, calls_max: usize) -> Vec<SignedIngress> {
         let mut inner = self.lock();
         let mut calls = Vec::new();
         let mut bytes = 0;
@@ -335,7 +375,7 @@ impl IngressPool {
                 continue;
             };
             bytes += signed.envelope.len();
-            if !calls.is_empty() && bytes > bytes_max {
+            if !calls.is_empty() && (bytes > bytes_max || calls.len() >= calls_max) {
                 break;
             }
             calls.push(signed);
@@ -352,11 +392,11 @@ impl IngressPool {
         bytes_max: u64,
         messages_max: u64,
         skip: &BTreeSet<IngressId>,
-    ) -> Vec<IngressId> {
+    ) -> Vec<CallName> {
         let mut inner = self.lock();
         let inner = &mut *inner;
         let expired: Vec<_> =
-            (inner.waiting.iter()).filter(|(_, call)| call.expiry < now).map(|(id, _)| *id).collect();
+            (inner.waiting.iter()).filter(|(_, call)| call.validity.until < now).map(|(id, _)| *id).collect();
         expired.iter().for_each(|id| inner.forget(id));
         if !expired.is_empty() {
             let Inner { waiting, order, .. } = &mut *inner;
@@ -368,7 +408,8 @@ impl IngressPool {
             if offered.len() as u64 >= messages_max {
                 break;
             }
-            let Some(call) = inner.waiting.get(id).filter(|call| call.expiry >= time && !skip.contains(id))
+            let Some(call) =
+                inner.waiting.get(id).filter(|call| call.validity.holds(time) && !skip.contains(id))
             else {
                 continue;
             };
@@ -377,7 +418,7 @@ impl IngressPool {
                 break;
             }
             bytes += size;
-            offered.push(*id);
+            offered.push(call.name(*id));
         }
         inner.count();
         offered
@@ -388,23 +429,20 @@ impl IngressPool {
         self.lock().waiting.keys().any(|id| !skip.contains(id))
     }
 
-    /// A call that waits.
-    pub(crate) fn get(&self, id: &IngressId) -> Option<SignedIngress> {
-        self.lock().waiting.get(id).map(|call| call.signed.clone())
+    /// A call that waits, if what waits under its id is this very envelope, and when it is valid.
+    pub(crate) fn get(&self, name: &CallName) -> Option<(SignedIngress, Validity)> {
+        let inner = self.lock();
+        let call = inner.waiting.get(&name.id).filter(|call| call.digest == name.digest)?;
+        Some((call.signed.clone(), call.validity))
     }
 
-    /// When a call that waits becomes void.
-    pub(crate) fn expiry(&self, id: &IngressId) -> Option<Time> {
-        self.lock().waiting.get(id).map(|call| call.expiry)
-    }
-
-    /// These are in a final block, which is durable.
-    pub(crate) fn remove(&self, ids: &[IngressId]) {
+    /// These are in a final block, which is durable: whatever envelope of theirs waits is of no use any more.
+    pub(crate) fn remove(&self, names: &[CallName]) {
         let mut inner = self.lock();
-        for id in ids {
-            inner.forget(id);
+        for name in names {
+            inner.forget(&name.id);
         }
-        inner.taken += ids.len() as u64;
+        inner.taken += names.len() as u64;
         let Inner { waiting, order, .. } = &mut *inner;
         order.retain(|id| waiting.contains_key(id));
         inner.count();
@@ -425,11 +463,11 @@ impl IngressPool {
                 break;
             }
             inner.order.pop_front();
-            if let Some(Waiting { signed, expiry, .. }) = inner.waiting.remove(&id) {
+            if let Some(Waiting { signed, validity, .. }) = inner.waiting.remove(&id) {
                 inner.bytes -= size;
-                if expiry >= now {
+                if validity.until >= now {
                     bytes += size;
-                    taken.push(TakenCall { id, expiry, signed });
+                    taken.push(TakenCall { id, validity, signed });
                 }
             }
         }
@@ -442,11 +480,12 @@ impl IngressPool {
     pub fn give_back(&self, calls: Vec<TakenCall>) {
         let mut inner = self.lock();
         inner.taken = inner.taken.saturating_sub(calls.len() as u64);
-        for TakenCall { id, expiry, signed } in calls.into_iter().rev() {
+        for TakenCall { id, validity, signed } in calls.into_iter().rev() {
             if !inner.waiting.contains_key(&id) {
                 inner.bytes += signed.accounted_bytes();
                 inner.order.push_front(id);
-                inner.waiting.insert(id, Waiting { signed, expiry, source: Source::Client });
+                let digest = signed.digest();
+                inner.waiting.insert(id, Waiting { signed, digest, validity, source: Source::Client });
             }
         }
         inner.count();
@@ -472,6 +511,7 @@ mod tests {
             messages_max: messages,
             inner: Mutex::default(),
             arrived: Condvar::new(),
+            closed: Condvar::new(),
             listener: OnceLock::new(),
         }
     }
@@ -482,11 +522,11 @@ mod tests {
             effective_canister_id: Principal::management_canister(),
             envelope: vec![number; size].into(),
         };
-        TakenCall { id: IngressId([number; 32]), expiry: Time(expiry), signed }
+        TakenCall { id: IngressId([number; 32]), validity: Time(expiry).into(), signed }
     }
 
     fn submit(pool: &IngressPool, call: TakenCall) -> Result<Submitted, PoolRefusal> {
-        pool.submit(call.id, call.expiry, call.signed)
+        pool.submit(call.id, call.validity, call.signed)
     }
 
     #[test]
@@ -561,6 +601,29 @@ mod tests {
         pool.give_back(taken);
         let order: Vec<_> = pool.take(Time(0), 100_000, 10).iter().map(|call| call.id.0[0]).collect();
         assert_eq!(order, [0, 1, 2]);
+    }
+
+    #[test]
+    fn another_envelope_of_the_same_id_is_not_what_a_block_names() {
+        let pool = pool(10, 100_000);
+        submit(&pool, call(1, 200, 9)).unwrap();
+        let small = call(1, 200, 9).signed;
+        let name = |signed: &SignedIngress| CallName::of(IngressId([1; 32]), signed);
+        assert_eq!(pool.get(&name(&small)), Some((small, Time(9).into())));
+        assert_eq!(pool.get(&name(&call(1, 2_000, 9).signed)), None);
+        assert_eq!(submit(&pool, call(1, 2_000, 9)), Ok(Submitted::Already));
+        // Once one of them is final the other is of no use.
+        pool.remove(&[name(&call(1, 2_000, 9).signed)]);
+        assert_eq!(pool.status(), PoolStatus::default());
+    }
+
+    #[test]
+    fn a_block_is_offered_what_is_valid_at_its_time() {
+        let pool = pool(10, 100_000);
+        let early = Validity { from: Time(5), until: Time(9) };
+        pool.submit(IngressId([1; 32]), early, call(1, 0, 9).signed).unwrap();
+        let offered = |time| pool.offer((Time(0), Time(time)), 1_000, 10, &BTreeSet::new()).len();
+        assert_eq!([4, 5, 9, 10].map(offered), [0, 1, 1, 0]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use limits::ConsensusLimits;
 use serde::{Deserialize, Serialize};
-use state::{Batch, Fault, Height, Ingress, SignedIngress, SubnetKey, Time};
+use state::{Batch, Fault, Height, Ingress, SignedIngress, SubnetKey, Time, Validity};
 use thiserror::Error;
 
 use crate::{
@@ -80,11 +80,19 @@ pub trait Envelopes: Send + Sync {
     /// When it cannot have been.
     fn read(&self, signed: &SignedIngress) -> Result<Ingress, String>;
 
-    /// Whether its sender signed it and a client's call like it would be taken at `now`. Takes the time of a signature.
+    /// What a call asks for, and at which block times it may be in a block, if its sender signed it and a client's
+    /// call like it would be taken at those times. Takes the time of a signature. The answer depends on the bytes, the
+    /// subnet's key and limits that members compare, and on nothing of this node's: all nodes give the same.
     ///
     /// # Errors
-    /// Why not.
-    fn verify(&self, signed: &SignedIngress, now: Time) -> Result<Ingress, String>;
+    /// Why no block may hold it.
+    fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String>;
+
+    /// What an unverified call claims to be, and when it would be valid. Cheap.
+    ///
+    /// # Errors
+    /// When it is no call.
+    fn claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String>;
 }
 
 /// A batch that will not change any more.

@@ -296,7 +296,7 @@ mod tests {
     use ic_principal::Principal;
     use nidkg::SecretShare;
     use rand::{SeedableRng, rngs::StdRng};
-    use state::{Ingress, IngressId, RequestId, SignedIngress};
+    use state::{Ingress, IngressId, RequestId, SignedIngress, Validity};
 
     use super::*;
 
@@ -324,8 +324,14 @@ mod tests {
             })
         }
 
-        fn verify(&self, signed: &SignedIngress, _: Time) -> Result<Ingress, String> {
-            self.read(signed)
+        fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
+            self.claim(signed)
+        }
+
+        fn claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
+            let ingress = self.read(signed)?;
+            let validity = ingress.ingress_expiry.into();
+            Ok((ingress, validity))
         }
     }
 

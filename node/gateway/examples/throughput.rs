@@ -23,7 +23,7 @@ use gateway::{
 use ic_agent::{Identity, identity};
 use ic_principal::Principal;
 use ic_transport_types::EnvelopeContent;
-use state::{CanisterId, Height, Ingress, Reject, RequestId, SignedIngress, Time};
+use state::{CanisterId, Height, Ingress, Reject, RequestId, SignedIngress, Time, Validity};
 use support::{SubnetKey, call, canister, ed25519, gateway_limits, now, query, receive, sign};
 
 struct AtOnce;
@@ -47,7 +47,7 @@ impl CertifiedView for AtOnce {
 }
 
 impl Node for AtOnce {
-    fn submit(&self, _: Ingress, _: SignedIngress) -> Result<Submitted, Refusal> {
+    fn submit(&self, _: Ingress, _: SignedIngress, _: Validity) -> Result<Submitted, Refusal> {
         Ok(Submitted::Accepted)
     }
     fn inspect(&self, _: &Ingress) -> Result<(), Reject> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use ic_principal::Principal;
 use state::{
-    CanisterFacts, CanisterId, Height, Ingress, Reject, RequestId, SenderInfo, SignedIngress, Time,
+    CanisterFacts, CanisterId, Height, Ingress, Reject, RequestId, SenderInfo, SignedIngress, Time, Validity,
     certified::CertifiedStateOf,
 };
 
@@ -147,8 +147,14 @@ pub trait Node: Send + Sync + 'static {
         let _ = kind;
         Ok(())
     }
-    /// Puts an authenticated call into the ingress pool; `signed` is the same as it was sent. Must not block.
-    fn submit(&self, ingress: Ingress, signed: SignedIngress) -> Result<Submitted, Refusal>;
+    /// Puts an authenticated call into the ingress pool; `signed` is the same in canonical form, `validity` when it
+    /// may be in a block. Must not block.
+    fn submit(
+        &self,
+        ingress: Ingress,
+        signed: SignedIngress,
+        validity: Validity,
+    ) -> Result<Submitted, Refusal>;
     /// The non-replicated check of a call before it is submitted. May block.
     fn inspect(&self, ingress: &Ingress) -> Result<(), Reject>;
     /// Runs a query on the newest certified state. May block.

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use ic_principal::Principal;
 use limits::GatewayLimits;
-use state::{Ingress, RequestId, SignedIngress, Time};
+use state::{Ingress, RequestId, SignedIngress, Time, Validity};
 use thiserror::Error;
 
 use crate::{
     auth::{self, AuthConfig, AuthError, Authenticated},
     effective::{self, Effective, EffectiveError},
-    envelope::{Envelope, EnvelopeBounds, EnvelopeError, MethodCall, Request},
+    envelope::{self, Envelope, EnvelopeBounds, EnvelopeError, MethodCall, Request},
 };
 
 /// Why a call is none, or not its sender's.
@@ -25,6 +25,10 @@ pub struct CallError(#[from] Reason);
 enum Reason {
     #[error("an envelope of {found} bytes is over the limit body_bytes = {limit}")]
     TooLarge { found: usize, limit: u64 },
+    #[error(
+        "the envelope is not in canonical form: another node may only hand on what it made of its client's"
+    )]
+    NotCanonical,
     #[error(transparent)]
     Envelope(#[from] EnvelopeError),
     #[error("`request_type` is \"{0}\", not \"call\"")]
@@ -70,10 +74,17 @@ impl CallVerifier {
         Ok(Envelope::decode(&signed.envelope, &self.bounds)?)
     }
 
-    /// What the envelope asks for, if its sender signed it and the subnet would take it from a client at `now`. Takes the time of a signature or two.
-    pub fn verify(&self, signed: &SignedIngress, now: Time) -> Result<Ingress, CallError> {
+    /// What the envelope asks for and when that may be, if its sender signed it and the subnet would take it from a
+    /// client. Takes the time of a signature or two. The same on every node and at any time: it depends on the bytes,
+    /// the subnet's key and ids, and limits that members compare.
+    pub fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), CallError> {
         let envelope = self.decode(signed)?;
-        let authenticated = auth::authenticate(&envelope, now, &self.auth).map_err(Reason::from)?;
+        let canonical = envelope::canonical(&signed.envelope, &self.bounds).map_err(Reason::from)?;
+        if canonical != signed.envelope {
+            return Err(Reason::NotCanonical.into());
+        }
+        let authenticated = auth::authenticate_signer(&envelope, &self.auth).map_err(Reason::from)?;
+        let validity = auth::validity(&envelope, &self.auth);
         let effective = if signed.effective_canister_id == self.subnet_id {
             Effective::Subnet(self.subnet_id)
         } else {
@@ -88,15 +99,22 @@ impl CallVerifier {
         if url != content {
             return Err(Reason::from(EffectiveError::Mismatch { url, content }).into());
         }
-        Ok(ingress(id, expiry, signed.effective_canister_id, call, authenticated))
+        Ok((ingress(id, expiry, signed.effective_canister_id, call, authenticated), validity))
+    }
+
+    /// What the envelope claims to ask for, and when that would be valid; [`Self::verify`] says whether it holds.
+    pub fn read_claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), CallError> {
+        let envelope = self.decode(signed)?;
+        let validity = auth::validity(&envelope, &self.auth);
+        let claimed = auth::claimed(&envelope);
+        let (id, expiry) = (envelope.request_id, envelope.content.ingress_expiry);
+        let ingress = ingress(id, expiry, signed.effective_canister_id, call_of(envelope)?, claimed);
+        Ok((ingress, validity))
     }
 
     /// What an envelope asks for that was verified before.
     pub fn read(&self, signed: &SignedIngress) -> Result<Ingress, CallError> {
-        let envelope = self.decode(signed)?;
-        let claimed = auth::claimed(&envelope);
-        let (id, expiry) = (envelope.request_id, envelope.content.ingress_expiry);
-        Ok(ingress(id, expiry, signed.effective_canister_id, call_of(envelope)?, claimed))
+        Ok(self.read_claim(signed)?.0)
     }
 }
 

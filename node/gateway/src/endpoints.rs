@@ -14,7 +14,7 @@ use std::{
 
 use bytes::Bytes;
 use hyper::StatusCode;
-use state::{Ingress, RequestId, SignedIngress};
+use state::{Ingress, RequestId, SignedIngress, Validity};
 
 use crate::{
     answer::{self, Answer, Refused},
@@ -22,7 +22,7 @@ use crate::{
     auth::{self, AuthError, Authenticated},
     calls::ingress,
     effective::{self, Effective, EffectiveError},
-    envelope::{Envelope, EnvelopeError, Request},
+    envelope::{self, Envelope, EnvelopeError, Request},
     paths::{self, PathError, Scope},
     service::{ReceivedBody, Service, Work},
 };
@@ -157,10 +157,11 @@ impl Service {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
         let (envelope, authenticated) = self.admit(effective, Kind::Call, bytes.clone()).await?;
+        let (id, expiry) = (envelope.request_id, envelope.content.ingress_expiry);
+        let validity = auth::validity(&envelope, &self.auth);
         let Request::Call(call) = envelope.content.request else {
             return Err(Refused::bad("request_type", "this endpoint takes \"call\""));
         };
-        let id = envelope.request_id;
         let effective_id = effective::of_call(&call, effective.id());
         // No view is held while waiting: it would keep an old state alive.
         let known = self.latest()?.request(&id);
@@ -172,7 +173,7 @@ impl Service {
                 (Some(_), false) => self.wait(id, None).await,
             };
         }
-        let ingress = ingress(id, envelope.content.ingress_expiry, effective_id, call, authenticated);
+        let ingress = ingress(id, expiry, effective_id, call, authenticated);
         let node = self.node.clone();
         let (ingress, inspected) = self
             .on_thread(Work::Inspect, move || {
@@ -184,17 +185,28 @@ impl Service {
             self.metrics.refused("inspect");
             return self.accounted(answer::rejected_call(&reject, waits_since.is_some()));
         }
-        // A copy of its own: what came may be a piece of a larger read buffer, which must not live for as long as the call waits.
-        let envelope = Bytes::copy_from_slice(&bytes);
+        // What nobody signed and nobody reads stays behind. A copy of its own in any case: what came may be a piece of a larger read buffer, which must
+        // not live for as long as the call waits.
+        let envelope = Bytes::from(envelope::canonical(&bytes, &self.bounds)?);
+        if envelope.len() as u64 > self.limits.body_bytes {
+            return Err(Refused::bad(
+                "envelope",
+                format!(
+                    "the envelope takes {} bytes in canonical form, over the limit body_bytes = {}",
+                    envelope.len(),
+                    self.limits.body_bytes
+                ),
+            ));
+        }
         let signed = SignedIngress { effective_canister_id: effective_id, envelope };
         drop(bytes);
         // From here the ingress pool accounts for the message.
         drop(reservation);
         let Some(since) = waits_since else {
-            self.node.submit(ingress, signed)?;
+            self.node.submit(ingress, signed, validity)?;
             return Ok(Answer::accepted());
         };
-        let answer = self.wait(id, Some((ingress, signed))).await?;
+        let answer = self.wait(id, Some((ingress, signed, validity))).await?;
         // A call that was known before is no measure: it is answered at once, or started earlier than this.
         if answer.status == StatusCode::OK {
             self.latencies.record_update(since.elapsed());
@@ -206,11 +218,11 @@ impl Service {
     async fn wait(
         self: &Arc<Self>,
         id: RequestId,
-        call: Option<(Ingress, SignedIngress)>,
+        call: Option<(Ingress, SignedIngress, Validity)>,
     ) -> Result<Answer, Refused> {
         let waiter = self.waiters.register(id);
-        if let Some((ingress, signed)) = call {
-            self.node.submit(ingress, signed)?;
+        if let Some((ingress, signed, validity)) = call {
+            self.node.submit(ingress, signed, validity)?;
         }
         let Some(mut waiter) = waiter else {
             // The call is on its way; only the waiting is refused.

@@ -7,6 +7,10 @@
 //! Fields the specification does not name are hashed into the request id when they stand in the content, and ignored
 //! when they stand in the envelope around it, which no signature covers. In a delegation they are refused: a
 //! restriction that is not understood must not be dropped.
+//!
+//! What goes on from here to the ingress pool, to other nodes and into blocks is the canonical form
+//! ([`canonical`]): content and the three known fields around it, nothing else, and written in one way. So what
+//! nobody signed and nobody reads takes no room anywhere, and a peer that hands on anything else is at fault.
 
 use ic_principal::Principal;
 use limits::GatewayLimits;
@@ -14,7 +18,7 @@ use state::RequestId;
 use thiserror::Error;
 
 use crate::{
-    cbor::{self, Bounds, CborError, Value},
+    cbor::{self, Bounds, CborError, Value, Writer},
     hash::{self, Hash, NotHashable},
 };
 
@@ -282,6 +286,52 @@ fn principal(map: &Value<'_>, field: &'static str) -> Result<Principal, Envelope
 
 fn at_most(what: &'static str, found: usize, limit: usize) -> Result<(), EnvelopeError> {
     if found > limit { Err(EnvelopeError::TooMany { what, found, limit }) } else { Ok(()) }
+}
+
+/// The canonical form of a request body: `content` with all its fields, `sender_pubkey`, `sender_sig` and
+/// `sender_delegation`, in canonical CBOR without a tag. Values stay, so the request id and every signature do.
+///
+/// Of a link of `sender_delegation` the fields `delegation` and `signature` stay. Fields that are null are left out,
+/// as the request id leaves them out.
+///
+/// # Errors
+/// When the body is no acceptable CBOR map with a `content`. Whether it is an envelope is for
+/// [`Envelope::decode`] to say.
+pub fn canonical(body: &[u8], bounds: &EnvelopeBounds) -> Result<Vec<u8>, EnvelopeError> {
+    let envelope = cbor::decode(body, bounds.cbor())?;
+    if !matches!(envelope, Value::Map(_)) {
+        return Err(EnvelopeError::NotAnEnvelope);
+    }
+    need(&envelope, "content", "a map")?;
+    let mut writer = Writer::with_capacity(body.len());
+    // In the order of the encoded keys, as within maps.
+    let known = ["content", "sender_sig", "sender_pubkey", "sender_delegation"];
+    let present: Vec<_> =
+        known.into_iter().filter_map(|name| envelope.field(name).map(|value| (name, value))).collect();
+    writer.map(present.len() as u64);
+    for (name, value) in present {
+        writer.text(name);
+        match (name, value) {
+            ("sender_delegation", Value::Array(chain)) => {
+                writer.array(chain.len() as u64);
+                chain.iter().for_each(|link| canonical_link(link, &mut writer));
+            }
+            _ => {
+                writer.canonical(value);
+            }
+        }
+    }
+    Ok(writer.finish())
+}
+
+fn canonical_link(link: &Value<'_>, writer: &mut Writer) {
+    let known = ["signature", "delegation"];
+    let present: Vec<_> =
+        known.into_iter().filter_map(|name| link.field(name).map(|value| (name, value))).collect();
+    writer.map(present.len() as u64);
+    for (name, value) in present {
+        writer.text(name).canonical(value);
+    }
 }
 
 impl Envelope {

@@ -44,7 +44,7 @@ pub use calls::{CallError, CallVerifier};
 pub use cbor::CborError;
 pub use envelope::{
     Content, Envelope, EnvelopeBounds, EnvelopeError, MethodCall, Permissions, Request, SignedDelegation,
-    SignedSenderInfo,
+    SignedSenderInfo, canonical,
 };
 pub use hash::NotHashable;
 pub use latencies::{Latencies, LatencyWindow};

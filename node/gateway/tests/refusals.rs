@@ -356,3 +356,33 @@ async fn pages_of_other_origins_may_be_clients() {
     assert!(answered.headers["access-control-allow-methods"].contains("POST"));
     assert!(answered.headers["access-control-allow-headers"].contains("content-type"));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_nobody_signed_does_not_get_past_the_gateway() {
+    use serde_cbor::Value::{Array, Bytes, Map, Null, Text};
+    let world = World::start().await;
+    let key = ed25519(1);
+    let sent = body(&key, call(key.sender().unwrap(), "echo"));
+    let Map(envelope) = serde_cbor::from_slice(&sent).unwrap() else { panic!("no map") };
+    let bounds = gateway::EnvelopeBounds::new(&support::gateway_limits());
+    let canonical = gateway::canonical(&sent, &bounds).unwrap();
+    let id = gateway::Envelope::decode(&sent, &bounds).unwrap().request_id;
+
+    // Room for anything outside of what is signed, and of what it is signed with.
+    let mut padded = envelope.clone();
+    padded.insert(Text("padding".into()), Bytes(vec![7; 100_000]));
+    padded.insert(Text("more".into()), Array(vec![Null; 50]));
+    let Some(Map(content)) = padded.get_mut(&Text("content".into())) else { panic!("no content") };
+    content.insert(Text("x".repeat(50_000)), Null);
+    let padded = serde_cbor::to_vec(&Map(padded)).unwrap();
+    assert!(padded.len() > 150_000);
+    assert_eq!(gateway::canonical(&padded, &bounds).unwrap(), canonical);
+    assert_eq!(gateway::canonical(&canonical, &bounds).unwrap(), canonical);
+    assert_eq!(gateway::Envelope::decode(&canonical, &bounds).unwrap().request_id, id);
+    assert!(canonical.len() <= sent.len());
+
+    let answered = world.post(&path("call"), &padded).await;
+    assert_eq!(answered.status, 200, "{}", answered.text());
+    let signed = world.script.last_signed.lock().unwrap().take().unwrap();
+    assert_eq!(signed.envelope, canonical);
+}

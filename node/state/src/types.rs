@@ -155,10 +155,49 @@ impl fmt::Debug for SignedIngress {
     }
 }
 
+/// Bytes a call is accounted with in pools and blocks beyond those of its envelope.
+pub const INGRESS_OVERHEAD_BYTES: u64 = 128;
+
 impl SignedIngress {
     /// Bytes the message is accounted with in pools and blocks.
     pub fn accounted_bytes(&self) -> u64 {
-        self.envelope.len() as u64 + 128
+        self.envelope.len() as u64 + INGRESS_OVERHEAD_BYTES
+    }
+
+    /// SHA-256 over all of it. Two envelopes of one request id have different digests: a block
+    /// names a call by its digest, so that there is one sequence of bytes to judge and execute.
+    pub fn digest(&self) -> [u8; 32] {
+        let effective = self.effective_canister_id.as_slice();
+        let mut hash = Sha256::new();
+        hash.update(b"\x14thimble-ingress-copy");
+        hash.update([effective.len() as u8]);
+        hash.update(effective);
+        hash.update(&self.envelope);
+        hash.finalize().into()
+    }
+}
+
+/// Block times at which a signed call may be in a block, both ends included: not before its expiry
+/// came within the ingress window, and until it, or the first of its delegations, expired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Validity {
+    /// The first.
+    pub from: Time,
+    /// The last.
+    pub until: Time,
+}
+
+impl Validity {
+    /// Whether a block of this time may hold the call.
+    pub fn holds(&self, time: Time) -> bool {
+        self.from <= time && time <= self.until
+    }
+}
+
+/// Valid from the beginning.
+impl From<Time> for Validity {
+    fn from(until: Time) -> Self {
+        Self { from: Time(0), until }
     }
 }
 

@@ -17,7 +17,7 @@ use ic_principal::Principal;
 use pages::PageStore;
 use state::{
     CanisterId, CanisterState, CanisterStatus, CertifiedReader, Height, Ingress, IngressId, Reject,
-    SignedIngress, Time,
+    SignedIngress, Time, Validity,
 };
 
 use crate::{
@@ -122,8 +122,12 @@ impl Envelopes for Calls {
         self.0.read(signed).map_err(|error| error.to_string())
     }
 
-    fn verify(&self, signed: &SignedIngress, now: Time) -> Result<Ingress, String> {
-        self.0.verify(signed, now).map_err(|error| error.to_string())
+    fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
+        self.0.verify(signed).map_err(|error| error.to_string())
+    }
+
+    fn claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
+        self.0.read_claim(signed).map_err(|error| error.to_string())
     }
 }
 
@@ -151,13 +155,18 @@ impl Node for Adapter {
         })
     }
 
-    fn submit(&self, ingress: Ingress, signed: SignedIngress) -> Result<Submitted, Refusal> {
+    fn submit(
+        &self,
+        ingress: Ingress,
+        signed: SignedIngress,
+        validity: Validity,
+    ) -> Result<Submitted, Refusal> {
         // A call the state knows already is not ordered a second time; its certificate can be had at once.
         if self.reader.latest().is_some_and(|state| state.request(&ingress.request_id).is_some()) {
             return Ok(Submitted::Duplicate);
         }
         let id = IngressId::new(&ingress.request_id, &ingress.effective_canister_id);
-        match self.pool.submit(id, ingress.ingress_expiry, signed) {
+        match self.pool.submit(id, validity, signed) {
             Ok(consensus::Submitted::New) => Ok(Submitted::Accepted),
             Ok(consensus::Submitted::Already) => Ok(Submitted::Duplicate),
             Err(refusal @ PoolRefusal::Closed(_)) => {

@@ -4,8 +4,10 @@
 //! execution does, so a proposal waits while execution lags, and declines if it lags on: the chain then goes at the speed of 2f+1 nodes' execution.
 //!
 //! Judging. A block is voted for when its time lies after its parent's and not beyond this node's clock and drift, its seed is the one of the parent's
-//! round, its calls are there, were signed by their senders, are not void, fit a block together, and stand in no unexecuted ancestor. What may still become
-//! true (calls under way, a clock behind, execution behind) is waited for, until the engine gives the round up; a refusal is for good.
+//! round, the lengths it names fit a block together, and its calls are there, were signed by their senders and are valid at its time. A refusal is for good, and a
+//! function of what all nodes have alike: the block, its parent, the envelopes it names by their digests, limits that members compare. What is a matter of this node (calls under
+//! way, its clock, its execution, its disk) is waited for, until the engine gives the round up. A call that an ancestor names too is passed over when it is executed, and no
+//! reason against a block: which ancestors a node still has to execute is its own affair.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +23,7 @@ use commonware_consensus::{
         scheme::bls12381_threshold::vrf::Seedable as _,
         types::{Activity, Context},
     },
-    types::{Epoch, Height as EngineHeight, Round, View},
+    types::{Height as EngineHeight, Round, View},
 };
 use commonware_cryptography::{Digested, Digestible as _, ed25519::PublicKey};
 use commonware_macros::select;
@@ -39,8 +41,8 @@ use rand_core::CryptoRng;
 use state::{Height, IngressId, Time};
 
 use super::{
-    block::{Block, Digest, KeyPayload},
-    calls::Calls,
+    block::{Block, Digest, KeyPayload, NameBounds, Opening},
+    calls::{Calls, Gathered, NotKept},
     handover::Handover,
     key::{Scheme, Seed},
 };
@@ -52,6 +54,8 @@ const PATIENCE: Duration = Duration::from_millis(250);
 const SEED_PATIENCE: Duration = Duration::from_millis(500);
 /// How far a block's time may be ahead of a voter's clock: beyond, the vote waits.
 const DRIFT: Duration = Duration::from_millis(500);
+/// Between two tries to make the calls of a block durable.
+const KEEP_AGAIN: Duration = Duration::from_millis(200);
 /// Blocks behind at which a node says that it is catching up.
 const BEHIND: u64 = 20;
 /// Without a block for so long it is not blocks that a node catches up by: see [`super::catchup`].
@@ -60,6 +64,8 @@ const STUCK: Duration = Duration::from_secs(20);
 const SAY_AGAIN: Duration = Duration::from_secs(10);
 /// Seeds remembered, one per round.
 const SEEDS_KEPT: usize = 64;
+/// Finalizations remembered: the next epoch begins with the newest.
+const FINALIZATIONS_KEPT: usize = 16;
 
 pub(super) fn time_of(time: SystemTime) -> Time {
     Time(
@@ -92,6 +98,8 @@ struct Inner {
     progress: Progress,
     demand: Demand,
     seeds: BTreeMap<Round, Seed>,
+    /// Finalizations of late.
+    finalizations: BTreeMap<Round, Opening>,
     /// Calls of blocks that are final and not executed: out of the pool, and not in the state.
     unexecuted: BTreeMap<Height, Vec<IngressId>>,
     /// Newest height in the block log.
@@ -245,9 +253,29 @@ impl Shared {
         self.inner.lock().seeds.get(&round).cloned()
     }
 
-    fn newest_seed(&self, epoch: Epoch) -> Option<Seed> {
+    /// The finalization of this block, the one of the earliest round if there are several.
+    fn opening(&self, block: &Digest) -> Option<Opening> {
         let inner = self.inner.lock();
-        inner.seeds.values().rev().find(|seed| seed.epoch() == epoch).cloned()
+        let mut known =
+            inner.finalizations.values().filter(|finalization| finalization.proposal.payload == *block);
+        let first = known.next().cloned()?;
+        // What a leader that wants to bias the epoch's first block could choose among.
+        tracing::debug!(
+            rounds = known.count() + 1,
+            "an epoch begins: rounds its last block was finalised in"
+        );
+        Some(first)
+    }
+
+    pub(super) fn finalised(&self, finalization: Opening) {
+        self.remember(finalization.seed());
+        let mut inner = self.inner.lock();
+        inner.finalizations.insert(finalization.proposal.round, finalization);
+        while inner.finalizations.len() > FINALIZATIONS_KEPT {
+            inner.finalizations.pop_first();
+        }
+        drop(inner);
+        self.moved.notify_waiters();
     }
 
     pub(super) fn remember(&self, seed: Seed) {
@@ -274,7 +302,7 @@ impl Reporter for Observer {
             Activity::Notarization(notarization) | Activity::Certification(notarization) => {
                 self.0.remember(notarization.seed());
             }
-            Activity::Finalization(finalization) => self.0.remember(finalization.seed()),
+            Activity::Finalization(finalization) => self.0.finalised(finalization),
             Activity::Nullification(_) => self.0.inner.lock().progress.nullified += 1,
             Activity::ConflictingNotarize(_)
             | Activity::ConflictingFinalize(_)
@@ -293,6 +321,8 @@ pub(super) struct Application<S> {
     pub(super) calls: Calls<S>,
     pub(super) handover: Arc<Handover>,
     pub(super) limits: ConsensusLimits,
+    /// What a block may name.
+    pub(super) names: NameBounds,
     /// Verifies seeds of any epoch.
     pub(super) verifier: Arc<Scheme>,
     /// Bounded by what marshal hands out before earlier blocks are acknowledged.
@@ -316,7 +346,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         let mut taken = BTreeSet::new();
         let mut payloads = Vec::new();
         let mut take = |block: &Block| {
-            taken.extend(&block.ingress);
+            taken.extend(block.ingress.iter().map(|name| name.id));
             payloads.extend(block.payload.clone().map(|payload| (block.height, payload)));
         };
         take(parent);
@@ -338,14 +368,14 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         demand.more || demand.next_timer.is_some_and(|timer| timer <= now) || self.pool.has_more_than(taken)
     }
 
-    /// The seed a block built on `parent` in this round must carry.
+    /// The seed a block built on `parent` in this round must carry, and the finalization that shows it where the epoch begins.
     async fn seed_for(
         &self,
         clock: &impl Clock,
         round: Round,
         parent_view: View,
         parent: &Block,
-    ) -> Option<Option<Seed>> {
+    ) -> Option<(Option<Seed>, Option<Opening>)> {
         let until = clock.current() + SEED_PATIENCE;
         loop {
             let moved = self.shared.moved.notified();
@@ -353,12 +383,14 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
             moved.as_mut().enable();
             if parent_view == View::zero() {
                 // The first block of an epoch: its parent was agreed on in the epoch before, in a round that may have been repeated.
-                let Some(before) = round.epoch().previous() else { return Some(None) };
-                if let Some(seed) = self.shared.newest_seed(before) {
-                    return Some(Some(seed));
+                if round.epoch().previous().is_none() {
+                    return Some((None, None));
+                }
+                if let Some(opening) = self.shared.opening(&parent.digest()) {
+                    return Some((Some(opening.seed()), Some(opening)));
                 }
             } else if let Some(seed) = self.shared.seed(Round::new(round.epoch(), parent_view)) {
-                return Some(Some(seed));
+                return Some((Some(seed), None));
             }
             select! {
                 () = moved => {},
@@ -370,17 +402,49 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         }
     }
 
-    fn is_seed_for(&self, block: &Block, round: Round, parent_view: View, parent: &Block) -> bool {
-        match &block.seed {
-            None => parent_view == View::zero() && round.epoch().previous().is_none(),
-            Some(seed) => {
-                let fits = if parent_view == View::zero() {
-                    Some(seed.epoch()) == round.epoch().previous()
-                        && parent.seed.as_ref().is_none_or(|before| before.round < seed.round)
-                } else {
-                    seed.round == Round::new(round.epoch(), parent_view)
-                };
-                fits && (self.shared.seed(seed.round).as_ref() == Some(seed) || seed.verify(&self.verifier))
+    fn is_seed_for(
+        &self,
+        rng: &mut impl CryptoRng,
+        block: &Block,
+        (round, parent_view): (Round, View),
+        parent: &Block,
+    ) -> bool {
+        let begins = parent_view == View::zero();
+        match (&block.seed, &block.opening) {
+            (None, None) => begins && round.epoch().previous().is_none(),
+            (Some(seed), None) => {
+                !begins
+                    && seed.round == Round::new(round.epoch(), parent_view)
+                    && (self.shared.seed(seed.round).as_ref() == Some(seed) || seed.verify(&self.verifier))
+            }
+            // A leader has no choice among rounds that were given up, or in which something else was agreed on.
+            (Some(seed), Some(opening)) => {
+                begins
+                    && Some(opening.epoch()) == round.epoch().previous()
+                    && opening.proposal.payload == parent.digest()
+                    && opening.seed() == *seed
+                    && opening.verify(rng, &*self.verifier, &Sequential)
+            }
+            (None, Some(_)) => false,
+        }
+    }
+
+    /// Makes the block's calls durable, if it may hold them. Trouble of this node's disk, or a full journal, is no reason against the block: the vote waits until that is over,
+    /// or the engine gives the round up.
+    async fn keep(&self, clock: &impl Clock, block: &Block, calls: Vec<Gathered>) -> Result<(), String> {
+        let at = (Height(block.height.get()), block.time);
+        let mut said = false;
+        loop {
+            match self.calls.keep(&block.ingress, calls.clone(), at) {
+                Ok(()) => return Ok(()),
+                Err(NotKept::Invalid(reason)) => return Err(reason),
+                Err(NotKept::Trouble(reason)) => {
+                    if !said {
+                        tracing::warn!(height = at.0.0, %reason, "calls of a block cannot be made durable: this node's vote waits");
+                        said = true;
+                    }
+                    clock.sleep(KEEP_AGAIN).await;
+                }
             }
         }
     }
@@ -388,18 +452,16 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
     /// Why the block gets no vote. Pends for as long as it may still get one.
     async fn judge<E: Clock + Spawner + CryptoRng>(
         &self,
-        clock: &E,
+        clock: &mut E,
         context: &Context<Digest, PublicKey>,
         block: &Block,
         parent: &Block,
-        ancestors: impl Ancestry<Block>,
     ) -> Result<(), String> {
         if block.time <= parent.time {
             return Err(format!("its time {} is not after its parent's, {}", block.time.0, parent.time.0));
         }
-        if block.ingress.len() as u64 > self.limits.block_ingress_messages {
-            return Err(format!("it names {} calls", block.ingress.len()));
-        }
+        // Of the names alone: whatever envelopes this node was sent, and before anything is fetched.
+        block.check_names(&self.names)?;
         // Who executes slowly does not help the chain away from itself; so the shares of state roots come from 2f+1 nodes that are close together.
         while !self.keeps_up() {
             let moved = self.shared.moved.notified();
@@ -410,27 +472,12 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
             }
             moved.await;
         }
-        if !self.is_seed_for(block, context.round, context.parent.0, parent) {
+        if !self.is_seed_for(clock, block, (context.round, context.parent.0), parent) {
             return Err("its seed is not that of its parent's round".into());
         }
-        let ids: BTreeSet<_> = block.ingress.iter().copied().collect();
-        if ids.len() != block.ingress.len() {
-            return Err("it names a call twice".into());
-        }
-        if !ids.is_empty() {
-            let (taken, _) = self.taken(parent, ancestors).await;
-            if ids.iter().any(|id| taken.contains(id)) {
-                return Err("it names a call that a block before it holds".into());
-            }
+        if !block.ingress.is_empty() {
             let calls = self.calls.gather(clock, &block.ingress, None, Some(&context.leader)).await;
-            let bytes: u64 = calls.iter().map(state::SignedIngress::accounted_bytes).sum();
-            if calls.len() > 1 && bytes > self.limits.block_ingress_bytes {
-                return Err(format!(
-                    "its calls have {bytes} bytes, over {}",
-                    self.limits.block_ingress_bytes
-                ));
-            }
-            self.calls.keep(&block.ingress, &calls, block.time)?;
+            self.keep(clock, block, calls).await?;
         }
         self.handover.judge(clock, (context.round.epoch(), &context.leader), block).await?;
         // Too far ahead is not wrong for ever: the vote waits until the clock gets there.
@@ -468,7 +515,7 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
                 () = clock.sleep_until(until) => return None,
             }
         }
-        let seed = self.seed_for(&clock, context.round, context.parent.0, parent.inner()).await?;
+        let (seed, opening) = self.seed_for(&clock, context.round, context.parent.0, parent.inner()).await?;
         let (taken, payloads) = self.taken(parent.inner(), ancestry).await;
         let due = instant(parent.inner().time) + Duration::from_millis(self.limits.idle_round_millis);
         loop {
@@ -494,30 +541,31 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
             self.limits.block_ingress_messages,
             &taken,
         );
-        let calls: Option<Vec<_>> = ingress.iter().map(|id| self.pool.get(id)).collect();
-        let ingress = match calls.map(|calls| self.calls.keep(&ingress, &calls, time)) {
+        let height = parent.height().next();
+        let calls: Option<Vec<_>> = ingress.iter().map(|name| self.calls.waiting(name)).collect();
+        let ingress = match calls.map(|calls| self.calls.keep(&ingress, calls, (Height(height.get()), time)))
+        {
             Some(Ok(())) => ingress,
-            Some(Err(reason)) => {
+            Some(Err(NotKept::Trouble(reason) | NotKept::Invalid(reason))) => {
                 tracing::warn!(%reason, "calls cannot be made durable: a block without any is proposed");
                 Vec::new()
             }
             None => Vec::new(),
         };
-        let height = parent.height().next();
         let payload = self.handover.payload(height, &payloads);
-        let block = Block { parent: parent.digest(), height, time, seed, ingress, payload };
+        let block = Block { parent: parent.digest(), height, time, seed, opening, ingress, payload };
         Some(Digested::compute(block, &Sequential).await)
     }
 
     async fn verify(
         &mut self,
-        (clock, context): (E, Self::Context),
+        (mut clock, context): (E, Self::Context),
         mut ancestry: impl Ancestry<Block>,
     ) -> bool {
         let (Some(block), Some(parent)) = (ancestry.next().await, ancestry.next().await) else {
             return false;
         };
-        match self.judge(&clock, &context, block.inner(), parent.inner(), ancestry).await {
+        match self.judge(&mut clock, &context, block.inner(), parent.inner()).await {
             Ok(()) => true,
             Err(reason) => {
                 tracing::warn!(height = block.height().get(), round = %context.round, %reason, "a proposed block gets no vote");

@@ -1,21 +1,83 @@
 //! What the nodes agree on: a short header, the names of calls, and now and then something of the subnet's key.
 //!
-//! Calls themselves travel apart (see [`super::calls`]), so each crosses a wire once and is in memory once, however often the block that names it is
+//! A call is named by the digest and the length of the one envelope that is meant, so that every node judges, counts and executes the same bytes, whatever other
+//! envelope of the same request it was sent. Calls themselves travel apart (see [`super::calls`]), so each crosses a wire once and is in memory once, however often the block that names it is
 //! proposed, voted on and stored.
 
-use bytes::{BufMut, Bytes};
-use commonware_codec::{Buf, EncodeSize, Error, FixedSize, RangeCfg, Read, ReadExt, ReadRangeExt, Write};
-use commonware_consensus::{BoundedBlock, Heightable, types::Height};
-use commonware_cryptography::{Digestible, Hasher, Sha256, sha256};
-use state::{IngressId, Time};
+use std::collections::BTreeSet;
 
-use super::key::Seed;
+use bytes::{BufMut, Bytes};
+use commonware_codec::{
+    Buf, EncodeSize, Error, FixedSize, RangeCfg, Read, ReadExt, ReadRangeExt, Write, varint::UInt,
+};
+use commonware_consensus::{BoundedBlock, Heightable, simplex::types::Finalization, types::Height};
+use commonware_cryptography::{Digestible, Hasher, Sha256, sha256};
+use serde::{Deserialize, Serialize};
+use state::{INGRESS_OVERHEAD_BYTES, IngressId, Time};
+
+use super::key::{Scheme, Seed};
 
 /// Names a block.
 pub(super) type Digest = sha256::Digest;
+/// Of the last block of an epoch, in the first block of the next.
+pub(super) type Opening = Finalization<Scheme, Digest>;
 
 /// Bytes of an encoded seed at most: epoch and view as varints, the signature.
 const SEED_BYTES_MAX: usize = 1 + 10 + 10 + 48;
+
+/// A call as a block names it: by its id, and by the one envelope that is meant. A client may have
+/// sent several envelopes of one id; what a block is judged by, executed from and stored as is the one it names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct CallName {
+    /// Of the request, and of the canister in the URL.
+    pub(crate) id: IngressId,
+    /// [`state::SignedIngress::digest`].
+    pub(crate) digest: [u8; 32],
+    /// Length of the envelope.
+    pub(crate) bytes: u32,
+}
+
+impl CallName {
+    /// Bytes of an encoded name at most: the length is a varint.
+    const BYTES_MAX: usize = 32 + 32 + 5;
+
+    /// Names this envelope.
+    #[cfg(test)]
+    pub(crate) fn of(id: IngressId, signed: &state::SignedIngress) -> Self {
+        Self { id, digest: signed.digest(), bytes: signed.envelope.len() as u32 }
+    }
+
+    /// What [`state::SignedIngress::accounted_bytes`] says of the envelope that is meant.
+    pub(crate) fn accounted_bytes(&self) -> u64 {
+        u64::from(self.bytes) + INGRESS_OVERHEAD_BYTES
+    }
+}
+
+impl Write for CallName {
+    fn write(&self, out: &mut impl BufMut) {
+        self.id.0.write(out);
+        self.digest.write(out);
+        UInt(self.bytes).write(out);
+    }
+}
+
+impl EncodeSize for CallName {
+    fn encode_size(&self) -> usize {
+        32 + 32 + UInt(self.bytes).encode_size()
+    }
+}
+
+impl Read for CallName {
+    type Cfg = ();
+
+    fn read_cfg(buf: &mut impl Buf, (): &()) -> Result<Self, Error> {
+        Ok(Self {
+            id: IngressId(<[u8; 32]>::read(buf)?),
+            digest: <[u8; 32]>::read(buf)?,
+            bytes: UInt::<u32>::read(buf)?.into(),
+        })
+    }
+}
 
 /// What bounds a block when it is decoded.
 #[derive(Clone, Copy, Debug)]
@@ -66,7 +128,10 @@ pub(super) struct Block {
     pub(super) time: Time,
     /// Randomness of the round in which the parent was agreed on, known to nobody before that: this block's randomness comes of it. None in the first block.
     pub(super) seed: Option<Seed>,
-    pub(super) ingress: Vec<IngressId>,
+    /// In the first block of an epoch but the first: the finalization of the parent that the seed is of. An epoch's last block may be proposed and finalised again
+    /// in further rounds, until all nodes left the epoch, so its round does not follow from it.
+    pub(super) opening: Option<Opening>,
+    pub(super) ingress: Vec<CallName>,
     /// In most blocks none.
     pub(super) payload: Option<KeyPayload>,
 }
@@ -79,6 +144,7 @@ impl Block {
             height: Height::zero(),
             time,
             seed: None,
+            opening: None,
             ingress: Vec::new(),
             payload: None,
         }
@@ -103,8 +169,9 @@ impl Write for Block {
         self.height.write(out);
         self.time.0.write(out);
         self.seed.write(out);
+        self.opening.write(out);
         self.ingress.len().write(out);
-        self.ingress.iter().for_each(|id| id.0.write(out));
+        self.ingress.iter().for_each(|name| name.write(out));
         self.payload.write(out);
     }
 }
@@ -115,8 +182,9 @@ impl EncodeSize for Block {
             + self.height.encode_size()
             + u64::SIZE
             + self.seed.encode_size()
+            + self.opening.encode_size()
             + self.ingress.len().encode_size()
-            + self.ingress.len() * 32
+            + self.ingress.iter().map(EncodeSize::encode_size).sum::<usize>()
             + self.payload.encode_size()
     }
 }
@@ -130,10 +198,8 @@ impl Read for Block {
             height: Height::read(buf)?,
             time: Time(u64::read(buf)?),
             seed: Option::<Seed>::read(buf)?,
-            ingress: Vec::<[u8; 32]>::read_range(buf, RangeCfg::from(0..=bounds.ingress))?
-                .into_iter()
-                .map(IngressId)
-                .collect(),
+            opening: Option::<Opening>::read_cfg(buf, &())?,
+            ingress: Vec::<CallName>::read_range(buf, RangeCfg::from(0..=bounds.ingress))?,
             payload: Option::<KeyPayload>::read_cfg(buf, &bounds.payload)?,
         })
     }
@@ -159,17 +225,98 @@ impl commonware_consensus::Block for Block {
     }
 }
 
+impl Block {
+    /// Why no node votes for a block that names these calls, as far as the names alone say. A function of the block
+    /// and of limits that members compare: nothing has to be fetched for it, and every honest node says the same.
+    pub(super) fn check_names(&self, bounds: &NameBounds) -> Result<(), String> {
+        let named = self.ingress.len() as u64;
+        if named > bounds.calls {
+            return Err(format!("it names {named} calls, over block_ingress_messages = {}", bounds.calls));
+        }
+        let ids: BTreeSet<_> = self.ingress.iter().map(|name| name.id).collect();
+        if ids.len() != self.ingress.len() {
+            return Err("it names a call twice".into());
+        }
+        if let Some(name) = self.ingress.iter().find(|name| u64::from(name.bytes) > bounds.call_bytes) {
+            return Err(format!(
+                "it names a call of {} bytes, over body_bytes = {}",
+                name.bytes, bounds.call_bytes
+            ));
+        }
+        // One call always fits, or it could never be executed.
+        let bytes: u64 = self.ingress.iter().map(CallName::accounted_bytes).sum();
+        if named > 1 && bytes > bounds.bytes {
+            return Err(format!("its calls have {bytes} bytes, over block_ingress_bytes = {}", bounds.bytes));
+        }
+        Ok(())
+    }
+}
+
+/// What [`Block::check_names`] compares with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NameBounds {
+    /// Calls of a block.
+    pub(super) calls: u64,
+    /// Accounted bytes of a block's calls, unless there is only one.
+    pub(super) bytes: u64,
+    /// Bytes of one envelope.
+    pub(super) call_bytes: u64,
+}
+
 impl BoundedBlock for Block {
     fn max_encode_size(bounds: &BlockBounds) -> usize {
         Digest::SIZE
             + 10
             + u64::SIZE
             + SEED_BYTES_MAX
+            + 1
+            + Opening::max_encode_size(genesis::NODES_MAX as u32)
             + 5
-            + bounds.ingress * 32
+            + bounds.ingress * CallName::BYTES_MAX
             + 1
             + u32::SIZE
             + 5
             + bounds.payload
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: NameBounds = NameBounds { calls: 3, bytes: 10_000, call_bytes: 20_000 };
+
+    fn named(calls: &[(u8, u32)]) -> Block {
+        let name = |(id, bytes): &(u8, u32)| CallName {
+            id: IngressId([*id; 32]),
+            digest: [*bytes as u8; 32],
+            bytes: *bytes,
+        };
+        let genesis = Block::genesis(b"subnet", Time(1));
+        Block { ingress: calls.iter().map(name).collect(), ..genesis }
+    }
+
+    #[test]
+    fn a_block_is_judged_by_the_lengths_it_names() {
+        let refused = |calls: &[(u8, u32)]| named(calls).check_names(&BOUNDS).err().unwrap_or_default();
+        assert_eq!(refused(&[]), "");
+        assert_eq!(refused(&[(1, 3_000), (2, 3_000), (3, 3_000)]), "");
+        assert!(refused(&[(1, 5_000), (2, 5_000)]).contains("10256 bytes, over block_ingress_bytes = 10000"));
+        assert_eq!(refused(&[(1, 20_000)]), "", "one call always fits");
+        assert!(refused(&[(1, 20_001)]).contains("over body_bytes = 20000"));
+        assert!(refused(&[(1, 0), (2, 0), (3, 0), (4, 0)]).contains("block_ingress_messages = 3"));
+        // Two envelopes of one request.
+        assert!(refused(&[(1, 200), (1, 2_000)]).contains("twice"));
+    }
+
+    #[test]
+    fn names_read_back_and_their_size_is_bounded() {
+        use commonware_codec::{Decode as _, Encode as _};
+        let bounds = BlockBounds { ingress: 3, payload: 10 };
+        let block = named(&[(1, 0), (2, 200), (3, u32::MAX)]);
+        let bytes = block.encode();
+        assert!(bytes.len() <= Block::max_encode_size(&bounds));
+        assert_eq!(Block::decode_cfg(bytes, &bounds).ok(), Some(block));
+        assert!(Block::decode_cfg(named(&[(1, 0); 4]).encode(), &bounds).is_err());
     }
 }

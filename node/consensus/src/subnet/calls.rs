@@ -4,51 +4,91 @@
 //! which no peer gets more than its share. What a block names and nobody offered is asked for, and kept in a store of its own that takes nothing else:
 //! so a full pool never keeps a node from voting, and nobody can fill the store with what was not asked for.
 //!
+//! A block names the digest of the one envelope that is meant ([`CallName`]). Whoever holds another envelope of the same request, because a client sent several,
+//! lacks the call like anybody else and asks for it. What comes is hashed when it comes, and verified once, off the threads that vote: a peer that states one digest and
+//! sends other bytes is cut off, and wanting goes on with the others. Whether a call may be in a block depends on its bytes and the block's time alone, so all nodes
+//! that vote come to the same.
+//!
 //! Calls of a block that is voted for are on disk first (see [`super::journal`]).
 //!
-//! Bounded: the pool by its limits, the store by [`STORE_BLOCKS`] blocks, a message by [`OFFER_BYTES`] or one call, requests by [`WANT_MAX`] names.
+//! # Bounds
+//!
+//! The pool by its limits; the store by [`STORE_BLOCKS`] blocks in bytes and calls; what is wanted by the blocks being gathered, and by as many calls as the store
+//! has room for; a message by [`OFFER_BYTES`] or one call, by [`OFFER_CALLS_MAX`] calls and [`WANT_MAX`] names, checked while it is decoded. Per peer and second
+//! ([`super::peers`]): calls and bytes offered, by [`OFFER_BLOCKS`] blocks, which this node keeps to as well; bytes given that were not asked for;
+//! names asked for and bytes answered. What is beyond is not looked at, and a peer that goes on is cut off. Offers are decoded, counted and compared with
+//! the room their sender has in the pool before a signature is verified; a call whose signature does not hold is its sender's fault, as nobody may hand on what it did
+//! not verify. Old blocks are read for peers on a thread of their own, from a queue of [`OLD_WAITING`] requests, [`OLD_WAITING_PER_PEER`] of each peer.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use commonware_cryptography::ed25519::PublicKey;
 use commonware_macros::select;
 use commonware_p2p::{Receiver, Recipients, Sender};
-use commonware_runtime::Clock;
+use commonware_runtime::{Clock, Spawner};
 use commonware_utils::sync::{Mutex, Notify};
+use futures::{StreamExt as _, channel::mpsc};
 use serde::{Deserialize, Serialize};
-use state::{Height, IngressId, SignedIngress, Time};
+use state::{Height, IngressId, SignedIngress, Time, Validity};
 
 use super::{
     application::time_of,
-    handover::Handover,
+    block::{CallName, NameBounds},
     journal::{Journal, KeptCall},
-    wire,
+    peers::{Blame, Meter, Rate},
+    wire::{self, Bounded},
 };
-use crate::{BlockLog, Envelopes, FinalisedBlock, IngressPool, LogError, block_log::Replay, pool::Source};
+use crate::{
+    BlockLog, Envelopes, FinalisedBlock, IngressPool, LogError, Submitted, block_log::Replay, pool::Source,
+};
 
 /// Blocks whose calls the store has room for: those being voted on, and those finalised that wait to be made durable.
 const STORE_BLOCKS: u64 = 4;
-/// Calls offered or given in one message, in bytes, unless a single one is larger.
+/// Envelopes offered or given in one message, in bytes, unless a single one is larger.
 const OFFER_BYTES: usize = 256 << 10;
+/// Calls offered or given in one message.
+const OFFER_CALLS_MAX: usize = 1_024;
+/// Bytes of a message beside each envelope at most: a digest, a principal, lengths.
+const PER_CALL_BYTES: usize = 128;
 /// Names in one request.
 const WANT_MAX: usize = 256;
 /// A call that was offered to this node may still be on its way when the block that names it arrives.
 const GRACE: Duration = Duration::from_millis(60);
 /// Between two requests for the same call; the second and later go to everybody.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
+/// Blocks' worth of calls that a node offers per second: more than a subnet agrees on. What clients bring beyond waits in the pool, and a block
+/// that names it gets it.
+const OFFER_BLOCKS: u64 = 4;
+/// What a peer may exceed that by: its clock and the network are not even.
+const OFFER_SLACK: u64 = 2;
+/// Blocks' worth of calls that a peer is given per second, and at once.
+const ANSWER_BLOCKS: u64 = 8;
+const ANSWER_BURST_BLOCKS: u64 = 16;
+/// Requests for calls of old blocks that wait, of all peers and of one.
+const OLD_WAITING: usize = 64;
+const OLD_WAITING_PER_PEER: usize = 8;
+/// Places in the log that are remembered for peers that ask height by height.
+const OLD_PLACES: usize = 8;
 
 #[derive(Serialize, Deserialize)]
 enum Message {
     /// Calls that clients brought.
-    Offer(Vec<SignedIngress>),
+    Offer(Bounded<SignedIngress, OFFER_CALLS_MAX>),
     /// The calls of these names; in the block of this height, if it is known to be final.
-    Want { height: Option<Height>, ids: Vec<IngressId> },
+    Want { height: Option<Height>, names: Bounded<CallName, WANT_MAX> },
     /// What was asked for.
-    Give(Vec<SignedIngress>),
+    Give(Bounded<Given, OFFER_CALLS_MAX>),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Given {
+    /// As it was asked for.
+    digest: [u8; 32],
+    signed: SignedIngress,
 }
 
 /// Whether a message of this channel decodes.
@@ -56,17 +96,133 @@ pub(super) fn decodes(bytes: &[u8]) -> bool {
     wire::decode::<Message>(bytes, bytes.len()).is_some()
 }
 
+/// What verifying a call came to: its id and when it is valid, or why no block may hold it.
+type Verdict = Result<(IngressId, Validity), String>;
+
+/// A call whose bytes are those of the digest it was asked for by.
+#[derive(Clone)]
+pub(super) struct Gathered {
+    pub(super) signed: SignedIngress,
+    /// None while nobody had to know.
+    verdict: Option<Verdict>,
+}
+
 #[derive(Default)]
 struct Store {
-    calls: BTreeMap<IngressId, SignedIngress>,
-    order: VecDeque<IngressId>,
+    calls: BTreeMap<[u8; 32], Gathered>,
+    order: VecDeque<[u8; 32]>,
     bytes: u64,
-    /// Asked for; only these are taken.
-    wanted: BTreeSet<IngressId>,
+    /// Asked for, with how many gather it and whether one of them votes; only these are taken.
+    wanted: BTreeMap<[u8; 32], Wanted>,
 }
+
+#[derive(Clone, Copy, Default)]
+struct Wanted {
+    gathers: usize,
+    votes: bool,
+}
+
+impl Store {
+    fn put(&mut self, digest: [u8; 32], call: Gathered, bytes_max: u64, calls_max: usize) {
+        self.bytes += call.signed.accounted_bytes();
+        self.order.push_back(digest);
+        if let Some(before) = self.calls.insert(digest, call) {
+            self.bytes -= before.signed.accounted_bytes();
+        }
+        while (self.bytes > bytes_max || self.calls.len() > calls_max)
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.remove(&oldest);
+        }
+    }
+
+    fn remove(&mut self, digest: &[u8; 32]) {
+        if let Some(call) = self.calls.remove(digest) {
+            self.bytes -= call.signed.accounted_bytes();
+        }
+    }
+}
+
+/// What one gathering wants, for as long as it lives.
+struct Wanting {
+    store: Arc<Mutex<Store>>,
+    digests: BTreeSet<[u8; 32]>,
+    votes: bool,
+}
+
+impl Wanting {
+    /// False if more is wanted than there will be room for: it must wait for others to be gathered.
+    fn want(&mut self, digests: &[[u8; 32]], calls_max: usize) -> bool {
+        let mut store = self.store.lock();
+        let new: Vec<_> = digests.iter().filter(|digest| !self.digests.contains(*digest)).collect();
+        if store.wanted.len() + new.len() > calls_max {
+            return false;
+        }
+        for digest in new {
+            let wanted = store.wanted.entry(*digest).or_default();
+            wanted.gathers += 1;
+            wanted.votes |= self.votes;
+            self.digests.insert(*digest);
+        }
+        true
+    }
+}
+
+impl Drop for Wanting {
+    fn drop(&mut self) {
+        let mut store = self.store.lock();
+        for digest in &self.digests {
+            if let Some(wanted) = store.wanted.get_mut(digest) {
+                wanted.gathers -= 1;
+                if wanted.gathers == 0 {
+                    store.wanted.remove(digest);
+                }
+            }
+        }
+    }
+}
+
+/// Why calls of a block were not made durable.
+#[derive(Debug)]
+pub(super) enum NotKept {
+    /// No node votes for this block.
+    Invalid(String),
+    /// This node cannot vote at the moment.
+    Trouble(String),
+}
+
+/// The number of a peer whose clients' calls count, which is its part of the pool.
+pub(super) type Places = Arc<dyn Fn(&PublicKey) -> Option<usize> + Send + Sync>;
 
 /// The block log, for peers that come late.
 pub(super) type Log = Arc<Mutex<BlockLog>>;
+
+/// What peers may cause, each per peer.
+struct Meters {
+    offered_calls: Meter,
+    offered_bytes: Meter,
+    /// Given and not asked for.
+    given_bytes: Meter,
+    asked_names: Meter,
+    answered_bytes: Meter,
+}
+
+impl Meters {
+    fn new(bounds: &NameBounds) -> Self {
+        let (calls, bytes) = (bounds.calls, bounds.bytes.max(bounds.call_bytes));
+        let blocks = |one: u64, per_second: u64, burst: u64| {
+            Meter::new(Rate { per_second: one.saturating_mul(per_second), burst: one.saturating_mul(burst) })
+        };
+        let offered = OFFER_BLOCKS * OFFER_SLACK;
+        Self {
+            offered_calls: blocks(calls, offered, offered),
+            offered_bytes: blocks(bytes, offered, offered),
+            given_bytes: blocks(bytes, 1, ANSWER_BURST_BLOCKS),
+            asked_names: blocks(calls, ANSWER_BLOCKS, ANSWER_BURST_BLOCKS),
+            answered_bytes: blocks(bytes, ANSWER_BLOCKS, ANSWER_BURST_BLOCKS),
+        }
+    }
+}
 
 /// See the module. Copies share everything.
 #[derive(Clone)]
@@ -75,8 +231,10 @@ pub(super) struct Calls<S> {
     envelopes: Arc<dyn Envelopes>,
     store: Arc<Mutex<Store>>,
     journal: Arc<Mutex<Journal>>,
-    store_bytes_max: u64,
+    bounds: NameBounds,
     arrived: Arc<Notify>,
+    meters: Arc<Mutex<Meters>>,
+    blame: Blame,
     sender: S,
 }
 
@@ -85,7 +243,8 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         pool: Arc<IngressPool>,
         envelopes: Arc<dyn Envelopes>,
         journal: Arc<Mutex<Journal>>,
-        block_ingress_bytes: u64,
+        bounds: NameBounds,
+        blame: Blame,
         sender: S,
     ) -> Self {
         Self {
@@ -93,143 +252,236 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
             envelopes,
             store: Arc::default(),
             journal,
-            store_bytes_max: STORE_BLOCKS.saturating_mul(block_ingress_bytes),
+            bounds,
             arrived: Arc::default(),
+            meters: Arc::new(Mutex::new(Meters::new(&bounds))),
+            blame,
             sender,
         }
     }
 
-    /// Offers what clients bring, as it comes. Ends never.
+    fn store_calls_max(&self) -> usize {
+        usize::try_from(STORE_BLOCKS.saturating_mul(self.bounds.calls)).unwrap_or(usize::MAX)
+    }
+
+    fn store_bytes_max(&self) -> u64 {
+        STORE_BLOCKS.saturating_mul(self.bounds.bytes.max(self.bounds.call_bytes))
+    }
+
+    /// Largest message of an honest peer.
+    fn message_bytes_max(&self) -> usize {
+        let call = usize::try_from(self.bounds.call_bytes).unwrap_or(usize::MAX / 2);
+        (OFFER_BYTES + OFFER_CALLS_MAX * PER_CALL_BYTES).max(call + 2 * PER_CALL_BYTES)
+    }
+
+    /// Offers what clients bring, as it comes, within what peers take of a node. Ends never.
     pub(super) async fn announce(mut self, clock: impl Clock, news: Arc<Notify>) {
+        let pause = |amount: u64, block: u64| {
+            let per_second = block.saturating_mul(OFFER_BLOCKS).max(1);
+            Duration::from_secs_f64(amount as f64 / per_second as f64)
+        };
         loop {
-            let offered = self.pool.unannounced(OFFER_BYTES);
+            let offered = self.pool.unannounced(OFFER_BYTES, OFFER_CALLS_MAX);
             if offered.is_empty() {
                 news.notified().await;
                 continue;
             }
+            let bytes: u64 = offered.iter().map(|call| call.envelope.len() as u64).sum();
+            let pause = pause(offered.len() as u64, self.bounds.calls)
+                .max(pause(bytes, self.bounds.bytes.max(self.bounds.call_bytes)))
+                .max(Duration::from_millis(5));
             // A peer that is not reached now asks when a block names the call.
-            self.send(Recipients::All, &Message::Offer(offered));
-            clock.sleep(Duration::from_millis(5)).await;
+            self.send(Recipients::All, &Message::Offer(Bounded(offered)));
+            clock.sleep(pause).await;
         }
     }
 
-    /// Takes and answers what peers send. Ends when the network does.
+    /// Takes and answers what peers send. Verifies signatures: meant for a thread of its own. Ends when the network does.
     pub(super) async fn serve(
         mut self,
         clock: impl Clock,
-        handover: Arc<Handover>,
-        log: Log,
+        places: Places,
+        mut old: OldCalls,
         mut receiver: impl Receiver<PublicKey = PublicKey>,
     ) {
-        let mut late = Late { log, cursor: None };
+        let bytes_max = self.message_bytes_max();
         while let Ok((from, message)) = receiver.recv().await {
-            let Ok(message) = postcard::from_bytes(message.as_ref()) else {
-                tracing::debug!(peer = %from, "a message about calls that does not decode");
+            let Some(message) = wire::decode(message.as_ref(), bytes_max) else {
+                self.blame.at_fault(&from, "a message about calls that does not decode");
                 continue;
             };
+            let now = clock.current();
             match message {
+                // Who is not a member any more brings nothing.
                 Message::Offer(calls) => {
-                    // Who is not a member any more brings nothing.
-                    let Some(place) = handover.peer(&from) else { continue };
-                    let now = time_of(clock.current());
-                    calls.into_iter().for_each(|signed| self.offered(place, signed, now));
+                    if let Some(place) = places(&from) {
+                        self.offers(&from, place, calls.0, now);
+                    }
                 }
-                Message::Give(calls) => calls.into_iter().for_each(|signed| self.given(signed)),
-                Message::Want { height, ids } => self.answer(&mut late, from, height, ids),
+                Message::Give(calls) => self.given(&from, calls.0, now),
+                Message::Want { height, names } => self.answer(&mut old, &from, height, names.0, now),
             }
         }
     }
 
-    fn send(&mut self, to: Recipients<PublicKey>, message: &Message) {
+    /// Whom the message is on its way to.
+    fn send(&mut self, to: Recipients<PublicKey>, message: &Message) -> Vec<PublicKey> {
         match postcard::to_allocvec(message) {
-            Ok(bytes) => drop(self.sender.send(to, bytes, false)),
-            Err(error) => tracing::error!(%error, "a message about calls cannot be encoded"),
-        }
-    }
-
-    fn offered(&self, place: usize, signed: SignedIngress, now: Time) {
-        match self.envelopes.verify(&signed, now) {
-            Ok(ingress) => {
-                let id = IngressId::new(&ingress.request_id, &ingress.effective_canister_id);
-                // A full pool is no fault of the peer's, and no loss: a block that names the call gets it.
-                if self.pool.submit_from(Source::Peer(place), id, ingress.ingress_expiry, signed).is_ok() {
-                    self.arrived.notify_waiters();
-                    // Whoever leads may be waiting for something to propose.
-                    self.pool.tell();
-                }
+            Ok(bytes) => self.sender.send(to, bytes, false),
+            Err(error) => {
+                tracing::error!(%error, "a message about calls cannot be encoded");
+                Vec::new()
             }
-            Err(reason) => tracing::debug!(%reason, place, "a peer offered a call that no client may make"),
         }
     }
 
-    fn given(&self, signed: SignedIngress) {
-        let Ok(ingress) = self.envelopes.read(&signed) else { return };
-        let id = IngressId::new(&ingress.request_id, &ingress.effective_canister_id);
-        let mut store = self.store.lock();
-        if !store.wanted.remove(&id) {
+    fn offers(&self, from: &PublicKey, place: usize, calls: Vec<SignedIngress>, now: SystemTime) {
+        let bytes: u64 = calls.iter().map(|call| call.envelope.len() as u64).sum();
+        let within = {
+            let Meters { offered_calls, offered_bytes, .. } = &mut *self.meters.lock();
+            offered_calls.spend(from, calls.len() as u64, now) && offered_bytes.spend(from, bytes, now)
+        };
+        if !within {
+            self.blame.too_much(from, "calls offered", now);
             return;
         }
-        store.bytes += signed.accounted_bytes();
-        store.order.push_back(id);
-        store.calls.insert(id, signed);
-        while store.bytes > self.store_bytes_max
-            && let Some(oldest) = store.order.pop_front()
-        {
-            if let Some(call) = store.calls.remove(&oldest) {
-                store.bytes -= call.accounted_bytes();
+        for signed in calls {
+            if let Err(reason) = self.offered(place, signed, time_of(now)) {
+                self.blame.at_fault(from, &format!("it offers a call that no client may make: {reason}"));
+                return;
             }
         }
-        drop(store);
-        self.arrived.notify_waiters();
     }
 
-    fn answer(&mut self, late: &mut Late, to: PublicKey, height: Option<Height>, mut ids: Vec<IngressId>) {
-        ids.truncate(WANT_MAX);
-        let mut found: Vec<SignedIngress> = Vec::new();
+    /// An error is the peer's fault: it handed on what it cannot have verified.
+    fn offered(&self, place: usize, signed: SignedIngress, now: Time) -> Result<(), String> {
+        let (claimed, validity) = self.envelopes.claim(&signed)?;
+        let id = IngressId::new(&claimed.request_id, &claimed.effective_canister_id);
+        // Clocks differ, and a call may have been under way for long.
+        if !validity.holds(now) {
+            return Ok(());
+        }
+        // A full pool is no fault of the peer's, and no loss: a block that names the call gets it.
+        let room = self.pool.would_take(Source::Peer(place), &id, signed.accounted_bytes());
+        if room != Ok(Submitted::New) {
+            return Ok(());
+        }
+        self.envelopes.verify(&signed)?;
+        if self.pool.submit_from(Source::Peer(place), id, validity, signed).is_ok() {
+            self.arrived.notify_waiters();
+            // Whoever leads may be waiting for something to propose.
+            self.pool.tell();
+        }
+        Ok(())
+    }
+
+    fn given(&self, from: &PublicKey, calls: Vec<Given>, now: SystemTime) {
+        for Given { digest, signed } in calls {
+            // What was asked of this peer was granted when it was asked.
+            if !self.meters.lock().given_bytes.spend(from, signed.envelope.len() as u64, now) {
+                self.blame.too_much(from, "calls given that were not asked for", now);
+                return;
+            }
+            let wanted = {
+                let store = self.store.lock();
+                store.wanted.get(&digest).copied().filter(|_| !store.calls.contains_key(&digest))
+            };
+            let Some(wanted) = wanted else { continue };
+            if signed.digest() != digest {
+                self.blame.at_fault(from, "it gives other bytes than those it states");
+                return;
+            }
+            // Of a final block 2f+1 nodes said so.
+            let verdict = wanted.votes.then(|| self.verdict(&signed));
+            let (bytes_max, calls_max) = (self.store_bytes_max(), self.store_calls_max());
+            self.store.lock().put(digest, Gathered { signed, verdict }, bytes_max, calls_max);
+            self.arrived.notify_waiters();
+        }
+    }
+
+    fn verdict(&self, signed: &SignedIngress) -> Verdict {
+        let (ingress, validity) = self.envelopes.verify(signed)?;
+        Ok((IngressId::new(&ingress.request_id, &ingress.effective_canister_id), validity))
+    }
+
+    fn answer(
+        &mut self,
+        old: &mut OldCalls,
+        to: &PublicKey,
+        height: Option<Height>,
+        names: Vec<CallName>,
+        now: SystemTime,
+    ) {
+        let names: BTreeSet<_> = names.into_iter().collect();
+        let within = {
+            let Meters { asked_names, answered_bytes, .. } = &mut *self.meters.lock();
+            asked_names.spend(to, names.len() as u64, now) && answered_bytes.spend(to, 0, now)
+        };
+        if !within {
+            self.blame.too_much(to, "requests for calls", now);
+            return;
+        }
+        let mut found = Vec::new();
         let mut absent = BTreeSet::new();
-        for id in ids {
-            match self.get(&id) {
-                Some(signed) => found.push(signed),
-                None => drop(absent.insert(id)),
+        for name in names {
+            match self.get(&name) {
+                Some(Gathered { signed, .. }) => found.push(Given { digest: name.digest, signed }),
+                None => drop(absent.insert(name.digest)),
             }
         }
         if let Some(height) = height.filter(|_| !absent.is_empty()) {
-            found.extend(late.calls(height, &absent, self.envelopes.as_ref()));
+            old.ask(to, height, absent);
         }
+        self.give(to, found, now);
+    }
+
+    fn give(&mut self, to: &PublicKey, mut found: Vec<Given>, now: SystemTime) {
+        let bytes: u64 = found.iter().map(|call| call.signed.envelope.len() as u64).sum();
+        self.meters.lock().answered_bytes.spend(to, bytes, now);
         while !found.is_empty() {
             let mut bytes = 0;
-            let fits = found.iter().take_while(|call| {
-                bytes += call.envelope.len();
+            let fits = found.iter().take(OFFER_CALLS_MAX).take_while(|call| {
+                bytes += call.signed.envelope.len();
                 bytes <= OFFER_BYTES
             });
             let rest = found.split_off(fits.count().max(1));
-            self.send(Recipients::One(to.clone()), &Message::Give(found));
+            self.send(Recipients::One(to.clone()), &Message::Give(Bounded(found)));
             found = rest;
         }
     }
 
-    fn get(&self, id: &IngressId) -> Option<SignedIngress> {
-        let stored = || self.store.lock().calls.get(id).cloned();
-        self.pool.get(id).or_else(stored).or_else(|| self.journal.lock().get(id).cloned())
+    /// A call that waits in the pool, for a block of this node's.
+    pub(super) fn waiting(&self, name: &CallName) -> Option<Gathered> {
+        let (signed, validity) = self.pool.get(name)?;
+        Some(Gathered { signed, verdict: Some(Ok((name.id, validity))) })
+    }
+
+    fn get(&self, name: &CallName) -> Option<Gathered> {
+        let verified = |(signed, validity)| Gathered { signed, verdict: Some(Ok((name.id, validity))) };
+        let stored = || self.store.lock().calls.get(&name.digest).cloned();
+        let kept = || self.journal.lock().get(name).map(verified);
+        self.waiting(name).or_else(kept).or_else(stored)
     }
 
     /// All calls of a block, in its order, once they are there: asked of `first` and then of everybody, again and again. `height` if the block is final.
     pub(super) async fn gather(
         &self,
         clock: &impl Clock,
-        ids: &[IngressId],
+        names: &[CallName],
         height: Option<Height>,
         first: Option<&PublicKey>,
-    ) -> Vec<SignedIngress> {
+    ) -> Vec<Gathered> {
+        let mut wanting =
+            Wanting { store: self.store.clone(), digests: BTreeSet::new(), votes: height.is_none() };
         let mut ask_at = clock.current() + if height.is_some() { Duration::ZERO } else { GRACE };
         let mut asked = false;
         loop {
             let arrived = self.arrived.notified();
             tokio::pin!(arrived);
             arrived.as_mut().enable();
-            let calls: Vec<_> = ids.iter().map(|id| self.get(id)).collect();
+            let calls: Vec<_> = names.iter().map(|name| self.get(name)).collect();
             let missing: Vec<_> =
-                ids.iter().zip(&calls).filter(|(_, call)| call.is_none()).map(|(id, _)| *id).collect();
+                names.iter().zip(&calls).filter(|(_, call)| call.is_none()).map(|(name, _)| *name).collect();
             if missing.is_empty() {
                 return calls.into_iter().flatten().collect();
             }
@@ -239,12 +491,11 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
                     Some(first) => Recipients::One(first.clone()),
                     None => Recipients::All,
                 };
-                asked = true;
                 ask_at = now + ASK_AGAIN;
-                let mut copy = self.clone();
-                for ids in missing.chunks(WANT_MAX) {
-                    copy.store.lock().wanted.extend(ids);
-                    copy.send(to.clone(), &Message::Want { height, ids: ids.to_vec() });
+                let digests: Vec<_> = missing.iter().map(|name| name.digest).collect();
+                if wanting.want(&digests, self.store_calls_max()) {
+                    asked = true;
+                    self.ask(&to, height, &missing, now);
                 }
             }
             select! {
@@ -254,76 +505,470 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         }
     }
 
-    /// Verifies what only a block brought (what is in the pool was verified when it came) and makes all of it durable: the block may be voted for.
-    pub(super) fn keep(&self, ids: &[IngressId], calls: &[SignedIngress], time: Time) -> Result<(), String> {
-        let mut kept = Vec::with_capacity(ids.len());
-        for (id, signed) in ids.iter().zip(calls) {
-            let known = self.pool.expiry(id).or_else(|| self.journal.lock().expiry(id));
-            let expiry = match known {
-                Some(expiry) => expiry,
-                None => self.envelopes.verify(signed, time)?.ingress_expiry,
-            };
-            if expiry < time {
-                return Err(format!("a call expired at {} before block time {}", expiry.0, time.0));
-            }
-            kept.push(KeptCall { id: *id, expiry, signed: signed.clone() });
+    fn ask(&self, to: &Recipients<PublicKey>, height: Option<Height>, missing: &[CallName], now: SystemTime) {
+        let mut copy = self.clone();
+        for names in missing.chunks(WANT_MAX) {
+            let bytes: u64 = names.iter().map(|name| u64::from(name.bytes)).sum();
+            let asked = copy.send(to.clone(), &Message::Want { height, names: Bounded(names.to_vec()) });
+            let given = &mut self.meters.lock().given_bytes;
+            asked.iter().for_each(|peer| given.grant(peer, bytes, now));
         }
-        self.journal.lock().keep(kept).map_err(|error| error.to_string())
     }
 
-    /// The block of this time that held these is in the block log.
-    pub(super) fn forget(&self, ids: &[IngressId], time: Time) {
-        if let Err(error) = self.journal.lock().forget(ids, time) {
+    /// Makes the calls of a block of this height and time durable, if it may hold them: then it may be voted for.
+    pub(super) fn keep(
+        &self,
+        names: &[CallName],
+        calls: Vec<Gathered>,
+        (height, time): (Height, Time),
+    ) -> Result<(), NotKept> {
+        let mut kept = Vec::with_capacity(names.len());
+        for (name, Gathered { signed, verdict }) in names.iter().zip(calls) {
+            let validity = self.judged(name, &signed, verdict, time).map_err(NotKept::Invalid)?;
+            kept.push(KeptCall { name: *name, validity, height, signed });
+        }
+        self.journal.lock().keep(kept).map_err(|error| NotKept::Trouble(error.to_string()))
+    }
+
+    /// Whether a block of this time may name the call like this. The bytes are those of the digest.
+    fn judged(
+        &self,
+        name: &CallName,
+        signed: &SignedIngress,
+        verdict: Option<Verdict>,
+        time: Time,
+    ) -> Result<Validity, String> {
+        if signed.envelope.len() as u64 != u64::from(name.bytes) {
+            return Err(format!("a call has {} bytes where {} are named", signed.envelope.len(), name.bytes));
+        }
+        let (id, validity) = verdict.unwrap_or_else(|| self.verdict(signed))?;
+        if id != name.id {
+            return Err("a call is not the one its id names".into());
+        }
+        if !validity.holds(time) {
+            return Err(format!(
+                "a call is valid from {} to {} and the block's time is {}",
+                validity.from.0, validity.until.0, time.0
+            ));
+        }
+        Ok(validity)
+    }
+
+    /// The block of this height and time that held these is in the block log.
+    pub(super) fn forget(&self, names: &[CallName], (height, time): (Height, Time)) {
+        if let Err(error) = self.journal.lock().passed(height, time) {
             tracing::warn!(%error, "the journal of calls voted for cannot be shortened");
         }
         let mut store = self.store.lock();
-        for id in ids {
-            store.wanted.remove(id);
-            if let Some(call) = store.calls.remove(id) {
-                store.bytes -= call.accounted_bytes();
-            }
-        }
+        names.iter().for_each(|name| store.remove(&name.digest));
         let Store { calls, order, .. } = &mut *store;
-        order.retain(|id| calls.contains_key(id));
+        order.retain(|digest| calls.contains_key(digest));
+    }
+
+    /// Answers requests for calls of blocks that are long in the log. Reads the disk: meant for a thread of its own. Ends with the last [`OldCalls`].
+    pub(super) async fn serve_old(mut self, clock: impl Clock, log: Log, mut requests: OldRequests) {
+        let mut late = Late { log, places: BTreeMap::new() };
+        while let Some(Old { to, height, digests }) = requests.queue.next().await {
+            requests.waiting.lock().entry(to.clone()).and_modify(|waiting| *waiting -= 1);
+            requests.waiting.lock().retain(|_, waiting| *waiting > 0);
+            let found = late.calls(&to, height, &digests);
+            self.give(&to, found, clock.current());
+        }
     }
 }
 
-/// Reads old blocks for peers that catch up. They ask height by height, so the place in the log is kept.
+/// A request for calls of an old block.
+struct Old {
+    to: PublicKey,
+    height: Height,
+    digests: BTreeSet<[u8; 32]>,
+}
+
+type Waiting = Arc<Mutex<BTreeMap<PublicKey, usize>>>;
+
+/// Takes requests for calls of old blocks.
+pub(super) struct OldCalls {
+    queue: mpsc::Sender<Old>,
+    waiting: Waiting,
+}
+
+/// The other end.
+pub(super) struct OldRequests {
+    queue: mpsc::Receiver<Old>,
+    waiting: Waiting,
+}
+
+pub(super) fn old_calls() -> (OldCalls, OldRequests) {
+    let (queue, requests) = mpsc::channel(OLD_WAITING);
+    let waiting = Waiting::default();
+    (OldCalls { queue, waiting: waiting.clone() }, OldRequests { queue: requests, waiting })
+}
+
+impl OldCalls {
+    /// What does not fit is dropped: the peer asks again.
+    fn ask(&mut self, to: &PublicKey, height: Height, digests: BTreeSet<[u8; 32]>) {
+        let mut waiting = self.waiting.lock();
+        let count = waiting.get(to).copied().unwrap_or_default();
+        if count < OLD_WAITING_PER_PEER
+            && self.queue.try_send(Old { to: to.clone(), height, digests }).is_ok()
+        {
+            waiting.insert(to.clone(), count + 1);
+        }
+    }
+}
+
+/// Reads old blocks for peers that catch up. Each asks height by height, so the place in the log is kept.
 struct Late {
     log: Log,
-    cursor: Option<(Height, Replay)>,
+    places: BTreeMap<PublicKey, (Height, Replay)>,
 }
 
 impl Late {
-    fn calls(
-        &mut self,
-        height: Height,
-        ids: &BTreeSet<IngressId>,
-        envelopes: &dyn Envelopes,
-    ) -> Vec<SignedIngress> {
-        let block = match self.block(height) {
+    fn calls(&mut self, to: &PublicKey, height: Height, digests: &BTreeSet<[u8; 32]>) -> Vec<Given> {
+        let block = match self.block(to, height) {
             Ok(Some(block)) => block,
             Ok(None) => return Vec::new(),
             Err(error) => {
                 tracing::debug!(%error, height = height.0, "an old block cannot be read for a peer");
-                self.cursor = None;
+                self.places.remove(to);
                 return Vec::new();
             }
         };
-        let named = |signed: &SignedIngress| {
-            let ingress = envelopes.read(signed).ok()?;
-            Some(IngressId::new(&ingress.request_id, &ingress.effective_canister_id))
-        };
-        block.ingress.into_iter().filter(|signed| named(signed).is_some_and(|id| ids.contains(&id))).collect()
+        let given = |signed: SignedIngress| Given { digest: signed.digest(), signed };
+        block.ingress.into_iter().map(given).filter(|call| digests.contains(&call.digest)).collect()
     }
 
-    fn block(&mut self, height: Height) -> Result<Option<FinalisedBlock>, LogError> {
-        let mut replay = match self.cursor.take() {
+    fn block(&mut self, to: &PublicKey, height: Height) -> Result<Option<FinalisedBlock>, LogError> {
+        let mut replay = match self.places.remove(to) {
             Some((next, replay)) if next == height => replay,
             _ => self.log.lock().read_from(Height(height.0.saturating_sub(1)))?,
         };
         let block = replay.next_block()?.map(|logged| logged.block);
-        self.cursor = Some((Height(height.0 + 1), replay));
+        if self.places.len() >= OLD_PLACES {
+            self.places.pop_first();
+        }
+        self.places.insert(to.clone(), (Height(height.0.saturating_add(1)), replay));
         Ok(block.filter(|block| block.height == height))
+    }
+}
+
+/// Starts the two tasks that serve peers, each on a thread of its own where the runtime has threads.
+pub(super) fn start<E, S, R>(context: &E, calls: &Calls<S>, places: Places, log: &Log, receiver: R)
+where
+    E: Clock + Spawner,
+    S: Sender<PublicKey = PublicKey>,
+    R: Receiver<PublicKey = PublicKey>,
+{
+    let (old, requests) = old_calls();
+    context.child("calls").dedicated().spawn({
+        let calls = calls.clone();
+        move |context| calls.serve(context, places, old, receiver)
+    });
+    context.child("old_calls").dedicated().spawn({
+        let (calls, log) = (calls.clone(), log.clone());
+        move |context| calls.serve_old(context, log, requests)
+    });
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::future::Future;
+
+    use commonware_cryptography::Signer as _;
+    use commonware_p2p::simulated::{self, Link, Network};
+    use commonware_runtime::{Quota, Runner as _, Supervisor as _, deterministic};
+    use commonware_utils::{NZU32, NZUsize, Probability};
+    use ic_principal::Principal;
+    use limits::ConsensusLimits;
+    use state::{Ingress, RequestId};
+
+    use super::*;
+    use crate::subnet::key;
+
+    type Context = deterministic::Context;
+    type Out = simulated::Sender<PublicKey, Context>;
+    type In = simulated::Receiver<PublicKey>;
+
+    const BOUNDS: NameBounds = NameBounds { calls: 100, bytes: 10_000, call_bytes: 20_000 };
+
+    /// An envelope is whether its signature holds, the number of its request, and any bytes.
+    struct Envelope;
+
+    impl Envelopes for Envelope {
+        fn read(&self, signed: &SignedIngress) -> Result<Ingress, String> {
+            let [_, number, ..] = signed.envelope[..] else { return Err("no envelope".into()) };
+            Ok(Ingress {
+                request_id: RequestId([number; 32]),
+                sender: Principal::anonymous(),
+                canister_id: Principal::management_canister(),
+                effective_canister_id: signed.effective_canister_id,
+                method_name: "m".into(),
+                arg: vec![],
+                ingress_expiry: Time(u64::MAX),
+                sender_info: None,
+            })
+        }
+
+        fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
+            let claimed = self.claim(signed)?;
+            if signed.envelope[0] == 1 { Ok(claimed) } else { Err("its signature does not hold".into()) }
+        }
+
+        fn claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
+            Ok((self.read(signed)?, Validity { from: Time(0), until: Time(u64::MAX) }))
+        }
+    }
+
+    fn envelope(holds: bool, number: u8, bytes: usize) -> SignedIngress {
+        let head = [u8::from(holds), number];
+        SignedIngress {
+            effective_canister_id: Principal::management_canister(),
+            envelope: [&head[..], &vec![0; bytes - 2]].concat().into(),
+        }
+    }
+
+    fn name(signed: &SignedIngress) -> CallName {
+        let ingress = Envelope.read(signed).unwrap();
+        CallName::of(IngressId::new(&ingress.request_id, &ingress.effective_canister_id), signed)
+    }
+
+    fn limits() -> ConsensusLimits {
+        limits::Limits::derive(512 << 20).unwrap().consensus
+    }
+
+    /// This node, what it cut off, and the ends of two peers.
+    struct Bench {
+        context: Context,
+        calls: Calls<Out>,
+        pool: Arc<IngressPool>,
+        cut: Arc<Mutex<Vec<PublicKey>>>,
+        me: PublicKey,
+        peers: Vec<(PublicKey, Out, In)>,
+        _folder: tempfile::TempDir,
+    }
+
+    fn bench<F: Future<Output = ()>>(test: impl FnOnce(Bench) -> F) {
+        deterministic::Runner::timed(Duration::from_secs(600)).start(|context| async move {
+            let mut keys: Vec<_> =
+                (1..=3).map(|number| key::node_key(&[number; 32]).unwrap().public_key()).collect();
+            let config = simulated::Config {
+                max_size: 1 << 20,
+                max_peers_per_set: NZUsize!(3),
+                disconnect_on_block: true,
+                tracked_peer_sets: NZUsize!(2),
+            };
+            let (network, oracle) =
+                Network::new_with_peers(context.child("network"), config, keys.clone()).await;
+            network.start();
+            let mut ends = Vec::new();
+            for key in &keys {
+                let quota = Quota::per_second(NZU32!(100_000));
+                ends.push(oracle.control(key.clone()).register(0, quota).await.unwrap());
+                for other in keys.iter().filter(|other| *other != key) {
+                    let link = Link {
+                        latency: Duration::from_millis(1),
+                        jitter: Duration::ZERO,
+                        success_rate: Probability::try_from(1.0).unwrap(),
+                    };
+                    oracle.add_link(key.clone(), other.clone(), link).await.unwrap();
+                }
+            }
+            let folder = tempfile::tempdir().unwrap();
+            let pool = Arc::new(IngressPool::new(&limits()));
+            pool.share_among(3, || ());
+            let cut = Arc::new(Mutex::new(Vec::new()));
+            let blame = Blame::new({
+                let cut = cut.clone();
+                Arc::new(move |peer: &PublicKey| cut.lock().push(peer.clone()))
+            });
+            let journal =
+                Journal::open(disk::RealDisk::shared(), &folder.path().join("voted"), 1 << 20).unwrap();
+            let log = Arc::new(Mutex::new(BlockLog::open(folder.path(), 1 << 20).unwrap()));
+            let (sender, receiver) = ends.remove(0);
+            let journal = Arc::new(Mutex::new(journal));
+            let calls = Calls::new(pool.clone(), Arc::new(Envelope), journal, BOUNDS, blame, sender);
+            let members = keys.clone();
+            let places: Places = Arc::new(move |peer| members.iter().position(|member| member == peer));
+            start(&context, &calls, places, &log, receiver);
+            let me = keys.remove(0);
+            let peers = keys.into_iter().zip(ends).map(|(key, (out, into))| (key, out, into)).collect();
+            test(Bench { context, calls, pool, cut, me, peers, _folder: folder }).await;
+        });
+    }
+
+    impl Bench {
+        fn says(&mut self, peer: usize, message: &Message) {
+            let bytes = postcard::to_stdvec(message).unwrap();
+            self.peers[peer].1.send(Recipients::One(self.me.clone()), bytes, false);
+        }
+
+        async fn hears(&mut self, peer: usize) -> Message {
+            let (_, message) = self.peers[peer].2.recv().await.unwrap();
+            postcard::from_bytes(message.as_ref()).unwrap()
+        }
+
+        /// Until everything that is under way was looked at.
+        async fn settle(&self) {
+            self.context.sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    fn give(digest: [u8; 32], signed: &SignedIngress) -> Message {
+        Message::Give(Bounded(vec![Given { digest, signed: signed.clone() }]))
+    }
+
+    #[test]
+    fn a_lying_peer_is_cut_off_and_the_named_envelope_is_had_from_another() {
+        bench(|mut bench| async move {
+            let (named, other) = (envelope(true, 7, 300), envelope(true, 7, 40));
+            let wanted = name(&named);
+            // A client sent this node another envelope of the same request.
+            bench.pool.submit(wanted.id, Time(u64::MAX), other.clone()).unwrap();
+            let gathering = bench.context.child("gather").spawn({
+                let (calls, first) = (bench.calls.clone(), bench.peers[0].0.clone());
+                move |context| async move { calls.gather(&context, &[wanted], None, Some(&first)).await }
+            });
+            let Message::Want { height: None, names } = bench.hears(0).await else { panic!("no request") };
+            assert_eq!(names.0, [wanted]);
+            bench.says(0, &give(wanted.digest, &other));
+            bench.settle().await;
+            assert_eq!(
+                *bench.cut.lock(),
+                [bench.peers[0].0.clone()],
+                "it stated a digest and sent other bytes"
+            );
+            // Then everybody is asked.
+            let Message::Want { .. } = bench.hears(1).await else { panic!("no request") };
+            bench.says(1, &give(wanted.digest, &named));
+            let gathered = gathering.await.unwrap();
+            assert_eq!(gathered[0].signed, named);
+            bench.calls.keep(&[wanted], gathered, (Height(1), Time(5))).unwrap();
+            assert_eq!(bench.cut.lock().len(), 1);
+        });
+    }
+
+    #[test]
+    fn a_block_that_names_what_nobody_signed_or_a_wrong_length_or_id_is_invalid_for_everybody() {
+        bench(|bench| async move {
+            let keep = |name: CallName, signed: &SignedIngress| {
+                let gathered = Gathered { signed: signed.clone(), verdict: None };
+                match bench.calls.keep(&[name], vec![gathered], (Height(1), Time(5))) {
+                    Err(NotKept::Invalid(reason)) => reason,
+                    other => panic!("{other:?}"),
+                }
+            };
+            let (good, unsigned) = (envelope(true, 7, 300), envelope(false, 7, 300));
+            assert!(keep(name(&unsigned), &unsigned).contains("signature"));
+            assert!(keep(CallName { bytes: 299, ..name(&good) }, &good).contains("300 bytes where 299"));
+            assert!(keep(CallName { id: IngressId([9; 32]), ..name(&good) }, &good).contains("its id names"));
+        });
+    }
+
+    #[test]
+    fn only_what_is_wanted_is_taken_and_it_is_wanted_no_longer_than_it_is_gathered() {
+        bench(|mut bench| async move {
+            let (wanted, unwanted) = (envelope(true, 1, 300), envelope(true, 2, 300));
+            let gathering = bench.context.child("gather").spawn({
+                let (calls, name) = (bench.calls.clone(), name(&wanted));
+                move |context| async move { calls.gather(&context, &[name], None, None).await }
+            });
+            let Message::Want { .. } = bench.hears(0).await else { panic!("no request") };
+            bench.says(0, &give(name(&unwanted).digest, &unwanted));
+            bench.settle().await;
+            let sizes = |bench: &Bench| {
+                let store = bench.calls.store.lock();
+                (store.wanted.len(), store.calls.len())
+            };
+            assert_eq!(sizes(&bench), (1, 0));
+            // The engine gives the round up.
+            gathering.abort();
+            bench.settle().await;
+            assert_eq!(sizes(&bench), (0, 0));
+            bench.says(0, &give(name(&wanted).digest, &wanted));
+            bench.settle().await;
+            assert_eq!(sizes(&bench), (0, 0));
+            assert_eq!(*bench.cut.lock(), []);
+            // Nobody asked for any of it, and it goes on.
+            for _ in 0..2_000 {
+                bench.says(0, &give(name(&unwanted).digest, &unwanted));
+            }
+            bench.settle().await;
+            assert!(bench.cut.lock().contains(&bench.peers[0].0));
+        });
+    }
+
+    #[test]
+    fn what_is_wanted_is_bounded() {
+        bench(|bench| async move {
+            let mut wanting =
+                Wanting { store: bench.calls.store.clone(), digests: BTreeSet::new(), votes: true };
+            let digest = |number: u64| {
+                let mut digest = [0; 32];
+                digest[..8].copy_from_slice(&number.to_be_bytes());
+                digest
+            };
+            let digests: Vec<_> = (0..400).map(digest).collect();
+            assert!(wanting.want(&digests, bench.calls.store_calls_max()));
+            assert!(wanting.want(&digests, bench.calls.store_calls_max()), "the same again");
+            assert!(!wanting.want(&[[1; 32]], bench.calls.store_calls_max()));
+            drop(wanting);
+            assert!(bench.calls.store.lock().wanted.is_empty());
+        });
+    }
+
+    #[test]
+    fn offers_are_counted_before_they_are_verified_and_a_false_one_is_its_senders_fault() {
+        bench(|mut bench| async move {
+            let offer = |calls: Vec<SignedIngress>| Message::Offer(Bounded(calls));
+            bench.says(
+                0,
+                &offer(vec![envelope(true, 1, 100), envelope(true, 1, 100), envelope(true, 2, 100)]),
+            );
+            bench.settle().await;
+            assert_eq!(bench.pool.status().messages, 2);
+            bench.says(1, &offer(vec![envelope(false, 3, 100), envelope(true, 4, 100)]));
+            bench.settle().await;
+            assert_eq!(
+                (bench.pool.status().messages, bench.cut.lock().clone()),
+                (2, vec![bench.peers[1].0.clone()])
+            );
+            // Eight blocks' worth of calls at once is what a peer gets; what it sends beyond is not looked at.
+            for number in 0..40 {
+                bench.says(0, &offer((0..50).map(|_| envelope(true, 5 + number, 100)).collect()));
+            }
+            bench.settle().await;
+            assert!((10..40).contains(&bench.pool.status().messages), "{:?}", bench.pool.status());
+            assert_eq!(bench.cut.lock().len(), 1, "too much of a good thing, for a moment");
+        });
+    }
+
+    #[test]
+    fn a_message_that_does_not_decode_is_its_senders_fault() {
+        bench(|mut bench| async move {
+            let me = bench.me.clone();
+            bench.peers[0].1.send(Recipients::One(me), vec![9, 9, 9], false);
+            bench.settle().await;
+            assert_eq!(*bench.cut.lock(), [bench.peers[0].0.clone()]);
+        });
+    }
+
+    #[test]
+    fn requests_are_answered_once_per_name_and_within_what_a_peer_gets() {
+        bench(|mut bench| async move {
+            let call = envelope(true, 1, 5_000);
+            bench.pool.submit(name(&call).id, Time(u64::MAX), call.clone()).unwrap();
+            let want = Message::Want { height: None, names: Bounded(vec![name(&call); WANT_MAX]) };
+            bench.says(0, &want);
+            let Message::Give(given) = bench.hears(0).await else { panic!("no answer") };
+            assert_eq!(given.0.len(), 1, "duplicates within a message count once");
+            for _ in 0..1_000 {
+                bench.says(0, &want);
+            }
+            bench.context.sleep(Duration::from_secs(5)).await;
+            assert!(bench.cut.lock().contains(&bench.peers[0].0), "who floods is cut off");
+            let answered = std::iter::from_fn(|| futures::FutureExt::now_or_never(bench.peers[0].2.recv()));
+            assert!(answered.count() < 500);
+        });
     }
 }

@@ -18,7 +18,6 @@ use commonware_consensus::{
     },
     simplex::{
         self, Engine, Floor as EngineFloor, ForwardPolicy, SkipBudget, SkipPolicy, elector::RoundRobin,
-        scheme::bls12381_threshold::vrf::Seedable as _,
     },
     types::{Epoch, Epocher as _, FixedEpocher, Height as EngineHeight, ViewDelta},
 };
@@ -48,13 +47,14 @@ use state::Height;
 use super::{
     Delivered, Input, StartError,
     application::{Application, Observer, Shared},
-    block::{Block, BlockBounds, Digest},
-    calls::{Calls, Log},
+    block::{Block, BlockBounds, Digest, NameBounds},
+    calls::{self, Calls, Log},
     catchup::{Catchup, Command, Floor, Parts as CatchupParts},
     greeting::Greeting,
     handover::Handover,
     journal::Journal,
     key::Scheme,
+    peers::{self, Blame},
     shares::{Executed, Roots},
 };
 use crate::{Certifier, Envelopes, FinalisedBlock, IngressPool, StateServer, certifier::Terms};
@@ -169,6 +169,8 @@ pub(super) struct Setup<S, R, P, B> {
     pub(super) schemes: Schemes,
     pub(super) terms: Terms,
     pub(super) agreed: Vec<(String, u64)>,
+    /// Largest envelope.
+    pub(super) call_bytes: u64,
     pub(super) limits: ConsensusLimits,
     pub(super) timing: Timing,
     pub(super) epocher: FixedEpocher,
@@ -227,7 +229,19 @@ where
     B: Blocker<PublicKey = PublicKey>,
 {
     let Setup {
-        storage, me, genesis, handover, schemes, terms, agreed, limits, timing, epocher, floor, ..
+        storage,
+        me,
+        genesis,
+        handover,
+        schemes,
+        terms,
+        agreed,
+        call_bytes,
+        limits,
+        timing,
+        epocher,
+        floor,
+        ..
     } = setup;
     let Setup {
         journal,
@@ -252,7 +266,10 @@ where
     let bounds = bounds(&limits);
     let sync_bytes_per_second = limits.sync_bytes_per_second;
 
-    let calls = Calls::new(pool.clone(), envelopes, journal, limits.block_ingress_bytes, channels.calls.0);
+    let names =
+        NameBounds { calls: limits.block_ingress_messages, bytes: limits.block_ingress_bytes, call_bytes };
+    let blame = Blame::new(peers::cut_with(blocker.clone()));
+    let calls = Calls::new(pool.clone(), envelopes, journal, names, blame.clone(), channels.calls.0);
     pool.share_among(handover.summary().members().len(), {
         let (work, out) = (shared.work.clone(), out.clone());
         let pool = Arc::downgrade(&pool);
@@ -270,11 +287,11 @@ where
         let calls = calls.clone();
         move |context| calls.announce(context, news)
     });
-    context.child("calls").spawn({
-        let (calls, handover, receiver) = (calls.clone(), handover.clone(), channels.calls.1);
-        let log = log.clone();
-        move |context| calls.serve(context, handover, log, receiver)
+    let places: calls::Places = Arc::new({
+        let handover = handover.clone();
+        move |peer| handover.peer(peer)
     });
+    calls::start(&context, &calls, places, &log, channels.calls.1);
     let heights_max = usize::try_from(limits.certificates_kept).unwrap_or(usize::MAX);
     let certifier = Certifier::over(terms.clone(), heights_max);
     let greeting = Greeting::new(me.clone(), agreed);
@@ -285,6 +302,7 @@ where
         shared.clone(),
         channels.roots.0,
         out.clone(),
+        blame.clone(),
     );
     let mut roots =
         context.child("roots").spawn(move |context| roots.run(context, executed, channels.roots.1));
@@ -343,7 +361,7 @@ where
     });
     let start = match &floor {
         Some(Floor { finalization, .. }) => {
-            shared.remember(finalization.seed());
+            shared.finalised(finalization.clone());
             Start::Floor(finalization.clone())
         }
         None => {
@@ -382,6 +400,7 @@ where
         calls: calls.clone(),
         handover: handover.clone(),
         limits,
+        names,
         verifier: schemes.lasting.clone(),
         finalised,
     };
@@ -413,11 +432,11 @@ where
         }
         _ => EngineFloor::Genesis(handover.boundary()),
     };
-    // The first block of an epoch carries the seed of the last round of the one before.
+    // The first block of an epoch carries the finalization of the last one of the epoch before.
     if let Some(before) = epoch.previous().and_then(|before| epocher.last(before))
         && let Some(finalization) = marshal.get_finalization(before).await
     {
-        shared.remember(finalization.seed());
+        shared.finalised(finalization);
     }
     let catchup = Catchup::new(
         &context,
@@ -435,6 +454,7 @@ where
             sender: channels.sync.0,
             out: out.clone(),
             commands,
+            blame,
         },
     );
     context.child("catchup").spawn(move |context| catchup.run(context, channels.sync.1));
@@ -530,6 +550,10 @@ where
             }
         };
         engine.abort();
+        // Whoever leads the next epoch's first round shows how this one ended.
+        if let Some(finalization) = marshal.get_finalization(last).await {
+            shared.finalised(finalization);
+        }
         // Its storage can be open once only.
         let _ = engine.await;
         // The engine of the epoch before cannot be entered again: what it voted is of no use to anybody.
@@ -598,16 +622,17 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
             return Some(());
         }
         let calls = self.calls.gather(context, &block.ingress, Some(height), None).await;
+        let ingress = calls.into_iter().map(|call| call.signed).collect();
         let epoch = self.handover.summary().epoch();
         let key = self.handover.apply(context, block).await.ok()?;
-        self.shared.delivered(height, block.ingress.clone());
+        self.shared.delivered(height, block.ingress.iter().map(|name| name.id).collect());
         let (durable, written) = oneshot::channel();
         let block_of_calls =
-            FinalisedBlock { height, time: block.time, randomness: block.randomness(), ingress: calls, key };
+            FinalisedBlock { height, time: block.time, randomness: block.randomness(), ingress, key };
         self.out.send(Input::Block(Delivered { block: block_of_calls, durable })).await.ok()?;
         written.await.ok()?;
         self.pool.remove(&block.ingress);
-        self.calls.forget(&block.ingress, block.time);
+        self.calls.forget(&block.ingress, (height, block.time));
         // Before anybody executes the next block.
         if self.handover.summary().epoch() != epoch && !self.enter(context, height).await {
             let _ = self.out.send(Input::Left(height)).await;

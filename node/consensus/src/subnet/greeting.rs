@@ -9,7 +9,7 @@ use commonware_cryptography::ed25519::PublicKey;
 use thiserror::Error;
 
 /// Longest list of limits that is looked at.
-const LIMITS_MAX: usize = 512;
+pub(super) const LIMITS_MAX: usize = 512;
 /// Limits named in one message.
 const NAMED_MAX: usize = 5;
 

@@ -3,14 +3,16 @@
 //! A vote says that the block can be executed. Were its calls in memory only, all nodes losing power at once would leave a final block that nobody can execute, and
 //! the chain would stand for ever. So whoever votes has the calls on disk, and 2f+1 vote for each final block.
 //!
-//! One record file ([`disk::records`]). A call is in it once, however many blocks name it. It leaves when a block that holds it is in the block log, or when it is
-//! void. The file is written again when more than [`DEAD_BYTES`] of it are calls that left; until then they come back with a restart and are void soon, which does no
-//! harm. A write that a crash tore is cut off: the vote had not been cast.
+//! One record file ([`disk::records`]). A call is in it once, however many blocks name it, by the digest of its envelope: two envelopes of one request are two calls
+//! here. With it stands the greatest height of a block that names it and was voted for; a vote at a greater height adds a short record. A call leaves when the block of that
+//! height is in the block log, because then the blocks that name it are in the log or can never become final, or when it is void. So blocks that were voted for and
+//! lost their round do not fill the journal. The file is written again when more than [`DEAD_BYTES`] of it are calls that left; until then they come back with a restart
+//! and leave soon, which does no harm. A write that a crash tore is cut off: the vote had not been cast.
 //!
 //! Damage is told in the log, and every record that can be read is kept, those behind it too. A call that cannot be read is one copy less of the 2f+1 that its block's
 //! votes stand for: it is asked of the others like any that did not arrive, so the node goes on. After a failed sync the file is written anew before the next vote.
 //!
-//! Bounded: beyond `bytes_max` of live calls nothing is taken, and the node does not vote.
+//! Bounded: beyond `bytes_max` of live calls nothing is taken, and the vote waits.
 
 use std::{
     collections::BTreeMap,
@@ -23,19 +25,33 @@ use disk::{
     records::{HEADER_BYTES, Kind, Reader, RecordError, RecordFile},
 };
 use serde::{Deserialize, Serialize};
-use state::{IngressId, SignedIngress, Time};
+use state::{Height, SignedIngress, Time, Validity};
+
+use super::block::CallName;
 
 /// Dead bytes in the file that are not worth writing it again.
 const DEAD_BYTES: u64 = 1 << 20;
-/// A record is a call.
-const KIND: Kind = Kind { name: *b"voted\0\0\0", version: 1, bytes_max: 64 << 20 };
+/// A record is a call, or says that one is in a higher block too.
+const KIND: Kind = Kind { name: *b"voted\0\0\0", version: 2, bytes_max: 64 << 20 };
 
 /// A call with what its place in a block depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct KeptCall {
-    pub(super) id: IngressId,
-    pub(super) expiry: Time,
+    pub(super) name: CallName,
+    pub(super) validity: Validity,
+    /// Of the block that is voted for.
+    pub(super) height: Height,
     pub(super) signed: SignedIngress,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Record {
+    Call(KeptCall),
+    /// A call that is kept is in a block of this height too.
+    Again {
+        digest: [u8; 32],
+        height: Height,
+    },
 }
 
 /// See the module.
@@ -43,7 +59,8 @@ pub(super) struct Journal {
     disk: SharedDisk,
     path: PathBuf,
     file: RecordFile,
-    live: BTreeMap<IngressId, (Time, SignedIngress)>,
+    /// By the digest of the envelope.
+    live: BTreeMap<[u8; 32], KeptCall>,
     live_bytes: u64,
     bytes_max: u64,
 }
@@ -72,31 +89,39 @@ impl Journal {
         };
         let mut journal =
             Self { disk, path: path.to_owned(), file, live: BTreeMap::new(), live_bytes: 0, bytes_max };
-        calls.into_iter().for_each(|call| journal.add(call));
+        calls.into_iter().for_each(|record| journal.add(record));
         if damaged {
             journal.rewrite()?;
         }
         Ok(journal)
     }
 
-    /// A call that was kept.
-    pub(super) fn get(&self, id: &IngressId) -> Option<&SignedIngress> {
-        self.live.get(id).map(|(_, signed)| signed)
-    }
-
-    /// When it becomes void.
-    pub(super) fn expiry(&self, id: &IngressId) -> Option<Time> {
-        self.live.get(id).map(|(expiry, _)| *expiry)
+    /// A call that was kept, and when it is valid.
+    pub(super) fn get(&self, name: &CallName) -> Option<(SignedIngress, Validity)> {
+        let kept = self.live.get(&name.digest).filter(|kept| kept.name.id == name.id)?;
+        Some((kept.signed.clone(), kept.validity))
     }
 
     /// Makes these durable.
     pub(super) fn keep(&mut self, calls: Vec<KeptCall>) -> io::Result<()> {
-        let new: Vec<_> = calls.into_iter().filter(|call| !self.live.contains_key(&call.id)).collect();
-        if new.is_empty() {
+        let mut records = Vec::new();
+        let mut added = 0;
+        for call in calls {
+            match self.live.get(&call.name.digest) {
+                Some(kept) if kept.height >= call.height => {}
+                Some(_) => {
+                    records.push(Record::Again { digest: call.name.digest, height: call.height });
+                }
+                None => {
+                    added += call.signed.accounted_bytes();
+                    records.push(Record::Call(call));
+                }
+            }
+        }
+        if records.is_empty() {
             return Ok(());
         }
-        let added: u64 = new.iter().map(|call| call.signed.accounted_bytes()).sum();
-        if self.live_bytes + added > self.bytes_max {
+        if self.live_bytes + added > self.bytes_max && added > 0 {
             return Err(io::Error::new(
                 io::ErrorKind::QuotaExceeded,
                 format!(
@@ -108,45 +133,46 @@ impl Journal {
         if self.file.sync_lost() {
             self.rewrite().map_err(into_io)?;
         }
-        let encoded = encode(&new)?;
+        let encoded = encode(&records)?;
         self.file
             .append(encoded.iter().map(Vec::as_slice))
             .and_then(|()| self.file.sync())
             .map_err(into_io)?;
         self.file.mark();
-        new.into_iter().for_each(|call| self.add(call));
+        records.into_iter().for_each(|record| self.add(record));
         Ok(())
     }
 
-    /// Calls that are durable elsewhere, and all that are void at `now`.
-    pub(super) fn forget(&mut self, ids: &[IngressId], now: Time) -> io::Result<()> {
-        let void: Vec<_> =
-            self.live.iter().filter(|(_, (expiry, _))| *expiry < now).map(|(id, _)| *id).collect();
-        for id in ids.iter().chain(&void) {
-            if let Some((_, signed)) = self.live.remove(id) {
-                self.live_bytes -= signed.accounted_bytes();
-            }
-        }
+    /// The block of this height and time is in the block log: lets go of calls that no later block voted for names, and of all
+    /// that are void.
+    pub(super) fn passed(&mut self, height: Height, time: Time) -> io::Result<()> {
+        self.live.retain(|_, kept| kept.height > height && kept.validity.until >= time);
+        self.live_bytes = self.live.values().map(|kept| kept.signed.accounted_bytes()).sum();
         if self.file.sync_lost() || self.file.length() > 2 * self.live_bytes + DEAD_BYTES {
             self.rewrite().map_err(into_io)?;
         }
         Ok(())
     }
 
-    fn add(&mut self, KeptCall { id, expiry, signed }: KeptCall) {
-        self.live_bytes += signed.accounted_bytes();
-        if let Some((_, before)) = self.live.insert(id, (expiry, signed)) {
-            self.live_bytes -= before.accounted_bytes();
+    fn add(&mut self, record: Record) {
+        match record {
+            Record::Call(call) => {
+                self.live_bytes += call.signed.accounted_bytes();
+                if let Some(before) = self.live.insert(call.name.digest, call) {
+                    self.live_bytes -= before.signed.accounted_bytes();
+                }
+            }
+            Record::Again { digest, height } => {
+                if let Some(kept) = self.live.get_mut(&digest) {
+                    kept.height = kept.height.max(height);
+                }
+            }
         }
     }
 
     /// Only with what is live; whole or not at all.
     fn rewrite(&mut self) -> Result<(), RecordError> {
-        let calls: Vec<_> = self
-            .live
-            .iter()
-            .map(|(id, (expiry, signed))| KeptCall { id: *id, expiry: *expiry, signed: signed.clone() })
-            .collect();
+        let calls: Vec<_> = self.live.values().cloned().map(Record::Call).collect();
         let encoded = encode(&calls).map_err(|source| RecordError::Io {
             path: self.path.clone(),
             doing: "encoding",
@@ -163,7 +189,7 @@ fn read(
     disk: &SharedDisk,
     path: &Path,
     bytes_max: u64,
-    calls: &mut Vec<KeptCall>,
+    calls: &mut Vec<Record>,
     damaged: &mut bool,
 ) -> Result<Option<Reader>, RecordError> {
     let length = bytes_max.saturating_mul(3).saturating_add(4 * DEAD_BYTES);
@@ -200,8 +226,8 @@ fn into_io(error: RecordError) -> io::Error {
     }
 }
 
-fn encode(calls: &[KeptCall]) -> io::Result<Vec<Vec<u8>>> {
-    calls.iter().map(|call| postcard::to_stdvec(call).map_err(io::Error::other)).collect()
+fn encode(records: &[Record]) -> io::Result<Vec<Vec<u8>>> {
+    records.iter().map(|record| postcard::to_stdvec(record).map_err(io::Error::other)).collect()
 }
 
 #[cfg(test)]
@@ -211,6 +237,7 @@ mod tests {
 
     use disk::{RealDisk, SimulatedDisk};
     use ic_principal::Principal;
+    use state::IngressId;
 
     use super::*;
 
@@ -219,18 +246,26 @@ mod tests {
     }
 
     fn call(number: u8, size: usize, expiry: u64) -> KeptCall {
+        at(1, number, size, expiry)
+    }
+
+    fn at(height: u64, number: u8, size: usize, expiry: u64) -> KeptCall {
+        let signed = SignedIngress {
+            effective_canister_id: Principal::management_canister(),
+            envelope: vec![number; size].into(),
+        };
         KeptCall {
-            id: IngressId([number; 32]),
-            expiry: Time(expiry),
-            signed: SignedIngress {
-                effective_canister_id: Principal::management_canister(),
-                envelope: vec![number; size].into(),
-            },
+            name: CallName::of(IngressId([number; 32]), &signed),
+            validity: Time(expiry).into(),
+            height: Height(height),
+            signed,
         }
     }
 
     fn numbers(journal: &Journal) -> Vec<u8> {
-        journal.live.keys().map(|id| id.0[0]).collect()
+        let mut numbers: Vec<_> = journal.live.values().map(|kept| kept.name.id.0[0]).collect();
+        numbers.sort_unstable();
+        numbers
     }
 
     #[test]
@@ -251,10 +286,42 @@ mod tests {
         fs::write(&path, &whole).unwrap();
         let mut journal = open(&path, 10_000);
         assert_eq!(numbers(&journal), [1, 2, 3]);
-        assert_eq!(journal.get(&IngressId([2; 32])), Some(&call(2, 100, 9).signed));
-        journal.forget(&[IngressId([1; 32])], Time(0)).unwrap();
-        journal.forget(&[], Time(10)).unwrap();
+        let second = call(2, 100, 9);
+        assert_eq!(journal.get(&second.name), Some((second.signed, second.validity)));
+        journal.passed(Height(0), Time(9)).unwrap();
+        assert_eq!(numbers(&journal), [1, 2, 3]);
+        journal.passed(Height(0), Time(10)).unwrap();
         assert!(numbers(&journal).is_empty(), "void calls leave");
+    }
+
+    #[test]
+    fn calls_of_blocks_that_did_not_become_final_leave_with_their_height() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("voted");
+        let mut journal = open(&path, 10_000);
+        // Three proposals for the same height; the third's call is proposed for the next one too.
+        for number in 1..=3 {
+            journal.keep(vec![at(5, number, 1_000, 9)]).unwrap();
+        }
+        journal.keep(vec![at(6, 3, 1_000, 9), at(6, 4, 1_000, 9)]).unwrap();
+        journal.passed(Height(4), Time(1)).unwrap();
+        assert_eq!(numbers(&journal), [1, 2, 3, 4]);
+        drop(journal);
+        let mut journal = open(&path, 10_000);
+        journal.passed(Height(5), Time(1)).unwrap();
+        assert_eq!(numbers(&journal), [3, 4], "the greater height was durable");
+        journal.passed(Height(6), Time(1)).unwrap();
+        assert_eq!((numbers(&journal), journal.live_bytes), (vec![], 0));
+    }
+
+    #[test]
+    fn two_envelopes_of_one_request_are_two_calls() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut journal = open(&folder.path().join("voted"), 10_000);
+        let (small, large) = (call(1, 200, 9), call(1, 2_000, 9));
+        journal.keep(vec![small.clone(), large.clone()]).unwrap();
+        assert_eq!(journal.get(&small.name).map(|(signed, _)| signed), Some(small.signed));
+        assert_eq!(journal.get(&large.name).map(|(signed, _)| signed), Some(large.signed));
     }
 
     #[test]
@@ -262,11 +329,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("voted");
         let mut journal = open(&path, 1 << 20);
-        journal.keep(vec![call(0, 1_000, 9)]).unwrap();
+        journal.keep(vec![at(1_000, 0, 1_000, 9)]).unwrap();
         for round in 0..200u8 {
             let number = round % 100 + 1;
-            journal.keep(vec![call(number, 60_000, 9)]).unwrap();
-            journal.forget(&[IngressId([number; 32])], Time(0)).unwrap();
+            journal.keep(vec![at(round.into(), number, 60_000, 9)]).unwrap();
+            journal.passed(Height(round.into()), Time(0)).unwrap();
             assert!(fs::metadata(&path).unwrap().len() <= 2 * DEAD_BYTES);
         }
         assert_eq!(numbers(&journal), [0]);
@@ -285,6 +352,8 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
         assert!(error.to_string().contains("1000 bytes"), "{error}");
         assert_eq!(numbers(&journal), [1]);
+        // A call that is kept is voted for at another height all the same.
+        journal.keep(vec![at(2, 1, 500, 9)]).unwrap();
     }
 
     #[test]

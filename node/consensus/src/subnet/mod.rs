@@ -23,6 +23,7 @@ mod journal;
 mod key;
 mod network;
 mod patient;
+mod peers;
 mod shares;
 mod votes;
 mod wire;
@@ -54,6 +55,7 @@ use state::{Fault, Height, SubnetKey, Time};
 use thiserror::Error;
 use zeroize::Zeroizing;
 
+pub(crate) use self::block::CallName;
 pub use self::{
     application::Progress,
     engine::{Channels, Peering},
@@ -274,6 +276,7 @@ pub struct Engine {
     schemes: Schemes,
     terms: Terms,
     agreed: Vec<(String, u64)>,
+    call_bytes: u64,
     limits: ConsensusLimits,
     epocher: FixedEpocher,
     shared: Arc<Shared>,
@@ -326,6 +329,7 @@ impl Engine {
             schemes: self.schemes,
             terms: self.terms,
             agreed: self.agreed,
+            call_bytes: self.call_bytes,
             timing: Timing::of(&self.limits),
             limits: self.limits,
             epocher: self.epocher,
@@ -455,7 +459,10 @@ impl Subnet {
         let journal = Journal::open(
             disk,
             &log.folder().join("voted"),
-            limits.block_ingress_bytes.saturating_mul(JOURNAL_BLOCKS),
+            limits
+                .block_ingress_bytes
+                .max(config.call_bytes.saturating_add(state::INGRESS_OVERHEAD_BYTES))
+                .saturating_mul(JOURNAL_BLOCKS),
         )?;
         let retention =
             Retention { rounds: limits.retention_rounds, block_bytes: limits.retention_block_bytes };
@@ -471,6 +478,7 @@ impl Subnet {
             schemes,
             terms,
             agreed: config.agreed,
+            call_bytes: config.call_bytes,
             limits,
             epocher,
             shared: shared.clone(),

@@ -27,6 +27,7 @@ use super::{
     Engine, StartError,
     engine::{self, Channels},
     patient::Patient,
+    peers::BLOCKED,
 };
 
 /// Clocks of two members may differ by so much when they connect.
@@ -133,6 +134,7 @@ pub(super) fn run(network: Network, prepared: Engine) {
         // Members are known by their keys; addresses change and hide behind others.
         config.bypass_ip_check = true;
         config.tracked_peer_sets = NZUsize!(2);
+        config.block_duration = BLOCKED;
         let (mut connections, oracle) = lookup::Network::new(context.child("network"), config);
         let peering = Box::new({
             let (mut oracle, addresses) = (oracle.clone(), network.addresses);

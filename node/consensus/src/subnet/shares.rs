@@ -6,7 +6,11 @@
 //!
 //! Certificates need not come for every height: a later one covers what earlier states hold.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use commonware_cryptography::ed25519::PublicKey;
 use commonware_macros::select;
@@ -17,11 +21,25 @@ use nidkg::{NodeIndex, Signature, SignatureShare};
 use serde::{Deserialize, Serialize};
 use state::Height;
 
-use super::{Input, application::Shared, greeting::Greeting, handover::Handover, wire};
-use crate::{Certificate, Certifier, certifier::Terms};
+use super::{
+    Input,
+    application::Shared,
+    greeting::{Greeting, LIMITS_MAX},
+    handover::Handover,
+    peers::{Blame, Meter, Rate},
+    wire::{self, Bounded},
+};
+use crate::{
+    Certificate, Certifier,
+    certifier::{Accepted, Terms},
+};
 
 /// Between two looks at whether the newest state is certified.
 const REPEAT: Duration = Duration::from_millis(1_000);
+/// Longest message: a list of limits with their names.
+const MESSAGE_BYTES_MAX: usize = 64 << 10;
+/// How often a peer may tell its limits and have this node's: each asks once a second until it heard them, and is asked as often.
+const LIMITS_RATE: Rate = Rate { per_second: 4, burst: 32 };
 /// Certificates kept for those who ask.
 const CERTIFICATES_KEPT: usize = 16;
 
@@ -41,7 +59,7 @@ enum Message {
     },
     /// With which limits the sender runs; `ask` when it wants to know the receiver's.
     Limits {
-        limits: Vec<(String, u64)>,
+        limits: Bounded<(String, u64), LIMITS_MAX>,
         ask: bool,
     },
 }
@@ -69,6 +87,9 @@ pub(super) struct Roots<S> {
     out: mpsc::Sender<Input>,
     kept: BTreeMap<Height, Certificate>,
     newest: Option<(Executed, SignatureShare)>,
+    blame: Blame,
+    /// By peers, to this node.
+    limits_told: Meter,
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
@@ -79,9 +100,22 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
         shared: Arc<Shared>,
         sender: S,
         out: mpsc::Sender<Input>,
+        blame: Blame,
     ) -> Self {
-        let kept = BTreeMap::new();
-        Self { certifier, terms, handover, greeting, shared, sender, out, kept, newest: None }
+        let (kept, limits_told) = (BTreeMap::new(), Meter::new(LIMITS_RATE));
+        Self {
+            certifier,
+            terms,
+            handover,
+            greeting,
+            shared,
+            sender,
+            out,
+            kept,
+            newest: None,
+            blame,
+            limits_told,
+        }
     }
 
     /// Ends when the node does, or with the reason why it must.
@@ -99,7 +133,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                     None => return,
                 },
                 message = receiver.recv() => match message {
-                    Ok((from, message)) => self.heard(from, message.as_ref()).await,
+                    Ok((from, message)) => self.heard(from, message.as_ref(), clock.current()).await,
                     Err(_) => return,
                 },
                 () = clock.sleep_until(repeat_at) => {
@@ -141,9 +175,9 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
         Ok(())
     }
 
-    async fn heard(&mut self, from: PublicKey, bytes: &[u8]) -> Result<(), Input> {
-        let Ok(message) = postcard::from_bytes(bytes) else {
-            tracing::debug!(peer = %from, "a message about state roots that does not decode");
+    async fn heard(&mut self, from: PublicKey, bytes: &[u8], now: SystemTime) -> Result<(), Input> {
+        let Some(message) = wire::decode(bytes, MESSAGE_BYTES_MAX) else {
+            self.blame.at_fault(&from, "a message about state roots that does not decode");
             return Ok(());
         };
         match message {
@@ -164,15 +198,25 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                     return Ok(());
                 }
                 let accepted = self.certifier.accept(Certificate { height, root, signature });
-                self.certified(accepted.map_err(Input::Failed)?).await;
+                match accepted.map_err(Input::Failed)? {
+                    Accepted::New(certificate) => self.certified(Some(certificate)).await,
+                    Accepted::Unneeded => {}
+                    Accepted::False => {
+                        self.blame.at_fault(&from, "a certificate that the subnet did not sign");
+                    }
+                }
             }
             Message::Limits { limits, ask } => {
+                if !self.limits_told.spend(&from, 1, now) {
+                    self.blame.too_much(&from, "messages about limits", now);
+                    return Ok(());
+                }
                 if ask {
-                    let limits = self.greeting.own();
+                    let limits = Bounded(self.greeting.own());
                     self.send(Recipients::One(from.clone()), &Message::Limits { limits, ask: false });
                 }
                 let members = self.handover.members();
-                self.greeting.heard(&from, limits, &members).map_err(Input::Differs)?;
+                self.greeting.heard(&from, limits.0, &members).map_err(Input::Differs)?;
             }
         }
         Ok(())
@@ -200,7 +244,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
     fn greet(&mut self) {
         let missing = self.greeting.missing(self.handover.members());
         if !missing.is_empty() {
-            let limits = self.greeting.own();
+            let limits = Bounded(self.greeting.own());
             self.send(Recipients::Some(missing), &Message::Limits { limits, ask: true });
         }
     }

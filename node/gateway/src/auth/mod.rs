@@ -23,7 +23,7 @@ mod webauthn;
 use std::{collections::BTreeSet, time::Duration};
 
 use ic_principal::Principal;
-use state::{SenderInfo, Time};
+use state::{SenderInfo, Time, Validity};
 use thiserror::Error;
 
 pub use keys::KeyError;
@@ -49,6 +49,11 @@ impl AuthConfig {
     /// `root_key` is what canister signatures are verified against.
     pub fn new(root_key: nidkg::PublicKey, ingress_expiry: Duration, ingress_drift: Duration) -> Self {
         Self { ingress_expiry, ingress_drift, certificates: CertificateVerifier::new(root_key) }
+    }
+
+    fn window_nanos(&self) -> u64 {
+        let window = self.ingress_expiry.saturating_add(self.ingress_drift);
+        u64::try_from(window.as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
@@ -216,11 +221,31 @@ impl AuthError {
     }
 }
 
-/// Decides who sent `envelope`.
+/// Decides who sent `envelope`, which came at `now`.
 pub fn authenticate(envelope: &Envelope, now: Time, config: &AuthConfig) -> Result<Authenticated, AuthError> {
+    check(envelope, Some(now), config)
+}
+
+/// Decides who signed `envelope`, whatever the time: the answer is the same on every node, and stays. When it counts
+/// is for [`validity`] to say.
+pub fn authenticate_signer(envelope: &Envelope, config: &AuthConfig) -> Result<Authenticated, AuthError> {
+    check(envelope, None, config)
+}
+
+/// When a call like this is accepted: [`authenticate`] says so at these times and no others, if it does at any.
+pub fn validity(envelope: &Envelope, config: &AuthConfig) -> Validity {
+    let expiry = envelope.content.ingress_expiry;
+    let chain = envelope.sender_delegation.as_deref().unwrap_or_default();
+    let until = chain.iter().map(|link| link.expiration).fold(expiry, u64::min);
+    Validity { from: Time(expiry.saturating_sub(config.window_nanos())), until: Time(until) }
+}
+
+fn check(envelope: &Envelope, now: Option<Time>, config: &AuthConfig) -> Result<Authenticated, AuthError> {
     let content = &envelope.content;
     let anonymous = content.sender == Principal::anonymous();
-    if !anonymous || matches!(content.request, Request::Call(_)) {
+    if let Some(now) = now
+        && (!anonymous || matches!(content.request, Request::Call(_)))
+    {
         check_expiry(content.ingress_expiry, now, config)?;
     }
     if anonymous {
@@ -258,7 +283,7 @@ pub(crate) fn claimed(envelope: &Envelope) -> Authenticated {
 
 fn check_expiry(expiry: u64, now: Time, config: &AuthConfig) -> Result<(), AuthError> {
     let window = config.ingress_expiry + config.ingress_drift;
-    let limit = now.0.saturating_add(u64::try_from(window.as_nanos()).unwrap_or(u64::MAX));
+    let limit = now.0.saturating_add(config.window_nanos());
     if expiry < now.0 {
         return Err(AuthError::Expired { expiry, now: now.0 });
     }
@@ -291,7 +316,7 @@ fn check_chain(
     pubkey: &[u8],
     chain: &[SignedDelegation],
     request: &Request,
-    now: Time,
+    now: Option<Time>,
 ) -> Result<Option<BTreeSet<Principal>>, AuthError> {
     let mut seen = BTreeSet::from([pubkey]);
     let mut targets: Option<BTreeSet<Principal>> = None;
@@ -299,7 +324,7 @@ fn check_chain(
         if !seen.insert(&link.pubkey) {
             return Err(AuthError::DelegationCycle { index });
         }
-        if link.expiration < now.0 {
+        if let Some(now) = now.filter(|now| link.expiration < now.0) {
             return Err(AuthError::DelegationExpired { index, expiration: link.expiration, now: now.0 });
         }
         if link.permissions == Permissions::Queries && matches!(request, Request::Call(_)) {

@@ -28,7 +28,7 @@ use ic_transport_types::{Envelope, EnvelopeContent};
 use limits::GatewayLimits;
 use prometheus_client::registry::Registry;
 use rand::SeedableRng;
-use state::{ErrorCode, Height, Ingress, Reject, RejectCode, RequestId, SignedIngress, Time};
+use state::{ErrorCode, Height, Ingress, Reject, RejectCode, RequestId, SignedIngress, Time, Validity};
 
 /// A tree of labels, as the node's state would have it.
 #[derive(Clone, Debug)]
@@ -182,6 +182,7 @@ pub struct Script {
     pub queries: AtomicUsize,
     pub last_query: Mutex<Option<QueryRequest>>,
     pub last_ingress: Mutex<Option<Ingress>>,
+    pub last_signed: Mutex<Option<SignedIngress>>,
     pub refuse: Mutex<Option<Refusal>>,
     pub report: Mutex<Report>,
     /// Reports being made, and those that were asked for.
@@ -205,6 +206,7 @@ impl Script {
             queries: AtomicUsize::new(0),
             last_query: Mutex::new(None),
             last_ingress: Mutex::new(None),
+            last_signed: Mutex::new(None),
             refuse: Mutex::new(None),
             report: Mutex::default(),
             reporting: AtomicUsize::new(0),
@@ -328,13 +330,20 @@ impl CertifiedView for LazyView {
 pub struct ScriptNode(pub Arc<Script>);
 
 impl Node for ScriptNode {
-    fn submit(&self, ingress: Ingress, signed: SignedIngress) -> Result<Submitted, Refusal> {
+    fn submit(
+        &self,
+        ingress: Ingress,
+        signed: SignedIngress,
+        validity: Validity,
+    ) -> Result<Submitted, Refusal> {
         self.0.submitted.fetch_add(1, Ordering::SeqCst);
         let sent =
             gateway::Envelope::decode(&signed.envelope, &gateway::EnvelopeBounds::new(&gateway_limits()))
                 .unwrap();
         assert_eq!(sent.request_id, ingress.request_id, "the envelope handed on is the one that was sent");
         assert_eq!(signed.effective_canister_id, ingress.effective_canister_id);
+        assert!(validity.from < ingress.ingress_expiry && validity.until <= ingress.ingress_expiry);
+        self.0.last_signed.lock().unwrap().replace(signed);
         if let Some(refusal) = self.0.refuse.lock().unwrap().clone() {
             return Err(refusal);
         }

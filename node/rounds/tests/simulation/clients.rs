@@ -7,7 +7,7 @@ use ic_principal::Principal;
 use rand::{Rng, rngs::StdRng, seq::SliceRandom};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-use state::{Ingress, IngressId, RequestId, SignedIngress, Time};
+use state::{Ingress, IngressId, RequestId, SignedIngress, Time, Validity};
 
 use consensus::Envelopes;
 
@@ -103,13 +103,18 @@ impl Envelopes for Calls {
         })
     }
 
-    fn verify(&self, signed: &SignedIngress, now: Time) -> Result<Ingress, String> {
+    fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
         let call: Call = postcard::from_bytes(&signed.envelope).map_err(|error| error.to_string())?;
         if !call.signed {
             return Err("nobody signed it".into());
         }
+        self.claim(signed)
+    }
+
+    fn claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
         let ingress = self.read(signed)?;
-        if ingress.ingress_expiry < now { Err("it expired".into()) } else { Ok(ingress) }
+        let validity = ingress.ingress_expiry.into();
+        Ok((ingress, validity))
     }
 }
 

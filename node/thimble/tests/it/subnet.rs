@@ -1,15 +1,21 @@
 //! Four nodes on one machine: one key that none of them knows, one state that all of them certify.
 
-use std::{net::TcpListener, path::Path, time::Duration};
+use std::{collections::BTreeMap, net::TcpListener, path::Path, time::Duration};
 
 use candid::{Decode, Encode, Principal};
-use ic_agent::Agent;
+use ic_agent::{
+    Agent, Identity as _,
+    agent::signed::SignedUpdate,
+    identity::{BasicIdentity, Delegation},
+};
+use serde_cbor::Value as Cbor;
 use serde_json::Value;
 
 use crate::{
     clients::{client_of, python},
     genesis::Ceremony,
     harness::*,
+    http::post,
 };
 
 /// A subnet with its ceremony held.
@@ -280,4 +286,90 @@ async fn a_node_that_was_away_too_long_takes_over_a_state_even_when_killed_meanw
     subnet.agree(counter, 7, bench).await;
     let own = subnet.nodes[3].agent(1).await;
     assert_eq!(increment(&own, counter).await, 8);
+}
+
+/// The same call with bytes around it that nobody signed.
+fn padded(signed: &[u8], bytes: usize) -> Vec<u8> {
+    let mut envelope: BTreeMap<Cbor, Cbor> = serde_cbor::from_slice(signed).unwrap();
+    envelope.insert(Cbor::Text("padding".into()), Cbor::Bytes(vec![7; bytes]));
+    serde_cbor::to_vec(&Cbor::Map(envelope)).unwrap()
+}
+
+/// The same call signed by another key, to which a chain of delegations leads that is as long as may be: all of it holds.
+fn delegated(signed: &SignedUpdate, key: &BasicIdentity, number: u8) -> Vec<u8> {
+    const LINKS: u8 = 20;
+    let text = |text: &str| Cbor::Text(text.into());
+    let keys: Vec<_> =
+        (1..=LINKS).map(|link| BasicIdentity::from_raw_key(&[number ^ (link << 3); 32])).collect();
+    let mut targets: Vec<_> = (0..900_u16)
+        .map(|target| Principal::from_slice(&[&target.to_be_bytes()[..], &[7; 27]].concat()))
+        .collect();
+    targets.push(signed.canister_id);
+    let expiration = signed.ingress_expiry + 1_000_000_000;
+    let mut by = key;
+    let mut chain = Vec::new();
+    for to in &keys {
+        let delegation = Delegation {
+            pubkey: to.public_key().unwrap(),
+            expiration,
+            targets: Some(targets.clone()),
+            permissions: None,
+        };
+        let signature = by.sign_delegation(&delegation).unwrap().signature.unwrap();
+        let fields = BTreeMap::from([
+            (text("pubkey"), Cbor::Bytes(delegation.pubkey)),
+            (text("expiration"), Cbor::Integer(expiration.into())),
+            (
+                text("targets"),
+                Cbor::Array(targets.iter().map(|target| Cbor::Bytes(target.as_slice().to_vec())).collect()),
+            ),
+        ]);
+        chain.push(Cbor::Map(BTreeMap::from([
+            (text("delegation"), Cbor::Map(fields)),
+            (text("signature"), Cbor::Bytes(signature)),
+        ])));
+        by = to;
+    }
+    let mut envelope: BTreeMap<Cbor, Cbor> = serde_cbor::from_slice(&signed.signed_update).unwrap();
+    let request = [b"\x0Aic-request".as_slice(), signed.request_id.as_slice()].concat();
+    let signature = by.sign_arbitrary(&request).unwrap().signature.unwrap();
+    envelope.insert(text("sender_sig"), Cbor::Bytes(signature));
+    envelope.insert(text("sender_delegation"), Cbor::Array(chain));
+    serde_cbor::to_vec(&Cbor::Map(envelope)).unwrap()
+}
+
+#[tokio::test]
+async fn one_request_in_many_envelopes_does_not_hold_a_subnet_up() {
+    const CALLS: u8 = 12;
+    let subnet = Subnet::start().await;
+    let agent = subnet.nodes[0].agent(1).await;
+    let counter = deploy(&agent, "counter-c.wasm").await;
+    // Every request reaches one node in 200 bytes and the others in megabytes, about 26 MB in total. Whatever block names it, three nodes of four hold another envelope.
+    for number in 0..CALLS {
+        let key = BasicIdentity::from_raw_key(&[100 + number; 32]);
+        let signing = subnet.nodes[0].agent_with(BasicIdentity::from_raw_key(&[100 + number; 32])).await;
+        let signed = signing.update(&counter, "inc").with_arg(vec![]).sign().unwrap();
+        let large = [padded(&signed.signed_update, 2 << 20), delegated(&signed, &key, 100 + number)];
+        assert!(signed.signed_update.len() < 500 && large.iter().all(|envelope| envelope.len() > 500_000));
+        let sent = subnet.nodes.iter().enumerate().map(|(place, node)| {
+            let body = match (place + usize::from(number)) % 4 {
+                0 => signed.signed_update.clone(),
+                other => large[other % 2].clone(),
+            };
+            tokio::spawn(post(format!("{}/api/v2/canister/{counter}/call", node.url), body))
+        });
+        for call in sent.collect::<Vec<_>>() {
+            let (code, text) = call.await.unwrap();
+            // A node that knows the call already, or is full for a moment, says so; none says that the call is none.
+            assert!(matches!(code, 200 | 202 | 503), "{code}: {}", String::from_utf8_lossy(&text));
+        }
+    }
+    // Each of them is executed once, everywhere, and the subnet goes on; it stood for minutes when each node counted its own copies.
+    let expected = u64::from(CALLS);
+    until("every call is executed on every node", async || subnet.counts(counter).await == [expected; 4])
+        .await;
+    for count in 1..=5 {
+        assert_eq!(increment(&agent, counter).await, expected + count);
+    }
+    until("all have it", async || subnet.counts(counter).await == [expected + 5; 4]).await;
 }

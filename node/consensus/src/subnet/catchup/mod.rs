@@ -57,6 +57,7 @@ use super::{
     engine::Mailbox,
     handover::Handover,
     key::Scheme,
+    peers::Blame,
     wire,
 };
 use crate::{CHUNK_NAME_BYTES_MAX, Fetched, StateOffer, StateServer, Want, single::hex};
@@ -73,6 +74,8 @@ const TICK: Duration = Duration::from_millis(250);
 const ANSWER_AGAIN: Duration = Duration::from_millis(500);
 /// The finalised block of an offer lies at most so far below the first block behind its state. Few blocks lack a finalization of their own.
 pub(super) const FLOOR_DEPTH: u64 = 16;
+/// Longest message: an offer or a chunk.
+const MESSAGE_BYTES_MAX: usize = 512 << 10;
 /// A block with more is not offered, but the one before it: an answer must fit a message.
 const OFFER_BLOCK_BYTES_MAX: usize = 400 << 10;
 
@@ -188,6 +191,7 @@ pub(super) struct Parts<S> {
     pub(super) sender: S,
     pub(super) out: mpsc::Sender<Input>,
     pub(super) commands: mpsc::Receiver<Command>,
+    pub(super) blame: Blame,
 }
 
 /// See the module.
@@ -279,8 +283,8 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
 
     async fn heard<E: Clock + CryptoRng>(&mut self, context: &mut E, from: PublicKey, bytes: &[u8]) {
         let Some(place) = self.peers.iter().position(|peer| *peer == from) else { return };
-        let Ok(message) = postcard::from_bytes(bytes) else {
-            tracing::debug!(peer = %from, "a message about states that does not decode");
+        let Some(message) = wire::decode(bytes, MESSAGE_BYTES_MAX) else {
+            self.parts.blame.at_fault(&from, "a message about states that does not decode");
             return;
         };
         let now = context.current();
