@@ -22,7 +22,6 @@ use crate::{
 pub(crate) struct Call {
     pub(crate) number: u64,
     pub(crate) expiry: u64,
-    pub(crate) signed: bool,
     pub(crate) padding: Vec<u8>,
     /// None where there are no canisters.
     pub(crate) target: Option<Target>,
@@ -61,9 +60,11 @@ impl Call {
     }
 
     pub(crate) fn signed_ingress(&self) -> SignedIngress {
+        let content = postcard::to_stdvec(self).unwrap();
+        let signature = signature(&content);
         SignedIngress {
             effective_canister_id: self.effective(),
-            envelope: postcard::to_stdvec(self).unwrap().into(),
+            envelope: [content, signature.to_vec()].concat().into(),
         }
     }
 
@@ -79,11 +80,21 @@ impl Call {
     }
 }
 
+/// Stands in for a signature: nobody but a client makes one in a history.
+fn signature(content: &[u8]) -> [u8; 32] {
+    Sha256::new().chain_update(b"signed").chain_update(content).finalize().into()
+}
+
+fn parse(signed: &SignedIngress) -> Result<Call, String> {
+    let (content, _) = signed.envelope.split_last_chunk::<32>().ok_or("it is too short")?;
+    postcard::from_bytes(content).map_err(|error| error.to_string())
+}
+
 pub(crate) struct Calls;
 
 impl Envelopes for Calls {
     fn read(&self, signed: &SignedIngress) -> Result<Ingress, String> {
-        let call: Call = postcard::from_bytes(&signed.envelope).map_err(|error| error.to_string())?;
+        let call = parse(signed)?;
         let request_id = call.request_id();
         let target = call.target.unwrap_or_else(|| Target {
             canister: Principal::management_canister(),
@@ -104,9 +115,13 @@ impl Envelopes for Calls {
     }
 
     fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
-        let call: Call = postcard::from_bytes(&signed.envelope).map_err(|error| error.to_string())?;
-        if !call.signed {
+        let (content, claimed) = signed.envelope.split_last_chunk::<32>().ok_or("it is too short")?;
+        if *claimed != signature(content) {
             return Err("nobody signed it".into());
+        }
+        // Nobody signs where a call goes; there is one place for each.
+        if signed.effective_canister_id != parse(signed)?.effective() {
+            return Err("it is for another canister".into());
         }
         self.claim(signed)
     }
@@ -136,7 +151,6 @@ pub(crate) async fn deploy(context: &Context, net: &mut Net) {
                 let call = Call {
                     number,
                     expiry: time_of(context.current()).0 + 60_000_000_000,
-                    signed: true,
                     padding: vec![],
                     target: Some(target),
                 };
@@ -161,7 +175,7 @@ pub(crate) fn call(context: &Context, net: &Net, rng: &mut StdRng) {
     let now = time_of(context.current());
     let expiry = now.0 + rng.gen_range(1..300) * 1_000_000_000;
     let target = net.real.then(|| real::work(rng, number));
-    let call = Call { number, expiry, signed: true, padding: vec![0; padding], target };
+    let call = Call { number, expiry, padding: vec![0; padding], target };
     let pools: Vec<_> = net.running.values().map(|(_, pool)| pool).collect();
     if let Some(pool) = pools.choose(rng) {
         // A full pool says so to the client, who gives up here.

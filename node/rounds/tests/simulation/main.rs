@@ -528,7 +528,7 @@ fn a_call_does_not_wait_for_the_idle_block_whoever_leads() {
             let before = net.found.lock().acknowledged.len();
             let called = context.current();
             let expiry = net::time_of(called).0 + 60_000_000_000;
-            let call = Call { number, expiry, signed: true, padding: vec![], target: None };
+            let call = Call { number, expiry, padding: vec![], target: None };
             net.running[&0].1.submit(call.id(), Time(call.expiry), call.signed_ingress()).unwrap();
             while net.found.lock().acknowledged.len() == before {
                 context.sleep(Duration::from_millis(10)).await;
