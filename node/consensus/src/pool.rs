@@ -511,7 +511,8 @@ mod tests {
             messages_max: messages,
             inner: Mutex::default(),
             arrived: Condvar::new(),
-            closed: Condvar::new(),
+            stop: Stop::new(),
+            health: Health::new(),
             listener: OnceLock::new(),
         }
     }
