@@ -99,7 +99,7 @@ fn four_nodes_lose_nothing_while_they_are_hurt() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let output = lab("chaos --nodes 4 --memory 256MiB --network proxies --duration 20 --seed 1 --clients 4 --rate 30 --without misuse --without compilations --out")
+    let output = lab("chaos --nodes 4 --memory 256MiB --network proxies --duration 20 --seed 1 --clients 4 --rate 30 --out")
         .arg(folder.path())
         .output()
         .unwrap();

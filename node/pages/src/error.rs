@@ -235,6 +235,8 @@ impl PagesError {
             | Self::TooManyOpenFiles { .. }
             | Self::Busy(_)
             | Self::StaleTicket => true,
+            // The folder is away: a file system that was unmounted can be mounted again.
+            Self::Io { action: "create", source, .. } if source.kind() == io::ErrorKind::NotFound => true,
             Self::Io { source, .. } => lifecycle::can_heal(source),
             Self::UnknownMemory(_)
             | Self::MemoryExists(_)

@@ -248,8 +248,8 @@ impl Net {
         let (committee, shares) = nidkg::deal(NODES as u32, 3, rng).unwrap();
         let mut records = Vec::new();
         let mut secrets: Vec<[u8; 32]> = (0..NODES).map(|_| rng.r#gen()).collect();
-        secrets.sort_by_key(|secret| key_of(secret));
-        let keys: Vec<_> = secrets.iter().map(|secret| key_of(secret)).collect();
+        secrets.sort_by_key(key_of);
+        let keys: Vec<_> = secrets.iter().map(key_of).collect();
         let (network, oracle) = Links::new_with_peers(
             context.child("network"),
             simulated::Config {

@@ -63,7 +63,7 @@ async fn twenty_kills_of_node_or_worker_under_load_lose_nothing() {
     println!("seed {seed} (set THIMBLE_SEED to repeat)");
     let mut random = StdRng::seed_from_u64(seed);
     let mut node = Node::start().await;
-    node.log_filter("info,thimble=debug").await;
+    node.log_filter("info,rounds=debug").await;
     let agent = node.agent(1).await;
     let mut counters = Vec::new();
     for _ in 0..CLIENTS {
@@ -142,7 +142,7 @@ async fn query_again(agent: &Agent, counter: Principal) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_memory_after_a_crash_replays_by_the_limits_of_before() {
     let mut node = Node::start_with("512MiB").await;
-    node.log_filter("info,thimble=debug").await;
+    node.log_filter("info,rounds=debug").await;
     let agent = node.agent(1).await;
     let mut counters = Vec::new();
     for _ in 0..CLIENTS {
