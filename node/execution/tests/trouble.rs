@@ -135,8 +135,8 @@ fn an_operator_lets_a_node_past_a_message_that_kills_every_worker() {
     // What the round did does not count: the node starts again, with the verdict.
     let mut node = node.restart();
     node.sandbox.deaths.store(u64::MAX, Relaxed);
-    let result = node.execute(batch.clone(), &[verdict.clone()]);
-    assert_eq!(result.verdicts, [verdict.clone()]);
+    let result = node.execute(batch.clone(), std::slice::from_ref(&verdict));
+    assert_eq!(result.verdicts, std::slice::from_ref(&verdict));
     assert_eq!(node.patience.troubles(), []);
     let reject = node.result(&killer).unwrap_err();
     assert!(reject.message.contains("rejected by the operators"), "{}", reject.message);
