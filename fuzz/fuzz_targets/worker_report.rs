@@ -91,7 +91,7 @@ fn context() -> SystemContext {
         growable_bytes: 16 * MIB,
         wasm_memory_limit: None,
         calls_max: 10,
-        queue_slots_left: vec![],
+        queue_slots_left: Default::default(),
         queue_slots: 10,
         costs: CostTable {
             call_base: 1_000,
@@ -163,7 +163,7 @@ fuzz_target!(|bytes: &[u8]| {
     for (mount, runs) in [(request.heap, changes.heap_runs), (request.stable, changes.stable_runs)] {
         let target = mount.append.expect("an update appends");
         // Taken or refused; dropped targets give their space back.
-        let _ = store.commit(target, runs);
+        let _ = store.commit(&target, &runs);
     }
     // What was taken is folded away again, so that the log never fills.
     if store.needs_checkpoint() {
