@@ -34,8 +34,8 @@ pub use seam::{
 };
 pub use single::{RandomSource, SingleNode, SystemClock, SystemRandom, WallClock};
 pub use subnet::{
-    Channels, Engine, KeyError, KeyStore, LimitsDiffer, Peering, Progress, StartError, Subnet, SubnetConfig,
-    SubnetStatus,
+    Attempt, Channels, Engine, KeyError, KeyStore, Layer, Layered, LimitsDiffer, Operation, Peering,
+    Progress, StartError, Subnet, SubnetConfig, SubnetStatus,
 };
 pub use transfer::{
     CHUNK_NAME_BYTES_MAX, CHUNKS_WANTED_MAX, ChunkSource, Fetched, StateOffer, StateServer, SyncProgress,

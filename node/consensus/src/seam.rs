@@ -63,7 +63,7 @@ pub struct Wiring {
     /// Where blocks become durable.
     pub log: BlockLog,
     /// Where block times come from.
-    pub clock: Box<dyn WallClock>,
+    pub clock: Arc<dyn WallClock>,
     /// Reads and verifies calls.
     pub envelopes: Arc<dyn Envelopes>,
     /// Sizes and intervals.

@@ -30,7 +30,7 @@ const RANDOMNESS_RETRY: Duration = Duration::from_millis(20);
 const RANDOMNESS_RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// Where block times come from.
-pub trait WallClock: Send {
+pub trait WallClock: Send + Sync {
     /// Nanoseconds since 1970.
     fn now(&self) -> Time;
 }
@@ -70,7 +70,7 @@ pub struct SingleNode {
     pool: Arc<IngressPool>,
     log: BlockLog,
     certifier: Certifier,
-    clock: Box<dyn WallClock>,
+    clock: Arc<dyn WallClock>,
     random: Box<dyn RandomSource>,
     envelopes: Arc<dyn Envelopes>,
     limits: ConsensusLimits,
@@ -397,7 +397,7 @@ mod tests {
         let wiring = Wiring {
             pool: pool.clone(),
             log: BlockLog::open(folder, 1 << 20).unwrap(),
-            clock: Box::new(FixedClock(now)),
+            clock: Arc::new(FixedClock(now)),
             envelopes: Arc::new(Bytes),
             limits: limits(),
             states: None,

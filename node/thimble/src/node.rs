@@ -274,7 +274,7 @@ fn open(
     let wiring = Wiring {
         pool: ingress.clone(),
         log,
-        clock: Box::new(SystemClock),
+        clock: Arc::new(SystemClock),
         envelopes: Arc::new(Calls(calls)),
         limits: limits.consensus.clone(),
         states: Some(Arc::new(States::of(&executor))),

@@ -12,7 +12,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime},
 };
 
 use commonware_actor::Feedback;
@@ -46,7 +46,7 @@ use super::{
     handover::Handover,
     key::{Scheme, Seed},
 };
-use crate::{Demand, IngressPool, SyncProgress};
+use crate::{Demand, IngressPool, SyncProgress, WallClock};
 
 /// How long a proposal waits for execution before it declines. Declining hands the lead on at once, so lagging nodes would pass it round in circles.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -54,6 +54,8 @@ const PATIENCE: Duration = Duration::from_millis(250);
 const SEED_PATIENCE: Duration = Duration::from_millis(500);
 /// How far a block's time may be ahead of a voter's clock: beyond, the vote waits.
 const DRIFT: Duration = Duration::from_millis(500);
+/// Between two looks at the clock while a block's time is ahead of it: the clock may be set.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Between two tries to make the calls of a block durable.
 const KEEP_AGAIN: Duration = Duration::from_millis(200);
 /// Blocks behind at which a node says that it is catching up.
@@ -67,15 +69,9 @@ const SEEDS_KEPT: usize = 64;
 /// Finalizations remembered: the next epoch begins with the newest.
 const FINALIZATIONS_KEPT: usize = 16;
 
-pub(super) fn time_of(time: SystemTime) -> Time {
-    Time(
-        time.duration_since(UNIX_EPOCH)
-            .map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)),
-    )
-}
-
-fn instant(time: Time) -> SystemTime {
-    UNIX_EPOCH + Duration::from_nanos(time.0)
+/// How long it is from `now` to `then`; nothing if that is past.
+fn span(now: Time, then: Time) -> Duration {
+    Duration::from_nanos(then.0.saturating_sub(now.0))
 }
 
 /// What the parts of a subnet's node know together, and what of it others may read.
@@ -327,6 +323,8 @@ pub(super) struct Application<S> {
     pub(super) verifier: Arc<Scheme>,
     /// Bounded by what marshal hands out before earlier blocks are acknowledged.
     pub(super) finalised: mpsc::UnboundedSender<(Digested<Block>, Exact)>,
+    /// Block times go by it.
+    pub(super) clock: Arc<dyn WallClock>,
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Application<S> {
@@ -481,11 +479,13 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         }
         self.handover.judge(clock, (context.round.epoch(), &context.leader), block).await?;
         // Too far ahead is not wrong for ever: the vote waits until the clock gets there.
-        let earliest = instant(block.time) - DRIFT;
-        if clock.current() < earliest {
-            clock.sleep_until(earliest).await;
+        loop {
+            let ahead = span(self.clock.now(), block.time).saturating_sub(DRIFT);
+            if ahead.is_zero() {
+                return Ok(());
+            }
+            clock.sleep(ahead.min(LOOK_AGAIN)).await;
         }
-        Ok(())
     }
 }
 
@@ -517,23 +517,27 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
         }
         let (seed, opening) = self.seed_for(&clock, context.round, context.parent.0, parent.inner()).await?;
         let (taken, payloads) = self.taken(parent.inner(), ancestry).await;
-        let due = instant(parent.inner().time) + Duration::from_millis(self.limits.idle_round_millis);
+        let idle = Duration::from_millis(self.limits.idle_round_millis);
+        // A clock that is behind the others' does not make this node wait for longer.
+        let latest = clock.current() + idle;
         loop {
             let work = self.shared.work.notified();
             tokio::pin!(work);
             work.as_mut().enable();
-            let now = clock.current();
-            if now >= due || self.has_work(&taken, time_of(now)) {
+            let now = self.clock.now();
+            let idle_left = idle.saturating_sub(span(parent.inner().time, now));
+            let left = latest.duration_since(clock.current()).unwrap_or_default().min(idle_left);
+            if left.is_zero() || self.has_work(&taken, now) {
                 break;
             }
-            let timer = self.shared.inner.lock().demand.next_timer.map(instant);
-            let wake = timer.filter(|timer| *timer > now).map_or(due, |timer| timer.min(due));
+            let timer = self.shared.inner.lock().demand.next_timer;
+            let wake = timer.filter(|timer| *timer > now).map_or(left, |timer| span(now, timer).min(left));
             select! {
                 () = work => {},
-                () = clock.sleep_until(wake) => {},
+                () = clock.sleep(wake) => {},
             }
         }
-        let now = time_of(clock.current());
+        let now = self.clock.now();
         let time = Time(now.0.max(parent.inner().time.0 + 1));
         let ingress = self.pool.offer(
             (now, time),

@@ -36,14 +36,14 @@ use serde::{Deserialize, Serialize};
 use state::{Height, IngressId, SignedIngress, Time, Validity};
 
 use super::{
-    application::time_of,
     block::{CallName, NameBounds},
     journal::{Journal, KeptCall},
     peers::{Blame, Meter, Rate},
     wire::{self, Bounded},
 };
 use crate::{
-    BlockLog, Envelopes, FinalisedBlock, IngressPool, LogError, Submitted, block_log::Replay, pool::Source,
+    BlockLog, Envelopes, FinalisedBlock, IngressPool, LogError, Submitted, WallClock, block_log::Replay,
+    pool::Source,
 };
 
 /// Blocks whose calls the store has room for: those being voted on, and those finalised that wait to be made durable.
@@ -229,6 +229,7 @@ impl Meters {
 pub(super) struct Calls<S> {
     pool: Arc<IngressPool>,
     envelopes: Arc<dyn Envelopes>,
+    clock: Arc<dyn WallClock>,
     store: Arc<Mutex<Store>>,
     journal: Arc<Mutex<Journal>>,
     bounds: NameBounds,
@@ -240,8 +241,7 @@ pub(super) struct Calls<S> {
 
 impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     pub(super) fn new(
-        pool: Arc<IngressPool>,
-        envelopes: Arc<dyn Envelopes>,
+        (pool, envelopes, clock): (Arc<IngressPool>, Arc<dyn Envelopes>, Arc<dyn WallClock>),
         journal: Arc<Mutex<Journal>>,
         bounds: NameBounds,
         blame: Blame,
@@ -250,6 +250,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         Self {
             pool,
             envelopes,
+            clock,
             store: Arc::default(),
             journal,
             bounds,
@@ -346,7 +347,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
             return;
         }
         for signed in calls {
-            if let Err(reason) = self.offered(place, signed, time_of(now)) {
+            if let Err(reason) = self.offered(place, signed) {
                 self.blame.at_fault(from, &format!("it offers a call that no client may make: {reason}"));
                 return;
             }
@@ -354,11 +355,11 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     }
 
     /// An error is the peer's fault: it handed on what it cannot have verified.
-    fn offered(&self, place: usize, signed: SignedIngress, now: Time) -> Result<(), String> {
+    fn offered(&self, place: usize, signed: SignedIngress) -> Result<(), String> {
         let (claimed, validity) = self.envelopes.claim(&signed)?;
         let id = IngressId::new(&claimed.request_id, &claimed.effective_canister_id);
         // Clocks differ, and a call may have been under way for long.
-        if !validity.holds(now) {
+        if !validity.holds(self.clock.now()) {
             return Ok(());
         }
         // A full pool is no fault of the peer's, and no loss: a block that names the call gets it.
@@ -684,7 +685,7 @@ mod tests {
     use state::{Ingress, RequestId};
 
     use super::*;
-    use crate::subnet::key;
+    use crate::{SystemClock, subnet::key};
 
     type Context = deterministic::Context;
     type Out = simulated::Sender<PublicKey, Context>;
@@ -787,7 +788,13 @@ mod tests {
             let log = Arc::new(Mutex::new(BlockLog::open(folder.path(), 1 << 20).unwrap()));
             let (sender, receiver) = ends.remove(0);
             let journal = Arc::new(Mutex::new(journal));
-            let calls = Calls::new(pool.clone(), Arc::new(Envelope), journal, BOUNDS, blame, sender);
+            let calls = Calls::new(
+                (pool.clone(), Arc::new(Envelope), Arc::new(SystemClock)),
+                journal,
+                BOUNDS,
+                blame,
+                sender,
+            );
             let members = keys.clone();
             let places: Places = Arc::new(move |peer| members.iter().position(|member| member == peer));
             start(&context, &calls, places, &log, receiver);

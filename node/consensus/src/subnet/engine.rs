@@ -57,7 +57,7 @@ use super::{
     peers::{self, Blame},
     shares::{Executed, Roots},
 };
-use crate::{Certifier, Envelopes, FinalisedBlock, IngressPool, StateServer, certifier::Terms};
+use crate::{Certifier, Envelopes, FinalisedBlock, IngressPool, StateServer, WallClock, certifier::Terms};
 
 /// Numbers of the network's channels, in the order of [`Channels`].
 pub(super) const VOTES: u64 = 0;
@@ -195,6 +195,8 @@ pub(super) struct Setup<S, R, P, B> {
     pub(super) commands: futures::channel::mpsc::Receiver<Command>,
     /// Tells the network whom to connect to, by epoch.
     pub(super) peering: Peering,
+    /// What block times and the validity of calls go by. Everything else goes by the runtime's clock, which never jumps.
+    pub(super) clock: Arc<dyn WallClock>,
 }
 
 /// Tells the network whom to connect to. Called with every epoch.
@@ -258,6 +260,7 @@ where
         public_key,
         states,
         commands,
+        clock,
         ..
     } = setup;
     let mailbox_size = NZUsize!(MAILBOX);
@@ -269,7 +272,8 @@ where
     let names =
         NameBounds { calls: limits.block_ingress_messages, bytes: limits.block_ingress_bytes, call_bytes };
     let blame = Blame::new(peers::cut_with(blocker.clone()));
-    let calls = Calls::new(pool.clone(), envelopes, journal, names, blame.clone(), channels.calls.0);
+    let calls =
+        Calls::new((pool.clone(), envelopes, clock.clone()), journal, names, blame.clone(), channels.calls.0);
     pool.share_among(handover.summary().members().len(), {
         let (work, out) = (shared.work.clone(), out.clone());
         let pool = Arc::downgrade(&pool);
@@ -403,6 +407,7 @@ where
         names,
         verifier: schemes.lasting.clone(),
         finalised,
+        clock,
     };
     let marshal_task = actor.start(application.clone(), buffer, resolver);
     let mut ended = futures::future::select(broadcast, marshal_task);

@@ -22,8 +22,9 @@ mod handover;
 mod journal;
 mod key;
 mod network;
-mod patient;
+mod patience;
 mod peers;
+mod runtime;
 mod shares;
 mod votes;
 mod wire;
@@ -62,6 +63,7 @@ pub use self::{
     greeting::LimitsDiffer,
     handover::KeyStore,
     key::KeyError,
+    runtime::{Attempt, Layer, Layered, Operation},
 };
 use self::{
     application::Shared,
@@ -72,12 +74,13 @@ use self::{
     handover::Handover,
     journal::Journal,
     network::Network,
+    patience::Patience,
     shares::Executed,
 };
 use crate::single::hex;
 use crate::{
     Certificate, Consensus, ConsensusError, Demand, Envelopes, Fetched, FinalisedBatch, FinalisedBlock,
-    IngressPool, Recorded, StateServer, Step, SyncProgress, Want, Wiring,
+    IngressPool, Recorded, StateServer, Step, SyncProgress, WallClock, Want, Wiring,
     block_log::Replay,
     certifier::{CertifyError, Terms},
 };
@@ -290,6 +293,7 @@ pub struct Engine {
     states: Option<Arc<dyn StateServer>>,
     commands: mpsc::Receiver<Command>,
     floor: Option<Floor>,
+    clock: Arc<dyn WallClock>,
 }
 
 impl Engine {
@@ -311,6 +315,8 @@ impl Engine {
         P: Provider<PublicKey = PublicKey>,
         B: Blocker<PublicKey = PublicKey>,
     {
+        // An actor that panics, as it does when the disk fails it for good, ends the task that this runs in.
+        let context = Layered::new(context.child("machine"), Patience::new(context, self.out.clone()));
         engine::run(context, self.setup(storage, channels, (peers, blocker), peering)).await;
     }
 
@@ -348,6 +354,7 @@ impl Engine {
             public_key: self.public_key,
             states: self.states,
             commands: self.commands,
+            clock: self.clock,
         }
     }
 }
@@ -397,7 +404,7 @@ impl Subnet {
         config: SubnetConfig,
         resume_from: Height,
     ) -> Result<(Self, Engine), StartError> {
-        let Wiring { pool, mut log, clock: _, envelopes, limits, states } = wiring;
+        let Wiring { pool, mut log, clock, envelopes, limits, states } = wiring;
         log.check_complete(resume_from)?;
         let me = key::node_key(&config.node_secret)?.public_key();
         let namespace = namespace(&config.genesis);
@@ -492,6 +499,7 @@ impl Subnet {
             states: states.clone(),
             commands: asked,
             floor,
+            clock,
         };
         let subnet = Self {
             wiring: Parts { pool, log, envelopes },

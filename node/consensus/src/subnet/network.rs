@@ -2,32 +2,38 @@
 
 use std::{
     collections::BTreeMap,
+    future::Future,
     net::SocketAddr,
     num::{NonZeroU32, NonZeroUsize},
     path::PathBuf,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use commonware_codec::{Copying, DecodeExt as _};
 use commonware_cryptography::{
     ChaCha20Poly1305,
     ed25519::{PrivateKey, PublicKey},
+    transcript::Transcript,
 };
 use commonware_macros::select;
 use commonware_p2p::{Address, AddressableManager as _, Ingress, authenticated::lookup};
-use commonware_runtime::{Quota, Runner as _, Spawner as _, Supervisor as _, tokio as runtime};
+use commonware_runtime::{
+    Clock, Quota, Runner as _, Sink, Spawner as _, Stream, Supervisor as _, tokio as runtime,
+};
 use commonware_stream::{
+    Handshake,
     cups::{self, Cups},
     sake::{self, Sake},
 };
 use commonware_utils::{Hostname, NZU32, NZUsize, ordered::Map};
 use genesis::{NodeRecord, Summary};
+use rand_core::CryptoRng;
 
 use super::{
     Engine, StartError,
     engine::{self, Channels},
-    patient::Patient,
     peers::BLOCKED,
+    runtime::{Layer, Layered, Steady},
 };
 
 /// Clocks of two members may differ by so much when they connect.
@@ -40,6 +46,54 @@ const OUTBOUND_MAX: NonZeroUsize = NZUsize!(8);
 const PEERS_MIN: usize = 8;
 /// A peer that takes or sends nothing for so long is cut off.
 const SILENCE: Duration = Duration::from_secs(15);
+
+/// Tells the time to the other side of a handshake: that has to be the wall clock's, as it is now.
+#[derive(Clone)]
+struct ByWallClock<H>(H);
+
+#[derive(Clone)]
+struct Wall;
+
+impl<C> Layer<C> for Wall {
+    fn current(&self, _: SystemTime) -> SystemTime {
+        SystemTime::now()
+    }
+}
+
+impl<H: Handshake> Handshake for ByWallClock<H> {
+    type PublicKey = H::PublicKey;
+    type Error = H::Error;
+
+    fn public_key(&self) -> H::PublicKey {
+        self.0.public_key()
+    }
+
+    async fn dial<E: Clock + CryptoRng, I: Stream, O: Sink>(
+        self,
+        context: E,
+        namespace: &[u8],
+        peer: H::PublicKey,
+        stream: &mut I,
+        sink: &mut O,
+    ) -> Result<Transcript, H::Error> {
+        self.0.dial(Layered::new(context, Wall), namespace, peer, stream, sink).await
+    }
+
+    async fn listen<E: Clock + CryptoRng, I: Stream, O: Sink, B, F>(
+        self,
+        context: E,
+        namespace: &[u8],
+        bouncer: B,
+        stream: &mut I,
+        sink: &mut O,
+    ) -> Result<(H::PublicKey, Transcript), H::Error>
+    where
+        B: FnOnce(H::PublicKey) -> F + Send,
+        F: Future<Output = bool> + Send,
+    {
+        self.0.listen(Layered::new(context, Wall), namespace, bouncer, stream, sink).await
+    }
+}
 
 /// Who to connect to and how.
 pub(super) struct Network {
@@ -109,16 +163,18 @@ pub(super) fn run(network: Network, prepared: Engine) {
         .with_read_write_timeout(SILENCE)
         .with_storage_directory(network.directory.clone());
     runtime::Runner::new(config).start(|context| async move {
+        let steady = Steady::starting_at(context.current());
+        let context = Layered::new(context, steady);
         // Memory is taken for each: twice as many as there are leaves room to grow until the next start.
         let peers_max = (2 * distinct(&prepared.handover.summary()).len()).max(PEERS_MIN);
         let members = NonZeroUsize::new(peers_max).unwrap_or(NonZeroUsize::MIN);
         let handshake = Cups::<_, ChaCha20Poly1305>::new(
-            Sake {
+            ByWallClock(Sake {
                 signer: network.key.clone(),
                 synchrony_bound: SYNCHRONY,
                 max_handshake_age: HANDSHAKE_AGE,
                 version: sake::Version::V1,
-            },
+            }),
             cups::Version::V1,
         );
         let message_bytes = commonware_p2p::max_message_size(&[network.message_bytes]);
@@ -162,9 +218,7 @@ pub(super) fn run(network: Network, prepared: Engine) {
             sync: connections.register(engine::SYNC, large(256, 8)),
         };
         let network = connections.start();
-        let wake = prepared.out.clone();
         let node = context.child("node").spawn(move |context| {
-            let context = Patient::new(context, wake);
             prepared.run(context, String::new(), channels, (oracle.clone(), oracle), peering)
         });
         // An actor that panics, as it does when the disk fails it, ends the node's task; without connections a node would only seem to take part.

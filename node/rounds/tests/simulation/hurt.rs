@@ -35,7 +35,8 @@ impl Trouble {
         self.disk_full.load(Ordering::Relaxed)
     }
 
-    fn is_full(&self) -> bool {
+    /// Whether something that is to be written now is refused.
+    pub(crate) fn is_full(&self) -> bool {
         let full = self.is_disk_full();
         self.refused.fetch_add(full.into(), Ordering::Relaxed);
         full

@@ -226,17 +226,16 @@ async fn storm(context: &Context, net: &mut Net, rng: &mut StdRng, faulty: Optio
         quiet_until = context.current() + calm;
         let place = rng.gen_range(0..NODES);
         match rng.gen_range(0..10) {
-            // Only when asked for, see SPECIFICATION, "Pending". One wall clock at a time, and beside no other fault: agreement bears f members that are wrong.
-            6 if faulty.is_none() && std::env::var_os("SIMULATE_CLOCK_JUMPS").is_some() => {
+            // One wall clock at a time, and beside no other fault: agreement bears f members that are wrong.
+            6 if faulty.is_none() => {
                 net.members.iter().for_each(|member| member.disk.jump(0));
                 net.members[place].disk.jump(rng.gen_range(-900_000..900_000));
             }
-            // Only when asked for: after a full disk a node may stay behind, see SPECIFICATION, "Pending".
-            7 if std::env::var_os("SIMULATE_FULL_DISKS").is_some() => {
+            6 => {}
+            7 => {
                 let full = net.members[place].trouble.is_disk_full();
                 net.fill_disk(place, !full);
             }
-            6 | 7 => {}
             8 => {
                 let deaths = rng.gen_range(1..=WORKER_DEATHS);
                 if let Some(sandbox) = &net.members[place].sandbox {

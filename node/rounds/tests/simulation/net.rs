@@ -32,7 +32,7 @@ use state::{SubnetKey, Time};
 use zeroize::Zeroizing;
 
 use consensus::{
-    BlockLog, Channels, ConsensusError, IngressPool, KeyStore, StateServer, Subnet, SubnetConfig, WallClock,
+    BlockLog, Channels, ConsensusError, IngressPool, KeyStore, Layered, StateServer, Subnet, SubnetConfig,
     Wiring,
 };
 use disk::SimulatedDisk;
@@ -43,18 +43,11 @@ use crate::{
     clients::Calls,
     hurt::{Hurt, Probed, Trouble},
     liar::{Lies, lying},
-    machine::{Disk, WithDisk},
+    machine::{Disk, OnDisk, WallClockOf},
     probe::{Audited, Probe, SimulatedClock, Slowed},
     real::{self, ScriptSandbox},
     toy::{Toy, ToyReplica},
 };
-
-pub(crate) struct NoClock;
-impl WallClock for NoClock {
-    fn now(&self) -> Time {
-        Time(0)
-    }
-}
 
 /// Agreed time of a moment.
 pub(crate) fn time_of(moment: SystemTime) -> Time {
@@ -429,7 +422,7 @@ impl Net {
         let wiring = Wiring {
             pool: pool.clone(),
             log,
-            clock: Box::new(NoClock),
+            clock: Arc::new(WallClockOf(self.context.child("wall"), self.members[place].disk.clone())),
             envelopes: Arc::new(Calls),
             limits: limits(),
             states: Some(states),
@@ -462,12 +455,14 @@ impl Net {
         let clock = context.child("clock");
         let consensus = Slowed { subnet, clock: clock.child("slow"), slow: member.slow.clone() };
         let replica = Hurt { inner: replica, trouble: trouble.clone() };
-        let machine = (SimulatedClock(clock), Probed(trouble), probe);
+        let machine = (SimulatedClock(clock), Probed(trouble.clone()), probe);
         let driver = Driver::new((consensus, replica), machine, pool.clone(), settings);
         let channels = lying(channels, &member.sends_lies);
-        let (found, disk, manager) = (self.found.clone(), member.disk.clone(), self.oracle.manager());
+        let (found, manager) = (self.found.clone(), self.oracle.manager());
+        let (disk, trouble) = (member.disk.clone(), trouble.clone());
         let task = context.spawn(move |context| async move {
-            let on_disk = WithDisk::new(context.child("engine"), disk);
+            let on_disk = OnDisk { clock: Arc::new(context.child("disk")), disk, trouble };
+            let on_disk = Layered::new(context.child("engine"), on_disk);
             let engine = on_disk.spawn(move |context| {
                 engine.run(context, storage, channels, (manager, control), Box::new(|_| ()))
             });

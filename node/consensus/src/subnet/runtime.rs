@@ -1,0 +1,303 @@
+//! A runtime with something between it and whoever uses it: another clock, a storage that waits, in tests a disk that fails.
+//!
+//! The engine takes everything it does with the machine from the runtime it is given. A [`Layer`] says what it changes of that; [`Layered`] hands on the rest as it is.
+
+use std::{
+    convert::Infallible,
+    fmt::Display,
+    future::{Future, ready},
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use commonware_runtime::{
+    Blob, BlobVersion, Clock, Error, Handle, IoBufs, IoBufsMut, Metrics, Name, Network, ReadOptions,
+    Resolver, SinkOf, Spawner, Storage, StreamOf, Supervisor, WriteOptions,
+    signal::Signal,
+    telemetry::metrics::{Metric, Registered},
+};
+use futures::{FutureExt as _, future::BoxFuture};
+use governor::clock::{Clock as Governed, ReasonablyRealtime};
+use rand_core::{TryCryptoRng, TryRng};
+
+/// What is done with storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// A file is opened, and made if it is not there.
+    Open,
+    /// A file, or a folder of them, is removed.
+    Remove,
+    /// The files of a folder are listed.
+    Scan,
+    /// A part of a file is read.
+    Read,
+    /// A part of a file is written.
+    Write,
+    /// A file is cut or extended.
+    Resize,
+    /// A file is made durable.
+    Sync,
+}
+
+/// What is changed of a runtime `C`.
+pub trait Layer<C>: Clone + Send + Sync + 'static {
+    /// The time, of which the runtime's clock says `now`.
+    fn current(&self, now: SystemTime) -> SystemTime {
+        now
+    }
+
+    /// Does something with storage, by `attempt`. It may be repeated when it failed, but for reading.
+    fn storage<'a, T: Send + 'a>(
+        &'a self,
+        operation: Operation,
+        mut attempt: Attempt<'a, T>,
+    ) -> BoxFuture<'a, Result<T, Error>> {
+        let _ = operation;
+        attempt()
+    }
+}
+
+/// Does something with storage, once. Boxed, because the compiler cannot tell of the closures' own types that they may go from thread to thread.
+pub type Attempt<'a, T> = Box<dyn FnMut() -> BoxFuture<'a, Result<T, Error>> + Send + 'a>;
+
+/// A runtime and what is changed of it.
+pub struct Layered<C, L> {
+    inner: C,
+    layer: L,
+}
+
+impl<C, L: Layer<C>> Layered<C, L> {
+    /// Puts `layer` between `inner` and whoever uses this.
+    pub fn new(inner: C, layer: L) -> Self {
+        Self { inner, layer }
+    }
+}
+
+/// A file of such a runtime.
+pub struct LayeredBlob<C, L, B> {
+    inner: B,
+    layer: L,
+    of: std::marker::PhantomData<fn() -> C>,
+}
+
+impl<C: 'static, L: Layer<C>, B: Blob> Blob for LayeredBlob<C, L, B> {
+    async fn read_at_buf(
+        &self,
+        offset: u64,
+        len: usize,
+        bufs: impl Into<IoBufsMut> + Send,
+        options: ReadOptions,
+    ) -> Result<IoBufsMut, Error> {
+        let mut bufs: Option<IoBufsMut> = Some(bufs.into());
+        let read = move || match bufs.take() {
+            Some(bufs) => self.inner.read_at_buf(offset, len, bufs, options).boxed(),
+            None => ready(Err(Error::ReadFailed)).boxed(),
+        };
+        self.layer.storage(Operation::Read, Box::new(read)).await
+    }
+
+    async fn read_at(&self, offset: u64, len: usize, options: ReadOptions) -> Result<IoBufsMut, Error> {
+        let read = move || self.inner.read_at(offset, len, options).boxed();
+        self.layer.storage(Operation::Read, Box::new(read)).await
+    }
+
+    async fn write_at(
+        &self,
+        offset: u64,
+        bufs: impl Into<IoBufs> + Send,
+        options: WriteOptions,
+    ) -> Result<(), Error> {
+        // Copies share their bytes.
+        let bufs: IoBufs = bufs.into();
+        let write = move || self.inner.write_at(offset, bufs.clone(), options).boxed();
+        self.layer.storage(Operation::Write, Box::new(write)).await
+    }
+
+    async fn resize(&self, len: u64) -> Result<(), Error> {
+        let resize = move || self.inner.resize(len).boxed();
+        self.layer.storage(Operation::Resize, Box::new(resize)).await
+    }
+
+    async fn sync(&self) -> Result<(), Error> {
+        self.layer.storage(Operation::Sync, Box::new(|| self.inner.sync().boxed())).await
+    }
+
+    async fn start_sync(&self) -> Handle<()> {
+        let start = || self.inner.start_sync().map(Ok).boxed();
+        match self.layer.storage(Operation::Sync, Box::new(start)).await {
+            Ok(started) => started,
+            Err(error) => Handle::ready(Err(error)),
+        }
+    }
+}
+
+impl<C: Storage, L: Layer<C>> Storage for Layered<C, L> {
+    type Blob = LayeredBlob<C, L, C::Blob>;
+
+    async fn open_versioned(
+        &self,
+        partition: &str,
+        name: &[u8],
+        versions: RangeInclusive<BlobVersion>,
+    ) -> Result<(Self::Blob, u64, BlobVersion), Error> {
+        let open = move || self.inner.open_versioned(partition, name, versions.clone()).boxed();
+        let (inner, bytes, version) = self.layer.storage(Operation::Open, Box::new(open)).await?;
+        let blob = LayeredBlob { inner, layer: self.layer.clone(), of: std::marker::PhantomData };
+        Ok((blob, bytes, version))
+    }
+
+    async fn remove(&self, partition: &str, name: Option<&[u8]>) -> Result<(), Error> {
+        let mut repeated = false;
+        let remove = move || {
+            let again = std::mem::replace(&mut repeated, true);
+            let removed = self.inner.remove(partition, name).map(move |removed| match removed {
+                // The attempt before got as far as that.
+                Err(Error::BlobMissing(..) | Error::PartitionMissing(_)) if again => Ok(()),
+                removed => removed,
+            });
+            removed.boxed()
+        };
+        self.layer.storage(Operation::Remove, Box::new(remove)).await
+    }
+
+    async fn scan(&self, partition: &str) -> Result<Vec<Vec<u8>>, Error> {
+        let scan = move || self.inner.scan(partition).boxed();
+        self.layer.storage(Operation::Scan, Box::new(scan)).await
+    }
+}
+
+impl<C: Clock, L: Layer<C>> Clock for Layered<C, L> {
+    fn current(&self) -> SystemTime {
+        self.layer.current(self.inner.current())
+    }
+
+    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> + Send + 'static + use<C, L> {
+        self.inner.sleep(duration)
+    }
+
+    fn sleep_until(&self, deadline: SystemTime) -> impl Future<Output = ()> + Send + 'static + use<C, L> {
+        self.inner.sleep(deadline.duration_since(self.current()).unwrap_or_default())
+    }
+}
+
+impl<C: Clock, L: Layer<C>> Governed for Layered<C, L> {
+    type Instant = SystemTime;
+
+    fn now(&self) -> SystemTime {
+        self.current()
+    }
+}
+
+impl<C: Clock, L: Layer<C>> ReasonablyRealtime for Layered<C, L> {}
+
+impl<C: Supervisor, L: Layer<C>> Supervisor for Layered<C, L> {
+    fn name(&self) -> Name {
+        self.inner.name()
+    }
+
+    fn child(&self, label: &'static str) -> Self {
+        Self { inner: self.inner.child(label), layer: self.layer.clone() }
+    }
+
+    fn with_attribute(self, key: &'static str, value: impl Display) -> Self {
+        Self { inner: self.inner.with_attribute(key, value), layer: self.layer }
+    }
+}
+
+impl<C: Spawner, L: Layer<C>> Spawner for Layered<C, L> {
+    fn shared(self, blocking: bool) -> Self {
+        Self { inner: self.inner.shared(blocking), layer: self.layer }
+    }
+
+    fn dedicated(self) -> Self {
+        Self { inner: self.inner.dedicated(), layer: self.layer }
+    }
+
+    fn spawn<F, Fut, T>(self, task: F) -> Handle<T>
+    where
+        F: FnOnce(Self) -> Fut + Send + 'static,
+        Fut: Future<Output = T> + Send + 'static,
+        T: Send + 'static,
+    {
+        let layer = self.layer;
+        self.inner.spawn(move |inner| task(Self { inner, layer }))
+    }
+
+    async fn stop(self, value: i32, timeout: Option<Duration>) -> Result<(), Error> {
+        self.inner.stop(value, timeout).await
+    }
+
+    fn stopped(&self) -> Signal {
+        self.inner.stopped()
+    }
+}
+
+impl<C: Metrics, L: Layer<C>> Metrics for Layered<C, L> {
+    fn register<N: Into<String>, H: Into<String>, M: Metric>(
+        &self,
+        name: N,
+        help: H,
+        metric: M,
+    ) -> Registered<M> {
+        self.inner.register(name, help, metric)
+    }
+
+    fn encode(&self) -> String {
+        self.inner.encode()
+    }
+}
+
+impl<C: Network, L: Layer<C>> Network for Layered<C, L> {
+    type Listener = C::Listener;
+
+    async fn bind(&self, socket: SocketAddr) -> Result<Self::Listener, Error> {
+        self.inner.bind(socket).await
+    }
+
+    async fn dial(&self, socket: SocketAddr) -> Result<(SinkOf<Self>, StreamOf<Self>), Error> {
+        self.inner.dial(socket).await
+    }
+}
+
+impl<C: Resolver, L: Layer<C>> Resolver for Layered<C, L> {
+    async fn resolve(&self, host: &str) -> Result<Vec<IpAddr>, Error> {
+        self.inner.resolve(host).await
+    }
+}
+
+impl<C: TryRng<Error = Infallible>, L> TryRng for Layered<C, L> {
+    type Error = Infallible;
+
+    fn try_next_u32(&mut self) -> Result<u32, Infallible> {
+        self.inner.try_next_u32()
+    }
+
+    fn try_next_u64(&mut self) -> Result<u64, Infallible> {
+        self.inner.try_next_u64()
+    }
+
+    fn try_fill_bytes(&mut self, bytes: &mut [u8]) -> Result<(), Infallible> {
+        self.inner.try_fill_bytes(bytes)
+    }
+}
+
+impl<C: TryCryptoRng<Error = Infallible>, L> TryCryptoRng for Layered<C, L> {}
+
+/// Time that goes on evenly whatever becomes of the wall clock. The machine's runtimes measure timeouts, quotas and
+/// waits by the wall clock: one that is set back would hold all of them up for as long.
+#[derive(Clone)]
+pub(super) struct Steady(Arc<(SystemTime, Instant)>);
+
+impl Steady {
+    pub(super) fn starting_at(now: SystemTime) -> Self {
+        Self(Arc::new((now, Instant::now())))
+    }
+}
+
+impl<C> Layer<C> for Steady {
+    fn current(&self, _: SystemTime) -> SystemTime {
+        self.0.0 + self.0.1.elapsed()
+    }
+}
