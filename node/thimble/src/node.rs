@@ -438,8 +438,13 @@ async fn start_gateway(
     Ok(Gateway::start(gateway, Arc::new(adapter), waiters, registry).await?)
 }
 
+/// What is logged of libraries unless the filter says otherwise.
+const QUIET: &str = "commonware=warn";
+
 fn start_logging(filter: &str) -> Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(filter).with_context(|| {
+    // What the agreement library says of its own steps is nothing that an operator can use; a filter that names it shows it.
+    let with_ours = format!("{QUIET},{filter}");
+    let filter = tracing_subscriber::EnvFilter::try_new(with_ours).with_context(|| {
         format!("`{filter}` is no log filter; try error, warn, info, debug or info,gateway=debug")
     })?;
     tracing_subscriber::fmt()

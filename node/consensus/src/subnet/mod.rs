@@ -594,7 +594,7 @@ impl Subnet {
                 Some(Input::Wake) => {}
                 Some(Input::Trouble(text)) => {
                     // Told as trouble of the block log is: the call may be repeated.
-                    let source = std::io::Error::other(format!("the disk takes nothing now ({text})"));
+                    let source = std::io::Error::other(text);
                     let (path, doing) = (self.floor_path.with_file_name(""), "keeping votes and blocks");
                     let error = disk::records::RecordError::Io { path, doing, source };
                     return Err(crate::LogError::from(error).into());

@@ -54,7 +54,7 @@ struct ByWallClock<H>(H);
 #[derive(Clone)]
 struct Wall;
 
-impl<C> Layer<C> for Wall {
+impl Layer for Wall {
     fn current(&self, _: SystemTime) -> SystemTime {
         SystemTime::now()
     }

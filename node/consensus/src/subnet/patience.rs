@@ -69,7 +69,7 @@ fn words(operation: Operation) -> &'static str {
     }
 }
 
-impl<C: Clock> Layer<C> for Patience<C> {
+impl<C: Clock> Layer for Patience<C> {
     fn storage<'a, T: Send + 'a>(
         &'a self,
         operation: Operation,
@@ -94,5 +94,92 @@ impl<C: Clock> Layer<C> for Patience<C> {
             }
         };
         patiently.boxed()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use commonware_runtime::{
+        Blob as _, Runner as _, Storage as _, Supervisor as _, WriteOptions, deterministic,
+    };
+    use futures::StreamExt as _;
+
+    use super::*;
+    use crate::subnet::runtime::Layered;
+
+    /// What is done with a storage that fails, and how often it still fails.
+    #[derive(Clone)]
+    struct Failing(Arc<Mutex<(Operation, u32, Vec<Operation>)>>);
+
+    impl Layer for Failing {
+        fn storage<'a, T: Send + 'a>(
+            &'a self,
+            operation: Operation,
+            mut attempt: Attempt<'a, T>,
+        ) -> BoxFuture<'a, Result<T, Error>> {
+            let fails = {
+                let (failing, left, done) = &mut *self.0.lock();
+                done.push(operation);
+                let fails = *failing == operation && *left > 0;
+                *left -= u32::from(fails);
+                fails
+            };
+            let done = async move {
+                // As it is with a folder that cannot be opened to be synced: something was done before.
+                let done = attempt().await;
+                match operation {
+                    _ if !fails => done,
+                    Operation::Scan => Err(Error::ReadFailed),
+                    Operation::Write => Err(Error::WriteFailed),
+                    _ => Err(std::io::Error::from_raw_os_error(24).into()),
+                }
+            };
+            done.boxed()
+        }
+    }
+
+    /// What comes of writing, listing and removing a file on a storage that fails `times` at `operation`; with how often the driver was told.
+    fn with_failures(operation: Operation, times: u32) -> (Result<(), Error>, usize) {
+        deterministic::Runner::default().start(|context| async move {
+            let failing = Failing(Arc::new(Mutex::new((operation, times, Vec::new()))));
+            let (driver, mut told) = mpsc::channel(1_000);
+            let storage = Layered::new(context.child("machine"), failing.clone());
+            let storage = Layered::new(storage, Patience::new(context, driver));
+            let done: Result<(), Error> = async {
+                let (blob, ..) = storage.open("votes", b"1").await?;
+                blob.resize(10).await?;
+                blob.write_at(0, b"0123456789".to_vec(), WriteOptions::default()).await?;
+                blob.sync().await?;
+                drop(blob);
+                assert_eq!(storage.scan("votes").await?, [b"1".to_vec()]);
+                storage.remove("votes", Some(b"1")).await?;
+                assert!(storage.scan("votes").await?.is_empty());
+                Ok(())
+            }
+            .await;
+            drop(storage);
+            let mut count = 0;
+            while told.next().now_or_never().flatten().is_some() {
+                count += 1;
+            }
+            (done, count)
+        })
+    }
+
+    #[test]
+    fn what_fails_for_a_while_is_waited_for_and_told() {
+        for operation in
+            [Operation::Open, Operation::Write, Operation::Resize, Operation::Remove, Operation::Scan]
+        {
+            let (done, told) = with_failures(operation, 12);
+            assert!(done.is_ok() && told == 12, "{operation:?}: {done:?}, told {told} times");
+        }
+    }
+
+    #[test]
+    fn a_failed_sync_is_handed_on() {
+        let (done, told) = with_failures(Operation::Sync, 1);
+        assert!(matches!(done, Err(Error::Io(_))) && told == 0, "{done:?}");
     }
 }

@@ -41,8 +41,8 @@ pub enum Operation {
     Sync,
 }
 
-/// What is changed of a runtime `C`.
-pub trait Layer<C>: Clone + Send + Sync + 'static {
+/// What is changed of a runtime.
+pub trait Layer: Clone + Send + Sync + 'static {
     /// The time, of which the runtime's clock says `now`.
     fn current(&self, now: SystemTime) -> SystemTime {
         now
@@ -68,7 +68,7 @@ pub struct Layered<C, L> {
     layer: L,
 }
 
-impl<C, L: Layer<C>> Layered<C, L> {
+impl<C, L: Layer> Layered<C, L> {
     /// Puts `layer` between `inner` and whoever uses this.
     pub fn new(inner: C, layer: L) -> Self {
         Self { inner, layer }
@@ -76,13 +76,12 @@ impl<C, L: Layer<C>> Layered<C, L> {
 }
 
 /// A file of such a runtime.
-pub struct LayeredBlob<C, L, B> {
+pub struct LayeredBlob<L, B> {
     inner: B,
     layer: L,
-    of: std::marker::PhantomData<fn() -> C>,
 }
 
-impl<C: 'static, L: Layer<C>, B: Blob> Blob for LayeredBlob<C, L, B> {
+impl<L: Layer, B: Blob> Blob for LayeredBlob<L, B> {
     async fn read_at_buf(
         &self,
         offset: u64,
@@ -133,8 +132,8 @@ impl<C: 'static, L: Layer<C>, B: Blob> Blob for LayeredBlob<C, L, B> {
     }
 }
 
-impl<C: Storage, L: Layer<C>> Storage for Layered<C, L> {
-    type Blob = LayeredBlob<C, L, C::Blob>;
+impl<C: Storage, L: Layer> Storage for Layered<C, L> {
+    type Blob = LayeredBlob<L, C::Blob>;
 
     async fn open_versioned(
         &self,
@@ -144,7 +143,7 @@ impl<C: Storage, L: Layer<C>> Storage for Layered<C, L> {
     ) -> Result<(Self::Blob, u64, BlobVersion), Error> {
         let open = move || self.inner.open_versioned(partition, name, versions.clone()).boxed();
         let (inner, bytes, version) = self.layer.storage(Operation::Open, Box::new(open)).await?;
-        let blob = LayeredBlob { inner, layer: self.layer.clone(), of: std::marker::PhantomData };
+        let blob = LayeredBlob { inner, layer: self.layer.clone() };
         Ok((blob, bytes, version))
     }
 
@@ -168,7 +167,7 @@ impl<C: Storage, L: Layer<C>> Storage for Layered<C, L> {
     }
 }
 
-impl<C: Clock, L: Layer<C>> Clock for Layered<C, L> {
+impl<C: Clock, L: Layer> Clock for Layered<C, L> {
     fn current(&self) -> SystemTime {
         self.layer.current(self.inner.current())
     }
@@ -182,7 +181,7 @@ impl<C: Clock, L: Layer<C>> Clock for Layered<C, L> {
     }
 }
 
-impl<C: Clock, L: Layer<C>> Governed for Layered<C, L> {
+impl<C: Clock, L: Layer> Governed for Layered<C, L> {
     type Instant = SystemTime;
 
     fn now(&self) -> SystemTime {
@@ -190,9 +189,9 @@ impl<C: Clock, L: Layer<C>> Governed for Layered<C, L> {
     }
 }
 
-impl<C: Clock, L: Layer<C>> ReasonablyRealtime for Layered<C, L> {}
+impl<C: Clock, L: Layer> ReasonablyRealtime for Layered<C, L> {}
 
-impl<C: Supervisor, L: Layer<C>> Supervisor for Layered<C, L> {
+impl<C: Supervisor, L: Layer> Supervisor for Layered<C, L> {
     fn name(&self) -> Name {
         self.inner.name()
     }
@@ -206,7 +205,7 @@ impl<C: Supervisor, L: Layer<C>> Supervisor for Layered<C, L> {
     }
 }
 
-impl<C: Spawner, L: Layer<C>> Spawner for Layered<C, L> {
+impl<C: Spawner, L: Layer> Spawner for Layered<C, L> {
     fn shared(self, blocking: bool) -> Self {
         Self { inner: self.inner.shared(blocking), layer: self.layer }
     }
@@ -234,7 +233,7 @@ impl<C: Spawner, L: Layer<C>> Spawner for Layered<C, L> {
     }
 }
 
-impl<C: Metrics, L: Layer<C>> Metrics for Layered<C, L> {
+impl<C: Metrics, L: Layer> Metrics for Layered<C, L> {
     fn register<N: Into<String>, H: Into<String>, M: Metric>(
         &self,
         name: N,
@@ -249,7 +248,7 @@ impl<C: Metrics, L: Layer<C>> Metrics for Layered<C, L> {
     }
 }
 
-impl<C: Network, L: Layer<C>> Network for Layered<C, L> {
+impl<C: Network, L: Layer> Network for Layered<C, L> {
     type Listener = C::Listener;
 
     async fn bind(&self, socket: SocketAddr) -> Result<Self::Listener, Error> {
@@ -261,7 +260,7 @@ impl<C: Network, L: Layer<C>> Network for Layered<C, L> {
     }
 }
 
-impl<C: Resolver, L: Layer<C>> Resolver for Layered<C, L> {
+impl<C: Resolver, L: Layer> Resolver for Layered<C, L> {
     async fn resolve(&self, host: &str) -> Result<Vec<IpAddr>, Error> {
         self.inner.resolve(host).await
     }
@@ -296,8 +295,38 @@ impl Steady {
     }
 }
 
-impl<C> Layer<C> for Steady {
+impl Layer for Steady {
     fn current(&self, _: SystemTime) -> SystemTime {
         self.0.0 + self.0.1.elapsed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use commonware_runtime::{Runner as _, deterministic};
+
+    use super::*;
+
+    /// A wall clock that was set back by an hour.
+    #[derive(Clone)]
+    struct SetBack;
+
+    impl Layer for SetBack {
+        fn current(&self, now: SystemTime) -> SystemTime {
+            now - Duration::from_secs(3_600)
+        }
+    }
+
+    #[test]
+    fn time_goes_on_when_the_wall_clock_is_set() {
+        deterministic::Runner::default().start(|context| async move {
+            let start = context.current() + Duration::from_secs(10_000);
+            let context = Layered::new(Layered::new(context, SetBack), Steady::starting_at(start));
+            let before = context.current();
+            std::thread::sleep(Duration::from_millis(2));
+            let after = context.current();
+            assert!(before >= start && after - Duration::from_millis(2) >= before);
+            assert!(Governed::now(&context) >= after, "quotas too");
+        });
     }
 }

@@ -102,7 +102,7 @@ fn ended() -> Error {
     Error::Closed
 }
 
-impl<C> Layer<C> for OnDisk {
+impl Layer for OnDisk {
     fn storage<'a, T: Send + 'a>(
         &'a self,
         operation: Operation,

@@ -365,6 +365,56 @@ async fn one_of_four_with_a_full_disk_waits_and_says_so_and_goes_on_when_there_i
     assert!(!log.contains("differs"), "{log}");
 }
 
+/// How many files a process may open: the soft limit and the hard one.
+fn descriptor_limits(pid: u32) -> (u64, u64) {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let line = text.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let words: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    (words[0], words[1])
+}
+
+fn limit_descriptors(pid: u32, (soft, hard): (u64, u64)) {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    let limit = Rlimit { current: Some(soft), maximum: Some(hard) };
+    prlimit(Pid::from_raw(i32::try_from(pid).unwrap()), Resource::Nofile, limit).unwrap();
+}
+
+#[tokio::test]
+async fn one_of_four_that_can_open_nothing_more_waits_and_goes_on_when_it_can() {
+    let mut subnet = Subnet::start_at("", &["--provisional", "true"], None).await;
+    let agent = subnet.nodes[0].agent(1).await;
+    let counter = deploy(&agent, "counter-c.wasm").await;
+    let mut count = increment(&agent, counter).await;
+    until("all four have it", async || subnet.counts(counter).await == [count; 4]).await;
+    let pid = subnet.nodes[3].pid();
+    let limits = descriptor_limits(pid);
+    for _ in 0..2 {
+        // As many as it closes.
+        let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count() as u64;
+        limit_descriptors(pid, (open, limits.1));
+        // The engine keeps its votes in files of a few rounds each, and removes old ones: it meets the limit soon.
+        let seen = subnet.nodes[3].log().matches("the engine's storage fails").count();
+        until("the fourth meets the limit", async || {
+            count = increment(&agent, counter).await;
+            subnet.nodes[3].log().matches("the engine's storage fails").count() > seen
+        })
+        .await;
+        for _ in 0..5 {
+            count = increment(&agent, counter).await;
+        }
+        limit_descriptors(pid, limits);
+        until("the fourth has caught up", async || {
+            health(&subnet.nodes[3]).await.0 && subnet.counts(counter).await == [count; 4]
+        })
+        .await;
+        assert_eq!(subnet.nodes[3].pid(), pid, "it heals without a restart");
+    }
+    // The roots agree: with one of the others gone no certificate comes about without the fourth's share.
+    subnet.nodes[1].kill();
+    let own = subnet.nodes[3].agent(1).await;
+    increment(&own, counter).await;
+}
+
 #[test]
 fn a_folder_that_cannot_be_written_is_named() {
     let folder = tempfile::tempdir().unwrap();
