@@ -12,10 +12,14 @@ pub enum Cause {
     Stopping,
     /// A round waits for this machine.
     Round,
+    /// No block is made without the machine's random source.
+    Randomness,
     /// A checkpoint cannot be made.
     Checkpoint,
     /// The block log takes nothing.
     Log,
+    /// What agreement keeps of votes and blocks cannot be kept.
+    Agreement,
     /// A state that is taken over cannot be written.
     StateSync,
     /// Less of the disk is free than the reserve.

@@ -292,17 +292,9 @@ impl IngressPool {
         &self.stop
     }
 
-    /// Why calls are refused.
+    /// Why calls are refused. What waits stays.
     pub fn health(&self) -> &Health {
         &self.health
-    }
-
-    /// Refuses new calls with `reason`, or takes them again with `None`. What waits stays.
-    pub fn refuse(&self, reason: Option<String>) {
-        match reason {
-            Some(reason) => self.health.refuse(Cause::Round, reason),
-            None => self.health.withdraw(Cause::Round),
-        };
     }
 
     /// Why calls are refused now, if they are.
@@ -631,9 +623,9 @@ mod tests {
     fn refusing_keeps_what_waits() {
         let pool = pool(10, 100_000);
         submit(&pool, call(1, 0, 9)).unwrap();
-        pool.refuse(Some("the disk is full".into()));
+        pool.health().refuse(Cause::Disk, "the disk is full".into());
         assert_eq!(submit(&pool, call(2, 0, 9)), Err(PoolRefusal::Closed("the disk is full".into())));
-        pool.refuse(None);
+        pool.health().withdraw(Cause::Disk);
         assert_eq!(submit(&pool, call(2, 0, 9)), Ok(Submitted::New));
         assert_eq!(pool.status().messages, 2);
     }

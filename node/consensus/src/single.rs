@@ -13,6 +13,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
+use lifecycle::Cause;
 use limits::ConsensusLimits;
 use rand::{RngCore as _, rngs::OsRng};
 use sha2::{Digest, Sha256};
@@ -156,9 +157,8 @@ impl SingleNode {
                 tracing::error!(%reason, "no block can be made: the machine's random source fails; it is asked again");
             }
             failed = true;
-            self.pool.refuse(Some(format!(
-                "the machine's random source fails ({reason}); no block is made without it"
-            )));
+            let words = format!("the machine's random source fails ({reason}); no block is made without it");
+            self.pool.health().refuse(Cause::Randomness, words);
             if self.pool.stop().wait(wait) {
                 return None;
             }
@@ -166,7 +166,7 @@ impl SingleNode {
         };
         if failed {
             tracing::info!("the random source is back");
-            self.pool.refuse(None);
+            self.pool.health().withdraw(Cause::Randomness);
         }
         let mut hash = Sha256::new();
         hash.update(RANDOMNESS_DOMAIN);

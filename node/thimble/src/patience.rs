@@ -2,39 +2,60 @@
 //! step is tried again after a wait that grows to five seconds and ends at once when the node closes.
 
 use std::{
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use consensus::IngressPool;
 use execution::{Closing, Patience, Trouble};
+use lifecycle::Cause;
+use rounds::{DiskProbe, Volume};
 
 /// Wait after the first attempt that failed; it doubles with each further one.
 const FIRST_WAIT: Duration = Duration::from_millis(20);
 /// Longest wait between two attempts.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
+/// A disk with less is full: a page of canister memory and what a file system keeps for itself.
+const FULL_BYTES: u64 = 1 << 20;
+
 /// See the module.
 pub(crate) struct NodePatience {
     pool: Arc<IngressPool>,
-    data_dir: PathBuf,
+    /// Where the node's data lies.
+    disk: Box<dyn DiskProbe + Sync>,
     /// Steps that wait now: at most one per thread that executes.
     waiting: Mutex<Vec<Trouble>>,
 }
 
 impl NodePatience {
     pub(crate) fn new(pool: Arc<IngressPool>, data_dir: &Path) -> Self {
-        Self { pool, data_dir: data_dir.to_owned(), waiting: Mutex::default() }
+        Self::on(pool, Box::new(Volume(data_dir.to_owned())))
+    }
+
+    fn on(pool: Arc<IngressPool>, disk: Box<dyn DiskProbe + Sync>) -> Self {
+        Self { pool, disk, waiting: Mutex::default() }
+    }
+
+    /// Bytes free on the node's disk, if those are next to none. Canister memory is mapped: where there is no room for a page, its worker is killed.
+    fn full_disk(&self) -> Option<u64> {
+        self.disk.free_bytes().ok().filter(|free| *free < FULL_BYTES)
     }
 
     /// In the words of an operator: what is waited for, and the command through where one may be needed.
     fn reason(&self, trouble: &Trouble) -> String {
+        if let Some(free) = self.full_disk() {
+            return format!(
+                "a round waits: the disk of {} is full ({free} bytes are free): {trouble}",
+                self.disk
+            );
+        }
         match trouble.awaits_verdict() {
             Some(message) => format!(
                 "a round waits: {trouble}; if the message does this every time, on every node, have it rejected: \
                  thimble reject --data-dir {} {message}, then start the node again",
-                self.data_dir.display()
+                self.disk
             ),
             None => format!("a round waits: {trouble}"),
         }
@@ -64,7 +85,7 @@ impl Patience for NodePatience {
                 Some(known) => *known = trouble.clone(),
                 None => waiting.push(trouble.clone()),
             }
-            self.pool.refuse(Some(reason));
+            self.pool.health().refuse(Cause::Round, reason);
         }
         if self.pool.wait_for_closing(wait_after(trouble.attempt)) { Err(Closing) } else { Ok(()) }
     }
@@ -76,10 +97,10 @@ impl Patience for NodePatience {
             return;
         }
         match waiting.first() {
-            Some(other) => self.pool.refuse(Some(self.reason(other))),
+            Some(other) => drop(self.pool.health().refuse(Cause::Round, self.reason(other))),
             None => {
                 tracing::info!(%trouble, attempts = trouble.attempt, "over: the round goes on, updates are taken again");
-                self.pool.refuse(None);
+                self.pool.health().withdraw(Cause::Round);
             }
         }
     }
@@ -144,6 +165,37 @@ mod tests {
         assert!(reason.contains(&format!("thimble reject --data-dir /data 7 {canister} 1")), "{reason}");
         patience.over(&killer(ATTEMPTS_BEFORE_VERDICT));
         assert_eq!(pool.refusing(), None);
+    }
+
+    /// A disk with so many bytes free.
+    struct Free(u64);
+
+    impl std::fmt::Display for Free {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("/data")
+        }
+    }
+
+    impl DiskProbe for Free {
+        fn free_bytes(&self) -> std::io::Result<u64> {
+            Ok(self.0)
+        }
+
+        fn write(&self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn where_the_disk_is_full_no_message_is_blamed() {
+        let killer = Trouble { runs_message: true, ..trouble(1, ATTEMPTS_BEFORE_VERDICT) };
+        for (free, blamed) in [(0, false), (FULL_BYTES - 1, false), (FULL_BYTES, true)] {
+            let pool = patience().0;
+            NodePatience::on(pool.clone(), Box::new(Free(free))).wait(&killer).unwrap();
+            let reason = pool.refusing().unwrap();
+            assert_eq!(reason.contains("thimble reject"), blamed, "{free}: {reason}");
+            assert_eq!(reason.contains("the disk of /data is full"), !blamed, "{free}: {reason}");
+        }
     }
 
     #[test]

@@ -119,8 +119,6 @@ enum Input {
     Left(Height),
     /// Something outside changed: look.
     Wake,
-    /// The engine waits for its storage: what it does, and why that fails.
-    Trouble(String),
     /// The engine's thread is over.
     Ended,
 }
@@ -316,7 +314,8 @@ impl Engine {
         B: Blocker<PublicKey = PublicKey>,
     {
         // An actor that panics, as it does when the disk fails it for good, ends the task that this runs in.
-        let context = Layered::new(context.child("machine"), Patience::new(context, self.out.clone()));
+        let context =
+            Layered::new(context.child("machine"), Patience::new(context, self.pool.health().clone()));
         engine::run(context, self.setup(storage, channels, (peers, blocker), peering)).await;
     }
 
@@ -592,13 +591,6 @@ impl Subnet {
                 Some(Input::Differs(differ)) => return Err(ConsensusError::LimitsDiffer(differ)),
                 Some(Input::Left(height)) => return Err(ConsensusError::Left { height: height.0 }),
                 Some(Input::Wake) => {}
-                Some(Input::Trouble(text)) => {
-                    // Told as trouble of the block log is: the call may be repeated.
-                    let source = std::io::Error::other(text);
-                    let (path, doing) = (self.floor_path.with_file_name(""), "keeping votes and blocks");
-                    let error = disk::records::RecordError::Io { path, doing, source };
-                    return Err(crate::LogError::from(error).into());
-                }
                 Some(Input::Ended) | None => return Err(ConsensusError::EngineEnded),
             }
         }

@@ -3,18 +3,16 @@
 //! The engine's actors take a failed write for the end of the world and panic, and a node whose disk was full for a moment would have to be started again. A write says
 //! where it goes, so it may be repeated. A failed sync is handed on: after it nobody knows what is on the disk, and the engine has to end.
 //!
-//! While it waits the driver is told, which refuses updates and says on `/health` what is the matter.
+//! While anything waits updates are refused, and `/health` says why. Execution goes on with what was agreed on.
 
 use std::{sync::Arc, time::Duration};
 
 use commonware_runtime::{Clock, Error};
 use commonware_utils::sync::Mutex;
-use futures::{FutureExt as _, channel::mpsc, future::BoxFuture};
+use futures::{FutureExt as _, future::BoxFuture};
+use lifecycle::{Cause, Health};
 
-use super::{
-    Input,
-    runtime::{Attempt, Layer, Operation},
-};
+use super::runtime::{Attempt, Layer, Operation};
 
 /// First wait before an operation is tried again, doubled each time.
 const WAIT_FIRST: Duration = Duration::from_millis(20);
@@ -24,19 +22,46 @@ const WAIT_MAX: Duration = Duration::from_secs(2);
 /// See the module.
 pub(super) struct Patience<C> {
     clock: Arc<C>,
-    /// To whom trouble is told. One sender for all files: each has a place of its own in the channel.
-    driver: Arc<Mutex<mpsc::Sender<Input>>>,
+    health: Health,
+    /// Operations that wait now.
+    waiting: Arc<Mutex<usize>>,
 }
 
 impl<C> Patience<C> {
-    pub(super) fn new(clock: C, driver: mpsc::Sender<Input>) -> Self {
-        Self { clock: Arc::new(clock), driver: Arc::new(Mutex::new(driver)) }
+    pub(super) fn new(clock: C, health: Health) -> Self {
+        Self { clock: Arc::new(clock), health, waiting: Arc::default() }
     }
 }
 
 impl<C> Clone for Patience<C> {
     fn clone(&self) -> Self {
-        Self { clock: self.clock.clone(), driver: self.driver.clone() }
+        Self { clock: self.clock.clone(), health: self.health.clone(), waiting: self.waiting.clone() }
+    }
+}
+
+/// An operation that waits, until it is dropped.
+struct Waiting<'a, C>(&'a Patience<C>);
+
+impl<'a, C> Waiting<'a, C> {
+    fn begin(patience: &'a Patience<C>) -> Self {
+        *patience.waiting.lock() += 1;
+        Self(patience)
+    }
+
+    fn tell(&self, reason: String) {
+        // Nobody withdraws it meanwhile.
+        let _waiting = self.0.waiting.lock();
+        self.0.health.refuse(Cause::Agreement, reason);
+    }
+}
+
+impl<C> Drop for Waiting<'_, C> {
+    fn drop(&mut self) {
+        let mut waiting = self.0.waiting.lock();
+        *waiting -= 1;
+        if *waiting == 0 && self.0.health.withdraw(Cause::Agreement) {
+            tracing::info!("votes and blocks are kept again");
+        }
     }
 }
 
@@ -77,15 +102,16 @@ impl<C: Clock> Layer for Patience<C> {
     ) -> BoxFuture<'a, Result<T, Error>> {
         let patiently = async move {
             let mut wait = WAIT_FIRST;
+            let mut waiting = None;
             loop {
                 match attempt().await {
                     Err(error) if may_heal(operation, &error) => {
-                        let what = words(operation);
-                        if wait == WAIT_FIRST {
-                            tracing::warn!(%error, what, "the engine's storage fails; it is tried until it works");
+                        let reason =
+                            format!("the disk takes no votes and blocks now ({}: {error})", words(operation));
+                        if waiting.is_none() {
+                            tracing::error!(%reason, "updates are refused until this is mended");
                         }
-                        // When there is no room the driver has not yet seen what it was told before.
-                        let _ = self.driver.lock().try_send(Input::Trouble(format!("{what}: {error}")));
+                        waiting.get_or_insert_with(|| Waiting::begin(self)).tell(reason);
                         self.clock.sleep(wait).await;
                         wait = (wait * 2).min(WAIT_MAX);
                     }
@@ -100,13 +126,11 @@ impl<C: Clock> Layer for Patience<C> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use commonware_runtime::{
-        Blob as _, Runner as _, Storage as _, Supervisor as _, WriteOptions, deterministic,
-    };
-    use futures::StreamExt as _;
-
     use super::*;
     use crate::subnet::runtime::Layered;
+    use commonware_runtime::{
+        Blob as _, Runner as _, Spawner as _, Storage as _, Supervisor as _, WriteOptions, deterministic,
+    };
 
     /// What is done with a storage that fails, and how often it still fails.
     #[derive(Clone)]
@@ -139,13 +163,23 @@ mod tests {
         }
     }
 
-    /// What comes of writing, listing and removing a file on a storage that fails `times` at `operation`; with how often the driver was told.
-    fn with_failures(operation: Operation, times: u32) -> (Result<(), Error>, usize) {
+    /// What comes of writing, listing and removing a file on a storage that fails `times` at `operation`; with what was told meanwhile.
+    fn with_failures(operation: Operation, times: u32) -> (Result<(), Error>, Vec<String>) {
         deterministic::Runner::default().start(|context| async move {
             let failing = Failing(Arc::new(Mutex::new((operation, times, Vec::new()))));
-            let (driver, mut told) = mpsc::channel(1_000);
+            let health = Health::new();
             let storage = Layered::new(context.child("machine"), failing.clone());
-            let storage = Layered::new(storage, Patience::new(context, driver));
+            let storage = Layered::new(storage, Patience::new(context.child("patience"), health.clone()));
+            let told = Arc::new(Mutex::new(Vec::new()));
+            let listens = context.child("listens").spawn({
+                let (told, health) = (told.clone(), health.clone());
+                move |context| async move {
+                    loop {
+                        told.lock().extend(health.refusing());
+                        context.sleep(Duration::from_millis(7)).await;
+                    }
+                }
+            });
             let done: Result<(), Error> = async {
                 let (blob, ..) = storage.open("votes", b"1").await?;
                 blob.resize(10).await?;
@@ -158,28 +192,34 @@ mod tests {
                 Ok(())
             }
             .await;
-            drop(storage);
-            let mut count = 0;
-            while told.next().now_or_never().flatten().is_some() {
-                count += 1;
-            }
-            (done, count)
+            assert_eq!(health.refusing(), None, "what is over is told no longer");
+            listens.abort();
+            let told = told.lock().clone();
+            (done, told)
         })
     }
 
     #[test]
     fn what_fails_for_a_while_is_waited_for_and_told() {
-        for operation in
-            [Operation::Open, Operation::Write, Operation::Resize, Operation::Remove, Operation::Scan]
-        {
+        for (operation, word) in [
+            (Operation::Open, "opening"),
+            (Operation::Write, "writing"),
+            (Operation::Resize, "resizing"),
+            (Operation::Remove, "removing"),
+            (Operation::Scan, "listing"),
+        ] {
             let (done, told) = with_failures(operation, 12);
-            assert!(done.is_ok() && told == 12, "{operation:?}: {done:?}, told {told} times");
+            assert!(done.is_ok(), "{operation:?}: {done:?}");
+            assert!(
+                told.len() > 100 && told.iter().all(|told| told.contains(word)),
+                "{operation:?}: {told:?}"
+            );
         }
     }
 
     #[test]
     fn a_failed_sync_is_handed_on() {
         let (done, told) = with_failures(Operation::Sync, 1);
-        assert!(matches!(done, Err(Error::Io(_))) && told == 0, "{done:?}");
+        assert!(matches!(done, Err(Error::Io(_))) && told.is_empty(), "{done:?}");
     }
 }

@@ -393,10 +393,10 @@ async fn one_of_four_that_can_open_nothing_more_waits_and_goes_on_when_it_can() 
         let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count() as u64;
         limit_descriptors(pid, (open, limits.1));
         // The engine keeps its votes in files of a few rounds each, and removes old ones: it meets the limit soon.
-        let seen = subnet.nodes[3].log().matches("the engine's storage fails").count();
+        let seen = subnet.nodes[3].log().matches("takes no votes and blocks").count();
         until("the fourth meets the limit", async || {
             count = increment(&agent, counter).await;
-            subnet.nodes[3].log().matches("the engine's storage fails").count() > seen
+            subnet.nodes[3].log().matches("takes no votes and blocks").count() > seen
         })
         .await;
         for _ in 0..5 {
