@@ -108,10 +108,15 @@ impl<L: Layer, B: Blob> Blob for LayeredBlob<L, B> {
         bufs: impl Into<IoBufs> + Send,
         options: WriteOptions,
     ) -> Result<(), Error> {
+        // In two steps where one would do: what fails while both are made in one counts as a failed sync, after which nothing can be repeated, and it may
+        // only have been the room for the write that was missing.
+        let durable = options.contains(WriteOptions::SYNC);
+        let options = options.without(WriteOptions::SYNC);
         // Copies share their bytes.
         let bufs: IoBufs = bufs.into();
         let write = move || self.inner.write_at(offset, bufs.clone(), options).boxed();
-        self.layer.storage(Operation::Write, Box::new(write)).await
+        self.layer.storage(Operation::Write, Box::new(write)).await?;
+        if durable { self.sync().await } else { Ok(()) }
     }
 
     async fn resize(&self, len: u64) -> Result<(), Error> {
@@ -302,6 +307,7 @@ impl Layer for Steady {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use commonware_runtime::{Runner as _, deterministic};
 
@@ -315,6 +321,34 @@ mod tests {
         fn current(&self, now: SystemTime) -> SystemTime {
             now - Duration::from_secs(3_600)
         }
+    }
+
+    /// Notes what is done.
+    #[derive(Clone, Default)]
+    struct Noting(Arc<commonware_utils::sync::Mutex<Vec<Operation>>>);
+
+    impl Layer for Noting {
+        fn storage<'a, T: Send + 'a>(
+            &'a self,
+            operation: Operation,
+            mut attempt: Attempt<'a, T>,
+        ) -> BoxFuture<'a, Result<T, Error>> {
+            self.0.lock().push(operation);
+            attempt()
+        }
+    }
+
+    #[test]
+    fn a_durable_write_is_a_write_that_may_be_repeated_and_a_sync_that_may_not() {
+        deterministic::Runner::default().start(|context| async move {
+            let noting = Noting::default();
+            let storage = Layered::new(context, noting.clone());
+            let (blob, ..) = storage.open("votes", b"1").await.unwrap();
+            blob.write_at(0, b"12".to_vec(), WriteOptions::SYNC).await.unwrap();
+            blob.write_at(2, b"34".to_vec(), WriteOptions::DONT_CACHE).await.unwrap();
+            let done = [Operation::Open, Operation::Write, Operation::Sync, Operation::Write];
+            assert_eq!(*noting.0.lock(), done);
+        });
     }
 
     #[test]

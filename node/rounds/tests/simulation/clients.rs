@@ -60,7 +60,12 @@ impl Call {
     }
 
     pub(crate) fn signed_ingress(&self) -> SignedIngress {
-        let content = postcard::to_stdvec(self).unwrap();
+        self.signed_with(0)
+    }
+
+    /// The same request in an envelope of its own: longer by so many bytes that say nothing.
+    fn signed_with(&self, more: usize) -> SignedIngress {
+        let content = [postcard::to_stdvec(self).unwrap(), vec![7; more]].concat();
         let signature = signature(&content);
         SignedIngress {
             effective_canister_id: self.effective(),
@@ -164,6 +169,25 @@ pub(crate) async fn deploy(context: &Context, net: &mut Net) {
     }
 }
 
+/// Some developer brings another canister into being.
+pub(crate) fn deploy_another(context: &Context, net: &Net) {
+    let (number, deployed) = {
+        let mut found = net.found.lock();
+        found.sent += 2;
+        (DEPLOYMENT + (1 << 20) + found.sent, found.deployed)
+    };
+    if deployed >= real::CANISTERS_MAX {
+        return;
+    }
+    for (number, target) in [(number, real::create()), (number + 1, real::install(deployed))] {
+        let expiry = time_of(context.current()).0 + 60_000_000_000;
+        let call = Call { number, expiry, padding: vec![], target: Some(target) };
+        for (_, pool) in net.running.values() {
+            let _ = pool.submit(call.id(), Time(call.expiry), call.signed_ingress());
+        }
+    }
+}
+
 /// A client calls some node that runs, if there is one.
 pub(crate) fn call(context: &Context, net: &Net, rng: &mut StdRng) {
     let number = {
@@ -177,7 +201,13 @@ pub(crate) fn call(context: &Context, net: &Net, rng: &mut StdRng) {
     let target = net.real.then(|| real::work(rng, number));
     let call = Call { number, expiry, padding: vec![0; padding], target };
     let pools: Vec<_> = net.running.values().map(|(_, pool)| pool).collect();
-    if let Some(pool) = pools.choose(rng) {
+    if rng.gen_bool(0.1) {
+        // One request, and to every node in another envelope, which holds as well.
+        for pool in pools {
+            let signed = call.signed_with(rng.gen_range(0..30_000));
+            let _ = pool.submit(call.id(), Time(call.expiry), signed);
+        }
+    } else if let Some(pool) = pools.choose(rng) {
         // A full pool says so to the client, who gives up here.
         let _ = pool.submit(call.id(), Time(call.expiry), call.signed_ingress());
     }

@@ -7,9 +7,9 @@
 //! An epoch is short here, so every history hands the subnet's key on several times.
 //!
 //! Each seed draws a history: lossy and slow links, nodes cut off, the subnet split in halves, nodes that crash (alone, or all at once) and lose what
-//! their disk had not synced, disks that fail at any operation, disks that are full, workers that are killed, a node whose every life ends in the middle of one, a disk that is slow, a node that
+//! their disk had not synced, disks that fail at any operation, disks that are full, workers and compilations that are killed, queries that hold on to old states, delta logs that are soon full, a node whose every life ends in the middle of one, a disk that is slow, a node that
 //! executes slowly, a node whose wall clock jumps, a node that is in two places and says different things in each, or
-//! that sends what it should not ([`net`], [`machine`], [`liar`]). Clients call throughout ([`clients`]), and
+//! that sends what it should not ([`net`], [`machine`], [`liar`]). Clients call throughout ([`clients`]), some of them every node in another envelope, and
 //! operators change the members ([`operators`]). Then everything is mended, and the checks are:
 //!
 //! * one state root per height, whichever node and whichever run of it computed it, and no certificate for another; and one way in which the key is held;
@@ -37,7 +37,7 @@ use sha2::{Digest as _, Sha256};
 use state::Time;
 
 use self::{
-    clients::{Call, call, deploy},
+    clients::{Call, call, deploy, deploy_another},
     net::{Durable, Net, probability, twins},
     operators::move_a_member,
     toy::CHECKPOINT_EVERY,
@@ -63,7 +63,11 @@ const STORM: Duration = Duration::from_secs(40);
 const MENDED: Duration = Duration::from_secs(120);
 
 /// Workers that are killed one after the other.
-const WORKER_DEATHS: u64 = 2;
+const WORKER_DEATHS: u64 = 5;
+/// Compilations that are killed one after the other.
+const COMPILE_FAILURES: u64 = 3;
+/// States of long ago that one node's queries read at once.
+const QUERIES_MAX: usize = 3;
 
 type Context = deterministic::Context;
 
@@ -106,6 +110,7 @@ fn simulate(seed: u64) -> Outcome {
         let auditor = context.auditor();
         let rng = &mut StdRng::seed_from_u64(seed);
         let mut net = Net::new(&context, rng, is_real(seed)).await;
+        net.tight = rng.gen_bool(0.5);
         let loss = *[0.0, 0.0, 0.02, 0.1].choose(rng).unwrap();
         net.connect(rng, 1.0 - loss).await;
         // At most one node is worse than crashed.
@@ -163,6 +168,7 @@ fn simulate(seed: u64) -> Outcome {
             member.disk.endless();
             member.disk.jump(0);
             member.ends_with = None;
+            member.queried.clear();
         }
         let honest: Vec<_> = (0..NODES).filter(|place| Some(*place) != faulty).collect();
         let goal = net.heights().into_iter().max().unwrap() + 10;
@@ -225,7 +231,7 @@ async fn storm(context: &Context, net: &mut Net, rng: &mut StdRng, faulty: Optio
         let calm = Duration::from_millis(rng.gen_range(500..8_000));
         quiet_until = context.current() + calm;
         let place = rng.gen_range(0..NODES);
-        match rng.gen_range(0..10) {
+        match rng.gen_range(0..14) {
             // One wall clock at a time, and beside no other fault: agreement bears f members that are wrong.
             6 if faulty.is_none() => {
                 net.members.iter().for_each(|member| member.disk.jump(0));
@@ -241,6 +247,21 @@ async fn storm(context: &Context, net: &mut Net, rng: &mut StdRng, faulty: Optio
                 if let Some(sandbox) = &net.members[place].sandbox {
                     sandbox.deaths.store(deaths, Ordering::Relaxed);
                 }
+            }
+            9 => {
+                let member = &mut net.members[place];
+                if member.queried.len() >= QUERIES_MAX {
+                    member.queried.clear();
+                }
+                let newest = member.states.as_ref().and_then(|states| states.latest());
+                member.queried.extend(newest);
+            }
+            10 if net.real => {
+                let failures = rng.gen_range(1..=COMPILE_FAILURES);
+                if let Some(sandbox) = &net.members[place].sandbox {
+                    sandbox.compile_failures.store(failures, Ordering::Relaxed);
+                }
+                deploy_another(context, net);
             }
             // With a node in two places the others must be whole for the chain to go on; safety must hold whatever happens.
             0 | 1 if Some(place) != faulty => {
@@ -333,7 +354,7 @@ fn number(name: &str, default: u64) -> u64 {
 
 #[test]
 fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
-    let (first, seeds) = (number("SIMULATE_FIRST", 1), number("SIMULATE_SEEDS", 100));
+    let (first, seeds) = (number("SIMULATE_FIRST", 1), number("SIMULATE_SEEDS", 60));
     let next = AtomicU64::new(first);
     let outcomes = std::sync::Mutex::new(Vec::new());
     // One more than there are cores: files and the arithmetic's own thread are waited for.

@@ -28,7 +28,7 @@ use limits::ConsensusLimits;
 use nidkg::{EncryptionSecretKey, EngineConfig, SecretShare};
 use rand::{Rng, rngs::StdRng, seq::SliceRandom};
 use sha2::{Digest as _, Sha256};
-use state::{SubnetKey, Time};
+use state::{CertifiedReader, CertifiedState, SubnetKey, Time};
 use zeroize::Zeroizing;
 
 use consensus::{
@@ -188,12 +188,18 @@ pub(crate) struct Member {
     pub(crate) trouble: Arc<Trouble>,
     /// Its workers, where code is executed.
     pub(crate) sandbox: Option<Arc<ScriptSandbox>>,
+    /// Its states, where there are any.
+    pub(crate) states: Option<CertifiedReader>,
+    /// States that queries still read.
+    pub(crate) queried: Vec<Arc<CertifiedState>>,
 }
 
 pub(crate) struct Net {
     pub(crate) context: Context,
     /// The replicated state itself is executed.
     pub(crate) real: bool,
+    /// Delta logs are full after a few rounds.
+    pub(crate) tight: bool,
     pub(crate) oracle: Oracle<PublicKey, Context>,
     pub(crate) keys: Vec<PublicKey>,
     pub(crate) genesis: Summary,
@@ -280,11 +286,14 @@ impl Net {
                 sends_lies: Arc::default(),
                 trouble: Arc::default(),
                 sandbox: None,
+                states: None,
+                queried: Vec::new(),
             })
             .collect();
         Self {
             context: context.child("net"),
             real,
+            tight: false,
             oracle,
             keys,
             genesis: Summary::from_parts(records, committee).unwrap(),
@@ -377,7 +386,11 @@ impl Net {
         if self.real {
             let sandbox = Arc::<ScriptSandbox>::default();
             self.members[place].sandbox = Some(sandbox.clone());
-            let executor = real::open(&durable.lock().folder.path().join("replica"), &self.genesis, sandbox);
+            let member = &mut self.members[place];
+            (member.states, member.queried) = (None, Vec::new());
+            let folder = durable.lock().folder.path().join("replica");
+            let executor = real::open(&folder, &self.genesis, self.tight, sandbox);
+            self.members[place].states = Some(executor.reader());
             let states: Arc<dyn StateServer> =
                 Arc::new(real::Shown { states: rounds::States::of(&executor), lies });
             let key = executor.subnet_key().cloned();

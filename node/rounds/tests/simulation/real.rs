@@ -48,6 +48,8 @@ mod script;
 
 /// Canisters of the workload.
 pub(crate) const CANISTERS: usize = 3;
+/// With those that are brought into being later.
+pub(crate) const CANISTERS_MAX: usize = 8;
 const FIRST_CANISTER: u64 = 0x100;
 /// Stable memory of each: 64 pages.
 const STABLE_WASM_PAGES: u64 = 4;
@@ -59,8 +61,20 @@ const MANIFEST_LAG: u64 = 3;
 /// The call expired in the queue of its canister: nothing of it was executed.
 const EXPIRED: u16 = 202;
 
-fn limits() -> Limits {
+/// A delta log that is full after a few rounds without a checkpoint, and readers of old states that are cut off at once.
+fn tight(limits: &mut Limits) {
+    const MIB: u64 = 1 << 20;
+    limits.pages.delta_capacity_bytes = 6 * MIB;
+    limits.pages.delta_reserve_bytes = 4 * MIB;
+    limits.pages.pinned_delta_bytes = MIB / 2;
+    limits.pages.pin_seconds = 0;
+}
+
+fn limits(is_tight: bool) -> Limits {
     let mut limits = Limits::nano().unwrap();
+    if is_tight {
+        tight(&mut limits);
+    }
     limits.consensus = net::limits();
     limits.execution.threads = 2;
     limits.execution.instructions_per_round = INSTRUCTIONS_PER_ROUND;
@@ -69,14 +83,14 @@ fn limits() -> Limits {
     limits
 }
 
-fn config(genesis: &Summary) -> ExecutorConfig {
+fn config(genesis: &Summary, is_tight: bool) -> ExecutorConfig {
     let public_key_der = nidkg::public_key_to_der(&genesis.committee().public_key);
     let nodes = genesis.members().iter().map(|member| NodeInfo {
         node_id: member.node_id(),
         public_key_der: genesis::node_key_der(member.node_key()),
     });
     ExecutorConfig {
-        limits: Arc::new(limits()),
+        limits: Arc::new(limits(is_tight)),
         subnet: SubnetInfo {
             subnet_id: Principal::self_authenticating(&public_key_der),
             public_key_der: public_key_der.clone(),
@@ -101,7 +115,12 @@ fn canister(number: usize) -> CanisterId {
 }
 
 /// The executor of a node whose data lies in `folder`, at genesis or at its newest checkpoint.
-pub(crate) fn open(folder: &Path, genesis: &Summary, sandbox: Arc<ScriptSandbox>) -> Executor {
+pub(crate) fn open(
+    folder: &Path,
+    genesis: &Summary,
+    is_tight: bool,
+    sandbox: Arc<ScriptSandbox>,
+) -> Executor {
     std::fs::create_dir_all(folder).unwrap();
     complete_install(folder).unwrap();
     let state = folder.join("state");
@@ -114,7 +133,7 @@ pub(crate) fn open(folder: &Path, genesis: &Summary, sandbox: Arc<ScriptSandbox>
         }
         None => vec![],
     };
-    let config = config(genesis);
+    let config = config(genesis, is_tight);
     let pages = PageStore::open(folder.join("pages"), &config.limits.pages, index).unwrap();
     Executor::open(config, sandbox, Arc::new(pages), store, Arc::new(blobs), Arc::new(Persistent)).unwrap()
 }
