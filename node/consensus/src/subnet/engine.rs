@@ -55,6 +55,7 @@ use super::{
     journal::Journal,
     key::Scheme,
     peers::{self, Blame},
+    presence::Presence,
     shares::{Executed, Roots},
 };
 use crate::{Certifier, Envelopes, FinalisedBlock, IngressPool, StateServer, WallClock, certifier::Terms};
@@ -479,7 +480,9 @@ where
     let mut delivery =
         context.child("delivery").spawn(move |context| delivery.run(context, deliveries, passed));
 
+    let presence = Presence::new(context.child("presence"), me.clone(), timing.skip);
     loop {
+        let scheme = schemes.get(epoch);
         let engine_application = Inline::new(
             context.child("application").with_attribute("epoch", epoch),
             application.clone(),
@@ -489,7 +492,7 @@ where
         let engine = Engine::new(
             context.child("engine").with_attribute("epoch", epoch),
             simplex::Config {
-                scheme: (*schemes.get(epoch)).clone(),
+                scheme: (*scheme).clone(),
                 elector: RoundRobin::<Sha256>::default(),
                 blocker: blocker.clone(),
                 automaton: engine_application.clone(),
@@ -520,6 +523,7 @@ where
         else {
             return;
         };
+        let vote = (vote.0, presence.attend(vote.1, &scheme, epoch));
         let mut engine: Handle<()> = engine.start(vote, cert, fetch);
         context.child("dealing").spawn({
             let handover = handover.clone();

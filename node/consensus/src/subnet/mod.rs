@@ -24,6 +24,7 @@ mod key;
 mod network;
 mod patience;
 mod peers;
+mod presence;
 mod runtime;
 mod shares;
 mod votes;

@@ -537,20 +537,19 @@ fn a_node_that_lost_its_disk_takes_over_a_state() {
     }
 }
 
-#[test]
-fn a_call_does_not_wait_for_the_idle_block_whoever_leads() {
+/// How long each of some calls waits.
+fn waits(seed: u64) -> Vec<Duration> {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
         .try_init();
-    let config = deterministic::Config::new().with_seed(1).with_timeout(Some(Duration::from_secs(600)));
+    let config = deterministic::Config::new().with_seed(seed).with_timeout(Some(Duration::from_secs(600)));
     deterministic::Runner::new(config).start(|context| async move {
-        let rng = &mut StdRng::seed_from_u64(1);
+        let rng = &mut StdRng::seed_from_u64(seed);
         let net = Net::started(&context, rng, false).await;
         context.sleep(Duration::from_secs(10)).await;
-        // Between two idle blocks, again and again through the same node, while the lead goes round. The
-        // members begin an epoch one after the other, and may give up one of its first rounds: calls that
-        // meet those do not count.
-        let (mut counted, mut epochs, mut settled) = (0, 0, 0);
+        let mut waits = Vec::new();
+        // Between two idle blocks, again and again through the same node, while the lead goes round and epochs
+        // end.
         for number in 0..40 {
             context.sleep(Duration::from_millis(1_150)).await;
             let before = net.found.lock().acknowledged.len();
@@ -563,14 +562,17 @@ fn a_call_does_not_wait_for_the_idle_block_whoever_leads() {
             }
             let waited = context.current().duration_since(called).unwrap();
             tracing::info!(number, ?waited, "acknowledged");
-            let begun = net.found.lock().key_epochs.len();
-            settled = if begun == epochs { settled + 1 } else { 0 };
-            epochs = begun;
-            if settled > 2 {
-                assert!(waited < Duration::from_millis(700), "call {number}: {waited:?}");
-                counted += 1;
-            }
+            waits.push(waited);
         }
-        assert!(counted >= 12, "{counted} calls between changes of epochs");
-    });
+        assert!(net.found.lock().key_epochs.len() > 1, "epochs end meanwhile");
+        waits
+    })
+}
+
+#[test]
+fn a_call_does_not_wait_for_the_idle_block_whoever_leads() {
+    for seed in 1..=4 {
+        let waits = waits(seed);
+        assert!(waits.iter().all(|waited| *waited < Duration::from_millis(700)), "seed {seed}: {waits:?}");
+    }
 }

@@ -1,0 +1,109 @@
+//! Who was heard of late, for the engine of an epoch that begins.
+//!
+//! The engine skips a leader it has not heard for some time, and one that has only begun has heard nobody:
+//! as soon as a quorum has spoken, the member that speaks last counts as gone. If that one leads the second
+//! round, some members give the round up at once and others vote for its block; neither side is a quorum,
+//! and the round lasts until its longest timeout. So who was heard within that time, in whichever epoch,
+//! counts as heard when the engine begins.
+//!
+//! This moves a timeout and nothing else: which blocks get a vote does not depend on it.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt,
+    num::NonZeroUsize,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use commonware_codec::Encode as _;
+use commonware_consensus::{
+    simplex::types::{Nullify, Vote},
+    types::{Epoch, Round, View},
+};
+use commonware_cryptography::ed25519::PublicKey;
+use commonware_p2p::{Message, Receiver};
+use commonware_runtime::{Clock, IoBuf};
+use commonware_utils::sync::Mutex;
+
+use super::{block::Digest, key::Scheme};
+
+/// When members were heard.
+pub(super) struct Presence<C> {
+    clock: C,
+    me: PublicKey,
+    /// Members silent for so long are skipped.
+    patience: Duration,
+    /// Nobody can have been heard before.
+    started: SystemTime,
+    heard: Mutex<BTreeMap<PublicKey, SystemTime>>,
+}
+
+impl<C: Clock> Presence<C> {
+    pub(super) fn new(clock: C, me: PublicKey, patience: Duration) -> Arc<Self> {
+        let started = clock.current();
+        Arc::new(Self { clock, me, patience, started, heard: Mutex::default() })
+    }
+
+    fn hear(&self, peer: &PublicKey) {
+        self.heard.lock().insert(peer.clone(), self.clock.current());
+    }
+
+    /// Members of whom it is too early to say that they are gone. Forgets who is no member.
+    fn present(&self, scheme: &Scheme) -> Vec<PublicKey> {
+        let members = scheme.participants();
+        let now = self.clock.current();
+        let mut heard = self.heard.lock();
+        heard.retain(|peer, _| members.position(peer).is_some());
+        let is_present = |peer: &&PublicKey| {
+            let last = heard.get(*peer).unwrap_or(&self.started);
+            **peer != self.me && now.duration_since(*last).is_ok_and(|silent| silent < self.patience)
+        };
+        members.iter().filter(is_present).cloned().collect()
+    }
+
+    /// What the engine of an epoch receives as votes. It takes note of whoever sends one, and drops,
+    /// unread, votes of rounds far ahead of its own: so the first ones are of a round that never comes, as
+    /// if from each member that was heard of late. They are made here and leave the node nowhere.
+    pub(super) fn attend<R>(self: &Arc<Self>, inner: R, scheme: &Scheme, epoch: Epoch) -> Attended<C, R> {
+        let mut first = VecDeque::new();
+        let round = Round::new(epoch, View::new(u64::MAX));
+        // Who has no share gives no round up.
+        if let Some(vote) = Nullify::sign::<Digest>(scheme, round) {
+            let vote = IoBuf::from(Vote::<Scheme, Digest>::Nullify(vote).encode());
+            first.extend(self.present(scheme).into_iter().map(|peer| (peer, vote.clone())));
+        }
+        Attended { inner, first, presence: self.clone() }
+    }
+}
+
+/// Votes of an epoch.
+pub(super) struct Attended<C, R> {
+    inner: R,
+    first: VecDeque<Message<PublicKey>>,
+    presence: Arc<Presence<C>>,
+}
+
+impl<C, R: fmt::Debug> fmt::Debug for Attended<C, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attended").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+impl<C: Clock, R: Receiver<PublicKey = PublicKey>> Receiver for Attended<C, R> {
+    type Error = R::Error;
+    type PublicKey = PublicKey;
+
+    async fn recv(&mut self) -> Result<Message<PublicKey>, R::Error> {
+        if let Some(message) = self.first.pop_front() {
+            return Ok(message);
+        }
+        let message = self.inner.recv().await?;
+        self.presence.hear(&message.0);
+        Ok(message)
+    }
+
+    fn capacity(&self) -> NonZeroUsize {
+        self.inner.capacity()
+    }
+}
