@@ -28,7 +28,8 @@ pub const PRESETS: [Preset; 3] = [
 const INSTRUCTIONS_PER_SLICE: u64 = 2_000_000_000;
 const INSTRUCTIONS_PER_ROUND: u64 = 4_000_000_000;
 const INSTRUCTIONS_PER_MESSAGE: u64 = 20_000_000_000;
-const INSTRUCTIONS_PER_INSTALL: u64 = 100_000_000_000;
+// As much as a message: an install is not cut into slices, so the node's other canisters wait for it.
+const INSTRUCTIONS_PER_INSTALL: u64 = INSTRUCTIONS_PER_MESSAGE;
 const INSTRUCTIONS_PER_QUERY: u64 = 5_000_000_000;
 const INSTRUCTIONS_PER_INSPECT: u64 = 200_000_000;
 

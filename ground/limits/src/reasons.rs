@@ -48,7 +48,7 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "of the subnet capacity per thread, so that callbacks can finish when it is full",
     ),
     ("execution.instructions_per_message", "half a minute or less on a slow core, in slices"),
-    ("execution.instructions_per_install", "large modules initialise for long"),
+    ("execution.instructions_per_install", "as much as a message: other canisters wait for it"),
     ("execution.instructions_per_query", "a few seconds of a query worker"),
     ("execution.instructions_per_inspect", "runs before a call is accepted, so anybody can cause it"),
     ("execution.instructions_per_round", "keeps rounds short, so that certificates stay fresh"),

@@ -14,10 +14,13 @@ use thiserror::Error;
 
 use crate::envelope::MethodCall;
 
-/// Work one argument may cost to decode, in the decoder's units; a 3 MiB module skipped costs about 3 million.
-const SKIPPING_QUOTA: usize = 16 << 20;
-/// The decoder charges 50 times for what it skips.
-const DECODING_QUOTA: usize = 50 * SKIPPING_QUOTA;
+/// Work an argument may cost to decode besides what it takes per byte, in the decoder's units, of which it does some ten million a second: a small argument costs
+/// the threads that serve everybody next to nothing, whatever its types are.
+const SKIPPING_QUOTA: usize = 10_000;
+/// Work per byte: a module that is skipped costs one.
+const SKIPPING_QUOTA_PER_BYTE: usize = 2;
+/// The decoder charges so many times for what it skips.
+const SKIPPING_COST: usize = 50;
 
 /// What the URL names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,9 +111,10 @@ pub(crate) fn of_call(call: &MethodCall, url: Principal) -> Principal {
 
 fn field<T: CandidType + for<'de> Deserialize<'de>>(arg: &[u8]) -> Option<T> {
     let mut config = DecoderConfig::new();
+    let skipping = SKIPPING_QUOTA.saturating_add(arg.len().saturating_mul(SKIPPING_QUOTA_PER_BYTE));
     config
-        .set_decoding_quota(DECODING_QUOTA)
-        .set_skipping_quota(SKIPPING_QUOTA)
+        .set_decoding_quota(skipping.saturating_mul(SKIPPING_COST))
+        .set_skipping_quota(skipping)
         .set_full_error_message(false);
     IDLDeserialize::new_with_config(arg, &config).ok()?.get_value().ok()
 }
@@ -277,10 +281,16 @@ mod tests {
     fn an_argument_built_to_be_slow_is_refused() {
         // vec null with 2^32 - 1 elements, which take no bytes.
         let bomb = [b"DIDL".as_slice(), &[1, 0x6d, 0x7f, 1, 0, 0xff, 0xff, 0xff, 0xff, 0x0f]].concat();
-        let call = call(Principal::management_canister(), "stop_canister", bomb);
-        assert!(matches!(
-            check(&Effective::Canister(id(1)), &call, false, &id(100), |_| true),
-            Err(EffectiveError::NoDestination { .. })
-        ));
+        // Twenty levels of records of two, of which a value would have a million.
+        let level = |next: u8| [0x6c, 2, 0, next, 1, next];
+        let levels: Vec<u8> = (1..=20).flat_map(|next| level(if next == 20 { 0x7f } else { next })).collect();
+        let tree = [b"DIDL".as_slice(), &[20], &levels, &[1, 0]].concat();
+        for bomb in [bomb, tree] {
+            let call = call(Principal::management_canister(), "stop_canister", bomb);
+            assert!(matches!(
+                check(&Effective::Canister(id(1)), &call, false, &id(100), |_| true),
+                Err(EffectiveError::NoDestination { .. })
+            ));
+        }
     }
 }

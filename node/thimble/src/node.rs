@@ -40,6 +40,8 @@ use crate::{
     watch::Watch,
 };
 
+/// What a process gets that writes beyond the file size it is allowed.
+const SIGXFSZ: i32 = 25;
 /// Number of the first canister; ids below are left free for `specified_id`.
 const FIRST_CANISTER: u64 = 0;
 /// Canister numbers of this subnet.
@@ -91,6 +93,11 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
         .enable_all()
         .build()
         .context("starting the HTTP runtime")?;
+    // A file that may not grow any more is an error that is waited for like a full disk, and not the end, which this signal is unless somebody takes it.
+    let _too_large = {
+        let _entered = runtime.enter();
+        signal(SignalKind::from_raw(SIGXFSZ)).context("taking SIGXFSZ")?
+    };
     let registry = Arc::new(Mutex::new(Registry::with_prefix("thimble")));
     let parts = open(&config, &limits, &ledger, cgroup, keys, &registry, Role::Member)?;
     let Parts { driver, busy, rounds, queries, adapter, keys, pool, waiters, watch } = parts;

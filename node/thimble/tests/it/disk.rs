@@ -415,6 +415,28 @@ async fn one_of_four_that_can_open_nothing_more_waits_and_goes_on_when_it_can() 
     increment(&own, counter).await;
 }
 
+#[tokio::test]
+async fn files_that_may_not_grow_are_waited_for_and_named() {
+    use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+    let node = Node::start().await;
+    let agent = node.agent(1).await;
+    let counter = deploy(&agent, "counter-c.wasm").await;
+    let count = increment(&agent, counter).await;
+    let pid = node.pid();
+    let hard = getrlimit(Resource::Fsize).maximum;
+    let limit = |bytes| {
+        let limit = Rlimit { current: bytes, maximum: hard };
+        prlimit(Pid::from_raw(i32::try_from(pid).unwrap()), Resource::Fsize, limit).unwrap();
+    };
+    limit(Some(4096));
+    let _ = tokio::time::timeout(Duration::from_secs(3), update(&agent, counter, "inc", vec![])).await;
+    until("the node says what it waits for", async || !health(&node).await.0).await;
+    limit(hard);
+    until("it is well again", async || health(&node).await.0).await;
+    assert!(increment(&agent, counter).await > count);
+    assert_eq!(node.pid(), pid, "it heals without a restart");
+}
+
 #[test]
 fn a_folder_that_cannot_be_written_is_named() {
     let folder = tempfile::tempdir().unwrap();
