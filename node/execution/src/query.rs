@@ -466,7 +466,15 @@ impl<'a> Session<'a> {
         if cut_off() {
             return Err(given_up());
         }
-        let executed = self.core.sandbox.execute(Lane::Query(self.lane), &request);
+        let mut executed = self.core.sandbox.execute(Lane::Query(self.lane), &request);
+        if let Err(trouble) = &executed
+            && request.keep_token.is_none()
+            && !cut_off()
+        {
+            // As a rule the worker was killed from outside. A message that kills every worker gets no third.
+            tracing::warn!(canister = %canister.id, %trouble, "query has no outcome and is executed again");
+            executed = self.core.sandbox.execute(Lane::Query(self.lane), &request);
+        }
         if cut_off() {
             // Whatever it came to, a trap included.
             if let Some(token) = executed.ok().and_then(|outcome| outcome.keep_token) {

@@ -95,6 +95,25 @@ fn a_query_that_was_cut_off_says_which_limit_it_met() {
 }
 
 #[test]
+fn a_query_is_executed_again_when_its_worker_dies_but_not_for_ever() {
+    let (node, ids) = writers(limits());
+    let queries = node.executor.queries();
+    let request = |answer: &[u8]| QueryRequest {
+        sender: user(1),
+        canister_id: ids[0],
+        method_name: "look".into(),
+        arg: encode(&[Op::Die, Op::Reply(answer.to_vec())]),
+        sender_info: None,
+    };
+    node.sandbox.deaths.store(1, Relaxed);
+    assert_eq!(queries.query(&request(b"one")).unwrap().bytes, b"one");
+    node.sandbox.deaths.store(2, Relaxed);
+    let reject = queries.query(&request(b"two")).unwrap_err();
+    assert!(reject.message.contains("worker process"), "{}", reject.message);
+    assert_eq!(node.sandbox.deaths.load(Relaxed), 0);
+}
+
+#[test]
 fn a_worker_that_dies_is_waited_for_and_leaves_no_trace() {
     let (mut unlucky, ids) = writers(limits());
     let (mut lucky, _) = writers(limits());
