@@ -67,9 +67,15 @@ pub(crate) fn run(
 ) -> Result<RoundWork, FatalError> {
     state.subnet.height = batch.height;
     state.subnet.time = batch.time;
-    // Calls left from the round before used it up, as installs do. In every second such round the canisters come first, so that neither side can
-    // keep the other from running for longer than a round.
-    let canisters_first = !state.subnet.calls.is_empty() && batch.height.0 % 2 == 1;
+    // Work left from the round before means that the round was used up. Who was left waiting comes first; where both sides were, the canisters in every second
+    // round: neither side can keep the other from running for longer than a round.
+    state.refresh();
+    let canisters_first = if state.subnet.calls.is_empty() {
+        let waits = |id| state.get(id).is_some_and(|canister| !canister.queues.is_empty());
+        state.with_work().iter().any(waits)
+    } else {
+        batch.height.0 % 2 == 1
+    };
     let facts = Arc::new(RoundFacts { height: batch.height, time: batch.time, rejected });
     let mut round = Round {
         core,

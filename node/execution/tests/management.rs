@@ -246,13 +246,20 @@ fn settings_change_what_is_named_and_are_shown() {
 fn stopping_waits_for_open_calls() {
     let mut node = Node::new();
     let (a, b) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
-    let slow =
-        [Op::Spend(3_999_999_000), CallOp::new(b, &[Op::Spend(3_999_999_000), Op::Reply(vec![])]).op()];
+    // Each uses up a round, and work that is left over may come before the stop in one of them.
+    let mut slow = vec![Op::Spend(3_999_999_000), Op::Reply(vec![])];
+    for _ in 0..4 {
+        slow = vec![Op::Spend(3_999_999_000), CallOp::new(b, &slow).op()];
+    }
     let open = node.send(a, &[CallOp::new(b, &slow).op()]);
     node.round();
     let arg = candid::encode_one(record(a)).unwrap();
     let stop = node.ingress(user(1), aaaaa(), a, "stop_canister", arg);
-    node.round();
+    let rounds = (1..=3).take_while(|_| {
+        node.round();
+        node.canister(a).status == CanisterStatus::Running
+    });
+    assert!(rounds.count() < 3, "neither side waits for longer than a round");
     assert!(matches!(node.canister(a).status, CanisterStatus::Stopping(_)));
     assert_eq!(node.call(a, &[Op::Reply(vec![])]).unwrap_err().error_code.0, 509);
     node.settle();
@@ -491,6 +498,36 @@ fn compilations_use_up_rounds_and_canisters_run_in_between() {
         assert!(waiting <= 2, "{waiting} calls wait in round {rounds}");
     }
     assert!(installs.iter().all(|id| node.result(id).is_ok()));
+}
+
+#[test]
+fn a_new_install_in_every_block_keeps_no_canister_from_running() {
+    let mut node = Node::new();
+    let busy = node.deploy(&Spec::default());
+    let round = node.config.limits.execution.instructions_per_round;
+    let targets: Vec<_> = (0..6).map(|_| node.create()).collect();
+    let mut waiting = Vec::new();
+    for (n, id) in targets.iter().enumerate() {
+        let spec = Spec { name: n.to_string(), compile_instructions: round, ..Spec::default() };
+        let argument = ic::InstallCodeArgs {
+            mode: Mode::Install,
+            canister_id: *id,
+            wasm_module: spec.wasm(),
+            arg: vec![],
+            sender_canister_version: None,
+        };
+        let install =
+            node.ingress(user(1), aaaaa(), *id, "install_code", candid::encode_one(argument).unwrap());
+        waiting.push((n, node.send(busy, &[Op::Reply(vec![])])));
+        node.round();
+        // The client waits for one before it sends the next: nothing of them is left over between rounds.
+        if node.result_if_any(&install).is_none() {
+            node.round();
+        }
+        assert!(node.result(&install).is_ok());
+        waiting.retain(|(_, call)| node.result_if_any(call).is_none());
+        assert!(waiting.iter().all(|(sent, _)| *sent == n), "calls {waiting:?} wait at install {n}");
+    }
 }
 
 #[test]

@@ -103,15 +103,6 @@ fn nesting_is_bounded() {
 }
 
 #[test]
-fn a_worker_that_dies_in_a_query_is_an_error_at_once() {
-    let mut node = Node::new();
-    let id = node.deploy(&Spec::default());
-    node.sandbox.deaths.store(1, std::sync::atomic::Ordering::Relaxed);
-    assert_eq!(ask(&node, id, "look", encode(&[Op::Die, Op::Reply(vec![])])).unwrap_err().error_code.0, 521);
-    assert!(ask(&node, id, "look", encode(&[Op::Die, Op::Reply(vec![])])).is_ok());
-}
-
-#[test]
 fn the_management_canister_answers_some_queries() {
     let mut node = Node::new();
     let id = node.deploy(&Spec { init: vec![Op::Print(b"born".to_vec())], ..Spec::default() });
