@@ -8,7 +8,7 @@ use common::{CallOp, Node, Op, SECOND, Spec, decode, encode, user};
 use ic_management_canister_types as ic;
 use ic_management_canister_types::CanisterInstallMode as Mode;
 use ic_principal::Principal;
-use state::{CanisterStatus, Status};
+use state::{CanisterId, CanisterStatus, RequestId, Status};
 
 fn named(name: &str) -> Spec {
     Spec { name: name.into(), ..Spec::default() }
@@ -464,6 +464,18 @@ fn a_refused_module_is_paid_for() {
     assert_eq!(induction, before - node.canister(other).cycles + judged);
 }
 
+/// Sends an install and waits for nothing.
+fn send_install(node: &mut Node, id: CanisterId, spec: &Spec) -> RequestId {
+    let argument = ic::InstallCodeArgs {
+        mode: Mode::Install,
+        canister_id: id,
+        wasm_module: spec.wasm(),
+        arg: vec![],
+        sender_canister_version: None,
+    };
+    node.ingress(user(1), aaaaa(), id, "install_code", candid::encode_one(argument).unwrap())
+}
+
 #[test]
 fn compilations_use_up_rounds_and_canisters_run_in_between() {
     let mut node = Node::new();
@@ -473,15 +485,7 @@ fn compilations_use_up_rounds_and_canisters_run_in_between() {
     let mut installs = Vec::new();
     for (n, id) in targets.iter().enumerate() {
         let spec = Spec { name: n.to_string(), compile_instructions: round, ..Spec::default() };
-        let argument = ic::InstallCodeArgs {
-            mode: Mode::Install,
-            canister_id: *id,
-            wasm_module: spec.wasm(),
-            arg: vec![],
-            sender_canister_version: None,
-        };
-        let arg = candid::encode_one(argument).unwrap();
-        installs.push(node.ingress(user(1), aaaaa(), *id, "install_code", arg));
+        installs.push(send_install(&mut node, *id, &spec));
     }
     let before = node.sandbox.preparations.load(std::sync::atomic::Ordering::Relaxed);
     let (mut rounds, mut answered) = (0, Vec::new());
@@ -509,15 +513,7 @@ fn a_new_install_in_every_block_keeps_no_canister_from_running() {
     let mut waiting = Vec::new();
     for (n, id) in targets.iter().enumerate() {
         let spec = Spec { name: n.to_string(), compile_instructions: round, ..Spec::default() };
-        let argument = ic::InstallCodeArgs {
-            mode: Mode::Install,
-            canister_id: *id,
-            wasm_module: spec.wasm(),
-            arg: vec![],
-            sender_canister_version: None,
-        };
-        let install =
-            node.ingress(user(1), aaaaa(), *id, "install_code", candid::encode_one(argument).unwrap());
+        let install = send_install(&mut node, *id, &spec);
         waiting.push((n, node.send(busy, &[Op::Reply(vec![])])));
         node.round();
         // The client waits for one before it sends the next: nothing of them is left over between rounds.

@@ -14,8 +14,8 @@ use thiserror::Error;
 
 use crate::envelope::MethodCall;
 
-/// Work an argument may cost to decode besides what it takes per byte, in the decoder's units, of which it does some ten million a second: a small argument costs
-/// the threads that serve everybody next to nothing, whatever its types are.
+/// Work an argument may cost to decode besides what it takes per byte, in the decoder's units: a small argument costs the threads that serve everybody next to
+/// nothing, whatever its types are.
 const SKIPPING_QUOTA: usize = 10_000;
 /// Work per byte: a module that is skipped costs one.
 const SKIPPING_QUOTA_PER_BYTE: usize = 2;

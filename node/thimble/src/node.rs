@@ -24,6 +24,7 @@ use rounds::{Driver, Ended, MachineClock, Settings, States, Volume};
 use sandbox::{Budgeted, ModuleSource, SandboxConfig};
 use state::{BlobStore, Height, ModuleHash, StateStore, SubnetInfo, SubnetKey, SubnetType, Time};
 use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 use zeroize::Zeroizing;
 
 use crate::{
@@ -445,15 +446,22 @@ async fn start_gateway(
     Ok(Gateway::start(gateway, Arc::new(adapter), waiters, registry).await?)
 }
 
-/// What is logged of libraries unless the filter says otherwise.
-const QUIET: &str = "commonware=warn";
+/// What the agreement library says of its own steps is nothing that an operator can use: unless the filter names it, it is heard from warnings on.
+const LIBRARY: &str = "commonware";
+
+fn log_filter(text: &str) -> Result<EnvFilter> {
+    let filter = EnvFilter::try_new(text).with_context(|| {
+        format!("`{text}` is no log filter; try error, warn, info, debug or info,gateway=debug")
+    })?;
+    let talkative = filter.max_level_hint() > Some(LevelFilter::WARN);
+    if talkative && !text.contains(LIBRARY) {
+        return Ok(EnvFilter::try_new(format!("{text},{LIBRARY}=warn"))?);
+    }
+    Ok(filter)
+}
 
 fn start_logging(filter: &str) -> Result<()> {
-    // What the agreement library says of its own steps is nothing that an operator can use; a filter that names it shows it.
-    let with_ours = format!("{QUIET},{filter}");
-    let filter = tracing_subscriber::EnvFilter::try_new(with_ours).with_context(|| {
-        format!("`{filter}` is no log filter; try error, warn, info, debug or info,gateway=debug")
-    })?;
+    let filter = log_filter(filter)?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         // A log that cannot be written is no reason to end: there would be nowhere to say so either.
@@ -539,4 +547,21 @@ async fn stop_signal() -> Result<&'static str> {
         _ = interrupt.recv() => "SIGINT",
         _ = terminate.recv() => "SIGTERM",
     })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_filter_says_how_much_is_told_and_of_the_library_warnings_only() {
+        let told = |text: &str| log_filter(text).unwrap().to_string();
+        assert!(told("info").contains("commonware=warn"));
+        assert!(told("info,commonware=debug").contains("commonware=debug"));
+        for quiet in ["off", "error", "warn"] {
+            assert_eq!(told(quiet), quiet);
+        }
+        assert!(log_filter("a=b=c").unwrap_err().to_string().contains("a=b=c"));
+    }
 }
