@@ -51,7 +51,7 @@ run: build ## Start a node in MEMORY, deploy a sample canister, call it, verify;
 test: setup-clients ## Run every test, the published clients in Rust, Node and Python included.
 	@cargo test --release --locked --workspace $(ARGS)
 
-simulate: setup ## Run SEEDS histories of a subnet of four under a simulated clock, network and disk, each with other faults, from FIRST on.
+simulate: setup ## Run SEEDS histories of a subnet of four to six under a simulated clock, network and disk, each with other faults, from FIRST on.
 	@SIMULATE_SEEDS="$(SEEDS)" SIMULATE_FIRST="$(FIRST)" RUST_LOG=off cargo test --release --locked -p rounds --test simulation -- --nocapture every_history
 
 bench: build ## Measure start, idle, latency, rates and memory, and print the table with the machine.

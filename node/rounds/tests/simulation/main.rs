@@ -1,4 +1,4 @@
-//! A subnet of four under a simulated clock, network and disk: everything but the sockets, driven by the round
+//! A subnet of four to six under a simulated clock, network and disk: everything but the sockets, driven by the round
 //! loop of this crate.
 //!
 //! What it agrees on is executed by the replicated state itself in every other history ([`real`]: executor, stores and state sync, with scripted code in
@@ -10,11 +10,11 @@
 //! their disk had not synced, disks that fail at any operation, disks that are full, workers and compilations that are killed, queries that hold on to old states, delta logs that are soon full, a node whose every life ends in the middle of one, a disk that is slow, a node that
 //! executes slowly, a node whose wall clock jumps, a node that is in two places and says different things in each, or
 //! that sends what it should not ([`net`], [`machine`], [`liar`]). Clients call throughout ([`clients`]), some of them every node in another envelope, and
-//! operators change the members ([`operators`]). Then everything is mended, and the checks are:
+//! operators change the members: nodes move, join and leave ([`operators`]). Then everything is mended, and the checks are:
 //!
 //! * one state root per height, whichever node and whichever run of it computed it, and no certificate for another; and one way in which the key is held;
-//! * every call that a certificate covered is executed, once, on every node: the state itself says so, from the canisters' memory if it is the real one;
-//! * the chain goes on after mending, with every node in it: those that were away for longer than blocks are kept take over a state.
+//! * every call that a certificate covered is executed, once, on every member: the state itself says so, from the canisters' memory if it is the real one;
+//! * the chain goes on after mending, with every member in it: those that were away for longer than blocks are kept take over a state.
 //!
 //! `SIMULATE_SEEDS=200` runs that many, `SIMULATE_FIRST=17` begins there, `SIMULATE_REAL=1` executes all of them for real; a failure names its seed, and the
 //! same seed gives the same run.
@@ -39,7 +39,7 @@ use state::Time;
 use self::{
     clients::{Call, call, deploy, deploy_another},
     net::{Durable, Net, probability, twins},
-    operators::move_a_member,
+    operators::{Change, change_members, propose},
     toy::CHECKPOINT_EVERY,
 };
 mod clients;
@@ -52,7 +52,10 @@ mod probe;
 mod real;
 mod toy;
 
+/// Members at the beginning.
 const NODES: usize = 4;
+/// Nodes that may join them.
+const SPARES: usize = 2;
 /// Blocks that one set of shares signs.
 const EPOCH: u64 = 16;
 /// Blocks kept for peers: more than what two checkpoints keep.
@@ -82,8 +85,10 @@ struct Outcome {
     equivocations: u64,
     /// Times the key was handed on.
     handed_on: u64,
-    /// Changes of the members.
+    /// Changes of the members, how many joined by them and how many left.
     changes: u64,
+    joined: u64,
+    left: u64,
     /// Writes that a full disk refused.
     refused: u64,
     /// Over every root and its height.
@@ -159,7 +164,7 @@ fn simulate(seed: u64) -> Outcome {
 
         *context.storage_fault_config().write() = deterministic::FaultConfig::default();
         net.connect(rng, 1.0).await;
-        for place in 0..NODES {
+        for place in 0..net.members.len() {
             net.fill_disk(place, false);
         }
         for member in &mut net.members {
@@ -170,32 +175,33 @@ fn simulate(seed: u64) -> Outcome {
             member.ends_with = None;
             member.queried.clear();
         }
-        let honest: Vec<_> = (0..NODES).filter(|place| Some(*place) != faulty).collect();
         let goal = net.heights().into_iter().max().unwrap() + 10;
         let until = context.current() + MENDED;
-        loop {
+        let honest = loop {
             for place in net.dead() {
                 net.start(place).await;
             }
-            for place in &honest {
-                if !net.running.contains_key(place) {
-                    net.start(*place).await;
+            for place in net.places() {
+                if Some(place) != faulty && !net.running.contains_key(&place) {
+                    net.start(place).await;
                 }
             }
             let heights = net.heights();
+            let honest: Vec<_> = net.committee().into_iter().filter(|place| Some(*place) != faulty).collect();
             if honest.iter().all(|place| heights[*place] >= goal) {
-                break;
+                break honest;
             }
             assert!(
                 context.current() < until,
-                "seed {seed}: heights {heights:?} do not reach {goal} within {MENDED:?} after everything was mended (faulty {faulty:?})"
+                "seed {seed}: heights {heights:?} of members {honest:?} do not reach {goal} within {MENDED:?} after everything was mended (faulty {faulty:?})"
             );
             context.sleep(Duration::from_millis(500)).await;
             // In some histories every call of the storm went with the pool of a node that crashed.
             call(&context, &net, rng);
-        }
+        };
         check(seed, &net, &honest);
         let found = net.found.lock();
+        let (joined, left) = found.joined_and_left();
         Outcome {
             heights: *found.roots.last_key_value().unwrap().0,
             acknowledged: found.acknowledged.len(),
@@ -205,6 +211,8 @@ fn simulate(seed: u64) -> Outcome {
             equivocations: found.equivocations,
             handed_on: found.key_epochs.len() as u64,
             changes: found.changes,
+            joined,
+            left,
             refused: net.members.iter().map(|member| member.trouble.refused.load(Ordering::Relaxed)).sum(),
             roots: Sha256::digest(postcard::to_stdvec(&found.roots).unwrap()).into(),
             audit: auditor.state(),
@@ -219,8 +227,8 @@ async fn storm(context: &Context, net: &mut Net, rng: &mut StdRng, faulty: Optio
         let pause = Duration::from_millis(rng.gen_range(20..400));
         context.sleep(pause).await;
         call(context, net, rng);
-        if rng.gen_bool(0.05) {
-            move_a_member(net, rng);
+        if rng.gen_bool(0.1) {
+            change_members(net, rng).await;
         }
         for place in net.dead() {
             net.start(place).await;
@@ -230,7 +238,9 @@ async fn storm(context: &Context, net: &mut Net, rng: &mut StdRng, faulty: Optio
         }
         let calm = Duration::from_millis(rng.gen_range(500..8_000));
         quiet_until = context.current() + calm;
-        let place = rng.gen_range(0..NODES);
+        let places = net.places();
+        let place = *places.choose(rng).unwrap();
+        let all = 0..net.members.len();
         match rng.gen_range(0..14) {
             // One wall clock at a time, and beside no other fault: agreement bears f members that are wrong.
             6 if faulty.is_none() => {
@@ -268,30 +278,30 @@ async fn storm(context: &Context, net: &mut Net, rng: &mut StdRng, faulty: Optio
                 net.kill(place).await;
             }
             2 => {
-                for other in (0..NODES).filter(|other| Some(*other) != faulty) {
+                for other in places.into_iter().filter(|other| Some(*other) != faulty) {
                     net.kill(other).await;
                 }
             }
             3 => {
-                for other in (0..NODES).filter(|other| *other != place) {
+                for other in all.filter(|other| *other != place) {
                     net.cut(place, other).await;
                     net.cut(other, place).await;
                 }
             }
             4 => {
-                for from in 0..NODES {
-                    for to in (0..NODES).filter(|to| from / 2 != to / 2) {
+                for from in all.clone() {
+                    for to in all.clone().filter(|to| from % 2 != to % 2) {
                         net.cut(from, to).await;
                     }
                 }
             }
             5 => {
-                for other in (0..NODES).filter(|other| *other != place) {
+                for other in all.filter(|other| *other != place) {
                     net.cut(place, other).await;
                 }
             }
             _ => {
-                for other in (0..NODES).filter(|other| Some(*other) != faulty) {
+                for other in places.into_iter().filter(|other| Some(*other) != faulty) {
                     if !net.running.contains_key(&other) {
                         net.start(other).await;
                     }
@@ -305,13 +315,13 @@ async fn storm(context: &Context, net: &mut Net, rng: &mut StdRng, faulty: Optio
 /// One node is down for longer than the others keep what it would need.
 async fn absence(context: &Context, net: &mut Net, rng: &mut StdRng) {
     net.connect(rng, 1.0).await;
-    let away = rng.gen_range(0..NODES);
+    let away = *net.places().choose(rng).unwrap();
     net.kill(away).await;
     let until = context.current() + 2 * MENDED;
     let goal = net.heights().into_iter().max().unwrap() + 5 * CHECKPOINT_EVERY;
     while net.heights().into_iter().max().unwrap() < goal && context.current() < until {
         let ended = net.dead();
-        for place in (0..NODES).filter(|place| *place != away) {
+        for place in net.places().into_iter().filter(|place| *place != away) {
             if ended.contains(&place) || !net.running.contains_key(&place) {
                 net.start(place).await;
             }
@@ -369,8 +379,8 @@ fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
                     }
                     let outcome = simulate(seed);
                     println!(
-                        "seed {seed}: {} rounds, {} of {} calls acknowledged, {} lives of nodes, {} states taken over, {} proofs of equivocation, the key handed on {} times, {} changes of members, {} writes refused by full disks",
-                        outcome.heights, outcome.acknowledged, outcome.sent, outcome.lives, outcome.syncs, outcome.equivocations, outcome.handed_on, outcome.changes, outcome.refused
+                        "seed {seed}: {} rounds, {} of {} calls acknowledged, {} lives of nodes, {} states taken over, {} proofs of equivocation, the key handed on {} times, {} changes of members, {} joined, {} left, {} writes refused by full disks",
+                        outcome.heights, outcome.acknowledged, outcome.sent, outcome.lives, outcome.syncs, outcome.equivocations, outcome.handed_on, outcome.changes, outcome.joined, outcome.left, outcome.refused
                     );
                     outcomes.lock().unwrap().push(outcome);
                 }
@@ -381,7 +391,7 @@ fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
     assert_eq!(outcomes.len() as u64, seeds);
     let total = |of: fn(&Outcome) -> u64| outcomes.iter().map(of).sum::<u64>();
     println!(
-        "{seeds} seeds from {first}: all agree; {} rounds, {} of {} calls acknowledged and found on every node, {} lives of nodes, {} states taken over, the key handed on {} times, {} changes of members, {} writes refused by full disks",
+        "{seeds} seeds from {first}: all agree; {} rounds, {} of {} calls acknowledged and found on every node, {} lives of nodes, {} states taken over, the key handed on {} times, {} changes of members, {} joined, {} left, {} writes refused by full disks",
         total(|outcome| outcome.heights),
         total(|outcome| outcome.acknowledged as u64),
         total(|outcome| outcome.sent),
@@ -389,6 +399,8 @@ fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
         total(|outcome| outcome.syncs),
         total(|outcome| outcome.handed_on),
         total(|outcome| outcome.changes),
+        total(|outcome| outcome.joined),
+        total(|outcome| outcome.left),
         total(|outcome| outcome.refused)
     );
 }
@@ -526,6 +538,74 @@ fn a_node_may_end_at_any_operation_of_its_disk() {
         reach(&context, &mut net, 2, goal).await;
         check(11, &net, &[0, 1, 2, 3]);
     });
+}
+
+/// Waits until these are the members, while clients call and nodes that end are started again.
+async fn becomes(context: &Context, net: &mut Net, rng: &mut StdRng, members: &[usize]) {
+    let until = context.current() + 2 * MENDED;
+    while net.committee() != members {
+        assert!(context.current() < until, "the members are {:?}: {:?}", net.committee(), net.heights());
+        for place in net.dead() {
+            net.start(place).await;
+        }
+        call(context, net, rng);
+        context.sleep(Duration::from_millis(500)).await;
+    }
+}
+
+/// Those that join have their keys and the genesis, and blocks of the beginning are kept nowhere any more.
+fn joins_and_leaves(seed: u64, real: bool) -> String {
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .try_init();
+    let config = deterministic::Config::new().with_seed(seed).with_timeout(Some(Duration::from_secs(3_600)));
+    deterministic::Runner::new(config).start(|context| async move {
+        let auditor = context.auditor();
+        let rng = &mut StdRng::seed_from_u64(seed);
+        let mut net = Net::started(&context, rng, real).await;
+        if real {
+            deploy(&context, &mut net).await;
+        }
+        for _ in 0..40 {
+            call(&context, &net, rng);
+        }
+        reach(&context, &mut net, 0, 3 * CHECKPOINT_EVERY + RETENTION).await;
+        propose(&mut net, &Change { add: vec![4], remove: vec![] }, &[1], rng).await;
+        becomes(&context, &mut net, rng, &[0, 1, 2, 3, 4]).await;
+        // Four of five sign: the fifth is needed.
+        net.kill(0).await;
+        let goal = net.heights().into_iter().max().unwrap() + CHECKPOINT_EVERY;
+        reach(&context, &mut net, 4, goal).await;
+        assert!(net.found.lock().syncs >= 1, "the fifth took over a state");
+        net.start(0).await;
+        // One goes as another comes; then another goes.
+        propose(&mut net, &Change { add: vec![5], remove: vec![3] }, &[2], rng).await;
+        becomes(&context, &mut net, rng, &[0, 1, 2, 4, 5]).await;
+        propose(&mut net, &Change { add: vec![], remove: vec![4] }, &[0, 2], rng).await;
+        becomes(&context, &mut net, rng, &[0, 1, 2, 5]).await;
+        let goal = net.heights().into_iter().max().unwrap() + CHECKPOINT_EVERY;
+        // Three of four sign.
+        net.kill(1).await;
+        reach(&context, &mut net, 5, goal).await;
+        net.start(1).await;
+        reach(&context, &mut net, 1, goal).await;
+        for place in [3, 4] {
+            assert!(!net.places().contains(&place), "node {place} was told that it is no member any more");
+        }
+        check(seed, &net, &[0, 1, 2, 5]);
+        assert_eq!(net.found.lock().joined_and_left(), (2, 2));
+        auditor.state()
+    })
+}
+
+#[test]
+fn members_join_with_nothing_and_leave() {
+    joins_and_leaves(21, false);
+    assert_eq!(
+        joins_and_leaves(22, true),
+        joins_and_leaves(22, true),
+        "the same seed gives the same history"
+    );
 }
 
 #[test]

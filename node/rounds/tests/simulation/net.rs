@@ -1,4 +1,4 @@
-//! Four nodes, what lies on their disks, and the links between them.
+//! Four nodes and those that may join them, what lies on their disks, and the links between them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
 };
@@ -20,10 +20,13 @@ use commonware_p2p::{
     Recipients,
     simulated::{self, Link, Network as Links, Oracle},
 };
-use commonware_runtime::{Handle, IoBuf, Quota, Spawner as _, Supervisor as _};
+use commonware_runtime::{Clock as _, Handle, IoBuf, Quota, Spawner as _, Supervisor as _};
 use commonware_utils::{NZU32, NZUsize, Probability, sync::Mutex};
-use futures::FutureExt as _;
-use genesis::{MembershipChange, Summary};
+use futures::{
+    FutureExt as _,
+    future::{Either, select},
+};
+use genesis::{MembershipChange, NodeRecord, Summary};
 use limits::ConsensusLimits;
 use nidkg::{EncryptionSecretKey, EngineConfig, SecretShare};
 use rand::{Rng, rngs::StdRng, seq::SliceRandom};
@@ -39,7 +42,7 @@ use disk::SimulatedDisk;
 use rounds::{Driver, RoundError, Settings};
 
 use crate::{
-    Context, EPOCH, NODES, RETENTION,
+    Context, EPOCH, NODES, RETENTION, SPARES,
     clients::Calls,
     hurt::{Hurt, Probed, Trouble},
     liar::{Lies, lying},
@@ -48,6 +51,9 @@ use crate::{
     real::{self, ScriptSandbox},
     toy::{Toy, ToyReplica},
 };
+
+/// How long the round loop has to learn that the engine ended.
+const TOLD: Duration = Duration::from_millis(100);
 
 /// Agreed time of a moment.
 pub(crate) fn time_of(moment: SystemTime) -> Time {
@@ -110,15 +116,27 @@ pub(crate) struct Findings {
     pub(crate) newest_key: Option<SubnetKey>,
     /// Changes of the members that took effect.
     pub(crate) changes: u64,
+    /// Node keys of the members of each epoch.
+    pub(crate) members: BTreeMap<u64, BTreeSet<[u8; 32]>>,
 }
 
 impl Findings {
+    /// How many became members, and how many no longer are.
+    pub(crate) fn joined_and_left(&self) -> (u64, u64) {
+        let epochs = self.members.values().zip(self.members.values().skip(1));
+        epochs.fold((0, 0), |(joined, left), (before, after)| {
+            (joined + after.difference(before).count() as u64, left + before.difference(after).count() as u64)
+        })
+    }
+
     /// From this height on the key is held like this.
     pub(crate) fn held(&mut self, height: u64, key: &SubnetKey) {
         let summary = Summary::from_bytes(&key.summary).unwrap();
         let epoch = summary.key_epoch().0;
         self.key_epochs.extend((epoch > 0).then_some(epoch));
         self.changes = self.changes.max(summary.changes());
+        let members = summary.members().iter().map(|member| member.node_key().to_bytes()).collect();
+        self.members.insert(summary.epoch(), members);
         let held: [u8; 32] = Sha256::digest(postcard::to_stdvec(key).unwrap()).into();
         if *self.keys.entry(height).or_insert(held) != held {
             self.failures.push(format!("the key is held in two ways at height {height}"));
@@ -165,7 +183,9 @@ impl KeyStore for Opened {
     fn membership_change(&self, summary: &Summary) -> Option<Vec<u8>> {
         let change = self.0.change.lock();
         let change = change.as_ref().filter(|change| summary.members_after(change).is_ok())?;
-        Some(Summary::change(change))
+        // Who signed may have left meanwhile.
+        let (signed, needed) = summary.signatures_of(change).ok()?;
+        (signed >= needed as usize).then(|| Summary::change(change))
     }
 }
 
@@ -175,6 +195,10 @@ pub(crate) fn arithmetic() -> EngineConfig {
 
 pub(crate) struct Member {
     pub(crate) secret: [u8; 32],
+    /// As its operator states it.
+    pub(crate) record: NodeRecord,
+    /// Its operator runs it: it is a member, or is to be one.
+    pub(crate) is_wanted: Arc<AtomicBool>,
     pub(crate) vault: Arc<Vault>,
     pub(crate) durable: Arc<Mutex<Durable>>,
     pub(crate) slow: Arc<AtomicU64>,
@@ -203,7 +227,10 @@ pub(crate) struct Net {
     pub(crate) oracle: Oracle<PublicKey, Context>,
     pub(crate) keys: Vec<PublicKey>,
     pub(crate) genesis: Summary,
+    /// The four of the beginning, then those that may join.
     pub(crate) members: Vec<Member>,
+    /// The one of the beginning that operators may remove.
+    pub(crate) may_leave: usize,
     pub(crate) running: BTreeMap<usize, (Handle<()>, Arc<IngressPool>)>,
     pub(crate) found: Found,
 }
@@ -232,7 +259,7 @@ pub(crate) fn probability(value: f64) -> Probability {
     Probability::try_from(value).unwrap()
 }
 
-pub(crate) fn link(rng: &mut StdRng, success: f64) -> Link {
+fn quality(rng: &mut StdRng, success: f64) -> Link {
     Link {
         latency: Duration::from_millis(rng.gen_range(1..60)),
         jitter: Duration::from_millis(rng.gen_range(0..20)),
@@ -245,15 +272,15 @@ pub(crate) type Ends = (simulated::Sender<PublicKey, Context>, simulated::Receiv
 impl Net {
     pub(crate) async fn new(context: &Context, rng: &mut StdRng, real: bool) -> Self {
         let (committee, shares) = nidkg::deal(NODES as u32, 3, rng).unwrap();
-        let mut records = Vec::new();
-        let mut secrets: Vec<[u8; 32]> = (0..NODES).map(|_| rng.r#gen()).collect();
-        secrets.sort_by_key(key_of);
+        let mut secrets: Vec<[u8; 32]> = (0..NODES + SPARES).map(|_| rng.r#gen()).collect();
+        // Places of members of the beginning go by their keys.
+        secrets[..NODES].sort_by_key(key_of);
         let keys: Vec<_> = secrets.iter().map(key_of).collect();
         let (network, oracle) = Links::new_with_peers(
             context.child("network"),
             simulated::Config {
                 max_size: 1 << 20,
-                max_peers_per_set: NZUsize!(NODES),
+                max_peers_per_set: NZUsize!(NODES + SPARES),
                 disconnect_on_block: true,
                 tracked_peer_sets: NZUsize!(2),
             },
@@ -263,33 +290,38 @@ impl Net {
         network.start();
         let members: Vec<_> = secrets
             .into_iter()
-            .zip(&shares)
-            .map(|(secret, share)| {
+            .enumerate()
+            .map(|(place, secret)| {
                 let node = ed25519_dalek::SigningKey::from_bytes(&secret);
-                let node_key = node.verifying_key();
-                let owner = genesis::node_id(&node_key);
+                let owner = genesis::node_id(&node.verifying_key());
                 let (public, encryption) = nidkg::generate_key_pair(owner.as_slice(), rng);
-                let address = format!("127.0.0.1:{}", 1_000 + records.len());
-                records.push(genesis::NodeRecord::new(&node, public, &address).unwrap());
-                let shares = Mutex::new(BTreeMap::from([(0, share.to_bytes())]));
-                let node_key = node_key.to_bytes();
-                (secret, Arc::new(Vault { node_key, encryption, shares, change: Mutex::default() }))
-            })
-            .map(|(secret, vault)| Member {
-                secret,
-                vault,
-                durable: Durable::empty(u64::from_le_bytes(secret[..8].try_into().unwrap())),
-                slow: Arc::default(),
-                disk: Arc::default(),
-                ends_with: None,
-                lies: Arc::default(),
-                sends_lies: Arc::default(),
-                trouble: Arc::default(),
-                sandbox: None,
-                states: None,
-                queried: Vec::new(),
+                let address = format!("127.0.0.1:{}", 1_000 + place);
+                let dealt = shares.get(place).map(|share| (0, share.to_bytes()));
+                let vault = Vault {
+                    node_key: node.verifying_key().to_bytes(),
+                    encryption,
+                    shares: Mutex::new(dealt.into_iter().collect()),
+                    change: Mutex::default(),
+                };
+                Member {
+                    secret,
+                    record: NodeRecord::new(&node, public, &address).unwrap(),
+                    is_wanted: Arc::new(AtomicBool::new(place < NODES)),
+                    vault: Arc::new(vault),
+                    durable: Durable::empty(u64::from_le_bytes(secret[..8].try_into().unwrap())),
+                    slow: Arc::default(),
+                    disk: Arc::default(),
+                    ends_with: None,
+                    lies: Arc::default(),
+                    sends_lies: Arc::default(),
+                    trouble: Arc::default(),
+                    sandbox: None,
+                    states: None,
+                    queried: Vec::new(),
+                }
             })
             .collect();
+        let records = members[..NODES].iter().map(|member| member.record.clone()).collect();
         Self {
             context: context.child("net"),
             real,
@@ -298,6 +330,7 @@ impl Net {
             keys,
             genesis: Summary::from_parts(records, committee).unwrap(),
             members,
+            may_leave: rng.gen_range(0..NODES),
             running: BTreeMap::new(),
             found: Arc::default(),
         }
@@ -314,17 +347,17 @@ impl Net {
     }
 
     pub(crate) async fn connect(&self, rng: &mut StdRng, success: f64) {
-        for from in 0..NODES {
-            for to in (0..NODES).filter(|to| *to != from) {
-                self.join(rng, from, to, success).await;
+        for from in 0..self.members.len() {
+            for to in (0..self.members.len()).filter(|to| *to != from) {
+                self.link(rng, from, to, success).await;
             }
         }
     }
 
-    pub(crate) async fn join(&self, rng: &mut StdRng, from: usize, to: usize, success: f64) {
+    pub(crate) async fn link(&self, rng: &mut StdRng, from: usize, to: usize, success: f64) {
         let (from, to) = (self.keys[from].clone(), self.keys[to].clone());
         let _ = self.oracle.remove_link(from.clone(), to.clone()).await;
-        self.oracle.add_link(from, to, link(rng, success)).await.unwrap();
+        self.oracle.add_link(from, to, quality(rng, success)).await.unwrap();
     }
 
     pub(crate) async fn cut(&self, from: usize, to: usize) {
@@ -365,7 +398,31 @@ impl Net {
         }
     }
 
+    /// Nodes that their operators run, whether they are up or not.
+    pub(crate) fn places(&self) -> Vec<usize> {
+        let wanted = |place: &usize| self.members[*place].is_wanted.load(Ordering::Relaxed);
+        (0..self.members.len()).filter(wanted).collect()
+    }
+
+    /// How the key is held, as the newest block has it.
+    pub(crate) fn summary(&self) -> Summary {
+        let found = self.found.lock();
+        let newest = found.newest_key.as_ref().map(|key| Summary::from_bytes(&key.summary).unwrap());
+        newest.unwrap_or_else(|| self.genesis.clone())
+    }
+
+    /// Members now.
+    pub(crate) fn committee(&self) -> Vec<usize> {
+        let summary = self.summary();
+        let is_member = |place: &usize| summary.place_of(&self.members[*place].vault.node_key).is_some();
+        (0..self.members.len()).filter(is_member).collect()
+    }
+
+    /// Starts a node, if its operator runs it.
     pub(crate) async fn start(&mut self, place: usize) {
+        if !self.members[place].is_wanted.load(Ordering::Relaxed) {
+            return;
+        }
         let channels = self.channels(place).await;
         let durable = self.members[place].durable.clone();
         self.launch(place, format!("{place}-"), durable, channels).await;
@@ -472,21 +529,29 @@ impl Net {
         let driver = Driver::new((consensus, replica), machine, pool.clone(), settings);
         let channels = lying(channels, &member.sends_lies);
         let (found, manager) = (self.found.clone(), self.oracle.manager());
-        let (disk, trouble) = (member.disk.clone(), trouble.clone());
+        let (disk, trouble, is_wanted) = (member.disk.clone(), trouble.clone(), member.is_wanted.clone());
         let task = context.spawn(move |context| async move {
             let on_disk = OnDisk { clock: Arc::new(context.child("disk")), disk, trouble };
             let on_disk = Layered::new(context.child("engine"), on_disk);
             let engine = on_disk.spawn(move |context| {
                 engine.run(context, storage, channels, (manager, control), Box::new(|_| ()))
             });
+            let clock = context.child("end");
             let rounds = async move {
                 match driver.run().await {
                     Ok(_) | Err(RoundError::Consensus(ConsensusError::EngineEnded)) => {}
+                    // Nobody starts it again, unless it is to be a member once more.
+                    Err(RoundError::Consensus(ConsensusError::Left { .. })) => {
+                        is_wanted.store(false, Ordering::Relaxed);
+                    }
                     Err(error) => found.lock().failures.push(format!("node {place}: {}", error.told())),
                 }
             };
             futures::pin_mut!(rounds);
-            futures::future::select(engine, rounds).await;
+            if let Either::Left((_, rounds)) = select(engine, rounds).await {
+                // It may have been told why.
+                select(rounds, clock.sleep(TOLD).boxed()).await;
+            }
         });
         self.running.insert(place, (task, pool));
     }
@@ -538,9 +603,13 @@ pub(crate) fn divide(a: Vec<PublicKey>, b: Vec<PublicKey>) -> impl simulated::Sp
 pub(crate) async fn twins(net: &mut Net, rng: &mut StdRng, place: usize) {
     let mut others: Vec<usize> = (0..NODES).filter(|other| *other != place).collect();
     others.shuffle(rng);
-    let pick = |who: &[usize]| who.iter().map(|other| net.keys[*other].clone()).collect::<Vec<_>>();
+    // One of those that join hears the first, the others the second.
+    let pick = |who: &[usize], joining: std::ops::Range<usize>| {
+        who.iter().copied().chain(joining).map(|other| net.keys[other].clone()).collect::<Vec<_>>()
+    };
     let overlap = rng.gen_bool(0.5);
-    let forward = divide(pick(&others[..2]), pick(if overlap { &others[1..] } else { &others[2..] }));
+    let (first, second) = (&others[..2], if overlap { &others[1..] } else { &others[2..] });
+    let forward = divide(pick(first, NODES..NODES + 1), pick(second, NODES + 1..NODES + SPARES));
     let context = net.context.child("twins");
     let halves = |name: &'static str, (sender, receiver): Ends| {
         let (first, second) = sender.split_with(forward.clone());
