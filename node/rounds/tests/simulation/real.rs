@@ -20,6 +20,7 @@ use std::{
 
 use candid::CandidType;
 use consensus::{FinalisedBatch, StateServer};
+use disk::{SharedDisk, SimulatedDisk};
 use execution::{Executor, ExecutorConfig, Persistent, RoundResult, complete_install};
 use genesis::Summary;
 use ic_management_canister_types::{CanisterInstallMode, InstallCodeArgs};
@@ -114,8 +115,9 @@ fn canister(number: usize) -> CanisterId {
     ExecutorConfig::canister_id(FIRST_CANISTER + number as u64)
 }
 
-/// The executor of a node whose data lies in `folder`, at genesis or at its newest checkpoint.
+/// The executor of a node whose data lies in `folder` of its disk, at genesis or at its newest checkpoint.
 pub(crate) fn open(
+    disk: &SimulatedDisk,
     folder: &Path,
     genesis: &Summary,
     is_tight: bool,
@@ -124,8 +126,9 @@ pub(crate) fn open(
     std::fs::create_dir_all(folder).unwrap();
     complete_install(folder).unwrap();
     let state = folder.join("state");
-    let store = StateStore::open(&state, 1 << 20).unwrap();
-    let blobs = BlobStore::open(&state.join("blobs"), 16 << 20).unwrap();
+    let disk: SharedDisk = Arc::new(disk.clone());
+    let store = StateStore::open_on(disk.clone(), &state, 1 << 20).unwrap();
+    let blobs = BlobStore::open_on(disk, &state.join("blobs"), 16 << 20).unwrap();
     let index = match store.load().unwrap() {
         Some(checkpoint) => {
             let memories = checkpoint.memories().unwrap();
