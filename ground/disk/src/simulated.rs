@@ -621,8 +621,9 @@ impl State {
 
     /// Makes operations on names in these folders durable.
     fn settle(&mut self, folders: impl Fn(&Path) -> bool) {
-        let (settled, pending): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.pending).into_iter().partition(|change| change.folder().is_some_and(&folders));
+        let (settled, pending): (Vec<_>, Vec<_>) = std::mem::take(&mut self.pending)
+            .into_iter()
+            .partition(|change| change.folder().is_some_and(&folders));
         self.pending = pending;
         settled.into_iter().for_each(|change| change.apply(&mut self.durable));
     }

@@ -242,7 +242,10 @@ impl CheckpointTicket {
             }
             if found_bytes > *len_bytes {
                 // Pages of messages that failed. They would be synced for nothing.
-                self.dir.on_disk(path, file).set_len(*len_bytes).map_err(|e| PagesError::io("truncate", path, e))?;
+                self.dir
+                    .on_disk(path, file)
+                    .set_len(*len_bytes)
+                    .map_err(|e| PagesError::io("truncate", path, e))?;
             }
             files::start_writeback(file);
         }

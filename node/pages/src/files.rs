@@ -105,8 +105,7 @@ impl Dir {
 
     /// Creates a file of `len` bytes, all of them a hole. On failure there is no file.
     pub(crate) fn create(&self, path: &Path, len: u64) -> Result<File> {
-        let file =
-            self.disk.open_raw(path, Open::New).map_err(|e| PagesError::io("create", path, e))?;
+        let file = self.disk.open_raw(path, Open::New).map_err(|e| PagesError::io("create", path, e))?;
         if len > 0
             && let Err(e) = self.on_disk(path, &file).set_len(len)
         {

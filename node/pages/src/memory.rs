@@ -336,7 +336,14 @@ impl Memory {
         let to = dir.on_disk(&new_path, &new.file);
         let copied = self.index.runs().filter(|run| run.segment == old).try_for_each(|run| {
             let from = Named { file: &old_file, path: &old_path };
-            files::copy_pages(from, run.offset_page, (to.as_ref(), &new_path), end_page, run.pages, &mut buf)?;
+            files::copy_pages(
+                from,
+                run.offset_page,
+                (to.as_ref(), &new_path),
+                end_page,
+                run.pages,
+                &mut buf,
+            )?;
             moved.push(Run { segment: new.segment, offset_page: end_page, ..run });
             end_page += run.pages;
             Ok(())

@@ -99,7 +99,9 @@ fn tidy(dir: &Dir, memories: &mut Memories) -> Result<()> {
         };
         let file = dir.open_write(&path)?;
         if files::len(&file, &path)? > wanted_bytes {
-            dir.on_disk(&path, &file).set_len(wanted_bytes).map_err(|e| PagesError::io("truncate", &path, e))?;
+            dir.on_disk(&path, &file)
+                .set_len(wanted_bytes)
+                .map_err(|e| PagesError::io("truncate", &path, e))?;
         }
     }
     Ok(())

@@ -34,10 +34,7 @@ impl StagedMemory {
         let found = files::len(&file, &path)?;
         let memory = Self { disk, path, file, base_bytes };
         if found != base_bytes {
-            memory
-                .on_disk()
-                .set_len(base_bytes)
-                .map_err(|e| PagesError::io("extend", &memory.path, e))?;
+            memory.on_disk().set_len(base_bytes).map_err(|e| PagesError::io("extend", &memory.path, e))?;
         }
         Ok((memory, found > 0))
     }

@@ -85,7 +85,11 @@ impl Machine {
     fn live(&mut self, steps: u64, sync_fails_at: Option<u64>) -> Result<(), Ended> {
         let (mut step, mut index) = self.kept();
         let at_least = self.finished;
-        assert!((at_least..=self.taken).contains(&step), "seed {}: {at_least} finished, {step} there", self.seed);
+        assert!(
+            (at_least..=self.taken).contains(&step),
+            "seed {}: {at_least} finished, {step} there",
+            self.seed
+        );
         let store = PageStore::open_on(self.disk.clone(), self.pages(), &limits(), entries(&index))?;
         let mut model = history(self.seed, step);
         assert_same(&store, &model);

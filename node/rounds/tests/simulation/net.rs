@@ -41,7 +41,7 @@ use rounds::{Driver, RoundError, Settings};
 use crate::{
     Context, EPOCH, NODES, RETENTION,
     clients::Calls,
-    hurt::{Hurt, Probed, Trouble},
+    hurt::{Files, Hurt, Probed, Trouble},
     liar::{Lies, lying},
     machine::{Disk, OnDisk, WallClockOf},
     probe::{Audited, Probe, SimulatedClock, Slowed},
@@ -470,7 +470,8 @@ impl Net {
         let probe = Probe { durable, found: self.found.clone(), status: subnet.status() };
         let clock = context.child("clock");
         let consensus = Slowed { subnet, clock: clock.child("slow"), slow: member.slow.clone() };
-        let replica = Hurt { inner: replica, trouble: trouble.clone() };
+        let files = self.real.then(|| Files { disk: disk.clone(), folder: folder.join("replica") });
+        let replica = Hurt { inner: replica, trouble: trouble.clone(), files };
         let machine = (SimulatedClock(clock), Probed(trouble.clone()), probe);
         let driver = Driver::new((consensus, replica), machine, pool.clone(), settings);
         let channels = lying(channels, &member.sends_lies);
