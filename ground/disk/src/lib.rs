@@ -4,6 +4,9 @@
 //! durability depends on goes through it. [`RealDisk`] hands them on. [`SimulatedDisk`] hands them on too, into a folder of a test, and remembers what was not
 //! synced, so that a power cut can be simulated without rights or devices; it also fails on demand (no space, a failed sync, the power gone after so many operations).
 //!
+//! Most files are used through [`DiskFile`]. A file that is mapped, or whose descriptor other processes write to, has to be a file of the operating system:
+//! [`Disk::open_raw`] opens such a one, and [`Disk::raw`] is it on the disk, for the writes and syncs that durability depends on.
+//!
 //! On top of it stand two formats that everything durable of the node's own uses: [`records`] (files of records that are appended to, with one rule that
 //! tells a write that a crash cut short from damage) and [`Remembered`] (one number that is overwritten in place).
 //!
@@ -15,7 +18,9 @@ mod remembered;
 mod simulated;
 
 use std::{
-    fmt, io,
+    fmt,
+    fs::File,
+    io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -40,6 +45,8 @@ pub enum Open {
     Truncate,
     /// The same; when it is made, only its owner may read it.
     Secret,
+    /// It must not be there; reading and writing.
+    New,
 }
 
 /// Operations on files and folders. Paths are absolute. Errors are those of the operating system.
@@ -53,10 +60,17 @@ pub trait Disk: Send + Sync + fmt::Debug {
     fn list(&self, folder: &Path) -> io::Result<Vec<PathBuf>>;
     /// Opens a file.
     fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>>;
-    /// Renames a file or a folder; a file at `to` is replaced. Within one folder.
+    /// Opens a file of the operating system, to be mapped or handed to other processes. What is written to it other than through [`Self::raw`] may only be
+    /// appended, and counts as written and not synced, like any other write.
+    fn open_raw(&self, path: &Path, how: Open) -> io::Result<File>;
+    /// Such a file, which lies at `path`, on this disk.
+    fn raw<'a>(&self, path: &Path, file: &'a File) -> Box<dyn DiskFile + 'a>;
+    /// Renames a file or a folder; a file at `to` is replaced.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
+    /// Removes a folder and what is in it.
+    fn remove_folder(&self, path: &Path) -> io::Result<()>;
     /// Makes the entries of a folder durable.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
 }
@@ -71,6 +85,8 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
     /// Cuts or extends (with zeros).
     fn set_len(&self, length: u64) -> io::Result<()>;
+    /// Makes bytes within the file zero, and gives their space back where the file system can.
+    fn clear(&self, offset: u64, bytes: u64) -> io::Result<()>;
     /// Makes content and length durable. When it fails, nothing is known of what was written since the last success, and a later success of the same file does
     /// not cover it: the operating system may have dropped the pages.
     fn sync_data(&self) -> io::Result<()>;

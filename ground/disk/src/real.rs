@@ -8,7 +8,12 @@ use std::{
     sync::Arc,
 };
 
+use rustix::fs::{FallocateFlags, fallocate};
+
 use crate::{Disk, DiskFile, Open, SharedDisk};
+
+/// Zeros written at once where a file system makes no holes.
+const ZEROS_BYTES: usize = 256 << 10;
 
 /// Hands every operation on.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,8 +35,30 @@ pub(crate) fn open(path: &Path, how: Open) -> io::Result<File> {
         Open::Create => options.write(true).create(true).truncate(false),
         Open::Truncate => options.write(true).create(true).truncate(true),
         Open::Secret => options.write(true).create(true).truncate(true).mode(0o600),
+        Open::New => options.write(true).create_new(true),
     };
     options.open(path)
+}
+
+pub(crate) fn clear(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    match fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, bytes) {
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => write_zeros(file, offset, bytes),
+        result => result.map_err(io::Error::from),
+    }
+}
+
+fn write_zeros(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
+    let zeros = vec![0; ZEROS_BYTES];
+    let mut at = 0;
+    while at < bytes {
+        let length = (bytes - at).min(zeros.len() as u64);
+        file.write_all_at(&zeros[..length as usize], offset + at)?;
+        at += length;
+    }
+    Ok(())
 }
 
 impl Disk for RealDisk {
@@ -47,12 +74,24 @@ impl Disk for RealDisk {
         Ok(Box::new(open(path, how)?))
     }
 
+    fn open_raw(&self, path: &Path, how: Open) -> io::Result<File> {
+        open(path, how)
+    }
+
+    fn raw<'a>(&self, _: &Path, file: &'a File) -> Box<dyn DiskFile + 'a> {
+        Box::new(file)
+    }
+
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         fs::rename(from, to)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         fs::remove_file(path)
+    }
+
+    fn remove_folder(&self, path: &Path) -> io::Result<()> {
+        fs::remove_dir_all(path)
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
@@ -77,11 +116,45 @@ impl DiskFile for File {
         Self::set_len(self, length)
     }
 
+    fn clear(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        clear(self, offset, bytes)
+    }
+
     fn sync_data(&self) -> io::Result<()> {
         Self::sync_data(self)
     }
 
     fn sync_all(&self) -> io::Result<()> {
         Self::sync_all(self)
+    }
+}
+
+impl DiskFile for &File {
+    fn length(&self) -> io::Result<u64> {
+        DiskFile::length(*self)
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        DiskFile::read_at(*self, buffer, offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        DiskFile::write_at(*self, bytes, offset)
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        DiskFile::set_len(*self, length)
+    }
+
+    fn clear(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        DiskFile::clear(*self, offset, bytes)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        DiskFile::sync_data(*self)
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        DiskFile::sync_all(*self)
     }
 }

@@ -8,15 +8,25 @@
 //! A failed sync is modelled as Linux does it: the pages count as written from then on, so later syncs that succeed do not cover them, and a power cut may take them
 //! back for as long as they are not written again.
 //!
-//! In use: give the parts under test this disk, let them work, end with [`SimulatedDisk::end_after`] or whenever the test likes, drop them, call `cut_power`, and open
-//! them again on the same disk. Handles from before the cut fail. All choices come from the seed.
+//! A file that others write to ([`Disk::open_raw`]) is compared with its length as of the last sync: whatever lies behind was appended since, by whomever, and a power
+//! cut may leave any part of it. So nothing needs to be kept of it, and base files that are sparse and as long as a memory may grow cost what was written to them.
 //!
-//! What is not modelled: folders are durable when they are made or renamed; writes that do not go through this disk (a memory map, another process) count as durable.
+//! In use: give the parts under test this disk, let them work, end with [`SimulatedDisk::end_after`] or whenever the test likes, drop them, call `cut_power`, and open
+//! them again on the same disk. Handles from before the cut fail, those of [`Disk::open_raw`] excepted, which nobody may have kept.
+//!
+//! All choices come from the seed, the number of the cut and the file's name, not from the order of operations: parts that write from threads of their own meet the same
+//! choices in every run.
+//!
+//! What is not modelled: folders are durable when they are made or renamed; what others write before the last synced end of a file (through a memory map, or another
+//! process) counts as durable.
 
 use std::{
+    borrow::Borrow,
     collections::{BTreeMap, BTreeSet},
+    fmt,
     fs::{self, File},
     io,
+    ops::Range,
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -50,7 +60,7 @@ type Page = Box<[u8]>;
 #[derive(Debug)]
 struct State {
     root: PathBuf,
-    random: u64,
+    seed: u64,
     names: BTreeMap<PathBuf, Id>,
     durable: BTreeMap<PathBuf, Id>,
     /// Operations on names whose folder was not synced since, in order.
@@ -63,8 +73,29 @@ struct State {
     /// Operations until the power goes, and whether the last is carried out.
     ends: Option<(u64, bool)>,
     off: bool,
-    free: Option<u64>,
+    /// Below this folder files may grow by so many bytes.
+    free: Option<(PathBuf, u64)>,
+    /// Below this folder nothing is written.
+    refused: Option<PathBuf>,
     failing_syncs: u64,
+}
+
+/// Choices of one cut about one name.
+struct Choices(u64);
+
+impl Choices {
+    fn next(&mut self) -> u64 {
+        // SplitMix64.
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn coin(&mut self) -> bool {
+        self.next().is_multiple_of(2)
+    }
 }
 
 #[derive(Debug)]
@@ -75,9 +106,13 @@ enum Change {
 }
 
 impl Change {
-    fn folder(&self) -> Option<&Path> {
+    fn path(&self) -> &Path {
         let (Self::Created(path, _) | Self::Removed(path) | Self::Renamed(_, path, _)) = self;
-        path.parent()
+        path
+    }
+
+    fn folder(&self) -> Option<&Path> {
+        self.path().parent()
     }
 
     fn apply(self, names: &mut BTreeMap<PathBuf, Id>) {
@@ -94,8 +129,12 @@ impl Change {
 
 #[derive(Debug)]
 struct Node {
+    /// Its newest name.
+    name: PathBuf,
     /// Where its bytes are.
     real: PathBuf,
+    /// Others write to it.
+    shared: bool,
     /// Length as of the last sync.
     length: u64,
     /// Lengths since: of a change of length the new one, of a write at the end the old one and the new one.
@@ -114,6 +153,21 @@ impl Node {
             _ => self.lengths.push((from, to)),
         }
     }
+
+    /// What a page held when it was last synced, as far as that is known of a page nobody kept.
+    fn old_page(&self, file: &File, page: u64) -> io::Result<Page> {
+        let mut old = page_of(file, page)?;
+        if self.shared {
+            let synced = self.length.saturating_sub(page * PAGE).min(PAGE) as usize;
+            old[synced..].fill(0);
+        }
+        Ok(old)
+    }
+
+    /// What was appended since the last sync to a file that others write to.
+    fn appended(&self, length: u64) -> Option<(u64, u64)> {
+        (self.shared && length > self.length).then_some((self.length, length))
+    }
 }
 
 fn off() -> io::Error {
@@ -126,6 +180,20 @@ fn page_of(file: &File, page: u64) -> io::Result<Page> {
     Ok(bytes)
 }
 
+/// Parts of a range that are no holes.
+fn data(file: &File, from: u64, to: u64) -> Vec<Range<u64>> {
+    let (mut found, mut at) = (Vec::new(), from);
+    while at < to {
+        let Ok(data) = seek(file, SeekFrom::Data(at)) else { break };
+        let hole = seek(file, SeekFrom::Hole(data)).unwrap_or(to);
+        if data < to {
+            found.push(data.max(at)..hole.min(to));
+        }
+        at = hole.max(at + 1);
+    }
+    found
+}
+
 impl SimulatedDisk {
     /// A disk whose files lie in `root`, which is made if it is absent; files that are there count as durable.
     ///
@@ -135,7 +203,7 @@ impl SimulatedDisk {
         fs::create_dir_all(root.join(REMOVED))?;
         let mut state = State {
             root: root.to_path_buf(),
-            random: seed,
+            seed,
             names: BTreeMap::new(),
             durable: BTreeMap::new(),
             pending: Vec::new(),
@@ -146,6 +214,7 @@ impl SimulatedDisk {
             ends: None,
             off: false,
             free: None,
+            refused: None,
             failing_syncs: 0,
         };
         let mut folders = vec![root.to_path_buf()];
@@ -183,7 +252,18 @@ impl SimulatedDisk {
 
     /// Files may grow by so many bytes in all from here on; none: without bound.
     pub fn limit_growth(&self, bytes: Option<u64>) {
-        self.state().free = bytes;
+        let mut state = self.state();
+        state.free = bytes.map(|bytes| (state.root.clone(), bytes));
+    }
+
+    /// The same of files below one folder; the others may grow.
+    pub fn limit_growth_in(&self, folder: &Path, bytes: Option<u64>) {
+        self.state().free = bytes.map(|bytes| (folder.to_path_buf(), bytes));
+    }
+
+    /// From here on nothing can be written below this folder for want of space, as on a full file system that copies what it overwrites; none: anything can.
+    pub fn refuse_writes(&self, folder: Option<&Path>) {
+        self.state().refused = folder.map(Path::to_path_buf);
     }
 
     /// So many of the next syncs of files fail.
@@ -202,8 +282,10 @@ impl SimulatedDisk {
         for id in ids {
             cut.pages += state.take_back(id)?;
         }
+        let mut changes: BTreeMap<PathBuf, Choices> = BTreeMap::new();
         for change in std::mem::take(&mut state.pending) {
-            if state.coin(2) {
+            let new = || state.choices("name", change.path());
+            if changes.entry(change.path().to_path_buf()).or_insert_with(new).coin() {
                 change.apply(&mut state.durable);
             } else {
                 cut.names += 1;
@@ -212,22 +294,21 @@ impl SimulatedDisk {
         state.lay_down()?;
         state.life += 1;
         (state.ends, state.off, state.free, state.failing_syncs) = (None, false, None, 0);
+        state.refused = None;
         Ok(cut)
     }
 }
 
 impl State {
-    fn random(&mut self) -> u64 {
-        // SplitMix64.
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.random;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn coin(&mut self, sides: u64) -> bool {
-        self.random().is_multiple_of(sides)
+    fn choices(&self, what: &str, path: &Path) -> Choices {
+        let name = path.strip_prefix(&self.root).unwrap_or(path).as_os_str().as_encoded_bytes();
+        // FNV-1a.
+        let mut hash = 0xcbf2_9ce4_8422_2325u64;
+        for byte in what.bytes().chain(name.iter().copied()) {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+        let mut choices = Choices(self.seed ^ hash.rotate_left(17));
+        Choices(choices.next() ^ self.life.wrapping_mul(0xd6e8_feb8_6659_fd93))
     }
 
     fn import(&mut self, path: &Path) -> io::Result<Id> {
@@ -235,7 +316,9 @@ impl State {
         self.next += 1;
         let length = fs::metadata(path)?.len();
         let node = Node {
+            name: path.to_path_buf(),
             real: path.to_path_buf(),
+            shared: false,
             length,
             lengths: Vec::new(),
             written: BTreeMap::new(),
@@ -322,7 +405,7 @@ impl State {
             }
             let old = match node.dropped.remove(&page) {
                 Some(old) => old,
-                None => page_of(file, page)?,
+                None => node.old_page(file, page)?,
             };
             node.written.insert(page, old);
         }
@@ -331,50 +414,42 @@ impl State {
 
     /// What a power cut leaves of a file; how many pages it took back.
     fn take_back(&mut self, id: Id) -> io::Result<u64> {
+        let Some(node) = self.nodes.get(&id) else { return Ok(0) };
+        let mut choices = self.choices("content", &node.name);
         let node = self.node(id)?;
         let mut pages = std::mem::take(&mut node.dropped);
         pages.append(&mut node.written);
-        let (real, synced) = (node.real.clone(), node.length);
-        let lengths = std::mem::take(&mut node.lengths);
-        let file = real::open(&real, Open::Write)?;
+        let file = real::open(&node.real, Open::Write)?;
         let length = file.metadata()?.len();
-        let chosen = (self.random() % (lengths.len() as u64 + 1)) as usize;
+        let mut lengths = std::mem::take(&mut node.lengths);
+        let appended = node.appended(length);
+        lengths.extend(appended);
+        let chosen = (choices.next() % (lengths.len() as u64 + 1)) as usize;
         let left = match lengths.get(chosen) {
-            None => synced,
-            Some((from, to)) => match self.random() % 3 {
+            None => node.length,
+            Some((from, to)) => match choices.next() % 3 {
                 0 => *from,
                 1 => *to,
-                _ => (from + self.random() % (to - from + 1)).next_multiple_of(PAGE).min(*to),
+                _ => (from + choices.next() % (to - from + 1)).next_multiple_of(PAGE).min(*to),
             },
         };
-        file.set_len(left)?;
         let mut taken = 0;
-        for (page, old) in pages {
-            let new = page_of(&file, page)?;
-            let mut mixed = match self.random() % 3 {
-                // Cut off by the length above and to be put back, or not written.
-                0 => old.clone(),
-                1 => new.clone(),
-                _ => {
-                    let mut mixed = new.clone();
-                    for sector in 0..PAGE as usize / SECTOR {
-                        if self.coin(2) {
-                            let range = sector * SECTOR..(sector + 1) * SECTOR;
-                            mixed[range.clone()].copy_from_slice(&old[range]);
-                        }
+        // What others appended lies in the file alone. It is taken back page by page, before the length is.
+        if let Some((from, to)) = appended {
+            for part in data(&file, from / PAGE * PAGE, to) {
+                for page in part.start / PAGE..part.end.div_ceil(PAGE) {
+                    if !pages.contains_key(&page) {
+                        let old = node.old_page(&file, page)?;
+                        taken += u64::from(take_page_back(&file, page, &old, length, left, &mut choices)?);
                     }
-                    mixed
                 }
-            };
-            // A truncation that is taken back brings the bytes back with it.
-            if page * PAGE >= length {
-                mixed.copy_from_slice(&old);
             }
-            let end = left.saturating_sub(page * PAGE).min(PAGE) as usize;
-            file.write_all_at(&mixed[..end], page * PAGE)?;
-            taken += u64::from(mixed != new);
         }
-        self.node(id)?.length = left;
+        file.set_len(left)?;
+        for (page, old) in pages {
+            taken += u64::from(take_page_back(&file, page, &old, length, left, &mut choices)?);
+        }
+        node.length = left;
         Ok(taken)
     }
 
@@ -387,12 +462,48 @@ impl State {
         self.names = self.durable.clone();
         for (path, id) in self.names.clone() {
             let node = self.node(id)?;
+            // Its folder may have been removed, and its own removal was taken back.
+            path.parent().map_or(Ok(()), fs::create_dir_all)?;
             fs::rename(&node.real, &path)?;
-            node.real = path;
+            (node.name, node.real) = (path.clone(), path);
         }
         self.collect();
         Ok(())
     }
+}
+
+/// What a power cut leaves of a page in a file of which it leaves `left` of `length` bytes; whether it took any of it back.
+fn take_page_back(
+    file: &File,
+    page: u64,
+    old: &[u8],
+    length: u64,
+    left: u64,
+    choices: &mut Choices,
+) -> io::Result<bool> {
+    let new = page_of(file, page)?;
+    let mut mixed = match choices.next() % 3 {
+        // Cut off by the length and to be put back, or not written.
+        0 => old.to_vec(),
+        1 => new.to_vec(),
+        _ => {
+            let mut mixed = new.to_vec();
+            for sector in 0..PAGE as usize / SECTOR {
+                if choices.coin() {
+                    let range = sector * SECTOR..(sector + 1) * SECTOR;
+                    mixed[range.clone()].copy_from_slice(&old[range]);
+                }
+            }
+            mixed
+        }
+    };
+    // A truncation that is taken back brings the bytes back with it.
+    if page * PAGE >= length {
+        mixed.copy_from_slice(old);
+    }
+    let end = left.saturating_sub(page * PAGE).min(PAGE) as usize;
+    file.write_all_at(&mixed[..end], page * PAGE)?;
+    Ok(mixed[..] != new[..])
 }
 
 impl Disk for SimulatedDisk {
@@ -416,37 +527,24 @@ impl Disk for SimulatedDisk {
     }
 
     fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>> {
-        let mut state = self.state();
+        Ok(Box::new(self.open_file(path, how)?))
+    }
+
+    fn open_raw(&self, path: &Path, how: Open) -> io::Result<File> {
+        let opened = self.open_file(path, how)?;
+        if how != Open::Read {
+            self.state().node(opened.id)?.shared = true;
+        }
+        Ok(opened.file)
+    }
+
+    fn raw<'a>(&self, path: &Path, file: &'a File) -> Box<dyn DiskFile + 'a> {
+        let state = self.state();
+        // One that lost its name meanwhile is nobody's.
+        let id = state.names.get(path).copied().unwrap_or(Id::MAX);
         let life = state.life;
-        state.powered(life)?;
-        if !path.starts_with(&state.root) {
-            return Err(io::Error::other(format!("{} is not on this disk", path.display())));
-        }
-        let known = state.names.get(path).copied();
-        let id = match known {
-            Some(id) => id,
-            // Made by somebody who does not use this disk.
-            None if path.exists() => state.import(path)?,
-            None if matches!(how, Open::Read | Open::Write) => return Err(io::ErrorKind::NotFound.into()),
-            None => {
-                let last = state.operation(life)?;
-                File::create(path)?;
-                let before = state.durable.remove(path);
-                let id = state.import(path)?;
-                state.durable.remove(path);
-                state.durable.extend(before.map(|before| (path.to_path_buf(), before)));
-                state.pending.push(Change::Created(path.to_path_buf(), id));
-                State::ended(last, id)?
-            }
-        };
-        let empties = matches!(how, Open::Truncate | Open::Secret);
-        let mode = if empties { Open::Write } else { how };
-        let file = SimulatedFile { disk: self.clone(), id, life, file: real::open(path, mode)? };
         drop(state);
-        if empties && known.is_some() {
-            file.set_len(0)?;
-        }
-        Ok(Box::new(file))
+        Box::new(SimulatedFile { disk: self.clone(), id, life, file })
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -454,7 +552,8 @@ impl Disk for SimulatedDisk {
         let life = state.life;
         let last = state.operation(life)?;
         let Some(id) = state.names.remove(from) else {
-            // A folder: everything in it moves along.
+            // A folder: everything in it moves along. What it takes the place of is gone for good, as the folder itself is durable.
+            state.settle(|folder| folder.starts_with(to));
             fs::rename(from, to)?;
             state.move_folder(from, to);
             return State::ended(last, ());
@@ -463,7 +562,8 @@ impl Disk for SimulatedDisk {
             state.set_aside(replaced)?;
         }
         fs::rename(from, to)?;
-        state.node(id)?.real = to.to_path_buf();
+        let node = state.node(id)?;
+        (node.name, node.real) = (to.to_path_buf(), to.to_path_buf());
         state.names.insert(to.to_path_buf(), id);
         state.pending.push(Change::Renamed(from.to_path_buf(), to.to_path_buf(), id));
         State::ended(last, ())
@@ -484,14 +584,31 @@ impl Disk for SimulatedDisk {
         State::ended(last, ())
     }
 
+    fn remove_folder(&self, path: &Path) -> io::Result<()> {
+        self.state().powered_now()?;
+        let (mut folders, mut files) = (vec![path.to_path_buf()], Vec::new());
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(&folder)? {
+                let entry = entry?;
+                let list = if entry.file_type()?.is_dir() { &mut folders } else { &mut files };
+                list.push(entry.path());
+            }
+        }
+        files.sort();
+        files.iter().try_for_each(|file| self.remove(file))?;
+        let mut state = self.state();
+        let life = state.life;
+        let last = state.operation(life)?;
+        fs::remove_dir_all(path)?;
+        State::ended(last, ())
+    }
+
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
         let mut state = self.state();
         let life = state.life;
         let last = state.operation(life)?;
-        let (here, elsewhere): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut state.pending).into_iter().partition(|change| change.folder() == Some(path));
-        state.pending = elsewhere;
-        here.into_iter().for_each(|change| change.apply(&mut state.durable));
+        // With a folder that was removed from this one goes what was in it.
+        state.settle(|folder| folder == path || folder.starts_with(path) && !folder.exists());
         state.collect();
         State::ended(last, ())
     }
@@ -500,6 +617,19 @@ impl Disk for SimulatedDisk {
 impl State {
     fn powered_now(&self) -> io::Result<()> {
         self.powered(self.life)
+    }
+
+    /// Makes operations on names in these folders durable.
+    fn settle(&mut self, folders: impl Fn(&Path) -> bool) {
+        let (settled, pending): (Vec<_>, Vec<_>) = std::mem::take(&mut self.pending)
+            .into_iter()
+            .partition(|change| change.folder().is_some_and(&folders));
+        self.pending = pending;
+        settled.into_iter().for_each(|change| change.apply(&mut self.durable));
+    }
+
+    fn is_refused(&self, path: &Path) -> bool {
+        self.refused.as_ref().is_some_and(|folder| path.starts_with(folder))
     }
 
     fn move_folder(&mut self, from: &Path, to: &Path) {
@@ -511,14 +641,21 @@ impl State {
                 .collect();
         }
         for node in self.nodes.values_mut() {
-            if let Some(real) = moved(&node.real) {
-                node.real = real;
+            for path in [&mut node.real, &mut node.name] {
+                if let Some(there) = moved(path) {
+                    *path = there;
+                }
             }
         }
         for change in &mut self.pending {
-            let (Change::Created(path, _) | Change::Removed(path) | Change::Renamed(_, path, _)) = change;
-            if let Some(there) = moved(path) {
-                *path = there;
+            let paths: &mut [&mut PathBuf] = match change {
+                Change::Created(path, _) | Change::Removed(path) => &mut [path],
+                Change::Renamed(from, to, _) => &mut [from, to],
+            };
+            for path in paths {
+                if let Some(there) = moved(path) {
+                    **path = there;
+                }
             }
         }
     }
@@ -526,24 +663,74 @@ impl State {
 
 /// A file of a [`SimulatedDisk`].
 #[derive(Debug)]
-struct SimulatedFile {
+struct SimulatedFile<F> {
     disk: SimulatedDisk,
     id: Id,
     life: u64,
-    file: File,
+    file: F,
 }
 
-impl SimulatedFile {
+impl SimulatedDisk {
+    fn open_file(&self, path: &Path, how: Open) -> io::Result<SimulatedFile<File>> {
+        let mut state = self.state();
+        let life = state.life;
+        state.powered(life)?;
+        if !path.starts_with(&state.root) {
+            return Err(io::Error::other(format!("{} is not on this disk", path.display())));
+        }
+        let known = state.names.get(path).copied();
+        let id = match known {
+            Some(_) if how == Open::New => return Err(io::ErrorKind::AlreadyExists.into()),
+            Some(id) => id,
+            // Made by somebody who does not use this disk.
+            None if path.exists() => state.import(path)?,
+            None if matches!(how, Open::Read | Open::Write) => return Err(io::ErrorKind::NotFound.into()),
+            None if state.is_refused(path) => return Err(io::ErrorKind::StorageFull.into()),
+            None => {
+                let last = state.operation(life)?;
+                File::create_new(path)?;
+                let before = state.durable.remove(path);
+                let id = state.import(path)?;
+                state.durable.remove(path);
+                state.durable.extend(before.map(|before| (path.to_path_buf(), before)));
+                state.pending.push(Change::Created(path.to_path_buf(), id));
+                State::ended(last, id)?
+            }
+        };
+        let empties = matches!(how, Open::Truncate | Open::Secret);
+        let mode = if empties || how == Open::New { Open::Write } else { how };
+        let file = SimulatedFile { disk: self.clone(), id, life, file: real::open(path, mode)? };
+        drop(state);
+        if empties && known.is_some() {
+            file.set_len(0)?;
+        }
+        Ok(file)
+    }
+}
+
+impl<F: Borrow<File>> SimulatedFile<F> {
+    fn file(&self) -> &File {
+        self.file.borrow()
+    }
+
     fn sync(&self) -> io::Result<()> {
         let mut state = self.disk.state();
         let last = state.operation(self.life)?;
         let fails = state.failing_syncs > 0;
         state.failing_syncs = state.failing_syncs.saturating_sub(1);
-        let length = self.file.metadata()?.len();
+        let length = self.file().metadata()?.len();
         // A file without a name any more is nobody's.
         let Ok(node) = state.node(self.id) else { return State::ended(last, ()) };
         let mut written = std::mem::take(&mut node.written);
         if fails {
+            if let Some((from, to)) = node.appended(length) {
+                for part in data(self.file(), from / PAGE * PAGE, to) {
+                    for page in part.start / PAGE..part.end.div_ceil(PAGE) {
+                        let old = node.old_page(self.file(), page)?;
+                        node.dropped.entry(page).or_insert(old);
+                    }
+                }
+            }
             node.dropped.append(&mut written);
             return Err(io::Error::other("a simulated sync failed"));
         }
@@ -551,38 +738,50 @@ impl SimulatedFile {
         node.lengths.clear();
         State::ended(last, ())
     }
+
+    /// Whether so much growth of this file fits, which is taken from what is left then.
+    fn fits(&self, state: &mut State, growth: u64) -> bool {
+        let Some(name) = state.nodes.get(&self.id).map(|node| node.name.clone()) else { return true };
+        if state.is_refused(&name) {
+            return false;
+        }
+        match &mut state.free {
+            Some((folder, free)) if name.starts_with(&*folder) => {
+                let fits = growth <= *free;
+                *free -= if fits { growth } else { 0 };
+                fits
+            }
+            _ => true,
+        }
+    }
 }
 
-impl DiskFile for SimulatedFile {
+impl<F: Borrow<File> + fmt::Debug + Send + Sync> DiskFile for SimulatedFile<F> {
     fn length(&self) -> io::Result<u64> {
         self.disk.state().powered(self.life)?;
-        Ok(self.file.metadata()?.len())
+        Ok(self.file().metadata()?.len())
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         self.disk.state().powered(self.life)?;
-        std::os::unix::fs::FileExt::read_at(&self.file, buffer, offset)
+        std::os::unix::fs::FileExt::read_at(self.file(), buffer, offset)
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let mut state = self.disk.state();
         let last = state.operation(self.life)?;
-        let (length, end) = (self.file.metadata()?.len(), offset + bytes.len() as u64);
-        let growth = end.saturating_sub(length);
-        let fits = state.free.is_none_or(|free| growth <= free);
+        let (length, end) = (self.file().metadata()?.len(), offset + bytes.len() as u64);
+        let fits = self.fits(&mut state, end.saturating_sub(length));
         // A disk that fills up takes part of a write.
         let taken = if fits { bytes.len() } else { bytes.len() / 2 };
-        if let Some(free) = &mut state.free {
-            *free = free.saturating_sub(if fits { growth } else { 0 });
-        }
         if state.nodes.contains_key(&self.id) {
             let end = offset + taken as u64;
-            state.keep_pages(self.id, &self.file, offset, end)?;
+            state.keep_pages(self.id, self.file(), offset, end)?;
             if end > length {
                 state.node(self.id)?.extended(length, end);
             }
         }
-        self.file.write_all_at(&bytes[..taken], offset)?;
+        self.file().write_all_at(&bytes[..taken], offset)?;
         if !fits {
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -592,19 +791,30 @@ impl DiskFile for SimulatedFile {
     fn set_len(&self, length: u64) -> io::Result<()> {
         let mut state = self.disk.state();
         let last = state.operation(self.life)?;
-        let present = self.file.metadata()?.len();
+        let present = self.file().metadata()?.len();
+        if length > present && !self.fits(&mut state, 0) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         if state.nodes.contains_key(&self.id) {
             // Holes come back as holes.
-            let mut at = length;
-            while at < present {
-                let Ok(data) = seek(&self.file, SeekFrom::Data(at)) else { break };
-                let hole = seek(&self.file, SeekFrom::Hole(data)).unwrap_or(present);
-                state.keep_pages(self.id, &self.file, data, hole)?;
-                at = hole.max(at + 1);
+            for part in data(self.file(), length, present) {
+                state.keep_pages(self.id, self.file(), part.start, part.end)?;
             }
             state.node(self.id)?.lengths.push((length, length));
         }
-        self.file.set_len(length)?;
+        self.file().set_len(length)?;
+        State::ended(last, ())
+    }
+
+    fn clear(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        let mut state = self.disk.state();
+        let last = state.operation(self.life)?;
+        if state.nodes.contains_key(&self.id) {
+            for part in data(self.file(), offset, offset + bytes) {
+                state.keep_pages(self.id, self.file(), part.start, part.end)?;
+            }
+        }
+        real::clear(self.file(), offset, bytes)?;
         State::ended(last, ())
     }
 

@@ -120,6 +120,116 @@ fn what_a_failed_sync_dropped_is_not_covered_by_a_later_one() {
 }
 
 #[test]
+fn what_others_append_is_durable_with_the_next_sync_only() {
+    let (mut kept, mut lost, mut torn, mut short) = (0, 0, 0, 0);
+    for seed in 0..200 {
+        let (folder, disk) = disk(seed);
+        let path = path(&folder, "file");
+        let others = disk.open_raw(&path, Open::New).unwrap();
+        assert_eq!(disk.open_raw(&path, Open::New).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        others.write_all_at(&[1; 6_000], 0).unwrap();
+        disk.raw(&path, &others).sync_all().unwrap();
+        disk.sync_folder(path.parent().unwrap()).unwrap();
+        others.write_all_at(&[2; 8_288], 6_000).unwrap();
+        disk.cut_power().unwrap();
+        let bytes = fs::read(&path).unwrap();
+        assert_eq!(bytes[..6_000], [1; 6_000], "what was synced");
+        assert!(bytes[6_000..].iter().all(|byte| matches!(byte, 0 | 2)));
+        match bytes.get(8_192..12_288) {
+            None => short += 1,
+            Some(page) if page.iter().all(|byte| *byte == 2) => kept += 1,
+            Some(page) if page.iter().all(|byte| *byte == 0) => lost += 1,
+            Some(page) => {
+                assert!(page.chunks(SECTOR).all(|sector| sector == [0; SECTOR] || sector == [2; SECTOR]));
+                torn += 1;
+            }
+        }
+    }
+    assert!(kept > 10 && lost > 10 && torn > 10 && short > 20, "{kept} {lost} {torn} {short}");
+}
+
+#[test]
+fn a_sparse_file_comes_back_sparse_and_costs_what_was_written_to_it() {
+    const LENGTH: u64 = 1 << 40;
+    for seed in 0..20 {
+        let (folder, disk) = disk(seed);
+        let path = path(&folder, "file");
+        let file = disk.open_raw(&path, Open::New).unwrap();
+        disk.raw(&path, &file).set_len(LENGTH).unwrap();
+        disk.cut_power().unwrap();
+        let file = disk.open_raw(&path, Open::Create).unwrap();
+        disk.raw(&path, &file).set_len(LENGTH).unwrap();
+        disk.raw(&path, &file).write_at(&[1; 8_192], LENGTH / 2).unwrap();
+        disk.raw(&path, &file).sync_data().unwrap();
+        disk.sync_folder(path.parent().unwrap()).unwrap();
+        disk.raw(&path, &file).clear(LENGTH / 2, 4_096).unwrap();
+        let mut page = [9; 4_096];
+        file.read_exact_at(&mut page, LENGTH / 2).unwrap();
+        assert_eq!(page, [0; 4_096]);
+        disk.cut_power().unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), LENGTH);
+        let file = File::open(&path).unwrap();
+        file.read_exact_at(&mut page, LENGTH / 2).unwrap();
+        assert!(page.chunks(SECTOR).all(|sector| sector == [0; SECTOR] || sector == [1; SECTOR]));
+        file.read_exact_at(&mut page, LENGTH / 2 + 4_096).unwrap();
+        assert_eq!(page, [1; 4_096]);
+    }
+}
+
+#[test]
+fn a_folder_that_is_removed_comes_back_in_part_until_its_own_is_synced() {
+    let mut left = BTreeSet::new();
+    for seed in 0..100 {
+        let (folder, disk) = disk(seed);
+        let inner = path(&folder, "inner");
+        disk.create_folder(&inner).unwrap();
+        for name in ["a", "b"] {
+            disk.open(&inner.join(name), Open::Create).unwrap().sync_all().unwrap();
+        }
+        disk.sync_folder(&inner).unwrap();
+        disk.remove_folder(&inner).unwrap();
+        assert!(!inner.exists());
+        disk.cut_power().unwrap();
+        left.insert(["a", "b"].map(|name| inner.join(name).exists()));
+        disk.create_folder(&inner).unwrap();
+        disk.remove_folder(&inner).unwrap();
+        disk.sync_folder(inner.parent().unwrap()).unwrap();
+        assert_eq!(disk.cut_power().unwrap().names, 0);
+        assert!(!inner.exists());
+    }
+    assert_eq!(left.len(), 4, "{left:?}");
+}
+
+#[test]
+fn choices_do_not_depend_on_the_order_of_operations() {
+    let after = |names: [&str; 3]| {
+        let (folder, disk) = disk(7);
+        for name in names {
+            let file = disk.open(&path(&folder, name), Open::Create).unwrap();
+            file.write_at(&[1; 20_000], 0).unwrap();
+        }
+        disk.cut_power().unwrap();
+        ["a", "b", "c"].map(|name| fs::read(path(&folder, name)).ok())
+    };
+    assert_eq!(after(["a", "b", "c"]), after(["c", "a", "b"]));
+}
+
+#[test]
+fn below_one_folder_nothing_is_written() {
+    let (folder, disk) = disk(1);
+    let (inside, outside) = (path(&folder, "inner").join("a"), path(&folder, "b"));
+    disk.create_folder(inside.parent().unwrap()).unwrap();
+    let file = disk.open(&inside, Open::Create).unwrap();
+    file.write_at(&[1; 100], 0).unwrap();
+    disk.refuse_writes(inside.parent());
+    assert_eq!(file.write_at(&[2; 100], 0).unwrap_err().kind(), io::ErrorKind::StorageFull);
+    file.sync_all().unwrap();
+    disk.open(&outside, Open::Create).unwrap().write_at(&[1; 100], 0).unwrap();
+    disk.refuse_writes(None);
+    file.write_at(&[2; 100], 0).unwrap();
+}
+
+#[test]
 fn it_fills_up_and_ends_when_told() {
     let (folder, disk) = disk(1);
     let path = path(&folder, "file");

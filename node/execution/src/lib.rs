@@ -51,5 +51,5 @@ pub use patience::{ATTEMPTS_BEFORE_VERDICT, Closing, Patience, Persistent, Place
 pub use query::{QueryReply, QueryRequest, QueryService};
 pub use sync::{
     InstallError, Installed, LocalState, OfferError, Progress, Rejected, ServeError, SnapshotLease,
-    SnapshotSource, StateInstaller, complete_install,
+    SnapshotSource, StateInstaller, complete_install, complete_install_on,
 };

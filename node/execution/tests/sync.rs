@@ -12,9 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Node, Op, Spec, limits, subnet_config, user};
+use disk::{SharedDisk, SimulatedDisk};
 use execution::{
     InstallError, LocalState, OfferError, Rejected, ServeError, SnapshotSource, StateInstaller,
-    complete_install,
+    complete_install, complete_install_on,
 };
 use ic_management_canister_types::{CanisterInstallMode, UploadChunkArgs};
 use limits::Limits;
@@ -565,6 +566,100 @@ fn a_crash_within_the_swap_leaves_the_old_state_or_the_new_one() {
             check_installed(data, &mut source, height);
         }
     }
+}
+
+/// Fetches a state into a data directory on this disk, until it counts.
+fn install_on(
+    disk: &SimulatedDisk,
+    data: &Path,
+    (height, root): (Height, [u8; 32]),
+    source: &SnapshotSource,
+) -> Result<(), OfferError> {
+    let disk: SharedDisk = Arc::new(disk.clone());
+    let mut installer = StateInstaller::begin_on(disk, data, height, root, Arc::new(sync_limits()), None)?;
+    while !installer.is_complete() {
+        for chunk in installer.missing(16)? {
+            installer.offer(chunk, &source.chunk(height, chunk).unwrap())?;
+        }
+    }
+    installer.prepare()?;
+    Ok(())
+}
+
+#[test]
+fn a_power_cut_at_any_operation_of_an_installation_leaves_the_old_state_or_the_new_one() {
+    let (mut source, ids) = populated(sync_limits());
+    let (first, _) = until_newer(&mut source, Height(0));
+    let mut stale = Node::of_subnet(sync_limits());
+    for (batch, ..) in source.log.clone() {
+        stale.execute(batch, &[]);
+    }
+    stale.executor.checkpoint().unwrap();
+    let (old_height, old_content) = (stale.executor.height(), content(&stale));
+    work(&mut source, &ids, 3);
+    let goal = until_newer(&mut source, first);
+    let snapshots = source.executor.snapshots();
+    let old = close(stale).unwrap();
+    let machine = |seed: u64| {
+        let dir = tempfile::tempdir().unwrap();
+        let data = dir.path().join("data");
+        copy_tree(old.path(), &data);
+        let disk = SimulatedDisk::new(dir.path(), seed).unwrap();
+        (dir, data, disk)
+    };
+    let state_in = |data: &Path| {
+        let node = Node::at(data.to_path_buf(), source.config.clone(), None);
+        let log = source.log.iter().find(|(batch, ..)| batch.height == node.executor.height());
+        assert_eq!(log.unwrap().2, node.executor.root());
+        (node.executor.height(), content(&node))
+    };
+    let (_dir, data, disk) = machine(0);
+    install_on(&disk, &data, goal, &snapshots).unwrap();
+    let fetched = disk.operations();
+    assert!(complete_install_on(&disk, &data).unwrap());
+    let operations = disk.operations();
+    let (new_height, new_content) = state_in(&data);
+    assert!(new_height == goal.0 && new_height > old_height);
+    // Fetching is many operations like each other.
+    let looked_at =
+        (1..fetched).step_by(1 + fetched as usize / 40).chain(fetched.saturating_sub(30)..=operations);
+    let (mut old_ones, mut new_ones) = (0, 0);
+    for operation in looked_at {
+        let (_dir, data, disk) = machine(operation);
+        disk.end_after(operation, operation.is_multiple_of(2));
+        let counts = install_on(&disk, &data, goal, &snapshots).is_ok();
+        let _ = counts && complete_install_on(&disk, &data).is_ok();
+        disk.cut_power().unwrap();
+        // The next start is cut short as well.
+        disk.end_after(operation % 13, operation.is_multiple_of(3));
+        let _ = complete_install_on(&disk, &data);
+        disk.cut_power().unwrap();
+        complete_install_on(&disk, &data).unwrap();
+        let (height, content) = state_in(&data);
+        if height == new_height {
+            assert_eq!(content, new_content, "operation {operation} of {operations}");
+            new_ones += 1;
+            continue;
+        }
+        assert!(
+            !counts && height == old_height,
+            "operation {operation} of {operations}: height {}",
+            height.0
+        );
+        assert_eq!(content, old_content, "operation {operation} of {operations}");
+        old_ones += 1;
+        // What is left of what was fetched is used, or fetched again.
+        install_on(&disk, &data, goal, &snapshots).unwrap();
+        disk.cut_power().unwrap();
+        complete_install_on(&disk, &data).unwrap();
+        assert_eq!(
+            state_in(&data),
+            (new_height, new_content.clone()),
+            "operation {operation} of {operations}"
+        );
+    }
+    println!("{operations} operations: {old_ones} cuts left the old state, {new_ones} the new one");
+    assert!(old_ones > 30 && new_ones > 10);
 }
 
 const CHILD_DIR: &str = "SYNC_CHILD_DIR";

@@ -242,13 +242,18 @@ impl CheckpointTicket {
             }
             if found_bytes > *len_bytes {
                 // Pages of messages that failed. They would be synced for nothing.
-                file.set_len(*len_bytes).map_err(|e| PagesError::io("truncate", path, e))?;
+                self.dir
+                    .on_disk(path, file)
+                    .set_len(*len_bytes)
+                    .map_err(|e| PagesError::io("truncate", path, e))?;
             }
             files::start_writeback(file);
         }
         for SyncFile { path, file, .. } in &self.files {
             // A new base holds no data, only its length and name: a fresh descriptor does.
-            let sync = |file: &File| file.sync_all().map_err(|e| PagesError::io("sync", path, e));
+            let sync = |file: &File| {
+                self.dir.on_disk(path, file).sync_all().map_err(|e| PagesError::io("sync", path, e))
+            };
             match file {
                 Some(file) => sync(file)?,
                 None => sync(&self.dir.open_read(path)?)?,

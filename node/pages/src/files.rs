@@ -1,12 +1,15 @@
 //! The directory and its files: names, creation, deletion, syncing. The only place that touches the file system besides plain reads and writes at an
-//! offset, and the only one with unsafe code. It knows nothing of versions or checkpoints.
+//! offset, and the only one with unsafe code. Whatever durability depends on goes through [`disk::Disk`]; the files are the operating system's all the same, because
+//! workers map them and write to them. It knows nothing of versions or checkpoints.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
     io,
-    os::{fd::AsRawFd, unix::fs::FileExt},
+    os::{fd::AsRawFd, unix::fs::FileExt as _},
     path::{Path, PathBuf},
 };
+
+use disk::{DiskFile, Open, SharedDisk};
 
 use crate::{MemoryId, PAGE_BYTES, PagesError, Result, SegmentId};
 
@@ -43,20 +46,21 @@ fn canonical(digits: &str) -> Option<u64> {
 /// The directory, locked against other processes for as long as this value lives.
 #[derive(Debug)]
 pub(crate) struct Dir {
+    disk: SharedDisk,
     path: PathBuf,
     handle: File,
 }
 
 impl Dir {
     /// Opens the directory, creating it (durably) if its parent exists.
-    pub(crate) fn open(path: &Path) -> Result<Self> {
+    pub(crate) fn open(disk: SharedDisk, path: &Path) -> Result<Self> {
         let created = match fs::create_dir(path) {
             Ok(()) => true,
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => false,
             Err(e) => return Err(PagesError::io("create the directory", path, e)),
         };
         // Also when it was there: the process that created it may have died before it synced the parent.
-        match sync_parent(path) {
+        match sync_parent(&disk, path) {
             Err(e) if created => return Err(e),
             _ => {}
         }
@@ -77,7 +81,7 @@ impl Dir {
             rustix::fs::AtFlags::EACCESS,
         )
         .map_err(|e| PagesError::io("write to", path, e.into()))?;
-        Ok(Self { path: path.to_path_buf(), handle })
+        Ok(Self { disk, path: path.to_path_buf(), handle })
     }
 
     pub(crate) fn base_path(&self, id: MemoryId) -> PathBuf {
@@ -101,17 +105,12 @@ impl Dir {
 
     /// Creates a file of `len` bytes, all of them a hole. On failure there is no file.
     pub(crate) fn create(&self, path: &Path, len: u64) -> Result<File> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .open(path)
-            .map_err(|e| PagesError::io("create", path, e))?;
+        let file = self.disk.open_raw(path, Open::New).map_err(|e| PagesError::io("create", path, e))?;
         if len > 0
-            && let Err(e) = file.set_len(len)
+            && let Err(e) = self.on_disk(path, &file).set_len(len)
         {
             // The error that matters is the first one; should the removal fail as well, the next start removes the file.
-            let _ = fs::remove_file(path);
+            let _ = self.disk.remove(path);
             return Err(PagesError::io("extend", path, e));
         }
         Ok(file)
@@ -123,7 +122,12 @@ impl Dir {
     }
 
     pub(crate) fn open_write(&self, path: &Path) -> Result<File> {
-        OpenOptions::new().read(true).write(true).open(path).map_err(|e| Self::open_error(path, e))
+        self.disk.open_raw(path, Open::Write).map_err(|e| Self::open_error(path, e))
+    }
+
+    /// An open file of the directory, for writes and syncs that durability depends on.
+    pub(crate) fn on_disk<'a>(&self, path: &Path, file: &'a File) -> Box<dyn DiskFile + 'a> {
+        self.disk.raw(path, file)
     }
 
     fn open_error(path: &Path, e: io::Error) -> PagesError {
@@ -135,7 +139,7 @@ impl Dir {
 
     /// Removes a file; one that is gone already counts as removed.
     pub(crate) fn unlink(&self, path: &Path) -> Result<()> {
-        match fs::remove_file(path) {
+        match self.disk.remove(path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(PagesError::io("remove", path, e)),
             _ => Ok(()),
         }
@@ -143,7 +147,7 @@ impl Dir {
 
     /// Makes the names of all files created so far durable.
     pub(crate) fn sync(&self) -> Result<()> {
-        self.handle.sync_all().map_err(|e| PagesError::io("sync", &self.path, e))
+        self.disk.sync_folder(&self.path).map_err(|e| PagesError::io("sync", &self.path, e))
     }
 
     /// Disk space that this process may still use.
@@ -155,13 +159,12 @@ impl Dir {
 }
 
 /// Makes the name of `path` durable.
-fn sync_parent(path: &Path) -> Result<()> {
+fn sync_parent(disk: &SharedDisk, path: &Path) -> Result<()> {
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    let handle = File::open(parent).map_err(|e| PagesError::io("open", parent, e))?;
-    handle.sync_all().map_err(|e| PagesError::io("sync", parent, e))
+    disk.sync_folder(parent).map_err(|e| PagesError::io("sync", parent, e))
 }
 
 impl Drop for Dir {
@@ -206,7 +209,7 @@ pub(crate) struct Named<'a> {
 pub(crate) fn copy_pages(
     from: Named,
     from_page: u64,
-    to: Named,
+    (to, to_path): (&dyn DiskFile, &Path),
     to_page: u64,
     pages: u64,
     buf: &mut [u8],
@@ -216,9 +219,7 @@ pub(crate) fn copy_pages(
         let bytes = (end - at).min(buf.len() as u64);
         let chunk = &mut buf[..bytes as usize];
         read_exact(from.file, from.path, chunk, from_page * PAGE_BYTES + at)?;
-        to.file
-            .write_all_at(chunk, to_page * PAGE_BYTES + at)
-            .map_err(|e| PagesError::io("write", to.path, e))?;
+        to.write_at(chunk, to_page * PAGE_BYTES + at).map_err(|e| PagesError::io("write", to_path, e))?;
         at += bytes;
     }
     Ok(())

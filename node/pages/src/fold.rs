@@ -118,7 +118,8 @@ impl PageStore {
             files::start_writeback(&part.base);
         }
         for part in copied {
-            match part.base.sync_data() {
+            let synced = self.dir.on_disk(&part.path, &part.base).sync_data();
+            match synced {
                 Ok(()) => progress.copied_bytes += self.apply(part),
                 // The runs stay in the index, so they are copied anew: nothing depends on what the kernel kept of this attempt.
                 Err(e) => result = Err(PagesError::io("sync", &part.path, e)),
@@ -131,15 +132,16 @@ impl PageStore {
     fn copy_into_base(&self, id: MemoryId, plan: FoldPlan, buf: &mut [u8]) -> Result<Copied> {
         let path = self.dir.base_path(id);
         let base = self.dir.open_write(&path)?;
+        let to = self.dir.on_disk(&path, &base);
         let FoldPlan { runs, segments } = plan;
         for run in &runs {
             let Some((segment, file)) = segments.iter().find(|(segment, _)| *segment == run.segment) else {
                 continue;
             };
             let from = Named { file, path: &self.dir.segment_path(id, *segment) };
-            let to = Named { file: &base, path: &path };
-            files::copy_pages(from, run.offset_page, to, run.start_page, run.pages, buf)?;
+            files::copy_pages(from, run.offset_page, (to.as_ref(), &path), run.start_page, run.pages, buf)?;
         }
+        drop(to);
         Ok(Copied { id, path, base, runs })
     }
 

@@ -48,6 +48,9 @@
 //! every further reservation and checkpoint ([`PagesError::SyncLost`]) and the node restarts from its last checkpoint. A failed sync of a base file
 //! costs nothing: the runs stay in the index and are copied again.
 //!
+//! All of that goes through [`disk::Disk`], so that a test can cut the power anywhere in it ([`PageStore::open_on`]). Files are opened raw: workers append to segments
+//! and map both kinds, and what is only read is read past the disk.
+//!
 //! # What was written since
 //!
 //! Every page that messages wrote since the last durable checkpoint lies in a segment that no durable index names, and the newest version finds it there. So

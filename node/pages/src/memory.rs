@@ -333,14 +333,22 @@ impl Memory {
         let mut moved = Vec::new();
         let mut end_page = 0;
         let mut buf = vec![0; files::COPY_BUFFER_BYTES];
+        let to = dir.on_disk(&new_path, &new.file);
         let copied = self.index.runs().filter(|run| run.segment == old).try_for_each(|run| {
             let from = Named { file: &old_file, path: &old_path };
-            let to = Named { file: &new.file, path: &new_path };
-            files::copy_pages(from, run.offset_page, to, end_page, run.pages, &mut buf)?;
+            files::copy_pages(
+                from,
+                run.offset_page,
+                (to.as_ref(), &new_path),
+                end_page,
+                run.pages,
+                &mut buf,
+            )?;
             moved.push(Run { segment: new.segment, offset_page: end_page, ..run });
             end_page += run.pages;
             Ok(())
         });
+        drop(to);
         // One of the two goes, and with it its descriptor.
         accounts.open_files.fetch_sub(1, Relaxed);
         if let Err(e) = copied {

@@ -7,6 +7,7 @@ use std::{
     sync::Mutex,
 };
 
+use disk::{RealDisk, SharedDisk};
 use limits::PagesLimits;
 
 use crate::{
@@ -26,7 +27,17 @@ impl PageStore {
         limits: &PagesLimits,
         index: impl IntoIterator<Item = (MemoryId, MemoryIndex, u64)>,
     ) -> Result<Self> {
-        let dir = Dir::open(dir.as_ref())?;
+        Self::open_on(RealDisk::shared(), dir, limits, index)
+    }
+
+    /// The same on another disk.
+    pub fn open_on(
+        disk: SharedDisk,
+        dir: impl AsRef<Path>,
+        limits: &PagesLimits,
+        index: impl IntoIterator<Item = (MemoryId, MemoryIndex, u64)>,
+    ) -> Result<Self> {
+        let dir = Dir::open(disk, dir.as_ref())?;
         let accounts = Accounts::default();
         let mut memories: Memories = BTreeMap::new();
         let mut fold_queue = BTreeSet::new();
@@ -88,7 +99,9 @@ fn tidy(dir: &Dir, memories: &mut Memories) -> Result<()> {
         };
         let file = dir.open_write(&path)?;
         if files::len(&file, &path)? > wanted_bytes {
-            file.set_len(wanted_bytes).map_err(|e| PagesError::io("truncate", &path, e))?;
+            dir.on_disk(&path, &file)
+                .set_len(wanted_bytes)
+                .map_err(|e| PagesError::io("truncate", &path, e))?;
         }
     }
     Ok(())

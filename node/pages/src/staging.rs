@@ -6,19 +6,19 @@
 //! is in the files and believes nothing else. This module must not know where pages come from or how it is told that they are right.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io,
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{FallocateFlags, fallocate};
+use disk::{Disk, DiskFile, Open, SharedDisk};
 
 use crate::{MemoryId, PAGE_BYTES, PagesError, Result, files, memory::check_base_bytes};
 
 /// One memory under way. Holds one descriptor.
 #[derive(Debug)]
 pub struct StagedMemory {
+    disk: SharedDisk,
     path: PathBuf,
     file: File,
     base_bytes: u64,
@@ -27,21 +27,20 @@ pub struct StagedMemory {
 impl StagedMemory {
     /// Opens the base file of `id` in `dir`, creating it if need be, and gives it its length. The second value says whether there was a file, whose content
     /// may then be anything.
-    pub fn open(dir: &Path, id: MemoryId, base_bytes: u64) -> Result<(Self, bool)> {
+    pub fn open(disk: SharedDisk, dir: &Path, id: MemoryId, base_bytes: u64) -> Result<(Self, bool)> {
         check_base_bytes(base_bytes).ok_or(PagesError::BadSize { id, base_bytes })?;
         let path = dir.join(format!("{}.base", id.0));
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(|e| PagesError::io("open", &path, e))?;
+        let file = disk.open_raw(&path, Open::Create).map_err(|e| PagesError::io("open", &path, e))?;
         let found = files::len(&file, &path)?;
+        let memory = Self { disk, path, file, base_bytes };
         if found != base_bytes {
-            file.set_len(base_bytes).map_err(|e| PagesError::io("extend", &path, e))?;
+            memory.on_disk().set_len(base_bytes).map_err(|e| PagesError::io("extend", &memory.path, e))?;
         }
-        Ok((Self { path, file, base_bytes }, found > 0))
+        Ok((memory, found > 0))
+    }
+
+    fn on_disk(&self) -> Box<dyn DiskFile + '_> {
+        self.disk.raw(&self.path, &self.file)
     }
 
     /// Length of the memory's base in bytes.
@@ -57,33 +56,13 @@ impl StagedMemory {
     /// Writes whole pages from `offset` on, within the memory.
     pub fn write(&self, offset: u64, pages: &[u8]) -> Result<()> {
         self.check(offset, pages.len() as u64)?;
-        self.file.write_all_at(pages, offset).map_err(|e| PagesError::io("write", &self.path, e))
+        self.on_disk().write_at(pages, offset).map_err(|e| PagesError::io("write", &self.path, e))
     }
 
     /// Makes whole pages zero and gives their disk space back where the file system can.
     pub fn clear(&self, offset: u64, bytes: u64) -> Result<()> {
         self.check(offset, bytes)?;
-        if bytes == 0 {
-            return Ok(());
-        }
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        match fallocate(&self.file, hole, offset, bytes) {
-            Ok(()) => Ok(()),
-            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => self.write_zeros(offset, bytes),
-            Err(e) => Err(PagesError::io("clear", &self.path, e.into())),
-        }
-    }
-
-    fn write_zeros(&self, offset: u64, bytes: u64) -> Result<()> {
-        let zeros = vec![0; files::COPY_BUFFER_BYTES];
-        let mut at = 0;
-        while at < bytes {
-            let length = (bytes - at).min(zeros.len() as u64);
-            let chunk = zeros.get(..length as usize).unwrap_or(&zeros);
-            self.file.write_all_at(chunk, offset + at).map_err(|e| PagesError::io("write", &self.path, e))?;
-            at += length;
-        }
-        Ok(())
+        self.on_disk().clear(offset, bytes).map_err(|e| PagesError::io("clear", &self.path, e))
     }
 
     fn check(&self, offset: u64, bytes: u64) -> Result<()> {
@@ -102,12 +81,12 @@ impl StagedMemory {
 
     /// Makes what was written durable.
     pub fn sync(&self) -> Result<()> {
-        self.file.sync_all().map_err(|e| PagesError::io("sync", &self.path, e))
+        self.on_disk().sync_all().map_err(|e| PagesError::io("sync", &self.path, e))
     }
 }
 
 /// Removes from `dir` every file of a memory that `wanted` is not true of.
-pub fn retain_staged(dir: &Path, wanted: impl Fn(MemoryId) -> bool) -> Result<()> {
+pub fn retain_staged(disk: &dyn Disk, dir: &Path, wanted: impl Fn(MemoryId) -> bool) -> Result<()> {
     for entry in fs::read_dir(dir).map_err(|e| PagesError::io("list", dir, e))? {
         let entry = entry.map_err(|e| PagesError::io("list", dir, e))?;
         let keep = match entry.file_name().to_str().and_then(files::Name::parse) {
@@ -116,15 +95,15 @@ pub fn retain_staged(dir: &Path, wanted: impl Fn(MemoryId) -> bool) -> Result<()
             None => true,
         };
         if !keep {
-            fs::remove_file(entry.path()).map_err(|e| PagesError::io("remove", &entry.path(), e))?;
+            disk.remove(&entry.path()).map_err(|e| PagesError::io("remove", &entry.path(), e))?;
         }
     }
     Ok(())
 }
 
 /// Makes the names of the files in `dir` durable.
-pub fn sync_dir(dir: &Path) -> Result<()> {
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(|e| PagesError::io("sync", dir, e))
+pub fn sync_dir(disk: &dyn Disk, dir: &Path) -> Result<()> {
+    disk.sync_folder(dir).map_err(|e| PagesError::io("sync", dir, e))
 }
 
 /// Whether some process has the store in `dir` open. A directory that is not there is not open.

@@ -155,7 +155,8 @@ impl Replica for Executor {
     fn install(&self, folder: &Path, offer: &StateOffer) -> Result<Installer, BeginError> {
         let local = self.local_state()?;
         let limits = self.config().limits.clone();
-        let inner = StateInstaller::begin(folder, offer.height, offer.root, limits, local)?;
+        let (height, root) = (offer.height, offer.root);
+        let inner = StateInstaller::begin_on(self.disk(), folder, height, root, limits, local)?;
         Ok(Installer { inner, names: BTreeMap::new() })
     }
 }

@@ -232,6 +232,11 @@ impl StateStore {
         Ok(store)
     }
 
+    /// What it lies on.
+    pub fn disk(&self) -> &SharedDisk {
+        &self.disk
+    }
+
     /// The newest checkpoint; `None` if there was none yet.
     pub fn load(&self) -> Result<Option<LoadedCheckpoint>, StoreError> {
         let transaction = self.with_database(|database| Ok(database.begin_read()?))?;

@@ -36,6 +36,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use disk::{RealDisk, SharedDisk};
 use limits::Limits;
 use pages::{HeldLayout, MemoryId, PAGE_BYTES, PageStore, PagesError, StagedMemory};
 use state::manifest::{
@@ -50,7 +51,7 @@ use super::compute::LeafReader;
 use plan::{Plan, Planned};
 use staging::Staging;
 
-pub use swap::complete_install;
+pub use swap::{complete_install, complete_install_on};
 
 /// Leaves looked at in one call of [`StateInstaller::missing`]: 64 MiB at most are read and hashed.
 const LOOKS_PER_CALL: u32 = 256;
@@ -287,6 +288,7 @@ struct Cursor {
 
 /// See the module.
 pub struct StateInstaller {
+    disk: SharedDisk,
     data_dir: PathBuf,
     staging: Staging,
     height: Height,
@@ -315,8 +317,24 @@ impl StateInstaller {
         limits: Arc<Limits>,
         local: Option<LocalState>,
     ) -> Result<Self, InstallError> {
-        let staging = Staging::open(data_dir)?;
+        Self::begin_on(RealDisk::shared(), data_dir, height, root, limits, local)
+    }
+
+    /// The same on another disk.
+    ///
+    /// # Errors
+    /// When the disk fails, or another installation into this directory runs.
+    pub fn begin_on(
+        disk: SharedDisk,
+        data_dir: &Path,
+        height: Height,
+        root: LeafHash,
+        limits: Arc<Limits>,
+        local: Option<LocalState>,
+    ) -> Result<Self, InstallError> {
+        let staging = Staging::open(disk.clone(), data_dir)?;
         let mut installer = Self {
+            disk,
             data_dir: data_dir.to_path_buf(),
             staging,
             height,
@@ -443,12 +461,13 @@ impl StateInstaller {
     /// When chunks are missing, the old state is in use, or the disk fails.
     pub fn finish(mut self) -> Result<Installed, InstallError> {
         self.local = None;
-        let (data_dir, pages_dir) = (self.data_dir.clone(), self.data_dir.join("pages"));
+        let (disk, data_dir) = (self.disk.clone(), self.data_dir.clone());
+        let pages_dir = data_dir.join("pages");
         if pages::is_in_use(&pages_dir)? {
             return Err(InstallError::InUse { path: pages_dir });
         }
         let installed = self.prepare()?;
-        complete_install(&data_dir)?;
+        complete_install_on(disk.as_ref(), &data_dir)?;
         Ok(installed)
     }
 
@@ -639,7 +658,8 @@ impl StateInstaller {
 
     /// Makes the store out of the records and the manifest.
     fn build_store(&self, header: &Header, plan: &Plan) -> Result<(), InstallError> {
-        let mut builder = StoreBuilder::create(&self.staging.state_dir(), STORE_CACHE_BYTES)?;
+        let mut builder =
+            StoreBuilder::create_on(self.disk.as_ref(), &self.staging.state_dir(), STORE_CACHE_BYTES)?;
         let mut rows = self.staging.records(plan)?;
         let (mut at, mut leaf) = (0u64, 0u32);
         let mut framed = Vec::new();

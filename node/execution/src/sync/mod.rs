@@ -51,6 +51,7 @@ mod worker;
 
 pub use install::{
     InstallError, Installed, LocalState, OfferError, Progress, Rejected, StateInstaller, complete_install,
+    complete_install_on,
 };
 pub use snapshot::ServeError;
 pub use source::{SnapshotLease, SnapshotSource};
@@ -61,6 +62,7 @@ pub(crate) use worker::ManifestWorker;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use disk::SharedDisk;
 use pages::{HeldLayout, MemoryId, PageStore, PagesError};
 use state::manifest::Header;
 use state::{BlobHash, ManifestPace, RoundCost};
@@ -83,6 +85,11 @@ impl Executor {
     /// next batch.
     pub fn manifest_owed(&self) -> bool {
         self.manifest_owed
+    }
+
+    /// What the state lies on, for an installer beside it.
+    pub fn disk(&self) -> SharedDisk {
+        self.store.disk().clone()
     }
 
     /// What this node has, for an installer to take from instead of fetching. Holds the layouts of all memories: folding waits for it.

@@ -1,9 +1,13 @@
 //! Trouble of one machine: what a replica meets whose disk is full.
+//!
+//! A full disk refuses whatever a checkpoint or an installation of the real state writes, as one does that copies what it overwrites; its own code meets that. What
+//! threads of the executor write on their own (folding, manifests) is refused only where it falls into such a time, and manifests never: a round waits for
+//! them in the time of the machine that simulates, where nothing would ever empty the disk.
 
 use std::{
     collections::BTreeMap,
     fmt, io,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -11,6 +15,7 @@ use std::{
 };
 
 use consensus::{FinalisedBatch, StateOffer};
+use disk::SimulatedDisk;
 use execution::{FatalError, InstallError, Progress, RoundResult};
 use rounds::{BeginError, DiskProbe, Installation, Offered, Replica, Room};
 use state::{Batch, Fault, Height, StoreError};
@@ -43,10 +48,28 @@ impl Trouble {
     }
 }
 
+/// The files of a real state.
+#[derive(Clone)]
+pub(crate) struct Files {
+    pub(crate) disk: SimulatedDisk,
+    pub(crate) folder: PathBuf,
+}
+
+impl Files {
+    fn refused<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.disk.refuse_writes(Some(&self.folder));
+        let result = work();
+        self.disk.refuse_writes(None);
+        result
+    }
+}
+
 /// A replica on such a machine.
 pub(crate) struct Hurt<R> {
     pub(crate) inner: R,
     pub(crate) trouble: Arc<Trouble>,
+    /// Of a toy: none.
+    pub(crate) files: Option<Files>,
 }
 
 impl<R: Audited> Audited for Hurt<R> {
@@ -57,9 +80,13 @@ impl<R: Audited> Audited for Hurt<R> {
     fn executed(&self) -> BTreeMap<String, u32> {
         self.inner.executed()
     }
+
+    fn is_hashing(&self) -> bool {
+        self.inner.is_hashing()
+    }
 }
 
-impl<R: Replica> Replica for Hurt<R> {
+impl<R: Audited> Replica for Hurt<R> {
     type Installation = HurtInstallation<R::Installation>;
 
     fn height(&self) -> Height {
@@ -87,15 +114,18 @@ impl<R: Replica> Replica for Hurt<R> {
     }
 
     fn checkpoint(&mut self) -> Result<(), FatalError> {
-        if self.trouble.is_full() {
-            return Err(FatalError::Store(StoreError::DiskFull { path: "the store".into() }));
+        if !self.trouble.is_full() {
+            return self.inner.checkpoint();
         }
-        self.inner.checkpoint()
+        match &self.files {
+            Some(files) if !self.inner.is_hashing() => files.refused(|| self.inner.checkpoint()),
+            _ => Err(FatalError::Store(StoreError::DiskFull { path: "the store".into() })),
+        }
     }
 
     fn install(&self, folder: &Path, offer: &StateOffer) -> Result<Self::Installation, BeginError> {
         let inner = self.inner.install(folder, offer)?;
-        Ok(HurtInstallation { inner, trouble: self.trouble.clone() })
+        Ok(HurtInstallation { inner, trouble: self.trouble.clone(), files: self.files.clone() })
     }
 }
 
@@ -103,16 +133,11 @@ impl<R: Replica> Replica for Hurt<R> {
 pub(crate) struct HurtInstallation<I> {
     inner: I,
     trouble: Arc<Trouble>,
+    files: Option<Files>,
 }
 
-impl<I> HurtInstallation<I> {
-    fn room(&self) -> Result<(), InstallError> {
-        if self.trouble.is_full() {
-            Err(InstallError::DiskFull { path: "the new state".into() })
-        } else {
-            Ok(())
-        }
-    }
+fn no_room() -> InstallError {
+    InstallError::DiskFull { path: "the new state".into() }
 }
 
 impl<I: Installation> Installation for HurtInstallation<I> {
@@ -125,8 +150,11 @@ impl<I: Installation> Installation for HurtInstallation<I> {
     }
 
     fn offer(&mut self, name: &[u8], bytes: &[u8]) -> Result<Offered, InstallError> {
-        self.room()?;
-        self.inner.offer(name, bytes)
+        match &self.files {
+            _ if !self.trouble.is_full() => self.inner.offer(name, bytes),
+            Some(files) => files.refused(|| self.inner.offer(name, bytes)),
+            None => Err(no_room()),
+        }
     }
 
     fn progress(&self) -> Progress {
@@ -134,8 +162,11 @@ impl<I: Installation> Installation for HurtInstallation<I> {
     }
 
     fn prepare(self) -> Result<(), InstallError> {
-        self.room()?;
-        self.inner.prepare()
+        match &self.files {
+            _ if !self.trouble.is_full() => self.inner.prepare(),
+            Some(files) => files.refused(|| self.inner.prepare()),
+            None => Err(no_room()),
+        }
     }
 }
 

@@ -19,8 +19,11 @@
 //! `SIMULATE_SEEDS=200` runs that many, `SIMULATE_FIRST=17` begins there, `SIMULATE_REAL=1` executes all of them for real; a failure names its seed, and the
 //! same seed gives the same run.
 //!
-//! Every life ends with a cut of the power: what agreement keeps, the block log and the journal lose or tear what was not
-//! synced. The files of the real state outlast it whole, as after the end of a process.
+//! Every life ends with a cut of the power: what agreement keeps, the block log, the journal and all files of the real state
+//! (records, blobs, canister memory, a state being taken over) lose or tear what was not synced. Threads of the executor meet it
+//! wherever they are; a checkpoint or a step of taking over a state is a whole operation in the simulation's time, so tests of
+//! their own cut those short (`pages`, `state` and `execution`). Folders are durable when they are made or renamed, as
+//! [`disk::SimulatedDisk`] says.
 
 #![allow(clippy::unwrap_used)]
 

@@ -44,7 +44,7 @@ use rounds::{Driver, RoundError, Settings};
 use crate::{
     Context, EPOCH, NODES, RETENTION, SPARES,
     clients::Calls,
-    hurt::{Hurt, Probed, Trouble},
+    hurt::{Files, Hurt, Probed, Trouble},
     liar::{Lies, lying},
     machine::{Disk, OnDisk, WallClockOf},
     probe::{Audited, Probe, SimulatedClock, Slowed},
@@ -68,9 +68,9 @@ fn key_of(secret: &[u8; 32]) -> PublicKey {
 /// What a node has when it starts again.
 pub(crate) struct Durable {
     pub(crate) folder: tempfile::TempDir,
-    /// What the block log, the journal, votes and floor lie on, a part of the folder.
+    /// What the block log, the journal, votes, floor and the real state lie on: the folder.
     pub(crate) disk: SimulatedDisk,
-    /// Of a toy; the real state has its own in the folder.
+    /// Of a toy; the real state has its own on the disk.
     pub(crate) checkpoint: Toy,
     /// As of the last step, for whoever looks from outside; a life begins where the checkpoint is.
     pub(crate) height: u64,
@@ -80,7 +80,7 @@ pub(crate) struct Durable {
 impl Durable {
     pub(crate) fn empty(seed: u64) -> Arc<Mutex<Self>> {
         let folder = tempfile::tempdir().unwrap();
-        let disk = SimulatedDisk::new(&folder.path().join("log"), seed).unwrap();
+        let disk = SimulatedDisk::new(folder.path(), seed).unwrap();
         Arc::new(Mutex::new(Self {
             folder,
             disk,
@@ -440,13 +440,18 @@ impl Net {
         R: commonware_p2p::Receiver<PublicKey = PublicKey>,
     {
         let lies = self.members[place].lies.clone();
+        let member = &mut self.members[place];
+        (member.states, member.queried) = (None, Vec::new());
+        // However the life before ended: the power was gone.
+        let (folder, disk) = {
+            let durable = durable.lock();
+            durable.disk.cut_power().unwrap();
+            (durable.folder.path().join("replica"), durable.disk.clone())
+        };
         if self.real {
             let sandbox = Arc::<ScriptSandbox>::default();
             self.members[place].sandbox = Some(sandbox.clone());
-            let member = &mut self.members[place];
-            (member.states, member.queried) = (None, Vec::new());
-            let folder = durable.lock().folder.path().join("replica");
-            let executor = real::open(&folder, &self.genesis, self.tight, sandbox);
+            let executor = real::open(&disk, &folder, &self.genesis, self.tight, sandbox);
             self.members[place].states = Some(executor.reader());
             let states: Arc<dyn StateServer> =
                 Arc::new(real::Shown { states: rounds::States::of(&executor), lies });
@@ -477,10 +482,8 @@ impl Net {
             durable.executed = replica.executed();
             (durable.folder.path().to_owned(), durable.disk.clone())
         };
-        // However the life before ended: the power was gone.
-        disk.cut_power().unwrap();
         let trouble = self.members[place].trouble.clone();
-        disk.limit_growth(trouble.is_disk_full().then_some(0));
+        disk.limit_growth_in(&folder.join("log"), trouble.is_disk_full().then_some(0));
         let pool = Arc::new(IngressPool::new(&limits()));
         let log = match BlockLog::open_on(Arc::new(disk.clone()), &folder.join("log/blocks"), 16 << 10) {
             Ok(log) => log,
@@ -524,7 +527,8 @@ impl Net {
         let probe = Probe { durable, found: self.found.clone(), status: subnet.status() };
         let clock = context.child("clock");
         let consensus = Slowed { subnet, clock: clock.child("slow"), slow: member.slow.clone() };
-        let replica = Hurt { inner: replica, trouble: trouble.clone() };
+        let files = self.real.then(|| Files { disk: disk.clone(), folder: folder.join("replica") });
+        let replica = Hurt { inner: replica, trouble: trouble.clone(), files };
         let machine = (SimulatedClock(clock), Probed(trouble.clone()), probe);
         let driver = Driver::new((consensus, replica), machine, pool.clone(), settings);
         let channels = lying(channels, &member.sends_lies);
@@ -559,6 +563,8 @@ impl Net {
     /// A crash: every task of the node goes, and with it what storage had not synced.
     pub(crate) async fn kill(&mut self, place: usize) {
         if let Some((task, _)) = self.running.remove(&place) {
+            // First, so that nothing is written by parts that come to an end in good order.
+            self.members[place].durable.lock().disk.switch_off();
             task.abort();
             let _ = task.await;
         }
@@ -577,7 +583,8 @@ impl Net {
     pub(crate) fn fill_disk(&self, place: usize, full: bool) {
         let member = &self.members[place];
         member.trouble.fill_disk(full);
-        member.durable.lock().disk.limit_growth(full.then_some(0));
+        let durable = member.durable.lock();
+        durable.disk.limit_growth_in(&durable.folder.path().join("log"), full.then_some(0));
     }
 
     pub(crate) fn heights(&self) -> Vec<u64> {

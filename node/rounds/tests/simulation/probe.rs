@@ -44,6 +44,11 @@ pub(crate) trait Audited: Replica {
 
     /// How often each call was executed, as the state itself knows it.
     fn executed(&self) -> BTreeMap<String, u32>;
+
+    /// Whether threads of its own may be hashing it, which a checkpoint waits for.
+    fn is_hashing(&self) -> bool {
+        false
+    }
 }
 
 /// See the module.

@@ -1,8 +1,8 @@
 //! The replicated state itself in a simulated node: an executor over stores in the node's own folder. Only the canisters' code is scripted, as in the tests of
 //! execution: the argument of a call is the program it runs.
 //!
-//! A crash drops the executor; its files stay as the operating system has them. What they hold is real, and so are the threads of the executor: neither
-//! may have a say in what comes out.
+//! A crash drops the executor, and a power cut leaves of its files what was synced and any part of the rest. What they hold is real, and so are the threads of the
+//! executor: neither may have a say in what comes out.
 //!
 //! Three canisters are created and installed at the beginning by calls to the management canister. Then every call notes its number in the heap, writes
 //! pages and certified data, and about half of them call another canister, which calls a third, traps or answers. A round is small, so work is left over
@@ -20,7 +20,8 @@ use std::{
 
 use candid::CandidType;
 use consensus::{FinalisedBatch, StateServer};
-use execution::{Executor, ExecutorConfig, Persistent, RoundResult, complete_install};
+use disk::{SharedDisk, SimulatedDisk};
+use execution::{Executor, ExecutorConfig, Persistent, RoundResult, complete_install_on};
 use genesis::Summary;
 use ic_management_canister_types::{CanisterInstallMode, InstallCodeArgs};
 use ic_principal::Principal;
@@ -114,18 +115,20 @@ fn canister(number: usize) -> CanisterId {
     ExecutorConfig::canister_id(FIRST_CANISTER + number as u64)
 }
 
-/// The executor of a node whose data lies in `folder`, at genesis or at its newest checkpoint.
+/// The executor of a node whose data lies in `folder` of its disk, at genesis or at its newest checkpoint.
 pub(crate) fn open(
+    disk: &SimulatedDisk,
     folder: &Path,
     genesis: &Summary,
     is_tight: bool,
     sandbox: Arc<ScriptSandbox>,
 ) -> Executor {
     std::fs::create_dir_all(folder).unwrap();
-    complete_install(folder).unwrap();
+    complete_install_on(disk, folder).unwrap();
     let state = folder.join("state");
-    let store = StateStore::open(&state, 1 << 20).unwrap();
-    let blobs = BlobStore::open(&state.join("blobs"), 16 << 20).unwrap();
+    let disk: SharedDisk = Arc::new(disk.clone());
+    let store = StateStore::open_on(disk.clone(), &state, 1 << 20).unwrap();
+    let blobs = BlobStore::open_on(disk.clone(), &state.join("blobs"), 16 << 20).unwrap();
     let index = match store.load().unwrap() {
         Some(checkpoint) => {
             let memories = checkpoint.memories().unwrap();
@@ -134,7 +137,7 @@ pub(crate) fn open(
         None => vec![],
     };
     let config = config(genesis, is_tight);
-    let pages = PageStore::open(folder.join("pages"), &config.limits.pages, index).unwrap();
+    let pages = PageStore::open_on(disk, folder.join("pages"), &config.limits.pages, index).unwrap();
     Executor::open(config, sandbox, Arc::new(pages), store, Arc::new(blobs), Arc::new(Persistent)).unwrap()
 }
 
@@ -169,6 +172,10 @@ impl Audited for Executor {
             }
         }
         noted
+    }
+
+    fn is_hashing(&self) -> bool {
+        !self.manifest_owed() && self.state().subnet.manifest.pending().is_some()
     }
 }
 

@@ -3,12 +3,14 @@
 
 use std::path::Path;
 
+use disk::{Disk, RealDisk};
 use pages::{MemoryId, MemoryIndex};
 use redb::{Database, WriteTransaction};
 
 use super::{
-    CANISTERS, FORMAT, Failure, HEADER_KEY, HEADS, HISTORY, Header, MEMORIES, NUMBERS, StoreError, encode,
-    guard,
+    CANISTERS, FORMAT, Failure, HEADER_KEY, HEADS, HISTORY, Header, MEMORIES, NUMBERS, StoreError,
+    backend::Backend,
+    encode, guard,
     leaves::{self, BLOB_LEAVES, BODY, LEAVES, ManifestWriter, STARTS},
     parts::{self, Tally},
     rows::{Row, RowAt, RowKind},
@@ -35,14 +37,21 @@ pub struct StoreBuilder {
 impl StoreBuilder {
     /// Begins a new store in `dir`, in place of whatever store is there. Caches at most `cache_bytes`.
     pub fn create(dir: &Path, cache_bytes: u64) -> Result<Self, StoreError> {
+        Self::create_on(&RealDisk, dir, cache_bytes)
+    }
+
+    /// The same on another disk. Nothing keeps a second process out: whoever builds holds a lock of their own.
+    pub fn create_on(disk: &dyn Disk, dir: &Path, cache_bytes: u64) -> Result<Self, StoreError> {
         let path = dir.join(super::FILE_NAME);
         let database = guard(&path, || {
-            match std::fs::remove_file(&path) {
+            match disk.remove(&path) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
                 _ => {}
             }
             let cache_bytes = usize::try_from(cache_bytes).unwrap_or(usize::MAX);
-            let database = Database::builder().set_cache_size(cache_bytes).create(&path)?;
+            let mut builder = Database::builder();
+            builder.set_cache_size(cache_bytes);
+            let database = builder.create_with_backend(Backend::open(disk, &path)?)?;
             let transaction = database.begin_write()?;
             for table in [HEADS, CANISTERS, HISTORY, MEMORIES] {
                 transaction.open_table(table)?;

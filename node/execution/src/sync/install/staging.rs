@@ -1,10 +1,11 @@
 //! The files of an installation under way. See the module above for their names. Nothing here knows what is missing.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use disk::{Disk, DiskFile, Open, SharedDisk};
 use pages::{MemoryId, StagedMemory, retain_staged, sync_dir};
 use state::BlobStore;
 use state::manifest::{Header, ObjectId, PIECE_BYTES, piece_hash};
@@ -19,6 +20,7 @@ const HEADER_BYTES_MAX: u64 = 1 << 20;
 
 /// The records or a blob, under way.
 pub(super) struct StagedStream {
+    disk: SharedDisk,
     file: File,
     path: PathBuf,
 }
@@ -29,12 +31,17 @@ impl StagedStream {
     }
 
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), InstallError> {
-        self.file.write_all_at(bytes, offset).map_err(|error| InstallError::io("write", &self.path, error))
+        self.on_disk().write_at(bytes, offset).map_err(|error| InstallError::io("write", &self.path, error))
+    }
+
+    fn on_disk(&self) -> Box<dyn DiskFile + '_> {
+        self.disk.raw(&self.path, &self.file)
     }
 }
 
 /// See the module. Locked against another installation while it lives.
 pub(super) struct Staging {
+    disk: SharedDisk,
     dir: PathBuf,
     blobs: BlobStore,
     _lock: File,
@@ -42,17 +49,17 @@ pub(super) struct Staging {
 
 impl Staging {
     /// Opens the staging directory, creating it if need be.
-    pub(super) fn open(data_dir: &Path) -> Result<Self, InstallError> {
+    pub(super) fn open(disk: SharedDisk, data_dir: &Path) -> Result<Self, InstallError> {
         let dir = data_dir.join(STAGING);
         if dir.join(COMPLETE).exists() {
             // An installation before this one was not ended: its state counts already.
-            super::complete_install(data_dir)?;
+            super::complete_install_on(disk.as_ref(), data_dir)?;
         }
         for dir in [dir.clone(), dir.join("pages"), dir.join("state").join("blobs")] {
-            fs::create_dir_all(&dir).map_err(|error| InstallError::io("create", &dir, error))?;
+            disk.create_folder(&dir).map_err(|error| InstallError::io("create", &dir, error))?;
         }
         for name in OLD {
-            remove_dir(&dir.join(name))?;
+            remove_dir(disk.as_ref(), &dir.join(name))?;
         }
         let lock = File::open(&dir).map_err(|error| InstallError::io("open", &dir, error))?;
         match lock.try_lock() {
@@ -60,8 +67,8 @@ impl Staging {
             Err(TryLockError::WouldBlock) => return Err(InstallError::InUse { path: dir }),
             Err(TryLockError::Error(error)) => return Err(InstallError::io("lock", &dir, error)),
         }
-        let blobs = BlobStore::open(&dir.join("state").join("blobs"), u64::MAX)?;
-        Ok(Self { dir, blobs, _lock: lock })
+        let blobs = BlobStore::open_on(disk.clone(), &dir.join("state").join("blobs"), u64::MAX)?;
+        Ok(Self { disk, dir, blobs, _lock: lock })
     }
 
     pub(super) fn state_dir(&self) -> PathBuf {
@@ -86,21 +93,29 @@ impl Staging {
     /// Keeps a header, and makes room for its body.
     pub(super) fn put_header(&self, bytes: &[u8], body_bytes: u64) -> Result<(), InstallError> {
         let path = self.dir.join("header");
-        fs::write(&path, bytes).map_err(|error| InstallError::io("write", &path, error))?;
+        self.disk
+            .open(&path, Open::Truncate)
+            .and_then(|file| file.write_at(bytes, 0))
+            .map_err(|error| InstallError::io("write", &path, error))?;
         let (body, path) = self.body()?;
-        body.set_len(body_bytes).map_err(|error| InstallError::io("extend", &path, error))
+        self.disk
+            .raw(&path, &body)
+            .set_len(body_bytes)
+            .map_err(|error| InstallError::io("extend", &path, error))
     }
 
     /// The body's file.
     pub(super) fn body(&self) -> Result<(File, PathBuf), InstallError> {
         let path = self.dir.join("body");
-        let file = open_or_create(&path)?;
+        let file = self.open_or_create(&path)?;
         Ok((file, path))
     }
 
     pub(super) fn put_piece(&self, index: u32, bytes: &[u8]) -> Result<(), InstallError> {
         let (file, path) = self.body()?;
-        file.write_all_at(bytes, u64::from(index) * PIECE_BYTES as u64)
+        self.disk
+            .raw(&path, &file)
+            .write_at(bytes, u64::from(index) * PIECE_BYTES as u64)
             .map_err(|error| InstallError::io("write", &path, error))
     }
 
@@ -121,7 +136,7 @@ impl Staging {
 
     /// A memory's file, and whether it was there.
     pub(super) fn memory(&self, id: MemoryId, length: u64) -> Result<(StagedMemory, bool), InstallError> {
-        Ok(StagedMemory::open(&self.pages_dir(), id, length)?)
+        Ok(StagedMemory::open(self.disk.clone(), &self.pages_dir(), id, length)?)
     }
 
     /// The file of the records or of a blob, and whether it was there.
@@ -130,17 +145,21 @@ impl Staging {
             ObjectId::Blob(hash) => self.blobs.path(hash),
             _ => self.dir.join("records"),
         };
-        let file = open_or_create(&path)?;
+        let file = self.open_or_create(&path)?;
         let found = file.metadata().map_err(|error| InstallError::io("inspect", &path, error))?.len();
+        let stream = StagedStream { disk: self.disk.clone(), file, path };
         if found != length {
-            file.set_len(length).map_err(|error| InstallError::io("extend", &path, error))?;
+            stream
+                .on_disk()
+                .set_len(length)
+                .map_err(|error| InstallError::io("extend", &stream.path, error))?;
         }
-        Ok((StagedStream { file, path }, found > 0))
+        Ok((stream, found > 0))
     }
 
     /// Removes what the plan does not name: files of an installation of another height.
     pub(super) fn retain(&self, plan: &Plan) -> Result<(), InstallError> {
-        retain_staged(&self.pages_dir(), |id| plan.has(ObjectId::Memory(id)))?;
+        retain_staged(self.disk.as_ref(), &self.pages_dir(), |id| plan.has(ObjectId::Memory(id)))?;
         self.blobs.retain(|hash| plan.has(ObjectId::Blob(*hash)))?;
         Ok(())
     }
@@ -166,12 +185,15 @@ impl Staging {
                 ObjectId::Memory(id) => self.memory(id, planned.length)?.0.sync()?,
                 ObjectId::Blob(_) => {
                     let (stream, _) = self.stream(planned.id, planned.length)?;
-                    stream.file.sync_all().map_err(|error| InstallError::io("sync", &stream.path, error))?;
+                    stream
+                        .on_disk()
+                        .sync_all()
+                        .map_err(|error| InstallError::io("sync", &stream.path, error))?;
                 }
             }
         }
         for dir in [self.pages_dir(), self.state_dir().join("blobs"), self.state_dir(), self.dir.clone()] {
-            sync_dir(&dir)?;
+            sync_dir(self.disk.as_ref(), &dir)?;
         }
         Ok(())
     }
@@ -179,26 +201,21 @@ impl Staging {
     /// Says, durably, that the new state counts.
     pub(super) fn complete(&self) -> Result<(), InstallError> {
         let path = self.dir.join(COMPLETE);
-        File::create(&path)
+        self.disk
+            .open(&path, Open::Truncate)
             .and_then(|file| file.sync_all())
             .map_err(|error| InstallError::io("create", &path, error))?;
-        Ok(sync_dir(&self.dir)?)
+        Ok(sync_dir(self.disk.as_ref(), &self.dir)?)
+    }
+
+    fn open_or_create(&self, path: &Path) -> Result<File, InstallError> {
+        self.disk.open_raw(path, Open::Create).map_err(|error| InstallError::io("open", path, error))
     }
 }
 
-fn open_or_create(path: &Path) -> Result<File, InstallError> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(path)
-        .map_err(|error| InstallError::io("open", path, error))
-}
-
 /// Removes a directory and what is in it; one that is not there counts as removed.
-pub(super) fn remove_dir(path: &Path) -> Result<(), InstallError> {
-    match fs::remove_dir_all(path) {
+pub(super) fn remove_dir(disk: &dyn Disk, path: &Path) -> Result<(), InstallError> {
+    match disk.remove_folder(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(InstallError::io("remove", path, error)),
         _ => Ok(()),
     }

@@ -3,10 +3,10 @@
 //! For each of `pages` and `state`: as long as `sync/<name>` is there it has not been moved in. Then whatever is at `<name>` is the old one, or nothing, because
 //! it was moved aside before the crash. So the same two renames, taken up anywhere, come to the same end.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 
+use disk::{Disk, RealDisk};
 use pages::sync_dir;
 
 use super::InstallError;
@@ -26,6 +26,14 @@ pub(super) const OLD: [&str; 2] = ["old-pages", "old-state"];
 /// # Errors
 /// When the disk fails; the next call goes on.
 pub fn complete_install(data_dir: &Path) -> Result<bool, InstallError> {
+    complete_install_on(&RealDisk, data_dir)
+}
+
+/// The same on another disk.
+///
+/// # Errors
+/// When the disk fails; the next call goes on.
+pub fn complete_install_on(disk: &dyn Disk, data_dir: &Path) -> Result<bool, InstallError> {
     let staging = data_dir.join(STAGING);
     let complete = staging.join(COMPLETE);
     if !complete.exists() {
@@ -37,27 +45,27 @@ pub fn complete_install(data_dir: &Path) -> Result<bool, InstallError> {
             continue;
         }
         if place.exists() {
-            remove_dir(&aside)?;
-            rename(&place, &aside)?;
-            sync_dir(&staging)?;
-            sync_dir(data_dir)?;
+            remove_dir(disk, &aside)?;
+            rename(disk, &place, &aside)?;
+            sync_dir(disk, &staging)?;
+            sync_dir(disk, data_dir)?;
         }
-        rename(&new, &place)?;
-        sync_dir(data_dir)?;
-        sync_dir(&staging)?;
+        rename(disk, &new, &place)?;
+        sync_dir(disk, data_dir)?;
+        sync_dir(disk, &staging)?;
     }
     // First what says that there is something to do, so that nothing is done twice.
-    match fs::remove_file(&complete) {
+    match disk.remove(&complete) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             return Err(InstallError::io("remove", &complete, error));
         }
-        _ => sync_dir(&staging)?,
+        _ => sync_dir(disk, &staging)?,
     }
-    remove_dir(&staging)?;
-    sync_dir(data_dir)?;
+    remove_dir(disk, &staging)?;
+    sync_dir(disk, data_dir)?;
     Ok(true)
 }
 
-fn rename(from: &Path, to: &Path) -> Result<(), InstallError> {
-    fs::rename(from, to).map_err(|error| InstallError::io("move", from, error))
+fn rename(disk: &dyn Disk, from: &Path, to: &Path) -> Result<(), InstallError> {
+    disk.rename(from, to).map_err(|error| InstallError::io("move", from, error))
 }
