@@ -589,7 +589,6 @@ fn install_on(
 #[test]
 fn a_power_cut_at_any_operation_of_an_installation_leaves_the_old_state_or_the_new_one() {
     let (mut source, ids) = populated(sync_limits());
-    let (first, _) = until_newer(&mut source, Height(0));
     let mut stale = Node::of_subnet(sync_limits());
     for (batch, ..) in source.log.clone() {
         stale.execute(batch, &[]);
@@ -597,7 +596,7 @@ fn a_power_cut_at_any_operation_of_an_installation_leaves_the_old_state_or_the_n
     stale.executor.checkpoint().unwrap();
     let (old_height, old_content) = (stale.executor.height(), content(&stale));
     work(&mut source, &ids, 3);
-    let goal = until_newer(&mut source, first);
+    let goal = until_newer(&mut source, old_height);
     let snapshots = source.executor.snapshots();
     let old = close(stale).unwrap();
     let machine = |seed: u64| {
@@ -625,7 +624,7 @@ fn a_power_cut_at_any_operation_of_an_installation_leaves_the_old_state_or_the_n
         (1..fetched).step_by(1 + fetched as usize / 40).chain(fetched.saturating_sub(30)..=operations);
     let (mut old_ones, mut new_ones) = (0, 0);
     for operation in looked_at {
-        let (_dir, data, disk) = machine(operation);
+        let (dir, data, disk) = machine(operation);
         disk.end_after(operation, operation.is_multiple_of(2));
         let counts = install_on(&disk, &data, goal, &snapshots).is_ok();
         let _ = counts && complete_install_on(&disk, &data).is_ok();
@@ -649,6 +648,8 @@ fn a_power_cut_at_any_operation_of_an_installation_leaves_the_old_state_or_the_n
         assert_eq!(content, old_content, "operation {operation} of {operations}");
         old_ones += 1;
         // What is left of what was fetched is used, or fetched again.
+        // (The node that was looked at did not use the simulated disk, so it begins anew.)
+        let disk = SimulatedDisk::new(dir.path(), operation).unwrap();
         install_on(&disk, &data, goal, &snapshots).unwrap();
         disk.cut_power().unwrap();
         complete_install_on(&disk, &data).unwrap();
