@@ -13,7 +13,7 @@ use std::{
 };
 
 use budget::{
-    Ledger, Level,
+    Ledger, Level, Observation,
     cgroup::Cgroup,
     process::{self, Pid},
 };
@@ -23,6 +23,9 @@ use sandbox::Lane;
 
 use crate::allocator;
 
+/// The role of a compile child, as the report names it.
+const COMPILER: &str = "compiler";
+
 /// See the module.
 pub(crate) struct Watch {
     // Interfaces.
@@ -31,6 +34,8 @@ pub(crate) struct Watch {
     pub(crate) sandbox: Arc<sandbox::Pool>,
     // Configuration.
     pub(crate) budget_bytes: u64,
+    /// What the loader wrote in this process before it began; workers are of the same program.
+    program_bytes: u64,
     // Counters.
     pub(crate) started: Instant,
     pub(crate) queries: AtomicU64,
@@ -39,6 +44,8 @@ pub(crate) struct Watch {
     level: AtomicU8,
     /// Bytes that lie in gaps between allocations of an idle node, once they are worth closing; 0 otherwise.
     gaps: AtomicU64,
+    /// `program_bytes` of every process that was there at the last look.
+    program: Mutex<Option<Observation>>,
     throttling: Mutex<Throttling>,
     history: Mutex<VecDeque<report::Sample>>,
 }
@@ -73,7 +80,15 @@ impl Watch {
         sandbox: Arc<sandbox::Pool>,
         limits: &Limits,
     ) -> Self {
+        let program_bytes = process::relocated_bytes(Pid::own()).unwrap_or_else(|error| {
+            // Nothing hangs on it but a figure, which is then too high by as much.
+            tracing::warn!(%error, "cannot measure what the program's own constants take");
+            0
+        });
+        let program = ledger.pool(limits::pool::PROGRAM).map(|pool| pool.observe());
         Self {
+            program_bytes,
+            program: Mutex::new(program),
             ledger,
             cgroup,
             sandbox,
@@ -97,7 +112,7 @@ impl Watch {
             };
             (role, worker.pid)
         });
-        let compilers = self.sandbox.compiler_pids().into_iter().map(|pid| ("compiler", pid));
+        let compilers = self.sandbox.compiler_pids().into_iter().map(|pid| (COMPILER, pid));
         let processes: Vec<report::Process> = std::iter::once(("node", std::process::id()))
             .chain(workers)
             .chain(compilers)
@@ -111,6 +126,11 @@ impl Watch {
                 })
             })
             .collect();
+        // A compile child is not among them: what is reserved for a compilation is for all that its process takes.
+        let count = processes.iter().filter(|process| process.role != COMPILER).count() as u64;
+        if let Some(program) = lock(&self.program).as_mut() {
+            program.set(count.saturating_mul(self.program_bytes));
+        }
         Reading {
             anonymous_bytes: processes.iter().map(|process| process.anonymous_bytes).sum(),
             file_bytes: processes.iter().map(|process| process.file_bytes).sum(),
