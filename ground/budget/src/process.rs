@@ -226,7 +226,8 @@ fn parse_relocated(smaps: &str, program: &str) -> u64 {
             }
             // A mapping begins: addresses, rights, offset, device, inode, and the file, whose name may hold spaces.
             (Some(range), Some(rights)) if range.contains('-') => {
-                within = rights == "r--p" && line.strip_suffix(program).is_some_and(|rest| rest.ends_with(' '));
+                within =
+                    rights == "r--p" && line.strip_suffix(program).is_some_and(|rest| rest.ends_with(' '));
             }
             _ => {}
         }
