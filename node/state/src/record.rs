@@ -23,6 +23,7 @@ pub fn encode_record<T: Serialize>(what: impl Display, value: &T) -> Result<Vec<
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use serde::Serializer;
 
