@@ -101,6 +101,15 @@ pub fn proportional(pid: Pid) -> Result<ProportionalMemory, ReadError> {
     parse_smaps_rollup(&text).ok_or(ReadError::Missing { path, wanted: "Pss" })
 }
 
+/// Memory that the loader took before the program began: constants of its file that hold addresses. They are written once, with the addresses of this
+/// process, and read-only from then on, so they are as many in every process of the same program. Needs the right to trace the process.
+pub fn relocated_bytes(pid: Pid) -> Result<u64, ReadError> {
+    let path = pid.file("exe");
+    let program = std::fs::read_link(&path).map_err(|source| ReadError::Io { path, source })?;
+    let text = read_text(&pid.file("smaps"))?;
+    Ok(parse_relocated(&text, &program.to_string_lossy()))
+}
+
 /// User and system CPU time of one process, its ended threads included.
 pub fn cpu_time(pid: Pid) -> Result<Duration, ReadError> {
     let path = pid.file("stat");
@@ -205,6 +214,27 @@ fn parse_smaps_rollup(text: &str) -> Option<ProportionalMemory> {
     })
 }
 
+/// Anonymous pages of mappings of `program` that can be read and nothing else.
+fn parse_relocated(smaps: &str, program: &str) -> u64 {
+    let mut within = false;
+    let mut bytes = 0_u64;
+    for line in smaps.lines() {
+        let mut words = line.split_ascii_whitespace();
+        match (words.next(), words.next()) {
+            (Some("Anonymous:"), _) if within => {
+                bytes = bytes.saturating_add(field_kib(line, "Anonymous").unwrap_or(0));
+            }
+            // A mapping begins: addresses, rights, offset, device, inode, and the file, whose name may hold spaces.
+            (Some(range), Some(rights)) if range.contains('-') => {
+                within =
+                    rights == "r--p" && line.strip_suffix(program).is_some_and(|rest| rest.ends_with(' '));
+            }
+            _ => {}
+        }
+    }
+    bytes
+}
+
 /// Fields 14 and 15 of `/proc/<pid>/stat`. The second field, the command, may hold spaces and parentheses: the last `)` ends it.
 fn parse_stat_ticks(text: &str) -> Option<u64> {
     let (_, after_command) = text.rsplit_once(')')?;
@@ -263,6 +293,21 @@ mod tests {
         let old = parse_smaps_rollup("Rss:  1676 kB\nPss:   336 kB\n").unwrap();
         assert_eq!(old, ProportionalMemory { all_bytes: 336 << 10, anonymous_bytes: 0, file_bytes: 0 });
         assert_eq!(parse_smaps_rollup("garbage"), None);
+    }
+
+    #[test]
+    fn constants_that_hold_addresses_are_anonymous_and_read_only() {
+        let smaps = "55d0-55d1 r--p 00000000 08:01 7   /opt/my node\nSize:  4 kB\nAnonymous:  0 kB\n\
+            55d1-55d2 r-xp 00001000 08:01 7   /opt/my node\nAnonymous:  4 kB\n\
+            55d2-55d3 r--p 00002000 08:01 7   /opt/my node\nAnonymous:  1104 kB\nAnonHugePages:  2048 kB\n\
+            55d3-55d4 rw-p 00003000 08:01 7   /opt/my node\nAnonymous:  28 kB\n\
+            7f00-7f01 r--p 00000000 08:01 8   /lib/opt/my node\nAnonymous:  16 kB\n\
+            7f01-7f02 r--p 00000000 00:00 0\nAnonymous:  32 kB\n";
+        assert_eq!(parse_relocated(smaps, "/opt/my node"), 1104 << 10);
+        assert_eq!(parse_relocated("", "/opt/my node"), 0);
+        // Of this very program there are some, and not many.
+        let own = relocated_bytes(Pid::own()).unwrap();
+        assert!((1..16 << 20).contains(&own), "{own}");
     }
 
     #[test]

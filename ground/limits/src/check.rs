@@ -295,12 +295,13 @@ impl Limits {
         let least = self
             .process
             .worker_base_bytes
+            .saturating_add(self.process.program_bytes)
             .saturating_add(self.worker_buffer_bytes())
             .saturating_add(dirtiest);
         rules.at_least(
             limit!(self.sandbox.worker_anonymous_bytes),
             least,
-            "a worker's base and buffers and the dirtiest execution allowed, or it would be killed for doing what the limits allow",
+            "a worker's program, base and buffers and the dirtiest execution allowed, or it would be killed for doing what the limits allow",
         );
     }
 

@@ -3,6 +3,9 @@
 //! A pool's cap is the line of the same name in the budget sheet. Pools marked *observed* are held to their cap by deterministic rules of the
 //! replicated state, which every node must apply alike; the ledger only counts them ([`budget::Pool::observe`]).
 
+/// Constants of the program that the loader writes in the node and in each worker: [`crate::ProcessLimits::program_bytes`] each, counted as measured
+/// (observed).
+pub const PROGRAM: &str = "program";
 /// Working memory shared by update messages, installs and compilations, which exclude one another where they do not fit together. Before a message
 /// starts, [`crate::Limits::message_dirty_bytes`] are reserved; before an install or upgrade, [`crate::Limits::install_dirty_bytes`]; before a
 /// compilation, [`crate::Limits::compile_reservation_bytes`]. Wait with [`budget::Pool::reserve_within`].

@@ -199,6 +199,10 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("gateway.delegation_targets", "interface specification: 1000"),
     ("gateway.nonce_bytes", "interface specification: 32"),
     (
+        "process.program_bytes",
+        "in each process the loader writes the constants that hold addresses; measured at start, with room for a larger program",
+    ),
+    (
         "process.node_base_bytes",
         "runtime, stacks and allocator slack, measured at rest with room for fragmentation",
     ),

@@ -168,7 +168,17 @@ impl Limits {
         let blocks = consensus.execution_lag_blocks.saturating_add(1);
         let delta_most = pages.delta_capacity_bytes.saturating_add(in_flight);
 
+        let processes = workers.saturating_add(1);
+
         vec![
+            line(
+                pool::PROGRAM,
+                processes.saturating_mul(process.program_bytes),
+                "thimble",
+                Pool,
+                times(processes, process.program_bytes),
+                "constants that hold addresses: the loader writes them in the node and in each worker",
+            ),
             line(
                 "node_process",
                 process.node_base_bytes,

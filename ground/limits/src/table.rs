@@ -302,6 +302,8 @@ pub struct GatewayLimits {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProcessLimits {
+    /// Constants of the program that hold addresses, in each process.
+    pub program_bytes: u64,
     /// Node process at rest: runtime, stacks, allocator slack.
     pub node_base_bytes: u64,
     /// One worker at rest.

@@ -146,6 +146,7 @@ fn a_ledger_is_made_of_the_sheet() {
         assert_eq!(ledger.budget_bytes(), limits.memory_budget_bytes - fixed);
     }
     let all = [
+        pool::PROGRAM,
         pool::EXECUTIONS,
         pool::QUERIES,
         pool::GUARANTEED_MESSAGES,

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use limits::PagesLimits;
 use pages::{PAGE_BYTES, PageStore};
-use state::{CheckpointDelta, Height, ModuleHash, manifest::LEAF_BYTES};
+use state::{CheckpointDelta, Height, ModuleHash, StoreError, encode_record, manifest::LEAF_BYTES};
 
 use crate::config::FatalError;
 use crate::executor::Executor;
@@ -186,10 +186,7 @@ impl Executor {
         let ticket = pages.begin_checkpoint()?;
         ticket.sync()?;
         self.core.blobs.sync()?;
-        let encode = |what: &str, bytes: Result<Vec<u8>, postcard::Error>| {
-            bytes.map_err(|error| FatalError::Record { what: what.into(), reason: error.to_string() })
-        };
-        let metadata = encode("the subnet", postcard::to_stdvec(&self.state.subnet))?;
+        let metadata = encode_record("the subnet", &self.state.subnet).map_err(StoreError::from)?;
         let history = self.state.history.begin_checkpoint();
         let memories = ticket
             .changed
@@ -198,10 +195,10 @@ impl Executor {
             .collect();
         let written = ticket.written.iter().map(|(id, pages)| (*id, leaves_of_pages(pages))).collect();
         let changed: Vec<_> = ticket.changed.iter().map(|(id, ..)| *id).collect();
-        // A record is encoded when its turn comes, so that no two are held at once. Encoding into memory does not fail; if it did, the empty record would
-        // keep the node from starting rather than let the canister vanish.
+        // A record is encoded when its turn comes, so that no two are held at once.
         let canisters = self.state.unsaved().map(|(id, canister)| {
-            (id, canister.map(|canister| postcard::to_stdvec(canister).unwrap_or_default()))
+            let record = canister.map(|canister| encode_record(format_args!("canister {id}"), canister));
+            Ok((id, record.transpose()?))
         });
         self.store.write(CheckpointDelta {
             height: self.state.subnet.height,

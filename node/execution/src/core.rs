@@ -117,6 +117,13 @@ impl Core {
         let wasm = match self.blobs.get(&module.0) {
             Ok(Some(wasm)) => wasm,
             Ok(None) => return Err(fatal("its bytes are not in the module store".into())),
+            // The bytes were read and do not have the hash: nothing is compiled from them.
+            Err(BlobError::Corrupt { path }) => {
+                let path = path.display();
+                return Err(fatal(format!(
+                    "the node's stored copy of the module is damaged, {path} does not have the hash in its name"
+                )));
+            }
             Err(error) if error.can_heal() => return Err(trouble(error)),
             Err(error) => return Err(fatal(error.to_string())),
         };

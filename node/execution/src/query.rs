@@ -432,11 +432,11 @@ impl<'a> Session<'a> {
             Ok(()) => {}
             Err(EnsureError::Trouble(reason)) => {
                 tracing::warn!(canister = %canister.id, reason, "installed module cannot be compiled");
-                return Err(reject::not_compiled(&canister.id));
+                return Err(reject::not_compiled(&canister.id, &reason));
             }
             Err(EnsureError::Fatal(error)) => {
                 tracing::error!(%error, "query cannot run");
-                return Err(reject::not_compiled(&canister.id));
+                return Err(reject::node_cannot_execute(&canister.id, &error));
             }
         }
         let left =
@@ -466,6 +466,7 @@ impl<'a> Session<'a> {
         if cut_off() {
             return Err(given_up());
         }
+        let mut attempts = 1;
         let mut executed = self.core.sandbox.execute(Lane::Query(self.lane), &request);
         if let Err(trouble) = &executed
             && request.keep_token.is_none()
@@ -473,6 +474,7 @@ impl<'a> Session<'a> {
         {
             // As a rule the worker was killed from outside. A message that kills every worker gets no third.
             tracing::warn!(canister = %canister.id, %trouble, "query has no outcome and is executed again");
+            attempts += 1;
             executed = self.core.sandbox.execute(Lane::Query(self.lane), &request);
         }
         if cut_off() {
@@ -484,7 +486,7 @@ impl<'a> Session<'a> {
         }
         let outcome = executed.map_err(|trouble| {
             tracing::warn!(canister = %canister.id, %trouble, "query has no outcome");
-            reject::query_worker_died(&canister.id)
+            reject::query_worker_died(&canister.id, attempts, &trouble.to_string())
         })?;
         self.repeatable &= !outcome.height_read;
         self.instructions = self.instructions.saturating_add(outcome.instructions.min(limits.instructions));

@@ -157,20 +157,31 @@ pub(crate) fn query_cut_off(id: &CanisterId, seconds: u64) -> Reject {
     )
 }
 
-pub(crate) fn query_worker_died(id: &CanisterId) -> Reject {
-    reject(
-        521,
-        format!("Error from Canister {id}: The worker process that executed the query died; ask again."),
-    )
+/// For trouble of this machine, which says nothing about the canister: transient, like everything another node may answer. Never for an update.
+fn trouble_of_the_machine(message: String) -> Reject {
+    reject(208, message)
 }
 
-pub(crate) fn not_compiled(id: &CanisterId) -> Reject {
-    reject(
-        521,
-        format!(
-            "Error from Canister {id}: The canister's module could not be compiled for lack of memory or time on the node; nothing was executed."
-        ),
-    )
+pub(crate) fn query_worker_died(id: &CanisterId, attempts: u32, what: &str) -> Reject {
+    let times = if attempts == 1 { "once".into() } else { format!("{attempts} times") };
+    trouble_of_the_machine(format!(
+        "The node could not execute the query of canister {id}: its worker process ended {times} without an outcome ({what}). That is trouble of the node and \
+         says nothing about the canister; ask again."
+    ))
+}
+
+pub(crate) fn not_compiled(id: &CanisterId, reason: &str) -> Reject {
+    trouble_of_the_machine(format!(
+        "The node could not compile the module of canister {id} now ({reason}); nothing was executed. That is trouble of the node and says nothing about the \
+         canister; ask again."
+    ))
+}
+
+/// What ends the node when an update meets it.
+pub(crate) fn node_cannot_execute(id: &CanisterId, error: &impl std::fmt::Display) -> Reject {
+    trouble_of_the_machine(format!(
+        "This node cannot execute canister {id}: {error}. That is trouble of the node and says nothing about the canister; its operator has to mend it."
+    ))
 }
 
 pub(crate) fn memory_too_dear(id: &CanisterId, bytes: u64, balance: Cycles, needed: Cycles) -> Reject {

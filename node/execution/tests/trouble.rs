@@ -11,7 +11,7 @@ use execution::{Closing, FatalError, QueryRequest, Trouble};
 use ic_management_canister_types::CanisterInstallMode;
 use ic_principal::Principal;
 use limits::Limits;
-use state::{Batch, CanisterId, Fault};
+use state::{Batch, CanisterId, Fault, RejectCode};
 
 const MIB: u64 = 1 << 20;
 
@@ -109,8 +109,44 @@ fn a_query_is_executed_again_when_its_worker_dies_but_not_for_ever() {
     assert_eq!(queries.query(&request(b"one")).unwrap().bytes, b"one");
     node.sandbox.deaths.store(2, Relaxed);
     let reject = queries.query(&request(b"two")).unwrap_err();
-    assert!(reject.message.contains("worker process"), "{}", reject.message);
+    assert_eq!(reject.code, RejectCode::SysTransient, "{}", reject.message);
+    assert!(reject.message.contains("worker process ended 2 times"), "{}", reject.message);
+    assert!(!reject.message.contains("Error from Canister"), "{}", reject.message);
     assert_eq!(node.sandbox.deaths.load(Relaxed), 0);
+}
+
+#[test]
+fn a_damaged_module_on_disk_is_trouble_of_the_node_and_is_named() {
+    let (mut node, ids) = writers(limits());
+    node.call(ids[0], &[Op::Reply(vec![])]).unwrap();
+    // Nothing is repeated at the start, so the module is not looked at before the query.
+    node.executor.checkpoint().unwrap();
+    let mut node = node.restart();
+    node.round();
+    let hash = node.canister(ids[0]).module().unwrap().hash;
+    let path = node.blob_path(&hash);
+    let mut bytes = std::fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let request = QueryRequest {
+        sender: user(1),
+        canister_id: ids[0],
+        method_name: "look".into(),
+        arg: encode(&[Op::Reply(vec![])]),
+        sender_info: None,
+    };
+    let preparations = node.sandbox.preparations.load(Relaxed);
+    let reject = node.executor.queries().query(&request).unwrap_err();
+    assert_eq!(reject.code, RejectCode::SysTransient, "{}", reject.message);
+    for words in ["stored copy of the module is damaged", path.to_str().unwrap()] {
+        assert!(reject.message.contains(words), "{}", reject.message);
+    }
+    // An update is not answered with anything: the node ends, in the same words.
+    node.send(ids[0], &[Op::Reply(vec![])]);
+    let batch = node.batch();
+    let error = node.executor.execute(&batch, &[]).unwrap_err().to_string();
+    assert!(error.contains("is damaged") && error.contains(path.to_str().unwrap()), "{error}");
+    assert_eq!(node.sandbox.preparations.load(Relaxed), preparations);
 }
 
 #[test]

@@ -31,7 +31,8 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::{
-    CanisterId, Ingress, Reject, RequestId, Time,
+    CanisterId, Ingress, NotEncoded, Reject, RequestId, Time, encode_record,
+    store::Change,
     tree::{Certified, Digest, Keyed, MerkleMap, Subtree, Summary},
 };
 
@@ -511,9 +512,11 @@ impl IngressHistory {
 
 impl HistoryEntry {
     /// As a checkpoint keeps it.
-    pub fn to_record(&self) -> Vec<u8> {
-        // Writing to a vector does not fail, and the type has nothing that cannot be written.
-        postcard::to_stdvec(self).unwrap_or_default()
+    ///
+    /// # Errors
+    /// When there is something in it that cannot be written, which is a defect.
+    pub fn to_record(&self) -> Result<Vec<u8>, NotEncoded> {
+        encode_record(format_args!("call {:?}", self.id), self)
     }
 
     /// The entry a checkpoint kept.
@@ -542,10 +545,10 @@ pub struct HistoryChanges {
 
 impl HistoryChanges {
     /// Entries to write, and `None` for those that left.
-    pub fn iter(&self) -> impl Iterator<Item = (RequestId, Option<Vec<u8>>)> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = Result<Change<RequestId>, NotEncoded>> + '_ {
         let after = self.after_interval;
-        let left = self.removed.iter().filter(|id| !self.map.contains(&id.0)).map(|id| (*id, None));
+        let left = self.removed.iter().filter(|id| !self.map.contains(&id.0)).map(|id| Ok((*id, None)));
         let changed = self.map.matching(move |summary| summary.changed > after);
-        left.chain(changed.map(|entry| (entry.id, Some(entry.to_record()))))
+        left.chain(changed.map(|entry| Ok((entry.id, Some(entry.to_record()?)))))
     }
 }

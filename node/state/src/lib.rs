@@ -18,6 +18,7 @@ pub mod history;
 pub mod manifest;
 mod module;
 mod queues;
+mod record;
 mod replicated;
 pub mod store;
 pub mod tree;
@@ -35,6 +36,7 @@ pub use history::{HistoryChanges, HistoryEntry, HistoryError, HistoryLimits, Ing
 pub use manifest::{ChunkId, ManifestClock, ManifestPace, ObjectId, RoundCost};
 pub use module::*;
 pub use queues::*;
+pub use record::{NotEncoded, encode_record};
 pub use replicated::*;
 pub use store::{CheckpointDelta, LoadedCheckpoint, StateStore, StoreError};
 pub use tree::{Certified, Digest, Keyed, MerkleMap, Subtree};

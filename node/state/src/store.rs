@@ -35,7 +35,7 @@ use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTableMetadata, T
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{CanisterId, Height, RequestId};
+use crate::{CanisterId, Height, NotEncoded, RequestId};
 
 use backend::Backend;
 use parts::{Records, Table, Tally};
@@ -152,6 +152,9 @@ pub enum StoreError {
     /// Whoever was writing gave up; nothing was written.
     #[error("a write to the metadata store was given up")]
     GivenUp,
+    /// A record that cannot be written down; nothing was written.
+    #[error(transparent)]
+    NotEncoded(#[from] NotEncoded),
     /// A saved ingress history entry.
     #[error(transparent)]
     History(#[from] crate::history::HistoryError),
@@ -169,13 +172,17 @@ impl StoreError {
             | Self::Format { .. }
             | Self::Height { .. }
             | Self::GivenUp
+            | Self::NotEncoded(_)
             | Self::History(_) => false,
         }
     }
 }
 
-/// Records that a checkpoint writes, made one at a time as they are written; `None` removes the record.
-pub type Changes<'a, K> = Box<dyn Iterator<Item = (K, Option<Vec<u8>>)> + 'a>;
+/// A record that a checkpoint writes; `None` removes it.
+pub type Change<K> = (K, Option<Vec<u8>>);
+
+/// Records that a checkpoint writes, made one at a time as they are written. At the first that cannot be encoded the checkpoint is not made.
+pub type Changes<'a, K> = Box<dyn Iterator<Item = Result<Change<K>, NotEncoded>> + 'a>;
 
 /// What changed since the last checkpoint.
 pub struct CheckpointDelta<'a> {
@@ -281,12 +288,14 @@ impl StateStore {
             // After a crash the file is then opened at once, and not read from end to end to find its free space.
             transaction.set_quick_repair(true);
             let mut table = transaction.open_table(CANISTERS)?;
-            for (id, record) in canisters {
+            for change in canisters {
+                let (id, record) = change.map_err(StoreError::from).map_err(Failure::Store)?;
                 parts::put(&mut table, &mut header.canisters, id.as_slice(), record.as_deref())?;
             }
             drop(table);
             let mut table = transaction.open_table(HISTORY)?;
-            for (id, record) in history {
+            for change in history {
+                let (id, record) = change.map_err(StoreError::from).map_err(Failure::Store)?;
                 parts::put(&mut table, &mut header.history, &id.0, record.as_deref())?;
             }
             drop(table);
@@ -338,7 +347,7 @@ impl StateStore {
             }
         });
         match &result {
-            Ok(_) | Err(StoreError::Height { .. } | StoreError::GivenUp) => {}
+            Ok(_) | Err(StoreError::Height { .. } | StoreError::GivenUp | StoreError::NotEncoded(_)) => {}
             Err(StoreError::Corrupt { reason, .. }) => {
                 abandon(std::mem::replace(&mut *slot, Slot::Damaged(reason.clone())));
             }

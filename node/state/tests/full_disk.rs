@@ -19,7 +19,7 @@ fn checkpoint(height: u64, bytes: usize) -> CheckpointDelta<'static> {
     CheckpointDelta {
         height: Height(height),
         metadata: vec![height as u8],
-        canisters: Box::new(canisters),
+        canisters: Box::new(canisters.map(Ok)),
         history: Box::new(std::iter::empty()),
         memories: vec![],
         written: vec![],

@@ -99,8 +99,8 @@ fn writes_until_killed() {
             .write(CheckpointDelta {
                 height: Height(height),
                 metadata,
-                canisters: Box::new(canisters.into_iter()),
-                history: Box::new(history.into_iter()),
+                canisters: Box::new(canisters.into_iter().map(Ok)),
+                history: Box::new(history.into_iter().map(Ok)),
                 memories,
                 written: vec![],
             })

@@ -63,8 +63,8 @@ fn a_checkpoint_of_many_times_the_cache_fits_beside_it() {
                 .write(CheckpointDelta {
                     height: Height(round.into()),
                     metadata: vec![],
-                    canisters: Box::new(canisters(round)),
-                    history: Box::new(entries(round)),
+                    canisters: Box::new(canisters(round).map(Ok)),
+                    history: Box::new(entries(round).map(Ok)),
                     memories: vec![],
                     written: vec![],
                 })

@@ -171,7 +171,7 @@ impl Readings {
             memory.file_bytes,
         )?;
         gauge(encoder, "processes", "Processes of the node", memory.processes.len() as u64)?;
-        let difference = self.watch.unaccounted_bytes(memory.anonymous_bytes);
+        let difference = memory.unaccounted_bytes();
         ConstGauge::new(difference).encode(encoder.encode_descriptor(
             "memory_unaccounted_bytes",
             "Anonymous memory that no pool of the ledger holds",

@@ -13,7 +13,7 @@ use std::{
 };
 
 use budget::{
-    Ledger, Level,
+    Ledger, Level, Observation,
     cgroup::Cgroup,
     process::{self, Pid},
 };
@@ -23,6 +23,9 @@ use sandbox::Lane;
 
 use crate::allocator;
 
+/// The role of a compile child, as the report names it.
+const COMPILER: &str = "compiler";
+
 /// See the module.
 pub(crate) struct Watch {
     // Interfaces.
@@ -31,6 +34,8 @@ pub(crate) struct Watch {
     pub(crate) sandbox: Arc<sandbox::Pool>,
     // Configuration.
     pub(crate) budget_bytes: u64,
+    /// What the loader wrote in this process before it began; workers are of the same program.
+    program_bytes: u64,
     // Counters.
     pub(crate) started: Instant,
     pub(crate) queries: AtomicU64,
@@ -39,6 +44,8 @@ pub(crate) struct Watch {
     level: AtomicU8,
     /// Bytes that lie in gaps between allocations of an idle node, once they are worth closing; 0 otherwise.
     gaps: AtomicU64,
+    /// `program_bytes` of every process that was there at the last look.
+    program: Mutex<Option<Observation>>,
     throttling: Mutex<Throttling>,
     history: Mutex<VecDeque<report::Sample>>,
 }
@@ -64,6 +71,15 @@ pub(crate) struct Reading {
     pub(crate) processes: Vec<report::Process>,
     pub(crate) anonymous_bytes: u64,
     pub(crate) file_bytes: u64,
+    /// What of it pools of the ledger hold.
+    pub(crate) accounted_bytes: u64,
+}
+
+impl Reading {
+    /// Anonymous memory that no pool of the ledger holds: what the processes need at rest, and what nobody reserved. Negative while reservations are not used up.
+    pub(crate) fn unaccounted_bytes(&self) -> i64 {
+        budget::unaccounted(self.anonymous_bytes, self.accounted_bytes).unaccounted_bytes
+    }
 }
 
 impl Watch {
@@ -73,7 +89,15 @@ impl Watch {
         sandbox: Arc<sandbox::Pool>,
         limits: &Limits,
     ) -> Self {
+        let program_bytes = process::relocated_bytes(Pid::own()).unwrap_or_else(|error| {
+            // Nothing hangs on it but a figure, which is then too high by as much.
+            tracing::warn!(%error, "cannot measure what the program's own constants take");
+            0
+        });
+        let program = ledger.pool(limits::pool::PROGRAM).map(|pool| pool.observe());
         Self {
+            program_bytes,
+            program: Mutex::new(program),
             ledger,
             cgroup,
             sandbox,
@@ -88,8 +112,18 @@ impl Watch {
         }
     }
 
-    /// Memory of every process of the node. Processes that end meanwhile are left out.
+    /// Memory of every process of the node, and what pools hold of it. Processes that end meanwhile are left out.
     pub(crate) fn memory(&self) -> Reading {
+        let (processes, accounted_bytes) = held_beside(&self.ledger, || self.processes());
+        Reading {
+            anonymous_bytes: processes.iter().map(|process| process.anonymous_bytes).sum(),
+            file_bytes: processes.iter().map(|process| process.file_bytes).sum(),
+            processes,
+            accounted_bytes,
+        }
+    }
+
+    fn processes(&self) -> Vec<report::Process> {
         let workers = self.sandbox.workers().into_iter().map(|worker| {
             let role = match worker.lane {
                 Lane::Update(_) => "update worker",
@@ -97,7 +131,7 @@ impl Watch {
             };
             (role, worker.pid)
         });
-        let compilers = self.sandbox.compiler_pids().into_iter().map(|pid| ("compiler", pid));
+        let compilers = self.sandbox.compiler_pids().into_iter().map(|pid| (COMPILER, pid));
         let processes: Vec<report::Process> = std::iter::once(("node", std::process::id()))
             .chain(workers)
             .chain(compilers)
@@ -111,16 +145,12 @@ impl Watch {
                 })
             })
             .collect();
-        Reading {
-            anonymous_bytes: processes.iter().map(|process| process.anonymous_bytes).sum(),
-            file_bytes: processes.iter().map(|process| process.file_bytes).sum(),
-            processes,
+        // A compile child is not among them: what is reserved for a compilation is for all that its process takes.
+        let count = processes.iter().filter(|process| process.role != COMPILER).count() as u64;
+        if let Some(program) = lock(&self.program).as_mut() {
+            program.set(count.saturating_mul(self.program_bytes));
         }
-    }
-
-    /// Anonymous memory that no pool of the ledger holds: what the processes need at rest, and what nobody reserved. Negative while reservations are not used up.
-    pub(crate) fn unaccounted_bytes(&self, anonymous_bytes: u64) -> i64 {
-        budget::unaccounted(anonymous_bytes, self.ledger.used_bytes()).unaccounted_bytes
+        processes
     }
 
     /// Share of the last 10 s in which a task waited for memory, in hundredths of a percent, and whether it is of the node's own group: on a machine with
@@ -231,6 +261,16 @@ impl Watch {
     }
 }
 
+/// What `read` saw of memory, and what pools held while it looked. Processes are read one after the other: a message that ends meanwhile was seen with all
+/// its pages, and its reservation is gone a moment later. So of each pool the larger amount of before and after counts.
+fn held_beside<T>(ledger: &Ledger, read: impl FnOnce() -> T) -> (T, u64) {
+    let before = ledger.snapshot().pools;
+    let seen = read();
+    let after = ledger.snapshot().pools;
+    let most = before.iter().zip(&after).map(|(before, after)| before.used_bytes.max(after.used_bytes));
+    (seen, most.fold(0, u64::saturating_add))
+}
+
 /// The level as the report writes it.
 pub(crate) fn shown(level: Level) -> report::Level {
     match level {
@@ -255,4 +295,29 @@ fn push<T>(ring: &mut VecDeque<T>, item: T, most: usize) {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use budget::PoolSpec;
+
+    use super::*;
+
+    #[test]
+    fn a_message_that_ends_while_memory_is_read_leaves_none_unexplained() {
+        let specs = ["executions", "responses"].map(|name| PoolSpec { name, cap_bytes: 100 });
+        let ledger = Ledger::new(200, specs).unwrap();
+        let pool = |name| ledger.pool(name).unwrap();
+        let message = pool("executions").try_reserve(60).unwrap();
+        let mut answer = None;
+        let (seen, held) = held_beside(&ledger, || {
+            drop(message);
+            answer = Some(pool("responses").try_reserve(5).unwrap());
+            60
+        });
+        // Its pages were seen, and so is what was reserved for them; what came meanwhile is seen too.
+        assert_eq!((seen, held), (60, 65));
+        assert_eq!(held_beside(&ledger, || ()).1, 5);
+    }
 }

@@ -14,8 +14,8 @@ use pages::PageStore;
 use sandbox::Sandbox;
 use serde::de::DeserializeOwned;
 use state::{
-    Batch, BlobStore, CanisterId, CanisterState, Fault, Height, Ingress, Reject, RequestId, StateStore,
-    Status, SubnetInfo, Time,
+    Batch, BlobStore, CanisterId, CanisterState, Fault, Height, Ingress, ModuleHash, Reject, RequestId,
+    StateStore, Status, SubnetInfo, Time,
     certified::{NodeInfo, SubnetType},
 };
 
@@ -382,6 +382,11 @@ impl Node {
     pub fn status_of(&mut self, id: CanisterId) -> ic_management_canister_types::CanisterStatusResult {
         let record = ic_management_canister_types::CanisterIdRecord { canister_id: id };
         decode(&self.manage(user(1), id, "canister_status", &record).unwrap())
+    }
+
+    /// The file of an installed module.
+    pub fn blob_path(&self, module: &ModuleHash) -> PathBuf {
+        BlobStore::open(&self.dir.join("state").join("blobs"), 16 << 20).unwrap().path(&module.0)
     }
 
     /// Throws the process away and starts from the disk; the log is repeated from there and must give the same roots.

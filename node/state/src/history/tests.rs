@@ -141,7 +141,13 @@ fn a_checkpoint_holds_what_changed_since_the_last_saved_one() {
     let mut history = IngressHistory::new(limits(1 << 20));
     (0..5).for_each(|number| history.receive(&call(number, 10), at(1)).unwrap());
     let ids = |changes: &HistoryChanges| {
-        let mut ids: Vec<_> = changes.iter().map(|(id, record)| (id, record.is_some())).collect();
+        let mut ids: Vec<_> = changes
+            .iter()
+            .map(|change| {
+                let (id, record) = change.unwrap();
+                (id, record.is_some())
+            })
+            .collect();
         ids.sort();
         ids
     };
@@ -170,7 +176,7 @@ fn a_checkpoint_holds_what_changed_since_the_last_saved_one() {
 fn records_of_another_call_or_with_a_tail_are_refused() {
     let mut history = IngressHistory::new(limits(1 << 20));
     history.receive(&call(1, 10), at(1)).unwrap();
-    let record = history.get(&id(1)).unwrap().to_record();
+    let record = history.get(&id(1)).unwrap().to_record().unwrap();
     assert!(HistoryEntry::from_record(id(1), &record).is_ok());
     assert!(HistoryEntry::from_record(id(2), &record).is_err());
     assert!(HistoryEntry::from_record(id(1), &[record.as_slice(), &[0]].concat()).is_err());
@@ -212,7 +218,7 @@ proptest! {
         for step in steps {
             if let Step::Restart = step {
                 let changes = restarted.begin_checkpoint();
-                for (id, record) in changes.iter() {
+                for (id, record) in changes.iter().map(Result::unwrap) {
                     match record {
                         Some(record) => drop(saved.insert(id, record)),
                         None => drop(saved.remove(&id)),
@@ -255,14 +261,14 @@ proptest! {
         let mut history = IngressHistory::new(limits(1 << 20));
         history.receive(&call(1, 10), at(1)).unwrap();
         history.finish(&id(1), Err(reject()), at(1));
-        record = history.get(&id(1)).unwrap().to_record();
+        record = history.get(&id(1)).unwrap().to_record().unwrap();
         for (at, byte) in flips {
             let length = record.len();
             record[usize::from(at) % length] = byte;
         }
         if let Ok(entry) = HistoryEntry::from_record(id(1), &record) {
             // Whatever decodes can be used.
-            let mut history = IngressHistory::load(limits(1_000), [Ok::<_, HistoryError>((id(1), entry.to_record()))]).unwrap();
+            let mut history = IngressHistory::load(limits(1_000), [Ok::<_, HistoryError>((id(1), entry.to_record().unwrap()))]).unwrap();
             history.seal();
             history.expire(Time(u64::MAX));
         }

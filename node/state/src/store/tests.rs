@@ -61,8 +61,8 @@ impl Step {
         CheckpointDelta {
             height: Height(height),
             metadata: self.metadata.clone(),
-            canisters: Box::new(self.canisters.iter().cloned()),
-            history: Box::new(self.history.iter().cloned()),
+            canisters: Box::new(self.canisters.iter().cloned().map(Ok)),
+            history: Box::new(self.history.iter().cloned().map(Ok)),
             memories: self.memories.clone(),
             written: vec![],
         }
@@ -228,12 +228,37 @@ fn heights_do_not_fall() {
 }
 
 #[test]
+fn a_record_that_cannot_be_encoded_leaves_the_checkpoint_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = StateStore::open(dir.path(), CACHE).unwrap();
+    store.write(with_records()).unwrap();
+    let before = read(&store.load().unwrap().unwrap()).unwrap();
+    let not_encoded = || NotEncoded { what: "canister x".into(), reason: "no".into() };
+    let id = Principal::from_slice(&[0, 1, 1]);
+    let canister =
+        CheckpointDelta { canisters: Box::new([Ok((id, None)), Err(not_encoded())].into_iter()), ..empty(2) };
+    let call = CheckpointDelta {
+        canisters: Box::new(std::iter::once(Ok((id, None)))),
+        history: Box::new(std::iter::once(Err(not_encoded()))),
+        ..empty(2)
+    };
+    for delta in [canister, call] {
+        let error = store.write(delta).unwrap_err();
+        assert!(!error.can_heal() && error.to_string().contains("canister x"), "{error}");
+        let after = store.load().unwrap().unwrap();
+        assert_eq!(after.height, Height(1));
+        assert_eq!(read(&after).unwrap().canisters, before.canisters);
+    }
+    store.write(empty(2)).unwrap();
+}
+
+#[test]
 fn a_loaded_checkpoint_does_not_change_under_its_reader() {
     let dir = tempfile::tempdir().unwrap();
     let store = StateStore::open(dir.path(), CACHE).unwrap();
     let id = Principal::from_slice(&[1]);
     let with = |height, record: Vec<u8>| CheckpointDelta {
-        canisters: Box::new(std::iter::once((id, Some(record)))),
+        canisters: Box::new(std::iter::once(Ok((id, Some(record))))),
         ..empty(height)
     };
     store.write(with(1, vec![1; 100_000])).unwrap();
@@ -307,8 +332,8 @@ fn with_records() -> CheckpointDelta<'static> {
     let history = (0u8..40).map(|number| (RequestId([number; 32]), Some(vec![number; 9_000])));
     CheckpointDelta {
         metadata: vec![9; part + 1],
-        canisters: Box::new(canisters),
-        history: Box::new(history),
+        canisters: Box::new(canisters.map(Ok)),
+        history: Box::new(history.map(Ok)),
         memories: (1..4).map(|id| (MemoryId(id), Some((MemoryIndex::default(), 1 << 20)))).collect(),
         written: vec![(MemoryId(1), vec![0..2, 7..8]), (MemoryId(3), vec![1..2])],
         ..empty(1)

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use budget::{MIB, Pool};
 use ed25519_dalek::SigningKey;
 use genesis::{GENESIS_EPOCH, NodeRecord, Plan, RECORD_BYTES_MAX, Summary, Verified};
+use ic_principal::Principal;
 use nidkg::{EncryptionSecretKey, Engine, EngineConfig, Epoch, NodeIndex, SecretShare, generate_key_pair};
 use rand::rngs::OsRng;
 
@@ -71,14 +72,24 @@ pub(crate) fn keygen(data: &Path, address: &str) -> Result<NodeRecord> {
     kept_record(&folder)?.context("the record was written and is not there")
 }
 
-/// The record that was made before, checked against the keys beside it.
-fn kept_record(folder: &Path) -> Result<Option<NodeRecord>> {
+/// Whom the record in this folder names; none where there is no record.
+pub(super) fn recorded_node(folder: &Path) -> Result<Option<Principal>> {
+    Ok(read_record(folder)?.map(|record| record.node_id()))
+}
+
+fn read_record(folder: &Path) -> Result<Option<NodeRecord>> {
     let path = folder.join(RECORD);
     if !path.exists() {
         return Ok(None);
     }
-    let record = NodeRecord::from_json(&files::read(&path, RECORD_BYTES_MAX)?)
-        .with_context(|| format!("in {}", path.display()))?;
+    let record = NodeRecord::from_json(&files::read(&path, RECORD_BYTES_MAX)?);
+    record.with_context(|| format!("in {}", path.display())).map(Some)
+}
+
+/// The record that was made before, checked against the keys beside it.
+fn kept_record(folder: &Path) -> Result<Option<NodeRecord>> {
+    let path = folder.join(RECORD);
+    let Some(record) = read_record(folder)? else { return Ok(None) };
     let node = read_node_key(folder)?.with_context(|| format!("{NODE_KEY} is missing beside {RECORD}"))?;
     ensure!(
         *record.node_key() == node.verifying_key(),
@@ -258,6 +269,8 @@ fn subnet(genesis: &Verified, node_index: Option<NodeIndex>, origin: Origin) -> 
     Ok(Subnet {
         committee: genesis.committee().clone(),
         node_index,
+        // Members are named.
+        node_id: None,
         members: genesis.plan().nodes().iter().enumerate().map(member).collect(),
         coefficients: genesis.committee().coefficients()?,
         origin: Some(origin),

@@ -31,6 +31,7 @@ use rand::rngs::OsRng;
 use state::NodeInfo;
 use zeroize::Zeroizing;
 
+use ceremony::recorded_node;
 pub(crate) use ceremony::{engine, join, keygen, node_key, node_of_plan};
 use files::Readers;
 pub(crate) use shares::Shares;
@@ -97,11 +98,13 @@ impl Keys {
         let (committee, shares) = nidkg::deal(1, 1, &mut OsRng)?;
         let share = shares.first().context("a dealing for one node has one share")?;
         files::create_folder(folder, |folder| {
-            write_node_key(folder, &SigningKey::generate(&mut OsRng))?;
+            let node = SigningKey::generate(&mut OsRng);
+            write_node_key(folder, &node)?;
             write_share(folder, share)?;
             let subnet = Subnet {
                 committee: committee.clone(),
                 node_index: Some(share.index),
+                node_id: Some(genesis::node_id(&node.verifying_key())),
                 members: vec![],
                 coefficients: vec![],
                 origin: None,
@@ -123,6 +126,7 @@ impl Keys {
             None => None,
         };
         let own_key = node.verifying_key();
+        check_node_key(folder, &own_key, &subnet)?;
         let members = match subnet.origin {
             Some(_) => subnet.members,
             None => {
@@ -133,11 +137,8 @@ impl Keys {
         };
         let is_own = |member: &Member| member.node_key == own_key.to_bytes();
         match subnet.node_index {
-            Some(index) => ensure!(
-                members.get(index.0 as usize).is_some_and(is_own),
-                "{NODE_KEY} is not that of member {} of {SUBNET}: files of two nodes were mixed",
-                index.0
-            ),
+            // Was compared.
+            Some(_) => {}
             None => ensure!(
                 !members.iter().any(is_own),
                 "{SUBNET} says that this node joined later, and has it among the first members: files of two nodes were mixed"
@@ -220,6 +221,24 @@ fn first_share(folder: &Path, subnet: &Subnet, index: NodeIndex) -> Result<Optio
     Ok(Some(share))
 }
 
+/// Whether the node's key is the one that the public files beside it were made for. Their ids carry checksums, so it is the key that is not what it was: any 32
+/// bytes are some key, and a node that went on with another would compute other states and find its roots wrong.
+fn check_node_key(folder: &Path, key: &VerifyingKey, subnet: &Subnet) -> Result<()> {
+    let own = genesis::node_id(key);
+    let place = subnet.node_index.filter(|_| subnet.origin.is_some());
+    let stated = match (place, subnet.node_id) {
+        (Some(index), _) => subnet.members.get(index.0 as usize).map(|member| (SUBNET, member.node_id)),
+        (None, Some(node_id)) => Some((SUBNET, node_id)),
+        // One that joined later is in no list, and one of earlier versions left no word of its key.
+        (None, None) => recorded_node(folder)?.map(|node_id| (RECORD, node_id)),
+    };
+    let Some((file, node_id)) = stated.filter(|(_, node_id)| *node_id != own) else { return Ok(()) };
+    bail!(
+        "{} is damaged or another node's: it is the key of node {own}, and {file} beside it was made for node {node_id}; restore {NODE_KEY} from a copy",
+        folder.join(NODE_KEY).display()
+    )
+}
+
 fn write_node_key(folder: &Path, key: &SigningKey) -> Result<()> {
     files::write(&folder.join(NODE_KEY), &Zeroizing::new(key.to_bytes())[..], Readers::Owner)
 }
@@ -278,7 +297,9 @@ mod tests {
         // As earlier versions wrote it.
         let file = path.join("subnet.json");
         let mut subnet: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-        subnet.as_object_mut().unwrap().remove("version").unwrap();
+        for later in ["version", "node_id"] {
+            subnet.as_object_mut().unwrap().remove(later).unwrap();
+        }
         assert_eq!(subnet.as_object().unwrap().len(), 4);
         fs::write(&file, subnet.to_string()).unwrap();
         assert_eq!(Keys::open_or_create(&path).unwrap().subnet_id(), keys.subnet_id());
@@ -293,6 +314,37 @@ mod tests {
         fs::copy(other.join("subnet-share.key"), mine.join("subnet-share.key")).unwrap();
         let error = Keys::open_or_create(&mine).err().unwrap();
         assert!(format!("{error:#}").contains("files of two nodes"), "{error:#}");
+    }
+
+    #[test]
+    fn a_damaged_node_key_is_told_from_a_damaged_file_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        let keys = Keys::open_or_create(&path).unwrap();
+        let refused = |words: &[&str]| {
+            let error = format!("{:#}", Keys::open_or_create(&path).err().unwrap());
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        };
+        let file = path.join("node.key");
+        let key = fs::read(&file).unwrap();
+        for bit in [0, 100, 255] {
+            let mut damaged = key.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            fs::write(&file, damaged).unwrap();
+            refused(&[file.to_str().unwrap(), "node.key is damaged", &keys.node_id().to_text()]);
+        }
+        fs::write(&file, &key[1..]).unwrap();
+        refused(&["node.key has 31 bytes"]);
+        fs::write(&file, &key).unwrap();
+        // The id in the file beside it has a checksum.
+        let file = path.join("subnet.json");
+        let subnet = fs::read_to_string(&file).unwrap();
+        let id = keys.node_id().to_text();
+        let changed = if id.starts_with('a') { id.replacen('a', "b", 1) } else { format!("a{}", &id[1..]) };
+        fs::write(&file, subnet.replace(&id, &changed)).unwrap();
+        refused(&["subnet.json", "node_id is no id"]);
+        fs::write(&file, &subnet).unwrap();
+        assert_eq!(Keys::open_or_create(&path).unwrap().node_id(), keys.node_id());
     }
 
     #[test]

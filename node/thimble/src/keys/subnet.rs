@@ -33,6 +33,9 @@ struct File {
     /// This node's place; none for one that joined later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     node_index: Option<u32>,
+    /// Whose file it is, in a subnet of one: the hash of its key, as text that has a checksum. Files of earlier versions lack it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    node_id: Option<String>,
     /// By index.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     members: Vec<MemberEntry>,
@@ -63,6 +66,8 @@ pub(crate) struct Subnet {
     pub(crate) committee: Committee,
     /// None for a node that joined later.
     pub(crate) node_index: Option<NodeIndex>,
+    /// Whose file it is, in a subnet of one; where it is not known, the key beside it cannot be checked.
+    pub(crate) node_id: Option<Principal>,
     /// By index; none in the file of a subnet of one.
     pub(crate) members: Vec<Member>,
     /// As stored; none in the file of a subnet of one.
@@ -89,6 +94,7 @@ impl Subnet {
             threshold: self.committee.threshold,
             shares: self.committee.shares.iter().map(|key| hex::encode(key.as_bytes())).collect(),
             node_index: self.node_index.map(|index| index.0),
+            node_id: self.node_id.map(|id| id.to_text()),
             members: self.members.iter().map(MemberEntry::from).collect(),
             coefficients: self.coefficients.iter().map(hex::encode).collect(),
             genesis_hash: self.origin.as_ref().map(|origin| hex::encode(origin.hash)),
@@ -163,7 +169,16 @@ impl TryFrom<File> for Subnet {
                 "the coefficients are not those of the committee: the file was changed"
             );
         }
-        Ok(Self { committee, node_index: file.node_index.map(NodeIndex), members, coefficients, origin })
+        let node_id = file.node_id.map(|text| Principal::from_text(&text));
+        let node_id = node_id.transpose().context("node_id is no id: the file was changed")?;
+        Ok(Self {
+            committee,
+            node_index: file.node_index.map(NodeIndex),
+            node_id,
+            members,
+            coefficients,
+            origin,
+        })
     }
 }
 

@@ -128,9 +128,11 @@ struct OwnOffer {
     finalization: Vec<u8>,
 }
 
-fn encode(message: &Message<'_>) -> Vec<u8> {
-    // Writing these types to memory does not fail.
-    postcard::to_allocvec(message).unwrap_or_default()
+/// None where it cannot be encoded, which is a defect: nothing is sent then, because a peer is cut off for what does not decode.
+fn encode(message: &Message<'_>) -> Option<Vec<u8>> {
+    postcard::to_allocvec(message)
+        .inspect_err(|error| tracing::error!(%error, "a message about states cannot be encoded"))
+        .ok()
 }
 
 /// Whether a message of this channel decodes, with the block and the finalization in it.
@@ -278,7 +280,7 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
     }
 
     fn send(&mut self, to: Recipients<PublicKey>, message: &Message<'_>) -> bool {
-        !self.parts.sender.send(to, encode(message), false).is_empty()
+        encode(message).is_some_and(|message| !self.parts.sender.send(to, message, false).is_empty())
     }
 
     async fn heard<E: Clock + CryptoRng>(&mut self, context: &mut E, from: PublicKey, bytes: &[u8]) {
@@ -352,7 +354,7 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
             block: &own.block,
             finalization: &own.finalization,
         });
-        let message = encode(&Message::Answer { next, offer });
+        let Some(message) = encode(&Message::Answer { next, offer }) else { return };
         self.parts.sender.send(Recipients::One(from), message, false);
     }
 
@@ -427,8 +429,9 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
         let Stage::Fetching(fetching) = &mut self.stage else { return };
         while let Some((place, height, name)) = fetching.next(now) {
             let to = Recipients::One(self.peers[place].clone());
-            let message = encode(&Message::Get { height, name: &name });
-            if self.parts.sender.send(to, message, false).is_empty() {
+            let sent = encode(&Message::Get { height, name: &name })
+                .is_some_and(|message| !self.parts.sender.send(to, message, false).is_empty());
+            if !sent {
                 fetching.unsent(&name, now);
             }
         }

@@ -154,6 +154,7 @@ impl<S: Sender<PublicKey = PublicKey>> Worker<S> {
             // The node is ending.
             Err(_) => return,
         };
+        let Some(message) = message else { return };
         let bytes = message.len() as u64;
         self.sender.send(Recipients::One(to), message, false);
         context.sleep(Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64)).await;
