@@ -205,7 +205,9 @@ impl Staging {
             .open(&path, Open::Truncate)
             .and_then(|file| file.sync_all())
             .map_err(|error| InstallError::io("create", &path, error))?;
-        Ok(sync_dir(self.disk.as_ref(), &self.dir)?)
+        sync_dir(self.disk.as_ref(), &self.dir)?;
+        // The folder itself was made since the data directory was last synced.
+        self.dir.parent().map_or(Ok(()), |data_dir| Ok(sync_dir(self.disk.as_ref(), data_dir)?))
     }
 
     fn open_or_create(&self, path: &Path) -> Result<File, InstallError> {
