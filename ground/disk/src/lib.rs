@@ -12,6 +12,7 @@
 //!
 //! This crate must never know what the bytes mean.
 
+mod lock;
 mod real;
 pub mod records;
 mod remembered;
@@ -25,6 +26,7 @@ use std::{
     sync::Arc,
 };
 
+pub use lock::Lock;
 pub use real::RealDisk;
 pub use remembered::Remembered;
 pub use simulated::{PowerCut, SimulatedDisk};

@@ -3,13 +3,13 @@
 //! workers map them and write to them. It knows nothing of versions or checkpoints.
 
 use std::{
-    fs::{self, File, OpenOptions, TryLockError},
+    fs::{self, File, OpenOptions},
     io,
     os::{fd::AsRawFd, unix::fs::FileExt as _},
     path::{Path, PathBuf},
 };
 
-use disk::{DiskFile, Open, SharedDisk};
+use disk::{DiskFile, Lock, Open, SharedDisk};
 
 use crate::{MemoryId, PAGE_BYTES, PagesError, Result, SegmentId};
 
@@ -48,7 +48,7 @@ fn canonical(digits: &str) -> Option<u64> {
 pub(crate) struct Dir {
     disk: SharedDisk,
     path: PathBuf,
-    handle: File,
+    lock: Lock,
 }
 
 impl Dir {
@@ -68,11 +68,8 @@ impl Dir {
         if !handle.metadata().map_err(|e| PagesError::io("inspect", path, e))?.is_dir() {
             return Err(PagesError::io("open", path, io::Error::from_raw_os_error(libc::ENOTDIR)));
         }
-        match handle.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(PagesError::Locked { dir: path.to_path_buf() }),
-            Err(TryLockError::Error(e)) => return Err(PagesError::io("lock", path, e)),
-        }
+        let lock = Lock::take(handle).map_err(|e| PagesError::io("lock", path, e))?;
+        let lock = lock.ok_or_else(|| PagesError::Locked { dir: path.to_path_buf() })?;
         // A directory that cannot be written must be found out at start-up, not at the first message.
         rustix::fs::accessat(
             rustix::fs::CWD,
@@ -81,7 +78,7 @@ impl Dir {
             rustix::fs::AtFlags::EACCESS,
         )
         .map_err(|e| PagesError::io("write to", path, e.into()))?;
-        Ok(Self { disk, path: path.to_path_buf(), handle })
+        Ok(Self { disk, path: path.to_path_buf(), lock })
     }
 
     pub(crate) fn base_path(&self, id: MemoryId) -> PathBuf {
@@ -152,7 +149,7 @@ impl Dir {
 
     /// Disk space that this process may still use.
     pub(crate) fn free_bytes(&self) -> Result<u64> {
-        let stat = rustix::fs::fstatvfs(&self.handle)
+        let stat = rustix::fs::fstatvfs(self.lock.file())
             .map_err(|e| PagesError::io("inspect", &self.path, e.into()))?;
         Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
     }
@@ -165,13 +162,6 @@ fn sync_parent(disk: &SharedDisk, path: &Path) -> Result<()> {
         _ => Path::new("."),
     };
     disk.sync_folder(parent).map_err(|e| PagesError::io("sync", parent, e))
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        // Closing is not enough: a process being forked at this moment has a copy of the descriptor until it executes its program.
-        let _ = self.handle.unlock();
-    }
 }
 
 /// Length of an open file.

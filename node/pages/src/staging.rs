@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use disk::{Disk, DiskFile, Open, SharedDisk};
+use disk::{Disk, DiskFile, Lock, Open, SharedDisk};
 
 use crate::{MemoryId, PAGE_BYTES, PagesError, Result, files, memory::check_base_bytes};
 
@@ -113,12 +113,6 @@ pub fn is_in_use(dir: &Path) -> Result<bool> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(e) => return Err(PagesError::io("open", dir, e)),
     };
-    match handle.try_lock() {
-        Ok(()) => {
-            handle.unlock().map_err(|e| PagesError::io("unlock", dir, e))?;
-            Ok(false)
-        }
-        Err(fs::TryLockError::WouldBlock) => Ok(true),
-        Err(fs::TryLockError::Error(e)) => Err(PagesError::io("lock", dir, e)),
-    }
+    let free = Lock::take(handle).map_err(|e| PagesError::io("lock", dir, e))?;
+    Ok(free.is_none())
 }

@@ -7,8 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail, ensure};
-use disk::{Disk, DiskFile, Open, RealDisk};
+use anyhow::{Context, Result, ensure};
+use disk::{Disk, DiskFile, Lock, Open, RealDisk};
 use zeroize::Zeroizing;
 
 /// Who may read a file.
@@ -134,7 +134,7 @@ fn read_into(path: &Path, bytes_max: usize, mut bytes: Vec<u8>) -> Result<Vec<u8
 }
 
 /// Held for the life of the process; the kernel lets go of it however the process ends.
-pub(crate) fn lock(data: &Path) -> Result<fs::File> {
+pub(crate) fn lock(data: &Path) -> Result<Lock> {
     let path = data.join("lock");
     let file = fs::OpenOptions::new()
         .create(true)
@@ -142,15 +142,8 @@ pub(crate) fn lock(data: &Path) -> Result<fs::File> {
         .write(true)
         .open(&path)
         .with_context(|| format!("opening {}", path.display()))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(fs::TryLockError::WouldBlock) => {
-            bail!("the data folder {} is in use by another node", data.display())
-        }
-        Err(fs::TryLockError::Error(error)) => {
-            Err(error).with_context(|| format!("locking {}", path.display()))
-        }
-    }
+    let lock = Lock::take(file).with_context(|| format!("locking {}", path.display()))?;
+    lock.with_context(|| format!("the data folder {} is in use by another node", data.display()))
 }
 
 /// Makes durable which names are in the folder of this path.

@@ -1,11 +1,11 @@
 //! The files of an installation under way. See the module above for their names. Nothing here knows what is missing.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io::{self, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use disk::{Disk, DiskFile, Open, SharedDisk};
+use disk::{Disk, DiskFile, Lock, Open, SharedDisk};
 use pages::{MemoryId, StagedMemory, retain_staged, sync_dir};
 use state::BlobStore;
 use state::manifest::{Header, ObjectId, PIECE_BYTES, piece_hash};
@@ -44,7 +44,7 @@ pub(super) struct Staging {
     disk: SharedDisk,
     dir: PathBuf,
     blobs: BlobStore,
-    _lock: File,
+    _lock: Lock,
 }
 
 impl Staging {
@@ -62,11 +62,8 @@ impl Staging {
             remove_dir(disk.as_ref(), &dir.join(name))?;
         }
         let lock = File::open(&dir).map_err(|error| InstallError::io("open", &dir, error))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(InstallError::InUse { path: dir }),
-            Err(TryLockError::Error(error)) => return Err(InstallError::io("lock", &dir, error)),
-        }
+        let lock = Lock::take(lock).map_err(|error| InstallError::io("lock", &dir, error))?;
+        let Some(lock) = lock else { return Err(InstallError::InUse { path: dir }) };
         let blobs = BlobStore::open_on(disk.clone(), &dir.join("state").join("blobs"), u64::MAX)?;
         Ok(Self { disk, dir, blobs, _lock: lock })
     }
