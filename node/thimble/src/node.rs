@@ -263,6 +263,13 @@ fn open(
         Executor::open(config_of_executor, Arc::new(budgeted), pages.clone(), store, blobs, patience)?;
     executor.cache_queries(named(pool::QUERY_CACHE)?);
     let height = executor.height();
+    if height.0 > 0 {
+        tracing::info!(
+            height = height.0,
+            root = hex::encode(executor.root()),
+            "restored the newest checkpoint"
+        );
+    }
     let log = BlockLog::open(&data.join("blocks"), BLOCK_SEGMENT_BYTES)?;
     let recovered_at = log.last().unwrap_or(height).max(height);
     if recovered_at > height {
