@@ -1,11 +1,12 @@
 //! Chunks of one state, out of several peers.
 //!
 //! At most [`FLIGHT_MAX`] chunks are asked for or wait to be taken, [`PEER_MAX`] of them with one peer, so memory is bounded by that many chunks. A peer that is
-//! silent, or does not keep the state, is left aside for a while and the chunk is asked of another. One whose chunk was false is not asked again. When nothing came for
-//! [`NOTHING`] the state is given up; what was fetched of it serves the next.
+//! silent, or does not keep the state, is left aside for a while and the chunk is asked of another. One that is silent again and again is left aside for longer each
+//! time, and asked when no other can be: members that left, or are down, must not use up the time. One whose chunk was false is not asked again. When nothing came for
+//! [`NOTHING`], and nobody is left who was not silent, the state is given up; what was fetched of it serves the next.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, SystemTime},
 };
 
@@ -20,8 +21,10 @@ const FLIGHT_MAX: usize = 8;
 const PEER_MAX: usize = 4;
 /// A chunk that takes longer is asked of another peer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a peer that was silent or has not got the state is left alone.
+/// How long a peer that was silent or has not got the state is left alone; twice as long for each further silence.
 const ASIDE: Duration = Duration::from_secs(5);
+/// At most eight times as long.
+const ASIDE_DOUBLINGS: u32 = 3;
 /// The same for one whose connection takes nothing at the moment.
 const BUSY: Duration = Duration::from_millis(200);
 /// Without a chunk for so long, nobody shows this state any more.
@@ -40,6 +43,8 @@ struct Peer {
     aside_until: Option<SystemTime>,
     /// Said that it does not keep the state.
     gone: bool,
+    /// Questions in a row that it left unanswered.
+    silent: u32,
     flight: usize,
     chunks: u64,
 }
@@ -66,14 +71,16 @@ fn after(since: SystemTime, now: SystemTime) -> Duration {
 }
 
 impl Fetching {
-    pub(super) fn new(offer: StateOffer, members: usize, me: usize, now: SystemTime) -> Self {
+    /// `answered` tells, by place, who answered what was asked before.
+    pub(super) fn new(offer: StateOffer, answered: &[bool], me: usize, now: SystemTime) -> Self {
+        let peer = |answered: &bool| Peer { silent: u32::from(!answered), ..Peer::default() };
         Self {
             offer,
             want: Want::default(),
             reply: None,
             flight: BTreeMap::new(),
             arrived: Vec::new(),
-            peers: vec![Peer::default(); members],
+            peers: answered.iter().map(peer).collect(),
             me,
             moved: now,
             given: now,
@@ -115,7 +122,7 @@ impl Fetching {
             .iter()
             .enumerate()
             .filter(usable)
-            .min_by_key(|(_, peer)| (peer.flight, peer.chunks))?;
+            .min_by_key(|(_, peer)| (peer.silent, peer.flight, peer.chunks))?;
         let name = missing.clone();
         self.peers[place].flight += 1;
         self.flight.insert(name.clone(), (place, now));
@@ -124,7 +131,11 @@ impl Fetching {
 
     /// The request did not leave this node.
     pub(super) fn unsent(&mut self, name: &[u8], now: SystemTime) {
-        self.drop_flight(name, Some(now + BUSY));
+        if let Some(place) = self.drop_flight(name, Some(now + BUSY)) {
+            // Whoever can be reached is asked first.
+            let peer = &mut self.peers[place];
+            peer.silent = peer.silent.max(1);
+        }
     }
 
     fn drop_flight(&mut self, name: &[u8], aside_until: Option<SystemTime>) -> Option<usize> {
@@ -146,8 +157,9 @@ impl Fetching {
             return;
         }
         self.drop_flight(name, None);
-        self.peers[place].chunks += 1;
-        self.peers[place].gone = false;
+        let peer = &mut self.peers[place];
+        peer.chunks += 1;
+        (peer.gone, peer.silent) = (false, 0);
         self.moved = now;
         self.arrived.push((ChunkSource(place), name.to_vec(), bytes.to_vec()));
     }
@@ -155,7 +167,8 @@ impl Fetching {
     pub(super) fn not_kept(&mut self, place: usize, height: Height, name: &[u8], now: SystemTime) {
         if self.is_asked(place, height, name) {
             self.drop_flight(name, Some(now + ASIDE));
-            self.peers[place].gone = true;
+            let peer = &mut self.peers[place];
+            (peer.gone, peer.silent) = (true, 0);
         }
     }
 
@@ -167,13 +180,24 @@ impl Fetching {
             .filter(|(_, (_, since))| after(*since, now) >= PATIENCE)
             .map(|(name, _)| name.clone())
             .collect();
+        let mut silent = BTreeSet::new();
         for name in late {
-            self.drop_flight(&name, Some(now + ASIDE));
+            silent.extend(self.drop_flight(&name, None));
+        }
+        // However much was asked of it at once: it is silent once.
+        for place in silent {
+            let peer = &mut self.peers[place];
+            peer.aside_until = Some(now + ASIDE * 2u32.pow(peer.silent.min(ASIDE_DOUBLINGS)));
+            peer.silent = peer.silent.saturating_add(1);
         }
         let deserted =
             self.peers.iter().enumerate().all(|(place, peer)| place == self.me || peer.liar || peer.gone);
         // Whoever is at work is not to be told that nothing comes.
-        let nothing = self.reply.is_some() && after(self.moved, now) >= NOTHING;
+        let untried =
+            |(place, peer): (usize, &Peer)| place != self.me && !peer.liar && !peer.gone && peer.silent == 0;
+        let nothing = self.reply.is_some()
+            && after(self.moved, now) >= NOTHING
+            && !self.peers.iter().enumerate().any(untried);
         let away = self.reply.is_none() && after(self.given, now) >= AWAY;
         let over = self.arrived.is_empty() && (deserted || nothing || away);
         let due = self.reply.as_ref().is_some_and(|(_, since)| after(*since, now) >= ANSWER);
@@ -227,7 +251,7 @@ mod tests {
 
     fn fetching(chunks: u8) -> (Fetching, oneshot::Receiver<Fetched>) {
         let offer = StateOffer { height: Height(7), root: [0; 32] };
-        let mut fetching = Fetching::new(offer, 4, ME, at(0));
+        let mut fetching = Fetching::new(offer, &[true; 4], ME, at(0));
         let reply = want(&mut fetching, chunks, vec![], 0);
         (fetching, reply)
     }
@@ -298,6 +322,58 @@ mod tests {
     }
 
     #[test]
+    fn who_is_silent_again_and_again_does_not_use_up_the_time_of_who_answers() {
+        // The last answers, of seven others; the first two were silent before.
+        let answered: Vec<_> = (0..8).map(|place| place > 2).collect();
+        let offer = StateOffer { height: Height(7), root: [0; 32] };
+        let mut fetching = Fetching::new(offer, &answered, ME, at(0));
+        let mut now = 0;
+        let mut waited = Vec::new();
+        for number in 0..40 {
+            let since = now;
+            // One at a time, as where each tells the next.
+            let (reply, mut fetched) = oneshot::channel();
+            fetching.want(Want { chunks: vec![name(number)], ..Want::default() }, reply, at(now));
+            loop {
+                if let Some((7, height, name)) = fetching.next(at(now)) {
+                    fetching.chunk(7, height, &name, b"x", at(now));
+                }
+                assert!(fetching.answer(at(now)), "given up at {now} ms with {number} chunks");
+                match (&mut fetched).now_or_never().map(Result::unwrap) {
+                    Some(fetched) if !fetched.chunks.is_empty() => break,
+                    Some(_) => {
+                        let (reply, again) = oneshot::channel();
+                        fetched = again;
+                        let want = Want { chunks: vec![name(number)], ..Want::default() };
+                        fetching.want(want, reply, at(now));
+                    }
+                    None => {}
+                }
+                now += 100;
+            }
+            waited.push(now - since);
+        }
+        let silent = waited.iter().filter(|waited| **waited > 0).count();
+        assert!(silent <= 4, "each of those that had answered before is tried once: {waited:?}");
+    }
+
+    #[test]
+    fn it_is_over_when_nobody_can_be_reached() {
+        let (mut fetching, mut reply) = fetching(1);
+        for now in (0..NOTHING.as_millis() as u64).step_by(100) {
+            while let Some((_, _, name)) = fetching.next(at(now)) {
+                fetching.unsent(&name, at(now));
+            }
+            assert!(fetching.answer(at(now)), "{now}");
+            if (&mut reply).now_or_never().is_some() {
+                reply = want(&mut fetching, 1, vec![], now);
+            }
+        }
+        assert!(!fetching.answer(at(NOTHING.as_millis() as u64)));
+        assert!(reply.now_or_never().unwrap().unwrap().over);
+    }
+
+    #[test]
     fn it_is_over_at_once_when_nobody_keeps_the_state() {
         let (mut fetching, reply) = fetching(3);
         for (place, number) in asked(&mut fetching, 0) {
@@ -328,6 +404,7 @@ mod tests {
         let mut over = false;
         for _ in 0..40 {
             let reply = want(&mut fetching, 1, vec![], now);
+            asked(&mut fetching, now);
             now += 1_000;
             fetching.answer(at(now));
             over |= reply.now_or_never().is_some_and(|fetched| fetched.unwrap().over);
@@ -353,10 +430,17 @@ mod tests {
         asked(&mut fetching, 0);
         assert!(fetching.answer(at(ANSWER.as_millis() as u64)));
         assert_eq!(reply.now_or_never().unwrap().unwrap(), Fetched::default());
-        asked(&mut fetching, 1_000);
-        let reply = want(&mut fetching, 1, vec![], 1_000);
-        // From the answer until now nothing was asked for.
-        assert!(!fetching.answer(at(500 + NOTHING.as_millis() as u64)));
+        let mut reply = want(&mut fetching, 1, vec![], 1_000);
+        // From the answer until now nothing was asked for, and each of the three is asked for so long.
+        let over = 500 + NOTHING.as_millis() as u64;
+        for now in (1_000..over).step_by(100) {
+            asked(&mut fetching, now);
+            assert!(fetching.answer(at(now)), "{now}");
+            if (&mut reply).now_or_never().is_some() {
+                reply = want(&mut fetching, 1, vec![], now);
+            }
+        }
+        assert!(!fetching.answer(at(over)));
         assert!(reply.now_or_never().unwrap().unwrap().over);
     }
 }

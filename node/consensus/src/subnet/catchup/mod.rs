@@ -481,17 +481,24 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
                     .filter(|behind| behind.offer.height > executed && behind.offer.height > reached)
                     .max_by_key(|behind| behind.offer.height)
                     .cloned();
+                let answered: Vec<_> =
+                    (0..self.peers.len()).map(|place| answers.contains_key(&place)).collect();
                 let next = *next;
                 self.stage = Stage::Quiet(Some(now + STALL));
                 if lost {
-                    self.take_over(best, next, ahead, now);
+                    self.take_over((best, &answered), (next, ahead), now);
                 }
             }
             Stage::Fetching(_) => {}
         }
     }
 
-    fn take_over(&mut self, best: Option<Behind>, next: Height, ahead: Height, now: SystemTime) {
+    fn take_over(
+        &mut self,
+        (best, answered): (Option<Behind>, &[bool]),
+        (next, ahead): (Height, Height),
+        now: SystemTime,
+    ) {
         let Some(behind) = best else {
             let due = self.said.is_none_or(|said| now.duration_since(said).unwrap_or_default() >= 6 * STALL);
             if due {
@@ -514,8 +521,7 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
                 root = hex(&offer.root),
                 "the blocks this node needs next are not kept any more: it takes over the state of a later height"
             );
-            let (peers, me) = (self.peers.len(), self.place);
-            self.stage = Stage::Fetching(Box::new(Fetching::new(offer, peers, me, now)));
+            self.stage = Stage::Fetching(Box::new(Fetching::new(offer, answered, self.place, now)));
         }
     }
 }
