@@ -104,16 +104,17 @@ fn is_real(seed: u64) -> bool {
     seed.is_multiple_of(2) || number("SIMULATE_REAL", 0) != 0
 }
 
-/// One history.
-fn simulate(seed: u64) -> Outcome {
-    // With RUST_LOG a run tells what its nodes say; one seed at a time is readable.
+/// What runs the history of this seed. With RUST_LOG it tells what its nodes say; one seed at a time is readable.
+fn history(seed: u64) -> deterministic::Config {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
         .try_init();
-    let config = deterministic::Config::new()
-        .with_seed(seed)
-        .with_timeout(Some(Duration::from_secs(3_600)))
-        .with_catch_panics(true);
+    deterministic::Config::new().with_seed(seed).with_timeout(Some(Duration::from_secs(3_600)))
+}
+
+/// One history.
+fn simulate(seed: u64) -> Outcome {
+    let config = history(seed).with_catch_panics(true);
     deterministic::Runner::new(config).start(|context| async move {
         let auditor = context.auditor();
         let rng = &mut StdRng::seed_from_u64(seed);
@@ -431,10 +432,7 @@ async fn reach(context: &Context, net: &mut Net, place: usize, height: u64) {
 
 /// One node is away for longer than the others keep blocks, with its disk or without it, and one of those it asks lies.
 fn heals(seed: u64, loses_disk: bool, real: bool) -> (u64, String) {
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-        .try_init();
-    let config = deterministic::Config::new().with_seed(seed).with_timeout(Some(Duration::from_secs(3_600)));
+    let config = history(seed);
     deterministic::Runner::new(config).start(|context| async move {
         let auditor = context.auditor();
         let rng = &mut StdRng::seed_from_u64(seed);
@@ -494,7 +492,7 @@ fn a_node_that_is_behind_what_its_peers_keep_takes_over_a_state() {
 
 #[test]
 fn a_node_that_is_behind_the_checkpoints_of_its_peers_but_not_what_they_keep_executes_blocks() {
-    let config = deterministic::Config::new().with_seed(5).with_timeout(Some(Duration::from_secs(3_600)));
+    let config = history(5);
     deterministic::Runner::new(config).start(|context| async move {
         let rng = &mut StdRng::seed_from_u64(5);
         let mut net = Net::started(&context, rng, false).await;
@@ -515,10 +513,7 @@ fn a_node_that_is_behind_the_checkpoints_of_its_peers_but_not_what_they_keep_exe
 /// Every operation from the first of a start on, done and not done; later ones here and there.
 #[test]
 fn a_node_may_end_at_any_operation_of_its_disk() {
-    let config = deterministic::Config::new()
-        .with_seed(11)
-        .with_timeout(Some(Duration::from_secs(3_600)))
-        .with_catch_panics(true);
+    let config = history(11).with_catch_panics(true);
     deterministic::Runner::new(config).start(|context| async move {
         let rng = &mut StdRng::seed_from_u64(11);
         let mut net = Net::started(&context, rng, false).await;
@@ -558,10 +553,7 @@ async fn becomes(context: &Context, net: &mut Net, rng: &mut StdRng, members: &[
 
 /// Those that join have their keys and the genesis, and blocks of the beginning are kept nowhere any more.
 fn joins_and_leaves(seed: u64, real: bool) -> String {
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-        .try_init();
-    let config = deterministic::Config::new().with_seed(seed).with_timeout(Some(Duration::from_secs(3_600)));
+    let config = history(seed);
     deterministic::Runner::new(config).start(|context| async move {
         let auditor = context.auditor();
         let rng = &mut StdRng::seed_from_u64(seed);
@@ -622,10 +614,7 @@ fn a_node_that_lost_its_disk_takes_over_a_state() {
 
 /// How long each of some calls waits.
 fn waits(seed: u64) -> Vec<Duration> {
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-        .try_init();
-    let config = deterministic::Config::new().with_seed(seed).with_timeout(Some(Duration::from_secs(600)));
+    let config = history(seed).with_timeout(Some(Duration::from_secs(600)));
     deterministic::Runner::new(config).start(|context| async move {
         let rng = &mut StdRng::seed_from_u64(seed);
         let net = Net::started(&context, rng, false).await;
