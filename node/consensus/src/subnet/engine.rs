@@ -542,10 +542,13 @@ where
                 },
                 _ = &mut roots => return,
                 message = strangers.recv() => {
+                    // A channel that ended is ready for ever: reading it again would keep everything else from running.
+                    let Some((theirs, (from, _))) = message else {
+                        tracing::warn!("the channel of votes ended");
+                        return;
+                    };
                     // Votes of a later epoch mean that its boundary was finalised: ask the voter for it.
-                    if let Some((theirs, (from, _))) = message
-                        && theirs > epoch.get()
-                    {
+                    if theirs > epoch.get() {
                         marshal.hint_finalized(last, NonEmptyVec::new(from));
                     }
                 },
