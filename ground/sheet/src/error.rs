@@ -1,16 +1,23 @@
-//! Why a table of limits is refused. Every message names the limits concerned, their values, and what to do.
+//! Why a table of limits is refused. Every message names the limits concerned, their values, and
+//! what to do.
 
 use std::fmt;
 
 use budget::{LedgerError, format_size};
 
+use crate::{Preset, overrides::QUOTED_CHARS_MAX};
+
 /// Why there is no table, or not this one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitsError {
-    /// The memory size is too small for a node.
+    /// The memory size is too small for the program.
     #[error(
-        "{} of memory is too little: line `{line}` of the budget sheet needs {}, and {} is left for it after the lines above it; the smallest size that works is {}",
-        format_size(*.memory_bytes), format_size(*.line_bytes), format_size(*.left_bytes), format_size(*.smallest_bytes)
+        "{} of memory is too little: line `{line}` of the budget sheet needs {}, and {} is left \
+         for it after the lines above it; the smallest size that works is {}",
+        format_size(*.memory_bytes),
+        format_size(*.line_bytes),
+        format_size(*.left_bytes),
+        format_size(*.smallest_bytes)
     )]
     TooSmall {
         /// As stated.
@@ -26,13 +33,17 @@ pub enum LimitsError {
     },
     /// No preset of that name.
     #[error(
-        "there is no preset `{name}`; did you mean `{nearest}`? There are micro (256 MiB), nano (512 MiB) and small (1 GiB); any other size is stated as memory"
+        "there is no preset `{name}`; did you mean `{nearest}`? There are {}; \
+         any other size is stated as memory",
+        listed(.known)
     )]
     UnknownPreset {
         /// As written.
         name: String,
         /// The nearest known.
         nearest: &'static str,
+        /// All of them.
+        known: &'static [Preset],
     },
     /// No group of that name.
     #[error("there is no group of limits `{group}`; did you mean `[limits.{nearest}]`? There are {known}")]
@@ -46,9 +57,12 @@ pub enum LimitsError {
     },
     /// No limit of that name.
     #[error(
-        "there is no limit `{field}` in `[limits.{group}]`; did you mean `{nearest}`? `thimble limits` lists them all"
+        "there is no limit `{field}` in `[limits.{group}]`; did you mean `{nearest}`? \
+         `{program} limits` lists them all"
     )]
     UnknownField {
+        /// The program whose limits these are.
+        program: &'static str,
         /// Its group.
         group: String,
         /// As written.
@@ -97,10 +111,20 @@ impl fmt::Display for Violations {
     }
 }
 
-/// The known name nearest to what was written: fewest letters to change, first in order among equals.
-pub(crate) fn nearest<'a>(written: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+/// `micro (256 MiB), nano (512 MiB)`.
+fn listed(presets: &[Preset]) -> String {
+    let listed: Vec<String> = presets
+        .iter()
+        .map(|preset| format!("{} ({})", preset.name, format_size(preset.memory_bytes)))
+        .collect();
+    listed.join(", ")
+}
+
+/// The known name nearest to what was written: fewest letters to change, first in order among
+/// equals. Nothing when there are none.
+pub fn nearest<'a>(written: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // Comparing costs the product of the lengths; no name of ours is longer than this.
-    let written: Vec<char> = written.chars().take(80).collect();
+    let written: Vec<char> = written.chars().take(QUOTED_CHARS_MAX).collect();
     known.into_iter().min_by_key(|name| distance(&written, name))
 }
 

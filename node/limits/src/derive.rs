@@ -1,21 +1,14 @@
 //! From one number to the whole table.
 //!
 //! Limits come in three kinds. **Scaled** ones are rows of `scale`. **Fixed** ones are constants here: what the interface specification or the clients
-//! demand, and what is a matter of time rather than memory. **Following** ones are consequences of others, computed in [`Limits::follow`], so that an
+//! demand, and what is a matter of time rather than memory. **Following** ones are consequences of others, computed in [`Limits::follow_causes`], so that an
 //! operator who changes a cause need not hunt for its consequences.
 
 use budget::MIB;
 
-use crate::{error::nearest, scale, *};
+use sheet::{GRANULE_BYTES, Preset};
 
-/// A named size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Preset {
-    /// Its name.
-    pub name: &'static str,
-    /// Its size.
-    pub memory_bytes: u64,
-}
+use crate::{scale, *};
 
 /// All presets. They are derived like any other size; tests pin what they come to.
 pub const PRESETS: [Preset; 3] = [
@@ -118,31 +111,17 @@ impl Limits {
     /// The table for a node that may take `memory_bytes` in all (whole MiB of it), or which line of the budget sheet does not fit and what size
     /// would work.
     pub fn derive(memory_bytes: u64) -> Result<Self, LimitsError> {
-        let table = Self::scaled(memory_bytes);
-        let sheet = table.sheet();
-        if let Some((line, left_bytes)) = sheet.first_that_does_not_fit() {
-            let smallest_bytes = Self::smallest_bytes();
-            let (line, line_bytes) = (line.name, line.bytes);
-            return Err(LimitsError::TooSmall { memory_bytes, line, line_bytes, left_bytes, smallest_bytes });
-        }
-        table.check()?;
-        Ok(table)
+        sheet::derive(memory_bytes)
     }
 
     /// The smallest size that can be derived. Below the first anchor nothing shrinks any more: what that table sums to is what a node needs at least.
     pub fn smallest_bytes() -> u64 {
-        Self::scaled(0).sheet().sum_bytes().next_multiple_of(MIB)
+        sheet::smallest_bytes::<Self>()
     }
 
     /// The table of a named size.
     pub fn preset(name: &str) -> Result<Self, LimitsError> {
-        match PRESETS.iter().find(|preset| preset.name == name) {
-            Some(preset) => Self::derive(preset.memory_bytes),
-            None => Err(LimitsError::UnknownPreset {
-                name: name.chars().take(80).collect(),
-                nearest: nearest(name, PRESETS.iter().map(|preset| preset.name)).unwrap_or("nano"),
-            }),
-        }
+        sheet::preset(name)
     }
 
     /// 512 MiB: the size the node is made for.
@@ -198,9 +177,7 @@ impl Limits {
     }
 
     /// Scaled and fixed limits, with what follows from them; not checked.
-    fn scaled(memory_bytes: u64) -> Self {
-        // Whole MiB, so that the size can be written down exactly and read back.
-        let memory = memory_bytes - memory_bytes % MIB;
+    pub(crate) fn derived(memory: u64) -> Self {
         let mut table = Self {
             memory_budget_bytes: memory,
             subnet: subnet(memory),
@@ -219,12 +196,12 @@ impl Limits {
             },
             governor: GOVERNOR,
         };
-        table.follow(|_| false);
+        table.follow_causes(|_| false);
         table
     }
 
     /// Sets every limit that is a consequence of others, except those that `stays` names (as `group.field`).
-    pub(crate) fn follow(&mut self, stays: impl Fn(&str) -> bool) {
+    pub(crate) fn follow_causes(&mut self, stays: impl Fn(&str) -> bool) {
         let set = |name: &str, field: &mut u64, value: u64| {
             if !stays(name) {
                 *field = value;
@@ -239,7 +216,7 @@ impl Limits {
         // A module may be as large as what can be compiled.
         let compiled =
             self.sandbox.compile_memory_bytes.saturating_sub(COMPILE_BASE_BYTES) / COMPILE_BYTES_PER_BYTE;
-        let uncompressed = (compiled - compiled % scale::GRANULE_BYTES).min(WASM_UNCOMPRESSED_BYTES_MAX);
+        let uncompressed = (compiled - compiled % GRANULE_BYTES).min(WASM_UNCOMPRESSED_BYTES_MAX);
         set("module.wasm_uncompressed_bytes", &mut self.module.wasm_uncompressed_bytes, uncompressed);
         let uncompressed = self.module.wasm_uncompressed_bytes;
         set("module.wasm_bytes", &mut self.module.wasm_bytes, uncompressed);

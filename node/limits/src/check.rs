@@ -1,121 +1,30 @@
 //! The rules between limits.
 //!
-//! Most are of one shape: this limit must not be larger than that one, because otherwise something cannot happen or cannot be bounded. A table
-//! that breaks rules is refused with all of them at once, each naming both limits, both values and the reason.
+//! Most are of one shape ([`sheet::Rules`]): this limit must not be larger than that one, because otherwise something cannot happen or cannot be
+//! bounded. That the budget sheet fits the budget is checked for every program alike ([`sheet::check`]).
 
-use budget::{MIB, format_size};
+use budget::MIB;
+use sheet::{GRANULE_BYTES, Named, Rules, limit};
 
 use crate::{
-    CONNECTION_BYTES, Limits, LimitsError, Violation, Violations,
+    CONNECTION_BYTES, Limits,
     derive::{compile_need_bytes, compile_peak_bytes},
-    overrides::is_bytes,
-    scale,
 };
 
 /// Kernel mappings of one process, as Linux ships.
 const MAPPINGS_PER_PROCESS: u64 = 65_530;
 
-/// A limit, or an expression over limits, by name and value.
-#[derive(Clone, Copy)]
-struct Named {
-    name: &'static str,
-    value: u64,
-    is_bytes: bool,
-}
-
-impl Named {
-    /// An expression over sizes.
-    fn size(name: &'static str, value: u64) -> Self {
-        Self { name, value, is_bytes: true }
-    }
-
-    fn shown(&self) -> String {
-        self.show(self.value)
-    }
-
-    /// Another value of the same unit.
-    fn show(&self, value: u64) -> String {
-        if self.is_bytes { format_size(value) } else { value.to_string() }
-    }
-}
-
-struct Rules(Vec<Violation>);
-
-impl Rules {
-    /// `small` must not be above `large`.
-    fn within(&mut self, small: Named, large: Named, because: &str) {
-        if small.value > large.value {
-            let (small_shown, large_shown) = (small.shown(), large.shown());
-            let message = format!(
-                "`{}` ({small_shown}) must not be above `{}` ({large_shown}): {because}; lower the first or raise the second",
-                small.name, large.name
-            );
-            self.0.push(Violation { names: vec![small.name, large.name], message });
-        }
-    }
-
-    /// `limit` must be at least `least`.
-    fn at_least(&mut self, limit: Named, least: u64, because: &str) {
-        if limit.value < least {
-            let message = format!(
-                "`{}` is {}, it must be at least {}: {because}",
-                limit.name,
-                limit.shown(),
-                limit.show(least)
-            );
-            self.0.push(Violation { names: vec![limit.name], message });
-        }
-    }
-
-    /// `limit` must be at most `most`.
-    fn at_most(&mut self, limit: Named, most: u64, because: &str) {
-        if limit.value > most {
-            let message = format!(
-                "`{}` is {}, it must be at most {}: {because}",
-                limit.name,
-                limit.shown(),
-                limit.show(most)
-            );
-            self.0.push(Violation { names: vec![limit.name], message });
-        }
-    }
-
-    fn pages(&mut self, limit: Named, page: u64) {
-        if !limit.value.is_multiple_of(page) {
-            let message = format!(
-                "`{}` is {} bytes, it must be a multiple of {page}: it counts whole pages",
-                limit.name, limit.value
-            );
-            self.0.push(Violation { names: vec![limit.name], message });
-        }
-    }
-}
-
-/// A limit under the name `group.field`.
-macro_rules! limit {
-    ($limits:ident . $group:ident . $field:ident) => {
-        Named {
-            name: concat!(stringify!($group), ".", stringify!($field)),
-            value: $limits.$group.$field,
-            is_bytes: is_bytes(stringify!($field)),
-        }
-    };
-}
-
 impl Limits {
-    /// Whether the limits fit together and into the budget; every rule broken is named with its limits and values.
-    pub fn check(&self) -> Result<(), LimitsError> {
-        let mut rules = Rules(Vec::new());
-        self.check_subnet(&mut rules);
-        self.check_execution(&mut rules);
-        self.check_sandbox(&mut rules);
-        self.check_pages(&mut rules);
-        self.check_module(&mut rules);
-        self.check_consensus(&mut rules);
-        self.check_gateway(&mut rules);
-        self.check_governor(&mut rules);
-        self.check_budget(&mut rules);
-        if rules.0.is_empty() { Ok(()) } else { Err(LimitsError::Broken(Violations(rules.0))) }
+    /// Says which rules the table breaks.
+    pub(crate) fn check_rules(&self, rules: &mut Rules) {
+        self.check_subnet(rules);
+        self.check_execution(rules);
+        self.check_sandbox(rules);
+        self.check_pages(rules);
+        self.check_module(rules);
+        self.check_consensus(rules);
+        self.check_gateway(rules);
+        self.check_governor(rules);
     }
 
     fn check_governor(&self, rules: &mut Rules) {
@@ -258,7 +167,7 @@ impl Limits {
         rules.within(heap_query, heap, "a query must also run as an update");
         rules.within(stable_query, stable, "a query must also run as an update");
         for limit in [heap, stable, heap_install, stable_install, heap_query] {
-            rules.at_least(limit, scale::GRANULE_BYTES, "an execution needs at least its stack");
+            rules.at_least(limit, GRANULE_BYTES, "an execution needs at least its stack");
         }
         for limit in [heap, stable, heap_install, stable_install, install, heap_query, stable_query] {
             rules.pages(limit, 4096);
@@ -312,7 +221,7 @@ impl Limits {
         rules.within(reserve, capacity, "a reserve is a part of the capacity");
         let open = Named::size(
             "pages.delta_capacity_bytes - pages.delta_reserve_bytes",
-            capacity.value.saturating_sub(reserve.value),
+            capacity.value().saturating_sub(reserve.value()),
         );
         rules.within(
             limit!(self.execution.heap_delta_bytes_per_round),
@@ -370,10 +279,10 @@ impl Limits {
         let uncompressed = limit!(self.module.wasm_uncompressed_bytes);
         rules.at_least(
             uncompressed,
-            scale::GRANULE_BYTES,
+            GRANULE_BYTES,
             "no module could be installed; give compilation more memory (sandbox.compile_memory_bytes)",
         );
-        let needed = compile_need_bytes(uncompressed.value);
+        let needed = compile_need_bytes(uncompressed.value());
         rules.within(
             Named::size("20 MiB + 28 x module.wasm_uncompressed_bytes", needed),
             limit!(self.sandbox.compile_memory_bytes),
@@ -396,7 +305,7 @@ impl Limits {
         );
         rules.within(
             limit!(self.module.function_bytes),
-            Named::size("module.wasm_uncompressed_bytes (or 1 MiB)", uncompressed.value.max(MIB)),
+            Named::size("module.wasm_uncompressed_bytes (or 1 MiB)", uncompressed.value().max(MIB)),
             "a function is a part of the module",
         );
         rules.within(
@@ -497,7 +406,7 @@ impl Limits {
         );
         rules.at_least(
             limit!(self.consensus.nidkg_tables_bytes),
-            scale::GRANULE_BYTES,
+            GRANULE_BYTES,
             "a share is opened with a table of that size",
         );
     }
@@ -545,59 +454,12 @@ impl Limits {
         );
         rules.within(
             limit!(self.gateway.sync_call_wait_millis),
-            Named {
-                name: "consensus.ingress_expiry_seconds x 1000",
-                value: self.consensus.ingress_expiry_seconds.saturating_mul(1000),
-                is_bytes: false,
-            },
+            Named::number(
+                "consensus.ingress_expiry_seconds x 1000",
+                self.consensus.ingress_expiry_seconds.saturating_mul(1000),
+            ),
             "a call that has expired is not worth waiting for",
         );
-    }
-
-    fn check_budget(&self, rules: &mut Rules) {
-        let sheet = self.sheet();
-        let sum = sheet.sum_bytes();
-        if sum <= sheet.memory_budget_bytes {
-            return;
-        }
-        // The line to blame is the one that was raised most over what the size derives; without any, the first that cannot be paid.
-        let derived = Limits::derive(self.memory_budget_bytes).ok().map(|derived| derived.sheet());
-        let derived_bytes =
-            |name: &str| derived.as_ref().and_then(|sheet| sheet.line(name)).map(|line| line.bytes);
-        let grown = sheet
-            .memory_lines()
-            .filter_map(|line| derived_bytes(line.name).map(|was| (line, was)))
-            .filter(|(line, was)| line.bytes > *was)
-            .max_by_key(|(line, was)| line.bytes - was);
-        let blame = match (grown, sheet.first_that_does_not_fit()) {
-            (Some((line, was)), _) => (
-                line.name,
-                format!(
-                    "line `{}` ({}, {} by derivation)",
-                    line.name,
-                    format_size(line.bytes),
-                    format_size(was)
-                ),
-            ),
-            (None, Some((line, left))) => (
-                line.name,
-                format!(
-                    "line `{}` ({}, {} left for it)",
-                    line.name,
-                    format_size(line.bytes),
-                    format_size(left)
-                ),
-            ),
-            (None, None) => return,
-        };
-        let message = format!(
-            "the memory lines of the budget sheet sum to {}, {} more than the budget of {}: {} does not fit; lower it or another line, or give the node more memory",
-            format_size(sum),
-            format_size(sum - sheet.memory_budget_bytes),
-            format_size(sheet.memory_budget_bytes),
-            blame.1
-        );
-        rules.0.push(Violation { names: vec![blame.0], message });
     }
 }
 

@@ -1,13 +1,5 @@
 //! Why each limit has the value it has, in one line. Shown by `thimble limits`; a test holds the list complete.
 
-/// The reason for `group.field`; empty for a name that does not exist.
-pub(crate) fn reason(group: &str, field: &str) -> &'static str {
-    REASONS
-        .iter()
-        .find(|(path, _)| path.split_once('.') == Some((group, field)))
-        .map_or("", |(_, reason)| reason)
-}
-
 pub(crate) const REASONS: &[(&str, &str)] = &[
     (
         "subnet.memory_capacity_bytes",

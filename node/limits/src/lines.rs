@@ -1,21 +1,13 @@
-//! The budget sheet: what memory all limits together come to.
-//!
-//! Every line is a name, an amount (a cap times a count), an owner and a reason. Four kinds:
-//!
-//! * **pool**: anonymous memory behind a pool of the ledger; it is asked before it is taken.
-//! * **fixed**: memory that is there whatever happens (processes, kernel), or that its owner was told once and keeps to.
-//! * **file**: pages of files that the kernel may drop at any time. Not part of the sum: they live in whatever is free.
-//! * **disk**: bytes on disk. Not part of the sum.
-//!
-//! The lines stand in the order in which a node needs them, so that the first line a budget cannot pay says what the budget lacks.
+//! The lines of the replica's budget sheet ([`sheet::Sheet`]).
 //!
 //! One line is shared. Update messages, an install and a compilation all take memory that lives for one execution, and never all at once: each
 //! reserves its worst case from the pool `executions` before it starts and waits while that does not fit. The line is the largest of the
 //! three.
 
-use budget::{Ledger, PoolSpec, format_size};
+use budget::format_size;
+use sheet::{LineKind, SheetLine};
 
-use crate::{Limits, LimitsError, pool};
+use crate::{Limits, pool};
 
 /// Buffers of one open connection: read and write buffer, HTTP state.
 pub const CONNECTION_BYTES: u64 = 16 << 10;
@@ -34,119 +26,14 @@ pub fn delta_index_bytes(delta_bytes: u64) -> u64 {
 
 const _: () = assert!(RUN_BYTES * 64 < PAGE_BYTES, "an index costs little beside what it indexes");
 
-/// What kind of line it is; see the module.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LineKind {
-    /// Anonymous memory behind a pool.
-    Pool,
-    /// Memory set aside.
-    Fixed,
-    /// Pages of files the kernel may drop.
-    File,
-    /// Bytes on disk.
-    Disk,
-}
-
-impl LineKind {
-    /// As rendered.
-    pub fn name(self) -> &'static str {
-        match self {
-            LineKind::Pool => "pool",
-            LineKind::Fixed => "fixed",
-            LineKind::File => "file",
-            LineKind::Disk => "disk",
-        }
-    }
-
-    /// Whether it counts against the budget.
-    pub fn counts(self) -> bool {
-        matches!(self, LineKind::Pool | LineKind::Fixed)
-    }
-}
-
-/// One line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SheetLine {
-    /// Its name; of a pool, that of the pool.
-    pub name: &'static str,
-    /// Its amount.
-    pub bytes: u64,
-    /// The crate that takes it.
-    pub owner: &'static str,
-    /// How it is made up.
-    pub made_of: String,
-    /// Why it is there.
-    pub reason: &'static str,
-    /// What it is.
-    pub kind: LineKind,
-}
-
-/// The sheet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sheet {
-    /// What the operator stated.
-    pub memory_budget_bytes: u64,
-    /// In the order a node needs them.
-    pub lines: Vec<SheetLine>,
-}
-
-impl Sheet {
-    /// Lines that count against the budget.
-    pub fn memory_lines(&self) -> impl Iterator<Item = &SheetLine> {
-        self.lines.iter().filter(|line| line.kind.counts())
-    }
-
-    /// The line of that name.
-    pub fn line(&self, name: &str) -> Option<&SheetLine> {
-        self.lines.iter().find(|line| line.name == name)
-    }
-
-    /// What the memory lines sum to.
-    pub fn sum_bytes(&self) -> u64 {
-        self.memory_lines().fold(0, |sum, line| sum.saturating_add(line.bytes))
-    }
-
-    /// What of the budget no line takes.
-    pub fn left_bytes(&self) -> u64 {
-        self.memory_budget_bytes.saturating_sub(self.sum_bytes())
-    }
-
-    /// The first line the budget cannot pay, and what is left for it.
-    pub(crate) fn first_that_does_not_fit(&self) -> Option<(&SheetLine, u64)> {
-        let mut left = self.memory_budget_bytes;
-        self.memory_lines().find_map(|line| match left.checked_sub(line.bytes) {
-            Some(rest) => {
-                left = rest;
-                None
-            }
-            None => Some((line, left)),
-        })
-    }
-}
-
 impl Limits {
-    /// The budget sheet of this table.
-    pub fn sheet(&self) -> Sheet {
-        Sheet { memory_budget_bytes: self.memory_budget_bytes, lines: self.lines() }
-    }
-
-    /// The pools that hold the node to the sheet. What is not a pool is taken off the budget first.
-    pub fn ledger(&self) -> Result<Ledger, LimitsError> {
-        let sheet = self.sheet();
-        let fixed = sheet.memory_lines().filter(|line| line.kind == LineKind::Fixed);
-        let fixed_bytes = fixed.fold(0_u64, |sum, line| sum.saturating_add(line.bytes));
-        let pools = sheet.lines.iter().filter(|line| line.kind == LineKind::Pool);
-        let specs = pools.map(|line| PoolSpec { name: line.name, cap_bytes: line.bytes });
-        Ok(Ledger::new(self.memory_budget_bytes.saturating_sub(fixed_bytes), specs)?)
-    }
-
     /// What one worker holds beside its base and its dirty pages: an argument, an answer, and the tables of the instance.
     pub(crate) fn worker_buffer_bytes(&self) -> u64 {
         let tables = self.module.table_elements.saturating_mul(TABLE_ELEMENT_BYTES);
         self.subnet.message_payload_bytes.saturating_mul(2).saturating_add(tables)
     }
 
-    fn lines(&self) -> Vec<SheetLine> {
+    pub(crate) fn sheet_lines(&self) -> Vec<SheetLine> {
         use LineKind::{Disk, File, Fixed, Pool};
         let line = |name, bytes, owner, kind, made_of: String, reason| SheetLine {
             name,

@@ -4,7 +4,12 @@
 //! Units are in the names: `_bytes`, `_pages` (64 KiB Wasm pages), `_seconds`, `_millis`, `_rounds`, `_instructions`.
 //! Every other crate takes the group it needs by reference and never invents a limit of its own.
 
+use budget::Ledger;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sheet::{LimitsError, Preset, Rules, Sheet, SheetLine, Table};
+
+use crate::{PRESETS, reasons::REASONS};
 
 /// All limits of one node. Built by [`crate::Limits::derive`] or a preset, checked by [`crate::Limits::check`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +35,54 @@ pub struct Limits {
     pub process: ProcessLimits,
     /// When freed memory goes back to the operating system, and when work is held back.
     pub governor: GovernorLimits,
+}
+
+impl Limits {
+    /// Lays the operator's own values over the table, by name. Nothing is changed when anything is refused ([`sheet::apply_overrides`]).
+    pub fn apply_overrides(&mut self, overrides: &Value) -> Result<(), LimitsError> {
+        sheet::apply_overrides(self, overrides)
+    }
+
+    /// Whether the limits fit together and into the budget; every rule broken is named with its limits and values.
+    pub fn check(&self) -> Result<(), LimitsError> {
+        sheet::check(self)
+    }
+
+    /// The budget sheet of this table.
+    pub fn sheet(&self) -> Sheet {
+        Sheet::of(self)
+    }
+
+    /// The pools that hold the node to the sheet. What is not a pool is taken off the budget first.
+    pub fn ledger(&self) -> Result<Ledger, LimitsError> {
+        self.sheet().ledger()
+    }
+}
+
+impl Table for Limits {
+    const PROGRAM: &'static str = "thimble";
+    const PRESETS: &'static [Preset] = &PRESETS;
+    const REASONS: &'static [(&'static str, &'static str)] = REASONS;
+
+    fn scaled(memory_bytes: u64) -> Self {
+        Self::derived(memory_bytes)
+    }
+
+    fn memory_budget_bytes(&self) -> u64 {
+        self.memory_budget_bytes
+    }
+
+    fn lines(&self) -> Vec<SheetLine> {
+        self.sheet_lines()
+    }
+
+    fn follow(&mut self, stays: impl Fn(&str) -> bool) {
+        self.follow_causes(stays);
+    }
+
+    fn rules(&self, rules: &mut Rules) {
+        self.check_rules(rules);
+    }
 }
 
 /// Limits on replicated state.

@@ -20,18 +20,15 @@
 mod agreed;
 mod check;
 mod derive;
-mod error;
-mod overrides;
+mod lines;
 pub mod pool;
 mod reasons;
-mod render;
 mod scale;
-mod sheet;
 mod table;
 
-pub use derive::{PRESETS, Preset, compile_instructions, validate_instructions};
-pub use error::{LimitsError, Violation, Violations};
-pub use sheet::{CERTIFICATE_BYTES, CONNECTION_BYTES, LineKind, Sheet, SheetLine, delta_index_bytes};
+pub use derive::{PRESETS, compile_instructions, validate_instructions};
+pub use lines::{CERTIFICATE_BYTES, CONNECTION_BYTES, delta_index_bytes};
+pub use sheet::{LimitsError, LineKind, Preset, Sheet, SheetLine, Violation, Violations};
 pub use table::*;
 
 #[cfg(test)]

@@ -6,18 +6,9 @@ use budget::{GIB, MIB};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::{
-    overrides::{as_object, flatten},
-    reasons::REASONS,
-    *,
-};
+use sheet::{as_object, flatten, numbers};
 
-/// All numbers of a table, in a fixed order.
-fn numbers(limits: &Limits) -> Vec<(String, u64)> {
-    flatten(&as_object(limits))
-        .filter_map(|(group, field, value)| Some((format!("{group}.{field}"), value.as_u64()?)))
-        .collect()
-}
+use crate::{reasons::REASONS, *};
 
 #[test]
 fn nano_is_the_reference_profile_or_better() {
@@ -86,7 +77,9 @@ fn presets_are_derived_and_named() {
     assert_eq!(Limits::small().unwrap().memory_budget_bytes, GIB);
     assert_eq!(Limits::micro().unwrap().memory_budget_bytes, 256 * MIB);
     let text = Limits::preset("namo").unwrap_err().to_string();
-    assert!(text.contains("`nano`"), "{text}");
+    for part in ["`nano`", "micro (256 MiB), nano (512 MiB), small (1 GiB)"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
 }
 
 #[test]
@@ -274,6 +267,61 @@ fn raising_one_line_is_possible_when_another_is_lowered() {
     limits.apply_overrides(&overrides).unwrap();
     limits.check().unwrap();
     assert_eq!(limits.ledger().unwrap().pool(pool::REQUEST_BODIES).unwrap().cap_bytes(), 16 * MIB);
+}
+
+#[test]
+fn an_unknown_limit_is_answered_with_the_nearest_of_all_groups() {
+    let text = Limits::nano()
+        .unwrap()
+        .apply_overrides(&json!({"gateway": {"ingress_pool_bytes": 1}}))
+        .unwrap_err()
+        .to_string();
+    assert!(text.contains("`ingress_pool_bytes` in `[limits.consensus]`"), "{text}");
+    assert!(text.contains("`thimble limits`"), "{text}");
+}
+
+#[test]
+fn consequences_follow_unless_they_are_stated() {
+    let mut limits = Limits::nano().unwrap();
+    let overrides = json!({
+        "sandbox": {"compile_memory_bytes": "76MiB"},
+        "subnet": {"memory_capacity_bytes": "2GiB"},
+        "execution": {"reject_guaranteed_response_calls": true},
+    });
+    limits.apply_overrides(&overrides).unwrap();
+    assert_eq!(limits.module.wasm_uncompressed_bytes, 2 * MIB);
+    assert_eq!(limits.module.wasm_bytes, 2 * MIB);
+    assert_eq!(limits.subnet.memory_threshold_bytes, 2048 * MIB);
+    assert!(limits.execution.reject_guaranteed_response_calls);
+    limits.check().unwrap();
+
+    let mut limits = Limits::nano().unwrap();
+    limits
+        .apply_overrides(
+            &json!({"subnet": {"memory_capacity_bytes": "2GiB", "memory_threshold_bytes": "1GiB"}}),
+        )
+        .unwrap();
+    assert_eq!(limits.subnet.memory_threshold_bytes, 1024 * MIB);
+}
+
+#[test]
+fn what_is_shown_is_a_configuration_file_that_changes_nothing() {
+    for preset in PRESETS {
+        let limits = Limits::preset(preset.name).unwrap();
+        let text = limits.sheet().to_text(&limits);
+        let start = text.find("[limits.").unwrap();
+        let file: toml::Table = toml::from_str(&text[start..]).unwrap();
+        let mut again = limits.clone();
+        again.apply_overrides(&serde_json::to_value(&file["limits"]).unwrap()).unwrap();
+        assert_eq!(again, limits);
+        let mut table = as_object(&limits);
+        table.remove("memory_budget_bytes");
+        again.apply_overrides(&Value::Object(table)).unwrap();
+        assert_eq!(again, limits);
+    }
+    let nano = Limits::nano().unwrap();
+    let text = nano.sheet().to_text(&nano);
+    assert!(text.contains("largest of: messages 2 x 96 MiB, one install 192 MiB"), "{text}");
 }
 
 proptest! {

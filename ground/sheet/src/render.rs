@@ -1,22 +1,19 @@
 //! The sheet and the table, for people and for machines.
 //!
-//! People get aligned columns: the memory lines with their sum, what is not memory apart, then every limit by group with its reason. Values are
-//! written as a configuration file takes them. Machines get one JSON object.
+//! People get aligned columns: the memory lines with their sum, what is not memory apart, then
+//! every limit by group with its reason. Values are written as a configuration file takes them.
+//! Machines get one JSON object.
 
 use std::fmt::Write;
 
 use budget::format_size;
 use serde_json::{Value, json};
 
-use crate::{
-    Limits, LineKind, Sheet, SheetLine,
-    overrides::{as_object, flatten, is_bytes},
-    reasons::reason,
-};
+use crate::{LineKind, Sheet, SheetLine, Table, as_object, flatten, is_bytes};
 
 impl Sheet {
-    /// For people.
-    pub fn to_text(&self, limits: &Limits) -> String {
+    /// For people: the sheet, and the table it was made of.
+    pub fn to_text<T: Table>(&self, limits: &T) -> String {
         let mut text = String::new();
         let width = self.lines.iter().map(|line| line.name.len()).max().unwrap_or(0);
         // Writing to a String cannot fail, here and below.
@@ -40,18 +37,21 @@ impl Sheet {
             .for_each(|line| write_line(&mut text, line, width));
         let _ = writeln!(
             text,
-            "\nkinds: a pool is asked before memory is taken; fixed memory is set aside; file pages and disk hold state and caches, and the kernel may drop the pages."
+            "\nkinds: a pool is asked before memory is taken; fixed memory is set aside; \
+             file pages and disk hold state and caches, and the kernel may drop the pages."
         );
         write_limits(&mut text, limits);
         text
     }
 
-    /// For machines: `{memory_budget_bytes, sum_bytes, left_bytes, lines: [{name, bytes, owner, made_of, reason, kind}], limits: {group: {field: value}}}`.
-    pub fn to_json(&self, limits: &Limits) -> Value {
+    /// For machines: `{memory_budget_bytes, sum_bytes, left_bytes, lines: [{name, bytes, owner,
+    /// made_of, reason, kind, counts, pool}], limits: {group: {field: value}}}`.
+    pub fn to_json<T: Table>(&self, limits: &T) -> Value {
         let line = |line: &SheetLine| {
             json!({
-                "name": line.name, "bytes": line.bytes, "owner": line.owner, "made_of": line.made_of, "reason": line.reason,
-                "kind": line.kind.name(), "counts": line.kind.counts(), "pool": line.kind == LineKind::Pool,
+                "name": line.name, "bytes": line.bytes, "owner": line.owner,
+                "made_of": line.made_of, "reason": line.reason, "kind": line.kind.name(),
+                "counts": line.kind.counts(), "pool": line.kind == LineKind::Pool,
             })
         };
         json!({
@@ -74,7 +74,7 @@ fn write_line(text: &mut String, line: &SheetLine, width: usize) {
     );
 }
 
-fn write_limits(text: &mut String, limits: &Limits) {
+fn write_limits<T: Table>(text: &mut String, limits: &T) {
     let table = as_object(limits);
     let rows: Vec<(&str, &str, String)> =
         flatten(&table).map(|(group, field, value)| (group, field, shown(field, value))).collect();
@@ -86,7 +86,8 @@ fn write_limits(text: &mut String, limits: &Limits) {
             let _ = writeln!(text, "\n[limits.{group}]");
             group_before = group;
         }
-        let _ = writeln!(text, "{field:<name_width$} = {value:<value_width$}  # {}", reason(group, field));
+        let reason = T::reason(group, field);
+        let _ = writeln!(text, "{field:<name_width$} = {value:<value_width$}  # {reason}");
     }
 }
 
@@ -116,7 +117,14 @@ fn grouped(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use budget::MIB;
+
     use super::*;
+    use crate::{apply_overrides, derive, example::Inn};
+
+    fn inn() -> Inn {
+        derive(16 * MIB).unwrap()
+    }
 
     #[test]
     fn numbers_are_grouped_in_threes() {
@@ -126,43 +134,37 @@ mod tests {
     }
 
     #[test]
-    fn the_text_shows_every_line_and_every_limit() {
-        let limits = Limits::nano().unwrap();
-        let sheet = limits.sheet();
-        let text = sheet.to_text(&limits);
-        assert!(text.contains("Memory budget: 512 MiB"));
+    fn the_text_shows_every_line_and_every_limit_with_its_reason() {
+        let sheet = Sheet::of(&inn());
+        let text = sheet.to_text(&inn());
+        assert!(text.contains("Memory budget: 16 MiB"));
         for line in &sheet.lines {
             assert!(text.contains(line.name) && text.contains(line.reason), "{}", line.name);
         }
-        assert!(text.contains("largest of: messages 2 x 96 MiB, one install 192 MiB"));
-        for (_, field, _) in flatten(&as_object(&limits)) {
-            assert!(text.contains(field), "{field}");
+        for (path, reason) in Inn::REASONS {
+            let (_, field) = path.split_once('.').unwrap();
+            assert!(text.contains(field) && text.contains(reason), "{path}");
         }
     }
 
     #[test]
     fn the_part_with_limits_is_a_configuration_file() {
-        let limits = Limits::small().unwrap();
-        let text = limits.sheet().to_text(&limits);
+        let text = Sheet::of(&inn()).to_text(&inn());
         let start = text.find("[limits.").unwrap();
         let file: toml::Table = toml::from_str(&text[start..]).unwrap();
-        let mut again = limits.clone();
-        again.apply_overrides(&serde_json::to_value(&file["limits"]).unwrap()).unwrap();
-        assert_eq!(again, limits);
+        let mut again = inn();
+        apply_overrides(&mut again, &serde_json::to_value(&file["limits"]).unwrap()).unwrap();
+        assert_eq!(again, inn());
     }
 
     #[test]
     fn the_json_adds_up() {
-        let limits = Limits::micro().unwrap();
-        let json = limits.sheet().to_json(&limits);
+        let json = Sheet::of(&inn()).to_json(&inn());
         let lines = json["lines"].as_array().unwrap();
-        let sum: u64 = lines
-            .iter()
-            .filter(|line| line["counts"] == true)
-            .map(|line| line["bytes"].as_u64().unwrap())
-            .sum();
+        let counted = lines.iter().filter(|line| line["counts"] == true);
+        let sum: u64 = counted.map(|line| line["bytes"].as_u64().unwrap()).sum();
         assert_eq!(json["sum_bytes"], sum);
-        assert_eq!(json["left_bytes"], (256 << 20) - sum);
-        assert_eq!(serde_json::from_value::<Limits>(json["limits"].clone()).unwrap(), limits);
+        assert_eq!(json["left_bytes"], (16 << 20) - sum);
+        assert_eq!(serde_json::from_value::<Inn>(json["limits"].clone()).unwrap(), inn());
     }
 }

@@ -1,0 +1,42 @@
+//! Tables of limits and their budget sheets: what the tables of all programs have in common.
+//!
+//! A program derives every limit it has from one number, the memory it may take. The path of the
+//! number is the same in every program; the limits are its own:
+//!
+//! 1. The program's table is a struct of groups of limits and implements [`Table`]. Limits that
+//!    depend on the memory size are rows of values at a few sizes ([`Scale`], [`Row`]).
+//!    [`derive()`] makes the table of any size, [`preset`] that of a named one.
+//! 2. [`apply_overrides`] lays the operator's own values over it, by name, and lets the limits
+//!    that are consequences of others follow.
+//! 3. [`Sheet::of`] lists what memory all limits together come to, line by line: the **budget
+//!    sheet**. [`check`] refuses a table whose lines sum to more than the budget, or whose limits
+//!    contradict one another ([`Rules`]), and names every limit concerned.
+//! 4. [`Sheet::ledger`] makes the memory pools ([`budget::Ledger`]) that hold the program to the
+//!    sheet while it runs. [`Sheet::to_text`] and [`Sheet::to_json`] show it.
+//!
+//! What bounds it: a table has a fixed number of fields and a sheet a fixed number of lines; texts
+//! of the operator are quoted up to a fixed length.
+//!
+//! What it must never know: any limit of any program, and how limits are enforced. It is arithmetic
+//! over numbers and names; it reads no file, no clock and no machine. The same size gives the same
+//! table everywhere.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod error;
+mod overrides;
+mod render;
+mod rules;
+mod scale;
+mod sheet;
+mod table;
+
+pub use error::{LimitsError, Violation, Violations, nearest};
+pub use overrides::{apply_overrides, as_object, flatten, is_bytes, numbers};
+pub use rules::{Named, Rules, check};
+pub use scale::{GRANULE_BYTES, Row, Scale};
+pub use sheet::{LineKind, Sheet, SheetLine};
+pub use table::{Preset, Table, derive, preset, smallest_bytes};
+
+#[cfg(test)]
+mod example;

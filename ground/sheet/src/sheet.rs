@@ -1,0 +1,152 @@
+//! The budget sheet: what memory all limits of a table together come to.
+//!
+//! Every line is a name, an amount (a cap times a count), an owner and a reason. Four kinds:
+//!
+//! * **pool**: anonymous memory behind a pool of the ledger; it is asked before it is taken.
+//! * **fixed**: memory that is there whatever happens (processes, kernel), or that its owner was
+//!   told once and keeps to.
+//! * **file**: pages of files that the kernel may drop at any time. Not part of the sum: they live
+//!   in whatever is free.
+//! * **disk**: bytes on disk. Not part of the sum.
+//!
+//! The lines stand in the order in which the program needs them, so that the first line a budget
+//! cannot pay says what the budget lacks.
+
+use budget::{Ledger, PoolSpec};
+
+use crate::{LimitsError, Table};
+
+/// What kind of line it is; see the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LineKind {
+    /// Anonymous memory behind a pool.
+    Pool,
+    /// Memory set aside.
+    Fixed,
+    /// Pages of files the kernel may drop.
+    File,
+    /// Bytes on disk.
+    Disk,
+}
+
+impl LineKind {
+    /// As rendered.
+    pub fn name(self) -> &'static str {
+        match self {
+            LineKind::Pool => "pool",
+            LineKind::Fixed => "fixed",
+            LineKind::File => "file",
+            LineKind::Disk => "disk",
+        }
+    }
+
+    /// Whether it counts against the budget.
+    pub fn counts(self) -> bool {
+        matches!(self, LineKind::Pool | LineKind::Fixed)
+    }
+}
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SheetLine {
+    /// Its name; of a pool, that of the pool.
+    pub name: &'static str,
+    /// Its amount.
+    pub bytes: u64,
+    /// The crate that takes it.
+    pub owner: &'static str,
+    /// How it is made up; empty when it is one limit.
+    pub made_of: String,
+    /// Why it is there.
+    pub reason: &'static str,
+    /// What it is.
+    pub kind: LineKind,
+}
+
+/// The sheet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sheet {
+    /// What the operator stated.
+    pub memory_budget_bytes: u64,
+    /// In the order the program needs them.
+    pub lines: Vec<SheetLine>,
+}
+
+impl Sheet {
+    /// The budget sheet of a table.
+    pub fn of<T: Table>(table: &T) -> Self {
+        Self { memory_budget_bytes: table.memory_budget_bytes(), lines: table.lines() }
+    }
+
+    /// Lines that count against the budget.
+    pub fn memory_lines(&self) -> impl Iterator<Item = &SheetLine> {
+        self.lines.iter().filter(|line| line.kind.counts())
+    }
+
+    /// The line of that name.
+    pub fn line(&self, name: &str) -> Option<&SheetLine> {
+        self.lines.iter().find(|line| line.name == name)
+    }
+
+    /// What the memory lines sum to.
+    pub fn sum_bytes(&self) -> u64 {
+        self.memory_lines().fold(0, |sum, line| sum.saturating_add(line.bytes))
+    }
+
+    /// What of the budget no line takes.
+    pub fn left_bytes(&self) -> u64 {
+        self.memory_budget_bytes.saturating_sub(self.sum_bytes())
+    }
+
+    /// The first line the budget cannot pay, and what is left for it.
+    pub fn first_that_does_not_fit(&self) -> Option<(&SheetLine, u64)> {
+        let mut left = self.memory_budget_bytes;
+        self.memory_lines().find_map(|line| match left.checked_sub(line.bytes) {
+            Some(rest) => {
+                left = rest;
+                None
+            }
+            None => Some((line, left)),
+        })
+    }
+
+    /// The pools that hold the program to the sheet. What is not a pool is taken off the budget
+    /// first. An error names the first pool that does not fit.
+    pub fn ledger(&self) -> Result<Ledger, LimitsError> {
+        let fixed = self.memory_lines().filter(|line| line.kind == LineKind::Fixed);
+        let fixed_bytes = fixed.fold(0_u64, |sum, line| sum.saturating_add(line.bytes));
+        let pools = self.lines.iter().filter(|line| line.kind == LineKind::Pool);
+        let specs = pools.map(|line| PoolSpec { name: line.name, cap_bytes: line.bytes });
+        Ok(Ledger::new(self.memory_budget_bytes.saturating_sub(fixed_bytes), specs)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use budget::MIB;
+
+    use super::*;
+    use crate::{derive, example::Inn};
+
+    #[test]
+    fn the_sum_is_of_memory_alone() {
+        let inn: Inn = derive(8 * MIB).unwrap();
+        let sheet = Sheet::of(&inn);
+        assert_eq!((sheet.sum_bytes(), sheet.left_bytes()), (8 * MIB, 0));
+        assert_eq!(sheet.first_that_does_not_fit(), None);
+        let more = Sheet { memory_budget_bytes: 5 * MIB, ..sheet };
+        let (line, left) = more.first_that_does_not_fit().unwrap();
+        assert_eq!((line.name, line.bytes, left), ("cellar", 4 * MIB, MIB));
+    }
+
+    #[test]
+    fn the_ledger_has_the_pools_of_the_sheet() {
+        let inn: Inn = derive(8 * MIB).unwrap();
+        let ledger = Sheet::of(&inn).ledger().unwrap();
+        assert_eq!(ledger.pool("cellar").unwrap().cap_bytes(), 4 * MIB);
+        assert!(ledger.pool("walls").is_none() && ledger.pool("fields").is_none());
+        assert_eq!(ledger.budget_bytes(), 6 * MIB);
+        let small = Sheet { memory_budget_bytes: 5 * MIB, ..Sheet::of(&inn) };
+        assert!(small.ledger().unwrap_err().to_string().contains("`cellar`"));
+    }
+}

@@ -1,0 +1,128 @@
+//! What a program's table of limits must say of itself, and the table of a memory size.
+
+use budget::MIB;
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{LimitsError, Rules, Sheet, SheetLine, check, nearest, overrides::quoted};
+
+/// A named size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Preset {
+    /// Its name.
+    pub name: &'static str,
+    /// Its size.
+    pub memory_bytes: u64,
+}
+
+/// A program's table of limits.
+///
+/// It serialises to an object with the number `memory_budget_bytes` and groups; each group is an
+/// object of limits, which are whole numbers up to 64 bits, or truth values. Names end in their
+/// unit; those that [`crate::is_bytes`] recognises are sizes.
+pub trait Table: Clone + Serialize + DeserializeOwned {
+    /// The program, as its operator calls it: `PROGRAM limits` lists the table.
+    const PROGRAM: &'static str;
+    /// Named sizes, at least one. They are derived like any other size.
+    const PRESETS: &'static [Preset];
+    /// `group.field` of every limit, and why it has the value it has, in one line.
+    const REASONS: &'static [(&'static str, &'static str)];
+
+    /// The table of a memory size, with what follows from it, whether or not it fits. Limits never
+    /// fall when the size grows, and stay below the first size the program names.
+    fn scaled(memory_bytes: u64) -> Self;
+
+    /// What the operator stated: the most memory the program's processes may take together.
+    fn memory_budget_bytes(&self) -> u64;
+
+    /// The lines of the budget sheet, in the order in which the program needs them.
+    fn lines(&self) -> Vec<SheetLine>;
+
+    /// Sets every limit that is a consequence of others, except those that `stays` names (as
+    /// `group.field`).
+    fn follow(&mut self, stays: impl Fn(&str) -> bool);
+
+    /// Says to `rules` which of them the table breaks. That the sheet fits the budget is not the
+    /// table's to say.
+    fn rules(&self, rules: &mut Rules);
+
+    /// The reason for `group.field`; empty for a name that does not exist.
+    fn reason(group: &str, field: &str) -> &'static str {
+        Self::REASONS
+            .iter()
+            .find(|(path, _)| path.split_once('.') == Some((group, field)))
+            .map_or("", |(_, reason)| reason)
+    }
+}
+
+/// The table for a program that may take `memory_bytes` in all (whole MiB of it), or which line of
+/// the budget sheet does not fit and what size would work.
+pub fn derive<T: Table>(memory_bytes: u64) -> Result<T, LimitsError> {
+    // Whole MiB, so that the size can be written down exactly and read back.
+    let table = T::scaled(memory_bytes - memory_bytes % MIB);
+    let sheet = Sheet::of(&table);
+    if let Some((line, left_bytes)) = sheet.first_that_does_not_fit() {
+        let smallest_bytes = smallest_bytes::<T>();
+        let (line, line_bytes) = (line.name, line.bytes);
+        return Err(LimitsError::TooSmall { memory_bytes, line, line_bytes, left_bytes, smallest_bytes });
+    }
+    check(&table)?;
+    Ok(table)
+}
+
+/// The smallest size that can be derived. Below the first size it names nothing of a table shrinks
+/// any more: what that table sums to is what the program needs at least.
+pub fn smallest_bytes<T: Table>() -> u64 {
+    Sheet::of(&T::scaled(0)).sum_bytes().next_multiple_of(MIB)
+}
+
+/// The table of a named size, or the nearest name and all there are.
+pub fn preset<T: Table>(name: &str) -> Result<T, LimitsError> {
+    match T::PRESETS.iter().find(|preset| preset.name == name) {
+        Some(preset) => derive(preset.memory_bytes),
+        None => Err(LimitsError::UnknownPreset {
+            name: quoted(name),
+            nearest: nearest(name, T::PRESETS.iter().map(|preset| preset.name)).unwrap_or_default(),
+            known: T::PRESETS,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::example::Inn;
+
+    #[test]
+    fn a_size_is_derived_in_whole_mib() {
+        let inn: Inn = derive(20 * MIB + 1).unwrap();
+        assert_eq!(inn.memory_budget_bytes, 20 * MIB);
+        assert_eq!(inn, derive(20 * MIB).unwrap());
+    }
+
+    #[test]
+    fn too_little_memory_names_the_line_and_the_smallest_size() {
+        let smallest = smallest_bytes::<Inn>();
+        assert_eq!(smallest, 8 * MIB);
+        derive::<Inn>(smallest).unwrap();
+        let text = derive::<Inn>(smallest - 1).unwrap_err().to_string();
+        for part in ["7.99 MiB", "`cellar`", "4 MiB", "3 MiB is left", "is 8 MiB"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_preset_is_a_size_with_a_name() {
+        assert_eq!(preset::<Inn>("large").unwrap(), derive(32 * MIB).unwrap());
+        let text = preset::<Inn>("lrge").unwrap_err().to_string();
+        for part in ["`lrge`", "`large`", "small (8 MiB)", "large (32 MiB)"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(preset::<Inn>(&"x".repeat(100_000)).unwrap_err().to_string().len() < 500);
+    }
+
+    #[test]
+    fn reasons_are_found_by_group_and_field() {
+        assert_eq!(Inn::reason("door", "guests"), "chairs");
+        assert_eq!(Inn::reason("door", "guest"), "");
+    }
+}
