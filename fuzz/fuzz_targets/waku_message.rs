@@ -1,0 +1,47 @@
+//! A Waku message as a peer sends it, and the values of a peer's node record: what decodes is
+//! written again to bytes that decode to the same.
+//!
+//! The first byte says what the rest is: a message, `waku2`, `rs`, `rsv` or `multiaddrs`.
+
+#![no_main]
+
+use bytes::Bytes;
+use libfuzzer_sys::fuzz_target;
+use protocol::enr_keys::{Capabilities, ShardList, decode_addresses, encode_addresses};
+use protocol::{WakuMessage, message_hash};
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((selector, rest)) = bytes.split_first() else { return };
+    match selector % 5 {
+        0 => {
+            let Ok(message) = WakuMessage::decode(Bytes::copy_from_slice(rest)) else { return };
+            let written = message.encode();
+            assert_eq!(written.len(), message.encoded_len());
+            let again = WakuMessage::decode(written.into()).expect("it was written here");
+            assert_eq!(message_hash("/t", &again), message_hash("/t", &message));
+            assert_eq!(again, message);
+        }
+        1 => {
+            let Ok(capabilities) = Capabilities::decode(rest) else { return };
+            assert_eq!(capabilities.encode(), rest);
+        }
+        2 => {
+            let Ok(list) = ShardList::decode_list(rest) else { return };
+            let (key, value) = list.encode();
+            let again = match key {
+                "rs" => ShardList::decode_list(&value),
+                _ => ShardList::decode_bits(&value),
+            };
+            assert_eq!(again, Ok(list));
+        }
+        3 => {
+            let Ok(list) = ShardList::decode_bits(rest) else { return };
+            assert_eq!(list.encode_bits(), rest);
+        }
+        _ => {
+            let value = Bytes::copy_from_slice(rest);
+            let Ok(addresses) = decode_addresses(&value) else { return };
+            assert_eq!(encode_addresses(&addresses).expect("it was read here"), rest);
+        }
+    }
+});

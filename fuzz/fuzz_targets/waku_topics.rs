@@ -1,0 +1,26 @@
+//! A topic as a peer or an operator writes it: what is taken apart is put together to the same
+//! text, and every content topic of the right form has a shard.
+
+#![no_main]
+
+use std::num::NonZeroU16;
+
+use libfuzzer_sys::fuzz_target;
+use protocol::{ContentTopic, MessageHash, PubsubTopic, autoshard};
+
+fuzz_target!(|text: &str| {
+    if let Ok(topic) = text.parse::<PubsubTopic>() {
+        assert_eq!(topic.to_string(), text);
+    }
+    if let Ok(hash) = text.parse::<MessageHash>() {
+        let digits = text.strip_prefix("0x").unwrap_or(text);
+        assert_eq!(hash.to_string(), format!("0x{}", digits.to_lowercase()));
+    }
+    if let Ok(topic) = ContentTopic::parse(text) {
+        let ContentTopic { application, version, name, encoding } = topic;
+        let short = format!("/{application}/{version}/{name}/{encoding}");
+        assert!(text == short || text == format!("/0{short}"));
+        let shards = NonZeroU16::new(8).expect("it is 8");
+        assert!(autoshard(&topic, shards) < 8);
+    }
+});

@@ -1,0 +1,148 @@
+//! The command line. Help text is the manual; every flag can also stand in the configuration file.
+
+use std::{net::SocketAddr, num::NonZeroU16, path::PathBuf};
+
+use anyhow::Result;
+use clap::{ArgAction, Args, Parser, Subcommand};
+use libp2p::Multiaddr;
+
+use crate::{config::Config, key, run};
+
+/// A Waku service node that lives inside a stated memory budget.
+///
+/// State how much memory the node may take; every pool, cache and queue is sized from that one
+/// number, and the node refuses work before it outgrows it. Serves relay, light push, filter, store,
+/// peer exchange and metadata to stock clients.
+#[derive(Parser)]
+#[command(name = "thimble-relay", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start the node; Ctrl-C stops it cleanly.
+    ///
+    /// The first start makes the node's key in the data folder. After a crash the node finds every
+    /// message it answered for.
+    ///
+    /// Example: thimble-relay run --memory 128MiB --cluster 16 --shard 32 --data-dir /var/lib/relay
+    Run {
+        #[command(flatten)]
+        settings: Box<Settings>,
+        /// Write the addresses being served to this file once they are, one on each line, for scripts
+        /// that listen on port 0: multiaddresses, and the URL of the HTTP interface last.
+        #[arg(long, value_name = "FILE")]
+        address_file: Option<PathBuf>,
+    },
+    /// Print the budget sheet: every pool with its cap, owner and reason, and every other limit.
+    ///
+    /// Example: thimble-relay limits --memory 64MiB --json
+    Limits {
+        #[command(flatten)]
+        settings: Box<Settings>,
+        /// For machines.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the effective configuration: defaults, then the file, then the flags.
+    ///
+    /// The output is itself a configuration file.
+    ///
+    /// Example: thimble-relay config --memory 256MiB > relay.toml
+    Config {
+        #[command(flatten)]
+        settings: Box<Settings>,
+    },
+    /// Print the node's peer id, making its key if there is none.
+    ///
+    /// Example: thimble-relay key --data-dir /var/lib/relay
+    Key {
+        /// Folder of the key.
+        #[arg(long, value_name = "DIR", default_value = "relay-data")]
+        data_dir: PathBuf,
+    },
+}
+
+/// What may stand in the configuration file and on the command line.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct Settings {
+    /// Configuration file (TOML). Flags stand above it.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Memory the node may take: 64MiB, 128MiB, 1GiB ... [default: 128MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<String>,
+    /// Folder of the key and the messages, made at the first start. [default: relay-data]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data_dir: Option<PathBuf>,
+    /// Where to wait for peers, once for each address; port 0 takes a free one.
+    /// [default: /ip4/0.0.0.0/tcp/60000 and /ip4/0.0.0.0/tcp/8000/ws]
+    #[arg(long, value_name = "MULTIADDR")]
+    pub(crate) listen: Vec<Multiaddr>,
+    /// Where others reach this node, if elsewhere than it listens; once for each address.
+    #[arg(long, value_name = "MULTIADDR", visible_alias = "ext-multiaddr")]
+    pub(crate) announce: Vec<Multiaddr>,
+    /// A relay peer to connect to, and to connect to again; once for each.
+    #[arg(long = "peer", value_name = "MULTIADDR", visible_alias = "staticnode")]
+    pub(crate) peers: Vec<Multiaddr>,
+    /// Address of the HTTP interface (REST, metrics, health); port 0 takes a free one.
+    /// [default: 127.0.0.1:8645]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) http: Option<SocketAddr>,
+    /// The cluster: nodes of another are not talked to. [default: 0]
+    #[arg(long, value_name = "NUMBER", visible_alias = "cluster-id")]
+    pub(crate) cluster: Option<u16>,
+    /// A shard to serve, once for each. [default: all of --shards-in-cluster]
+    #[arg(long = "shard", value_name = "NUMBER", value_delimiter = ',')]
+    pub(crate) shards: Vec<u16>,
+    /// Shards of the cluster, over which content topics are spread (autosharding). [default: 8]
+    #[arg(long, value_name = "COUNT", visible_alias = "num-shards-in-network")]
+    pub(crate) shards_in_cluster: Option<NonZeroU16>,
+    /// Whether messages are kept for store queries. [default: true]
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) store: Option<bool>,
+    /// Refuse light push while fewer relay peers are connected. [default: 1 with --peer, else 0]
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) min_relay_peers: Option<u64>,
+    /// Certificate chain (PEM) for secure WebSocket addresses (/wss).
+    #[arg(long, value_name = "FILE", visible_alias = "websocket-secure-cert-path")]
+    pub(crate) tls_certificate: Option<PathBuf>,
+    /// Its key (PEM, PKCS#8).
+    #[arg(long, value_name = "FILE", visible_alias = "websocket-secure-key-path")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// What is logged to standard error: error, warn, info, debug, or a filter like
+    /// `info,store=debug`. [default: info]
+    #[arg(long, value_name = "FILTER")]
+    pub(crate) log: Option<String>,
+}
+
+impl Cli {
+    pub(crate) fn run(self) -> Result<()> {
+        match self.command {
+            Command::Run { settings, address_file } => {
+                run::run(&Config::load(&settings)?, address_file.as_deref())
+            }
+            Command::Limits { settings, json } => {
+                let limits = Config::load(&settings)?.limits;
+                let sheet = limits.sheet();
+                if json {
+                    println!("{}", sheet.to_json(&limits));
+                } else {
+                    print!("{}", sheet.to_text(&limits));
+                }
+                Ok(())
+            }
+            Command::Config { settings } => {
+                print!("{}", Config::load(&settings)?.to_toml()?);
+                Ok(())
+            }
+            Command::Key { data_dir } => {
+                let keys = key::load_or_create(&data_dir.join("relay.key"))?;
+                println!("{}", keys.public().to_peer_id());
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! One configuration file, flags over it, defaults under it.
+
+use std::{fs, net::SocketAddr, num::NonZeroU16, path::PathBuf};
+
+use anyhow::{Context, Result, bail};
+use libp2p::Multiaddr;
+use relay_limits::Limits;
+use serde::{Deserialize, Serialize};
+
+use crate::cli::Settings;
+
+/// A configuration file larger than this is not one.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// The Waku Network: its messages need proofs of a rate limit.
+const THE_WAKU_NETWORK: u16 = 1;
+/// Shards of a cluster whose number nobody stated.
+const SHARDS_IN_CLUSTER: NonZeroU16 = NonZeroU16::new(8).expect("not zero");
+
+/// What the node runs with.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Config {
+    pub(crate) memory: String,
+    pub(crate) data_dir: PathBuf,
+    pub(crate) log: String,
+    pub(crate) listen: Vec<Multiaddr>,
+    pub(crate) announce: Vec<Multiaddr>,
+    pub(crate) peers: Vec<Multiaddr>,
+    pub(crate) http: SocketAddr,
+    pub(crate) cluster: u16,
+    pub(crate) shards: Vec<u16>,
+    pub(crate) shards_in_cluster: NonZeroU16,
+    pub(crate) store: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) min_relay_peers: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tls_certificate: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tls_key: Option<PathBuf>,
+    pub(crate) limits: Limits,
+}
+
+/// The file: every key optional, unknown keys refused.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    memory: Option<String>,
+    data_dir: Option<PathBuf>,
+    log: Option<String>,
+    listen: Option<Vec<Multiaddr>>,
+    announce: Option<Vec<Multiaddr>>,
+    peers: Option<Vec<Multiaddr>>,
+    http: Option<SocketAddr>,
+    cluster: Option<u16>,
+    shards: Option<Vec<u16>>,
+    shards_in_cluster: Option<NonZeroU16>,
+    store: Option<bool>,
+    min_relay_peers: Option<u64>,
+    tls_certificate: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    /// Single limits changed: `[limits.filter] receivers = 100`.
+    #[serde(default)]
+    limits: toml::Table,
+}
+
+impl Config {
+    /// Reads the file if one is named, lays the flags over it, derives all limits and checks them.
+    pub(crate) fn load(settings: &Settings) -> Result<Self> {
+        let file = match &settings.config {
+            Some(path) => read(path)?,
+            None => File::default(),
+        };
+        let flags = settings.clone();
+        let memory = flags.memory.or(file.memory).unwrap_or_else(|| "128MiB".into());
+        let bytes =
+            budget::parse_size(&memory).with_context(|| format!("memory = \"{memory}\" is not a size"))?;
+        let mut limits = Limits::derive(bytes)?;
+        limits.apply_overrides(&serde_json::to_value(&file.limits)?)?;
+        limits.check()?;
+        let cluster = flags.cluster.or(file.cluster).unwrap_or(0);
+        let shards_in_cluster =
+            flags.shards_in_cluster.or(file.shards_in_cluster).unwrap_or(SHARDS_IN_CLUSTER);
+        let shards =
+            list(flags.shards, file.shards).unwrap_or_else(|| (0..shards_in_cluster.get()).collect());
+        let listen = list(flags.listen, file.listen).unwrap_or_else(default_listen);
+        let config = Self {
+            memory,
+            data_dir: flags.data_dir.or(file.data_dir).unwrap_or_else(|| "relay-data".into()),
+            log: flags.log.or(file.log).unwrap_or_else(|| "info".into()),
+            listen,
+            announce: list(flags.announce, file.announce).unwrap_or_default(),
+            peers: list(flags.peers, file.peers).unwrap_or_default(),
+            http: flags.http.or(file.http).unwrap_or_else(|| ([127, 0, 0, 1], 8645).into()),
+            cluster,
+            shards,
+            shards_in_cluster,
+            store: flags.store.or(file.store).unwrap_or(true),
+            min_relay_peers: flags.min_relay_peers.or(file.min_relay_peers),
+            tls_certificate: flags.tls_certificate.or(file.tls_certificate),
+            tls_key: flags.tls_key.or(file.tls_key),
+            limits,
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.cluster == THE_WAKU_NETWORK {
+            bail!(
+                "cluster 1 is The Waku Network, whose messages carry zero-knowledge proofs of a rate \
+                 limit (RLN); this node does not verify them yet and would pass on what others drop: \
+                 choose another cluster"
+            );
+        }
+        if self.shards_in_cluster.get() > router::SHARDS {
+            bail!(
+                "shards_in_cluster is {}, a cluster has at most {}",
+                self.shards_in_cluster,
+                router::SHARDS
+            );
+        }
+        if let Some(shard) = self.shards.iter().find(|shard| **shard >= router::SHARDS) {
+            bail!("there is no shard {shard}: a cluster has shards 0 to {}", router::SHARDS - 1);
+        }
+        if self.shards.is_empty() {
+            bail!("shards names none: a relay serves at least one");
+        }
+        let most = self.limits.gossip.topics;
+        if self.shards.len() as u64 > most {
+            bail!("{} shards are named, gossip.topics allows {most}", self.shards.len());
+        }
+        if self.listen.is_empty() {
+            bail!("listen names no address");
+        }
+        if self.tls_certificate.is_some() != self.tls_key.is_some() {
+            bail!("secure WebSocket needs both tls_certificate and tls_key");
+        }
+        Ok(())
+    }
+
+    /// Relay peers without which light push is refused: as stated; else one where the node is to have
+    /// any, and none for a node that is alone.
+    pub(crate) fn least_relay_peers(&self) -> usize {
+        let stated = self.min_relay_peers.map(crate::settings::count);
+        stated.unwrap_or(usize::from(!self.peers.is_empty()))
+    }
+
+    /// As a configuration file.
+    pub(crate) fn to_toml(&self) -> Result<String> {
+        let mut value = serde_json::to_value(self)?;
+        if let Some(limits) = value.get_mut("limits").and_then(|limits| limits.as_object_mut()) {
+            limits.remove("memory_budget_bytes");
+        }
+        Ok(toml::to_string(&toml::Value::try_from(value)?)?)
+    }
+}
+
+fn list<T>(flags: Vec<T>, file: Option<Vec<T>>) -> Option<Vec<T>> {
+    if flags.is_empty() { file } else { Some(flags) }
+}
+
+fn default_listen() -> Vec<Multiaddr> {
+    ["/ip4/0.0.0.0/tcp/60000", "/ip4/0.0.0.0/tcp/8000/ws"]
+        .iter()
+        .filter_map(|address| address.parse().ok())
+        .collect()
+}
+
+fn read(path: &PathBuf) -> Result<File> {
+    let bytes = fs::metadata(path).with_context(|| format!("reading {}", path.display()))?.len();
+    if bytes > FILE_BYTES_MAX {
+        bail!("{} has {bytes} bytes; a configuration file has at most {FILE_BYTES_MAX}", path.display());
+    }
+    let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    toml::from_str(&text).with_context(|| format!("in {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_printed_configuration_is_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("relay.toml");
+        let flags = Settings { cluster: Some(16), shards: vec![1, 5], ..Settings::default() };
+        let config = Config::load(&flags).unwrap();
+        fs::write(&path, config.to_toml().unwrap()).unwrap();
+        let again = Config::load(&Settings { config: Some(path), ..Settings::default() }).unwrap();
+        assert_eq!(config.to_toml().unwrap(), again.to_toml().unwrap());
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_refused_with_the_reason() {
+        let refused = |settings: Settings| format!("{:#}", Config::load(&settings).unwrap_err());
+        let cluster = Settings { cluster: Some(1), ..Settings::default() };
+        assert!(refused(cluster).contains("RLN"));
+        let shard = Settings { shards: vec![1024], ..Settings::default() };
+        assert!(refused(shard).contains("1023"));
+        let memory = Settings { memory: Some("16MiB".into()), ..Settings::default() };
+        assert!(refused(memory).contains("16 MiB"));
+        let tls = Settings { tls_key: Some("key.pem".into()), ..Settings::default() };
+        assert!(refused(tls).contains("tls_certificate"));
+    }
+
+    #[test]
+    fn a_node_alone_takes_messages_and_one_with_peers_waits_for_them() {
+        let alone = Config::load(&Settings::default()).unwrap();
+        assert_eq!(alone.least_relay_peers(), 0);
+        let peer = "/ip4/127.0.0.1/tcp/60001".parse().unwrap();
+        let with = Config::load(&Settings { peers: vec![peer], ..Settings::default() }).unwrap();
+        assert_eq!(with.least_relay_peers(), 1);
+    }
+}

@@ -1,0 +1,99 @@
+//! Counters of what was taken, refused and handed on, for metrics and for people.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::ingest::Source;
+
+/// Why something was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    TooLarge,
+    Invalid,
+    Topic,
+    NoPeers,
+    Busy,
+    RateLimited,
+    Unavailable,
+    Duplicate,
+    /// No request could be read.
+    Damaged,
+}
+
+impl Reason {
+    pub(crate) const ALL: [Self; 9] = [
+        Self::TooLarge,
+        Self::Invalid,
+        Self::Topic,
+        Self::NoPeers,
+        Self::Busy,
+        Self::RateLimited,
+        Self::Unavailable,
+        Self::Duplicate,
+        Self::Damaged,
+    ];
+
+    /// As metrics name it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::TooLarge => "too_large",
+            Self::Invalid => "invalid",
+            Self::Topic => "unsupported_topic",
+            Self::NoPeers => "no_relay_peers",
+            Self::Busy => "busy",
+            Self::RateLimited => "rate_limited",
+            Self::Unavailable => "unavailable",
+            Self::Duplicate => "duplicate",
+            Self::Damaged => "damaged",
+        }
+    }
+}
+
+/// A number for each reason.
+#[derive(Debug, Default)]
+pub(crate) struct ByReason([AtomicU64; Reason::ALL.len()]);
+
+impl ByReason {
+    pub(crate) fn add(&self, reason: Reason) {
+        if let Some(count) = self.0.get(reason as usize) {
+            count.fetch_add(1, Relaxed);
+        }
+    }
+
+    pub(crate) fn each(&self) -> impl Iterator<Item = (Reason, u64)> + '_ {
+        Reason::ALL.into_iter().zip(self.0.iter().map(|count| count.load(Relaxed)))
+    }
+}
+
+/// The node's counters.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) client_messages: AtomicU64,
+    pub(crate) client_refused: ByReason,
+    pub(crate) relay_messages: AtomicU64,
+    pub(crate) relay_refused: ByReason,
+    /// Filter pushes that receivers took.
+    pub(crate) pushed: AtomicU64,
+    /// Filter pushes that failed: the receiver is gone, or took too long.
+    pub(crate) pushes_failed: AtomicU64,
+    pub(crate) store_queries: AtomicU64,
+    pub(crate) store_refused: ByReason,
+    pub(crate) filter_requests: AtomicU64,
+    pub(crate) filter_refused: ByReason,
+    /// Streams refused because a peer had too many.
+    pub(crate) streams_refused: AtomicU64,
+    /// Connections closed because they filled buffers, did not read, or broke the protocol.
+    pub(crate) connections_closed: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn message(&self, source: Source, taken: Result<(), Reason>) {
+        let (messages, refused) = match source {
+            Source::Client => (&self.client_messages, &self.client_refused),
+            Source::Relay(_) => (&self.relay_messages, &self.relay_refused),
+        };
+        match taken {
+            Ok(()) => drop(messages.fetch_add(1, Relaxed)),
+            Err(reason) => refused.add(reason),
+        }
+    }
+}

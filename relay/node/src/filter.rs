@@ -1,0 +1,438 @@
+//! Filter subscriptions, and the queues of pushes.
+//!
+//! A receiver is a peer with at least one criterion: a shard and a content topic. What it is to be
+//! sent waits in its queue as references; the oldest leave when there are too many, and are counted.
+//! A receiver that reads fast enough holds publishers of its topics back before that
+//! ([`Filter::room_for`]): what was accepted reaches whoever reads. One that reads slower than
+//! [`LIVE_MESSAGES`] holds nobody back.
+//!
+//! Bounds: receivers, criteria of one and of all, references in each queue; all in [`Bounds`].
+//! What it must never know: streams and connections.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
+
+use libp2p::PeerId;
+use router::Shard;
+use store::Message;
+use thiserror::Error;
+
+/// A receiver with waiting messages that took fewer than these within [`LIVE_WINDOW`] is slow.
+pub(crate) const LIVE_MESSAGES: u64 = 20;
+/// See [`LIVE_MESSAGES`].
+const LIVE_WINDOW: Duration = Duration::from_secs(1);
+/// How long a publisher is held back at most before it is refused.
+const HOLD_BACK: Duration = Duration::from_secs(5);
+/// Between two looks whether there is room.
+const RETRY: Duration = Duration::from_millis(2);
+/// Pushes that fail one after the other before a receiver's subscriptions go.
+const FAILURES_MAX: u32 = 8;
+
+/// How much is kept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) receivers: usize,
+    pub(crate) criteria_per_peer: usize,
+    pub(crate) criteria: usize,
+    pub(crate) queue_messages: usize,
+    /// A receiver that neither pings nor asks anything for so long is forgotten.
+    pub(crate) silence: Duration,
+}
+
+/// Why a subscription was refused.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(crate) enum SubscribeError {
+    #[error("{0} receivers are subscribed, the most this node serves; try another service node")]
+    Receivers(usize),
+    #[error("a receiver has at most {0} subscriptions here; unsubscribe from some")]
+    PerPeer(usize),
+    #[error(
+        "all receivers together have {0} subscriptions, the most this node keeps; try another service node"
+    )]
+    All(usize),
+}
+
+#[derive(Debug)]
+struct Receiver {
+    criteria: BTreeMap<(Shard, Arc<str>), ()>,
+    queue: VecDeque<(Shard, Message)>,
+    heard: Instant,
+    waker: Option<Waker>,
+    failures: u32,
+    /// Taken in the window that began then, and in the one before.
+    window: Instant,
+    taken: u64,
+    taken_before: u64,
+    /// Since when it has something to read.
+    waiting_since: Option<Instant>,
+}
+
+impl Receiver {
+    fn new(now: Instant) -> Self {
+        Self {
+            criteria: BTreeMap::new(),
+            queue: VecDeque::new(),
+            heard: now,
+            waker: None,
+            failures: 0,
+            window: now,
+            taken: 0,
+            taken_before: 0,
+            waiting_since: None,
+        }
+    }
+
+    fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    fn turn_window(&mut self, now: Instant) {
+        let age = now.saturating_duration_since(self.window);
+        if age >= LIVE_WINDOW {
+            self.taken_before = if age < LIVE_WINDOW * 2 { self.taken } else { 0 };
+            self.taken = 0;
+            self.window = now;
+        }
+    }
+
+    /// Whether it reads fast enough to be waited for.
+    fn is_live(&mut self, now: Instant) -> bool {
+        self.turn_window(now);
+        let fresh = self.waiting_since.is_none_or(|since| now.saturating_duration_since(since) < LIVE_WINDOW);
+        fresh || self.taken + self.taken_before >= LIVE_MESSAGES
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    receivers: HashMap<PeerId, Receiver>,
+    /// Receivers of each criterion.
+    index: HashMap<(Shard, Arc<str>), Vec<PeerId>>,
+    criteria: usize,
+}
+
+/// All subscriptions.
+#[derive(Debug)]
+pub(crate) struct Filter {
+    bounds: Bounds,
+    state: Mutex<State>,
+    /// References put into queues.
+    pub(crate) queued: AtomicU64,
+    /// References that left a full queue.
+    pub(crate) dropped: AtomicU64,
+    /// Publishers that were held back and then refused.
+    pub(crate) held_back: AtomicU64,
+}
+
+/// What is subscribed and what waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) receivers: usize,
+    pub(crate) criteria: usize,
+    pub(crate) waiting: usize,
+}
+
+impl Filter {
+    pub(crate) fn new(bounds: Bounds) -> Self {
+        Self {
+            bounds,
+            state: Mutex::default(),
+            queued: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+            held_back: AtomicU64::new(0),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds criteria; all of them or none.
+    pub(crate) fn subscribe(
+        &self,
+        peer: PeerId,
+        shard: Shard,
+        content_topics: &[Arc<str>],
+        now: Instant,
+    ) -> Result<(), SubscribeError> {
+        let mut state = self.lock();
+        let Bounds { receivers, criteria_per_peer, criteria, .. } = self.bounds;
+        let known = state.receivers.get(&peer);
+        if known.is_none() && state.receivers.len() >= receivers {
+            return Err(SubscribeError::Receivers(receivers));
+        }
+        let mut new: Vec<_> = content_topics.iter().map(|topic| (shard, topic.clone())).collect();
+        new.sort();
+        new.dedup();
+        new.retain(|one| known.is_none_or(|receiver| !receiver.criteria.contains_key(one)));
+        let has = known.map_or(0, |receiver| receiver.criteria.len());
+        if has + new.len() > criteria_per_peer {
+            return Err(SubscribeError::PerPeer(criteria_per_peer));
+        }
+        if state.criteria + new.len() > criteria {
+            return Err(SubscribeError::All(criteria));
+        }
+        state.criteria += new.len();
+        for one in &new {
+            state.index.entry(one.clone()).or_default().push(peer);
+        }
+        let receiver = state.receivers.entry(peer).or_insert_with(|| Receiver::new(now));
+        receiver.heard = now;
+        receiver.failures = 0;
+        receiver.criteria.extend(new.into_iter().map(|one| (one, ())));
+        Ok(())
+    }
+
+    /// Takes criteria away. Whether the peer had any.
+    pub(crate) fn unsubscribe(
+        &self,
+        peer: PeerId,
+        shard: Shard,
+        content_topics: &[Arc<str>],
+        now: Instant,
+    ) -> bool {
+        let mut state = self.lock();
+        let Some(receiver) = state.receivers.get_mut(&peer) else { return false };
+        receiver.heard = now;
+        let mut gone = Vec::new();
+        for topic in content_topics {
+            let one = (shard, topic.clone());
+            if receiver.criteria.remove(&one).is_some() {
+                gone.push(one);
+            }
+        }
+        let empty = receiver.criteria.is_empty();
+        state.leave_index(peer, gone);
+        if empty {
+            state.remove(&peer);
+        }
+        true
+    }
+
+    /// Takes everything of a peer away. Whether it had any.
+    pub(crate) fn unsubscribe_all(&self, peer: &PeerId) -> bool {
+        self.lock().remove(peer)
+    }
+
+    /// The peer is there. Whether it is subscribed.
+    pub(crate) fn ping(&self, peer: &PeerId, now: Instant) -> bool {
+        let mut state = self.lock();
+        let Some(receiver) = state.receivers.get_mut(peer) else { return false };
+        receiver.heard = now;
+        true
+    }
+
+    /// Whether the peer is subscribed to anything.
+    pub(crate) fn is_receiver(&self, peer: &PeerId) -> bool {
+        self.lock().receivers.contains_key(peer)
+    }
+
+    /// Waits until every receiver of the topic that reads has room for one more; not for long.
+    pub(crate) async fn room_for(&self, shard: Shard, content_topic: &str) -> bool {
+        let deadline = Instant::now() + HOLD_BACK;
+        loop {
+            let now = Instant::now();
+            if self.has_room(shard, content_topic, now) {
+                return true;
+            }
+            if now >= deadline {
+                self.held_back.fetch_add(1, Relaxed);
+                return false;
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    fn has_room(&self, shard: Shard, content_topic: &str, now: Instant) -> bool {
+        let mut state = self.lock();
+        let State { receivers, index, .. } = &mut *state;
+        let Some(peers) = index.get(&(shard, Arc::from(content_topic))) else { return true };
+        peers.iter().all(|peer| {
+            receivers.get_mut(peer).is_none_or(|receiver| {
+                receiver.queue.len() < self.bounds.queue_messages / 2 || !receiver.is_live(now)
+            })
+        })
+    }
+
+    /// Puts a message into the queue of every receiver of the topic; how many.
+    pub(crate) fn deliver(&self, shard: Shard, content_topic: &str, message: &Message) -> usize {
+        let mut state = self.lock();
+        let State { receivers, index, .. } = &mut *state;
+        let Some(peers) = index.get(&(shard, Arc::from(content_topic))) else { return 0 };
+        for peer in peers {
+            let Some(receiver) = receivers.get_mut(peer) else { continue };
+            while receiver.queue.len() >= self.bounds.queue_messages.max(1) {
+                receiver.queue.pop_front();
+                self.dropped.fetch_add(1, Relaxed);
+            }
+            receiver.queue.push_back((shard, message.clone()));
+            if receiver.waiting_since.is_none() {
+                receiver.waiting_since = Some(Instant::now());
+            }
+            receiver.wake();
+        }
+        self.queued.fetch_add(peers.len() as u64, Relaxed);
+        peers.len()
+    }
+
+    /// The next message for a receiver. Whoever polls last is woken.
+    pub(crate) fn poll_next(&self, peer: &PeerId, cx: &Context<'_>) -> Poll<(Shard, Message)> {
+        let mut state = self.lock();
+        // A peer that is no receiver wakes its connection by subscribing: that is a stream on it.
+        let Some(receiver) = state.receivers.get_mut(peer) else { return Poll::Pending };
+        match receiver.queue.pop_front() {
+            Some(next) => Poll::Ready(next),
+            None => {
+                receiver.queue.shrink_to(16);
+                receiver.waiting_since = None;
+                receiver.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// A push was taken, or was not.
+    pub(crate) fn pushed(&self, peer: &PeerId, taken: bool, now: Instant) {
+        let mut state = self.lock();
+        let Some(receiver) = state.receivers.get_mut(peer) else { return };
+        if taken {
+            receiver.turn_window(now);
+            receiver.taken += 1;
+            receiver.failures = 0;
+            return;
+        }
+        receiver.failures += 1;
+        if receiver.failures >= FAILURES_MAX {
+            state.remove(peer);
+        }
+    }
+
+    /// Forgets receivers that are silent for too long; how many.
+    pub(crate) fn expire(&self, now: Instant) -> usize {
+        let mut state = self.lock();
+        let silent =
+            |receiver: &Receiver| now.saturating_duration_since(receiver.heard) >= self.bounds.silence;
+        let gone: Vec<PeerId> =
+            state.receivers.iter().filter(|(_, receiver)| silent(receiver)).map(|(peer, _)| *peer).collect();
+        gone.iter().filter(|peer| state.remove(peer)).count()
+    }
+
+    pub(crate) fn held(&self) -> Held {
+        let state = self.lock();
+        Held {
+            receivers: state.receivers.len(),
+            criteria: state.criteria,
+            waiting: state.receivers.values().map(|receiver| receiver.queue.len()).sum(),
+        }
+    }
+}
+
+impl State {
+    fn leave_index(&mut self, peer: PeerId, criteria: impl IntoIterator<Item = (Shard, Arc<str>)>) {
+        for one in criteria {
+            self.criteria -= 1;
+            if let Some(peers) = self.index.get_mut(&one) {
+                peers.retain(|other| *other != peer);
+                if peers.is_empty() {
+                    self.index.remove(&one);
+                }
+            }
+        }
+    }
+
+    fn remove(&mut self, peer: &PeerId) -> bool {
+        let Some(mut receiver) = self.receivers.remove(peer) else { return false };
+        receiver.wake();
+        self.leave_index(*peer, receiver.criteria.into_keys());
+        true
+    }
+}
+
+impl Filter {
+    /// Peers with subscriptions.
+    pub(crate) fn receivers(&self) -> Vec<PeerId> {
+        self.lock().receivers.keys().copied().collect()
+    }
+
+    /// What a peer is subscribed to; nothing when it is none of the receivers.
+    pub(crate) fn criteria_of(&self, peer: &PeerId) -> Vec<(Shard, Arc<str>)> {
+        let state = self.lock();
+        let receiver = state.receivers.get(peer);
+        receiver.map(|receiver| receiver.criteria.keys().cloned().collect()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filter() -> Filter {
+        Filter::new(Bounds {
+            receivers: 3,
+            criteria_per_peer: 4,
+            criteria: 8,
+            queue_messages: 4,
+            silence: Duration::from_secs(300),
+        })
+    }
+
+    fn topics(names: &[&str]) -> Vec<Arc<str>> {
+        names.iter().map(|name| Arc::from(*name)).collect()
+    }
+
+    #[test]
+    fn subscriptions_are_counted_once_and_refused_whole() {
+        let (filter, now) = (filter(), Instant::now());
+        let peer = PeerId::random();
+        filter.subscribe(peer, 1, &topics(&["a", "b", "a"]), now).unwrap();
+        filter.subscribe(peer, 1, &topics(&["a"]), now).unwrap();
+        assert_eq!(filter.held().criteria, 2);
+        let refused = filter.subscribe(peer, 1, &topics(&["c", "d", "e"]), now);
+        assert_eq!(refused, Err(SubscribeError::PerPeer(4)));
+        assert_eq!(filter.held().criteria, 2);
+        let others = [PeerId::random(), PeerId::random(), PeerId::random()];
+        filter.subscribe(others[0], 1, &topics(&["a", "b", "c", "d"]), now).unwrap();
+        let refused = filter.subscribe(others[1], 1, &topics(&["a", "b", "c"]), now);
+        assert_eq!(refused, Err(SubscribeError::All(8)));
+        filter.subscribe(others[1], 2, &topics(&["a"]), now).unwrap();
+        let refused = filter.subscribe(others[2], 2, &topics(&["a"]), now);
+        assert_eq!(refused, Err(SubscribeError::Receivers(3)));
+    }
+
+    #[test]
+    fn leaving_gives_back_what_was_held() {
+        let (filter, now) = (filter(), Instant::now());
+        let peer = PeerId::random();
+        assert!(!filter.unsubscribe(peer, 1, &topics(&["a"]), now) && !filter.ping(&peer, now));
+        filter.subscribe(peer, 1, &topics(&["a", "b"]), now).unwrap();
+        assert!(filter.unsubscribe(peer, 1, &topics(&["a", "x"]), now));
+        assert!(filter.ping(&peer, now) && filter.is_receiver(&peer));
+        assert!(filter.unsubscribe(peer, 1, &topics(&["b"]), now));
+        assert_eq!(filter.held(), Held::default());
+        filter.subscribe(peer, 1, &topics(&["a", "b"]), now).unwrap();
+        assert!(filter.unsubscribe_all(&peer) && !filter.unsubscribe_all(&peer));
+        assert_eq!(filter.held(), Held::default());
+    }
+
+    #[test]
+    fn who_is_silent_for_five_minutes_is_forgotten() {
+        let (filter, now) = (filter(), Instant::now());
+        let (silent, pinging) = (PeerId::random(), PeerId::random());
+        filter.subscribe(silent, 1, &topics(&["a"]), now).unwrap();
+        filter.subscribe(pinging, 1, &topics(&["a"]), now).unwrap();
+        filter.ping(&pinging, now + Duration::from_secs(200));
+        assert_eq!(filter.expire(now + Duration::from_secs(299)), 0);
+        assert_eq!(filter.expire(now + Duration::from_secs(300)), 1);
+        assert_eq!(filter.held().receivers, 1);
+        assert!(filter.is_receiver(&pinging));
+    }
+}

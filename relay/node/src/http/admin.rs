@@ -1,0 +1,417 @@
+//! What the operator asks of peers: who is connected, who is in which mesh, who is subscribed.
+//!
+//! A peer here is a connection: this node keeps no list of peers that are not connected. What
+//! bounds it: connections, and rows that are made as they are sent. Dialling waits
+//! [`DIAL_TIME`] at most.
+//!
+//! Source: `/admin/v1` of the OpenAPI files in waku-org/waku-rest-api.
+
+use std::{collections::HashMap, io, sync::Arc, time::Duration};
+
+use hyper::{Response, StatusCode};
+use libp2p::{Multiaddr, PeerId, multiaddr::Protocol};
+use router::{Peer, PeerView, SHARDS, Shard};
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    answer::{self, Refused},
+    body::{Body, Pieces},
+    message::{Names, json_text_bytes_max, put_text},
+    service::{ReceivedBody, Service},
+};
+use crate::node::{Ask, Connected, Node};
+
+/// Peers to connect to in one request.
+const DIALS_MAX: usize = 16;
+/// How long a request waits for them.
+const DIAL_TIME: Duration = Duration::from_secs(5);
+/// Between two looks whether they are there.
+const LOOK: Duration = Duration::from_millis(50);
+/// What the JSON of a peer holds beside its address and its shards.
+const PEER_BYTES_MAX: usize = 384;
+
+/// `WakuPeer` of the specification.
+#[derive(Debug, Serialize)]
+struct WakuPeer {
+    multiaddr: String,
+    /// Those this node has seen in use.
+    protocols: Vec<&'static str>,
+    shards: Vec<Shard>,
+    connected: &'static str,
+    agent: &'static str,
+    origin: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    score: Option<f64>,
+}
+
+/// `PeersOfShard` of the specification.
+#[derive(Debug, Serialize)]
+struct PeersOfShard {
+    shard: Shard,
+    peers: Vec<WakuPeer>,
+}
+
+/// A row of a list.
+trait Row: Serialize + Send {
+    /// The most bytes of its JSON.
+    fn bytes_max(&self) -> usize;
+}
+
+impl Row for WakuPeer {
+    fn bytes_max(&self) -> usize {
+        PEER_BYTES_MAX + self.multiaddr.len() + self.shards.len() * 6
+    }
+}
+
+impl Row for PeersOfShard {
+    fn bytes_max(&self) -> usize {
+        64 + self.peers.iter().map(|peer| peer.bytes_max() + 1).sum::<usize>()
+    }
+}
+
+/// A list that is made row by row.
+struct Rows<T> {
+    rows: Box<dyn Iterator<Item = T> + Send>,
+    next: Option<T>,
+    begun: bool,
+    ended: bool,
+}
+
+impl<T: Row + 'static> Rows<T> {
+    fn new(rows: impl Iterator<Item = T> + Send + 'static) -> Self {
+        Self { rows: Box::new(rows), next: None, begun: false, ended: false }
+    }
+}
+
+impl<T: Row> Pieces for Rows<T> {
+    fn next_bytes(&mut self) -> Option<usize> {
+        if self.ended {
+            return None;
+        }
+        if self.next.is_none() {
+            self.next = self.rows.next();
+        }
+        Some(2 + self.next.as_ref().map_or(0, Row::bytes_max))
+    }
+
+    fn write(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
+        if !self.begun {
+            out.push(b'[');
+        }
+        match self.next.take() {
+            Some(row) => {
+                if self.begun {
+                    out.push(b',');
+                }
+                serde_json::to_writer(out, &row).map_err(io::Error::other)?;
+            }
+            None => {
+                out.push(b']');
+                self.ended = true;
+            }
+        }
+        self.begun = true;
+        Ok(())
+    }
+}
+
+/// Everybody who is connected, as the swarm and the router know them.
+#[derive(Clone)]
+struct Known {
+    connected: Arc<Vec<Connected>>,
+    views: Arc<HashMap<Peer, PeerView>>,
+}
+
+impl Known {
+    fn view(&self, connected: &Connected) -> Option<&PeerView> {
+        self.views.get(&connected.number)
+    }
+
+    fn peer(&self, node: &Node, connected: &Connected) -> WakuPeer {
+        let view = self.view(connected);
+        let mut protocols = Vec::new();
+        if connected.gossips {
+            protocols.push(protocol::gossip::PROTOCOL);
+        }
+        if node.filter.is_receiver(&connected.peer) {
+            protocols.push(protocol::filter::PUSH_PROTOCOL);
+        }
+        WakuPeer {
+            multiaddr: with_peer(&connected.address, connected.peer),
+            protocols,
+            shards: view.map(|view| view.topics.iter().collect()).unwrap_or_default(),
+            connected: "Connected",
+            agent: "",
+            origin: if connected.outbound { "Static" } else { "UnknownOrigin" },
+            score: view.map(|view| view.score),
+        }
+    }
+
+    /// Gossip peers of a shard: subscribed to it or, with `mesh`, in its mesh.
+    fn of_shard(&self, node: &Node, shard: Shard, mesh: bool) -> PeersOfShard {
+        let is_in = |view: &PeerView| {
+            if mesh { view.mesh.contains(&shard) } else { view.topics.contains(shard) }
+        };
+        let peers = self.connected.iter().filter(|one| self.view(one).is_some_and(is_in));
+        PeersOfShard { shard, peers: peers.map(|one| self.peer(node, one)).collect() }
+    }
+}
+
+fn with_peer(address: &Multiaddr, peer: PeerId) -> String {
+    if peer_of(address).is_some() { address.to_string() } else { format!("{address}/p2p/{peer}") }
+}
+
+/// The peer that an address names.
+fn peer_of(address: &Multiaddr) -> Option<PeerId> {
+    address.iter().find_map(|part| match part {
+        Protocol::P2p(peer) => Some(peer),
+        _ => None,
+    })
+}
+
+impl Service {
+    async fn known(&self) -> Result<Known, Refused> {
+        let connected = Arc::new(self.ask(Ask::Peers).await?);
+        let views = self.node.router().peers(self.node.now());
+        let views = Arc::new(views.into_iter().map(|view| (view.peer, view)).collect());
+        Ok(Known { connected, views })
+    }
+
+    async fn list_peers(
+        &self,
+        wanted: impl Fn(&Known, &Connected) -> bool + Send + 'static,
+    ) -> Result<Response<Body>, Refused> {
+        let (known, node) = (self.known().await?, self.node.clone());
+        let rows = (0..known.connected.len()).filter_map(move |place| {
+            let one = known.connected.get(place).filter(|one| wanted(&known, one))?;
+            Some(known.peer(&node, one))
+        });
+        answer::list(Rows::new(rows), &self.responses)
+    }
+
+    /// `GET /admin/v1/peers`, `/admin/v1/peers/connected` and `/connected/on/{shardId}`.
+    pub(crate) async fn connected_peers(&self, shard: Option<Shard>) -> Result<Response<Body>, Refused> {
+        if let Some(shard) = shard {
+            known_shard(shard)?;
+        }
+        self.list_peers(move |known, one| {
+            let on = |shard| known.view(one).is_some_and(|view| view.topics.contains(shard));
+            shard.is_none_or(on)
+        })
+        .await
+    }
+
+    /// `GET /admin/v1/peers/service`: peers that were seen to speak a protocol of Waku.
+    pub(crate) async fn service_peers(&self) -> Result<Response<Body>, Refused> {
+        let node = self.node.clone();
+        self.list_peers(move |_, one| one.gossips || node.filter.is_receiver(&one.peer)).await
+    }
+
+    /// `GET /admin/v1/peer/{peerId}`.
+    pub(crate) async fn peer(&self, peer: &str) -> Result<Response<Body>, Refused> {
+        let peer: PeerId =
+            peer.parse().map_err(|error| Refused::bad(format!("this is no peer id: {error}")))?;
+        let known = self.known().await?;
+        let Some(one) = known.connected.iter().find(|one| one.peer == peer) else {
+            return Err(Refused::not_found(format!("peer {peer} is not connected")));
+        };
+        answer::json(StatusCode::OK, &known.peer(&self.node, one), &self.responses)
+    }
+
+    /// `GET /admin/v1/peers/relay`.
+    pub(crate) async fn relay_peers(&self) -> Result<Response<Body>, Refused> {
+        self.by_shard(false).await
+    }
+
+    /// `GET /admin/v1/peers/mesh`.
+    pub(crate) async fn mesh_peers(&self) -> Result<Response<Body>, Refused> {
+        self.by_shard(true).await
+    }
+
+    async fn by_shard(&self, mesh: bool) -> Result<Response<Body>, Refused> {
+        let (known, node) = (self.known().await?, self.node.clone());
+        let shards: Vec<Shard> = self.node.shards.iter().collect();
+        let rows = shards.into_iter().map(move |shard| known.of_shard(&node, shard, mesh));
+        answer::list(Rows::new(rows), &self.responses)
+    }
+
+    /// `GET /admin/v1/peers/relay/on/{shardId}`.
+    pub(crate) async fn relay_peers_on(&self, shard: Shard) -> Result<Response<Body>, Refused> {
+        known_shard(shard)?;
+        let peers = self.known().await?.of_shard(&self.node, shard, false);
+        answer::json(StatusCode::OK, &peers, &self.responses)
+    }
+
+    /// `GET /admin/v1/peers/mesh/on/{shardId}`.
+    pub(crate) async fn mesh_peers_on(&self, shard: Shard) -> Result<Response<Body>, Refused> {
+        known_shard(shard)?;
+        let peers = self.known().await?.of_shard(&self.node, shard, true);
+        answer::json(StatusCode::OK, &peers, &self.responses)
+    }
+
+    /// `GET /admin/v1/peers/stats`.
+    pub(crate) async fn peer_stats(&self) -> Result<Response<Body>, Refused> {
+        let known = self.known().await?;
+        let count = known.connected.len();
+        let mut relay = serde_json::Map::new();
+        let mut mesh = serde_json::Map::new();
+        for shard in self.node.shards.iter() {
+            let subscribed = known.views.values().filter(|view| view.topics.contains(shard));
+            relay.insert(shard.to_string(), subscribed.count().into());
+            let meshed = known.views.values().filter(|view| view.mesh.contains(&shard));
+            mesh.insert(shard.to_string(), meshed.count().into());
+        }
+        let gossip = known.connected.iter().filter(|one| one.gossips).count();
+        let in_mesh = known.views.values().filter(|view| !view.mesh.is_empty()).count();
+        relay.insert("Total relay peers".into(), gossip.into());
+        mesh.insert("Total mesh peers".into(), in_mesh.into());
+        let receivers = self.node.filter.held().receivers;
+        let stats = serde_json::json!({
+            "Sum": { "Total peers": count },
+            "By Connectedness": {
+                "Connected": count, "NotConnected": 0, "CannotConnect": 0, "CanConnect": 0,
+            },
+            "Relay peers": relay,
+            "Mesh peers": mesh,
+            "By Protocols": {
+                (protocol::gossip::PROTOCOL): gossip,
+                (protocol::filter::PUSH_PROTOCOL): receivers,
+            },
+        });
+        answer::json(StatusCode::OK, &stats, &self.responses)
+    }
+
+    /// `POST /admin/v1/peers`: connects, and keeps connecting; 200 when all are connected.
+    pub(crate) async fn add_peers(&self, body: ReceivedBody) -> Result<Response<Body>, Refused> {
+        let mut peers = Vec::new();
+        {
+            let names: Names<'_> = body.json()?;
+            if names.0.len() > DIALS_MAX {
+                let count = names.0.len();
+                return Err(Refused::bad(format!("{count} peers in one request, at most {DIALS_MAX}")));
+            }
+            for name in &names.0 {
+                let address: Multiaddr = name
+                    .0
+                    .parse()
+                    .map_err(|error| Refused::bad(format!("`{}` is no multiaddress: {error}", name.0)))?;
+                let Some(peer) = peer_of(&address) else {
+                    let why = format!("{address} names no peer: add its id, /p2p/<peer id>");
+                    return Err(Refused::bad(why));
+                };
+                peers.push((peer, address));
+            }
+        }
+        drop(body);
+        for (_, address) in &peers {
+            self.tell(Ask::Dial(address.clone())).await?;
+        }
+        let deadline = Instant::now() + DIAL_TIME;
+        loop {
+            let connected = self.ask(Ask::Peers).await?;
+            let missing = peers.iter().find(|(peer, _)| !connected.iter().any(|one| one.peer == *peer));
+            let Some((_, address)) = missing else { return Ok(answer::text("OK")) };
+            if Instant::now() >= deadline {
+                return Err(Refused::bad(format!(
+                    "cannot connect to {address} within {} s; where places for static peers are \
+                     left it goes on trying",
+                    DIAL_TIME.as_secs()
+                )));
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// `GET /admin/v1/filter/subscriptions`.
+    pub(crate) fn filter_subscribers(&self) -> Result<Response<Body>, Refused> {
+        let peers = self.node.filter.receivers().into_iter();
+        let list = FilterList { node: self.node.clone(), peers, open: None, state: State::Before };
+        answer::list(list, &self.responses)
+    }
+
+    /// `POST /admin/v1/log-level/{logLevel}`.
+    pub(crate) fn log_level(&self, level: &str) -> Refused {
+        const LEVELS: [&str; 7] = ["TRACE", "DEBUG", "INFO", "NOTICE", "WARN", "ERROR", "FATAL"];
+        if !LEVELS.iter().any(|known| known.eq_ignore_ascii_case(level)) {
+            return Refused::bad(format!("the log level is one of {}", LEVELS.join(", ")));
+        }
+        let why = "the log level is not changed while the node runs; start it with --log instead";
+        Refused::new(StatusCode::SERVICE_UNAVAILABLE, why)
+    }
+}
+
+fn known_shard(shard: Shard) -> Result<(), Refused> {
+    if shard < SHARDS {
+        return Ok(());
+    }
+    Err(Refused::bad(format!("there is no shard {shard}: a cluster has shards 0 to {}", SHARDS - 1)))
+}
+
+/// A list of `FilterSubscription` of the specification, a criterion at a time.
+struct FilterList {
+    node: Arc<Node>,
+    peers: std::vec::IntoIter<PeerId>,
+    /// Criteria of the peer whose object is open.
+    open: Option<std::vec::IntoIter<(Shard, Arc<str>)>>,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Before,
+    First,
+    Later,
+    After,
+}
+
+impl Pieces for FilterList {
+    fn next_bytes(&mut self) -> Option<usize> {
+        let topic = self.open.as_ref().and_then(|criteria| criteria.as_slice().first());
+        let topic = topic.map_or(0, |(_, topic)| json_text_bytes_max(topic));
+        (self.state != State::After).then_some(256 + topic)
+    }
+
+    fn write(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
+        if let Some(criteria) = &mut self.open {
+            match criteria.next() {
+                Some((shard, topic)) => {
+                    if self.state == State::Later {
+                        out.push(b',');
+                    }
+                    out.extend_from_slice(b"{\"pubsubTopic\":");
+                    put_text(&self.node.topic(shard), out)?;
+                    out.extend_from_slice(b",\"contentTopic\":");
+                    put_text(&topic, out)?;
+                    out.push(b'}');
+                }
+                None => {
+                    out.extend_from_slice(b"]}");
+                    self.open = None;
+                }
+            }
+            self.state = State::Later;
+            return Ok(());
+        }
+        if self.state == State::Before {
+            out.push(b'[');
+        }
+        match self.peers.next() {
+            Some(peer) => {
+                if self.state != State::Before {
+                    out.push(b',');
+                }
+                out.extend_from_slice(b"{\"peerId\":");
+                put_text(&peer.to_string(), out)?;
+                out.extend_from_slice(b",\"filterCriteria\":[");
+                self.open = Some(self.node.filter.criteria_of(&peer).into_iter());
+                self.state = State::First;
+            }
+            None => {
+                out.push(b']');
+                self.state = State::After;
+            }
+        }
+        Ok(())
+    }
+}

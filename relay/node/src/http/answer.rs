@@ -1,0 +1,125 @@
+//! Answers, and refusals that teach: each names what was wrong or which limit was met, with its
+//! value and what to do.
+
+use budget::{Pool, PoolFull};
+use hyper::{
+    Response, StatusCode,
+    header::{self, HeaderValue},
+};
+use serde::Serialize;
+
+use super::body::{Body, Pieces};
+
+/// Longest message of a refusal: it may quote what a client sent, which may be long.
+const MESSAGE_BYTES_MAX: usize = 1024;
+/// Seconds after which to try again, where trying again helps.
+const RETRY_AFTER: &str = "1";
+
+/// A refusal, as text unless its route answers in another form.
+#[derive(Clone, Debug)]
+pub(crate) struct Refused {
+    pub(crate) status: StatusCode,
+    /// For the person who reads it.
+    pub(crate) message: String,
+    /// Whether time cures it.
+    pub(crate) retry: bool,
+    /// For the `Allow` header.
+    pub(crate) allow: Option<String>,
+    /// Whether what the client still sends is in the way of the next request.
+    pub(crate) close: bool,
+}
+
+impl Refused {
+    /// A refusal that trying again does not change.
+    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        let mut message = message.into();
+        if message.len() > MESSAGE_BYTES_MAX {
+            message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
+            message += " ...";
+        }
+        Self { status, message, retry: false, allow: None, close: false }
+    }
+
+    /// 400.
+    pub(crate) fn bad(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// 404.
+    pub(crate) fn not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, message)
+    }
+
+    /// A refusal that time cures.
+    pub(crate) fn busy(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { retry: true, ..Self::new(status, message) }
+    }
+
+    /// The same with its JSON body.
+    pub(crate) fn in_json(self, body: &serde_json::Value) -> Response<Body> {
+        let text = body.to_string();
+        self.with("application/json", text)
+    }
+
+    fn with(self, content_type: &'static str, body: String) -> Response<Body> {
+        let mut response = answer(self.status, content_type, Body::short(body));
+        let headers = response.headers_mut();
+        if self.retry {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER));
+        }
+        if self.close {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        if let Some(allow) = self.allow.and_then(|allow| HeaderValue::from_str(&allow).ok()) {
+            headers.insert(header::ALLOW, allow);
+        }
+        response
+    }
+}
+
+impl From<PoolFull> for Refused {
+    fn from(full: PoolFull) -> Self {
+        Self::busy(StatusCode::SERVICE_UNAVAILABLE, format!("{full}; try again in a second"))
+    }
+}
+
+impl From<Refused> for Response<Body> {
+    fn from(refused: Refused) -> Self {
+        let message = refused.message.clone() + "\n";
+        refused.with("text/plain; charset=utf-8", message)
+    }
+}
+
+/// An answer with what every answer carries.
+pub(crate) fn answer(status: StatusCode, content_type: &'static str, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+/// 200 with a short text.
+pub(crate) fn text(text: &'static str) -> Response<Body> {
+    answer(StatusCode::OK, "text/plain; charset=utf-8", Body::short(text))
+}
+
+/// JSON, charged to the pool. Errors: the pool is full.
+pub(crate) fn json(
+    status: StatusCode,
+    value: &impl Serialize,
+    responses: &Pool,
+) -> Result<Response<Body>, Refused> {
+    let bytes = serde_json::to_vec(value).map_err(|error| {
+        let message = format!("the answer could not be encoded: {error}");
+        Refused::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+    })?;
+    Ok(answer(status, "application/json", Body::charged(bytes, responses)?))
+}
+
+/// A JSON list that is made as it is sent. Errors: the pool is full.
+pub(crate) fn list(pieces: impl Pieces + 'static, responses: &Pool) -> Result<Response<Body>, Refused> {
+    Ok(answer(StatusCode::OK, "application/json", Body::list(pieces, responses)?))
+}

@@ -1,0 +1,245 @@
+//! Bodies of answers: whole ones, and lists that are made piece by piece as the client takes them.
+//!
+//! What bounds it: every piece is charged to the pool `responses` before it is made and until it is
+//! written; hyper asks for the next one when the one before is nearly gone. A list waits
+//! [`PATIENCE`] for a full pool and then breaks off, which the client sees as a torn answer. What
+//! it must never know: what is in a piece.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use budget::{Pool, PoolFull, Reservation};
+use bytes::Bytes;
+use hyper::body::{Frame, SizeHint};
+use tokio::time::{Instant, Sleep, sleep};
+
+/// Small pieces are put together up to this.
+const CHUNK_BYTES: usize = 32 << 10;
+/// How long a list that has begun waits for memory of a full pool.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two looks at it.
+const RETRY: Duration = Duration::from_millis(2);
+
+/// What an answer carries.
+pub(crate) enum Body {
+    /// All of it, once.
+    Whole(Option<Bytes>),
+    /// Made as it is sent.
+    List(List),
+}
+
+impl Body {
+    /// A short text, small enough for the buffers of its connection.
+    pub(crate) fn short(text: impl Into<Bytes>) -> Self {
+        Self::Whole(Some(text.into()))
+    }
+
+    /// Bytes that are charged to the pool until they are written.
+    pub(crate) fn charged(bytes: Vec<u8>, responses: &Pool) -> Result<Self, PoolFull> {
+        let held = responses.try_reserve(bytes.capacity() as u64)?;
+        Ok(Self::Whole(Some(Bytes::from_owner(Charged { bytes, _held: held }))))
+    }
+
+    /// A list; errors at once when there is no memory for its first piece.
+    pub(crate) fn list(mut pieces: impl Pieces + 'static, responses: &Pool) -> Result<Self, PoolFull> {
+        let first = pieces.next_bytes().unwrap_or(0) as u64;
+        let first = responses.try_reserve(first.min(responses.cap_bytes()))?;
+        Ok(Self::list_with(first, pieces))
+    }
+
+    /// A list whose first piece is charged to what is held already.
+    pub(crate) fn list_with(held: Reservation, pieces: impl Pieces + 'static) -> Self {
+        Self::List(List {
+            pieces: Box::new(pieces),
+            responses: held.pool().clone(),
+            held: Some(held),
+            patience: PATIENCE,
+            waiting: None,
+        })
+    }
+}
+
+/// Something that is sent piece by piece.
+pub(crate) trait Pieces: Send {
+    /// The most memory that making the next piece takes, in bytes; `None` when there is none.
+    fn next_bytes(&mut self) -> Option<usize>;
+    /// Appends it.
+    fn write(&mut self, out: &mut Vec<u8>) -> io::Result<()>;
+}
+
+/// See [`Pieces`].
+pub(crate) struct List {
+    pieces: Box<dyn Pieces>,
+    responses: Pool,
+    held: Option<Reservation>,
+    patience: Duration,
+    /// Until when memory is waited for, and when to look again.
+    waiting: Option<(Instant, Pin<Box<Sleep>>)>,
+}
+
+impl List {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        let Some(bytes) = self.pieces.next_bytes() else { return Poll::Ready(None) };
+        // The largest piece fits the pool with room beside it; an operator may have made the pool
+        // as small as the piece alone, and then it is charged that.
+        let wanted = (bytes as u64).min(self.responses.cap_bytes());
+        let mut held = loop {
+            match self.take(wanted) {
+                Some(held) => break held,
+                None => match ready!(self.poll_retry(cx)) {
+                    Ok(()) => {}
+                    Err(error) => return Poll::Ready(Some(Err(error))),
+                },
+            }
+        };
+        self.waiting = None;
+        let mut out = Vec::with_capacity(bytes);
+        let mut planned = bytes;
+        loop {
+            if let Err(error) = self.pieces.write(&mut out) {
+                return Poll::Ready(Some(Err(error)));
+            }
+            let Some(next) = self.pieces.next_bytes() else { break };
+            planned = planned.saturating_add(next);
+            if planned > CHUNK_BYTES
+                || self.responses.free_bytes() < next as u64
+                || held.try_grow(next as u64).is_err()
+            {
+                break;
+            }
+        }
+        out.shrink_to_fit();
+        held.shrink(held.bytes().saturating_sub(out.capacity() as u64));
+        Poll::Ready(Some(Ok(Bytes::from_owner(Charged { bytes: out, _held: held }))))
+    }
+
+    fn take(&mut self, wanted: u64) -> Option<Reservation> {
+        if let Some(mut held) = self.held.take() {
+            if held.try_resize(wanted).is_ok() {
+                return Some(held);
+            }
+            self.held = Some(held);
+            return None;
+        }
+        // Free bytes are looked at first, so that waiting is not counted as refusals.
+        if self.responses.free_bytes() < wanted {
+            return None;
+        }
+        self.responses.try_reserve(wanted).ok()
+    }
+
+    fn poll_retry(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let (now, patience) = (Instant::now(), self.patience);
+        let (until, look) = self.waiting.get_or_insert_with(|| (now + patience, Box::pin(sleep(RETRY))));
+        ready!(look.as_mut().poll(cx));
+        if now >= *until {
+            let why = format!("the pool {} was full for {patience:?}", self.responses.name());
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, why)));
+        }
+        look.as_mut().reset(now + RETRY);
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Bytes with their share of the pool, until hyper has written them.
+struct Charged {
+    bytes: Vec<u8>,
+    _held: Reservation,
+}
+
+impl AsRef<[u8]> for Charged {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl hyper::body::Body for Body {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        match self.get_mut() {
+            Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::List(list) => list.poll(cx).map(|piece| piece.map(|bytes| bytes.map(Frame::data))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Self::Whole(None))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Self::List(_) => SizeHint::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    /// Pieces of so many bytes.
+    struct Lengths(Vec<usize>);
+
+    impl Pieces for Lengths {
+        fn next_bytes(&mut self) -> Option<usize> {
+            self.0.last().copied()
+        }
+
+        fn write(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
+            let bytes = self.0.pop().unwrap_or(0);
+            out.resize(out.len() + bytes, b'x');
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_list_holds_one_piece_at_a_time() {
+        let pool = Pool::standalone("responses", 100_000);
+        let mut body = Body::list(Lengths(vec![90_000, 80_000, 10, 20, 30]), &pool).unwrap();
+        let mut lengths = Vec::new();
+        while let Some(frame) = body.frame().await {
+            let bytes = frame.unwrap().into_data().unwrap();
+            assert!(pool.used_bytes() >= bytes.len() as u64);
+            lengths.push(bytes.len());
+        }
+        assert_eq!(lengths, [60, 80_000, 90_000], "small ones together, large ones alone");
+        assert_eq!(pool.used_bytes(), 0);
+        assert_eq!(pool.snapshot().refused, 0);
+    }
+
+    #[tokio::test]
+    async fn a_list_waits_for_memory_and_gives_up_in_words() {
+        let pool = Pool::standalone("responses", 100_000);
+        let held = pool.try_reserve(50_000).unwrap();
+        assert!(Body::list(Lengths(vec![60_000]), &pool).is_err(), "refused before it begins");
+        let mut body = Body::list(Lengths(vec![60_000, 10]), &pool).unwrap();
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap().len(), 10);
+        let free = async {
+            // It is looked for in vain at least once.
+            sleep(RETRY * 3).await;
+            drop(held);
+        };
+        let (frame, ()) = tokio::join!(body.frame(), free);
+        let piece = frame.unwrap().unwrap().into_data().unwrap();
+        assert_eq!(piece.len(), 60_000);
+
+        let mut other = Body::list(Lengths(vec![60_000, 10]), &pool).unwrap();
+        if let Body::List(list) = &mut other {
+            list.patience = RETRY * 3;
+        }
+        assert_eq!(other.frame().await.unwrap().unwrap().into_data().unwrap().len(), 10);
+        let error = other.frame().await.unwrap().unwrap_err();
+        assert!(error.to_string().contains("responses"), "{error}");
+        drop(piece);
+        assert_eq!(pool.used_bytes(), 0);
+    }
+}

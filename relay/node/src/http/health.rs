@@ -1,0 +1,110 @@
+//! Whether the node does its work, and who it is.
+//!
+//! Health is 200 with a report whenever the interface answers, as reference nodes have it; what is
+//! not ready is said inside, with the reason. Never dials, never waits for a peer.
+
+use hyper::{Response, StatusCode};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::{
+    answer::{self, Refused},
+    body::Body,
+    service::Service,
+};
+use crate::node::Ask;
+
+/// `HealthReport` of the specification.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct HealthReport {
+    node_health: &'static str,
+    protocols_health: Vec<Map<String, Value>>,
+}
+
+/// Ready, or why not.
+enum Health {
+    Ready,
+    NotReady(String),
+    NotMounted,
+}
+
+impl Health {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Ready => "Ready",
+            Self::NotReady(_) => "Not Ready",
+            Self::NotMounted => "Not Mounted",
+        }
+    }
+}
+
+impl Service {
+    /// `GET /health`.
+    pub(crate) fn health(&self) -> Result<Response<Body>, Refused> {
+        let (relay, log) = (self.relay_health(), self.log_health());
+        let pushes = match (&log, &relay) {
+            (Some(why), _) => Health::NotReady(why.clone()),
+            (None, Health::NotReady(why)) => Health::NotReady(why.clone()),
+            (None, _) => Health::Ready,
+        };
+        let store = match &log {
+            _ if !self.node.settings.store => Health::NotMounted,
+            Some(why) => Health::NotReady(why.clone()),
+            None => Health::Ready,
+        };
+        let all = [
+            ("Relay", relay),
+            ("Rln Relay", Health::NotMounted),
+            ("Lightpush", pushes),
+            ("Filter", Health::Ready),
+            ("Store", store),
+        ];
+        let ready = all.iter().all(|(_, health)| !matches!(health, Health::NotReady(_)));
+        let protocols_health = all.iter().map(|(name, health)| {
+            let mut entry = Map::new();
+            entry.insert((*name).to_owned(), health.name().into());
+            if let Health::NotReady(why) = health {
+                entry.insert("desc".to_owned(), why.clone().into());
+            }
+            entry
+        });
+        let report = HealthReport {
+            node_health: if ready { "Ready" } else { "Not Ready" },
+            protocols_health: protocols_health.collect(),
+        };
+        answer::json(StatusCode::OK, &report, &self.responses)
+    }
+
+    fn relay_health(&self) -> Health {
+        let least = self.node.settings.min_relay_peers;
+        let now = self.node.now();
+        let router = self.node.router();
+        for shard in self.node.shards.iter() {
+            let peers = router.reachable(shard, now);
+            if peers < least {
+                let topic = self.node.topic_name(shard);
+                return Health::NotReady(format!(
+                    "{peers} relay peers of {topic} are connected, {least} must be"
+                ));
+            }
+        }
+        Health::Ready
+    }
+
+    /// Why no message can be written, if none can.
+    fn log_health(&self) -> Option<String> {
+        let free = self.node.store.status().disk_free_bytes?;
+        let reserve = self.disk_reserve_bytes;
+        (free < reserve)
+            .then(|| format!("{free} bytes of disk are free, store.disk_reserve_bytes is {reserve}"))
+    }
+
+    /// `GET /info` and `/debug/v1/info`.
+    pub(crate) async fn info(&self) -> Result<Response<Body>, Refused> {
+        let addresses = self.ask(Ask::Addresses).await?;
+        let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        let info = serde_json::json!({ "listenAddresses": addresses });
+        answer::json(StatusCode::OK, &info, &self.responses)
+    }
+}

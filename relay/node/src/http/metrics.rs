@@ -1,0 +1,353 @@
+//! `GET /metrics`: the report as Prometheus text.
+//!
+//! Two families of names. `waku_*`, `libp2p_*` and `process_*` are those that dashboards of
+//! reference nodes look up, where the figure means the same; `thimble_relay_*` is this node's own.
+//! Light push of all versions and of HTTP is one thing here and counts under the newest version's
+//! name. What bounds it: the report, and the shards served.
+
+use std::{collections::BTreeMap, fmt};
+
+use hyper::{Response, StatusCode};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric, text},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    registry::Registry,
+};
+
+use super::{
+    answer::{self, Refused},
+    body::Body,
+    report::{Counted, Report, StoreFigures},
+    service::Service,
+};
+
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+impl Service {
+    /// Reads everything and encodes it.
+    pub(crate) async fn metrics(&self) -> Result<Response<Body>, Refused> {
+        let topics = self.node.shards.iter().map(|shard| self.node.topic_name(shard)).collect();
+        let report = Readings { report: self.report().await, topics };
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(report));
+        let mut text = String::new();
+        text::encode(&mut text, &registry).map_err(|_| {
+            let why = "the metrics could not be encoded";
+            Refused::new(StatusCode::INTERNAL_SERVER_ERROR, why)
+        })?;
+        let body = Body::charged(text.into_bytes(), &self.responses)?;
+        Ok(answer::answer(StatusCode::OK, CONTENT_TYPE, body))
+    }
+}
+
+/// A report, and the topics of its shards in their order.
+#[derive(Debug)]
+struct Readings {
+    report: Report,
+    topics: Vec<String>,
+}
+
+/// Where metrics are written to.
+struct Out<'a, 'b>(&'a mut DescriptorEncoder<'b>);
+
+impl Out<'_, '_> {
+    fn gauge(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
+        let gauge = ConstGauge::new(value);
+        gauge.encode(self.0.encode_descriptor(name, help, None, MetricType::Gauge)?)
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        let counter = ConstCounter::new(value);
+        counter.encode(self.0.encode_descriptor(name, help, None, MetricType::Counter)?)
+    }
+
+    fn gauges<'l, const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = ([(&'l str, &'l str); N], f64)>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (labels, value) in values {
+            ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
+    fn counters<'l, const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = ([(&'l str, &'l str); N], u64)>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (labels, value) in values {
+            ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
+    fn refused(&mut self, name: &str, help: &str, label: &str, counted: &Counted) -> fmt::Result {
+        self.counters(name, help, by(label, &counted.refused))
+    }
+}
+
+fn by<'l>(
+    label: &'l str,
+    counts: &'l BTreeMap<&'static str, u64>,
+) -> impl Iterator<Item = ([(&'l str, &'l str); 1], u64)> {
+    counts.iter().map(move |(name, count)| ([(label, *name)], *count))
+}
+
+impl Collector for Readings {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let out = &mut Out(&mut encoder);
+        self.reference(out)?;
+        self.reference_services(out)?;
+        self.memory(out)?;
+        self.own_messages(out)?;
+        self.own_gossip(out)?;
+        own_store(out, &self.report.store)?;
+        self.own_http(out)
+    }
+}
+
+impl Readings {
+    /// Relay, peers and process under the names of reference dashboards.
+    fn reference(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+        let Report { messages, gossip, peers, memory, .. } = &self.report;
+        out.gauges("waku_version", "Version of the node", [([("version", self.report.version)], 1.0)])?;
+        out.counters(
+            "waku_node_messages",
+            "Messages received, of relay peers and of clients",
+            [([("type", "relay")], messages.relay.accepted + messages.client.accepted)],
+        )?;
+        let relay = protocol::gossip::PROTOCOL;
+        out.gauges(
+            "waku_connected_peers",
+            "Connected peers by direction and protocol",
+            [
+                ([("direction", "In"), ("protocol", relay)], peers.relay_inbound as f64),
+                ([("direction", "Out"), ("protocol", relay)], peers.relay_outbound as f64),
+            ],
+        )?;
+        out.gauge("waku_peer_store_size", "Peers known; these are connected", peers.peers as f64)?;
+        out.gauge("libp2p_peers", "Connected peers", peers.peers as f64)?;
+        let gossiping = peers.relay_inbound + peers.relay_outbound;
+        out.gauge("libp2p_pubsub_peers", "Peers that gossip", gossiping as f64)?;
+        out.gauge("libp2p_pubsub_topics", "Topics subscribed to", self.topics.len() as f64)?;
+        let valid = messages.relay.accepted;
+        out.counter("libp2p_pubsub_validation_success", "Messages found valid", valid)?;
+        out.counter("libp2p_pubsub_validation_failure", "Messages found invalid", gossip.rejected)?;
+        let lost: u64 = messages.relay.refused.values().sum();
+        let repeated = messages.relay.refused.get("duplicate").copied().unwrap_or(0);
+        let ignored = lost.saturating_sub(repeated).saturating_sub(gossip.rejected);
+        out.counter("libp2p_pubsub_validation_ignore", "Messages not taken", ignored)?;
+        out.counter("libp2p_gossipsub_duplicate", "Messages received again", gossip.duplicates)?;
+        out.counter("libp2p_gossipsub_received", "Messages received the first time", gossip.accepted)?;
+        let shards = || self.topics.iter().zip(gossip.by_shard.values());
+        out.gauges(
+            "libp2p_gossipsub_peers_per_topic_mesh",
+            "Peers in the mesh of a topic",
+            shards().map(|(topic, peers)| ([("topic", topic.as_str())], peers.mesh as f64)),
+        )?;
+        out.gauges(
+            "libp2p_gossipsub_peers_per_topic_gossipsub",
+            "Gossip peers subscribed to a topic",
+            shards().map(|(topic, peers)| ([("topic", topic.as_str())], peers.subscribed as f64)),
+        )?;
+        out.gauge(
+            "process_resident_memory_bytes",
+            "Memory of the process, files included",
+            memory.resident_bytes as f64,
+        )?;
+        let cpu = ConstCounter::new(memory.cpu_seconds);
+        let help = "Processor time, of the process and of the kernel for it";
+        cpu.encode(out.0.encode_descriptor("process_cpu_seconds", help, None, MetricType::Counter)?)
+    }
+
+    /// Light push, filter and store under the names of reference dashboards.
+    fn reference_services(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+        let Report { messages, pushes, requests, store, .. } = &self.report;
+        let total = |counted: &Counted| counted.accepted + counted.refused.values().sum::<u64>();
+        let client = &messages.client;
+        out.counters(
+            "waku_lightpush_v3_messages",
+            "Messages that clients pushed, taken or not",
+            [([("type", "PushRequest")], total(client))],
+        )?;
+        let help = "Messages of clients that were not taken";
+        out.refused("waku_lightpush_v3_errors", help, "type", client)?;
+        out.gauge("waku_filter_subscriptions", "Filter receivers", pushes.receivers as f64)?;
+        let help = "Filter requests, taken or not";
+        out.counter("waku_filter_requests", help, total(&requests.filter))?;
+        out.refused("waku_filter_errors", "Filter requests refused", "type", &requests.filter)?;
+        out.counter("waku_store_queries", "Store queries, answered or not", total(&requests.store))?;
+        out.refused("waku_store_errors", "Store queries refused", "type", &requests.store)?;
+        out.gauges(
+            "waku_archive_messages",
+            "Messages kept",
+            [([("type", "stored")], store.messages as f64)],
+        )?;
+        out.counters(
+            "waku_archive_errors",
+            "Messages that could not be written",
+            [([("type", "insert_failure")], store.write_errors + store.disk_full_refusals)],
+        )?;
+        let services = [
+            (protocol::light_push::PROTOCOL, client),
+            (protocol::filter::SUBSCRIBE_PROTOCOL, &requests.filter),
+            (protocol::store::PROTOCOL, &requests.store),
+        ];
+        let states = services.into_iter().flat_map(|(service, counted)| {
+            let refused = counted.refused.values().sum();
+            let states = [("served", counted.accepted), ("rejected", refused)];
+            states.map(|(state, count)| ([("service", service), ("state", state)], count))
+        });
+        out.counters("waku_service_requests", "Requests of clients by service", states)
+    }
+
+    fn memory(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+        let Report { memory, pools, .. } = &self.report;
+        for (name, help, value) in [
+            ("budget", "What the operator stated", memory.budget_bytes as f64),
+            ("anonymous", "Anonymous memory of the process", memory.anonymous_bytes as f64),
+            ("file", "File memory of the process", memory.file_bytes as f64),
+            ("ledger", "Reserved in pools", memory.ledger_bytes as f64),
+            ("unaccounted", "Anonymous memory no pool explains", memory.unaccounted_bytes as f64),
+        ] {
+            out.gauge(&format!("thimble_relay_memory_{name}_bytes"), help, value)?;
+        }
+        let each = || pools.iter().map(|pool| ([("pool", pool.name)], pool));
+        for (name, help, read) in [
+            ("used", "Bytes taken now", (|pool| pool.used_bytes) as fn(&super::report::PoolFigures) -> u64),
+            ("cap", "Bytes there are", |pool| pool.cap_bytes),
+            ("high_water", "Most bytes taken since start", |pool| pool.high_water_bytes),
+        ] {
+            let values = each().map(|(labels, pool)| (labels, read(pool) as f64));
+            out.gauges(&format!("thimble_relay_pool_{name}_bytes"), help, values)?;
+        }
+        let refused = each().map(|(labels, pool)| (labels, pool.refused));
+        out.counters("thimble_relay_pool_refused", "Times a pool was full", refused)?;
+        let overruns = each().map(|(labels, pool)| (labels, pool.overruns));
+        out.counters("thimble_relay_pool_overruns", "Times a pool held more than its cap", overruns)
+    }
+
+    fn own_messages(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+        let Report { messages, pushes, requests, .. } = &self.report;
+        let sources = [("client", &messages.client), ("relay", &messages.relay)];
+        out.counters(
+            "thimble_relay_messages",
+            "Messages accepted, by source",
+            sources.map(|(source, counted)| ([("source", source)], counted.accepted)),
+        )?;
+        let refused = sources.into_iter().flat_map(|(source, counted)| {
+            let each = counted.refused.iter();
+            each.map(move |(reason, count)| ([("source", source), ("reason", *reason)], *count))
+        });
+        out.counters("thimble_relay_messages_refused", "Messages not taken", refused)?;
+        let services = [("filter", &requests.filter), ("store", &requests.store)];
+        let refused = services.into_iter().flat_map(|(service, counted)| {
+            let each = counted.refused.iter();
+            each.map(move |(reason, count)| ([("service", service), ("reason", *reason)], *count))
+        });
+        out.counters("thimble_relay_requests_refused", "Requests not served", refused)?;
+        for (name, help, value) in [
+            ("filter_receivers", "Peers with subscriptions", pushes.receivers),
+            ("filter_criteria", "Subscriptions of all peers", pushes.subscriptions),
+            ("filter_waiting", "References that wait for receivers", pushes.waiting),
+        ] {
+            out.gauge(&format!("thimble_relay_{name}"), help, value as f64)?;
+        }
+        for (name, help, value) in [
+            ("filter_queued", "References put into queues of receivers", pushes.queued),
+            ("filter_pushed", "Pushes that receivers took", pushes.sent),
+            ("filter_push_failed", "Pushes that failed", pushes.failed),
+            ("filter_dropped", "References that left a full queue", pushes.dropped),
+            ("filter_held_back", "Messages refused because receivers are slow", pushes.held_back),
+            ("streams_refused", "Streams beyond a peer's number", requests.streams_refused),
+            ("connections_closed", "Connections closed for a fault", requests.connections_closed),
+        ] {
+            out.counter(&format!("thimble_relay_{name}"), help, value)?;
+        }
+        Ok(())
+    }
+
+    fn own_gossip(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+        let Report { gossip, peers, uptime_seconds, .. } = &self.report;
+        out.gauge("thimble_relay_uptime_seconds", "Time since start", *uptime_seconds)?;
+        out.gauge("thimble_relay_connections", "Open connections of peers", peers.connections as f64)?;
+        for (name, help, value) in [
+            ("seen", "Message ids remembered", gossip.seen),
+            ("history", "References peers may fetch", gossip.history),
+            ("waiting", "References that wait for peers", gossip.waiting),
+        ] {
+            out.gauge(&format!("thimble_relay_gossip_{name}"), help, value as f64)?;
+        }
+        for (name, help, value) in [
+            ("accepted", "Messages accepted", gossip.accepted),
+            ("duplicates", "Messages seen before", gossip.duplicates),
+            ("rejected", "Messages that break the protocol", gossip.rejected),
+            ("refused", "Messages not looked at", gossip.refused),
+            ("queued", "References put into queues of peers", gossip.queued),
+            ("dropped", "References that left a full queue", gossip.dropped),
+            ("fetched", "References sent because a peer fetched them", gossip.fetched),
+            ("without_peer", "Messages of clients that no peer got", gossip.without_peer),
+            ("broken_promises", "Promises that peers broke", gossip.broken_promises),
+            ("grafts_refused", "Grafts refused", gossip.grafts_refused),
+            ("seen_cut_short", "Message ids forgotten early", gossip.seen_cut_short),
+            ("history_dropped", "History that left early", gossip.history_dropped),
+        ] {
+            out.counter(&format!("thimble_relay_gossip_{name}"), help, value)?;
+        }
+        Ok(())
+    }
+
+    fn own_http(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+        let http = &self.report.http;
+        let codes: Vec<(String, u64)> =
+            http.answers.iter().map(|(code, count)| (code.to_string(), *count)).collect();
+        let answers = codes.iter().map(|(code, count)| ([("code", code.as_str())], *count));
+        out.counters("thimble_relay_http_answers", "Answers by status; 0: others", answers)?;
+        let help = "HTTP connections beyond their number";
+        out.counter("thimble_relay_http_connections_refused", help, http.connections_refused)?;
+        let help = "Topics that HTTP clients subscribed to";
+        out.gauge("thimble_relay_http_subscriptions", help, http.subscriptions as f64)?;
+        let help = "References that left unread";
+        out.counter("thimble_relay_http_dropped", help, http.dropped)
+    }
+}
+
+fn own_store(out: &mut Out<'_, '_>, store: &StoreFigures) -> fmt::Result {
+    for (name, help, value) in [
+        ("messages", "Messages kept", store.messages),
+        ("partitions", "Partitions in service", store.partitions as u64),
+        ("damaged_partitions", "Partitions set aside", store.damaged_partitions as u64),
+        ("disk_bytes", "Segments and indexes", store.disk_bytes),
+        ("disk_free_bytes", "Free disk; 0 where unknown", store.disk_free_bytes.unwrap_or(0)),
+        ("append_queue_messages", "Waiting to be written", store.append_queue_messages as u64),
+        ("append_queue_bytes", "Bytes waiting to be written", store.append_queue_bytes),
+        ("queries", "Queries waiting or being answered", store.queries as u64),
+        ("index_lag_messages", "Written and not yet indexed", store.index_lag_messages),
+        ("transit_bytes", "Segments of messages that are not kept", store.transit_bytes),
+        ("unsynced_bytes", "Written and not yet synced", store.unsynced_bytes),
+    ] {
+        out.gauge(&format!("thimble_relay_store_{name}"), help, value as f64)?;
+    }
+    let help = "Time since the last sync";
+    out.gauge("thimble_relay_store_sync_age_seconds", help, store.sync_age_seconds)?;
+    for (name, help, value) in [
+        ("appended_messages", "Messages written", store.appended_messages),
+        ("appended_bytes", "Bytes written", store.appended_bytes),
+        ("damaged_segments", "Segments set aside", store.damaged_segments),
+        ("rebuilt_indexes", "Indexes made anew", store.rebuilt_indexes),
+        ("dropped_partitions", "Partitions removed by retention", store.dropped_partitions),
+        ("disk_full_refusals", "Messages refused for want of disk", store.disk_full_refusals),
+        ("write_errors", "Writes that failed", store.write_errors),
+        ("sync_errors", "Syncs that failed", store.sync_errors),
+    ] {
+        out.counter(&format!("thimble_relay_store_{name}"), help, value)?;
+    }
+    Ok(())
+}

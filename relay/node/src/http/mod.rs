@@ -1,0 +1,180 @@
+//! The HTTP interface: REST as reference nodes publish it, metrics, health, and one status report.
+//!
+//! Routes are those of the OpenAPI files in waku-org/waku-rest-api; beside them `/metrics`
+//! (Prometheus text) and `/status.json`. HTTP/1.1 alone is spoken: clients are tools of the
+//! operator, each with a connection or two.
+//!
+//! What bounds it:
+//!
+//! - connections: [`relay_limits::HttpLimits::connections`], each charged to the pool
+//!   `http_connections`; the next one is told 503 by one of [`REFUSALS_MAX`] short-lived tasks;
+//! - heads: [`connection::HEAD_BYTES_MAX`] and the read timeout, bodies: `http.body_bytes` (413),
+//!   the pool `request_bodies` (503) and the read timeout (408);
+//! - responses: the pool `responses`. A list of messages is never in memory as a whole: each is
+//!   read from the log and encoded when the socket takes it;
+//! - readers: who takes a response more slowly than [`connection::WRITE_RATE_MIN`] is cut.
+//!
+//! What it must never know: streams, protocols of peers, and how a message is kept.
+
+mod admin;
+mod answer;
+mod body;
+mod connection;
+mod health;
+mod message;
+mod metrics;
+mod publish;
+mod report;
+mod routes;
+mod service;
+mod store_api;
+mod subscriptions;
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result};
+use relay_limits::HTTP_CONNECTION_BYTES;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::{mpsc, watch},
+    task::{JoinHandle, JoinSet},
+    time::timeout,
+};
+
+use self::service::Service;
+use crate::{
+    config::Config,
+    node::{Ask, Node},
+};
+
+/// Connections being told that there is no place, at once; more are closed without a word.
+const REFUSALS_MAX: usize = 8;
+/// Time for telling, and for the client to read it.
+const REFUSAL_TIME: Duration = Duration::from_secs(1);
+/// Accepting pauses this long when the process has no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Requests in flight may take this long when the node stops.
+const GRACE: Duration = Duration::from_secs(2);
+/// Interval at which counters are noted for rates.
+const SAMPLE: Duration = Duration::from_secs(1);
+
+/// The interface, serving. Dropping it closes everything at once.
+pub(crate) struct Http {
+    /// Where it listens.
+    pub(crate) address: SocketAddr,
+    stopping: watch::Sender<bool>,
+    listener: JoinHandle<()>,
+}
+
+/// Binds `config.http` and serves until [`Http::stop`]. `asks` reaches the swarm's task. Errors:
+/// the address cannot be bound; a pool is not in the budget sheet.
+pub(crate) async fn start(node: Arc<Node>, asks: mpsc::Sender<Ask>, config: &Config) -> Result<Http> {
+    let listen = config.http;
+    let listener = TcpListener::bind(listen).await.with_context(|| {
+        format!("cannot listen on http = {listen}; choose another address or stop what uses it")
+    })?;
+    let address = listener.local_addr().context("asking for the address of the listener")?;
+    let service = Arc::new(Service::new(node, asks, config)?);
+    let (stopping, stopped) = watch::channel(false);
+    let listener = tokio::spawn(accept(listener, service, stopped));
+    Ok(Http { address, stopping, listener })
+}
+
+impl Http {
+    /// Stops accepting, lets requests in flight finish within [`GRACE`], and closes what is left.
+    pub(crate) async fn stop(mut self) {
+        self.stopping.send_replace(true);
+        // It ends by itself; an error would mean that it ended already.
+        let _ = (&mut self.listener).await;
+    }
+}
+
+impl Drop for Http {
+    fn drop(&mut self) {
+        self.listener.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, service: Arc<Service>, mut stopping: watch::Receiver<bool>) {
+    let mut connections = JoinSet::new();
+    let mut refusals = JoinSet::new();
+    let mut sample = tokio::time::interval(SAMPLE);
+    sample.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let stop = stopping.clone();
+    loop {
+        tokio::select! {
+            () = connection::stopped(&mut stopping) => break,
+            Some(_) = connections.join_next() => {}
+            Some(_) = refusals.join_next() => {}
+            _ = sample.tick() => service.sample(),
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    // Answers are written whole: waiting for more to send only delays them. A
+                    // failure costs nothing but that delay.
+                    let _ = stream.set_nodelay(true);
+                    take(stream, &service, &stop, &mut connections, &mut refusals);
+                }
+                Err(error) => {
+                    // The client is gone, or descriptors ran out, which a pause lets recover.
+                    tracing::debug!(%error, "an HTTP connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+    drop(listener);
+    refusals.abort_all();
+    let drained = async { while connections.join_next().await.is_some() {} };
+    if timeout(GRACE, drained).await.is_err() {
+        connections.shutdown().await;
+    }
+}
+
+fn take(
+    stream: TcpStream,
+    service: &Arc<Service>,
+    stopping: &watch::Receiver<bool>,
+    connections: &mut JoinSet<()>,
+    refusals: &mut JoinSet<()>,
+) {
+    // Places of connections that have ended are free, whether anybody noticed or not.
+    while connections.try_join_next().is_some() {}
+    let most = service.limits.connections;
+    let refused = if connections.len() as u64 >= most {
+        format!("http.connections = {most} are open, the most there are places for")
+    } else {
+        match service.connections.try_reserve(HTTP_CONNECTION_BYTES) {
+            Ok(held) => {
+                let (service, stopping) = (service.clone(), stopping.clone());
+                connections.spawn(async move {
+                    let _held = held;
+                    connection::serve(stream, service, stopping).await;
+                });
+                return;
+            }
+            Err(full) => full.to_string(),
+        }
+    };
+    service.answered.refused_connection();
+    if refusals.len() < REFUSALS_MAX {
+        refusals.spawn(async move {
+            // The client may leave before it is told.
+            let _ = timeout(REFUSAL_TIME, refuse(stream, &refused)).await;
+        });
+    }
+}
+
+/// Says that there is no place, and lets the client read it: closing with unread bytes would reset
+/// the connection under the answer.
+async fn refuse(mut stream: TcpStream, why: &str) -> io::Result<()> {
+    let message = format!("{why} (pool http_connections); try again in a second\n");
+    let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n\
+                retry-after: 1\r\nconnection: close\r\n";
+    let answer = format!("{head}content-length: {}\r\n\r\n{message}", message.len());
+    stream.write_all(answer.as_bytes()).await?;
+    stream.shutdown().await?;
+    let mut ignored = [0; 512];
+    while stream.read(&mut ignored).await? > 0 {}
+    Ok(())
+}

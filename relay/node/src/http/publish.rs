@@ -1,0 +1,188 @@
+//! Publishing: relay by pubsub topic or by content topic, and light push of both versions.
+//!
+//! All are one thing here: the message goes the way of every client's message
+//! ([`crate::node::Node::publish`]) and is answered for when it is in the log. Rates per peer do not
+//! count: clients of this interface are the operator's. What bounds it: the request's body, and the
+//! pool `receiving` for the encoded message.
+
+use hyper::{Response, StatusCode};
+use protocol::StatusCode as Status;
+use serde::Deserialize;
+
+use super::{
+    answer::{self, Refused},
+    body::Body,
+    message::MessageJson,
+    service::{ReceivedBody, Service, pool_full},
+};
+use crate::{
+    counters::Reason,
+    ingest::{Accepted, Rejected},
+    network::streams::reserve,
+    services::status_of,
+};
+
+/// Of messages that state none, as the reference has it.
+const DEFAULT_CONTENT_TOPIC: &str = "/waku/2/default-content/proto";
+
+/// `PushRequest` of the specification.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PushRequest<'a> {
+    #[serde(default)]
+    pubsub_topic: Option<String>,
+    #[serde(borrow)]
+    message: MessageJson<'a>,
+}
+
+/// Why a message was not published.
+enum Unpublished {
+    /// No message could be read.
+    Refused(Refused),
+    /// It was not taken.
+    Rejected(Rejected),
+}
+
+impl From<Rejected> for Unpublished {
+    fn from(rejected: Rejected) -> Self {
+        Self::Rejected(rejected)
+    }
+}
+
+impl Service {
+    /// `POST /relay/v1/messages/{pubsubTopic}` and, without a topic, `/relay/v1/auto/messages`.
+    pub(crate) async fn relay_publish(
+        &self,
+        pubsub_topic: Option<&str>,
+        body: ReceivedBody,
+    ) -> Result<Response<Body>, Refused> {
+        let parts = self.encode_relayed(pubsub_topic.is_none(), &body).await;
+        match self.publish(pubsub_topic.map(str::to_owned), parts, body).await {
+            Ok(_) => Ok(answer::text("OK")),
+            Err(Unpublished::Refused(refused)) => Err(refused),
+            Err(Unpublished::Rejected(rejected)) => {
+                let message = format!("not published: {rejected}");
+                Err(match status_of(&rejected) {
+                    Status::TooManyRequests => Refused::busy(StatusCode::TOO_MANY_REQUESTS, message),
+                    Status::PayloadTooLarge => Refused::new(StatusCode::PAYLOAD_TOO_LARGE, message),
+                    Status::NoPeers | Status::ServiceUnavailable => {
+                        Refused::busy(StatusCode::SERVICE_UNAVAILABLE, message)
+                    }
+                    _ => Refused::bad(message),
+                })
+            }
+        }
+    }
+
+    /// `POST /lightpush/v3/message`. Refusals are JSON too, under the protocol's own status codes.
+    pub(crate) async fn light_push(&self, body: Result<ReceivedBody, Refused>) -> Response<Body> {
+        let pushed = match body {
+            Ok(body) => {
+                let (topic, parts) = self.encode_pushed(&body).await;
+                self.publish(topic, parts, body).await
+            }
+            Err(refused) => Err(Unpublished::Refused(refused)),
+        };
+        let refused = match pushed {
+            Ok(accepted) => {
+                let relayed = serde_json::json!({ "relayPeerCount": accepted.relay_peers });
+                let body = Body::short(relayed.to_string());
+                return answer::answer(StatusCode::OK, "application/json", body);
+            }
+            Err(Unpublished::Refused(refused)) => refused,
+            Err(Unpublished::Rejected(rejected)) => {
+                let code = status_of(&rejected);
+                let status = u16::try_from(code.code()).ok();
+                let status = status.and_then(|status| StatusCode::from_u16(status).ok());
+                let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+                let retry =
+                    matches!(code, Status::TooManyRequests | Status::ServiceUnavailable | Status::NoPeers);
+                Refused { retry, ..Refused::new(status, rejected.to_string()) }
+            }
+        };
+        let body = serde_json::json!({ "statusDesc": refused.message });
+        refused.in_json(&body)
+    }
+
+    /// `POST /lightpush/v1/message`: text, and fewer codes.
+    pub(crate) async fn light_push_legacy(&self, body: ReceivedBody) -> Result<Response<Body>, Refused> {
+        let (topic, parts) = self.encode_pushed(&body).await;
+        match self.publish(topic, parts, body).await {
+            Ok(_) => Ok(answer::text("OK")),
+            Err(Unpublished::Refused(refused)) => Err(refused),
+            Err(Unpublished::Rejected(rejected)) => {
+                let message = format!("not pushed: {rejected}");
+                Err(match status_of(&rejected) {
+                    Status::TooManyRequests => Refused::busy(StatusCode::TOO_MANY_REQUESTS, message),
+                    Status::NoPeers | Status::ServiceUnavailable => {
+                        Refused::busy(StatusCode::SERVICE_UNAVAILABLE, message)
+                    }
+                    _ => Refused::bad(message),
+                })
+            }
+        }
+    }
+
+    async fn encode_relayed(&self, auto: bool, body: &ReceivedBody) -> Result<Encoded, Unpublished> {
+        let message: MessageJson<'_> = self.parsed(body)?;
+        if auto && message.content_topic().is_none() {
+            self.node.counters.client_refused.add(Reason::Damaged);
+            let why = "the message has no contentTopic, which says where it goes; set one";
+            return Err(Unpublished::Refused(Refused::bad(why)));
+        }
+        self.encode(&message).await
+    }
+
+    async fn encode_pushed(&self, body: &ReceivedBody) -> (Option<String>, Result<Encoded, Unpublished>) {
+        match self.parsed::<PushRequest<'_>>(body) {
+            Ok(push) => {
+                let encoded = self.encode(&push.message).await;
+                (push.pubsub_topic, encoded)
+            }
+            Err(refused) => (None, Err(refused)),
+        }
+    }
+
+    fn parsed<'a, T: Deserialize<'a>>(&self, body: &'a ReceivedBody) -> Result<T, Unpublished> {
+        body.json().map_err(|refused| {
+            self.node.counters.client_refused.add(Reason::Damaged);
+            Unpublished::Refused(refused)
+        })
+    }
+
+    async fn encode(&self, message: &MessageJson<'_>) -> Result<Encoded, Unpublished> {
+        let content_topic = message.content_topic().unwrap_or(DEFAULT_CONTENT_TOPIC);
+        let room = message.encoded_bytes_max(content_topic);
+        let held = reserve(&self.node.pools.receiving, room)
+            .await
+            .map_err(|full| self.node.refused(Rejected::Busy(pool_full(&full))))?;
+        let bytes = message.encode(content_topic, (self.node.clock)()).map_err(|why| {
+            self.node.counters.client_refused.add(Reason::Damaged);
+            Unpublished::Refused(Refused::bad(why))
+        })?;
+        Ok(Encoded { content_topic: content_topic.to_owned(), bytes, held })
+    }
+
+    async fn publish(
+        &self,
+        pubsub_topic: Option<String>,
+        encoded: Result<Encoded, Unpublished>,
+        body: ReceivedBody,
+    ) -> Result<Accepted, Unpublished> {
+        // What the request held is not needed while the message is written.
+        drop(body);
+        let Encoded { content_topic, bytes, held } = encoded?;
+        let shard = self
+            .node
+            .shard_for(pubsub_topic.as_deref(), &content_topic)
+            .map_err(|rejected| self.node.refused(rejected))?;
+        Ok(self.node.publish(shard, bytes.into(), held).await?)
+    }
+}
+
+/// A message ready to be published.
+struct Encoded {
+    content_topic: String,
+    bytes: Vec<u8>,
+    held: budget::Reservation,
+}

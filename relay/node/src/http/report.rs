@@ -1,0 +1,502 @@
+//! One report of how the node is: what `/status.json` answers with, and what metrics are made of.
+//!
+//! Everything in it is read when somebody asks; only the counters behind rates are noted once a
+//! second ([`Samples`]). What bounds it: [`PEERS_MAX`] peers are named, [`WINDOW`] samples kept.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
+};
+
+use budget::{process, unaccounted};
+use hyper::{Response, StatusCode};
+use router::Peer;
+use serde::Serialize;
+
+use super::{
+    answer::{self, Refused},
+    body::Body,
+    service::{Service, VERSION},
+};
+use crate::{
+    counters::ByReason,
+    node::{Ask, Connected, Node},
+};
+
+/// Peers that a report names; the first of them, the others are counted.
+const PEERS_MAX: usize = 128;
+/// Samples behind rates: as many seconds.
+const WINDOW: usize = 11;
+/// Status codes counted one by one; others together.
+const CODES: [u16; 13] = [200, 400, 404, 405, 408, 412, 413, 420, 421, 429, 500, 503, 505];
+
+/// How the node is.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    pub(crate) version: &'static str,
+    pub(crate) uptime_seconds: f64,
+    pub(crate) cluster: u16,
+    pub(crate) shards: Vec<u16>,
+    pub(crate) memory: Memory,
+    pub(crate) pools: Vec<PoolFigures>,
+    /// Per second, over the last seconds.
+    pub(crate) rates: Rates,
+    pub(crate) messages: Messages,
+    pub(crate) pushes: Pushes,
+    pub(crate) requests: Requests,
+    pub(crate) gossip: Gossip,
+    pub(crate) peers: Peers,
+    /// Absent when this node keeps no messages.
+    pub(crate) store: StoreFigures,
+    pub(crate) http: HttpFigures,
+}
+
+/// Memory as the kernel and the ledger see it, in bytes.
+#[derive(Debug, Serialize)]
+pub(crate) struct Memory {
+    pub(crate) budget_bytes: u64,
+    /// 0 where the kernel does not tell.
+    pub(crate) anonymous_bytes: u64,
+    pub(crate) file_bytes: u64,
+    pub(crate) resident_bytes: u64,
+    /// Reserved in pools.
+    pub(crate) ledger_bytes: u64,
+    /// Anonymous memory that no pool explains; negative where reserved memory was not touched.
+    pub(crate) unaccounted_bytes: i64,
+    pub(crate) cpu_seconds: f64,
+}
+
+/// One pool of the ledger.
+#[derive(Debug, Serialize)]
+pub(crate) struct PoolFigures {
+    pub(crate) name: &'static str,
+    pub(crate) used_bytes: u64,
+    pub(crate) cap_bytes: u64,
+    pub(crate) high_water_bytes: u64,
+    pub(crate) refused: u64,
+    pub(crate) overruns: u64,
+}
+
+/// What happens in a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Rates {
+    pub(crate) window_seconds: f64,
+    pub(crate) client_messages: f64,
+    pub(crate) relay_messages: f64,
+    pub(crate) pushes: f64,
+    pub(crate) store_queries: f64,
+}
+
+/// Counted, and refused by reason.
+#[derive(Debug, Serialize)]
+pub(crate) struct Counted {
+    pub(crate) accepted: u64,
+    pub(crate) refused: BTreeMap<&'static str, u64>,
+}
+
+/// Messages by where they came from.
+#[derive(Debug, Serialize)]
+pub(crate) struct Messages {
+    /// Light push and HTTP.
+    pub(crate) client: Counted,
+    pub(crate) relay: Counted,
+}
+
+/// Filter.
+#[derive(Debug, Serialize)]
+pub(crate) struct Pushes {
+    pub(crate) receivers: usize,
+    pub(crate) subscriptions: usize,
+    /// References in queues.
+    pub(crate) waiting: usize,
+    pub(crate) queued: u64,
+    pub(crate) sent: u64,
+    pub(crate) failed: u64,
+    /// References that left a full queue.
+    pub(crate) dropped: u64,
+    /// Publishers that were held back and then refused.
+    pub(crate) held_back: u64,
+}
+
+/// Requests of filter and store.
+#[derive(Debug, Serialize)]
+pub(crate) struct Requests {
+    pub(crate) filter: Counted,
+    pub(crate) store: Counted,
+    pub(crate) streams_refused: u64,
+    pub(crate) connections_closed: u64,
+}
+
+/// The router.
+#[derive(Debug, Serialize)]
+pub(crate) struct Gossip {
+    pub(crate) accepted: u64,
+    pub(crate) duplicates: u64,
+    pub(crate) rejected: u64,
+    pub(crate) refused: u64,
+    pub(crate) queued: u64,
+    pub(crate) dropped: u64,
+    pub(crate) fetched: u64,
+    pub(crate) without_peer: u64,
+    pub(crate) broken_promises: u64,
+    pub(crate) grafts_refused: u64,
+    pub(crate) seen_cut_short: u64,
+    pub(crate) history_dropped: u64,
+    pub(crate) seen: usize,
+    pub(crate) history: usize,
+    pub(crate) waiting: usize,
+    /// Peers subscribed to each shard served, and those in its mesh.
+    pub(crate) by_shard: BTreeMap<u16, ShardPeers>,
+}
+
+/// Peers of a shard.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct ShardPeers {
+    pub(crate) subscribed: usize,
+    pub(crate) mesh: usize,
+}
+
+/// Who is connected.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Peers {
+    pub(crate) connections: u64,
+    pub(crate) peers: usize,
+    pub(crate) relay_inbound: usize,
+    pub(crate) relay_outbound: usize,
+    /// The first of them.
+    pub(crate) some: Vec<PeerFigures>,
+}
+
+/// One connection.
+#[derive(Debug, Serialize)]
+pub(crate) struct PeerFigures {
+    pub(crate) peer: String,
+    pub(crate) address: String,
+    pub(crate) outbound: bool,
+    pub(crate) gossips: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) score: Option<f64>,
+    pub(crate) waiting: usize,
+}
+
+/// The store.
+#[derive(Debug, Serialize)]
+pub(crate) struct StoreFigures {
+    /// Whether messages are kept for queries.
+    pub(crate) enabled: bool,
+    pub(crate) messages: u64,
+    pub(crate) partitions: usize,
+    pub(crate) damaged_partitions: usize,
+    pub(crate) disk_bytes: u64,
+    pub(crate) disk_free_bytes: Option<u64>,
+    pub(crate) oldest_ns: Option<i64>,
+    pub(crate) newest_ns: Option<i64>,
+    pub(crate) append_queue_messages: usize,
+    pub(crate) append_queue_bytes: u64,
+    pub(crate) queries: usize,
+    pub(crate) appended_messages: u64,
+    pub(crate) appended_bytes: u64,
+    pub(crate) index_lag_messages: u64,
+    pub(crate) transit_bytes: u64,
+    pub(crate) damaged_segments: u64,
+    pub(crate) rebuilt_indexes: u64,
+    pub(crate) dropped_partitions: u64,
+    pub(crate) disk_full_refusals: u64,
+    pub(crate) write_errors: u64,
+    pub(crate) sync_errors: u64,
+    pub(crate) unsynced_bytes: u64,
+    pub(crate) sync_age_seconds: f64,
+}
+
+/// This interface.
+#[derive(Debug, Serialize)]
+pub(crate) struct HttpFigures {
+    pub(crate) subscriptions: usize,
+    /// References that left a full queue unread.
+    pub(crate) dropped: u64,
+    pub(crate) connections_refused: u64,
+    /// Answers by status code; 0 stands for all others.
+    pub(crate) answers: BTreeMap<u16, u64>,
+}
+
+/// Answers counted by status code.
+#[derive(Debug, Default)]
+pub(crate) struct Answered {
+    codes: [AtomicU64; CODES.len()],
+    others: AtomicU64,
+    connections: AtomicU64,
+}
+
+impl Answered {
+    pub(crate) fn add(&self, status: u16) {
+        let place = CODES.iter().position(|code| *code == status);
+        place.and_then(|place| self.codes.get(place)).unwrap_or(&self.others).fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn refused_connection(&self) {
+        self.connections.fetch_add(1, Relaxed);
+    }
+
+    fn each(&self) -> BTreeMap<u16, u64> {
+        let counted = CODES.into_iter().zip(self.codes.iter().map(|count| count.load(Relaxed)));
+        counted.chain([(0, self.others.load(Relaxed))]).filter(|(_, count)| *count > 0).collect()
+    }
+}
+
+/// Counters of the last seconds.
+#[derive(Debug, Default)]
+pub(crate) struct Samples(Mutex<VecDeque<(Instant, [u64; 4])>>);
+
+impl Samples {
+    pub(crate) fn add(&self, node: &Node) {
+        let counters = &node.counters;
+        let counts =
+            [&counters.client_messages, &counters.relay_messages, &counters.pushed, &counters.store_queries];
+        self.add_at(Instant::now(), counts.map(|count| count.load(Relaxed)));
+    }
+
+    fn add_at(&self, at: Instant, counts: [u64; 4]) {
+        let mut samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while samples.len() >= WINDOW {
+            samples.pop_front();
+        }
+        samples.push_back((at, counts));
+    }
+
+    fn rates(&self) -> Rates {
+        let samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (Some((begin, first)), Some((end, last))) = (samples.front(), samples.back()) else {
+            return Rates::default();
+        };
+        let window_seconds = end.saturating_duration_since(*begin).as_secs_f64();
+        if window_seconds <= 0.0 {
+            return Rates::default();
+        }
+        let mut rates =
+            first.iter().zip(last).map(|(first, last)| last.saturating_sub(*first) as f64 / window_seconds);
+        let mut next = || rates.next().unwrap_or_default();
+        Rates {
+            window_seconds,
+            client_messages: next(),
+            relay_messages: next(),
+            pushes: next(),
+            store_queries: next(),
+        }
+    }
+}
+
+fn counted(accepted: &AtomicU64, refused: &ByReason) -> Counted {
+    let refused = refused.each().map(|(reason, count)| (reason.name(), count));
+    Counted { accepted: accepted.load(Relaxed), refused: refused.collect() }
+}
+
+/// Requests that were answered with what they asked for.
+fn served(all: &AtomicU64, refused: &ByReason) -> Counted {
+    let all = counted(all, refused);
+    let refusals = all.refused.values().sum();
+    Counted { accepted: all.accepted.saturating_sub(refusals), ..all }
+}
+
+impl Service {
+    /// `GET /status.json`.
+    pub(crate) async fn status(&self) -> Result<Response<Body>, Refused> {
+        let report = self.report().await;
+        answer::json(StatusCode::OK, &report, &self.responses)
+    }
+
+    /// Reads everything. A swarm that does not answer leaves its part empty: an operator looks
+    /// here when something is wrong.
+    pub(crate) async fn report(&self) -> Report {
+        let connected = self.ask(Ask::Peers).await.unwrap_or_default();
+        let node = &*self.node;
+        let counters = &node.counters;
+        let held = node.filter.held();
+        let (gossip, peers) = self.gossip(&connected);
+        Report {
+            version: VERSION,
+            uptime_seconds: node.now().as_secs_f64(),
+            cluster: node.settings.cluster,
+            shards: node.shards.iter().collect(),
+            memory: self.memory(),
+            pools: pools(node),
+            rates: self.samples.rates(),
+            messages: Messages {
+                client: counted(&counters.client_messages, &counters.client_refused),
+                relay: counted(&counters.relay_messages, &counters.relay_refused),
+            },
+            pushes: Pushes {
+                receivers: held.receivers,
+                subscriptions: held.criteria,
+                waiting: held.waiting,
+                queued: node.filter.queued.load(Relaxed),
+                sent: counters.pushed.load(Relaxed),
+                failed: counters.pushes_failed.load(Relaxed),
+                dropped: node.filter.dropped.load(Relaxed),
+                held_back: node.filter.held_back.load(Relaxed),
+            },
+            requests: Requests {
+                filter: served(&counters.filter_requests, &counters.filter_refused),
+                store: served(&counters.store_queries, &counters.store_refused),
+                streams_refused: counters.streams_refused.load(Relaxed),
+                connections_closed: counters.connections_closed.load(Relaxed),
+            },
+            gossip,
+            peers,
+            store: store(node),
+            http: HttpFigures {
+                subscriptions: self.subscribed().count(),
+                dropped: node.subscribers.dropped.load(Relaxed),
+                connections_refused: self.answered.connections.load(Relaxed),
+                answers: self.answered.each(),
+            },
+        }
+    }
+
+    fn memory(&self) -> Memory {
+        let pid = process::Pid::own();
+        // A kernel that does not tell shows as zeros, which no process has.
+        let memory = process::memory(pid).unwrap_or_default();
+        let ledger_bytes = self.node.ledger.used_bytes();
+        let difference = unaccounted(memory.anonymous_bytes, ledger_bytes);
+        Memory {
+            budget_bytes: self.memory_budget_bytes,
+            anonymous_bytes: memory.anonymous_bytes,
+            file_bytes: memory.file_bytes,
+            resident_bytes: memory.resident_bytes(),
+            ledger_bytes,
+            unaccounted_bytes: difference.unaccounted_bytes,
+            cpu_seconds: process::cpu_time(pid).unwrap_or_default().as_secs_f64(),
+        }
+    }
+
+    fn gossip(&self, connected: &[Connected]) -> (Gossip, Peers) {
+        let node = &*self.node;
+        let (counters, (seen, history, waiting), views) = {
+            let router = node.router();
+            (router.counters(), router.held(), router.peers(node.now()))
+        };
+        let mut by_shard: BTreeMap<u16, ShardPeers> =
+            node.shards.iter().map(|shard| (shard, ShardPeers::default())).collect();
+        for view in &views {
+            for (shard, peers) in &mut by_shard {
+                peers.subscribed += usize::from(view.topics.contains(*shard));
+                peers.mesh += usize::from(view.mesh.contains(shard));
+            }
+        }
+        let gossip = Gossip {
+            accepted: counters.accepted,
+            duplicates: counters.duplicates,
+            rejected: counters.rejected,
+            refused: counters.refused,
+            queued: counters.queued,
+            dropped: counters.dropped,
+            fetched: counters.fetched,
+            without_peer: counters.without_peer,
+            broken_promises: counters.broken_promises,
+            grafts_refused: counters.grafts_refused,
+            seen_cut_short: counters.seen_cut_short,
+            history_dropped: counters.history_dropped,
+            seen,
+            history,
+            waiting,
+            by_shard,
+        };
+        let views: HashMap<Peer, _> = views.into_iter().map(|view| (view.peer, view)).collect();
+        let distinct: std::collections::HashSet<_> = connected.iter().map(|one| one.peer).collect();
+        let relay = |outbound| connected.iter().filter(|one| one.gossips && one.outbound == outbound).count();
+        let some = connected.iter().take(PEERS_MAX).map(|one| {
+            let view = views.get(&one.number);
+            PeerFigures {
+                peer: one.peer.to_string(),
+                address: one.address.to_string(),
+                outbound: one.outbound,
+                gossips: one.gossips,
+                score: view.map(|view| view.score),
+                waiting: view.map_or(0, |view| view.waiting),
+            }
+        });
+        let peers = Peers {
+            connections: node.connections.load(Relaxed),
+            peers: distinct.len(),
+            relay_inbound: relay(false),
+            relay_outbound: relay(true),
+            some: some.collect(),
+        };
+        (gossip, peers)
+    }
+}
+
+fn pools(node: &Node) -> Vec<PoolFigures> {
+    let pools = node.ledger.snapshot().pools;
+    let figures = pools.into_iter().map(|pool| PoolFigures {
+        name: pool.name,
+        used_bytes: pool.used_bytes,
+        cap_bytes: pool.cap_bytes,
+        high_water_bytes: pool.high_water_bytes,
+        refused: pool.refused,
+        overruns: pool.overruns,
+    });
+    figures.collect()
+}
+
+fn store(node: &Node) -> StoreFigures {
+    let status = node.store.status();
+    StoreFigures {
+        enabled: node.settings.store,
+        messages: status.messages,
+        partitions: status.partitions,
+        damaged_partitions: status.damaged_partitions,
+        disk_bytes: status.disk_bytes,
+        disk_free_bytes: status.disk_free_bytes,
+        oldest_ns: status.oldest_ns,
+        newest_ns: status.newest_ns,
+        append_queue_messages: status.append_queue_messages,
+        append_queue_bytes: status.append_queue_bytes,
+        queries: status.queries,
+        appended_messages: status.appended_messages,
+        appended_bytes: status.appended_bytes,
+        index_lag_messages: status.index_lag_messages,
+        transit_bytes: status.transit_bytes,
+        damaged_segments: status.damaged_segments,
+        rebuilt_indexes: status.rebuilt_indexes,
+        dropped_partitions: status.dropped_partitions,
+        disk_full_refusals: status.disk_full_refusals,
+        write_errors: status.write_errors,
+        sync_errors: status.sync_errors,
+        unsynced_bytes: status.unsynced_bytes,
+        sync_age_seconds: status.sync_age.as_secs_f64(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn rates_are_those_of_the_last_seconds() {
+        let samples = Samples::default();
+        assert_eq!(samples.rates(), Rates::default());
+        let start = Instant::now();
+        for second in 0..100 {
+            let count = if second < 50 { 0 } else { second * 7 };
+            samples.add_at(start + Duration::from_secs(second), [count, second, 0, 3]);
+        }
+        let rates = samples.rates();
+        assert_eq!((rates.window_seconds, rates.client_messages), (10.0, 7.0));
+        assert_eq!((rates.relay_messages, rates.pushes, rates.store_queries), (1.0, 0.0, 0.0));
+        assert_eq!(samples.0.lock().unwrap().len(), WINDOW);
+    }
+
+    #[test]
+    fn answers_are_counted_by_code() {
+        let answered = Answered::default();
+        [200, 200, 505, 418, 299].into_iter().for_each(|status| answered.add(status));
+        assert_eq!(answered.each(), BTreeMap::from([(0, 2), (200, 2), (505, 1)]));
+    }
+}

@@ -1,0 +1,282 @@
+//! The service behind every connection: finds the endpoint of a request, reads its body within its
+//! bounds, and counts the answer.
+//!
+//! A body passes these doors, each with its own answer: its content type (400), its announced and
+//! its real length (413), room in the pool of bodies (503), and the read timeout (408).
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use budget::{Pool, PoolFull, Reservation};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Body as _, Incoming},
+    header,
+};
+use relay_limits::{HttpLimits, pool};
+use serde::Deserialize;
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
+
+use super::{
+    answer::{self, Refused},
+    body::Body,
+    report::{Answered, Samples},
+    routes::{self, Route},
+    subscriptions::Subscribed,
+};
+use crate::{
+    config::Config,
+    node::{Ask, Node},
+};
+
+/// First room for a body; it doubles as bytes arrive.
+const BODY_BYTES_FIRST: usize = 16 << 10;
+/// How much of a refused body is read and thrown away, in times of the limit.
+const DISCARDED_BODIES: u64 = 4;
+/// How long that may take.
+const DISCARD_TIME: Duration = Duration::from_secs(2);
+/// The swarm's task answers within this time.
+const ASK_TIME: Duration = Duration::from_secs(5);
+
+/// What `/version` says, and what other nodes hear.
+pub(crate) const VERSION: &str = concat!("thimble-relay/", env!("CARGO_PKG_VERSION"));
+
+/// Everything endpoints need. One per node.
+pub(crate) struct Service {
+    // Interfaces.
+    pub(crate) node: Arc<Node>,
+    asks: mpsc::Sender<Ask>,
+    // Configuration.
+    pub(crate) limits: HttpLimits,
+    /// Free disk space below which messages are refused.
+    pub(crate) disk_reserve_bytes: u64,
+    pub(crate) memory_budget_bytes: u64,
+    // Pools.
+    pub(crate) connections: Pool,
+    bodies: Pool,
+    pub(crate) responses: Pool,
+    // State.
+    pub(crate) subscribed: Mutex<Subscribed>,
+    pub(crate) answered: Answered,
+    pub(crate) samples: Samples,
+}
+
+/// A request body and its share of the pool, to be kept for as long as what lies in it.
+pub(crate) struct ReceivedBody {
+    bytes: Bytes,
+    held: Reservation,
+}
+
+impl Service {
+    pub(crate) fn new(node: Arc<Node>, asks: mpsc::Sender<Ask>, config: &Config) -> Result<Self> {
+        let pool = |name: &'static str| {
+            node.ledger.pool(name).with_context(|| format!("the budget sheet has no pool `{name}`"))
+        };
+        Ok(Self {
+            connections: pool(pool::HTTP_CONNECTIONS)?,
+            bodies: pool(pool::REQUEST_BODIES)?,
+            responses: pool(pool::RESPONSES)?,
+            limits: config.limits.http.clone(),
+            disk_reserve_bytes: config.limits.store.disk_reserve_bytes,
+            memory_budget_bytes: config.limits.memory_budget_bytes,
+            subscribed: Mutex::default(),
+            answered: Answered::default(),
+            samples: Samples::default(),
+            node,
+            asks,
+        })
+    }
+
+    /// How long a head, or a body, may take.
+    pub(crate) fn read_timeout(&self) -> Duration {
+        Duration::from_millis(self.limits.read_timeout_millis)
+    }
+
+    /// Notes counters for rates.
+    pub(crate) fn sample(&self) {
+        self.samples.add(&self.node);
+    }
+
+    /// Asks the swarm's task. Errors: 503 when it does not answer.
+    pub(crate) async fn ask<T>(&self, ask: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, Refused> {
+        let (reply, answered) = oneshot::channel();
+        let asking = async {
+            self.asks.send(ask(reply)).await.ok()?;
+            answered.await.ok()
+        };
+        match timeout(ASK_TIME, asking).await {
+            Ok(Some(answer)) => Ok(answer),
+            _ => Err(Refused::busy(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the network's task did not answer: the node is stopping, or overloaded",
+            )),
+        }
+    }
+
+    /// Has the swarm's task do something. Errors: 503 when it takes nothing.
+    pub(crate) async fn tell(&self, ask: Ask) -> Result<(), Refused> {
+        match timeout(ASK_TIME, self.asks.send(ask)).await {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(Refused::busy(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the network's task takes no requests: the node is stopping, or overloaded",
+            )),
+        }
+    }
+
+    /// Answers one request.
+    pub(crate) async fn serve(&self, request: Request<Incoming>) -> Response<Body> {
+        let response = match routes::find(request.method(), request.uri().path()) {
+            Ok(route) => self.dispatch(route, request).await,
+            Err(refused) => Err(refused),
+        };
+        let response = response.unwrap_or_else(Response::from);
+        self.answered.add(response.status().as_u16());
+        response
+    }
+
+    async fn dispatch(&self, route: Route, request: Request<Incoming>) -> Result<Response<Body>, Refused> {
+        match route {
+            Route::Health => self.health(),
+            Route::Info => self.info().await,
+            Route::Version => Ok(answer::text(VERSION)),
+            Route::Metrics => self.metrics().await,
+            Route::Status => self.status().await,
+            Route::Peers | Route::ConnectedPeers => self.connected_peers(None).await,
+            Route::ConnectedPeersOn(shard) => self.connected_peers(Some(shard)).await,
+            Route::ServicePeers => self.service_peers().await,
+            Route::Peer(peer) => self.peer(&peer).await,
+            Route::RelayPeers => self.relay_peers().await,
+            Route::RelayPeersOn(shard) => self.relay_peers_on(shard).await,
+            Route::MeshPeers => self.mesh_peers().await,
+            Route::MeshPeersOn(shard) => self.mesh_peers_on(shard).await,
+            Route::PeerStats => self.peer_stats().await,
+            Route::AddPeers => self.add_peers(self.read(request).await?).await,
+            Route::FilterSubscribers => self.filter_subscribers(),
+            Route::LogLevel(level) => Err(self.log_level(&level)),
+            Route::LightPush => Ok(self.light_push(self.read(request).await).await),
+            Route::LightPushLegacy => self.light_push_legacy(self.read(request).await?).await,
+            Route::RelayPublish(topic) => self.relay_publish(Some(&topic), self.read(request).await?).await,
+            Route::AutoPublish => self.relay_publish(None, self.read(request).await?).await,
+            Route::RelaySubscribe => self.relay_subscribe(&self.read(request).await?, false),
+            Route::RelayUnsubscribe => self.relay_unsubscribe(&self.read(request).await?, false),
+            Route::AutoSubscribe => self.relay_subscribe(&self.read(request).await?, true),
+            Route::AutoUnsubscribe => self.relay_unsubscribe(&self.read(request).await?, true),
+            Route::RelayMessages(topic) => self.relay_messages(&topic),
+            Route::AutoMessages(topic) => self.auto_messages(&topic),
+            Route::FilterSubscribe => {
+                let modify = request.method() == Method::PUT;
+                Ok(self.filter_subscribe(self.read(request).await, modify))
+            }
+            Route::FilterUnsubscribe => Ok(self.filter_unsubscribe(self.read(request).await)),
+            Route::FilterUnsubscribeAll => Ok(self.filter_unsubscribe_all(self.read(request).await)),
+            Route::FilterPing(request_id) => Ok(self.filter_ping(&request_id)),
+            Route::FilterMessages(topic) => self.filter_messages(&topic),
+            Route::StoreQuery => self.store_query(request.uri().query().unwrap_or_default()).await,
+        }
+    }
+
+    /// Reads a body of JSON within its bounds.
+    async fn read(&self, request: Request<Incoming>) -> Result<ReceivedBody, Refused> {
+        let content_type = request.headers().get(header::CONTENT_TYPE);
+        let content_type = content_type.and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let essence = content_type.split(';').next().unwrap_or_default().trim();
+        // A page of any origin may send other types to this machine without asking; not this one.
+        if !essence.eq_ignore_ascii_case("application/json") {
+            let found: String = content_type.chars().take(64).collect();
+            let message = format!("the content type is \"{found}\"; send application/json");
+            return Err(self.discarded(request.into_body(), Refused::bad(message)).await);
+        }
+        let mut body = request.into_body();
+        let millis = self.limits.read_timeout_millis;
+        match timeout(self.read_timeout(), self.read_body(&mut body)).await {
+            Ok(Ok(received)) => Ok(received),
+            Ok(Err(refused)) => Err(self.discarded(body, refused).await),
+            Err(_) => {
+                let message = format!("the body did not arrive within http.read_timeout_millis = {millis}");
+                let refused = Refused::new(StatusCode::REQUEST_TIMEOUT, message);
+                Err(Refused { close: true, ..refused })
+            }
+        }
+    }
+
+    async fn read_body(&self, body: &mut Incoming) -> Result<ReceivedBody, Refused> {
+        let limit = self.limits.body_bytes;
+        let too_large = |bytes: u64| {
+            let message =
+                format!("the body has {bytes} bytes or more, http.body_bytes is {limit}; split the payload");
+            Refused::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+        };
+        let announced = body.size_hint();
+        if announced.lower() > limit {
+            return Err(too_large(announced.lower()));
+        }
+        let most = usize::try_from(announced.upper().unwrap_or(limit).min(limit));
+        let most = most.unwrap_or(usize::MAX);
+        let mut room = most.min(BODY_BYTES_FIRST);
+        let mut held = self.bodies.try_reserve(room as u64)?;
+        let mut bytes = BytesMut::with_capacity(room);
+        while let Some(frame) = body.frame().await {
+            let frame = frame
+                .map_err(|error| Refused::bad(format!("the body could not be read to its end: {error}")))?;
+            let Ok(data) = frame.into_data() else { continue };
+            let total = bytes.len() + data.len();
+            if total as u64 > limit {
+                return Err(too_large(total as u64));
+            }
+            if total > room {
+                let larger = (room * 2).min(most).max(total);
+                held.try_grow((larger - room) as u64)?;
+                room = larger;
+                bytes.reserve(room - bytes.len());
+            }
+            bytes.extend_from_slice(&data);
+        }
+        // Text with escapes is copied when it is decoded.
+        if bytes.contains(&b'\\') {
+            held.try_grow(bytes.len() as u64)?;
+        }
+        Ok(ReceivedBody { bytes: bytes.freeze(), held })
+    }
+
+    /// Reads what a client still sends of a body that is refused, so that it gets to read the
+    /// refusal: closing on unread data resets the connection, and the answer is lost with it.
+    /// Bounded in bytes and time, keeps nothing.
+    async fn discarded(&self, mut body: Incoming, refused: Refused) -> Refused {
+        let reading = async {
+            let mut left = self.limits.body_bytes.saturating_mul(DISCARDED_BODIES);
+            while let Some(Ok(frame)) = body.frame().await {
+                let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
+                if bytes > left {
+                    return false;
+                }
+                left -= bytes;
+            }
+            true
+        };
+        let whole = timeout(DISCARD_TIME, reading).await.unwrap_or(false);
+        Refused { close: !whole, ..refused }
+    }
+}
+
+impl ReceivedBody {
+    /// The body as what the endpoint takes; it may lie in the body. Errors: 400 with the place.
+    pub(crate) fn json<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Refused> {
+        debug_assert!(self.held.bytes() >= self.bytes.len() as u64);
+        serde_json::from_slice(&self.bytes)
+            .map_err(|error| Refused::bad(format!("the body cannot be read: {error}")))
+    }
+}
+
+/// A full pool in the words of a status.
+pub(crate) fn pool_full(full: &PoolFull) -> String {
+    format!("{full}; try again in a second")
+}

@@ -1,0 +1,357 @@
+//! Subscriptions of HTTP clients, under relay and under filter, and reading what came.
+//!
+//! This node is its own filter service, so both are references that wait in
+//! [`crate::subscribers::Subscribers`]. A topic has one queue: subscribed under both names, whoever
+//! reads first takes what is there, and it stays until both have unsubscribed. What bounds it: the
+//! topics there may be (`http.subscriptions`, 503), the references of each (the oldest leave), and
+//! [`NAMES_MAX`] names in a request. A message is read from the log when its reader takes it.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    io,
+    sync::{MutexGuard, PoisonError},
+};
+
+use hyper::{Response, StatusCode};
+use protocol::{WakuMessage, topic::CONTENT_TOPIC_BYTES_MAX};
+use serde::Deserialize;
+use store::Message;
+
+use super::{
+    answer::{self, Refused},
+    body::{Body, Pieces},
+    message::{NAMES_MAX, Name, Names, json_bytes_max, put_message},
+    service::{ReceivedBody, Service},
+};
+use crate::subscribers::Topic;
+
+/// Longest request id that is answered with.
+const REQUEST_ID_BYTES_MAX: usize = protocol::REQUEST_ID_BYTES_MAX;
+
+/// Who subscribed to what; every topic in it is in the node's subscribers.
+#[derive(Debug, Default)]
+pub(crate) struct Subscribed {
+    relay: HashSet<Topic>,
+    filter: HashSet<Topic>,
+}
+
+impl Subscribed {
+    /// Topics with a queue.
+    pub(crate) fn count(&self) -> usize {
+        self.relay.union(&self.filter).count()
+    }
+
+    fn of(&mut self, under: Under) -> &mut HashSet<Topic> {
+        match under {
+            Under::Relay => &mut self.relay,
+            Under::Filter => &mut self.filter,
+        }
+    }
+}
+
+/// Under which name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Under {
+    Relay,
+    Filter,
+}
+
+/// Requests of filter v2; `pubsubTopic` and `contentFilters` are absent where they mean nothing.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct FilterRequest<'a> {
+    #[serde(borrow)]
+    request_id: Name<'a>,
+    #[serde(borrow, default)]
+    content_filters: Option<Names<'a>>,
+    #[serde(borrow, default)]
+    pubsub_topic: Option<Name<'a>>,
+}
+
+impl Service {
+    pub(crate) fn subscribed(&self) -> MutexGuard<'_, Subscribed> {
+        self.subscribed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `POST /relay/v1/subscriptions` and `/relay/v1/auto/subscriptions`.
+    pub(crate) fn relay_subscribe(&self, body: &ReceivedBody, auto: bool) -> Result<Response<Body>, Refused> {
+        let topics = self.relay_topics(body, auto)?;
+        self.subscribe(Under::Relay, topics)?;
+        Ok(answer::text("OK"))
+    }
+
+    /// `DELETE` of the same. Topics that nobody subscribed to are left alone.
+    pub(crate) fn relay_unsubscribe(
+        &self,
+        body: &ReceivedBody,
+        auto: bool,
+    ) -> Result<Response<Body>, Refused> {
+        let topics = self.relay_topics(body, auto)?;
+        self.unsubscribe(Under::Relay, &topics);
+        Ok(answer::text("OK"))
+    }
+
+    /// `GET /relay/v1/messages/{pubsubTopic}`.
+    pub(crate) fn relay_messages(&self, pubsub_topic: &str) -> Result<Response<Body>, Refused> {
+        let topic = self.shard_topic(pubsub_topic)?;
+        self.messages(Under::Relay, |one| *one == topic, pubsub_topic)
+    }
+
+    /// `GET /relay/v1/auto/messages/{contentTopic}`.
+    pub(crate) fn auto_messages(&self, content_topic: &str) -> Result<Response<Body>, Refused> {
+        let topic = self.content_topic(None, content_topic)?;
+        self.messages(Under::Relay, |one| *one == topic, content_topic)
+    }
+
+    /// `GET /filter/v2/messages/{contentTopic}`: of every shard it was subscribed on.
+    pub(crate) fn filter_messages(&self, content_topic: &str) -> Result<Response<Body>, Refused> {
+        let wanted = |one: &Topic| matches!(one, Topic::Content(_, name) if name == content_topic);
+        self.messages(Under::Filter, wanted, content_topic)
+    }
+
+    /// `POST` and `PUT /filter/v2/subscriptions`.
+    pub(crate) fn filter_subscribe(
+        &self,
+        body: Result<ReceivedBody, Refused>,
+        modify: bool,
+    ) -> Response<Body> {
+        self.filter(body, |request| {
+            if modify && self.subscribed().filter.is_empty() {
+                return Err(no_subscriptions());
+            }
+            self.subscribe(Under::Filter, self.filter_topics(request)?)
+        })
+    }
+
+    /// `DELETE /filter/v2/subscriptions`.
+    pub(crate) fn filter_unsubscribe(&self, body: Result<ReceivedBody, Refused>) -> Response<Body> {
+        self.filter(body, |request| {
+            let topics = self.filter_topics(request)?;
+            if self.unsubscribe(Under::Filter, &topics) { Ok(()) } else { Err(no_subscriptions()) }
+        })
+    }
+
+    /// `DELETE /filter/v2/subscriptions/all`.
+    pub(crate) fn filter_unsubscribe_all(&self, body: Result<ReceivedBody, Refused>) -> Response<Body> {
+        self.filter(body, |_| {
+            let all: HashSet<Topic> = self.subscribed().filter.iter().cloned().collect();
+            if self.unsubscribe(Under::Filter, &all) { Ok(()) } else { Err(no_subscriptions()) }
+        })
+    }
+
+    /// `GET /filter/v2/subscriptions/{requestId}`.
+    pub(crate) fn filter_ping(&self, request_id: &str) -> Response<Body> {
+        if let Err(refused) = known_length(request_id) {
+            return filter_answer("", Err(refused));
+        }
+        let known = !self.subscribed().filter.is_empty();
+        filter_answer(request_id, if known { Ok(()) } else { Err(no_subscriptions()) })
+    }
+
+    fn filter(
+        &self,
+        body: Result<ReceivedBody, Refused>,
+        serve: impl FnOnce(&FilterRequest<'_>) -> Result<(), Refused>,
+    ) -> Response<Body> {
+        let body = match body {
+            Ok(body) => body,
+            Err(refused) => return filter_answer("", Err(refused)),
+        };
+        match body.json::<FilterRequest<'_>>() {
+            Ok(request) => match known_length(&request.request_id.0) {
+                Ok(()) => filter_answer(&request.request_id.0, serve(&request)),
+                Err(refused) => filter_answer("", Err(refused)),
+            },
+            Err(refused) => filter_answer("", Err(refused)),
+        }
+    }
+
+    fn filter_topics(&self, request: &FilterRequest<'_>) -> Result<HashSet<Topic>, Refused> {
+        let names = request.content_filters.as_ref().map_or(&[][..], |names| &names.0);
+        if names.is_empty() {
+            return Err(Refused::bad("contentFilters names no content topic; at least one is needed"));
+        }
+        let pubsub_topic = request.pubsub_topic.as_ref().map(|topic| &*topic.0);
+        names.iter().map(|name| self.content_topic(pubsub_topic, &name.0)).collect()
+    }
+
+    fn relay_topics(&self, body: &ReceivedBody, auto: bool) -> Result<HashSet<Topic>, Refused> {
+        let names: Names<'_> = body.json()?;
+        debug_assert!(names.0.len() <= NAMES_MAX);
+        let topic = |name: &Name<'_>| {
+            if auto { self.content_topic(None, &name.0) } else { self.shard_topic(&name.0) }
+        };
+        names.0.iter().map(topic).collect()
+    }
+
+    fn shard_topic(&self, pubsub_topic: &str) -> Result<Topic, Refused> {
+        let shard = self.node.shard_for(Some(pubsub_topic), "");
+        shard.map(Topic::Shard).map_err(|rejected| Refused::bad(rejected.to_string()))
+    }
+
+    fn content_topic(&self, pubsub_topic: Option<&str>, name: &str) -> Result<Topic, Refused> {
+        if name.is_empty() || name.len() > CONTENT_TOPIC_BYTES_MAX {
+            let bytes = name.len();
+            return Err(Refused::bad(format!(
+                "a content topic of {bytes} bytes: it has 1 to {CONTENT_TOPIC_BYTES_MAX}"
+            )));
+        }
+        let shard = self.node.shard_for(pubsub_topic, name);
+        shard
+            .map(|shard| Topic::Content(shard, name.to_owned()))
+            .map_err(|rejected| Refused::bad(rejected.to_string()))
+    }
+
+    /// All of the topics, or none.
+    fn subscribe(&self, under: Under, topics: HashSet<Topic>) -> Result<(), Refused> {
+        let mut subscribed = self.subscribed();
+        let mut added = Vec::new();
+        for topic in topics {
+            if subscribed.of(under).contains(&topic) {
+                continue;
+            }
+            if let Err(most) = self.node.subscribers.subscribe(topic.clone()) {
+                for topic in added {
+                    subscribed.of(under).remove(&topic);
+                    self.leave(&subscribed, &topic);
+                }
+                return Err(Refused::busy(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    format!(
+                        "http.subscriptions = {most} topics are subscribed to, the most this node \
+                         keeps; unsubscribe from some"
+                    ),
+                ));
+            }
+            subscribed.of(under).insert(topic.clone());
+            added.push(topic);
+        }
+        Ok(())
+    }
+
+    /// Whether any of them was subscribed to.
+    fn unsubscribe(&self, under: Under, topics: &HashSet<Topic>) -> bool {
+        let mut subscribed = self.subscribed();
+        let mut any = false;
+        for topic in topics {
+            if subscribed.of(under).remove(topic) {
+                any = true;
+                self.leave(&subscribed, topic);
+            }
+        }
+        any
+    }
+
+    /// Drops the queue of a topic that nobody subscribes to any more.
+    fn leave(&self, subscribed: &Subscribed, topic: &Topic) {
+        if !subscribed.relay.contains(topic) && !subscribed.filter.contains(topic) {
+            self.node.subscribers.unsubscribe(topic);
+        }
+    }
+
+    fn messages(
+        &self,
+        under: Under,
+        wanted: impl Fn(&Topic) -> bool,
+        name: &str,
+    ) -> Result<Response<Body>, Refused> {
+        // The largest message must find room before anything is taken that could be lost.
+        let largest = protocol::message::MESSAGE_BYTES_MAX;
+        let room = (largest + json_bytes_max(largest)) as u64;
+        let room = self.responses.try_reserve(room.min(self.responses.cap_bytes()))?;
+        let mut messages = VecDeque::new();
+        {
+            let mut subscribed = self.subscribed();
+            let topics: Vec<&Topic> = subscribed.of(under).iter().filter(|topic| wanted(topic)).collect();
+            if topics.is_empty() {
+                let name: String = name.chars().take(CONTENT_TOPIC_BYTES_MAX).collect();
+                return Err(Refused::not_found(format!(
+                    "nobody subscribed to {name} here; subscribe first, then read what comes"
+                )));
+            }
+            for topic in topics {
+                let taken = self.node.subscribers.take(topic).unwrap_or_default();
+                messages.extend(taken.into_iter().map(|(_, message)| message));
+            }
+        }
+        let body = Body::list_with(room, MessageList { messages, state: State::Before });
+        Ok(answer::answer(StatusCode::OK, "application/json", body))
+    }
+}
+
+fn known_length(request_id: &str) -> Result<(), Refused> {
+    let bytes = request_id.len();
+    if bytes <= REQUEST_ID_BYTES_MAX {
+        return Ok(());
+    }
+    Err(Refused::bad(format!("requestId has {bytes} bytes, at most {REQUEST_ID_BYTES_MAX}")))
+}
+
+fn no_subscriptions() -> Refused {
+    Refused::not_found("there are no such subscriptions")
+}
+
+/// `FilterSubscriptionResponse` of the specification.
+fn filter_answer(request_id: &str, outcome: Result<(), Refused>) -> Response<Body> {
+    let body = |text: &str| serde_json::json!({ "requestId": request_id, "statusDesc": text });
+    match outcome {
+        Ok(()) => {
+            let body = Body::short(body("OK").to_string());
+            answer::answer(StatusCode::OK, "application/json", body)
+        }
+        Err(refused) => {
+            let body = body(&refused.message);
+            refused.in_json(&body)
+        }
+    }
+}
+
+/// Where a list is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Before,
+    Within,
+    After,
+}
+
+/// `RelayGetMessagesResponse` of the specification.
+struct MessageList {
+    messages: VecDeque<Message>,
+    state: State,
+}
+
+impl Pieces for MessageList {
+    fn next_bytes(&mut self) -> Option<usize> {
+        match self.state {
+            State::After => None,
+            // What is read from the log, and its JSON.
+            _ => Some(self.messages.front().map_or(0, read_bytes_max) + 2),
+        }
+    }
+
+    fn write(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
+        match self.messages.pop_front() {
+            Some(message) => {
+                out.push(if self.state == State::Before { b'[' } else { b',' });
+                self.state = State::Within;
+                put_stored(&message, out)
+            }
+            None => {
+                out.extend_from_slice(if self.state == State::Before { b"[]" } else { b"]" });
+                self.state = State::After;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The most memory that [`put_stored`] takes.
+pub(crate) fn read_bytes_max(message: &Message) -> usize {
+    message.len() + json_bytes_max(message.len())
+}
+
+/// Reads a message from the log and appends its JSON.
+pub(crate) fn put_stored(message: &Message, out: &mut Vec<u8>) -> io::Result<()> {
+    let message = WakuMessage::decode(message.read_all()?).map_err(io::Error::other)?;
+    put_message(&message, out)
+}

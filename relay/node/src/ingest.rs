@@ -1,0 +1,234 @@
+//! The one way of a message into the node: validated, written to the log once, then handed to
+//! gossip, to filters, and to the index of the store.
+//!
+//! Nothing is accepted that was not then handed on, or counted with its reason. A message is
+//! accepted when it is in the log: from there it survives this process.
+
+use std::{sync::Arc, time::Duration};
+
+use budget::Reservation;
+use bytes::Bytes;
+use protocol::{
+    ContentTopic, MessageError, MessageHash, PubsubTopic, WakuMessage, autoshard, gossip::message_id,
+    message_hash,
+};
+use router::{Offer, Peer, Shard};
+use store::{AppendError, Arrival, Message};
+use thiserror::Error;
+
+use crate::{counters::Reason, node::Node};
+
+/// Where a message came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// A client of this node: light push or HTTP.
+    Client,
+    /// A relay peer.
+    Relay(Peer),
+}
+
+/// What became of a message that was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Accepted {
+    /// Its deterministic hash.
+    pub(crate) hash: MessageHash,
+    /// Relay peers it was handed to.
+    pub(crate) relay_peers: usize,
+}
+
+/// Why a message was not taken.
+#[derive(Clone, Debug, Error)]
+pub(crate) enum Rejected {
+    #[error(transparent)]
+    Invalid(#[from] MessageError),
+    #[error("{0}")]
+    Topic(String),
+    #[error("no relay peer of {topic} is connected, and {least} must be; try another service node")]
+    NoPeers { topic: String, least: usize },
+    #[error("{0}")]
+    Busy(String),
+    #[error("{0}")]
+    Unavailable(String),
+    #[error("seen before")]
+    Duplicate,
+}
+
+impl Rejected {
+    /// Under which it is counted.
+    pub(crate) fn reason(&self) -> Reason {
+        match self {
+            Self::Invalid(MessageError::TooLarge { .. }) => Reason::TooLarge,
+            Self::Invalid(_) => Reason::Invalid,
+            Self::Topic(_) => Reason::Topic,
+            Self::NoPeers { .. } => Reason::NoPeers,
+            Self::Busy(_) => Reason::Busy,
+            Self::Unavailable(_) => Reason::Unavailable,
+            Self::Duplicate => Reason::Duplicate,
+        }
+    }
+}
+
+impl Node {
+    /// The shard that a client means: the one it names, or the one that follows from the content
+    /// topic.
+    pub(crate) fn shard_for(
+        &self,
+        pubsub_topic: Option<&str>,
+        content_topic: &str,
+    ) -> Result<Shard, Rejected> {
+        let shard = match pubsub_topic.filter(|topic| !topic.is_empty()) {
+            Some(topic) => self.shard_of(topic)?,
+            None => {
+                let parsed = ContentTopic::parse(content_topic).map_err(|error| {
+                    Rejected::Topic(format!(
+                        "no pubsub topic is named, and none follows from content topic \
+                         `{content_topic}`: {error}"
+                    ))
+                })?;
+                autoshard(&parsed, self.settings.shards_in_cluster)
+            }
+        };
+        if self.shards.contains(shard) {
+            return Ok(shard);
+        }
+        Err(Rejected::Topic(format!(
+            "this node does not serve {}; it serves {}",
+            self.topic_name(shard),
+            self.settings.served()
+        )))
+    }
+
+    /// The shard of a pubsub topic of this node's cluster.
+    pub(crate) fn shard_of(&self, pubsub_topic: &str) -> Result<Shard, Rejected> {
+        let topic: PubsubTopic = pubsub_topic.parse().map_err(|error| Rejected::Topic(format!("{error}")))?;
+        if topic.cluster == self.settings.cluster && topic.shard < router::SHARDS {
+            return Ok(topic.shard);
+        }
+        Err(Rejected::Topic(format!(
+            "{pubsub_topic} is not of this node's cluster {}, which has shards 0 to {}",
+            self.settings.cluster,
+            router::SHARDS - 1
+        )))
+    }
+
+    /// Takes a message of a client. `held` is the memory of `bytes`.
+    pub(crate) async fn publish(
+        &self,
+        shard: Shard,
+        bytes: Bytes,
+        held: Reservation,
+    ) -> Result<Accepted, Rejected> {
+        let taken = self.publish_inner(shard, bytes, held).await;
+        self.count(Source::Client, &taken);
+        taken
+    }
+
+    async fn publish_inner(
+        &self,
+        shard: Shard,
+        bytes: Bytes,
+        held: Reservation,
+    ) -> Result<Accepted, Rejected> {
+        let message = WakuMessage::decode(bytes.clone())?;
+        let least = self.settings.min_relay_peers;
+        if least > 0 && self.router().reachable(shard, self.now()) < least {
+            return Err(Rejected::NoPeers { topic: self.topic_name(shard), least });
+        }
+        // Receivers that read but not fast enough hold the publisher back, for a moment.
+        if !self.filter.room_for(shard, message.content_topic.as_str()).await {
+            return Err(Rejected::Busy(
+                "receivers of this content topic read slower than messages come; try again".into(),
+            ));
+        }
+        let id = message_id(&bytes);
+        let (hash, stored) = self.append(shard, &message, bytes, held).await?;
+        let relay_peers = self.router().publish(shard, id, stored.clone(), self.now());
+        self.filter.deliver(shard, message.content_topic.as_str(), &stored);
+        self.subscribers.deliver(shard, message.content_topic.as_str(), &stored);
+        Ok(Accepted { hash, relay_peers })
+    }
+
+    /// Takes a message of a relay peer.
+    pub(crate) async fn relay(
+        &self,
+        peer: Peer,
+        shard: Shard,
+        bytes: Bytes,
+        held: Reservation,
+    ) -> Result<Accepted, Rejected> {
+        let taken = self.relay_inner(peer, shard, bytes, held).await;
+        self.count(Source::Relay(peer), &taken);
+        taken
+    }
+
+    async fn relay_inner(
+        &self,
+        peer: Peer,
+        shard: Shard,
+        bytes: Bytes,
+        held: Reservation,
+    ) -> Result<Accepted, Rejected> {
+        let id = message_id(&bytes);
+        match self.router().offer(peer, shard, id, bytes.len(), self.now()) {
+            Offer::New => {}
+            Offer::Duplicate => return Err(Rejected::Duplicate),
+            Offer::Refused(_) => {
+                return Err(Rejected::Topic(format!("{} is not relayed", self.topic_name(shard))));
+            }
+        }
+        let message = match WakuMessage::decode(bytes.clone()) {
+            Ok(message) => message,
+            Err(error) => {
+                self.router().reject(peer);
+                return Err(error.into());
+            }
+        };
+        match self.append(shard, &message, bytes, held).await {
+            Ok((hash, stored)) => {
+                let relay_peers = self.router().accept(peer, shard, id, stored.clone());
+                self.filter.deliver(shard, message.content_topic.as_str(), &stored);
+                self.subscribers.deliver(shard, message.content_topic.as_str(), &stored);
+                Ok(Accepted { hash, relay_peers })
+            }
+            Err(rejected) => {
+                // Another peer may bring it when there is room again.
+                self.router().forget(&id);
+                Err(rejected)
+            }
+        }
+    }
+
+    async fn append(
+        &self,
+        shard: Shard,
+        message: &WakuMessage,
+        bytes: Bytes,
+        held: Reservation,
+    ) -> Result<(MessageHash, Message), Rejected> {
+        let topic = self.topic(shard);
+        let hash = message_hash(&topic, message);
+        let now_ns = (self.clock)();
+        let timestamp_ns = message.timestamp.filter(|at| *at != 0).unwrap_or(now_ns);
+        let drift = Duration::from_nanos(timestamp_ns.abs_diff(now_ns));
+        let kept = self.settings.store && !message.is_ephemeral() && drift <= self.clock_drift;
+        let arrival = Arrival {
+            hash: hash.0,
+            timestamp_ns,
+            pubsub_topic: topic,
+            content_topic: Arc::from(message.content_topic.as_str()),
+            kept,
+        };
+        // The memory goes with the bytes, to the pool of what waits to be written.
+        let appending =
+            self.store.append(arrival, bytes, held).map_err(|full| Rejected::Busy(full.to_string()))?;
+        match appending.await {
+            Ok(stored) => Ok((hash, stored)),
+            Err(error @ AppendError::TooLarge { .. }) => Err(Rejected::Topic(error.to_string())),
+            Err(error) => Err(Rejected::Unavailable(error.to_string())),
+        }
+    }
+
+    fn count(&self, source: Source, taken: &Result<Accepted, Rejected>) {
+        self.counters.message(source, taken.as_ref().map(|_| ()).map_err(Rejected::reason));
+    }
+}

@@ -1,0 +1,248 @@
+//! Which connections there are, and which of their peers are gossiped with.
+//!
+//! Runs in the swarm's task and does little: messages never pass through here. Bounds: connections
+//! in all, of one peer and from one address; when all places are taken, the connection that was
+//! idle longest gives way, if it was idle for long enough.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    net::IpAddr,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    task::{Context, Poll},
+    time::Instant,
+};
+
+use libp2p::{
+    Multiaddr, PeerId,
+    core::{Endpoint, transport::PortUse},
+    multiaddr::Protocol,
+    swarm::{
+        CloseConnection, ConnectionClosed, ConnectionDenied, ConnectionId, FromSwarm, NetworkBehaviour,
+        NotifyHandler, ToSwarm,
+    },
+};
+use router::Peer;
+use thiserror::Error;
+
+use super::handler::{Handler, Tell, Told};
+use crate::node::Node;
+
+/// Why a connection was not taken.
+#[derive(Clone, Copy, Debug, Error)]
+pub(crate) enum Denied {
+    #[error("{0} connections are open, the most this node takes")]
+    All(usize),
+    #[error("{0} connections of this peer are open, the most one peer has")]
+    PerPeer(usize),
+    #[error("{0} connections from this address are open, the most one address has")]
+    PerAddress(usize),
+}
+
+/// A connection that is open.
+#[derive(Debug)]
+pub(crate) struct Open {
+    /// As the router knows it.
+    pub(crate) number: Peer,
+    pub(crate) peer: PeerId,
+    pub(crate) address: Multiaddr,
+    pub(crate) outbound: bool,
+    pub(crate) gossips: bool,
+    pub(crate) since: Instant,
+}
+
+/// See the module.
+pub(crate) struct Behaviour {
+    node: Arc<Node>,
+    open: BTreeMap<ConnectionId, Open>,
+    next: u64,
+    per_peer: HashMap<PeerId, usize>,
+    per_address: HashMap<IpAddr, usize>,
+    waiting: VecDeque<ToSwarm<(), Tell>>,
+}
+
+impl Behaviour {
+    pub(crate) fn new(node: Arc<Node>) -> Self {
+        Self {
+            node,
+            open: BTreeMap::new(),
+            next: 0,
+            per_peer: HashMap::new(),
+            per_address: HashMap::new(),
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// Connections that are open.
+    pub(crate) fn open(&self) -> impl Iterator<Item = &Open> {
+        self.open.values()
+    }
+
+    /// Whether there is a connection to a peer.
+    pub(crate) fn is_connected(&self, peer: &PeerId) -> bool {
+        self.per_peer.contains_key(peer)
+    }
+
+    fn admit(&mut self, peer: &PeerId, address: &Multiaddr) -> Result<(), ConnectionDenied> {
+        let settings = &self.node.settings;
+        if self.per_peer.get(peer).is_some_and(|count| *count >= settings.connections_per_peer) {
+            return Err(ConnectionDenied::new(Denied::PerPeer(settings.connections_per_peer)));
+        }
+        if let Some(ip) = counted_address(address)
+            && self.per_address.get(&ip).is_some_and(|count| *count >= settings.connections_per_address)
+        {
+            let denied = Denied::PerAddress(settings.connections_per_address);
+            return Err(ConnectionDenied::new(denied));
+        }
+        if self.open.len() >= settings.connections {
+            let denied = ConnectionDenied::new(Denied::All(settings.connections));
+            // The place is free for whoever comes next.
+            self.make_room();
+            return Err(denied);
+        }
+        Ok(())
+    }
+
+    /// Closes the connection that was open longest without being of use.
+    fn make_room(&mut self) {
+        let idle = self.node.settings.idle;
+        let useless = |open: &Open| {
+            !open.gossips && !self.node.filter.is_receiver(&open.peer) && open.since.elapsed() >= idle
+        };
+        let oldest = self.open.iter().filter(|(_, open)| useless(open)).min_by_key(|(_, open)| open.since);
+        if let Some((id, open)) = oldest {
+            self.waiting.push_back(ToSwarm::CloseConnection {
+                peer_id: open.peer,
+                connection: CloseConnection::One(*id),
+            });
+        }
+    }
+
+    fn established(
+        &mut self,
+        id: ConnectionId,
+        peer: PeerId,
+        address: &Multiaddr,
+        outbound: bool,
+    ) -> Result<Handler, ConnectionDenied> {
+        self.admit(&peer, address)?;
+        self.next += 1;
+        let number = Peer(self.next);
+        *self.per_peer.entry(peer).or_default() += 1;
+        if let Some(ip) = counted_address(address) {
+            *self.per_address.entry(ip).or_default() += 1;
+        }
+        let open =
+            Open { number, peer, address: address.clone(), outbound, gossips: false, since: Instant::now() };
+        self.open.insert(id, open);
+        self.node.connections.store(self.open.len() as u64, Relaxed);
+        Ok(Handler::new(self.node.clone(), peer, number))
+    }
+
+    fn closed(&mut self, id: ConnectionId) {
+        let Some(open) = self.open.remove(&id) else { return };
+        self.node.router().disconnected(open.number, self.node.now());
+        self.node.connections.store(self.open.len() as u64, Relaxed);
+        leave(&mut self.per_peer, &open.peer);
+        if let Some(ip) = counted_address(&open.address) {
+            leave(&mut self.per_address, &ip);
+        }
+    }
+
+    fn relays(&mut self, id: ConnectionId) {
+        let Some(open) = self.open.get(&id) else { return };
+        let gossips = |other: &Open| other.peer == open.peer && other.gossips;
+        if self.open.values().any(gossips) {
+            return;
+        }
+        let (number, peer, outbound) = (open.number, open.peer, open.outbound);
+        let address = counted_address(&open.address).map(|ip| ip.to_string().into_bytes());
+        let taken = self.node.router().connected(number, peer.to_bytes(), address, outbound);
+        if let Some(open) = self.open.get_mut(&id).filter(|_| taken) {
+            open.gossips = true;
+            self.waiting.push_back(ToSwarm::NotifyHandler {
+                peer_id: peer,
+                handler: NotifyHandler::One(id),
+                event: Tell::Gossip,
+            });
+        }
+    }
+
+    fn close(&mut self, peer: PeerId, id: ConnectionId) {
+        self.node.counters.connections_closed.fetch_add(1, Relaxed);
+        self.waiting
+            .push_back(ToSwarm::CloseConnection { peer_id: peer, connection: CloseConnection::One(id) });
+    }
+}
+
+fn leave<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, usize>, key: &K) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(key);
+        }
+    }
+}
+
+/// The address that limits and scores go by: none on this machine, where everybody shares one.
+fn counted_address(address: &Multiaddr) -> Option<IpAddr> {
+    let ip = address.iter().find_map(|part| match part {
+        Protocol::Ip4(ip) => Some(IpAddr::V4(ip)),
+        Protocol::Ip6(ip) => Some(ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)),
+        _ => None,
+    })?;
+    (!ip.is_loopback()).then_some(ip)
+}
+
+impl NetworkBehaviour for Behaviour {
+    type ConnectionHandler = Handler;
+    type ToSwarm = ();
+
+    fn handle_established_inbound_connection(
+        &mut self,
+        id: ConnectionId,
+        peer: PeerId,
+        _: &Multiaddr,
+        remote: &Multiaddr,
+    ) -> Result<Handler, ConnectionDenied> {
+        self.established(id, peer, remote, false)
+    }
+
+    fn handle_established_outbound_connection(
+        &mut self,
+        id: ConnectionId,
+        peer: PeerId,
+        address: &Multiaddr,
+        _: Endpoint,
+        _: PortUse,
+    ) -> Result<Handler, ConnectionDenied> {
+        self.established(id, peer, address, true)
+    }
+
+    fn on_swarm_event(&mut self, event: FromSwarm<'_>) {
+        if let FromSwarm::ConnectionClosed(ConnectionClosed { connection_id, .. }) = event {
+            self.closed(connection_id);
+        }
+    }
+
+    fn on_connection_handler_event(&mut self, peer: PeerId, id: ConnectionId, told: Told) {
+        match told {
+            Told::Relays => self.relays(id),
+            Told::GossipEnded => {
+                if self.open.get(&id).is_some_and(|open| open.gossips) {
+                    self.close(peer, id);
+                }
+            }
+            Told::Close(why) => {
+                tracing::debug!(%peer, why, "connection closed");
+                self.close(peer, id);
+            }
+        }
+    }
+
+    fn poll(&mut self, _: &mut Context<'_>) -> Poll<ToSwarm<(), Tell>> {
+        match self.waiting.pop_front() {
+            Some(event) => Poll::Ready(event),
+            None => Poll::Pending,
+        }
+    }
+}

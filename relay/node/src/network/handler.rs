@@ -1,0 +1,294 @@
+//! One connection: its streams, and what is done on them.
+//!
+//! Everything of a connection runs in the connection's own task: the streams that the peer opened
+//! (each served by a function of [`crate::services`]), the one gossip stream to the peer, and filter
+//! pushes to it. Bounded: streams served at once, pushes in flight. A peer that opens more streams
+//! than are served has them reset, counted.
+
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    future::{Ready, ready},
+    sync::{Arc, atomic::Ordering::Relaxed},
+    task::{Context, Poll},
+    time::Instant,
+};
+
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use libp2p::{
+    PeerId, Stream, StreamProtocol,
+    core::UpgradeInfo,
+    core::upgrade::{InboundUpgrade, OutboundUpgrade},
+    swarm::{
+        ConnectionHandler, ConnectionHandlerEvent, SubstreamProtocol,
+        handler::{
+            ConnectionEvent, DialUpgradeError, FullyNegotiatedInbound, FullyNegotiatedOutbound,
+            ProtocolsChange,
+        },
+    },
+};
+use router::{Peer, Shard};
+use store::Message;
+
+use crate::{
+    node::Node,
+    services::{self, Served},
+};
+
+/// A choice of protocols; what comes out is the one agreed on.
+#[derive(Clone, Debug)]
+pub(crate) struct Protocols(Arc<[StreamProtocol]>);
+
+impl Protocols {
+    pub(crate) fn new(names: impl IntoIterator<Item = &'static str>) -> Self {
+        Self(names.into_iter().map(StreamProtocol::new).collect())
+    }
+}
+
+impl UpgradeInfo for Protocols {
+    type Info = StreamProtocol;
+    type InfoIter = std::vec::IntoIter<StreamProtocol>;
+
+    fn protocol_info(&self) -> Self::InfoIter {
+        let names: Vec<StreamProtocol> = self.0.iter().cloned().collect();
+        names.into_iter()
+    }
+}
+
+impl InboundUpgrade<Stream> for Protocols {
+    type Output = (StreamProtocol, Stream);
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Output, Infallible>>;
+
+    fn upgrade_inbound(self, stream: Stream, name: StreamProtocol) -> Self::Future {
+        ready(Ok((name, stream)))
+    }
+}
+
+impl OutboundUpgrade<Stream> for Protocols {
+    type Output = Stream;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Output, Infallible>>;
+
+    fn upgrade_outbound(self, stream: Stream, _: StreamProtocol) -> Self::Future {
+        ready(Ok(stream))
+    }
+}
+
+/// What a stream that this node opens is for.
+#[derive(Debug)]
+pub(crate) enum Purpose {
+    Gossip,
+    Metadata,
+    Push(Shard, Message),
+}
+
+/// What the connection tells the swarm's task.
+#[derive(Debug)]
+pub(crate) enum Told {
+    /// The peer speaks the relay protocol; is it to be gossiped with?
+    Relays,
+    /// The gossip stream ended.
+    GossipEnded,
+    /// Close the connection: why.
+    Close(String),
+}
+
+/// What the swarm's task tells the connection.
+#[derive(Debug)]
+pub(crate) enum Tell {
+    /// Open the gossip stream.
+    Gossip,
+}
+
+/// The gossip stream to the peer.
+enum Gossip {
+    Off,
+    Wanted,
+    Opening,
+    Open(BoxFuture<'static, ()>),
+}
+
+/// See the module.
+pub(crate) struct Handler {
+    node: Arc<Node>,
+    peer: PeerId,
+    connection: Peer,
+    listens: Protocols,
+    served: FuturesUnordered<BoxFuture<'static, Served>>,
+    gossip: Gossip,
+    wants_metadata: bool,
+    metadata_asked: bool,
+    relays: bool,
+    pushes: FuturesUnordered<BoxFuture<'static, bool>>,
+    pushes_opening: usize,
+    tell: VecDeque<Told>,
+}
+
+impl Handler {
+    pub(crate) fn new(node: Arc<Node>, peer: PeerId, connection: Peer) -> Self {
+        Self {
+            listens: node.protocols.clone(),
+            node,
+            peer,
+            connection,
+            served: FuturesUnordered::new(),
+            gossip: Gossip::Off,
+            wants_metadata: false,
+            metadata_asked: false,
+            relays: false,
+            pushes: FuturesUnordered::new(),
+            pushes_opening: 0,
+            tell: VecDeque::new(),
+        }
+    }
+
+    fn open(&self, name: &'static str, purpose: Purpose) -> ConnectionHandlerEvent<Protocols, Purpose, Told> {
+        let protocol = SubstreamProtocol::new(Protocols::new([name]), purpose);
+        ConnectionHandlerEvent::OutboundSubstreamRequest { protocol }
+    }
+
+    fn on_inbound(&mut self, name: &StreamProtocol, stream: Stream) {
+        let held = self.node.pools.streams.try_reserve(relay_limits::STREAM_BYTES);
+        let Ok(held) = held.map_err(drop).and_then(|held| {
+            let room = self.served.len() < self.node.settings.streams_per_connection;
+            room.then_some(held).ok_or(())
+        }) else {
+            // Dropped, which resets it.
+            self.node.counters.streams_refused.fetch_add(1, Relaxed);
+            return;
+        };
+        let (node, peer, connection) = (self.node.clone(), self.peer, self.connection);
+        let serving = services::serve(node, peer, connection, name.as_ref(), stream);
+        self.served.push(serving.inspect(move |_| drop(held)).boxed());
+    }
+
+    fn on_outbound(&mut self, mut stream: Stream, purpose: Purpose) {
+        let node = self.node.clone();
+        match purpose {
+            Purpose::Gossip => {
+                stream.ignore_for_keep_alive();
+                let task = services::relay::send(node, self.connection, stream);
+                self.gossip = Gossip::Open(task.boxed());
+            }
+            Purpose::Metadata => {
+                let asking = services::metadata::ask(node, stream);
+                self.served.push(asking.boxed());
+            }
+            Purpose::Push(shard, message) => {
+                self.pushes_opening = self.pushes_opening.saturating_sub(1);
+                self.pushes.push(services::filter::push(node, stream, shard, message).boxed());
+            }
+        }
+    }
+
+    fn on_refused(&mut self, purpose: &Purpose) {
+        match purpose {
+            Purpose::Gossip => {
+                self.gossip = Gossip::Off;
+                self.tell.push_back(Told::GossipEnded);
+            }
+            Purpose::Metadata => {}
+            Purpose::Push(..) => {
+                self.pushes_opening = self.pushes_opening.saturating_sub(1);
+                self.push_ended(false);
+            }
+        }
+    }
+
+    fn push_ended(&self, taken: bool) {
+        let counters = &self.node.counters;
+        let counter = if taken { &counters.pushed } else { &counters.pushes_failed };
+        counter.fetch_add(1, Relaxed);
+        self.node.filter.pushed(&self.peer, taken, Instant::now());
+    }
+}
+
+impl ConnectionHandler for Handler {
+    type FromBehaviour = Tell;
+    type ToBehaviour = Told;
+    type InboundProtocol = Protocols;
+    type OutboundProtocol = Protocols;
+    type InboundOpenInfo = ();
+    type OutboundOpenInfo = Purpose;
+
+    fn listen_protocol(&self) -> SubstreamProtocol<Protocols, ()> {
+        SubstreamProtocol::new(self.listens.clone(), ())
+    }
+
+    fn connection_keep_alive(&self) -> bool {
+        // Idle connections are closed when others need their place, by the swarm's task.
+        true
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionHandlerEvent<Protocols, Purpose, Told>> {
+        while let Poll::Ready(Some(served)) = self.served.poll_next_unpin(cx) {
+            match served {
+                Served::Done => {}
+                Served::Close(why) => self.tell.push_back(Told::Close(why)),
+            }
+        }
+        while let Poll::Ready(Some(taken)) = self.pushes.poll_next_unpin(cx) {
+            self.push_ended(taken);
+        }
+        if let Gossip::Open(task) = &mut self.gossip
+            && task.poll_unpin(cx).is_ready()
+        {
+            self.gossip = Gossip::Off;
+            self.tell.push_back(Told::GossipEnded);
+        }
+        if let Some(told) = self.tell.pop_front() {
+            return Poll::Ready(ConnectionHandlerEvent::NotifyBehaviour(told));
+        }
+        if matches!(self.gossip, Gossip::Wanted) {
+            self.gossip = Gossip::Opening;
+            return Poll::Ready(self.open(protocol::gossip::PROTOCOL, Purpose::Gossip));
+        }
+        if std::mem::take(&mut self.wants_metadata) {
+            return Poll::Ready(self.open(protocol::metadata::PROTOCOL, Purpose::Metadata));
+        }
+        if self.pushes.len() + self.pushes_opening < self.node.settings.pushes_per_receiver
+            && let Poll::Ready((shard, message)) = self.node.filter.poll_next(&self.peer, cx)
+        {
+            self.pushes_opening += 1;
+            let purpose = Purpose::Push(shard, message);
+            return Poll::Ready(self.open(protocol::filter::PUSH_PROTOCOL, purpose));
+        }
+        Poll::Pending
+    }
+
+    fn on_behaviour_event(&mut self, event: Tell) {
+        match event {
+            Tell::Gossip if matches!(self.gossip, Gossip::Off) => self.gossip = Gossip::Wanted,
+            Tell::Gossip => {}
+        }
+    }
+
+    fn on_connection_event(&mut self, event: ConnectionEvent<Protocols, Protocols, (), Purpose>) {
+        match event {
+            ConnectionEvent::FullyNegotiatedInbound(FullyNegotiatedInbound {
+                protocol: (name, stream),
+                ..
+            }) => self.on_inbound(&name, stream),
+            ConnectionEvent::FullyNegotiatedOutbound(FullyNegotiatedOutbound { protocol: stream, info }) => {
+                self.on_outbound(stream, info)
+            }
+            ConnectionEvent::DialUpgradeError(DialUpgradeError { info, .. }) => {
+                self.on_refused(&info);
+            }
+            ConnectionEvent::RemoteProtocolsChange(ProtocolsChange::Added(added)) => {
+                for name in added {
+                    if *name == protocol::gossip::PROTOCOL && !self.relays {
+                        self.relays = true;
+                        self.tell.push_back(Told::Relays);
+                    }
+                    if *name == protocol::metadata::PROTOCOL && !self.metadata_asked {
+                        self.metadata_asked = true;
+                        self.wants_metadata = true;
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Frames on streams: reading within bounds, and sending messages from the log piece by piece.
+//!
+//! A frame is a varint length and as many bytes. Its length is checked before anything is
+//! allocated; memory for it is taken from the pool `receiving` as its bytes arrive, in steps, so
+//! that a peer which announces much and sends little holds little. A message that is sent is read
+//! from the log in pieces of [`CHUNK_BYTES`]; what the multiplexer buffers of it is taken from the
+//! pool `sending` for as long as it is being written.
+
+use std::{io, time::Duration};
+
+use budget::{Pool, Reservation};
+use bytes::Bytes;
+use futures::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use protocol::frame;
+use store::Message;
+use thiserror::Error;
+
+/// Read and written at once.
+const CHUNK_BYTES: usize = 16 << 10;
+/// Between two tries to get memory of a full pool.
+const RETRY: Duration = Duration::from_millis(2);
+/// A whole frame arrives within this time of its first byte.
+const FRAME_TIME: Duration = Duration::from_secs(20);
+/// A message is taken by its receiver within this time.
+pub(crate) const SEND_TIME: Duration = Duration::from_secs(20);
+/// How long to wait for memory of a full pool.
+const POOL_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why there is no frame.
+#[derive(Debug, Error)]
+pub(crate) enum ReadError {
+    #[error("reading: {0}")]
+    Io(#[from] io::Error),
+    #[error("the stream ended within a frame")]
+    Torn,
+    #[error(transparent)]
+    Frame(#[from] protocol::FrameError),
+    #[error("the frame did not arrive within {} s", FRAME_TIME.as_secs())]
+    Slow,
+    #[error(transparent)]
+    Full(#[from] budget::PoolFull),
+}
+
+/// A frame in memory, and the memory.
+#[derive(Debug)]
+pub(crate) struct Frame {
+    pub(crate) body: Bytes,
+    pub(crate) held: Reservation,
+}
+
+/// The next frame of a stream; `None` at its end, which may come before any byte: stock clients open
+/// streams and abandon them.
+pub(crate) async fn read_frame(
+    stream: &mut (impl AsyncRead + Unpin),
+    bytes_max: usize,
+    receiving: &Pool,
+) -> Result<Option<Frame>, ReadError> {
+    let mut prefix = [0; frame::LENGTH_PREFIX_BYTES_MAX];
+    if stream.read(&mut prefix[..1]).await? == 0 {
+        return Ok(None);
+    }
+    match tokio::time::timeout(FRAME_TIME, read_rest(stream, prefix, bytes_max, receiving)).await {
+        Ok(frame) => frame.map(Some),
+        Err(_) => Err(ReadError::Slow),
+    }
+}
+
+async fn read_rest(
+    stream: &mut (impl AsyncRead + Unpin),
+    mut prefix: [u8; frame::LENGTH_PREFIX_BYTES_MAX],
+    bytes_max: usize,
+    receiving: &Pool,
+) -> Result<Frame, ReadError> {
+    let mut have = 1;
+    let length = loop {
+        let read = prefix.get(..have).unwrap_or_default();
+        if let Some((length, _)) = frame::decode_length(read, bytes_max)? {
+            break length;
+        }
+        let Some(next) = prefix.get_mut(have..have + 1) else { return Err(ReadError::Torn) };
+        if stream.read(next).await? == 0 {
+            return Err(ReadError::Torn);
+        }
+        have += 1;
+    };
+    let mut held = reserve(receiving, length.min(CHUNK_BYTES)).await?;
+    let mut body = Vec::with_capacity(length.min(CHUNK_BYTES));
+    while body.len() < length {
+        if body.len() == body.capacity() {
+            // Doubling, never beyond what was announced.
+            let larger = (body.capacity() * 2).min(length);
+            let more = reserve(receiving, larger - body.capacity()).await?;
+            if let Some(other) = held.merge(more).err() {
+                debug_assert!(false, "{other:?} is of the same pool");
+            }
+            body.reserve_exact(larger - body.len());
+        }
+        let from = body.len();
+        let to = body.capacity().min(length);
+        body.resize(to, 0);
+        let read = match body.get_mut(from..to) {
+            Some(room) => stream.read(room).await?,
+            None => 0,
+        };
+        body.truncate(from + read);
+        if read == 0 {
+            return Err(ReadError::Torn);
+        }
+    }
+    Ok(Frame { body: Bytes::from(body), held })
+}
+
+/// Takes memory of a pool, waiting for it for a while.
+pub(crate) async fn reserve(pool: &Pool, bytes: usize) -> Result<Reservation, budget::PoolFull> {
+    let deadline = tokio::time::Instant::now() + POOL_PATIENCE;
+    loop {
+        // The free bytes are looked at first, so that waiting is not counted as refusals.
+        if pool.free_bytes() >= bytes as u64
+            && let Ok(held) = pool.try_reserve(bytes as u64)
+        {
+            return Ok(held);
+        }
+        if tokio::time::Instant::now() >= deadline || bytes as u64 > pool.cap_bytes() {
+            return pool.try_reserve(bytes as u64);
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+/// Writes a small frame: the body with its length before it.
+pub(crate) async fn write_small(stream: &mut (impl AsyncWrite + Unpin), body: &[u8]) -> io::Result<()> {
+    stream.write_all(&frame::with_length(body)).await
+}
+
+/// Writes `head`, the message from the log, and `tail`.
+pub(crate) async fn write_message(
+    stream: &mut (impl AsyncWrite + Unpin),
+    head: &[u8],
+    message: &Message,
+    tail: &[u8],
+) -> io::Result<()> {
+    let total = head.len() + message.len() + tail.len();
+    let mut buffer = Vec::with_capacity(total.min(CHUNK_BYTES + head.len()));
+    buffer.extend_from_slice(head);
+    let mut sent = 0;
+    while sent < message.len() {
+        let from = buffer.len();
+        let chunk = (message.len() - sent).min(CHUNK_BYTES);
+        buffer.resize(from + chunk, 0);
+        if let Some(room) = buffer.get_mut(from..) {
+            message.read_at(sent, room)?;
+        }
+        sent += chunk;
+        if sent < message.len() {
+            stream.write_all(&buffer).await?;
+            buffer.clear();
+        }
+    }
+    buffer.extend_from_slice(tail);
+    stream.write_all(&buffer).await
+}

@@ -1,0 +1,152 @@
+//! How bytes get from here to there: TCP, WebSocket and secure WebSocket, encrypted by noise,
+//! multiplexed by yamux or mplex (stock clients offer one or the other).
+
+use std::{array, io, time::Duration};
+
+use futures::{AsyncRead, AsyncWrite, future};
+use libp2p::{
+    PeerId, Transport,
+    core::{
+        muxing::StreamMuxerBox,
+        transport::{Boxed, OrTransport},
+        upgrade::{InboundConnectionUpgrade, OutboundConnectionUpgrade, UpgradeInfo, Version},
+    },
+    dns, identity, noise, tcp, websocket, yamux,
+};
+
+use super::meter::{Gate, Metered, Meters, metered};
+
+const YAMUX: &str = "/yamux/1.0.0";
+const MPLEX: &str = "/mplex/6.7.0";
+/// Frames of a stream that mplex buffers before it reads no more from the connection.
+const MPLEX_FRAMES: usize = 32;
+/// Connecting, encrypting and agreeing on a multiplexer take no longer.
+const HANDSHAKE: Duration = Duration::from_secs(20);
+/// Largest WebSocket message of a client.
+const WEBSOCKET_BYTES: usize = 512 << 10;
+
+/// Certificate and key of the secure WebSocket, as DER.
+pub(crate) struct Tls {
+    pub(crate) key: Vec<u8>,
+    pub(crate) chain: Vec<Vec<u8>>,
+}
+
+/// The transport.
+pub(crate) fn transport(
+    keys: &identity::Keypair,
+    streams: usize,
+    meters: &Meters,
+    tls: Option<Tls>,
+) -> anyhow::Result<Boxed<(PeerId, StreamMuxerBox)>> {
+    let tcp_config = tcp::Config::new().nodelay(true);
+    let plain = dns::tokio::Transport::system(tcp::tokio::Transport::new(tcp_config.clone()))?;
+    let below = dns::tokio::Transport::system(tcp::tokio::Transport::new(tcp_config))?;
+    let mut web = websocket::Config::new(below);
+    web.set_max_data_size(WEBSOCKET_BYTES);
+    if let Some(Tls { key, chain }) = tls {
+        let chain: Vec<_> = chain.into_iter().map(websocket::tls::Certificate::new).collect();
+        web.set_tls_config(websocket::tls::Config::new(websocket::tls::PrivateKey::new(key), chain)?);
+    }
+    let multiplexers = Multiplexers::new(streams, meters.clone());
+    Ok(OrTransport::new(web, plain)
+        .upgrade(Version::V1Lazy)
+        .authenticate(noise::Config::new(keys)?)
+        .multiplex(multiplexers)
+        .timeout(HANDSHAKE)
+        .boxed())
+}
+
+/// Both multiplexers, metered.
+#[derive(Clone)]
+struct Multiplexers {
+    yamux: yamux::Config,
+    mplex: libp2p_mplex::Config,
+    meters: Meters,
+}
+
+impl Multiplexers {
+    fn new(streams: usize, meters: Meters) -> Self {
+        let mut yamux = yamux::Config::default();
+        yamux.set_max_num_streams(streams);
+        let mut mplex = libp2p_mplex::Config::new();
+        mplex.set_max_num_streams(streams).set_max_buffer_size(MPLEX_FRAMES);
+        mplex.set_max_buffer_behaviour(libp2p_mplex::MaxBufferBehaviour::Block);
+        mplex.set_split_send_size(16 << 10);
+        Self { yamux, mplex, meters }
+    }
+}
+
+impl UpgradeInfo for Multiplexers {
+    type Info = &'static str;
+    type InfoIter = array::IntoIter<&'static str, 2>;
+
+    fn protocol_info(&self) -> Self::InfoIter {
+        [YAMUX, MPLEX].into_iter()
+    }
+}
+
+type Either<C> = future::Either<yamux::Muxer<Gate<C>>, libp2p_mplex::Multiplex<Gate<C>>>;
+type Upgrading<C> = future::Ready<io::Result<Metered<Either<C>>>>;
+
+impl<C> InboundConnectionUpgrade<C> for Multiplexers
+where
+    C: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    type Output = Metered<Either<C>>;
+    type Error = io::Error;
+    type Future = Upgrading<C>;
+
+    fn upgrade_inbound(self, socket: C, name: Self::Info) -> Self::Future {
+        let Self { yamux, mplex, meters } = self;
+        // Both upgrades are ready at once; `now_or_never` cannot come to nothing.
+        let mut failed = None;
+        let muxer = metered(&meters, socket, |gate| {
+            if name == MPLEX {
+                ready(mplex.upgrade_inbound(gate, MPLEX), &mut failed).map(future::Either::Right)
+            } else {
+                ready(yamux.upgrade_inbound(gate, YAMUX), &mut failed).map(future::Either::Left)
+            }
+        });
+        future::ready(muxer.transpose().ok_or_else(|| failed.unwrap_or_else(no_muxer)))
+    }
+}
+
+impl<C> OutboundConnectionUpgrade<C> for Multiplexers
+where
+    C: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    type Output = Metered<Either<C>>;
+    type Error = io::Error;
+    type Future = Upgrading<C>;
+
+    fn upgrade_outbound(self, socket: C, name: Self::Info) -> Self::Future {
+        let Self { yamux, mplex, meters } = self;
+        let mut failed = None;
+        let muxer = metered(&meters, socket, |gate| {
+            if name == MPLEX {
+                ready(mplex.upgrade_outbound(gate, MPLEX), &mut failed).map(future::Either::Right)
+            } else {
+                ready(yamux.upgrade_outbound(gate, YAMUX), &mut failed).map(future::Either::Left)
+            }
+        });
+        future::ready(muxer.transpose().ok_or_else(|| failed.unwrap_or_else(no_muxer)))
+    }
+}
+
+/// What a future that is ready at once comes to.
+fn ready<T, E: Into<io::Error>>(
+    upgrading: impl Future<Output = Result<T, E>>,
+    failed: &mut Option<io::Error>,
+) -> Option<T> {
+    match future::FutureExt::now_or_never(upgrading)? {
+        Ok(muxer) => Some(muxer),
+        Err(error) => {
+            *failed = Some(error.into());
+            None
+        }
+    }
+}
+
+fn no_muxer() -> io::Error {
+    io::Error::other("no multiplexer")
+}

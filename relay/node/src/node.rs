@@ -1,0 +1,404 @@
+//! What all parts of the running node share, and the task that drives the swarm.
+
+use std::{
+    collections::HashSet,
+    net::Ipv4Addr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, Result};
+use budget::{Ledger, Pool};
+use bytes::Bytes;
+use futures::StreamExt;
+use libp2p::{
+    Multiaddr, PeerId, Swarm,
+    core::transport::ListenerId,
+    identify, identity,
+    multiaddr::Protocol,
+    ping,
+    swarm::{self, NetworkBehaviour, SwarmEvent, dial_opts::DialOpts},
+};
+use protocol::PubsubTopic;
+use relay_limits::{Limits, pool};
+use router::{Router, Shard, Topics};
+use store::{Message, Store};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{
+    config::Config,
+    counters::Counters,
+    filter::Filter,
+    ingest::Rejected,
+    network::{
+        behaviour::Behaviour,
+        handler::Protocols,
+        meter::Meters,
+        transport::{Tls, transport},
+    },
+    rates::{Rate, Rates},
+    services,
+    settings::{self, Settings, count},
+    subscribers::Subscribers,
+};
+
+/// Between two dials of a static peer that is not connected.
+const REDIAL: Duration = Duration::from_secs(5);
+/// Between looks at stalled connections.
+const SWEEP: Duration = Duration::from_millis(250);
+
+/// Pools of the ledger that connections take from.
+#[derive(Debug)]
+pub(crate) struct Pools {
+    /// One [`relay_limits::STREAM_BYTES`] for each stream that is served.
+    pub(crate) streams: Pool,
+    pub(crate) receiving: Pool,
+    pub(crate) sending: Pool,
+}
+
+/// What all parts share.
+pub(crate) struct Node {
+    pub(crate) settings: Settings,
+    pub(crate) shards: Topics,
+    pub(crate) protocols: Protocols,
+    pub(crate) clock_drift: Duration,
+    /// Nanoseconds since 1970.
+    pub(crate) clock: Arc<dyn Fn() -> i64 + Send + Sync>,
+    pub(crate) started: Instant,
+
+    pub(crate) ledger: Ledger,
+    pub(crate) pools: Pools,
+    pub(crate) store: Store,
+    router: Mutex<Router<Message>>,
+    pub(crate) filter: Filter,
+    pub(crate) subscribers: Subscribers,
+    pub(crate) rates: Rates,
+    pub(crate) counters: Counters,
+    pub(crate) connections: AtomicU64,
+    /// Names of the shards' topics, made once: most messages are of few shards.
+    topics: Vec<Arc<str>>,
+}
+
+impl Node {
+    /// The router, for as long as the guard lives: never across a wait.
+    pub(crate) fn router(&self) -> MutexGuard<'_, Router<Message>> {
+        self.router.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Time since the start.
+    pub(crate) fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// The name of a shard's topic.
+    pub(crate) fn topic(&self, shard: Shard) -> Arc<str> {
+        match self.topics.get(usize::from(shard)) {
+            Some(topic) => topic.clone(),
+            None => Arc::from(self.topic_name(shard)),
+        }
+    }
+
+    /// The same, for messages to people.
+    pub(crate) fn topic_name(&self, shard: Shard) -> String {
+        PubsubTopic::new(self.settings.cluster, shard).to_string()
+    }
+
+    /// Counts a client's message that did not get as far as being published.
+    pub(crate) fn refused(&self, rejected: Rejected) -> Rejected {
+        self.counters.client_refused.add(rejected.reason());
+        rejected
+    }
+
+    /// Records of other nodes, at most `most`.
+    pub(crate) fn known_records(&self, _most: usize) -> Vec<Bytes> {
+        Vec::new()
+    }
+}
+
+fn pool(ledger: &Ledger, name: &'static str) -> Result<Pool> {
+    ledger.pool(name).with_context(|| format!("the budget sheet has no pool `{name}`"))
+}
+
+fn unix_nanos() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+}
+
+impl Node {
+    pub(crate) fn open(config: &Config, seed: [u8; 32]) -> Result<Arc<Self>> {
+        let limits = &config.limits;
+        let ledger = limits.ledger()?;
+        let settings = Settings::new(
+            config.cluster,
+            &config.shards,
+            config.shards_in_cluster,
+            config.store,
+            config.least_relay_peers(),
+            limits,
+        );
+        let clock: Arc<dyn Fn() -> i64 + Send + Sync> = Arc::new(unix_nanos);
+        let folder = config.data_dir.join("messages");
+        let store = Store::open(settings::store(limits, folder), Arc::new(disk::RealDisk), clock.clone())?;
+        let mut router = Router::new(settings::gossip(limits), seed);
+        settings.shards.iter().for_each(|shard| router.subscribe(shard, Duration::ZERO));
+        let peers = count(limits.connections.connections) * 2;
+        let rates = Rates {
+            light_push: Rate::new(
+                "light push",
+                limits.light_push.messages_per_second,
+                limits.light_push.messages_burst,
+                peers,
+            ),
+            filter: Rate::new(
+                "filter requests",
+                limits.filter.requests_per_second,
+                limits.filter.requests_burst,
+                peers,
+            ),
+            store: Rate::new(
+                "store queries",
+                limits.store.requests_per_second,
+                limits.store.requests_burst,
+                peers,
+            ),
+        };
+        let topics = (0..router::SHARDS)
+            .map(|shard| Arc::from(PubsubTopic::new(config.cluster, shard).to_string()))
+            .collect();
+        Ok(Arc::new(Self {
+            shards: settings.shards,
+            protocols: Protocols::new(services::PROTOCOLS),
+            clock_drift: Duration::from_secs(limits.messages.clock_seconds),
+            clock,
+            started: Instant::now(),
+            pools: Pools {
+                streams: pool(&ledger, pool::STREAMS)?,
+                receiving: pool(&ledger, pool::RECEIVING)?,
+                sending: pool(&ledger, pool::SENDING)?,
+            },
+            ledger,
+            store,
+            router: Mutex::new(router),
+            filter: Filter::new(settings::filter(limits)),
+            subscribers: Subscribers::new(
+                count(limits.http.subscriptions),
+                count(limits.http.cache_messages),
+            ),
+            rates,
+            counters: Counters::default(),
+            connections: AtomicU64::new(0),
+            topics,
+            settings,
+        }))
+    }
+}
+
+/// What runs on every connection.
+#[derive(NetworkBehaviour)]
+struct All {
+    waku: Behaviour,
+    identify: identify::Behaviour,
+    ping: ping::Behaviour,
+}
+
+/// What other tasks ask of the swarm.
+pub(crate) enum Ask {
+    /// Connect to a peer, and keep connecting.
+    Dial(Multiaddr),
+    /// Who is connected.
+    Peers(oneshot::Sender<Vec<Connected>>),
+    /// Where this node is reached.
+    Addresses(oneshot::Sender<Vec<Multiaddr>>),
+}
+
+/// A peer that is connected.
+#[derive(Clone, Debug)]
+pub(crate) struct Connected {
+    /// As the router knows it.
+    pub(crate) number: router::Peer,
+    pub(crate) peer: PeerId,
+    pub(crate) address: Multiaddr,
+    pub(crate) outbound: bool,
+    pub(crate) gossips: bool,
+}
+
+/// Asks waiting at once.
+const ASKS: usize = 64;
+
+/// The swarm, ready to run.
+pub(crate) struct Network {
+    node: Arc<Node>,
+    swarm: Swarm<All>,
+    meters: Meters,
+    asks: mpsc::Receiver<Ask>,
+    dialled: Vec<(Multiaddr, Option<Instant>)>,
+    dialled_max: usize,
+    heartbeat: Duration,
+    /// Addresses that were configured, and those that have a socket by now.
+    listeners: usize,
+    listening: HashSet<ListenerId>,
+}
+
+impl Network {
+    pub(crate) fn new(
+        node: Arc<Node>,
+        config: &Config,
+        keys: &identity::Keypair,
+        tls: Option<Tls>,
+    ) -> Result<(Self, mpsc::Sender<Ask>)> {
+        let limits: &Limits = &config.limits;
+        let unread = pool(&node.ledger, pool::UNREAD)?;
+        let meters = Meters::new(unread, limits.connections.unread_bytes_per_connection);
+        let transport = transport(keys, node.settings.streams_per_connection, &meters, tls)?;
+        let agent = concat!("thimble-relay/", env!("CARGO_PKG_VERSION"));
+        let about = identify::Config::new("/ipfs/0.1.0".into(), keys.public())
+            .with_agent_version(agent.into())
+            .with_cache_size(0)
+            .with_interval(Duration::from_secs(300));
+        let behaviour = All {
+            waku: Behaviour::new(node.clone()),
+            identify: identify::Behaviour::new(about),
+            ping: ping::Behaviour::new(ping::Config::new()),
+        };
+        let swarm_config = swarm::Config::with_tokio_executor()
+            .with_substream_upgrade_protocol_override(libp2p::core::upgrade::Version::V1Lazy)
+            .with_max_negotiating_inbound_streams(node.settings.streams_per_connection);
+        let mut swarm = Swarm::new(transport, behaviour, keys.public().to_peer_id(), swarm_config);
+        for address in &config.listen {
+            swarm.listen_on(address.clone()).with_context(|| format!("listening on {address}"))?;
+        }
+        for address in &config.announce {
+            swarm.add_external_address(address.clone());
+        }
+        let (sender, asks) = mpsc::channel(ASKS);
+        let dialled = config.peers.iter().map(|address| (address.clone(), None)).collect();
+        let heartbeat = Duration::from_millis(limits.gossip.heartbeat_millis);
+        let dialled_max = count(limits.gossip.peers);
+        let (listeners, listening) = (config.listen.len(), HashSet::new());
+        let network =
+            Self { node, swarm, meters, asks, dialled, dialled_max, heartbeat, listeners, listening };
+        Ok((network, sender))
+    }
+
+    /// Runs until `stop` ends.
+    pub(crate) async fn run(mut self, ready: oneshot::Sender<Vec<Multiaddr>>, stop: impl Future) {
+        let mut ready = Some(ready);
+        let mut stop = std::pin::pin!(stop);
+        let mut beat = tokio::time::interval(self.heartbeat);
+        beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut sweep = tokio::time::interval(SWEEP);
+        sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = &mut stop => return,
+                event = self.swarm.select_next_some() => {
+                    self.on_event(event);
+                    if self.listening.len() >= self.listeners && let Some(ready) = ready.take() {
+                        // Whoever waited may have given up.
+                        let _ = ready.send(self.addresses());
+                    }
+                }
+                Some(ask) = self.asks.recv() => self.on_ask(ask),
+                _ = beat.tick() => {
+                    let now = self.node.now();
+                    self.node.router().heartbeat(now);
+                    self.node.filter.expire(Instant::now());
+                    self.dial();
+                }
+                _ = sweep.tick() => {
+                    let closed = self.meters.sweep(Instant::now());
+                    self.node.counters.connections_closed.fetch_add(closed as u64, Relaxed);
+                }
+            }
+        }
+    }
+
+    /// Where this node is reached, with its peer id.
+    fn addresses(&self) -> Vec<Multiaddr> {
+        let peer = *self.swarm.local_peer_id();
+        let all = self.swarm.external_addresses().chain(self.swarm.listeners());
+        let mut addresses: Vec<Multiaddr> = all.map(|address| with_peer(address.clone(), peer)).collect();
+        addresses.dedup();
+        addresses
+    }
+
+    fn on_event(&mut self, event: SwarmEvent<AllEvent>) {
+        match event {
+            SwarmEvent::NewListenAddr { address, listener_id } => {
+                self.listening.insert(listener_id);
+                tracing::debug!(%address, "listening");
+            }
+            SwarmEvent::ListenerError { error, .. } => tracing::warn!(%error, "a listener failed"),
+            SwarmEvent::ListenerClosed { addresses, reason, .. } => {
+                tracing::error!(?addresses, ?reason, "a listener closed");
+            }
+            SwarmEvent::IncomingConnectionError { error, send_back_addr, .. } => {
+                tracing::debug!(%error, address = %send_back_addr, "a connection was not taken");
+            }
+            SwarmEvent::OutgoingConnectionError { error, peer_id, .. } => {
+                tracing::debug!(%error, ?peer_id, "dialling failed");
+            }
+            _ => {}
+        }
+    }
+
+    fn on_ask(&mut self, ask: Ask) {
+        match ask {
+            Ask::Dial(address) => {
+                let known = self.dialled.iter().any(|(other, _)| *other == address);
+                if !known && self.dialled.len() < self.dialled_max {
+                    self.dialled.push((address, None));
+                }
+                self.dial();
+            }
+            Ask::Peers(reply) => {
+                let connected = self.swarm.behaviour().waku.open().map(|open| Connected {
+                    number: open.number,
+                    peer: open.peer,
+                    address: open.address.clone(),
+                    outbound: open.outbound,
+                    gossips: open.gossips,
+                });
+                let _ = reply.send(connected.collect());
+            }
+            Ask::Addresses(reply) => drop(reply.send(self.addresses())),
+        }
+    }
+
+    /// Dials static peers that are not connected.
+    fn dial(&mut self) {
+        let now = Instant::now();
+        for (address, last) in &mut self.dialled {
+            if last.is_some_and(|last| now.saturating_duration_since(last) < REDIAL) {
+                continue;
+            }
+            let peer = address.iter().find_map(|part| match part {
+                Protocol::P2p(peer) => Some(peer),
+                _ => None,
+            });
+            if peer.is_some_and(|peer| self.swarm.behaviour().waku.is_connected(&peer)) {
+                continue;
+            }
+            *last = Some(now);
+            let options = match peer {
+                Some(peer) => DialOpts::peer_id(peer).addresses(vec![address.clone()]).build(),
+                None => DialOpts::from(address.clone()),
+            };
+            if let Err(error) = self.swarm.dial(options) {
+                tracing::debug!(%address, %error, "dialling failed");
+            }
+        }
+    }
+}
+
+fn with_peer(address: Multiaddr, peer: PeerId) -> Multiaddr {
+    // A listener on all addresses is reached from this machine by the loopback one.
+    let local = address.replace(0, |part| match part {
+        Protocol::Ip4(ip) if ip.is_unspecified() => Some(Protocol::Ip4(Ipv4Addr::LOCALHOST)),
+        _ => None,
+    });
+    local.unwrap_or(address).with_p2p(peer).unwrap_or_else(|address| address)
+}

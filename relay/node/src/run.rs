@@ -1,0 +1,124 @@
+//! `thimble-relay run`: opens what there is, serves until told to stop, and closes it.
+
+use std::{fs, io::IsTerminal, path::Path, sync::Arc};
+
+use anyhow::{Context, Result, bail};
+use libp2p::Multiaddr;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use tokio::sync::oneshot;
+
+use crate::{
+    config::Config,
+    http, key,
+    network::transport::Tls,
+    node::{Network, Node},
+};
+
+/// Threads that drive connections. Two: one would let a slow disk read hold everybody up, more take
+/// stacks and allocator caches.
+const THREADS: usize = 2;
+
+/// See the module.
+pub(crate) fn run(config: &Config, address_file: Option<&Path>) -> Result<()> {
+    tracing_subscriber::fmt()
+        .with_env_filter(config.log.as_str())
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .max_blocking_threads(4)
+        .thread_stack_size(1 << 20)
+        .enable_all()
+        .build()
+        .context("starting the runtime")?;
+    runtime.block_on(serve(config, address_file))
+}
+
+async fn serve(config: &Config, address_file: Option<&Path>) -> Result<()> {
+    let keys = key::load_or_create(&config.data_dir.join("relay.key"))?;
+    let tls = tls(config)?;
+    let node = Node::open(config, rand::random())?;
+    let (network, asks) = Network::new(node.clone(), config, &keys, tls)?;
+    let peer = keys.public().to_peer_id();
+    let (ready, addresses) = oneshot::channel();
+    let (stop, stopping) = oneshot::channel::<()>();
+    let running = tokio::spawn(network.run(ready, async {
+        // That nobody can stop it any more is a reason to stop.
+        let _ = stopping.await;
+    }));
+    let http = http::start(node.clone(), asks, config).await?;
+    let addresses: Vec<Multiaddr> = addresses.await.context("no address can be listened on")?;
+    for address in &addresses {
+        tracing::info!(%address, "reached at");
+    }
+    tracing::info!(
+        %peer,
+        memory = config.memory,
+        serves = node.settings.served(),
+        http = %http.address,
+        "relay is ready"
+    );
+    if let Some(path) = address_file {
+        let mut text: String = addresses.iter().map(|address| format!("{address}\n")).collect();
+        text += &format!("http://{}\n", http.address);
+        let new = path.with_extension("new");
+        fs::write(&new, text)
+            .and_then(|()| fs::rename(&new, path))
+            .with_context(|| format!("writing {}", path.display()))?;
+    }
+    asked_to_stop().await?;
+    tracing::info!("stopping");
+    drop(stop);
+    http.stop().await;
+    running.await.context("the network's task")?;
+    close(node)
+}
+
+/// Waits for Ctrl-C or a service manager.
+async fn asked_to_stop() -> Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut interrupted = signal(SignalKind::interrupt())?;
+    let mut terminated = signal(SignalKind::terminate())?;
+    tokio::select! {
+        _ = interrupted.recv() => {}
+        _ = terminated.recv() => {}
+    }
+    Ok(())
+}
+
+fn close(node: Arc<Node>) -> Result<()> {
+    // Connections that are being served may hold it for a moment; the store is closed by whoever is
+    // last, and what it was told is on disk already.
+    if let Some(node) = Arc::into_inner(node) {
+        node.store.close();
+    }
+    Ok(())
+}
+
+fn tls(config: &Config) -> Result<Option<Tls>> {
+    let (Some(chain), Some(key)) = (&config.tls_certificate, &config.tls_key) else {
+        let secure = config
+            .listen
+            .iter()
+            .find(|address| address.iter().any(|part| matches!(part, libp2p::multiaddr::Protocol::Wss(_))));
+        if let Some(address) = secure {
+            bail!("{address} needs tls_certificate and tls_key");
+        }
+        return Ok(None);
+    };
+    let certificates = CertificateDer::pem_file_iter(chain)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .with_context(|| format!("reading certificates of {}", chain.display()))?;
+    if certificates.is_empty() {
+        bail!("{} holds no certificate (PEM)", chain.display());
+    }
+    let key =
+        PrivateKeyDer::from_pem_file(key).with_context(|| format!("reading the key of {}", key.display()))?;
+    // The transport takes bytes, and insists on telling the kind of key by them.
+    if PrivateKeyDer::try_from(key.secret_der().to_vec()).is_err() {
+        bail!("the key beside {} is of no known kind: PKCS#8, PKCS#1 or SEC1 is", chain.display());
+    }
+    let chain = certificates.into_iter().map(|certificate| certificate.to_vec()).collect();
+    Ok(Some(Tls { key: key.secret_der().to_vec(), chain }))
+}

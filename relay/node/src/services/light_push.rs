@@ -1,0 +1,101 @@
+//! Light push: a client's message becomes the network's. Versions 3 and 2.
+
+use std::sync::Arc;
+
+use budget::Reservation;
+use bytes::Bytes;
+use libp2p::{PeerId, Stream};
+use protocol::{
+    StatusCode, Text,
+    light_push::{REQUEST_BYTES_MAX, Reply, ReplyV2, Request, RequestV2},
+};
+
+use super::{Served, reply, request, status_of, text};
+use crate::{counters::Reason, ingest::Rejected, network::streams::Frame, node::Node};
+
+/// Serves version 3.
+pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> Served {
+    let Frame { body, held } = match request(&node, &mut stream, REQUEST_BYTES_MAX).await {
+        Ok(Some(frame)) => frame,
+        Ok(None) => return Served::Done,
+        Err(served) => return served,
+    };
+    let answer = match Request::decode(body.clone()) {
+        Ok(asked) => {
+            let topic = asked.pubsub_topic.as_ref().map(|topic| topic.as_str().to_owned());
+            let request_id = asked.request_id.to_owned_text();
+            let message = asked.message.clone();
+            // What the request held besides is not needed while the message is written.
+            drop((asked, body));
+            let (status, status_text, relay_peers) =
+                push(&node, &peer, topic.as_deref(), message, held).await;
+            Reply { request_id, status, status_text, relay_peer_count: relay_peers }
+        }
+        Err(error) => {
+            node.counters.client_refused.add(Reason::Damaged);
+            Reply {
+                request_id: protocol::request_id(&body),
+                status: StatusCode::BadRequest,
+                status_text: text(error.to_string()),
+                relay_peer_count: None,
+            }
+        }
+    };
+    reply(&mut stream, &answer.encode()).await
+}
+
+/// Serves version 2.
+pub(crate) async fn serve_v2(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> Served {
+    let Frame { body, held } = match request(&node, &mut stream, REQUEST_BYTES_MAX).await {
+        Ok(Some(frame)) => frame,
+        Ok(None) => return Served::Done,
+        Err(served) => return served,
+    };
+    let answer = match RequestV2::decode(body.clone()) {
+        Ok(asked) => {
+            let topic = asked.pubsub_topic.as_str().to_owned();
+            let request_id = asked.request_id.to_owned_text();
+            let message = asked.message.clone();
+            drop((asked, body));
+            let (status, info, _) = push(&node, &peer, Some(&topic), message, held).await;
+            ReplyV2 { request_id, is_success: status.is_success(), info }
+        }
+        Err(error) => {
+            node.counters.client_refused.add(Reason::Damaged);
+            ReplyV2 {
+                request_id: protocol::request_id(&body),
+                is_success: false,
+                info: text(error.to_string()),
+            }
+        }
+    };
+    reply(&mut stream, &answer.encode()).await
+}
+
+async fn push(
+    node: &Node,
+    peer: &PeerId,
+    pubsub_topic: Option<&str>,
+    message: Bytes,
+    held: Reservation,
+) -> (StatusCode, Option<Text>, Option<u32>) {
+    if let Err(limit) = node.rates.light_push.take(peer) {
+        node.counters.client_refused.add(Reason::RateLimited);
+        return (StatusCode::TooManyRequests, text(limit.to_string()), None);
+    }
+    let taken = match content_topic_of(&message) {
+        Ok(content_topic) => match node.shard_for(pubsub_topic, content_topic.as_str()) {
+            Ok(shard) => node.publish(shard, message, held).await,
+            Err(rejected) => Err(node.refused(rejected)),
+        },
+        Err(rejected) => Err(node.refused(rejected)),
+    };
+    match taken {
+        Ok(accepted) => (StatusCode::Ok, None, Some(u32::try_from(accepted.relay_peers).unwrap_or(u32::MAX))),
+        Err(rejected) => (status_of(&rejected), text(rejected.to_string()), None),
+    }
+}
+
+fn content_topic_of(message: &Bytes) -> Result<Text, Rejected> {
+    Ok(protocol::WakuMessage::decode(message.clone())?.content_topic.to_owned_text())
+}

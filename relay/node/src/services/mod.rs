@@ -1,0 +1,107 @@
+//! The protocols that are served, one file each: a function from a stream to its end.
+
+use std::sync::Arc;
+
+use futures::{AsyncWriteExt, FutureExt, future::BoxFuture};
+use libp2p::{PeerId, Stream};
+use protocol::{StatusCode, Text};
+use router::Peer;
+
+use crate::{
+    ingest::Rejected,
+    network::streams::{Frame, ReadError, read_frame, write_small},
+    node::Node,
+};
+
+pub(crate) mod filter;
+pub(crate) mod light_push;
+pub(crate) mod metadata;
+pub(crate) mod peer_exchange;
+pub(crate) mod relay;
+pub(crate) mod store;
+
+/// What became of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Served {
+    /// It ended; that its peer broke it off counts as an end.
+    Done,
+    /// The connection must be closed: why.
+    Close(String),
+}
+
+/// Names of all protocols a peer may open a stream for.
+pub(crate) const PROTOCOLS: [&str; 7] = [
+    protocol::gossip::PROTOCOL,
+    protocol::light_push::PROTOCOL,
+    protocol::light_push::PROTOCOL_V2,
+    protocol::filter::SUBSCRIBE_PROTOCOL,
+    protocol::store::PROTOCOL,
+    protocol::metadata::PROTOCOL,
+    protocol::peer_exchange::PROTOCOL,
+];
+
+/// Serves a stream that a peer opened.
+pub(crate) fn serve(
+    node: Arc<Node>,
+    peer: PeerId,
+    connection: Peer,
+    name: &str,
+    mut stream: Stream,
+) -> BoxFuture<'static, Served> {
+    match name {
+        protocol::gossip::PROTOCOL => {
+            stream.ignore_for_keep_alive();
+            relay::receive(node, connection, stream).boxed()
+        }
+        protocol::light_push::PROTOCOL => light_push::serve(node, peer, stream).boxed(),
+        protocol::light_push::PROTOCOL_V2 => light_push::serve_v2(node, peer, stream).boxed(),
+        protocol::filter::SUBSCRIBE_PROTOCOL => filter::serve(node, peer, stream).boxed(),
+        protocol::store::PROTOCOL => store::serve(node, peer, stream).boxed(),
+        protocol::metadata::PROTOCOL => metadata::serve(node, stream).boxed(),
+        _ => peer_exchange::serve(node, stream).boxed(),
+    }
+}
+
+/// The one request of a stream; `None` when there is none, which is no fault of anybody.
+pub(crate) async fn request(
+    node: &Node,
+    stream: &mut Stream,
+    bytes_max: usize,
+) -> Result<Option<Frame>, Served> {
+    match read_frame(stream, bytes_max, &node.pools.receiving).await {
+        Ok(frame) => Ok(frame),
+        Err(ReadError::Io(_) | ReadError::Torn) => Err(Served::Done),
+        Err(error @ (ReadError::Frame(_) | ReadError::Slow)) => Err(Served::Close(error.to_string())),
+        Err(ReadError::Full(full)) => {
+            tracing::debug!(%full, "a request was not read");
+            Err(Served::Done)
+        }
+    }
+}
+
+/// The one reply of a stream, and its end.
+pub(crate) async fn reply(stream: &mut Stream, body: &[u8]) -> Served {
+    if write_small(stream, body).await.is_ok() {
+        // The peer may be gone by now.
+        let _ = stream.close().await;
+    }
+    Served::Done
+}
+
+/// How a client hears that its message was not taken.
+pub(crate) fn status_of(rejected: &Rejected) -> StatusCode {
+    use protocol::MessageError::TooLarge;
+    match rejected {
+        Rejected::Invalid(TooLarge { .. }) => StatusCode::PayloadTooLarge,
+        Rejected::Invalid(_) => StatusCode::InvalidMessage,
+        Rejected::Topic(_) => StatusCode::UnsupportedPubsubTopic,
+        Rejected::NoPeers { .. } => StatusCode::NoPeers,
+        Rejected::Busy(_) => StatusCode::TooManyRequests,
+        Rejected::Unavailable(_) => StatusCode::ServiceUnavailable,
+        Rejected::Duplicate => StatusCode::Ok,
+    }
+}
+
+pub(crate) fn text(text: impl Into<String>) -> Option<Text> {
+    Some(Text::from(text.into()))
+}

@@ -1,0 +1,168 @@
+//! Relay: the gossip streams of a peer, one in each direction, for as long as the connection lives.
+
+use std::{future::poll_fn, sync::Arc, time::Duration};
+
+use futures::{AsyncWrite, AsyncWriteExt};
+use libp2p::Stream;
+use protocol::gossip::{Control as Entry, Limits, RPC_BYTES_MAX, Rpc, control_frames, publish_frame};
+use router::{Control, Outgoing, Peer};
+
+use super::Served;
+use crate::{
+    ingest::Rejected,
+    network::streams::{Frame, ReadError, SEND_TIME, read_frame, reserve, write_message},
+    node::Node,
+};
+
+/// Control messages are sent in frames of at most this.
+const CONTROL_FRAME_BYTES: usize = 64 << 10;
+/// A peer whose connection comes and goes gets its messages by gossip; this long it is waited for.
+const FLUSH_TIME: Duration = SEND_TIME;
+
+/// Takes what a peer gossips.
+pub(crate) async fn receive(node: Arc<Node>, peer: Peer, mut stream: Stream) -> Served {
+    loop {
+        match read_frame(&mut stream, RPC_BYTES_MAX, &node.pools.receiving).await {
+            Ok(Some(frame)) => match take(&node, peer, frame).await {
+                Ok(()) => {}
+                Err(why) => {
+                    node.router().misbehaved(peer);
+                    return Served::Close(why);
+                }
+            },
+            // A peer may open another stream.
+            Ok(None) | Err(ReadError::Io(_) | ReadError::Torn) => return Served::Done,
+            Err(error) => {
+                node.router().misbehaved(peer);
+                return Served::Close(error.to_string());
+            }
+        }
+    }
+}
+
+async fn take(node: &Node, peer: Peer, frame: Frame) -> Result<(), String> {
+    let Frame { body, mut held } = frame;
+    let rpc = Rpc::decode(body, &Limits::default()).map_err(|error| error.to_string())?;
+    let now = node.now();
+    {
+        let mut router = node.router();
+        if !router.is_heard(peer, now) {
+            return Ok(());
+        }
+        let shard = |topic: &str| node.shard_of(topic).ok();
+        for one in &rpc.subscriptions {
+            if let Some(shard) = shard(&one.topic) {
+                router.on_subscription(peer, shard, one.subscribe, now);
+            }
+        }
+        for topic in &rpc.graft {
+            if let Some(shard) = shard(topic) {
+                router.on_graft(peer, shard, now);
+            }
+        }
+        for prune in &rpc.prune {
+            if let Some(shard) = shard(&prune.topic) {
+                router.on_prune(peer, shard, prune.backoff_s, now);
+            }
+        }
+        for offered in &rpc.ihave {
+            if let Some(shard) = shard(&offered.topic) {
+                router.on_ihave(peer, shard, offered.ids.iter().copied(), now);
+            }
+        }
+        router.on_iwant(peer, rpc.iwant.iter().copied(), now);
+        router.on_idontwant(peer, rpc.idontwant.iter().copied());
+    }
+    for publish in rpc.publish {
+        let Ok(shard) = node.shard_of(&publish.topic) else { continue };
+        if publish.signed {
+            return Err("a message has an author: this network's messages have none".into());
+        }
+        let bytes = publish.data.len() as u64;
+        // Each takes its share of the frame's memory along to the log.
+        let Some(share) = held.split(bytes.min(held.bytes())) else { continue };
+        match node.relay(peer, shard, publish.data, share).await {
+            Ok(_) | Err(Rejected::Duplicate) => {}
+            Err(rejected) => tracing::trace!(?peer, %rejected, "message of a peer was not taken"),
+        }
+    }
+    Ok(())
+}
+
+/// Sends a peer what the router has for it.
+pub(crate) async fn send(node: Arc<Node>, peer: Peer, mut stream: Stream) {
+    loop {
+        let next = {
+            let waiting = node.router().next(peer);
+            match waiting {
+                None => return,
+                Some(Some(next)) => next,
+                Some(None) => {
+                    // Nothing waits: what was written goes out before this sleeps.
+                    if tokio::time::timeout(FLUSH_TIME, stream.flush()).await.is_err() {
+                        return;
+                    }
+                    match poll_fn(|cx| node.router().poll_next(peer, cx)).await {
+                        Some(next) => next,
+                        None => return,
+                    }
+                }
+            }
+        };
+        match tokio::time::timeout(SEND_TIME, write(&node, &mut stream, next)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) | Err(_) => return,
+        }
+    }
+}
+
+async fn write(
+    node: &Node,
+    stream: &mut (impl AsyncWrite + Unpin),
+    next: Outgoing<store::Message>,
+) -> std::io::Result<()> {
+    match next {
+        Outgoing::Control(control) => {
+            for frame in control_bytes(node, &control) {
+                stream.write_all(&frame).await?;
+            }
+            Ok(())
+        }
+        Outgoing::Message(shard, message) => {
+            let frame = publish_frame(&node.topic(shard), message.len());
+            let bytes = frame.total_len(message.len());
+            let _held = reserve(&node.pools.sending, bytes).await.map_err(std::io::Error::other)?;
+            write_message(stream, &frame.head, &message, &frame.tail).await
+        }
+    }
+}
+
+fn control_bytes(node: &Node, control: &Control) -> Vec<Vec<u8>> {
+    let mut shards: Vec<_> = control.subscriptions.iter().map(|(shard, _)| *shard).collect();
+    shards.extend(&control.graft);
+    shards.extend(control.prune.iter().map(|(shard, _)| *shard));
+    shards.extend(control.ihave.iter().map(|(shard, _)| *shard));
+    let topics: Vec<_> = shards.into_iter().map(|shard| node.topic(shard)).collect();
+    let mut topics = topics.iter().map(|topic| &**topic);
+    let mut entries = Vec::new();
+    let mut topic = || topics.next().unwrap_or_default();
+    for (_, subscribe) in &control.subscriptions {
+        entries.push(Entry::Subscription { topic: topic(), subscribe: *subscribe });
+    }
+    for _ in &control.graft {
+        entries.push(Entry::Graft { topic: topic() });
+    }
+    for (_, backoff) in &control.prune {
+        entries.push(Entry::Prune { topic: topic(), backoff_s: Some(*backoff), peers: &[] });
+    }
+    for (_, ids) in &control.ihave {
+        entries.push(Entry::IHave { topic: topic(), ids });
+    }
+    if !control.iwant.is_empty() {
+        entries.push(Entry::IWant { ids: &control.iwant });
+    }
+    if !control.idontwant.is_empty() {
+        entries.push(Entry::IDontWant { ids: &control.idontwant });
+    }
+    control_frames(&entries, CONTROL_FRAME_BYTES)
+}

@@ -1,0 +1,111 @@
+//! Store: what was sent before, page by page.
+//!
+//! A reply may be 15 MiB; it is never in memory: its length is known from the references, and the
+//! messages are read from the log as the stream takes them.
+
+use std::{
+    io,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use futures::{AsyncWriteExt, TryFutureExt};
+use libp2p::{PeerId, Stream};
+use protocol::{
+    MessageHash, StatusCode,
+    store::{PAGE_DEFAULT, PAGE_MAX, REQUEST_BYTES_MAX, Reply, Request, entry_len, entry_parts, reply_frame},
+};
+use store::{Page, Query, QueryError};
+
+use super::{Served, reply, request, text};
+use crate::{
+    counters::Reason,
+    network::streams::{Frame, SEND_TIME, reserve, write_message},
+    node::Node,
+};
+
+/// Serves a query.
+pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> Served {
+    let Frame { body, held: _held } = match request(&node, &mut stream, REQUEST_BYTES_MAX).await {
+        Ok(Some(frame)) => frame,
+        Ok(None) => return Served::Done,
+        Err(served) => return served,
+    };
+    node.counters.store_queries.fetch_add(1, Relaxed);
+    let refuse = |status, reason, why: String| {
+        node.counters.store_refused.add(reason);
+        let request_id = protocol::request_id(&body);
+        Reply { request_id, status, status_text: text(why), entries: Vec::new(), cursor: None }.encode()
+    };
+    let refusal = match Request::decode(body.clone()) {
+        Err(error) => refuse(StatusCode::BadRequest, Reason::Damaged, error.to_string()),
+        Ok(_) if !node.settings.store => {
+            let why = "this node keeps no messages";
+            refuse(StatusCode::ServiceUnavailable, Reason::Unavailable, why.into())
+        }
+        Ok(asked) => match node.rates.store.take(&peer) {
+            Err(limit) => refuse(StatusCode::TooManyRequests, Reason::RateLimited, limit.to_string()),
+            Ok(()) => match node.store.query(query(&asked)).await {
+                Ok(page) => {
+                    let sending = send(&node, &mut stream, &asked, &page);
+                    return match tokio::time::timeout(SEND_TIME * 3, sending).await {
+                        Ok(_) => Served::Done,
+                        Err(_) => Served::Close("a store reply was not taken in time".into()),
+                    };
+                }
+                Err(error) => {
+                    let (status, reason) = match &error {
+                        QueryError::Busy { .. } => (StatusCode::TooManyRequests, Reason::Busy),
+                        QueryError::UnknownCursor { .. } | QueryError::TooMany { .. } => {
+                            (StatusCode::BadRequest, Reason::Invalid)
+                        }
+                        _ => (StatusCode::ServiceUnavailable, Reason::Unavailable),
+                    };
+                    refuse(status, reason, error.to_string())
+                }
+            },
+        },
+    };
+    reply(&mut stream, &refusal).await
+}
+
+/// As the store takes it.
+pub(crate) fn query(asked: &Request) -> Query {
+    let limit = asked.limit.filter(|limit| *limit > 0).unwrap_or(PAGE_DEFAULT);
+    Query {
+        pubsub_topic: asked
+            .pubsub_topic
+            .as_ref()
+            .map(|topic| topic.as_str().to_owned())
+            .filter(|topic| !topic.is_empty()),
+        content_topics: asked.content_topics.iter().map(|topic| topic.as_str().to_owned()).collect(),
+        start_ns: asked.time_start,
+        end_ns: asked.time_end,
+        hashes: asked.message_hashes.iter().map(|hash| hash.0).collect(),
+        cursor: asked.cursor.map(|cursor| cursor.0),
+        forward: asked.forward,
+        limit: usize::try_from(limit).unwrap_or(PAGE_MAX).min(PAGE_MAX),
+    }
+}
+
+async fn send(node: &Node, stream: &mut Stream, asked: &Request, page: &Page) -> io::Result<()> {
+    let data = |found: &store::Found| asked.include_data.then(|| found.message.len());
+    let topic = |found: &store::Found| asked.include_data.then(|| found.pubsub_topic.clone());
+    let entries_bytes =
+        page.messages.iter().map(|found| entry_len(data(found), topic(found).as_deref())).sum();
+    let cursor = page.cursor.map(MessageHash);
+    let frame =
+        reply_frame(asked.request_id.as_str(), StatusCode::Ok, Some("OK"), entries_bytes, cursor.as_ref());
+    stream.write_all(&frame.head).await?;
+    for found in &page.messages {
+        let parts = entry_parts(&MessageHash(found.hash), data(found), topic(found).as_deref());
+        if asked.include_data {
+            let bytes = parts.total_len(found.message.len());
+            let _held = reserve(&node.pools.sending, bytes).map_err(io::Error::other).await?;
+            write_message(stream, &parts.head, &found.message, &parts.tail).await?;
+        } else {
+            stream.write_all(&parts.head).await?;
+        }
+    }
+    stream.write_all(&frame.tail).await?;
+    stream.close().await
+}

@@ -1,0 +1,132 @@
+//! What the node does, taken from the configuration and the table of limits, in the types of use.
+
+use std::{num::NonZeroU16, time::Duration};
+
+use relay_limits::Limits;
+use router::Topics;
+
+/// See the module. Counts and durations are those of [`Limits`].
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) cluster: u16,
+    pub(crate) shards: Topics,
+    pub(crate) shards_in_cluster: NonZeroU16,
+    /// Whether messages are kept for store queries.
+    pub(crate) store: bool,
+    /// Light push is refused while fewer relay peers of the shard are connected.
+    pub(crate) min_relay_peers: usize,
+    pub(crate) connections: usize,
+    pub(crate) connections_per_peer: usize,
+    pub(crate) connections_per_address: usize,
+    pub(crate) streams_per_connection: usize,
+    pub(crate) pushes_per_receiver: usize,
+    pub(crate) idle: Duration,
+}
+
+/// A count of the table.
+pub(crate) fn count(value: u64) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}
+
+impl Settings {
+    pub(crate) fn new(
+        cluster: u16,
+        shards: &[u16],
+        shards_in_cluster: NonZeroU16,
+        store: bool,
+        min_relay_peers: usize,
+        limits: &Limits,
+    ) -> Self {
+        let mut topics = Topics::default();
+        for shard in shards {
+            topics.insert(*shard);
+        }
+        let connections = &limits.connections;
+        Self {
+            cluster,
+            shards: topics,
+            shards_in_cluster,
+            store,
+            min_relay_peers,
+            connections: count(connections.connections),
+            connections_per_peer: count(connections.connections_per_peer),
+            connections_per_address: count(connections.connections_per_address),
+            streams_per_connection: count(connections.streams_per_connection),
+            pushes_per_receiver: count(limits.filter.pushes_in_flight_per_receiver),
+            idle: Duration::from_secs(connections.idle_seconds),
+        }
+    }
+
+    /// The shards served, for people.
+    pub(crate) fn served(&self) -> String {
+        let shards: Vec<String> = self.shards.iter().map(|shard| shard.to_string()).collect();
+        format!("shards {} of cluster {}", shards.join(", "), self.cluster)
+    }
+}
+
+/// Parameters of the gossip.
+pub(crate) fn gossip(limits: &Limits) -> router::Config {
+    let gossip = &limits.gossip;
+    let peers = count(gossip.peers);
+    let queues = gossip.queues_bytes / relay_limits::REFERENCE_BYTES / gossip.peers.max(1);
+    router::Config {
+        d: count(gossip.d),
+        d_low: count(gossip.d_low),
+        d_high: count(gossip.d_high),
+        d_score: count(gossip.d_score),
+        d_out: count(gossip.d_out),
+        d_lazy: count(gossip.d_lazy),
+        heartbeat: Duration::from_millis(gossip.heartbeat_millis),
+        history: count(gossip.history),
+        history_gossip: count(gossip.history_gossip),
+        fanout: Duration::from_secs(gossip.fanout_seconds),
+        seen: Duration::from_secs(gossip.seen_seconds),
+        seen_entries: count(gossip.seen_entries),
+        history_entries: count(gossip.history_messages),
+        prune_backoff: Duration::from_secs(gossip.prune_backoff_seconds),
+        unsubscribe_backoff: Duration::from_secs(gossip.unsubscribe_backoff_seconds),
+        peers,
+        // No pool has to be asked: all queues together have room for what each may hold.
+        queue_messages: count(gossip.queue_messages_per_peer.min(queues.max(1))),
+        ihave_ids: count(gossip.ihave_ids_per_heartbeat),
+        ihave_messages: count(gossip.ihave_messages_per_heartbeat),
+        retransmissions: u8::try_from(gossip.iwant_retransmissions).unwrap_or(u8::MAX),
+        iwant_followup: Duration::from_millis(gossip.iwant_followup_millis),
+        idontwant_bytes: count(gossip.idontwant_bytes),
+        idontwant_ids: count(gossip.idontwant_ids_per_peer),
+        idontwant_heartbeats: u32::try_from(gossip.idontwant_heartbeats).unwrap_or(u32::MAX),
+        ..router::Config::default()
+    }
+}
+
+/// Bounds of filter subscriptions.
+pub(crate) fn filter(limits: &Limits) -> crate::filter::Bounds {
+    let filter = &limits.filter;
+    let queues = filter.queues_bytes / relay_limits::REFERENCE_BYTES / filter.receivers.max(1);
+    crate::filter::Bounds {
+        receivers: count(filter.receivers),
+        criteria_per_peer: count(filter.criteria_per_peer),
+        criteria: count(filter.subscriptions),
+        queue_messages: count(filter.queue_messages_per_receiver.min(queues.max(1))),
+        silence: Duration::from_secs(filter.ping_seconds),
+    }
+}
+
+/// Settings of the store.
+pub(crate) fn store(limits: &Limits, folder: std::path::PathBuf) -> store::Config {
+    let (store, messages) = (&limits.store, &limits.messages);
+    store::Config {
+        segment_bytes: store.segment_bytes,
+        retention: Duration::from_secs(store.retention_hours.saturating_mul(3600)),
+        retention_bytes: store.retention_bytes,
+        sync_interval: Duration::from_millis(store.sync_millis),
+        index_cache_bytes: store.index_cache_bytes.saturating_mul(store.index_connections),
+        disk_reserve_bytes: store.disk_reserve_bytes,
+        query_threads: count(store.query_threads),
+        query_queue: count(store.queries_waiting),
+        queue_bytes: messages.appending_bytes,
+        index_queue_messages: count(store.index_queue_messages),
+        recent_messages: count(limits.gossip.seen_entries / 4),
+        ..store::Config::new(folder)
+    }
+}

@@ -1,0 +1,48 @@
+//! The published clients, unmodified, against the relay. `tests/waku/setup.sh` installs them (as
+//! `make test` does).
+
+use std::process::Command;
+
+use crate::harness::{Relay, repository, target};
+
+fn run(program: &str, arguments: &[&str]) {
+    let output = Command::new(program)
+        .args(arguments)
+        .current_dir(repository())
+        .output()
+        .unwrap_or_else(|error| panic!("{program} cannot be started ({error}): `make test` installs it"));
+    let text = String::from_utf8_lossy(&output.stdout);
+    println!("{text}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {}\n{text}\n{errors}", output.status);
+}
+
+fn javascript(arguments: &[&str]) {
+    run("node", &[&["tests/waku/js/client.mjs"], arguments].concat());
+}
+
+fn go(arguments: &[&str]) {
+    let peer = target().join("waku/peer");
+    run(peer.to_str().unwrap(), &[&["client"], arguments].concat());
+}
+
+#[test]
+fn javascript_pushes_subscribes_and_queries_over_websocket() {
+    let relay = Relay::start(&["--cluster", "2"]);
+    let peer = relay.address(true);
+    javascript(&["--peer", peer, "--cluster", "2", "--shards-in-cluster", "8", "--foreign-shard", "9"]);
+}
+
+#[test]
+fn javascript_does_so_with_a_fixed_shard_over_tcp() {
+    let relay = Relay::start(&["--cluster", "16", "--shard", "32"]);
+    let peer = relay.address(false);
+    javascript(&["--peer", peer, "--cluster", "16", "--shard", "32", "--foreign-shard", "33"]);
+}
+
+#[test]
+fn go_relays_pushes_subscribes_and_queries() {
+    let relay = Relay::start(&["--cluster", "2"]);
+    let peer = relay.address(false);
+    go(&["-peer", peer, "-cluster", "2", "-shards", "0,1,2,3", "-foreign-shard", "9"]);
+}

@@ -1,0 +1,9 @@
+//! The relay as its users see it: the real program, stock clients, hostile peers.
+
+#![allow(clippy::unwrap_used)]
+
+mod clients;
+mod harness;
+mod hostile;
+mod peer;
+mod stories;

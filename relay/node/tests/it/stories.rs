@@ -1,0 +1,119 @@
+//! What a relay does for those who use it.
+
+use protocol::{filter::Action, store};
+
+use crate::{
+    harness::Relay,
+    peer::{Client, message},
+};
+
+const TOPIC: &str = "/test/1/story/proto";
+
+fn all_of(topic: &str) -> store::Request {
+    store::Request {
+        request_id: "a request".into(),
+        include_data: true,
+        content_topics: vec![topic.into()],
+        forward: true,
+        limit: Some(100),
+        ..store::Request::default()
+    }
+}
+
+#[tokio::test]
+async fn a_message_is_pushed_received_and_found() {
+    let relay = Relay::start(&[]);
+    let mut sender = Client::connect(relay.address(false)).await;
+    let mut receiver = Client::connect(relay.address(false)).await;
+    assert_eq!(receiver.filter(Action::Subscribe, &[TOPIC]).await, 200);
+    let mut all = Vec::new();
+    for size in [0, 1, 1000, 100_000, 149_000] {
+        let sent = message(TOPIC, &vec![7; size]);
+        assert_eq!(sender.push(&sent).await.unwrap().status.code(), 200);
+        assert_eq!(receiver.pushed().await, sent);
+        all.push(sent.encode());
+    }
+    let found = sender.query(&all_of(TOPIC)).await.entries;
+    let found: Vec<Vec<u8>> = found.iter().map(|entry| entry.message.as_ref().unwrap().to_vec()).collect();
+    assert_eq!(found, all);
+}
+
+#[tokio::test]
+async fn who_unsubscribes_is_sent_nothing_more() {
+    let relay = Relay::start(&[]);
+    let mut sender = Client::connect(relay.address(false)).await;
+    let mut receiver = Client::connect(relay.address(false)).await;
+    assert_eq!(receiver.filter(Action::Ping, &[]).await, 404);
+    let topics = [TOPIC, "/test/1/other/proto"];
+    assert_eq!(receiver.filter(Action::Subscribe, &topics).await, 200);
+    assert_eq!(receiver.filter(Action::Ping, &[]).await, 200);
+    assert_eq!(receiver.filter(Action::Unsubscribe, &[TOPIC]).await, 200);
+    sender.push(&message(TOPIC, b"not for anybody")).await.unwrap();
+    let other = message("/test/1/other/proto", b"for the receiver");
+    sender.push(&other).await.unwrap();
+    assert_eq!(receiver.pushed().await, other);
+    assert_eq!(receiver.filter(Action::UnsubscribeAll, &[]).await, 200);
+    assert_eq!(receiver.filter(Action::Ping, &[]).await, 404);
+}
+
+#[tokio::test]
+async fn what_was_answered_for_is_there_after_a_kill() {
+    let mut relay = Relay::start(&[]);
+    let mut sent = Vec::new();
+    for round in 0..5_u8 {
+        let mut sender = Client::connect(relay.address(false)).await;
+        for number in 0..20 {
+            let one = message(TOPIC, &[round, number]);
+            assert_eq!(sender.push(&one).await.unwrap().status.code(), 200);
+            sent.push(one.encode());
+        }
+        relay.kill_and_start();
+    }
+    let mut reader = Client::connect(relay.address(false)).await;
+    let found = reader.query(&all_of(TOPIC)).await;
+    let found: Vec<Vec<u8>> =
+        found.entries.iter().map(|entry| entry.message.as_ref().unwrap().to_vec()).collect();
+    assert_eq!(found, sent);
+}
+
+#[tokio::test]
+async fn relays_pass_messages_on() {
+    let first = Relay::start(&[]);
+    let second = Relay::start(&["--peer", first.address(false)]);
+    let third = Relay::start(&["--peer", second.address(false)]);
+    let mut receiver = Client::connect(first.address(false)).await;
+    assert_eq!(receiver.filter(Action::Subscribe, &[TOPIC]).await, 200);
+    let mut sender = Client::connect(third.address(false)).await;
+    // Until the relays know of one another there is nobody to pass a message on to.
+    let mut sent = message(TOPIC, b"from afar");
+    loop {
+        let reply = sender.push(&sent).await.unwrap();
+        match reply.status.code() {
+            200 => break,
+            505 => tokio::time::sleep(std::time::Duration::from_millis(50)).await,
+            other => panic!("{other}: {reply:?}"),
+        }
+        sent = message(TOPIC, b"from afar");
+    }
+    assert_eq!(receiver.pushed().await, sent);
+}
+
+#[tokio::test]
+async fn ephemeral_and_stale_messages_are_passed_on_and_not_kept() {
+    let relay = Relay::start(&[]);
+    let mut client = Client::connect(relay.address(false)).await;
+    let mut receiver = Client::connect(relay.address(false)).await;
+    assert_eq!(receiver.filter(Action::Subscribe, &[TOPIC]).await, 200);
+    let mut ephemeral = message(TOPIC, b"ephemeral");
+    ephemeral.ephemeral = Some(true);
+    let mut stale = message(TOPIC, b"an hour old");
+    stale.timestamp = stale.timestamp.map(|at| at - 3_600_000_000_000);
+    let kept = message(TOPIC, b"kept");
+    for one in [&ephemeral, &stale, &kept] {
+        assert_eq!(client.push(one).await.unwrap().status.code(), 200);
+        assert_eq!(&receiver.pushed().await, one);
+    }
+    let found = client.query(&all_of(TOPIC)).await;
+    assert_eq!(found.entries.len(), 1);
+    assert_eq!(found.entries[0].message.as_deref(), Some(&kept.encode()[..]));
+}

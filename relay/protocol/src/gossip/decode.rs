@@ -1,0 +1,216 @@
+//! Reading of the gossip RPC. See the module above for what is refused and what is skipped.
+
+use bytes::Bytes;
+
+use super::{
+    IHave, Limits, MessageId, PEER_ID_BYTES_MAX, PEER_RECORD_BYTES_MAX, Prune, PrunePeer, Publish,
+    RPC_BYTES_MAX, Rpc, Subscription, tag,
+};
+use crate::text::{self, Text};
+use crate::wire::{DecodeError, Field, Fields, push_bounded};
+
+impl Rpc {
+    /// Reads an RPC without its length prefix. Errors: damaged, more entries than `limits` has
+    /// where that is an error.
+    pub fn decode(input: Bytes, limits: &Limits) -> Result<Self, DecodeError> {
+        let mut reader = Reader {
+            input: &input,
+            limits,
+            rpc: Self::default(),
+            ids_left: limits.ids,
+            peers_left: limits.peers,
+        };
+        for field in Fields::new(&input) {
+            let field = field?;
+            match field.tag {
+                tag::SUBSCRIPTION => reader.subscription(field.bytes()?)?,
+                tag::PUBLISH => reader.publish(field.bytes()?)?,
+                // Protobuf merges a message that comes twice, and so does this.
+                tag::CONTROL => reader.control(field.bytes()?)?,
+                _ => {}
+            }
+        }
+        Ok(reader.rpc)
+    }
+}
+
+struct Reader<'a> {
+    input: &'a Bytes,
+    limits: &'a Limits,
+    rpc: Rpc,
+    ids_left: usize,
+    peers_left: usize,
+}
+
+impl Reader<'_> {
+    fn subscription(&mut self, body: &[u8]) -> Result<(), DecodeError> {
+        let mut subscribe = false;
+        let mut topic = None;
+        for field in Fields::new(body) {
+            let field = field?;
+            match field.tag {
+                tag::SUBSCRIBE => subscribe = field.bool()?,
+                tag::SUBSCRIBE_TOPIC => topic = self.topic(&field)?,
+                _ => {}
+            }
+        }
+        let Some(topic) = topic else { return self.skip_entry() };
+        push_bounded(
+            &mut self.rpc.subscriptions,
+            Subscription { topic, subscribe },
+            "subscriptions",
+            self.limits.subscriptions,
+        )
+    }
+
+    fn publish(&mut self, body: &[u8]) -> Result<(), DecodeError> {
+        let mut topic = None;
+        let mut data = Bytes::new();
+        let mut signed = false;
+        for field in Fields::new(body) {
+            let field = field?;
+            match field.tag {
+                tag::DATA => data = field.shared(self.input, "data", RPC_BYTES_MAX)?,
+                tag::TOPIC => topic = self.topic(&field)?,
+                tag::FROM | tag::SEQNO | tag::SIGNATURE | tag::KEY => {
+                    field.bytes()?;
+                    signed = true;
+                }
+                _ => {}
+            }
+        }
+        let Some(topic) = topic.filter(|_| !data.is_empty()) else { return self.skip_entry() };
+        let publish = Publish { topic, data, signed };
+        push_bounded(&mut self.rpc.publish, publish, "publish", self.limits.publish)
+    }
+
+    fn control(&mut self, body: &[u8]) -> Result<(), DecodeError> {
+        for field in Fields::new(body) {
+            let field = field?;
+            match field.tag {
+                tag::IHAVE => self.ihave(field.bytes()?)?,
+                tag::IWANT => {
+                    let mut ids = std::mem::take(&mut self.rpc.iwant);
+                    self.ids(field.bytes()?, &mut ids)?;
+                    self.rpc.iwant = ids;
+                }
+                tag::GRAFT => self.graft(field.bytes()?)?,
+                tag::PRUNE => self.prune(field.bytes()?)?,
+                tag::IDONTWANT => {
+                    let mut ids = std::mem::take(&mut self.rpc.idontwant);
+                    self.ids(field.bytes()?, &mut ids)?;
+                    self.rpc.idontwant = ids;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn ihave(&mut self, body: &[u8]) -> Result<(), DecodeError> {
+        let mut topic = None;
+        let mut ids = Vec::new();
+        for field in Fields::new(body) {
+            let field = field?;
+            match field.tag {
+                tag::CONTROL_TOPIC => topic = self.topic(&field)?,
+                tag::IHAVE_IDS => self.id(&field, &mut ids)?,
+                _ => {}
+            }
+        }
+        let Some(topic) = topic else { return self.skip_entry() };
+        if ids.is_empty() {
+            return self.skip_entry();
+        }
+        let ihave = IHave { topic, ids };
+        push_bounded(&mut self.rpc.ihave, ihave, "ihave", self.limits.topics)
+    }
+
+    fn graft(&mut self, body: &[u8]) -> Result<(), DecodeError> {
+        let mut topic = None;
+        for field in Fields::new(body) {
+            let field = field?;
+            if field.tag == tag::CONTROL_TOPIC {
+                topic = self.topic(&field)?;
+            }
+        }
+        let Some(topic) = topic else { return self.skip_entry() };
+        push_bounded(&mut self.rpc.graft, topic, "graft", self.limits.topics)
+    }
+
+    fn prune(&mut self, body: &[u8]) -> Result<(), DecodeError> {
+        let mut topic = None;
+        let mut backoff_s = None;
+        let mut peers = Vec::new();
+        for field in Fields::new(body) {
+            let field = field?;
+            match field.tag {
+                tag::CONTROL_TOPIC => topic = self.topic(&field)?,
+                tag::PRUNE_BACKOFF => backoff_s = Some(field.varint()?),
+                tag::PRUNE_PEERS => self.peer(field.bytes()?, &mut peers)?,
+                _ => {}
+            }
+        }
+        let Some(topic) = topic else { return self.skip_entry() };
+        let prune = Prune { topic, backoff_s, peers };
+        push_bounded(&mut self.rpc.prune, prune, "prune", self.limits.topics)
+    }
+
+    fn peer(&mut self, body: &[u8], peers: &mut Vec<PrunePeer>) -> Result<(), DecodeError> {
+        if self.peers_left == 0 {
+            self.rpc.skipped.over_limit += 1;
+            return Ok(());
+        }
+        let mut peer_id = Bytes::new();
+        let mut signed_record = None;
+        for field in Fields::new(body) {
+            let field = field?;
+            match field.tag {
+                tag::PEER_ID => peer_id = self.input.slice_ref(field.bytes()?),
+                tag::PEER_RECORD => signed_record = Some(self.input.slice_ref(field.bytes()?)),
+                _ => {}
+            }
+        }
+        let record_bytes = signed_record.as_ref().map_or(0, Bytes::len);
+        if peer_id.is_empty() || peer_id.len() > PEER_ID_BYTES_MAX || record_bytes > PEER_RECORD_BYTES_MAX {
+            return self.skip_entry();
+        }
+        self.peers_left -= 1;
+        peers.push(PrunePeer { peer_id, signed_record });
+        Ok(())
+    }
+
+    fn ids(&mut self, body: &[u8], ids: &mut Vec<MessageId>) -> Result<(), DecodeError> {
+        for field in Fields::new(body) {
+            let field = field?;
+            if field.tag == tag::IDS {
+                self.id(&field, ids)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn id(&mut self, field: &Field<'_>, ids: &mut Vec<MessageId>) -> Result<(), DecodeError> {
+        match <[u8; 32]>::try_from(field.bytes()?) {
+            Err(_) => self.rpc.skipped.odd_ids += 1,
+            Ok(_) if self.ids_left == 0 => self.rpc.skipped.over_limit += 1,
+            Ok(id) => {
+                self.ids_left -= 1;
+                ids.push(MessageId(id));
+            }
+        }
+        Ok(())
+    }
+
+    /// A usable topic, or nothing. Errors: the field is no text by its wire type.
+    fn topic(&self, field: &Field<'_>) -> Result<Option<Text>, DecodeError> {
+        field.bytes()?;
+        let topic = text::read_pubsub_topic(self.input, field).ok();
+        Ok(topic.filter(|topic| !topic.is_empty()))
+    }
+
+    fn skip_entry(&mut self) -> Result<(), DecodeError> {
+        self.rpc.skipped.entries += 1;
+        Ok(())
+    }
+}

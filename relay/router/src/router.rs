@@ -1,0 +1,541 @@
+//! The router's state, and what messages and peers do to it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use rand::{SeedableRng, seq::SliceRandom};
+use rand_chacha::ChaCha20Rng;
+
+use crate::{
+    Config, Control, MessageId, Outgoing, Peer, Shard, Topics, history::History, peer::PeerState,
+    score::Score, seen::Seen,
+};
+
+/// What becomes of a message that a peer brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offer {
+    /// Nobody brought it yet: validate it, then accept, reject or forget it.
+    New,
+    /// It was seen before.
+    Duplicate,
+    /// It is not looked at.
+    Refused(Refusal),
+}
+
+/// Why a message is not looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The sender's score is below the graylist threshold, or it is not a peer.
+    Graylisted,
+    /// This node is not subscribed to the topic.
+    NotSubscribed,
+}
+
+/// What happened since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Messages accepted.
+    pub accepted: u64,
+    /// Messages seen before.
+    pub duplicates: u64,
+    /// Messages rejected.
+    pub rejected: u64,
+    /// Messages not looked at.
+    pub refused: u64,
+    /// References put into peers' queues.
+    pub queued: u64,
+    /// References that left a full queue unsent.
+    pub dropped: u64,
+    /// References sent because a peer fetched them.
+    pub fetched: u64,
+    /// Messages of this node's clients that no peer got.
+    pub without_peer: u64,
+    /// Promises that peers broke.
+    pub broken_promises: u64,
+    /// Grafts refused.
+    pub grafts_refused: u64,
+    /// Message ids forgotten early because more came than are kept.
+    pub seen_cut_short: u64,
+    /// History that left early.
+    pub history_dropped: u64,
+}
+
+/// One peer, to be shown.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PeerView {
+    /// Which.
+    pub peer: Peer,
+    /// Its score.
+    pub score: f64,
+    /// What it subscribed to.
+    pub topics: Topics,
+    /// In whose mesh it is.
+    pub mesh: Vec<Shard>,
+    /// References waiting for it.
+    pub waiting: usize,
+}
+
+/// The router; `M` is a reference to a message. See the crate's documentation.
+#[derive(Debug)]
+pub struct Router<M> {
+    pub(crate) config: Config,
+    pub(crate) random: ChaCha20Rng,
+    pub(crate) heartbeats: u64,
+    pub(crate) decayed: Duration,
+    pub(crate) counters: Counters,
+
+    /// What this node subscribed to, with the mesh of each.
+    pub(crate) meshes: BTreeMap<Shard, BTreeSet<Peer>>,
+    /// Topics this node publishes to without subscribing, with when that was last.
+    pub(crate) fanout: BTreeMap<Shard, (BTreeSet<Peer>, Duration)>,
+    pub(crate) peers: BTreeMap<Peer, PeerState<M>>,
+    /// Peers at an address.
+    colocated: BTreeMap<Vec<u8>, u32>,
+    /// Debts of peers that left, oldest first: name, until when, score.
+    retained: VecDeque<(Vec<u8>, Duration, Score)>,
+
+    pub(crate) seen: Seen,
+    pub(crate) history: History<M>,
+}
+
+impl<M: Clone> Router<M> {
+    /// A router without peers or topics. `seed` decides all its choices.
+    pub fn new(config: Config, seed: [u8; 32]) -> Self {
+        assert!(config.d_low <= config.d && config.d <= config.d_high, "d lies in its range");
+        assert!(config.d_out < config.d_low && config.d_out * 2 <= config.d, "d_out is possible");
+        assert!(config.history_gossip <= config.history, "what is offered can be fetched");
+        Self {
+            random: ChaCha20Rng::from_seed(seed),
+            heartbeats: 0,
+            decayed: Duration::ZERO,
+            counters: Counters::default(),
+            meshes: BTreeMap::new(),
+            fanout: BTreeMap::new(),
+            peers: BTreeMap::new(),
+            colocated: BTreeMap::new(),
+            retained: VecDeque::new(),
+            seen: Seen::new(config.seen, config.seen_entries),
+            history: History::new(config.history, config.history_gossip, config.history_entries),
+            config,
+        }
+    }
+
+    // Topics of this node.
+
+    /// Subscribes to a topic, and fills its mesh from the peers that are there.
+    pub fn subscribe(&mut self, shard: Shard, now: Duration) {
+        if shard >= crate::SHARDS || self.meshes.contains_key(&shard) {
+            return;
+        }
+        for state in self.peers.values_mut() {
+            state.control.subscription(shard, true);
+            state.wake();
+        }
+        let known = self.fanout.remove(&shard).map(|(peers, _)| peers).unwrap_or_default();
+        self.meshes.insert(shard, BTreeSet::new());
+        for peer in known.into_iter().take(self.config.d) {
+            if self.may_graft(peer, shard, now) {
+                self.graft(peer, shard, now);
+            }
+        }
+        self.fill_mesh(shard, now);
+    }
+
+    /// Leaves a topic.
+    pub fn unsubscribe(&mut self, shard: Shard, now: Duration) {
+        let Some(mesh) = self.meshes.remove(&shard) else { return };
+        for (peer, state) in &mut self.peers {
+            if mesh.contains(peer) {
+                state.score.in_mesh.remove(&shard);
+                state.back_off(shard, now + self.config.unsubscribe_backoff);
+                state.control.prune(shard, self.config.unsubscribe_backoff.as_secs());
+            }
+            state.control.subscription(shard, false);
+            state.wake();
+        }
+    }
+
+    /// Topics this node subscribed to.
+    pub fn subscriptions(&self) -> impl Iterator<Item = Shard> + '_ {
+        self.meshes.keys().copied()
+    }
+
+    /// Whether this node subscribed to a topic.
+    pub fn is_subscribed(&self, shard: Shard) -> bool {
+        self.meshes.contains_key(&shard)
+    }
+
+    // Peers.
+
+    /// A peer that speaks the protocol is connected: `name` is what it is called across
+    /// connections, `address` where it is (none if that says nothing, as on this machine).
+    ///
+    /// Says whether it is taken: there are at most `peers` of them.
+    pub fn connected(&mut self, peer: Peer, name: Vec<u8>, address: Option<Vec<u8>>, outbound: bool) -> bool {
+        if self.peers.len() >= self.config.peers || self.peers.contains_key(&peer) {
+            return false;
+        }
+        let owed = self.retained.iter().position(|(other, _, _)| *other == name);
+        let score = owed.and_then(|at| self.retained.remove(at)).map(|(_, _, score)| score);
+        if let Some(address) = &address {
+            *self.colocated.entry(address.clone()).or_default() += 1;
+        }
+        let mut state = PeerState::new(name, address, outbound, score.unwrap_or_default());
+        state.control.subscriptions = self.meshes.keys().map(|shard| (*shard, true)).collect();
+        self.peers.insert(peer, state);
+        true
+    }
+
+    /// A peer is gone.
+    pub fn disconnected(&mut self, peer: Peer, now: Duration) {
+        let Some(state) = self.peers.remove(&peer) else { return };
+        for mesh in self.meshes.values_mut() {
+            mesh.remove(&peer);
+        }
+        for (peers, _) in self.fanout.values_mut() {
+            peers.remove(&peer);
+        }
+        if let Some(address) = &state.address
+            && let Some(count) = self.colocated.get_mut(address)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.colocated.remove(address);
+            }
+        }
+        if let Some(debts) = state.score.debts() {
+            while self.retained.len() >= self.config.score.retained.max(1) {
+                self.retained.pop_front();
+            }
+            let until = now + self.config.score.retain;
+            self.retained.push_back((state.name, until, debts));
+        }
+    }
+
+    pub(crate) fn forget_debts(&mut self, now: Duration) {
+        for (_, _, score) in &mut self.retained {
+            score.decay(&self.config.score);
+        }
+        self.retained.retain(|(_, until, _)| *until > now);
+    }
+
+    /// A peer's score; nothing for one that is not there.
+    pub fn score(&self, peer: Peer, now: Duration) -> Option<f64> {
+        let state = self.peers.get(&peer)?;
+        let colocated = state.address.as_ref().and_then(|address| self.colocated.get(address));
+        Some(state.score.value(&self.config.score, colocated.copied().unwrap_or(0), now))
+    }
+
+    pub(crate) fn scores_at_least(&self, peer: Peer, threshold: f64, now: Duration) -> bool {
+        self.score(peer, now).is_some_and(|score| score >= threshold)
+    }
+
+    /// Whether anything this peer sends is looked at.
+    pub fn is_heard(&self, peer: Peer, now: Duration) -> bool {
+        self.scores_at_least(peer, self.config.score.graylist_threshold, now)
+    }
+
+    /// A peer broke a rule of the framing: something that no honest one sends.
+    pub fn misbehaved(&mut self, peer: Peer) {
+        if let Some(state) = self.peers.get_mut(&peer) {
+            state.score.broke_rules(1);
+        }
+    }
+
+    // What peers say.
+
+    /// A peer subscribed to a topic, or left it.
+    pub fn on_subscription(&mut self, peer: Peer, shard: Shard, subscribed: bool, now: Duration) {
+        let Some(state) = self.peers.get_mut(&peer) else { return };
+        if subscribed {
+            if !state.topics.insert(shard) {
+                return;
+            }
+            let wanting = self.meshes.get(&shard).is_some_and(|mesh| mesh.len() < self.config.d_low);
+            if wanting && self.may_graft(peer, shard, now) {
+                self.graft(peer, shard, now);
+            }
+        } else if state.topics.remove(shard) {
+            state.score.in_mesh.remove(&shard);
+            if let Some(mesh) = self.meshes.get_mut(&shard) {
+                mesh.remove(&peer);
+            }
+            if let Some((peers, _)) = self.fanout.get_mut(&shard) {
+                peers.remove(&peer);
+            }
+        }
+    }
+
+    /// A peer put this node into its mesh of a topic.
+    pub fn on_graft(&mut self, peer: Peer, shard: Shard, now: Duration) {
+        // Of a topic that this node does not know nothing is said: answering would amplify.
+        let Some(mesh) = self.meshes.get(&shard) else { return };
+        let (full, there) = (mesh.len() >= self.config.d_high, mesh.contains(&peer));
+        let poor = !self.scores_at_least(peer, 0.0, now);
+        let Some(state) = self.peers.get_mut(&peer) else { return };
+        if there {
+            return;
+        }
+        // Grafting says that it is subscribed, whatever order the messages came in.
+        state.topics.insert(shard);
+        let early = state.in_backoff(shard, now);
+        if early {
+            state.score.broke_rules(1);
+        }
+        if early || poor || (full && !state.outbound) {
+            let backoff = self.config.prune_backoff;
+            state.back_off(shard, now + backoff);
+            state.control.prune(shard, backoff.as_secs());
+            state.wake();
+            self.counters.grafts_refused += 1;
+            return;
+        }
+        state.score.in_mesh.insert(shard, now);
+        if let Some(mesh) = self.meshes.get_mut(&shard) {
+            mesh.insert(peer);
+        }
+    }
+
+    /// A peer left this node's mesh of a topic, and does not want to be grafted for a time.
+    pub fn on_prune(&mut self, peer: Peer, shard: Shard, backoff_seconds: Option<u64>, now: Duration) {
+        let Some(mesh) = self.meshes.get_mut(&shard) else { return };
+        mesh.remove(&peer);
+        let Some(state) = self.peers.get_mut(&peer) else { return };
+        state.score.in_mesh.remove(&shard);
+        // A back-off of years would be a way to keep a topic's mesh from being filled for good.
+        let most = self.config.prune_backoff * 10;
+        let asked = backoff_seconds.map_or(self.config.prune_backoff, Duration::from_secs);
+        state.back_off(shard, now + asked.clamp(self.config.prune_backoff, most));
+    }
+
+    /// A peer offers messages of its history.
+    pub fn on_ihave(
+        &mut self,
+        peer: Peer,
+        shard: Shard,
+        ids: impl IntoIterator<Item = MessageId>,
+        now: Duration,
+    ) {
+        let threshold = self.config.score.gossip_threshold;
+        if !self.meshes.contains_key(&shard) || !self.scores_at_least(peer, threshold, now) {
+            return;
+        }
+        let Some(state) = self.peers.get_mut(&peer) else { return };
+        state.ihave_heard += 1;
+        let room = self.config.ihave_ids.saturating_sub(state.ids_asked);
+        if state.ihave_heard > self.config.ihave_messages || room == 0 {
+            return;
+        }
+        let mut wanted: Vec<MessageId> =
+            ids.into_iter().take(self.config.ihave_ids).filter(|id| !self.seen.contains(id)).collect();
+        // Which ones are asked for is chance, so that two peers' offers complete one another.
+        wanted.shuffle(&mut self.random);
+        wanted.truncate(room);
+        let Some(promised) = wanted.first() else { return };
+        state.promises.push((*promised, now + self.config.iwant_followup));
+        state.ids_asked += wanted.len();
+        Control::add_ids(&mut state.control.iwant, wanted, self.config.ihave_ids);
+        state.wake();
+    }
+
+    /// A peer fetches messages.
+    pub fn on_iwant(&mut self, peer: Peer, ids: impl IntoIterator<Item = MessageId>, now: Duration) {
+        if !self.scores_at_least(peer, self.config.score.gossip_threshold, now) {
+            return;
+        }
+        let Some(state) = self.peers.get_mut(&peer) else { return };
+        for id in ids.into_iter().take(self.config.ihave_ids) {
+            let most = self.config.retransmissions;
+            if let Some((shard, message)) = self.history.fetch(&id, peer, most) {
+                self.counters.fetched += 1;
+                let dropped = state.push(shard, id, message, self.config.queue_messages);
+                self.counters.dropped += dropped;
+            }
+        }
+    }
+
+    /// A peer has messages already.
+    pub fn on_idontwant(&mut self, peer: Peer, ids: impl IntoIterator<Item = MessageId>) {
+        let until = self.heartbeats + u64::from(self.config.idontwant_heartbeats);
+        let Some(state) = self.peers.get_mut(&peer) else { return };
+        for id in ids.into_iter().take(self.config.idontwant_ids) {
+            state.does_not_want(id, until, self.config.idontwant_ids);
+        }
+    }
+
+    // Messages.
+
+    /// A peer brought a message of `bytes` bytes. A new one is remembered as seen from here on.
+    pub fn offer(&mut self, peer: Peer, shard: Shard, id: MessageId, bytes: usize, now: Duration) -> Offer {
+        if !self.is_heard(peer, now) {
+            self.counters.refused += 1;
+            return Offer::Refused(Refusal::Graylisted);
+        }
+        let Some(mesh) = self.meshes.get(&shard) else {
+            self.counters.refused += 1;
+            return Offer::Refused(Refusal::NotSubscribed);
+        };
+        if let Some(state) = self.peers.get_mut(&peer) {
+            state.promises.retain(|(promised, _)| *promised != id);
+        }
+        if !self.seen.insert(id, now) {
+            self.counters.duplicates += 1;
+            return Offer::Duplicate;
+        }
+        if bytes >= self.config.idontwant_bytes {
+            for other in mesh.iter().filter(|other| **other != peer) {
+                if let Some(state) = self.peers.get_mut(other) {
+                    let ids = &mut state.control.idontwant;
+                    Control::add_ids(ids, [id], self.config.idontwant_ids);
+                    state.wake();
+                }
+            }
+        }
+        Offer::New
+    }
+
+    /// A new message is valid and written: it goes to the mesh. How many peers get it.
+    pub fn accept(&mut self, peer: Peer, shard: Shard, id: MessageId, message: M) -> usize {
+        if let Some(state) = self.peers.get_mut(&peer) {
+            state.score.delivered_first(&self.config.score);
+        }
+        self.counters.accepted += 1;
+        self.history.insert(id, shard, message.clone());
+        let mesh = self.meshes.get(&shard).cloned().unwrap_or_default();
+        self.send(mesh.into_iter().filter(|other| *other != peer), shard, id, message)
+    }
+
+    /// A message of a client of this node, valid and written. How many peers get it; none if it
+    /// was seen before.
+    pub fn publish(&mut self, shard: Shard, id: MessageId, message: M, now: Duration) -> usize {
+        if !self.seen.insert(id, now) {
+            self.counters.duplicates += 1;
+            return 0;
+        }
+        self.counters.accepted += 1;
+        self.history.insert(id, shard, message.clone());
+        let to = self.publish_to(shard, now);
+        let count = self.send(to, shard, id, message);
+        if count == 0 {
+            self.counters.without_peer += 1;
+        }
+        count
+    }
+
+    /// Peers that a message of this node's clients would go to.
+    pub fn reachable(&self, shard: Shard, now: Duration) -> usize {
+        let threshold = self.config.score.publish_threshold;
+        let peers = self.peers.iter().filter(|(_, state)| state.topics.contains(shard));
+        peers.filter(|(peer, _)| self.scores_at_least(**peer, threshold, now)).count()
+    }
+
+    fn publish_to(&mut self, shard: Shard, now: Duration) -> Vec<Peer> {
+        let threshold = self.config.score.publish_threshold;
+        let worth = |router: &Self, peer: &Peer| router.scores_at_least(*peer, threshold, now);
+        if self.config.flood_publish {
+            let all = self.peers.iter().filter(|(_, state)| state.topics.contains(shard));
+            return all.map(|(peer, _)| *peer).filter(|peer| worth(self, peer)).collect();
+        }
+        if let Some(mesh) = self.meshes.get(&shard) {
+            return mesh.iter().copied().collect();
+        }
+        let chosen = match self.fanout.remove(&shard) {
+            Some((peers, _)) if !peers.is_empty() => peers,
+            _ => self.choose(shard, self.config.d, |router, peer| worth(router, &peer)),
+        };
+        let to = chosen.iter().copied().collect();
+        self.fanout.insert(shard, (chosen, now));
+        to
+    }
+
+    fn send(&mut self, to: impl IntoIterator<Item = Peer>, shard: Shard, id: MessageId, message: M) -> usize {
+        let mut count = 0;
+        for peer in to {
+            let Some(state) = self.peers.get_mut(&peer) else { continue };
+            self.counters.dropped += state.push(shard, id, message.clone(), self.config.queue_messages);
+            count += 1;
+        }
+        self.counters.queued += count as u64;
+        count
+    }
+
+    /// A new message breaks the protocol.
+    pub fn reject(&mut self, peer: Peer) {
+        self.counters.rejected += 1;
+        if let Some(state) = self.peers.get_mut(&peer) {
+            state.score.sent_invalid();
+        }
+    }
+
+    /// A new message could not be kept by this machine: it may come again.
+    pub fn forget(&mut self, id: &MessageId) {
+        self.seen.remove(id);
+    }
+
+    // Sending.
+
+    /// What to send to a peer next; nothing more ever when it is gone.
+    pub fn poll_next(&mut self, peer: Peer, cx: &mut Context<'_>) -> Poll<Option<Outgoing<M>>> {
+        match self.next(peer) {
+            None => Poll::Ready(None),
+            Some(Some(outgoing)) => Poll::Ready(Some(outgoing)),
+            Some(None) => {
+                if let Some(state) = self.peers.get_mut(&peer) {
+                    state.waker = Some(cx.waker().clone());
+                }
+                Poll::Pending
+            }
+        }
+    }
+
+    /// The same without waiting: `None` for a peer that is gone, `Some(None)` when there is nothing.
+    pub fn next(&mut self, peer: Peer) -> Option<Option<Outgoing<M>>> {
+        let state = self.peers.get_mut(&peer)?;
+        if !state.control.is_empty() {
+            return Some(Some(Outgoing::Control(std::mem::take(&mut state.control))));
+        }
+        let next = state.pop();
+        if state.queue.is_empty() {
+            // What a burst took goes back.
+            state.queue.shrink_to(16);
+        }
+        Some(next.map(|(shard, message)| Outgoing::Message(shard, message)))
+    }
+
+    // For people.
+
+    /// Counters.
+    pub fn counters(&self) -> Counters {
+        Counters {
+            seen_cut_short: self.seen.cut_short,
+            history_dropped: self.history.dropped,
+            ..self.counters
+        }
+    }
+
+    /// Every peer.
+    pub fn peers(&self, now: Duration) -> Vec<PeerView> {
+        let view = |(peer, state): (&Peer, &PeerState<M>)| PeerView {
+            peer: *peer,
+            score: self.score(*peer, now).unwrap_or(0.0),
+            topics: state.topics,
+            mesh: state.score.in_mesh.keys().copied().collect(),
+            waiting: state.queue.len(),
+        };
+        self.peers.iter().map(view).collect()
+    }
+
+    /// Peers in the mesh of a topic.
+    pub fn mesh(&self, shard: Shard) -> Vec<Peer> {
+        self.meshes.get(&shard).map(|mesh| mesh.iter().copied().collect()).unwrap_or_default()
+    }
+
+    /// Entries held: seen ids, messages in the history, references in queues.
+    pub fn held(&self) -> (usize, usize, usize) {
+        let queued = self.peers.values().map(|state| state.queue.len()).sum();
+        (self.seen.len(), self.history.len(), queued)
+    }
+}

@@ -1,0 +1,196 @@
+//! Partitions: which there are, what they hold, and how they are removed. Knows no SQL.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
+    },
+};
+
+use disk::Disk;
+
+use crate::message::Segment;
+
+/// File name of a partition's index.
+const INDEX: &str = "index.sqlite";
+/// Ending of what was set aside.
+pub(crate) const ASIDE: &str = "damaged";
+
+/// What one stretch of time brought.
+pub(crate) struct Partition {
+    /// When it was begun, by the arrival clock; its name.
+    pub(crate) start_ns: i64,
+    /// Nothing arrived after it; the largest number while it may still take messages.
+    pub(crate) end_ns: AtomicI64,
+    pub(crate) folder: PathBuf,
+    segments: RwLock<BTreeMap<u32, Arc<Segment>>>,
+    figures: Mutex<Figures>,
+    /// Bytes of the index's files as last looked at.
+    index_bytes: AtomicU64,
+    /// Bytes of segments that were set aside.
+    aside_bytes: AtomicU64,
+    /// Its index cannot be used and is being made anew.
+    pub(crate) broken: AtomicBool,
+    /// Its files are gone, or about to go.
+    pub(crate) dropped: AtomicBool,
+    /// The whole of it was set aside: nothing is served from it.
+    pub(crate) aside: bool,
+    /// How often its index was made anew: connections to an earlier one are of no use.
+    pub(crate) generation: AtomicU64,
+}
+
+/// What is indexed of a partition.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Figures {
+    pub(crate) messages: u64,
+    /// Smallest and largest timestamp.
+    pub(crate) span: Option<(i64, i64)>,
+}
+
+impl Figures {
+    pub(crate) fn add(&mut self, timestamp_ns: i64) {
+        let (min, max) = self.span.unwrap_or((timestamp_ns, timestamp_ns));
+        self.span = Some((min.min(timestamp_ns), max.max(timestamp_ns)));
+    }
+}
+
+impl Partition {
+    pub(crate) fn new(start_ns: i64, end_ns: i64, folder: PathBuf, aside: bool) -> Self {
+        Self {
+            start_ns,
+            end_ns: AtomicI64::new(end_ns),
+            folder,
+            segments: RwLock::default(),
+            figures: Mutex::default(),
+            index_bytes: AtomicU64::new(0),
+            aside_bytes: AtomicU64::new(0),
+            broken: AtomicBool::new(false),
+            dropped: AtomicBool::new(false),
+            aside,
+            generation: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn index_path(&self) -> PathBuf {
+        self.folder.join(INDEX)
+    }
+
+    /// The index and the files SQLite keeps beside it.
+    pub(crate) fn index_files(&self) -> [PathBuf; 3] {
+        ["", "-wal", "-shm"].map(|ending| self.folder.join(format!("{INDEX}{ending}")))
+    }
+
+    pub(crate) fn figures(&self) -> MutexGuard<'_, Figures> {
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn segment(&self, number: u32) -> Option<Arc<Segment>> {
+        self.segments.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
+    }
+
+    pub(crate) fn segments(&self) -> Vec<Arc<Segment>> {
+        self.segments.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    pub(crate) fn add_segment(&self, segment: Arc<Segment>) {
+        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        segments.insert(segment.number, segment);
+    }
+
+    fn take_segment(&self, number: u32) -> Option<Arc<Segment>> {
+        self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(&number)
+    }
+
+    /// Bytes on disk, as far as known.
+    pub(crate) fn bytes(&self) -> u64 {
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        let segments: u64 = segments.values().map(|segment| segment.length()).sum();
+        segments + self.index_bytes.load(Ordering::Relaxed) + self.aside_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Looks how long the index is.
+    pub(crate) fn measure_index(&self) {
+        let length = |path: &PathBuf| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+        self.index_bytes.store(self.index_files().iter().map(length).sum(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_aside(&self, bytes: u64) {
+        self.aside_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Takes a damaged segment out of service. Its file stays until the partition is removed.
+    pub(crate) fn set_aside(&self, disk: &dyn Disk, segment: &Segment) -> io::Result<()> {
+        let aside = segment.path.with_extension(format!("segment.{ASIDE}"));
+        if self.take_segment(segment.number).is_some() {
+            self.count_aside(segment.length());
+        }
+        // Whoever writes to it begins another one.
+        segment.sync_lost.store(true, Ordering::Release);
+        segment.pin()?;
+        disk.rename(&segment.path, &aside)?;
+        disk.sync_folder(&self.folder)
+    }
+
+    /// Removes a segment without messages.
+    pub(crate) fn forget_empty(&self, disk: &dyn Disk, segment: &Segment) -> io::Result<()> {
+        self.take_segment(segment.number);
+        remove_if_there(disk, &segment.path)
+    }
+
+    /// Removes its files. Segments that somebody refers to stay readable.
+    pub(crate) fn remove(&self, disk: &dyn Disk) -> io::Result<()> {
+        self.dropped.store(true, Ordering::Release);
+        for segment in self.segments() {
+            match segment.pin() {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                pinned => pinned?,
+            }
+            remove_if_there(disk, &segment.path)?;
+            self.take_segment(segment.number);
+        }
+        match disk.remove_folder(&self.folder) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Removes a file, which may be gone already.
+pub(crate) fn remove_if_there(disk: &dyn Disk, path: &Path) -> io::Result<()> {
+    match disk.remove(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// All partitions, by their start.
+#[derive(Default)]
+pub(crate) struct Catalog(RwLock<Vec<Arc<Partition>>>);
+
+impl Catalog {
+    pub(crate) fn all(&self) -> Vec<Arc<Partition>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn newest(&self) -> Option<Arc<Partition>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).last().cloned()
+    }
+
+    pub(crate) fn add(&self, partition: Arc<Partition>) {
+        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        debug_assert!(all.last().is_none_or(|last| last.start_ns < partition.start_ns));
+        all.push(partition);
+    }
+
+    /// Takes out the oldest, if it is this one: no later query sees it.
+    pub(crate) fn take_oldest(&self, partition: &Arc<Partition>) {
+        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if all.first().is_some_and(|first| Arc::ptr_eq(first, partition)) {
+            partition.dropped.store(true, Ordering::Release);
+            all.remove(0);
+        }
+    }
+}

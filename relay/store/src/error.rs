@@ -1,0 +1,135 @@
+//! What the store refuses, and how it says so.
+
+use std::{io, path::PathBuf, sync::Arc};
+
+use thiserror::Error;
+
+use crate::config::ConfigError;
+
+/// Why a store was not opened.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// A setting is out of its bounds.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Another process, or another store of this one, has the folder.
+    #[error("{folder} is in use by another process; end it, or set another folder for the store")]
+    InUse {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The operating system said no.
+    #[error("{path}: {doing}: {source}")]
+    Io {
+        /// File or folder.
+        path: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// Reason.
+        source: io::Error,
+    },
+}
+
+/// The append queue has no room; nothing was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "the store's queue is full: {messages} of {messages_max} messages and {bytes} of {bytes_max} bytes \
+     wait to be written; try again in a moment, or raise queue_messages and queue_bytes"
+)]
+pub struct Full {
+    /// Waiting.
+    pub messages: usize,
+    /// The most that may wait.
+    pub messages_max: usize,
+    /// Bytes waiting.
+    pub bytes: u64,
+    /// The most that may wait.
+    pub bytes_max: u64,
+}
+
+/// Why a message was not written.
+#[derive(Clone, Debug, Error)]
+pub enum AppendError {
+    /// No room, or less than the reserve. Later appends work again when there is room.
+    #[error(
+        "{path}: the disk is full: {free_bytes} bytes are free and {needed_bytes} are needed, reserve \
+         included; free disk space, or lower retention_bytes"
+    )]
+    DiskFull {
+        /// The store's folder.
+        path: PathBuf,
+        /// Free for the process.
+        free_bytes: u64,
+        /// What the write and the reserve need.
+        needed_bytes: u64,
+    },
+    /// The operating system said no.
+    #[error("{path}: writing: {source}")]
+    Io {
+        /// File or folder.
+        path: PathBuf,
+        /// Reason.
+        source: Arc<io::Error>,
+    },
+    /// The message or a topic is too long.
+    #[error("{what} of {bytes} bytes is over the store's limit of {bytes_max}")]
+    TooLarge {
+        /// Which.
+        what: &'static str,
+        /// Its bytes.
+        bytes: usize,
+        /// Allowed.
+        bytes_max: usize,
+    },
+    /// The store was closed.
+    #[error("the store is closed")]
+    Closed,
+}
+
+/// Why a query was not answered.
+#[derive(Clone, Debug, Error)]
+pub enum QueryError {
+    /// Too many queries at once.
+    #[error("{queue} queries wait already, the most allowed; try again in a moment, or raise query_queue")]
+    Busy {
+        /// The most that may wait.
+        queue: usize,
+    },
+    /// No message has the cursor's hash: it was removed by retention, or never was here.
+    #[error("no message has the cursor's hash {}; begin again without a cursor", hex(.cursor))]
+    UnknownCursor {
+        /// As asked.
+        cursor: [u8; 32],
+    },
+    /// A list is too long.
+    #[error("{count} {what} in a query are over the limit of {max}; split the query")]
+    TooMany {
+        /// Of which.
+        what: &'static str,
+        /// As asked.
+        count: usize,
+        /// Allowed.
+        max: usize,
+    },
+    /// The index did not reach in time what was appended before the query.
+    #[error("the index is {messages} messages behind; try again in a moment")]
+    Behind {
+        /// Appended and not indexed.
+        messages: u64,
+    },
+    /// A partition's index cannot be read at the moment.
+    #[error("{path}: {what}; try again in a moment")]
+    Index {
+        /// The index, or the segment that does not check.
+        path: PathBuf,
+        /// What was found.
+        what: String,
+    },
+    /// The store was closed.
+    #[error("the store is closed")]
+    Closed,
+}
+
+fn hex(bytes: &[u8; 32]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

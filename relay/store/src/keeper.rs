@@ -1,0 +1,169 @@
+//! Syncs at an interval, and retires what is over: partitions by age and by size, transit segments
+//! by age. Never reads a message.
+
+use std::{
+    io,
+    sync::{Condvar, Mutex, PoisonError, atomic::Ordering},
+};
+
+use crate::{catalog::remove_if_there, config::nanos, indexer::Event, store::Shared};
+use disk::Open;
+
+/// Wakes the keeper before its interval is over.
+#[derive(Default)]
+pub(crate) struct Bell {
+    state: Mutex<Rung>,
+    rung: Condvar,
+    /// One round at a time.
+    round: Mutex<()>,
+}
+
+#[derive(Default)]
+struct Rung {
+    rung: bool,
+    closed: bool,
+}
+
+impl Bell {
+    pub(crate) fn ring(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).rung = true;
+        self.rung.notify_all();
+    }
+
+    pub(crate) fn close(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
+        self.rung.notify_all();
+    }
+}
+
+/// Until the bell is closed.
+pub(crate) fn run(shared: &Shared) {
+    loop {
+        let bell = &shared.keeper;
+        let state = bell.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = bell
+            .rung
+            .wait_timeout_while(state, shared.config.sync_interval, |state| !state.rung && !state.closed);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        state.rung = false;
+        if state.closed {
+            return;
+        }
+        drop(state);
+        round(shared);
+    }
+}
+
+/// One round.
+pub(crate) fn round(shared: &Shared) {
+    let _alone = shared.keeper.round.lock().unwrap_or_else(PoisonError::into_inner);
+    sync(shared);
+    if let Some(newest) = shared.catalog.newest() {
+        newest.measure_index();
+    }
+    retire_partitions(shared);
+    retire_transit(shared);
+}
+
+fn sync(shared: &Shared) {
+    let (mut complete, mut failed) = (Vec::new(), false);
+    for (partition, segment) in shared.unsynced().clone() {
+        // Removed, or set aside.
+        if partition.segment(segment.number).is_none() {
+            complete.push(segment.number);
+            continue;
+        }
+        // The order matters: a segment that is sealed now has its last length.
+        let sealed = segment.sealed.load(Ordering::Acquire);
+        let length = segment.length();
+        if segment.synced.load(Ordering::Acquire) < length {
+            let synced = shared.disk.open(&segment.path, Open::Write).and_then(|file| file.sync_data());
+            match synced {
+                Ok(()) => segment.synced.store(length, Ordering::Release),
+                Err(error) => {
+                    failed = true;
+                    shared.sync_errors.fetch_add(1, Ordering::Relaxed);
+                    // What was written since the last success may be lost in a power cut, and a
+                    // later sync would not say so. It takes nothing more, and is read through at
+                    // the next start.
+                    let path = segment.path.display();
+                    tracing::warn!(%path, %error, "a sync failed; a new segment is begun");
+                    segment.sync_lost.store(true, Ordering::Release);
+                    complete.push(segment.number);
+                    continue;
+                }
+            }
+        }
+        if sealed {
+            let number = segment.number;
+            let event = Event::Seal { partition: partition.clone(), number, length };
+            // A full queue takes it in another round.
+            if shared.rows.try_push(event, 0).is_ok() {
+                complete.push(number);
+            }
+        }
+    }
+    shared.unsynced().retain(|(_, segment)| !complete.contains(&segment.number));
+    if !failed {
+        shared.last_sync_ns.store((shared.clock)(), Ordering::Release);
+    }
+}
+
+/// Whole partitions go, the oldest first; the newest stays while it takes messages.
+fn retire_partitions(shared: &Shared) {
+    let retention_ns = nanos(shared.config.retention);
+    let all = shared.catalog.all();
+    let now_ns = (shared.clock)();
+    let mut bytes: u64 = all.iter().map(|partition| partition.bytes()).sum();
+    for (position, partition) in all.iter().enumerate() {
+        // What it holds had arrived when the next was begun, or when the writer left it. The writer
+        // comes back to none that is as old as this.
+        let next = all.get(position + 1);
+        let end_ns = partition.end_ns.load(Ordering::Acquire);
+        let end_ns = next.map_or(end_ns, |next| end_ns.min(next.start_ns));
+        let old = now_ns.saturating_sub(end_ns) >= retention_ns;
+        let large = bytes > shared.config.retention_bytes && next.is_some();
+        if !old && !large {
+            break;
+        }
+        let freed = partition.bytes();
+        shared.catalog.take_oldest(partition);
+        let path = partition.folder.display();
+        match partition.remove(shared.disk.as_ref()) {
+            Ok(()) => tracing::info!(%path, freed, "a partition was removed"),
+            // It is out of service; its folder goes at the next start.
+            Err(error) => tracing::warn!(%path, %error, "a partition was not removed in whole"),
+        }
+        shared.dropped_partitions.fetch_add(1, Ordering::Relaxed);
+        bytes = bytes.saturating_sub(freed);
+    }
+}
+
+fn retire_transit(shared: &Shared) {
+    let now_ns = (shared.clock)();
+    let keep_ns = nanos(shared.config.keep_transit);
+    let over = |newest_ns: i64| now_ns.saturating_sub(newest_ns) > keep_ns;
+    // In the order of their beginning.
+    let segments = shared.transit().clone();
+    let mut bytes: u64 = segments.iter().map(|segment| segment.length()).sum();
+    for segment in segments {
+        // The one that is being written to stays.
+        let large = bytes > shared.config.transit_bytes && segment.sealed.load(Ordering::Acquire);
+        if !large && !over(segment.newest_arrival_ns.load(Ordering::Acquire)) {
+            continue;
+        }
+        bytes = bytes.saturating_sub(segment.length());
+        // Whoever has a reference, the writer included, goes on reading and writing it.
+        let removed: io::Result<()> =
+            segment.pin().and_then(|()| remove_if_there(shared.disk.as_ref(), &segment.path));
+        match removed {
+            Ok(()) => shared.transit().retain(|other| other.number != segment.number),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                shared.transit().retain(|other| other.number != segment.number);
+            }
+            Err(error) => {
+                tracing::warn!(path = %segment.path.display(), %error, "a segment was not removed");
+            }
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! The relay's messages on disk: a segment log and its index.
+//!
+//! An accepted message is written once, to a segment file. Whatever sends it later (gossip, pushes,
+//! store answers, HTTP) reads it from there through a [`Message`], a reference of fixed size, so
+//! that the bytes lie in the page cache, which the kernel may reclaim, and not in the heap.
+//!
+//! # Layout
+//!
+//! ```text
+//! <folder>/partitions/<start, ns since 1970>/<number>.segment   kept messages, `disk::records`
+//!                                            index.sqlite       derivable from the segments
+//! <folder>/transit/<number>.segment                            messages that are not kept
+//! ```
+//!
+//! A partition holds what arrived in one stretch of time (an hour, less when it grows large).
+//! Retention removes whole partitions, never rows. A message's timestamp is its sender's, so
+//! timestamps of neighbouring partitions overlap; queries merge them.
+//!
+//! # Threads and what they hold
+//!
+//! - **writer**: takes what waits in the append queue ([`Config::queue_bytes`], counted by the
+//!   callers' reservations) and writes it as one batch; a buffer of at most 4 MiB and the recent
+//!   set.
+//! - **index**: follows the writer through a queue of [`Config::index_queue_messages`]; one SQLite
+//!   connection for the current partition, and one more while a partition changes.
+//! - **keeper**: syncs at an interval, retires partitions and transit segments.
+//! - **queries** ([`Config::query_threads`]): four SQLite connections each.
+//!
+//! All page caches together hold at most [`Config::index_cache_bytes`]. SQLite's memory map is off:
+//! a file that is cut short under a mapping kills the process, and one that is read fails in words.
+//!
+//! # What survives
+//!
+//! What [`Store::append`] answered for was written to the file: it survives the process. It
+//! survives a power cut from the next sync on ([`Config::sync_interval`]). At start, segments that
+//! were not sealed and synced are read through; a torn end is cut off; what the index lacks is
+//! added; an index that is missing, damaged or ahead of its segments is made anew. A message is
+//! served when its checksum held at that reading, or holds at the query.
+//!
+//! This crate must never know what a message means: it is handed hash, timestamp and topics.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod catalog;
+mod config;
+mod error;
+mod index;
+mod indexer;
+mod keeper;
+mod message;
+mod query;
+mod query_index;
+mod queue;
+mod recover;
+mod segment;
+mod store;
+mod writer;
+
+pub use config::{Config, ConfigError};
+pub use error::{AppendError, Full, OpenError, QueryError};
+pub use message::Message;
+pub use query::{
+    CONTENT_TOPICS_MAX, Found, HASHES_MAX, PAGE_MESSAGES_DEFAULT, PAGE_MESSAGES_MAX, Page, Query,
+};
+pub use segment::{MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX};
+pub use store::{Arrival, Clock, Status, Store};

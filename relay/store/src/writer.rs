@@ -1,0 +1,333 @@
+//! The one thread that appends: takes what waits as a batch, writes it, answers, hands it to the
+//! index.
+//!
+//! Bounds: a batch of [`BATCH_BYTES_MAX`] and [`BATCH_MESSAGES_MAX`]; the recent set of
+//! [`crate::Config::recent_messages`]. A full disk or a failed write refuses the messages concerned
+//! and nothing else. Never knows what a message means.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    io,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use budget::Reservation;
+use bytes::Bytes;
+use tokio::sync::oneshot;
+
+use crate::{
+    catalog::Partition,
+    config::{Config, nanos},
+    error::AppendError,
+    index::Row,
+    indexer::Event,
+    message::{Message, Place},
+    segment::{BATCH_BYTES_MAX, SegmentWriter, file_name, record_bytes},
+    store::{Arrival, Shared},
+};
+
+/// Messages of one batch.
+const BATCH_MESSAGES_MAX: usize = 1024;
+/// How long a message that arrived is remembered.
+const RECENT_NS: i64 = 120 * 1_000_000_000;
+
+/// A message waiting to be written.
+pub(crate) struct Pending {
+    pub(crate) arrival: Arrival,
+    pub(crate) message: Bytes,
+    pub(crate) held: Reservation,
+    pub(crate) answer: oneshot::Sender<Result<Message, AppendError>>,
+}
+
+/// A message in the buffer of a segment.
+struct Encoded {
+    arrival: Arrival,
+    place: Place,
+    answer: oneshot::Sender<Result<Message, AppendError>>,
+    held: Reservation,
+}
+
+pub(crate) struct Writer {
+    shared: Arc<Shared>,
+    kept: Lane,
+    transit: Lane,
+    recent: Recent,
+    /// Free bytes of the file system as of this batch, less what it took since; unknown of some.
+    free_bytes: Option<u64>,
+    /// The current partition was looked at in this batch.
+    looked: bool,
+}
+
+/// A segment being filled, and what is in its buffer.
+#[derive(Default)]
+struct Lane {
+    writer: Option<SegmentWriter>,
+    /// Of the segment; none: transit.
+    partition: Option<Arc<Partition>>,
+    begun_ns: i64,
+    encoded: Vec<Encoded>,
+    /// Hashes of these.
+    hashes: HashSet<[u8; 32]>,
+}
+
+impl Writer {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        let recent = Recent::new(shared.config.recent_messages);
+        Self {
+            shared,
+            kept: Lane::default(),
+            transit: Lane::default(),
+            recent,
+            free_bytes: None,
+            looked: false,
+        }
+    }
+
+    /// Until the queue is closed and empty.
+    pub(crate) fn run(mut self) {
+        let patience = Duration::from_secs(1);
+        let queue = self.shared.clone();
+        while let Some(batch) = queue.appends.take(BATCH_MESSAGES_MAX, BATCH_BYTES_MAX as u64, patience) {
+            let now_ns = (self.shared.clock)();
+            self.recent.forget(now_ns);
+            (self.free_bytes, self.looked) = (self.shared.free_bytes(), false);
+            for pending in batch {
+                self.take(pending, now_ns);
+            }
+            self.flush(true);
+            self.flush(false);
+            self.kept.leave_if_over(&self.shared.config, now_ns);
+        }
+        for lane in [&self.kept, &self.transit] {
+            lane.seal();
+        }
+    }
+
+    /// Encodes one message; what is full is written before.
+    fn take(&mut self, pending: Pending, now_ns: i64) {
+        let Pending { arrival, message, held, answer } = pending;
+        if let Some(known) = self.recent.find(&arrival) {
+            drop(held);
+            let _ = answer.send(Ok(known));
+            return;
+        }
+        let kept = arrival.kept;
+        let bytes = record_bytes(&arrival, &message);
+        let lane = if kept { &self.kept } else { &self.transit };
+        // The same message twice in one batch: what is buffered is written first, and then it is
+        // known.
+        let twice = lane.hashes.contains(&arrival.hash);
+        let over = lane.writer.as_ref().is_some_and(|writer| {
+            writer.pending() as u64 + bytes > BATCH_BYTES_MAX as u64
+                || writer.bytes() + bytes > self.shared.config.segment_bytes
+        });
+        if twice || over {
+            self.flush(kept);
+            if let Some(known) = self.recent.find(&arrival) {
+                drop(held);
+                let _ = answer.send(Ok(known));
+                return;
+            }
+        }
+        if let Err(error) = self.check_room(bytes).and_then(|()| self.make_ready(kept, bytes, now_ns)) {
+            drop(held);
+            let _ = answer.send(Err(error));
+            return;
+        }
+        let lane = if kept { &mut self.kept } else { &mut self.transit };
+        if let Some(writer) = &mut lane.writer {
+            let place = writer.encode(&arrival, message);
+            writer.segment.newest_arrival_ns.fetch_max(now_ns, Ordering::AcqRel);
+            self.free_bytes = self.free_bytes.map(|free| free.saturating_sub(bytes));
+            lane.hashes.insert(arrival.hash);
+            lane.encoded.push(Encoded { arrival, place, answer, held });
+        }
+    }
+
+    /// Room for a message and the reserve; of a file system that does not say, none is asked.
+    fn check_room(&self, bytes: u64) -> Result<(), AppendError> {
+        let needed_bytes = self.shared.config.disk_reserve_bytes + bytes;
+        match self.free_bytes {
+            Some(free_bytes) if free_bytes < needed_bytes => {
+                let path = self.shared.config.folder.clone();
+                Err(self.shared.disk_full(AppendError::DiskFull { path, free_bytes, needed_bytes }))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Sees to a segment that takes a record of so many bytes.
+    fn make_ready(&mut self, kept: bool, bytes: u64, now_ns: i64) -> Result<(), AppendError> {
+        let config = &self.shared.config;
+        let lane = if kept { &self.kept } else { &self.transit };
+        let full = lane
+            .writer
+            .as_ref()
+            .is_none_or(|writer| writer.is_broken() || writer.bytes() + bytes > config.segment_bytes);
+        let over = if kept {
+            let look = !std::mem::replace(&mut self.looked, true);
+            look && lane.partition.as_ref().is_none_or(|partition| config.is_over(partition, now_ns))
+        } else {
+            now_ns.saturating_sub(lane.begun_ns) > nanos(config.keep_transit) / 2
+        };
+        if !full && !over {
+            return Ok(());
+        }
+        if lane.writer.as_ref().is_some_and(|writer| writer.pending() > 0) {
+            self.flush(kept);
+        }
+        self.begin(kept, now_ns).map_err(|source| self.shared.failed(source, bytes))
+    }
+
+    /// Begins a segment, and with it a partition when the current one is over.
+    fn begin(&mut self, kept: bool, now_ns: i64) -> io::Result<()> {
+        let shared = self.shared.clone();
+        let lane = if kept { &mut self.kept } else { &mut self.transit };
+        lane.leave(&shared.config, now_ns);
+        let number = shared.next_segment.fetch_add(1, Ordering::Relaxed);
+        let path = if kept {
+            let partition = shared.partition_for(now_ns)?;
+            let path = partition.folder.join(file_name(number));
+            lane.partition = Some(partition);
+            path
+        } else {
+            shared.transit_folder().join(file_name(number))
+        };
+        let writer = SegmentWriter::create(&shared.disk, &shared.files, path, number)?;
+        // Before the keeper sees it: one that is empty is not old.
+        writer.segment.newest_arrival_ns.store(now_ns, Ordering::Release);
+        match (&lane.partition, kept) {
+            (Some(partition), true) => {
+                partition.add_segment(writer.segment.clone());
+                shared.note_unsynced(partition.clone(), writer.segment.clone());
+            }
+            _ => shared.note_transit(writer.segment.clone()),
+        }
+        lane.begun_ns = now_ns;
+        lane.writer = Some(writer);
+        // What this one brings may be too much.
+        shared.keeper.ring();
+        Ok(())
+    }
+
+    /// Writes what is buffered, answers, and hands it to the index.
+    fn flush(&mut self, kept: bool) {
+        let shared = self.shared.clone();
+        let lane = if kept { &mut self.kept } else { &mut self.transit };
+        let Some(writer) = lane.writer.as_mut().filter(|writer| writer.pending() > 0) else {
+            return;
+        };
+        let bytes = writer.pending() as u64;
+        let written = writer.write();
+        let segment = writer.segment.clone();
+        let encoded = std::mem::take(&mut lane.encoded);
+        lane.hashes.clear();
+        if let Err(source) = written {
+            let error = shared.failed(source, bytes);
+            for Encoded { answer, held, .. } in encoded {
+                drop(held);
+                let _ = answer.send(Err(error.clone()));
+            }
+            return;
+        }
+        shared.appended_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if kept {
+            // Before anybody learns of it: a query waits for what was appended when it was asked.
+            shared.appended.fetch_add(encoded.len() as u64, Ordering::AcqRel);
+        }
+        let mut rows = Vec::with_capacity(if kept { encoded.len() } else { 0 });
+        for Encoded { arrival, place, answer, held } in encoded {
+            drop(held);
+            let message = Message::new(segment.clone(), place);
+            let _ = answer.send(Ok(message.clone()));
+            self.recent.add(&arrival, message);
+            if kept {
+                let Arrival { hash, timestamp_ns, pubsub_topic, content_topic, .. } = arrival;
+                let segment = segment.number;
+                rows.push(Row { hash, timestamp_ns, pubsub_topic, content_topic, segment, place });
+            }
+        }
+        let partition = if kept { lane.partition.as_ref() } else { None };
+        if let Some(partition) = partition {
+            let rows = rows.into_iter().map(|row| {
+                let bytes = (row.pubsub_topic.len() + row.content_topic.len()) as u64 + 200;
+                (Event::Row(partition.clone(), row), bytes)
+            });
+            shared.rows.push_all(rows);
+        }
+    }
+}
+
+impl Lane {
+    fn seal(&self) {
+        if let Some(writer) = &self.writer {
+            writer.segment.sealed.store(true, Ordering::Release);
+        }
+    }
+
+    /// Leaves a partition whose time is over, so that it can be removed though nothing arrives.
+    fn leave_if_over(&mut self, config: &Config, now_ns: i64) {
+        if self.partition.as_ref().is_some_and(|partition| config.is_over(partition, now_ns)) {
+            self.leave(config, now_ns);
+        }
+    }
+
+    fn leave(&mut self, config: &Config, now_ns: i64) {
+        self.seal();
+        self.writer = None;
+        if let Some(partition) = self.partition.take() {
+            // None is appended to later than this, however late it is left.
+            let end_ns = partition.start_ns.saturating_add(config.partition_ns()).min(now_ns);
+            partition.end_ns.store(end_ns, Ordering::Release);
+        }
+    }
+}
+
+/// What arrived lately.
+struct Recent {
+    max: usize,
+    known: HashMap<[u8; 32], (Message, bool)>,
+    order: VecDeque<(i64, [u8; 32])>,
+    now_ns: i64,
+}
+
+impl Recent {
+    fn new(max: usize) -> Self {
+        Self { max, known: HashMap::new(), order: VecDeque::new(), now_ns: 0 }
+    }
+
+    /// The same message, if it is kept at least as long.
+    fn find(&self, arrival: &Arrival) -> Option<Message> {
+        let (message, kept) = self.known.get(&arrival.hash)?;
+        (*kept || !arrival.kept).then(|| message.clone())
+    }
+
+    fn add(&mut self, arrival: &Arrival, message: Message) {
+        if self.max == 0 {
+            return;
+        }
+        while self.order.len() >= self.max {
+            self.forget_oldest();
+        }
+        if self.known.insert(arrival.hash, (message, arrival.kept)).is_none() {
+            self.order.push_back((self.now_ns, arrival.hash));
+        }
+    }
+
+    fn forget(&mut self, now_ns: i64) {
+        self.now_ns = now_ns;
+        while self.order.front().is_some_and(|(then, _)| now_ns.saturating_sub(*then) > RECENT_NS) {
+            self.forget_oldest();
+        }
+        if self.order.is_empty() && self.known.capacity() > 64 {
+            (self.known, self.order) = (HashMap::new(), VecDeque::new());
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some((_, hash)) = self.order.pop_front() {
+            self.known.remove(&hash);
+        }
+    }
+}

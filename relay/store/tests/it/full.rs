@@ -1,0 +1,111 @@
+//! A full disk refuses what it cannot take, by name, and nothing else is lost.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+};
+
+use disk::SimulatedDisk;
+use store::{AppendError, Config};
+
+use crate::common::*;
+
+struct Tmpfs(PathBuf);
+
+impl Tmpfs {
+    fn new(at: &Path, size: &str) -> Option<Self> {
+        let options = format!("size={size}");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).output();
+        mounted.is_ok_and(|output| output.status.success()).then(|| Self(at.to_path_buf()))
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).output();
+    }
+}
+
+#[test]
+fn writes_that_find_no_room_are_refused_and_taken_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = SimulatedDisk::new(folder.path(), 1).unwrap();
+    let hand = Hand::new();
+    let config = config(&folder.path().join("store"));
+    let store = open_on(Arc::new(disk.clone()), config.clone(), &hand);
+    for round in 0..3u64 {
+        let first = round * 100;
+        append(&store, first, hand.now());
+        disk.limit_growth(Some(1000));
+        // The small one fits, the large one does not, and the small one behind it does.
+        append(&store, first + 1, hand.now());
+        let refused = try_append(&store, arrival(first + 2, hand.now()), body(first + 2, 5000)).unwrap_err();
+        let AppendError::DiskFull { path, needed_bytes, .. } = &refused else { panic!("{refused}") };
+        assert_eq!(*path, folder.path().join("store"));
+        assert!(*needed_bytes >= 5000);
+        assert!(refused.to_string().contains("the disk is full"), "{refused}");
+        append(&store, first + 3, hand.now());
+        // A partition cannot be begun either.
+        hand.forward(10);
+        disk.limit_growth(Some(0));
+        let refused = try_append(&store, arrival(first + 4, hand.now()), body(first + 4, 10)).unwrap_err();
+        assert!(matches!(refused, AppendError::DiskFull { .. }), "{refused}");
+        disk.limit_growth(None);
+        append(&store, first + 5, hand.now());
+    }
+    let expected: Vec<u64> =
+        (0..3).flat_map(|round| [0, 1, 3, 5].map(|number| round * 100 + number)).collect();
+    assert_eq!(numbers(&store), expected);
+    assert_eq!(store.status().disk_full_refusals, 6);
+    drop(store);
+    let store = open_on(Arc::new(disk), config, &hand);
+    assert_eq!(numbers(&store), expected);
+    assert_eq!(store.status().damaged_segments, 0);
+}
+
+#[test]
+fn a_file_system_below_the_reserve_takes_nothing_until_there_is_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(_tmpfs) = Tmpfs::new(folder.path(), "24m") else {
+        return testing::missing("a tmpfs cannot be mounted: run as root, or with CAP_SYS_ADMIN");
+    };
+    let hand = Hand::new();
+    let config = Config { disk_reserve_bytes: 6 << 20, ..config(&folder.path().join("store")) };
+    let store = open(config.clone(), &hand);
+    let mut accepted = Vec::new();
+    let refused = (0..1000).find_map(|number| {
+        match try_append(&store, arrival(number, hand.now()), body(number, 100_000)) {
+            Ok(_) => accepted.push(number),
+            Err(error) => return Some(error),
+        }
+        None
+    });
+    let refused = refused.unwrap();
+    let AppendError::DiskFull { free_bytes, needed_bytes, .. } = refused else { panic!("{refused}") };
+    assert!(free_bytes < needed_bytes && needed_bytes > 6 << 20);
+    assert!(accepted.len() > 100, "{}", accepted.len());
+    assert_eq!(numbers(&store), accepted);
+    // Something else takes the rest, the index's reserve included.
+    let filler = folder.path().join("filler");
+    let error = std::fs::write(&filler, vec![1; 24 << 20]).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+    assert!(try_append(&store, arrival(5000, hand.now()), body(5000, 10)).is_err());
+    assert_eq!(numbers(&store), accepted);
+    std::fs::remove_file(&filler).unwrap();
+    // Retention makes room, though nothing arrives.
+    hand.forward(200);
+    for _ in 0..200 {
+        store.sync();
+        if store.status().partitions == 0 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    assert_eq!(numbers(&store), [] as [u64; 0]);
+    append(&store, 6000, hand.now());
+    assert_eq!(numbers(&store), [6000]);
+    drop(store);
+    assert_eq!(numbers(&open(config, &hand)), [6000]);
+}

@@ -1,0 +1,10 @@
+//! The store as its callers meet it: on real files, through kills, power cuts, damage and full
+//! disks.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod crash;
+mod damage;
+mod full;
+mod paging;
+mod stories;

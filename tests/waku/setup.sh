@@ -1,0 +1,102 @@
+#!/bin/bash
+# Installs and builds the published Waku clients that the tests in this directory run, at their
+# locked versions.
+#
+#   tests/waku/setup.sh          both
+#   tests/waku/setup.sh js       @waku/sdk, into tests/waku/js/node_modules
+#   tests/waku/setup.sh go       the go-waku peer, into ${CARGO_TARGET_DIR:-target}/waku/peer
+#
+# Needs a network the first time, and sudo unless root where node, npm, go or a C compiler are
+# missing (Debian, Ubuntu). Afterwards it only compares the locked versions and sources with what is
+# there. Prints what to run at the end: "node PATH" and "peer PATH".
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+target=${CARGO_TARGET_DIR:-$here/../../target}
+mkdir -p "$target/waku"
+target=$(cd "$target" && pwd)
+
+node_least=20 # the sdk asks for 22; js/node20.mjs adds what 20 lacks
+go_least=1.22 # the go line of go/go.mod
+
+# One at a time: tests that start together wait for the first instead of building twice.
+exec 9>"$target/waku/.lock"
+flock 9
+
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+
+install_packages() {
+    echo "installing $*" >&2
+    as_root apt-get update -q >/dev/null
+    as_root env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -qy --no-install-recommends "$@" >/dev/null
+}
+
+# fresh <stamp> <hash>: whether the stamp was written for what is there now.
+hash_of() { cat "$@" | sha256sum | cut -d' ' -f1; }
+fresh() { [ -f "$1" ] && [ "$(cat "$1")" = "$2" ]; }
+
+setup_js() {
+    local stamp=$here/js/node_modules/.stamp hash
+    hash=$(hash_of "$here/js/package.json" "$here/js/package-lock.json")
+    if ! fresh "$stamp" "$hash"; then
+        command -v node >/dev/null || install_packages nodejs npm
+        command -v npm >/dev/null || install_packages npm
+        local major
+        major=$(node -p 'process.versions.node.split(".")[0]')
+        [ "$major" -ge "$node_least" ] ||
+            { echo "node $major is too old, $node_least is the least" >&2; exit 1; }
+        (cd "$here/js" && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >&2)
+        echo "$hash" >"$stamp"
+    fi
+    echo "node $(command -v node)"
+}
+
+# enough <go>: whether this go exists and is not too old.
+enough() {
+    local found
+    found=$("$1" env GOVERSION 2>/dev/null) || return 1
+    [ "$(printf '%s\n' "$go_least" "${found#go}" | sort -V | head -n 1)" = "$go_least" ]
+}
+
+find_go() {
+    local candidate
+    for candidate in go /usr/local/go/bin/go /usr/lib/go-*/bin/go; do
+        if enough "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    return 1
+}
+
+setup_go() {
+    local stamp=$target/waku/.stamp hash
+    hash=$(hash_of "$here/go/go.mod" "$here/go/go.sum" "$here"/go/*.go)
+    if ! fresh "$stamp" "$hash" || [ ! -x "$target/waku/peer" ]; then
+        local go
+        if ! go=$(find_go); then
+            install_packages golang-go
+            go=$(find_go) || {
+                echo "the system's package golang-go is too old, go $go_least is the least:" \
+                    "install it into /usr/local/go (https://go.dev/dl)" >&2
+                exit 1
+            }
+        fi
+        command -v cc >/dev/null || install_packages gcc libc6-dev # for sqlite
+        # The tag leaves out RLN and with it the native library of zerokit.
+        (cd "$here/go" && nice "$go" build -mod=readonly -trimpath -buildvcs=false \
+            -tags gowaku_no_rln -o "$target/waku/peer" . >&2)
+        echo "$hash" >"$stamp"
+    fi
+    echo "peer $target/waku/peer"
+}
+
+[ $# -gt 0 ] || set -- js go
+for part in "$@"; do
+    case $part in
+        js) setup_js ;;
+        go) setup_go ;;
+        *) echo "unknown part $part; there are: js go" >&2; exit 2 ;;
+    esac
+done
