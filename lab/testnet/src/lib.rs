@@ -4,6 +4,7 @@
 //! * [`bench_net`]: what such a subnet costs and how fast it is.
 //! * [`net`]: several nodes, each in such a group, as a subnet whose links can be cut and slowed.
 //! * [`chaos`]: such a subnet, hurt at random while clients work on it, and whether what they were told can be true.
+//! * [`machine`]: what a figure was measured on, for this and other crates of the lab.
 //! * [`storm`]: a node in such a group, worked on by the load driver, with a verdict.
 //!
 //! What it must never know: the insides of a node or of the load driver. Both are programs that it starts, and everything it learns of them comes from their
@@ -15,6 +16,6 @@ pub mod bench_net;
 pub mod cap;
 pub mod chaos;
 mod child;
-mod machine;
+pub mod machine;
 pub mod net;
 pub mod storm;

@@ -3,7 +3,7 @@
 use std::fs;
 
 /// Processor, memory and kernel.
-pub(crate) fn describe() -> String {
+pub fn describe() -> String {
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu
         .lines()
@@ -20,12 +20,12 @@ pub(crate) fn describe() -> String {
 }
 
 /// Tasks that ran or wanted to, averaged over a minute.
-pub(crate) fn load() -> Option<f64> {
+pub fn load() -> Option<f64> {
     fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
 /// `2026-11-21T03:04:05Z`, and the form without punctuation for names of folders, `20261121-030405`.
-pub(crate) fn now() -> (String, String) {
+pub fn now() -> (String, String) {
     let now = time::OffsetDateTime::now_utc();
     let (year, month, day) = (now.year(), u8::from(now.month()), now.day());
     let (hour, minute, second) = (now.hour(), now.minute(), now.second());

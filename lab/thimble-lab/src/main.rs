@@ -66,6 +66,22 @@ enum Command {
     ///
     /// `chaos` runs it beside its clients. Exit status 1 when a call happened twice, a valid module was refused, or no call was acknowledged in the end.
     Misuse(load::misuse::Options),
+    /// Put load on any Waku node, given its multiaddress, and tell what reached whom and what it cost.
+    ///
+    /// Publishers push by light push (version 3, or 2), receivers get by filter, relay peers by gossip;
+    /// every message carries its sender, number, time and checksum. The table has, for each phase, the
+    /// rate, latencies by answer code, what was delivered whole, double, late, damaged or not at all,
+    /// what the store has, and the node's memory and CPU.
+    ///
+    /// Exit status: 0 when nothing that was accepted was lost to a receiver and the node lived, 1
+    /// otherwise, 130 after Ctrl-C.
+    ///
+    /// Example: thimble-lab stress --node /ip4/127.0.0.1/tcp/60000 --pid 4711 --case baseline
+    /// --phase 60 --after 60,180 --picture run.svg
+    ///
+    /// Example: thimble-lab stress --case flood --memory 256MiB --command 'thimble-relay run
+    /// --memory 128MiB --listen /ip4/127.0.0.1/tcp/{port} --http 127.0.0.1:0 --data-dir {folder}/data'
+    Stress(Box<stress::Options>),
     /// Several nodes on this machine, each under its own memory cap: start them as a subnet, kill them, cut them off, look at them.
     Net(testnet::net::Options),
 }
@@ -86,6 +102,7 @@ fn main() -> ExitCode {
         Command::Misuse(options) => with_runtime(load::misuse::run(options)),
         Command::BenchNet(options) => with_runtime(testnet::bench_net::run(*options)),
         Command::Chaos(options) => with_runtime(testnet::chaos::run(options)),
+        Command::Stress(options) => with_runtime(stress::run(*options)),
         Command::Net(options) => with_runtime(testnet::net::run(options)),
     }
 }

@@ -44,7 +44,7 @@ pub struct Header {
     pub command: Vec<String>,
     /// Processor, memory, kernel.
     pub machine: String,
-    /// The cap on memory.
+    /// The cap on memory; 0 for none.
     pub cap_bytes: u64,
     /// The cap on swap.
     pub swap_bytes: u64,

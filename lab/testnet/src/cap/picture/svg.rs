@@ -175,7 +175,10 @@ struct Page<'a> {
 impl Page<'_> {
     fn heading(&mut self, y: &mut f64) {
         let header = &self.plot.header;
-        let mut title = format!("{} in {}", header.name, format_size(header.cap_bytes));
+        let mut title = match header.cap_bytes {
+            0 => format!("{}, not capped", header.name),
+            cap => format!("{} in {}", header.name, format_size(cap)),
+        };
         if let Some(summary) = &self.plot.summary {
             let _ = write!(title, ": {} after {}", summary.ended, duration(summary.seconds));
             if summary.oom_kills > 0 {
@@ -382,8 +385,10 @@ impl Page<'_> {
     fn cap_and_peak(&mut self) {
         let cap = self.plot.header.cap_bytes;
         let cap_y = self.y_of(cap as f64);
-        self.line("cap", LEFT, cap_y, RIGHT, cap_y);
-        self.text(RIGHT + 6.0, cap_y + 4.0, "capink big", "start", &format!("cap {}", format_size(cap)));
+        if cap > 0 {
+            self.line("cap", LEFT, cap_y, RIGHT, cap_y);
+            self.text(RIGHT + 6.0, cap_y + 4.0, "capink big", "start", &format!("cap {}", format_size(cap)));
+        }
         let (seconds, bytes) = self.plot.peak;
         if bytes > 0.0 {
             let (x, y) = (x_of(self.plot, seconds), self.y_of(bytes));
@@ -392,7 +397,7 @@ impl Page<'_> {
             // Beside the dot, on the side where there is room; above it, unless it would stand on the line of the cap.
             let (text_x, anchor) =
                 if x + 10.0 + width > RIGHT { (x - 9.0, "end") } else { (x + 9.0, "start") };
-            let text_y = if y - cap_y < 28.0 { y + 18.0 } else { y - 8.0 };
+            let text_y = if cap > 0 && y - cap_y < 28.0 { y + 18.0 } else { y - 8.0 };
             let left = if anchor == "end" { text_x - width } else { text_x };
             let _ = writeln!(
                 self.text,

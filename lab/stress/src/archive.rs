@@ -1,0 +1,205 @@
+//! Store queries: beside the load at a rate, and after a phase for messages that were accepted.
+//!
+//! What bounds it: queries in flight, hashes of a query, time. What it must never know: publishers.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures::{StreamExt, stream::FuturesUnordered};
+use hdrhistogram::Histogram;
+use libp2p::identity::Keypair;
+use protocol::{
+    MessageHash, StatusCode,
+    store::{self, Reply, Request},
+};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{Instant, MissedTickBehavior, interval, timeout},
+};
+
+use crate::{
+    channel,
+    session::{Plain, Session},
+    shared::{Ready, Shared},
+    tally::{histogram, lock, record},
+};
+
+/// Hashes asked for at once.
+const HASHES: usize = 20;
+/// Entries of a page.
+const PAGE: u64 = 20;
+/// Queries in flight; what would be one more is skipped, counted.
+const FLYING_MAX: usize = 64;
+/// A query that takes longer has failed.
+const ANSWER_TIME: Duration = Duration::from_secs(30);
+/// How long an accepted message is looked for: stores write a little later than they answer.
+const FOUND_WITHIN: Duration = Duration::from_secs(5);
+/// Between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Queries at a rate, in one phase.
+#[derive(Debug)]
+pub(crate) struct Queried {
+    /// From asking to the last byte of the answer.
+    pub(crate) latency: Histogram<u32>,
+    /// By code; 0 is no answer. Codes of one node are few, and further ones are counted as 1.
+    pub(crate) codes: BTreeMap<u32, u64>,
+    /// Messages in all answers.
+    pub(crate) entries: u64,
+    /// Not asked because too many were in flight.
+    pub(crate) skipped: u64,
+}
+
+/// Codes told apart.
+const CODES_MAX: usize = 16;
+
+impl Default for Queried {
+    fn default() -> Self {
+        Self { latency: histogram(), codes: BTreeMap::new(), entries: 0, skipped: 0 }
+    }
+}
+
+impl Queried {
+    fn answered(&mut self, nanos: u64, code: u32, entries: usize) {
+        record(&mut self.latency, nanos);
+        let code = if self.codes.len() >= CODES_MAX && !self.codes.contains_key(&code) { 1 } else { code };
+        *self.codes.entry(code).or_default() += 1;
+        self.entries += entries as u64;
+    }
+}
+
+/// Which of these hashes are in the store? Answered with how many are.
+pub(crate) struct Look {
+    pub(crate) hashes: Vec<MessageHash>,
+    pub(crate) found: oneshot::Sender<usize>,
+}
+
+/// See the module.
+pub(crate) struct Archive {
+    pub(crate) shared: Arc<Shared>,
+    /// Queries per second while a phase is under way; 0 for none.
+    pub(crate) rate: f64,
+    /// By phase.
+    pub(crate) queried: Arc<Mutex<Vec<Queried>>>,
+    /// The phase in which to query, if any.
+    pub(crate) phase: tokio::sync::watch::Receiver<Option<usize>>,
+    pub(crate) looks: mpsc::Receiver<Look>,
+}
+
+impl Archive {
+    /// Works until nobody asks any more. A connection that ends is made anew. Tells whether the node
+    /// has a store by what it says of itself.
+    pub(crate) async fn run(mut self, ready: Ready) {
+        let keys = Keypair::generate_secp256k1();
+        let shared = self.shared.clone();
+        loop {
+            let (mut session, about) =
+                shared.connect(&keys, &Arc::new(Plain), |error| ready.waiting(&error)).await;
+            ready.ready(&about);
+            let serves = about.speaks(store::PROTOCOL);
+            match self.work(&mut session, serves).await {
+                Ok(()) => return,
+                Err(error) => shared.lost("the store client", &error.to_string()),
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    async fn work(&mut self, session: &mut Session<Plain>, serves: bool) -> std::io::Result<()> {
+        let period = Duration::from_secs_f64(1.0 / self.rate.max(0.001));
+        let mut tick = interval(period);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        let mut flying = FuturesUnordered::new();
+        enum Next {
+            Tick,
+            Look(Option<Look>),
+            Answer(usize, u64, u32, usize),
+        }
+        loop {
+            let queries = serves && self.rate > 0.0;
+            let next = async {
+                tokio::select! {
+                    _ = tick.tick(), if queries => Next::Tick,
+                    look = self.looks.recv() => Next::Look(look),
+                    Some((phase, nanos, code, entries)) = flying.next() => {
+                        Next::Answer(phase, nanos, code, entries)
+                    }
+                }
+            };
+            match session.during(next).await? {
+                Next::Answer(phase, nanos, code, entries) => {
+                    if let Some(queried) = lock(&self.queried).get_mut(phase) {
+                        queried.answered(nanos, code, entries);
+                    }
+                }
+                Next::Look(None) => return Ok(()),
+                Next::Look(Some(look)) => {
+                    let found = if serves { self.look(session, look.hashes).await? } else { 0 };
+                    // Whoever asked may have given up.
+                    let _ = look.found.send(found);
+                }
+                Next::Tick => {
+                    let Some(phase) = *self.phase.borrow() else { continue };
+                    if flying.len() >= FLYING_MAX {
+                        if let Some(queried) = lock(&self.queried).get_mut(phase) {
+                            queried.skipped += 1;
+                        }
+                        continue;
+                    }
+                    let target = &self.shared.target;
+                    let query = Request {
+                        request_id: "1".into(),
+                        include_data: true,
+                        pubsub_topic: Some(target.pubsub_topic.as_str().into()),
+                        content_topics: vec![target.content_topic.as_str().into()],
+                        limit: Some(PAGE),
+                        ..Request::default()
+                    };
+                    let asked = Instant::now();
+                    let stream = session.stream().await?;
+                    let body = query.encode();
+                    flying.push(async move {
+                        let asking = channel::ask(stream, store::PROTOCOL, &body, store::REPLY_BYTES_MAX);
+                        let reply = timeout(ANSWER_TIME, asking).await.ok().and_then(Result::ok);
+                        let reply = reply.and_then(|reply| Reply::decode(reply).ok());
+                        let nanos = asked.elapsed().as_nanos() as u64;
+                        let (code, entries) =
+                            reply.map_or((0, 0), |reply| (reply.status.code(), reply.entries.len()));
+                        (phase, nanos, code, entries)
+                    });
+                }
+            }
+        }
+    }
+
+    async fn look(&self, session: &mut Session<Plain>, hashes: Vec<MessageHash>) -> std::io::Result<usize> {
+        let deadline = Instant::now() + FOUND_WITHIN;
+        let asked = hashes.len();
+        let mut missing: Vec<MessageHash> = hashes;
+        loop {
+            let mut found = HashSet::new();
+            for some in missing.chunks(HASHES) {
+                let query = Request {
+                    request_id: "1".into(),
+                    message_hashes: some.to_vec(),
+                    limit: Some(HASHES as u64),
+                    ..Request::default()
+                };
+                let bytes_max = store::REPLY_BYTES_MAX;
+                let reply = session.ask(store::PROTOCOL, &query.encode(), bytes_max).await?;
+                let reply = reply.ok().and_then(|reply| Reply::decode(reply).ok());
+                if let Some(reply) = reply.filter(|reply| reply.status == StatusCode::Ok) {
+                    found.extend(reply.entries.iter().map(|entry| entry.hash));
+                }
+            }
+            missing.retain(|hash| !found.contains(hash));
+            if missing.is_empty() || Instant::now() >= deadline {
+                return Ok(asked - missing.len());
+            }
+            session.during(tokio::time::sleep(LOOK_EVERY)).await?;
+        }
+    }
+}

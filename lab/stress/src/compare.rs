@@ -1,0 +1,166 @@
+//! Several nodes in alternating turns on the same machine, and their figures side by side.
+//!
+//! What bounds it: labels by [`LABELS_MAX`], turns by the flag. What it must never know: what a figure
+//! means.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
+
+use crate::{
+    drive::{self, Start},
+    options::Options,
+    plan::Phase,
+    report::{Figure, Report, Unit, table},
+};
+
+/// Most nodes side by side.
+const LABELS_MAX: usize = 8;
+
+#[derive(Serialize)]
+struct Turn {
+    turn: u32,
+    #[serde(flatten)]
+    report: Report,
+}
+
+/// `LABEL=COMMAND`
+fn split(text: &str) -> Result<(&str, &str)> {
+    match text.split_once('=') {
+        Some((label, command)) if !label.is_empty() && !command.trim().is_empty() => Ok((label, command)),
+        _ => bail!("--compare {text}: write LABEL=COMMAND"),
+    }
+}
+
+/// Runs every node in every turn, and prints medians; whether every run was good.
+pub(crate) async fn run(options: &Options, phases: &[Phase]) -> Result<bool> {
+    let nodes: Vec<_> = options.compare.iter().map(|text| split(text)).collect::<Result<_>>()?;
+    ensure!(nodes.len() <= LABELS_MAX, "--compare: at most {LABELS_MAX} nodes");
+    let mut turns: Vec<Turn> = Vec::new();
+    for turn in 1..=options.turns {
+        for (label, command) in &nodes {
+            eprintln!("stress: turn {turn}/{}: {label}", options.turns);
+            let picture = options.picture.as_deref().map(|path| beside(path, &format!("{label}-{turn}")));
+            let start = Start { label, command: Some(command), picture: picture.as_deref() };
+            let report =
+                drive::run(options, phases, &start).await.with_context(|| format!("{label}, turn {turn}"))?;
+            eprintln!("stress: {label}: {}", report.verdict);
+            turns.push(Turn { turn, report });
+        }
+    }
+    print!("{}", text(&nodes, phases, &turns));
+    if let Some(path) = &options.json {
+        std::fs::write(path, serde_json::to_vec_pretty(&turns)?)
+            .with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(turns.iter().all(|turn| turn.report.good))
+}
+
+/// `run.svg` and `name` make `run-name.svg`.
+fn beside(path: &Path, name: &str) -> PathBuf {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = path.extension().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!("{stem}-{name}.{extension}"))
+}
+
+fn text(nodes: &[(&str, &str)], phases: &[Phase], turns: &[Turn]) -> String {
+    let heads: Vec<String> = nodes.iter().map(|(label, _)| (*label).to_owned()).collect();
+    let reports = |label: &str| {
+        turns.iter().map(|turn| &turn.report).filter(|report| report.label == label).collect::<Vec<_>>()
+    };
+    let machine = turns.first().map_or("", |turn| turn.report.machine.as_str());
+    let count = turns.len() / nodes.len().max(1);
+    let mut text = format!("\nmachine: {machine}; medians of {count} turns\n");
+    for (index, phase) in phases.iter().enumerate() {
+        let columns: Vec<_> = nodes
+            .iter()
+            .map(|(label, _)| {
+                let of_phase = |report: &&Report| Some(report.phases.get(index)?.figures());
+                medians(reports(label).iter().filter_map(of_phase).collect())
+            })
+            .collect();
+        text += &format!("\n{}\n{}", phase.name, table(&heads, &columns));
+    }
+    let columns: Vec<_> =
+        nodes.iter().map(|(label, _)| medians(reports(label).into_iter().map(whole_run).collect())).collect();
+    text += &format!("\nwhole run\n{}", table(&heads, &columns));
+    for turn in turns {
+        text += &format!("\n{}, turn {}: {}", turn.report.label, turn.turn, turn.report.verdict);
+    }
+    text + "\n"
+}
+
+fn whole_run(report: &Report) -> Vec<Figure> {
+    let figure = |name: String, value: f64, unit: Unit| Figure { name, value, unit };
+    let mut figures = Vec::new();
+    if let Some(idle) = report.idle {
+        let bytes = idle.anonymous_bytes as f64;
+        figures.push(figure("anonymous memory, before MiB".into(), bytes, Unit::Mib));
+    }
+    for after in &report.after {
+        let name = format!("anonymous memory, {} s after MiB", after.seconds);
+        figures.push(figure(name, after.memory.anonymous_bytes as f64, Unit::Mib));
+    }
+    for (name, value) in [
+        ("deaths", u64::from(report.node_died)),
+        ("OOM kills", report.oom_kills),
+        ("restarts", report.restarts),
+        ("connections lost", report.connections_lost.iter().map(|lost| lost.count).sum()),
+    ] {
+        figures.push(figure(name.into(), value as f64, Unit::Count));
+    }
+    figures
+}
+
+/// The median of each figure over the turns in which it was there.
+fn medians(turns: Vec<Vec<Figure>>) -> Vec<(String, String)> {
+    let mut names: Vec<(String, Unit)> = Vec::new();
+    for figure in turns.iter().flatten() {
+        if !names.iter().any(|(name, _)| *name == figure.name) {
+            names.push((figure.name.clone(), figure.unit));
+        }
+    }
+    names
+        .into_iter()
+        .map(|(name, unit)| {
+            let mut values: Vec<f64> = turns
+                .iter()
+                .flatten()
+                .filter(|figure| figure.name == name)
+                .map(|figure| figure.value)
+                .collect();
+            values.sort_by(f64::total_cmp);
+            let middle = values.len() / 2;
+            let high = values.get(middle).copied().unwrap_or(0.0);
+            let low = values.get(middle.saturating_sub(1)).copied().unwrap_or(high);
+            let median = if values.len().is_multiple_of(2) { (low + high) / 2.0 } else { high };
+            (name, unit.text(median))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_a_label_and_a_command_that_may_have_equal_signs() {
+        assert_eq!(split("go=env A=b peer service").unwrap(), ("go", "env A=b peer service"));
+        assert!(split("peer").is_err() && split("=x").is_err() && split("x= ").is_err());
+    }
+
+    #[test]
+    fn each_turn_has_its_own_picture() {
+        assert_eq!(beside(Path::new("/a/run.svg"), "go-2"), Path::new("/a/run-go-2.svg"));
+    }
+
+    #[test]
+    fn medians_are_over_the_turns_that_have_the_figure() {
+        let figure = |name: &str, value: f64| Figure { name: name.into(), value, unit: Unit::Count };
+        let turns =
+            vec![vec![figure("a", 1.0)], vec![figure("a", 9.0), figure("b", 7.0)], vec![figure("a", 2.0)]];
+        assert_eq!(medians(turns), [("a".into(), "2".into()), ("b".into(), "7".into())]);
+        assert_eq!(medians(vec![vec![figure("a", 1.0)], vec![figure("a", 3.0)]])[0].1, "2");
+    }
+}

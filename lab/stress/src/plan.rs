@@ -1,0 +1,217 @@
+//! What is sent: phases of payload size times rate, named cases, plan files.
+//!
+//! What bounds it: [`PHASES_MAX`] phases, rates and lengths by the constants below. What it must
+//! never know: who sends.
+
+use std::{path::Path, str::FromStr, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use crate::payload::{HEADER_BYTES, PAYLOAD_BYTES_MAX};
+
+/// Most phases of a run.
+pub const PHASES_MAX: usize = 64;
+/// Longest phase: a day.
+const SECONDS_MAX: f64 = 86_400.0;
+/// Highest rate asked for, messages per second.
+const RATE_MAX: f64 = 1_000_000.0;
+/// Longest plan file.
+const PLAN_BYTES_MAX: u64 = 64 << 10;
+/// Parts of the long case, so that a rate that falls shows.
+const LONG_PARTS: u32 = 6;
+
+/// A payload's least and most bytes; sizes are spread evenly between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Sizes {
+    /// Least.
+    pub min: usize,
+    /// Most.
+    pub max: usize,
+}
+
+impl FromStr for Sizes {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (min, max) = text.split_once('-').unwrap_or((text, text));
+        let number = |text: &str| {
+            text.trim().parse::<usize>().with_context(|| format!("{text:?} is no number of bytes"))
+        };
+        let sizes = Self { min: number(min)?, max: number(max)? };
+        ensure!(
+            sizes.min >= HEADER_BYTES && sizes.max <= PAYLOAD_BYTES_MAX && sizes.min <= sizes.max,
+            "a payload has {HEADER_BYTES} to {PAYLOAD_BYTES_MAX} bytes, written as MIN-MAX"
+        );
+        Ok(sizes)
+    }
+}
+
+impl TryFrom<String> for Sizes {
+    type Error = anyhow::Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl From<Sizes> for String {
+    fn from(sizes: Sizes) -> Self {
+        format!("{}-{}", sizes.min, sizes.max)
+    }
+}
+
+/// One phase.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Phase {
+    /// What it is called in tables.
+    pub name: String,
+    /// How long messages are sent.
+    pub seconds: f64,
+    /// Messages per second of all publishers together; absent: as fast as the node answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<f64>,
+    /// Bytes of a payload.
+    pub payload: Sizes,
+}
+
+impl Phase {
+    /// How long messages are sent.
+    pub fn length(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds.clamp(0.0, SECONDS_MAX))
+    }
+}
+
+/// A case of the study.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Case {
+    /// 100 messages a second through 0.5-1, 2-10, 50-90 and 130-149 kB.
+    Baseline,
+    /// 150 a second of growing sizes, 0.5-149 kB; meant for a node under a memory cap.
+    Overallocation,
+    /// 250 small messages a second, reported in six parts; --phase is the length of all six.
+    Long,
+    /// As fast as the node answers, small messages and then 130-149 kB.
+    Flood,
+}
+
+const SMALL: Sizes = Sizes { min: 500, max: 1000 };
+const LARGE: Sizes = Sizes { min: 130_000, max: 149_000 };
+const BASELINE: [Sizes; 4] =
+    [SMALL, Sizes { min: 2_000, max: 10_000 }, Sizes { min: 50_000, max: 90_000 }, LARGE];
+const GROWING: [Sizes; 6] = [
+    SMALL,
+    Sizes { min: 2_000, max: 10_000 },
+    Sizes { min: 10_000, max: 30_000 },
+    Sizes { min: 30_000, max: 60_000 },
+    Sizes { min: 60_000, max: 100_000 },
+    LARGE,
+];
+const _: () = assert!(LARGE.max <= PAYLOAD_BYTES_MAX && SMALL.min >= HEADER_BYTES);
+
+fn kilobytes(sizes: Sizes) -> String {
+    format!("{}-{} kB", sizes.min as f64 / 1000.0, sizes.max as f64 / 1000.0)
+}
+
+/// The phases of a case, each `seconds` long but for [`Case::Long`], where that is all of them.
+/// A `rate` stands in for the case's own.
+pub fn phases(case: Case, seconds: f64, rate: Option<f64>) -> Vec<Phase> {
+    let phase = |sizes: Sizes, usual: Option<f64>| Phase {
+        name: kilobytes(sizes),
+        seconds,
+        rate: usual.map(|usual| rate.unwrap_or(usual)),
+        payload: sizes,
+    };
+    match case {
+        Case::Baseline => BASELINE.map(|sizes| phase(sizes, Some(100.0))).into(),
+        Case::Overallocation => GROWING.map(|sizes| phase(sizes, Some(150.0))).into(),
+        Case::Long => (1..=LONG_PARTS)
+            .map(|part| Phase {
+                name: format!("part {part}/{LONG_PARTS}"),
+                seconds: seconds / f64::from(LONG_PARTS),
+                ..phase(SMALL, Some(250.0))
+            })
+            .collect(),
+        Case::Flood => [SMALL, LARGE].map(|sizes| phase(sizes, None)).into(),
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    phase: Vec<Phase>,
+}
+
+/// Reads a plan file: `[[phase]]` tables with `name`, `seconds`, `rate` (absent: as fast as the node
+/// answers) and `payload = "MIN-MAX"`.
+pub fn read(path: &Path) -> Result<Vec<Phase>> {
+    let bytes = std::fs::metadata(path).with_context(|| format!("reading {}", path.display()))?.len();
+    ensure!(bytes <= PLAN_BYTES_MAX, "a plan has at most {PLAN_BYTES_MAX} bytes, this one {bytes}");
+    let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    let file: File = toml::from_str(&text).with_context(|| format!("the plan {}", path.display()))?;
+    Ok(file.phase)
+}
+
+/// Errors: no phases or too many, a length or a rate out of bounds.
+pub fn check(phases: &[Phase]) -> Result<()> {
+    ensure!(
+        (1..=PHASES_MAX).contains(&phases.len()),
+        "a run has 1 to {PHASES_MAX} phases, this one {}",
+        phases.len()
+    );
+    for Phase { name, seconds, rate, .. } in phases {
+        if !(*seconds > 0.0 && *seconds <= SECONDS_MAX) {
+            bail!("phase {name}: {seconds} s; a phase lasts more than 0 and at most {SECONDS_MAX} s");
+        }
+        if rate.is_some_and(|rate| !(rate > 0.0 && rate <= RATE_MAX)) {
+            bail!("phase {name}: a rate is more than 0 and at most {RATE_MAX} messages a second");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_are_those_of_the_study() {
+        let rates = |case| phases(case, 60.0, None).iter().map(|phase| phase.rate).collect::<Vec<_>>();
+        assert_eq!(rates(Case::Baseline), [Some(100.0); 4]);
+        assert_eq!(rates(Case::Overallocation), [Some(150.0); 6]);
+        assert_eq!(rates(Case::Flood), [None; 2]);
+        let long = phases(Case::Long, 3600.0, None);
+        assert_eq!(long.iter().map(|phase| phase.seconds).sum::<f64>(), 3600.0);
+        for case in [Case::Baseline, Case::Overallocation, Case::Long, Case::Flood] {
+            check(&phases(case, 60.0, None)).unwrap();
+        }
+        assert_eq!(phases(Case::Baseline, 5.0, Some(7.0))[0].rate, Some(7.0));
+    }
+
+    #[test]
+    fn a_plan_file_is_read_and_its_mistakes_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plan.toml");
+        let plan = "[[phase]]\nname = \"warm\"\nseconds = 2\nrate = 50\npayload = \"500-1000\"\n\
+                    [[phase]]\nname = \"flood\"\nseconds = 1.5\npayload = \"140000\"\n";
+        std::fs::write(&path, plan).unwrap();
+        let phases = read(&path).unwrap();
+        check(&phases).unwrap();
+        assert_eq!((phases[0].rate, phases[1].rate), (Some(50.0), None));
+        assert_eq!(phases[1].payload, Sizes { min: 140_000, max: 140_000 });
+        for (from, to) in
+            [("500-1000", "1000-500"), ("500-1000", "0-1000"), ("140000", "160000"), ("rate", "speed")]
+        {
+            std::fs::write(&path, plan.replace(from, to)).unwrap();
+            assert!(read(&path).is_err(), "{to}");
+        }
+        for (from, to) in [("seconds = 2", "seconds = 0"), ("rate = 50", "rate = -1")] {
+            std::fs::write(&path, plan.replace(from, to)).unwrap();
+            assert!(check(&read(&path).unwrap()).is_err(), "{to}");
+        }
+        assert!(check(&[]).is_err());
+    }
+}

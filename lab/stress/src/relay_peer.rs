@@ -1,0 +1,239 @@
+//! A relay peer: joins the mesh of the run's topic and counts what the node relays to it.
+//!
+//! It has no other peer than the node, so it forwards nothing, and it shares no code with a router
+//! under test. It does what the specification asks of a peer that only listens: subscribes, takes and
+//! asks for a place in the mesh, fetches what was offered and did not come.
+//!
+//! What bounds it: [`SEEN_MAX`] message ids, [`SAYINGS_MAX`] messages waiting to be said. What it must
+//! never know: what was accepted.
+//!
+//! Source: libp2p/specs gossipsub 1.1, vacp2p/rfc-index 11.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    io,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use futures::{FutureExt, future::BoxFuture};
+use libp2p::{core::muxing::SubstreamBox, identity::Keypair};
+use protocol::gossip::{self, Control, Limits, MessageId, RPC_BYTES_MAX, Rpc, control_frames, message_id};
+use tokio::sync::mpsc;
+
+use crate::{
+    channel::{Channel, proposal},
+    receiver::take,
+    session::{About, Role, Session},
+    shared::{Ready, Shared},
+    tally::{Received, lock},
+};
+
+/// Ids remembered, so that what is offered again is not fetched again.
+const SEEN_MAX: usize = 1 << 16;
+/// Messages waiting to be said; more are not said.
+const SAYINGS_MAX: usize = 64;
+/// Ids fetched at once.
+const IWANT_MAX: usize = 1000;
+/// Longest frame written.
+const FRAME_BYTES: usize = 64 << 10;
+/// How often the place in the mesh is looked at.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// How long the node does not want to be asked again, unless it says.
+const BACKOFF: Duration = Duration::from_secs(60);
+/// Longest time a node may ask for.
+const BACKOFF_MAX: Duration = Duration::from_secs(3600);
+
+/// What is to be said.
+#[derive(Debug)]
+enum Say {
+    IWant(Vec<MessageId>),
+}
+
+/// The place in the node's mesh.
+#[derive(Debug, Default)]
+struct Mesh {
+    /// Whether the node subscribed to the topic.
+    node_subscribed: bool,
+    grafted: bool,
+    not_before: Option<Instant>,
+}
+
+/// Ids in the order in which they came.
+#[derive(Debug, Default)]
+struct Seen {
+    ids: HashSet<MessageId>,
+    order: VecDeque<MessageId>,
+}
+
+impl Seen {
+    fn insert(&mut self, id: MessageId) {
+        if !self.ids.insert(id) {
+            return;
+        }
+        self.order.push_back(id);
+        if self.order.len() > SEEN_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.ids.remove(&oldest);
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct RelayPeer {
+    shared: Arc<Shared>,
+    received: Arc<Mutex<Received>>,
+    mesh: Mutex<Mesh>,
+    seen: Mutex<Seen>,
+    say: mpsc::Sender<Say>,
+    said: tokio::sync::Mutex<mpsc::Receiver<Say>>,
+}
+
+impl Role for RelayPeer {
+    fn protocols(&self) -> &'static [&'static str] {
+        &[gossip::PROTOCOL]
+    }
+
+    fn serve(self: Arc<Self>, _: &'static str, mut channel: Channel) -> BoxFuture<'static, ()> {
+        async move {
+            while let Ok(Some(frame)) = channel.frame(RPC_BYTES_MAX).await {
+                if let Ok(rpc) = Rpc::decode(frame, &Limits::default()) {
+                    self.hear(rpc);
+                }
+            }
+        }
+        .boxed()
+    }
+}
+
+impl RelayPeer {
+    pub(crate) fn new(shared: Arc<Shared>, received: Arc<Mutex<Received>>) -> Arc<Self> {
+        let (say, said) = mpsc::channel(SAYINGS_MAX);
+        Arc::new(Self {
+            shared,
+            received,
+            mesh: Mutex::default(),
+            seen: Mutex::default(),
+            say,
+            said: tokio::sync::Mutex::new(said),
+        })
+    }
+
+    fn hear(&self, rpc: Rpc) {
+        let topic = &self.shared.target.pubsub_topic;
+        for publish in rpc.publish {
+            if publish.topic.as_str() == topic {
+                lock(&self.seen).insert(message_id(&publish.data));
+                take(&self.shared, &self.received, publish.data);
+            }
+        }
+        {
+            let mut mesh = lock(&self.mesh);
+            for one in rpc.subscriptions.iter().filter(|one| one.topic.as_str() == topic) {
+                mesh.node_subscribed = one.subscribe;
+                mesh.grafted &= one.subscribe;
+            }
+            if rpc.graft.iter().any(|graft| graft.as_str() == topic) {
+                mesh.grafted = true;
+            }
+            for prune in rpc.prune.iter().filter(|prune| prune.topic.as_str() == topic) {
+                let backoff = prune.backoff_s.map_or(BACKOFF, Duration::from_secs);
+                mesh.grafted = false;
+                mesh.not_before = Some(Instant::now() + backoff.min(BACKOFF_MAX));
+            }
+        }
+        let offered = rpc.ihave.iter().filter(|ihave| ihave.topic.as_str() == topic);
+        let wanted: Vec<_> = {
+            let seen = lock(&self.seen);
+            let new = |id: &MessageId| !seen.ids.contains(id);
+            offered.flat_map(|ihave| ihave.ids.iter().copied()).filter(new).take(IWANT_MAX).collect()
+        };
+        if !wanted.is_empty() {
+            // What is not asked for now is offered again at the next heartbeat.
+            let _ = self.say.try_send(Say::IWant(wanted));
+        }
+    }
+
+    /// Listens until it is aborted. A connection that ends is made anew.
+    pub(crate) async fn run(self: Arc<Self>, ready: Ready) {
+        let keys = Keypair::generate_secp256k1();
+        loop {
+            *lock(&self.mesh) = Mesh::default();
+            let (session, about) = self.shared.connect(&keys, &self, |error| ready.waiting(&error)).await;
+            if let Err(error) = self.listen(session, &about, &ready).await {
+                ready.waiting(&error);
+                self.shared.lost("relay peers", &format!("{error:#}"));
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    async fn listen(&self, mut session: Session<Self>, about: &About, ready: &Ready) -> Result<()> {
+        ensure!(about.speaks(gossip::PROTOCOL), "the node speaks no relay; it is {:?}", about.agent);
+        let stream = session.stream().await?;
+        session.during(self.talk(stream, about, ready)).await??;
+        Ok(())
+    }
+
+    async fn talk(&self, stream: SubstreamBox, about: &About, ready: &Ready) -> io::Result<()> {
+        let topic = self.shared.target.pubsub_topic.as_str();
+        let proposal = proposal(gossip::PROTOCOL);
+        let mut channel = Channel::new(stream);
+        channel.write(&proposal).await?;
+        channel.confirm(&proposal).await?;
+        say(&mut channel, Control::Subscription { topic, subscribe: true }).await?;
+        let mut said = self.said.lock().await;
+        let mut heartbeat = tokio::time::interval(HEARTBEAT);
+        heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                Some(Say::IWant(ids)) = said.recv() => {
+                    say(&mut channel, Control::IWant { ids: &ids }).await?;
+                }
+                _ = heartbeat.tick() => {
+                    let (graft, grafted) = {
+                        let mut mesh = lock(&self.mesh);
+                        let waits = mesh.not_before.is_some_and(|time| Instant::now() < time);
+                        let graft = mesh.node_subscribed && !mesh.grafted && !waits;
+                        mesh.grafted |= graft;
+                        (graft, mesh.grafted)
+                    };
+                    if graft {
+                        say(&mut channel, Control::Graft { topic }).await?;
+                    }
+                    if grafted {
+                        ready.ready(about);
+                    } else {
+                        ready.waiting(&anyhow::anyhow!("it is not in the node's mesh of {topic}"));
+                    }
+                }
+            }
+        }
+    }
+}
+
+async fn say(channel: &mut Channel, entry: Control<'_>) -> io::Result<()> {
+    for frame in control_frames(&[entry], FRAME_BYTES) {
+        channel.write(&frame).await?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_forgotten_in_the_order_in_which_they_came() {
+        let mut seen = Seen::default();
+        let id = |number: u32| message_id(&number.to_be_bytes());
+        for number in 0..SEEN_MAX as u32 + 10 {
+            seen.insert(id(number));
+            seen.insert(id(number));
+        }
+        assert_eq!((seen.ids.len(), seen.order.len()), (SEEN_MAX, SEEN_MAX));
+        assert!(!seen.ids.contains(&id(9)) && seen.ids.contains(&id(10)));
+    }
+}

@@ -1,0 +1,125 @@
+//! What the clients of a run share.
+//!
+//! What bounds it: numbers and locks of fixed count. What it must never know: what a client does.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, atomic::AtomicUsize},
+    time::Duration,
+};
+
+use libp2p::identity::Keypair;
+
+use crate::{
+    report::Lost,
+    session::{About, Role, Session},
+    tally::{Issued, lock},
+    target::Target,
+};
+
+/// Between two tries to connect.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// Longest reason that is kept.
+const EXAMPLE_CHARS_MAX: usize = 160;
+
+/// See the module.
+pub(crate) struct Shared {
+    pub(crate) target: Target,
+    pub(crate) issued: Issued,
+    /// Phase under way, or the one before while there is none.
+    pub(crate) phase: AtomicUsize,
+    /// Connections that ended before the run did.
+    connections_lost: Mutex<BTreeMap<&'static str, Lost>>,
+}
+
+impl Shared {
+    pub(crate) fn new(target: Target, phases: usize, publishers: usize) -> Arc<Self> {
+        let issued = Issued::new(target.run, phases, publishers);
+        Arc::new(Self { target, issued, phase: AtomicUsize::new(0), connections_lost: Mutex::default() })
+    }
+
+    /// A connection of one of `who` ended: why.
+    pub(crate) fn lost(&self, who: &'static str, why: &str) {
+        let at = self.target.started.elapsed().as_secs_f64();
+        let mut all = lock(&self.connections_lost);
+        let lost = all.entry(who).or_insert_with(|| Lost {
+            who: who.to_owned(),
+            count: 0,
+            example: format!("after {at:.1} s: {why}").chars().take(EXAMPLE_CHARS_MAX).collect(),
+        });
+        lost.count += 1;
+    }
+
+    /// Connections that ended so far, by whose they were.
+    pub(crate) fn connections_lost(&self) -> Vec<Lost> {
+        lock(&self.connections_lost).values().cloned().collect()
+    }
+
+    /// Connects, again and again until it is done: a node may be starting, or gone for a moment.
+    /// `failed` is told why it is not done yet.
+    pub(crate) async fn connect<R: Role>(
+        &self,
+        keys: &Keypair,
+        role: &Arc<R>,
+        mut failed: impl FnMut(anyhow::Error),
+    ) -> (Session<R>, About) {
+        loop {
+            match Session::open(keys, &self.target, role.clone()).await {
+                Ok(open) => return open,
+                Err(error) => failed(error),
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+}
+
+/// Tells once that a client is ready to work, and until then why it is not.
+pub(crate) struct Ready {
+    sender: tokio::sync::watch::Sender<State>,
+}
+
+/// What a client last said of itself.
+#[derive(Clone, Debug)]
+pub(crate) enum State {
+    /// Not yet: why.
+    Waiting(String),
+    /// It works. What the node says of itself.
+    Ready(About),
+}
+
+impl Ready {
+    pub(crate) fn new() -> (Self, tokio::sync::watch::Receiver<State>) {
+        let (sender, receiver) = tokio::sync::watch::channel(State::Waiting("not connected".into()));
+        (Self { sender }, receiver)
+    }
+
+    pub(crate) fn ready(&self, about: &About) {
+        self.sender.send_replace(State::Ready(about.clone()));
+    }
+
+    /// Kept only while it was not ready yet.
+    pub(crate) fn waiting(&self, why: &anyhow::Error) {
+        self.sender.send_if_modified(|state| match state {
+            State::Ready(_) => false,
+            State::Waiting(text) => {
+                *text = format!("{why:#}");
+                true
+            }
+        });
+    }
+}
+
+/// Waits until a client is ready, for at most `patience`. Errors: it is not; why.
+pub(crate) async fn is_ready(
+    receiver: &mut tokio::sync::watch::Receiver<State>,
+    patience: Duration,
+) -> Result<About, String> {
+    let waiting = receiver.wait_for(|state| matches!(state, State::Ready(_)));
+    // What it came to is read below.
+    let _ = tokio::time::timeout(patience, waiting).await;
+    match &*receiver.borrow() {
+        State::Ready(about) => Ok(about.clone()),
+        State::Waiting(why) => Err(why.clone()),
+    }
+}

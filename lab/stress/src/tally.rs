@@ -1,0 +1,262 @@
+//! Who got what: which messages were accepted, and which of them reached a receiver.
+//!
+//! What bounds it: one bit for each message, sender and receiver; a sequence number that was never
+//! issued is damage and grows nothing. What it must never know: connections, payload bytes and the
+//! clock.
+
+use std::sync::{
+    Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use hdrhistogram::Histogram;
+
+use crate::payload::{Damage, Header};
+
+/// Most messages of one sender in one phase; a bit of each is kept for each receiver.
+pub(crate) const SEQUENCES_MAX: u64 = 1 << 27;
+/// A message that takes longer counts as late.
+pub(crate) const LATE_NANOS: u64 = 10_000_000_000;
+/// Longest latency told apart, in microseconds.
+const MICROS_MAX: u64 = 120_000_000;
+
+/// A lock whose holder cannot have left anything half done.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Latencies in microseconds, up to two minutes, to two digits.
+pub(crate) fn histogram() -> Histogram<u32> {
+    // The bounds are constants for which this cannot fail.
+    Histogram::new_with_bounds(1, MICROS_MAX, 2)
+        .unwrap_or_else(|_| unreachable!("1 to {MICROS_MAX} with two digits is a range of a histogram"))
+}
+
+/// Records; what is longer than can be told apart counts as the longest.
+pub(crate) fn record(histogram: &mut Histogram<u32>, nanos: u64) {
+    histogram.saturating_record((nanos / 1000).clamp(1, MICROS_MAX));
+}
+
+/// A set of sequence numbers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Bits(Vec<u64>);
+
+impl Bits {
+    /// Adds a number below [`SEQUENCES_MAX`]; whether it is new.
+    pub(crate) fn insert(&mut self, number: u64) -> bool {
+        assert!(number < SEQUENCES_MAX, "checked where it was issued");
+        let index = (number / 64) as usize;
+        if index >= self.0.len() {
+            self.0.resize(index + 1, 0);
+        }
+        let bit = 1 << (number % 64);
+        let new = self.0[index] & bit == 0;
+        self.0[index] |= bit;
+        new
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> u64 {
+        self.0.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    /// How many of these are in `other` too.
+    pub(crate) fn count_in(&self, other: &Self) -> u64 {
+        self.0.iter().zip(&other.0).map(|(a, b)| u64::from((a & b).count_ones())).sum()
+    }
+}
+
+/// Sequence numbers of all senders in all phases.
+#[derive(Debug)]
+pub(crate) struct Issued {
+    run: u64,
+    senders: usize,
+    /// By phase, then sender.
+    next: Vec<AtomicU64>,
+}
+
+impl Issued {
+    pub(crate) fn new(run: u64, phases: usize, senders: usize) -> Self {
+        Self { run, senders, next: (0..phases * senders).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// The next sequence number; `None` when there are no more.
+    pub(crate) fn issue(&self, phase: usize, sender: usize) -> Option<u64> {
+        let next = self.next.get(phase * self.senders + sender)?;
+        let number = next.load(Relaxed);
+        // One sender issues its own numbers alone.
+        next.store(number + 1, Relaxed);
+        (number < SEQUENCES_MAX).then_some(number)
+    }
+
+    /// Whether a message with this header was ever sent.
+    fn knows(&self, header: &Header) -> bool {
+        let (phase, sender) = (usize::from(header.phase), usize::from(header.sender));
+        header.run == self.run
+            && sender < self.senders
+            && self
+                .next
+                .get(phase * self.senders + sender)
+                .is_some_and(|next| header.sequence < next.load(Relaxed))
+    }
+}
+
+/// What one receiver got of one phase.
+#[derive(Debug)]
+pub(crate) struct PhaseReceived {
+    /// By sender.
+    whole: Vec<Bits>,
+    /// Messages that came again.
+    pub(crate) double: u64,
+    /// Messages that came whole, but more than ten seconds after they were sent.
+    pub(crate) late: u64,
+    /// Messages whose payload is not what was sent.
+    pub(crate) damaged: u64,
+    /// From sending to receiving, of all that came whole for the first time.
+    pub(crate) delay: Histogram<u32>,
+}
+
+/// What one receiver got.
+#[derive(Debug)]
+pub(crate) struct Received {
+    phases: Vec<PhaseReceived>,
+}
+
+impl Received {
+    pub(crate) fn new(phases: usize, senders: usize) -> Self {
+        let phase = || PhaseReceived {
+            whole: vec![Bits::default(); senders],
+            double: 0,
+            late: 0,
+            damaged: 0,
+            delay: histogram(),
+        };
+        Self { phases: (0..phases).map(|_| phase()).collect() }
+    }
+
+    /// Takes what came at `now`, nanoseconds since the start of the run, while phase `current` is
+    /// under way: damage does not say which phase it was of.
+    pub(crate) fn take(&mut self, issued: &Issued, came: Result<Header, Damage>, current: usize, now: u64) {
+        let header = match came {
+            Ok(header) if issued.knows(&header) => header,
+            // Another run's message, on another topic of the same name: not ours to judge.
+            Ok(header) if header.run != issued.run => return,
+            Ok(_) | Err(_) => {
+                if let Some(phase) = self.phases.get_mut(current) {
+                    phase.damaged += 1;
+                }
+                return;
+            }
+        };
+        let Some(phase) = self.phases.get_mut(usize::from(header.phase)) else { return };
+        let Some(whole) = phase.whole.get_mut(usize::from(header.sender)) else { return };
+        if !whole.insert(header.sequence) {
+            phase.double += 1;
+            return;
+        }
+        let delay = now.saturating_sub(header.sent_nanos);
+        record(&mut phase.delay, delay);
+        if delay > LATE_NANOS {
+            phase.late += 1;
+        }
+    }
+
+    pub(crate) fn phase(&self, phase: usize) -> Option<&PhaseReceived> {
+        self.phases.get(phase)
+    }
+}
+
+impl PhaseReceived {
+    /// How many came whole, each counted once.
+    pub(crate) fn whole(&self) -> u64 {
+        self.whole.iter().map(Bits::count).sum()
+    }
+
+    /// How many of those `sender` was told are accepted came whole.
+    pub(crate) fn delivered(&self, sender: usize, accepted: &Bits) -> u64 {
+        self.whole.get(sender).map_or(0, |whole| accepted.count_in(whole))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RUN: u64 = 77;
+
+    /// Two senders, of which each issued ten numbers in the first of two phases.
+    fn issued() -> Issued {
+        let issued = Issued::new(RUN, 2, 2);
+        for number in 0..10 {
+            assert_eq!(issued.issue(0, 0), Some(number));
+            assert_eq!(issued.issue(0, 1), Some(number));
+        }
+        issued
+    }
+
+    fn message(sender: u16, sequence: u64, sent_nanos: u64) -> Result<Header, Damage> {
+        Ok(Header { run: RUN, phase: 0, sender, sequence, sent_nanos })
+    }
+
+    #[test]
+    fn each_message_is_whole_once_and_double_after_that() {
+        let issued = issued();
+        let mut received = Received::new(2, 2);
+        for sequence in [0, 1, 3, 1, 3, 3] {
+            received.take(&issued, message(0, sequence, 5), 0, 10);
+        }
+        received.take(&issued, message(1, 3, 5), 0, 10);
+        let phase = received.phase(0).unwrap();
+        assert_eq!((phase.whole(), phase.double, phase.late, phase.damaged), (4, 3, 0, 0));
+    }
+
+    #[test]
+    fn missing_is_what_was_accepted_and_did_not_come() {
+        let issued = issued();
+        let mut received = Received::new(2, 2);
+        let mut accepted = Bits::default();
+        assert!([0, 1, 2, 9].into_iter().all(|number| accepted.insert(number)));
+        // 3 came although its sender was not told that it was accepted.
+        for sequence in [0, 3, 9] {
+            received.take(&issued, message(0, sequence, 5), 0, 10);
+        }
+        let phase = received.phase(0).unwrap();
+        assert_eq!(accepted.count() - phase.delivered(0, &accepted), 2);
+        assert_eq!(phase.delivered(1, &accepted), 0, "another sender's messages are not these");
+    }
+
+    #[test]
+    fn a_message_is_late_after_ten_seconds_and_whole_nevertheless() {
+        let issued = issued();
+        let mut received = Received::new(2, 2);
+        received.take(&issued, message(0, 0, 5), 0, 5 + LATE_NANOS);
+        // It is of its own phase, whichever is under way by now.
+        received.take(&issued, message(0, 1, 5), 1, 6 + LATE_NANOS);
+        let phase = received.phase(0).unwrap();
+        assert_eq!((phase.whole(), phase.late), (2, 1));
+        assert_eq!(received.phase(1).unwrap().whole(), 0);
+    }
+
+    #[test]
+    fn what_was_never_sent_is_damage_and_takes_no_memory() {
+        let issued = issued();
+        let mut received = Received::new(2, 2);
+        received.take(&issued, message(0, 10, 5), 1, 10);
+        received.take(&issued, message(2, 0, 5), 1, 10);
+        received.take(&issued, message(0, u64::MAX, 5), 1, 10);
+        received.take(&issued, Err(Damage::Checksum), 1, 10);
+        // Of another run: nothing at all.
+        let other = Header { run: 1, phase: 0, sender: 0, sequence: 0, sent_nanos: 0 };
+        received.take(&issued, Ok(other), 1, 10);
+        assert_eq!((received.phase(0).unwrap().damaged, received.phase(1).unwrap().damaged), (0, 4));
+        assert_eq!(received.phase(0).unwrap().whole(), 0);
+    }
+
+    #[test]
+    fn delays_beyond_what_can_be_told_apart_are_kept() {
+        let mut delays = histogram();
+        record(&mut delays, u64::MAX);
+        record(&mut delays, 0);
+        assert_eq!(delays.len(), 2);
+    }
+}
