@@ -8,6 +8,7 @@
 #   make simulate [SEEDS=200] [FIRST=1]
 #   make bench-dkg [DKG_NODES=4,13,40] | make bench-dkg-starvation [DURATION=10]
 #   make bench-sync [SYNC_MIB=300]
+#   make stress [CASE=baseline] [PHASE=10] [MEMORY=256MiB] | make bench-relay [PHASE=10]
 #   make lint | make fmt | make canisters | make fuzz [FUZZ_SECONDS=60]
 #
 # CARGO_TARGET_DIR moves the build directory (default: target), so that several checkouts can share one.
@@ -27,10 +28,12 @@ SEEDS ?= 200
 FIRST ?= 1
 DKG_NODES ?= 4,13,40
 SYNC_MIB ?= 300
+CASE ?= baseline
+PHASE ?= 10
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 BIN := $(CARGO_TARGET_DIR)/release
 
-.PHONY: run test simulate bench bench-net bench-sync chaos bench-dkg bench-dkg-starvation storm lint fmt build setup setup-clients canisters fuzz help
+.PHONY: run test simulate bench bench-net bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay lint fmt build setup setup-clients canisters fuzz help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,9 +44,10 @@ setup:
 setup-clients: setup
 	@scripts/setup.sh clients
 	@tests/clients/setup.sh
+	@tests/waku/setup.sh
 
-build: setup ## Build the node and the load driver.
-	@cargo build --release --locked -p thimble -p thimble-lab
+build: setup ## Build the node, the relay and the lab.
+	@cargo build --release --locked -p thimble -p thimble-relay -p thimble-lab
 
 run: build ## Start a node in MEMORY, deploy a sample canister, call it, verify; runs until Ctrl-C (ONCE=1: exits).
 	@scripts/run.sh "$(BIN)" "$(MEMORY)" "$(PORT)" "$(DATA)" "$(ONCE)"
@@ -74,6 +78,17 @@ bench-dkg-starvation: setup ## Print how late others sign while key generation r
 
 bench-sync: setup ## Measure manifests, showing and installing a state of SYNC_MIB MiB, and print the table.
 	@SYNC_BENCH_MIB="$(SYNC_MIB)" cargo bench --locked -p execution --bench sync
+
+stress: build ## Work on a relay in MEMORY with CASE of the stress study (baseline, overallocation, long, flood), each phase for PHASE seconds.
+	@mkdir -p target/stress
+	@"$(BIN)/thimble-lab" stress --case "$(CASE)" --phase "$(PHASE)" --memory "$(MEMORY)" --json "target/stress/$(CASE).json" --picture "target/stress/$(CASE).svg" \
+		--command '"$(BIN)/thimble-relay" run --memory {memory} --data-dir {folder} --listen /ip4/127.0.0.1/tcp/{port} --http 127.0.0.1:0 --log warn'
+
+bench-relay: build ## Measure the relay beside go-waku as service node, in turns on this machine.
+	@tests/waku/setup.sh go >/dev/null
+	@"$(BIN)/thimble-lab" stress --case flood --phase "$(PHASE)" --turns 3 \
+		--compare 'thimble-relay="$(BIN)/thimble-relay" run --memory 128MiB --data-dir {folder} --listen /ip4/127.0.0.1/tcp/{port} --http 127.0.0.1:0 --log warn' \
+		--compare 'go-waku="$(CARGO_TARGET_DIR)/waku/peer" service -cluster 0 -shards 0 -tcp-port {port} -store {folder}'
 
 lint: setup ## Formatting and lints, as the gate runs them.
 	@cargo fmt --all --check
