@@ -112,15 +112,22 @@ impl Node {
     }
 
     /// Takes a message of a client. `held` is the memory of `bytes`.
+    ///
+    /// In a task of its own: a message that was written is handed on, also when the connection that
+    /// brought it ends meanwhile.
     pub(crate) async fn publish(
-        &self,
+        self: &Arc<Self>,
         shard: Shard,
         bytes: Bytes,
         held: Reservation,
     ) -> Result<Accepted, Rejected> {
-        let taken = self.publish_inner(shard, bytes, held).await;
-        self.count(Source::Client, &taken);
-        taken
+        let node = self.clone();
+        let taking = tokio::spawn(async move {
+            let taken = node.publish_inner(shard, bytes, held).await;
+            node.count(Source::Client, &taken);
+            taken
+        });
+        taking.await.unwrap_or_else(|_| Err(ending()))
     }
 
     async fn publish_inner(
@@ -148,17 +155,21 @@ impl Node {
         Ok(Accepted { hash, relay_peers })
     }
 
-    /// Takes a message of a relay peer.
+    /// Takes a message of a relay peer; in a task of its own, like [`Self::publish`].
     pub(crate) async fn relay(
-        &self,
+        self: &Arc<Self>,
         peer: Peer,
         shard: Shard,
         bytes: Bytes,
         held: Reservation,
     ) -> Result<Accepted, Rejected> {
-        let taken = self.relay_inner(peer, shard, bytes, held).await;
-        self.count(Source::Relay(peer), &taken);
-        taken
+        let node = self.clone();
+        let taking = tokio::spawn(async move {
+            let taken = node.relay_inner(peer, shard, bytes, held).await;
+            node.count(Source::Relay(peer), &taken);
+            taken
+        });
+        taking.await.unwrap_or_else(|_| Err(ending()))
     }
 
     async fn relay_inner(
@@ -231,4 +242,9 @@ impl Node {
     fn count(&self, source: Source, taken: &Result<Accepted, Rejected>) {
         self.counters.message(source, taken.as_ref().map(|_| ()).map_err(Rejected::reason));
     }
+}
+
+/// The task that took a message is gone, because the node ends.
+fn ending() -> Rejected {
+    Rejected::Unavailable("this node is stopping".into())
 }

@@ -338,6 +338,12 @@ impl Network {
             SwarmEvent::IncomingConnectionError { error, send_back_addr, .. } => {
                 tracing::debug!(%error, address = %send_back_addr, "a connection was not taken");
             }
+            SwarmEvent::Behaviour(AllEvent::Ping(ping::Event { connection, result: Err(error), .. }))
+                if !matches!(error, ping::Failure::Unsupported) =>
+            {
+                // Nobody is at the other end any more; pushes would wait for it.
+                self.swarm.close_connection(connection);
+            }
             SwarmEvent::OutgoingConnectionError { error, peer_id, .. } => {
                 tracing::debug!(%error, ?peer_id, "dialling failed");
             }

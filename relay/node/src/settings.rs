@@ -16,6 +16,7 @@ pub(crate) struct Settings {
     /// Light push is refused while fewer relay peers of the shard are connected.
     pub(crate) min_relay_peers: usize,
     pub(crate) connections: usize,
+    pub(crate) handshakes: usize,
     pub(crate) connections_per_peer: usize,
     pub(crate) connections_per_address: usize,
     pub(crate) streams_per_connection: usize,
@@ -49,6 +50,7 @@ impl Settings {
             store,
             min_relay_peers,
             connections: count(connections.connections),
+            handshakes: count(connections.handshakes),
             connections_per_peer: count(connections.connections_per_peer),
             connections_per_address: count(connections.connections_per_address),
             streams_per_connection: count(connections.streams_per_connection),

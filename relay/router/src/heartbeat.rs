@@ -4,10 +4,7 @@ use std::{cmp::Ordering, collections::BTreeSet, time::Duration};
 
 use rand::seq::SliceRandom;
 
-use crate::{Control, MessageId, Peer, Router, Shard};
-
-/// Grace for a peer that grafts a moment before its back-off ends, and for clocks of our own.
-const BACKOFF_SLACK: Duration = Duration::from_secs(1);
+use crate::{Control, MessageId, Peer, Router, Shard, router::BACKOFF_SLACK};
 
 impl<M: Clone> Router<M> {
     /// To be called once in [`crate::Config::heartbeat`].

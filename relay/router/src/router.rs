@@ -14,6 +14,9 @@ use crate::{
     score::Score, seen::Seen,
 };
 
+/// Added to back-offs of this side: for peers whose clock is a little ahead.
+pub(crate) const BACKOFF_SLACK: Duration = Duration::from_secs(1);
+
 /// What becomes of a message that a peer brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offer {
@@ -282,7 +285,8 @@ impl<M: Clone> Router<M> {
         // Grafting says that it is subscribed, whatever order the messages came in.
         state.topics.insert(shard);
         let early = state.in_backoff(shard, now);
-        if early {
+        // This side remembers the back-off a little longer than it asked for.
+        if state.in_backoff(shard, now + BACKOFF_SLACK) {
             state.score.broke_rules(1);
         }
         if early || poor || (full && !state.outbound) {
@@ -308,7 +312,7 @@ impl<M: Clone> Router<M> {
         // A back-off of years would be a way to keep a topic's mesh from being filled for good.
         let most = self.config.prune_backoff * 10;
         let asked = backoff_seconds.map_or(self.config.prune_backoff, Duration::from_secs);
-        state.back_off(shard, now + asked.clamp(self.config.prune_backoff, most));
+        state.back_off(shard, now + asked.min(most));
     }
 
     /// A peer offers messages of its history.

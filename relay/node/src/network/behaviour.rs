@@ -1,11 +1,11 @@
 //! Which connections there are, and which of their peers are gossiped with.
 //!
 //! Runs in the swarm's task and does little: messages never pass through here. Bounds: connections
-//! in all, of one peer and from one address; when all places are taken, the connection that was
+//! being negotiated, in all, of one peer and from one address; when all places are taken, the connection that was
 //! idle longest gives way, if it was idle for long enough.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     net::IpAddr,
     sync::{Arc, atomic::Ordering::Relaxed},
     task::{Context, Poll},
@@ -17,8 +17,8 @@ use libp2p::{
     core::{Endpoint, transport::PortUse},
     multiaddr::Protocol,
     swarm::{
-        CloseConnection, ConnectionClosed, ConnectionDenied, ConnectionId, FromSwarm, NetworkBehaviour,
-        NotifyHandler, ToSwarm,
+        CloseConnection, ConnectionClosed, ConnectionDenied, ConnectionId, FromSwarm, ListenFailure,
+        NetworkBehaviour, NotifyHandler, ToSwarm,
     },
 };
 use router::Peer;
@@ -34,6 +34,8 @@ pub(crate) enum Denied {
     All(usize),
     #[error("{0} connections of this peer are open, the most one peer has")]
     PerPeer(usize),
+    #[error("{0} connections are being negotiated, the most this node does at once")]
+    Handshakes(usize),
     #[error("{0} connections from this address are open, the most one address has")]
     PerAddress(usize),
 }
@@ -47,6 +49,8 @@ pub(crate) struct Open {
     pub(crate) address: Multiaddr,
     pub(crate) outbound: bool,
     pub(crate) gossips: bool,
+    /// Whether its peer speaks the relay protocol.
+    pub(crate) relays: bool,
     pub(crate) since: Instant,
 }
 
@@ -57,6 +61,8 @@ pub(crate) struct Behaviour {
     next: u64,
     per_peer: HashMap<PeerId, usize>,
     per_address: HashMap<IpAddr, usize>,
+    /// Connections that came in and are being negotiated.
+    handshakes: BTreeSet<ConnectionId>,
     waiting: VecDeque<ToSwarm<(), Tell>>,
 }
 
@@ -68,6 +74,7 @@ impl Behaviour {
             next: 0,
             per_peer: HashMap::new(),
             per_address: HashMap::new(),
+            handshakes: BTreeSet::new(),
             waiting: VecDeque::new(),
         }
     }
@@ -131,8 +138,15 @@ impl Behaviour {
         if let Some(ip) = counted_address(address) {
             *self.per_address.entry(ip).or_default() += 1;
         }
-        let open =
-            Open { number, peer, address: address.clone(), outbound, gossips: false, since: Instant::now() };
+        let open = Open {
+            number,
+            peer,
+            address: address.clone(),
+            outbound,
+            gossips: false,
+            relays: false,
+            since: Instant::now(),
+        };
         self.open.insert(id, open);
         self.node.connections.store(self.open.len() as u64, Relaxed);
         Ok(Handler::new(self.node.clone(), peer, number))
@@ -143,12 +157,27 @@ impl Behaviour {
         self.node.router().disconnected(open.number, self.node.now());
         self.node.connections.store(self.open.len() as u64, Relaxed);
         leave(&mut self.per_peer, &open.peer);
+        if open.gossips {
+            // Its place is free: for another connection of the same peer first.
+            let same = |other: &&ConnectionId| {
+                self.open.get(other).is_some_and(|other| other.relays && other.peer == open.peer)
+            };
+            let waiting = |other: &&ConnectionId| {
+                self.open.get(other).is_some_and(|other| other.relays && !other.gossips)
+            };
+            let next = self.open.keys().find(same).or_else(|| self.open.keys().find(waiting));
+            if let Some(next) = next.copied() {
+                self.relays(next);
+            }
+        }
         if let Some(ip) = counted_address(&open.address) {
             leave(&mut self.per_address, &ip);
         }
     }
 
     fn relays(&mut self, id: ConnectionId) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.relays = true;
         let Some(open) = self.open.get(&id) else { return };
         let gossips = |other: &Open| other.peer == open.peer && other.gossips;
         if self.open.values().any(gossips) {
@@ -197,6 +226,20 @@ impl NetworkBehaviour for Behaviour {
     type ConnectionHandler = Handler;
     type ToSwarm = ();
 
+    fn handle_pending_inbound_connection(
+        &mut self,
+        id: ConnectionId,
+        _: &Multiaddr,
+        _: &Multiaddr,
+    ) -> Result<(), ConnectionDenied> {
+        let most = self.node.settings.handshakes;
+        if self.handshakes.len() >= most {
+            return Err(ConnectionDenied::new(Denied::Handshakes(most)));
+        }
+        self.handshakes.insert(id);
+        Ok(())
+    }
+
     fn handle_established_inbound_connection(
         &mut self,
         id: ConnectionId,
@@ -204,6 +247,7 @@ impl NetworkBehaviour for Behaviour {
         _: &Multiaddr,
         remote: &Multiaddr,
     ) -> Result<Handler, ConnectionDenied> {
+        self.handshakes.remove(&id);
         self.established(id, peer, remote, false)
     }
 
@@ -219,8 +263,14 @@ impl NetworkBehaviour for Behaviour {
     }
 
     fn on_swarm_event(&mut self, event: FromSwarm<'_>) {
-        if let FromSwarm::ConnectionClosed(ConnectionClosed { connection_id, .. }) = event {
-            self.closed(connection_id);
+        match event {
+            FromSwarm::ConnectionClosed(ConnectionClosed { connection_id, .. }) => {
+                self.closed(connection_id);
+            }
+            FromSwarm::ListenFailure(ListenFailure { connection_id, .. }) => {
+                self.handshakes.remove(&connection_id);
+            }
+            _ => {}
         }
     }
 

@@ -149,18 +149,30 @@ impl Handler {
     }
 
     fn on_inbound(&mut self, name: &StreamProtocol, stream: Stream) {
-        let held = self.node.pools.streams.try_reserve(relay_limits::STREAM_BYTES);
-        let Ok(held) = held.map_err(drop).and_then(|held| {
-            let room = self.served.len() < self.node.settings.streams_per_connection;
-            room.then_some(held).ok_or(())
-        }) else {
+        let pool = &self.node.pools.streams;
+        // While others need them, one connection has an eighth of all streams at most.
+        let scarce = pool.used_bytes() * 2 > pool.cap_bytes();
+        let share = pool.cap_bytes() / relay_limits::STREAM_BYTES / 8;
+        let room = self.served.len() < self.node.settings.streams_per_connection
+            && !(scarce && self.served.len() as u64 >= share);
+        let Some(held) = room.then(|| pool.try_reserve(relay_limits::STREAM_BYTES).ok()).flatten() else {
             // Dropped, which resets it.
             self.node.counters.streams_refused.fetch_add(1, Relaxed);
             return;
         };
+        if *name == protocol::gossip::PROTOCOL {
+            self.relays();
+        }
         let (node, peer, connection) = (self.node.clone(), self.peer, self.connection);
         let serving = services::serve(node, peer, connection, name.as_ref(), stream);
         self.served.push(serving.inspect(move |_| drop(held)).boxed());
+    }
+
+    /// The peer speaks the relay protocol, as it said or showed.
+    fn relays(&mut self) {
+        if !std::mem::replace(&mut self.relays, true) {
+            self.tell.push_back(Told::Relays);
+        }
     }
 
     fn on_outbound(&mut self, mut stream: Stream, purpose: Purpose) {
@@ -278,9 +290,8 @@ impl ConnectionHandler for Handler {
             }
             ConnectionEvent::RemoteProtocolsChange(ProtocolsChange::Added(added)) => {
                 for name in added {
-                    if *name == protocol::gossip::PROTOCOL && !self.relays {
-                        self.relays = true;
-                        self.tell.push_back(Told::Relays);
+                    if *name == protocol::gossip::PROTOCOL {
+                        self.relays();
                     }
                     if *name == protocol::metadata::PROTOCOL && !self.metadata_asked {
                         self.metadata_asked = true;

@@ -1,14 +1,19 @@
-//! Bytes that were received and that no stream has consumed yet, per connection and over all.
+//! Bytes that were received and that no stream has consumed yet, and bytes that were handed to a
+//! multiplexer and not sent yet: per connection, and the former over all.
 //!
 //! A multiplexer buffers what arrives for streams that nobody reads. The protocols allow a peer to
 //! fill 256 KiB for each of its streams (yamux), or any number of frames of 1 MiB (mplex), so that a
 //! few hundred connections could take any machine's memory. Here every connection is read through a
 //! [`Gate`] that counts, and stops reading while the connection holds too much or the pool `unread`
-//! is used up. TCP then holds the peer back.
+//! is used up. TCP then holds the peer back. It also buffers what streams write, several frames for
+//! each: streams of a connection wait while more than [`UNSENT_BYTES`] of it have not been sent, and
+//! one that is closed waits until most of it was.
 //!
-//! What arrives is counted below the multiplexer, what is consumed above it; in between are frame
-//! heads and parts of frames. Those are settled whenever every stream of the connection was found
-//! empty: what the connection holds then is at most what arrived since a stream last got something.
+//! What arrives is counted below the multiplexer, what is consumed above it; in between are heads of
+//! frames, and what came for streams that are gone. Those are settled whenever every stream of the
+//! connection is known to be empty: the connection then holds the frame that has not arrived whole,
+//! and nothing else. A stream is known to be empty when it said so and was not woken since. (Two that
+//! are not known to be may be there: [`IDLE_STREAMS`].)
 //!
 //! A connection that holds [`STALL_BYTES`] for [`STALL`] without any stream getting something is
 //! closed: it is filling buffers and nothing else.
@@ -18,8 +23,11 @@
 use std::{
     io,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    task::{Context, Poll, Waker},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU8, Ordering::SeqCst},
+    },
+    task::{Context, Poll, Wake, Waker},
     time::{Duration, Instant},
 };
 
@@ -27,12 +35,23 @@ use budget::{Pool, Reservation};
 use futures::{AsyncRead, AsyncWrite};
 use libp2p::core::muxing::{StreamMuxer, StreamMuxerEvent};
 
+use super::framing::Framing;
+
 /// Read from a connection at once: a frame of the encryption.
 const READ_BYTES: u64 = 64 << 10;
 /// Held for longer than [`STALL`], a connection with so much is closed.
 const STALL_BYTES: u64 = 32 << 10;
 /// See [`STALL_BYTES`].
-const STALL: Duration = Duration::from_secs(10);
+const STALL: Duration = Duration::from_secs(30);
+/// So many streams that were woken and not read since count as holding [`IDLE_STREAM_BYTES`] each, and
+/// no more: the stream for pings is left alone between two, and its end wakes nobody.
+const IDLE_STREAMS: usize = 2;
+/// See [`IDLE_STREAMS`].
+const IDLE_STREAM_BYTES: u64 = 8 << 10;
+/// Written by streams of a connection and not sent, from which on they wait.
+const UNSENT_BYTES: u64 = 256 << 10;
+/// A stream that is closed waits until no more than this has not been sent.
+const UNSENT_AT_CLOSE_BYTES: u64 = 64 << 10;
 
 /// All meters; cheap to clone.
 #[derive(Clone, Debug)]
@@ -48,17 +67,17 @@ impl Meters {
         Self { pool, per_connection, all: Arc::default() }
     }
 
-    fn open(&self) -> Arc<Meter> {
+    fn open(&self, framing: Framing) -> Arc<Meter> {
         let state = State {
+            framing,
             held: 0,
-            since_delivery: 0,
             delivered: Instant::now(),
             reservation: None,
-            streams: 0,
-            empty: 0,
-            arrivals: 1,
+            not_empty: 0,
             waiting: None,
             stalled: false,
+            unsent: 0,
+            writers: Vec::new(),
         };
         let meter =
             Arc::new(Meter { pool: self.pool.clone(), most: self.per_connection, state: Mutex::new(state) });
@@ -75,8 +94,12 @@ impl Meters {
         all.retain(|meter| {
             let Some(meter) = meter.upgrade() else { return false };
             let mut state = meter.lock();
+            state.settle();
             let idle = now.saturating_duration_since(state.delivered);
-            if state.since_delivery >= STALL_BYTES && idle >= STALL && !state.stalled {
+            if state.held >= STALL_BYTES && idle >= STALL && !state.stalled {
+                let (held, partial) = (state.held, state.framing.partial());
+                let not_empty = state.not_empty;
+                tracing::debug!(held, partial, not_empty, "a connection fills buffers");
                 state.stalled = true;
                 closed += 1;
             }
@@ -99,17 +122,29 @@ struct Meter {
 
 #[derive(Debug)]
 struct State {
+    framing: Framing,
     held: u64,
-    since_delivery: u64,
     delivered: Instant,
     reservation: Option<Reservation>,
-    streams: usize,
-    /// Streams found empty since something last arrived.
-    empty: usize,
-    /// Counts arrivals, so that a stream knows whether it was found empty since the last.
-    arrivals: u64,
+    /// Streams that are not known to be empty.
+    not_empty: usize,
     waiting: Option<Waker>,
     stalled: bool,
+    unsent: u64,
+    /// Streams that wait until less is unsent; at most one entry for each poll since the last wake.
+    writers: Vec<Waker>,
+}
+
+impl State {
+    fn settle(&mut self) {
+        let most = self.framing.partial() + self.not_empty as u64 * IDLE_STREAM_BYTES;
+        if self.not_empty <= IDLE_STREAMS && self.held > most {
+            self.held = most;
+            if let Some(waker) = self.waiting.take() {
+                waker.wake();
+            }
+        }
+    }
 }
 
 impl Meter {
@@ -130,7 +165,7 @@ impl Meter {
         let wanted = state.held + READ_BYTES;
         if state.held < self.most {
             let has_room = match &mut state.reservation {
-                Some(reservation) => reservation.bytes() >= wanted || reservation.try_resize(wanted).is_ok(),
+                Some(held) => held.bytes() >= wanted || held.try_resize(wanted).is_ok(),
                 none => match self.pool.try_reserve(wanted) {
                     Ok(reservation) => {
                         *none = Some(reservation);
@@ -147,30 +182,27 @@ impl Meter {
         Poll::Pending
     }
 
-    fn arrived(&self, bytes: usize) {
+    fn arrived(&self, bytes: &[u8]) {
         let mut state = self.lock();
-        state.held += bytes as u64;
-        state.since_delivery += bytes as u64;
-        state.arrivals += 1;
-        state.empty = 0;
+        state.held += bytes.len() as u64;
+        state.framing.read(bytes);
     }
 
     /// Nothing more arrives for now: room that was kept for it goes back.
     fn quiet(&self) {
         let mut state = self.lock();
+        state.settle();
         let held = state.held;
         if held == 0 {
             state.reservation = None;
         } else if let Some(reservation) = &mut state.reservation {
-            // Giving back cannot fail.
-            let _ = reservation.try_resize(held.min(reservation.bytes()));
+            reservation.shrink(reservation.bytes().saturating_sub(held));
         }
     }
 
     fn consumed(&self, bytes: usize) {
         let mut state = self.lock();
         state.held = state.held.saturating_sub(bytes as u64);
-        state.since_delivery = 0;
         state.delivered = Instant::now();
         if state.held < self.most
             && let Some(waker) = state.waiting.take()
@@ -179,35 +211,28 @@ impl Meter {
         }
     }
 
-    /// A stream was found empty; `at` is what it remembers of arrivals.
-    fn found_empty(&self, at: &mut u64) {
+    /// Whether a stream may write more; registers it if not.
+    fn may_write(&self, most: u64, cx: &Context<'_>) -> bool {
         let mut state = self.lock();
-        if *at != state.arrivals {
-            *at = state.arrivals;
-            state.empty += 1;
+        if state.unsent < most {
+            return true;
         }
-        settle(&mut state);
+        if !state.writers.iter().any(|waker| waker.will_wake(cx.waker())) {
+            state.writers.push(cx.waker().clone());
+        }
+        false
     }
 
-    fn stream_opened(&self) {
-        self.lock().streams += 1;
+    fn written(&self, bytes: usize) {
+        self.lock().unsent += bytes as u64;
     }
 
-    fn stream_closed(&self, at: u64) {
+    fn sent(&self, bytes: usize) {
         let mut state = self.lock();
-        state.streams = state.streams.saturating_sub(1);
-        if at == state.arrivals {
-            state.empty = state.empty.saturating_sub(1);
-        }
-        settle(&mut state);
-    }
-}
-
-fn settle(state: &mut State) {
-    if state.empty >= state.streams && state.held > state.since_delivery {
-        state.held = state.since_delivery;
-        if let Some(waker) = state.waiting.take() {
-            waker.wake();
+        // Heads of frames are sent too, so the count is a little low, and nothing when all is sent.
+        state.unsent = state.unsent.saturating_sub(bytes as u64);
+        if state.unsent < UNSENT_AT_CLOSE_BYTES {
+            state.writers.drain(..).for_each(Waker::wake);
         }
     }
 }
@@ -225,7 +250,7 @@ impl<C: AsyncRead + Unpin> AsyncRead for Gate<C> {
         let buf = buf.get_mut(..most).unwrap_or_default();
         match Pin::new(&mut self.inner).poll_read(cx, buf) {
             Poll::Ready(Ok(read)) => {
-                self.meter.arrived(read);
+                self.meter.arrived(buf.get(..read).unwrap_or_default());
                 Poll::Ready(Ok(read))
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
@@ -239,7 +264,9 @@ impl<C: AsyncRead + Unpin> AsyncRead for Gate<C> {
 
 impl<C: AsyncWrite + Unpin> AsyncWrite for Gate<C> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(cx, buf)
+        let sent = futures::ready!(Pin::new(&mut self.inner).poll_write(cx, buf))?;
+        self.meter.sent(sent);
+        Poll::Ready(Ok(sent))
     }
 
     fn poll_write_vectored(
@@ -247,7 +274,9 @@ impl<C: AsyncWrite + Unpin> AsyncWrite for Gate<C> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
+        let sent = futures::ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, bufs))?;
+        self.meter.sent(sent);
+        Poll::Ready(Ok(sent))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -268,10 +297,11 @@ pub(crate) struct Metered<M> {
 /// Opens a meter, and puts the gate below a multiplexer and the counting streams above it.
 pub(crate) fn metered<C, M>(
     meters: &Meters,
+    framing: Framing,
     connection: C,
     multiplexer: impl FnOnce(Gate<C>) -> M,
 ) -> Metered<M> {
-    let meter = meters.open();
+    let meter = meters.open(framing);
     let gate = Gate { inner: connection, meter: meter.clone() };
     Metered { inner: multiplexer(gate), meter }
 }
@@ -284,13 +314,21 @@ impl<M> Metered<Option<M>> {
 }
 
 impl<M> Metered<M> {
-    fn stream<S>(&self, inner: S) -> MeteredStream<S> {
-        self.meter.stream_opened();
-        MeteredStream { inner, meter: self.meter.clone(), empty_at: 0 }
+    fn stream<S: AsyncRead + Unpin>(&self, inner: S) -> MeteredStream<S> {
+        self.meter.lock().not_empty += 1;
+        let reader = Arc::new(Reader {
+            meter: self.meter.clone(),
+            known: AtomicU8::new(NOT_EMPTY),
+            task: Mutex::new(None),
+        });
+        MeteredStream { inner, reader, ahead: Ahead::Nothing }
     }
 }
 
-impl<M: StreamMuxer<Substream: Unpin> + Unpin> StreamMuxer for Metered<M> {
+impl<M> StreamMuxer for Metered<M>
+where
+    M: StreamMuxer<Substream: AsyncRead + AsyncWrite + Unpin> + Unpin,
+{
     type Substream = MeteredStream<M::Substream>;
     type Error = M::Error;
 
@@ -319,39 +357,120 @@ impl<M: StreamMuxer<Substream: Unpin> + Unpin> StreamMuxer for Metered<M> {
     }
 }
 
-/// A stream that counts what is read from it.
+const NOT_EMPTY: u8 = 0;
+const EMPTY: u8 = 1;
+const GONE: u8 = 2;
+
+/// Who reads a stream, and whether the stream is known to be empty.
+struct Reader {
+    meter: Arc<Meter>,
+    known: AtomicU8,
+    task: Mutex<Option<Waker>>,
+}
+
+impl Reader {
+    fn set(&self, known: u8) {
+        let change = |before| (before != GONE).then_some(known);
+        let Ok(before) = self.known.fetch_update(SeqCst, SeqCst, change) else { return };
+        if (before == NOT_EMPTY) == (known == NOT_EMPTY) {
+            return;
+        }
+        let mut state = self.meter.lock();
+        if known == NOT_EMPTY {
+            state.not_empty += 1;
+        } else {
+            state.not_empty = state.not_empty.saturating_sub(1);
+            state.settle();
+        }
+    }
+}
+
+impl Wake for Reader {
+    fn wake(self: Arc<Self>) {
+        self.set(NOT_EMPTY);
+        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(task) = task {
+            task.wake();
+        }
+    }
+}
+
+/// Read ahead of a stream, at most: only to know whether there is more.
+const AHEAD_BYTES: usize = 32;
+
+/// What was read ahead of a stream.
+enum Ahead {
+    Nothing,
+    Bytes([u8; AHEAD_BYTES], std::ops::Range<usize>),
+    End(io::Result<usize>),
+}
+
+/// A stream that counts what is read from it, and waits while too much is unsent.
 pub(crate) struct MeteredStream<S> {
     inner: S,
-    meter: Arc<Meter>,
-    empty_at: u64,
+    reader: Arc<Reader>,
+    ahead: Ahead,
 }
 
 impl<S> Drop for MeteredStream<S> {
     fn drop(&mut self) {
-        self.meter.stream_closed(self.empty_at);
+        // Whatever it held goes with it, and is settled.
+        self.reader.set(GONE);
     }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         let this = &mut *self;
-        match Pin::new(&mut this.inner).poll_read(cx, buf) {
-            Poll::Ready(Ok(read)) if read > 0 => {
-                this.meter.consumed(read);
-                Poll::Ready(Ok(read))
-            }
-            other => {
-                // Pending, at its end, or broken: nothing of it is held.
-                this.meter.found_empty(&mut this.empty_at);
-                other
+        match std::mem::replace(&mut this.ahead, Ahead::Nothing) {
+            Ahead::Nothing => {}
+            Ahead::End(end) => return Poll::Ready(end),
+            Ahead::Bytes(bytes, left) => {
+                let taken = left.len().min(buf.len());
+                let (from, to) = (left.start, left.start + taken);
+                if let (Some(room), Some(bytes)) = (buf.get_mut(..taken), bytes.get(from..to)) {
+                    room.copy_from_slice(bytes);
+                }
+                if to < left.end {
+                    this.ahead = Ahead::Bytes(bytes, to..left.end);
+                }
+                return Poll::Ready(Ok(taken));
             }
         }
+        // Before the stream is looked at: what arrives meanwhile wakes, and makes it not empty again.
+        *this.reader.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
+        this.reader.set(EMPTY);
+        let waker = Waker::from(this.reader.clone());
+        let cx = &mut Context::from_waker(&waker);
+        let read = Pin::new(&mut this.inner).poll_read(cx, buf);
+        if let Poll::Ready(Ok(read)) = &read
+            && *read > 0
+        {
+            this.reader.meter.consumed(*read);
+            // A reader that has what it wants may not look again for long: is there more?
+            let mut ahead = [0; AHEAD_BYTES];
+            match Pin::new(&mut this.inner).poll_read(cx, &mut ahead) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(more)) if more > 0 => {
+                    this.reader.meter.consumed(more);
+                    this.reader.set(NOT_EMPTY);
+                    this.ahead = Ahead::Bytes(ahead, 0..more);
+                }
+                Poll::Ready(end) => this.ahead = Ahead::End(end),
+            }
+        }
+        read
     }
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for MeteredStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(cx, buf)
+        if !self.reader.meter.may_write(UNSENT_BYTES, cx) {
+            return Poll::Pending;
+        }
+        let written = futures::ready!(Pin::new(&mut self.inner).poll_write(cx, buf))?;
+        self.reader.meter.written(written);
+        Poll::Ready(Ok(written))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -359,6 +478,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for MeteredStream<S> {
     }
 
     fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_close(cx)
+        futures::ready!(Pin::new(&mut self.inner).poll_close(cx))?;
+        if self.reader.meter.may_write(UNSENT_AT_CLOSE_BYTES, cx) {
+            Poll::Ready(Ok(()))
+        } else {
+            Poll::Pending
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Connections: transports, multiplexers, limits, and the streams on them.
 
 pub(crate) mod behaviour;
+pub(crate) mod framing;
 pub(crate) mod handler;
 pub(crate) mod meter;
 pub(crate) mod streams;

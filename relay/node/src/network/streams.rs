@@ -3,8 +3,8 @@
 //! A frame is a varint length and as many bytes. Its length is checked before anything is
 //! allocated; memory for it is taken from the pool `receiving` as its bytes arrive, in steps, so
 //! that a peer which announces much and sends little holds little. A message that is sent is read
-//! from the log in pieces of [`CHUNK_BYTES`]; what the multiplexer buffers of it is taken from the
-//! pool `sending` for as long as it is being written.
+//! from the log in pieces of [`CHUNK_BYTES`], each taken from the pool `sending`; what the multiplexer
+//! buffers besides is bounded for each connection ([`super::meter`]).
 
 use std::{io, time::Duration};
 
@@ -23,8 +23,10 @@ const RETRY: Duration = Duration::from_millis(2);
 const FRAME_TIME: Duration = Duration::from_secs(20);
 /// A message is taken by its receiver within this time.
 pub(crate) const SEND_TIME: Duration = Duration::from_secs(20);
-/// How long to wait for memory of a full pool.
-const POOL_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a request waits for memory of a full pool.
+pub(crate) const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
+/// How long gossip does: it is taken up again whenever there is memory.
+pub(crate) const GOSSIP_PATIENCE: Duration = Duration::from_secs(3600);
 
 /// Why there is no frame.
 #[derive(Debug, Error)]
@@ -49,28 +51,20 @@ pub(crate) struct Frame {
 }
 
 /// The next frame of a stream; `None` at its end, which may come before any byte: stock clients open
-/// streams and abandon them.
+/// streams and abandon them, or keep them for later.
+///
+/// Waiting for memory of this node is no fault of the peer: it does not count against its time.
 pub(crate) async fn read_frame(
     stream: &mut (impl AsyncRead + Unpin),
     bytes_max: usize,
     receiving: &Pool,
+    patience: Duration,
 ) -> Result<Option<Frame>, ReadError> {
     let mut prefix = [0; frame::LENGTH_PREFIX_BYTES_MAX];
     if stream.read(&mut prefix[..1]).await? == 0 {
         return Ok(None);
     }
-    match tokio::time::timeout(FRAME_TIME, read_rest(stream, prefix, bytes_max, receiving)).await {
-        Ok(frame) => frame.map(Some),
-        Err(_) => Err(ReadError::Slow),
-    }
-}
-
-async fn read_rest(
-    stream: &mut (impl AsyncRead + Unpin),
-    mut prefix: [u8; frame::LENGTH_PREFIX_BYTES_MAX],
-    bytes_max: usize,
-    receiving: &Pool,
-) -> Result<Frame, ReadError> {
+    let mut left = FRAME_TIME;
     let mut have = 1;
     let length = loop {
         let read = prefix.get(..have).unwrap_or_default();
@@ -78,18 +72,18 @@ async fn read_rest(
             break length;
         }
         let Some(next) = prefix.get_mut(have..have + 1) else { return Err(ReadError::Torn) };
-        if stream.read(next).await? == 0 {
+        if timed(&mut left, stream.read(next)).await?? == 0 {
             return Err(ReadError::Torn);
         }
         have += 1;
     };
-    let mut held = reserve(receiving, length.min(CHUNK_BYTES)).await?;
+    let mut held = reserve(receiving, length.min(CHUNK_BYTES), patience).await?;
     let mut body = Vec::with_capacity(length.min(CHUNK_BYTES));
     while body.len() < length {
         if body.len() == body.capacity() {
             // Doubling, never beyond what was announced.
             let larger = (body.capacity() * 2).min(length);
-            let more = reserve(receiving, larger - body.capacity()).await?;
+            let more = reserve(receiving, larger - body.capacity(), patience).await?;
             if let Some(other) = held.merge(more).err() {
                 debug_assert!(false, "{other:?} is of the same pool");
             }
@@ -99,7 +93,7 @@ async fn read_rest(
         let to = body.capacity().min(length);
         body.resize(to, 0);
         let read = match body.get_mut(from..to) {
-            Some(room) => stream.read(room).await?,
+            Some(room) => timed(&mut left, stream.read(room)).await??,
             None => 0,
         };
         body.truncate(from + read);
@@ -107,12 +101,24 @@ async fn read_rest(
             return Err(ReadError::Torn);
         }
     }
-    Ok(Frame { body: Bytes::from(body), held })
+    Ok(Some(Frame { body: Bytes::from(body), held }))
+}
+
+/// Waits for something of a peer, out of the time the peer has left.
+async fn timed<T>(left: &mut Duration, waited: impl Future<Output = T>) -> Result<T, ReadError> {
+    let began = tokio::time::Instant::now();
+    let done = tokio::time::timeout(*left, waited).await.map_err(|_| ReadError::Slow)?;
+    *left = left.saturating_sub(began.elapsed());
+    Ok(done)
 }
 
 /// Takes memory of a pool, waiting for it for a while.
-pub(crate) async fn reserve(pool: &Pool, bytes: usize) -> Result<Reservation, budget::PoolFull> {
-    let deadline = tokio::time::Instant::now() + POOL_PATIENCE;
+pub(crate) async fn reserve(
+    pool: &Pool,
+    bytes: usize,
+    patience: Duration,
+) -> Result<Reservation, budget::PoolFull> {
+    let deadline = tokio::time::Instant::now() + patience;
     loop {
         // The free bytes are looked at first, so that waiting is not counted as refusals.
         if pool.free_bytes() >= bytes as u64
@@ -127,20 +133,30 @@ pub(crate) async fn reserve(pool: &Pool, bytes: usize) -> Result<Reservation, bu
     }
 }
 
+/// Reads and drops whatever comes, until the end.
+pub(crate) async fn discard(mut stream: impl AsyncRead + Unpin) {
+    let mut buffer = [0; 256];
+    while matches!(stream.read(&mut buffer).await, Ok(read) if read > 0) {}
+}
+
 /// Writes a small frame: the body with its length before it.
 pub(crate) async fn write_small(stream: &mut (impl AsyncWrite + Unpin), body: &[u8]) -> io::Result<()> {
     stream.write_all(&frame::with_length(body)).await
 }
 
-/// Writes `head`, the message from the log, and `tail`.
+/// Writes `head`, the message from the log, and `tail`, holding a piece at a time of the pool
+/// `sending`, for which it waits as long as whoever calls does.
 pub(crate) async fn write_message(
     stream: &mut (impl AsyncWrite + Unpin),
+    sending: &Pool,
     head: &[u8],
     message: &Message,
     tail: &[u8],
 ) -> io::Result<()> {
     let total = head.len() + message.len() + tail.len();
-    let mut buffer = Vec::with_capacity(total.min(CHUNK_BYTES + head.len()));
+    let piece = total.min(CHUNK_BYTES + head.len() + tail.len());
+    let _held = reserve(sending, piece, GOSSIP_PATIENCE).await.map_err(io::Error::other)?;
+    let mut buffer = Vec::with_capacity(piece);
     buffer.extend_from_slice(head);
     let mut sent = 0;
     while sent < message.len() {

@@ -14,12 +14,18 @@ use libp2p::{
     dns, identity, noise, tcp, websocket, yamux,
 };
 
-use super::meter::{Gate, Metered, Meters, metered};
+use super::{
+    framing::Framing,
+    meter::{Gate, Metered, Meters, metered},
+};
 
 const YAMUX: &str = "/yamux/1.0.0";
 const MPLEX: &str = "/mplex/6.7.0";
-/// Frames of a stream that mplex buffers before it reads no more from the connection.
-const MPLEX_FRAMES: usize = 32;
+/// Frames of a stream that mplex buffers before it resets the stream; bytes are bounded by the gate.
+const MPLEX_FRAMES: usize = 1024;
+/// A multiplexer that meets its own limit closes the whole connection: streams are refused one by
+/// one, well before.
+const STREAMS_FACTOR: usize = 4;
 /// Connecting, encrypting and agreeing on a multiplexer take no longer.
 const HANDSHAKE: Duration = Duration::from_secs(20);
 /// Largest WebSocket message of a client.
@@ -66,11 +72,12 @@ struct Multiplexers {
 
 impl Multiplexers {
     fn new(streams: usize, meters: Meters) -> Self {
+        let streams = streams.saturating_mul(STREAMS_FACTOR).min(4096);
         let mut yamux = yamux::Config::default();
         yamux.set_max_num_streams(streams);
         let mut mplex = libp2p_mplex::Config::new();
         mplex.set_max_num_streams(streams).set_max_buffer_size(MPLEX_FRAMES);
-        mplex.set_max_buffer_behaviour(libp2p_mplex::MaxBufferBehaviour::Block);
+        mplex.set_max_buffer_behaviour(libp2p_mplex::MaxBufferBehaviour::ResetStream);
         mplex.set_split_send_size(16 << 10);
         Self { yamux, mplex, meters }
     }
@@ -100,7 +107,7 @@ where
         let Self { yamux, mplex, meters } = self;
         // Both upgrades are ready at once; `now_or_never` cannot come to nothing.
         let mut failed = None;
-        let muxer = metered(&meters, socket, |gate| {
+        let muxer = metered(&meters, framing(name), socket, |gate| {
             if name == MPLEX {
                 ready(mplex.upgrade_inbound(gate, MPLEX), &mut failed).map(future::Either::Right)
             } else {
@@ -122,7 +129,7 @@ where
     fn upgrade_outbound(self, socket: C, name: Self::Info) -> Self::Future {
         let Self { yamux, mplex, meters } = self;
         let mut failed = None;
-        let muxer = metered(&meters, socket, |gate| {
+        let muxer = metered(&meters, framing(name), socket, |gate| {
             if name == MPLEX {
                 ready(mplex.upgrade_outbound(gate, MPLEX), &mut failed).map(future::Either::Right)
             } else {
@@ -131,6 +138,10 @@ where
         });
         future::ready(muxer.transpose().ok_or_else(|| failed.unwrap_or_else(no_muxer)))
     }
+}
+
+fn framing(name: &str) -> Framing {
+    if name == MPLEX { Framing::mplex() } else { Framing::yamux() }
 }
 
 /// What a future that is ready at once comes to.

@@ -1,11 +1,15 @@
 //! Filter: clients say which content topics they want, and are sent what comes.
 
 use std::{
+    pin::pin,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Instant,
 };
 
-use futures::AsyncWriteExt;
+use futures::{
+    AsyncReadExt, AsyncWriteExt,
+    future::{Either, pending, select},
+};
 use libp2p::{PeerId, Stream};
 use protocol::{
     StatusCode, Text,
@@ -17,7 +21,7 @@ use store::Message;
 use super::{Served, reply, request, text};
 use crate::{
     counters::Reason,
-    network::streams::{Frame, SEND_TIME, reserve, write_message},
+    network::streams::{Frame, SEND_TIME, discard, write_message},
     node::Node,
 };
 
@@ -111,12 +115,22 @@ fn change(
 }
 
 /// Sends one message on a stream of its own; whether the receiver took it.
-pub(crate) async fn push(node: Arc<Node>, mut stream: Stream, shard: Shard, message: Message) -> bool {
+pub(crate) async fn push(node: Arc<Node>, stream: Stream, shard: Shard, message: Message) -> bool {
     let frame = push_frame(message.len(), &node.topic(shard));
+    let (read, mut write) = stream.split();
     let sending = async {
-        let _held = reserve(&node.pools.sending, frame.total_len(message.len())).await.ok()?;
-        write_message(&mut stream, &frame.head, &message, &frame.tail).await.ok()?;
-        stream.close().await.ok()
+        let sending = &node.pools.sending;
+        write_message(&mut write, sending, &frame.head, &message, &frame.tail).await.ok()?;
+        write.close().await.ok()
     };
-    matches!(tokio::time::timeout(SEND_TIME, sending).await, Ok(Some(())))
+    // A receiver says nothing; what it says all the same is read, and dropped.
+    let discarding = async {
+        discard(read).await;
+        pending::<()>().await;
+    };
+    let (sending, discarding) = (pin!(sending), pin!(discarding));
+    match tokio::time::timeout(SEND_TIME, select(sending, discarding)).await {
+        Ok(Either::Left((sent, _))) => sent.is_some(),
+        _ => false,
+    }
 }

@@ -73,7 +73,7 @@ pub(crate) async fn serve_v2(node: Arc<Node>, peer: PeerId, mut stream: Stream) 
 }
 
 async fn push(
-    node: &Node,
+    node: &Arc<Node>,
     peer: &PeerId,
     pubsub_topic: Option<&str>,
     message: Bytes,

@@ -9,7 +9,7 @@ use router::Peer;
 
 use crate::{
     ingest::Rejected,
-    network::streams::{Frame, ReadError, read_frame, write_small},
+    network::streams::{Frame, REQUEST_PATIENCE, ReadError, read_frame, write_small},
     node::Node,
 };
 
@@ -68,7 +68,7 @@ pub(crate) async fn request(
     stream: &mut Stream,
     bytes_max: usize,
 ) -> Result<Option<Frame>, Served> {
-    match read_frame(stream, bytes_max, &node.pools.receiving).await {
+    match read_frame(stream, bytes_max, &node.pools.receiving, REQUEST_PATIENCE).await {
         Ok(frame) => Ok(frame),
         Err(ReadError::Io(_) | ReadError::Torn) => Err(Served::Done),
         Err(error @ (ReadError::Frame(_) | ReadError::Slow)) => Err(Served::Close(error.to_string())),

@@ -1,8 +1,8 @@
 //! Relay: the gossip streams of a peer, one in each direction, for as long as the connection lives.
 
-use std::{future::poll_fn, sync::Arc, time::Duration};
+use std::{future::poll_fn, pin::pin, sync::Arc, time::Duration};
 
-use futures::{AsyncWrite, AsyncWriteExt};
+use futures::{AsyncReadExt, AsyncWrite, AsyncWriteExt, future::select};
 use libp2p::Stream;
 use protocol::gossip::{Control as Entry, Limits, RPC_BYTES_MAX, Rpc, control_frames, publish_frame};
 use router::{Control, Outgoing, Peer};
@@ -10,7 +10,7 @@ use router::{Control, Outgoing, Peer};
 use super::Served;
 use crate::{
     ingest::Rejected,
-    network::streams::{Frame, ReadError, SEND_TIME, read_frame, reserve, write_message},
+    network::streams::{Frame, GOSSIP_PATIENCE, ReadError, SEND_TIME, discard, read_frame, write_message},
     node::Node,
 };
 
@@ -18,11 +18,20 @@ use crate::{
 const CONTROL_FRAME_BYTES: usize = 64 << 10;
 /// A peer whose connection comes and goes gets its messages by gossip; this long it is waited for.
 const FLUSH_TIME: Duration = SEND_TIME;
+/// How long a peer's first frame waits for the peer to be known, and how often that is looked at.
+const KNOWN_TIME: Duration = Duration::from_secs(5);
+const KNOWN_RETRY: Duration = Duration::from_millis(5);
 
 /// Takes what a peer gossips.
 pub(crate) async fn receive(node: Arc<Node>, peer: Peer, mut stream: Stream) -> Served {
+    // What a peer subscribed to it says once, and perhaps before this node knows that it gossips.
+    let known = tokio::time::Instant::now() + KNOWN_TIME;
+    while node.router().score(peer, node.now()).is_none() && tokio::time::Instant::now() < known {
+        tokio::time::sleep(KNOWN_RETRY).await;
+    }
     loop {
-        match read_frame(&mut stream, RPC_BYTES_MAX, &node.pools.receiving).await {
+        let receiving = &node.pools.receiving;
+        match read_frame(&mut stream, RPC_BYTES_MAX, receiving, GOSSIP_PATIENCE).await {
             Ok(Some(frame)) => match take(&node, peer, frame).await {
                 Ok(()) => {}
                 Err(why) => {
@@ -31,7 +40,9 @@ pub(crate) async fn receive(node: Arc<Node>, peer: Peer, mut stream: Stream) -> 
                 }
             },
             // A peer may open another stream.
-            Ok(None) | Err(ReadError::Io(_) | ReadError::Torn) => return Served::Done,
+            Ok(None) | Err(ReadError::Io(_) | ReadError::Torn | ReadError::Full(_)) => {
+                return Served::Done;
+            }
             Err(error) => {
                 node.router().misbehaved(peer);
                 return Served::Close(error.to_string());
@@ -40,7 +51,7 @@ pub(crate) async fn receive(node: Arc<Node>, peer: Peer, mut stream: Stream) -> 
     }
 }
 
-async fn take(node: &Node, peer: Peer, frame: Frame) -> Result<(), String> {
+async fn take(node: &Arc<Node>, peer: Peer, frame: Frame) -> Result<(), String> {
     let Frame { body, mut held } = frame;
     let rpc = Rpc::decode(body, &Limits::default()).map_err(|error| error.to_string())?;
     let now = node.now();
@@ -90,7 +101,17 @@ async fn take(node: &Node, peer: Peer, frame: Frame) -> Result<(), String> {
 }
 
 /// Sends a peer what the router has for it.
-pub(crate) async fn send(node: Arc<Node>, peer: Peer, mut stream: Stream) {
+pub(crate) async fn send(node: Arc<Node>, peer: Peer, stream: Stream) {
+    let (read, write) = stream.split();
+    // Nothing is said on this stream; what is said all the same is read, and dropped.
+    let discarding = async {
+        discard(read).await;
+        std::future::pending::<()>().await;
+    };
+    select(pin!(send_all(node, peer, write)), pin!(discarding)).await;
+}
+
+async fn send_all(node: Arc<Node>, peer: Peer, mut stream: impl AsyncWrite + Unpin) {
     loop {
         let next = {
             let waiting = node.router().next(peer);
@@ -130,9 +151,7 @@ async fn write(
         }
         Outgoing::Message(shard, message) => {
             let frame = publish_frame(&node.topic(shard), message.len());
-            let bytes = frame.total_len(message.len());
-            let _held = reserve(&node.pools.sending, bytes).await.map_err(std::io::Error::other)?;
-            write_message(stream, &frame.head, &message, &frame.tail).await
+            write_message(stream, &node.pools.sending, &frame.head, &message, &frame.tail).await
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
-use futures::{AsyncWriteExt, TryFutureExt};
+use futures::AsyncWriteExt;
 use libp2p::{PeerId, Stream};
 use protocol::{
     MessageHash, StatusCode,
@@ -19,7 +19,7 @@ use store::{Page, Query, QueryError};
 use super::{Served, reply, request, text};
 use crate::{
     counters::Reason,
-    network::streams::{Frame, SEND_TIME, reserve, write_message},
+    network::streams::{Frame, SEND_TIME, write_message},
     node::Node,
 };
 
@@ -99,9 +99,8 @@ async fn send(node: &Node, stream: &mut Stream, asked: &Request, page: &Page) ->
     for found in &page.messages {
         let parts = entry_parts(&MessageHash(found.hash), data(found), topic(found).as_deref());
         if asked.include_data {
-            let bytes = parts.total_len(found.message.len());
-            let _held = reserve(&node.pools.sending, bytes).map_err(io::Error::other).await?;
-            write_message(stream, &parts.head, &found.message, &parts.tail).await?;
+            let sending = &node.pools.sending;
+            write_message(stream, sending, &parts.head, &found.message, &parts.tail).await?;
         } else {
             stream.write_all(&parts.head).await?;
         }
