@@ -53,6 +53,10 @@ const SWEEP: Duration = Duration::from_millis(250);
 /// Pools of the ledger that connections take from.
 #[derive(Debug)]
 pub(crate) struct Pools {
+    /// [`Settings::connection_bytes`] for each connection.
+    pub(crate) connections: Pool,
+    /// One [`relay_limits::REQUEST_BYTES`] for each light push being served.
+    pub(crate) push_requests: Pool,
     /// One [`relay_limits::STREAM_BYTES`] for each stream that is served.
     pub(crate) streams: Pool,
     pub(crate) receiving: Pool,
@@ -175,6 +179,8 @@ impl Node {
             clock,
             started: Instant::now(),
             pools: Pools {
+                connections: pool(&ledger, pool::CONNECTIONS)?,
+                push_requests: pool(&ledger, pool::PUSH_REQUESTS)?,
                 streams: pool(&ledger, pool::STREAMS)?,
                 receiving: pool(&ledger, pool::RECEIVING)?,
                 sending: pool(&ledger, pool::SENDING)?,
@@ -251,8 +257,13 @@ impl Network {
     ) -> Result<(Self, mpsc::Sender<Ask>)> {
         let limits: &Limits = &config.limits;
         let unread = pool(&node.ledger, pool::UNREAD)?;
-        let meters = Meters::new(unread, limits.connections.unread_bytes_per_connection);
-        let transport = transport(keys, node.settings.streams_per_connection, &meters, tls)?;
+        let meters = Meters::new(
+            unread,
+            limits.connections.unread_bytes_per_connection,
+            Duration::from_secs(limits.connections.stalled_seconds),
+        );
+        let handshake = Duration::from_secs(limits.connections.handshake_seconds);
+        let transport = transport(keys, node.settings.streams_per_connection, handshake, &meters, tls)?;
         let agent = concat!("thimble-relay/", env!("CARGO_PKG_VERSION"));
         let about = identify::Config::new("/ipfs/0.1.0".into(), keys.public())
             .with_agent_version(agent.into())

@@ -17,11 +17,15 @@ pub(crate) struct Settings {
     pub(crate) min_relay_peers: usize,
     pub(crate) connections: usize,
     pub(crate) handshakes: usize,
+    pub(crate) connection_bytes: u64,
     pub(crate) connections_per_peer: usize,
     pub(crate) connections_per_address: usize,
     pub(crate) streams_per_connection: usize,
     pub(crate) pushes_per_receiver: usize,
     pub(crate) idle: Duration,
+    /// Bytes of messages in one store reply, but for its first message.
+    pub(crate) page_bytes: usize,
+    pub(crate) page_messages: usize,
 }
 
 /// A count of the table.
@@ -51,11 +55,14 @@ impl Settings {
             min_relay_peers,
             connections: count(connections.connections),
             handshakes: count(connections.handshakes),
+            connection_bytes: connections.connection_bytes,
             connections_per_peer: count(connections.connections_per_peer),
             connections_per_address: count(connections.connections_per_address),
             streams_per_connection: count(connections.streams_per_connection),
             pushes_per_receiver: count(limits.filter.pushes_in_flight_per_receiver),
             idle: Duration::from_secs(connections.idle_seconds),
+            page_bytes: count(limits.store.page_bytes),
+            page_messages: count(limits.store.page_messages_max),
         }
     }
 

@@ -12,6 +12,7 @@ use std::{
     time::Instant,
 };
 
+use budget::Reservation;
 use libp2p::{
     Multiaddr, PeerId,
     core::{Endpoint, transport::PortUse},
@@ -52,6 +53,8 @@ pub(crate) struct Open {
     /// Whether its peer speaks the relay protocol.
     pub(crate) relays: bool,
     pub(crate) since: Instant,
+    /// What it takes of the ledger.
+    _held: Reservation,
 }
 
 /// See the module.
@@ -132,6 +135,8 @@ impl Behaviour {
         outbound: bool,
     ) -> Result<Handler, ConnectionDenied> {
         self.admit(&peer, address)?;
+        let bytes = self.node.settings.connection_bytes;
+        let held = self.node.pools.connections.try_reserve(bytes).map_err(ConnectionDenied::new)?;
         self.next += 1;
         let number = Peer(self.next);
         *self.per_peer.entry(peer).or_default() += 1;
@@ -146,6 +151,7 @@ impl Behaviour {
             gossips: false,
             relays: false,
             since: Instant::now(),
+            _held: held,
         };
         self.open.insert(id, open);
         self.node.connections.store(self.open.len() as u64, Relaxed);

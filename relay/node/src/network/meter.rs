@@ -15,7 +15,7 @@
 //! and nothing else. A stream is known to be empty when it said so and was not woken since. (Two that
 //! are not known to be may be there: [`IDLE_STREAMS`].)
 //!
-//! A connection that holds [`STALL_BYTES`] for [`STALL`] without any stream getting something is
+//! A connection that holds [`STALL_BYTES`] for a set time without any stream getting something is
 //! closed: it is filling buffers and nothing else.
 //!
 //! What it must never know: protocols, peers.
@@ -39,10 +39,8 @@ use super::framing::Framing;
 
 /// Read from a connection at once: a frame of the encryption.
 const READ_BYTES: u64 = 64 << 10;
-/// Held for longer than [`STALL`], a connection with so much is closed.
+/// Held for longer than `connections.stalled_seconds`, a connection with so much is closed.
 const STALL_BYTES: u64 = 32 << 10;
-/// See [`STALL_BYTES`].
-const STALL: Duration = Duration::from_secs(30);
 /// So many streams that were woken and not read since count as holding [`IDLE_STREAM_BYTES`] each, and
 /// no more: the stream for pings is left alone between two, and its end wakes nobody.
 const IDLE_STREAMS: usize = 2;
@@ -59,12 +57,13 @@ pub(crate) struct Meters {
     pool: Pool,
     /// The most that one connection may hold: a frame of the largest kind, and what completes it.
     per_connection: u64,
+    stall: Duration,
     all: Arc<Mutex<Vec<Weak<Meter>>>>,
 }
 
 impl Meters {
-    pub(crate) fn new(pool: Pool, per_connection: u64) -> Self {
-        Self { pool, per_connection, all: Arc::default() }
+    pub(crate) fn new(pool: Pool, per_connection: u64, stall: Duration) -> Self {
+        Self { pool, per_connection, stall, all: Arc::default() }
     }
 
     fn open(&self, framing: Framing) -> Arc<Meter> {
@@ -96,7 +95,7 @@ impl Meters {
             let mut state = meter.lock();
             state.settle();
             let idle = now.saturating_duration_since(state.delivered);
-            if state.held >= STALL_BYTES && idle >= STALL && !state.stalled {
+            if state.held >= STALL_BYTES && idle >= self.stall && !state.stalled {
                 let (held, partial) = (state.held, state.framing.partial());
                 let not_empty = state.not_empty;
                 tracing::debug!(held, partial, not_empty, "a connection fills buffers");

@@ -1,8 +1,8 @@
 //! Frames on streams: reading within bounds, and sending messages from the log piece by piece.
 //!
 //! A frame is a varint length and as many bytes. Its length is checked before anything is
-//! allocated; memory for it is taken from the pool `receiving` as its bytes arrive, in steps, so
-//! that a peer which announces much and sends little holds little. A message that is sent is read
+//! allocated; memory for it is taken from the pool `receiving` in two steps, so that a peer which
+//! announces much and sends next to nothing holds next to nothing. A message that is sent is read
 //! from the log in pieces of [`CHUNK_BYTES`], each taken from the pool `sending`; what the multiplexer
 //! buffers besides is bounded for each connection ([`super::meter`]).
 
@@ -15,7 +15,10 @@ use protocol::frame;
 use store::Message;
 use thiserror::Error;
 
-/// Read and written at once.
+/// Taken of the pool for a frame before its first bytes are there; all the rest at once after them. Many
+/// that each held a part and waited for more would wait for one another.
+const FIRST_BYTES: usize = 4 << 10;
+/// Written at once.
 const CHUNK_BYTES: usize = 16 << 10;
 /// Between two tries to get memory of a full pool.
 const RETRY: Duration = Duration::from_millis(2);
@@ -77,17 +80,16 @@ pub(crate) async fn read_frame(
         }
         have += 1;
     };
-    let mut held = reserve(receiving, length.min(CHUNK_BYTES), patience).await?;
-    let mut body = Vec::with_capacity(length.min(CHUNK_BYTES));
+    let mut held = reserve(receiving, length.min(FIRST_BYTES), patience).await?;
+    let mut body = Vec::with_capacity(length.min(FIRST_BYTES));
     while body.len() < length {
         if body.len() == body.capacity() {
-            // Doubling, never beyond what was announced.
-            let larger = (body.capacity() * 2).min(length);
-            let more = reserve(receiving, larger - body.capacity(), patience).await?;
+            let rest = length - body.len();
+            let more = reserve(receiving, rest, patience).await?;
             if let Some(other) = held.merge(more).err() {
                 debug_assert!(false, "{other:?} is of the same pool");
             }
-            body.reserve_exact(larger - body.len());
+            body.reserve_exact(rest);
         }
         let from = body.len();
         let to = body.capacity().min(length);

@@ -26,8 +26,6 @@ const MPLEX_FRAMES: usize = 1024;
 /// A multiplexer that meets its own limit closes the whole connection: streams are refused one by
 /// one, well before.
 const STREAMS_FACTOR: usize = 4;
-/// Connecting, encrypting and agreeing on a multiplexer take no longer.
-const HANDSHAKE: Duration = Duration::from_secs(20);
 /// Largest WebSocket message of a client.
 const WEBSOCKET_BYTES: usize = 512 << 10;
 
@@ -37,10 +35,11 @@ pub(crate) struct Tls {
     pub(crate) chain: Vec<Vec<u8>>,
 }
 
-/// The transport.
+/// The transport. Connecting, encrypting and agreeing on a multiplexer take no longer than `handshake`.
 pub(crate) fn transport(
     keys: &identity::Keypair,
     streams: usize,
+    handshake: Duration,
     meters: &Meters,
     tls: Option<Tls>,
 ) -> anyhow::Result<Boxed<(PeerId, StreamMuxerBox)>> {
@@ -58,7 +57,7 @@ pub(crate) fn transport(
         .upgrade(Version::V1Lazy)
         .authenticate(noise::Config::new(keys)?)
         .multiplex(multiplexers)
-        .timeout(HANDSHAKE)
+        .timeout(handshake)
         .boxed())
 }
 

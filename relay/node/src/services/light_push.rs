@@ -83,6 +83,13 @@ async fn push(
         node.counters.client_refused.add(Reason::RateLimited);
         return (StatusCode::TooManyRequests, text(limit.to_string()), None);
     }
+    let _request = match node.pools.push_requests.try_reserve(relay_limits::REQUEST_BYTES) {
+        Ok(held) => held,
+        Err(full) => {
+            node.counters.client_refused.add(Reason::Busy);
+            return (StatusCode::TooManyRequests, text(full.to_string()), None);
+        }
+    };
     let taken = match content_topic_of(&message) {
         Ok(content_topic) => match node.shard_for(pubsub_topic, content_topic.as_str()) {
             Ok(shard) => node.publish(shard, message, held).await,

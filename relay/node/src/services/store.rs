@@ -12,7 +12,7 @@ use futures::AsyncWriteExt;
 use libp2p::{PeerId, Stream};
 use protocol::{
     MessageHash, StatusCode,
-    store::{PAGE_DEFAULT, PAGE_MAX, REQUEST_BYTES_MAX, Reply, Request, entry_len, entry_parts, reply_frame},
+    store::{PAGE_DEFAULT, REQUEST_BYTES_MAX, Reply, Request, entry_len, entry_parts, reply_frame},
 };
 use store::{Page, Query, QueryError};
 
@@ -44,8 +44,9 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
         }
         Ok(asked) => match node.rates.store.take(&peer) {
             Err(limit) => refuse(StatusCode::TooManyRequests, Reason::RateLimited, limit.to_string()),
-            Ok(()) => match node.store.query(query(&asked)).await {
-                Ok(page) => {
+            Ok(()) => match node.store.query(query(&asked, node.settings.page_messages)).await {
+                Ok(mut page) => {
+                    shorten(&mut page, asked.forward, node.settings.page_bytes);
                     let sending = send(&node, &mut stream, &asked, &page);
                     return match tokio::time::timeout(SEND_TIME * 3, sending).await {
                         Ok(_) => Served::Done,
@@ -69,7 +70,7 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
 }
 
 /// As the store takes it.
-pub(crate) fn query(asked: &Request) -> Query {
+fn query(asked: &Request, most: usize) -> Query {
     let limit = asked.limit.filter(|limit| *limit > 0).unwrap_or(PAGE_DEFAULT);
     Query {
         pubsub_topic: asked
@@ -83,8 +84,36 @@ pub(crate) fn query(asked: &Request) -> Query {
         hashes: asked.message_hashes.iter().map(|hash| hash.0).collect(),
         cursor: asked.cursor.map(|cursor| cursor.0),
         forward: asked.forward,
-        limit: usize::try_from(limit).unwrap_or(PAGE_MAX).min(PAGE_MAX),
+        limit: usize::try_from(limit).unwrap_or(most).min(most),
     }
+}
+
+/// Leaves out what does not fit a reply that stock clients take: the newest of a page that goes
+/// forward, the oldest of one that goes backward. The first message always stays.
+fn shorten(page: &mut Page, forward: bool, bytes_max: usize) {
+    let mut bytes = 0;
+    let mut fits = |found: &&store::Found| {
+        bytes += found.message.len();
+        bytes <= bytes_max
+    };
+    let all = page.messages.len();
+    let kept = if forward {
+        page.messages.iter().take_while(&mut fits).count()
+    } else {
+        page.messages.iter().rev().take_while(&mut fits).count()
+    };
+    let kept = kept.max(1).min(all);
+    if kept == all {
+        return;
+    }
+    let next = if forward {
+        page.messages.truncate(kept);
+        page.messages.last()
+    } else {
+        page.messages.drain(..all - kept);
+        page.messages.first()
+    };
+    page.cursor = next.map(|found| found.hash);
 }
 
 async fn send(node: &Node, stream: &mut Stream, asked: &Request, page: &Page) -> io::Result<()> {

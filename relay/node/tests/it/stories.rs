@@ -117,3 +117,35 @@ async fn ephemeral_and_stale_messages_are_passed_on_and_not_kept() {
     assert_eq!(found.entries.len(), 1);
     assert_eq!(found.entries[0].message.as_deref(), Some(&kept.encode()[..]));
 }
+
+#[tokio::test]
+async fn pages_of_large_messages_are_shorter_and_nothing_is_left_out() {
+    let relay = Relay::start(&[]);
+    let mut client = Client::connect(relay.address(false)).await;
+    let mut sent = Vec::new();
+    for number in 0..60 {
+        let one = message(TOPIC, &[number; 140_000]);
+        assert_eq!(client.push(&one).await.unwrap().status.code(), 200);
+        sent.push(one.encode());
+    }
+    for forward in [true, false] {
+        let mut request = store::Request { forward, ..all_of(TOPIC) };
+        let mut found: Vec<Vec<u8>> = Vec::new();
+        loop {
+            let page = client.query(&request).await;
+            let page_bytes: Vec<Vec<u8>> =
+                page.entries.iter().map(|entry| entry.message.as_ref().unwrap().to_vec()).collect();
+            assert!(page_bytes.iter().map(Vec::len).sum::<usize>() <= 3 << 20);
+            if forward {
+                found.extend(page_bytes);
+            } else {
+                found.splice(0..0, page_bytes);
+            }
+            match page.cursor {
+                Some(cursor) => request.cursor = Some(cursor),
+                None => break,
+            }
+        }
+        assert!(found == sent, "forward {forward}: {} of {}", found.len(), sent.len());
+    }
+}
