@@ -64,6 +64,8 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("filter.content_topic_bytes", "application, version, name and encoding at 64 bytes each"),
     ("filter.queue_messages_per_receiver", "64 B each; a receiver one second behind a flood keeps all"),
     ("filter.queues_bytes", "shared, as few receivers lag at once"),
+    ("filter.hold_back_messages_per_second", "a topic's ordinary rate; a slow reader cannot slow it more"),
+    ("filter.hold_back_bytes_per_second", "60 of the largest messages"),
     ("filter.pushes_in_flight_per_receiver", "stock Go clients take one push per stream"),
     ("filter.ping_seconds", "of the filter protocol"),
     ("filter.requests_per_second", "a client that subscribes topic by topic"),

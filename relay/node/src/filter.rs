@@ -2,9 +2,8 @@
 //!
 //! A receiver is a peer with at least one criterion: a shard and a content topic. What it is to be
 //! sent waits in its queue as references; the oldest leave when there are too many, and are counted.
-//! A receiver that reads fast enough holds publishers of its topics back before that
-//! ([`Filter::room_for`]): what was accepted reaches whoever reads. One that reads slower than
-//! [`LIVE_MESSAGES`] holds nobody back.
+//! A receiver that reads holds publishers of its topics back before that ([`Filter::room_for`], within
+//! the bounds of [`crate::pace`]): what was accepted reaches whoever reads.
 //!
 //! Bounds: receivers, criteria of one and of all, references in each queue; all in [`Bounds`].
 //! What it must never know: streams and connections.
@@ -24,10 +23,8 @@ use router::Shard;
 use store::Message;
 use thiserror::Error;
 
-/// A receiver with waiting messages that took fewer than these within [`LIVE_WINDOW`] is slow.
-pub(crate) const LIVE_MESSAGES: u64 = 20;
-/// See [`LIVE_MESSAGES`].
-const LIVE_WINDOW: Duration = Duration::from_secs(1);
+use crate::pace::{Floor, Pace};
+
 /// How long a publisher is held back at most before it is refused.
 const HOLD_BACK: Duration = Duration::from_secs(5);
 /// Between two looks whether there is room.
@@ -44,6 +41,8 @@ pub(crate) struct Bounds {
     pub(crate) queue_messages: usize,
     /// A receiver that neither pings nor asks anything for so long is forgotten.
     pub(crate) silence: Duration,
+    /// Publishers are not slowed down below this.
+    pub(crate) floor: Floor,
 }
 
 /// Why a subscription was refused.
@@ -66,12 +65,7 @@ struct Receiver {
     heard: Instant,
     waker: Option<Waker>,
     failures: u32,
-    /// Taken in the window that began then, and in the one before.
-    window: Instant,
-    taken: u64,
-    taken_before: u64,
-    /// Since when it has something to read.
-    waiting_since: Option<Instant>,
+    pace: Pace,
 }
 
 impl Receiver {
@@ -82,10 +76,7 @@ impl Receiver {
             heard: now,
             waker: None,
             failures: 0,
-            window: now,
-            taken: 0,
-            taken_before: 0,
-            waiting_since: None,
+            pace: Pace::new(now),
         }
     }
 
@@ -93,22 +84,6 @@ impl Receiver {
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }
-    }
-
-    fn turn_window(&mut self, now: Instant) {
-        let age = now.saturating_duration_since(self.window);
-        if age >= LIVE_WINDOW {
-            self.taken_before = if age < LIVE_WINDOW * 2 { self.taken } else { 0 };
-            self.taken = 0;
-            self.window = now;
-        }
-    }
-
-    /// Whether it reads fast enough to be waited for.
-    fn is_live(&mut self, now: Instant) -> bool {
-        self.turn_window(now);
-        let fresh = self.waiting_since.is_none_or(|since| now.saturating_duration_since(since) < LIVE_WINDOW);
-        fresh || self.taken + self.taken_before >= LIVE_MESSAGES
     }
 }
 
@@ -258,13 +233,15 @@ impl Filter {
         let Some(peers) = index.get(&(shard, Arc::from(content_topic))) else { return true };
         peers.iter().all(|peer| {
             receivers.get_mut(peer).is_none_or(|receiver| {
-                receiver.queue.len() < self.bounds.queue_messages / 2 || !receiver.is_live(now)
+                receiver.queue.len() < self.bounds.queue_messages / 2
+                    || !receiver.pace.is_waited_for(self.bounds.floor, now)
             })
         })
     }
 
     /// Puts a message into the queue of every receiver of the topic; how many.
     pub(crate) fn deliver(&self, shard: Shard, content_topic: &str, message: &Message) -> usize {
+        let now = Instant::now();
         let mut state = self.lock();
         let State { receivers, index, .. } = &mut *state;
         let Some(peers) = index.get(&(shard, Arc::from(content_topic))) else { return 0 };
@@ -275,9 +252,7 @@ impl Filter {
                 self.dropped.fetch_add(1, Relaxed);
             }
             receiver.queue.push_back((shard, message.clone()));
-            if receiver.waiting_since.is_none() {
-                receiver.waiting_since = Some(Instant::now());
-            }
+            receiver.pace.queued(message.len(), now);
             receiver.wake();
         }
         self.queued.fetch_add(peers.len() as u64, Relaxed);
@@ -293,7 +268,7 @@ impl Filter {
             Some(next) => Poll::Ready(next),
             None => {
                 receiver.queue.shrink_to(16);
-                receiver.waiting_since = None;
+                receiver.pace.emptied();
                 receiver.waker = Some(cx.waker().clone());
                 Poll::Pending
             }
@@ -305,8 +280,7 @@ impl Filter {
         let mut state = self.lock();
         let Some(receiver) = state.receivers.get_mut(peer) else { return };
         if taken {
-            receiver.turn_window(now);
-            receiver.taken += 1;
+            receiver.pace.taken(now);
             receiver.failures = 0;
             return;
         }
@@ -382,6 +356,7 @@ mod tests {
             criteria: 8,
             queue_messages: 4,
             silence: Duration::from_secs(300),
+            floor: Floor { messages_per_second: 250, bytes_per_second: 8 << 20 },
         })
     }
 

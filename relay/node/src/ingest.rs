@@ -13,7 +13,7 @@ use protocol::{
     message_hash,
 };
 use router::{Offer, Peer, Shard};
-use store::{AppendError, Arrival, Message};
+use store::{AppendError, Appended, Arrival};
 use thiserror::Error;
 
 use crate::{counters::Reason, node::Node};
@@ -34,6 +34,8 @@ pub(crate) struct Accepted {
     pub(crate) hash: MessageHash,
     /// Relay peers it was handed to.
     pub(crate) relay_peers: usize,
+    /// It had come before, and was handed on then.
+    pub(crate) known: bool,
 }
 
 /// Why a message was not taken.
@@ -148,11 +150,16 @@ impl Node {
             ));
         }
         let id = message_id(&bytes);
-        let (hash, stored) = self.append(shard, &message, bytes, held).await?;
+        let (hash, Appended { message: stored, known }) = self.append(shard, &message, bytes, held).await?;
+        if known {
+            // It was handed on when it came first. What came now may be other bytes under the same hash, of
+            // which the log has none: whoever fetched them by their id would get something else.
+            return Ok(Accepted { hash, relay_peers: 0, known });
+        }
         let relay_peers = self.router().publish(shard, id, stored.clone(), self.now());
         self.filter.deliver(shard, message.content_topic.as_str(), &stored);
         self.subscribers.deliver(shard, message.content_topic.as_str(), &stored);
-        Ok(Accepted { hash, relay_peers })
+        Ok(Accepted { hash, relay_peers, known: false })
     }
 
     /// Takes a message of a relay peer; in a task of its own, like [`Self::publish`].
@@ -195,11 +202,13 @@ impl Node {
             }
         };
         match self.append(shard, &message, bytes, held).await {
-            Ok((hash, stored)) => {
+            // As above; the peer's id stays among those seen, so that it is not looked at again.
+            Ok((_, Appended { known: true, .. })) => Err(Rejected::Duplicate),
+            Ok((hash, Appended { message: stored, .. })) => {
                 let relay_peers = self.router().accept(peer, shard, id, stored.clone());
                 self.filter.deliver(shard, message.content_topic.as_str(), &stored);
                 self.subscribers.deliver(shard, message.content_topic.as_str(), &stored);
-                Ok(Accepted { hash, relay_peers })
+                Ok(Accepted { hash, relay_peers, known: false })
             }
             Err(rejected) => {
                 // Another peer may bring it when there is room again.
@@ -215,7 +224,7 @@ impl Node {
         message: &WakuMessage,
         bytes: Bytes,
         held: Reservation,
-    ) -> Result<(MessageHash, Message), Rejected> {
+    ) -> Result<(MessageHash, Appended), Rejected> {
         let topic = self.topic(shard);
         let hash = message_hash(&topic, message);
         let now_ns = (self.clock)();
@@ -233,14 +242,19 @@ impl Node {
         let appending =
             self.store.append(arrival, bytes, held).map_err(|full| Rejected::Busy(full.to_string()))?;
         match appending.await {
-            Ok(stored) => Ok((hash, stored)),
+            Ok(appended) => Ok((hash, appended)),
             Err(error @ AppendError::TooLarge { .. }) => Err(Rejected::Topic(error.to_string())),
             Err(error) => Err(Rejected::Unavailable(error.to_string())),
         }
     }
 
     fn count(&self, source: Source, taken: &Result<Accepted, Rejected>) {
-        self.counters.message(source, taken.as_ref().map(|_| ()).map_err(Rejected::reason));
+        let taken = match taken {
+            Ok(accepted) if accepted.known => Err(Reason::Duplicate),
+            Ok(_) => Ok(()),
+            Err(rejected) => Err(rejected.reason()),
+        };
+        self.counters.message(source, taken);
     }
 }
 

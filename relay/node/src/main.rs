@@ -11,6 +11,7 @@ mod ingest;
 mod key;
 mod network;
 mod node;
+mod pace;
 mod rates;
 mod run;
 mod services;

@@ -48,7 +48,7 @@ async fn run(store: &Store, name: &str, first: u64, count: u64, bytes: usize, ke
         if waiting.len() >= in_flight {
             let (at, answer): (Instant, std::pin::Pin<Box<dyn Future<Output = _> + Send>>) =
                 waiting.pop_front().unwrap();
-            let _: store::Message = Result::<_, store::AppendError>::unwrap(answer.await);
+            let _: store::Appended = Result::<_, store::AppendError>::unwrap(answer.await);
             slowest = slowest.max(at.elapsed());
         }
         let arrival = Arrival {

@@ -243,19 +243,21 @@ impl Index {
         }
         for (number, (begin, end)) in spans {
             let indexed: Option<i64> = transaction
-                .query_row("SELECT indexed FROM segments WHERE number = ?1", [number], |row| row.get(0))
+                .prepare_cached("SELECT indexed FROM segments WHERE number = ?1")?
+                .query_row([number], |row| row.get(0))
                 .optional()?;
             let indexed = indexed.and_then(|at| u64::try_from(at).ok()).unwrap_or(HEADER_BYTES);
             if indexed < begin {
                 return Err(unusable("messages before these were not indexed"));
             }
-            transaction.execute(
-                "INSERT INTO segments (number, indexed) VALUES (?1, ?2)
-                 ON CONFLICT (number) DO UPDATE SET indexed = max(indexed, ?2)",
-                params![number, end as i64],
-            )?;
+            transaction
+                .prepare_cached(
+                    "INSERT INTO segments (number, indexed) VALUES (?1, ?2)
+                     ON CONFLICT (number) DO UPDATE SET indexed = max(indexed, ?2)",
+                )?
+                .execute(params![number, end as i64])?;
         }
-        transaction.execute("UPDATE figures SET messages = messages + ?1", [added as i64])?;
+        transaction.prepare_cached("UPDATE figures SET messages = messages + ?1")?.execute([added as i64])?;
         transaction.commit()?;
         Ok(added as u64)
     }

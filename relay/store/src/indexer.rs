@@ -19,6 +19,12 @@ use crate::{
 
 /// Rows of one transaction.
 const BATCH_ROWS_MAX: usize = 4096;
+/// Rows gather for so long, unless a query waits for them: a transaction costs as much as its rows.
+const GATHER: Duration = Duration::from_millis(100);
+/// So many rows do not gather any longer.
+const GATHER_ROWS: usize = 512;
+/// Looked after when nothing happens.
+const IDLE: Duration = Duration::from_secs(1);
 /// Interval of attempts when the index cannot be written.
 const RETRY: Duration = Duration::from_millis(500);
 /// Partitions whose indexes are open at once.
@@ -51,7 +57,9 @@ impl Indexer {
     /// Until the queue is closed and empty.
     pub(crate) fn run(mut self) {
         let shared = self.shared.clone();
-        while let Some(batch) = shared.rows.take(BATCH_ROWS_MAX, u64::MAX, Duration::from_secs(1)) {
+        loop {
+            shared.rows.gather(GATHER_ROWS, IDLE, GATHER);
+            let Some(batch) = shared.rows.take(BATCH_ROWS_MAX, u64::MAX, Duration::ZERO) else { break };
             let mut rows: Option<(Arc<Partition>, Vec<Row>)> = None;
             for event in batch {
                 match event {

@@ -112,6 +112,9 @@ pub(crate) async fn answer(shared: Arc<Shared>, query: Query) -> Result<Page, Qu
     };
     let appended = shared.appended.load(Ordering::Acquire);
     let mut indexed = shared.indexed.subscribe();
+    if *indexed.borrow() < appended {
+        shared.rows.hurry();
+    }
     let reached = indexed.wait_for(|indexed| *indexed >= appended);
     if tokio::time::timeout(shared.config.query_wait, reached).await.is_err() {
         let messages = appended.saturating_sub(*shared.indexed.borrow());

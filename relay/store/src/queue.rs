@@ -20,6 +20,16 @@ struct State<T> {
     items: VecDeque<(T, u64)>,
     bytes: u64,
     closed: bool,
+    /// Whoever takes items wants to be woken by so many.
+    enough: usize,
+    /// Items must not be left to gather.
+    hurried: bool,
+}
+
+impl<T> State<T> {
+    fn is_enough(&self) -> bool {
+        self.items.len() >= self.enough || self.hurried || self.closed
+    }
 }
 
 /// Why an item was not taken.
@@ -30,7 +40,7 @@ pub(crate) enum Refused {
 
 impl<T> Queue<T> {
     pub(crate) fn new(count_max: usize, bytes_max: u64) -> Self {
-        let state = State { items: VecDeque::new(), bytes: 0, closed: false };
+        let state = State { items: VecDeque::new(), bytes: 0, closed: false, enough: 1, hurried: false };
         Self {
             state: Mutex::new(state),
             filled: Condvar::new(),
@@ -60,8 +70,7 @@ impl<T> Queue<T> {
         }
         state.bytes += bytes;
         state.items.push_back((item, bytes));
-        drop(state);
-        self.filled.notify_one();
+        self.wake(&state);
         Ok(())
     }
 
@@ -70,6 +79,7 @@ impl<T> Queue<T> {
         let mut state = self.state();
         for (item, bytes) in items {
             while !state.closed && !self.fits(&state, bytes) {
+                state.hurried = true;
                 self.filled.notify_one();
                 state = self.emptied.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
@@ -79,20 +89,42 @@ impl<T> Queue<T> {
             state.bytes += bytes;
             state.items.push_back((item, bytes));
         }
-        drop(state);
-        self.filled.notify_one();
+        self.wake(&state);
+    }
+
+    fn wake(&self, state: &State<T>) {
+        if state.is_enough() {
+            self.filled.notify_one();
+        }
+    }
+
+    /// Lets items gather until so many wait, for `linger` from the first one on at most; not when
+    /// somebody hurries, or waits for room. Returns without items after `patience`. For a queue with
+    /// one taker.
+    pub(crate) fn gather(&self, enough: usize, patience: Duration, linger: Duration) {
+        let mut state = self.wait(self.state(), patience);
+        if state.items.is_empty() {
+            return;
+        }
+        state.enough = enough;
+        self.wait(state, linger).enough = 1;
+    }
+
+    /// What waits now, and what comes until it is taken, is not left to gather.
+    pub(crate) fn hurry(&self) {
+        self.state().hurried = true;
+        self.filled.notify_all();
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State<T>>, patience: Duration) -> MutexGuard<'a, State<T>> {
+        let gathers = |state: &mut State<T>| !state.closed && (state.items.is_empty() || !state.is_enough());
+        self.filled.wait_timeout_while(state, patience, gathers).unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Waits for at least one item, at most `patience`, and takes what waits, at most so much.
     /// Empty after the patience; `None` when the queue is closed and empty.
     pub(crate) fn take(&self, count_max: usize, bytes_max: u64, patience: Duration) -> Option<Vec<T>> {
-        let mut state = self.state();
-        if state.items.is_empty() && !state.closed {
-            let waited = self
-                .filled
-                .wait_timeout_while(state, patience, |state| state.items.is_empty() && !state.closed);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
+        let mut state = self.wait(self.state(), patience);
         if state.items.is_empty() {
             return if state.closed { None } else { Some(Vec::new()) };
         }
@@ -109,6 +141,7 @@ impl<T> Queue<T> {
                 taken.push(item);
             }
         }
+        state.hurried = false;
         let more = !state.items.is_empty();
         // A queue that was once long does not keep its memory.
         if !more && state.items.capacity() > 64 {
@@ -139,5 +172,59 @@ impl<T> Queue<T> {
 
     pub(crate) fn bytes(&self) -> u64 {
         self.state().bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, thread, time::Instant};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn gather_and_take(queue: &Queue<u32>, linger: Duration) -> Option<Vec<u32>> {
+        queue.gather(10, LONG, linger);
+        queue.take(100, u64::MAX, Duration::ZERO)
+    }
+
+    #[test]
+    fn items_gather_until_there_are_enough_or_the_time_is_over() {
+        let queue = Arc::new(Queue::new(100, u64::MAX));
+        let taker = queue.clone();
+        let taking = thread::spawn(move || gather_and_take(&taker, LONG));
+        for item in 0..10 {
+            assert!(queue.try_push(item, 1).is_ok());
+        }
+        assert_eq!(taking.join().unwrap(), Some((0..10).collect()));
+        let began = Instant::now();
+        assert!(queue.try_push(10, 1).is_ok());
+        assert_eq!(gather_and_take(&queue, Duration::from_millis(50)), Some(vec![10]));
+        assert!(began.elapsed() >= Duration::from_millis(50));
+    }
+
+    #[test]
+    fn who_hurries_who_waits_for_room_and_who_closes_end_the_gathering() {
+        let queue = Arc::new(Queue::new(3, u64::MAX));
+        // Before there is anything: what comes next does not gather.
+        queue.hurry();
+        assert!(queue.try_push(1, 1).is_ok());
+        assert_eq!(gather_and_take(&queue, LONG), Some(vec![1]));
+        assert!(queue.try_push(2, 1).is_ok());
+        let other = queue.clone();
+        let hurrying = thread::spawn(move || other.hurry());
+        assert_eq!(gather_and_take(&queue, LONG), Some(vec![2]));
+        hurrying.join().unwrap();
+        let other = queue.clone();
+        let pushing = thread::spawn(move || other.push_all((0..5).map(|item| (item, 1))));
+        let mut taken = gather_and_take(&queue, LONG).unwrap();
+        assert_eq!(taken, [0, 1, 2]);
+        queue.close();
+        pushing.join().unwrap();
+        while let Some(more) = gather_and_take(&queue, LONG) {
+            taken.extend(more);
+        }
+        // What had no room when the queue was closed is dropped.
+        assert!(taken.len() >= 3 && taken.len() <= 5);
     }
 }

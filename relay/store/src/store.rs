@@ -51,6 +51,16 @@ pub struct Arrival {
     pub kept: bool,
 }
 
+/// What became of a message that was appended.
+#[derive(Clone, Debug)]
+pub struct Appended {
+    /// The message in the log.
+    pub message: Message,
+    /// It arrived before, within the last two minutes, and was not written again. It has the same hash;
+    /// its bytes may differ in what the hash does not cover.
+    pub known: bool,
+}
+
 /// What the threads share.
 pub(crate) struct Shared {
     // Configuration and what was handed in.
@@ -284,7 +294,7 @@ impl Store {
     /// survives the process then, and a power cut from the next sync on. The message is written
     /// whether the future is polled or not. `held` is given back when the message is written or
     /// refused. A hash that arrived in the last two minutes is answered with the message that is
-    /// there.
+    /// there ([`Appended::known`]).
     ///
     /// # Errors
     /// [`Full`] at once when too much waits; [`AppendError`] from the future.
@@ -293,7 +303,7 @@ impl Store {
         arrival: Arrival,
         message: Bytes,
         held: Reservation,
-    ) -> Result<impl Future<Output = Result<Message, AppendError>> + Send + use<>, Full> {
+    ) -> Result<impl Future<Output = Result<Appended, AppendError>> + Send + use<>, Full> {
         let shared = &self.0.shared;
         let (answer, answered) = oneshot::channel();
         let limits = [

@@ -24,7 +24,7 @@ use crate::{
     indexer::Event,
     message::{Message, Place},
     segment::{BATCH_BYTES_MAX, SegmentWriter, file_name, record_bytes},
-    store::{Arrival, Shared},
+    store::{Appended, Arrival, Shared},
 };
 
 /// Messages of one batch.
@@ -37,14 +37,14 @@ pub(crate) struct Pending {
     pub(crate) arrival: Arrival,
     pub(crate) message: Bytes,
     pub(crate) held: Reservation,
-    pub(crate) answer: oneshot::Sender<Result<Message, AppendError>>,
+    pub(crate) answer: oneshot::Sender<Result<Appended, AppendError>>,
 }
 
 /// A message in the buffer of a segment.
 struct Encoded {
     arrival: Arrival,
     place: Place,
-    answer: oneshot::Sender<Result<Message, AppendError>>,
+    answer: oneshot::Sender<Result<Appended, AppendError>>,
     held: Reservation,
 }
 
@@ -109,7 +109,7 @@ impl Writer {
         let Pending { arrival, message, held, answer } = pending;
         if let Some(known) = self.recent.find(&arrival) {
             drop(held);
-            let _ = answer.send(Ok(known));
+            let _ = answer.send(Ok(Appended { message: known, known: true }));
             return;
         }
         let kept = arrival.kept;
@@ -126,7 +126,7 @@ impl Writer {
             self.flush(kept);
             if let Some(known) = self.recent.find(&arrival) {
                 drop(held);
-                let _ = answer.send(Ok(known));
+                let _ = answer.send(Ok(Appended { message: known, known: true }));
                 return;
             }
         }
@@ -240,7 +240,7 @@ impl Writer {
         for Encoded { arrival, place, answer, held } in encoded {
             drop(held);
             let message = Message::new(segment.clone(), place);
-            let _ = answer.send(Ok(message.clone()));
+            let _ = answer.send(Ok(Appended { message: message.clone(), known: false }));
             self.recent.add(&arrival, message);
             if kept {
                 let Arrival { hash, timestamp_ns, pubsub_topic, content_topic, .. } = arrival;

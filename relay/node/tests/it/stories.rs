@@ -1,6 +1,6 @@
 //! What a relay does for those who use it.
 
-use protocol::{filter::Action, store};
+use protocol::{WakuMessage, filter::Action, store};
 
 use crate::{
     harness::Relay,
@@ -148,4 +148,42 @@ async fn pages_of_large_messages_are_shorter_and_nothing_is_left_out() {
         }
         assert!(found == sent, "forward {forward}: {} of {}", found.len(), sent.len());
     }
+}
+
+#[tokio::test]
+async fn of_two_messages_with_one_hash_the_first_is_the_message() {
+    let first = Relay::start(&[]);
+    let second = Relay::start(&["--peer", first.address(false)]);
+    let mut near = Client::connect(first.address(false)).await;
+    let mut far = Client::connect(second.address(false)).await;
+    for receiver in [&mut near, &mut far] {
+        assert_eq!(receiver.filter(Action::Subscribe, &[TOPIC]).await, 200);
+    }
+    let mut sender = Client::connect(first.address(false)).await;
+    // Until both relays know of one another.
+    loop {
+        let hello = message(TOPIC, b"hello");
+        let reply = sender.push(&hello).await.unwrap();
+        assert_eq!(reply.status.code(), 200);
+        assert_eq!(near.pushed().await, hello);
+        if reply.relay_peer_count == Some(1) {
+            assert_eq!(far.pushed().await, hello);
+            break;
+        }
+    }
+    let original = message(TOPIC, b"the same payload, topic and time");
+    // Its version is not part of its hash.
+    let other = WakuMessage { version: Some(1), ..original.clone() };
+    let last = message(TOPIC, b"the last one");
+    for (sent, is_new) in [(&original, true), (&other, false), (&original, false), (&last, true)] {
+        let reply = sender.push(sent).await.unwrap();
+        assert_eq!((reply.status.code(), reply.relay_peer_count), (200, Some(u32::from(is_new))));
+        if is_new {
+            assert_eq!(&near.pushed().await, sent);
+            assert_eq!(&far.pushed().await, sent);
+        }
+    }
+    let found = far.query(&all_of(TOPIC)).await.entries;
+    let found: Vec<_> = found.iter().rev().take(2).map(|entry| entry.message.as_deref()).collect();
+    assert_eq!(found, [Some(&last.encode()[..]), Some(&original.encode()[..])]);
 }

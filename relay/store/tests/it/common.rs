@@ -99,7 +99,7 @@ pub(crate) fn try_append(store: &Store, arrival: Arrival, message: Bytes) -> Res
     let held = pool.try_reserve(message.len() as u64).unwrap();
     let answered = block_on(store.append(arrival, message, held).unwrap());
     assert_eq!(pool.used_bytes(), 0, "the reservation was given back");
-    answered
+    answered.map(|appended| appended.message)
 }
 
 /// Appends a message of 200 bytes.

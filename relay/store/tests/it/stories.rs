@@ -77,9 +77,9 @@ fn a_message_that_arrives_twice_is_written_once() {
             store.append(arrival(2, hand.now()), body(2, 200), held).unwrap()
         })
         .collect();
-    let places: Vec<String> =
-        twice.into_iter().map(|answer| format!("{:?}", block_on(answer).unwrap())).collect();
-    assert_eq!(places[0], places[1]);
+    let twice: Vec<store::Appended> = twice.into_iter().map(|answer| block_on(answer).unwrap()).collect();
+    assert_eq!(twice.iter().map(|appended| appended.known).collect::<Vec<_>>(), [false, true]);
+    assert_eq!(format!("{:?}", twice[0].message), format!("{:?}", twice[1].message));
     assert_eq!(store.status().appended_messages, 2);
     // One that was not kept is written when it is to be kept.
     let transit = store::Arrival { kept: false, ..arrival(3, hand.now()) };
