@@ -74,6 +74,8 @@ impl Table for Limits {
                 requests_in_flight: scale::PUSH_REQUESTS.at(memory),
                 messages_per_second: 10_000,
                 messages_burst: 10_000,
+                hold_back_messages_per_second: 250,
+                hold_back_bytes_per_second: 8 * MIB,
             },
             store: store(memory),
             peers: PeerLimits {
@@ -196,8 +198,6 @@ fn filter(memory: u64) -> FilterLimits {
         content_topic_bytes: 256,
         queue_messages_per_receiver: scale::QUEUE_PER_RECEIVER.at(memory),
         queues_bytes: scale::PUSH_QUEUES.bytes_at(memory),
-        hold_back_messages_per_second: 250,
-        hold_back_bytes_per_second: 8 * MIB,
         pushes_in_flight_per_receiver: scale::PUSHES_IN_FLIGHT.step_at(memory),
         ping_seconds: 300,
         requests_per_second: 100,

@@ -231,11 +231,6 @@ pub struct FilterLimits {
     pub queue_messages_per_receiver: u64,
     /// References waiting for all receivers, in bytes: the pool `push_queues`.
     pub queues_bytes: u64,
-    /// Publishers of a topic whose receivers read slower than messages come are slowed down, but not
-    /// below this rate of messages, nor below the next one: then the oldest in the queue leave.
-    pub hold_back_messages_per_second: u64,
-    /// The same in bytes.
-    pub hold_back_bytes_per_second: u64,
     /// Pushes to one receiver that are being written at once, each on a stream of its own.
     pub pushes_in_flight_per_receiver: u64,
     /// Subscriptions of a peer that sent no request for so long end.
@@ -263,6 +258,11 @@ pub struct LightPushLimits {
     pub messages_per_second: u64,
     /// Messages of one peer at once after a pause.
     pub messages_burst: u64,
+    /// Messages whose receivers, or all relay peers, read slower than messages come are held back, but a
+    /// topic is not slowed down below this rate, nor below the next: then the oldest in their queues leave.
+    pub hold_back_messages_per_second: u64,
+    /// The same in bytes.
+    pub hold_back_bytes_per_second: u64,
 }
 
 /// Limits of the store.

@@ -71,6 +71,8 @@ pub(crate) struct Counters {
     pub(crate) client_refused: ByReason,
     pub(crate) relay_messages: AtomicU64,
     pub(crate) relay_refused: ByReason,
+    /// Clients' messages that were held back and then refused: those they go to are slow.
+    pub(crate) held_back: AtomicU64,
     /// Filter pushes that receivers took.
     pub(crate) pushed: AtomicU64,
     /// Filter pushes that failed: the receiver is gone, or took too long.

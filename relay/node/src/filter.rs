@@ -2,7 +2,7 @@
 //!
 //! A receiver is a peer with at least one criterion: a shard and a content topic. What it is to be
 //! sent waits in its queue as references; the oldest leave when there are too many, and are counted.
-//! A receiver that reads holds publishers of its topics back before that ([`Filter::room_for`], within
+//! A receiver that reads holds publishers of its topics back before that ([`Filter::has_room`], within
 //! the bounds of [`crate::pace`]): what was accepted reaches whoever reads.
 //!
 //! Bounds: receivers, criteria of one and of all, references in each queue; all in [`Bounds`].
@@ -25,10 +25,6 @@ use thiserror::Error;
 
 use crate::pace::{Floor, Pace};
 
-/// How long a publisher is held back at most before it is refused.
-const HOLD_BACK: Duration = Duration::from_secs(5);
-/// Between two looks whether there is room.
-const RETRY: Duration = Duration::from_millis(2);
 /// Pushes that fail one after the other before a receiver's subscriptions go.
 const FAILURES_MAX: u32 = 8;
 
@@ -104,8 +100,6 @@ pub(crate) struct Filter {
     pub(crate) queued: AtomicU64,
     /// References that left a full queue.
     pub(crate) dropped: AtomicU64,
-    /// Publishers that were held back and then refused.
-    pub(crate) held_back: AtomicU64,
 }
 
 /// What is subscribed and what waits.
@@ -118,13 +112,7 @@ pub(crate) struct Held {
 
 impl Filter {
     pub(crate) fn new(bounds: Bounds) -> Self {
-        Self {
-            bounds,
-            state: Mutex::default(),
-            queued: AtomicU64::new(0),
-            dropped: AtomicU64::new(0),
-            held_back: AtomicU64::new(0),
-        }
+        Self { bounds, state: Mutex::default(), queued: AtomicU64::new(0), dropped: AtomicU64::new(0) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -211,23 +199,8 @@ impl Filter {
         self.lock().receivers.contains_key(peer)
     }
 
-    /// Waits until every receiver of the topic that reads has room for one more; not for long.
-    pub(crate) async fn room_for(&self, shard: Shard, content_topic: &str) -> bool {
-        let deadline = Instant::now() + HOLD_BACK;
-        loop {
-            let now = Instant::now();
-            if self.has_room(shard, content_topic, now) {
-                return true;
-            }
-            if now >= deadline {
-                self.held_back.fetch_add(1, Relaxed);
-                return false;
-            }
-            tokio::time::sleep(RETRY).await;
-        }
-    }
-
-    fn has_room(&self, shard: Shard, content_topic: &str, now: Instant) -> bool {
+    /// Whether every receiver of the topic that is waited for has room for one more.
+    pub(crate) fn has_room(&self, shard: Shard, content_topic: &str, now: Instant) -> bool {
         let mut state = self.lock();
         let State { receivers, index, .. } = &mut *state;
         let Some(peers) = index.get(&(shard, Arc::from(content_topic))) else { return true };

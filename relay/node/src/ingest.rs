@@ -4,7 +4,10 @@
 //! Nothing is accepted that was not then handed on, or counted with its reason. A message is
 //! accepted when it is in the log: from there it survives this process.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
 
 use budget::Reservation;
 use bytes::Bytes;
@@ -17,6 +20,11 @@ use store::{AppendError, Appended, Arrival};
 use thiserror::Error;
 
 use crate::{counters::Reason, node::Node};
+
+/// How long a client's message is held back at most before it is refused.
+const HOLD_BACK: Duration = Duration::from_secs(5);
+/// Between two looks whether there is room.
+const RETRY: Duration = Duration::from_millis(2);
 
 /// Where a message came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,12 +151,7 @@ impl Node {
         if least > 0 && self.router().reachable(shard, self.now()) < least {
             return Err(Rejected::NoPeers { topic: self.topic_name(shard), least });
         }
-        // Receivers that read but not fast enough hold the publisher back, for a moment.
-        if !self.filter.room_for(shard, message.content_topic.as_str()).await {
-            return Err(Rejected::Busy(
-                "receivers of this content topic read slower than messages come; try again".into(),
-            ));
-        }
+        self.wait_for_room(shard, message.content_topic.as_str()).await?;
         let id = message_id(&bytes);
         let (hash, Appended { message: stored, known }) = self.append(shard, &message, bytes, held).await?;
         if known {
@@ -157,9 +160,31 @@ impl Node {
             return Ok(Accepted { hash, relay_peers: 0, known });
         }
         let relay_peers = self.router().publish(shard, id, stored.clone(), self.now());
+        self.paces.published(shard, stored.len());
         self.filter.deliver(shard, message.content_topic.as_str(), &stored);
         self.subscribers.deliver(shard, message.content_topic.as_str(), &stored);
         Ok(Accepted { hash, relay_peers, known: false })
+    }
+
+    /// Holds a client's message back while those it goes to have no room: for a moment, and within the
+    /// bounds of [`crate::pace`].
+    async fn wait_for_room(&self, shard: Shard, content_topic: &str) -> Result<(), Rejected> {
+        let deadline = Instant::now() + HOLD_BACK;
+        loop {
+            let now = Instant::now();
+            let slow = if !self.filter.has_room(shard, content_topic, now) {
+                "receivers of this content topic"
+            } else if !self.router().has_room(shard) && self.paces.is_above_floor(shard, now) {
+                "relay peers of this topic"
+            } else {
+                return Ok(());
+            };
+            if now >= deadline {
+                self.counters.held_back.fetch_add(1, Relaxed);
+                return Err(Rejected::Busy(format!("{slow} read slower than messages come; try again")));
+            }
+            tokio::time::sleep(RETRY).await;
+        }
     }
 
     /// Takes a message of a relay peer; in a task of its own, like [`Self::publish`].

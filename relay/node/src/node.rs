@@ -39,6 +39,7 @@ use crate::{
         meter::Meters,
         transport::{Tls, transport},
     },
+    pace::Paces,
     rates::{Rate, Rates},
     services,
     settings::{self, Settings, count},
@@ -78,6 +79,8 @@ pub(crate) struct Node {
     pub(crate) store: Store,
     router: Mutex<Router<Message>>,
     pub(crate) filter: Filter,
+    /// Of clients' messages.
+    pub(crate) paces: Paces,
     pub(crate) subscribers: Subscribers,
     pub(crate) rates: Rates,
     pub(crate) counters: Counters,
@@ -189,6 +192,7 @@ impl Node {
             store,
             router: Mutex::new(router),
             filter: Filter::new(settings::filter(limits)),
+            paces: Paces::new(settings::floor(limits)),
             subscribers: Subscribers::new(
                 count(limits.http.subscriptions),
                 count(limits.http.cache_messages),

@@ -1,4 +1,4 @@
-//! How fast a receiver is sent messages and takes them, and whether publishers wait for it.
+//! How fast messages go to those who get them, and whether publishers wait for those who are slow.
 //!
 //! A receiver that reads is waited for, so that what was accepted reaches it. But whoever subscribes
 //! to a topic could slow its publishers down by reading slowly. So a receiver is waited for only while
@@ -8,7 +8,13 @@
 //! Counted by windows of a second: this one, and the share of the one before that lies within a
 //! second of now. What it must never know: queues, topics, peers.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use router::Shard;
 
 /// A receiver with waiting messages that took fewer than these within two windows is not waited for.
 pub(crate) const LIVE_MESSAGES: u64 = 20;
@@ -77,10 +83,43 @@ impl Pace {
         self.turn(now);
         let fresh = self.waiting_since.is_none_or(|since| now.saturating_duration_since(since) < WINDOW);
         let live = fresh || self.this.taken + self.before.taken >= LIVE_MESSAGES;
+        live && self.is_above(floor, now)
+    }
+
+    /// Whether it is sent as much as the floor states.
+    pub(crate) fn is_above(&mut self, floor: Floor, now: Instant) -> bool {
+        self.turn(now);
         let old = WINDOW.saturating_sub(now.saturating_duration_since(self.window)).as_millis() as u64;
         let rate = |this: u64, before: u64| this + before.saturating_mul(old) / WINDOW.as_millis() as u64;
-        live && (rate(self.this.messages, self.before.messages) >= floor.messages_per_second
-            || rate(self.this.bytes, self.before.bytes) >= floor.bytes_per_second)
+        rate(self.this.messages, self.before.messages) >= floor.messages_per_second
+            || rate(self.this.bytes, self.before.bytes) >= floor.bytes_per_second
+    }
+}
+
+/// Paces of clients' messages, by shard.
+#[derive(Debug)]
+pub(crate) struct Paces {
+    floor: Floor,
+    /// At most as many as shards are served.
+    shards: Mutex<BTreeMap<Shard, Pace>>,
+}
+
+impl Paces {
+    pub(crate) fn new(floor: Floor) -> Self {
+        Self { floor, shards: Mutex::default() }
+    }
+
+    /// A message of so many bytes was handed to relay peers.
+    pub(crate) fn published(&self, shard: Shard, bytes: usize) {
+        let now = Instant::now();
+        let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
+        shards.entry(shard).or_insert_with(|| Pace::new(now)).queued(bytes, now);
+    }
+
+    /// Whether a shard may be slowed down.
+    pub(crate) fn is_above_floor(&self, shard: Shard, now: Instant) -> bool {
+        let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
+        shards.get_mut(&shard).is_some_and(|pace| pace.is_above(self.floor, now))
     }
 }
 

@@ -118,10 +118,15 @@ pub(crate) fn filter(limits: &Limits) -> crate::filter::Bounds {
         criteria: count(filter.subscriptions),
         queue_messages: count(filter.queue_messages_per_receiver.min(queues.max(1))),
         silence: Duration::from_secs(filter.ping_seconds),
-        floor: crate::pace::Floor {
-            messages_per_second: filter.hold_back_messages_per_second,
-            bytes_per_second: filter.hold_back_bytes_per_second,
-        },
+        floor: floor(limits),
+    }
+}
+
+/// Rates below which clients' messages are not held back.
+pub(crate) fn floor(limits: &Limits) -> crate::pace::Floor {
+    crate::pace::Floor {
+        messages_per_second: limits.light_push.hold_back_messages_per_second,
+        bytes_per_second: limits.light_push.hold_back_bytes_per_second,
     }
 }
 

@@ -436,6 +436,15 @@ impl<M: Clone> Router<M> {
         peers.filter(|(peer, _)| self.scores_at_least(**peer, threshold, now)).count()
     }
 
+    /// Whether a message of this node's clients would get to somebody: any peer of the topic's mesh has
+    /// room in its queue for as many as wait in it, or there is none.
+    pub fn has_room(&self, shard: Shard) -> bool {
+        let mesh = self.meshes.get(&shard).or_else(|| self.fanout.get(&shard).map(|(peers, _)| peers));
+        let Some(mesh) = mesh.filter(|mesh| !mesh.is_empty()) else { return true };
+        let most = self.config.queue_messages / 2;
+        mesh.iter().filter_map(|peer| self.peers.get(peer)).any(|state| state.queue.len() < most.max(1))
+    }
+
     fn publish_to(&mut self, shard: Shard, now: Duration) -> Vec<Peer> {
         let threshold = self.config.score.publish_threshold;
         let worth = |router: &Self, peer: &Peer| router.scores_at_least(*peer, threshold, now);

@@ -241,6 +241,24 @@ fn a_peer_that_never_reads_costs_its_queue_and_no_more() {
 }
 
 #[test]
+fn there_is_room_while_one_peer_of_the_mesh_keeps_up() {
+    let mut router = router_with(2, Config { queue_messages: 10, ..Config::default() });
+    assert!(router.has_room(TOPIC) && router.has_room(TOPIC + 1));
+    for number in 0..100 {
+        router.publish(TOPIC, id(number), number as u32, Duration::from_secs(1));
+        assert!(router.has_room(TOPIC), "the second reads");
+        while router.next(Peer(2)).unwrap().is_some() {}
+    }
+    for number in 100..105 {
+        router.publish(TOPIC, id(number), number as u32, Duration::from_secs(1));
+    }
+    assert!(!router.has_room(TOPIC) && router.has_room(TOPIC + 1));
+    router.disconnected(Peer(1), Duration::from_secs(1));
+    router.disconnected(Peer(2), Duration::from_secs(1));
+    assert!(router.has_room(TOPIC), "there is nobody to wait for");
+}
+
+#[test]
 fn grafting_too_early_is_refused_and_costs() {
     let mut router = router_with(3, Config::default());
     let now = Duration::from_secs(10);

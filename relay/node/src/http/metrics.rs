@@ -265,7 +265,7 @@ impl Readings {
             ("filter_pushed", "Pushes that receivers took", pushes.sent),
             ("filter_push_failed", "Pushes that failed", pushes.failed),
             ("filter_dropped", "References that left a full queue", pushes.dropped),
-            ("filter_held_back", "Messages refused because receivers are slow", pushes.held_back),
+            ("filter_held_back", "Messages refused because receivers or relay peers are slow", pushes.held_back),
             ("streams_refused", "Streams beyond a peer's number", requests.streams_refused),
             ("connections_closed", "Connections closed for a fault", requests.connections_closed),
         ] {

@@ -336,7 +336,7 @@ impl Service {
                 sent: counters.pushed.load(Relaxed),
                 failed: counters.pushes_failed.load(Relaxed),
                 dropped: node.filter.dropped.load(Relaxed),
-                held_back: node.filter.held_back.load(Relaxed),
+                held_back: node.counters.held_back.load(Relaxed),
             },
             requests: Requests {
                 filter: served(&counters.filter_requests, &counters.filter_refused),
