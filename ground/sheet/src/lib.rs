@@ -17,13 +17,15 @@
 //! What bounds it: a table has a fixed number of fields and a sheet a fixed number of lines; texts
 //! of the operator are quoted up to a fixed length.
 //!
-//! What it must never know: any limit of any program, and how limits are enforced. It is arithmetic
+//! What it must never know: any limit of one program alone, and how limits are enforced. Limits that
+//! every program has, and their rules, are here ([`HandBackLimits`]). It is arithmetic
 //! over numbers and names; it reads no file, no clock and no machine. The same size gives the same
 //! table everywhere.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod error;
+mod governor;
 mod overrides;
 mod render;
 mod rules;
@@ -32,6 +34,7 @@ mod sheet;
 mod table;
 
 pub use error::{LimitsError, Violation, Violations, nearest};
+pub use governor::{HandBackLimits, throttle_config};
 pub use overrides::{apply_overrides, as_object, flatten, is_bytes, numbers};
 pub use rules::{Named, Rules, check};
 pub use scale::{GRANULE_BYTES, Row, Scale};

@@ -5,6 +5,8 @@
 //! runs without the right to mount, say, would be green and have checked nothing. Every early
 //! return of a test goes through [`missing`].
 
+pub mod group;
+
 use std::io::Write;
 
 /// Environment variables that demand that every test runs; set to anything but "", "0" or "false".

@@ -5,13 +5,15 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use dashboard::{Allocator, EVENTS_MAX, Group, HISTORY_MAX, Memory, Pool, Process};
+
+/// What is held back.
+pub type Throttling = dashboard::Throttling<Level>;
+/// A change of the level.
+pub type Event = dashboard::Event<Level>;
+
 /// Canisters listed at most: the largest by memory.
 pub const CANISTERS_MAX: usize = 32;
-/// Throttling events listed at most: the newest.
-pub const EVENTS_MAX: usize = 64;
-/// Samples listed at most: the newest.
-pub const HISTORY_MAX: usize = 600;
-
 /// The whole document.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -110,92 +112,6 @@ pub struct SubnetMember {
     pub heard_height: u64,
 }
 
-/// Memory of all processes of the node.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Memory {
-    /// What the operator stated.
-    pub budget_bytes: u64,
-    /// Private memory the kernel cannot take back, all processes.
-    pub anonymous_bytes: u64,
-    /// Mapped files, which it can; shared pages are counted in every process.
-    pub file_bytes: u64,
-    /// What the ledger's pools hold.
-    pub accounted_bytes: u64,
-    /// Anonymous minus accounted; negative while reservations are not used up.
-    pub unaccounted_bytes: i64,
-    /// The process group's own limit and charge, where there is one.
-    pub group: Option<Group>,
-    /// Share of the last 10 s in which some task waited for memory, in percent; `null` where the kernel does not tell.
-    pub stalled_percent: Option<f64>,
-}
-
-/// The process group (cgroup) of the node.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Group {
-    /// Its cap; `null` without one.
-    pub limit_bytes: Option<u64>,
-    /// Charged to it, page cache included.
-    pub usage_bytes: u64,
-    /// Anonymous.
-    pub anonymous_bytes: u64,
-    /// Page cache.
-    pub file_bytes: u64,
-    /// Processes the kernel killed in it for lack of memory.
-    pub oom_kills: u64,
-}
-
-/// The allocator of the node process, and what was handed back to the operating system.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Allocator {
-    /// Allocated by the program.
-    pub live_bytes: u64,
-    /// In pages that hold at least one allocation.
-    pub active_bytes: u64,
-    /// Resident, freed pages that were not handed back yet included.
-    pub resident_bytes: u64,
-    /// Handed back since the start.
-    pub returned_bytes: u64,
-    /// Hand-backs of an idle node.
-    pub purges_idle: u64,
-    /// Hand-backs under pressure.
-    pub purges_pressure: u64,
-    /// CPU spent on handing back, in percent of one core since the start.
-    pub purge_cpu_percent: f64,
-}
-
-/// One pool of the ledger.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Pool {
-    /// As in `thimble limits`.
-    pub name: String,
-    /// Held now.
-    pub used_bytes: u64,
-    /// May be held.
-    pub cap_bytes: u64,
-    /// Most that was held since the start.
-    pub high_water_bytes: u64,
-    /// Requests it turned down since the start.
-    pub refused: u64,
-}
-
-/// One process.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Process {
-    /// `node`, `update worker`, `query worker`, `compiler`.
-    pub role: String,
-    /// Its id.
-    pub pid: u32,
-    /// Private memory the kernel cannot take back.
-    pub anonymous_bytes: u64,
-    /// Mapped files.
-    pub file_bytes: u64,
-}
-
 /// What the round loop did since the start.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -237,28 +153,15 @@ pub enum Level {
     Execution,
 }
 
-/// What is held back.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Throttling {
-    /// Now.
-    pub level: Level,
-    /// Why; `null` at level `none`.
-    pub reason: Option<String>,
-    /// Changes of the level, oldest first.
-    pub events: Vec<Event>,
-}
-
-/// A change of the level.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Event {
-    /// When.
-    pub unix_millis: u64,
-    /// To what.
-    pub level: Level,
-    /// Why, in a sentence that names the limit and its value.
-    pub reason: String,
+impl From<budget::Level> for Level {
+    fn from(level: budget::Level) -> Self {
+        match level {
+            budget::Level::None => Self::None,
+            budget::Level::Queries => Self::Queries,
+            budget::Level::Ingress => Self::Ingress,
+            budget::Level::Execution => Self::Execution,
+        }
+    }
 }
 
 /// One canister.

@@ -32,10 +32,10 @@ use crate::{
     api::{CertifiedView, Node, RequestKind},
     auth::AuthConfig,
     connection::Stage,
-    dashboard,
     envelope::EnvelopeBounds,
     latencies::Latencies,
     metrics::{Metrics, Pools},
+    page,
     routes::{self, Route},
     waiters::Waiters,
 };
@@ -202,9 +202,9 @@ impl Service {
             self.metrics.answered("preflight", 204, started.elapsed());
             return answer::with_common_headers(answer::preflight(), Readers::Anyone);
         }
-        if dashboard::is_where_a_browser_starts(&request) {
+        if dashboard::page::is_where_a_browser_starts(&request) {
             self.metrics.answered("dashboard", 303, started.elapsed());
-            return answer::with_common_headers(dashboard::redirect().into(), Readers::SameOrigin);
+            return answer::with_common_headers(page::redirect().into(), Readers::SameOrigin);
         }
         let (label, found) = routes::find(request.method(), request.uri().path());
         let readers = match found {
@@ -232,7 +232,7 @@ impl Service {
             Route::Health => return Ok(self.health()),
             Route::Metrics => return self.scrape().await,
             Route::Report => return self.report().await,
-            Route::Dashboard => return Ok(dashboard::page()),
+            Route::Dashboard => return Ok(page::answer()),
             Route::CallAsync(_) | Route::CallSync(_) | Route::Query(_) | Route::ReadState { .. } => {}
         }
         let _place = self.enter(

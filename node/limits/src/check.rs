@@ -28,21 +28,13 @@ impl Limits {
     }
 
     fn check_governor(&self, rules: &mut Rules) {
-        let (short, queries) =
-            (limit!(self.governor.short_percent), limit!(self.governor.refuse_queries_percent));
-        let (calls, pause) =
-            (limit!(self.governor.refuse_calls_percent), limit!(self.governor.pause_execution_percent));
-        rules.at_least(
-            limit!(self.governor.growth_percent),
-            100,
-            "resident memory is never below live memory",
-        );
-        rules.at_least(short, 1, "a node always takes some memory, so it would always count as short");
-        rules.within(short, queries, "memory is handed back before work is refused");
-        rules.within(queries, calls, "queries are refused before calls");
-        rules.within(calls, pause, "calls are refused before those accepted wait");
-        rules.at_most(pause, 100, "beyond the budget it would be too late");
-        rules.at_most(limit!(self.governor.stalled_percent), 100, "it is a share of time");
+        let levels = [
+            limit!(self.governor.refuse_queries_percent),
+            limit!(self.governor.refuse_calls_percent),
+            limit!(self.governor.pause_execution_percent),
+        ];
+        let because = ["queries are refused before calls", "calls are refused before those accepted wait"];
+        self.governor.hand_back.check(rules, levels, because);
     }
 
     fn check_subnet(&self, rules: &mut Rules) {

@@ -6,7 +6,7 @@
 
 use budget::MIB;
 
-use sheet::{GRANULE_BYTES, Preset};
+use sheet::{GRANULE_BYTES, HandBackLimits, Preset};
 
 use crate::{scale, *};
 
@@ -66,15 +66,8 @@ const VALIDATE_INSTRUCTIONS_PER_BYTE: u64 = 500;
 const WASM_UNCOMPRESSED_BYTES_MAX: u64 = 100 * MIB;
 const CODE_SECTION_BYTES_MAX: u64 = 11 * MIB;
 
-// Measured with bursts of the load driver's `throughput` mode and pauses between them; the table stands in docs/operating.md.
 const GOVERNOR: GovernorLimits = GovernorLimits {
-    idle_millis: 500,
-    interval_millis: 2_000,
-    growth_percent: 110,
-    initial_bytes: 4 * MIB,
-    pressure_interval_millis: 1_000,
-    stalled_percent: 5,
-    short_percent: 80,
+    hand_back: HandBackLimits::MEASURED,
     refuse_queries_percent: 85,
     refuse_calls_percent: 90,
     pause_execution_percent: 95,

@@ -7,7 +7,7 @@
 use budget::Ledger;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sheet::{LimitsError, Preset, Rules, Sheet, SheetLine, Table};
+use sheet::{HandBackLimits, LimitsError, Preset, Rules, Sheet, SheetLine, Table};
 
 use crate::{PRESETS, reasons::REASONS};
 
@@ -367,28 +367,24 @@ pub struct ProcessLimits {
     pub page_cache_floor_bytes: u64,
 }
 
-/// When memory goes back, and when work is held back.
+/// When memory goes back, and when work is held back. Unknown fields are refused by
+/// [`sheet::apply_overrides`]: serde cannot where a struct lies flat in another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct GovernorLimits {
-    /// Time without work after which freed memory is handed back.
-    pub idle_millis: u64,
-    /// Least time between two hand-backs of an idle node.
-    pub interval_millis: u64,
-    /// Resident memory in percent of live memory up to which an idle node hands nothing back.
-    pub growth_percent: u64,
-    /// Resident memory of a process up to which an idle node hands nothing back.
-    pub initial_bytes: u64,
-    /// Least time between two hand-backs under pressure.
-    pub pressure_interval_millis: u64,
-    /// Share of the last 10 seconds in which a task of the node's group waited for memory, from which on memory counts as short.
-    pub stalled_percent: u64,
-    /// Anonymous memory in percent of the budget from which on memory counts as short: it is handed back at once, idle mappings are dropped.
-    pub short_percent: u64,
+    /// When freed memory goes back.
+    #[serde(flatten)]
+    pub hand_back: HandBackLimits,
     /// Anonymous memory in percent of the budget from which on queries are refused.
     pub refuse_queries_percent: u64,
     /// Anonymous memory in percent of the budget from which on new calls are refused.
     pub refuse_calls_percent: u64,
     /// Anonymous memory in percent of the budget from which on the next batch waits.
     pub pause_execution_percent: u64,
+}
+
+impl GovernorLimits {
+    /// The thresholds, in the order in which they are reached.
+    pub fn levels(&self) -> [u64; 3] {
+        [self.refuse_queries_percent, self.refuse_calls_percent, self.pause_execution_percent]
+    }
 }

@@ -20,10 +20,7 @@ use state::{
     SignedIngress, Time, Validity,
 };
 
-use crate::{
-    metrics::RoundMetrics,
-    watch::{Watch, unix_millis},
-};
+use crate::{metrics::RoundMetrics, watch::Watch};
 
 /// Seconds a client is asked to wait when the ingress pool is full: a few rounds empty it.
 const RETRY_AFTER_SECONDS: u64 = 1;
@@ -143,10 +140,10 @@ impl Node for Adapter {
             RequestKind::Query => (Level::Queries, "queries"),
             RequestKind::Call => (Level::Ingress, "calls"),
         };
-        if self.watch.level() < refused_from {
+        if self.watch.record.level() < refused_from {
             return Ok(());
         }
-        let reason = self.watch.reason().unwrap_or_default();
+        let reason = self.watch.record.reason().unwrap_or_default();
         Err(Refusal::Full {
             message: format!(
                 "the node takes no {what} until memory was given back: {reason}; retry in a second"
@@ -229,28 +226,28 @@ impl Node for Adapter {
         let watch = &self.watch;
         let health = self.health();
         let memory = watch.memory();
-        let uptime = watch.started.elapsed();
+        let uptime = watch.record.started.elapsed();
         let (canisters, canisters_total) = self.largest_canisters();
         Report {
             version: env!("CARGO_PKG_VERSION").into(),
             subnet_id: self.identity.subnet_id.to_text(),
             node_id: self.identity.node_id.to_text(),
-            unix_millis: unix_millis(),
+            unix_millis: memory::unix_millis(),
             uptime_millis: uptime.as_millis() as u64,
             healthy: health.healthy,
             status: health.status,
             subnet: self.subnet.as_ref().map(Agreement::report),
             memory: report::Memory {
-                budget_bytes: watch.budget_bytes,
+                budget_bytes: watch.record.budget_bytes,
                 anonymous_bytes: memory.anonymous_bytes,
                 file_bytes: memory.file_bytes,
                 accounted_bytes: memory.accounted_bytes,
                 unaccounted_bytes: memory.unaccounted_bytes(),
-                group: watch.group(),
-                stalled_percent: watch.stalled().0.map(|hundredths| f64::from(hundredths) / 100.0),
+                group: watch.record.group(),
+                stalled_percent: watch.record.stalled().0.map(|hundredths| f64::from(hundredths) / 100.0),
             },
-            allocator: watch.allocator(uptime),
-            pools: pools(watch.ledger.snapshot()),
+            allocator: watch.record.allocator(),
+            pools: dashboard::pools(watch.ledger.snapshot()),
             processes: memory.processes,
             rounds: report::Rounds {
                 queries: watch.queries.load(Relaxed),
@@ -259,10 +256,10 @@ impl Node for Adapter {
                 worker_restarts: watch.sandbox.statistics().restarts,
                 ..self.rounds.report()
             },
-            throttling: watch.throttling(),
+            throttling: watch.record.throttling(),
             canisters,
             canisters_total,
-            history: watch.history(),
+            history: watch.record.history(),
         }
     }
 }
@@ -282,17 +279,6 @@ impl Adapter {
         });
         (listed.collect(), total)
     }
-}
-
-fn pools(snapshot: budget::Snapshot) -> Vec<report::Pool> {
-    let line = |pool: budget::PoolSnapshot| report::Pool {
-        name: pool.name.into(),
-        used_bytes: pool.used_bytes,
-        cap_bytes: pool.cap_bytes,
-        high_water_bytes: pool.high_water_bytes,
-        refused: pool.refused,
-    };
-    snapshot.pools.into_iter().map(line).collect()
 }
 
 fn status_word(canister: &CanisterState) -> &'static str {

@@ -1,64 +1,13 @@
-//! What the allocator of this process holds, and handing freed memory back. The only file that knows that it is jemalloc.
+//! The allocator's figures as workers tell them.
 
 use sandbox::HeapFigures;
-use tikv_jemalloc_ctl::{epoch, stats};
-
-/// Bytes in pages that hold at least one allocation; what is resident above it was freed and not handed back yet.
-pub(crate) fn active_bytes() -> u64 {
-    stats::active::read().map_or(0, |bytes| bytes as u64)
-}
 
 /// Reads the figures, after handing back what is freed if `trim`.
 pub(crate) fn heap(trim: bool) -> HeapFigures {
-    let before = figures();
-    if !trim {
-        return before;
-    }
-    purge();
-    let after = figures();
-    HeapFigures { returned_bytes: before.resident_bytes.saturating_sub(after.resident_bytes), ..after }
-}
-
-fn figures() -> HeapFigures {
-    // Figures are of the moment of the last advance. A failure leaves the ones before.
-    let _ = epoch::advance();
-    let read = |figure: tikv_jemalloc_ctl::Result<usize>| figure.map_or(0, |bytes| bytes as u64);
+    let heap = memory::allocator::heap(trim);
     HeapFigures {
-        live_bytes: read(stats::allocated::read()),
-        resident_bytes: read(stats::resident::read()),
-        returned_bytes: 0,
-    }
-}
-
-/// Gives every unused dirty page of every arena back to the kernel. A few microseconds per megabyte.
-fn purge() {
-    // 4096 stands for all arenas (`MALLCTL_ARENAS_ALL`).
-    const PURGE: &std::ffi::CStr = c"arena.4096.purge";
-    // SAFETY: the name is a C string; a command without input or output takes null pointers and a zero length.
-    let failed = unsafe {
-        tikv_jemalloc_sys::mallctl(
-            PURGE.as_ptr(),
-            std::ptr::null_mut(),
-            std::ptr::null_mut(),
-            std::ptr::null_mut(),
-            0,
-        )
-    };
-    debug_assert_eq!(failed, 0, "the allocator knows the command");
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_freed_goes_back() {
-        let block = vec![1_u8; 64 << 20];
-        let held = heap(false);
-        assert!(held.live_bytes >= 64 << 20, "{held:?}");
-        assert!(held.resident_bytes >= 64 << 20, "{held:?}");
-        drop(block);
-        let after = heap(true);
-        assert!(after.resident_bytes + (60 << 20) < held.resident_bytes, "{held:?} {after:?}");
+        live_bytes: heap.live_bytes,
+        resident_bytes: heap.resident_bytes,
+        returned_bytes: heap.returned_bytes,
     }
 }

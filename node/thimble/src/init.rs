@@ -6,14 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use limits::Limits;
+use setup::{Unit, keep_or_write};
 
-use crate::{
-    config::Config,
-    keys::files::{self, Readers},
-    node::descriptors_needed,
-};
+use crate::{config::Config, node::descriptors_needed};
 
 /// Open files that a unit is given at least: what other services are given, too.
 const DESCRIPTORS_MIN: u64 = 65_536;
@@ -29,9 +26,9 @@ pub(crate) fn run(config: &Config, systemd: bool) -> Result<()> {
     if systemd {
         let program = std::env::current_exe().context("finding this program's file")?;
         let owner = fs::metadata(&data).with_context(|| format!("looking at {}", data.display()))?;
-        let unit = Unit { program, file, data: data.clone(), user: owner.uid(), group: owner.gid() };
+        let unit = unit(&config.limits, program, file, data.clone(), owner.uid(), owner.gid());
         let path = data.join("thimble.service");
-        keep_or_write(&path, &unit.text(&config.limits)?)?;
+        keep_or_write(&path, &unit.text()?)?;
         println!(
             "{}: install it with: sudo cp {} /etc/systemd/system/ && sudo systemctl enable --now thimble",
             path.display(),
@@ -39,19 +36,6 @@ pub(crate) fn run(config: &Config, systemd: bool) -> Result<()> {
         );
     }
     Ok(())
-}
-
-fn keep_or_write(path: &Path, text: &str) -> Result<()> {
-    if path.exists() {
-        let there = files::read(path, 1 << 20)?;
-        ensure!(
-            there == text.as_bytes(),
-            "{} is there and says something else: it stays; remove it to have it written again",
-            path.display()
-        );
-        return Ok(());
-    }
-    files::write(path, text.as_bytes(), Readers::All)
 }
 
 /// A string of TOML.
@@ -114,91 +98,34 @@ log = {}
     )
 }
 
-/// What a unit file names.
-struct Unit {
+/// The unit of a node.
+fn unit(
+    limits: &Limits,
     program: PathBuf,
     file: PathBuf,
     data: PathBuf,
     user: u32,
     group: u32,
-}
-
-impl Unit {
-    fn text(&self, limits: &Limits) -> Result<String> {
-        let (program, file, data) = (escaped(&self.program)?, escaped(&self.file)?, escaped(&self.data)?);
-        let descriptors = descriptors_needed(limits).max(DESCRIPTORS_MIN);
-        // A private /tmp would hide what lies there.
-        let private_tmp = if [&self.program, &self.data]
-            .iter()
-            .any(|path| path.starts_with("/tmp") || path.starts_with("/var/tmp"))
-        {
-            "no"
-        } else {
-            "yes"
-        };
-        Ok(format!(
-            "[Unit]
-Description=Thimble replica
-Wants=network-online.target
-After=network-online.target
-
-[Service]
-Type=exec
-ExecStart={program} run --config {file}
-User={}
-Group={}
-UMask=0077
-Restart=always
-RestartSec=2
-# A clean stop finishes requests and makes a checkpoint. Only the node is told; its workers end with it.
+) -> Unit<'static> {
+    Unit {
+        description: "Thimble replica",
+        program,
+        file,
+        data,
+        user,
+        group,
+        memory_bytes: limits.memory_budget_bytes,
+        descriptors: descriptors_needed(limits).max(DESCRIPTORS_MIN),
+        stop: "# A clean stop finishes requests and makes a checkpoint. Only the node is told; its workers end with it.
 KillMode=mixed
 TimeoutStopSec=90
-
-# The budget of the configuration file. Swap would let the group outgrow it.
-MemoryMax={}
-MemorySwapMax=0
-# A worker that is killed for memory is replaced by the node.
-OOMPolicy=continue
-LimitNOFILE={descriptors}
-
-# The node needs its data folder, the network and its own workers. (Not MemoryDenyWriteExecute: workers map compiled code.)
-NoNewPrivileges=yes
-CapabilityBoundingSet=
-ProtectSystem=strict
-ReadWritePaths={data}
-ProtectHome=read-only
-PrivateTmp={private_tmp}
-PrivateDevices=yes
-ProtectClock=yes
-ProtectControlGroups=yes
-ProtectHostname=yes
-ProtectKernelLogs=yes
-ProtectKernelModules=yes
-ProtectKernelTunables=yes
-RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
-RestrictNamespaces=yes
-RestrictRealtime=yes
-RestrictSUIDSGID=yes
-LockPersonality=yes
-SystemCallArchitectures=native
-
-[Install]
-WantedBy=multi-user.target
 ",
-            self.user, self.group, limits.memory_budget_bytes
-        ))
+        killed: "# A worker that is killed for memory is replaced by the node.
+OOMPolicy=continue
+",
+        needs: "# The node needs its data folder, the network and its own workers. (Not MemoryDenyWriteExecute: workers map compiled code.)
+",
     }
-}
-
-/// A path as a unit takes it: what it would read as something else is refused rather than escaped.
-fn escaped(path: &Path) -> Result<String> {
-    let text = path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))?;
-    let plain = |c: char| c.is_alphanumeric() || "/._-+@,=".contains(c);
-    ensure!(
-        text.chars().all(plain),
-        "{text} has characters that a unit file reads as something else: use a path of letters, digits and /._-+@,="
-    );
-    Ok(text.to_owned())
 }
 
 #[cfg(test)]
@@ -237,15 +164,12 @@ mod tests {
 
     #[test]
     fn the_unit_is_capped_at_the_budget() {
-        let unit = Unit {
-            program: "/usr/bin/thimble".into(),
-            file: "/var/lib/thimble/thimble.toml".into(),
-            data: "/var/lib/thimble".into(),
-            user: 1,
-            group: 2,
+        let unit = |limits: &Limits, data: &str| {
+            let file = "/var/lib/thimble/thimble.toml".into();
+            unit(limits, "/usr/bin/thimble".into(), file, data.into(), 1, 2).text()
         };
         let limits = Limits::nano().unwrap();
-        let text = unit.text(&limits).unwrap();
+        let text = unit(&limits, "/var/lib/thimble").unwrap();
         for line in [
             "MemoryMax=536870912",
             "MemorySwapMax=0",
@@ -261,8 +185,7 @@ mod tests {
         let huge = Limits::derive(16 << 30).unwrap();
         let descriptors = descriptors_needed(&huge);
         assert!(descriptors > DESCRIPTORS_MIN);
-        assert!(unit.text(&huge).unwrap().contains(&format!("LimitNOFILE={descriptors}\n")));
-        let odd = Unit { data: "/a b".into(), ..unit };
-        assert!(odd.text(&limits).unwrap_err().to_string().contains("/a b"));
+        assert!(unit(&huge, "/var/lib/thimble").unwrap().contains(&format!("LimitNOFILE={descriptors}\n")));
+        assert!(unit(&limits, "/a b").unwrap_err().to_string().contains("/a b"));
     }
 }

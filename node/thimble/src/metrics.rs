@@ -27,7 +27,7 @@ use prometheus_client::{
 use sandbox::HeapFigures;
 use state::Batch;
 
-use crate::{allocator, watch::Watch};
+use crate::watch::Watch;
 
 const ROUND_SECONDS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0, 10.0];
 
@@ -178,8 +178,8 @@ impl Readings {
             None,
             MetricType::Gauge,
         )?)?;
-        gauge(encoder, "memory_budget_bytes", "What the operator stated", self.watch.budget_bytes)?;
-        if let Some(group) = &self.watch.cgroup
+        gauge(encoder, "memory_budget_bytes", "What the operator stated", self.watch.record.budget_bytes)?;
+        if let Some(group) = &self.watch.record.cgroup
             && let Ok(memory) = group.memory()
         {
             gauge(
@@ -199,7 +199,7 @@ impl Readings {
                 gauge(encoder, "cgroup_limit_bytes", "The process group's cap", limit)?;
             }
         }
-        if let (Some(stalled), _) = self.watch.stalled() {
+        if let (Some(stalled), _) = self.watch.record.stalled() {
             gauge(
                 encoder,
                 "memory_pressure_some_avg10_hundredths",
@@ -212,13 +212,13 @@ impl Readings {
 
     /// The allocator of the node process, and what was handed back by all processes.
     fn allocator(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let heap = allocator::heap(false);
+        let heap = memory::allocator::heap(false);
         gauge(encoder, "allocator_live_bytes", "Allocated by the node process", heap.live_bytes)?;
         gauge(
             encoder,
             "allocator_active_bytes",
             "In pages of the node process that hold an allocation",
-            allocator::active_bytes(),
+            memory::allocator::active_bytes(),
         )?;
         gauge(
             encoder,
@@ -243,7 +243,7 @@ impl Readings {
                     .encode(family.encode_family(&labels)?)?;
             }
         }
-        let purges = &self.watch.purges;
+        let purges = &self.watch.record.purges;
         let counters = [
             ("purges_idle", "Times an idle node handed memory back", &purges.idle),
             ("purges_pressure", "Times memory was handed back under pressure", &purges.pressure),
@@ -299,7 +299,7 @@ impl Collector for Readings {
             encoder,
             "throttle_level",
             "How far work is held back: 0 not, 1 queries refused, 2 calls too, 3 execution waits",
-            self.watch.level() as u64,
+            self.watch.record.level() as u64,
         )?;
         let stall = self.rounds.longest_stall_micros.load(Ordering::Relaxed) as f64 / 1e6;
         ConstGauge::new(stall).encode(encoder.encode_descriptor(

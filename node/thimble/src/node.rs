@@ -83,7 +83,12 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
     raise_descriptor_limit(&limits)?;
     let ledger = limits.ledger()?;
     let cgroup = Cgroup::own().unwrap_or_default();
-    check_group(cgroup.as_ref(), &limits)?;
+    memory::check_group(
+        cgroup.as_ref(),
+        Limits::smallest_bytes(),
+        limits.memory_budget_bytes,
+        "the kernel may kill workers before a limit of the node is reached",
+    )?;
     rules::settle(&config, BLOCK_SEGMENT_BYTES, replay)?;
 
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -349,7 +354,7 @@ fn open(
     let queries = executor.queries();
     let driver = Driver::new(
         (consensus, executor),
-        (MachineClock::since(watch.started), Volume(data.clone()), observer),
+        (MachineClock::since(watch.record.started), Volume(data.clone()), observer),
         ingress.clone(),
         settings,
     )
@@ -510,38 +515,6 @@ fn raise_descriptor_limit(limits: &Limits) -> Result<()> {
         bail!(
             "the system allows {allowed} open files; {canisters} canisters (subnet.canisters_max) and {connections} connections (gateway.connections) may \
              need {needed}: raise the limit (ulimit -Hn, or LimitNOFILE of the service) or lower these"
-        );
-    }
-    Ok(())
-}
-
-/// A process group that may take less than the smallest node needs would have its processes killed one after the other: refused. A cap between that and
-/// the budget will be hit before the node's own limits are: worth a word.
-fn check_group(group: Option<&Cgroup>, limits: &Limits) -> Result<()> {
-    let Some(group) = group else { return Ok(()) };
-    let Some(cap) = group.memory().ok().and_then(|memory| memory.limit_bytes) else { return Ok(()) };
-    let (smallest, budget) = (Limits::smallest_bytes(), limits.memory_budget_bytes);
-    let size = budget::format_size;
-    let argument = |bytes| size(bytes).replace(' ', "");
-    if cap < smallest {
-        bail!(
-            "the process group {} may take {} of memory, and the smallest size that works is {}: give the group the budget of {}, or at least {} and start \
-             with --memory {}",
-            group.directory().display(),
-            size(cap),
-            size(smallest),
-            size(budget),
-            size(smallest),
-            argument(smallest)
-        );
-    }
-    if cap < budget {
-        tracing::warn!(
-            "the process group may take {} but the budget is {}: the kernel may kill workers before a limit of the node is \
-             reached; give the group the budget, or start with --memory {}",
-            size(cap),
-            size(budget),
-            argument(cap)
         );
     }
     Ok(())

@@ -1,15 +1,11 @@
-//! What is known of the node at a moment: readings of memory, counters of the governor and the throttle, and the last ten minutes.
+//! What is known of the node at a moment: readings of the memory of its processes, and the record of the governor ([`memory::Record`]).
 //!
 //! One [`Watch`] is shared by the governor (which writes), the metrics and the status report (which read), the gateway's adapter and the round loop (which ask how
-//! far work is held back). Everything kept here has a fixed size: [`HISTORY_MAX`] samples and [`EVENTS_MAX`] events.
+//! far work is held back). Everything kept here has a fixed size.
 
-use std::{
-    collections::VecDeque,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU8, AtomicU64, Ordering::Relaxed},
-    },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicU64, Ordering::Relaxed},
 };
 
 use budget::{
@@ -17,11 +13,10 @@ use budget::{
     cgroup::Cgroup,
     process::{self, Pid},
 };
-use gateway::report::{self, EVENTS_MAX, HISTORY_MAX};
+use gateway::report;
 use limits::Limits;
+use memory::Record;
 use sandbox::Lane;
-
-use crate::allocator;
 
 /// The role of a compile child, as the report names it.
 const COMPILER: &str = "compiler";
@@ -30,39 +25,18 @@ const COMPILER: &str = "compiler";
 pub(crate) struct Watch {
     // Interfaces.
     pub(crate) ledger: Ledger,
-    pub(crate) cgroup: Option<Cgroup>,
     pub(crate) sandbox: Arc<sandbox::Pool>,
     // Configuration.
-    pub(crate) budget_bytes: u64,
     /// What the loader wrote in this process before it began; workers are of the same program.
     program_bytes: u64,
     // Counters.
-    pub(crate) started: Instant,
     pub(crate) queries: AtomicU64,
-    pub(crate) purges: Purges,
     // State.
-    level: AtomicU8,
+    pub(crate) record: Record<report::Sample, report::Level>,
     /// Bytes that lie in gaps between allocations of an idle node, once they are worth closing; 0 otherwise.
     gaps: AtomicU64,
     /// `program_bytes` of every process that was there at the last look.
     program: Mutex<Option<Observation>>,
-    throttling: Mutex<Throttling>,
-    history: Mutex<VecDeque<report::Sample>>,
-}
-
-/// What was handed back to the operating system.
-#[derive(Default)]
-pub(crate) struct Purges {
-    pub(crate) idle: AtomicU64,
-    pub(crate) pressure: AtomicU64,
-    pub(crate) returned_bytes: AtomicU64,
-    pub(crate) cpu_nanos: AtomicU64,
-}
-
-#[derive(Default)]
-struct Throttling {
-    reason: Option<String>,
-    events: VecDeque<report::Event>,
 }
 
 /// Memory of all processes at a moment.
@@ -99,16 +73,10 @@ impl Watch {
             program_bytes,
             program: Mutex::new(program),
             ledger,
-            cgroup,
             sandbox,
-            budget_bytes: limits.memory_budget_bytes,
-            started: Instant::now(),
             queries: AtomicU64::new(0),
-            purges: Purges::default(),
-            level: AtomicU8::new(0),
+            record: Record::new(cgroup, limits.memory_budget_bytes),
             gaps: AtomicU64::new(0),
-            throttling: Mutex::default(),
-            history: Mutex::new(VecDeque::with_capacity(HISTORY_MAX)),
         }
     }
 
@@ -147,49 +115,10 @@ impl Watch {
             .collect();
         // A compile child is not among them: what is reserved for a compilation is for all that its process takes.
         let count = processes.iter().filter(|process| process.role != COMPILER).count() as u64;
-        if let Some(program) = lock(&self.program).as_mut() {
+        if let Some(program) = self.program.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
             program.set(count.saturating_mul(self.program_bytes));
         }
         processes
-    }
-
-    /// Share of the last 10 s in which a task waited for memory, in hundredths of a percent, and whether it is of the node's own group: on a machine with
-    /// other work its figure says little about this node.
-    pub(crate) fn stalled(&self) -> (Option<u32>, bool) {
-        match self.cgroup.as_ref().and_then(Cgroup::pressure) {
-            Some(own) => (Some(own.some.avg10_hundredths), true),
-            None => (budget::pressure::machine_memory().map(|machine| machine.some.avg10_hundredths), false),
-        }
-    }
-
-    /// How far work is held back.
-    pub(crate) fn level(&self) -> Level {
-        match self.level.load(Relaxed) {
-            0 => Level::None,
-            1 => Level::Queries,
-            2 => Level::Ingress,
-            _ => Level::Execution,
-        }
-    }
-
-    /// Sets the level; a change is an event.
-    pub(crate) fn set_level(&self, level: Level, reason: String) {
-        if level == self.level() {
-            return;
-        }
-        if level == Level::None {
-            tracing::info!(%reason, "work is taken again");
-        } else {
-            tracing::warn!(?level, %reason, "work is held back");
-        }
-        let mut throttling = lock(&self.throttling);
-        self.level.store(level as u8, Relaxed);
-        push(
-            &mut throttling.events,
-            report::Event { unix_millis: unix_millis(), level: shown(level), reason: reason.clone() },
-            EVENTS_MAX,
-        );
-        throttling.reason = (level != Level::None).then_some(reason);
     }
 
     /// Asks the round loop to close gaps of so many bytes.
@@ -203,61 +132,9 @@ impl Watch {
         self.gaps.load(Relaxed) > 0 && (1..=self.gaps.swap(0, Relaxed)).contains(&bytes)
     }
 
-    /// Why work is held back, if it is.
-    pub(crate) fn reason(&self) -> Option<String> {
-        lock(&self.throttling).reason.clone()
-    }
-
     /// Whether the next batch is to wait.
     pub(crate) fn is_execution_held(&self) -> bool {
-        self.level() >= Level::Execution
-    }
-
-    /// The process group's figures.
-    pub(crate) fn group(&self) -> Option<report::Group> {
-        let memory = self.cgroup.as_ref()?.memory().ok()?;
-        Some(report::Group {
-            limit_bytes: memory.limit_bytes,
-            usage_bytes: memory.usage_bytes,
-            anonymous_bytes: memory.anonymous_bytes,
-            file_bytes: memory.file_bytes,
-            oom_kills: memory.oom_kills,
-        })
-    }
-
-    /// The node process's allocator, and what was handed back by all processes.
-    pub(crate) fn allocator(&self, uptime: Duration) -> report::Allocator {
-        let heap = allocator::heap(false);
-        let cpu = Duration::from_nanos(self.purges.cpu_nanos.load(Relaxed));
-        report::Allocator {
-            live_bytes: heap.live_bytes,
-            active_bytes: allocator::active_bytes(),
-            resident_bytes: heap.resident_bytes,
-            returned_bytes: self.purges.returned_bytes.load(Relaxed),
-            purges_idle: self.purges.idle.load(Relaxed),
-            purges_pressure: self.purges.pressure.load(Relaxed),
-            purge_cpu_percent: 100.0 * cpu.as_secs_f64() / uptime.as_secs_f64().max(1e-9),
-        }
-    }
-
-    /// Adds a sample.
-    pub(crate) fn sample(&self, sample: report::Sample) {
-        push(&mut lock(&self.history), sample, HISTORY_MAX);
-    }
-
-    /// All samples, oldest first.
-    pub(crate) fn history(&self) -> Vec<report::Sample> {
-        lock(&self.history).iter().cloned().collect()
-    }
-
-    /// What the report says of throttling.
-    pub(crate) fn throttling(&self) -> report::Throttling {
-        let throttling = lock(&self.throttling);
-        report::Throttling {
-            level: shown(self.level()),
-            reason: throttling.reason.clone(),
-            events: throttling.events.iter().cloned().collect(),
-        }
+        self.record.level() >= Level::Execution
     }
 }
 
@@ -269,32 +146,6 @@ fn held_beside<T>(ledger: &Ledger, read: impl FnOnce() -> T) -> (T, u64) {
     let after = ledger.snapshot().pools;
     let most = before.iter().zip(&after).map(|(before, after)| before.used_bytes.max(after.used_bytes));
     (seen, most.fold(0, u64::saturating_add))
-}
-
-/// The level as the report writes it.
-pub(crate) fn shown(level: Level) -> report::Level {
-    match level {
-        Level::None => report::Level::None,
-        Level::Queries => report::Level::Queries,
-        Level::Ingress => report::Level::Ingress,
-        Level::Execution => report::Level::Execution,
-    }
-}
-
-/// The wall clock; nothing but shown times depends on it.
-pub(crate) fn unix_millis() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
-}
-
-fn push<T>(ring: &mut VecDeque<T>, item: T, most: usize) {
-    if ring.len() >= most {
-        ring.pop_front();
-    }
-    ring.push_back(item);
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

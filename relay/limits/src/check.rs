@@ -12,6 +12,9 @@ use crate::{Limits, REFERENCE_BYTES, derive::MESSAGE_BYTES};
 const SHARDS: u64 = 1024;
 /// Messages of a page, by the store protocol.
 const PAGE_MESSAGES: u64 = 100;
+/// Content topics of a request, by the filter protocol; bytes of the longest.
+const TOPICS_PER_REQUEST: u64 = 100;
+const CONTENT_TOPIC_BYTES: u64 = 256;
 /// Segments of a log: each is a file.
 const SEGMENTS_MAX: u64 = 65_536;
 
@@ -81,6 +84,7 @@ impl Limits {
         rules.at_least(message, KIB, "hardly any message would be taken");
         rules.at_most(message, MESSAGE_BYTES, "other nodes of the network take no larger ones");
         rules.within(message, frame, "a message comes in a frame");
+        rules.at_most(frame, MESSAGE_BYTES + 64 * KIB, "no peer sends a longer one");
         rules.within(frame, limit!(self.messages.receiving_bytes), "the largest frame must fit");
         rules.within(message, limit!(self.messages.appending_bytes), "the largest message must fit");
         rules.at_least(chunk, KIB, "sending would be all system calls");
@@ -185,6 +189,10 @@ impl Limits {
             "each push is a stream",
         );
         rules.at_least(limit!(self.filter.content_topic_bytes), 16, "hardly any content topic would fit");
+        let topic = limit!(self.filter.content_topic_bytes);
+        rules.at_most(topic, CONTENT_TOPIC_BYTES, "no message has a longer one");
+        let topics = limit!(self.filter.topics_per_request);
+        rules.at_most(topics, TOPICS_PER_REQUEST, "the protocol has no larger requests");
         rules.at_least(limit!(self.filter.ping_seconds), 10, "receivers would be all pings");
         for limit in [
             limit!(self.filter.receivers),
@@ -272,20 +280,12 @@ impl Limits {
     }
 
     fn check_governor(&self, rules: &mut Rules) {
-        let (short, queries) =
-            (limit!(self.governor.short_percent), limit!(self.governor.refuse_queries_percent));
-        let (pushes, pause) =
-            (limit!(self.governor.refuse_pushes_percent), limit!(self.governor.pause_reading_percent));
-        rules.at_least(
-            limit!(self.governor.growth_percent),
-            100,
-            "resident memory is never below live memory",
-        );
-        rules.at_least(short, 1, "a relay always takes some memory, so it would always count as short");
-        rules.within(short, queries, "memory is handed back before work is refused");
-        rules.within(queries, pushes, "queries are refused before messages");
-        rules.within(pushes, pause, "messages are refused before everything waits");
-        rules.at_most(pause, 100, "beyond the budget it would be too late");
-        rules.at_most(limit!(self.governor.stalled_percent), 100, "it is a share of time");
+        let levels = [
+            limit!(self.governor.refuse_queries_percent),
+            limit!(self.governor.refuse_pushes_percent),
+            limit!(self.governor.pause_reading_percent),
+        ];
+        let because = ["queries are refused before messages", "messages are refused before everything waits"];
+        self.governor.hand_back.check(rules, levels, because);
     }
 }

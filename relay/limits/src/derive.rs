@@ -6,7 +6,7 @@
 //! hunt for its consequences.
 
 use budget::{KIB, MIB};
-use sheet::{Preset, Rules, SheetLine, Table};
+use sheet::{HandBackLimits, Preset, Rules, SheetLine, Table};
 
 use crate::{reasons::REASONS, scale, *};
 
@@ -32,15 +32,8 @@ const DISK_RESERVE_BYTES_MIN: u64 = 256 * MIB;
 /// Segments whose room is kept free.
 const DISK_RESERVE_SEGMENTS: u64 = 4;
 
-// The rule by which memory goes back is the replica's, and so are its figures.
 const GOVERNOR: GovernorLimits = GovernorLimits {
-    idle_millis: 500,
-    interval_millis: 2_000,
-    growth_percent: 110,
-    initial_bytes: 4 * MIB,
-    pressure_interval_millis: 1_000,
-    stalled_percent: 5,
-    short_percent: 80,
+    hand_back: HandBackLimits::MEASURED,
     refuse_queries_percent: 85,
     refuse_pushes_percent: 90,
     pause_reading_percent: 95,

@@ -6,7 +6,7 @@
 
 use budget::Ledger;
 use serde::{Deserialize, Serialize};
-use sheet::{LimitsError, Sheet};
+use sheet::{HandBackLimits, LimitsError, Sheet};
 
 /// All limits of one relay. Built by [`Limits::derive`] or [`Limits::preset`], checked by
 /// [`Limits::check`].
@@ -333,26 +333,13 @@ pub struct HttpLimits {
     pub read_timeout_millis: u64,
 }
 
-/// When memory goes back, and when work is held back.
+/// When memory goes back, and when work is held back. Unknown fields are refused by
+/// [`sheet::apply_overrides`]: serde cannot where a struct lies flat in another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct GovernorLimits {
-    /// Time without work after which freed memory is handed back.
-    pub idle_millis: u64,
-    /// Least time between two hand-backs of an idle relay.
-    pub interval_millis: u64,
-    /// Resident memory in percent of live memory up to which an idle relay hands nothing back.
-    pub growth_percent: u64,
-    /// Resident memory up to which an idle relay hands nothing back.
-    pub initial_bytes: u64,
-    /// Least time between two hand-backs under pressure.
-    pub pressure_interval_millis: u64,
-    /// Share of the last 10 seconds in which a task of the relay's group waited for memory, from
-    /// which on memory counts as short.
-    pub stalled_percent: u64,
-    /// Anonymous memory in percent of the budget from which on memory counts as short: it is handed
-    /// back at once.
-    pub short_percent: u64,
+    /// When freed memory goes back.
+    #[serde(flatten)]
+    pub hand_back: HandBackLimits,
     /// Anonymous memory in percent of the budget from which on store queries and REST reads are
     /// refused.
     pub refuse_queries_percent: u64,
@@ -361,4 +348,11 @@ pub struct GovernorLimits {
     pub refuse_pushes_percent: u64,
     /// Anonymous memory in percent of the budget from which on no stream is read.
     pub pause_reading_percent: u64,
+}
+
+impl GovernorLimits {
+    /// The thresholds, in the order in which they are reached.
+    pub fn levels(&self) -> [u64; 3] {
+        [self.refuse_queries_percent, self.refuse_pushes_percent, self.pause_reading_percent]
+    }
 }

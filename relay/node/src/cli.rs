@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use libp2p::Multiaddr;
 
-use crate::{config::Config, key, run};
+use crate::{config::Config, init, key, run, status};
 
 /// A Waku service node that lives inside a stated memory budget.
 ///
@@ -43,6 +43,35 @@ enum Command {
         #[command(flatten)]
         settings: Box<Settings>,
         /// For machines.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a commented configuration file into the data folder, and a unit for systemd.
+    ///
+    /// Doing it again changes nothing; a file that says something else stays as it is.
+    ///
+    /// Example: thimble-relay init --memory 128MiB --cluster 16 --data-dir /var/lib/relay --systemd
+    Init {
+        #[command(flatten)]
+        settings: Box<Settings>,
+        /// Also write thimble-relay.service, whose MemoryMax is the budget.
+        #[arg(long)]
+        systemd: bool,
+    },
+    /// Print what a running relay does: memory against the budget, every pool, rates, peers, pushes,
+    /// the store, refusals by reason, and how far work is held back.
+    ///
+    /// The same figures are at /status.json, drawn at /dashboard, and for monitoring at /metrics.
+    ///
+    /// Example: thimble-relay status --http 127.0.0.1:8645
+    Status {
+        /// Address of the relay's HTTP interface. [default: as in --config, else 127.0.0.1:8645]
+        #[arg(long, value_name = "ADDRESS")]
+        http: Option<SocketAddr>,
+        /// The relay's configuration file, for its address.
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// For machines: the report as it is.
         #[arg(long)]
         json: bool,
     },
@@ -133,6 +162,14 @@ impl Cli {
                     print!("{}", sheet.to_text(&limits));
                 }
                 Ok(())
+            }
+            Command::Init { settings, systemd } => init::run(&Config::load(&settings)?, systemd),
+            Command::Status { http, config, json } => {
+                let address = match http {
+                    Some(address) => address,
+                    None => Config::load(&Settings { config, ..Settings::default() })?.http,
+                };
+                status::run(address, json)
             }
             Command::Config { settings } => {
                 print!("{}", Config::load(&settings)?.to_toml()?);

@@ -17,10 +17,12 @@ pub(crate) enum Reason {
     Duplicate,
     /// No request could be read.
     Damaged,
+    /// Measured memory is near the budget.
+    Memory,
 }
 
 impl Reason {
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::TooLarge,
         Self::Invalid,
         Self::Topic,
@@ -30,6 +32,7 @@ impl Reason {
         Self::Unavailable,
         Self::Duplicate,
         Self::Damaged,
+        Self::Memory,
     ];
 
     /// As metrics name it.
@@ -44,6 +47,7 @@ impl Reason {
             Self::Unavailable => "unavailable",
             Self::Duplicate => "duplicate",
             Self::Damaged => "damaged",
+            Self::Memory => "memory",
         }
     }
 }
@@ -83,11 +87,27 @@ pub(crate) struct Counters {
     pub(crate) filter_refused: ByReason,
     /// Streams refused because a peer had too many.
     pub(crate) streams_refused: AtomicU64,
+    /// Connections refused because measured memory is near the budget.
+    pub(crate) connections_refused: AtomicU64,
+    /// REST reads refused for the same reason, store queries aside.
+    pub(crate) reads_refused: AtomicU64,
     /// Connections closed because they filled buffers, did not read, or broke the protocol.
     pub(crate) connections_closed: AtomicU64,
 }
 
 impl Counters {
+    /// What was done, by kind: messages of clients, of relay peers, filter pushes, store queries.
+    pub(crate) fn done(&self) -> [u64; 4] {
+        [&self.client_messages, &self.relay_messages, &self.pushed, &self.store_queries]
+            .map(|count| count.load(Relaxed))
+    }
+
+    /// Messages and filter requests that were not taken.
+    pub(crate) fn refused(&self) -> u64 {
+        let all = [&self.client_refused, &self.relay_refused, &self.filter_refused];
+        all.iter().flat_map(|counts| counts.each()).map(|(_, count)| count).sum()
+    }
+
     pub(crate) fn message(&self, source: Source, taken: Result<(), Reason>) {
         let (messages, refused) = match source {
             Source::Client => (&self.client_messages, &self.client_refused),

@@ -51,6 +51,8 @@ pub(crate) struct Accepted {
 pub(crate) enum Rejected {
     #[error(transparent)]
     Invalid(#[from] MessageError),
+    #[error("a message of {bytes} bytes, messages.message_bytes is {most}; split the payload")]
+    TooLarge { bytes: usize, most: usize },
     #[error("{0}")]
     Topic(String),
     #[error("no relay peer of {topic} is connected, and {least} must be; try another service node")]
@@ -67,7 +69,7 @@ impl Rejected {
     /// Under which it is counted.
     pub(crate) fn reason(&self) -> Reason {
         match self {
-            Self::Invalid(MessageError::TooLarge { .. }) => Reason::TooLarge,
+            Self::Invalid(MessageError::TooLarge { .. }) | Self::TooLarge { .. } => Reason::TooLarge,
             Self::Invalid(_) => Reason::Invalid,
             Self::Topic(_) => Reason::Topic,
             Self::NoPeers { .. } => Reason::NoPeers,
@@ -147,6 +149,7 @@ impl Node {
         held: Reservation,
     ) -> Result<Accepted, Rejected> {
         let message = WakuMessage::decode(bytes.clone())?;
+        self.check_size(&bytes)?;
         let least = self.settings.min_relay_peers;
         if least > 0 && self.router().reachable(shard, self.now()) < least {
             return Err(Rejected::NoPeers { topic: self.topic_name(shard), least });
@@ -211,6 +214,7 @@ impl Node {
         bytes: Bytes,
         held: Reservation,
     ) -> Result<Accepted, Rejected> {
+        self.check_size(&bytes)?;
         let id = message_id(&bytes);
         match self.router().offer(peer, shard, id, bytes.len(), self.now()) {
             Offer::New => {}
@@ -241,6 +245,16 @@ impl Node {
                 Err(rejected)
             }
         }
+    }
+
+    /// This node may take less than the network does; that is no fault of whoever sends more.
+    fn check_size(&self, bytes: &Bytes) -> Result<(), Rejected> {
+        let (bytes, most) = (bytes.len(), self.settings.message_bytes);
+        // What is too large for everybody is refused where it is decoded, and counts against its peer.
+        if bytes > most && bytes <= protocol::message::MESSAGE_BYTES_MAX {
+            return Err(Rejected::TooLarge { bytes, most });
+        }
+        Ok(())
     }
 
     async fn append(

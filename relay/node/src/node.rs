@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use budget::{Ledger, Pool};
+use budget::{Ledger, Pool, cgroup::Cgroup};
 use bytes::Bytes;
 use futures::StreamExt;
 use libp2p::{
@@ -22,6 +22,7 @@ use libp2p::{
     ping,
     swarm::{self, NetworkBehaviour, SwarmEvent, dial_opts::DialOpts},
 };
+use memory::Record;
 use protocol::PubsubTopic;
 use relay_limits::{Limits, pool};
 use router::{Router, Shard, Topics};
@@ -32,7 +33,9 @@ use crate::{
     config::Config,
     counters::Counters,
     filter::Filter,
+    governor::Watch,
     ingest::Rejected,
+    latencies::Latencies,
     network::{
         behaviour::Behaviour,
         handler::Protocols,
@@ -84,6 +87,8 @@ pub(crate) struct Node {
     pub(crate) subscribers: Subscribers,
     pub(crate) rates: Rates,
     pub(crate) counters: Counters,
+    pub(crate) latencies: Latencies,
+    pub(crate) watch: Watch,
     pub(crate) connections: AtomicU64,
     /// Names of the shards' topics, made once: most messages are of few shards.
     topics: Vec<Arc<str>>,
@@ -135,7 +140,8 @@ fn unix_nanos() -> i64 {
 }
 
 impl Node {
-    pub(crate) fn open(config: &Config, seed: [u8; 32]) -> Result<Arc<Self>> {
+    /// `cgroup` is the process group, if there is one.
+    pub(crate) fn open(config: &Config, cgroup: Option<Cgroup>, seed: [u8; 32]) -> Result<Arc<Self>> {
         let limits = &config.limits;
         let ledger = limits.ledger()?;
         let settings = Settings::new(
@@ -199,6 +205,8 @@ impl Node {
             ),
             rates,
             counters: Counters::default(),
+            latencies: Latencies::default(),
+            watch: Watch::new(Record::new(cgroup, limits.memory_budget_bytes), &limits.governor),
             connections: AtomicU64::new(0),
             topics,
             settings,
@@ -265,9 +273,20 @@ impl Network {
             unread,
             limits.connections.unread_bytes_per_connection,
             Duration::from_secs(limits.connections.stalled_seconds),
+            {
+                let node = node.clone();
+                Arc::new(move || node.watch.reads())
+            },
         );
         let handshake = Duration::from_secs(limits.connections.handshake_seconds);
-        let transport = transport(keys, node.settings.streams_per_connection, handshake, &meters, tls)?;
+        let transport = transport(
+            keys,
+            node.settings.streams_per_connection,
+            node.settings.socket_buffer,
+            handshake,
+            &meters,
+            tls,
+        )?;
         let agent = concat!("thimble-relay/", env!("CARGO_PKG_VERSION"));
         let about = identify::Config::new("/ipfs/0.1.0".into(), keys.public())
             .with_agent_version(agent.into())

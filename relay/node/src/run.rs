@@ -3,13 +3,15 @@
 use std::{fs, io::IsTerminal, path::Path, sync::Arc};
 
 use anyhow::{Context, Result, bail};
+use budget::cgroup::Cgroup;
 use libp2p::Multiaddr;
+use relay_limits::Limits;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use tokio::sync::oneshot;
 
 use crate::{
     config::Config,
-    http, key,
+    governor, http, key,
     network::transport::Tls,
     node::{Network, Node},
 };
@@ -36,9 +38,17 @@ pub(crate) fn run(config: &Config, address_file: Option<&Path>) -> Result<()> {
 }
 
 async fn serve(config: &Config, address_file: Option<&Path>) -> Result<()> {
-    let keys = key::load_or_create(&config.data_dir.join("relay.key"))?;
     let tls = tls(config)?;
-    let node = Node::open(config, rand::random())?;
+    let cgroup = Cgroup::own().unwrap_or_default();
+    memory::check_group(
+        cgroup.as_ref(),
+        Limits::smallest_bytes(),
+        config.limits.memory_budget_bytes,
+        "the kernel may kill the relay before a limit of it is reached",
+    )?;
+    let keys = key::load_or_create(&config.data_dir.join("relay.key"))?;
+    let node = Node::open(config, cgroup, rand::random())?;
+    let governor = governor::start(node.clone(), &config.limits.governor)?;
     let (network, asks) = Network::new(node.clone(), config, &keys, tls)?;
     let peer = keys.public().to_peer_id();
     let (ready, addresses) = oneshot::channel();
@@ -72,6 +82,7 @@ async fn serve(config: &Config, address_file: Option<&Path>) -> Result<()> {
     drop(stop);
     http.stop().await;
     running.await.context("the network's task")?;
+    drop(governor);
     close(node)
 }
 

@@ -26,6 +26,17 @@ pub(crate) struct Settings {
     /// Bytes of messages in one store reply, but for its first message.
     pub(crate) page_bytes: usize,
     pub(crate) page_messages: usize,
+    /// Largest message.
+    pub(crate) message_bytes: usize,
+    /// Largest gossip frame.
+    pub(crate) frame_bytes: usize,
+    /// Bytes of a message in memory while it is written to one peer.
+    pub(crate) sending_chunk: usize,
+    /// Content topics of one filter request, and bytes of one.
+    pub(crate) topics_per_request: usize,
+    pub(crate) content_topic_bytes: usize,
+    /// Send buffer and receive buffer of a socket, each.
+    pub(crate) socket_buffer: usize,
 }
 
 /// A count of the table.
@@ -63,6 +74,12 @@ impl Settings {
             idle: Duration::from_secs(connections.idle_seconds),
             page_bytes: count(limits.store.page_bytes),
             page_messages: count(limits.store.page_messages_max),
+            message_bytes: count(limits.messages.message_bytes),
+            frame_bytes: count(limits.messages.frame_bytes),
+            sending_chunk: count(limits.messages.sending_chunk_bytes),
+            topics_per_request: count(limits.filter.topics_per_request),
+            content_topic_bytes: count(limits.filter.content_topic_bytes),
+            socket_buffer: count(connections.socket_buffer_bytes),
         }
     }
 
@@ -98,6 +115,8 @@ pub(crate) fn gossip(limits: &Limits) -> router::Config {
         // No pool has to be asked: all queues together have room for what each may hold.
         queue_messages: count(gossip.queue_messages_per_peer.min(queues.max(1))),
         ihave_ids: count(gossip.ihave_ids_per_heartbeat),
+        iwant_ids: count(gossip.iwant_ids_per_heartbeat),
+        topics_per_peer: count(gossip.topics_per_peer),
         ihave_messages: count(gossip.ihave_messages_per_heartbeat),
         retransmissions: u8::try_from(gossip.iwant_retransmissions).unwrap_or(u8::MAX),
         iwant_followup: Duration::from_millis(gossip.iwant_followup_millis),

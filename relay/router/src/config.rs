@@ -44,6 +44,10 @@ pub struct Config {
     pub queue_messages: usize,
     /// Ids in one IHAVE, and asked of one peer between heartbeats, at most.
     pub ihave_ids: usize,
+    /// Ids that one peer may ask for by IWANT between heartbeats. Further ones are ignored.
+    pub iwant_ids: usize,
+    /// Topics of one peer that are noted. Further ones are not.
+    pub topics_per_peer: usize,
     /// IHAVE messages of one peer heard between heartbeats.
     pub ihave_messages: usize,
     /// How often one peer may fetch the same message.
@@ -88,6 +92,8 @@ impl Default for Config {
             peers: 128,
             queue_messages: 1024,
             ihave_ids: 5000,
+            iwant_ids: 5000,
+            topics_per_peer: 1024,
             ihave_messages: 10,
             retransmissions: 3,
             iwant_followup: Duration::from_secs(3),

@@ -31,6 +31,7 @@ pub(crate) struct PeerState<M> {
     // Between two heartbeats.
     pub(crate) ihave_heard: usize,
     pub(crate) ids_asked: usize,
+    pub(crate) ids_wanted: usize,
     /// Of messages asked of it: one id of each request, and when it is due.
     pub(crate) promises: Vec<(MessageId, Duration)>,
     /// What it does not want, with the heartbeat after which that is forgotten.
@@ -52,6 +53,7 @@ impl<M> PeerState<M> {
             waker: None,
             ihave_heard: 0,
             ids_asked: 0,
+            ids_wanted: 0,
             promises: Vec::new(),
             unwanted: HashMap::new(),
         }

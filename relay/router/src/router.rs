@@ -254,7 +254,7 @@ impl<M: Clone> Router<M> {
     pub fn on_subscription(&mut self, peer: Peer, shard: Shard, subscribed: bool, now: Duration) {
         let Some(state) = self.peers.get_mut(&peer) else { return };
         if subscribed {
-            if !state.topics.insert(shard) {
+            if state.topics.len() >= self.config.topics_per_peer || !state.topics.insert(shard) {
                 return;
             }
             let wanting = self.meshes.get(&shard).is_some_and(|mesh| mesh.len() < self.config.d_low);
@@ -280,6 +280,9 @@ impl<M: Clone> Router<M> {
         let poor = !self.scores_at_least(peer, 0.0, now);
         let Some(state) = self.peers.get_mut(&peer) else { return };
         if there {
+            return;
+        }
+        if state.topics.len() >= self.config.topics_per_peer && !state.topics.contains(shard) {
             return;
         }
         // Grafting says that it is subscribed, whatever order the messages came in.
@@ -351,7 +354,9 @@ impl<M: Clone> Router<M> {
             return;
         }
         let Some(state) = self.peers.get_mut(&peer) else { return };
-        for id in ids.into_iter().take(self.config.ihave_ids) {
+        let room = self.config.iwant_ids.saturating_sub(state.ids_wanted);
+        for id in ids.into_iter().take(room) {
+            state.ids_wanted += 1;
             let most = self.config.retransmissions;
             if let Some((shard, message)) = self.history.fetch(&id, peer, most) {
                 self.counters.fetched += 1;

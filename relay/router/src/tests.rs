@@ -360,6 +360,37 @@ fn fetching_is_bounded() {
 }
 
 #[test]
+fn what_a_peer_fetches_between_heartbeats_is_bounded() {
+    let config = Config { iwant_ids: 5, queue_messages: 100, ..Config::default() };
+    let mut router = router_with(1, config);
+    let now = Duration::from_secs(1);
+    (0..20).for_each(|number| drop(router.publish(TOPIC, id(number), 1, now)));
+    // In however many messages it asks.
+    router.on_iwant(Peer(1), (0..3).map(id), now);
+    router.on_iwant(Peer(1), (3..20).map(id), now);
+    assert_eq!(router.counters().fetched, 5);
+    router.heartbeat(now + Duration::from_secs(1));
+    router.on_iwant(Peer(1), (5..20).map(id), now);
+    assert_eq!(router.counters().fetched, 10);
+}
+
+#[test]
+fn topics_of_a_peer_beyond_their_number_are_not_noted() {
+    let mut router = router_with(1, Config { topics_per_peer: 3, ..Config::default() });
+    let now = Duration::from_secs(1);
+    let noted = |router: &Router<_>| router.peers(now)[0].topics.len();
+    let before = noted(&router);
+    (100..120).for_each(|shard| router.on_subscription(Peer(1), shard, true, now));
+    assert_eq!((before, noted(&router)), (1, 3));
+    router.subscribe(200, now);
+    router.on_graft(Peer(1), 200, now);
+    assert_eq!(noted(&router), 3, "nor by a graft");
+    router.on_subscription(Peer(1), 100, false, now);
+    router.on_subscription(Peer(1), 119, true, now);
+    assert!(router.peers(now)[0].topics.contains(119), "a topic that is left makes room");
+}
+
+#[test]
 fn offers_are_bounded_in_number_and_length() {
     let config = Config { ihave_ids: 100, ihave_messages: 10, ..Config::default() };
     let mut router = router_with(1, config);

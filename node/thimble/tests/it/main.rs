@@ -11,7 +11,6 @@ mod crash;
 mod dashboard;
 mod disk;
 mod genesis;
-mod group;
 mod handover;
 mod harness;
 mod http;

@@ -9,7 +9,9 @@ use candid::{Decode, Encode, Principal};
 use ic_agent::Agent;
 use ic_management_canister_types::{CanisterInstallMode, CanisterSettings};
 
-use crate::{group::Group, harness::*};
+use testing::group::Group;
+
+use crate::harness::*;
 
 const MIB: u64 = 1 << 20;
 

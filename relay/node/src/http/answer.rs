@@ -2,6 +2,7 @@
 //! value and what to do.
 
 use budget::{Pool, PoolFull};
+use dashboard::page;
 use hyper::{
     Response, StatusCode,
     header::{self, HeaderValue},
@@ -104,6 +105,20 @@ pub(crate) fn answer(status: StatusCode, content_type: &'static str, body: Body)
 /// 200 with a short text.
 pub(crate) fn text(text: &'static str) -> Response<Body> {
     answer(StatusCode::OK, "text/plain; charset=utf-8", Body::short(text))
+}
+
+/// The operator's page.
+pub(crate) fn page() -> Response<Body> {
+    let mut response = answer(StatusCode::OK, "text/html; charset=utf-8", Body::short(page::PAGE));
+    response.headers_mut().extend(page::headers());
+    response
+}
+
+/// Where a browser finds it.
+pub(crate) fn to_page() -> Response<Body> {
+    let mut response = answer(StatusCode::SEE_OTHER, "text/plain; charset=utf-8", Body::short(""));
+    response.headers_mut().insert(header::LOCATION, HeaderValue::from_static(page::PATH));
+    response
 }
 
 /// JSON, charged to the pool. Errors: the pool is full.

@@ -12,7 +12,7 @@ use super::{
     body::Body,
     service::Service,
 };
-use crate::node::Ask;
+use crate::{governor::Work, node::Ask};
 
 /// `HealthReport` of the specification.
 #[derive(Serialize)]
@@ -40,26 +40,40 @@ impl Health {
 }
 
 impl Service {
-    /// `GET /health`.
-    pub(crate) fn health(&self) -> Result<Response<Body>, Refused> {
+    /// Why the node is not ready, if it is not: the first reason.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.protocols().into_iter().find_map(|(_, health)| match health {
+            Health::NotReady(why) => Some(why),
+            _ => None,
+        })
+    }
+
+    fn protocols(&self) -> [(&'static str, Health); 5] {
+        let held = |work| self.node.watch.held_back(work).map(Health::NotReady);
         let (relay, log) = (self.relay_health(), self.log_health());
+        let relay = held(Work::Reading).unwrap_or(relay);
         let pushes = match (&log, &relay) {
             (Some(why), _) => Health::NotReady(why.clone()),
             (None, Health::NotReady(why)) => Health::NotReady(why.clone()),
-            (None, _) => Health::Ready,
+            (None, _) => held(Work::Pushes).unwrap_or(Health::Ready),
         };
         let store = match &log {
             _ if !self.node.settings.store => Health::NotMounted,
             Some(why) => Health::NotReady(why.clone()),
-            None => Health::Ready,
+            None => held(Work::Queries).unwrap_or(Health::Ready),
         };
-        let all = [
+        [
             ("Relay", relay),
             ("Rln Relay", Health::NotMounted),
             ("Lightpush", pushes),
-            ("Filter", Health::Ready),
+            ("Filter", held(Work::Pushes).unwrap_or(Health::Ready)),
             ("Store", store),
-        ];
+        ]
+    }
+
+    /// `GET /health`.
+    pub(crate) fn health(&self) -> Result<Response<Body>, Refused> {
+        let all = self.protocols();
         let ready = all.iter().all(|(_, health)| !matches!(health, Health::NotReady(_)));
         let protocols_health = all.iter().map(|(name, health)| {
             let mut entry = Map::new();

@@ -7,12 +7,13 @@
 
 use std::{collections::BTreeMap, fmt};
 
+use budget::Snapshot;
 use hyper::{Response, StatusCode};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric, text},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
-    registry::Registry,
+    registry::{Registry, Unit},
 };
 
 use super::{
@@ -21,6 +22,7 @@ use super::{
     report::{Counted, Report, StoreFigures},
     service::Service,
 };
+use crate::{governor::Level, latencies::Latencies};
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -28,7 +30,12 @@ impl Service {
     /// Reads everything and encodes it.
     pub(crate) async fn metrics(&self) -> Result<Response<Body>, Refused> {
         let topics = self.node.shards.iter().map(|shard| self.node.topic_name(shard)).collect();
-        let report = Readings { report: self.report().await, topics };
+        let report = Readings {
+            report: self.report().await,
+            ledger: self.node.ledger.snapshot(),
+            latencies: self.node.latencies.clone(),
+            topics,
+        };
         let mut registry = Registry::default();
         registry.register_collector(Box::new(report));
         let mut text = String::new();
@@ -45,6 +52,8 @@ impl Service {
 #[derive(Debug)]
 struct Readings {
     report: Report,
+    ledger: Snapshot,
+    latencies: Latencies,
     topics: Vec<String>,
 }
 
@@ -95,9 +104,9 @@ impl Out<'_, '_> {
 
 fn by<'l>(
     label: &'l str,
-    counts: &'l BTreeMap<&'static str, u64>,
+    counts: &'l BTreeMap<String, u64>,
 ) -> impl Iterator<Item = ([(&'l str, &'l str); 1], u64)> {
-    counts.iter().map(move |(name, count)| ([(label, *name)], *count))
+    counts.iter().map(move |(name, count)| ([(label, name.as_str())], *count))
 }
 
 impl Collector for Readings {
@@ -107,6 +116,8 @@ impl Collector for Readings {
         self.reference_services(out)?;
         self.memory(out)?;
         self.own_messages(out)?;
+        self.governor(out)?;
+        self.latencies(out)?;
         self.own_gossip(out)?;
         own_store(out, &self.report.store)?;
         self.own_http(out)
@@ -116,8 +127,12 @@ impl Collector for Readings {
 impl Readings {
     /// Relay, peers and process under the names of reference dashboards.
     fn reference(&self, out: &mut Out<'_, '_>) -> fmt::Result {
-        let Report { messages, gossip, peers, memory, .. } = &self.report;
-        out.gauges("waku_version", "Version of the node", [([("version", self.report.version)], 1.0)])?;
+        let Report { messages, gossip, peers, process, .. } = &self.report;
+        out.gauges(
+            "waku_version",
+            "Version of the node",
+            [([("version", self.report.version.as_str())], 1.0)],
+        )?;
         out.counters(
             "waku_node_messages",
             "Messages received, of relay peers and of clients",
@@ -160,9 +175,9 @@ impl Readings {
         out.gauge(
             "process_resident_memory_bytes",
             "Memory of the process, files included",
-            memory.resident_bytes as f64,
+            process.resident_bytes as f64,
         )?;
-        let cpu = ConstCounter::new(memory.cpu_seconds);
+        let cpu = ConstCounter::new(process.cpu_seconds);
         let help = "Processor time, of the process and of the kernel for it";
         cpu.encode(out.0.encode_descriptor("process_cpu_seconds", help, None, MetricType::Counter)?)
     }
@@ -214,14 +229,14 @@ impl Readings {
             ("budget", "What the operator stated", memory.budget_bytes as f64),
             ("anonymous", "Anonymous memory of the process", memory.anonymous_bytes as f64),
             ("file", "File memory of the process", memory.file_bytes as f64),
-            ("ledger", "Reserved in pools", memory.ledger_bytes as f64),
+            ("ledger", "Reserved in pools", memory.accounted_bytes as f64),
             ("unaccounted", "Anonymous memory no pool explains", memory.unaccounted_bytes as f64),
         ] {
             out.gauge(&format!("thimble_relay_memory_{name}_bytes"), help, value)?;
         }
-        let each = || pools.iter().map(|pool| ([("pool", pool.name)], pool));
+        let each = || pools.iter().map(|pool| ([("pool", pool.name.as_str())], pool));
         for (name, help, read) in [
-            ("used", "Bytes taken now", (|pool| pool.used_bytes) as fn(&super::report::PoolFigures) -> u64),
+            ("used", "Bytes taken now", (|pool| pool.used_bytes) as fn(&dashboard::Pool) -> u64),
             ("cap", "Bytes there are", |pool| pool.cap_bytes),
             ("high_water", "Most bytes taken since start", |pool| pool.high_water_bytes),
         ] {
@@ -230,7 +245,7 @@ impl Readings {
         }
         let refused = each().map(|(labels, pool)| (labels, pool.refused));
         out.counters("thimble_relay_pool_refused", "Times a pool was full", refused)?;
-        let overruns = each().map(|(labels, pool)| (labels, pool.overruns));
+        let overruns = self.ledger.pools.iter().map(|pool| ([("pool", pool.name)], pool.overruns));
         out.counters("thimble_relay_pool_overruns", "Times a pool held more than its cap", overruns)
     }
 
@@ -244,13 +259,13 @@ impl Readings {
         )?;
         let refused = sources.into_iter().flat_map(|(source, counted)| {
             let each = counted.refused.iter();
-            each.map(move |(reason, count)| ([("source", source), ("reason", *reason)], *count))
+            each.map(move |(reason, count)| ([("source", source), ("reason", reason.as_str())], *count))
         });
         out.counters("thimble_relay_messages_refused", "Messages not taken", refused)?;
         let services = [("filter", &requests.filter), ("store", &requests.store)];
         let refused = services.into_iter().flat_map(|(service, counted)| {
             let each = counted.refused.iter();
-            each.map(move |(reason, count)| ([("service", service), ("reason", *reason)], *count))
+            each.map(move |(reason, count)| ([("service", service), ("reason", reason.as_str())], *count))
         });
         out.counters("thimble_relay_requests_refused", "Requests not served", refused)?;
         for (name, help, value) in [
@@ -268,15 +283,67 @@ impl Readings {
             ("filter_held_back", "Messages refused because receivers or relay peers are slow", pushes.held_back),
             ("streams_refused", "Streams beyond a peer's number", requests.streams_refused),
             ("connections_closed", "Connections closed for a fault", requests.connections_closed),
+            (
+                "connections_refused",
+                "Connections refused because memory is short",
+                requests.connections_refused,
+            ),
+            ("reads_refused", "REST reads refused because memory is short", requests.reads_refused),
         ] {
             out.counter(&format!("thimble_relay_{name}"), help, value)?;
         }
         Ok(())
     }
 
+    /// How far work is held back, and what was handed back.
+    fn governor(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+        let Report { throttling, allocator, memory, .. } = &self.report;
+        let level = match throttling.level {
+            Level::None => 0.0,
+            Level::Queries => 1.0,
+            Level::Pushes => 2.0,
+            Level::Reading => 3.0,
+        };
+        let help = "Held back: 0 nothing, 1 queries, 2 pushes and connections too, 3 no stream is read";
+        out.gauge("thimble_relay_throttle_level", help, level)?;
+        for (name, help, value) in [
+            ("live", "Allocated by the program", allocator.live_bytes),
+            ("active", "In pages that hold an allocation", allocator.active_bytes),
+            ("resident", "Resident for the allocator, freed pages included", allocator.resident_bytes),
+        ] {
+            out.gauge(&format!("thimble_relay_allocator_{name}_bytes"), help, value as f64)?;
+        }
+        for (name, help, value) in [
+            ("purges_idle", "Times an idle relay handed memory back", allocator.purges_idle),
+            ("purges_pressure", "Times memory was handed back under pressure", allocator.purges_pressure),
+            ("returned_bytes", "Handed back to the operating system", allocator.returned_bytes),
+        ] {
+            out.counter(&format!("thimble_relay_{name}"), help, value)?;
+        }
+        let Some(group) = &memory.group else { return Ok(()) };
+        let help = "Charged to the process group, page cache included";
+        out.gauge("thimble_relay_cgroup_usage_bytes", help, group.usage_bytes as f64)?;
+        let Some(limit) = group.limit_bytes else { return Ok(()) };
+        out.gauge("thimble_relay_cgroup_limit_bytes", "The process group's cap", limit as f64)
+    }
+
+    fn latencies(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+        let Latencies { light_push, store_query, filter_push } = &self.latencies;
+        for (name, help, histogram) in [
+            ("light_push", "Time from a whole light push to its answer", light_push),
+            ("store_query", "Time until the page of a store query was found", store_query),
+            ("filter_push", "Time to hand a message to a filter receiver", filter_push),
+        ] {
+            let name = format!("thimble_relay_{name}");
+            let unit = Some(&Unit::Seconds);
+            histogram.encode(out.0.encode_descriptor(&name, help, unit, MetricType::Histogram)?)?;
+        }
+        Ok(())
+    }
+
     fn own_gossip(&self, out: &mut Out<'_, '_>) -> fmt::Result {
-        let Report { gossip, peers, uptime_seconds, .. } = &self.report;
-        out.gauge("thimble_relay_uptime_seconds", "Time since start", *uptime_seconds)?;
+        let Report { gossip, peers, uptime_millis, .. } = &self.report;
+        out.gauge("thimble_relay_uptime_seconds", "Time since start", *uptime_millis as f64 / 1e3)?;
         out.gauge("thimble_relay_connections", "Open connections of peers", peers.connections as f64)?;
         for (name, help, value) in [
             ("seen", "Message ids remembered", gossip.seen),

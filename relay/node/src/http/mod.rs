@@ -1,7 +1,7 @@
 //! The HTTP interface: REST as reference nodes publish it, metrics, health, and one status report.
 //!
 //! Routes are those of the OpenAPI files in waku-org/waku-rest-api; beside them `/metrics`
-//! (Prometheus text) and `/status.json`. HTTP/1.1 alone is spoken: clients are tools of the
+//! (Prometheus text), `/status.json`, and `/dashboard`, which draws it. HTTP/1.1 alone is spoken: clients are tools of the
 //! operator, each with a connection or two.
 //!
 //! What bounds it:
@@ -24,7 +24,7 @@ mod health;
 mod message;
 mod metrics;
 mod publish;
-mod report;
+pub(crate) mod report;
 mod routes;
 mod service;
 mod store_api;

@@ -13,9 +13,10 @@ use std::{
 };
 
 use budget::{process, unaccounted};
+use dashboard::{Allocator, Memory, Pool, Throttling};
 use hyper::{Response, StatusCode};
 use router::Peer;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{
     answer::{self, Refused},
@@ -24,6 +25,7 @@ use super::{
 };
 use crate::{
     counters::ByReason,
+    governor::{Level, Sample},
     node::{Ask, Connected, Node},
 };
 
@@ -35,14 +37,23 @@ const WINDOW: usize = 11;
 const CODES: [u16; 13] = [200, 400, 404, 405, 408, 412, 413, 420, 421, 429, 500, 503, 505];
 
 /// How the node is.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Report {
-    pub(crate) version: &'static str,
-    pub(crate) uptime_seconds: f64,
+    pub(crate) version: String,
+    pub(crate) unix_millis: u64,
+    pub(crate) uptime_millis: u64,
+    pub(crate) healthy: bool,
+    /// `Ready`, or why the node is not.
+    pub(crate) status: String,
     pub(crate) cluster: u16,
     pub(crate) shards: Vec<u16>,
     pub(crate) memory: Memory,
-    pub(crate) pools: Vec<PoolFigures>,
+    pub(crate) allocator: Allocator,
+    /// Every pool of the ledger, in the order of the budget sheet.
+    pub(crate) pools: Vec<Pool>,
+    pub(crate) process: ProcessFigures,
+    /// How far work is held back.
+    pub(crate) throttling: Throttling<Level>,
     /// Per second, over the last seconds.
     pub(crate) rates: Rates,
     pub(crate) messages: Messages,
@@ -53,36 +64,19 @@ pub(crate) struct Report {
     /// Absent when this node keeps no messages.
     pub(crate) store: StoreFigures,
     pub(crate) http: HttpFigures,
+    /// Oldest first, one per second; while nothing happens samples are further apart.
+    pub(crate) history: Vec<Sample>,
 }
 
-/// Memory as the kernel and the ledger see it, in bytes.
-#[derive(Debug, Serialize)]
-pub(crate) struct Memory {
-    pub(crate) budget_bytes: u64,
-    /// 0 where the kernel does not tell.
-    pub(crate) anonymous_bytes: u64,
-    pub(crate) file_bytes: u64,
+/// The process; zeros where the kernel does not tell.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ProcessFigures {
     pub(crate) resident_bytes: u64,
-    /// Reserved in pools.
-    pub(crate) ledger_bytes: u64,
-    /// Anonymous memory that no pool explains; negative where reserved memory was not touched.
-    pub(crate) unaccounted_bytes: i64,
     pub(crate) cpu_seconds: f64,
 }
 
-/// One pool of the ledger.
-#[derive(Debug, Serialize)]
-pub(crate) struct PoolFigures {
-    pub(crate) name: &'static str,
-    pub(crate) used_bytes: u64,
-    pub(crate) cap_bytes: u64,
-    pub(crate) high_water_bytes: u64,
-    pub(crate) refused: u64,
-    pub(crate) overruns: u64,
-}
-
 /// What happens in a second.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Rates {
     pub(crate) window_seconds: f64,
     pub(crate) client_messages: f64,
@@ -92,14 +86,14 @@ pub(crate) struct Rates {
 }
 
 /// Counted, and refused by reason.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Counted {
     pub(crate) accepted: u64,
-    pub(crate) refused: BTreeMap<&'static str, u64>,
+    pub(crate) refused: BTreeMap<String, u64>,
 }
 
 /// Messages by where they came from.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Messages {
     /// Light push and HTTP.
     pub(crate) client: Counted,
@@ -107,7 +101,7 @@ pub(crate) struct Messages {
 }
 
 /// Filter.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Pushes {
     pub(crate) receivers: usize,
     pub(crate) subscriptions: usize,
@@ -123,16 +117,20 @@ pub(crate) struct Pushes {
 }
 
 /// Requests of filter and store.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Requests {
     pub(crate) filter: Counted,
     pub(crate) store: Counted,
     pub(crate) streams_refused: u64,
     pub(crate) connections_closed: u64,
+    /// Connections refused because memory is short.
+    pub(crate) connections_refused: u64,
+    /// REST reads refused because memory is short, store queries aside.
+    pub(crate) reads_refused: u64,
 }
 
 /// The router.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Gossip {
     pub(crate) accepted: u64,
     pub(crate) duplicates: u64,
@@ -154,14 +152,14 @@ pub(crate) struct Gossip {
 }
 
 /// Peers of a shard.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ShardPeers {
     pub(crate) subscribed: usize,
     pub(crate) mesh: usize,
 }
 
 /// Who is connected.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Peers {
     pub(crate) connections: u64,
     pub(crate) peers: usize,
@@ -172,7 +170,7 @@ pub(crate) struct Peers {
 }
 
 /// One connection.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PeerFigures {
     pub(crate) peer: String,
     pub(crate) address: String,
@@ -184,7 +182,7 @@ pub(crate) struct PeerFigures {
 }
 
 /// The store.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct StoreFigures {
     /// Whether messages are kept for queries.
     pub(crate) enabled: bool,
@@ -213,7 +211,7 @@ pub(crate) struct StoreFigures {
 }
 
 /// This interface.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct HttpFigures {
     pub(crate) subscriptions: usize,
     /// References that left a full queue unread.
@@ -253,10 +251,7 @@ pub(crate) struct Samples(Mutex<VecDeque<(Instant, [u64; 4])>>);
 
 impl Samples {
     pub(crate) fn add(&self, node: &Node) {
-        let counters = &node.counters;
-        let counts =
-            [&counters.client_messages, &counters.relay_messages, &counters.pushed, &counters.store_queries];
-        self.add_at(Instant::now(), counts.map(|count| count.load(Relaxed)));
+        self.add_at(Instant::now(), node.counters.done());
     }
 
     fn add_at(&self, at: Instant, counts: [u64; 4]) {
@@ -290,7 +285,7 @@ impl Samples {
 }
 
 fn counted(accepted: &AtomicU64, refused: &ByReason) -> Counted {
-    let refused = refused.each().map(|(reason, count)| (reason.name(), count));
+    let refused = refused.each().map(|(reason, count)| (reason.name().to_owned(), count));
     Counted { accepted: accepted.load(Relaxed), refused: refused.collect() }
 }
 
@@ -304,11 +299,12 @@ fn served(all: &AtomicU64, refused: &ByReason) -> Counted {
 impl Service {
     /// `GET /status.json`.
     pub(crate) async fn status(&self) -> Result<Response<Body>, Refused> {
-        let report = self.report().await;
+        let mut report = self.report().await;
+        report.history = self.node.watch.record.history();
         answer::json(StatusCode::OK, &report, &self.responses)
     }
 
-    /// Reads everything. A swarm that does not answer leaves its part empty: an operator looks
+    /// Reads everything but the history. A swarm that does not answer leaves its part empty: an operator looks
     /// here when something is wrong.
     pub(crate) async fn report(&self) -> Report {
         let connected = self.ask(Ask::Peers).await.unwrap_or_default();
@@ -316,13 +312,21 @@ impl Service {
         let counters = &node.counters;
         let held = node.filter.held();
         let (gossip, peers) = self.gossip(&connected);
+        let trouble = self.trouble();
+        let (memory, process) = self.memory();
         Report {
-            version: VERSION,
-            uptime_seconds: node.now().as_secs_f64(),
+            version: VERSION.to_owned(),
+            unix_millis: memory::unix_millis(),
+            uptime_millis: node.now().as_millis() as u64,
+            healthy: trouble.is_none(),
+            status: trouble.unwrap_or_else(|| "Ready".to_owned()),
             cluster: node.settings.cluster,
             shards: node.shards.iter().collect(),
-            memory: self.memory(),
-            pools: pools(node),
+            memory,
+            allocator: node.watch.record.allocator(),
+            pools: dashboard::pools(node.ledger.snapshot()),
+            process,
+            throttling: node.watch.record.throttling(),
             rates: self.samples.rates(),
             messages: Messages {
                 client: counted(&counters.client_messages, &counters.client_refused),
@@ -343,6 +347,8 @@ impl Service {
                 store: served(&counters.store_queries, &counters.store_refused),
                 streams_refused: counters.streams_refused.load(Relaxed),
                 connections_closed: counters.connections_closed.load(Relaxed),
+                connections_refused: counters.connections_refused.load(Relaxed),
+                reads_refused: counters.reads_refused.load(Relaxed),
             },
             gossip,
             peers,
@@ -353,24 +359,29 @@ impl Service {
                 connections_refused: self.answered.connections.load(Relaxed),
                 answers: self.answered.each(),
             },
+            history: Vec::new(),
         }
     }
 
-    fn memory(&self) -> Memory {
+    fn memory(&self) -> (Memory, ProcessFigures) {
         let pid = process::Pid::own();
+        let record = &self.node.watch.record;
         // A kernel that does not tell shows as zeros, which no process has.
         let memory = process::memory(pid).unwrap_or_default();
-        let ledger_bytes = self.node.ledger.used_bytes();
-        let difference = unaccounted(memory.anonymous_bytes, ledger_bytes);
-        Memory {
+        let anonymous_bytes = memory.anonymous_bytes + memory.shared_bytes;
+        let accounted_bytes = self.node.ledger.used_bytes();
+        let difference = unaccounted(anonymous_bytes, accounted_bytes);
+        let figures = Memory {
             budget_bytes: self.memory_budget_bytes,
-            anonymous_bytes: memory.anonymous_bytes,
+            anonymous_bytes,
             file_bytes: memory.file_bytes,
-            resident_bytes: memory.resident_bytes(),
-            ledger_bytes,
+            accounted_bytes,
             unaccounted_bytes: difference.unaccounted_bytes,
-            cpu_seconds: process::cpu_time(pid).unwrap_or_default().as_secs_f64(),
-        }
+            group: record.group(),
+            stalled_percent: record.stalled().0.map(|hundredths| f64::from(hundredths) / 100.0),
+        };
+        let cpu_seconds = process::cpu_time(pid).unwrap_or_default().as_secs_f64();
+        (figures, ProcessFigures { resident_bytes: memory.resident_bytes(), cpu_seconds })
     }
 
     fn gossip(&self, connected: &[Connected]) -> (Gossip, Peers) {
@@ -428,19 +439,6 @@ impl Service {
         };
         (gossip, peers)
     }
-}
-
-fn pools(node: &Node) -> Vec<PoolFigures> {
-    let pools = node.ledger.snapshot().pools;
-    let figures = pools.into_iter().map(|pool| PoolFigures {
-        name: pool.name,
-        used_bytes: pool.used_bytes,
-        cap_bytes: pool.cap_bytes,
-        high_water_bytes: pool.high_water_bytes,
-        refused: pool.refused,
-        overruns: pool.overruns,
-    });
-    figures.collect()
 }
 
 fn store(node: &Node) -> StoreFigures {

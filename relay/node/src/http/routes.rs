@@ -17,6 +17,7 @@ pub(crate) enum Route {
     Version,
     Metrics,
     Status,
+    Dashboard,
     Peers,
     AddPeers,
     Peer(String),
@@ -61,6 +62,7 @@ pub(crate) fn find(method: &Method, path: &str) -> Result<Route, Refused> {
         "/version" | "/debug/v1/version" => one_of(method, [(GET, Route::Version)]),
         "/metrics" => one_of(method, [(GET, Route::Metrics)]),
         "/status.json" => one_of(method, [(GET, Route::Status)]),
+        "/dashboard" => one_of(method, [(GET, Route::Dashboard)]),
         "/admin/v1/peers" => one_of(method, [(GET, Route::Peers), (POST, Route::AddPeers)]),
         "/admin/v1/peers/service" => one_of(method, [(GET, Route::ServicePeers)]),
         "/admin/v1/peers/connected" => one_of(method, [(GET, Route::ConnectedPeers)]),
@@ -134,7 +136,11 @@ fn one_of<const N: usize>(method: &Method, routes: [(Method, Route); N]) -> Resu
     let head = *method == Method::HEAD;
     let mut allow = String::new();
     for (allowed, route) in routes {
-        let probed = head && matches!(route, Route::Health | Route::Version | Route::Info | Route::Metrics);
+        let probed = head
+            && matches!(
+                route,
+                Route::Health | Route::Version | Route::Info | Route::Metrics | Route::Dashboard
+            );
         if allowed == *method || probed {
             return Ok(route);
         }

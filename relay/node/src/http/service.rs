@@ -5,13 +5,14 @@
 //! its real length (413), room in the pool of bodies (503), and the read timeout (408).
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
 use anyhow::{Context, Result};
 use budget::{Pool, PoolFull, Reservation};
 use bytes::{Bytes, BytesMut};
+use dashboard::page;
 use http_body_util::BodyExt;
 use hyper::{
     Method, Request, Response, StatusCode,
@@ -34,6 +35,8 @@ use super::{
 };
 use crate::{
     config::Config,
+    counters::{ByReason, Reason},
+    governor::Work,
     node::{Ask, Node},
 };
 
@@ -134,6 +137,10 @@ impl Service {
 
     /// Answers one request.
     pub(crate) async fn serve(&self, request: Request<Incoming>) -> Response<Body> {
+        if page::is_where_a_browser_starts(&request) {
+            self.answered.add(StatusCode::SEE_OTHER.as_u16());
+            return answer::to_page();
+        }
         let response = match routes::find(request.method(), request.uri().path()) {
             Ok(route) => self.dispatch(route, request).await,
             Err(refused) => Err(refused),
@@ -144,12 +151,19 @@ impl Service {
     }
 
     async fn dispatch(&self, route: Route, request: Request<Incoming>) -> Result<Response<Body>, Refused> {
+        if reads(&route)
+            && let Some(why) = self.node.watch.held_back(Work::Queries)
+        {
+            self.node.counters.reads_refused.fetch_add(1, Relaxed);
+            return Err(Refused::busy(StatusCode::TOO_MANY_REQUESTS, why));
+        }
         match route {
             Route::Health => self.health(),
             Route::Info => self.info().await,
             Route::Version => Ok(answer::text(VERSION)),
             Route::Metrics => self.metrics().await,
             Route::Status => self.status().await,
+            Route::Dashboard => Ok(answer::page()),
             Route::Peers | Route::ConnectedPeers => self.connected_peers(None).await,
             Route::ConnectedPeersOn(shard) => self.connected_peers(Some(shard)).await,
             Route::ServicePeers => self.service_peers().await,
@@ -162,19 +176,19 @@ impl Service {
             Route::AddPeers => self.add_peers(self.read(request).await?).await,
             Route::FilterSubscribers => self.filter_subscribers(),
             Route::LogLevel(level) => Err(self.log_level(&level)),
-            Route::LightPush => Ok(self.light_push(self.read(request).await).await),
-            Route::LightPushLegacy => self.light_push_legacy(self.read(request).await?).await,
-            Route::RelayPublish(topic) => self.relay_publish(Some(&topic), self.read(request).await?).await,
-            Route::AutoPublish => self.relay_publish(None, self.read(request).await?).await,
-            Route::RelaySubscribe => self.relay_subscribe(&self.read(request).await?, false),
+            Route::LightPush => Ok(self.light_push(self.push(request).await).await),
+            Route::LightPushLegacy => self.light_push_legacy(self.push(request).await?).await,
+            Route::RelayPublish(topic) => self.relay_publish(Some(&topic), self.push(request).await?).await,
+            Route::AutoPublish => self.relay_publish(None, self.push(request).await?).await,
+            Route::RelaySubscribe => self.relay_subscribe(&self.subscription(request).await?, false),
             Route::RelayUnsubscribe => self.relay_unsubscribe(&self.read(request).await?, false),
-            Route::AutoSubscribe => self.relay_subscribe(&self.read(request).await?, true),
+            Route::AutoSubscribe => self.relay_subscribe(&self.subscription(request).await?, true),
             Route::AutoUnsubscribe => self.relay_unsubscribe(&self.read(request).await?, true),
             Route::RelayMessages(topic) => self.relay_messages(&topic),
             Route::AutoMessages(topic) => self.auto_messages(&topic),
             Route::FilterSubscribe => {
                 let modify = request.method() == Method::PUT;
-                Ok(self.filter_subscribe(self.read(request).await, modify))
+                Ok(self.filter_subscribe(self.subscription(request).await, modify))
             }
             Route::FilterUnsubscribe => Ok(self.filter_unsubscribe(self.read(request).await)),
             Route::FilterUnsubscribeAll => Ok(self.filter_unsubscribe_all(self.read(request).await)),
@@ -182,6 +196,29 @@ impl Service {
             Route::FilterMessages(topic) => self.filter_messages(&topic),
             Route::StoreQuery => self.store_query(request.uri().query().unwrap_or_default()).await,
         }
+    }
+
+    /// Reads a message, unless memory is short.
+    async fn push(&self, request: Request<Incoming>) -> Result<ReceivedBody, Refused> {
+        let refused = &self.node.counters.client_refused;
+        self.unless_short(request, StatusCode::TOO_MANY_REQUESTS, refused).await
+    }
+
+    /// Reads a subscription, unless memory is short.
+    async fn subscription(&self, request: Request<Incoming>) -> Result<ReceivedBody, Refused> {
+        let refused = &self.node.counters.filter_refused;
+        self.unless_short(request, StatusCode::SERVICE_UNAVAILABLE, refused).await
+    }
+
+    async fn unless_short(
+        &self,
+        request: Request<Incoming>,
+        status: StatusCode,
+        refused: &ByReason,
+    ) -> Result<ReceivedBody, Refused> {
+        let Some(why) = self.node.watch.held_back(Work::Pushes) else { return self.read(request).await };
+        refused.add(Reason::Memory);
+        Err(self.discarded(request.into_body(), Refused::busy(status, why)).await)
     }
 
     /// Reads a body of JSON within its bounds.
@@ -279,4 +316,21 @@ impl ReceivedBody {
 /// A full pool in the words of a status.
 pub(crate) fn pool_full(full: &PoolFull) -> String {
     format!("{full}; try again in a second")
+}
+
+/// Whether an endpoint reads what clients can ask for again later. Store queries are, and count for
+/// themselves; what an operator looks at is not.
+fn reads(route: &Route) -> bool {
+    use Route::{
+        AutoMessages, ConnectedPeers, ConnectedPeersOn, FilterMessages, FilterSubscribers, MeshPeers,
+        MeshPeersOn, Peer, PeerStats, Peers, RelayMessages, RelayPeers, RelayPeersOn, ServicePeers,
+    };
+    match route {
+        AutoMessages(_) | FilterMessages(_) | RelayMessages(_) | Peer(_) | ConnectedPeersOn(_)
+        | MeshPeersOn(_) | RelayPeersOn(_) => true,
+        ConnectedPeers | FilterSubscribers | MeshPeers | PeerStats | Peers | RelayPeers | ServicePeers => {
+            true
+        }
+        _ => false,
+    }
 }

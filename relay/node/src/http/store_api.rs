@@ -5,7 +5,7 @@
 //! says. What bounds it: the head of a request, and the bounds of [`store::Query`]. Messages are
 //! read from the log as the client takes them.
 
-use std::{io, sync::atomic::Ordering::Relaxed};
+use std::{io, sync::atomic::Ordering::Relaxed, time::Instant};
 
 use hyper::{Response, StatusCode};
 use libp2p::{Multiaddr, multiaddr::Protocol};
@@ -20,7 +20,7 @@ use super::{
     service::Service,
     subscriptions::{put_stored, read_bytes_max},
 };
-use crate::{counters::Reason, node::Ask};
+use crate::{counters::Reason, governor::Work, latencies, node::Ask};
 
 /// What an entry holds beside its message and its topic.
 const ENTRY_BYTES_MAX: usize = 160;
@@ -104,6 +104,9 @@ impl Service {
             counters.store_refused.add(reason);
             refused
         };
+        if let Some(why) = self.node.watch.held_back(Work::Queries) {
+            return Err(refuse(Reason::Memory, Refused::busy(StatusCode::TOO_MANY_REQUESTS, why)));
+        }
         let asked = parse(query).map_err(|error| refuse(Reason::Damaged, Refused::bad(error)))?;
         if let Some(peer) = &asked.peer
             && !self.is_own(peer).await?
@@ -119,7 +122,10 @@ impl Service {
             let refused = Refused::new(StatusCode::PRECONDITION_FAILED, why);
             return Err(refuse(Reason::Unavailable, refused));
         }
-        let page = self.node.store.query(asked.query).await.map_err(|error| {
+        let began = Instant::now();
+        let page = self.node.store.query(asked.query).await;
+        latencies::note(&self.node.latencies.store_query, began);
+        let page = page.map_err(|error| {
             let why = error.to_string();
             let (reason, refused) = match &error {
                 QueryError::Busy { .. } => (Reason::Busy, Refused::busy(StatusCode::TOO_MANY_REQUESTS, why)),

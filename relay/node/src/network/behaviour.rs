@@ -26,11 +26,13 @@ use router::Peer;
 use thiserror::Error;
 
 use super::handler::{Handler, Tell, Told};
-use crate::node::Node;
+use crate::{governor::Work, node::Node};
 
 /// Why a connection was not taken.
-#[derive(Clone, Copy, Debug, Error)]
+#[derive(Clone, Debug, Error)]
 pub(crate) enum Denied {
+    #[error("{0}")]
+    Memory(String),
     #[error("{0} connections are open, the most this node takes")]
     All(usize),
     #[error("{0} connections of this peer are open, the most one peer has")]
@@ -238,6 +240,10 @@ impl NetworkBehaviour for Behaviour {
         _: &Multiaddr,
         _: &Multiaddr,
     ) -> Result<(), ConnectionDenied> {
+        if let Some(why) = self.node.watch.held_back(Work::Pushes) {
+            self.node.counters.connections_refused.fetch_add(1, Relaxed);
+            return Err(ConnectionDenied::new(Denied::Memory(why)));
+        }
         let most = self.node.settings.handshakes;
         if self.handshakes.len() >= most {
             return Err(ConnectionDenied::new(Denied::Handshakes(most)));

@@ -5,7 +5,7 @@
 //! fill 256 KiB for each of its streams (yamux), or any number of frames of 1 MiB (mplex), so that a
 //! few hundred connections could take any machine's memory. Here every connection is read through a
 //! [`Gate`] that counts, and stops reading while the connection holds too much or the pool `unread`
-//! is used up. TCP then holds the peer back. It also buffers what streams write, several frames for
+//! is used up, or while nothing is read at all because memory is short. TCP then holds the peer back. It also buffers what streams write, several frames for
 //! each: streams of a connection wait while more than [`UNSENT_BYTES`] of it have not been sent, and
 //! one that is closed waits until most of it was.
 //!
@@ -52,9 +52,13 @@ const UNSENT_BYTES: u64 = 256 << 10;
 const UNSENT_AT_CLOSE_BYTES: u64 = 64 << 10;
 
 /// All meters; cheap to clone.
-#[derive(Clone, Debug)]
+/// Whether connections may be read at all.
+pub(crate) type Reads = Arc<dyn Fn() -> bool + Send + Sync>;
+
+#[derive(Clone)]
 pub(crate) struct Meters {
     pool: Pool,
+    reads: Reads,
     /// The most that one connection may hold: a frame of the largest kind, and what completes it.
     per_connection: u64,
     stall: Duration,
@@ -62,8 +66,8 @@ pub(crate) struct Meters {
 }
 
 impl Meters {
-    pub(crate) fn new(pool: Pool, per_connection: u64, stall: Duration) -> Self {
-        Self { pool, per_connection, stall, all: Arc::default() }
+    pub(crate) fn new(pool: Pool, per_connection: u64, stall: Duration, reads: Reads) -> Self {
+        Self { pool, reads, per_connection, stall, all: Arc::default() }
     }
 
     fn open(&self, framing: Framing) -> Arc<Meter> {
@@ -78,8 +82,12 @@ impl Meters {
             unsent: 0,
             writers: Vec::new(),
         };
-        let meter =
-            Arc::new(Meter { pool: self.pool.clone(), most: self.per_connection, state: Mutex::new(state) });
+        let meter = Arc::new(Meter {
+            pool: self.pool.clone(),
+            reads: self.reads.clone(),
+            most: self.per_connection,
+            state: Mutex::new(state),
+        });
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.push(Arc::downgrade(&meter));
         meter
@@ -93,6 +101,10 @@ impl Meters {
         all.retain(|meter| {
             let Some(meter) = meter.upgrade() else { return false };
             let mut state = meter.lock();
+            if !(self.reads)() {
+                // That nothing arrives is not the peer's doing.
+                state.delivered = now;
+            }
             state.settle();
             let idle = now.saturating_duration_since(state.delivered);
             if state.held >= STALL_BYTES && idle >= self.stall && !state.stalled {
@@ -112,9 +124,9 @@ impl Meters {
 }
 
 /// One connection's count.
-#[derive(Debug)]
 struct Meter {
     pool: Pool,
+    reads: Reads,
     most: u64,
     state: Mutex<State>,
 }
@@ -162,7 +174,7 @@ impl Meter {
             )));
         }
         let wanted = state.held + READ_BYTES;
-        if state.held < self.most {
+        if state.held < self.most && (self.reads)() {
             let has_room = match &mut state.reservation {
                 Some(held) => held.bytes() >= wanted || held.try_resize(wanted).is_ok(),
                 none => match self.pool.try_reserve(wanted) {
@@ -483,5 +495,45 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for MeteredStream<S> {
         } else {
             Poll::Pending
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use budget::{Ledger, PoolSpec};
+    use futures::{FutureExt, io::Cursor};
+
+    use super::*;
+
+    #[test]
+    fn while_nothing_is_read_a_connection_waits_and_is_not_to_blame() {
+        let ledger = Ledger::new(1 << 20, [PoolSpec { name: "unread", cap_bytes: 1 << 20 }]).unwrap();
+        let stall = Duration::from_secs(20);
+        let reading = Arc::new(AtomicBool::new(false));
+        let reads: Reads = {
+            let reading = reading.clone();
+            Arc::new(move || reading.load(SeqCst))
+        };
+        let meters = Meters::new(ledger.pool("unread").unwrap(), 256 << 10, stall, reads);
+        // A frame of 60,000 bytes that is not whole, so that what was read counts as held.
+        let mut bytes = vec![0; 60_000];
+        bytes[..12].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0]);
+        let mut gate = metered(&meters, Framing::yamux(), Cursor::new(bytes), |gate| gate).inner;
+        let mut buffer = vec![0; 64 << 10];
+        let mut read = |gate: &mut Gate<_>| {
+            let reading = std::future::poll_fn(|cx| Pin::new(&mut *gate).poll_read(cx, &mut buffer));
+            reading.now_or_never().map(Result::unwrap)
+        };
+        assert_eq!(read(&mut gate), None, "it waits");
+        reading.store(true, SeqCst);
+        assert_eq!(read(&mut gate), Some(60_000));
+        reading.store(false, SeqCst);
+        let later = Instant::now() + 2 * stall;
+        assert_eq!(meters.sweep(later), 0, "nobody reads, so nobody stalls");
+        reading.store(true, SeqCst);
+        assert_eq!(meters.sweep(later + stall / 2), 0);
+        assert_eq!(meters.sweep(later + stall), 1, "now it does");
     }
 }

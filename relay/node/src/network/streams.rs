@@ -3,7 +3,7 @@
 //! A frame is a varint length and as many bytes. Its length is checked before anything is
 //! allocated; memory for it is taken from the pool `receiving` in two steps, so that a peer which
 //! announces much and sends next to nothing holds next to nothing. A message that is sent is read
-//! from the log in pieces of [`CHUNK_BYTES`], each taken from the pool `sending`; what the multiplexer
+//! from the log in pieces of `messages.sending_chunk_bytes`, each taken from the pool `sending`; what the multiplexer
 //! buffers besides is bounded for each connection ([`super::meter`]).
 
 use std::{io, time::Duration};
@@ -18,8 +18,6 @@ use thiserror::Error;
 /// Taken of the pool for a frame before its first bytes are there; all the rest at once after them. Many
 /// that each held a part and waited for more would wait for one another.
 const FIRST_BYTES: usize = 4 << 10;
-/// Written at once.
-const CHUNK_BYTES: usize = 16 << 10;
 /// Between two tries to get memory of a full pool.
 const RETRY: Duration = Duration::from_millis(2);
 /// A whole frame arrives within this time of its first byte.
@@ -146,24 +144,25 @@ pub(crate) async fn write_small(stream: &mut (impl AsyncWrite + Unpin), body: &[
     stream.write_all(&frame::with_length(body)).await
 }
 
-/// Writes `head`, the message from the log, and `tail`, holding a piece at a time of the pool
-/// `sending`, for which it waits as long as whoever calls does.
+/// Writes `head`, the message from the log, and `tail`, holding a piece of `chunk_bytes` at a time of
+/// the pool `sending`, for which it waits as long as whoever calls does.
 pub(crate) async fn write_message(
     stream: &mut (impl AsyncWrite + Unpin),
     sending: &Pool,
+    chunk_bytes: usize,
     head: &[u8],
     message: &Message,
     tail: &[u8],
 ) -> io::Result<()> {
     let total = head.len() + message.len() + tail.len();
-    let piece = total.min(CHUNK_BYTES + head.len() + tail.len());
+    let piece = total.min(chunk_bytes + head.len() + tail.len());
     let _held = reserve(sending, piece, GOSSIP_PATIENCE).await.map_err(io::Error::other)?;
     let mut buffer = Vec::with_capacity(piece);
     buffer.extend_from_slice(head);
     let mut sent = 0;
     while sent < message.len() {
         let from = buffer.len();
-        let chunk = (message.len() - sent).min(CHUNK_BYTES);
+        let chunk = (message.len() - sent).min(chunk_bytes);
         buffer.resize(from + chunk, 0);
         if let Some(room) = buffer.get_mut(from..) {
             message.read_at(sent, room)?;

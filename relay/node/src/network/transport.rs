@@ -14,6 +14,8 @@ use libp2p::{
     dns, identity, noise, tcp, websocket, yamux,
 };
 
+use rustix::net::sockopt;
+
 use super::{
     framing::Framing,
     meter::{Gate, Metered, Meters, metered},
@@ -35,17 +37,22 @@ pub(crate) struct Tls {
     pub(crate) chain: Vec<Vec<u8>>,
 }
 
-/// The transport. Connecting, encrypting and agreeing on a multiplexer take no longer than `handshake`.
+/// The transport. Sockets have buffers of `socket_buffer` bytes in each direction. Connecting, encrypting and agreeing on a multiplexer take no longer than `handshake`.
 pub(crate) fn transport(
     keys: &identity::Keypair,
     streams: usize,
+    socket_buffer: usize,
     handshake: Duration,
     meters: &Meters,
     tls: Option<Tls>,
 ) -> anyhow::Result<Boxed<(PeerId, StreamMuxerBox)>> {
     let tcp_config = tcp::Config::new().nodelay(true);
-    let plain = dns::tokio::Transport::system(tcp::tokio::Transport::new(tcp_config.clone()))?;
-    let below = dns::tokio::Transport::system(tcp::tokio::Transport::new(tcp_config))?;
+    let sockets = || {
+        let sockets = tcp::tokio::Transport::new(tcp_config.clone());
+        sockets.map(move |socket, _| bounded(socket, socket_buffer))
+    };
+    let plain = dns::tokio::Transport::system(sockets())?;
+    let below = dns::tokio::Transport::system(sockets())?;
     let mut web = websocket::Config::new(below);
     web.set_max_data_size(WEBSOCKET_BYTES);
     if let Some(Tls { key, chain }) = tls {
@@ -59,6 +66,18 @@ pub(crate) fn transport(
         .multiplex(multiplexers)
         .timeout(handshake)
         .boxed())
+}
+
+/// A socket of which the kernel holds no more than it is told (and as much again for its own
+/// structures), whoever does not read.
+fn bounded(socket: tcp::tokio::TcpStream, bytes: usize) -> tcp::tokio::TcpStream {
+    let set = sockopt::set_socket_recv_buffer_size(&socket.0, bytes)
+        .and_then(|()| sockopt::set_socket_send_buffer_size(&socket.0, bytes));
+    if let Err(error) = set {
+        // The system's own sizes then bound it.
+        tracing::debug!(%error, bytes, "the kernel takes no buffer sizes for a socket");
+    }
+    socket
 }
 
 /// Both multiplexers, metered.
@@ -159,4 +178,22 @@ fn ready<T, E: Into<io::Error>>(
 
 fn no_muxer() -> io::Error {
     io::Error::other("no multiplexer")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_kernel_holds_what_it_is_told_for_a_socket() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        for bytes in [32 << 10, 64 << 10] {
+            let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+            let socket = bounded(tcp::tokio::TcpStream(stream), bytes);
+            // The kernel doubles the size, for its own structures.
+            assert_eq!(sockopt::socket_send_buffer_size(&socket.0).unwrap(), 2 * bytes);
+            assert_eq!(sockopt::socket_recv_buffer_size(&socket.0).unwrap(), 2 * bytes);
+        }
+    }
 }

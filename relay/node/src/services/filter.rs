@@ -21,6 +21,8 @@ use store::Message;
 use super::{Served, reply, request, text};
 use crate::{
     counters::Reason,
+    governor::Work,
+    latencies,
     network::streams::{Frame, SEND_TIME, discard, write_message},
     node::Node,
 };
@@ -68,6 +70,14 @@ fn answer(node: &Node, peer: PeerId, asked: &Request) -> (StatusCode, Option<Rea
         Action::UnsubscribeAll if node.filter.unsubscribe_all(&peer) => done,
         Action::Ping | Action::UnsubscribeAll => unknown,
         Action::Subscribe | Action::Unsubscribe => {
+            if asked.action == Action::Subscribe
+                && let Some(why) = node.watch.held_back(Work::Pushes)
+            {
+                return (StatusCode::ServiceUnavailable, Some(Reason::Memory), text(why));
+            }
+            if let Some(why) = too_many(node, asked) {
+                return (StatusCode::BadRequest, Some(Reason::TooLarge), text(why));
+            }
             if asked.content_topics.is_empty() {
                 let why = text("at least one content topic is needed");
                 return (StatusCode::BadRequest, Some(Reason::Damaged), why);
@@ -75,6 +85,19 @@ fn answer(node: &Node, peer: PeerId, asked: &Request) -> (StatusCode, Option<Rea
             change(node, peer, asked, now).unwrap_or(done)
         }
     }
+}
+
+/// Which limit on content topics a request does not keep to.
+fn too_many(node: &Node, asked: &Request) -> Option<String> {
+    let (topics, most) = (asked.content_topics.len(), node.settings.topics_per_request);
+    if topics > most {
+        return Some(format!(
+            "{topics} content topics, filter.topics_per_request is {most}; send several requests"
+        ));
+    }
+    let most = node.settings.content_topic_bytes;
+    let long = asked.content_topics.iter().map(|topic| topic.as_str().len()).find(|bytes| *bytes > most)?;
+    Some(format!("a content topic of {long} bytes, filter.content_topic_bytes is {most}; use a shorter one"))
 }
 
 /// Subscribes or unsubscribes; the refusal, if it is refused.
@@ -116,11 +139,12 @@ fn change(
 
 /// Sends one message on a stream of its own; whether the receiver took it.
 pub(crate) async fn push(node: Arc<Node>, stream: Stream, shard: Shard, message: Message) -> bool {
+    let began = Instant::now();
     let frame = push_frame(message.len(), &node.topic(shard));
     let (read, mut write) = stream.split();
     let sending = async {
-        let sending = &node.pools.sending;
-        write_message(&mut write, sending, &frame.head, &message, &frame.tail).await.ok()?;
+        let (sending, chunk) = (&node.pools.sending, node.settings.sending_chunk);
+        write_message(&mut write, sending, chunk, &frame.head, &message, &frame.tail).await.ok()?;
         write.close().await.ok()
     };
     // A receiver says nothing; what it says all the same is read, and dropped.
@@ -130,7 +154,10 @@ pub(crate) async fn push(node: Arc<Node>, stream: Stream, shard: Shard, message:
     };
     let (sending, discarding) = (pin!(sending), pin!(discarding));
     match tokio::time::timeout(SEND_TIME, select(sending, discarding)).await {
-        Ok(Either::Left((sent, _))) => sent.is_some(),
+        Ok(Either::Left((Some(()), _))) => {
+            latencies::note(&node.latencies.filter_push, began);
+            true
+        }
         _ => false,
     }
 }

@@ -1,6 +1,6 @@
 //! Light push: a client's message becomes the network's. Versions 3 and 2.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use budget::Reservation;
 use bytes::Bytes;
@@ -11,7 +11,9 @@ use protocol::{
 };
 
 use super::{Served, reply, request, status_of, text};
-use crate::{counters::Reason, ingest::Rejected, network::streams::Frame, node::Node};
+use crate::{
+    counters::Reason, governor::Work, ingest::Rejected, latencies, network::streams::Frame, node::Node,
+};
 
 /// Serves version 3.
 pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> Served {
@@ -79,6 +81,23 @@ async fn push(
     message: Bytes,
     held: Reservation,
 ) -> (StatusCode, Option<Text>, Option<u32>) {
+    let began = Instant::now();
+    let answer = take(node, peer, pubsub_topic, message, held).await;
+    latencies::note(&node.latencies.light_push, began);
+    answer
+}
+
+async fn take(
+    node: &Arc<Node>,
+    peer: &PeerId,
+    pubsub_topic: Option<&str>,
+    message: Bytes,
+    held: Reservation,
+) -> (StatusCode, Option<Text>, Option<u32>) {
+    if let Some(why) = node.watch.held_back(Work::Pushes) {
+        node.counters.client_refused.add(Reason::Memory);
+        return (StatusCode::TooManyRequests, text(why), None);
+    }
     if let Err(limit) = node.rates.light_push.take(peer) {
         node.counters.client_refused.add(Reason::RateLimited);
         return (StatusCode::TooManyRequests, text(limit.to_string()), None);

@@ -92,7 +92,7 @@ pub(crate) async fn reply(stream: &mut Stream, body: &[u8]) -> Served {
 pub(crate) fn status_of(rejected: &Rejected) -> StatusCode {
     use protocol::MessageError::TooLarge;
     match rejected {
-        Rejected::Invalid(TooLarge { .. }) => StatusCode::PayloadTooLarge,
+        Rejected::Invalid(TooLarge { .. }) | Rejected::TooLarge { .. } => StatusCode::PayloadTooLarge,
         Rejected::Invalid(_) => StatusCode::InvalidMessage,
         Rejected::Topic(_) => StatusCode::UnsupportedPubsubTopic,
         Rejected::NoPeers { .. } => StatusCode::NoPeers,

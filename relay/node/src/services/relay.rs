@@ -4,7 +4,7 @@ use std::{future::poll_fn, pin::pin, sync::Arc, time::Duration};
 
 use futures::{AsyncReadExt, AsyncWrite, AsyncWriteExt, future::select};
 use libp2p::Stream;
-use protocol::gossip::{Control as Entry, Limits, RPC_BYTES_MAX, Rpc, control_frames, publish_frame};
+use protocol::gossip::{Control as Entry, Limits, Rpc, control_frames, publish_frame};
 use router::{Control, Outgoing, Peer};
 
 use super::Served;
@@ -31,7 +31,7 @@ pub(crate) async fn receive(node: Arc<Node>, peer: Peer, mut stream: Stream) -> 
     }
     loop {
         let receiving = &node.pools.receiving;
-        match read_frame(&mut stream, RPC_BYTES_MAX, receiving, GOSSIP_PATIENCE).await {
+        match read_frame(&mut stream, node.settings.frame_bytes, receiving, GOSSIP_PATIENCE).await {
             Ok(Some(frame)) => match take(&node, peer, frame).await {
                 Ok(()) => {}
                 Err(why) => {
@@ -150,8 +150,9 @@ async fn write(
             Ok(())
         }
         Outgoing::Message(shard, message) => {
+            let chunk = node.settings.sending_chunk;
             let frame = publish_frame(&node.topic(shard), message.len());
-            write_message(stream, &node.pools.sending, &frame.head, &message, &frame.tail).await
+            write_message(stream, &node.pools.sending, chunk, &frame.head, &message, &frame.tail).await
         }
     }
 }

@@ -6,6 +6,7 @@
 use std::{
     io,
     sync::{Arc, atomic::Ordering::Relaxed},
+    time::Instant,
 };
 
 use futures::AsyncWriteExt;
@@ -19,6 +20,8 @@ use store::{Page, Query, QueryError};
 use super::{Served, reply, request, text};
 use crate::{
     counters::Reason,
+    governor::Work,
+    latencies,
     network::streams::{Frame, SEND_TIME, write_message},
     node::Node,
 };
@@ -42,9 +45,12 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
             let why = "this node keeps no messages";
             refuse(StatusCode::ServiceUnavailable, Reason::Unavailable, why.into())
         }
+        Ok(_) if let Some(why) = node.watch.held_back(Work::Queries) => {
+            refuse(StatusCode::TooManyRequests, Reason::Memory, why)
+        }
         Ok(asked) => match node.rates.store.take(&peer) {
             Err(limit) => refuse(StatusCode::TooManyRequests, Reason::RateLimited, limit.to_string()),
-            Ok(()) => match node.store.query(query(&asked, node.settings.page_messages)).await {
+            Ok(()) => match found(&node, &asked).await {
                 Ok(mut page) => {
                     shorten(&mut page, asked.forward, node.settings.page_bytes);
                     let sending = send(&node, &mut stream, &asked, &page);
@@ -67,6 +73,14 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
         },
     };
     reply(&mut stream, &refusal).await
+}
+
+/// The page, and how long it took noted.
+async fn found(node: &Node, asked: &Request) -> Result<Page, QueryError> {
+    let began = Instant::now();
+    let page = node.store.query(query(asked, node.settings.page_messages)).await;
+    latencies::note(&node.latencies.store_query, began);
+    page
 }
 
 /// As the store takes it.
@@ -128,8 +142,8 @@ async fn send(node: &Node, stream: &mut Stream, asked: &Request, page: &Page) ->
     for found in &page.messages {
         let parts = entry_parts(&MessageHash(found.hash), data(found), topic(found).as_deref());
         if asked.include_data {
-            let sending = &node.pools.sending;
-            write_message(stream, sending, &parts.head, &found.message, &parts.tail).await?;
+            let (sending, chunk) = (&node.pools.sending, node.settings.sending_chunk);
+            write_message(stream, sending, chunk, &parts.head, &found.message, &parts.tail).await?;
         } else {
             stream.write_all(&parts.head).await?;
         }

@@ -17,6 +17,7 @@ pub(crate) struct Relay {
     process: Child,
     folder: TempDir,
     arguments: Vec<String>,
+    prelude: String,
     pub(crate) addresses: Vec<String>,
     pub(crate) http: String,
 }
@@ -24,10 +25,22 @@ pub(crate) struct Relay {
 impl Relay {
     /// Starts one with a fresh data folder, on free ports.
     pub(crate) fn start(arguments: &[&str]) -> Self {
+        Self::start_after("", "", arguments)
+    }
+
+    /// The same with lines of a configuration file, after a shell ran `prelude`.
+    pub(crate) fn start_after(prelude: &str, config: &str, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("relay.toml"), config).unwrap();
         let arguments: Vec<String> = arguments.iter().map(|one| one.to_string()).collect();
-        let (process, addresses, http) = launch(folder.path(), &arguments);
-        Self { process, folder, arguments, addresses, http }
+        let prelude = prelude.to_owned();
+        let (process, addresses, http) = launch(folder.path(), &prelude, &arguments);
+        Self { process, folder, arguments, prelude, addresses, http }
+    }
+
+    /// What it has logged.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap()
     }
 
     /// The address of a kind: `tcp`, `ws`.
@@ -39,7 +52,8 @@ impl Relay {
     pub(crate) fn kill_and_start(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
-        (self.process, self.addresses, self.http) = launch(self.folder.path(), &self.arguments);
+        (self.process, self.addresses, self.http) =
+            launch(self.folder.path(), &self.prelude, &self.arguments);
     }
 
     /// Whether it still runs.
@@ -56,25 +70,39 @@ impl Drop for Relay {
     }
 }
 
-fn launch(folder: &Path, arguments: &[String]) -> (Child, Vec<String>, String) {
+/// The program.
+pub(crate) fn relay() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_thimble-relay"))
+}
+
+fn launch(folder: &Path, prelude: &str, arguments: &[String]) -> (Child, Vec<String>, String) {
     let addresses = folder.join("addresses");
     let _ = fs::remove_file(&addresses);
-    let mut process = Command::new(env!("CARGO_BIN_EXE_thimble-relay"))
+    let log = fs::OpenOptions::new().create(true).append(true).open(folder.join("log")).unwrap();
+    let memory = if arguments.iter().any(|one| one == "--memory") { &[][..] } else { &["--memory", "64MiB"] };
+    let script = format!("{prelude}\nexec \"$0\" \"$@\"");
+    let mut process = Command::new("sh")
+        .args(["-c", &script, env!("CARGO_BIN_EXE_thimble-relay")])
         .args(["run", "--listen", "/ip4/127.0.0.1/tcp/0", "--listen", "/ip4/127.0.0.1/tcp/0/ws"])
-        .args(["--http", "127.0.0.1:0", "--memory", "64MiB", "--log", "warn"])
+        .args(["--http", "127.0.0.1:0", "--log", "warn"])
+        .args(memory)
+        .arg("--config")
+        .arg(folder.join("relay.toml"))
         .arg("--data-dir")
         .arg(folder.join("data"))
         .arg("--address-file")
         .arg(&addresses)
         .args(arguments)
         .stdin(Stdio::null())
+        .stderr(log)
         .spawn()
         .unwrap();
     let started = Instant::now();
     while !addresses.exists() {
         assert!(started.elapsed() < START, "the relay did not start within {START:?}");
         if let Some(status) = process.try_wait().unwrap() {
-            panic!("the relay ended at its start: {status}");
+            let log = fs::read_to_string(folder.join("log")).unwrap();
+            panic!("the relay ended at its start: {status}\n{log}");
         }
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -5,5 +5,7 @@
 mod clients;
 mod harness;
 mod hostile;
+mod http;
+mod memory;
 mod peer;
 mod stories;

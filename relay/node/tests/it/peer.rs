@@ -45,6 +45,11 @@ impl Drop for Client {
 impl Client {
     /// Connects to a relay.
     pub(crate) async fn connect(address: &str) -> Self {
+        Self::try_connect(address).await.expect("connected")
+    }
+
+    /// The same; nothing when the relay refuses.
+    pub(crate) async fn try_connect(address: &str) -> Option<Self> {
         let address: Multiaddr = address.parse().unwrap();
         let relay = match address.iter().last() {
             Some(Protocol::P2p(peer)) => peer,
@@ -57,19 +62,21 @@ impl Client {
         let connected = async {
             loop {
                 match swarm.select_next_some().await {
-                    SwarmEvent::ConnectionEstablished { .. } => return,
-                    SwarmEvent::OutgoingConnectionError { error, .. } => panic!("{error}"),
+                    SwarmEvent::ConnectionEstablished { .. } => return true,
+                    SwarmEvent::OutgoingConnectionError { .. } => return false,
                     _ => {}
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, connected).await.expect("connected in time");
+        if !tokio::time::timeout(PATIENCE, connected).await.expect("connected in time") {
+            return None;
+        }
         let task = tokio::spawn(async move {
             loop {
                 swarm.select_next_some().await;
             }
         });
-        Self { relay, control, pushes: Some(pushes), task }
+        Some(Self { relay, control, pushes: Some(pushes), task })
     }
 
     /// Opens a stream.

@@ -1,5 +1,8 @@
 //! A memory control group of a test's own, of whichever version rules memory here.
 
+// What a test cannot read or write of its own group fails the test.
+#![allow(clippy::unwrap_used)]
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -8,7 +11,7 @@ use std::{
 };
 
 /// Gone when dropped; what lives in it must have ended, so make it before the node.
-pub(crate) struct Group {
+pub struct Group {
     directory: PathBuf,
     version_2: bool,
 }
@@ -16,11 +19,11 @@ pub(crate) struct Group {
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 impl Group {
-    /// `None` where none can be made, which [`testing::missing`] was told.
-    pub(crate) fn new() -> Option<Self> {
+    /// `None` where none can be made, which [`crate::missing`] was told.
+    pub fn new() -> Option<Self> {
         let made = Self::make();
         if made.is_none() {
-            testing::missing("no memory control group can be made: run as root with a writable cgroup");
+            crate::missing("no memory control group can be made: run as root with a writable cgroup");
         }
         made
     }
@@ -49,33 +52,34 @@ impl Group {
         if self.version_2 { "memory.max" } else { "memory.limit_in_bytes" }
     }
 
-    pub(crate) fn directory(&self) -> &Path {
+    /// Its folder.
+    pub fn directory(&self) -> &Path {
         &self.directory
     }
 
     /// What its processes may take together from now on.
-    pub(crate) fn cap(&self, bytes: u64) {
+    pub fn cap(&self, bytes: u64) {
         fs::write(self.directory.join(self.cap_file()), bytes.to_string()).unwrap();
     }
 
     /// Moves a process in; what it has taken before stays where it was.
-    pub(crate) fn add(&self, pid: u32) {
+    pub fn add(&self, pid: u32) {
         fs::write(self.directory.join("cgroup.procs"), pid.to_string()).unwrap();
     }
 
-    /// For a node that is to live in it, see `Node::start_as`.
-    pub(crate) fn prelude(&self) -> String {
+    /// For a node that is to live in it, which a shell runs before it becomes the program.
+    pub fn prelude(&self) -> String {
         format!("echo $$ > '{}'", self.directory.join("cgroup.procs").display())
     }
 
     /// Processes the kernel has killed in it for want of memory.
-    pub(crate) fn kills(&self) -> u64 {
+    pub fn kills(&self) -> u64 {
         let file = if self.version_2 { "memory.events" } else { "memory.oom_control" };
         self.field(file, "oom_kill")
     }
 
     /// What is charged to it that the kernel cannot drop.
-    pub(crate) fn held_bytes(&self) -> u64 {
+    pub fn held_bytes(&self) -> u64 {
         let (usage, file, shared) = if self.version_2 {
             ("memory.current", "file", "shmem")
         } else {

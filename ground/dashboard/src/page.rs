@@ -1,20 +1,22 @@
 //! The operator's page: one file that draws what `/status.json` says.
 //!
-//! It is part of the binary and loads nothing but that document. The content security policy holds it to this: scripts and styles run by their
-//! hash only, so that nothing that comes with the data can become code, and nothing can be fetched from elsewhere or shown inside another page.
+//! It is part of the binary and loads nothing but that document. The content security policy holds it
+//! to this: scripts and styles run by their hash only, so that nothing that comes with the data can
+//! become code, and nothing can be fetched from elsewhere or shown inside another page.
 
 use std::sync::LazyLock;
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use hyper::{
-    Method, Request, StatusCode,
-    header::{self, HeaderValue},
+    Method, Request,
+    header::{self, HeaderName, HeaderValue},
 };
 use sha2::{Digest, Sha256};
 
-use crate::answer::Answer;
-
-const PAGE: &str = include_str!("dashboard.html");
+/// Where the page is; a browser that asks for `/` is sent there.
+pub const PATH: &str = "/dashboard";
+/// The page, as `text/html; charset=utf-8`.
+pub const PAGE: &str = include_str!("dashboard.html");
 
 static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     let hash = |tag| BASE64_STANDARD.encode(Sha256::digest(inline(tag).unwrap_or_default()));
@@ -34,19 +36,18 @@ fn inline(tag: &str) -> Option<&'static str> {
     rest.split_once(&format!("</{tag}>")).map(|(content, _)| content)
 }
 
-pub(crate) fn page() -> Answer {
-    Answer {
-        headers: vec![
-            (header::CONTENT_SECURITY_POLICY, POLICY.clone()),
-            (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
-            (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
-        ],
-        ..Answer::new(StatusCode::OK, "text/html; charset=utf-8", PAGE)
-    }
+/// Headers of the page, beside those of every answer.
+pub fn headers() -> [(HeaderName, HeaderValue); 3] {
+    [
+        (header::CONTENT_SECURITY_POLICY, POLICY.clone()),
+        (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+        (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
+    ]
 }
 
-/// Whether this is somebody who typed the node's address into a browser. Programs that ask for `/` are told which endpoints there are.
-pub(crate) fn is_where_a_browser_starts<B>(request: &Request<B>) -> bool {
+/// Whether this is somebody who typed the program's address into a browser. Programs that ask for
+/// `/` are told which endpoints there are.
+pub fn is_where_a_browser_starts<B>(request: &Request<B>) -> bool {
     let accepts_html = || {
         let accept = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
         accept.is_some_and(|accept| accept.split(',').any(|kind| essence(kind) == "text/html"))
@@ -58,16 +59,8 @@ fn essence(kind: &str) -> &str {
     kind.split(';').next().unwrap_or_default().trim()
 }
 
-pub(crate) fn redirect() -> Answer {
-    Answer {
-        headers: vec![(header::LOCATION, HeaderValue::from_static("/dashboard"))],
-        ..Answer::new(StatusCode::SEE_OTHER, "", "")
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]

@@ -1,0 +1,49 @@
+//! Asking a running program for its status report.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::{Request, body::Bytes, header};
+use hyper_util::rt::TokioIo;
+
+/// A report larger than this is none.
+pub const REPORT_BYTES_MAX: usize = 4 << 20;
+/// A program that is alive answers sooner.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The status report at `address`, unread. `flag` is the argument that states the address, for
+/// whoever stated the wrong one. Errors: nobody answers, not in time, not 200, or not so little.
+pub fn report(address: SocketAddr, flag: &str) -> Result<Bytes> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        tokio::time::timeout(PATIENCE, fetch(address, flag)).await.with_context(|| {
+            format!("the node at {address} did not answer within {} s", PATIENCE.as_secs())
+        })?
+    })
+}
+
+async fn fetch(address: SocketAddr, flag: &str) -> Result<Bytes> {
+    let stream = tokio::net::TcpStream::connect(address)
+        .await
+        .with_context(|| format!("no node answers at {address}; is it running, and is {flag} right?"))?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let connection = tokio::spawn(connection);
+    let request =
+        Request::get("/status.json").header(header::HOST, address.to_string()).body(Empty::<Bytes>::new())?;
+    let response = sender.send_request(request).await?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), REPORT_BYTES_MAX)
+        .collect()
+        .await
+        .map_err(|error| anyhow::anyhow!("reading the report: {error}"))?
+        .to_bytes();
+    connection.abort();
+    if !status.is_success() {
+        bail!(
+            "{address} answered {status}: {}",
+            String::from_utf8_lossy(&body).chars().take(300).collect::<String>()
+        );
+    }
+    Ok(body)
+}

@@ -1,0 +1,33 @@
+//! The memory of a running program: what its allocator holds, what its process group allows, how
+//! far work is held back, and the governor's thread that decides it.
+//!
+//! The rules are `budget`'s and pure. Here is what reads for them and does what they say, as far as
+//! it is the same in every program:
+//!
+//! * [`allocator`] reads jemalloc's figures and hands freed memory back.
+//! * [`check_group`] refuses a start in a process group that is too small.
+//! * [`Record`] is what is known at a moment: the level and why, the changes of the level, counters
+//!   of what was handed back, and the samples of the last ten minutes. The governor writes it,
+//!   services, metrics and status reports read it.
+//! * [`Steps`] are the steps of one look at the memory; [`GovernorThread`] looks again and again. A
+//!   program adds what it alone has: other processes, caches to drop, what a sample holds.
+//!
+//! What bounds it: [`dashboard::HISTORY_MAX`] samples and [`dashboard::EVENTS_MAX`] events.
+//!
+//! What it must never know: what the memory is for, and what is refused at which level.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod allocator;
+mod governor;
+mod group;
+mod record;
+
+pub use governor::{GovernorThread, Steps};
+pub use group::{GroupTooSmall, check_group};
+pub use record::{Purges, Record, unix_millis};
+
+// The figures that tests compare are jemalloc's.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

@@ -1,0 +1,69 @@
+//! Files that a program writes for its operator: a configuration file, and a unit for systemd whose
+//! memory cap is the budget.
+//!
+//! Writing again is no harm: a file that says the same stays as it is, and one that says something
+//! else is not touched ([`keep_or_write`]).
+//!
+//! What it must never know: what stands in a configuration file.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod unit;
+
+use std::{
+    fs::{self, File},
+    io::{Read, Write},
+    path::Path,
+};
+
+use anyhow::{Context, Result, ensure};
+
+pub use unit::{Unit, escaped};
+
+/// A file larger than this was not written by this.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Writes a file that is not there, whole or not at all. One that is there must say the same.
+pub fn keep_or_write(path: &Path, text: &str) -> Result<()> {
+    if path.exists() {
+        let mut there = Vec::new();
+        File::open(path)
+            .and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut there))
+            .with_context(|| format!("reading {}", path.display()))?;
+        ensure!(
+            there == text.as_bytes(),
+            "{} is there and says something else: it stays; remove it to have it written again",
+            path.display()
+        );
+        return Ok(());
+    }
+    write(path, text).with_context(|| format!("writing {}", path.display()))
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    let name = path.file_name().context("it names no file")?;
+    let scratch = path.with_file_name([".".as_ref(), name, ".new".as_ref()].join("".as_ref()));
+    let mut file = File::create(&scratch)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&scratch, path)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    Ok(File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_written_once_and_then_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.toml");
+        keep_or_write(&path, "one\n").unwrap();
+        keep_or_write(&path, "one\n").unwrap();
+        let error = keep_or_write(&path, "two\n").unwrap_err().to_string();
+        assert!(error.contains("a.toml is there and says something else"), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "one\n");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing beside it");
+    }
+}

@@ -1,0 +1,98 @@
+//! A unit for systemd: capped at the budget, and shut in.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+/// What a unit says.
+pub struct Unit<'a> {
+    /// What the service is, in a few words.
+    pub description: &'a str,
+    /// The program's file.
+    pub program: PathBuf,
+    /// Its configuration file.
+    pub file: PathBuf,
+    /// The only folder it writes to.
+    pub data: PathBuf,
+    /// Whom it runs as.
+    pub user: u32,
+    /// With which group.
+    pub group: u32,
+    /// `MemoryMax`.
+    pub memory_bytes: u64,
+    /// `LimitNOFILE`.
+    pub descriptors: u64,
+    /// Lines on how it is stopped.
+    pub stop: &'a str,
+    /// Lines on what happens when a process of it is killed for memory.
+    pub killed: &'a str,
+    /// Lines before the directives that shut it in.
+    pub needs: &'a str,
+}
+
+impl Unit<'_> {
+    /// The unit file. Errors: a path that would have to be escaped.
+    pub fn text(&self) -> Result<String> {
+        let (program, file, data) = (escaped(&self.program)?, escaped(&self.file)?, escaped(&self.data)?);
+        let Self { description, user, group, memory_bytes, descriptors, stop, killed, needs, .. } = self;
+        // A private /tmp would hide what lies there.
+        let in_tmp = |path: &PathBuf| path.starts_with("/tmp") || path.starts_with("/var/tmp");
+        let private_tmp = if [&self.program, &self.data].into_iter().any(in_tmp) { "no" } else { "yes" };
+        Ok(format!(
+            "[Unit]
+Description={description}
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+Type=exec
+ExecStart={program} run --config {file}
+User={user}
+Group={group}
+UMask=0077
+Restart=always
+RestartSec=2
+{stop}
+# The budget of the configuration file. Swap would let the group outgrow it.
+MemoryMax={memory_bytes}
+MemorySwapMax=0
+{killed}LimitNOFILE={descriptors}
+
+{needs}NoNewPrivileges=yes
+CapabilityBoundingSet=
+ProtectSystem=strict
+ReadWritePaths={data}
+ProtectHome=read-only
+PrivateTmp={private_tmp}
+PrivateDevices=yes
+ProtectClock=yes
+ProtectControlGroups=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+
+[Install]
+WantedBy=multi-user.target
+"
+        ))
+    }
+}
+
+/// A path as a unit takes it: what it would read as something else is refused rather than escaped.
+pub fn escaped(path: &Path) -> Result<String> {
+    let text = path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))?;
+    let plain = |c: char| c.is_alphanumeric() || "/._-+@,=".contains(c);
+    ensure!(
+        text.chars().all(plain),
+        "{text} has characters that a unit file reads as something else: use a path of letters, digits \
+         and /._-+@,="
+    );
+    Ok(text.to_owned())
+}

@@ -1,0 +1,195 @@
+//! The governor: looks at the relay's memory a few times a second, hands freed memory back, says how
+//! far work is held back, and samples for the dashboard.
+//!
+//! Its steps are those of every program ([`memory::Steps`]). What is refused at which level is said
+//! here ([`Work`]) and asked where the work comes in; nothing that was accepted is lost by it.
+
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+use anyhow::{Context, Result};
+use budget::process::{self, Pid};
+use memory::{GovernorThread, Steps, allocator, unix_millis};
+use relay_limits::GovernorLimits;
+use serde::{Deserialize, Serialize};
+
+use crate::node::Node;
+
+/// How far work is held back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Level {
+    /// Everything is taken.
+    #[default]
+    None,
+    /// Store queries and REST reads are refused.
+    Queries,
+    /// Light pushes, subscriptions and new connections are refused too.
+    Pushes,
+    /// And no stream is read.
+    Reading,
+}
+
+impl From<budget::Level> for Level {
+    fn from(level: budget::Level) -> Self {
+        match level {
+            budget::Level::None => Self::None,
+            budget::Level::Queries => Self::Queries,
+            budget::Level::Ingress => Self::Pushes,
+            budget::Level::Execution => Self::Reading,
+        }
+    }
+}
+
+/// What may be held back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// Store queries and REST reads.
+    Queries,
+    /// Light pushes, subscriptions and new connections.
+    Pushes,
+    /// Reading of streams.
+    Reading,
+}
+
+/// A moment, for the dashboard.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Sample {
+    pub(crate) unix_millis: u64,
+    pub(crate) anonymous_bytes: u64,
+    pub(crate) file_bytes: u64,
+    /// Messages accepted of clients, per second.
+    pub(crate) client_rate: f64,
+    /// Messages accepted of relay peers, per second.
+    pub(crate) relay_rate: f64,
+    /// Filter pushes that receivers took, per second.
+    pub(crate) push_rate: f64,
+    /// Store queries, answered or not, per second.
+    pub(crate) query_rate: f64,
+    /// Open connections of peers.
+    pub(crate) connections: u64,
+    pub(crate) level: Level,
+}
+
+/// What the relay's parts ask of the governor.
+pub(crate) struct Watch {
+    pub(crate) record: memory::Record<Sample, Level>,
+    levels: [u64; 3],
+}
+
+impl Watch {
+    pub(crate) fn new(record: memory::Record<Sample, Level>, limits: &GovernorLimits) -> Self {
+        Self { record, levels: limits.levels() }
+    }
+
+    /// Why work is held back, in a sentence that names what was measured and the limit; `None` while
+    /// it is taken.
+    pub(crate) fn held_back(&self, work: Work) -> Option<String> {
+        let [queries, pushes, reading] = self.levels;
+        let (from, what, limit, percent) = match work {
+            Work::Queries => {
+                (budget::Level::Queries, "no store queries and REST reads", "refuse_queries_percent", queries)
+            }
+            Work::Pushes => (
+                budget::Level::Ingress,
+                "no pushes, subscriptions and connections",
+                "refuse_pushes_percent",
+                pushes,
+            ),
+            Work::Reading => (budget::Level::Execution, "nothing", "pause_reading_percent", reading),
+        };
+        if self.record.level() < from {
+            return None;
+        }
+        let reason = self.record.reason().unwrap_or_default();
+        Some(format!(
+            "this node takes {what} until memory was given back: {reason}, and governor.{limit} is \
+             {percent}; try again in a second"
+        ))
+    }
+
+    /// Whether streams are read.
+    pub(crate) fn reads(&self) -> bool {
+        self.record.level() < budget::Level::Execution
+    }
+}
+
+/// Starts the thread.
+pub(crate) fn start(node: Arc<Node>, limits: &GovernorLimits) -> Result<GovernorThread> {
+    let record = &node.watch.record;
+    let steps = Steps::new(&limits.hand_back, limits.levels(), record.budget_bytes, record.cgroup.as_ref());
+    let mut worker = Worker { node, steps, before: [0; 4] };
+    GovernorThread::start(move || worker.look()).context("starting the governor's thread")
+}
+
+struct Worker {
+    node: Arc<Node>,
+    steps: Steps,
+    /// Counters at the last sample.
+    before: [u64; 4],
+}
+
+impl Worker {
+    /// One look; how long to wait until the next.
+    fn look(&mut self) -> std::time::Duration {
+        let node = &self.node;
+        let record = &node.watch.record;
+        let now = record.started.elapsed();
+        let counts = node.counters.done();
+        // Refused work is work, too: it is read and answered.
+        let refused = node.counters.refused();
+        self.steps.worked(now, counts.iter().sum::<u64>() + refused, false);
+        // A kernel that does not tell shows as nothing taken: then pools alone hold work back.
+        let memory = process::memory(Pid::own()).unwrap_or_default();
+        let anonymous_bytes = memory.anonymous_bytes + memory.shared_bytes;
+        let (stalled, own) = record.stalled();
+        self.steps.hold_back(record, anonymous_bytes);
+        let heap = allocator::heap(false);
+        let purge = || allocator::heap(true).returned_bytes;
+        self.steps.hand_back(record, now, heap, anonymous_bytes, stalled.filter(|_| own), purge);
+        if let Some(seconds) = self.steps.sample_due(now) {
+            let mut rates = counts
+                .iter()
+                .zip(self.before)
+                .map(|(now, before)| now.saturating_sub(before) as f64 / seconds);
+            let mut next = || rates.next().unwrap_or_default();
+            record.sample(Sample {
+                unix_millis: unix_millis(),
+                anonymous_bytes,
+                file_bytes: memory.file_bytes,
+                client_rate: next(),
+                relay_rate: next(),
+                push_rate: next(),
+                query_rate: next(),
+                connections: node.connections.load(Relaxed),
+                level: record.level().into(),
+            });
+            self.before = counts;
+        }
+        self.steps.tick(now, record.level())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_back_comes_in_order_and_names_memory_and_limit() {
+        let limits = relay_limits::Limits::preset("tiny").unwrap().governor;
+        let watch = Watch::new(memory::Record::new(None, 64 << 20), &limits);
+        assert!(watch.held_back(Work::Queries).is_none() && watch.reads());
+        let reason = "anonymous memory is 56 MiB, 87 % of the budget of 64 MiB";
+        watch.record.set_level(budget::Level::Queries, reason.into());
+        let text = watch.held_back(Work::Queries).unwrap();
+        assert!(text.contains(reason) && text.contains("governor.refuse_queries_percent is 85"), "{text}");
+        assert!(watch.held_back(Work::Pushes).is_none());
+        watch.record.set_level(budget::Level::Ingress, reason.into());
+        let text = watch.held_back(Work::Pushes).unwrap();
+        assert!(text.contains("governor.refuse_pushes_percent is 90"), "{text}");
+        assert!(watch.held_back(Work::Reading).is_none() && watch.reads());
+        watch.record.set_level(budget::Level::Execution, reason.into());
+        assert!(watch.held_back(Work::Queries).is_some() && !watch.reads());
+        let text = watch.held_back(Work::Reading).unwrap();
+        assert!(text.contains("governor.pause_reading_percent is 95"), "{text}");
+    }
+}

@@ -1,0 +1,205 @@
+//! `thimble-relay init`: a commented configuration file for a data folder, and a unit for systemd
+//! whose memory cap is the budget.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use setup::{Unit, keep_or_write};
+
+use crate::config::Config;
+
+/// Open files that a unit is given at least: what other services are given, too.
+const DESCRIPTORS_MIN: u64 = 65_536;
+
+/// Writes `relay.toml`, and with `systemd` also `thimble-relay.service`, into the data folder. A file
+/// that is there and says something else stays.
+pub(crate) fn run(config: &Config, systemd: bool) -> Result<()> {
+    let data = &config.data_dir;
+    fs::create_dir_all(data).with_context(|| format!("making the data folder {}", data.display()))?;
+    let data = fs::canonicalize(data).with_context(|| format!("finding {}", data.display()))?;
+    let file = data.join("relay.toml");
+    keep_or_write(&file, &toml(config, &data))?;
+    println!("{}: start the relay with: thimble-relay run --config {}", file.display(), file.display());
+    if systemd {
+        let program = std::env::current_exe().context("finding this program's file")?;
+        let owner = fs::metadata(&data).with_context(|| format!("looking at {}", data.display()))?;
+        let path = data.join("thimble-relay.service");
+        let unit = unit(config, program, file, data, owner.uid(), owner.gid());
+        keep_or_write(&path, &unit.text()?)?;
+        println!(
+            "{}: install it with: sudo cp {} /etc/systemd/system/ && sudo systemctl enable --now \
+             thimble-relay",
+            path.display(),
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+/// A value of TOML.
+fn value(value: impl Into<toml::Value>) -> String {
+    value.into().to_string()
+}
+
+/// A line, or the same as a comment where nothing was stated.
+fn line(name: &str, stated: Option<String>, example: &str) -> String {
+    match stated {
+        Some(value) => format!("{name} = {value}\n"),
+        None => format!("# {name} = {example}\n"),
+    }
+}
+
+fn texts<T: ToString>(list: &[T]) -> Option<String> {
+    let list: Vec<toml::Value> = list.iter().map(|one| one.to_string().into()).collect();
+    (!list.is_empty()).then(|| value(list))
+}
+
+fn toml(config: &Config, data: &Path) -> String {
+    let shards: Vec<toml::Value> = config.shards.iter().map(|shard| i64::from(*shard).into()).collect();
+    let path = |path: &Option<PathBuf>| path.as_ref().map(|path| value(&*path.to_string_lossy()));
+    let announce = line("announce", texts(&config.announce), "[\"/dns4/relay.example.org/tcp/60000\"]");
+    let peers = line("peers", texts(&config.peers), "[\"/dns4/other.example.org/tcp/60000/p2p/...\"]");
+    let least = config.min_relay_peers.map(|least| least.to_string());
+    let least = line("min_relay_peers", least, "1");
+    let certificate = line("tls_certificate", path(&config.tls_certificate), "\"chain.pem\"");
+    let key = line("tls_key", path(&config.tls_key), "\"key.pem\"");
+    format!(
+        "# Configuration of a Thimble relay. Flags stand above it; `thimble-relay config --config FILE`
+# prints all that follows from it.
+
+# What the relay may take. Everything is sized from this number: `thimble-relay limits --memory SIZE`
+# shows how.
+memory = {memory}
+
+# The key and the messages.
+data_dir = {data}
+
+# error, warn, info, debug, or a filter like \"info,store=debug\".
+log = {log}
+
+# The network: peers of another cluster are not talked to.
+cluster = {cluster}
+shards = {shards}
+shards_in_cluster = {shards_in_cluster}
+
+# Where the relay waits for peers and clients, and where others reach it if elsewhere.
+listen = {listen}
+{announce}
+# Relay peers to stay connected to; and with how many fewer connected light push is refused.
+{peers}{least}
+# Whether messages are kept for store queries.
+store = {store}
+
+# REST, metrics, health and the dashboard. No authentication: keep it on loopback.
+http = \"{http}\"
+
+# For secure WebSocket addresses (/wss).
+{certificate}{key}
+# A single limit is changed by its name, as `thimble-relay limits` prints it; the table is checked
+# again with the change.
+# [limits.filter]
+# receivers = 500
+",
+        memory = value(&*config.memory),
+        data = value(&*data.to_string_lossy()),
+        log = value(&*config.log),
+        cluster = config.cluster,
+        shards = value(shards),
+        shards_in_cluster = config.shards_in_cluster,
+        listen = texts(&config.listen).unwrap_or_default(),
+        store = config.store,
+        http = config.http,
+    )
+}
+
+fn unit(
+    config: &Config,
+    program: PathBuf,
+    file: PathBuf,
+    data: PathBuf,
+    user: u32,
+    group: u32,
+) -> Unit<'static> {
+    let limits = &config.limits;
+    // Sockets, segments and indexes; twice as many for what is being opened and closed.
+    let segments = limits.store.retention_bytes / limits.store.segment_bytes.max(1);
+    let descriptors = limits
+        .connections
+        .connections
+        .saturating_add(limits.http.connections)
+        .saturating_add(limits.store.index_connections.saturating_mul(3))
+        .saturating_add(segments)
+        .saturating_mul(2);
+    Unit {
+        description: "Thimble relay",
+        program,
+        file,
+        data,
+        user,
+        group,
+        memory_bytes: limits.memory_budget_bytes,
+        descriptors: descriptors.max(DESCRIPTORS_MIN),
+        stop: "# A clean stop finishes requests and closes the log.\nTimeoutStopSec=30\n",
+        killed: "",
+        needs: "# The relay needs its data folder and the network.\nMemoryDenyWriteExecute=yes\n",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Settings;
+
+    #[test]
+    fn the_file_that_is_written_is_the_configuration_it_was_written_from() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = fs::canonicalize(folder.path()).unwrap();
+        let plain = Settings { data_dir: Some(data.clone()), ..Settings::default() };
+        let stated = Settings {
+            memory: Some("64MiB".into()),
+            cluster: Some(16),
+            shards: vec![1, 5],
+            peers: vec!["/ip4/127.0.0.1/tcp/60001".parse().unwrap()],
+            announce: vec!["/dns4/a.example.org/tcp/1".parse().unwrap()],
+            min_relay_peers: Some(2),
+            store: Some(false),
+            tls_certificate: Some("a \"chain\".pem".into()),
+            tls_key: Some("key.pem".into()),
+            ..plain.clone()
+        };
+        for settings in [plain, stated] {
+            let config = Config::load(&settings).unwrap();
+            run(&config, false).unwrap();
+            run(&config, false).unwrap();
+            let path = data.join("relay.toml");
+            let file = Settings { config: Some(path.clone()), ..Settings::default() };
+            assert_eq!(Config::load(&file).unwrap().to_toml().unwrap(), config.to_toml().unwrap());
+            fs::remove_file(&path).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_unit_is_capped_at_the_budget() {
+        let settings = Settings { memory: Some("64MiB".into()), ..Settings::default() };
+        let config = Config::load(&settings).unwrap();
+        let file = "/var/lib/relay/relay.toml".into();
+        let unit = unit(&config, "/usr/bin/thimble-relay".into(), file, "/var/lib/relay".into(), 1, 2);
+        let text = unit.text().unwrap();
+        for line in [
+            "MemoryMax=67108864",
+            "MemorySwapMax=0",
+            "LimitNOFILE=65536",
+            "ExecStart=/usr/bin/thimble-relay run --config /var/lib/relay/relay.toml",
+            "ReadWritePaths=/var/lib/relay",
+            "ProtectSystem=strict",
+            "MemoryDenyWriteExecute=yes",
+            "User=1",
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
+        }
+    }
+}

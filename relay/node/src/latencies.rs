@@ -1,0 +1,38 @@
+//! How long requests take, in buckets for `/metrics`.
+
+use std::{fmt, time::Instant};
+
+use prometheus_client::metrics::histogram::Histogram;
+
+/// Upper bounds of the buckets, in seconds: from a message that is only appended to one that waited
+/// for its receivers.
+const SECONDS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 20.0];
+
+/// Fixed buckets for each kind of request: the same few hundred bytes whatever the load.
+#[derive(Clone)]
+pub(crate) struct Latencies {
+    /// Light push, from the whole request to its answer, refused ones included.
+    pub(crate) light_push: Histogram,
+    /// A store query, from the whole request until its page was found.
+    pub(crate) store_query: Histogram,
+    /// A filter push, from the opened stream until it was handed over.
+    pub(crate) filter_push: Histogram,
+}
+
+impl Default for Latencies {
+    fn default() -> Self {
+        let histogram = || Histogram::new(SECONDS);
+        Self { light_push: histogram(), store_query: histogram(), filter_push: histogram() }
+    }
+}
+
+impl fmt::Debug for Latencies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Latencies")
+    }
+}
+
+/// Notes the time since `began`.
+pub(crate) fn note(histogram: &Histogram, began: Instant) {
+    histogram.observe(began.elapsed().as_secs_f64());
+}

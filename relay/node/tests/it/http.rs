@@ -1,0 +1,60 @@
+//! The HTTP interface of a relay, asked once for each answer.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    time::{Duration, Instant},
+};
+
+/// Everything a relay does for a test takes less.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// An answer.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    body: String,
+}
+
+impl Answer {
+    pub(crate) fn text(&self) -> &str {
+        &self.body
+    }
+
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+}
+
+pub(crate) fn get(url: &str, path: &str) -> Answer {
+    send(url, &format!("GET {path} HTTP/1.1\r\nhost: relay\r\nconnection: close\r\n\r\n"))
+}
+
+pub(crate) fn post(url: &str, path: &str, body: &serde_json::Value) -> Answer {
+    let body = body.to_string();
+    let head = "host: relay\r\ncontent-type: application/json\r\nconnection: close\r\n";
+    send(url, &format!("POST {path} HTTP/1.1\r\n{head}content-length: {}\r\n\r\n{body}", body.len()))
+}
+
+fn send(url: &str, request: &str) -> Answer {
+    let mut stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(!head.contains("chunked"), "only short answers are read here");
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    Answer { status, body: body.to_owned() }
+}
+
+/// Looks again and again until there is something.
+pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
