@@ -15,6 +15,8 @@ const PAGE_MESSAGES: u64 = 100;
 /// Content topics of a request, by the filter protocol; bytes of the longest.
 const TOPICS_PER_REQUEST: u64 = 100;
 const CONTENT_TOPIC_BYTES: u64 = 256;
+/// Records in one answer of peer exchange.
+const PEER_EXCHANGE_PEERS: u64 = 100;
 /// Segments of a log: each is a file.
 const SEGMENTS_MAX: u64 = 65_536;
 
@@ -207,10 +209,41 @@ impl Limits {
             limit!(self.peers.known_peers),
             limit!(self.peers.peer_exchange_peers),
             limit!(self.peers.discovery_table),
+            limit!(self.peers.discovery_packets_per_second),
+            limit!(self.peers.node_list_names),
+            limit!(self.peers.dials),
+            limit!(self.peers.retry_seconds),
+            limit!(self.peers.requests_per_second),
+            limit!(self.peers.requests_burst),
         ] {
             rules.at_least(limit, 1, "the service could not be used");
         }
-        rules.at_most(limit!(self.peers.peer_exchange_peers), 1_000, "an answer is one frame");
+        rules.at_most(
+            limit!(self.peers.peer_exchange_peers),
+            PEER_EXCHANGE_PEERS,
+            "an answer is one frame, which other nodes read up to 64 KiB",
+        );
+        rules.at_most(
+            limit!(self.peers.discovery_packets_per_second),
+            10_000,
+            "each may begin a handshake, which is kept for a second",
+        );
+        rules.at_most(limit!(self.peers.node_list_names), 100_000, "names asked for are kept until the end");
+        rules.within(
+            limit!(self.peers.outbound_relay_peers),
+            limit!(self.gossip.peers),
+            "they are gossiped with",
+        );
+        rules.within(
+            limit!(self.peers.dials),
+            limit!(self.connections.connections),
+            "each becomes a connection",
+        );
+        rules.within(
+            limit!(self.peers.retry_seconds),
+            limit!(self.peers.retry_seconds_max),
+            "the time doubles up to there",
+        );
     }
 
     fn check_store(&self, rules: &mut Rules) {

@@ -70,6 +70,7 @@ pub(crate) const QUERIES_WAITING: Sized = SCALE.values([8, 12, 16, 32, 64, 128, 
 // Peers.
 pub(crate) const KNOWN_PEERS: Sized = SCALE.values([256, 384, 512, 1024, 2048, 4096, 8192]);
 pub(crate) const DISCOVERY_TABLE: Sized = SCALE.values([128, 192, 256, 512, 1024, 1024, 2048]);
+pub(crate) const OUTBOUND: Sized = SCALE.values([8, 10, 12, 20, 32, 48, 64]);
 
 // The REST interface.
 pub(crate) const HTTP_CONNECTIONS: Sized = SCALE.values([16, 24, 32, 64, 128, 256, 512]);
@@ -81,7 +82,7 @@ pub(crate) const CACHE_MESSAGES: Sized = SCALE.values([64, 64, 64, 128, 128, 256
 // What one row promises another.
 const _: () = {
     assert!(CONNECTIONS.covers(&HANDSHAKES) && CONNECTIONS.covers(&GOSSIP_PEERS));
-    assert!(CONNECTIONS.covers(&RECEIVERS));
+    assert!(CONNECTIONS.covers(&RECEIVERS) && GOSSIP_PEERS.covers(&OUTBOUND));
     assert!(STREAMS.covers(&STREAMS_PER_CONNECTION) && STREAMS_PER_CONNECTION.covers(&PUSHES_IN_FLIGHT));
     assert!(UNREAD.covers(&UNREAD_PER_CONNECTION));
     assert!(TOPICS_PER_PEER.covers(&TOPICS) && SCALE.flat(1024).covers(&TOPICS_PER_PEER));

@@ -309,8 +309,26 @@ pub struct PeerLimits {
     pub known_peers: u64,
     /// Peers in one answer of peer exchange.
     pub peer_exchange_peers: u64,
-    /// Records in the discovery table.
+    /// Records in the table of the discovery protocol, and sessions with their nodes. Beyond it
+    /// records leave, those first whose nodes do not answer.
     pub discovery_table: u64,
+    /// Discovery packets a second that this relay did not wait for. Beyond it they are dropped.
+    pub discovery_packets_per_second: u64,
+    /// Names that are asked for at one reading of a node list in the DNS; the rest is left for the
+    /// next.
+    pub node_list_names: u64,
+    /// Relay peers that this relay dials, among those it found. With fewer it dials further ones.
+    pub outbound_relay_peers: u64,
+    /// Dials under way at once.
+    pub dials: u64,
+    /// Time until a peer that could not be reached is dialled again; doubles with each failure.
+    pub retry_seconds: u64,
+    /// The longest such time.
+    pub retry_seconds_max: u64,
+    /// Peer exchange requests of one peer per second, on average. Beyond it 429.
+    pub requests_per_second: u64,
+    /// Peer exchange requests of one peer at once after a pause.
+    pub requests_burst: u64,
 }
 
 /// Limits of the REST interface.

@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use libp2p::Multiaddr;
 
-use crate::{config::Config, init, key, run, status};
+use crate::{config::Config, discovery, init, key, run, status};
 
 /// A Waku service node that lives inside a stated memory budget.
 ///
@@ -84,13 +84,18 @@ enum Command {
         #[command(flatten)]
         settings: Box<Settings>,
     },
-    /// Print the node's peer id, making its key if there is none.
+    /// Print the node's peer id, and its record (ENR) with --record; makes its key if there is none.
+    ///
+    /// The record says what the same flags would have the node serve. Others find the node by it, so
+    /// it needs --announce; a node that runs prints its own, which knows more.
     ///
     /// Example: thimble-relay key --data-dir /var/lib/relay
     Key {
-        /// Folder of the key.
-        #[arg(long, value_name = "DIR", default_value = "relay-data")]
-        data_dir: PathBuf,
+        #[command(flatten)]
+        settings: Box<Settings>,
+        /// Print the record instead.
+        #[arg(long)]
+        record: bool,
     },
 }
 
@@ -132,7 +137,31 @@ pub(crate) struct Settings {
     /// Whether messages are kept for store queries. [default: true]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
     pub(crate) store: Option<bool>,
-    /// Refuse light push while fewer relay peers are connected. [default: 1 with --peer, else 0]
+    /// Whether other nodes find this one, and it them, by the discovery protocol (discv5).
+    /// [default: true with --discv5-bootstrap, else false]
+    #[arg(long, value_name = "BOOL", visible_alias = "discv5-discovery", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) discv5: Option<bool>,
+    /// UDP port of the discovery protocol, on the addresses of --listen; 0 takes a free one.
+    /// [default: 9000]
+    #[arg(long, value_name = "PORT", visible_alias = "discv5-udp-port")]
+    pub(crate) discv5_port: Option<u16>,
+    /// Record (enr:...) of a node at which discovery begins; once for each.
+    #[arg(long, value_name = "ENR", visible_alias = "discv5-bootstrap-node")]
+    pub(crate) discv5_bootstrap: Vec<String>,
+    /// A list of nodes in the DNS, read at the start and every half hour; once for each.
+    /// Example: enrtree://AKA3AM6LPBYEUDMVNU3BSVQJ5AD45Y7YPOHJLEF6W26QOE4VTUDPE@nodes.example.org
+    #[arg(long = "dns-discovery-url", value_name = "ENRTREE")]
+    pub(crate) dns_discovery_urls: Vec<String>,
+    /// DNS server to ask for these lists, once for each; with a port if it is not 53.
+    /// [default: those of the system]
+    #[arg(long = "dns-server", value_name = "ADDRESS", visible_alias = "dns-addrs-name-server", value_parser = crate::config::dns_server)]
+    pub(crate) dns_servers: Vec<SocketAddr>,
+    /// Whether connected peers are asked for further ones (peer exchange) while there are too few.
+    /// [default: true if peers are looked for by discv5 or a list, else false]
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) ask_peers: Option<bool>,
+    /// Refuse light push while fewer relay peers are connected. [default: 1 if there are to
+    /// be any: with --peer, --discv5, --dns-discovery-url or --ask-peers; else 0]
     #[arg(long, value_name = "COUNT")]
     pub(crate) min_relay_peers: Option<u64>,
     /// Certificate chain (PEM) for secure WebSocket addresses (/wss).
@@ -175,9 +204,14 @@ impl Cli {
                 print!("{}", Config::load(&settings)?.to_toml()?);
                 Ok(())
             }
-            Command::Key { data_dir } => {
-                let keys = key::load_or_create(&data_dir.join("relay.key"))?;
-                println!("{}", keys.public().to_peer_id());
+            Command::Key { settings, record } => {
+                let config = Config::load(&settings)?;
+                let keys = key::load_or_create(&config.data_dir.join("relay.key"))?;
+                if record {
+                    println!("{}", discovery::record_of(&config, &*key::secret(&keys)?)?);
+                } else {
+                    println!("{}", keys.public().to_peer_id());
+                }
                 Ok(())
             }
         }

@@ -1,9 +1,15 @@
 //! One configuration file, flags over it, defaults under it.
 
-use std::{fs, net::SocketAddr, num::NonZeroU16, path::PathBuf};
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+    path::PathBuf,
+};
 
 use anyhow::{Context, Result, bail};
 use libp2p::Multiaddr;
+use protocol::{node_list::ListLink, record::NodeRecord};
 use relay_limits::Limits;
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +19,11 @@ use crate::cli::Settings;
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The Waku Network: its messages need proofs of a rate limit.
 const THE_WAKU_NETWORK: u16 = 1;
+/// UDP port of the discovery protocol, as other Waku nodes have it.
+const DISCV5_PORT: u16 = 9000;
+const DNS_PORT: u16 = 53;
+/// Bootstrap nodes, node lists and DNS servers that may be named, of each.
+const NAMED_MAX: usize = 64;
 /// Shards of a cluster whose number nobody stated.
 const SHARDS_IN_CLUSTER: NonZeroU16 = NonZeroU16::new(8).expect("not zero");
 
@@ -30,6 +41,14 @@ pub(crate) struct Config {
     pub(crate) shards: Vec<u16>,
     pub(crate) shards_in_cluster: NonZeroU16,
     pub(crate) store: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) discv5: Option<bool>,
+    pub(crate) discv5_port: u16,
+    pub(crate) discv5_bootstrap: Vec<String>,
+    pub(crate) dns_discovery_urls: Vec<String>,
+    pub(crate) dns_servers: Vec<SocketAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ask_peers: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) min_relay_peers: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -54,6 +73,12 @@ struct File {
     shards: Option<Vec<u16>>,
     shards_in_cluster: Option<NonZeroU16>,
     store: Option<bool>,
+    discv5: Option<bool>,
+    discv5_port: Option<u16>,
+    discv5_bootstrap: Option<Vec<String>>,
+    dns_discovery_urls: Option<Vec<String>>,
+    dns_servers: Option<Vec<SocketAddr>>,
+    ask_peers: Option<bool>,
     min_relay_peers: Option<u64>,
     tls_certificate: Option<PathBuf>,
     tls_key: Option<PathBuf>,
@@ -94,6 +119,12 @@ impl Config {
             shards,
             shards_in_cluster,
             store: flags.store.or(file.store).unwrap_or(true),
+            discv5: flags.discv5.or(file.discv5),
+            discv5_port: flags.discv5_port.or(file.discv5_port).unwrap_or(DISCV5_PORT),
+            discv5_bootstrap: list(flags.discv5_bootstrap, file.discv5_bootstrap).unwrap_or_default(),
+            dns_discovery_urls: list(flags.dns_discovery_urls, file.dns_discovery_urls).unwrap_or_default(),
+            dns_servers: list(flags.dns_servers, file.dns_servers).unwrap_or_default(),
+            ask_peers: flags.ask_peers.or(file.ask_peers),
             min_relay_peers: flags.min_relay_peers.or(file.min_relay_peers),
             tls_certificate: flags.tls_certificate.or(file.tls_certificate),
             tls_key: flags.tls_key.or(file.tls_key),
@@ -134,14 +165,64 @@ impl Config {
         if self.tls_certificate.is_some() != self.tls_key.is_some() {
             bail!("secure WebSocket needs both tls_certificate and tls_key");
         }
+        for (name, count) in [
+            ("discv5_bootstrap", self.discv5_bootstrap.len()),
+            ("dns_discovery_urls", self.dns_discovery_urls.len()),
+            ("dns_servers", self.dns_servers.len()),
+        ] {
+            if count > NAMED_MAX {
+                bail!("{name} names {count}, at most {NAMED_MAX} are taken");
+            }
+        }
+        self.bootstrap_records()?;
+        self.node_lists()?;
         Ok(())
+    }
+
+    /// What the node does, in the types of use.
+    pub(crate) fn settings(&self) -> crate::settings::Settings {
+        crate::settings::Settings::new(
+            self.cluster,
+            &self.shards,
+            self.shards_in_cluster,
+            self.store,
+            self.least_relay_peers(),
+            &self.limits,
+        )
     }
 
     /// Relay peers without which light push is refused: as stated; else one where the node is to have
     /// any, and none for a node that is alone.
     pub(crate) fn least_relay_peers(&self) -> usize {
         let stated = self.min_relay_peers.map(crate::settings::count);
-        stated.unwrap_or(usize::from(!self.peers.is_empty()))
+        stated.unwrap_or(usize::from(!self.peers.is_empty() || self.finds_peers()))
+    }
+
+    /// Whether the discovery protocol runs: as stated; else if it was told where to begin.
+    pub(crate) fn runs_discv5(&self) -> bool {
+        self.discv5.unwrap_or(!self.discv5_bootstrap.is_empty())
+    }
+
+    /// Whether this node looks for peers that nobody named to it.
+    pub(crate) fn finds_peers(&self) -> bool {
+        self.runs_discv5() || !self.dns_discovery_urls.is_empty() || self.ask_peers == Some(true)
+    }
+
+    /// Whether peers are asked for further ones: as stated; else if peers are looked for at all.
+    pub(crate) fn asks_peers(&self) -> bool {
+        self.ask_peers.unwrap_or(self.finds_peers())
+    }
+
+    /// Records of the nodes at which discovery begins.
+    pub(crate) fn bootstrap_records(&self) -> Result<Vec<NodeRecord>> {
+        let read = |text: &String| text.parse().with_context(|| format!("discv5_bootstrap `{text}`"));
+        self.discv5_bootstrap.iter().map(read).collect()
+    }
+
+    /// Lists of nodes in the DNS.
+    pub(crate) fn node_lists(&self) -> Result<Vec<ListLink>> {
+        let read = |text: &String| text.parse().with_context(|| format!("dns_discovery_urls `{text}`"));
+        self.dns_discovery_urls.iter().map(read).collect()
     }
 
     /// As a configuration file.
@@ -156,6 +237,14 @@ impl Config {
 
 fn list<T>(flags: Vec<T>, file: Option<Vec<T>>) -> Option<Vec<T>> {
     if flags.is_empty() { file } else { Some(flags) }
+}
+
+/// A server of the DNS as an operator writes it: port 53 unless another is named.
+pub(crate) fn dns_server(text: &str) -> Result<SocketAddr, String> {
+    let with_port = text.parse::<SocketAddr>();
+    with_port.or_else(|_| text.parse::<IpAddr>().map(|ip| (ip, DNS_PORT).into())).map_err(|_| {
+        format!("`{text}` is no IP address, alone or with a port (192.0.2.1, 192.0.2.1:53, [2001:db8::1]:53)")
+    })
 }
 
 fn default_listen() -> Vec<Multiaddr> {
@@ -209,5 +298,30 @@ mod tests {
         let peer = "/ip4/127.0.0.1/tcp/60001".parse().unwrap();
         let with = Config::load(&Settings { peers: vec![peer], ..Settings::default() }).unwrap();
         assert_eq!(with.least_relay_peers(), 1);
+    }
+
+    #[test]
+    fn discovery_is_off_until_it_is_told_where_to_begin() {
+        let alone = Config::load(&Settings::default()).unwrap();
+        assert!(!alone.runs_discv5() && !alone.asks_peers());
+        let record = protocol::record::RecordContent::default().sign(&[3; 32]).unwrap().to_string();
+        let flags = Settings { discv5_bootstrap: vec![record], ..Settings::default() };
+        let begun = Config::load(&flags).unwrap();
+        assert!(begun.runs_discv5() && begun.asks_peers());
+        assert_eq!(begun.least_relay_peers(), 1);
+        let off = Config::load(&Settings { discv5: Some(false), ..flags }).unwrap();
+        assert!(!off.runs_discv5() && !off.asks_peers());
+    }
+
+    #[test]
+    fn damaged_records_and_lists_are_refused_at_the_start() {
+        let bootstrap = Settings { discv5_bootstrap: vec!["enr:-IS4".into()], ..Settings::default() };
+        let refused = format!("{:#}", Config::load(&bootstrap).unwrap_err());
+        assert!(refused.contains("discv5_bootstrap `enr:-IS4`"), "{refused}");
+        let list = Settings { dns_discovery_urls: vec!["enrtree://KEY@a.org".into()], ..Settings::default() };
+        let refused = format!("{:#}", Config::load(&list).unwrap_err());
+        assert!(refused.contains("enrtree://KEY@DOMAIN"), "{refused}");
+        assert_eq!(dns_server("192.0.2.1").unwrap().port(), 53);
+        assert!(dns_server("example.org").unwrap_err().contains("example.org"));
     }
 }

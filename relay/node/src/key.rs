@@ -25,6 +25,12 @@ pub(crate) fn parse(text: &str) -> Result<Keypair> {
     Ok(secp256k1::Keypair::from(secret).into())
 }
 
+/// The secret half of a node's key, with which it signs its record.
+pub(crate) fn secret(keys: &Keypair) -> Result<Zeroizing<[u8; 32]>> {
+    let keys = keys.clone().try_into_secp256k1().context("the node's key is of secp256k1")?;
+    Ok(Zeroizing::new(keys.secret().to_bytes()))
+}
+
 /// Reads the key in a file, or makes one there.
 pub(crate) fn load_or_create(path: &Path) -> Result<Keypair> {
     let open = OpenOptions::new().read(true).open(path);

@@ -5,6 +5,7 @@
 mod cli;
 mod config;
 mod counters;
+mod discovery;
 mod filter;
 mod governor;
 mod http;

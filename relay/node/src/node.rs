@@ -1,17 +1,17 @@
 //! What all parts of the running node share, and the task that drives the swarm.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     net::Ipv4Addr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context, Result};
-use budget::{Ledger, Pool, cgroup::Cgroup};
+use budget::{Ledger, Observation, Pool, cgroup::Cgroup};
 use bytes::Bytes;
 use futures::StreamExt;
 use libp2p::{
@@ -20,10 +20,10 @@ use libp2p::{
     identify, identity,
     multiaddr::Protocol,
     ping,
-    swarm::{self, NetworkBehaviour, SwarmEvent, dial_opts::DialOpts},
+    swarm::{self, ConnectionId, NetworkBehaviour, SwarmEvent, dial_opts::DialOpts},
 };
 use memory::Record;
-use protocol::PubsubTopic;
+use protocol::{PubsubTopic, record::NodeRecord};
 use relay_limits::{Limits, pool};
 use router::{Router, Shard, Topics};
 use store::{Message, Store};
@@ -32,6 +32,11 @@ use tokio::sync::{mpsc, oneshot};
 use crate::{
     config::Config,
     counters::Counters,
+    discovery::{
+        self,
+        candidate::{Candidate, Terms},
+        known::{Connections, KnownPeers, Origin, Target},
+    },
     filter::Filter,
     governor::Watch,
     ingest::Rejected,
@@ -49,8 +54,8 @@ use crate::{
     subscribers::Subscribers,
 };
 
-/// Between two dials of a static peer that is not connected.
-const REDIAL: Duration = Duration::from_secs(5);
+/// Between two requests for further peers.
+const ASK_PEERS: Duration = Duration::from_secs(30);
 /// Between looks at stalled connections.
 const SWEEP: Duration = Duration::from_millis(250);
 
@@ -90,6 +95,15 @@ pub(crate) struct Node {
     pub(crate) latencies: Latencies,
     pub(crate) watch: Watch,
     pub(crate) connections: AtomicU64,
+    /// Which nodes can be peers.
+    pub(crate) terms: Terms,
+    peers: Mutex<KnownPeers>,
+    /// This node's record, once it is known where it listens.
+    own_record: Mutex<Option<NodeRecord>>,
+    /// Whether peers are to be searched for; looked at once per heartbeat.
+    pub(crate) wants_peers: AtomicBool,
+    /// Records in the table of the discovery protocol.
+    pub(crate) discovery_table: AtomicU64,
     /// Names of the shards' topics, made once: most messages are of few shards.
     topics: Vec<Arc<str>>,
 }
@@ -124,9 +138,38 @@ impl Node {
         rejected
     }
 
-    /// Records of other nodes, at most `most`.
-    pub(crate) fn known_records(&self, _most: usize) -> Vec<Bytes> {
-        Vec::new()
+    /// The known peers, for as long as the guard lives: never across a wait.
+    pub(crate) fn peers(&self) -> MutexGuard<'_, KnownPeers> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records of other nodes for a peer that asks, at most `most`.
+    pub(crate) fn known_records(&self, asking: &PeerId, most: usize) -> Vec<Bytes> {
+        self.peers().records(asking, most.min(self.settings.peer_exchange_peers))
+    }
+
+    /// Takes note of a node, if it can be a peer; says whether it is new.
+    pub(crate) fn heard_of(&self, record: &NodeRecord, origin: Origin) -> bool {
+        match Candidate::read(record, &self.terms) {
+            Ok(candidate) => self.peers().add(candidate, origin, self.now()),
+            Err(unfit) => {
+                tracing::trace!(%unfit, ?origin, "a node is not kept");
+                false
+            }
+        }
+    }
+
+    /// This node's record.
+    pub(crate) fn own_record(&self) -> Option<NodeRecord> {
+        self.own_record.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces it by a later one.
+    pub(crate) fn set_own_record(&self, record: NodeRecord) {
+        let mut own = self.own_record.lock().unwrap_or_else(PoisonError::into_inner);
+        if own.as_ref().is_none_or(|own| own.sequence < record.sequence) {
+            *own = Some(record);
+        }
     }
 }
 
@@ -140,18 +183,17 @@ fn unix_nanos() -> i64 {
 }
 
 impl Node {
-    /// `cgroup` is the process group, if there is one.
-    pub(crate) fn open(config: &Config, cgroup: Option<Cgroup>, seed: [u8; 32]) -> Result<Arc<Self>> {
+    /// `cgroup` is the process group, if there is one; `own` is this node's peer id; `seed` is where its
+    /// randomness comes from.
+    pub(crate) fn open(
+        config: &Config,
+        cgroup: Option<Cgroup>,
+        own: PeerId,
+        seed: [u8; 32],
+    ) -> Result<Arc<Self>> {
         let limits = &config.limits;
         let ledger = limits.ledger()?;
-        let settings = Settings::new(
-            config.cluster,
-            &config.shards,
-            config.shards_in_cluster,
-            config.store,
-            config.least_relay_peers(),
-            limits,
-        );
+        let settings = config.settings();
         let clock: Arc<dyn Fn() -> i64 + Send + Sync> = Arc::new(unix_nanos);
         let folder = config.data_dir.join("messages");
         let store = Store::open(settings::store(limits, folder), Arc::new(disk::RealDisk), clock.clone())?;
@@ -177,7 +219,25 @@ impl Node {
                 limits.store.requests_burst,
                 peers,
             ),
+            peer_exchange: Rate::new(
+                "peer exchange requests",
+                limits.peers.requests_per_second,
+                limits.peers.requests_burst,
+                peers,
+            ),
         };
+        let terms = Terms {
+            own,
+            cluster: config.cluster,
+            shards: settings.shards,
+            loopback: config.announce.is_empty() && config.listen.iter().all(is_loopback),
+        };
+        let mut known = KnownPeers::new(discovery::bounds(limits), seed);
+        for address in &config.peers {
+            if !known.add_static(address.clone()) {
+                tracing::warn!(%address, most = limits.gossip.peers, "more static peers than gossip.peers");
+            }
+        }
         let topics = (0..router::SHARDS)
             .map(|shard| Arc::from(PubsubTopic::new(config.cluster, shard).to_string()))
             .collect();
@@ -208,6 +268,11 @@ impl Node {
             latencies: Latencies::default(),
             watch: Watch::new(Record::new(cgroup, limits.memory_budget_bytes), &limits.governor),
             connections: AtomicU64::new(0),
+            terms,
+            peers: Mutex::new(known),
+            own_record: Mutex::default(),
+            wants_peers: AtomicBool::new(false),
+            discovery_table: AtomicU64::new(0),
             topics,
             settings,
         }))
@@ -252,8 +317,15 @@ pub(crate) struct Network {
     swarm: Swarm<All>,
     meters: Meters,
     asks: mpsc::Receiver<Ask>,
-    dialled: Vec<(Multiaddr, Option<Instant>)>,
-    dialled_max: usize,
+    /// Dials under way: at most as many as the known peers allow.
+    dials: HashMap<ConnectionId, Target>,
+    /// Whether there can be peers that nobody named to this node.
+    finds_peers: bool,
+    /// Whether peers are asked for further ones, and when they were last.
+    asks_peers: bool,
+    asked_peers: Option<Instant>,
+    /// What the found peers and the discovery table take, for the ledger.
+    peer_store: Observation,
     heartbeat: Duration,
     /// Addresses that were configured, and those that have a socket by now.
     listeners: usize,
@@ -308,12 +380,21 @@ impl Network {
             swarm.add_external_address(address.clone());
         }
         let (sender, asks) = mpsc::channel(ASKS);
-        let dialled = config.peers.iter().map(|address| (address.clone(), None)).collect();
-        let heartbeat = Duration::from_millis(limits.gossip.heartbeat_millis);
-        let dialled_max = count(limits.gossip.peers);
-        let (listeners, listening) = (config.listen.len(), HashSet::new());
-        let network =
-            Self { node, swarm, meters, asks, dialled, dialled_max, heartbeat, listeners, listening };
+        let peer_store = pool(&node.ledger, pool::PEER_STORE)?.observe();
+        let network = Self {
+            node,
+            swarm,
+            meters,
+            asks,
+            dials: HashMap::new(),
+            finds_peers: config.finds_peers(),
+            asks_peers: config.asks_peers(),
+            asked_peers: None,
+            peer_store,
+            heartbeat: Duration::from_millis(limits.gossip.heartbeat_millis),
+            listeners: config.listen.len(),
+            listening: HashSet::new(),
+        };
         Ok((network, sender))
     }
 
@@ -340,7 +421,7 @@ impl Network {
                     let now = self.node.now();
                     self.node.router().heartbeat(now);
                     self.node.filter.expire(Instant::now());
-                    self.dial();
+                    self.find_peers();
                 }
                 _ = sweep.tick() => {
                     let closed = self.meters.sweep(Instant::now());
@@ -378,8 +459,18 @@ impl Network {
                 // Nobody is at the other end any more; pushes would wait for it.
                 self.swarm.close_connection(connection);
             }
-            SwarmEvent::OutgoingConnectionError { error, peer_id, .. } => {
+            SwarmEvent::OutgoingConnectionError { error, peer_id, connection_id } => {
                 tracing::debug!(%error, ?peer_id, "dialling failed");
+                if let Some(target) = self.dials.remove(&connection_id) {
+                    self.node.peers().failed(target, self.node.now());
+                }
+            }
+            SwarmEvent::ConnectionEstablished { peer_id, connection_id, .. } => {
+                let target = self.dials.remove(&connection_id);
+                self.node.peers().connected(peer_id, target, self.node.now());
+            }
+            SwarmEvent::ConnectionClosed { peer_id, num_established: 0, .. } => {
+                self.node.peers().disconnected(peer_id, self.node.now());
             }
             _ => {}
         }
@@ -388,11 +479,8 @@ impl Network {
     fn on_ask(&mut self, ask: Ask) {
         match ask {
             Ask::Dial(address) => {
-                let known = self.dialled.iter().any(|(other, _)| *other == address);
-                if !known && self.dialled.len() < self.dialled_max {
-                    self.dialled.push((address, None));
-                }
-                self.dial();
+                self.node.peers().add_static(address);
+                self.find_peers();
             }
             Ask::Peers(reply) => {
                 let connected = self.swarm.behaviour().waku.open().map(|open| Connected {
@@ -408,29 +496,59 @@ impl Network {
         }
     }
 
-    /// Dials static peers that are not connected.
-    fn dial(&mut self) {
-        let now = Instant::now();
-        for (address, last) in &mut self.dialled {
-            if last.is_some_and(|last| now.saturating_duration_since(last) < REDIAL) {
-                continue;
-            }
-            let peer = address.iter().find_map(|part| match part {
-                Protocol::P2p(peer) => Some(peer),
-                _ => None,
-            });
-            if peer.is_some_and(|peer| self.swarm.behaviour().waku.is_connected(&peer)) {
-                continue;
-            }
-            *last = Some(now);
-            let options = match peer {
-                Some(peer) => DialOpts::peer_id(peer).addresses(vec![address.clone()]).build(),
-                None => DialOpts::from(address.clone()),
-            };
-            if let Err(error) = self.swarm.dial(options) {
-                tracing::debug!(%address, %error, "dialling failed");
+    /// The connections there are, as far as the search for peers depends on them.
+    fn connections(&self) -> Connections {
+        let outbound =
+            self.swarm.behaviour().waku.open().filter(|open| open.gossips && open.outbound).count();
+        let mut short = Topics::default();
+        let router = self.node.router();
+        for shard in self.node.shards.iter() {
+            if router.reachable(shard, self.node.now()) < self.node.settings.relay_peers_low {
+                short.insert(shard);
             }
         }
+        Connections { outbound, short }
+    }
+
+    /// Dials whom the known peers say, and asks for further ones.
+    fn find_peers(&mut self) {
+        let connections = if self.finds_peers { self.connections() } else { Connections::default() };
+        let now = self.node.now();
+        let (dials, wants) = {
+            let mut peers = self.node.peers();
+            let entries = peers.len() as u64 + self.node.discovery_table.load(Relaxed);
+            self.peer_store.set(entries * relay_limits::PEER_BYTES);
+            let wants = self.finds_peers && peers.wants_more(now, &connections);
+            (peers.dials(now, &connections), wants)
+        };
+        self.node.wants_peers.store(wants, Relaxed);
+        for dial in dials {
+            let options = match dial.peer {
+                Some(peer) => DialOpts::peer_id(peer).addresses(dial.addresses).build(),
+                None => dial.addresses.into_iter().next().unwrap_or_else(Multiaddr::empty).into(),
+            };
+            let connection = options.connection_id();
+            match self.swarm.dial(options) {
+                Ok(()) => drop(self.dials.insert(connection, dial.target)),
+                Err(error) => {
+                    tracing::debug!(target = ?dial.target, %error, "dialling failed");
+                    self.node.peers().failed(dial.target, now);
+                }
+            }
+        }
+        let pause = self.asked_peers.is_some_and(|last| last.elapsed() < ASK_PEERS);
+        if self.asks_peers && wants && !pause && self.swarm.behaviour_mut().waku.ask_peers(rand::random()) {
+            self.asked_peers = Some(Instant::now());
+        }
+    }
+}
+
+/// Whether an address is reached on this machine only.
+fn is_loopback(address: &Multiaddr) -> bool {
+    match address.iter().next() {
+        Some(Protocol::Ip4(ip)) => ip.is_loopback(),
+        Some(Protocol::Ip6(ip)) => ip.is_loopback(),
+        _ => false,
     }
 }
 

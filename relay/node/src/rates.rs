@@ -76,6 +76,7 @@ pub(crate) struct Rates {
     pub(crate) light_push: Rate,
     pub(crate) filter: Rate,
     pub(crate) store: Rate,
+    pub(crate) peer_exchange: Rate,
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use crate::{
     config::Config,
-    governor, http, key,
+    discovery, governor, http, key,
     network::transport::Tls,
     node::{Network, Node},
 };
@@ -47,10 +47,10 @@ async fn serve(config: &Config, address_file: Option<&Path>) -> Result<()> {
         "the kernel may kill the relay before a limit of it is reached",
     )?;
     let keys = key::load_or_create(&config.data_dir.join("relay.key"))?;
-    let node = Node::open(config, cgroup, rand::random())?;
+    let peer = keys.public().to_peer_id();
+    let node = Node::open(config, cgroup, peer, rand::random())?;
     let governor = governor::start(node.clone(), &config.limits.governor)?;
     let (network, asks) = Network::new(node.clone(), config, &keys, tls)?;
-    let peer = keys.public().to_peer_id();
     let (ready, addresses) = oneshot::channel();
     let (stop, stopping) = oneshot::channel::<()>();
     let running = tokio::spawn(network.run(ready, async {
@@ -62,8 +62,11 @@ async fn serve(config: &Config, address_file: Option<&Path>) -> Result<()> {
     for address in &addresses {
         tracing::info!(%address, "reached at");
     }
+    let finding = discovery::start(&node, config, &*key::secret(&keys)?, &addresses).await?;
+    let record = node.own_record().map(|record| record.to_string()).unwrap_or_default();
     tracing::info!(
         %peer,
+        %record,
         memory = config.memory,
         serves = node.settings.served(),
         http = %http.address,
@@ -80,6 +83,7 @@ async fn serve(config: &Config, address_file: Option<&Path>) -> Result<()> {
     asked_to_stop().await?;
     tracing::info!("stopping");
     drop(stop);
+    drop(finding);
     http.stop().await;
     running.await.context("the network's task")?;
     drop(governor);

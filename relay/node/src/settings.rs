@@ -37,6 +37,10 @@ pub(crate) struct Settings {
     pub(crate) content_topic_bytes: usize,
     /// Send buffer and receive buffer of a socket, each.
     pub(crate) socket_buffer: usize,
+    /// Records in one answer of peer exchange.
+    pub(crate) peer_exchange_peers: usize,
+    /// A shard with fewer relay peers is short of them.
+    pub(crate) relay_peers_low: usize,
 }
 
 /// A count of the table.
@@ -80,6 +84,8 @@ impl Settings {
             topics_per_request: count(limits.filter.topics_per_request),
             content_topic_bytes: count(limits.filter.content_topic_bytes),
             socket_buffer: count(connections.socket_buffer_bytes),
+            peer_exchange_peers: count(limits.peers.peer_exchange_peers),
+            relay_peers_low: count(limits.gossip.d_low),
         }
     }
 

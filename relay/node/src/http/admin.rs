@@ -1,8 +1,7 @@
 //! What the operator asks of peers: who is connected, who is in which mesh, who is subscribed.
 //!
-//! A peer here is a connection: this node keeps no list of peers that are not connected. What
-//! bounds it: connections, and rows that are made as they are sent. Dialling waits
-//! [`DIAL_TIME`] at most.
+//! A peer here is a connection, or a known peer that is not connected. What bounds it: connections,
+//! known peers, and rows that are made as they are sent. Dialling waits [`DIAL_TIME`] at most.
 //!
 //! Source: `/admin/v1` of the OpenAPI files in waku-org/waku-rest-api.
 
@@ -20,7 +19,10 @@ use super::{
     message::{Names, json_text_bytes_max, put_text},
     service::{ReceivedBody, Service},
 };
-use crate::node::{Ask, Connected, Node};
+use crate::{
+    discovery::known::{KnownPeer, Origin},
+    node::{Ask, Connected, Node},
+};
 
 /// Peers to connect to in one request.
 const DIALS_MAX: usize = 16;
@@ -143,7 +145,7 @@ impl Known {
             shards: view.map(|view| view.topics.iter().collect()).unwrap_or_default(),
             connected: "Connected",
             agent: "",
-            origin: if connected.outbound { "Static" } else { "UnknownOrigin" },
+            origin: node.peers().origin(&connected.peer).map_or("UnknownOrigin", Origin::name),
             score: view.map(|view| view.score),
         }
     }
@@ -155,6 +157,19 @@ impl Known {
         };
         let peers = self.connected.iter().filter(|one| self.view(one).is_some_and(is_in));
         PeersOfShard { shard, peers: peers.map(|one| self.peer(node, one)).collect() }
+    }
+}
+
+/// A known peer that is not connected.
+fn absent(known: &KnownPeer) -> WakuPeer {
+    WakuPeer {
+        multiaddr: with_peer(&known.address, known.peer),
+        protocols: if known.relays { vec![protocol::gossip::PROTOCOL] } else { Vec::new() },
+        shards: known.shards.iter().collect(),
+        connected: if known.fails { "CannotConnect" } else { "NotConnected" },
+        agent: "",
+        origin: known.origin.name(),
+        score: None,
     }
 }
 
@@ -190,7 +205,16 @@ impl Service {
         answer::list(Rows::new(rows), &self.responses)
     }
 
-    /// `GET /admin/v1/peers`, `/admin/v1/peers/connected` and `/connected/on/{shardId}`.
+    /// `GET /admin/v1/peers`: connections, then known peers that have none.
+    pub(crate) async fn all_peers(&self) -> Result<Response<Body>, Refused> {
+        let (known, node) = (self.known().await?, self.node.clone());
+        let others = node.peers().not_connected();
+        let connected = (0..known.connected.len())
+            .filter_map(move |place| Some(known.peer(&node, known.connected.get(place)?)));
+        answer::list(Rows::new(connected.chain(others.into_iter().map(|one| absent(&one)))), &self.responses)
+    }
+
+    /// `GET /admin/v1/peers/connected` and `/connected/on/{shardId}`.
     pub(crate) async fn connected_peers(&self, shard: Option<Shard>) -> Result<Response<Body>, Refused> {
         if let Some(shard) = shard {
             known_shard(shard)?;
@@ -213,10 +237,14 @@ impl Service {
         let peer: PeerId =
             peer.parse().map_err(|error| Refused::bad(format!("this is no peer id: {error}")))?;
         let known = self.known().await?;
-        let Some(one) = known.connected.iter().find(|one| one.peer == peer) else {
-            return Err(Refused::not_found(format!("peer {peer} is not connected")));
+        if let Some(one) = known.connected.iter().find(|one| one.peer == peer) {
+            return answer::json(StatusCode::OK, &known.peer(&self.node, one), &self.responses);
+        }
+        let others = self.node.peers().not_connected();
+        let Some(one) = others.iter().find(|one| one.peer == peer) else {
+            return Err(Refused::not_found(format!("peer {peer} is not known")));
         };
-        answer::json(StatusCode::OK, &known.peer(&self.node, one), &self.responses)
+        answer::json(StatusCode::OK, &absent(one), &self.responses)
     }
 
     /// `GET /admin/v1/peers/relay`.
@@ -254,6 +282,8 @@ impl Service {
     pub(crate) async fn peer_stats(&self) -> Result<Response<Body>, Refused> {
         let known = self.known().await?;
         let count = known.connected.len();
+        let others = self.node.peers().not_connected();
+        let failing = others.iter().filter(|one| one.fails).count();
         let mut relay = serde_json::Map::new();
         let mut mesh = serde_json::Map::new();
         for shard in self.node.shards.iter() {
@@ -268,9 +298,10 @@ impl Service {
         mesh.insert("Total mesh peers".into(), in_mesh.into());
         let receivers = self.node.filter.held().receivers;
         let stats = serde_json::json!({
-            "Sum": { "Total peers": count },
+            "Sum": { "Total peers": count + others.len() },
             "By Connectedness": {
-                "Connected": count, "NotConnected": 0, "CannotConnect": 0, "CanConnect": 0,
+                "Connected": count, "NotConnected": others.len() - failing, "CannotConnect": failing,
+                "CanConnect": 0,
             },
             "Relay peers": relay,
             "Mesh peers": mesh,

@@ -118,7 +118,10 @@ impl Service {
     pub(crate) async fn info(&self) -> Result<Response<Body>, Refused> {
         let addresses = self.ask(Ask::Addresses).await?;
         let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-        let info = serde_json::json!({ "listenAddresses": addresses });
+        let mut info = serde_json::json!({ "listenAddresses": addresses });
+        if let Some(record) = self.node.own_record() {
+            info["enrUri"] = record.to_string().into();
+        }
         answer::json(StatusCode::OK, &info, &self.responses)
     }
 }

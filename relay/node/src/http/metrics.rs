@@ -147,7 +147,7 @@ impl Readings {
                 ([("direction", "Out"), ("protocol", relay)], peers.relay_outbound as f64),
             ],
         )?;
-        out.gauge("waku_peer_store_size", "Peers known; these are connected", peers.peers as f64)?;
+        out.gauge("waku_peer_store_size", "Peers found, connected or not", peers.known as f64)?;
         out.gauge("libp2p_peers", "Connected peers", peers.peers as f64)?;
         let gossiping = peers.relay_inbound + peers.relay_outbound;
         out.gauge("libp2p_pubsub_peers", "Peers that gossip", gossiping as f64)?;
@@ -280,7 +280,11 @@ impl Readings {
             ("filter_pushed", "Pushes that receivers took", pushes.sent),
             ("filter_push_failed", "Pushes that failed", pushes.failed),
             ("filter_dropped", "References that left a full queue", pushes.dropped),
-            ("filter_held_back", "Messages refused because receivers or relay peers are slow", pushes.held_back),
+            (
+                "filter_held_back",
+                "Messages refused because receivers or relay peers are slow",
+                pushes.held_back,
+            ),
             ("streams_refused", "Streams beyond a peer's number", requests.streams_refused),
             ("connections_closed", "Connections closed for a fault", requests.connections_closed),
             (
@@ -345,6 +349,11 @@ impl Readings {
         let Report { gossip, peers, uptime_millis, .. } = &self.report;
         out.gauge("thimble_relay_uptime_seconds", "Time since start", *uptime_millis as f64 / 1e3)?;
         out.gauge("thimble_relay_connections", "Open connections of peers", peers.connections as f64)?;
+        let table = peers.discovery_table as f64;
+        out.gauge("thimble_relay_discovery_table", "Records in the discovery table", table)?;
+        out.counter("thimble_relay_dials", "Dials begun", peers.dials)?;
+        out.counter("thimble_relay_dials_failed", "Dials that came to nothing", peers.dials_failed)?;
+        out.counter("thimble_relay_peers_evicted", "Found peers that left a full store", peers.evicted)?;
         for (name, help, value) in [
             ("seen", "Message ids remembered", gossip.seen),
             ("history", "References peers may fetch", gossip.history),

@@ -165,6 +165,14 @@ pub(crate) struct Peers {
     pub(crate) peers: usize,
     pub(crate) relay_inbound: usize,
     pub(crate) relay_outbound: usize,
+    /// Peers that were found, connected or not.
+    pub(crate) known: usize,
+    /// Records in the table of the discovery protocol.
+    pub(crate) discovery_table: u64,
+    pub(crate) dials: u64,
+    pub(crate) dials_failed: u64,
+    /// Found peers that left because there were too many.
+    pub(crate) evicted: u64,
     /// The first of them.
     pub(crate) some: Vec<PeerFigures>,
 }
@@ -430,11 +438,20 @@ impl Service {
                 waiting: view.map_or(0, |view| view.waiting),
             }
         });
+        let (known, counts) = {
+            let peers = node.peers();
+            (peers.len(), peers.counts())
+        };
         let peers = Peers {
             connections: node.connections.load(Relaxed),
             peers: distinct.len(),
             relay_inbound: relay(false),
             relay_outbound: relay(true),
+            known,
+            discovery_table: node.discovery_table.load(Relaxed),
+            dials: counts.dials,
+            dials_failed: counts.dials_failed,
+            evicted: counts.evicted,
             some: some.collect(),
         };
         (gossip, peers)

@@ -164,7 +164,8 @@ impl Service {
             Route::Metrics => self.metrics().await,
             Route::Status => self.status().await,
             Route::Dashboard => Ok(answer::page()),
-            Route::Peers | Route::ConnectedPeers => self.connected_peers(None).await,
+            Route::Peers => self.all_peers().await,
+            Route::ConnectedPeers => self.connected_peers(None).await,
             Route::ConnectedPeersOn(shard) => self.connected_peers(Some(shard)).await,
             Route::ServicePeers => self.service_peers().await,
             Route::Peer(peer) => self.peer(&peer).await,
@@ -325,12 +326,21 @@ fn reads(route: &Route) -> bool {
         AutoMessages, ConnectedPeers, ConnectedPeersOn, FilterMessages, FilterSubscribers, MeshPeers,
         MeshPeersOn, Peer, PeerStats, Peers, RelayMessages, RelayPeers, RelayPeersOn, ServicePeers,
     };
-    match route {
-        AutoMessages(_) | FilterMessages(_) | RelayMessages(_) | Peer(_) | ConnectedPeersOn(_)
-        | MeshPeersOn(_) | RelayPeersOn(_) => true,
-        ConnectedPeers | FilterSubscribers | MeshPeers | PeerStats | Peers | RelayPeers | ServicePeers => {
-            true
-        }
-        _ => false,
-    }
+    matches!(
+        route,
+        AutoMessages(_)
+            | FilterMessages(_)
+            | RelayMessages(_)
+            | Peer(_)
+            | ConnectedPeersOn(_)
+            | MeshPeersOn(_)
+            | RelayPeersOn(_)
+            | ConnectedPeers
+            | FilterSubscribers
+            | MeshPeers
+            | PeerStats
+            | Peers
+            | RelayPeers
+            | ServicePeers
+    )
 }

@@ -54,6 +54,8 @@ pub(crate) struct Open {
     pub(crate) gossips: bool,
     /// Whether its peer speaks the relay protocol.
     pub(crate) relays: bool,
+    /// Whether its peer can be asked for other peers.
+    exchanges: bool,
     pub(crate) since: Instant,
     /// What it takes of the ledger.
     _held: Reservation,
@@ -89,9 +91,17 @@ impl Behaviour {
         self.open.values()
     }
 
-    /// Whether there is a connection to a peer.
-    pub(crate) fn is_connected(&self, peer: &PeerId) -> bool {
-        self.per_peer.contains_key(peer)
+    /// Asks one of the peers that can be asked for further ones, chosen by `random`. Says whether there
+    /// is any.
+    pub(crate) fn ask_peers(&mut self, random: u32) -> bool {
+        let can: Vec<_> = self.open.iter().filter(|(_, open)| open.exchanges).collect();
+        let Some((id, open)) = can.get(random as usize % can.len().max(1)) else { return false };
+        self.waiting.push_back(ToSwarm::NotifyHandler {
+            peer_id: open.peer,
+            handler: NotifyHandler::One(**id),
+            event: Tell::AskPeers,
+        });
+        true
     }
 
     fn admit(&mut self, peer: &PeerId, address: &Multiaddr) -> Result<(), ConnectionDenied> {
@@ -152,6 +162,7 @@ impl Behaviour {
             outbound,
             gossips: false,
             relays: false,
+            exchanges: false,
             since: Instant::now(),
             _held: held,
         };
@@ -289,6 +300,11 @@ impl NetworkBehaviour for Behaviour {
     fn on_connection_handler_event(&mut self, peer: PeerId, id: ConnectionId, told: Told) {
         match told {
             Told::Relays => self.relays(id),
+            Told::Exchanges => {
+                if let Some(open) = self.open.get_mut(&id) {
+                    open.exchanges = true;
+                }
+            }
             Told::GossipEnded => {
                 if self.open.get(&id).is_some_and(|open| open.gossips) {
                     self.close(peer, id);

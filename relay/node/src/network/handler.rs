@@ -80,6 +80,7 @@ impl OutboundUpgrade<Stream> for Protocols {
 pub(crate) enum Purpose {
     Gossip,
     Metadata,
+    Peers,
     Push(Shard, Message),
 }
 
@@ -88,6 +89,8 @@ pub(crate) enum Purpose {
 pub(crate) enum Told {
     /// The peer speaks the relay protocol; is it to be gossiped with?
     Relays,
+    /// The peer can be asked for other peers.
+    Exchanges,
     /// The gossip stream ended.
     GossipEnded,
     /// Close the connection: why.
@@ -99,6 +102,8 @@ pub(crate) enum Told {
 pub(crate) enum Tell {
     /// Open the gossip stream.
     Gossip,
+    /// Ask the peer for other peers.
+    AskPeers,
 }
 
 /// The gossip stream to the peer.
@@ -119,6 +124,7 @@ pub(crate) struct Handler {
     gossip: Gossip,
     wants_metadata: bool,
     metadata_asked: bool,
+    wants_peers: bool,
     relays: bool,
     pushes: FuturesUnordered<BoxFuture<'static, bool>>,
     pushes_opening: usize,
@@ -136,6 +142,7 @@ impl Handler {
             gossip: Gossip::Off,
             wants_metadata: false,
             metadata_asked: false,
+            wants_peers: false,
             relays: false,
             pushes: FuturesUnordered::new(),
             pushes_opening: 0,
@@ -187,6 +194,10 @@ impl Handler {
                 let asking = services::metadata::ask(node, stream);
                 self.served.push(asking.boxed());
             }
+            Purpose::Peers => {
+                let asking = services::peer_exchange::ask(node, stream);
+                self.served.push(asking.boxed());
+            }
             Purpose::Push(shard, message) => {
                 self.pushes_opening = self.pushes_opening.saturating_sub(1);
                 self.pushes.push(services::filter::push(node, stream, shard, message).boxed());
@@ -200,7 +211,7 @@ impl Handler {
                 self.gossip = Gossip::Off;
                 self.tell.push_back(Told::GossipEnded);
             }
-            Purpose::Metadata => {}
+            Purpose::Metadata | Purpose::Peers => {}
             Purpose::Push(..) => {
                 self.pushes_opening = self.pushes_opening.saturating_sub(1);
                 self.push_ended(false);
@@ -259,6 +270,9 @@ impl ConnectionHandler for Handler {
         if std::mem::take(&mut self.wants_metadata) {
             return Poll::Ready(self.open(protocol::metadata::PROTOCOL, Purpose::Metadata));
         }
+        if std::mem::take(&mut self.wants_peers) {
+            return Poll::Ready(self.open(protocol::peer_exchange::PROTOCOL, Purpose::Peers));
+        }
         if self.pushes.len() + self.pushes_opening < self.node.settings.pushes_per_receiver
             && let Poll::Ready((shard, message)) = self.node.filter.poll_next(&self.peer, cx)
         {
@@ -273,6 +287,7 @@ impl ConnectionHandler for Handler {
         match event {
             Tell::Gossip if matches!(self.gossip, Gossip::Off) => self.gossip = Gossip::Wanted,
             Tell::Gossip => {}
+            Tell::AskPeers => self.wants_peers = true,
         }
     }
 
@@ -292,6 +307,9 @@ impl ConnectionHandler for Handler {
                 for name in added {
                     if *name == protocol::gossip::PROTOCOL {
                         self.relays();
+                    }
+                    if *name == protocol::peer_exchange::PROTOCOL {
+                        self.tell.push_back(Told::Exchanges);
                     }
                     if *name == protocol::metadata::PROTOCOL && !self.metadata_asked {
                         self.metadata_asked = true;

@@ -58,7 +58,7 @@ pub(crate) fn serve(
         protocol::filter::SUBSCRIBE_PROTOCOL => filter::serve(node, peer, stream).boxed(),
         protocol::store::PROTOCOL => store::serve(node, peer, stream).boxed(),
         protocol::metadata::PROTOCOL => metadata::serve(node, stream).boxed(),
-        _ => peer_exchange::serve(node, stream).boxed(),
+        _ => peer_exchange::serve(node, peer, stream).boxed(),
     }
 }
 

@@ -1,37 +1,66 @@
-//! Peer exchange: records of other nodes, for clients that cannot search for them.
+//! Peer exchange: records of other nodes, for clients that cannot search for them; and the same asked
+//! of peers.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use libp2p::Stream;
+use libp2p::{PeerId, Stream};
 use protocol::{
     StatusCode,
-    peer_exchange::{PEERS_MAX, REQUEST_BYTES_MAX, Reply, Request},
+    peer_exchange::{PEERS_MAX, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Reply, Request},
+    record::NodeRecord,
 };
 
 use super::{Served, reply, request, text};
-use crate::node::Node;
+use crate::{discovery::known::Origin, network::streams::write_small, node::Node};
+
+/// A peer answers within this time.
+const ANSWER_TIME: Duration = Duration::from_secs(20);
 
 /// Serves a request.
-pub(crate) async fn serve(node: Arc<Node>, mut stream: Stream) -> Served {
+pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> Served {
     let frame = match request(&node, &mut stream, REQUEST_BYTES_MAX).await {
         Ok(Some(frame)) => frame,
         Ok(None) => return Served::Done,
         Err(served) => return served,
     };
-    let answer = match Request::decode(frame.body) {
-        Ok(asked) => {
+    let refused =
+        |status, why: String| Reply { records: Vec::new(), status: Some(status), status_text: text(why) };
+    let answer = match (node.rates.peer_exchange.take(&peer), Request::decode(frame.body)) {
+        (Err(limited), _) => refused(StatusCode::TooManyRequests, limited.to_string()),
+        (Ok(()), Ok(asked)) => {
             let most = usize::try_from(asked.peers).unwrap_or(PEERS_MAX).min(PEERS_MAX);
-            let records = node.known_records(most);
-            let known = !records.is_empty();
-            let status = if known { StatusCode::Ok } else { StatusCode::ServiceUnavailable };
-            let status_text = if known { text("OK") } else { text("this node knows of no other nodes yet") };
-            Reply { records, status: Some(status), status_text }
+            let records = node.known_records(&peer, most);
+            if records.is_empty() {
+                refused(StatusCode::ServiceUnavailable, "this node knows of no other nodes yet".into())
+            } else {
+                Reply { records, status: Some(StatusCode::Ok), status_text: text("OK") }
+            }
         }
-        Err(error) => Reply {
-            records: Vec::new(),
-            status: Some(StatusCode::BadRequest),
-            status_text: text(error.to_string()),
-        },
+        (Ok(()), Err(error)) => refused(StatusCode::BadRequest, error.to_string()),
     };
     reply(&mut stream, &answer.encode()).await
+}
+
+/// Asks a peer, and takes note of the nodes it names.
+pub(crate) async fn ask(node: Arc<Node>, mut stream: Stream) -> Served {
+    let most = node.settings.peer_exchange_peers;
+    let asking = async {
+        let asked = Request { peers: most as u64 }.encode();
+        write_small(&mut stream, &asked).await.ok()?;
+        let frame = request(&node, &mut stream, REPLY_BYTES_MAX).await.ok()??;
+        Reply::decode(frame.body).ok()
+    };
+    let Ok(Some(reply)) = tokio::time::timeout(ANSWER_TIME, asking).await else {
+        tracing::debug!("a peer that was asked for others gave no answer");
+        return Served::Done;
+    };
+    let mut new = 0;
+    for bytes in reply.records.iter().take(most) {
+        match NodeRecord::decode(bytes) {
+            Ok(record) => new += usize::from(node.heard_of(&record, Origin::PeerExchange)),
+            Err(error) => tracing::debug!(%error, "a peer named a node by a damaged record"),
+        }
+    }
+    tracing::debug!(records = reply.records.len(), new, "a peer named others");
+    Served::Done
 }

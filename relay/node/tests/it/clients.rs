@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::harness::{Relay, repository, target};
 
-fn run(program: &str, arguments: &[&str]) {
+fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program)
         .args(arguments)
         .current_dir(repository())
@@ -15,15 +15,18 @@ fn run(program: &str, arguments: &[&str]) {
     println!("{text}");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {arguments:?}: {}\n{text}\n{errors}", output.status);
+    text.into_owned()
 }
 
-fn javascript(arguments: &[&str]) {
-    run("node", &[&["tests/waku/js/client.mjs"], arguments].concat());
+/// What the program in JavaScript printed.
+pub(crate) fn javascript(arguments: &[&str]) -> String {
+    run("node", &[&["tests/waku/js/client.mjs"], arguments].concat())
 }
 
-fn go(arguments: &[&str]) {
+/// What the program in Go printed.
+pub(crate) fn go(arguments: &[&str]) -> String {
     let peer = target().join("waku/peer");
-    run(peer.to_str().unwrap(), &[&["client"], arguments].concat());
+    run(peer.to_str().unwrap(), &[&["client"], arguments].concat())
 }
 
 #[test]

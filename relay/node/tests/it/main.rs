@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod clients;
+mod discovery;
 mod harness;
 mod hostile;
 mod http;
