@@ -33,8 +33,10 @@ clients)
     need ip iproute2
     need tc iproute2
     need mkfs.ext4 e2fsprogs
+    # The relay's secure WebSocket is tested with a certificate of its own.
+    need openssl openssl
     python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || missing+=(python3-venv)
-    # The dashboard is tested in a real browser. Ubuntu's package of this name is a snap, which works as well.
+    # The dashboard, and a page that uses the relay, are tested in a real browser. Ubuntu's package of this name is a snap, which works as well.
     command -v chromium-browser >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || need chromium chromium
     ;;
 *)

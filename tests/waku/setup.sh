@@ -3,7 +3,8 @@
 # locked versions.
 #
 #   tests/waku/setup.sh          both
-#   tests/waku/setup.sh js       @waku/sdk, into tests/waku/js/node_modules
+#   tests/waku/setup.sh js       @waku/sdk, into tests/waku/js/node_modules, and a page with it for
+#                                browsers, into ${CARGO_TARGET_DIR:-target}/waku/page.js
 #   tests/waku/setup.sh go       the go-waku peer, into ${CARGO_TARGET_DIR:-target}/waku/peer
 #
 # Needs a network the first time, and sudo unless root where node, npm, go or a C compiler are
@@ -36,6 +37,17 @@ install_packages() {
 hash_of() { cat "$@" | sha256sum | cut -d' ' -f1; }
 fresh() { [ -f "$1" ] && [ "$(cat "$1")" = "$2" ]; }
 
+# setup_page <hash of the packages>
+setup_page() {
+    local stamp=$target/waku/.page-stamp hash
+    hash="$1 $(hash_of "$here/js/page.mjs")"
+    fresh "$stamp" "$hash" && [ -f "$target/waku/page.js" ] && return
+    (cd "$here/js" && node node_modules/esbuild/bin/esbuild page.mjs --bundle --platform=browser \
+        --format=esm --target=es2022 --minify --log-level=warning \
+        --outfile="$target/waku/page.js" >&2)
+    echo "$hash" >"$stamp"
+}
+
 setup_js() {
     local stamp=$here/js/node_modules/.stamp hash
     hash=$(hash_of "$here/js/package.json" "$here/js/package-lock.json")
@@ -49,6 +61,7 @@ setup_js() {
         (cd "$here/js" && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >&2)
         echo "$hash" >"$stamp"
     fi
+    setup_page "$hash"
     echo "node $(command -v node)"
 }
 

@@ -72,6 +72,9 @@ impl Limits {
             600,
             "a peer that never reads would hold its streams for ever",
         );
+        let unused = limit!(self.connections.unused_seconds);
+        rules.at_least(unused, 1, "a client could not ask for anything in less");
+        rules.within(unused, limit!(self.connections.idle_seconds), "who asked for something stays longer");
         rules.within(
             limit!(self.filter.ping_seconds),
             limit!(self.connections.idle_seconds),

@@ -142,6 +142,7 @@ fn connections(memory: u64) -> ConnectionLimits {
         socket_buffer_bytes: scale::SOCKET_BUFFER.bytes_at(memory),
         stalled_seconds: 20,
         idle_seconds: 600,
+        unused_seconds: 5,
     }
 }
 

@@ -22,6 +22,7 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("connections.socket_buffer_bytes", "what the kernel holds for a peer that never reads; doubled by it"),
     ("connections.stalled_seconds", "longer than a wireless link pauses"),
     ("connections.idle_seconds", "twice the time in which a receiver pings"),
+    ("connections.unused_seconds", "clients ask for something as soon as they are connected"),
     ("messages.message_bytes", "the network takes no larger ones"),
     ("messages.frame_bytes", "follows message_bytes, with 64 KiB for control messages"),
     ("messages.receiving_bytes", "fifty of the largest messages at 128 MiB; full, streams are not read"),

@@ -127,8 +127,11 @@ pub struct ConnectionLimits {
     /// A stream with bytes to write that takes none for so long is reset, and its peer disconnected
     /// if it takes none at all.
     pub stalled_seconds: u64,
-    /// A connection without streams, subscriptions or a place in a mesh is closed after so long.
+    /// When nearly all places are taken, a connection on which nothing was asked for so long, and
+    /// whose peer neither gossips nor subscribes, is closed for a new one.
     pub idle_seconds: u64,
+    /// The same for a connection on which nothing was asked ever, since it was opened.
+    pub unused_seconds: u64,
 }
 
 /// Limits on messages on their way through.

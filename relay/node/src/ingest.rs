@@ -269,7 +269,8 @@ impl Node {
         let now_ns = (self.clock)();
         let timestamp_ns = message.timestamp.filter(|at| *at != 0).unwrap_or(now_ns);
         let drift = Duration::from_nanos(timestamp_ns.abs_diff(now_ns));
-        let kept = self.settings.store && !message.is_ephemeral() && drift <= self.clock_drift;
+        let off_the_clock = drift > self.clock_drift;
+        let kept = self.settings.store && !message.is_ephemeral() && !off_the_clock;
         let arrival = Arrival {
             hash: hash.0,
             timestamp_ns,
@@ -281,7 +282,15 @@ impl Node {
         let appending =
             self.store.append(arrival, bytes, held).map_err(|full| Rejected::Busy(full.to_string()))?;
         match appending.await {
-            Ok(appended) => Ok((hash, appended)),
+            Ok(appended) => {
+                let counters = &self.counters;
+                if message.is_ephemeral() {
+                    counters.ephemeral.fetch_add(1, Relaxed);
+                } else if off_the_clock {
+                    counters.off_the_clock.fetch_add(1, Relaxed);
+                }
+                Ok((hash, appended))
+            }
             Err(error @ AppendError::TooLarge { .. }) => Err(Rejected::Topic(error.to_string())),
             Err(error) => Err(Rejected::Unavailable(error.to_string())),
         }

@@ -45,6 +45,7 @@ use crate::{
         behaviour::Behaviour,
         handler::Protocols,
         meter::Meters,
+        places::Places,
         transport::{Tls, transport},
     },
     pace::Paces,
@@ -66,8 +67,6 @@ pub(crate) struct Pools {
     pub(crate) connections: Pool,
     /// One [`relay_limits::REQUEST_BYTES`] for each light push being served.
     pub(crate) push_requests: Pool,
-    /// One [`relay_limits::STREAM_BYTES`] for each stream that is served.
-    pub(crate) streams: Pool,
     pub(crate) receiving: Pool,
     pub(crate) sending: Pool,
 }
@@ -84,6 +83,7 @@ pub(crate) struct Node {
 
     pub(crate) ledger: Ledger,
     pub(crate) pools: Pools,
+    pub(crate) places: Places,
     pub(crate) store: Store,
     router: Mutex<Router<Message>>,
     pub(crate) filter: Filter,
@@ -250,10 +250,15 @@ impl Node {
             pools: Pools {
                 connections: pool(&ledger, pool::CONNECTIONS)?,
                 push_requests: pool(&ledger, pool::PUSH_REQUESTS)?,
-                streams: pool(&ledger, pool::STREAMS)?,
                 receiving: pool(&ledger, pool::RECEIVING)?,
                 sending: pool(&ledger, pool::SENDING)?,
             },
+            places: Places::new(
+                pool(&ledger, pool::STREAMS)?,
+                relay_limits::STREAM_BYTES,
+                settings.connections,
+                settings.streams_per_connection,
+            ),
             ledger,
             store,
             router: Mutex::new(router),
@@ -308,6 +313,8 @@ pub(crate) struct Connected {
     pub(crate) gossips: bool,
 }
 
+/// Streams of one connection for which a protocol is being agreed on. Further ones wait in the multiplexer.
+const NEGOTIATING: usize = 16;
 /// Asks waiting at once.
 const ASKS: usize = 64;
 
@@ -345,6 +352,7 @@ impl Network {
             unread,
             limits.connections.unread_bytes_per_connection,
             Duration::from_secs(limits.connections.stalled_seconds),
+            limits.connections.streams,
             {
                 let node = node.clone();
                 Arc::new(move || node.watch.reads())
@@ -371,7 +379,7 @@ impl Network {
         };
         let swarm_config = swarm::Config::with_tokio_executor()
             .with_substream_upgrade_protocol_override(libp2p::core::upgrade::Version::V1Lazy)
-            .with_max_negotiating_inbound_streams(node.settings.streams_per_connection);
+            .with_max_negotiating_inbound_streams(NEGOTIATING.min(node.settings.streams_per_connection));
         let mut swarm = Swarm::new(transport, behaviour, keys.public().to_peer_id(), swarm_config);
         for address in &config.listen {
             swarm.listen_on(address.clone()).with_context(|| format!("listening on {address}"))?;
@@ -420,6 +428,7 @@ impl Network {
                 _ = beat.tick() => {
                     let now = self.node.now();
                     self.node.router().heartbeat(now);
+                    self.swarm.behaviour_mut().waku.fill_gossip();
                     self.node.filter.expire(Instant::now());
                     self.find_peers();
                 }

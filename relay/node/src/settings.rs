@@ -23,6 +23,7 @@ pub(crate) struct Settings {
     pub(crate) streams_per_connection: usize,
     pub(crate) pushes_per_receiver: usize,
     pub(crate) idle: Duration,
+    pub(crate) unused: Duration,
     /// Bytes of messages in one store reply, but for its first message.
     pub(crate) page_bytes: usize,
     pub(crate) page_messages: usize,
@@ -76,6 +77,7 @@ impl Settings {
             streams_per_connection: count(connections.streams_per_connection),
             pushes_per_receiver: count(limits.filter.pushes_in_flight_per_receiver),
             idle: Duration::from_secs(connections.idle_seconds),
+            unused: Duration::from_secs(connections.unused_seconds),
             page_bytes: count(limits.store.page_bytes),
             page_messages: count(limits.store.page_messages_max),
             message_bytes: count(limits.messages.message_bytes),
@@ -121,9 +123,9 @@ pub(crate) fn gossip(limits: &Limits) -> router::Config {
         // No pool has to be asked: all queues together have room for what each may hold.
         queue_messages: count(gossip.queue_messages_per_peer.min(queues.max(1))),
         ihave_ids: count(gossip.ihave_ids_per_heartbeat),
-        iwant_ids: count(gossip.iwant_ids_per_heartbeat),
         topics_per_peer: count(gossip.topics_per_peer),
         ihave_messages: count(gossip.ihave_messages_per_heartbeat),
+        iwant_ids: count(gossip.iwant_ids_per_heartbeat),
         retransmissions: u8::try_from(gossip.iwant_retransmissions).unwrap_or(u8::MAX),
         iwant_followup: Duration::from_millis(gossip.iwant_followup_millis),
         idontwant_bytes: count(gossip.idontwant_bytes),

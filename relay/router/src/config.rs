@@ -38,18 +38,21 @@ pub struct Config {
     pub prune_backoff: Duration,
     /// The same after leaving a topic.
     pub unsubscribe_backoff: Duration,
-    /// Peers at most. Further ones are not gossiped with.
+    /// Peers at most. Further ones are not gossiped with, unless a peer gives way
+    /// ([`crate::Router::gives_way`]).
     pub peers: usize,
+    /// Heartbeats that a new peer has to subscribe to a topic of this node before it gives way.
+    pub newcomer_heartbeats: u64,
     /// References waiting for one peer at most; then the oldest leaves.
     pub queue_messages: usize,
     /// Ids in one IHAVE, and asked of one peer between heartbeats, at most.
     pub ihave_ids: usize,
-    /// Ids that one peer may ask for by IWANT between heartbeats. Further ones are ignored.
-    pub iwant_ids: usize,
     /// Topics of one peer that are noted. Further ones are not.
     pub topics_per_peer: usize,
     /// IHAVE messages of one peer heard between heartbeats.
     pub ihave_messages: usize,
+    /// Messages one peer may fetch between heartbeats.
+    pub iwant_ids: usize,
     /// How often one peer may fetch the same message.
     pub retransmissions: u8,
     /// What a peer offered and was asked for comes within this time, or counts as a broken promise.
@@ -90,11 +93,12 @@ impl Default for Config {
             prune_backoff: Duration::from_secs(60),
             unsubscribe_backoff: Duration::from_secs(10),
             peers: 128,
+            newcomer_heartbeats: 10,
             queue_messages: 1024,
             ihave_ids: 5000,
-            iwant_ids: 5000,
             topics_per_peer: 1024,
             ihave_messages: 10,
+            iwant_ids: 5000,
             retransmissions: 3,
             iwant_followup: Duration::from_secs(3),
             idontwant_bytes: 1024,

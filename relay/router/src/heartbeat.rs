@@ -25,7 +25,7 @@ impl<M: Clone> Router<M> {
         for state in self.peers.values_mut() {
             state.ihave_heard = 0;
             state.ids_asked = 0;
-            state.ids_wanted = 0;
+            state.ids_fetched = 0;
             // A message that another peer brought meanwhile was asked for in good faith.
             state.promises.retain(|(id, _)| !self.seen.contains(id));
             let asked = state.promises.len();

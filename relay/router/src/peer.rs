@@ -17,6 +17,8 @@ pub(crate) struct PeerState<M> {
     pub(crate) address: Option<Vec<u8>>,
     /// Whether this node dialled it.
     pub(crate) outbound: bool,
+    /// The heartbeat after which it came.
+    pub(crate) since_heartbeat: u64,
     /// What it subscribed to.
     pub(crate) topics: Topics,
     pub(crate) score: Score,
@@ -31,7 +33,8 @@ pub(crate) struct PeerState<M> {
     // Between two heartbeats.
     pub(crate) ihave_heard: usize,
     pub(crate) ids_asked: usize,
-    pub(crate) ids_wanted: usize,
+    /// Messages it fetched.
+    pub(crate) ids_fetched: usize,
     /// Of messages asked of it: one id of each request, and when it is due.
     pub(crate) promises: Vec<(MessageId, Duration)>,
     /// What it does not want, with the heartbeat after which that is forgotten.
@@ -40,11 +43,18 @@ pub(crate) struct PeerState<M> {
 }
 
 impl<M> PeerState<M> {
-    pub(crate) fn new(name: Vec<u8>, address: Option<Vec<u8>>, outbound: bool, score: Score) -> Self {
+    pub(crate) fn new(
+        name: Vec<u8>,
+        address: Option<Vec<u8>>,
+        outbound: bool,
+        score: Score,
+        heartbeat: u64,
+    ) -> Self {
         Self {
             name,
             address,
             outbound,
+            since_heartbeat: heartbeat,
             topics: Topics::default(),
             score,
             backoff: BTreeMap::new(),
@@ -53,7 +63,7 @@ impl<M> PeerState<M> {
             waker: None,
             ihave_heard: 0,
             ids_asked: 0,
-            ids_wanted: 0,
+            ids_fetched: 0,
             promises: Vec::new(),
             unwanted: HashMap::new(),
         }

@@ -186,10 +186,29 @@ impl<M: Clone> Router<M> {
         if let Some(address) = &address {
             *self.colocated.entry(address.clone()).or_default() += 1;
         }
-        let mut state = PeerState::new(name, address, outbound, score.unwrap_or_default());
+        let mut state = PeerState::new(name, address, outbound, score.unwrap_or_default(), self.heartbeats);
         state.control.subscriptions = self.meshes.keys().map(|shard| (*shard, true)).collect();
         self.peers.insert(peer, state);
         true
+    }
+
+    /// The peer that gives way to a new one when all places are taken: the worst of those that
+    /// behaved badly, else one that had time to subscribe to a topic of this node and did not. Peers
+    /// that this node dialled stay unless they behave badly.
+    pub fn gives_way(&self, now: Duration) -> Option<Peer> {
+        if self.peers.len() < self.config.peers {
+            return None;
+        }
+        let bad = self.peers.keys().filter_map(|peer| Some((*peer, self.score(*peer, now)?)));
+        let worst = bad.filter(|(_, score)| *score < 0.0).min_by(|(_, a), (_, b)| a.total_cmp(b));
+        let stranger = |state: &PeerState<M>| {
+            let heartbeats = self.heartbeats.saturating_sub(state.since_heartbeat);
+            !state.outbound
+                && heartbeats >= self.config.newcomer_heartbeats
+                && !self.meshes.keys().any(|shard| state.topics.contains(*shard))
+        };
+        let strangers = || self.peers.iter().find(|(_, state)| stranger(state)).map(|(peer, _)| *peer);
+        worst.map(|(peer, _)| peer).or_else(strangers)
     }
 
     /// A peer is gone.
@@ -354,11 +373,13 @@ impl<M: Clone> Router<M> {
             return;
         }
         let Some(state) = self.peers.get_mut(&peer) else { return };
-        let room = self.config.iwant_ids.saturating_sub(state.ids_wanted);
-        for id in ids.into_iter().take(room) {
-            state.ids_wanted += 1;
+        for id in ids.into_iter().take(self.config.ihave_ids) {
+            if state.ids_fetched >= self.config.iwant_ids {
+                return;
+            }
             let most = self.config.retransmissions;
             if let Some((shard, message)) = self.history.fetch(&id, peer, most) {
+                state.ids_fetched += 1;
                 self.counters.fetched += 1;
                 let dropped = state.push(shard, id, message, self.config.queue_messages);
                 self.counters.dropped += dropped;

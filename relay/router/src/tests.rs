@@ -360,21 +360,6 @@ fn fetching_is_bounded() {
 }
 
 #[test]
-fn what_a_peer_fetches_between_heartbeats_is_bounded() {
-    let config = Config { iwant_ids: 5, queue_messages: 100, ..Config::default() };
-    let mut router = router_with(1, config);
-    let now = Duration::from_secs(1);
-    (0..20).for_each(|number| drop(router.publish(TOPIC, id(number), 1, now)));
-    // In however many messages it asks.
-    router.on_iwant(Peer(1), (0..3).map(id), now);
-    router.on_iwant(Peer(1), (3..20).map(id), now);
-    assert_eq!(router.counters().fetched, 5);
-    router.heartbeat(now + Duration::from_secs(1));
-    router.on_iwant(Peer(1), (5..20).map(id), now);
-    assert_eq!(router.counters().fetched, 10);
-}
-
-#[test]
 fn topics_of_a_peer_beyond_their_number_are_not_noted() {
     let mut router = router_with(1, Config { topics_per_peer: 3, ..Config::default() });
     let now = Duration::from_secs(1);
@@ -579,4 +564,54 @@ fn nonsense_from_peers_keeps_every_bound() {
             }
         }
     }
+}
+
+#[test]
+fn a_full_router_gives_places_of_bad_and_useless_peers_to_others() {
+    let config = Config { peers: 4, newcomer_heartbeats: 3, ..Config::default() };
+    let mut router = Router::<MessageId>::new(config, [1; 32]);
+    let mut now = Duration::from_secs(1);
+    router.subscribe(TOPIC, now);
+    for peer in 1..=4 {
+        assert!(router.connected(Peer(peer), vec![peer as u8], None, peer == 1));
+    }
+    router.on_subscription(Peer(2), TOPIC, true, now);
+    router.on_subscription(Peer(3), TOPIC + 1, true, now);
+    router.on_subscription(Peer(4), TOPIC, true, now);
+    assert!(!router.connected(Peer(5), vec![5], None, false));
+    assert_eq!(router.gives_way(now), None, "a newcomer has a little time to subscribe");
+    for _ in 0..3 {
+        now += Duration::from_secs(1);
+        router.heartbeat(now);
+    }
+    // One was dialled, two and four share a topic.
+    assert_eq!(router.gives_way(now), Some(Peer(3)));
+    router.misbehaved(Peer(2));
+    (0..2).for_each(|_| router.misbehaved(Peer(1)));
+    assert_eq!(router.gives_way(now), Some(Peer(1)), "the worst first");
+    router.disconnected(Peer(1), now);
+    assert_eq!(router.gives_way(now), None, "there is a place");
+    assert!(router.connected(Peer(5), vec![5], None, false));
+    assert_eq!(router.gives_way(now), Some(Peer(2)));
+}
+
+#[test]
+fn a_peer_fetches_so_many_messages_between_heartbeats() {
+    let config = Config { iwant_ids: 10, ..Config::default() };
+    let mut router = Router::<MessageId>::new(config, [1; 32]);
+    let now = Duration::from_secs(1);
+    router.subscribe(TOPIC, now);
+    let ids: Vec<MessageId> = (0..30).map(|number| MessageId([number; 32])).collect();
+    for id in &ids {
+        router.publish(TOPIC, *id, *id, now);
+    }
+    router.connected(Peer(1), vec![1], None, false);
+    for _ in 0..5 {
+        router.on_iwant(Peer(1), ids.iter().copied(), now);
+        router.on_iwant(Peer(1), ids.iter().rev().copied(), now);
+    }
+    assert_eq!(router.counters().fetched, 10);
+    router.heartbeat(now + Duration::from_secs(1));
+    router.on_iwant(Peer(1), ids.iter().copied(), now + Duration::from_secs(1));
+    assert_eq!(router.counters().fetched, 20);
 }

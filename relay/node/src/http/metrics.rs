@@ -262,6 +262,9 @@ impl Readings {
             each.map(move |(reason, count)| ([("source", source), ("reason", reason.as_str())], *count))
         });
         out.counters("thimble_relay_messages_refused", "Messages not taken", refused)?;
+        let not_kept =
+            messages.not_kept.iter().map(|(reason, count)| ([("reason", reason.as_str())], *count));
+        out.counters("thimble_relay_messages_not_kept", "Messages passed on and not kept", not_kept)?;
         let services = [("filter", &requests.filter), ("store", &requests.store)];
         let refused = services.into_iter().flat_map(|(service, counted)| {
             let each = counted.refused.iter();

@@ -98,6 +98,8 @@ pub(crate) struct Messages {
     /// Light push and HTTP.
     pub(crate) client: Counted,
     pub(crate) relay: Counted,
+    /// Passed on and not kept, by reason: `ephemeral`, and `clock` for a timestamp too far off.
+    pub(crate) not_kept: BTreeMap<String, u64>,
 }
 
 /// Filter.
@@ -339,6 +341,10 @@ impl Service {
             messages: Messages {
                 client: counted(&counters.client_messages, &counters.client_refused),
                 relay: counted(&counters.relay_messages, &counters.relay_refused),
+                not_kept: BTreeMap::from([
+                    ("clock".to_owned(), counters.off_the_clock.load(Relaxed)),
+                    ("ephemeral".to_owned(), counters.ephemeral.load(Relaxed)),
+                ]),
             },
             pushes: Pushes {
                 receivers: held.receivers,

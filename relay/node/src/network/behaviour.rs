@@ -1,8 +1,9 @@
 //! Which connections there are, and which of their peers are gossiped with.
 //!
 //! Runs in the swarm's task and does little: messages never pass through here. Bounds: connections
-//! being negotiated, in all, of one peer and from one address; when all places are taken, the connection that was
-//! idle longest gives way, if it was idle for long enough.
+//! being negotiated, in all, of one peer and from one address; when nearly all places are taken, a connection
+//! that is of no use gives way to each new one. So do gossip peers that behave badly, or that share no
+//! topic with this node, when all places in the gossip are taken.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -25,8 +26,15 @@ use libp2p::{
 use router::Peer;
 use thiserror::Error;
 
-use super::handler::{Handler, Tell, Told};
+use super::{
+    handler::{Handler, Tell, Told},
+    places::Activity,
+};
 use crate::{governor::Work, node::Node};
+
+/// Of all places, one in so many is kept free for whoever comes next, as long as connections of no use
+/// can give way.
+const FREE_OF: usize = 16;
 
 /// Why a connection was not taken.
 #[derive(Clone, Debug, Error)]
@@ -57,6 +65,9 @@ pub(crate) struct Open {
     /// Whether its peer can be asked for other peers.
     exchanges: bool,
     pub(crate) since: Instant,
+    activity: Arc<Activity>,
+    /// Whether it is being closed.
+    leaving: bool,
     /// What it takes of the ledger.
     _held: Reservation,
 }
@@ -115,28 +126,67 @@ impl Behaviour {
             let denied = Denied::PerAddress(settings.connections_per_address);
             return Err(ConnectionDenied::new(denied));
         }
-        if self.open.len() >= settings.connections {
-            let denied = ConnectionDenied::new(Denied::All(settings.connections));
-            // The place is free for whoever comes next.
+        let denied = self.open.len() >= settings.connections;
+        if self.open.len() + settings.connections / FREE_OF >= settings.connections {
             self.make_room();
-            return Err(denied);
+        }
+        if denied {
+            return Err(ConnectionDenied::new(Denied::All(self.node.settings.connections)));
         }
         Ok(())
     }
 
-    /// Closes the connection that was open longest without being of use.
+    /// Closes a connection that is of no use: the oldest on which nothing was ever asked, else the one on
+    /// which nothing was asked for longest; if that is long enough.
     fn make_room(&mut self) {
-        let idle = self.node.settings.idle;
+        let (idle, unused) = (self.node.settings.idle, self.node.settings.unused);
         let useless = |open: &Open| {
-            !open.gossips && !self.node.filter.is_receiver(&open.peer) && open.since.elapsed() >= idle
+            let (asked, least) = match open.activity.idle() {
+                Some(ago) => (true, idle.saturating_sub(ago)),
+                None => (false, unused.saturating_sub(open.since.elapsed())),
+            };
+            let is_useless = least.is_zero()
+                && !open.leaving
+                && !open.gossips
+                && !self.node.filter.is_receiver(&open.peer);
+            is_useless.then(|| (asked, std::cmp::Reverse(open.activity.idle()), open.since))
         };
-        let oldest = self.open.iter().filter(|(_, open)| useless(open)).min_by_key(|(_, open)| open.since);
-        if let Some((id, open)) = oldest {
-            self.waiting.push_back(ToSwarm::CloseConnection {
-                peer_id: open.peer,
-                connection: CloseConnection::One(*id),
-            });
+        let ranked = self.open.iter().filter_map(|(id, open)| Some((useless(open)?, *id)));
+        if let Some((_, id)) = ranked.min() {
+            self.leave(id);
         }
+    }
+
+    /// Closes a connection through no fault of its peer.
+    fn leave(&mut self, id: ConnectionId) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.leaving = true;
+        self.waiting
+            .push_back(ToSwarm::CloseConnection { peer_id: open.peer, connection: CloseConnection::One(id) });
+    }
+
+    /// Peers that came when all places in the gossip were taken try again. To be called at each heartbeat.
+    pub(crate) fn fill_gossip(&mut self) {
+        let waits = |open: &Open| open.relays && !open.gossips && !open.leaving;
+        let waiting: Vec<ConnectionId> =
+            self.open.iter().filter(|(_, open)| waits(open)).map(|(id, _)| *id).collect();
+        waiting.into_iter().for_each(|id| self.relays(id));
+    }
+
+    /// Has a gossip peer give way to a new one, if one should. Whether there is a place now.
+    fn make_room_in_gossip(&mut self) -> bool {
+        let now = self.node.now();
+        let mut router = self.node.router();
+        let Some(number) = router.gives_way(now) else { return false };
+        router.disconnected(number, now);
+        drop(router);
+        let found = self.open.iter_mut().find(|(_, open)| open.number == number);
+        if let Some((id, open)) = found {
+            (open.gossips, open.relays) = (false, false);
+            let id = *id;
+            self.leave(id);
+        }
+        true
     }
 
     fn established(
@@ -155,6 +205,7 @@ impl Behaviour {
         if let Some(ip) = counted_address(address) {
             *self.per_address.entry(ip).or_default() += 1;
         }
+        let activity = Arc::new(Activity::new());
         let open = Open {
             number,
             peer,
@@ -164,11 +215,13 @@ impl Behaviour {
             relays: false,
             exchanges: false,
             since: Instant::now(),
+            activity: activity.clone(),
+            leaving: false,
             _held: held,
         };
         self.open.insert(id, open);
         self.node.connections.store(self.open.len() as u64, Relaxed);
-        Ok(Handler::new(self.node.clone(), peer, number))
+        Ok(Handler::new(self.node.clone(), peer, number, activity))
     }
 
     fn closed(&mut self, id: ConnectionId) {
@@ -204,7 +257,9 @@ impl Behaviour {
         }
         let (number, peer, outbound) = (open.number, open.peer, open.outbound);
         let address = counted_address(&open.address).map(|ip| ip.to_string().into_bytes());
-        let taken = self.node.router().connected(number, peer.to_bytes(), address, outbound);
+        let connect =
+            |node: &Node| node.router().connected(number, peer.to_bytes(), address.clone(), outbound);
+        let taken = connect(&self.node) || (self.make_room_in_gossip() && connect(&self.node));
         if let Some(open) = self.open.get_mut(&id).filter(|_| taken) {
             open.gossips = true;
             self.waiting.push_back(ToSwarm::NotifyHandler {

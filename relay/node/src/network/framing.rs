@@ -1,7 +1,9 @@
-//! Where frames of a multiplexer begin and end, as far as knowing how much of one is there.
+//! Where frames of a multiplexer begin and end, as far as knowing how much of one is there, how many
+//! bytes are for streams, and how many streams the peer opened.
 //!
-//! yamux: heads of 12 bytes, the length of the body in the last four, big-endian, with a body only
-//! in frames of type 0. mplex: a varint that is not looked at, a varint length, and as many bytes.
+//! yamux: heads of 12 bytes, the type in the second, flags in the next two (1 opens a stream), the length
+//! of the body in the last four, big-endian, with a body only in frames of type 0. mplex: a varint whose
+//! last three bits are the type (0 opens a stream, 1 and 2 are for one), a varint length, and as many bytes.
 //! (Sources: hashicorp/yamux `spec.md`; libp2p/specs `mplex`.) What is no frame is the multiplexer's
 //! to refuse.
 
@@ -15,9 +17,22 @@ pub(crate) struct Framing {
     /// mplex: which of its varints is being read, and its value so far.
     varints: usize,
     value: u64,
+    /// mplex: the type of the frame.
+    kind: u64,
+    /// Whether the body is for a stream.
+    is_data: bool,
     /// Bytes of the body that have not arrived, and that have.
     missing: u64,
     arrived: u64,
+}
+
+/// What was in bytes that arrived.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Arrived {
+    /// Bytes for streams.
+    pub(crate) data: u64,
+    /// Streams that the peer opened.
+    pub(crate) opened: u64,
 }
 
 const YAMUX_HEAD_BYTES: usize = 12;
@@ -32,6 +47,8 @@ impl Framing {
             head_bytes: 0,
             varints: 0,
             value: 0,
+            kind: 0,
+            is_data: false,
             missing: 0,
             arrived: 0,
         }
@@ -47,35 +64,44 @@ impl Framing {
     }
 
     /// More bytes.
-    pub(crate) fn read(&mut self, mut bytes: &[u8]) {
+    pub(crate) fn read(&mut self, mut bytes: &[u8]) -> Arrived {
+        let mut found = Arrived::default();
         while !bytes.is_empty() {
             if self.missing > 0 {
                 let taken = self.missing.min(bytes.len() as u64);
                 self.missing -= taken;
                 self.arrived += taken;
+                if self.is_data {
+                    found.data += taken;
+                }
                 bytes = bytes.get(taken as usize..).unwrap_or_default();
             } else if let Some((byte, rest)) = bytes.split_first() {
                 bytes = rest;
-                self.read_head(*byte);
+                found.opened += u64::from(self.read_head(*byte));
             }
         }
+        found
     }
 
-    fn read_head(&mut self, byte: u8) {
+    /// One more byte of a head; whether the head, now whole, opens a stream.
+    fn read_head(&mut self, byte: u8) -> bool {
         if self.is_mplex {
             self.head_bytes += 1;
             let shift = 7 * (self.head_bytes - 1).min(8);
             self.value |= u64::from(byte & 0x7f) << shift;
             if byte & 0x80 != 0 && self.head_bytes < VARINT_BYTES_MAX {
-                return;
+                return false;
             }
             self.varints += 1;
-            if self.varints == 2 {
-                self.begin_body(self.value);
+            let is_whole = self.varints == 2;
+            if is_whole {
+                self.begin_body(self.value, matches!(self.kind, 1 | 2));
                 self.varints = 0;
+            } else {
+                self.kind = self.value & 7;
             }
             (self.head_bytes, self.value) = (0, 0);
-            return;
+            return is_whole && self.kind == 0;
         }
         if let Some(place) = self.head.get_mut(self.head_bytes) {
             *place = byte;
@@ -83,13 +109,16 @@ impl Framing {
         self.head_bytes += 1;
         if self.head_bytes == YAMUX_HEAD_BYTES {
             self.head_bytes = 0;
-            let [_, kind, _, _, _, _, _, _, a, b, c, d] = self.head;
+            let [_, kind, _, flags, _, _, _, _, a, b, c, d] = self.head;
             let body = if kind == 0 { u32::from_be_bytes([a, b, c, d]) } else { 0 };
-            self.begin_body(body.into());
+            self.begin_body(body.into(), true);
+            return kind <= 1 && flags & 1 == 1;
         }
+        false
     }
 
-    fn begin_body(&mut self, bytes: u64) {
+    fn begin_body(&mut self, bytes: u64, is_data: bool) {
+        self.is_data = is_data;
         self.missing = bytes;
         self.arrived = 0;
     }
@@ -136,5 +165,21 @@ mod tests {
         let mut framing = Framing::mplex();
         framing.read(&mplex(1, &[1; 500])[..103]);
         assert_eq!(framing.partial(), 100);
+    }
+
+    #[test]
+    fn bytes_for_streams_and_streams_that_are_opened_are_counted() {
+        let mut framing = Framing::yamux();
+        // Stream 3 is opened by a frame with data and acknowledged by one without; a ping has the flag too.
+        let open = [&[0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0, 5][..], &[1; 5]].concat();
+        let acknowledge = [0, 1, 0, 2, 0, 0, 0, 3, 0, 4, 0, 0];
+        let ping = [0, 2, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9];
+        assert_eq!(framing.read(&open), Arrived { data: 5, opened: 1 });
+        assert_eq!(framing.read(&[acknowledge, ping].concat()), Arrived::default());
+        let mut framing = Framing::mplex();
+        // Its name is not for a stream, what follows is; closing it is neither.
+        assert_eq!(framing.read(&mplex(3 << 3, b"3")), Arrived { data: 0, opened: 1 });
+        assert_eq!(framing.read(&mplex(3 << 3 | 2, &[1; 200])), Arrived { data: 200, opened: 0 });
+        assert_eq!(framing.read(&mplex(3 << 3 | 4, &[])), Arrived::default());
     }
 }

@@ -30,6 +30,7 @@ use libp2p::{
 use router::{Peer, Shard};
 use store::Message;
 
+use super::places::{Activity, Placed};
 use crate::{
     node::Node,
     services::{self, Served},
@@ -119,6 +120,7 @@ pub(crate) struct Handler {
     node: Arc<Node>,
     peer: PeerId,
     connection: Peer,
+    activity: Arc<Activity>,
     listens: Protocols,
     served: FuturesUnordered<BoxFuture<'static, Served>>,
     gossip: Gossip,
@@ -132,12 +134,13 @@ pub(crate) struct Handler {
 }
 
 impl Handler {
-    pub(crate) fn new(node: Arc<Node>, peer: PeerId, connection: Peer) -> Self {
+    pub(crate) fn new(node: Arc<Node>, peer: PeerId, connection: Peer, activity: Arc<Activity>) -> Self {
         Self {
             listens: node.protocols.clone(),
             node,
             peer,
             connection,
+            activity,
             served: FuturesUnordered::new(),
             gossip: Gossip::Off,
             wants_metadata: false,
@@ -155,24 +158,21 @@ impl Handler {
         ConnectionHandlerEvent::OutboundSubstreamRequest { protocol }
     }
 
-    fn on_inbound(&mut self, name: &StreamProtocol, stream: Stream) {
-        let pool = &self.node.pools.streams;
-        // While others need them, one connection has an eighth of all streams at most.
-        let scarce = pool.used_bytes() * 2 > pool.cap_bytes();
-        let share = pool.cap_bytes() / relay_limits::STREAM_BYTES / 8;
-        let room = self.served.len() < self.node.settings.streams_per_connection
-            && !(scarce && self.served.len() as u64 >= share);
-        let Some(held) = room.then(|| pool.try_reserve(relay_limits::STREAM_BYTES).ok()).flatten() else {
+    fn on_inbound(&mut self, name: &StreamProtocol, mut stream: Stream) {
+        let Some(mut place) = self.node.places.take(self.connection) else {
             // Dropped, which resets it.
             self.node.counters.streams_refused.fetch_add(1, Relaxed);
             return;
         };
         if *name == protocol::gossip::PROTOCOL {
+            // It is there for good, and says little at times.
+            place.asked();
+            stream.ignore_for_keep_alive();
             self.relays();
         }
+        let stream = Placed::new(stream, place, self.activity.clone());
         let (node, peer, connection) = (self.node.clone(), self.peer, self.connection);
-        let serving = services::serve(node, peer, connection, name.as_ref(), stream);
-        self.served.push(serving.inspect(move |_| drop(held)).boxed());
+        self.served.push(services::serve(node, peer, connection, name.as_ref(), stream));
     }
 
     /// The peer speaks the relay protocol, as it said or showed.

@@ -9,11 +9,17 @@
 //! each: streams of a connection wait while more than [`UNSENT_BYTES`] of it have not been sent, and
 //! one that is closed waits until most of it was.
 //!
-//! What arrives is counted below the multiplexer, what is consumed above it; in between are heads of
-//! frames, and what came for streams that are gone. Those are settled whenever every stream of the
-//! connection is known to be empty: the connection then holds the frame that has not arrived whole,
-//! and nothing else. A stream is known to be empty when it said so and was not woken since. (Two that
-//! are not known to be may be there: [`IDLE_STREAMS`].)
+//! What arrives for streams is counted below the multiplexer, what is consumed above it; in between is
+//! what came for streams that are gone. That is settled by what streams are known to hold. A stream is
+//! known to be empty when it said so and was not woken since; one that was woken, and one that was opened
+//! and not accepted yet, holds at most what arrived for all streams since it was last empty. So a
+//! connection holds at most the frame that has not arrived whole, and what arrived since the first of its
+//! streams that may hold something was last empty. Streams may be left alone for as long as their users
+//! like, as the one for pings is: what they hold is counted.
+//!
+//! Streams that peers opened and nobody accepted yet are counted too, as they take memory before they are
+//! in anybody's place: while there are more than a stated number over all connections, one that has more
+//! than [`UNACCEPTED_STREAMS`] is closed.
 //!
 //! A connection that holds [`STALL_BYTES`] for a set time without any stream getting something is
 //! closed: it is filling buffers and nothing else.
@@ -21,11 +27,12 @@
 //! What it must never know: protocols, peers.
 
 use std::{
+    collections::BTreeSet,
     io,
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU8, Ordering::SeqCst},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, Wake, Waker},
     time::{Duration, Instant},
@@ -41,20 +48,26 @@ use super::framing::Framing;
 const READ_BYTES: u64 = 64 << 10;
 /// Held for longer than `connections.stalled_seconds`, a connection with so much is closed.
 const STALL_BYTES: u64 = 32 << 10;
-/// So many streams that were woken and not read since count as holding [`IDLE_STREAM_BYTES`] each, and
-/// no more: the stream for pings is left alone between two, and its end wakes nobody.
-const IDLE_STREAMS: usize = 2;
-/// See [`IDLE_STREAMS`].
-const IDLE_STREAM_BYTES: u64 = 8 << 10;
+/// What a multiplexer may have read from the connection beside the frame that has not arrived whole, and
+/// not handed to a stream yet.
+const UNDELIVERED_BYTES: u64 = 8 << 10;
+/// See the module: more than honest peers open at once, if not for long.
+const UNACCEPTED_STREAMS: u64 = 32;
 /// Written by streams of a connection and not sent, from which on they wait.
 const UNSENT_BYTES: u64 = 256 << 10;
 /// A stream that is closed waits until no more than this has not been sent.
 const UNSENT_AT_CLOSE_BYTES: u64 = 64 << 10;
 
-/// All meters; cheap to clone.
+fn wake(waiting: Option<Waker>) {
+    if let Some(waker) = waiting {
+        waker.wake();
+    }
+}
+
 /// Whether connections may be read at all.
 pub(crate) type Reads = Arc<dyn Fn() -> bool + Send + Sync>;
 
+/// All meters; cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Meters {
     pool: Pool,
@@ -63,11 +76,26 @@ pub(crate) struct Meters {
     per_connection: u64,
     stall: Duration,
     all: Arc<Mutex<Vec<Weak<Meter>>>>,
+    unaccepted: Arc<Unaccepted>,
+}
+
+/// Streams that peers opened and nobody accepted yet, over all connections.
+#[derive(Debug)]
+struct Unaccepted {
+    count: AtomicU64,
+    most: u64,
 }
 
 impl Meters {
-    pub(crate) fn new(pool: Pool, per_connection: u64, stall: Duration, reads: Reads) -> Self {
-        Self { pool, reads, per_connection, stall, all: Arc::default() }
+    pub(crate) fn new(
+        pool: Pool,
+        per_connection: u64,
+        stall: Duration,
+        unaccepted_most: u64,
+        reads: Reads,
+    ) -> Self {
+        let unaccepted = Arc::new(Unaccepted { count: AtomicU64::new(0), most: unaccepted_most });
+        Self { pool, reads, per_connection, stall, all: Arc::default(), unaccepted }
     }
 
     fn open(&self, framing: Framing) -> Arc<Meter> {
@@ -76,7 +104,11 @@ impl Meters {
             held: 0,
             delivered: Instant::now(),
             reservation: None,
-            not_empty: 0,
+            arrived: 0,
+            not_empty: BTreeSet::new(),
+            streams: 0,
+            unaccepted: 0,
+            unaccepted_since: 0,
             waiting: None,
             stalled: false,
             unsent: 0,
@@ -86,6 +118,7 @@ impl Meters {
             pool: self.pool.clone(),
             reads: self.reads.clone(),
             most: self.per_connection,
+            all_unaccepted: self.unaccepted.clone(),
             state: Mutex::new(state),
         });
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
@@ -105,18 +138,18 @@ impl Meters {
                 // That nothing arrives is not the peer's doing.
                 state.delivered = now;
             }
-            state.settle();
+            let settled = state.settle();
             let idle = now.saturating_duration_since(state.delivered);
             if state.held >= STALL_BYTES && idle >= self.stall && !state.stalled {
                 let (held, partial) = (state.held, state.framing.partial());
-                let not_empty = state.not_empty;
+                let not_empty = state.not_empty.len();
                 tracing::debug!(held, partial, not_empty, "a connection fills buffers");
                 state.stalled = true;
                 closed += 1;
             }
-            if let Some(waker) = state.waiting.take() {
-                waker.wake();
-            }
+            let waiting = settled.or_else(|| state.waiting.take());
+            drop(state);
+            wake(waiting);
             true
         });
         closed
@@ -128,7 +161,15 @@ struct Meter {
     pool: Pool,
     reads: Reads,
     most: u64,
+    all_unaccepted: Arc<Unaccepted>,
     state: Mutex<State>,
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        let unaccepted = self.lock().unaccepted;
+        self.all_unaccepted.count.fetch_sub(unaccepted, Relaxed);
+    }
 }
 
 #[derive(Debug)]
@@ -137,8 +178,16 @@ struct State {
     held: u64,
     delivered: Instant,
     reservation: Option<Reservation>,
-    /// Streams that are not known to be empty.
-    not_empty: usize,
+    /// Bytes that arrived for streams, ever.
+    arrived: u64,
+    /// Streams that are not known to be empty: how much had arrived when each last was, and its number.
+    /// At most as many as there are streams.
+    not_empty: BTreeSet<(u64, u64)>,
+    /// Streams so far; the next one's number.
+    streams: u64,
+    /// Streams that the peer opened and nobody accepted yet, and what had arrived before the first.
+    unaccepted: u64,
+    unaccepted_since: u64,
     waiting: Option<Waker>,
     stalled: bool,
     unsent: u64,
@@ -147,14 +196,24 @@ struct State {
 }
 
 impl State {
-    fn settle(&mut self) {
-        let most = self.framing.partial() + self.not_empty as u64 * IDLE_STREAM_BYTES;
-        if self.not_empty <= IDLE_STREAMS && self.held > most {
-            self.held = most;
-            if let Some(waker) = self.waiting.take() {
-                waker.wake();
-            }
+    /// What had arrived at least of what streams that are empty now were given.
+    fn delivered_bytes(&self) -> u64 {
+        self.arrived.saturating_sub(self.framing.partial() + UNDELIVERED_BYTES)
+    }
+
+    /// Counts no more than can be held. Who waits for that is to be woken without the lock: it may be a
+    /// stream, which notes that it was woken.
+    #[must_use]
+    fn settle(&mut self) -> Option<Waker> {
+        let unaccepted = (self.unaccepted > 0).then_some(self.unaccepted_since);
+        let since = self.not_empty.first().map(|(since, _)| *since).into_iter().chain(unaccepted).min();
+        let unread = since.map_or(0, |since| self.arrived.saturating_sub(since));
+        let most = self.framing.partial() + unread;
+        if self.held <= most {
+            return None;
         }
+        self.held = most;
+        self.waiting.take()
     }
 }
 
@@ -172,6 +231,11 @@ impl Meter {
                 io::ErrorKind::TimedOut,
                 "the peer fills buffers and completes no message",
             )));
+        }
+        if state.unaccepted > UNACCEPTED_STREAMS
+            && self.all_unaccepted.count.load(Relaxed) > self.all_unaccepted.most
+        {
+            return Poll::Ready(Err(io::Error::other("the peer opens streams and agrees on no protocol")));
         }
         let wanted = state.held + READ_BYTES;
         if state.held < self.most && (self.reads)() {
@@ -195,31 +259,38 @@ impl Meter {
 
     fn arrived(&self, bytes: &[u8]) {
         let mut state = self.lock();
-        state.held += bytes.len() as u64;
-        state.framing.read(bytes);
+        let before = state.delivered_bytes();
+        let found = state.framing.read(bytes);
+        state.held += found.data;
+        state.arrived += found.data;
+        if state.unaccepted == 0 {
+            state.unaccepted_since = before;
+        }
+        state.unaccepted += found.opened;
+        self.all_unaccepted.count.fetch_add(found.opened, Relaxed);
     }
 
     /// Nothing more arrives for now: room that was kept for it goes back.
     fn quiet(&self) {
         let mut state = self.lock();
-        state.settle();
+        let waiting = state.settle();
         let held = state.held;
         if held == 0 {
             state.reservation = None;
         } else if let Some(reservation) = &mut state.reservation {
             reservation.shrink(reservation.bytes().saturating_sub(held));
         }
+        drop(state);
+        wake(waiting);
     }
 
     fn consumed(&self, bytes: usize) {
         let mut state = self.lock();
         state.held = state.held.saturating_sub(bytes as u64);
         state.delivered = Instant::now();
-        if state.held < self.most
-            && let Some(waker) = state.waiting.take()
-        {
-            waker.wake();
-        }
+        let waiting = if state.held < self.most { state.waiting.take() } else { None };
+        drop(state);
+        wake(waiting);
     }
 
     /// Whether a stream may write more; registers it if not.
@@ -325,11 +396,23 @@ impl<M> Metered<Option<M>> {
 }
 
 impl<M> Metered<M> {
-    fn stream<S: AsyncRead + Unpin>(&self, inner: S) -> MeteredStream<S> {
-        self.meter.lock().not_empty += 1;
+    fn stream<S: AsyncRead + Unpin>(&self, inner: S, opened_by_peer: bool) -> MeteredStream<S> {
+        let mut state = self.meter.lock();
+        let since = if opened_by_peer && state.unaccepted > 0 {
+            state.unaccepted -= 1;
+            self.meter.all_unaccepted.count.fetch_sub(1, Relaxed);
+            state.unaccepted_since
+        } else {
+            state.delivered_bytes()
+        };
+        state.streams += 1;
+        let number = state.streams;
+        state.not_empty.insert((since, number));
+        drop(state);
         let reader = Arc::new(Reader {
             meter: self.meter.clone(),
-            known: AtomicU8::new(NOT_EMPTY),
+            number,
+            known: Mutex::new(Known { what: What::NotEmpty, since }),
             task: Mutex::new(None),
         });
         MeteredStream { inner, reader, ahead: Ahead::Nothing }
@@ -348,7 +431,7 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Result<Self::Substream, Self::Error>> {
         let stream = futures::ready!(Pin::new(&mut self.inner).poll_inbound(cx))?;
-        Poll::Ready(Ok(self.stream(stream)))
+        Poll::Ready(Ok(self.stream(stream, true)))
     }
 
     fn poll_outbound(
@@ -356,7 +439,7 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Result<Self::Substream, Self::Error>> {
         let stream = futures::ready!(Pin::new(&mut self.inner).poll_outbound(cx))?;
-        Poll::Ready(Ok(self.stream(stream)))
+        Poll::Ready(Ok(self.stream(stream, false)))
     }
 
     fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
@@ -368,37 +451,89 @@ where
     }
 }
 
-const NOT_EMPTY: u8 = 0;
-const EMPTY: u8 = 1;
-const GONE: u8 = 2;
+/// What is known of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    /// It may hold something.
+    NotEmpty,
+    /// The same, but it is being looked at, and was not woken since that began.
+    Looking,
+    Empty,
+    Gone,
+}
+
+/// What is known of a stream, and how much had arrived when it was last empty.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    what: What,
+    since: u64,
+}
 
 /// Who reads a stream, and whether the stream is known to be empty.
 struct Reader {
     meter: Arc<Meter>,
-    known: AtomicU8,
+    number: u64,
+    known: Mutex<Known>,
     task: Mutex<Option<Waker>>,
 }
 
 impl Reader {
-    fn set(&self, known: u8) {
-        let change = |before| (before != GONE).then_some(known);
-        let Ok(before) = self.known.fetch_update(SeqCst, SeqCst, change) else { return };
-        if (before == NOT_EMPTY) == (known == NOT_EMPTY) {
-            return;
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The stream is about to be looked at. What had arrived by now, if it turns out to be empty.
+    fn look(&self) -> u64 {
+        let mut known = self.known();
+        if known.what == What::NotEmpty {
+            known.what = What::Looking;
         }
+        self.meter.lock().delivered_bytes()
+    }
+
+    /// It is empty, unless it was woken since it was looked at.
+    fn is_empty(&self, since: u64) {
+        let mut known = self.known();
+        if known.what == What::Looking {
+            let mut state = self.meter.lock();
+            state.not_empty.remove(&(known.since, self.number));
+            let waiting = state.settle();
+            drop(state);
+            *known = Known { what: What::Empty, since };
+            drop(known);
+            wake(waiting);
+        } else if known.what == What::Empty {
+            known.since = since;
+        }
+    }
+
+    /// It may hold something.
+    fn may_hold(&self) {
+        let mut known = self.known();
+        match known.what {
+            What::Empty => drop(self.meter.lock().not_empty.insert((known.since, self.number))),
+            What::Looking => {}
+            What::NotEmpty | What::Gone => return,
+        }
+        known.what = What::NotEmpty;
+    }
+
+    /// Whatever it held goes with it.
+    fn is_gone(&self) {
+        let mut known = self.known();
+        known.what = What::Gone;
         let mut state = self.meter.lock();
-        if known == NOT_EMPTY {
-            state.not_empty += 1;
-        } else {
-            state.not_empty = state.not_empty.saturating_sub(1);
-            state.settle();
-        }
+        state.not_empty.remove(&(known.since, self.number));
+        let waiting = state.settle();
+        drop(state);
+        drop(known);
+        wake(waiting);
     }
 }
 
 impl Wake for Reader {
     fn wake(self: Arc<Self>) {
-        self.set(NOT_EMPTY);
+        self.may_hold();
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(task) = task {
             task.wake();
@@ -425,8 +560,7 @@ pub(crate) struct MeteredStream<S> {
 
 impl<S> Drop for MeteredStream<S> {
     fn drop(&mut self) {
-        // Whatever it held goes with it, and is settled.
-        self.reader.set(GONE);
+        self.reader.is_gone();
     }
 }
 
@@ -448,9 +582,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
                 return Poll::Ready(Ok(taken));
             }
         }
-        // Before the stream is looked at: what arrives meanwhile wakes, and makes it not empty again.
+        // Before the stream is looked at: what arrives meanwhile wakes.
         *this.reader.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
-        this.reader.set(EMPTY);
+        let since = this.reader.look();
         let waker = Waker::from(this.reader.clone());
         let cx = &mut Context::from_waker(&waker);
         let read = Pin::new(&mut this.inner).poll_read(cx, buf);
@@ -461,14 +595,19 @@ impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
             // A reader that has what it wants may not look again for long: is there more?
             let mut ahead = [0; AHEAD_BYTES];
             match Pin::new(&mut this.inner).poll_read(cx, &mut ahead) {
-                Poll::Pending => {}
+                Poll::Pending => this.reader.is_empty(since),
                 Poll::Ready(Ok(more)) if more > 0 => {
                     this.reader.meter.consumed(more);
-                    this.reader.set(NOT_EMPTY);
+                    this.reader.may_hold();
                     this.ahead = Ahead::Bytes(ahead, 0..more);
                 }
-                Poll::Ready(end) => this.ahead = Ahead::End(end),
+                Poll::Ready(end) => {
+                    this.reader.is_empty(since);
+                    this.ahead = Ahead::End(end);
+                }
             }
+        } else {
+            this.reader.is_empty(since);
         }
         read
     }
@@ -514,9 +653,9 @@ mod tests {
         let reading = Arc::new(AtomicBool::new(false));
         let reads: Reads = {
             let reading = reading.clone();
-            Arc::new(move || reading.load(SeqCst))
+            Arc::new(move || reading.load(Relaxed))
         };
-        let meters = Meters::new(ledger.pool("unread").unwrap(), 256 << 10, stall, reads);
+        let meters = Meters::new(ledger.pool("unread").unwrap(), 256 << 10, stall, 64, reads);
         // A frame of 60,000 bytes that is not whole, so that what was read counts as held.
         let mut bytes = vec![0; 60_000];
         bytes[..12].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0]);
@@ -527,12 +666,12 @@ mod tests {
             reading.now_or_never().map(Result::unwrap)
         };
         assert_eq!(read(&mut gate), None, "it waits");
-        reading.store(true, SeqCst);
+        reading.store(true, Relaxed);
         assert_eq!(read(&mut gate), Some(60_000));
-        reading.store(false, SeqCst);
+        reading.store(false, Relaxed);
         let later = Instant::now() + 2 * stall;
         assert_eq!(meters.sweep(later), 0, "nobody reads, so nobody stalls");
-        reading.store(true, SeqCst);
+        reading.store(true, Relaxed);
         assert_eq!(meters.sweep(later + stall / 2), 0);
         assert_eq!(meters.sweep(later + stall), 1, "now it does");
     }

@@ -10,7 +10,7 @@ use futures::{
     AsyncReadExt, AsyncWriteExt,
     future::{Either, pending, select},
 };
-use libp2p::{PeerId, Stream};
+use libp2p::PeerId;
 use protocol::{
     StatusCode, Text,
     filter::{Action, REQUEST_BYTES_MAX, Reply, Request, push_frame},
@@ -23,7 +23,10 @@ use crate::{
     counters::Reason,
     governor::Work,
     latencies,
-    network::streams::{Frame, SEND_TIME, discard, write_message},
+    network::{
+        places::Stream,
+        streams::{Frame, SEND_TIME, discard, write_message},
+    },
     node::Node,
 };
 
@@ -138,7 +141,7 @@ fn change(
 }
 
 /// Sends one message on a stream of its own; whether the receiver took it.
-pub(crate) async fn push(node: Arc<Node>, stream: Stream, shard: Shard, message: Message) -> bool {
+pub(crate) async fn push(node: Arc<Node>, stream: libp2p::Stream, shard: Shard, message: Message) -> bool {
     let began = Instant::now();
     let frame = push_frame(message.len(), &node.topic(shard));
     let (read, mut write) = stream.split();

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use budget::Reservation;
 use bytes::Bytes;
-use libp2p::{PeerId, Stream};
+use libp2p::PeerId;
 use protocol::{
     StatusCode, Text,
     light_push::{REQUEST_BYTES_MAX, Reply, ReplyV2, Request, RequestV2},
@@ -12,7 +12,12 @@ use protocol::{
 
 use super::{Served, reply, request, status_of, text};
 use crate::{
-    counters::Reason, governor::Work, ingest::Rejected, latencies, network::streams::Frame, node::Node,
+    counters::Reason,
+    governor::Work,
+    ingest::Rejected,
+    latencies,
+    network::{places::Stream, streams::Frame},
+    node::Node,
 };
 
 /// Serves version 3.

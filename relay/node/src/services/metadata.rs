@@ -3,11 +3,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use libp2p::Stream;
 use protocol::metadata::{MESSAGE_BYTES_MAX, Metadata};
 
 use super::{Served, reply, request};
-use crate::{network::streams::write_small, node::Node};
+use crate::{
+    network::{places::Stream, streams::write_small},
+    node::Node,
+};
 
 /// A peer answers within this time.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
@@ -42,7 +44,7 @@ pub(crate) async fn serve(node: Arc<Node>, mut stream: Stream) -> Served {
 }
 
 /// Asks a peer.
-pub(crate) async fn ask(node: Arc<Node>, mut stream: Stream) -> Served {
+pub(crate) async fn ask(node: Arc<Node>, mut stream: libp2p::Stream) -> Served {
     let asking = async {
         write_small(&mut stream, &own(&node)).await.ok()?;
         let frame = request(&node, &mut stream, MESSAGE_BYTES_MAX).await.ok()??;

@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 
-use futures::{AsyncWriteExt, FutureExt, future::BoxFuture};
-use libp2p::{PeerId, Stream};
+use futures::{AsyncRead, AsyncWrite, AsyncWriteExt, FutureExt, future::BoxFuture};
+use libp2p::PeerId;
 use protocol::{StatusCode, Text};
 use router::Peer;
 
 use crate::{
     ingest::Rejected,
-    network::streams::{Frame, REQUEST_PATIENCE, ReadError, read_frame, write_small},
+    network::{
+        places::Stream,
+        streams::{Frame, REQUEST_PATIENCE, ReadError, read_frame, write_small},
+    },
     node::Node,
 };
 
@@ -46,13 +49,10 @@ pub(crate) fn serve(
     peer: PeerId,
     connection: Peer,
     name: &str,
-    mut stream: Stream,
+    stream: Stream,
 ) -> BoxFuture<'static, Served> {
     match name {
-        protocol::gossip::PROTOCOL => {
-            stream.ignore_for_keep_alive();
-            relay::receive(node, connection, stream).boxed()
-        }
+        protocol::gossip::PROTOCOL => relay::receive(node, connection, stream).boxed(),
         protocol::light_push::PROTOCOL => light_push::serve(node, peer, stream).boxed(),
         protocol::light_push::PROTOCOL_V2 => light_push::serve_v2(node, peer, stream).boxed(),
         protocol::filter::SUBSCRIBE_PROTOCOL => filter::serve(node, peer, stream).boxed(),
@@ -65,7 +65,7 @@ pub(crate) fn serve(
 /// The one request of a stream; `None` when there is none, which is no fault of anybody.
 pub(crate) async fn request(
     node: &Node,
-    stream: &mut Stream,
+    stream: &mut (impl AsyncRead + Unpin),
     bytes_max: usize,
 ) -> Result<Option<Frame>, Served> {
     match read_frame(stream, bytes_max, &node.pools.receiving, REQUEST_PATIENCE).await {
@@ -80,7 +80,7 @@ pub(crate) async fn request(
 }
 
 /// The one reply of a stream, and its end.
-pub(crate) async fn reply(stream: &mut Stream, body: &[u8]) -> Served {
+pub(crate) async fn reply(stream: &mut (impl AsyncWrite + Unpin), body: &[u8]) -> Served {
     if write_small(stream, body).await.is_ok() {
         // The peer may be gone by now.
         let _ = stream.close().await;

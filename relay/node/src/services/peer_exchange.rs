@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use libp2p::{PeerId, Stream};
+use libp2p::PeerId;
 use protocol::{
     StatusCode,
     peer_exchange::{PEERS_MAX, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Reply, Request},
@@ -11,7 +11,14 @@ use protocol::{
 };
 
 use super::{Served, reply, request, text};
-use crate::{discovery::known::Origin, network::streams::write_small, node::Node};
+use crate::{
+    discovery::known::Origin,
+    network::{
+        places::Stream,
+        streams::{REQUEST_PATIENCE, read_frame, write_small},
+    },
+    node::Node,
+};
 
 /// A peer answers within this time.
 const ANSWER_TIME: Duration = Duration::from_secs(20);
@@ -42,12 +49,13 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
 }
 
 /// Asks a peer, and takes note of the nodes it names.
-pub(crate) async fn ask(node: Arc<Node>, mut stream: Stream) -> Served {
+pub(crate) async fn ask(node: Arc<Node>, mut stream: libp2p::Stream) -> Served {
     let most = node.settings.peer_exchange_peers;
     let asking = async {
         let asked = Request { peers: most as u64 }.encode();
         write_small(&mut stream, &asked).await.ok()?;
-        let frame = request(&node, &mut stream, REPLY_BYTES_MAX).await.ok()??;
+        let receiving = &node.pools.receiving;
+        let frame = read_frame(&mut stream, REPLY_BYTES_MAX, receiving, REQUEST_PATIENCE).await.ok()??;
         Reply::decode(frame.body).ok()
     };
     let Ok(Some(reply)) = tokio::time::timeout(ANSWER_TIME, asking).await else {

@@ -3,14 +3,16 @@
 use std::{future::poll_fn, pin::pin, sync::Arc, time::Duration};
 
 use futures::{AsyncReadExt, AsyncWrite, AsyncWriteExt, future::select};
-use libp2p::Stream;
 use protocol::gossip::{Control as Entry, Limits, Rpc, control_frames, publish_frame};
 use router::{Control, Outgoing, Peer};
 
 use super::Served;
 use crate::{
     ingest::Rejected,
-    network::streams::{Frame, GOSSIP_PATIENCE, ReadError, SEND_TIME, discard, read_frame, write_message},
+    network::{
+        places::Stream,
+        streams::{Frame, GOSSIP_PATIENCE, ReadError, SEND_TIME, discard, read_frame, write_message},
+    },
     node::Node,
 };
 
@@ -101,7 +103,7 @@ async fn take(node: &Arc<Node>, peer: Peer, frame: Frame) -> Result<(), String> 
 }
 
 /// Sends a peer what the router has for it.
-pub(crate) async fn send(node: Arc<Node>, peer: Peer, stream: Stream) {
+pub(crate) async fn send(node: Arc<Node>, peer: Peer, stream: libp2p::Stream) {
     let (read, write) = stream.split();
     // Nothing is said on this stream; what is said all the same is read, and dropped.
     let discarding = async {

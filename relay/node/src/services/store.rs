@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::AsyncWriteExt;
-use libp2p::{PeerId, Stream};
+use libp2p::PeerId;
 use protocol::{
     MessageHash, StatusCode,
     store::{PAGE_DEFAULT, REQUEST_BYTES_MAX, Reply, Request, entry_len, entry_parts, reply_frame},
@@ -22,7 +22,10 @@ use crate::{
     counters::Reason,
     governor::Work,
     latencies,
-    network::streams::{Frame, SEND_TIME, write_message},
+    network::{
+        places::Stream,
+        streams::{Frame, SEND_TIME, write_message},
+    },
     node::Node,
 };
 

@@ -2,8 +2,15 @@
 
 use std::{
     fs,
+    io::{Read, Write},
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -11,6 +18,10 @@ use tempfile::TempDir;
 
 /// Starting takes no longer, on the slowest machine.
 const START: Duration = Duration::from_secs(30);
+/// What the sheet of 64 MiB leaves for anonymous memory: all but the kernel's part and the page cache.
+pub(crate) const ANONYMOUS_BYTES: u64 = 47 << 20;
+/// Between two looks at a process's memory.
+const WATCH: Duration = Duration::from_millis(10);
 
 /// A running relay; dropping it kills it.
 pub(crate) struct Relay {
@@ -30,7 +41,11 @@ impl Relay {
 
     /// The same with lines of a configuration file, after a shell ran `prelude`.
     pub(crate) fn start_after(prelude: &str, config: &str, arguments: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        Self::start_in(tempfile::tempdir().unwrap(), prelude, config, arguments)
+    }
+
+    /// The same in a folder.
+    pub(crate) fn start_in(folder: TempDir, prelude: &str, config: &str, arguments: &[&str]) -> Self {
         fs::write(folder.path().join("relay.toml"), config).unwrap();
         let arguments: Vec<String> = arguments.iter().map(|one| one.to_string()).collect();
         let prelude = prelude.to_owned();
@@ -41,6 +56,50 @@ impl Relay {
     /// What it has logged.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap()
+    }
+
+    /// Kills it, has `change` do something to its data folder, and starts it again.
+    pub(crate) fn restart_after(&mut self, change: impl FnOnce(&Path)) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+        change(&self.folder.path().join("data"));
+        (self.process, self.addresses, self.http) =
+            launch(self.folder.path(), &self.prelude, &self.arguments);
+    }
+
+    /// A figure of the metrics, by the whole of its name and labels.
+    pub(crate) fn metric(&self, name: &str) -> u64 {
+        let mut stream = TcpStream::connect(self.http.trim_start_matches("http://")).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: relay\r\nconnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        let found = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let value: f64 = found.unwrap_or_else(|| panic!("no {name}")).parse().unwrap();
+        value as u64
+    }
+
+    /// Waits until a figure of the metrics is at least `least`.
+    pub(crate) async fn reaches(&self, name: &str, least: u64) {
+        let deadline = Instant::now() + START;
+        while self.metric(name) < least {
+            assert!(Instant::now() < deadline, "{name} is {} and not {least}", self.metric(name));
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Watches its anonymous memory from now on.
+    pub(crate) fn watch(&self) -> Watch {
+        let (pid, stop) = (self.process.id(), Arc::new(AtomicBool::new(false)));
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut most = 0;
+            while !stopped.load(SeqCst) {
+                most = most.max(anonymous_bytes(pid));
+                std::thread::sleep(WATCH);
+            }
+            most
+        });
+        Watch { stop, thread }
     }
 
     /// The address of a kind: `tcp`, `ws`.
@@ -62,8 +121,35 @@ impl Relay {
     }
 }
 
+/// See [`Relay::watch`].
+pub(crate) struct Watch {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<u64>,
+}
+
+impl Watch {
+    /// The relay never took more than it may.
+    pub(crate) fn stayed_inside(self, what: &str) {
+        self.stop.store(true, SeqCst);
+        let most = self.thread.join().unwrap();
+        println!("{what}: at most {} KiB of anonymous memory", most >> 10);
+        assert!(most > 0 && most <= ANONYMOUS_BYTES, "{what}: {} KiB of anonymous memory", most >> 10);
+    }
+}
+
+/// Nothing for a process that is gone.
+fn anonymous_bytes(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
 impl Drop for Relay {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("the relay's log:\n{}", self.log());
+        }
         // It may have ended by itself, which the test has noticed.
         let _ = self.process.kill();
         let _ = self.process.wait();

@@ -3,10 +3,18 @@
 #![allow(clippy::unwrap_used)]
 
 mod clients;
+mod connections;
+mod damage;
 mod discovery;
+mod disk;
+mod flood;
+mod gossip;
 mod harness;
 mod hostile;
 mod http;
 mod memory;
 mod peer;
+mod raw;
+mod secure;
 mod stories;
+mod streams;

@@ -94,7 +94,7 @@ async fn nearer_to_it_pushes_subscriptions_and_connections_are_refused_too() {
         let report = get(&node.http, "/status.json").json();
         (report["throttling"]["level"] == "pushes").then_some(())
     });
-    assert!(Client::try_connect(node.address(false)).await.is_none(), "a new connection is refused");
+    assert!(Client::try_connect(node.address(false)).await.is_err(), "a new connection is refused");
     let pushed = serde_json::json!({
         "pubsubTopic": "/waku/2/rs/0/1",
         "message": { "payload": "aGVsbG8=", "contentTopic": TOPIC },

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::{AsyncReadExt, AsyncWriteExt, StreamExt};
+use futures::{AsyncRead, AsyncReadExt, AsyncWriteExt, StreamExt};
 use libp2p::{
     Multiaddr, PeerId, Stream, StreamProtocol, Swarm, identify, identity,
     multiaddr::Protocol,
@@ -45,11 +45,11 @@ impl Drop for Client {
 impl Client {
     /// Connects to a relay.
     pub(crate) async fn connect(address: &str) -> Self {
-        Self::try_connect(address).await.expect("connected")
+        Self::try_connect(address).await.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The same; nothing when the relay refuses.
-    pub(crate) async fn try_connect(address: &str) -> Option<Self> {
+    /// The same; the reason if it fails.
+    pub(crate) async fn try_connect(address: &str) -> Result<Self, String> {
         let address: Multiaddr = address.parse().unwrap();
         let relay = match address.iter().last() {
             Some(Protocol::P2p(peer)) => peer,
@@ -62,21 +62,19 @@ impl Client {
         let connected = async {
             loop {
                 match swarm.select_next_some().await {
-                    SwarmEvent::ConnectionEstablished { .. } => return true,
-                    SwarmEvent::OutgoingConnectionError { .. } => return false,
+                    SwarmEvent::ConnectionEstablished { .. } => return Ok(()),
+                    SwarmEvent::OutgoingConnectionError { error, .. } => return Err(error.to_string()),
                     _ => {}
                 }
             }
         };
-        if !tokio::time::timeout(PATIENCE, connected).await.expect("connected in time") {
-            return None;
-        }
+        tokio::time::timeout(PATIENCE, connected).await.map_err(|error| error.to_string())??;
         let task = tokio::spawn(async move {
             loop {
                 swarm.select_next_some().await;
             }
         });
-        Some(Self { relay, control, pushes: Some(pushes), task })
+        Ok(Self { relay, control, pushes: Some(pushes), task })
     }
 
     /// Opens a stream.
@@ -138,8 +136,29 @@ impl Client {
     }
 }
 
+/// An ordinary client is served: what it pushes is received and found.
+pub(crate) async fn serves(address: &str, content_topic: &str) {
+    let mut sender = Client::connect(address).await;
+    let mut receiver = Client::connect(address).await;
+    assert_eq!(receiver.filter(filter::Action::Subscribe, &[content_topic]).await, 200);
+    let sent = message(content_topic, b"from an ordinary client");
+    let pushed = sender.push(&sent).await.expect("an answer");
+    assert_eq!(pushed.status.code(), 200, "{pushed:?}");
+    assert_eq!(receiver.pushed().await, sent);
+    let request = store::Request {
+        request_id: Text::from("a request"),
+        include_data: true,
+        content_topics: vec![content_topic.into()],
+        forward: false,
+        limit: Some(1),
+        ..store::Request::default()
+    };
+    let found = sender.query(&request).await.entries;
+    assert_eq!(found[0].message.as_deref(), Some(&sent.encode()[..]));
+}
+
 /// A frame, if one comes before the end.
-pub(crate) async fn read(stream: &mut Stream) -> Option<Bytes> {
+pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Option<Bytes> {
     let reading = async {
         let mut prefix = Vec::new();
         let length = loop {

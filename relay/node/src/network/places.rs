@@ -1,0 +1,328 @@
+//! Streams that peers opened, and which of them give way when there are too many.
+//!
+//! There are a number of streams over all connections (the pool `streams`). Half of them are shared out
+//! evenly: a connection has its share whatever others do. The other half is for whoever comes first.
+//! A stream on which nothing was asked yet is idle; stock clients open streams and abandon them, or keep
+//! them for later. An idle stream gives way, which resets it, to one of the same connection that has as
+//! many as it may, and to one of any connection when all are taken: then the connection that has the
+//! most gives up its oldest.
+//!
+//! What it must never know: protocols, and what a stream carries.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
+
+use budget::{Pool, Reservation};
+use futures::{AsyncRead, AsyncWrite};
+use router::Peer;
+
+/// All places. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Places(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    pool: Pool,
+    stream_bytes: u64,
+    /// What a connection has whatever others do.
+    share: usize,
+    /// Streams beyond the shares, over all connections.
+    beyond_max: usize,
+    per_connection: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    connections: HashMap<Peer, Connection>,
+    beyond: usize,
+    /// Of the stream opened last: later ones have larger numbers.
+    number: u64,
+}
+
+#[derive(Debug, Default)]
+struct Connection {
+    all: usize,
+    /// Streams on which nothing was asked yet, oldest first.
+    idle: BTreeMap<u64, Idle>,
+}
+
+#[derive(Debug)]
+struct Idle {
+    held: Reservation,
+    waker: Option<Waker>,
+}
+
+impl Places {
+    /// Places for as many streams as the pool has room for, of which each connection has at most
+    /// `per_connection`. There are at most `connections`.
+    pub(crate) fn new(pool: Pool, stream_bytes: u64, connections: usize, per_connection: usize) -> Self {
+        let all = usize::try_from(pool.cap_bytes() / stream_bytes.max(1)).unwrap_or(usize::MAX);
+        let share = (all / 2 / connections.max(1)).max(1);
+        let beyond_max = all.saturating_sub(share.saturating_mul(connections));
+        let state = Mutex::default();
+        Self(Arc::new(Inner { pool, stream_bytes, share, beyond_max, per_connection, state }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for a stream of a connection, if there is one or an idle stream gives way.
+    pub(crate) fn take(&self, connection: Peer) -> Option<Place> {
+        let inner = &*self.0;
+        let mut state = self.lock();
+        let has = state.connections.get(&connection).map_or(0, |one| one.all);
+        if has >= inner.per_connection && !state.give_way(inner, connection) {
+            return None;
+        }
+        let has = state.connections.get(&connection).map_or(0, |one| one.all);
+        if has >= inner.share && state.beyond >= inner.beyond_max {
+            // Of those that have more than their share, or of its own.
+            let most = state.connections.iter().filter(|(_, one)| !one.idle.is_empty());
+            let most = most.filter(|(other, one)| one.all > inner.share || **other == connection);
+            let most = most.max_by_key(|(other, one)| (one.all, **other)).map(|(other, _)| *other)?;
+            state.give_way(inner, most);
+        }
+        let held = inner.pool.try_reserve(inner.stream_bytes).ok()?;
+        state.number += 1;
+        let number = state.number;
+        let one = state.connections.entry(connection).or_default();
+        one.all += 1;
+        one.idle.insert(number, Idle { held, waker: None });
+        if one.all > inner.share {
+            state.beyond += 1;
+        }
+        drop(state);
+        Some(Place { places: self.clone(), connection, number, held: None, gone: false })
+    }
+}
+
+impl State {
+    /// The oldest idle stream of a connection gives way. Whether there was one.
+    fn give_way(&mut self, inner: &Inner, connection: Peer) -> bool {
+        let oldest = self.connections.get_mut(&connection).and_then(|one| one.idle.pop_first());
+        let Some((_, Idle { held, waker })) = oldest else { return false };
+        drop(held);
+        self.left(inner, connection);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        true
+    }
+
+    fn left(&mut self, inner: &Inner, connection: Peer) {
+        let Some(one) = self.connections.get_mut(&connection) else { return };
+        if one.all > inner.share {
+            self.beyond = self.beyond.saturating_sub(1);
+        }
+        one.all = one.all.saturating_sub(1);
+        if one.all == 0 {
+            self.connections.remove(&connection);
+        }
+    }
+}
+
+/// A stream's place. Dropping it frees it.
+#[derive(Debug)]
+pub(crate) struct Place {
+    places: Places,
+    connection: Peer,
+    number: u64,
+    /// The memory, once something was asked.
+    held: Option<Reservation>,
+    /// Whether it gave way.
+    gone: bool,
+}
+
+impl Place {
+    /// Something was asked: from now on the stream does not give way. False if it did already.
+    pub(crate) fn asked(&mut self) -> bool {
+        if self.held.is_some() || self.gone {
+            return !self.gone;
+        }
+        let mut state = self.places.lock();
+        let idle = state.connections.get_mut(&self.connection).and_then(|one| one.idle.remove(&self.number));
+        self.gone = idle.is_none();
+        self.held = idle.map(|idle| idle.held);
+        !self.gone
+    }
+
+    /// Whether the stream gave way; wakes when it does.
+    fn gave_way(&mut self, cx: &Context<'_>) -> bool {
+        if self.held.is_some() || self.gone {
+            return self.gone;
+        }
+        let mut state = self.places.lock();
+        let idle = state.connections.get_mut(&self.connection).and_then(|one| one.idle.get_mut(&self.number));
+        match idle {
+            Some(idle) => idle.waker = Some(cx.waker().clone()),
+            None => self.gone = true,
+        }
+        self.gone
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut state = self.places.lock();
+        let idle = state.connections.get_mut(&self.connection).and_then(|one| one.idle.remove(&self.number));
+        if self.held.is_some() || idle.is_some() {
+            state.left(&self.places.0, self.connection);
+        }
+    }
+}
+
+/// When something was last asked on a connection.
+#[derive(Debug)]
+pub(crate) struct Activity {
+    since: Instant,
+    /// Milliseconds from `since`; 0 if nothing was asked yet.
+    asked_millis: AtomicU64,
+}
+
+impl Activity {
+    pub(crate) fn new() -> Self {
+        Self { since: Instant::now(), asked_millis: AtomicU64::new(0) }
+    }
+
+    fn asked(&self) {
+        let millis = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.asked_millis.store(millis.max(1), Relaxed);
+    }
+
+    /// How long ago something was last asked; nothing if that never was.
+    pub(crate) fn idle(&self) -> Option<Duration> {
+        match self.asked_millis.load(Relaxed) {
+            0 => None,
+            millis => Some(self.since.elapsed().saturating_sub(Duration::from_millis(millis))),
+        }
+    }
+}
+
+/// A stream in its place: reading from it ends when it gives way.
+#[derive(Debug)]
+pub(crate) struct Placed<S> {
+    stream: S,
+    place: Place,
+    activity: Arc<Activity>,
+}
+
+impl<S> Placed<S> {
+    pub(crate) fn new(stream: S, place: Place, activity: Arc<Activity>) -> Self {
+        Self { stream, place, activity }
+    }
+}
+
+/// What services read requests from.
+pub(crate) type Stream = Placed<libp2p::Stream>;
+
+fn given_away() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionReset, "an idle stream gave way to another")
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Placed<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        match Pin::new(&mut self.stream).poll_read(cx, buf) {
+            Poll::Pending if self.place.gave_way(cx) => Poll::Ready(Err(given_away())),
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok(read)) if read > 0 => {
+                if !self.place.asked() {
+                    return Poll::Ready(Err(given_away()));
+                }
+                self.activity.asked();
+                Poll::Ready(Ok(read))
+            }
+            ready => ready,
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Placed<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_close(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Twenty streams in all, five connections: two for each, and ten for whoever comes first.
+    fn places() -> Places {
+        Places::new(Pool::standalone("streams", 20 * 10), 10, 5, 12)
+    }
+
+    fn busy(places: &Places, connection: u64) -> Option<Place> {
+        let mut place = places.take(Peer(connection))?;
+        assert!(place.asked());
+        Some(place)
+    }
+
+    fn used(places: &Places) -> u64 {
+        places.0.pool.used_bytes() / 10
+    }
+
+    #[test]
+    fn everybody_has_a_share_whatever_others_do() {
+        let places = places();
+        let first: Vec<Place> = std::iter::from_fn(|| busy(&places, 1)).collect();
+        assert_eq!(first.len(), 12, "its share and all that is for whoever comes first");
+        for connection in 2..=5 {
+            let few: Vec<Place> = std::iter::from_fn(|| busy(&places, connection)).collect();
+            assert_eq!(few.len(), 2);
+            std::mem::forget(few);
+        }
+        assert_eq!(used(&places), 20);
+        drop(first);
+        assert_eq!(used(&places), 8);
+        assert!(busy(&places, 2).is_some());
+        assert_eq!(used(&places), 8);
+    }
+
+    #[test]
+    fn idle_streams_give_way_those_of_whoever_has_the_most_first() {
+        let places = places();
+        let cx = &mut Context::from_waker(Waker::noop());
+        let mut many: Vec<Place> = (0..12).map(|_| places.take(Peer(1)).unwrap()).collect();
+        assert!(many.iter_mut().all(|place| !place.gave_way(cx)));
+        // One too many of its own.
+        let _own = places.take(Peer(1)).unwrap();
+        assert!(many[0].gave_way(cx) && !many[1].gave_way(cx));
+        assert!(!many[0].asked(), "too late");
+        // Others beyond their share.
+        let others: Vec<Place> = (0..6).map(|_| busy(&places, 2).unwrap()).collect();
+        let gone = many.iter_mut().map(|place| place.gave_way(cx)).filter(|gone| *gone).count();
+        assert_eq!((gone, used(&places)), (1 + 4, 14));
+        drop((many, others));
+        assert_eq!(used(&places), 1);
+    }
+
+    #[test]
+    fn streams_on_which_something_was_asked_stay() {
+        let places = places();
+        let all: Vec<Place> = (0..12).map(|_| busy(&places, 1).unwrap()).collect();
+        assert!(places.take(Peer(1)).is_none());
+        let two = [busy(&places, 2), busy(&places, 2)];
+        assert!(two.iter().all(Option::is_some) && busy(&places, 2).is_none());
+        drop(all);
+        assert!(busy(&places, 2).is_some());
+    }
+}

@@ -1,0 +1,148 @@
+//! Disks that are full, and disks that change bytes.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use protocol::{Text, store};
+
+use crate::{
+    gossip::GossipPeer,
+    harness::Relay,
+    peer::{Client, message, serves},
+};
+
+const TOPIC: &str = "/test/1/disk/proto";
+
+/// A file system in memory, gone with its folder.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(at: &Path, mib: u64) -> Option<Self> {
+        fs::create_dir(at).unwrap();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={mib}m"), "tmpfs"])
+            .arg(at)
+            .output()
+            .is_ok_and(|output| output.status.success());
+        mounted.then(|| Self(at.to_path_buf()))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Files of the relay may be open for a moment.
+        let _ = Command::new("umount").arg("-l").arg(&self.0).output();
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_messages_and_heals_without_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(disk) = SmallDisk::mount(&folder.path().join("data"), 64) else {
+        return testing::missing("a tmpfs cannot be mounted: run as root, or with CAP_SYS_ADMIN");
+    };
+    let limits = "[limits.store]\ndisk_reserve_bytes = 16777216\nretention_bytes = 134217728\n";
+    let mut relay = Relay::start_in(folder, "", limits, &[]);
+    let memory = relay.watch();
+    let mut client = Client::connect(relay.address(false)).await;
+    let mut peer = GossipPeer::connect(relay.address(false), &["/waku/2/rs/0/1"]).await;
+    serves(relay.address(false), TOPIC).await;
+
+    // Somebody else fills the disk.
+    let filler = disk.0.join("filler");
+    let filled = fs::write(&filler, vec![1; 64 << 20]);
+    assert!(filled.is_err(), "the disk is full now");
+    for _ in 0..5 {
+        let refused = client.push(&message(TOPIC, &[1; 100_000])).await.unwrap();
+        assert_eq!(refused.status.code(), 503, "{refused:?}");
+        let why = refused.status_text.unwrap();
+        assert!(why.as_str().contains("the disk is full"), "{why:?}");
+    }
+    // What a peer brings is not taken, and is no fault of the peer; what was stored is found.
+    assert!(peer.publish("/waku/2/rs/0/1", &message(TOPIC, b"not now")).await);
+    relay.reaches("thimble_relay_messages_refused_total{source=\"relay\",reason=\"unavailable\"}", 1).await;
+    let all = store::Request {
+        request_id: Text::from("all"),
+        content_topics: vec![TOPIC.into()],
+        limit: Some(100),
+        ..store::Request::default()
+    };
+    assert_eq!(client.query(&all).await.entries.len(), 1);
+    assert!(relay.is_running());
+
+    fs::remove_file(&filler).unwrap();
+    serves(relay.address(false), TOPIC).await;
+    let later = message(TOPIC, b"there is room");
+    assert!(peer.publish("/waku/2/rs/0/1", &later).await);
+    relay.reaches("thimble_relay_messages_total{source=\"relay\"}", 1).await;
+    assert!(!peer.raw.is_closed(), "the peer was there all the time");
+    assert_eq!(client.query(&all).await.entries.len(), 3);
+    memory.stayed_inside("a full disk");
+}
+
+fn segments(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        if entry.file_type().unwrap().is_dir() {
+            found.extend(segments(&entry.path(), ending));
+        } else if entry.file_name().to_str().unwrap().ends_with(ending) {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    found
+}
+
+#[tokio::test]
+async fn a_damaged_partition_is_set_aside_and_the_rest_is_served() {
+    // A partition takes an eighth of it.
+    let limits = "[limits.store]\nsegment_bytes = 4194304\nretention_bytes = 33554432\n";
+    let mut relay = Relay::start_after("", limits, &[]);
+    let mut client = Client::connect(relay.address(false)).await;
+    for number in 0..60_u8 {
+        let one = message(TOPIC, &[number; 140_000]);
+        assert_eq!(client.push(&one).await.unwrap().status.code(), 200);
+    }
+    let mut damaged = PathBuf::new();
+    relay.restart_after(|data| {
+        let all = segments(data, ".segment");
+        assert!(all.len() >= 2, "{all:?}");
+        damaged = all[0].clone();
+        let mut bytes = fs::read(&damaged).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(&damaged, bytes).unwrap();
+    });
+    let mut client = Client::connect(relay.address(false)).await;
+    let mut request = store::Request {
+        request_id: Text::from("all"),
+        include_data: true,
+        content_topics: vec![TOPIC.into()],
+        forward: true,
+        limit: Some(100),
+        ..store::Request::default()
+    };
+    // The query that comes upon it may be refused; the next one is served without it.
+    let mut found = Vec::new();
+    for _ in 0..50 {
+        let page = client.query(&request).await;
+        if page.status.code() != 200 {
+            (found, request.cursor) = (Vec::new(), None);
+            continue;
+        }
+        found.extend(page.entries.iter().map(|entry| entry.message.clone().unwrap()));
+        request.cursor = page.cursor;
+        if request.cursor.is_none() {
+            break;
+        }
+    }
+    assert!(found.len() >= 10 && found.len() < 60, "{} of 60", found.len());
+    let log = relay.log();
+    let name = damaged.file_name().unwrap().to_str().unwrap();
+    assert!(log.contains(name) && log.contains("set aside"), "{log}");
+    assert!(relay.is_running());
+    serves(relay.address(false), TOPIC).await;
+}
