@@ -8,7 +8,7 @@
 #   make simulate [SEEDS=200] [FIRST=1]
 #   make bench-dkg [DKG_NODES=4,13,40] | make bench-dkg-starvation [DURATION=10]
 #   make bench-sync [SYNC_MIB=300]
-#   make stress [CASE=baseline] [PHASE=10] [MEMORY=256MiB] | make bench-relay [PHASE=10]
+#   make stress [CASE=baseline] [PHASE=10] [MEMORY=256MiB] | make bench-relay [PHASE=10] | make bench-heap [PHASE=10]
 #   make lint | make fmt | make canisters | make fuzz [FUZZ_SECONDS=60]
 #
 # CARGO_TARGET_DIR moves the build directory (default: target), so that several checkouts can share one.
@@ -33,7 +33,7 @@ PHASE ?= 10
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 BIN := $(CARGO_TARGET_DIR)/release
 
-.PHONY: run test simulate bench bench-net bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay lint fmt build setup setup-clients canisters fuzz help
+.PHONY: run test simulate bench bench-net bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap lint fmt build setup setup-clients canisters fuzz help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -89,6 +89,11 @@ bench-relay: build ## Measure the relay beside go-waku as service node, in turns
 	@"$(BIN)/thimble-lab" stress --case flood --phase "$(PHASE)" --turns 3 \
 		--compare 'thimble-relay="$(BIN)/thimble-relay" run --memory 128MiB --data-dir {folder} --listen /ip4/127.0.0.1/tcp/{port} --http 127.0.0.1:0 --log warn' \
 		--compare 'go-waku="$(CARGO_TARGET_DIR)/waku/peer" service -cluster 0 -shards 0 -tcp-port {port} -store {folder}'
+
+bench-heap: build ## Measure what sampling of allocations costs the relay under a flood: with it and without, in turns.
+	@"$(BIN)/thimble-lab" stress --case flood --phase "$(PHASE)" --turns 3 --after 1 \
+		--compare 'off="$(BIN)/thimble-relay" run --memory 128MiB --data-dir {folder} --listen /ip4/127.0.0.1/tcp/{port} --http 127.0.0.1:0 --log warn' \
+		--compare 'on="$(BIN)/thimble-relay" run --memory 128MiB --data-dir {folder} --listen /ip4/127.0.0.1/tcp/{port} --http 127.0.0.1:0 --log warn --heap-profile'
 
 lint: setup ## Formatting and lints, as the gate runs them.
 	@cargo fmt --all --check

@@ -72,6 +72,17 @@ pub enum Refusal {
     },
 }
 
+/// Why the node does not say where its memory went. The text is shown to who asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoProfile {
+    /// It was not started to know: 404.
+    Off(String),
+    /// It just said so, or does: 503.
+    Busy(String),
+    /// It could not: 500.
+    Failed(String),
+}
+
 /// Whether the node is able to serve, for `/health` and the status endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
@@ -169,4 +180,8 @@ pub trait Node: Send + Sync + 'static {
     fn hosts(&self, canister_id: &CanisterId) -> bool;
     /// What `/status.json` says. May block.
     fn report(&self) -> Report;
+    /// What `/debug/heap` says: where memory went, compressed, in bounded memory. May block.
+    fn heap_profile(&self) -> Result<Vec<u8>, NoProfile> {
+        Err(NoProfile::Off("this node does not sample its allocations".to_owned()))
+    }
 }

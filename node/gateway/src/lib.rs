@@ -39,7 +39,9 @@ mod routes;
 mod service;
 mod waiters;
 
-pub use api::{CertifiedView, Health, Node, QueryRequest, Refusal, RequestFacts, RequestKind, Submitted};
+pub use api::{
+    CertifiedView, Health, NoProfile, Node, QueryRequest, Refusal, RequestFacts, RequestKind, Submitted,
+};
 pub use calls::{CallError, CallVerifier};
 pub use cbor::CborError;
 pub use envelope::{

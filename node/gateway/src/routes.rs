@@ -19,6 +19,8 @@ pub(crate) enum Route {
     Metrics,
     /// `GET /status.json`.
     Report,
+    /// `GET /debug/heap`.
+    HeapProfile,
     /// `GET /dashboard`.
     Dashboard,
     /// `POST /api/v2/canister/<id>/call`: asynchronous.
@@ -36,7 +38,7 @@ pub(crate) enum Route {
     },
 }
 
-const ENDPOINTS: &str = "GET /api/v2/status, GET /health, GET /metrics, GET /status.json, GET /dashboard, \
+const ENDPOINTS: &str = "GET /api/v2/status, GET /health, GET /metrics, GET /status.json, GET /dashboard, GET /debug/heap, \
     POST /api/{v2,v3,v4}/canister/<effective canister id>/call, POST /api/v4/subnet/<subnet id>/call, \
     POST /api/{v2,v3}/canister/<effective canister id>/query, POST /api/v3/subnet/<subnet id>/query, \
     POST /api/{v2,v3}/canister/<effective canister id>/read_state, POST /api/{v2,v3}/subnet/<subnet id>/read_state";
@@ -52,6 +54,7 @@ pub(crate) fn find(method: &Method, path: &str) -> Matched {
         ["health", "", ..] => ("health", get(method, Route::Health)),
         ["metrics", "", ..] => ("metrics", get(method, Route::Metrics)),
         ["status.json", "", ..] => ("report", get(method, Route::Report)),
+        ["debug", "heap", "", ..] => ("heap_profile", get(method, Route::HeapProfile)),
         ["dashboard", "", ..] => ("dashboard", get(method, Route::Dashboard)),
         ["api", "v2", "status", "", ..] => ("status", get(method, Route::Status)),
         ["api", version, "status", "", ..] => ("none", Err(version_of("status", version, "v2"))),

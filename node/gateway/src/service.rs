@@ -2,7 +2,7 @@
 //!
 //! A request passes these doors, each with its own answer: a place among the requests in flight (503), for queries a
 //! place among the queries (429), the content type (415), the announced and the real length of the body (413), room
-//! in the pool of bodies (503), and the read timeout (408). Health, metrics, status, report and dashboard stand outside
+//! in the pool of bodies (503), and the read timeout (408). Health, metrics, status, report, heap profile and dashboard stand outside
 //! the first door, so that an operator sees an overloaded node.
 //!
 //! Work that takes a thread (signatures, inspection, queries, scrapes, reports) runs on the runtime's blocking threads, each
@@ -29,7 +29,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
 
 use crate::{
     answer::{self, Answer, Body, NodeSigner, Readers, Refused},
-    api::{CertifiedView, Node, RequestKind},
+    api::{CertifiedView, NoProfile, Node, RequestKind},
     auth::AuthConfig,
     connection::Stage,
     envelope::EnvelopeBounds,
@@ -49,6 +49,10 @@ const DISCARD_TIME: Duration = Duration::from_secs(2);
 const SCRAPES_MAX: usize = 2;
 /// Reports made at once; each is for one page that looks once per second.
 const REPORTS_MAX: usize = 2;
+/// Heap profiles made at once.
+const HEAP_PROFILES_MAX: usize = 1;
+/// Time for one, and for those before it.
+const HEAP_PROFILE_TIME: Duration = Duration::from_secs(10);
 
 /// Everything endpoints need. One per gateway.
 pub(crate) struct Service {
@@ -81,6 +85,7 @@ pub(crate) struct Doors {
     pub(crate) verify_threads: Arc<Semaphore>,
     pub(crate) scrapes: Arc<Semaphore>,
     pub(crate) reports: Arc<Semaphore>,
+    pub(crate) heap_profiles: Arc<Semaphore>,
     pub(crate) bodies: Pool,
     pub(crate) responses: Pool,
 }
@@ -98,6 +103,8 @@ pub(crate) enum Work {
     Scrape,
     /// Asking the node how it is.
     Report,
+    /// Asking the node where its memory went.
+    HeapProfile,
 }
 
 impl Doors {
@@ -117,6 +124,7 @@ impl Doors {
             verify_threads: semaphore(verify_threads.max(1)),
             scrapes: Arc::new(Semaphore::new(SCRAPES_MAX)),
             reports: Arc::new(Semaphore::new(REPORTS_MAX)),
+            heap_profiles: Arc::new(Semaphore::new(HEAP_PROFILES_MAX)),
             bodies,
             responses,
         }
@@ -208,7 +216,7 @@ impl Service {
         }
         let (label, found) = routes::find(request.method(), request.uri().path());
         let readers = match found {
-            Ok(Route::Report | Route::Dashboard) => Readers::SameOrigin,
+            Ok(Route::Report | Route::HeapProfile | Route::Dashboard) => Readers::SameOrigin,
             _ => Readers::Anyone,
         };
         let outcome = match found {
@@ -232,6 +240,7 @@ impl Service {
             Route::Health => return Ok(self.health()),
             Route::Metrics => return self.scrape().await,
             Route::Report => return self.report().await,
+            Route::HeapProfile => return self.heap_profile().await,
             Route::Dashboard => return Ok(page::answer()),
             Route::CallAsync(_) | Route::CallSync(_) | Route::Query(_) | Route::ReadState { .. } => {}
         }
@@ -275,9 +284,12 @@ impl Service {
                 Ok(answer)
             }
             Route::ReadState { effective, v2 } => self.read_state(effective, v2, body).await,
-            Route::Status | Route::Health | Route::Metrics | Route::Report | Route::Dashboard => {
-                Ok(self.status())
-            }
+            Route::Status
+            | Route::Health
+            | Route::Metrics
+            | Route::Report
+            | Route::HeapProfile
+            | Route::Dashboard => Ok(self.status()),
         }
     }
 
@@ -370,6 +382,7 @@ impl Service {
             Work::Query => &self.doors.query_threads,
             Work::Scrape => &self.doors.scrapes,
             Work::Report => &self.doors.reports,
+            Work::HeapProfile => &self.doors.heap_profiles,
         };
         let permit = door.clone().acquire_owned().await.map_err(|_| stopping())?;
         let done = tokio::task::spawn_blocking(move || {
@@ -460,6 +473,26 @@ impl Service {
             Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
         })?;
         Ok(Answer::new(StatusCode::OK, "application/json", self.charged(json)?))
+    }
+}
+
+impl Service {
+    async fn heap_profile(&self) -> Result<Answer, Refused> {
+        let node = self.node.clone();
+        let making = self.on_thread(Work::HeapProfile, move || node.heap_profile());
+        let busy =
+            |message: String| Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "heap_profile", message, 1);
+        let made = tokio::time::timeout(HEAP_PROFILE_TIME, making).await.map_err(|_| {
+            busy(format!("it was not made within {} s; try again", HEAP_PROFILE_TIME.as_secs()))
+        })?;
+        let profile = made?.map_err(|none| match none {
+            NoProfile::Off(message) => Refused::new(StatusCode::NOT_FOUND, "heap_profile", message),
+            NoProfile::Busy(message) => busy(message),
+            NoProfile::Failed(message) => {
+                Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "heap_profile", message)
+            }
+        })?;
+        Ok(Answer::new(StatusCode::OK, "application/octet-stream", self.charged(profile)?))
     }
 }
 

@@ -3,7 +3,7 @@
 //! Most are of one shape ([`sheet::Rules`]): this limit must not be larger than that one, because otherwise something cannot happen or cannot be
 //! bounded. That the budget sheet fits the budget is checked for every program alike ([`sheet::check`]).
 
-use budget::MIB;
+use budget::{KIB, MIB};
 use sheet::{GRANULE_BYTES, Named, Rules, limit};
 
 use crate::{
@@ -25,6 +25,18 @@ impl Limits {
         self.check_consensus(rules);
         self.check_gateway(rules);
         self.check_governor(rules);
+        self.check_heap(rules);
+    }
+
+    fn check_heap(&self, rules: &mut Rules) {
+        let sample = limit!(self.heap.sample_bytes);
+        rules.at_least(sample, 16 * KIB, "each sample that is alive lies in as much");
+        rules.at_most(sample, 16 * MIB, "hardly anything would be sampled");
+        let answer = limit!(self.heap.answer_bytes);
+        rules.at_least(answer, 16 * KIB, "no answer would fit");
+        rules.within(answer, limit!(self.gateway.responses_bytes), "an answer must fit");
+        let half = Named::size("process.node_base_bytes / 2", self.process.node_base_bytes / 2);
+        rules.within(limit!(self.heap.profiler_bytes), half, "the process needs the rest itself");
     }
 
     fn check_governor(&self, rules: &mut Rules) {

@@ -4,7 +4,7 @@
 //! demand, and what is a matter of time rather than memory. **Following** ones are consequences of others, computed in [`Limits::follow_causes`], so that an
 //! operator who changes a cause need not hunt for its consequences.
 
-use budget::MIB;
+use budget::{KIB, MIB};
 
 use sheet::{GRANULE_BYTES, HandBackLimits, Preset};
 
@@ -188,6 +188,11 @@ impl Limits {
                 page_cache_floor_bytes: scale::PAGE_CACHE_FLOOR.bytes_at(memory),
             },
             governor: GOVERNOR,
+            heap: HeapLimits {
+                sample_bytes: 128 * KIB,
+                profiler_bytes: scale::NODE_BASE.bytes_at(memory) / 4,
+                answer_bytes: 256 * KIB,
+            },
         };
         table.follow_causes(|_| false);
         table

@@ -229,4 +229,7 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "governor.pause_execution_percent",
         "of the budget; the next batch waits, up to 10 s, for memory to be given back",
     ),
+    ("heap.sample_bytes", "with --heap-profile; 20 MiB that are alive are 160 samples"),
+    ("heap.profiler_bytes", "with --heap-profile; beyond it nothing new is sampled"),
+    ("heap.answer_bytes", "with --heap-profile; a thousand call stacks are 30 kB"),
 ];

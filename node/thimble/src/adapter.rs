@@ -9,7 +9,7 @@ use budget::Level;
 use consensus::{Envelopes, IngressPool, PoolRefusal, SubnetStatus, SystemClock, WallClock};
 use execution::QueryService;
 use gateway::{
-    CallVerifier, CertifiedView, Health, Node, QueryRequest, Refusal, RequestKind, Submitted,
+    CallVerifier, CertifiedView, Health, NoProfile, Node, QueryRequest, Refusal, RequestKind, Submitted,
     report::{self, Report},
 };
 use genesis::NodeRecord;
@@ -20,7 +20,7 @@ use state::{
     SignedIngress, Time, Validity,
 };
 
-use crate::{metrics::RoundMetrics, watch::Watch};
+use crate::{allocator, metrics::RoundMetrics, watch::Watch};
 
 /// Seconds a client is asked to wait when the ingress pool is full: a few rounds empty it.
 const RETRY_AFTER_SECONDS: u64 = 1;
@@ -220,6 +220,16 @@ impl Node for Adapter {
 
     fn hosts(&self, canister_id: &CanisterId) -> bool {
         self.ranges.iter().any(|(first, last)| first <= canister_id && canister_id <= last)
+    }
+
+    fn heap_profile(&self) -> Result<Vec<u8>, NoProfile> {
+        let Some(sampler) = allocator::sampler() else {
+            return Err(NoProfile::Off(heap::off("thimble")));
+        };
+        sampler.answer().map_err(|refused| match refused {
+            heap::Refused::Busy => NoProfile::Busy(refused.to_string()),
+            heap::Refused::Failed(message) => NoProfile::Failed(message),
+        })
     }
 
     fn report(&self) -> Report {

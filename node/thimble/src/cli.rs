@@ -13,6 +13,31 @@ use crate::{
     node, status, verdicts,
 };
 
+/// Whose functions `thimble heap` takes for the program's own.
+const PROGRAM: heap::Program = heap::Program {
+    name: "thimble",
+    own: &[
+        "thimble",
+        "gateway",
+        "rounds",
+        "consensus",
+        "execution",
+        "sandbox",
+        "state",
+        "pages",
+        "genesis",
+        "nidkg",
+        "limits",
+        "sheet",
+        "lifecycle",
+        "budget",
+        "memory",
+        "dashboard",
+        "disk",
+        "heap",
+    ],
+};
+
 /// An Internet-Computer-compatible replica that lives inside a stated memory budget.
 ///
 /// State how much memory the node may take; every pool, cache and queue is sized from that one number, the sum is checked before anything starts, and the
@@ -134,6 +159,23 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Print where a running node's memory went, by the functions that allocated it.
+    ///
+    /// For each site: live bytes, which are not freed, and total bytes, which are all that were allocated since the node started, freed or not. The node must have been
+    /// started with --heap-profile; workers, which run canisters, are not looked into. --svg draws a flame graph, --pprof writes a profile for `go tool pprof`. For what happens
+    /// between two moments: --save before, later --since before. All figures are estimates from samples, with what sampling costs beside them.
+    ///
+    /// Example: thimble heap --address 127.0.0.1:8080 --svg heap.svg
+    Heap {
+        /// Address of the node's public HTTP interface. [default: as in --config, else 127.0.0.1:8080]
+        #[arg(long, value_name = "ADDRESS")]
+        address: Option<SocketAddr>,
+        /// The node's configuration file, for its address.
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        #[command(flatten)]
+        options: heap::Options,
+    },
     /// Print the effective configuration: defaults, then the file, then the flags.
     ///
     /// The output is itself a configuration file.
@@ -176,6 +218,9 @@ pub(crate) struct Settings {
     /// of several]
     #[arg(long, value_name = "BOOL")]
     pub(crate) provisional: Option<bool>,
+    /// Sample allocations, so that `thimble heap` can say where memory went. Costs some memory and time, which that command prints. [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) heap_profile: Option<bool>,
     /// What is logged to standard error: error, warn, info, debug, or a filter like `info,gateway=debug`. [default: info]
     #[arg(long, value_name = "FILTER")]
     pub(crate) log: Option<String>,
@@ -219,6 +264,13 @@ impl Cli {
                     None => Config::load(&Settings { config, ..Settings::default() })?.listen,
                 };
                 status::run(address, json)
+            }
+            Command::Heap { address, config, options } => {
+                let address = || match address {
+                    Some(address) => Ok(address),
+                    None => Ok(Config::load(&Settings { config, ..Settings::default() })?.listen),
+                };
+                heap::run(&PROGRAM, address, &options)
             }
             Command::Config { settings, json } => {
                 let config = Config::load(&settings)?;

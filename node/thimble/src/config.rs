@@ -18,6 +18,8 @@ pub(crate) struct Config {
     pub(crate) listen: SocketAddr,
     pub(crate) data_dir: PathBuf,
     pub(crate) log: String,
+    /// Whether allocations are sampled, for `thimble heap`.
+    pub(crate) heap_profile: bool,
     pub(crate) p2p: P2p,
     pub(crate) features: Features,
     pub(crate) limits: Limits,
@@ -65,6 +67,7 @@ struct File {
     listen: Option<SocketAddr>,
     data_dir: Option<PathBuf>,
     log: Option<String>,
+    heap_profile: Option<bool>,
     #[serde(default)]
     p2p: P2p,
     #[serde(default)]
@@ -116,6 +119,7 @@ impl Config {
             listen: settings.listen.or(file.listen).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
             data_dir: settings.data_dir.clone().or(file.data_dir).unwrap_or_else(|| "thimble-data".into()),
             log: settings.log.clone().or(file.log).unwrap_or_else(|| "info".into()),
+            heap_profile: settings.heap_profile.or(file.heap_profile).unwrap_or(false),
             p2p,
             features: Features { provisional: settings.provisional.or(file.features.provisional) },
             limits,

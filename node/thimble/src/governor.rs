@@ -94,6 +94,9 @@ impl Worker {
 
     /// One look; how long to wait until the next.
     fn look(&mut self) -> Duration {
+        if let Some(sampler) = crate::allocator::sampler() {
+            sampler.tend();
+        }
         let watch = self.parts.watch.clone();
         let now = watch.record.started.elapsed();
         let counted = self.counted();

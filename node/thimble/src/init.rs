@@ -76,6 +76,9 @@ data_dir = {}
 # error, warn, info, debug, or a filter like \"info,gateway=debug\".
 log = {}
 
+# Whether allocations are sampled, so that `thimble heap` says where memory went. Costs some memory and time.
+heap_profile = {}
+
 # How the nodes of a subnet of several reach each other; a subnet of one needs none of it.
 [p2p]
 # Where this node waits for its peers: the port of the address it was given to `thimble keygen` with.
@@ -95,6 +98,7 @@ log = {}
         config.listen,
         quoted(&data.to_string_lossy()),
         quoted(&config.log),
+        config.heap_profile,
     )
 }
 

@@ -29,6 +29,7 @@ use zeroize::Zeroizing;
 
 use crate::{
     adapter::{Adapter, Agreement, Calls, Identity},
+    allocator,
     config::Config,
     governor,
     keys::{Keys, files::lock},
@@ -54,6 +55,9 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
 /// Runs the node until SIGINT or SIGTERM. When a state was taken over from peers, the process becomes a new one on top of it, by the same arguments.
 pub(crate) fn run(config: Config, address_file: Option<&Path>) -> Result<()> {
+    if config.heap_profile {
+        allocator::start_sampling(&config.data_dir, &config.limits.heap)?;
+    }
     match serve(config, address_file)? {
         Ended::Stopped => Ok(()),
         Ended::NewState => start_again(),

@@ -94,6 +94,11 @@ impl Table for Limits {
                 read_timeout_millis: 10_000,
             },
             governor: GOVERNOR,
+            heap: HeapLimits {
+                sample_bytes: 128 * KIB,
+                profiler_bytes: scale::BASE.bytes_at(memory) / 3,
+                answer_bytes: 256 * KIB,
+            },
         };
         table.follow(|_| false);
         table

@@ -119,4 +119,7 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("governor.refuse_queries_percent", "of the budget; a query is the cheapest to ask again: 429"),
     ("governor.refuse_pushes_percent", "of the budget; the client keeps its message: 429"),
     ("governor.pause_reading_percent", "of the budget; peers' own queues hold what comes"),
+    ("heap.sample_bytes", "with --heap-profile; 20 MiB that are alive are 160 samples"),
+    ("heap.profiler_bytes", "with --heap-profile; beyond it nothing new is sampled"),
+    ("heap.answer_bytes", "with --heap-profile; a thousand call stacks are 30 kB"),
 ];

@@ -8,6 +8,24 @@ use libp2p::Multiaddr;
 
 use crate::{config::Config, discovery, init, key, run, status};
 
+/// Whose functions `thimble-relay heap` takes for the program's own.
+const PROGRAM: heap::Program = heap::Program {
+    name: "thimble-relay",
+    own: &[
+        "thimble_relay",
+        "router",
+        "store",
+        "protocol",
+        "relay_limits",
+        "sheet",
+        "budget",
+        "memory",
+        "dashboard",
+        "disk",
+        "heap",
+    ],
+};
+
 /// A Waku service node that lives inside a stated memory budget.
 ///
 /// State how much memory the node may take; every pool, cache and queue is sized from that one
@@ -83,6 +101,25 @@ enum Command {
     Config {
         #[command(flatten)]
         settings: Box<Settings>,
+    },
+    /// Print where a running node's memory went, by the functions that allocated it.
+    ///
+    /// For each site: live bytes, which are not freed, and total bytes, which are all that were
+    /// allocated since the node started, freed or not. The node must have been started with
+    /// --heap-profile. --svg draws a flame graph, --pprof writes a profile for `go tool pprof`. For
+    /// what happens between two moments: --save before, later --since before. All figures are
+    /// estimates from samples, with what sampling costs beside them.
+    ///
+    /// Example: thimble-relay heap --http 127.0.0.1:8645 --svg heap.svg
+    Heap {
+        /// Address of the node's HTTP interface. [default: as in --config, else 127.0.0.1:8645]
+        #[arg(long, value_name = "ADDRESS")]
+        http: Option<SocketAddr>,
+        /// The node's configuration file, for its address.
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        #[command(flatten)]
+        options: heap::Options,
     },
     /// Print the node's peer id, and its record (ENR) with --record; makes its key if there is none.
     ///
@@ -170,6 +207,10 @@ pub(crate) struct Settings {
     /// Its key (PEM, PKCS#8).
     #[arg(long, value_name = "FILE", visible_alias = "websocket-secure-key-path")]
     pub(crate) tls_key: Option<PathBuf>,
+    /// Sample allocations, so that `thimble-relay heap` can say where memory went. Costs some memory
+    /// and time, which that command prints. [default: false]
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) heap_profile: Option<bool>,
     /// What is logged to standard error: error, warn, info, debug, or a filter like
     /// `info,store=debug`. [default: info]
     #[arg(long, value_name = "FILTER")]
@@ -203,6 +244,13 @@ impl Cli {
             Command::Config { settings } => {
                 print!("{}", Config::load(&settings)?.to_toml()?);
                 Ok(())
+            }
+            Command::Heap { http, config, options } => {
+                let address = || match http {
+                    Some(address) => Ok(address),
+                    None => Ok(Config::load(&Settings { config, ..Settings::default() })?.http),
+                };
+                heap::run(&PROGRAM, address, &options)
             }
             Command::Key { settings, record } => {
                 let config = Config::load(&settings)?;

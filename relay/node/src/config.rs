@@ -41,6 +41,7 @@ pub(crate) struct Config {
     pub(crate) shards: Vec<u16>,
     pub(crate) shards_in_cluster: NonZeroU16,
     pub(crate) store: bool,
+    pub(crate) heap_profile: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) discv5: Option<bool>,
     pub(crate) discv5_port: u16,
@@ -79,6 +80,7 @@ struct File {
     dns_discovery_urls: Option<Vec<String>>,
     dns_servers: Option<Vec<SocketAddr>>,
     ask_peers: Option<bool>,
+    heap_profile: Option<bool>,
     min_relay_peers: Option<u64>,
     tls_certificate: Option<PathBuf>,
     tls_key: Option<PathBuf>,
@@ -125,6 +127,7 @@ impl Config {
             dns_discovery_urls: list(flags.dns_discovery_urls, file.dns_discovery_urls).unwrap_or_default(),
             dns_servers: list(flags.dns_servers, file.dns_servers).unwrap_or_default(),
             ask_peers: flags.ask_peers.or(file.ask_peers),
+            heap_profile: flags.heap_profile.or(file.heap_profile).unwrap_or(false),
             min_relay_peers: flags.min_relay_peers.or(file.min_relay_peers),
             tls_certificate: flags.tls_certificate.or(file.tls_certificate),
             tls_key: flags.tls_key.or(file.tls_key),

@@ -4,6 +4,7 @@ use std::{fs, io::IsTerminal, path::Path, sync::Arc};
 
 use anyhow::{Context, Result, bail};
 use budget::cgroup::Cgroup;
+use heap::Sampler;
 use libp2p::Multiaddr;
 use relay_limits::Limits;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
@@ -22,6 +23,7 @@ const THREADS: usize = 2;
 
 /// See the module.
 pub(crate) fn run(config: &Config, address_file: Option<&Path>) -> Result<()> {
+    let sampler = if config.heap_profile { Some(Arc::new(sampler(config)?)) } else { None };
     tracing_subscriber::fmt()
         .with_env_filter(config.log.as_str())
         .with_writer(std::io::stderr)
@@ -34,10 +36,21 @@ pub(crate) fn run(config: &Config, address_file: Option<&Path>) -> Result<()> {
         .enable_all()
         .build()
         .context("starting the runtime")?;
-    runtime.block_on(serve(config, address_file))
+    runtime.block_on(serve(config, sampler, address_file))
 }
 
-async fn serve(config: &Config, address_file: Option<&Path>) -> Result<()> {
+/// Samples allocations from here on; this process may become another one first.
+fn sampler(config: &Config) -> Result<Sampler> {
+    let heap = &config.limits.heap;
+    let settings = heap::Settings {
+        sample_bytes: heap.sample_bytes,
+        profiler_bytes: heap.profiler_bytes,
+        answer_bytes: heap.answer_bytes,
+    };
+    Sampler::start("thimble-relay", &config.data_dir, settings)
+}
+
+async fn serve(config: &Config, sampler: Option<Arc<Sampler>>, address_file: Option<&Path>) -> Result<()> {
     let tls = tls(config)?;
     let cgroup = Cgroup::own().unwrap_or_default();
     memory::check_group(
@@ -57,7 +70,7 @@ async fn serve(config: &Config, address_file: Option<&Path>) -> Result<()> {
         // That nobody can stop it any more is a reason to stop.
         let _ = stopping.await;
     }));
-    let http = http::start(node.clone(), asks, config).await?;
+    let http = http::start(node.clone(), asks, sampler, config).await?;
     let addresses: Vec<Multiaddr> = addresses.await.context("no address can be listened on")?;
     for address in &addresses {
         tracing::info!(%address, "reached at");

@@ -13,6 +13,7 @@ mod disk;
 mod genesis;
 mod handover;
 mod harness;
+mod heap;
 mod http;
 mod installs;
 mod members;

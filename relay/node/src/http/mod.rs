@@ -21,6 +21,7 @@ mod answer;
 mod body;
 mod connection;
 mod health;
+mod heap;
 mod message;
 mod metrics;
 mod publish;
@@ -32,6 +33,7 @@ mod subscriptions;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
+use ::heap::Sampler;
 use anyhow::{Context, Result};
 use relay_limits::HTTP_CONNECTION_BYTES;
 use tokio::{
@@ -69,13 +71,18 @@ pub(crate) struct Http {
 
 /// Binds `config.http` and serves until [`Http::stop`]. `asks` reaches the swarm's task. Errors:
 /// the address cannot be bound; a pool is not in the budget sheet.
-pub(crate) async fn start(node: Arc<Node>, asks: mpsc::Sender<Ask>, config: &Config) -> Result<Http> {
+pub(crate) async fn start(
+    node: Arc<Node>,
+    asks: mpsc::Sender<Ask>,
+    sampler: Option<Arc<Sampler>>,
+    config: &Config,
+) -> Result<Http> {
     let listen = config.http;
     let listener = TcpListener::bind(listen).await.with_context(|| {
         format!("cannot listen on http = {listen}; choose another address or stop what uses it")
     })?;
     let address = listener.local_addr().context("asking for the address of the listener")?;
-    let service = Arc::new(Service::new(node, asks, config)?);
+    let service = Arc::new(Service::new(node, asks, sampler, config)?);
     let (stopping, stopped) = watch::channel(false);
     let listener = tokio::spawn(accept(listener, service, stopped));
     Ok(Http { address, stopping, listener })

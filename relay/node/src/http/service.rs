@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use ::heap::Sampler;
 use anyhow::{Context, Result};
 use budget::{Pool, PoolFull, Reservation};
 use bytes::{Bytes, BytesMut};
@@ -57,6 +58,8 @@ pub(crate) struct Service {
     // Interfaces.
     pub(crate) node: Arc<Node>,
     asks: mpsc::Sender<Ask>,
+    /// Where memory went, in a node that was started to know.
+    pub(crate) sampler: Option<Arc<Sampler>>,
     // Configuration.
     pub(crate) limits: HttpLimits,
     /// Free disk space below which messages are refused.
@@ -79,7 +82,12 @@ pub(crate) struct ReceivedBody {
 }
 
 impl Service {
-    pub(crate) fn new(node: Arc<Node>, asks: mpsc::Sender<Ask>, config: &Config) -> Result<Self> {
+    pub(crate) fn new(
+        node: Arc<Node>,
+        asks: mpsc::Sender<Ask>,
+        sampler: Option<Arc<Sampler>>,
+        config: &Config,
+    ) -> Result<Self> {
         let pool = |name: &'static str| {
             node.ledger.pool(name).with_context(|| format!("the budget sheet has no pool `{name}`"))
         };
@@ -95,6 +103,7 @@ impl Service {
             samples: Samples::default(),
             node,
             asks,
+            sampler,
         })
     }
 
@@ -103,9 +112,12 @@ impl Service {
         Duration::from_millis(self.limits.read_timeout_millis)
     }
 
-    /// Notes counters for rates.
+    /// Notes counters for rates, and what sampling of allocations costs. Once a second.
     pub(crate) fn sample(&self) {
         self.samples.add(&self.node);
+        if let Some(sampler) = &self.sampler {
+            sampler.tend();
+        }
     }
 
     /// Asks the swarm's task. Errors: 503 when it does not answer.
@@ -164,6 +176,7 @@ impl Service {
             Route::Metrics => self.metrics().await,
             Route::Status => self.status().await,
             Route::Dashboard => Ok(answer::page()),
+            Route::Heap => self.heap().await,
             Route::Peers => self.all_peers().await,
             Route::ConnectedPeers => self.connected_peers(None).await,
             Route::ConnectedPeersOn(shard) => self.connected_peers(Some(shard)).await,

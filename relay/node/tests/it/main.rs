@@ -10,6 +10,7 @@ mod disk;
 mod flood;
 mod gossip;
 mod harness;
+mod heap;
 mod hostile;
 mod http;
 mod memory;

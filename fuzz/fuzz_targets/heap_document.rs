@@ -1,0 +1,15 @@
+//! Heap profiles, as a node sends them or a file holds them: read, or refused, within the bounds of
+//! their form.
+#![no_main]
+
+use heap::document;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let _ = document::read(bytes);
+    if let Ok(document) = document::parse(&mut &*bytes) {
+        assert!(document.stacks.len() <= document::STACKS_MAX);
+        assert!(document.stacks.iter().all(|stack| stack.addresses.len() <= document::FRAMES_MAX));
+        assert!(document.mappings.len() <= document::MAPPINGS_MAX);
+    }
+});

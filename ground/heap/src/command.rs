@@ -1,0 +1,173 @@
+//! `thimble heap`, `thimble-relay heap`: asks a running node what it sampled, names the functions,
+//! and shows or writes it. All of it happens in this process: the node sends addresses.
+
+use std::{
+    fs::{self, File},
+    io::{Cursor, Read},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::{Args, ValueEnum};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::{Request, body::Bytes, header};
+use hyper_util::rt::TokioIo;
+
+use crate::{
+    document::{self, Document},
+    flame, pprof,
+    profile::Profile,
+    program::Symbols,
+    sampler::ANSWER_TIME,
+    table,
+};
+
+/// A compressed document larger than this is none.
+const PACKED_BYTES_MAX: usize = 32 << 20;
+/// The node answers within [`ANSWER_TIME`], or says that it does not.
+const PATIENCE: Duration = Duration::from_secs(ANSWER_TIME.as_secs() + 5);
+/// Longest words of a refusal that are shown.
+const REFUSAL_CHARS_MAX: usize = 600;
+
+/// The program whose command this is.
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    /// How it is called.
+    pub name: &'static str,
+    /// Crates whose functions are its own.
+    pub own: &'static [&'static str],
+}
+
+/// Which bytes decide the order, and the widths of the picture.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum By {
+    /// What is not freed: where memory is.
+    #[default]
+    Live,
+    /// All that was allocated, freed or not: where work is.
+    Total,
+}
+
+/// Flags of the command, besides the node's address.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Sites shown.
+    #[arg(long, value_name = "COUNT", default_value_t = 20)]
+    pub top: usize,
+    /// What decides the order of sites and the widths in the picture.
+    #[arg(long, value_name = "BYTES", value_enum, default_value_t)]
+    pub by: By,
+    /// Only what happened since this profile of the same process was saved.
+    #[arg(long, value_name = "FILE")]
+    pub since: Option<PathBuf>,
+    /// Write the profile as the node sent it, to compare with later (--since), or to look at again
+    /// (--from).
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
+    /// Look at a saved profile instead of a running node.
+    #[arg(long, value_name = "FILE")]
+    pub from: Option<PathBuf>,
+    /// Write a profile for `go tool pprof` and everything else that reads its form.
+    #[arg(long, value_name = "FILE")]
+    pub pprof: Option<PathBuf>,
+    /// Write a flame graph: who called whom, as wide as its share of the bytes.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// The program that the node runs, for the names of its functions. [default: this program]
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<PathBuf>,
+    /// For machines.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the command. `address` is asked for only if a node is.
+pub fn run(program: &Program, address: impl FnOnce() -> Result<SocketAddr>, options: &Options) -> Result<()> {
+    let (packed, source) = match &options.from {
+        Some(path) => (contents(path)?, path.display().to_string()),
+        None => {
+            let address = address()?;
+            (ask(address)?, address.to_string())
+        }
+    };
+    let document = parsed(&packed, &source)?;
+    let before = match &options.since {
+        Some(path) => Some(parsed(&contents(path)?, &path.display().to_string())?),
+        None => None,
+    };
+    if let Some(path) = &options.save {
+        save(path, &packed)?;
+    }
+    let file = match &options.program {
+        Some(path) => path.clone(),
+        None => std::env::current_exe().context("finding this program's file")?,
+    };
+    let profile = Profile::new(document, before, &Symbols::read(&file)?, &file, program)?;
+    if let Some(path) = &options.pprof {
+        save(path, &pprof::encode(&profile)?)?;
+    }
+    if let Some(path) = &options.svg {
+        save(path, flame::draw(&profile, options.by).as_bytes())?;
+    }
+    let report = table::report(&profile, options.by, options.top);
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{}", report.text(program));
+    }
+    Ok(())
+}
+
+fn save(path: &Path, bytes: &[u8]) -> Result<()> {
+    fs::write(path, bytes).with_context(|| format!("writing {}", path.display()))
+}
+
+fn contents(path: &Path) -> Result<Vec<u8>> {
+    let reading = || format!("reading {}", path.display());
+    let mut bytes = Vec::new();
+    let file = File::open(path).with_context(reading)?;
+    file.take(PACKED_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).with_context(reading)?;
+    if bytes.len() > PACKED_BYTES_MAX {
+        bail!("{} is larger than {PACKED_BYTES_MAX} bytes, the most a heap profile has", path.display());
+    }
+    Ok(bytes)
+}
+
+fn parsed(packed: &[u8], source: &str) -> Result<Document> {
+    document::read(Cursor::new(packed))
+        .with_context(|| format!("what {source} holds is no heap profile of this version"))
+}
+
+fn ask(address: SocketAddr) -> Result<Vec<u8>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        tokio::time::timeout(PATIENCE, fetch(address)).await.with_context(|| {
+            format!("the node at {address} did not answer within {} s", PATIENCE.as_secs())
+        })?
+    })
+}
+
+async fn fetch(address: SocketAddr) -> Result<Vec<u8>> {
+    let stream = tokio::net::TcpStream::connect(address)
+        .await
+        .with_context(|| format!("no node answers at {address}; is it running, and is the address right?"))?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let connection = tokio::spawn(connection);
+    let request =
+        Request::get("/debug/heap").header(header::HOST, address.to_string()).body(Empty::<Bytes>::new())?;
+    let response = sender.send_request(request).await?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), PACKED_BYTES_MAX)
+        .collect()
+        .await
+        .map_err(|error| anyhow!("reading the profile: {error}"))?
+        .to_bytes();
+    connection.abort();
+    if !status.is_success() {
+        let words: String = String::from_utf8_lossy(&body).chars().take(REFUSAL_CHARS_MAX).collect();
+        bail!("{address} answered {status}: {}", words.trim());
+    }
+    Ok(body.to_vec())
+}

@@ -1,0 +1,350 @@
+//! The picture: who called whom from the top down, each as wide as its share of the bytes. One SVG
+//! without anything outside it, light or dark as the reader's screen is.
+//!
+//! Stacks of asynchronous programs are mostly their runtime's. So that the program's own functions
+//! are seen, functions of one library that call each other are drawn as one, by the name of the last,
+//! and those of the standard library only where a stack ends. What is narrower than
+//! [`NARROWEST`] is not drawn, what is deeper than [`ROWS_MAX`] ends there, and both are said below.
+
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Write},
+};
+
+use crate::{
+    command::By,
+    names::{self, Owner},
+    profile::{Profile, Sampled},
+    table,
+};
+
+const WIDTH: f64 = 1200.0;
+const MARGIN: f64 = 10.0;
+const HEAD: f64 = 74.0;
+const ROW: f64 = 19.0;
+const FOOT: f64 = 30.0;
+/// Width of a letter of the small text, on average and a little more.
+const LETTER: f64 = 6.4;
+/// Narrower is not drawn.
+const NARROWEST: f64 = 0.7;
+/// Deepest row.
+const ROWS_MAX: usize = 64;
+/// Longest name in a title, which is shown when a part is pointed at.
+const TITLE_CHARS_MAX: usize = 240;
+
+const STYLE: &str = "\
+svg{font-family:'DejaVu Sans',Verdana,'Segoe UI',sans-serif;font-size:11px}\
+.paper{fill:#fff}.ink{fill:#1c2430}.soft{fill:#5b6675}.title{font-size:17px;font-weight:600}\
+rect.f{stroke:#fff;stroke-width:1}.own{fill:#f2b56b}.lib{fill:#b9d2ee}.std{fill:#dfe3e8}.all{fill:#c9d0d8}\
+g:hover rect.f{stroke:#1c2430}\
+@media (prefers-color-scheme:dark){.paper{fill:#14181e}.ink{fill:#e8ecf1}.soft{fill:#9aa5b3}\
+rect.f{stroke:#14181e}.own{fill:#8a5a1c}.lib{fill:#2c4a6e}.std{fill:#3a424d}.all{fill:#48525f}\
+g:hover rect.f{stroke:#e8ecf1}}";
+
+/// A function in the picture, below those that called it.
+struct Node {
+    owner: Owner,
+    value: i64,
+    /// By name.
+    called: BTreeMap<String, usize>,
+}
+
+struct Tree {
+    /// The first is the root.
+    nodes: Vec<Node>,
+    /// Stacks that were cut.
+    cut: usize,
+}
+
+impl Tree {
+    fn of(profile: &Profile, by: By) -> Self {
+        let root = Node { owner: Owner::Allocator, value: 0, called: BTreeMap::new() };
+        let mut tree = Self { nodes: vec![root], cut: 0 };
+        let short: Vec<String> = profile.frames.iter().map(|frame| names::short(&frame.name)).collect();
+        for stack in &profile.stacks {
+            let value = match by {
+                By::Live => stack.amount.live_bytes,
+                By::Total => stack.amount.total_bytes,
+            };
+            if value > 0 {
+                tree.add(&folded(profile, &short, stack), value);
+            }
+        }
+        tree
+    }
+
+    fn add(&mut self, path: &[(Owner, &str)], value: i64) {
+        if path.len() > ROWS_MAX {
+            self.cut += 1;
+        }
+        let mut at = 0;
+        self.nodes[0].value = self.nodes[0].value.saturating_add(value);
+        for (owner, name) in path.iter().take(ROWS_MAX) {
+            let next = match self.nodes[at].called.get(*name) {
+                Some(next) => *next,
+                None => {
+                    let next = self.nodes.len();
+                    self.nodes.push(Node { owner: *owner, value: 0, called: BTreeMap::new() });
+                    self.nodes[at].called.insert((*name).to_owned(), next);
+                    next
+                }
+            };
+            self.nodes[next].value = self.nodes[next].value.saturating_add(value);
+            at = next;
+        }
+    }
+}
+
+/// A stack as it is drawn, the outermost first. See the module.
+fn folded<'a>(profile: &Profile, short: &'a [String], stack: &Sampled) -> Vec<(Owner, &'a str)> {
+    let mut path: Vec<(Owner, &str)> = Vec::new();
+    let mut library = None;
+    let mut last = None;
+    for number in stack.frames.iter().rev() {
+        let (frame, name) = (&profile.frames[*number], short[*number].as_str());
+        match frame.owner {
+            Owner::Own => {
+                // A closure has the name of its function.
+                if path.last() != Some(&(Owner::Own, name)) {
+                    path.push((Owner::Own, name));
+                }
+                (library, last) = (None, None);
+            }
+            Owner::Library => {
+                let found = names::crate_of(&frame.name);
+                if library == Some(found) {
+                    path.pop();
+                }
+                path.push((Owner::Library, name));
+                (library, last) = (Some(found), None);
+            }
+            Owner::Plumbing | Owner::Allocator => last = last.or(Some((frame.owner, name))),
+        }
+    }
+    path.extend(last);
+    path
+}
+
+/// The whole file.
+pub(crate) fn draw(profile: &Profile, by: By) -> String {
+    let tree = Tree::of(profile, by);
+    let mut page = Page { text: String::new(), sum: tree.nodes[0].value, narrow: 0, deepest: 0 };
+    let title = table::report(profile, by, 0).title();
+    let what = match by {
+        By::Live => "live bytes",
+        By::Total => "all bytes allocated, freed or not",
+    };
+    page.words(MARGIN, 26.0, "ink title", &format!("{} by call site: {what}", profile.head.program));
+    let sampled = format!(
+        "process {}: {title}; one allocation sampled in {}",
+        profile.head.pid,
+        table::size(i64::try_from(profile.head.sample_bytes).unwrap_or(i64::MAX))
+    );
+    page.words(MARGIN, 45.0, "soft", &sampled);
+    let mut x = MARGIN;
+    for (class, words) in
+        [("own", "the program"), ("lib", "libraries, each as one"), ("std", "standard library")]
+    {
+        let _ = write!(page, "<rect class=\"{class}\" x=\"{x:.1}\" y=\"54\" width=\"11\" height=\"11\"/>");
+        page.words(x + 16.0, 63.5, "soft", words);
+        x += 34.0 + words.chars().count() as f64 * LETTER;
+    }
+    if page.sum > 0 {
+        page.node(&tree, 0, "all", MARGIN, WIDTH - 2.0 * MARGIN, 0);
+    } else {
+        page.words(MARGIN, HEAD + 14.0, "ink", "nothing was sampled");
+    }
+    let bottom = HEAD + (page.deepest + 1) as f64 * ROW;
+    let note = format!(
+        "callers above, allocations below; {} functions too narrow to draw, {} stacks too deep to draw to \
+         their end",
+        page.narrow, tree.cut
+    );
+    page.words(MARGIN, bottom + 18.0, "soft", &note);
+    let height = bottom + FOOT;
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" width=\"{WIDTH}\" \
+         height=\"{height:.0}\" role=\"img\">\n<style>{STYLE}</style>\n<rect class=\"paper\" width=\"{WIDTH}\" \
+         height=\"{height:.0}\"/>\n{}</svg>\n",
+        page.text
+    )
+}
+
+struct Page {
+    text: String,
+    sum: i64,
+    narrow: usize,
+    deepest: usize,
+}
+
+impl Page {
+    // Writing to a String cannot fail, here and below.
+    fn write_fmt(&mut self, text: fmt::Arguments<'_>) -> fmt::Result {
+        self.text.write_fmt(text)
+    }
+
+    fn words(&mut self, x: f64, y: f64, class: &str, words: &str) {
+        let _ = writeln!(self, "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", Safe(words));
+    }
+
+    fn node(&mut self, tree: &Tree, number: usize, name: &str, x: f64, width: f64, depth: usize) {
+        let node = &tree.nodes[number];
+        self.deepest = self.deepest.max(depth);
+        let class = match node.owner {
+            Owner::Own => "own",
+            Owner::Library => "lib",
+            Owner::Plumbing => "std",
+            Owner::Allocator => "all",
+        };
+        let y = HEAD + depth as f64 * ROW;
+        let (bytes, share) = (table::size(node.value), table::share(node.value, self.sum));
+        let title: String = name.chars().take(TITLE_CHARS_MAX).collect();
+        let _ = write!(
+            self,
+            "<g><title>{}\n{bytes}, {share}</title><rect class=\"f {class}\" x=\"{x:.2}\" y=\"{y}\" \
+             width=\"{width:.2}\" height=\"{ROW}\"/>",
+            Safe(&title)
+        );
+        if let Some(label) = label(name, &bytes, width) {
+            let _ = write!(
+                self,
+                "<text class=\"ink\" x=\"{:.2}\" y=\"{:.1}\">{}</text>",
+                x + 4.0,
+                y + 13.5,
+                Safe(&label)
+            );
+        }
+        let _ = writeln!(self, "</g>");
+        let mut called: Vec<(&String, usize)> =
+            node.called.iter().map(|(name, number)| (name, *number)).collect();
+        // The widest first; those that are as wide stay in the order of their names.
+        called.sort_by_key(|(_, number)| std::cmp::Reverse(tree.nodes[*number].value));
+        let mut x = x;
+        for (name, number) in called {
+            let part = width * (tree.nodes[number].value as f64 / node.value.max(1) as f64);
+            if part < NARROWEST {
+                self.narrow += 1;
+            } else {
+                self.node(tree, number, name, x, part, depth + 1);
+            }
+            x += part;
+        }
+    }
+}
+
+/// What fits of a name: all of it with the bytes, its end, or nothing.
+fn label(name: &str, bytes: &str, width: f64) -> Option<String> {
+    let room = ((width - 8.0) / LETTER).max(0.0) as usize;
+    let end = |parts: usize| {
+        name.rmatch_indices("::").nth(parts - 1).map_or(name, |(at, separator)| &name[at + separator.len()..])
+    };
+    let fits = |text: &str| text.chars().count() <= room;
+    for candidate in
+        [format!("{name}  {bytes}"), format!("{}  {bytes}", end(2)), end(2).into(), end(1).into()]
+    {
+        if fits(&candidate) {
+            return Some(candidate);
+        }
+    }
+    if room < 5 {
+        return None;
+    }
+    let mut start: String = end(1).chars().take(room - 1).collect();
+    start.push('\u{2026}');
+    Some(start)
+}
+
+/// Text that means itself in XML. What XML does not allow is left out.
+struct Safe<'a>(&'a str);
+
+impl fmt::Display for Safe<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for letter in self.0.chars() {
+            match letter {
+                '&' => out.write_str("&amp;")?,
+                '<' => out.write_str("&lt;")?,
+                '>' => out.write_str("&gt;")?,
+                '"' => out.write_str("&quot;")?,
+                '\n' => out.write_char(' ')?,
+                '\u{fffe}' | '\u{ffff}' => {}
+                letter if letter.is_control() => {}
+                letter => out.write_char(letter)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::profile;
+
+    #[test]
+    fn widths_are_shares_and_runtimes_are_folded() {
+        let profile = profile();
+        let tree = Tree::of(&profile, By::Live);
+        assert_eq!(tree.nodes[0].value, 5 << 20);
+        let path = |names: &[&str]| {
+            names.iter().fold(&tree.nodes[0], |node, name| &tree.nodes[node.called[*name]]).value
+        };
+        assert_eq!(path(&["main"]), 5 << 20);
+        assert_eq!(path(&["main", "own::index", "alloc::raw_vec::RawVec::grow_one"]), 2 << 20);
+        assert_eq!(path(&["main", "tokio::runtime::run", "own::read", "library::Buffer::grow"]), 3 << 20);
+    }
+
+    #[test]
+    fn names_are_text_in_the_picture_and_every_part_is_within_its_caller() {
+        let mut profile = profile();
+        profile.frames[7].name = "main &\"\u{1}'\n".into();
+        for by in [By::Live, By::Total] {
+            let text = draw(&profile, by);
+            let opened = text.matches("<g>").count();
+            assert_eq!(opened, text.matches("</g>").count());
+            assert!(opened > 4 && text.contains("main &amp;&quot;'"), "{text}");
+            assert_eq!(Safe("<a>\u{ffff}").to_string(), "&lt;a&gt;");
+            assert!(text.ends_with("</svg>\n") && !text.contains('\u{1}'));
+            for part in text.split("<rect class=\"f ").skip(1) {
+                let number = |name: &str| -> f64 {
+                    part.split(&format!("{name}=\""))
+                        .nth(1)
+                        .unwrap()
+                        .split('"')
+                        .next()
+                        .unwrap()
+                        .parse()
+                        .unwrap()
+                };
+                assert!(number("x") >= MARGIN && number("x") + number("width") <= WIDTH - MARGIN + 0.1);
+            }
+        }
+    }
+
+    #[test]
+    fn deep_stacks_end_and_many_functions_are_not_all_drawn() {
+        let mut profile = profile();
+        let frame = profile.frames[2].clone();
+        profile.frames = (0..5000)
+            .map(|at| crate::profile::Frame { name: format!("own::f{at}"), ..frame.clone() })
+            .collect();
+        let amount = profile.stacks[0].amount;
+        profile.stacks = vec![Sampled { frames: (0..200).collect(), amount }];
+        profile.stacks.extend((0..5000).map(|at| Sampled { frames: vec![at], amount }));
+        let text = draw(&profile, By::Live);
+        assert!(text.contains("1 stacks too deep"), "{}", &text[text.len() - 300..]);
+        assert!(text.matches("<rect").count() < 200);
+        profile.stacks.clear();
+        assert!(draw(&profile, By::Live).contains("nothing was sampled"));
+    }
+
+    #[test]
+    fn a_label_is_what_fits() {
+        let at = |width| label("store::log::Writer::append", "3.0 MiB", width);
+        assert_eq!(at(400.0).unwrap(), "store::log::Writer::append  3.0 MiB");
+        assert_eq!(at(200.0).unwrap(), "Writer::append  3.0 MiB");
+        assert_eq!(at(100.0).unwrap(), "Writer::append");
+        assert_eq!(at(50.0).unwrap(), "append");
+        assert_eq!(at(42.0).unwrap(), "appe\u{2026}");
+        assert_eq!(at(30.0), None);
+    }
+}

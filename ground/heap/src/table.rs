@@ -1,0 +1,302 @@
+//! Sites by bytes: for a terminal, and as JSON.
+
+use std::{cmp::Reverse, collections::BTreeMap, fmt::Write};
+
+use serde::Serialize;
+
+use crate::{
+    command::{By, Program},
+    names,
+    profile::{Amount, Profile},
+};
+
+/// A site, and what it allocated. Bytes and objects are estimates; live ones are negative where the
+/// profile is of what happened between two moments and more was freed than allocated.
+#[derive(Debug, PartialEq, Serialize)]
+pub(crate) struct Site {
+    /// The nearest function that allocates for itself.
+    pub(crate) site: String,
+    /// The nearest function of the program's own that had it allocate, if it is another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) caller: Option<String>,
+    pub(crate) live_bytes: i64,
+    pub(crate) live_objects: i64,
+    pub(crate) live_samples: i64,
+    pub(crate) total_bytes: i64,
+    pub(crate) total_objects: i64,
+    pub(crate) total_samples: i64,
+}
+
+/// What sampling costs the node.
+#[derive(Debug, PartialEq, Serialize)]
+pub(crate) struct Cost {
+    /// The allocator's records of stacks, as grown since sampling began.
+    pub(crate) profiler_bytes: u64,
+    /// At which sampling stops.
+    pub(crate) profiler_bytes_max: u64,
+    /// What live samples take more than what was asked for, at most.
+    pub(crate) slab_bytes: u64,
+    /// Whether sampling stopped.
+    pub(crate) stopped: bool,
+}
+
+/// Everything that is shown, in the form for machines.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    pub(crate) program: String,
+    pub(crate) pid: u32,
+    pub(crate) build_id: String,
+    pub(crate) since_millis: u64,
+    pub(crate) taken_millis: u64,
+    pub(crate) sample_bytes: u64,
+    pub(crate) live_bytes: i64,
+    pub(crate) live_objects: i64,
+    pub(crate) live_samples: i64,
+    pub(crate) total_bytes: i64,
+    pub(crate) total_objects: i64,
+    pub(crate) total_samples: i64,
+    pub(crate) stacks: usize,
+    pub(crate) cost: Cost,
+    /// Sites beyond those listed.
+    pub(crate) sites_left_out: usize,
+    pub(crate) sites: Vec<Site>,
+    #[serde(skip)]
+    between: bool,
+}
+
+/// A sampled allocation is alone in so many bytes, if it is smaller.
+const SLAB_BYTES: i64 = 16 << 10;
+
+/// Sums up by site; the largest first.
+pub(crate) fn report(profile: &Profile, by: By, top: usize) -> Report {
+    let short: Vec<String> = profile.frames.iter().map(|frame| names::short(&frame.name)).collect();
+    let mut sums: BTreeMap<(&str, Option<&str>), Amount> = BTreeMap::new();
+    let mut slab_bytes = 0_i64;
+    for stack in &profile.stacks {
+        let Some(site) = profile.site(stack) else { continue };
+        let site = short[site].as_str();
+        let caller = profile.caller(stack).map(|caller| short[caller].as_str());
+        let amount = &stack.amount;
+        sums.entry((site, caller.filter(|caller| *caller != site))).or_default().add(amount);
+        let size = amount.live_bytes.checked_div(amount.live_objects).unwrap_or(SLAB_BYTES);
+        let more = SLAB_BYTES.saturating_sub(size).clamp(0, SLAB_BYTES);
+        slab_bytes = slab_bytes.saturating_add(amount.live_samples.max(0).saturating_mul(more));
+    }
+    let mut sites: Vec<Site> = sums
+        .into_iter()
+        .map(|((site, caller), amount)| Site {
+            site: site.to_owned(),
+            caller: caller.map(str::to_owned),
+            live_bytes: amount.live_bytes,
+            live_objects: amount.live_objects,
+            live_samples: amount.live_samples,
+            total_bytes: amount.total_bytes,
+            total_objects: amount.total_objects,
+            total_samples: amount.total_samples,
+        })
+        .collect();
+    match by {
+        By::Live => sites.sort_by_key(|site| Reverse((site.live_bytes, site.total_bytes))),
+        By::Total => sites.sort_by_key(|site| Reverse((site.total_bytes, site.live_bytes))),
+    }
+    let sites_left_out = sites.len().saturating_sub(top);
+    sites.truncate(top);
+    let (head, sum) = (&profile.head, &profile.sum);
+    Report {
+        program: head.program.clone(),
+        pid: head.pid,
+        build_id: head.build_id.clone(),
+        since_millis: profile.since_millis,
+        taken_millis: head.taken_millis,
+        sample_bytes: head.sample_bytes,
+        live_bytes: sum.live_bytes,
+        live_objects: sum.live_objects,
+        live_samples: sum.live_samples,
+        total_bytes: sum.total_bytes,
+        total_objects: sum.total_objects,
+        total_samples: sum.total_samples,
+        stacks: profile.stacks.len(),
+        cost: Cost {
+            profiler_bytes: head.profiler_bytes,
+            profiler_bytes_max: head.profiler_bytes_max,
+            slab_bytes: u64::try_from(slab_bytes).unwrap_or_default(),
+            stopped: head.stopped,
+        },
+        sites_left_out,
+        sites,
+        between: profile.between,
+    }
+}
+
+/// `12.3 MiB`: three figures are enough for a person.
+pub(crate) fn size(bytes: i64) -> String {
+    let sign = if bytes < 0 { "-" } else { "" };
+    let value = bytes.unsigned_abs();
+    match value {
+        0..1024 => format!("{sign}{value} B"),
+        1024..1_048_576 => format!("{sign}{:.1} KiB", value as f64 / 1024.0),
+        1_048_576..1_073_741_824 => format!("{sign}{:.1} MiB", value as f64 / 1_048_576.0),
+        _ => format!("{sign}{:.2} GiB", value as f64 / 1_073_741_824.0),
+    }
+}
+
+/// A part of a sum in percent; nothing where there is no sum to be a part of.
+pub(crate) fn share(part: i64, sum: i64) -> String {
+    if sum <= 0 || part < 0 {
+        return String::from("-");
+    }
+    format!("{:.1} %", part as f64 * 100.0 / sum as f64)
+}
+
+/// `2 m 5 s`.
+pub(crate) fn duration(millis: u64) -> String {
+    let seconds = millis / 1000;
+    match seconds {
+        0..60 => format!("{}.{} s", seconds, millis % 1000 / 100),
+        60..3600 => format!("{} m {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} m", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+/// `1,234`.
+fn grouped(value: i64) -> String {
+    let digits = value.unsigned_abs().to_string();
+    let mut out = String::from(if value < 0 { "-" } else { "" });
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+impl Report {
+    /// What was looked at, in a sentence.
+    pub(crate) fn title(&self) -> String {
+        let time = duration(self.taken_millis.saturating_sub(self.since_millis));
+        if self.between {
+            format!(
+                "{} allocated within {time}, live bytes changed by {}",
+                size(self.total_bytes),
+                size(self.live_bytes)
+            )
+        } else {
+            format!(
+                "{} live, {} allocated since sampling began {time} before",
+                size(self.live_bytes),
+                size(self.total_bytes)
+            )
+        }
+    }
+
+    /// For a terminal.
+    pub(crate) fn text(&self, program: &Program) -> String {
+        let mut out = String::new();
+        // Writing to a String cannot fail, here and below.
+        let _ = writeln!(out, "{}, process {}: {}", self.program, self.pid, self.title());
+        let _ = writeln!(
+            out,
+            "sampled     one allocation in {}: {} live samples, {} in all, {} call stacks; n samples are \
+             known to 1 in the root of n",
+            size(i64::try_from(self.sample_bytes).unwrap_or(i64::MAX)),
+            grouped(self.live_samples),
+            grouped(self.total_samples),
+            self.stacks
+        );
+        let whole = |bytes: u64| size(i64::try_from(bytes).unwrap_or(i64::MAX));
+        let _ = writeln!(
+            out,
+            "cost        {} of {} for records of call stacks; up to {} because samples lie apart",
+            whole(self.cost.profiler_bytes),
+            whole(self.cost.profiler_bytes_max),
+            whole(self.cost.slab_bytes)
+        );
+        if self.cost.stopped {
+            let _ = writeln!(
+                out,
+                "stopped     nothing new is sampled: the records reached heap.profiler_bytes; what was \
+                 counted still falls when it is freed. Start {} again to go on",
+                program.name
+            );
+        }
+        let live = if self.between { "live +/-" } else { "live" };
+        let _ = writeln!(
+            out,
+            "\n{live:>10} {:>7} {:>11} {:>11} {:>7} {:>9}  site",
+            "share", "objects", "total", "share", "samples"
+        );
+        for site in &self.sites {
+            let _ = writeln!(
+                out,
+                "{:>10} {:>7} {:>11} {:>11} {:>7} {:>9}  {}",
+                size(site.live_bytes),
+                share(site.live_bytes, self.live_bytes),
+                grouped(site.live_objects),
+                size(site.total_bytes),
+                share(site.total_bytes, self.total_bytes),
+                grouped(site.total_samples),
+                site.site
+            );
+            if let Some(caller) = &site.caller {
+                let _ = writeln!(out, "{:61} for {caller}", "");
+            }
+        }
+        if self.sites_left_out > 0 {
+            let _ = writeln!(out, "\nfurther sites: {}; --top shows them", self.sites_left_out);
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{PROGRAM, profile};
+
+    #[test]
+    fn sites_are_summed_up_and_the_largest_is_first() {
+        let report = report(&profile(), By::Live, 2);
+        let shown: Vec<_> =
+            report.sites.iter().map(|site| (&site.site[..], site.caller.as_deref())).collect();
+        assert_eq!(shown, [("library::Buffer::grow", Some("own::read")), ("own::index", None)]);
+        assert_eq!(report.sites[0].live_bytes, 3 << 20);
+        assert_eq!(report.sites_left_out, 1);
+        let text = report.text(&PROGRAM);
+        for words in ["60.0 %", "for own::read", "further sites: 1", "3.0 MiB", "process 7", "4 call stacks"]
+        {
+            assert!(text.contains(words), "{words} is missing in\n{text}");
+        }
+        let width = text.lines().map(|line| line.chars().count()).max().unwrap();
+        assert!(width <= 140, "{text}");
+    }
+
+    #[test]
+    fn by_total_other_sites_are_first() {
+        let report = report(&profile(), By::Total, 10);
+        assert_eq!(report.sites[0].site, "own::answer");
+        assert_eq!((report.sites[0].live_bytes, report.sites_left_out), (0, 0));
+    }
+
+    #[test]
+    fn a_profile_that_stopped_says_so() {
+        let mut stopped = profile();
+        stopped.head.stopped = true;
+        assert!(report(&stopped, By::Live, 1).text(&PROGRAM).contains("heap.profiler_bytes"));
+        let mut empty = profile();
+        empty.stacks.clear();
+        empty.sum = Amount::default();
+        assert!(report(&empty, By::Live, 1).text(&PROGRAM).contains("0 B live"));
+    }
+
+    #[test]
+    fn figures_are_short() {
+        assert_eq!(
+            (size(0), size(-1536), size(32 << 20)),
+            ("0 B".into(), "-1.5 KiB".into(), "32.0 MiB".into())
+        );
+        assert_eq!((grouped(1_234_567), grouped(-12)), ("1,234,567".into(), "-12".into()));
+        assert_eq!((share(1, 3), share(1, 0), share(-1, 5)), ("33.3 %".into(), "-".into(), "-".into()));
+        assert_eq!((duration(1_230), duration(125_000)), ("1.2 s".into(), "2 m 5 s".into()));
+    }
+}

@@ -1,0 +1,36 @@
+//! `/debug/heap`: where memory went, as addresses; `thimble-relay heap` names them.
+//!
+//! Refused unless the node was started to sample its allocations. What bounds it is in
+//! [`::heap::Sampler`]; the answer is charged to the pool `responses`.
+
+use ::heap::{ANSWER_TIME, Refused as NoAnswer, off};
+use hyper::{Response, StatusCode};
+use tokio::{task::spawn_blocking, time::timeout};
+
+use super::{
+    answer::{self, Refused},
+    body::Body,
+    service::Service,
+};
+
+impl Service {
+    /// `GET /debug/heap`.
+    pub(crate) async fn heap(&self) -> Result<Response<Body>, Refused> {
+        let Some(sampler) = self.sampler.clone() else {
+            return Err(Refused::not_found(off("thimble-relay")));
+        };
+        let failed = |words: String| Refused::new(StatusCode::INTERNAL_SERVER_ERROR, words);
+        let made = timeout(ANSWER_TIME, spawn_blocking(move || sampler.answer())).await;
+        let made = made.map_err(|_| {
+            let words = format!("an answer was not made within {} s; try again", ANSWER_TIME.as_secs());
+            Refused::busy(StatusCode::SERVICE_UNAVAILABLE, words)
+        })?;
+        let made = made.map_err(|error| failed(format!("an answer was not made: {error}")))?;
+        let bytes = made.map_err(|refused| match refused {
+            NoAnswer::Busy => Refused::busy(StatusCode::SERVICE_UNAVAILABLE, refused.to_string()),
+            NoAnswer::Failed(words) => failed(words),
+        })?;
+        let body = Body::charged(bytes, &self.responses)?;
+        Ok(answer::answer(StatusCode::OK, "application/octet-stream", body))
+    }
+}
