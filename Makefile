@@ -8,7 +8,7 @@
 #   make simulate [SEEDS=200] [FIRST=1]
 #   make bench-dkg [DKG_NODES=4,13,40] | make bench-dkg-starvation [DURATION=10]
 #   make bench-sync [SYNC_MIB=300]
-#   make stress [CASE=baseline] [PHASE=10] [MEMORY=256MiB] | make bench-relay [PHASE=10] | make bench-heap [PHASE=10]
+#   make stress [CASE=baseline] [PHASE=10] [MEMORY=256MiB] | make bench-relay [PHASE=10] [LONG=60] [TURNS=1] | make bench-heap [PHASE=10]
 #   make lint | make fmt | make canisters | make fuzz [FUZZ_SECONDS=60]
 #
 # CARGO_TARGET_DIR moves the build directory (default: target), so that several checkouts can share one.
@@ -30,6 +30,8 @@ DKG_NODES ?= 4,13,40
 SYNC_MIB ?= 300
 CASE ?= baseline
 PHASE ?= 10
+LONG ?= 60
+TURNS ?= 1
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 BIN := $(CARGO_TARGET_DIR)/release
 
@@ -84,11 +86,11 @@ stress: build ## Work on a relay in MEMORY with CASE of the stress study (baseli
 	@"$(BIN)/thimble-lab" stress --case "$(CASE)" --phase "$(PHASE)" --memory "$(MEMORY)" --json "target/stress/$(CASE).json" --picture "target/stress/$(CASE).svg" \
 		--command '"$(BIN)/thimble-relay" run --memory {memory} --data-dir {folder} --listen /ip4/127.0.0.1/tcp/{port} --http 127.0.0.1:0 --log warn'
 
-bench-relay: build ## Measure the relay beside go-waku as service node, in turns on this machine.
+bench-relay: build ## Hold the relay against its goals, beside go-waku in TURNS alternating turns on this machine; phases of PHASE seconds, 250/s for LONG.
 	@tests/waku/setup.sh go >/dev/null
-	@"$(BIN)/thimble-lab" stress --case flood --phase "$(PHASE)" --turns 3 \
-		--compare 'thimble-relay="$(BIN)/thimble-relay" run --memory 128MiB --data-dir {folder} --listen /ip4/127.0.0.1/tcp/{port} --http 127.0.0.1:0 --log warn' \
-		--compare 'go-waku="$(CARGO_TARGET_DIR)/waku/peer" service -cluster 0 -shards 0 -tcp-port {port} -store {folder}'
+	@mkdir -p target/stress
+	@"$(BIN)/thimble-lab" bench-relay --phase "$(PHASE)" --long "$(LONG)" --turns "$(TURNS)" --json target/stress/bench-relay.json --pictures target/stress \
+		--reference 'go-waku="$(CARGO_TARGET_DIR)/waku/peer" service -cluster 0 -shards 0 -tcp-port {port} -store {folder}'
 
 bench-heap: build ## Measure what sampling of allocations costs the relay under a flood: with it and without, in turns.
 	@"$(BIN)/thimble-lab" stress --case flood --phase "$(PHASE)" --turns 3 --after 1 \

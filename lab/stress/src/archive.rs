@@ -33,8 +33,6 @@ const HASHES: usize = 20;
 const PAGE: u64 = 20;
 /// Queries in flight; what would be one more is skipped, counted.
 const FLYING_MAX: usize = 64;
-/// A query that takes longer has failed.
-const ANSWER_TIME: Duration = Duration::from_secs(30);
 /// How long an accepted message is looked for: stores write a little later than they answer.
 const FOUND_WITHIN: Duration = Duration::from_secs(5);
 /// Between two looks.
@@ -71,22 +69,29 @@ impl Queried {
     }
 }
 
-/// Which of these hashes are in the store? Answered with how many are.
+/// Which of these hashes are in the store?
 pub(crate) struct Look {
     pub(crate) hashes: Vec<MessageHash>,
-    pub(crate) found: oneshot::Sender<usize>,
+    pub(crate) found: oneshot::Sender<Found>,
+}
+
+/// What came of a look.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) found: usize,
+    /// Looked for, but no query for them was answered.
+    pub(crate) unanswered: usize,
 }
 
 /// See the module.
 pub(crate) struct Archive {
     pub(crate) shared: Arc<Shared>,
-    /// Queries per second while a phase is under way; 0 for none.
-    pub(crate) rate: f64,
     /// By phase.
     pub(crate) queried: Arc<Mutex<Vec<Queried>>>,
     /// The phase in which to query, if any.
     pub(crate) phase: tokio::sync::watch::Receiver<Option<usize>>,
     pub(crate) looks: mpsc::Receiver<Look>,
+    pub(crate) node: usize,
 }
 
 impl Archive {
@@ -97,7 +102,7 @@ impl Archive {
         let shared = self.shared.clone();
         loop {
             let (mut session, about) =
-                shared.connect(&keys, &Arc::new(Plain), |error| ready.waiting(&error)).await;
+                shared.connect(&keys, self.node, &Arc::new(Plain), |error| ready.waiting(&error)).await;
             ready.ready(&about);
             let serves = about.speaks(store::PROTOCOL);
             match self.work(&mut session, serves).await {
@@ -109,7 +114,9 @@ impl Archive {
     }
 
     async fn work(&mut self, session: &mut Session<Plain>, serves: bool) -> std::io::Result<()> {
-        let period = Duration::from_secs_f64(1.0 / self.rate.max(0.001));
+        let rate = self.shared.load.store_queries;
+        let answer_time = self.shared.load.answer_time();
+        let period = Duration::from_secs_f64(1.0 / rate.max(0.001));
         let mut tick = interval(period);
         tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut flying = FuturesUnordered::new();
@@ -119,7 +126,7 @@ impl Archive {
             Answer(usize, u64, u32, usize),
         }
         loop {
-            let queries = serves && self.rate > 0.0;
+            let queries = serves && rate > 0.0;
             let next = async {
                 tokio::select! {
                     _ = tick.tick(), if queries => Next::Tick,
@@ -137,7 +144,8 @@ impl Archive {
                 }
                 Next::Look(None) => return Ok(()),
                 Next::Look(Some(look)) => {
-                    let found = if serves { self.look(session, look.hashes).await? } else { 0 };
+                    let found =
+                        if serves { self.look(session, look.hashes).await? } else { Found::default() };
                     // Whoever asked may have given up.
                     let _ = look.found.send(found);
                 }
@@ -163,7 +171,7 @@ impl Archive {
                     let body = query.encode();
                     flying.push(async move {
                         let asking = channel::ask(stream, store::PROTOCOL, &body, store::REPLY_BYTES_MAX);
-                        let reply = timeout(ANSWER_TIME, asking).await.ok().and_then(Result::ok);
+                        let reply = timeout(answer_time, asking).await.ok().and_then(Result::ok);
                         let reply = reply.and_then(|reply| Reply::decode(reply).ok());
                         let nanos = asked.elapsed().as_nanos() as u64;
                         let (code, entries) =
@@ -175,12 +183,13 @@ impl Archive {
         }
     }
 
-    async fn look(&self, session: &mut Session<Plain>, hashes: Vec<MessageHash>) -> std::io::Result<usize> {
+    async fn look(&self, session: &mut Session<Plain>, hashes: Vec<MessageHash>) -> std::io::Result<Found> {
         let deadline = Instant::now() + FOUND_WITHIN;
         let asked = hashes.len();
         let mut missing: Vec<MessageHash> = hashes;
         loop {
             let mut found = HashSet::new();
+            let mut unanswered = 0;
             for some in missing.chunks(HASHES) {
                 let query = Request {
                     request_id: "1".into(),
@@ -191,13 +200,14 @@ impl Archive {
                 let bytes_max = store::REPLY_BYTES_MAX;
                 let reply = session.ask(store::PROTOCOL, &query.encode(), bytes_max).await?;
                 let reply = reply.ok().and_then(|reply| Reply::decode(reply).ok());
-                if let Some(reply) = reply.filter(|reply| reply.status == StatusCode::Ok) {
-                    found.extend(reply.entries.iter().map(|entry| entry.hash));
+                match reply.filter(|reply| reply.status == StatusCode::Ok) {
+                    Some(reply) => found.extend(reply.entries.iter().map(|entry| entry.hash)),
+                    None => unanswered += some.len(),
                 }
             }
             missing.retain(|hash| !found.contains(hash));
             if missing.is_empty() || Instant::now() >= deadline {
-                return Ok(asked - missing.len());
+                return Ok(Found { found: asked - missing.len(), unanswered: unanswered.min(missing.len()) });
             }
             session.during(tokio::time::sleep(LOOK_EVERY)).await?;
         }

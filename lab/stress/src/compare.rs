@@ -10,9 +10,12 @@ use serde::Serialize;
 
 use crate::{
     drive::{self, Start},
-    options::Options,
+    options::{Options, Work},
     plan::Phase,
-    report::{Figure, Report, Unit, table},
+    report::{Figure, Report, Unit},
+    stop::Stop,
+    table::table,
+    to_stdout, write_json,
 };
 
 /// Most nodes side by side.
@@ -26,34 +29,45 @@ struct Turn {
 }
 
 /// `LABEL=COMMAND`
-fn split(text: &str) -> Result<(&str, &str)> {
+pub(crate) fn split(text: &str) -> Result<(&str, &str)> {
     match text.split_once('=') {
         Some((label, command)) if !label.is_empty() && !command.trim().is_empty() => Ok((label, command)),
-        _ => bail!("--compare {text}: write LABEL=COMMAND"),
+        _ => bail!("{text}: write LABEL=COMMAND"),
     }
 }
 
 /// Runs every node in every turn, and prints medians; whether every run was good.
-pub(crate) async fn run(options: &Options, phases: &[Phase]) -> Result<bool> {
+pub(crate) async fn run(options: &Options, work: &Work, stop: &Stop) -> Result<bool> {
     let nodes: Vec<_> = options.compare.iter().map(|text| split(text)).collect::<Result<_>>()?;
     ensure!(nodes.len() <= LABELS_MAX, "--compare: at most {LABELS_MAX} nodes");
     let mut turns: Vec<Turn> = Vec::new();
     for turn in 1..=options.turns {
         for (label, command) in &nodes {
+            if stop.is_asked() {
+                break;
+            }
             eprintln!("stress: turn {turn}/{}: {label}", options.turns);
             let picture = options.picture.as_deref().map(|path| beside(path, &format!("{label}-{turn}")));
-            let start = Start { label, command: Some(command), picture: picture.as_deref() };
-            let report =
-                drive::run(options, phases, &start).await.with_context(|| format!("{label}, turn {turn}"))?;
+            let start = Start {
+                label,
+                nodes: &[],
+                pids: &[],
+                patience: options.patience(),
+                command: Some(command),
+                picture: picture.as_deref(),
+                memory: options.memory,
+                members: None,
+                stop,
+            };
+            let report = drive::run(work, &start).await.with_context(|| format!("{label}, turn {turn}"))?;
             eprintln!("stress: {label}: {}", report.verdict);
             turns.push(Turn { turn, report });
         }
     }
-    print!("{}", text(&nodes, phases, &turns));
-    if let Some(path) = &options.json {
-        std::fs::write(path, serde_json::to_vec_pretty(&turns)?)
-            .with_context(|| format!("writing {}", path.display()))?;
+    if !to_stdout(options.json.as_deref()) {
+        print!("{}", text(&nodes, &work.phases, &turns));
     }
+    write_json(options.json.as_deref(), &turns)?;
     Ok(turns.iter().all(|turn| turn.report.good))
 }
 
@@ -70,8 +84,11 @@ fn text(nodes: &[(&str, &str)], phases: &[Phase], turns: &[Turn]) -> String {
         turns.iter().map(|turn| &turn.report).filter(|report| report.label == label).collect::<Vec<_>>()
     };
     let machine = turns.first().map_or("", |turn| turn.report.machine.as_str());
-    let count = turns.len() / nodes.len().max(1);
+    let count = turns.iter().map(|turn| turn.turn).max().unwrap_or(0);
     let mut text = format!("\nmachine: {machine}; medians of {count} turns\n");
+    if let Some(turn) = turns.first() {
+        text += &format!("{}\n", turn.report.load_words());
+    }
     for (index, phase) in phases.iter().enumerate() {
         let columns: Vec<_> = nodes
             .iter()
@@ -82,35 +99,15 @@ fn text(nodes: &[(&str, &str)], phases: &[Phase], turns: &[Turn]) -> String {
             .collect();
         text += &format!("\n{}\n{}", phase.name, table(&heads, &columns));
     }
-    let columns: Vec<_> =
-        nodes.iter().map(|(label, _)| medians(reports(label).into_iter().map(whole_run).collect())).collect();
+    let columns: Vec<_> = nodes
+        .iter()
+        .map(|(label, _)| medians(reports(label).into_iter().flat_map(Report::figures).collect()))
+        .collect();
     text += &format!("\nwhole run\n{}", table(&heads, &columns));
     for turn in turns {
         text += &format!("\n{}, turn {}: {}", turn.report.label, turn.turn, turn.report.verdict);
     }
     text + "\n"
-}
-
-fn whole_run(report: &Report) -> Vec<Figure> {
-    let figure = |name: String, value: f64, unit: Unit| Figure { name, value, unit };
-    let mut figures = Vec::new();
-    if let Some(idle) = report.idle {
-        let bytes = idle.anonymous_bytes as f64;
-        figures.push(figure("anonymous memory, before MiB".into(), bytes, Unit::Mib));
-    }
-    for after in &report.after {
-        let name = format!("anonymous memory, {} s after MiB", after.seconds);
-        figures.push(figure(name, after.memory.anonymous_bytes as f64, Unit::Mib));
-    }
-    for (name, value) in [
-        ("deaths", u64::from(report.node_died)),
-        ("OOM kills", report.oom_kills),
-        ("restarts", report.restarts),
-        ("connections lost", report.connections_lost.iter().map(|lost| lost.count).sum()),
-    ] {
-        figures.push(figure(name.into(), value as f64, Unit::Count));
-    }
-    figures
 }
 
 /// The median of each figure over the turns in which it was there.
@@ -124,20 +121,20 @@ fn medians(turns: Vec<Vec<Figure>>) -> Vec<(String, String)> {
     names
         .into_iter()
         .map(|(name, unit)| {
-            let mut values: Vec<f64> = turns
-                .iter()
-                .flatten()
-                .filter(|figure| figure.name == name)
-                .map(|figure| figure.value)
-                .collect();
-            values.sort_by(f64::total_cmp);
-            let middle = values.len() / 2;
-            let high = values.get(middle).copied().unwrap_or(0.0);
-            let low = values.get(middle.saturating_sub(1)).copied().unwrap_or(high);
-            let median = if values.len().is_multiple_of(2) { (low + high) / 2.0 } else { high };
+            let values = turns.iter().flatten().filter(|figure| figure.name == name);
+            let median = median(values.map(|figure| figure.value).collect()).unwrap_or(0.0);
             (name, unit.text(median))
         })
         .collect()
+}
+
+/// The middle value, or the mean of the two in the middle.
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    let high = *values.get(middle)?;
+    let low = values.get(middle.saturating_sub(1)).copied().unwrap_or(high);
+    Some(if values.len().is_multiple_of(2) { (low + high) / 2.0 } else { high })
 }
 
 #[cfg(test)]

@@ -18,13 +18,20 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod archive;
+pub mod bench;
 mod channel;
+mod clients;
 mod compare;
 mod dial;
 mod drive;
+mod gather;
+mod net;
 mod node;
+#[cfg(test)]
+mod odd_nodes;
 mod options;
 pub mod payload;
+mod places;
 pub mod plan;
 mod publisher;
 mod pushed;
@@ -33,52 +40,94 @@ mod relay_peer;
 pub mod report;
 mod request;
 mod session;
+pub mod settings;
 mod shared;
+mod stop;
+mod table;
 mod tally;
 mod target;
+mod watch;
 
-use std::process::ExitCode;
+use std::{path::Path, process::ExitCode};
 
 use anyhow::{Context, Result};
-use tokio::signal::unix::{SignalKind, signal};
+use serde::Serialize;
 
-pub use options::Options;
+pub use options::{Options, Work};
+pub use stop::Stop;
 
-/// After Ctrl-C.
-const EXIT_INTERRUPTED: u8 = 130;
+use net::{Members, RelayNet};
+use settings::Settings;
+use stop::until_done;
 
-/// Runs the load and prints the table. Exit status: 0 when nothing accepted was lost and the node
-/// lived, 1 otherwise, 130 after Ctrl-C. Errors: the node cannot be started or reached.
+/// Runs the load and prints the table. Ctrl-C ends the load and prints what was measured so far; a
+/// second one ends everything. Exit status: 0 when nothing accepted was lost and the nodes lived, 1
+/// otherwise, 130 after Ctrl-C. Errors: a node cannot be started or reached.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    options.check()?;
-    let phases = options.phases()?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let work = async {
-        if !options.compare.is_empty() {
-            return compare::run(&options, &phases).await;
-        }
-        let report = measure(&options, &phases).await?;
-        print!("{}", report.text());
-        if let Some(path) = &options.json {
-            std::fs::write(path, serde_json::to_vec_pretty(&report)?)
-                .with_context(|| format!("writing {}", path.display()))?;
-        }
-        Ok(report.good)
-    };
-    let good = tokio::select! {
-        good = work => good?,
-        _ = tokio::signal::ctrl_c() => return Ok(ExitCode::from(EXIT_INTERRUPTED)),
-        _ = terminate.recv() => return Ok(ExitCode::from(EXIT_INTERRUPTED)),
-    };
-    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    if options.print_plan {
+        print!("{}", options.plan()?.to_toml()?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    until_done("stress", async |stop| print(&options, &stop).await).await
 }
 
-/// One run against one node, with what came of it. Errors: the node cannot be started or reached.
-pub async fn measure(options: &Options, phases: &[plan::Phase]) -> Result<report::Report> {
+async fn print(options: &Options, stop: &Stop) -> Result<bool> {
+    if !options.compare.is_empty() {
+        return compare::run(options, &options.work(Settings::default())?, stop).await;
+    }
+    let report = measure(options, stop).await?;
+    if !to_stdout(options.json.as_deref()) {
+        print!("{}", report.text());
+    }
+    write_json(options.json.as_deref(), &report)?;
+    Ok(report.good)
+}
+
+/// One run against one node or network, with what came of it. Errors: a node cannot be started or
+/// reached, or what is asked for is out of bounds.
+pub async fn measure(options: &Options, stop: &Stop) -> Result<report::Report> {
+    // What cannot be done is said before anything is started.
+    let work = options.work(Settings::default())?;
+    if options.case == Some(plan::Case::Overallocation) && options.memory.is_none() {
+        eprintln!(
+            "stress: this case is for a node under a cap; this run sets none (--memory with --command)"
+        );
+    }
+    let net = match options.relays {
+        Some(count) => Some(RelayNet::start(count, options, &work.load, stop).await?),
+        None => None,
+    };
+    let folder = net.as_ref().map(RelayNet::folder).or(options.net.as_deref());
+    let members = folder.map(Members::read).transpose()?;
+    let work = match &members {
+        Some(members) => options.work(members.settings.clone())?,
+        None => work,
+    };
     let start = drive::Start {
-        label: "node",
+        label: if members.is_some() { "net" } else { "node" },
+        nodes: &options.nodes,
+        pids: &options.pids,
+        patience: options.patience(),
         command: options.command.as_deref(),
         picture: options.picture.as_deref(),
+        memory: options.memory,
+        members: members.as_ref(),
+        stop,
     };
-    drive::run(options, phases, &start).await
+    drive::run(&work, &start).await
+}
+
+/// Whether a machine reads standard output.
+fn to_stdout(json: Option<&Path>) -> bool {
+    json.is_some_and(|path| path.as_os_str() == "-")
+}
+
+fn write_json(json: Option<&Path>, value: &impl Serialize) -> Result<()> {
+    let Some(path) = json else { return Ok(()) };
+    let text = serde_json::to_string_pretty(value)? + "\n";
+    if to_stdout(json) {
+        print!("{text}");
+        return Ok(());
+    }
+    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
 }

@@ -1,4 +1,4 @@
-//! `thimble-lab stress`: its flags.
+//! Command line of `thimble-lab stress`.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -7,95 +7,83 @@ use budget::parse_size;
 use clap::Args;
 use libp2p::Multiaddr;
 
-use crate::plan::{self, Case, Phase, Sizes};
+use crate::{
+    plan::{self, Case, Phase, Plan, Sizes},
+    settings::{Load, Settings},
+};
 
-/// Most publishers, receivers or relay peers.
-const CLIENTS_MAX: usize = 256;
+/// Most nodes of a network that is worked on.
+pub(crate) const NODES_MAX: usize = 32;
 
 /// `thimble-lab stress`
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// Multiaddress of the node: /ip4/127.0.0.1/tcp/60000, /dns4/host/tcp/8000/ws ..., with or without
-    /// /p2p/PEER. [default with --command: /ip4/127.0.0.1/tcp/{port}]
-    #[arg(long, value_name = "MULTIADDR", required_unless_present_any = ["command", "compare"])]
-    pub node: Option<Multiaddr>,
-    /// Process of the node, for its memory and CPU.
-    #[arg(long, conflicts_with_all = ["command", "compare"])]
-    pub pid: Option<u32>,
+    /// /p2p/PEER. Repeat it for the nodes of one network: publishers spread over the first half of
+    /// them, receivers, relay peers and the store client over the second half, so that messages cross
+    /// the network. [default with --command: /ip4/127.0.0.1/tcp/{port}]
+    #[arg(long = "node", value_name = "MULTIADDR",
+        required_unless_present_any = ["command", "compare", "net", "relays", "print_plan"])]
+    pub nodes: Vec<Multiaddr>,
+    /// Process of the node, for its memory and CPU; once for each --node, in the same order.
+    #[arg(long = "pid", value_name = "PID", requires = "nodes", conflicts_with_all = ["command", "compare"])]
+    pub pids: Vec<u32>,
     /// Start the node by this command (sh), and stop it in the end. {port} in it is a free port,
     /// {folder} an empty folder, {memory} the bytes of --memory.
     #[arg(long, value_name = "COMMAND", conflicts_with = "compare")]
     pub command: Option<String>,
     /// Start each of these nodes in turn, LABEL=COMMAND, and print their figures side by side; repeat.
-    #[arg(long, value_name = "LABEL=COMMAND", conflicts_with = "node")]
+    #[arg(long, value_name = "LABEL=COMMAND", conflicts_with = "nodes")]
     pub compare: Vec<String>,
     /// How often each of --compare has its turn; the table has the medians.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub turns: u32,
-    /// Cap the memory of the node that --command or --compare starts, by thimble-lab cap.
+    /// Cap the memory of the node that --command or --compare starts, by thimble-lab cap; with
+    /// --relays, of each node. [default with --relays: 128MiB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
-    /// Clients that push by light push.
-    #[arg(long, default_value_t = 4)]
-    pub publishers: usize,
-    /// Clients that receive by filter.
-    #[arg(long, default_value_t = 2)]
-    pub receivers: usize,
-    /// Peers that receive by relay.
-    #[arg(long, default_value_t = 2)]
-    pub relay_peers: usize,
-    /// Store queries beside the load, in all per second.
-    #[arg(long, value_name = "PER SECOND", default_value_t = 0.0)]
-    pub store_queries: f64,
+    /// Work on the relays of a net that runs (thimble-lab net up --relay 8), like repeated --node; its
+    /// folder. Without a value thimble-net, where `net up` puts one.
+    #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "thimble-net",
+        conflicts_with_all = ["nodes", "command", "compare"])]
+    pub net: Option<PathBuf>,
+    /// Start a net of so many relays, each in a memory cap of its own, work on it, and remove it.
+    #[arg(long, value_name = "COUNT", conflicts_with_all = ["nodes", "command", "compare", "net"])]
+    pub relays: Option<usize>,
+    /// The program of --relays. [default: thimble-relay beside this program]
+    #[arg(long, value_name = "FILE", requires = "relays")]
+    pub relay_program: Option<PathBuf>,
     /// A case of the study. [default: baseline, unless --plan, --rate or --payload is given]
     #[arg(long)]
     pub case: Option<Case>,
-    /// File with the phases: [[phase]] name = "..", seconds = 10, rate = 100, payload = "500-1000"; a
-    /// phase without rate is as fast as the node answers.
+    /// File with the phases, and whatever else is not stated by flags (docs/stress.md).
     #[arg(long, value_name = "FILE", conflicts_with_all = ["case", "phase", "rate", "payload"])]
     pub plan: Option<PathBuf>,
+    /// Print the plan file that these flags amount to, and do nothing else.
+    #[arg(long)]
+    pub print_plan: bool,
     /// Seconds of each phase; of all of them together with --case long. For people: 60, and 3600.
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
     pub phase: f64,
     /// Messages per second of all publishers. [default: the case's; without a case, as fast as the
     /// node answers]
-    #[arg(long)]
+    #[arg(long, value_name = "PER SECOND")]
     pub rate: Option<f64>,
     /// Payload bytes of a single phase, instead of a case.
     #[arg(long, value_name = "MIN-MAX", conflicts_with = "case")]
     pub payload: Option<Sizes>,
-    /// Requests in flight of each publisher, where there is no rate.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=192))]
-    pub outstanding: u16,
-    /// Milliseconds such a request's place stays empty after the node answered 429 or 503.
-    #[arg(long, value_name = "MILLIS", default_value_t = 10)]
-    pub pause: u64,
-    /// The node's cluster.
-    #[arg(long, default_value_t = 0)]
-    pub cluster: u16,
-    /// One of its shards.
-    #[arg(long, default_value_t = 0)]
-    pub shard: u16,
-    /// Shards over which its network spreads content topics (autosharding).
-    #[arg(long, default_value_t = 8)]
-    pub shards_in_cluster: u16,
-    /// Seconds to wait for messages that were accepted and have not arrived when a phase ends.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
-    pub drain: u64,
-    /// When to read the node's memory after the last phase. For people: 60,180.
-    #[arg(long, value_name = "SECONDS", value_delimiter = ',', default_value = "5")]
-    pub after: Vec<u64>,
-    /// Percent of what was accepted in a phase that a receiver may miss.
-    #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
-    pub lost_percent_max: f64,
+    /// Clients, limits, the network's numbers.
+    #[command(flatten)]
+    pub settings: Settings,
     /// Seconds until all clients must be connected.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60,
+        value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub patience: u64,
-    /// Write the figures to this file.
+    /// Write the figures to this file; - is standard output, instead of the table (docs/stress.md).
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Draw the node's memory and CPU over time into this file (SVG); with --compare one file for each
-    /// turn, its label and turn before the extension. Needs --pid, --command or --compare.
+    /// turn, its label and turn before the extension. Needs --pid, --command, --compare or a net.
     #[arg(long, value_name = "FILE")]
     pub picture: Option<PathBuf>,
 }
@@ -104,49 +92,63 @@ fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| error.to_string())
 }
 
+/// What an invocation asks for, all of it known.
+#[derive(Clone, Debug)]
+pub struct Work {
+    /// Clients, limits, the network's numbers.
+    pub load: Load,
+    /// What is sent.
+    pub phases: Vec<Phase>,
+}
+
 impl Options {
-    /// The phases. Errors: the plan file, or what it says, is not usable.
-    pub(crate) fn phases(&self) -> Result<Vec<Phase>> {
-        let phases = match (&self.plan, self.case) {
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_secs(self.patience)
+    }
+
+    /// The plan: of the file or the flags. Errors: the file, or what it says, is not usable.
+    pub fn plan(&self) -> Result<Plan> {
+        let below = match (&self.plan, self.case) {
             (Some(plan), _) => plan::read(plan)?,
-            (None, Some(case)) => plan::phases(case, self.phase, self.rate),
+            (None, Some(case)) => Plan::of(plan::phases(case, self.phase, self.rate)),
             (None, None) if self.rate.is_none() && self.payload.is_none() => {
-                plan::phases(Case::Baseline, self.phase, None)
+                Plan::of(plan::phases(Case::Baseline, self.phase, None))
             }
             (None, None) => {
                 let payload = self.payload.unwrap_or(Sizes { min: 500, max: 1000 });
                 let name = String::from(payload) + " B";
-                vec![Phase { name, seconds: self.phase, rate: self.rate, payload }]
+                Plan::of(vec![Phase { name, seconds: self.phase, rate: self.rate, payload }])
             }
         };
-        plan::check(&phases)?;
-        Ok(phases)
+        plan::check(&below.phases)?;
+        Ok(Plan { settings: self.settings.clone().over(below.settings), phases: below.phases })
     }
 
-    /// Errors: a flag is out of bounds, or needs another.
-    pub(crate) fn check(&self) -> Result<()> {
-        for (what, count) in [
-            ("--publishers", self.publishers),
-            ("--receivers", self.receivers),
-            ("--relay-peers", self.relay_peers),
-        ] {
-            ensure!(count <= CLIENTS_MAX, "{what}: {count}; at most {CLIENTS_MAX} are simulated");
-        }
-        ensure!(self.publishers > 0, "--publishers: nothing is pushed without any");
-        ensure!((0.0..=1000.0).contains(&self.store_queries), "--store-queries: 0 to 1000 a second");
-        ensure!((0.0..=100.0).contains(&self.lost_percent_max), "--lost-percent-max: 0 to 100");
-        ensure!(self.after.len() <= 16, "--after: at most 16 moments");
-        let started = self.command.is_some() || !self.compare.is_empty();
+    /// Everything this invocation asks for; `below` stands for what neither flags nor plan state.
+    /// Errors: as for [`Self::plan`], and flags that do not go together or are out of bounds.
+    pub fn work(&self, below: Settings) -> Result<Work> {
+        let started = self.command.is_some() || !self.compare.is_empty() || self.relays.is_some();
         if self.memory.is_some() && !started {
-            bail!("--memory caps a node that this program starts: add --command or --compare");
+            bail!("--memory caps a node that this program starts: add --command, --compare or --relays");
         }
-        if self.picture.is_some() && !started && self.pid.is_none() {
-            bail!("--picture shows the node's memory: add --pid, --command or --compare");
+        if self.picture.is_some() && !started && self.net.is_none() && self.pids.is_empty() {
+            bail!("--picture shows the node's memory: add --pid, --command, --compare, --net or --relays");
         }
-        Ok(())
-    }
-
-    pub(crate) fn drain_time(&self) -> Duration {
-        Duration::from_secs(self.drain)
+        ensure!(self.nodes.len() <= NODES_MAX, "--node: at most {NODES_MAX} nodes are worked on");
+        ensure!(
+            self.pids.is_empty() || self.pids.len() == self.nodes.len(),
+            "--pid: {} processes for {} nodes; name one for each --node, in the same order",
+            self.pids.len(),
+            self.nodes.len()
+        );
+        ensure!(
+            self.command.is_none() || self.nodes.len() <= 1,
+            "--command starts one node: name at most one --node with it"
+        );
+        if let Some(count) = self.relays {
+            ensure!((2..=NODES_MAX).contains(&count), "--relays {count}: 2 to {NODES_MAX} nodes");
+        }
+        let plan = self.plan()?;
+        Ok(Work { load: plan.settings.over(below).load()?, phases: plan.phases })
     }
 }

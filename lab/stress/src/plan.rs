@@ -9,7 +9,10 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::payload::{HEADER_BYTES, PAYLOAD_BYTES_MAX};
+use crate::{
+    payload::{HEADER_BYTES, PAYLOAD_BYTES_MAX},
+    settings::Settings,
+};
 
 /// Most phases of a run.
 pub const PHASES_MAX: usize = 64;
@@ -20,7 +23,7 @@ const RATE_MAX: f64 = 1_000_000.0;
 /// Longest plan file.
 const PLAN_BYTES_MAX: u64 = 64 << 10;
 /// Parts of the long case, so that a rate that falls shows.
-const LONG_PARTS: u32 = 6;
+pub(crate) const LONG_PARTS: u32 = 6;
 
 /// A payload's least and most bytes; sizes are spread evenly between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -139,20 +142,48 @@ pub fn phases(case: Case, seconds: f64, rate: Option<f64>) -> Vec<Phase> {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    phase: Vec<Phase>,
+/// What a plan file says: `[[phase]]` tables with `name`, `seconds`, `rate` (absent: as fast as the
+/// node answers) and `payload = "MIN-MAX"`, and above them whatever [`Settings`] it states.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// As far as stated.
+    pub settings: Settings,
+    /// In order.
+    pub phases: Vec<Phase>,
 }
 
-/// Reads a plan file: `[[phase]]` tables with `name`, `seconds`, `rate` (absent: as fast as the node
-/// answers) and `payload = "MIN-MAX"`.
-pub fn read(path: &Path) -> Result<Vec<Phase>> {
+#[derive(Serialize)]
+struct Written<'a> {
+    #[serde(flatten)]
+    settings: &'a Settings,
+    phase: &'a [Phase],
+}
+
+impl Plan {
+    /// Phases, and nothing else stated.
+    pub fn of(phases: Vec<Phase>) -> Self {
+        Self { settings: Settings::default(), phases }
+    }
+
+    /// As a plan file.
+    pub fn to_toml(&self) -> Result<String> {
+        Ok(toml::to_string(&Written { settings: &self.settings, phase: &self.phases })?)
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let mut table: toml::Table = toml::from_str(text)?;
+        let phases = table.remove("phase").context("it has no [[phase]]")?;
+        let settings = Settings::deserialize(table)?;
+        Ok(Self { settings, phases: Vec::deserialize(phases).context("in a [[phase]]")? })
+    }
+}
+
+/// Reads a plan file. Errors: it cannot be read, is too long, or says what no plan can say.
+pub fn read(path: &Path) -> Result<Plan> {
     let bytes = std::fs::metadata(path).with_context(|| format!("reading {}", path.display()))?.len();
     ensure!(bytes <= PLAN_BYTES_MAX, "a plan has at most {PLAN_BYTES_MAX} bytes, this one {bytes}");
     let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-    let file: File = toml::from_str(&text).with_context(|| format!("the plan {}", path.display()))?;
-    Ok(file.phase)
+    Plan::parse(&text).with_context(|| format!("the plan {}", path.display()))
 }
 
 /// Errors: no phases or too many, a length or a rate out of bounds.
@@ -198,7 +229,7 @@ mod tests {
         let plan = "[[phase]]\nname = \"warm\"\nseconds = 2\nrate = 50\npayload = \"500-1000\"\n\
                     [[phase]]\nname = \"flood\"\nseconds = 1.5\npayload = \"140000\"\n";
         std::fs::write(&path, plan).unwrap();
-        let phases = read(&path).unwrap();
+        let phases = read(&path).unwrap().phases;
         check(&phases).unwrap();
         assert_eq!((phases[0].rate, phases[1].rate), (Some(50.0), None));
         assert_eq!(phases[1].payload, Sizes { min: 140_000, max: 140_000 });
@@ -210,8 +241,32 @@ mod tests {
         }
         for (from, to) in [("seconds = 2", "seconds = 0"), ("rate = 50", "rate = -1")] {
             std::fs::write(&path, plan.replace(from, to)).unwrap();
-            assert!(check(&read(&path).unwrap()).is_err(), "{to}");
+            assert!(check(&read(&path).unwrap().phases).is_err(), "{to}");
         }
         assert!(check(&[]).is_err());
+    }
+
+    #[test]
+    fn a_plan_that_was_written_is_read_again_and_unknown_keys_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plan.toml");
+        let plan = Plan {
+            settings: Settings {
+                publishers: Some(8),
+                after: Some(vec![60, 180]),
+                store_queries: Some(2.0),
+                ..Settings::default()
+            },
+            phases: phases(Case::Flood, 5.0, None),
+        };
+        let text = plan.to_toml().unwrap();
+        std::fs::write(&path, &text).unwrap();
+        assert_eq!(read(&path).unwrap(), plan, "{text}");
+        std::fs::write(&path, format!("publisher = 3\n{text}")).unwrap();
+        let error = format!("{:#}", read(&path).unwrap_err());
+        assert!(error.contains("publisher"), "{error}");
+        std::fs::write(&path, "publishers = 3\n").unwrap();
+        let error = format!("{:#}", read(&path).unwrap_err());
+        assert!(error.contains("no [[phase]]"), "{error}");
     }
 }

@@ -2,10 +2,13 @@
 //!
 //! Open loop: message n is due at a time that does not depend on answers; what is sent later than
 //! that counts as late, and what is not sent by the end of the phase as unsent. Without a rate it is
-//! a closed loop of [`Manner::outstanding`] requests.
+//! a closed loop of [`Load::outstanding`] requests.
 //!
-//! What bounds it: requests in flight by [`OPEN_LOOP_MAX`] or [`Manner::outstanding`], each for
-//! [`ANSWER_TIME`]. What it must never know: receivers.
+//! What bounds it: requests in flight by [`IN_FLIGHT_MAX`] or [`Load::outstanding`], each for
+//! [`Load::answer`] seconds. What it must never know: receivers.
+//!
+//! [`Load::outstanding`]: crate::settings::Load::outstanding
+//! [`Load::answer`]: crate::settings::Load::answer
 
 use std::{
     future::poll_fn,
@@ -37,21 +40,8 @@ use crate::{
     target::wall_nanos,
 };
 
-/// A node that has not answered by then does not.
-pub(crate) const ANSWER_TIME: Duration = Duration::from_secs(30);
-/// Most requests in flight of a publisher whose messages are due at a rate.
-const OPEN_LOOP_MAX: usize = 192;
-
-/// How to push.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Manner {
-    /// Publishers in all; the rate is spread over them.
-    pub(crate) publishers: usize,
-    /// Requests in flight of one publisher when there is no rate.
-    pub(crate) outstanding: usize,
-    /// How long such a request's place stays empty after the node said that it is too much.
-    pub(crate) pause: Duration,
-}
+/// Most requests in flight of a publisher.
+pub(crate) const IN_FLIGHT_MAX: usize = 192;
 
 /// A phase to be run.
 pub(crate) struct Order {
@@ -87,7 +77,7 @@ struct Push {
 pub(crate) struct Publisher {
     shared: Arc<Shared>,
     index: usize,
-    manner: Manner,
+    node: usize,
     /// By phase.
     pushed: Arc<Mutex<Vec<Pushed>>>,
     orders: mpsc::Receiver<Order>,
@@ -101,7 +91,7 @@ impl Publisher {
     pub(crate) fn new(
         shared: Arc<Shared>,
         index: usize,
-        manner: Manner,
+        node: usize,
         phases: usize,
     ) -> (Self, mpsc::Sender<Order>, Arc<Mutex<Vec<Pushed>>>) {
         let (sender, orders) = mpsc::channel(1);
@@ -109,7 +99,7 @@ impl Publisher {
         let publisher = Self {
             shared,
             index,
-            manner,
+            node,
             pushed: pushed.clone(),
             orders,
             running: None,
@@ -126,7 +116,7 @@ impl Publisher {
         let shared = self.shared.clone();
         loop {
             let role = Arc::new(Plain);
-            let connecting = shared.connect(&keys, &role, |error| ready.waiting(&error));
+            let connecting = shared.connect(&keys, self.node, &role, |error| ready.waiting(&error));
             let mut connecting = Box::pin(connecting);
             // Orders are taken, and end in time, while there is no connection.
             let Some((mut session, about)) = poll_fn(|cx| {
@@ -221,8 +211,9 @@ impl Publisher {
         loop {
             let Some(running) = &self.running else { return Ok(sent) };
             let now = Instant::now();
-            let due = running.due(self.index, self.manner.publishers);
-            let most = if due.is_some() { OPEN_LOOP_MAX } else { self.manner.outstanding };
+            let load = &self.shared.load;
+            let due = running.due(self.index, load.publishers);
+            let most = if due.is_some() { IN_FLIGHT_MAX } else { load.outstanding.into() };
             let due = due.unwrap_or(now.max(running.order.begin));
             if now >= running.end || due > now || due >= running.end || self.flying.len() >= most {
                 return Ok(sent);
@@ -258,7 +249,8 @@ impl Publisher {
         let timestamp = wall_nanos();
         let mut buffer = self.buffers.pop().unwrap_or_default();
         let payload = form.write(&id, timestamp, &header, bytes, &mut buffer);
-        let sampled = Pushed::sample_place(sequence, random >> 20).map(|place| {
+        let sample = self.shared.load.store_sample;
+        let sampled = Pushed::sample_place(sequence, random >> 20, sample).map(|place| {
             let payload = buffer.get(payload).unwrap_or_default().to_vec();
             let message = WakuMessage {
                 timestamp: Some(timestamp),
@@ -275,14 +267,16 @@ impl Publisher {
                 }
             }
         }
-        let (form, pause) = (form.clone(), self.manner.pause);
+        let load = &self.shared.load;
+        let (pause, answer_time) = (Duration::from_millis(load.pause), load.answer_time());
+        let form = form.clone();
         self.flying.push(
             async move {
                 let pushing = push(stream, &form, &id, &buffer);
-                let (answer, example) = match tokio::time::timeout(ANSWER_TIME, pushing).await {
+                let (answer, example) = match tokio::time::timeout(answer_time, pushing).await {
                     Ok(Ok((answer, text))) => (answer, text.to_string()),
                     Ok(Err(error)) => (Answer::Broken, error.to_string()),
-                    Err(_) => (Answer::Timeout, String::new()),
+                    Err(_) => (Answer::Timeout, format!("nothing within {answer_time:?}")),
                 };
                 let nanos = now.elapsed().as_nanos() as u64;
                 let since_begin_nanos = begin.elapsed().as_nanos() as u64;
@@ -304,7 +298,7 @@ impl Publisher {
                 pushed.accepted(push.sequence, push.sampled);
             }
         }
-        if self.buffers.len() < OPEN_LOOP_MAX {
+        if self.buffers.len() < IN_FLIGHT_MAX {
             self.buffers.push(push.buffer);
         }
     }
@@ -317,7 +311,7 @@ impl Publisher {
             if !self.flying.is_empty() {
                 return;
             }
-            let due = running.due_in_all(self.index, self.manner.publishers);
+            let due = running.due_in_all(self.index, self.shared.load.publishers);
             if let Some(pushed) = lock(&self.pushed).get_mut(running.order.phase) {
                 pushed.due = due.unwrap_or(pushed.sent);
             }
@@ -328,7 +322,7 @@ impl Publisher {
             cx.waker().wake_by_ref();
             return;
         }
-        let next = running.due(self.index, self.manner.publishers).unwrap_or(running.order.begin);
+        let next = running.due(self.index, self.shared.load.publishers).unwrap_or(running.order.begin);
         let next = if next > now { next.min(running.end) } else { running.end };
         self.timer.as_mut().reset(next);
         if self.timer.poll_unpin(cx).is_ready() {

@@ -1,6 +1,6 @@
 //! What a publisher asked for in one phase, and what it was answered.
 //!
-//! What bounds it: [`ANSWERS_MAX`] kinds of answers, [`SAMPLE_MAX`] hashes for the store. What it must
+//! What bounds it: [`ANSWERS_MAX`] kinds of answers, the stated number of hashes for the store. What it must
 //! never know: connections.
 
 use std::fmt;
@@ -8,14 +8,15 @@ use std::fmt;
 use hdrhistogram::Histogram;
 use protocol::MessageHash;
 
-use crate::tally::{Bits, histogram, record};
+use crate::{
+    settings::STORE_SAMPLE_MAX,
+    tally::{Bits, histogram, record},
+};
 
 /// Kinds of answers told apart; further codes count as [`Answer::Other`].
 const ANSWERS_MAX: usize = 16;
 /// Longest example of a refusal, in letters.
 const EXAMPLE_CHARS_MAX: usize = 160;
-/// Messages of a publisher and phase that are looked for in the store.
-pub(crate) const SAMPLE_MAX: usize = 50;
 
 /// How a push ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -94,16 +95,16 @@ impl Default for Pushed {
 impl Pushed {
     /// Where in the sample the message with this number goes, if it goes into it: every message has
     /// the same chance, however many come.
-    pub(crate) fn sample_place(sequence: u64, random: u64) -> Option<usize> {
-        let place = if sequence < SAMPLE_MAX as u64 { sequence } else { random % (sequence + 1) };
-        usize::try_from(place).ok().filter(|place| *place < SAMPLE_MAX)
+    pub(crate) fn sample_place(sequence: u64, random: u64, sample: usize) -> Option<usize> {
+        let place = if sequence < sample as u64 { sequence } else { random % (sequence + 1) };
+        usize::try_from(place).ok().filter(|place| *place < sample)
     }
 
     pub(crate) fn accepted(&mut self, sequence: u64, sampled: Option<(usize, MessageHash)>) {
         if self.accepted.insert(sequence) {
             self.accepted_count += 1;
         }
-        if let Some((place, hash)) = sampled.filter(|(place, _)| *place < SAMPLE_MAX) {
+        if let Some((place, hash)) = sampled.filter(|(place, _)| *place < STORE_SAMPLE_MAX) {
             if self.sample.len() <= place {
                 self.sample.resize(place + 1, None);
             }
@@ -178,16 +179,19 @@ mod tests {
         assert_eq!(pushed.answers.iter().map(|a| a.latency.len()).sum::<u64>(), 1000);
     }
 
+    const SAMPLE: usize = 50;
+
     #[test]
     fn the_sample_is_bounded_and_holds_accepted_messages_only() {
         let mut pushed = Pushed::default();
         for sequence in 0..10_000_u64 {
-            let place = Pushed::sample_place(sequence, sequence.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20);
+            let random = sequence.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
+            let place = Pushed::sample_place(sequence, random, SAMPLE);
             if sequence % 2 == 0 {
                 pushed.accepted(sequence, place.map(|place| (place, MessageHash([0; 32]))));
             }
         }
         assert_eq!(pushed.accepted_count, 5000);
-        assert!((1..=SAMPLE_MAX).contains(&pushed.sample().count()));
+        assert!((1..=SAMPLE).contains(&pushed.sample().count()));
     }
 }

@@ -30,6 +30,7 @@ const PING_EVERY: Duration = Duration::from_secs(60);
 /// See the module.
 pub(crate) struct Receiver {
     shared: Arc<Shared>,
+    node: usize,
     received: Arc<Mutex<Received>>,
 }
 
@@ -71,15 +72,16 @@ fn damaged(shared: &Shared, received: &Mutex<Received>) {
 }
 
 impl Receiver {
-    pub(crate) fn new(shared: Arc<Shared>, received: Arc<Mutex<Received>>) -> Arc<Self> {
-        Arc::new(Self { shared, received })
+    pub(crate) fn new(shared: Arc<Shared>, node: usize, received: Arc<Mutex<Received>>) -> Arc<Self> {
+        Arc::new(Self { shared, node, received })
     }
 
     /// Receives until it is aborted. A connection that ends is made anew.
     pub(crate) async fn run(self: Arc<Self>, ready: Ready) {
         let keys = Keypair::generate_secp256k1();
         loop {
-            let (session, about) = self.shared.connect(&keys, &self, |error| ready.waiting(&error)).await;
+            let (session, about) =
+                self.shared.connect(&keys, self.node, &self, |error| ready.waiting(&error)).await;
             if let Err(error) = self.receive(session, &about, &ready).await {
                 ready.waiting(&error);
                 self.shared.lost("receivers", &format!("{error:#}"));

@@ -84,6 +84,7 @@ impl Seen {
 /// See the module.
 pub(crate) struct RelayPeer {
     shared: Arc<Shared>,
+    node: usize,
     received: Arc<Mutex<Received>>,
     mesh: Mutex<Mesh>,
     seen: Mutex<Seen>,
@@ -109,10 +110,11 @@ impl Role for RelayPeer {
 }
 
 impl RelayPeer {
-    pub(crate) fn new(shared: Arc<Shared>, received: Arc<Mutex<Received>>) -> Arc<Self> {
+    pub(crate) fn new(shared: Arc<Shared>, node: usize, received: Arc<Mutex<Received>>) -> Arc<Self> {
         let (say, said) = mpsc::channel(SAYINGS_MAX);
         Arc::new(Self {
             shared,
+            node,
             received,
             mesh: Mutex::default(),
             seen: Mutex::default(),
@@ -161,7 +163,8 @@ impl RelayPeer {
         let keys = Keypair::generate_secp256k1();
         loop {
             *lock(&self.mesh) = Mesh::default();
-            let (session, about) = self.shared.connect(&keys, &self, |error| ready.waiting(&error)).await;
+            let (session, about) =
+                self.shared.connect(&keys, self.node, &self, |error| ready.waiting(&error)).await;
             if let Err(error) = self.listen(session, &about, &ready).await {
                 ready.waiting(&error);
                 self.shared.lost("relay peers", &format!("{error:#}"));

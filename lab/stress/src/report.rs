@@ -6,8 +6,10 @@
 use budget::MIB;
 use serde::Serialize;
 
-/// Version of the JSON.
-pub const FORMAT: u32 = 1;
+use crate::{settings::Load, table::table};
+
+/// Version of the JSON (docs/stress.md).
+pub const FORMAT: u32 = 2;
 
 /// A run.
 #[derive(Clone, Debug, Serialize)]
@@ -20,41 +22,54 @@ pub struct Report {
     pub machine: String,
     /// In UTC.
     pub started: String,
-    /// Where the node was reached.
-    pub node: String,
-    /// What it calls itself.
-    pub agent: String,
+    /// Clients, limits, the network's numbers.
+    pub load: Load,
     /// The light push protocol that was used.
     pub light_push: String,
-    /// Whether it serves store queries of version 3.
+    /// Whether the node that was asked serves store queries of version 3.
     pub serves_store: bool,
-    /// The cap on its memory, if this run set one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cap_bytes: Option<u64>,
-    /// Publishers, receivers, relay peers.
-    pub clients: [usize; 3],
-    /// In order.
+    /// In the order in which they were named.
+    pub nodes: Vec<NodeReport>,
+    /// In order; those that were begun.
     pub phases: Vec<PhaseReport>,
-    /// Of the node, before the first phase.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub idle: Option<Memory>,
-    /// Of the node, so many seconds after the last phase.
-    pub after: Vec<After>,
+    /// How many there were to be.
+    pub phases_asked: usize,
     /// Connections that ended before the run did, and were made again.
     pub connections_lost: Vec<Lost>,
-    /// Whether the node was gone before it was stopped.
-    pub node_died: bool,
-    /// How it ended, if this run started it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub node_ended: Option<String>,
-    /// Processes of the node killed for lack of memory, where a cap counts them.
-    pub oom_kills: u64,
-    /// Processes of the node that took another's place, where a cap counts them.
-    pub restarts: u64,
-    /// Whether nothing accepted was lost and the node lived.
+    /// Whether somebody ended the run before it was over.
+    pub interrupted: bool,
+    /// Whether nothing accepted was lost and the nodes lived.
     pub good: bool,
     /// The same in a sentence.
     pub verdict: String,
+}
+
+/// A node over the whole run.
+#[derive(Clone, Debug, Serialize)]
+pub struct NodeReport {
+    /// Where it was reached.
+    pub address: String,
+    /// What it calls itself.
+    pub agent: String,
+    /// The cap on its memory, where this program knows of one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cap_bytes: Option<u64>,
+    /// Before the first phase; none where nothing is known of its process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle: Option<Memory>,
+    /// So many seconds after the last phase.
+    pub after: Vec<After>,
+    /// Whether its process was gone before anybody stopped it.
+    pub died: bool,
+    /// Whether a client was connected to it in the end.
+    pub reached_in_the_end: bool,
+    /// How it ended, if this run started it or its cap tells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
+    /// Processes killed for lack of memory, where a cap counts them.
+    pub oom_kills: u64,
+    /// Processes that took another's place, where a cap counts them.
+    pub restarts: u64,
 }
 
 /// Connections of one kind of clients that ended.
@@ -69,7 +84,7 @@ pub struct Lost {
 }
 
 /// Memory at one moment.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Memory {
     /// What only swap could take back.
     pub anonymous_bytes: u64,
@@ -93,8 +108,12 @@ pub struct Latency {
     pub count: u64,
     /// Median, milliseconds.
     pub p50_millis: f64,
+    /// Exceeded by one in ten.
+    pub p90_millis: f64,
     /// Exceeded by one in a hundred.
     pub p99_millis: f64,
+    /// Exceeded by one in a thousand.
+    pub p999_millis: f64,
     /// Longest.
     pub max_millis: f64,
 }
@@ -105,7 +124,9 @@ impl Latency {
         Self {
             count: histogram.len(),
             p50_millis: millis(histogram.value_at_quantile(0.5)),
+            p90_millis: millis(histogram.value_at_quantile(0.9)),
             p99_millis: millis(histogram.value_at_quantile(0.99)),
+            p999_millis: millis(histogram.value_at_quantile(0.999)),
             max_millis: millis(histogram.max()),
         }
     }
@@ -125,6 +146,8 @@ pub struct Answers {
 /// What reached a receiver or a relay peer.
 #[derive(Clone, Debug, Serialize)]
 pub struct Delivery {
+    /// Index of the node it is connected to.
+    pub node: usize,
     /// Accepted messages that came whole.
     pub delivered: u64,
     /// Accepted messages that did not come whole.
@@ -139,6 +162,41 @@ pub struct Delivery {
     pub damaged: u64,
     /// From sending to receiving.
     pub delay: Latency,
+}
+
+/// Accepted messages that were looked for in the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct StoreSample {
+    /// How many.
+    pub looked: u64,
+    /// Those that were found.
+    pub found: u64,
+    /// Those that no query was answered for: nobody knows whether they are there.
+    pub unanswered: u64,
+}
+
+impl StoreSample {
+    /// Looked for, answered for, and not there.
+    pub fn missing(&self) -> u64 {
+        self.looked.saturating_sub(self.found + self.unanswered)
+    }
+}
+
+/// A node in one phase, until the phase's last message was received or given up.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct NodePhase {
+    /// Most in any sample.
+    pub peak: Memory,
+    /// Over all samples.
+    pub mean: Memory,
+    /// In the last sample.
+    pub end: Memory,
+    /// CPU time it took.
+    pub cpu_seconds: f64,
+    /// Processes killed for lack of memory.
+    pub oom_kills: u64,
+    /// Processes that took another's place.
+    pub restarts: u64,
 }
 
 /// Store queries beside the load.
@@ -165,6 +223,8 @@ pub struct PhaseReport {
     pub asked_rate: Option<f64>,
     /// From its begin to the last answer.
     pub seconds: f64,
+    /// Whether it ended before its time: nobody was there any more, or somebody stopped it.
+    pub cut_short: bool,
     /// Messages that were due.
     pub due: u64,
     /// Messages that were sent.
@@ -179,15 +239,13 @@ pub struct PhaseReport {
     pub receivers: Vec<Delivery>,
     /// By relay peer.
     pub relay_peers: Vec<Delivery>,
-    /// Accepted messages that were looked for in the store, and those that were found.
-    pub store_sample: Option<[usize; 2]>,
+    /// Of the accepted ones, a sample; none where no node has a store or nothing was accepted.
+    pub store: Option<StoreSample>,
     /// If there were any.
     pub queries: Option<Queries>,
-    /// Most in any sample of the phase, until its last message was received or given up.
-    pub peak: Option<Memory>,
-    /// When it had ended.
-    pub end: Option<Memory>,
-    /// Of the node, for each accepted message, until the last was received or given up.
+    /// By node; empty where nothing is known of their processes.
+    pub nodes: Vec<NodePhase>,
+    /// Of all nodes, for each accepted message, until the last was received or given up.
     pub cpu_millis_per_accepted: Option<f64>,
     /// Of the driver.
     pub driver_cpu_millis_per_accepted: f64,
@@ -249,6 +307,12 @@ impl PhaseReport {
         self.receivers.iter().map(|delivery| delivery.missing).max().unwrap_or(0)
     }
 
+    /// Whether clients work at several nodes.
+    fn several(&self) -> bool {
+        let nodes = self.receivers.iter().chain(&self.relay_peers).map(|delivery| delivery.node);
+        self.nodes.len() > 1 || nodes.max() > Some(0)
+    }
+
     /// Every figure, in the order of the table.
     pub fn figures(&self) -> Vec<Figure> {
         let mut figures = Vec::new();
@@ -269,23 +333,23 @@ impl PhaseReport {
             let Answers { answer, latency, .. } = answers;
             add(&format!("push {answer}, count"), latency.count as f64, Unit::Count);
             add(&format!("push {answer}, p50 ms"), latency.p50_millis, Unit::Millis);
+            add(&format!("push {answer}, p90 ms"), latency.p90_millis, Unit::Millis);
             add(&format!("push {answer}, p99 ms"), latency.p99_millis, Unit::Millis);
             add(&format!("push {answer}, max ms"), latency.max_millis, Unit::Millis);
         }
         for (what, deliveries) in [("receiver", &self.receivers), ("relay peer", &self.relay_peers)] {
             for (index, delivery) in deliveries.iter().enumerate() {
-                let who = format!("{what} {}", index + 1);
-                add(
-                    &format!("{who}, % of accepted"),
-                    percent(delivery.delivered, self.accepted),
-                    Unit::Percent,
-                );
+                let at = if self.several() { format!(" at node {}", delivery.node) } else { String::new() };
+                let who = format!("{what} {}{at}", index + 1);
+                let share = percent(delivery.delivered, self.accepted);
+                add(&format!("{who}, % of accepted"), share, Unit::Percent);
                 for (name, count) in [
                     ("whole", delivery.delivered),
+                    ("missing", delivery.missing),
                     ("double", delivery.double),
                     ("late", delivery.late),
-                    ("missing", delivery.missing),
                     ("damaged", delivery.damaged),
+                    ("whole, not accepted", delivery.unaccepted),
                 ] {
                     add(&format!("{who}, {name}"), count as f64, Unit::Count);
                 }
@@ -293,9 +357,11 @@ impl PhaseReport {
                 add(&format!("{who}, delay p99 ms"), delivery.delay.p99_millis, Unit::Millis);
             }
         }
-        if let Some([looked, found]) = self.store_sample {
-            add("store, % of sample found", percent(found as u64, looked as u64), Unit::Percent);
-            add("store, sample", looked as f64, Unit::Count);
+        if let Some(store) = self.store {
+            add("store, % of sample found", percent(store.found, store.looked), Unit::Percent);
+            add("store, sample", store.looked as f64, Unit::Count);
+            add("store, missing", store.missing() as f64, Unit::Count);
+            add("store, not answered", store.unanswered as f64, Unit::Count);
         }
         if let Some(queries) = &self.queries {
             add("store queries", queries.latency.count as f64, Unit::Count);
@@ -305,172 +371,215 @@ impl PhaseReport {
             add("store queries, not answered 200", bad.sum::<u64>() as f64, Unit::Count);
             add("store queries, skipped", queries.skipped as f64, Unit::Count);
         }
-        for (when, memory) in [("peak", self.peak), ("end", self.end)] {
-            if let Some(memory) = memory {
-                add(&format!("anonymous memory, {when} MiB"), memory.anonymous_bytes as f64, Unit::Mib);
-                add(&format!("file memory, {when} MiB"), memory.file_bytes as f64, Unit::Mib);
+        for (index, node) in self.nodes.iter().enumerate() {
+            let who = if self.nodes.len() > 1 { format!("node {index}, ") } else { String::new() };
+            let moments = [("peak", node.peak), ("mean", node.mean), ("end", node.end)];
+            // With several nodes the peaks are enough for a table.
+            let shown = if self.nodes.len() > 1 { &moments[..1] } else { &moments[..] };
+            for (when, memory) in shown {
+                let bytes = memory.anonymous_bytes as f64;
+                add(&format!("{who}anonymous memory, {when} MiB"), bytes, Unit::Mib);
             }
+            add(&format!("{who}file memory, peak MiB"), node.peak.file_bytes as f64, Unit::Mib);
+            add(&format!("{who}OOM kills"), node.oom_kills as f64, Unit::Count);
+            add(&format!("{who}restarts"), node.restarts as f64, Unit::Count);
         }
         if let Some(millis) = self.cpu_millis_per_accepted {
-            add("node, CPU ms/message", millis, Unit::Millis);
+            let who = if self.nodes.len() > 1 { "all nodes" } else { "node" };
+            add(&format!("{who}, CPU ms/message"), millis, Unit::Millis);
         }
         add("driver, CPU ms/message", self.driver_cpu_millis_per_accepted, Unit::Millis);
         figures
     }
 }
 
+impl NodeReport {
+    /// Every figure, in the order of the table.
+    fn figures(&self) -> Vec<Figure> {
+        let mut figures = Vec::new();
+        let mut add = |name: String, value: f64, unit: Unit| figures.push(Figure { name, value, unit });
+        if let Some(idle) = self.idle {
+            add("anonymous memory before, MiB".into(), idle.anonymous_bytes as f64, Unit::Mib);
+        }
+        for After { seconds, memory } in &self.after {
+            let name = |what: &str| format!("{what} memory {seconds} s after, MiB");
+            add(name("anonymous"), memory.anonymous_bytes as f64, Unit::Mib);
+            add(name("file"), memory.file_bytes as f64, Unit::Mib);
+        }
+        for (name, value) in
+            [("died", u64::from(self.died)), ("OOM kills", self.oom_kills), ("restarts", self.restarts)]
+        {
+            add(name.into(), value as f64, Unit::Count);
+        }
+        figures
+    }
+}
+
 impl Report {
-    /// Judges: at most `lost_percent_max` of what was accepted in a phase may be missing at a
-    /// receiver, and the node must live.
-    pub fn judge(&mut self, lost_percent_max: f64) {
+    /// Judges: at most [`Load::lost_percent_max`] of what was accepted in a phase may be missing at a
+    /// receiver, or in what the store was asked for, and the nodes must live and be reached.
+    pub fn judge(&mut self) {
+        let most = self.load.lost_percent_max;
         let accepted: u64 = self.phases.iter().map(|phase| phase.accepted).sum();
+        let sent: u64 = self.phases.iter().map(|phase| phase.sent).sum();
         let lost: u64 = self.phases.iter().map(PhaseReport::lost).sum();
-        let too_many =
-            |phase: &PhaseReport| phase.lost() as f64 > phase.accepted as f64 * lost_percent_max / 100.0;
-        let kills = match self.oom_kills {
-            0 => String::new(),
-            kills => format!(", {kills} OOM kills"),
+        let over = |missing: u64, whole: u64| missing as f64 > whole as f64 * most / 100.0;
+        let lost_too_many = self.phases.iter().any(|phase| over(phase.lost(), phase.accepted));
+        let store = self.phases.iter().filter_map(|phase| phase.store);
+        let not_stored: u64 = store.clone().map(|store| store.missing()).sum();
+        let stored_too_few = store.clone().any(|store| over(store.missing(), store.looked));
+        let of_sent = if accepted == sent { String::new() } else { format!(" of {sent} sent") };
+        let whole_run = match self.phases.iter().any(|phase| phase.cut_short) || self.interrupted {
+            true => {
+                format!(" (the run ended early, in phase {} of {})", self.phases.len(), self.phases_asked)
+            }
+            false => String::new(),
         };
-        (self.good, self.verdict) = if self.node_died || self.oom_kills > 0 {
-            let ended = self.node_ended.as_deref().unwrap_or("it is gone");
+        let fault = self.fault();
+        let (good, text) = if let Some(fault) = fault {
             (
                 false,
                 format!(
-                    "BAD: the node died under the load ({ended}{kills}); {accepted} messages were accepted, and one receiver misses up to {lost} of them"
+                    "{fault}; {accepted} messages{of_sent} were accepted, and one receiver misses up to {lost} of them"
                 ),
             )
         } else if accepted == 0 {
-            (false, "BAD: the node accepted nothing".to_owned())
-        } else if self.phases.iter().any(too_many) {
+            (false, format!("no message was accepted{of_sent}"))
+        } else if lost_too_many {
+            let arrived = Unit::Percent.text(percent(accepted - lost.min(accepted), accepted));
             (
                 false,
                 format!(
-                    "BAD: of {accepted} accepted messages one receiver misses up to {lost} ({} % arrived)",
-                    Unit::Percent.text(percent(accepted - lost.min(accepted), accepted))
+                    "of {accepted} accepted messages one receiver misses up to {lost} ({arrived} % arrived)"
                 ),
             )
-        } else if self.clients[1] == 0 {
+        } else if stored_too_few {
+            let looked: u64 = store.map(|store| store.looked).sum();
+            (
+                false,
+                format!(
+                    "of {looked} accepted messages that were looked for in the store, {not_stored} are not there"
+                ),
+            )
+        } else if self.load.receivers == 0 {
             (
                 true,
                 format!(
-                    "GOOD: {accepted} messages were accepted and the node lived; without receivers nothing says whether they were delivered"
+                    "{accepted} messages{of_sent} were accepted; without receivers nothing says whether they were delivered"
                 ),
             )
         } else if lost > 0 {
             (
                 true,
                 format!(
-                    "GOOD: of {accepted} accepted messages every receiver got all but at most {lost}, within the {lost_percent_max} % that may be lost"
+                    "of {accepted} accepted messages{of_sent} every receiver got all but at most {lost}, within the {most} % that may be lost"
                 ),
             )
         } else {
-            (
-                true,
-                format!("GOOD: all {accepted} accepted messages reached every receiver, and the node lived"),
-            )
+            (true, format!("all {accepted} accepted messages{of_sent} reached every receiver"))
         };
+        self.good = good;
+        self.verdict = format!("{}: {text}{whole_run}", if good { "GOOD" } else { "BAD" });
+    }
+
+    /// What happened to a node that must not happen.
+    fn fault(&self) -> Option<String> {
+        let several = self.nodes.len() > 1;
+        let who = |index: usize| if several { format!("node {index}") } else { "the node".to_owned() };
+        let faults: Vec<String> = self
+            .nodes
+            .iter()
+            .enumerate()
+            .filter_map(|(index, node)| {
+                let how = node.ended.as_deref().map_or_else(String::new, |how| format!(" ({how})"));
+                match (node.died, node.oom_kills) {
+                    (true, 0) => Some(format!("{} died under the load{how}", who(index))),
+                    (true, kills) => {
+                        Some(format!("{} died under the load{how}, {kills} OOM kills", who(index)))
+                    }
+                    (false, kills) if kills > 0 => Some(format!("{}: {kills} OOM kills", who(index))),
+                    _ => None,
+                }
+            })
+            .collect();
+        // A node that no client works at is not connected to either.
+        if faults.is_empty() && !self.nodes.iter().any(|node| node.reached_in_the_end) {
+            return Some("in the end no client was connected any more".into());
+        }
+        (!faults.is_empty()).then(|| faults.join("; "))
+    }
+
+    /// Figures of the whole run, by node.
+    pub fn figures(&self) -> Vec<Vec<Figure>> {
+        self.nodes.iter().map(NodeReport::figures).collect()
+    }
+
+    /// The parameters in one line.
+    pub fn load_words(&self) -> String {
+        let Load { publishers, receivers, relay_peers, store_queries, outstanding, .. } = &self.load;
+        let flood = match self.phases.iter().any(|phase| phase.asked_rate.is_none()) {
+            true => format!(" ({outstanding} requests in flight each, where there is no rate)"),
+            false => String::new(),
+        };
+        format!(
+            "{publishers} publishers{flood}, {receivers} receivers by filter, {relay_peers} relay peers, {store_queries} store queries/s"
+        )
     }
 
     /// The table, and what does not fit into it.
     pub fn text(&self) -> String {
         let heads: Vec<String> = self.phases.iter().map(|phase| phase.name.clone()).collect();
-        let columns: Vec<Vec<(String, String)>> = self
-            .phases
-            .iter()
-            .map(|phase| {
-                let cell = |figure: Figure| (figure.name, figure.unit.text(figure.value));
-                phase.figures().into_iter().map(cell).collect()
-            })
-            .collect();
-        let mut text = format!(
-            "\n{}: {} at {}, {} publishers by {}, {} receivers, {} relay peers\nmachine: {}\n\n",
-            self.label,
-            self.agent,
-            self.node,
-            self.clients[0],
-            self.light_push,
-            self.clients[1],
-            self.clients[2],
-            self.machine
-        );
-        text.push_str(&table(&heads, &columns));
+        let cells = |figures: Vec<Figure>| {
+            figures.into_iter().map(|figure| (figure.name, figure.unit.text(figure.value))).collect()
+        };
+        let columns: Vec<Vec<(String, String)>> =
+            self.phases.iter().map(|phase| cells(phase.figures())).collect();
+        let mut text = "\n".to_owned();
+        for (index, node) in self.nodes.iter().enumerate() {
+            let who = if self.nodes.len() > 1 { format!("node {index}") } else { self.label.clone() };
+            let cap = node
+                .cap_bytes
+                .map_or_else(String::new, |bytes| format!(", capped at {}", budget::format_size(bytes)));
+            text += &format!("{who}: {} at {}{cap}\n", node.agent, node.address);
+        }
+        text += &format!("load: {}; {}\nmachine: {}\n\n", self.load_words(), self.light_push, self.machine);
+        text += &table(&heads, &columns);
         for phase in &self.phases {
             for answers in phase.answers.iter().filter(|answers| answers.answer != "200") {
                 let Answers { answer, example, latency } = answers;
                 text += &format!("\n{}: {} x {answer}, such as: {example}", phase.name, latency.count);
             }
         }
-        let memory = |memory: Memory| {
-            let mib = |bytes: u64| Unit::Mib.text(bytes as f64);
-            format!("anonymous {} MiB, file {} MiB", mib(memory.anonymous_bytes), mib(memory.file_bytes))
+        let heads: Vec<String> = match self.nodes.len() {
+            1 => vec![String::new()],
+            count => (0..count).map(|index| format!("node {index}")).collect(),
         };
-        if let Some(idle) = self.idle {
-            text += &format!("\nmemory before: {}", memory(idle));
-        }
-        for after in &self.after {
-            text += &format!("\nmemory {} s after: {}", after.seconds, memory(after.memory));
-        }
-        if let Some(ended) = &self.node_ended {
-            text += &format!(
-                "\nthe node's end: {ended}; OOM kills {}, restarts {}",
-                self.oom_kills, self.restarts
-            );
+        let columns: Vec<Vec<(String, String)>> = self.figures().into_iter().map(cells).collect();
+        text += &format!("\n\nwhole run\n{}", table(&heads, &columns));
+        for (index, node) in self.nodes.iter().enumerate() {
+            if let Some(ended) = &node.ended {
+                let who = if self.nodes.len() > 1 { format!("node {index}") } else { "the node".into() };
+                text += &format!("\nend of {who}: {ended}");
+            }
         }
         for Lost { who, count, example } in &self.connections_lost {
             text += &format!("\n{count} connections of {who} ended and were made again, such as: {example}");
         }
         if !self.serves_store {
-            text.push_str("\nthe node serves no store queries of version 3: none were made");
+            text.push_str("\nstore: the node serves no queries of version 3, so none were made");
         }
         text + &format!("\n{}\n", self.verdict)
     }
 }
 
-/// Columns of named cells side by side, each name once, in the order in which names first come.
-pub(crate) fn table(heads: &[String], columns: &[Vec<(String, String)>]) -> String {
-    let mut names: Vec<&str> = Vec::new();
-    for column in columns {
-        let mut after = 0;
-        for (name, _) in column {
-            match names.iter().position(|known| known == name) {
-                Some(place) => after = place + 1,
-                None => {
-                    names.insert(after, name);
-                    after += 1;
-                }
-            }
-        }
-    }
-    let letters = |text: &str| text.chars().count();
-    let first = names.iter().map(|name| letters(name)).max().unwrap_or(0);
-    let widths: Vec<usize> = heads
-        .iter()
-        .zip(columns)
-        .map(|(head, column)| {
-            column.iter().map(|(_, cell)| letters(cell)).chain([letters(head)]).max().unwrap_or(0) + 2
-        })
-        .collect();
-    let mut text = " ".repeat(first);
-    heads.iter().zip(&widths).for_each(|(head, width)| text += &format!("{head:>width$}"));
-    text.push('\n');
-    for name in names {
-        text += &format!("{name:<first$}");
-        for (column, width) in columns.iter().zip(&widths) {
-            let cell = column.iter().find(|(known, _)| known == name).map_or("", |(_, cell)| cell);
-            text += &format!("{cell:>width$}");
-        }
-        text.push('\n');
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::Settings;
 
     fn delivery(delivered: u64, missing: u64) -> Delivery {
         let delay = Latency::default();
-        Delivery { delivered, missing, unaccepted: 0, double: 0, late: 0, damaged: 0, delay }
+        Delivery { node: 0, delivered, missing, unaccepted: 0, double: 0, late: 0, damaged: 0, delay }
     }
 
     fn report(accepted: u64, missing: u64) -> Report {
@@ -479,17 +588,27 @@ mod tests {
             label: "node".into(),
             machine: String::new(),
             started: String::new(),
-            node: String::new(),
-            agent: String::new(),
+            load: Settings { relay_peers: Some(0), ..Settings::default() }.load().unwrap(),
             light_push: String::new(),
             serves_store: true,
-            cap_bytes: None,
-            clients: [1, 2, 0],
+            nodes: vec![NodeReport {
+                address: String::new(),
+                agent: String::new(),
+                cap_bytes: None,
+                idle: None,
+                after: vec![],
+                died: false,
+                reached_in_the_end: true,
+                ended: None,
+                oom_kills: 0,
+                restarts: 0,
+            }],
             phases: vec![PhaseReport {
                 name: "small".into(),
                 payload_bytes: [500, 1000],
                 asked_rate: Some(10.0),
                 seconds: 2.0,
+                cut_short: false,
                 due: accepted,
                 sent: accepted,
                 accepted,
@@ -497,20 +616,15 @@ mod tests {
                 lateness: Latency::default(),
                 receivers: vec![delivery(accepted, 0), delivery(accepted - missing, missing)],
                 relay_peers: vec![],
-                store_sample: None,
+                store: None,
                 queries: None,
-                peak: None,
-                end: None,
+                nodes: vec![],
                 cpu_millis_per_accepted: None,
                 driver_cpu_millis_per_accepted: 0.1,
             }],
-            idle: None,
-            after: vec![],
+            phases_asked: 1,
             connections_lost: vec![],
-            node_died: false,
-            node_ended: None,
-            oom_kills: 0,
-            restarts: 0,
+            interrupted: false,
             good: false,
             verdict: String::new(),
         }
@@ -519,7 +633,8 @@ mod tests {
     #[test]
     fn one_lost_message_at_one_receiver_is_bad_and_a_death_is_worse() {
         let verdict = |mut report: Report, most: f64| {
-            report.judge(most);
+            report.load.lost_percent_max = most;
+            report.judge();
             (report.good, report.verdict)
         };
         assert!(verdict(report(1000, 0), 0.0).0);
@@ -529,11 +644,22 @@ mod tests {
         assert!(!verdict(report(1000, 2), 0.1).0);
         assert!(!verdict(report(0, 0), 0.0).0, "nothing accepted proves nothing");
         let mut dead = report(1000, 0);
-        dead.node_died = true;
+        dead.nodes[0].died = true;
         assert!(verdict(dead, 0.0).1.contains("died"));
         let mut killed = report(1000, 0);
-        killed.oom_kills = 2;
+        killed.nodes[0].oom_kills = 2;
         assert!(verdict(killed, 0.0).1.contains("2 OOM kills"));
+        let mut silent = report(1000, 0);
+        silent.nodes[0].reached_in_the_end = false;
+        assert!(verdict(silent, 0.0).1.contains("no client was connected"));
+        let mut forgetful = report(1000, 0);
+        forgetful.phases[0].store = Some(StoreSample { looked: 100, found: 98, unanswered: 1 });
+        assert!(verdict(forgetful.clone(), 0.0).1.contains("1 are not there"));
+        assert!(verdict(forgetful, 1.0).0);
+        let mut stopped = report(1000, 0);
+        stopped.interrupted = true;
+        stopped.phases_asked = 4;
+        assert!(verdict(stopped, 0.0).1.contains("ended early, in phase 1 of 4"));
     }
 
     #[test]
@@ -544,18 +670,9 @@ mod tests {
     }
 
     #[test]
-    fn columns_with_different_rows_stand_side_by_side() {
-        let cell = |name: &str, cell: &str| (name.to_owned(), cell.to_owned());
-        let columns =
-            [vec![cell("a", "1"), cell("c", "3")], vec![cell("a", "10"), cell("b", "20"), cell("c", "30")]];
-        let text = table(&["x".into(), "y".into()], &columns);
-        assert_eq!(text, "   x   y\na  1  10\nb     20\nc  3  30\n");
-    }
-
-    #[test]
     fn the_table_has_the_figures_and_the_verdict() {
         let mut report = report(20, 1);
-        report.judge(0.0);
+        report.judge();
         let text = report.text();
         for part in ["reached, messages/s", "10.0", "receiver 2, missing", "95.00", "BAD"] {
             assert!(text.contains(part), "{part} is not in\n{text}");

@@ -29,7 +29,13 @@ use protocol::{
     wire::{Fields, put_bytes},
 };
 
-use crate::{channel, channel::Channel, dial, target::Target};
+use crate::{
+    channel,
+    channel::Channel,
+    dial,
+    places::{Connected, Places},
+    target::Target,
+};
 
 const IDENTIFY: &str = "/ipfs/id/1.0.0";
 const PING: &str = "/ipfs/ping/1.0.0";
@@ -105,13 +111,21 @@ pub(crate) struct Session<R> {
     muxer: StreamMuxerBox,
     serving: Arc<Serving<R>>,
     served: FuturesUnordered<BoxFuture<'static, ()>>,
+    _connected: Connected,
 }
 
 impl<R: Role> Session<R> {
-    /// Connects, and asks the node who it is; tells it the client's cluster and shard if it wants
-    /// to know. Errors: no connection, or the node does not say who it is.
-    pub(crate) async fn open(keys: &Keypair, target: &Target, role: Arc<R>) -> Result<(Self, About)> {
-        let muxer = dial::connect(keys, &target.address).await?;
+    /// Connects to one of the nodes, and asks it who it is; tells it the client's cluster and shard
+    /// if it wants to know. Errors: no connection, or the node does not say who it is.
+    pub(crate) async fn open(
+        keys: &Keypair,
+        target: &Target,
+        places: &Arc<Places>,
+        node: usize,
+        role: Arc<R>,
+    ) -> Result<(Self, About)> {
+        let address = target.addresses.get(node).context("a client works at one of the nodes")?;
+        let muxer = dial::connect(keys, address).await?;
         let names: Vec<_> =
             [IDENTIFY, PING, metadata::PROTOCOL].into_iter().chain(role.protocols().to_vec()).collect();
         let serving = Serving {
@@ -120,7 +134,12 @@ impl<R: Role> Session<R> {
             names,
             metadata: Metadata { cluster: Some(target.cluster.into()), shards: vec![target.shard] }.encode(),
         };
-        let mut session = Self { muxer, serving: Arc::new(serving), served: FuturesUnordered::new() };
+        let mut session = Self {
+            muxer,
+            serving: Arc::new(serving),
+            served: FuturesUnordered::new(),
+            _connected: places.enter(node),
+        };
         let greeting = tokio::time::timeout(GREETING, session.greet());
         let about = greeting
             .await

@@ -11,8 +11,10 @@ use std::{
 use libp2p::identity::Keypair;
 
 use crate::{
+    places::Places,
     report::Lost,
     session::{About, Role, Session},
+    settings::Load,
     tally::{Issued, lock},
     target::Target,
 };
@@ -26,6 +28,8 @@ const EXAMPLE_CHARS_MAX: usize = 160;
 /// See the module.
 pub(crate) struct Shared {
     pub(crate) target: Target,
+    pub(crate) load: Load,
+    pub(crate) places: Arc<Places>,
     pub(crate) issued: Issued,
     /// Phase under way, or the one before while there is none.
     pub(crate) phase: AtomicUsize,
@@ -34,9 +38,11 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(target: Target, phases: usize, publishers: usize) -> Arc<Self> {
-        let issued = Issued::new(target.run, phases, publishers);
-        Arc::new(Self { target, issued, phase: AtomicUsize::new(0), connections_lost: Mutex::default() })
+    pub(crate) fn new(target: Target, load: Load, phases: usize) -> Arc<Self> {
+        let issued = Issued::new(target.run, phases, load.publishers);
+        let places = Places::new(target.addresses.len());
+        let (phase, connections_lost) = (AtomicUsize::new(0), Mutex::default());
+        Arc::new(Self { target, load, places, issued, phase, connections_lost })
     }
 
     /// A connection of one of `who` ended: why.
@@ -56,16 +62,17 @@ impl Shared {
         lock(&self.connections_lost).values().cloned().collect()
     }
 
-    /// Connects, again and again until it is done: a node may be starting, or gone for a moment.
+    /// Connects to `node`, again and again until it is done: it may be starting, or gone for a moment.
     /// `failed` is told why it is not done yet.
     pub(crate) async fn connect<R: Role>(
         &self,
         keys: &Keypair,
+        node: usize,
         role: &Arc<R>,
         mut failed: impl FnMut(anyhow::Error),
     ) -> (Session<R>, About) {
         loop {
-            match Session::open(keys, &self.target, role.clone()).await {
+            match Session::open(keys, &self.target, &self.places, node, role.clone()).await {
                 Ok(open) => return open,
                 Err(error) => failed(error),
             }
@@ -90,7 +97,8 @@ pub(crate) enum State {
 
 impl Ready {
     pub(crate) fn new() -> (Self, tokio::sync::watch::Receiver<State>) {
-        let (sender, receiver) = tokio::sync::watch::channel(State::Waiting("not connected".into()));
+        let (sender, receiver) =
+            tokio::sync::watch::channel(State::Waiting("the node has not answered yet".into()));
         (Self { sender }, receiver)
     }
 

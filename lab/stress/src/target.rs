@@ -1,4 +1,4 @@
-//! What all clients of a run know: the node's address, the topics, the run's number and clock.
+//! What all clients of a run know: the nodes' addresses, the topics, the run's number and clock.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -6,13 +6,16 @@ use anyhow::{Context, Result};
 use libp2p::Multiaddr;
 use protocol::{ContentTopic, PubsubTopic, autoshard};
 
+use crate::settings::Load;
+
 /// Versions tried for a content topic that autosharding leads to the wanted shard.
 const VERSIONS_MAX: u32 = 100_000;
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
-    pub(crate) address: Multiaddr,
+    /// Of the nodes; one at least.
+    pub(crate) addresses: Vec<Multiaddr>,
     pub(crate) cluster: u16,
     pub(crate) shard: u16,
     pub(crate) pubsub_topic: String,
@@ -24,7 +27,8 @@ pub(crate) struct Target {
 impl Target {
     /// A run with a number and a content topic of its own. The topic is one that a network of
     /// `shards` shards leads to `shard`, so that nodes with autosharding agree.
-    pub(crate) fn new(address: Multiaddr, cluster: u16, shard: u16, shards: u16) -> Result<Self> {
+    pub(crate) fn new(addresses: Vec<Multiaddr>, load: &Load) -> Result<Self> {
+        let Load { cluster, shard, shards_in_cluster: shards, .. } = *load;
         let run = rand::random();
         let name = |version: u32| format!("/thimble-stress/{version}/run-{run:016x}/proto");
         let leads_here = |topic: &String| match (ContentTopic::parse(topic), shards.try_into()) {
@@ -41,7 +45,7 @@ impl Target {
         };
         let pubsub_topic = PubsubTopic::new(cluster, shard).to_string();
         let started = Instant::now();
-        Ok(Self { address, cluster, shard, pubsub_topic, content_topic, run, started })
+        Ok(Self { addresses, cluster, shard, pubsub_topic, content_topic, run, started })
     }
 
     /// Nanoseconds since the start of the run.
@@ -59,12 +63,14 @@ pub(crate) fn wall_nanos() -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::Settings;
 
     #[test]
     fn nodes_with_and_without_autosharding_agree_on_the_topic() {
         let address: Multiaddr = "/ip4/127.0.0.1/tcp/1".parse().unwrap();
         for shard in [0, 3, 7, 32] {
-            let target = Target::new(address.clone(), 16, shard, 8).unwrap();
+            let load = Settings { cluster: Some(16), shard: Some(shard), ..Settings::default() };
+            let target = Target::new(vec![address.clone()], &load.load().unwrap()).unwrap();
             assert_eq!(target.pubsub_topic, format!("/waku/2/rs/16/{shard}"));
             let topic = ContentTopic::parse(&target.content_topic).unwrap();
             if shard < 8 {

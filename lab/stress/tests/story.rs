@@ -7,7 +7,10 @@
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
-use stress::{Options, measure, plan, report::Report};
+use stress::{
+    Options, Stop, measure,
+    report::{Report, StoreSample},
+};
 
 #[derive(Parser)]
 struct Cli {
@@ -43,8 +46,9 @@ async fn stress(command: &str, plan: &str, flags: &[&str]) -> anyhow::Result<Rep
     let path = folder.path().join("plan.toml");
     std::fs::write(&path, plan).unwrap();
     let usual = ["stress", "--cluster", "16", "--shard", "3", "--after", "0", "--command", command];
-    let options = Cli::parse_from(usual.iter().chain(flags)).options;
-    measure(&options, &plan::read(&path).unwrap()).await
+    let plan = ["--plan", path.to_str().unwrap()];
+    let options = Cli::parse_from(usual.iter().chain(&plan).chain(flags)).options;
+    measure(&options, &Stop::never()).await
 }
 
 const STEADY: &str = "\
@@ -71,15 +75,17 @@ async fn what_is_accepted_reaches_receivers_relay_peers_and_the_store() {
             assert_eq!((delivery.delivered, delivery.missing), (due, 0), "{}", phase.name);
             assert_eq!((delivery.damaged, delivery.double, delivery.late), (0, 0, 0));
         }
-        assert_eq!(phase.store_sample, Some([due as usize, due as usize]));
+        assert_eq!(phase.store, Some(StoreSample { looked: due, found: due, unanswered: 0 }));
         let queries = phase.queries.as_ref().unwrap();
         assert!(queries.codes.iter().all(|(code, _)| *code == 200), "{:?}", queries.codes);
-        assert!(queries.latency.count > 0 && phase.peak.unwrap().anonymous_bytes > 0);
+        assert!(queries.latency.count > 0 && phase.nodes[0].peak.anonymous_bytes > 0);
         assert!(phase.cpu_millis_per_accepted.unwrap() > 0.0);
     }
-    assert!(report.idle.is_some() && report.after.len() == 1);
+    let node = &report.nodes[0];
+    assert!(node.idle.is_some() && node.after.len() == 1 && node.agent.contains("thimble-relay"));
     let picture = std::fs::read_to_string(picture).unwrap();
     assert!(picture.contains("small") && picture.contains("large"), "phases are marked");
+    assert!(!picture.contains("gone"), "that it was stopped in the end is not news");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -105,7 +111,7 @@ async fn a_node_that_dies_under_the_load_is_a_bad_result_and_not_a_hang() {
     let began = std::time::Instant::now();
     let report = stress(&dying, PATIENT, &[]).await.unwrap();
     assert!(began.elapsed().as_secs() < 50, "the rest of the phase is not waited for");
-    assert!(report.node_died && !report.good);
+    assert!(report.nodes[0].died && !report.good);
     assert!(report.verdict.contains("died"), "{}", report.verdict);
     assert!(report.phases[0].accepted > 0, "it worked before");
 }

@@ -71,17 +71,27 @@ enum Command {
     /// Publishers push by light push (version 3, or 2), receivers get by filter, relay peers by gossip;
     /// every message carries its sender, number, time and checksum. The table has, for each phase, the
     /// rate, latencies by answer code, what was delivered whole, double, late, damaged or not at all,
-    /// what the store has, and the node's memory and CPU.
+    /// what the store has, and the node's memory and CPU. Several nodes of one network are worked on
+    /// with repeated --node, with --net, or with --relays, which starts them (docs/stress.md).
     ///
-    /// Exit status: 0 when nothing that was accepted was lost to a receiver and the node lived, 1
-    /// otherwise, 130 after Ctrl-C.
+    /// Exit status: 0 when nothing that was accepted was lost to a receiver or the store and the nodes
+    /// lived, 1 otherwise. Ctrl-C ends the load, prints what was measured so far and exits with 130; a
+    /// second one ends everything at once.
     ///
     /// Example: thimble-lab stress --node /ip4/127.0.0.1/tcp/60000 --pid 4711 --case baseline
     /// --phase 60 --after 60,180 --picture run.svg
     ///
     /// Example: thimble-lab stress --case flood --memory 256MiB --command 'thimble-relay run
     /// --memory 128MiB --listen /ip4/127.0.0.1/tcp/{port} --http 127.0.0.1:0 --data-dir {folder}/data'
+    ///
+    /// Example: thimble-lab stress --relays 8 --memory 128MiB --case baseline --picture net.svg
     Stress(Box<stress::Options>),
+    /// Measure the relay against its goals, and another Waku node beside it in alternating turns; a table with goals.
+    ///
+    /// Exit status: 0 when every goal is met, 1 when one is missed or was not measured, 130 after Ctrl-C (with what was measured so far).
+    ///
+    /// Example: thimble-lab bench-relay --phase 10 --reference 'go-waku=target/waku/peer service -cluster 0 -shards 0 -tcp-port {port} -store {folder}'
+    BenchRelay(stress::bench::Options),
     /// Several nodes on this machine, each under its own memory cap: start them as a subnet, kill them, cut them off, look at them.
     Net(testnet::net::Options),
 }
@@ -103,6 +113,7 @@ fn main() -> ExitCode {
         Command::BenchNet(options) => with_runtime(testnet::bench_net::run(*options)),
         Command::Chaos(options) => with_runtime(testnet::chaos::run(options)),
         Command::Stress(options) => with_runtime(stress::run(*options)),
+        Command::BenchRelay(options) => with_runtime(stress::bench::run(options)),
         Command::Net(options) => with_runtime(testnet::net::run(options)),
     }
 }

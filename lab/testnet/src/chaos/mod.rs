@@ -275,7 +275,7 @@ async fn chaos(options: &Options, seed: u64, place: &Place, files: &Files, disks
     let within = options.progress_within.to_string();
     let finished = run(&["finish", "--progress-within", &within], FINISH_PATIENCE).await?;
     let net = place.load()?;
-    print!("{}", status::table(&reading::rows(&net, place, &chaos.asker).await));
+    print!("{}", status::table(&net, &reading::rows(&net, place, &chaos.asker).await));
     let checked = run(&["check"], FINISH_PATIENCE).await?;
     let faults: u64 = chaos.faults.values().sum();
     println!("chaos: {faults} faults in {} s", chaos.began.elapsed().as_secs());

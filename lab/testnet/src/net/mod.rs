@@ -13,6 +13,7 @@ mod namespaces;
 mod ports;
 pub(crate) mod reading;
 mod relay;
+pub mod relays;
 pub(crate) mod session;
 pub(crate) mod state;
 pub(crate) mod status;
@@ -54,6 +55,9 @@ pub struct Options {
 enum Command {
     /// Start a net: a new one, or what does not run of one that is there.
     ///
+    /// With --relay the nodes are Waku relays (thimble-relay) that gossip with each other on one shard, for `thimble-lab stress --net`; kill, pause, partition and
+    /// the other commands act on them as on nodes of a subnet.
+    ///
     /// A new net holds the ceremony of genesis with the node's own commands: every node makes its keys, all deal, nobody knows the subnet's key. Then the nodes
     /// are started, each in a process group of its own that holds --memory and no more, and waited for until every one serves and the certified heights move.
     /// Nodes run on when this command has ended. Ctrl-C while it waits stops what it started.
@@ -64,6 +68,8 @@ enum Command {
     /// nodes, for measuring; partition and slow are then refused. The nodes' HTTP endpoints are reachable from this machine in all three, partitioned or not.
     ///
     /// Example: thimble-lab net up --nodes 4 --memory 512MiB
+    ///
+    /// Example: thimble-lab net up --relay 8 --memory 128MiB
     Up(up::Options),
     /// Stop all nodes cleanly; their data stays, and `up` starts them again.
     ///
@@ -207,8 +213,11 @@ async fn other(place: Place, command: Command) -> Result<ExitCode> {
                 let goal = Goal { moving: false, patience: SERVING_AGAIN };
                 let say = |words: &str| println!("net: {words}");
                 let reports = wait::until_serving(&session, &Asker::new()?, &[node], goal, say).await?;
-                let height = reports.first().map_or(0, |report| report.height);
-                println!("net: node {node} serves at height {height}");
+                let report = reports.into_iter().next().unwrap_or_default();
+                match report.relay {
+                    Some(relay) => println!("net: node {node} serves, {} peers in its mesh", relay.mesh),
+                    None => println!("net: node {node} serves at height {}", report.height),
+                }
             }
         }
         Command::Pause { nodes } => {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{
     session::{Condition, condition},
-    state::{Net, Place},
+    state::{Kind, Net, Place},
 };
 use crate::cap::{
     self,
@@ -38,11 +38,45 @@ pub(crate) struct Report {
     pub(crate) syncing: bool,
     pub(crate) worker_restarts: u64,
     pub(crate) uptime_millis: u64,
+    /// Of a Waku relay.
+    pub(crate) relay: Option<RelayReport>,
+}
+
+/// What a relay says of itself besides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct RelayReport {
+    /// Peers connected that serve its shard.
+    pub(crate) peers: u64,
+    /// Those of them in its mesh.
+    pub(crate) mesh: u64,
+    /// Messages in its store.
+    pub(crate) stored: u64,
+}
+
+impl RelayReport {
+    fn of(value: &Value) -> Option<Self> {
+        let shards = value.pointer("/gossip/by_shard")?.as_object()?;
+        let most =
+            |name: &str| shards.values().filter_map(|shard| shard.get(name)?.as_u64()).max().unwrap_or(0);
+        let stored = value.pointer("/store/messages").and_then(Value::as_u64).unwrap_or(0);
+        Some(Self { peers: most("subscribed"), mesh: most("mesh"), stored })
+    }
 }
 
 impl Report {
     /// From `/status.json`.
     pub(crate) fn of(value: &Value) -> Self {
+        if let Some(relay) = RelayReport::of(value) {
+            let uptime = value.get("uptime_seconds").and_then(Value::as_f64).unwrap_or(0.0);
+            return Self {
+                // Alone it would take messages that nobody gets.
+                healthy: relay.mesh > 0,
+                status: if relay.mesh > 0 { "healthy" } else { "without a peer in its mesh" }.into(),
+                uptime_millis: (uptime * 1000.0) as u64,
+                relay: Some(relay),
+                ..Self::default()
+            };
+        }
         let number = |path: &str| value.pointer(path).and_then(Value::as_u64);
         let text = |path: &str| value.pointer(path).and_then(Value::as_str).map(str::to_owned);
         let members = value.pointer("/subnet/members").and_then(Value::as_array);
@@ -61,6 +95,7 @@ impl Report {
             syncing: value.pointer("/subnet/state_sync").is_some_and(Value::is_object),
             worker_restarts: number("/rounds/worker_restarts").unwrap_or(0),
             uptime_millis: number("/uptime_millis").unwrap_or(0),
+            relay: None,
         }
     }
 }
@@ -118,6 +153,9 @@ pub(crate) struct Row {
     pub(crate) index: usize,
     pub(crate) condition: String,
     pub(crate) url: String,
+    /// Where Waku clients reach a relay.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) multiaddr: Option<String>,
     pub(crate) node_id: Option<String>,
     pub(crate) memory_bytes: u64,
     pub(crate) starts: u64,
@@ -150,6 +188,7 @@ pub(crate) async fn rows(net: &Net, place: &Place, asker: &Asker) -> Vec<Row> {
             index: node.index,
             condition: condition.words(),
             url: node.url(),
+            multiaddr: matches!(net.kind, Kind::Relays { .. }).then(|| node.multiaddr()),
             node_id: node.node_id.clone(),
             memory_bytes: node.memory_bytes,
             starts: node.starts,
@@ -222,5 +261,20 @@ mod tests {
         assert_eq!(report.peers_heard, Some(2), "itself is no peer");
         assert!(report.catching_up && report.syncing);
         assert_eq!(Report::of(&serde_json::json!([])), Report::default());
+    }
+
+    #[test]
+    fn a_relay_is_well_when_somebody_is_in_its_mesh() {
+        let relay = |mesh: u64| {
+            let shards = serde_json::json!({"3": {"subscribed": 5, "mesh": mesh}});
+            let value = serde_json::json!({
+                "uptime_seconds": 1.5, "gossip": {"by_shard": shards}, "store": {"messages": 7},
+            });
+            Report::of(&value)
+        };
+        let report = relay(4);
+        assert!(report.healthy && report.uptime_millis == 1500);
+        assert_eq!(report.relay, Some(RelayReport { peers: 5, mesh: 4, stored: 7 }));
+        assert!(!relay(0).healthy && relay(0).status.contains("mesh"));
     }
 }

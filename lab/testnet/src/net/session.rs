@@ -17,8 +17,8 @@ use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::{
     handle::Handle,
     links::Links,
-    namespaces, relay,
-    state::{Lock, Net, Network, Place, Told},
+    namespaces, relay, relays,
+    state::{Kind, Lock, Net, Network, Place, Told},
 };
 use crate::cap::info::Info;
 
@@ -167,6 +167,10 @@ impl Session {
             // Not `ip netns exec`: that hides the control groups from the node, which reads its own.
             command.arg("nsenter").arg(format!("--net=/run/netns/{}", namespaces::name(net, index)));
         }
+        if let Kind::Relays { .. } = net.kind {
+            command.arg(&net.binary).args(relays::arguments(net, place, index)?).args(&node.arguments);
+            return Ok(command);
+        }
         command
             .arg(&net.binary)
             .args(["run", "--memory", &memory, "--listen", &node.http.to_string(), "--data-dir"])
@@ -313,7 +317,7 @@ impl Session {
             let data = self.place.data(index);
             for entry in fs::read_dir(&data).with_context(|| format!("reading {}", data.display()))? {
                 let entry = entry?;
-                if entry.file_name() == "keys" {
+                if entry.file_name() == "keys" || entry.file_name() == relays::KEY_FILE {
                     continue;
                 }
                 let path = entry.path();
@@ -392,7 +396,7 @@ impl Session {
                 namespaces::make(&self.net)?;
                 if fresh { namespaces::apply(&self.net, &Links::default()) } else { Ok(()) }
             }
-            Network::Proxies if !self.net.is_subnet() => Ok(()),
+            Network::Proxies if !self.net.is_linked() => Ok(()),
             Network::Proxies => {
                 if self.net.relay.is_some_and(Handle::is_alive) {
                     return Ok(());

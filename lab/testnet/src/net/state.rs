@@ -60,6 +60,17 @@ impl Network {
     }
 }
 
+/// What the nodes of a net are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    /// `thimble`: members of one subnet, or each its own.
+    #[default]
+    Subnet,
+    /// `thimble-relay`: Waku nodes that gossip with each other, on one shard.
+    Relays { cluster: u16, shard: u16 },
+}
+
 /// What a node was last told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -81,7 +92,7 @@ pub(crate) struct Node {
     pub(crate) http: SocketAddr,
     /// Where it listens for other nodes.
     pub(crate) p2p: SocketAddr,
-    /// Its id in the subnet, once there was a ceremony.
+    /// Its id in the subnet, once there was a ceremony; of a relay, its peer id.
     pub(crate) node_id: Option<String>,
     /// More arguments for `thimble run`.
     pub(crate) arguments: Vec<String>,
@@ -96,6 +107,11 @@ impl Node {
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.http)
     }
+
+    /// Where Waku clients reach a relay.
+    pub(crate) fn multiaddr(&self) -> String {
+        super::relays::multiaddr(self.p2p, self.node_id.as_deref())
+    }
 }
 
 /// What is known of a net.
@@ -107,6 +123,9 @@ pub(crate) struct Net {
     /// The node's binary.
     pub(crate) binary: PathBuf,
     pub(crate) network: Network,
+    /// What that binary is.
+    #[serde(default)]
+    pub(crate) kind: Kind,
     /// With namespaces: whether this kernel can slow links.
     pub(crate) netem: bool,
     /// With namespaces: third byte of the addresses.
@@ -130,6 +149,7 @@ impl Net {
             id: place.id(),
             binary,
             network,
+            kind: Kind::default(),
             netem: false,
             address_block: 0,
             links_port: 0,
@@ -158,9 +178,14 @@ impl Net {
         self.nodes.get(index).with_context(|| format!("there is no node {index}; the nodes are 0 to {last}"))
     }
 
+    /// Whether nodes have anything to do with each other.
+    pub(crate) fn is_linked(&self) -> bool {
+        self.nodes.len() > 1 && !self.independent
+    }
+
     /// Whether nodes agree with each other on anything.
     pub(crate) fn is_subnet(&self) -> bool {
-        self.nodes.len() > 1 && !self.independent
+        self.is_linked() && self.kind == Kind::Subnet
     }
 }
 

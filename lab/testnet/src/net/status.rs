@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{
     reading::{self, Asker, Row},
-    state::{Net, Network, Place},
+    state::{Kind, Net, Network, Place},
 };
 
 #[derive(Serialize)]
@@ -27,7 +27,7 @@ pub(crate) async fn run(net: &Net, place: &Place, json: bool) -> Result<ExitCode
         let status = Status { dir, network: net.network, nodes: &rows, links };
         println!("{}", serde_json::to_string_pretty(&status)?);
     } else {
-        print!("{}", table(&rows));
+        print!("{}", table(net, &rows));
         for words in links {
             println!("links {words}");
         }
@@ -37,7 +37,77 @@ pub(crate) async fn run(net: &Net, place: &Place, json: bool) -> Result<ExitCode
 }
 
 /// For a person.
-pub(crate) fn table(rows: &[Row]) -> String {
+pub(crate) fn table(net: &Net, rows: &[Row]) -> String {
+    match net.kind {
+        Kind::Subnet => subnet_table(rows),
+        Kind::Relays { .. } => relay_table(rows),
+    }
+}
+
+fn size(bytes: Option<u64>) -> String {
+    bytes.map_or("-".to_owned(), |bytes| format!("{:.1} MiB", bytes as f64 / 1_048_576.0))
+}
+
+fn number(value: Option<u64>) -> String {
+    value.map_or("-".to_owned(), |value| value.to_string())
+}
+
+fn relay_table(rows: &[Row]) -> String {
+    let mut text = format!(
+        "{:<5}{:<9}{:>6}{:>6}{:>9}{:>12}{:>12}{:>12}{:>10}{:>5}{:>7}  {}\n",
+        "node",
+        "state",
+        "peers",
+        "mesh",
+        "stored",
+        "anonymous",
+        "peak",
+        "file",
+        "of",
+        "OOM",
+        "starts",
+        "address"
+    );
+    for row in rows {
+        let relay = row.report.as_ref().and_then(|report| report.relay);
+        let group = row.group.as_ref();
+        text.push_str(&format!(
+            "{:<5}{:<9}{:>6}{:>6}{:>9}{:>12}{:>12}{:>12}{:>10}{:>5}{:>7}  {}\n",
+            row.index,
+            short(&row.condition),
+            number(relay.map(|relay| relay.peers)),
+            number(relay.map(|relay| relay.mesh)),
+            number(relay.map(|relay| relay.stored)),
+            size(group.map(|group| group.anonymous_bytes)),
+            size(group.map(|group| group.anonymous_peak_bytes)),
+            size(group.map(|group| group.file_bytes)),
+            format_size(row.memory_bytes),
+            number(group.map(|group| group.oom_kills)),
+            row.starts,
+            row.multiaddr.as_deref().unwrap_or("-"),
+        ));
+        text.push_str(&remarks(row));
+    }
+    text
+}
+
+/// A state longer than its column stands on a line of its own.
+fn short(condition: &str) -> &str {
+    condition.split(' ').next().unwrap_or_default().trim_end_matches(':')
+}
+
+fn remarks(row: &Row) -> String {
+    let report = row.report.as_ref();
+    let said = [
+        Some(row.condition.clone()).filter(|condition| condition.contains(' ')),
+        row.silent.clone(),
+        report.filter(|report| !report.healthy).map(|report| format!("it is {}", report.status)),
+        report.filter(|report| report.catching_up).map(|_| "it fetches what it missed".to_owned()),
+    ];
+    said.into_iter().flatten().map(|words| format!("     {words}\n")).collect()
+}
+
+fn subnet_table(rows: &[Row]) -> String {
     let mut text = format!(
         "{:<5}{:<9}{:<28}{:>8}{:>7}{:>6}{:>12}{:>12}{:>12}{:>10}{:>5}{:>7}{:>8}\n",
         "node",
@@ -55,18 +125,12 @@ pub(crate) fn table(rows: &[Row]) -> String {
         "workers"
     );
     for row in rows {
-        let number = |value: Option<u64>| value.map_or("-".to_owned(), |value| value.to_string());
-        let size = |bytes: Option<u64>| {
-            bytes.map_or("-".to_owned(), |bytes| format!("{:.1} MiB", bytes as f64 / 1_048_576.0))
-        };
         let report = row.report.as_ref();
         let group = row.group.as_ref();
-        // A state longer than its column stands on a line of its own.
-        let state = row.condition.split(' ').next().unwrap_or_default();
         text.push_str(&format!(
             "{:<5}{:<9}{:<28}{:>8}{:>7}{:>6}{:>12}{:>12}{:>12}{:>10}{:>5}{:>7}{:>8}\n",
             row.index,
-            state.trim_end_matches(':'),
+            short(&row.condition),
             row.url,
             number(report.map(|report| report.height)),
             number(row.behind),
@@ -79,15 +143,7 @@ pub(crate) fn table(rows: &[Row]) -> String {
             row.starts,
             number(report.map(|report| report.worker_restarts)),
         ));
-        let said = [
-            Some(row.condition.clone()).filter(|condition| condition.contains(' ')),
-            row.silent.clone(),
-            report.filter(|report| !report.healthy).map(|report| format!("it is {}", report.status)),
-            report.filter(|report| report.catching_up).map(|_| "it fetches what it missed".to_owned()),
-        ];
-        for words in said.into_iter().flatten() {
-            text.push_str(&format!("     {words}\n"));
-        }
+        text.push_str(&remarks(row));
     }
     text
 }

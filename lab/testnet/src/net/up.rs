@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -17,8 +17,9 @@ use super::{
     namespaces,
     ports::{self, Claim, LINKS_OFFSET, P2P_OFFSET},
     reading::{self, Asker},
+    relays,
     session::Session,
-    state::{Net, Network, Node, Place, Told},
+    state::{Kind, Net, Network, Node, Place, Told},
     status,
     topology::Topology,
     wait::{self, Goal},
@@ -30,7 +31,16 @@ pub(crate) struct Options {
     /// How many nodes. [default: 4]
     #[arg(long)]
     pub(crate) nodes: Option<usize>,
-    /// Budget of each node, and cap of its process group. [default: 512MiB]
+    /// So many Waku relays instead of nodes of a subnet. Each dials its three next neighbours in a ring; what one gets reaches those it has no connection with by gossip.
+    #[arg(long, value_name = "COUNT", conflicts_with_all = ["nodes", "topology", "independent"])]
+    pub(crate) relay: Option<usize>,
+    /// Cluster of the relays.
+    #[arg(long, value_name = "NUMBER", default_value_t = 0, requires = "relay")]
+    pub(crate) cluster: u16,
+    /// Shard of the relays.
+    #[arg(long, value_name = "NUMBER", default_value_t = 0, requires = "relay")]
+    pub(crate) shard: u16,
+    /// Budget of each node, and cap of its process group. [default: 512MiB, of relays 128MiB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<String>,
     /// A file for nets whose nodes or links are not all alike (docs/net.md).
@@ -43,7 +53,7 @@ pub(crate) struct Options {
     /// How nodes reach each other. [default: see above]
     #[arg(long)]
     pub(crate) network: Option<Network>,
-    /// The node's binary. [default: thimble beside this program]
+    /// The node's binary. [default: thimble, or thimble-relay, beside this program]
     #[arg(long, value_name = "FILE")]
     pub(crate) node: Option<PathBuf>,
     /// How long the nodes may take until all serve.
@@ -58,6 +68,24 @@ pub(crate) struct Options {
     /// More arguments for every `thimble run`.
     #[arg(last = true, value_name = "NODE ARGUMENTS")]
     pub(crate) arguments: Vec<String>,
+}
+
+/// Of a node, when nothing is stated.
+const MEMORY: &str = "512MiB";
+/// Of a relay.
+const RELAY_MEMORY: &str = "128MiB";
+
+impl Options {
+    fn count(&self) -> Option<usize> {
+        self.relay.or(self.nodes)
+    }
+
+    fn kind(&self) -> Kind {
+        match self.relay {
+            Some(_) => Kind::Relays { cluster: self.cluster, shard: self.shard },
+            None => Kind::Subnet,
+        }
+    }
 }
 
 fn say(words: &str) {
@@ -75,6 +103,10 @@ pub(crate) async fn run(place: Place, options: Options, stop: impl Future<Output
             session.connect()?;
             if session.net.is_subnet() {
                 ceremony::hold(&mut session.net, &session.place, say)?;
+                session.save()?;
+            }
+            if let Kind::Relays { .. } = session.net.kind {
+                relays::make_keys(&mut session.net, &session.place)?;
                 session.save()?;
             }
             for index in &all {
@@ -119,7 +151,7 @@ pub(crate) async fn run(place: Place, options: Options, stop: impl Future<Output
         }
     };
     say(&format!("every node serves, {:.1} s after the command", began.elapsed().as_secs_f64()));
-    print!("{}", status::table(&rows));
+    print!("{}", status::table(&session.net, &rows));
     say(&format!("in {}; stop it with: thimble-lab net down", session.place.dir().display()));
     Ok(ExitCode::SUCCESS)
 }
@@ -129,20 +161,28 @@ fn prepare(place: Place, options: &Options) -> Result<(Session, Option<Claim>)> 
     let lock = place.lock()?;
     let wanted = match &options.topology {
         Some(file) => Some(Topology::read(file)?),
-        None if options.nodes.is_none() && options.memory.is_none() && place.exists() => None,
+        None if options.count().is_none() && options.memory.is_none() && place.exists() => None,
         None => {
-            let nodes = match options.nodes {
+            let nodes = match options.count() {
                 Some(nodes) => nodes,
                 None if place.exists() => place.load()?.nodes.len(),
                 None => 4,
             };
-            Some(Topology::equal(nodes, options.memory.as_deref().unwrap_or("512MiB"), None)?)
+            let memory = if options.relay.is_some() { RELAY_MEMORY } else { MEMORY };
+            Some(Topology::equal(nodes, options.memory.as_deref().unwrap_or(memory), None)?)
         }
     };
     if place.exists() {
         let net = place.load()?;
         let memory: Vec<u64> = net.nodes.iter().map(|node| node.memory_bytes).collect();
-        let other = wanted.and_then(|wanted| wanted.differs_from(&memory)).or_else(|| {
+        let kind = options.relay.map(|_| options.kind()).filter(|kind| *kind != net.kind);
+        let kind = kind.map(|_| match net.kind {
+            Kind::Subnet => "has no relays but nodes of a subnet".to_owned(),
+            Kind::Relays { cluster, shard } => {
+                format!("has relays on cluster {cluster} and shard {shard}")
+            }
+        });
+        let other = kind.or_else(|| wanted?.differs_from(&memory)).or_else(|| {
             let other = options.network.filter(|network| *network != net.network)?;
             Some(format!("is connected by {}, not {}", net.network.name(), other.name()))
         });
@@ -161,7 +201,7 @@ fn prepare(place: Place, options: &Options) -> Result<(Session, Option<Claim>)> 
         "{} nodes, {} in all, connected by {}",
         net.nodes.len(),
         format_size(sum),
-        if net.is_subnet() { net.network.name() } else { "nothing" }
+        if net.is_linked() { net.network.name() } else { "nothing" }
     ));
     place.save(&net)?;
     Ok((Session::new(place, net, lock), Some(claim)))
@@ -171,7 +211,11 @@ fn prepare(place: Place, options: &Options) -> Result<(Session, Option<Claim>)> 
 fn plan(place: &Place, options: &Options, topology: &Topology) -> Result<(Net, Claim)> {
     let count = topology.nodes.len();
     let network = choose(options.network)?;
-    let mut net = Net::new(place, binary(options.node.as_deref())?, network);
+    let mut net = Net::new(place, binary(options)?, network);
+    net.kind = options.kind();
+    if let Kind::Relays { .. } = net.kind {
+        ensure!(count > 1, "--relay {count}: a net of relays has two at least");
+    }
     net.independent = options.independent;
     net.sample_millis = options.sample_millis;
     net.links = Links::built(topology.links.clone());
@@ -220,11 +264,12 @@ fn choose(wanted: Option<Network>) -> Result<Network> {
     }
 }
 
-fn binary(named: Option<&Path>) -> Result<PathBuf> {
+fn binary(options: &Options) -> Result<PathBuf> {
     let program = std::env::current_exe().context("finding this program")?;
-    let binary = match named {
+    let usual = if options.relay.is_some() { "thimble-relay" } else { "thimble" };
+    let binary = match &options.node {
         Some(named) => std::path::absolute(named)?,
-        None => program.with_file_name("thimble"),
+        None => program.with_file_name(usual),
     };
     ensure!(
         binary.is_file(),

@@ -1,0 +1,145 @@
+//! A network of relays to work on: one that runs, or one that is started for this run only.
+//!
+//! Started and removed by `thimble-lab net`, which this program is. What bounds it: waits have ends.
+//! What it must never know: how a net starts its nodes.
+
+use std::{
+    fs::File,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use libp2p::Multiaddr;
+use tempfile::TempDir;
+use testnet::net::relays::Relays;
+
+use crate::{
+    node::terminate,
+    options::{NODES_MAX, Options},
+    settings::{Load, Settings},
+    stop::Stop,
+    watch::{Source, Watched},
+};
+
+/// Until all nodes of a net that is started have met each other.
+const UP_SECONDS: u64 = 120;
+/// Between a Ctrl-C and the end of a start that is being undone.
+const UNDONE_WITHIN: Duration = Duration::from_secs(90);
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Of a relay whose memory nobody stated: what `net up` gives it, too.
+const MEMORY_BYTES: u64 = 128 << 20;
+
+/// The nodes of a network.
+#[derive(Clone, Debug)]
+pub(crate) struct Members {
+    pub(crate) addresses: Vec<Multiaddr>,
+    pub(crate) watched: Vec<Watched>,
+    /// What the network says of itself.
+    pub(crate) settings: Settings,
+}
+
+impl Members {
+    /// Of the net in a folder. Errors: it has no relays, or does not run.
+    pub(crate) fn read(folder: &Path) -> Result<Self> {
+        let net = Relays::read(folder)?;
+        ensure!(net.relays.len() <= NODES_MAX, "--net: at most {NODES_MAX} nodes are worked on");
+        let mut members = Self {
+            addresses: Vec::new(),
+            watched: Vec::new(),
+            settings: Settings { cluster: Some(net.cluster), shard: Some(net.shard), ..Settings::default() },
+        };
+        for (index, relay) in net.relays.into_iter().enumerate() {
+            let mut source = Source::Capped { info_file: relay.info_file, group: None };
+            ensure!(
+                source.is_there(),
+                "node {index} of the net in {} does not run; start it with: thimble-lab net up",
+                folder.display()
+            );
+            members.addresses.push(relay.multiaddr.parse().context("the address of a relay")?);
+            members.watched.push(Watched {
+                label: format!("node {index}"),
+                source,
+                cap_bytes: relay.memory_bytes,
+                series: Some(relay.series),
+            });
+        }
+        Ok(members)
+    }
+}
+
+/// A net for this run only; removed when it is dropped.
+pub(crate) struct RelayNet {
+    program: PathBuf,
+    folder: PathBuf,
+    /// Holds that folder, and what starting it said.
+    scratch: TempDir,
+}
+
+impl RelayNet {
+    /// Starts `count` relays. Errors: they do not start, or somebody stops it.
+    pub(crate) async fn start(count: usize, options: &Options, load: &Load, stop: &Stop) -> Result<Self> {
+        let scratch = tempfile::tempdir().context("making a folder for the net")?;
+        let program = std::env::current_exe().context("finding this program")?;
+        let net = Self { program, folder: scratch.path().join("net"), scratch };
+        let memory = options.memory.unwrap_or(MEMORY_BYTES).to_string();
+        let (cluster, shard) = (load.cluster.to_string(), load.shard.to_string());
+        let mut command = Command::new(&net.program);
+        command.args(["net", "--dir"]).arg(net.folder());
+        command.args(["up", "--relay", &count.to_string(), "--memory", &memory, "--cluster", &cluster]);
+        command.args(["--shard", &shard, "--network", "direct", "--wait", &UP_SECONDS.to_string()]);
+        if let Some(program) = &options.relay_program {
+            command.arg("--node").arg(program);
+        }
+        let log = net.scratch.path().join("up.log");
+        let file = File::create(&log).with_context(|| format!("making {}", log.display()))?;
+        // A Ctrl-C is ours to pass on, once.
+        command.process_group(0).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        eprintln!("stress: a net of {count} relays is started");
+        let mut child = command.spawn().context("starting thimble-lab net")?;
+        let mut told = None;
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            if stop.is_asked() && told.is_none() {
+                // It stops what it started.
+                terminate(child.id());
+                told = Some(Instant::now());
+            }
+            if told.is_some_and(|told: Instant| told.elapsed() > UNDONE_WITHIN) {
+                bail!("thimble-lab net (process {}) does not end", child.id());
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        };
+        if told.is_some() {
+            bail!("stopped while the net was started: nothing was measured");
+        }
+        let said = std::fs::read(&log).unwrap_or_default();
+        ensure!(
+            status.success(),
+            "the net of {count} relays was not started:\n{}",
+            String::from_utf8_lossy(&said).trim()
+        );
+        Ok(net)
+    }
+
+    /// The net's own folder.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+impl Drop for RelayNet {
+    fn drop(&mut self) {
+        let mut command = Command::new(&self.program);
+        command.args(["net", "--dir"]).arg(self.folder()).arg("down");
+        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null());
+        // A start that was undone, or never came that far, has none.
+        if !command.status().is_ok_and(|status| status.success()) {
+            eprintln!("stress: the net in {} could not be stopped", self.folder().display());
+        }
+    }
+}

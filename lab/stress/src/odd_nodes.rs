@@ -1,0 +1,341 @@
+//! Tests: nodes that refuse, lie, fall silent, go away or speak nonsense, on real sockets. The driver
+//! reports what they did, in time.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use clap::Parser;
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use libp2p::{
+    Multiaddr, PeerId, Transport,
+    core::{
+        muxing::{StreamMuxerBox, StreamMuxerExt, SubstreamBox},
+        transport::{ListenerId, TransportEvent},
+        upgrade::Version,
+    },
+    identity::Keypair,
+    noise, tcp, yamux,
+};
+use protocol::{StatusCode, WakuMessage, filter, frame, light_push, wire::put_bytes};
+use tokio::io::AsyncWriteExt;
+
+use crate::{
+    Options, Stop,
+    channel::{Channel, proposal},
+    measure, payload,
+    report::Report,
+    tally::lock,
+};
+
+/// What an odd node does with pushes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Pushes {
+    /// Refuses each with a code and a reason.
+    Refuse,
+    /// Never answers.
+    Ignore,
+    /// Answers what nobody can read.
+    Garbage,
+    /// Accepts and delivers nothing.
+    Lie,
+    /// Delivers each to receivers, the first damaged, the second twice, and then the rest.
+    Deliver,
+}
+
+#[derive(Debug)]
+struct Odd {
+    pushes: Pushes,
+    /// Whether a filter subscription is answered with a refusal.
+    refuses_filter: bool,
+    /// It goes away at that time, and does not come back.
+    gone_at: Option<Instant>,
+    accepted: Mutex<VecDeque<Bytes>>,
+    count: Mutex<u64>,
+}
+
+const SERVED: [&str; 3] = ["/ipfs/id/1.0.0", light_push::PROTOCOL, filter::SUBSCRIBE_PROTOCOL];
+
+/// Serves until it is dropped with its runtime; its address.
+async fn serve(odd: Odd) -> Multiaddr {
+    let keys = Keypair::generate_ed25519();
+    let mut transport = tcp::tokio::Transport::new(tcp::Config::new().nodelay(true))
+        .upgrade(Version::V1Lazy)
+        .authenticate(noise::Config::new(&keys).unwrap())
+        .multiplex(yamux::Config::default())
+        .boxed();
+    transport.listen_on(ListenerId::next(), "/ip4/127.0.0.1/tcp/0".parse().unwrap()).unwrap();
+    let Some(TransportEvent::NewAddress { listen_addr, .. }) = transport.next().await else {
+        panic!("it listens")
+    };
+    let odd = Arc::new(odd);
+    tokio::spawn(async move {
+        let gone = odd.gone_at;
+        let accepting = async {
+            let mut connections = FuturesUnordered::new();
+            loop {
+                tokio::select! {
+                    event = transport.next() => {
+                        if let Some(TransportEvent::Incoming { upgrade, .. }) = event {
+                            connections.push(connection(upgrade.boxed(), odd.clone()));
+                        }
+                    }
+                    Some(()) = connections.next() => {}
+                }
+            }
+        };
+        match gone {
+            // Listener and connections go at once.
+            Some(at) => drop(tokio::time::timeout_at(at.into(), accepting).await),
+            None => accepting.await,
+        }
+    });
+    listen_addr
+}
+
+type Upgrade = BoxFuture<'static, std::io::Result<(PeerId, StreamMuxerBox)>>;
+
+async fn connection(upgrade: Upgrade, odd: Arc<Odd>) {
+    let Ok((_, mut muxer)) = upgrade.await else { return };
+    let mut streams: FuturesUnordered<BoxFuture<'static, bool>> = FuturesUnordered::new();
+    let mut delivering = FuturesUnordered::new();
+    let mut is_receiver = false;
+    let mut tick = tokio::time::interval(Duration::from_millis(5));
+    loop {
+        tokio::select! {
+            stream = std::future::poll_fn(|cx| muxer.poll_inbound_unpin(cx)) => {
+                let Ok(stream) = stream else { return };
+                let odd = odd.clone();
+                streams.push(async move { answer(stream, &odd).await.unwrap_or(false) }.boxed());
+            }
+            Some(subscribed) = streams.next() => is_receiver |= subscribed,
+            Some(()) = delivering.next() => {}
+            _ = tick.tick(), if is_receiver => {
+                let next = lock(&odd.accepted).pop_front();
+                let Some(message) = next else { continue };
+                let stream = std::future::poll_fn(|cx| muxer.poll_outbound_unpin(cx)).await;
+                let Ok(stream) = stream else { return };
+                delivering.push(async move { drop(deliver(stream, message).await) });
+            }
+        }
+    }
+}
+
+async fn deliver(stream: SubstreamBox, message: Bytes) -> std::io::Result<()> {
+    let mut channel = Channel::new(stream);
+    let proposal = proposal(filter::PUSH_PROTOCOL);
+    channel.write(&proposal).await?;
+    channel.confirm(&proposal).await?;
+    let mut body = Vec::new();
+    put_bytes(1, &message, &mut body);
+    channel.write(&frame::with_length(&body)).await?;
+    channel.close().await
+}
+
+/// One stream of a client; whether it subscribed to a filter.
+async fn answer(stream: SubstreamBox, odd: &Odd) -> std::io::Result<bool> {
+    let mut channel = Channel::new(stream);
+    let Some(name) = channel.accept(&SERVED).await? else { return Ok(false) };
+    if name == SERVED[0] {
+        let mut about = Vec::new();
+        SERVED.iter().for_each(|name| put_bytes(3, name.as_bytes(), &mut about));
+        put_bytes(6, b"odd/1", &mut about);
+        channel.write(&frame::with_length(&about)).await?;
+        channel.close().await?;
+        return Ok(false);
+    }
+    let Some(request) = channel.frame(1 << 20).await? else { return Ok(false) };
+    if name == filter::SUBSCRIBE_PROTOCOL {
+        let status = if odd.refuses_filter { StatusCode::from(503) } else { StatusCode::Ok };
+        let reply = filter::Reply { request_id: "1".into(), status, status_text: Some("not today".into()) };
+        channel.write(&frame::with_length(&reply.encode())).await?;
+        channel.close().await?;
+        return Ok(status == StatusCode::Ok);
+    }
+    let request = light_push::Request::decode(request).map_err(std::io::Error::other)?;
+    let (status, text) = match odd.pushes {
+        Pushes::Refuse => (StatusCode::from(420), "no room for anybody"),
+        Pushes::Ignore => std::future::pending().await,
+        Pushes::Garbage => {
+            channel.write(&[9, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]).await?;
+            return Ok(false);
+        }
+        Pushes::Lie => (StatusCode::Ok, ""),
+        Pushes::Deliver => {
+            let number = {
+                let mut count = lock(&odd.count);
+                *count += 1;
+                *count
+            };
+            let mut waiting = lock(&odd.accepted);
+            match number {
+                1 => waiting.push_back(damaged(&request.message)),
+                2 => waiting.extend([request.message.clone(), request.message.clone()]),
+                _ => waiting.push_back(request.message.clone()),
+            }
+            (StatusCode::Ok, "")
+        }
+    };
+    let reply = light_push::Reply {
+        request_id: request.request_id,
+        status,
+        status_text: Some(text.into()),
+        relay_peer_count: None,
+    };
+    channel.write(&frame::with_length(&reply.encode())).await?;
+    channel.close().await?;
+    Ok(false)
+}
+
+/// The message with one bit of its payload changed.
+fn damaged(message: &Bytes) -> Bytes {
+    let message = WakuMessage::decode(message.clone()).unwrap();
+    let mut bytes = message.payload.to_vec();
+    bytes[payload::HEADER_BYTES] ^= 1;
+    WakuMessage { payload: bytes.into(), ..message }.encode().into()
+}
+
+fn odd(pushes: Pushes) -> Odd {
+    Odd { pushes, refuses_filter: false, gone_at: None, accepted: Mutex::default(), count: Mutex::default() }
+}
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    options: Options,
+}
+
+/// One publisher, one receiver, ten messages a second.
+async fn work(address: &Multiaddr, flags: &str, stop: &Stop) -> anyhow::Result<Report> {
+    let usual = "--publishers 1 --receivers 1 --relay-peers 0 --after 0 --drain 1 --answer 1 --rate 20 \
+                 --phase 1 --patience 3";
+    let address = address.to_string();
+    // What stands last counts.
+    let mut words = vec!["stress", "--node", &address];
+    let given: Vec<&str> = flags.split_whitespace().collect();
+    for pair in usual.split_whitespace().collect::<Vec<_>>().chunks(2) {
+        if !given.contains(&pair[0]) {
+            words.extend(pair);
+        }
+    }
+    words.extend(given);
+    measure(&Cli::try_parse_from(words)?.options, stop).await
+}
+
+fn answers(report: &Report) -> Vec<(String, u64)> {
+    let all = report.phases[0].answers.iter();
+    all.map(|answers| (answers.answer.clone(), answers.latency.count)).collect()
+}
+
+#[tokio::test]
+async fn a_node_that_refuses_everything_is_reported_by_code_and_reason() {
+    let address = serve(odd(Pushes::Refuse)).await;
+    let report = work(&address, "", &Stop::never()).await.unwrap();
+    assert_eq!(answers(&report), [("420".to_owned(), 20)]);
+    assert_eq!(report.phases[0].answers[0].example, "no room for anybody");
+    assert!(!report.good && report.verdict.contains("no message was accepted of 20 sent"), "{report:?}");
+    assert!(report.text().contains("20 x 420, such as: no room for anybody"));
+}
+
+#[tokio::test]
+async fn a_node_that_refuses_receivers_is_named_with_its_answer() {
+    let address = serve(Odd { refuses_filter: true, ..odd(Pushes::Lie) }).await;
+    let error = work(&address, "", &Stop::never()).await.unwrap_err().to_string();
+    assert!(error.contains("receiver 1 was not ready within 3 s"), "{error}");
+    assert!(error.contains("503") && error.contains("not today"), "{error}");
+}
+
+#[tokio::test]
+async fn a_node_that_never_answers_pushes_is_not_waited_for() {
+    let address = serve(odd(Pushes::Ignore)).await;
+    let began = Instant::now();
+    let report = work(&address, "", &Stop::never()).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert_eq!(answers(&report), [("no answer".to_owned(), 20)]);
+    assert!(!report.good, "{}", report.verdict);
+}
+
+#[tokio::test]
+async fn answers_that_nobody_can_read_are_broken_off() {
+    let address = serve(odd(Pushes::Garbage)).await;
+    let report = work(&address, "", &Stop::never()).await.unwrap();
+    assert_eq!(answers(&report), [("broken off".to_owned(), 20)]);
+    assert!(!report.phases[0].answers[0].example.is_empty());
+}
+
+#[tokio::test]
+async fn a_node_that_accepts_and_delivers_nothing_is_caught() {
+    let address = serve(odd(Pushes::Lie)).await;
+    let report = work(&address, "", &Stop::never()).await.unwrap();
+    let delivery = &report.phases[0].receivers[0];
+    assert_eq!((report.phases[0].accepted, delivery.delivered, delivery.missing), (20, 0, 20));
+    assert!(!report.good && report.verdict.contains("misses up to 20"), "{}", report.verdict);
+}
+
+#[tokio::test]
+async fn damaged_and_double_messages_are_told_apart_from_whole_ones() {
+    let address = serve(odd(Pushes::Deliver)).await;
+    let report = work(&address, "", &Stop::never()).await.unwrap();
+    let delivery = &report.phases[0].receivers[0];
+    assert_eq!((delivery.delivered, delivery.missing), (19, 1), "{}", report.text());
+    assert_eq!((delivery.double, delivery.damaged), (1, 1));
+    assert!(!report.good);
+}
+
+#[tokio::test]
+async fn a_node_that_goes_away_for_good_ends_the_run_although_nobody_knows_its_process() {
+    let gone_at = Some(Instant::now() + Duration::from_secs(4));
+    let address = serve(Odd { gone_at, ..odd(Pushes::Deliver) }).await;
+    let began = Instant::now();
+    let report = work(&address, "--phase 60", &Stop::never()).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    assert!(report.phases[0].cut_short && !report.nodes[0].reached_in_the_end);
+    assert!(!report.good && report.verdict.contains("no client was connected"), "{}", report.verdict);
+    assert!(!report.connections_lost.is_empty());
+}
+
+#[tokio::test]
+async fn being_stopped_in_the_middle_tells_what_was_measured() {
+    let address = serve(odd(Pushes::Lie)).await;
+    let (ask, stop) = Stop::new();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        ask.send_replace(true);
+    });
+    let began = Instant::now();
+    let report = work(&address, "--phase 60", &stop).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    let phase = &report.phases[0];
+    assert!(report.interrupted && phase.cut_short && phase.seconds < 10.0);
+    assert!(phase.accepted > 0 && phase.accepted == phase.sent, "{}", report.text());
+    assert!(report.verdict.contains("ended early"), "{}", report.verdict);
+}
+
+#[tokio::test]
+async fn sockets_that_say_nothing_or_nonsense_are_given_up() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let noisy = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = |listener: &tokio::net::TcpListener| -> Multiaddr {
+        format!("/ip4/127.0.0.1/tcp/{}", listener.local_addr().unwrap().port()).parse().unwrap()
+    };
+    let (silence, noise) = (address(&silent), address(&noisy));
+    tokio::spawn(async move {
+        let mut held = Vec::new();
+        while let Ok((socket, _)) = silent.accept().await {
+            held.push(socket);
+        }
+    });
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = noisy.accept().await {
+            let _ = socket.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+        }
+    });
+    for (address, words) in [(silence, "has not answered"), (noise, "dialling")] {
+        let error = work(&address, "--patience 2", &Stop::never()).await.unwrap_err().to_string();
+        assert!(error.contains("was not ready within 2 s"), "{error}");
+        assert!(error.contains(words), "{error}");
+    }
+}

@@ -1,0 +1,130 @@
+//! Which node of a network a client works at, and which nodes can be reached.
+//!
+//! Publishers spread over the first half of the nodes, everybody else over the second, so that what
+//! is received has crossed the network. With one node all are there.
+//!
+//! What bounds it: one entry for each node. What it must never know: what clients do.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use crate::tally::lock;
+
+/// A node that no client has been connected to for so long is gone.
+pub(crate) const GONE_AFTER: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Presence {
+    connections: usize,
+    /// Since when there is none, after there was one.
+    alone_since: Option<Instant>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Places(Mutex<Vec<Presence>>);
+
+impl Places {
+    pub(crate) fn new(nodes: usize) -> Arc<Self> {
+        assert!(nodes > 0, "there is a node to work on");
+        Arc::new(Self(Mutex::new(vec![Presence::default(); nodes])))
+    }
+
+    fn nodes(&self) -> usize {
+        lock(&self.0).len()
+    }
+
+    pub(crate) fn of_publisher(&self, index: usize) -> usize {
+        index % self.nodes().div_ceil(2)
+    }
+
+    pub(crate) fn of_receiver(&self, index: usize) -> usize {
+        let nodes = self.nodes();
+        nodes - 1 - index % (nodes / 2).max(1)
+    }
+
+    pub(crate) fn of_relay_peer(&self, index: usize) -> usize {
+        let nodes = self.nodes();
+        let half = (nodes / 2).max(1);
+        nodes - half + index % half
+    }
+
+    pub(crate) fn of_store_client(&self) -> usize {
+        self.nodes() - 1
+    }
+
+    /// A client is connected to `node` until what this gives is dropped.
+    pub(crate) fn enter(self: &Arc<Self>, node: usize) -> Connected {
+        if let Some(presence) = lock(&self.0).get_mut(node) {
+            presence.connections += 1;
+            presence.alone_since = None;
+        }
+        Connected { places: self.clone(), node }
+    }
+
+    /// Whether any client is connected to `node`.
+    pub(crate) fn is_reached(&self, node: usize) -> bool {
+        lock(&self.0).get(node).is_some_and(|presence| presence.connections > 0)
+    }
+
+    /// Whether every node was reached and no client has been connected to it for [`GONE_AFTER`]. One
+    /// that no client works at says nothing.
+    pub(crate) fn all_gone(&self) -> bool {
+        let all = lock(&self.0);
+        let mut known =
+            all.iter().filter(|presence| presence.connections > 0 || presence.alone_since.is_some());
+        let gone = |presence: &Presence| presence.alone_since.is_some_and(|at| at.elapsed() > GONE_AFTER);
+        known.clone().next().is_some() && known.all(gone)
+    }
+}
+
+/// See [`Places::enter`].
+#[derive(Debug)]
+pub(crate) struct Connected {
+    places: Arc<Places>,
+    node: usize,
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        if let Some(presence) = lock(&self.places.0).get_mut(self.node) {
+            presence.connections = presence.connections.saturating_sub(1);
+            if presence.connections == 0 {
+                presence.alone_since = Some(Instant::now());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn publishers_and_receivers_are_at_different_halves_of_a_network() {
+        let places = Places::new(8);
+        let all = |place: &dyn Fn(usize) -> usize| (0..6).map(place).collect::<Vec<_>>();
+        assert_eq!(all(&|index| places.of_publisher(index)), [0, 1, 2, 3, 0, 1]);
+        assert_eq!(all(&|index| places.of_receiver(index)), [7, 6, 5, 4, 7, 6]);
+        assert_eq!(all(&|index| places.of_relay_peer(index)), [4, 5, 6, 7, 4, 5]);
+        let places = Places::new(3);
+        assert_eq!(all(&|index| places.of_publisher(index)), [0, 1, 0, 1, 0, 1]);
+        assert_eq!(all(&|index| places.of_receiver(index)), [2; 6]);
+        let places = Places::new(1);
+        assert_eq!(places.of_publisher(3) + places.of_receiver(3) + places.of_relay_peer(3), 0);
+    }
+
+    #[test]
+    fn a_node_is_reached_while_a_client_is_connected() {
+        let places = Places::new(2);
+        assert!(!places.is_reached(0) && !places.all_gone());
+        let first = places.enter(0);
+        let second = places.enter(0);
+        drop(first);
+        assert!(places.is_reached(0));
+        drop(second);
+        assert!(!places.is_reached(0) && !places.all_gone(), "it may come back");
+    }
+}

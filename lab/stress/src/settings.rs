@@ -1,0 +1,241 @@
+//! What a load consists of beside its phases: clients, limits, the network's numbers. Each of them is
+//! a flag and a key of a plan file; flags stand above the file.
+//!
+//! What bounds it: the constants below, checked once ([`Settings::load`]). What it must never know:
+//! which node the load is for.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+/// Most publishers, receivers or relay peers.
+pub const CLIENTS_MAX: usize = 256;
+/// Most messages of a publisher and a phase that are looked for in the store.
+pub const STORE_SAMPLE_MAX: usize = 1000;
+/// Most moments after the load at which memory is read.
+const MOMENTS_MAX: usize = 16;
+/// Latest of them: a day.
+const AFTER_SECONDS_MAX: u64 = 86_400;
+/// Longest wait for one answer.
+const ANSWER_SECONDS_MAX: f64 = 600.0;
+/// Highest rate of store queries.
+const QUERIES_MAX: f64 = 1000.0;
+
+/// As stated, by flags or in a plan file.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// Clients that push by light push. [default: 4]
+    #[arg(long, value_name = "COUNT")]
+    pub publishers: Option<usize>,
+    /// Clients that receive by filter. [default: 2]
+    #[arg(long, value_name = "COUNT")]
+    pub receivers: Option<usize>,
+    /// Peers that receive by relay. [default: 2]
+    #[arg(long, value_name = "COUNT")]
+    pub relay_peers: Option<usize>,
+    /// Store queries beside the load, in all per second. [default: 0]
+    #[arg(long, value_name = "PER SECOND")]
+    pub store_queries: Option<f64>,
+    /// Accepted messages of each publisher and phase that are looked for in the store, 1000 at most;
+    /// chosen at random, each with the same chance. [default: 50]
+    #[arg(long, value_name = "COUNT")]
+    pub store_sample: Option<usize>,
+    /// Requests in flight of each publisher, where there is no rate. [default: 8]
+    #[arg(long, value_name = "COUNT")]
+    pub outstanding: Option<u16>,
+    /// Milliseconds such a request's place stays empty after the node answered 429 or 503.
+    /// [default: 10]
+    #[arg(long, value_name = "MILLIS")]
+    pub pause: Option<u64>,
+    /// Seconds within which a push or a query is answered, or counts as not answered. [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    pub answer: Option<f64>,
+    /// Seconds to wait for messages that were accepted and have not arrived when a phase ends.
+    /// [default: 10]
+    #[arg(long, value_name = "SECONDS")]
+    pub drain: Option<u64>,
+    /// When to read the node's memory after the last phase. For people: 60,180. [default: 5]
+    #[arg(long, value_name = "SECONDS", value_delimiter = ',')]
+    pub after: Option<Vec<u64>>,
+    /// Percent of what was accepted in a phase that a receiver, or the store, may miss. [default: 0]
+    #[arg(long, value_name = "PERCENT")]
+    pub lost_percent_max: Option<f64>,
+    /// The node's cluster. [default: 0, and that of the net with --net and --relays]
+    #[arg(long, value_name = "NUMBER")]
+    pub cluster: Option<u16>,
+    /// One of its shards. [default: 0, and that of the net with --net and --relays]
+    #[arg(long, value_name = "NUMBER")]
+    pub shard: Option<u16>,
+    /// Shards over which its network spreads content topics (autosharding). [default: 8]
+    #[arg(long, value_name = "COUNT")]
+    pub shards_in_cluster: Option<u16>,
+}
+
+/// The same, every one of them known. Stands in the report.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Load {
+    /// Clients that push by light push.
+    pub publishers: usize,
+    /// Clients that receive by filter.
+    pub receivers: usize,
+    /// Peers that receive by relay.
+    pub relay_peers: usize,
+    /// Per second.
+    pub store_queries: f64,
+    /// Of each publisher and phase.
+    pub store_sample: usize,
+    /// Requests in flight of each publisher, where there is no rate.
+    pub outstanding: u16,
+    /// Milliseconds.
+    pub pause: u64,
+    /// Seconds.
+    pub answer: f64,
+    /// Seconds.
+    pub drain: u64,
+    /// Seconds, ascending.
+    pub after: Vec<u64>,
+    /// Of what was accepted in a phase.
+    pub lost_percent_max: f64,
+    /// The network's number.
+    pub cluster: u16,
+    /// Of that cluster.
+    pub shard: u16,
+    /// For autosharding.
+    pub shards_in_cluster: u16,
+}
+
+impl Settings {
+    /// These, and for what they do not state, those of `below`.
+    #[must_use]
+    pub fn over(self, below: Self) -> Self {
+        Self {
+            publishers: self.publishers.or(below.publishers),
+            receivers: self.receivers.or(below.receivers),
+            relay_peers: self.relay_peers.or(below.relay_peers),
+            store_queries: self.store_queries.or(below.store_queries),
+            store_sample: self.store_sample.or(below.store_sample),
+            outstanding: self.outstanding.or(below.outstanding),
+            pause: self.pause.or(below.pause),
+            answer: self.answer.or(below.answer),
+            drain: self.drain.or(below.drain),
+            after: self.after.or(below.after),
+            lost_percent_max: self.lost_percent_max.or(below.lost_percent_max),
+            cluster: self.cluster.or(below.cluster),
+            shard: self.shard.or(below.shard),
+            shards_in_cluster: self.shards_in_cluster.or(below.shards_in_cluster),
+        }
+    }
+
+    /// With defaults for what was not stated. Errors: something is out of its bounds.
+    pub fn load(self) -> Result<Load> {
+        let mut after = self.after.unwrap_or_else(|| vec![5]);
+        after.sort_unstable();
+        let load = Load {
+            publishers: self.publishers.unwrap_or(4),
+            receivers: self.receivers.unwrap_or(2),
+            relay_peers: self.relay_peers.unwrap_or(2),
+            store_queries: self.store_queries.unwrap_or(0.0),
+            store_sample: self.store_sample.unwrap_or(50),
+            outstanding: self.outstanding.unwrap_or(8),
+            pause: self.pause.unwrap_or(10),
+            answer: self.answer.unwrap_or(30.0),
+            drain: self.drain.unwrap_or(10),
+            after,
+            lost_percent_max: self.lost_percent_max.unwrap_or(0.0),
+            cluster: self.cluster.unwrap_or(0),
+            shard: self.shard.unwrap_or(0),
+            shards_in_cluster: self.shards_in_cluster.unwrap_or(8),
+        };
+        load.check()?;
+        Ok(load)
+    }
+}
+
+impl Load {
+    fn check(&self) -> Result<()> {
+        for (what, count) in [
+            ("publishers", self.publishers),
+            ("receivers", self.receivers),
+            ("relay-peers", self.relay_peers),
+        ] {
+            ensure!(count <= CLIENTS_MAX, "--{what} {count}: at most {CLIENTS_MAX} are simulated");
+        }
+        ensure!(self.publishers > 0, "--publishers 0: nothing is pushed without any");
+        let queries = self.store_queries;
+        ensure!(
+            (0.0..=QUERIES_MAX).contains(&queries),
+            "--store-queries {queries}: 0 to {QUERIES_MAX} a second"
+        );
+        let sample = self.store_sample;
+        ensure!(sample <= STORE_SAMPLE_MAX, "--store-sample {sample}: at most {STORE_SAMPLE_MAX}");
+        let (outstanding, most) = (self.outstanding, crate::publisher::IN_FLIGHT_MAX);
+        ensure!(
+            (1..=most).contains(&outstanding.into()),
+            "--outstanding {outstanding}: 1 to {most} requests in flight of a publisher"
+        );
+        ensure!(self.pause <= 60_000, "--pause {}: at most 60000 ms", self.pause);
+        let answer = self.answer;
+        ensure!(
+            (0.1..=ANSWER_SECONDS_MAX).contains(&answer),
+            "--answer {answer}: 0.1 to {ANSWER_SECONDS_MAX} s"
+        );
+        ensure!(self.drain <= 3600, "--drain {}: at most 3600 s", self.drain);
+        ensure!(self.after.len() <= MOMENTS_MAX, "--after: at most {MOMENTS_MAX} moments");
+        if let Some(late) = self.after.iter().find(|seconds| **seconds > AFTER_SECONDS_MAX) {
+            anyhow::bail!("--after {late}: at most {AFTER_SECONDS_MAX} s");
+        }
+        let lost = self.lost_percent_max;
+        ensure!((0.0..=100.0).contains(&lost), "--lost-percent-max {lost}: 0 to 100");
+        ensure!(self.shards_in_cluster > 0, "--shards-in-cluster 0: a cluster has one at least");
+        Ok(())
+    }
+
+    pub(crate) fn answer_time(&self) -> Duration {
+        Duration::from_secs_f64(self.answer.clamp(0.1, ANSWER_SECONDS_MAX))
+    }
+
+    pub(crate) fn drain_time(&self) -> Duration {
+        Duration::from_secs(self.drain)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_stand_above_the_plan_and_defaults_below_it() {
+        let flags = Settings { publishers: Some(7), ..Settings::default() };
+        let plan = Settings {
+            publishers: Some(3),
+            receivers: Some(5),
+            after: Some(vec![180, 60]),
+            ..Settings::default()
+        };
+        let load = flags.over(plan).load().unwrap();
+        assert_eq!((load.publishers, load.receivers, load.relay_peers), (7, 5, 2));
+        assert_eq!(load.after, [60, 180]);
+    }
+
+    #[test]
+    fn what_is_out_of_bounds_is_refused_with_the_bound() {
+        let refused = |settings: Settings| settings.load().unwrap_err().to_string();
+        let none = Settings::default;
+        for (settings, words) in [
+            (Settings { publishers: Some(0), ..none() }, "--publishers 0"),
+            (Settings { receivers: Some(257), ..none() }, "at most 256"),
+            (Settings { store_sample: Some(1001), ..none() }, "at most 1000"),
+            (Settings { outstanding: Some(0), ..none() }, "1 to 192"),
+            (Settings { answer: Some(f64::NAN), ..none() }, "0.1 to 600"),
+            (Settings { store_queries: Some(-1.0), ..none() }, "0 to 1000"),
+            (Settings { lost_percent_max: Some(101.0), ..none() }, "0 to 100"),
+            (Settings { after: Some(vec![1; 17]), ..none() }, "at most 16"),
+        ] {
+            let error = refused(settings);
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Being asked to end early: what was measured so far is told all the same.
+//!
+//! What it must never know: what ends.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
+
+/// After Ctrl-C.
+const EXIT_INTERRUPTED: u8 = 130;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Stop(watch::Receiver<bool>);
+
+impl Stop {
+    /// What is set to true asks.
+    pub fn new() -> (watch::Sender<bool>, Self) {
+        let (sender, receiver) = watch::channel(false);
+        (sender, Self(receiver))
+    }
+
+    /// Nobody asks.
+    pub fn never() -> Self {
+        Self::new().1
+    }
+
+    /// Whether somebody asked.
+    pub fn is_asked(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    /// Waits until somebody asks.
+    pub async fn asked(&self) {
+        if self.0.clone().wait_for(|asked| *asked).await.is_err() {
+            // Whoever could ask is gone.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Waits for `work`; `None` when somebody asked before it was done.
+    pub(crate) async fn or<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            () = self.asked() => None,
+            done = work => Some(done),
+        }
+    }
+}
+
+/// Runs `work`, which says whether its result is good. The first Ctrl-C or SIGTERM asks it to stop,
+/// the second ends it at once.
+pub(crate) async fn until_done(who: &str, work: impl AsyncFnOnce(Stop) -> Result<bool>) -> Result<ExitCode> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let (ask, stop) = Stop::new();
+    let twice = async move {
+        for words in ["stopping, with what was measured so far; once more ends it at once", "stopped"] {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminate.recv() => {}
+            }
+            eprintln!("{who}: {words}");
+            ask.send_replace(true);
+        }
+    };
+    let good = tokio::select! {
+        good = work(stop.clone()) => good?,
+        () = twice => return Ok(ExitCode::from(EXIT_INTERRUPTED)),
+    };
+    Ok(match (stop.is_asked(), good) {
+        (true, _) => ExitCode::from(EXIT_INTERRUPTED),
+        (false, true) => ExitCode::SUCCESS,
+        (false, false) => ExitCode::FAILURE,
+    })
+}
