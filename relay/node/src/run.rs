@@ -75,7 +75,7 @@ async fn serve(config: &Config, sampler: Option<Arc<Sampler>>, address_file: Opt
     for address in &addresses {
         tracing::info!(%address, "reached at");
     }
-    let finding = discovery::start(&node, config, &*key::secret(&keys)?, &addresses).await?;
+    let mut finding = discovery::start(&node, config, &*key::secret(&keys)?, &addresses).await?;
     let record = node.own_record().map(|record| record.to_string()).unwrap_or_default();
     tracing::info!(
         %peer,
@@ -96,7 +96,7 @@ async fn serve(config: &Config, sampler: Option<Arc<Sampler>>, address_file: Opt
     asked_to_stop().await?;
     tracing::info!("stopping");
     drop(stop);
-    drop(finding);
+    finding.shutdown().await;
     http.stop().await;
     running.await.context("the network's task")?;
     drop(governor);

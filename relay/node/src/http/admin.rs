@@ -242,7 +242,7 @@ impl Service {
         }
         let others = self.node.peers().not_connected();
         let Some(one) = others.iter().find(|one| one.peer == peer) else {
-            return Err(Refused::not_found(format!("peer {peer} is not known")));
+            return Err(Refused::not_found(format!("peer {peer} is not connected, nor known otherwise")));
         };
         answer::json(StatusCode::OK, &absent(one), &self.responses)
     }

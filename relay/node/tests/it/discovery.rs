@@ -152,14 +152,18 @@ fn a_go_node_finds_the_relay_and_dials_it() {
 fn go_nodes_and_relays_find_each_other_through_one_of_them() {
     let hub = Relay::start(&[&["--cluster", "2", "--shard", "0"], &DISCV5[..]].concat());
     let begin = record(&hub).to_string();
-    let relay = Relay::start(
-        &[&["--cluster", "2", "--shard", "0", "--discv5-bootstrap", &begin], &DISCV5[1..]].concat(),
-    );
+    // It asks nobody, so that what it finds it finds by the protocol.
+    let alone = ["--ask-peers", "false", "--discv5-bootstrap", &begin];
+    let relay = Relay::start(&[&["--cluster", "2", "--shard", "0"], &alone[..], &DISCV5[1..]].concat());
     let go = GoPeer::start(&["-bootstrap", &begin]);
     connected(&hub, go.id());
     connected(&hub, id(relay.address(false)));
     let peer = connected(&relay, go.id());
     assert_eq!(peer["origin"], "Discv5");
+    for one in [&hub, &relay] {
+        let anonymous = get(one, "/status.json")["memory"]["anonymous_bytes"].as_u64().unwrap();
+        assert!(anonymous < 8 << 20, "{anonymous} bytes with discovery on");
+    }
     // Others of another cluster are heard of, and left alone.
     let stranger = Relay::start(
         &[&["--cluster", "3", "--shard", "0", "--discv5-bootstrap", &begin], &DISCV5[1..]].concat(),
