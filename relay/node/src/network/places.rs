@@ -7,6 +7,9 @@
 //! many as it may, and to one of any connection when all are taken: then the connection that has the
 //! most gives up its oldest.
 //!
+//! A stream carries one request. What its peer says after it, while the reply is written, is read and
+//! dropped, so that it takes no memory; who says more than [`DISCARDED_BYTES`] is not answered.
+//!
 //! What it must never know: protocols, and what a stream carries.
 
 use std::{
@@ -24,6 +27,9 @@ use std::{
 use budget::{Pool, Reservation};
 use futures::{AsyncRead, AsyncWrite};
 use router::Peer;
+
+/// See the module.
+const DISCARDED_BYTES: usize = 64 << 10;
 
 /// All places. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -215,11 +221,31 @@ pub(crate) struct Placed<S> {
     stream: S,
     place: Place,
     activity: Arc<Activity>,
+    /// Bytes that came after the request; nothing more comes once it is `None`.
+    discarded: Option<usize>,
 }
 
 impl<S> Placed<S> {
     pub(crate) fn new(stream: S, place: Place, activity: Arc<Activity>) -> Self {
-        Self { stream, place, activity }
+        Self { stream, place, activity, discarded: Some(0) }
+    }
+}
+
+impl<S: AsyncRead + Unpin> Placed<S> {
+    /// Reads and drops what comes after the request.
+    fn discard(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let mut buffer = [0; 1024];
+        while let Some(before) = self.discarded {
+            let Poll::Ready(read) = Pin::new(&mut self.stream).poll_read(cx, &mut buffer) else { break };
+            self.discarded = match read {
+                Ok(read) if read > 0 => Some(before + read),
+                _ => None,
+            };
+            if self.discarded.is_some_and(|bytes| bytes > DISCARDED_BYTES) {
+                return Err(io::Error::other("the peer goes on after its request"));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -247,16 +273,19 @@ impl<S: AsyncRead + Unpin> AsyncRead for Placed<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Placed<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Placed<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.discard(cx)?;
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.discard(cx)?;
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 
     fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.discard(cx)?;
         Pin::new(&mut self.stream).poll_close(cx)
     }
 }
