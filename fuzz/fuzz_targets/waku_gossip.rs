@@ -3,6 +3,9 @@
 
 #![no_main]
 
+mod allocated;
+
+use allocated::decoding;
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use protocol::gossip::{Control, Limits, Rpc, control_frames};
@@ -11,7 +14,10 @@ use protocol::gossip::{Control, Limits, Rpc, control_frames};
 const LIMITS: Limits = Limits { subscriptions: 4, publish: 4, topics: 3, ids: 5, peers: 3 };
 
 fuzz_target!(|bytes: &[u8]| {
-    let Ok(mut rpc) = Rpc::decode(Bytes::copy_from_slice(bytes), &LIMITS) else { return };
+    let input = Bytes::copy_from_slice(bytes);
+    // With the limits of a node, which are higher.
+    let _ = decoding(bytes.len(), || Rpc::decode(input.clone(), &Limits::default()));
+    let Ok(mut rpc) = decoding(bytes.len(), || Rpc::decode(input, &LIMITS)) else { return };
     assert!(rpc.subscriptions.len() <= LIMITS.subscriptions);
     assert!(rpc.publish.len() <= LIMITS.publish);
     assert!(rpc.ihave.len().max(rpc.graft.len()).max(rpc.prune.len()) <= LIMITS.topics);

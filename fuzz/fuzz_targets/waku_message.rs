@@ -5,6 +5,9 @@
 
 #![no_main]
 
+mod allocated;
+
+use allocated::decoding;
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use protocol::enr_keys::{Capabilities, ShardList, decode_addresses, encode_addresses};
@@ -14,7 +17,8 @@ fuzz_target!(|bytes: &[u8]| {
     let Some((selector, rest)) = bytes.split_first() else { return };
     match selector % 5 {
         0 => {
-            let Ok(message) = WakuMessage::decode(Bytes::copy_from_slice(rest)) else { return };
+            let input = Bytes::copy_from_slice(rest);
+            let Ok(message) = decoding(rest.len(), || WakuMessage::decode(input)) else { return };
             let written = message.encode();
             assert_eq!(written.len(), message.encoded_len());
             let again = WakuMessage::decode(written.into()).expect("it was written here");
@@ -26,7 +30,7 @@ fuzz_target!(|bytes: &[u8]| {
             assert_eq!(capabilities.encode(), rest);
         }
         2 => {
-            let Ok(list) = ShardList::decode_list(rest) else { return };
+            let Ok(list) = decoding(rest.len(), || ShardList::decode_list(rest)) else { return };
             let (key, value) = list.encode();
             let again = match key {
                 "rs" => ShardList::decode_list(&value),
@@ -35,12 +39,12 @@ fuzz_target!(|bytes: &[u8]| {
             assert_eq!(again, Ok(list));
         }
         3 => {
-            let Ok(list) = ShardList::decode_bits(rest) else { return };
+            let Ok(list) = decoding(rest.len(), || ShardList::decode_bits(rest)) else { return };
             assert_eq!(list.encode_bits(), rest);
         }
         _ => {
             let value = Bytes::copy_from_slice(rest);
-            let Ok(addresses) = decode_addresses(&value) else { return };
+            let Ok(addresses) = decoding(rest.len(), || decode_addresses(&value)) else { return };
             assert_eq!(encode_addresses(&addresses).expect("it was read here"), rest);
         }
     }

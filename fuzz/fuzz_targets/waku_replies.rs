@@ -4,17 +4,21 @@
 
 #![no_main]
 
+mod allocated;
+
+use allocated::decoding;
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use protocol::{filter, frame::with_length, light_push, peer_exchange, store};
 
 macro_rules! again {
-    ($bytes:expr, $reply:ty) => {
-        if let Ok(reply) = <$reply>::decode($bytes) {
+    ($bytes:expr, $reply:ty) => {{
+        let input = $bytes;
+        if let Ok(reply) = decoding(input.len(), || <$reply>::decode(input)) {
             let written = reply.encode();
             assert_eq!(<$reply>::decode(written.into()).expect("it was written here"), reply);
         }
-    };
+    }};
 }
 
 fuzz_target!(|bytes: &[u8]| {
@@ -26,7 +30,7 @@ fuzz_target!(|bytes: &[u8]| {
         2 => again!(rest, filter::Reply),
         3 => again!(rest, peer_exchange::Reply),
         4 => {
-            let Ok(push) = filter::Push::decode(rest) else { return };
+            let Ok(push) = decoding(rest.len(), || filter::Push::decode(rest)) else { return };
             let written = push.encode();
             assert_eq!(filter::Push::decode(written.clone().into()), Ok(push.clone()));
             if let Some(topic) = &push.pubsub_topic {
@@ -35,7 +39,7 @@ fuzz_target!(|bytes: &[u8]| {
             }
         }
         _ => {
-            let Ok(reply) = store::Reply::decode(rest) else { return };
+            let Ok(reply) = decoding(rest.len(), || store::Reply::decode(rest)) else { return };
             let written = reply.encode();
             assert_eq!(store::Reply::decode(written.clone().into()), Ok(reply.clone()));
             let mut entries = Vec::new();

@@ -3,17 +3,21 @@
 
 #![no_main]
 
+mod allocated;
+
+use allocated::decoding;
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use protocol::{filter, frame, light_push, metadata, peer_exchange, request_id, store};
 
 macro_rules! again {
-    ($bytes:expr, $request:ty) => {
-        if let Ok(request) = <$request>::decode($bytes) {
+    ($bytes:expr, $request:ty) => {{
+        let input = $bytes;
+        if let Ok(request) = decoding(input.len(), || <$request>::decode(input)) {
             let written = request.encode();
             assert_eq!(<$request>::decode(written.into()).expect("it was written here"), request);
         }
-    };
+    }};
 }
 
 fuzz_target!(|bytes: &[u8]| {

@@ -17,7 +17,7 @@ use crate::cli::Settings;
 
 /// A configuration file larger than this is not one.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// The Waku Network: its messages need proofs of a rate limit.
+/// The Waku Network: its messages need proofs of a rate limit, which are not verified here.
 const THE_WAKU_NETWORK: u16 = 1;
 /// UDP port of the discovery protocol, as other Waku nodes have it.
 const DISCV5_PORT: u16 = 9000;
@@ -141,8 +141,9 @@ impl Config {
         if self.cluster == THE_WAKU_NETWORK {
             bail!(
                 "cluster 1 is The Waku Network, whose messages carry zero-knowledge proofs of a rate \
-                 limit (RLN); this node does not verify them yet and would pass on what others drop: \
-                 choose another cluster"
+                 limit (RLN): who may send is known only from a contract of an Ethereum chain, which \
+                 this node does not ask, so that it would pass on what others drop; choose another \
+                 cluster"
             );
         }
         if self.shards_in_cluster.get() > router::SHARDS {

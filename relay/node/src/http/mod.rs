@@ -29,6 +29,7 @@ pub(crate) mod report;
 mod routes;
 mod service;
 mod store_api;
+mod store_query;
 mod subscriptions;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};

@@ -1,0 +1,36 @@
+//! What the relay does not start with, and what it says then.
+
+use std::{
+    fs,
+    process::{Command, Stdio},
+};
+
+/// Runs it with these arguments to its end, which must be a failure before anything is made in its
+/// data folder; what it said.
+fn refused(arguments: &[&str]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let ended = Command::new(env!("CARGO_BIN_EXE_thimble-relay"))
+        .args(["run", "--listen", "/ip4/127.0.0.1/tcp/0", "--http", "127.0.0.1:0", "--data-dir"])
+        .arg(&data)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    assert!(!data.exists(), "it began: {ended:?}");
+    String::from_utf8(ended.stderr).unwrap()
+}
+
+#[test]
+fn a_cluster_whose_messages_carry_proofs_of_a_rate_limit_is_refused_with_the_reason() {
+    let said = refused(&["--cluster", "1"]);
+    for reason in ["cluster 1", "The Waku Network", "RLN", "Ethereum", "another cluster"] {
+        assert!(said.contains(reason), "{reason} is not named: {said}");
+    }
+    // However it is stated.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("relay.toml");
+    fs::write(&file, "cluster = 1\n").unwrap();
+    assert_eq!(refused(&["--config", file.to_str().unwrap()]), said);
+}
