@@ -77,10 +77,11 @@ pub(crate) struct Counters {
     pub(crate) relay_refused: ByReason,
     /// Clients' messages that were held back and then refused: those they go to are slow.
     pub(crate) held_back: AtomicU64,
-    /// Messages passed on and not kept for queries: ephemeral ones, and those whose timestamp is too far
-    /// off this machine's clock.
+    /// Messages passed on and not kept for queries: ephemeral ones, those whose timestamp is too far off
+    /// this machine's clock, and those for which the disk has no room.
     pub(crate) ephemeral: AtomicU64,
     pub(crate) off_the_clock: AtomicU64,
+    pub(crate) without_room: AtomicU64,
     /// Filter pushes that receivers took.
     pub(crate) pushed: AtomicU64,
     /// Filter pushes that failed: the receiver is gone, or took too long.

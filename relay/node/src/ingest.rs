@@ -156,7 +156,8 @@ impl Node {
         }
         self.wait_for_room(shard, message.content_topic.as_str()).await?;
         let id = message_id(&bytes);
-        let (hash, Appended { message: stored, known }) = self.append(shard, &message, bytes, held).await?;
+        let (hash, Appended { message: stored, known }) =
+            self.append(Source::Client, shard, &message, bytes, held).await?;
         if known {
             // It was handed on when it came first. What came now may be other bytes under the same hash, of
             // which the log has none: whoever fetched them by their id would get something else.
@@ -230,7 +231,7 @@ impl Node {
                 return Err(error.into());
             }
         };
-        match self.append(shard, &message, bytes, held).await {
+        match self.append(Source::Relay(peer), shard, &message, bytes, held).await {
             // As above; the peer's id stays among those seen, so that it is not looked at again.
             Ok((_, Appended { known: true, .. })) => Err(Rejected::Duplicate),
             Ok((hash, Appended { message: stored, .. })) => {
@@ -259,6 +260,7 @@ impl Node {
 
     async fn append(
         &self,
+        source: Source,
         shard: Shard,
         message: &WakuMessage,
         bytes: Bytes,
@@ -277,6 +279,8 @@ impl Node {
             pubsub_topic: topic,
             content_topic: Arc::from(message.content_topic.as_str()),
             kept,
+            // A client is told, and tries elsewhere; a peer's message goes on to others.
+            may_pass: matches!(source, Source::Relay(_)),
         };
         // The memory goes with the bytes, to the pool of what waits to be written.
         let appending =
@@ -288,6 +292,8 @@ impl Node {
                     counters.ephemeral.fetch_add(1, Relaxed);
                 } else if off_the_clock {
                     counters.off_the_clock.fetch_add(1, Relaxed);
+                } else if kept && !appended.kept {
+                    counters.without_room.fetch_add(1, Relaxed);
                 }
                 Ok((hash, appended))
             }

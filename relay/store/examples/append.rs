@@ -57,6 +57,7 @@ async fn run(store: &Store, name: &str, first: u64, count: u64, bytes: usize, ke
             pubsub_topic: pubsub.clone(),
             content_topic: topics[(number % 50) as usize].clone(),
             kept,
+            may_pass: false,
         };
         loop {
             let held = pool.try_reserve(bytes as u64).unwrap();

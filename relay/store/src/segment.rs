@@ -313,6 +313,7 @@ mod tests {
             pubsub_topic: "pub".into(),
             content_topic: "content".into(),
             kept: true,
+            may_pass: false,
         };
         // Small and large ones in turns, in two writes.
         let messages: Vec<Bytes> =

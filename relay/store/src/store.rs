@@ -49,6 +49,8 @@ pub struct Arrival {
     /// Whether queries find it, for the time of retention. Otherwise it lies on disk for
     /// [`Config::keep_transit`] and as long as a reference to it lives.
     pub kept: bool,
+    /// Whether it is not kept, instead of being refused, while there is no room to keep it.
+    pub may_pass: bool,
 }
 
 /// What became of a message that was appended.
@@ -59,6 +61,8 @@ pub struct Appended {
     /// It arrived before, within the last two minutes, and was not written again. It has the same hash;
     /// its bytes may differ in what the hash does not cover.
     pub known: bool,
+    /// Whether queries find it.
+    pub kept: bool,
 }
 
 /// What the threads share.

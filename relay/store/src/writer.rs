@@ -29,6 +29,8 @@ use crate::{
 
 /// Messages of one batch.
 const BATCH_MESSAGES_MAX: usize = 1024;
+/// One part in so many of the reserve stays free of messages that are not kept, too.
+const TRANSIT_RESERVE_OF: u64 = 4;
 /// How long a message that arrived is remembered.
 const RECENT_NS: i64 = 120 * 1_000_000_000;
 
@@ -106,14 +108,23 @@ impl Writer {
 
     /// Encodes one message; what is full is written before.
     fn take(&mut self, pending: Pending, now_ns: i64) {
-        let Pending { arrival, message, held, answer } = pending;
+        let Pending { mut arrival, message, held, answer } = pending;
         if let Some(known) = self.recent.find(&arrival) {
             drop(held);
-            let _ = answer.send(Ok(Appended { message: known, known: true }));
+            let _ = answer.send(Ok(known));
             return;
         }
-        let kept = arrival.kept;
         let bytes = record_bytes(&arrival, &message);
+        if arrival.kept && arrival.may_pass && self.has_room(true, bytes).is_err() {
+            arrival.kept = false;
+            // It may be one that was passed on.
+            if let Some(known) = self.recent.find(&arrival) {
+                drop(held);
+                let _ = answer.send(Ok(known));
+                return;
+            }
+        }
+        let kept = arrival.kept;
         let lane = if kept { &self.kept } else { &self.transit };
         // The same message twice in one batch: what is buffered is written first, and then it is
         // known.
@@ -126,11 +137,11 @@ impl Writer {
             self.flush(kept);
             if let Some(known) = self.recent.find(&arrival) {
                 drop(held);
-                let _ = answer.send(Ok(Appended { message: known, known: true }));
+                let _ = answer.send(Ok(known));
                 return;
             }
         }
-        if let Err(error) = self.check_room(bytes).and_then(|()| self.make_ready(kept, bytes, now_ns)) {
+        if let Err(error) = self.check_room(kept, bytes).and_then(|()| self.make_ready(kept, bytes, now_ns)) {
             drop(held);
             let _ = answer.send(Err(error));
             return;
@@ -145,13 +156,20 @@ impl Writer {
         }
     }
 
-    /// Room for a message and the reserve; of a file system that does not say, none is asked.
-    fn check_room(&self, bytes: u64) -> Result<(), AppendError> {
-        let needed_bytes = self.shared.config.disk_reserve_bytes + bytes;
+    /// Room for a message and what is reserved; of a file system that does not say, none is asked.
+    fn check_room(&self, kept: bool, bytes: u64) -> Result<(), AppendError> {
+        self.has_room(kept, bytes).map_err(|error| self.shared.disk_full(error))
+    }
+
+    /// The same, counting nothing. Messages that are passed on and not kept, which are gone after
+    /// [`Config::keep_transit`], may use a part of the reserve.
+    fn has_room(&self, kept: bool, bytes: u64) -> Result<(), AppendError> {
+        let reserve = self.shared.config.disk_reserve_bytes;
+        let needed_bytes = bytes + if kept { reserve } else { reserve / TRANSIT_RESERVE_OF };
         match self.free_bytes {
             Some(free_bytes) if free_bytes < needed_bytes => {
                 let path = self.shared.config.folder.clone();
-                Err(self.shared.disk_full(AppendError::DiskFull { path, free_bytes, needed_bytes }))
+                Err(AppendError::DiskFull { path, free_bytes, needed_bytes })
             }
             _ => Ok(()),
         }
@@ -240,7 +258,7 @@ impl Writer {
         for Encoded { arrival, place, answer, held } in encoded {
             drop(held);
             let message = Message::new(segment.clone(), place);
-            let _ = answer.send(Ok(Appended { message: message.clone(), known: false }));
+            let _ = answer.send(Ok(Appended { message: message.clone(), known: false, kept }));
             self.recent.add(&arrival, message);
             if kept {
                 let Arrival { hash, timestamp_ns, pubsub_topic, content_topic, .. } = arrival;
@@ -298,9 +316,10 @@ impl Recent {
     }
 
     /// The same message, if it is kept at least as long.
-    fn find(&self, arrival: &Arrival) -> Option<Message> {
+    fn find(&self, arrival: &Arrival) -> Option<Appended> {
         let (message, kept) = self.known.get(&arrival.hash)?;
-        (*kept || !arrival.kept).then(|| message.clone())
+        let appended = || Appended { message: message.clone(), known: true, kept: *kept };
+        (*kept || !arrival.kept).then(appended)
     }
 
     fn add(&mut self, arrival: &Arrival, message: Message) {

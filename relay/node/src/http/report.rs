@@ -98,7 +98,8 @@ pub(crate) struct Messages {
     /// Light push and HTTP.
     pub(crate) client: Counted,
     pub(crate) relay: Counted,
-    /// Passed on and not kept, by reason: `ephemeral`, and `clock` for a timestamp too far off.
+    /// Passed on and not kept, by reason: `ephemeral`, `clock` for a timestamp too far off, and
+    /// `disk_full`.
     pub(crate) not_kept: BTreeMap<String, u64>,
 }
 
@@ -343,6 +344,7 @@ impl Service {
                 relay: counted(&counters.relay_messages, &counters.relay_refused),
                 not_kept: BTreeMap::from([
                     ("clock".to_owned(), counters.off_the_clock.load(Relaxed)),
+                    ("disk_full".to_owned(), counters.without_room.load(Relaxed)),
                     ("ephemeral".to_owned(), counters.ephemeral.load(Relaxed)),
                 ]),
             },

@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use protocol::{Text, store};
+use protocol::{Text, filter::Action, store};
 
 use crate::{
     gossip::GossipPeer,
@@ -51,15 +51,30 @@ async fn a_full_disk_refuses_messages_and_heals_without_a_restart() {
     let mut peer = GossipPeer::connect(relay.address(false), &["/waku/2/rs/0/1"]).await;
     serves(relay.address(false), TOPIC).await;
 
-    // Somebody else fills the disk.
-    let filler = disk.0.join("filler");
-    let filled = fs::write(&filler, vec![1; 64 << 20]);
-    assert!(filled.is_err(), "the disk is full now");
-    for _ in 0..5 {
+    let refused = async |client: &mut Client| {
         let refused = client.push(&message(TOPIC, &[1; 100_000])).await.unwrap();
         assert_eq!(refused.status.code(), 503, "{refused:?}");
         let why = refused.status_text.unwrap();
         assert!(why.as_str().contains("the disk is full"), "{why:?}");
+    };
+    // Less is free than the relay reserves: clients are refused, and what peers bring is passed on.
+    let filler = disk.0.join("filler");
+    let free = rustix::fs::statvfs(&disk.0).unwrap();
+    let free = (free.f_bavail * free.f_frsize) as usize;
+    fs::write(&filler, vec![1; free - (8 << 20)]).unwrap();
+    refused(&mut client).await;
+    let mut receiver = Client::connect(relay.address(false)).await;
+    assert_eq!(receiver.filter(Action::Subscribe, &[TOPIC]).await, 200);
+    let passing = message(TOPIC, b"passed on and not kept");
+    assert!(peer.publish("/waku/2/rs/0/1", &passing).await);
+    assert_eq!(receiver.pushed().await, passing);
+    relay.reaches("thimble_relay_messages_not_kept_total{reason=\"disk_full\"}", 1).await;
+
+    // Somebody else fills the disk.
+    let filled = fs::write(&filler, vec![1; 64 << 20]);
+    assert!(filled.is_err(), "the disk is full now");
+    for _ in 0..5 {
+        refused(&mut client).await;
     }
     // What a peer brings is not taken, and is no fault of the peer; what was stored is found.
     assert!(peer.publish("/waku/2/rs/0/1", &message(TOPIC, b"not now")).await);
@@ -77,7 +92,7 @@ async fn a_full_disk_refuses_messages_and_heals_without_a_restart() {
     serves(relay.address(false), TOPIC).await;
     let later = message(TOPIC, b"there is room");
     assert!(peer.publish("/waku/2/rs/0/1", &later).await);
-    relay.reaches("thimble_relay_messages_total{source=\"relay\"}", 1).await;
+    relay.reaches("thimble_relay_messages_total{source=\"relay\"}", 2).await;
     assert!(!peer.raw.is_closed(), "the peer was there all the time");
     assert_eq!(client.query(&all).await.entries.len(), 3);
     memory.stayed_inside("a full disk");

@@ -91,6 +91,7 @@ pub(crate) fn arrival(number: u64, timestamp_ns: i64) -> Arrival {
         pubsub_topic: PUBSUB.into(),
         content_topic: "/app/1/chat/proto".into(),
         kept: true,
+        may_pass: false,
     }
 }
 

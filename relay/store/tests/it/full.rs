@@ -109,3 +109,21 @@ fn a_file_system_below_the_reserve_takes_nothing_until_there_is_room() {
     drop(store);
     assert_eq!(numbers(&open(config, &hand)), [6000]);
 }
+
+#[test]
+fn what_may_pass_is_passed_on_while_there_is_no_room_to_keep_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let hand = Hand::new();
+    let free = rustix::fs::statvfs(folder.path()).unwrap();
+    // Half of the disk's free space is too little for what is kept, and enough for the rest.
+    let disk_reserve_bytes = free.f_bavail * free.f_frsize * 2;
+    let store = open(Config { disk_reserve_bytes, ..config(folder.path()) }, &hand);
+    let refused = try_append(&store, arrival(1, hand.now()), body(1, 200)).unwrap_err();
+    assert!(matches!(refused, AppendError::DiskFull { .. }), "{refused}");
+    let passing = store::Arrival { may_pass: true, ..arrival(1, hand.now()) };
+    let message = try_append(&store, passing.clone(), body(1, 200)).unwrap();
+    assert_eq!(message.read_all().unwrap(), body(1, 200));
+    // Again: it is known.
+    try_append(&store, passing, body(1, 200)).unwrap();
+    assert_eq!((numbers(&store).len(), store.status().appended_messages), (0, 0));
+}
