@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Peers find each other within this time, on the slowest machine.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(180);
 const DISCV5: [&str; 3] = ["--discv5", "--discv5-port", "0"];
 
 fn get(relay: &Relay, path: &str) -> Value {
