@@ -214,7 +214,7 @@ mod tests {
             ("<T as store::Upgrade>::upgrade", "store::Upgrade::upgrade"),
             ("<T as store::Upgrade<A>>::upgrade", "store::Upgrade::upgrade"),
             ("<a", "<a"),
-            ("<<<>>>", "<<<>>>"),
+            ("<<<>>>", "<<>>"),
             ("", ""),
         ] {
             assert_eq!(short(name), expected, "{name}");

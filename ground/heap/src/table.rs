@@ -96,6 +96,10 @@ pub(crate) fn report(profile: &Profile, by: By, top: usize) -> Report {
         })
         .collect();
     match by {
+        // Between two moments what was freed is as much of a change as what was allocated.
+        By::Live if profile.between => {
+            sites.sort_by_key(|site| Reverse((site.live_bytes.unsigned_abs(), site.total_bytes)));
+        }
         By::Live => sites.sort_by_key(|site| Reverse((site.live_bytes, site.total_bytes))),
         By::Total => sites.sort_by_key(|site| Reverse((site.total_bytes, site.live_bytes))),
     }
@@ -269,6 +273,16 @@ mod tests {
         }
         let width = text.lines().map(|line| line.chars().count()).max().unwrap();
         assert!(width <= 140, "{text}");
+    }
+
+    #[test]
+    fn between_two_moments_the_largest_change_is_first() {
+        let mut between = profile();
+        between.between = true;
+        between.stacks[2].amount.live_bytes = -(9 << 20);
+        let report = report(&between, By::Live, 1);
+        assert_eq!((&report.sites[0].site[..], report.sites[0].live_bytes), ("own::index", -(9 << 20)));
+        assert!(report.text(&PROGRAM).contains("live +/-"));
     }
 
     #[test]
