@@ -1,6 +1,6 @@
 //! The protocols that are served, one file each: a function from a stream to its end.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use futures::{AsyncRead, AsyncWrite, AsyncWriteExt, FutureExt, future::BoxFuture};
 use libp2p::PeerId;
@@ -22,6 +22,9 @@ pub(crate) mod metadata;
 pub(crate) mod peer_exchange;
 pub(crate) mod relay;
 pub(crate) mod store;
+
+/// How long the end of a stream without a request is waited for.
+const END_TIME: Duration = Duration::from_secs(5);
 
 /// What became of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,18 +68,32 @@ pub(crate) fn serve(
 /// The one request of a stream; `None` when there is none, which is no fault of anybody.
 pub(crate) async fn request(
     node: &Node,
-    stream: &mut (impl AsyncRead + Unpin),
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     bytes_max: usize,
 ) -> Result<Option<Frame>, Served> {
     match read_frame(stream, bytes_max, &node.pools.receiving, REQUEST_PATIENCE).await {
-        Ok(frame) => Ok(frame),
-        Err(ReadError::Io(_) | ReadError::Torn) => Err(Served::Done),
+        Ok(Some(frame)) => Ok(Some(frame)),
+        Ok(None) => {
+            end(stream).await;
+            Ok(None)
+        }
+        Err(ReadError::Torn) => {
+            end(stream).await;
+            Err(Served::Done)
+        }
+        Err(ReadError::Io(_)) => Err(Served::Done),
         Err(error @ (ReadError::Frame(_) | ReadError::Slow)) => Err(Served::Close(error.to_string())),
         Err(ReadError::Full(full)) => {
             tracing::debug!(%full, "a request was not read");
             Err(Served::Done)
         }
     }
+}
+
+/// Ends a stream that has no request. Dropping it would do, but mplex then says so only with the next frame.
+async fn end(stream: &mut (impl AsyncWrite + Unpin)) {
+    // The peer may be gone, or read nothing.
+    let _ = tokio::time::timeout(END_TIME, stream.close()).await;
 }
 
 /// The one reply of a stream, and its end.
