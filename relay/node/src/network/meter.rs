@@ -201,6 +201,16 @@ impl State {
         self.arrived.saturating_sub(self.framing.partial() + UNDELIVERED_BYTES)
     }
 
+    /// What is reserved and not held goes back. Whoever waits keeps no more than it holds: many that each
+    /// kept room to read would wait for one another.
+    fn release(&mut self) {
+        if self.held == 0 {
+            self.reservation = None;
+        } else if let Some(reservation) = &mut self.reservation {
+            reservation.shrink(reservation.bytes().saturating_sub(self.held));
+        }
+    }
+
     /// Counts no more than can be held. Who waits for that is to be woken without the lock: it may be a
     /// stream, which notes that it was woken.
     #[must_use]
@@ -213,6 +223,9 @@ impl State {
             return None;
         }
         self.held = most;
+        if self.waiting.is_some() {
+            self.release();
+        }
         self.waiting.take()
     }
 }
@@ -253,6 +266,7 @@ impl Meter {
                 return Poll::Ready(Ok(()));
             }
         }
+        state.release();
         state.waiting = Some(cx.waker().clone());
         Poll::Pending
     }
@@ -274,12 +288,7 @@ impl Meter {
     fn quiet(&self) {
         let mut state = self.lock();
         let waiting = state.settle();
-        let held = state.held;
-        if held == 0 {
-            state.reservation = None;
-        } else if let Some(reservation) = &mut state.reservation {
-            reservation.shrink(reservation.bytes().saturating_sub(held));
-        }
+        state.release();
         drop(state);
         wake(waiting);
     }
@@ -288,6 +297,9 @@ impl Meter {
         let mut state = self.lock();
         state.held = state.held.saturating_sub(bytes as u64);
         state.delivered = Instant::now();
+        if state.waiting.is_some() {
+            state.release();
+        }
         let waiting = if state.held < self.most { state.waiting.take() } else { None };
         drop(state);
         wake(waiting);
