@@ -576,6 +576,32 @@ impl<S> Drop for MeteredStream<S> {
     }
 }
 
+impl<S: AsyncRead + Unpin> MeteredStream<S> {
+    /// Begins to look at the stream: what arrives from now on wakes. What had arrived before, and the
+    /// waker with which to look.
+    fn look(&self, cx: &Context<'_>) -> (u64, Waker) {
+        *self.reader.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
+        (self.reader.look(), Waker::from(self.reader.clone()))
+    }
+
+    /// A reader that has what it wants may not look again for long: is there more?
+    fn look_ahead(&mut self, since: u64, waker: &Waker) {
+        let mut ahead = [0; AHEAD_BYTES];
+        match Pin::new(&mut self.inner).poll_read(&mut Context::from_waker(waker), &mut ahead) {
+            Poll::Pending => self.reader.is_empty(since),
+            Poll::Ready(Ok(more)) if more > 0 => {
+                self.reader.meter.consumed(more);
+                self.reader.may_hold();
+                self.ahead = Ahead::Bytes(ahead, 0..more);
+            }
+            Poll::Ready(end) => {
+                self.reader.is_empty(since);
+                self.ahead = Ahead::End(end);
+            }
+        }
+    }
+}
+
 impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         let this = &mut *self;
@@ -590,36 +616,21 @@ impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
                 }
                 if to < left.end {
                     this.ahead = Ahead::Bytes(bytes, to..left.end);
+                } else {
+                    let (since, waker) = this.look(cx);
+                    this.look_ahead(since, &waker);
                 }
                 return Poll::Ready(Ok(taken));
             }
         }
-        // Before the stream is looked at: what arrives meanwhile wakes.
-        *this.reader.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
-        let since = this.reader.look();
-        let waker = Waker::from(this.reader.clone());
-        let cx = &mut Context::from_waker(&waker);
-        let read = Pin::new(&mut this.inner).poll_read(cx, buf);
-        if let Poll::Ready(Ok(read)) = &read
-            && *read > 0
-        {
-            this.reader.meter.consumed(*read);
-            // A reader that has what it wants may not look again for long: is there more?
-            let mut ahead = [0; AHEAD_BYTES];
-            match Pin::new(&mut this.inner).poll_read(cx, &mut ahead) {
-                Poll::Pending => this.reader.is_empty(since),
-                Poll::Ready(Ok(more)) if more > 0 => {
-                    this.reader.meter.consumed(more);
-                    this.reader.may_hold();
-                    this.ahead = Ahead::Bytes(ahead, 0..more);
-                }
-                Poll::Ready(end) => {
-                    this.reader.is_empty(since);
-                    this.ahead = Ahead::End(end);
-                }
+        let (since, waker) = this.look(cx);
+        let read = Pin::new(&mut this.inner).poll_read(&mut Context::from_waker(&waker), buf);
+        match &read {
+            Poll::Ready(Ok(read)) if *read > 0 => {
+                this.reader.meter.consumed(*read);
+                this.look_ahead(since, &waker);
             }
-        } else {
-            this.reader.is_empty(since);
+            _ => this.reader.is_empty(since),
         }
         read
     }
