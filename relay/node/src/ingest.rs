@@ -156,7 +156,7 @@ impl Node {
         }
         self.wait_for_room(shard, message.content_topic.as_str()).await?;
         let id = message_id(&bytes);
-        let (hash, Appended { message: stored, known }) =
+        let (hash, Appended { message: stored, known, .. }) =
             self.append(Source::Client, shard, &message, bytes, held).await?;
         if known {
             // It was handed on when it came first. What came now may be other bytes under the same hash, of
