@@ -22,7 +22,8 @@
 //! than [`UNACCEPTED_STREAMS`] is closed.
 //!
 //! A connection that holds [`STALL_BYTES`] for a set time without any stream getting something is
-//! closed: it is filling buffers and nothing else.
+//! closed: it is filling buffers and nothing else. While the pool `unread` is used up, which keeps others
+//! from being read, a quarter of that time is enough.
 //!
 //! What it must never know: protocols, peers.
 
@@ -51,6 +52,8 @@ const STALL_BYTES: u64 = 32 << 10;
 /// What a multiplexer may have read from the connection beside the frame that has not arrived whole, and
 /// not handed to a stream yet.
 const UNDELIVERED_BYTES: u64 = 8 << 10;
+/// See the module.
+const CROWDED: u32 = 4;
 /// See the module: more than honest peers open at once, if not for long.
 const UNACCEPTED_STREAMS: u64 = 32;
 /// Written by streams of a connection and not sent, from which on they wait.
@@ -131,6 +134,8 @@ impl Meters {
     pub(crate) fn sweep(&self, now: Instant) -> usize {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let mut closed = 0;
+        let crowded = self.pool.free_bytes() < READ_BYTES;
+        let stall = if crowded { self.stall / CROWDED } else { self.stall };
         all.retain(|meter| {
             let Some(meter) = meter.upgrade() else { return false };
             let mut state = meter.lock();
@@ -140,7 +145,7 @@ impl Meters {
             }
             let settled = state.settle();
             let idle = now.saturating_duration_since(state.delivered);
-            if state.held >= STALL_BYTES && idle >= self.stall && !state.stalled {
+            if state.held >= STALL_BYTES && idle >= stall && !state.stalled {
                 let (held, partial) = (state.held, state.framing.partial());
                 let not_empty = state.not_empty.len();
                 tracing::debug!(held, partial, not_empty, "a connection fills buffers");
