@@ -4,6 +4,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    time::{Duration, Instant},
 };
 
 use protocol::{Text, filter::Action, store};
@@ -11,7 +12,7 @@ use protocol::{Text, filter::Action, store};
 use crate::{
     gossip::GossipPeer,
     harness::Relay,
-    peer::{Client, message, serves},
+    peer::{Client, PATIENCE, message, serves},
 };
 
 const TOPIC: &str = "/test/1/disk/proto";
@@ -140,11 +141,14 @@ async fn a_damaged_partition_is_set_aside_and_the_rest_is_served() {
         limit: Some(100),
         ..store::Request::default()
     };
-    // The query that comes upon it may be refused; the next one is served without it.
+    // Queries are refused while it is come upon and set aside; then they are served without it.
     let mut found = Vec::new();
-    for _ in 0..50 {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
         let page = client.query(&request).await;
         if page.status.code() != 200 {
+            assert!(Instant::now() < deadline, "{page:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
             (found, request.cursor) = (Vec::new(), None);
             continue;
         }

@@ -202,7 +202,7 @@ async fn who_never_reads_holds_nobody_up() {
     let relay = Relay::start(&[]);
     let mut receiver = Client::connect(relay.address(false)).await;
     assert_eq!(receiver.filter(filter::Action::Subscribe, &[TOPIC]).await, 200);
-    let mut readers = [in_mesh(&relay).await];
+    let mut reader = in_mesh(&relay).await;
     // Relay peers, and filter receivers of the same topic.
     let mut silent = Vec::new();
     for _ in 0..6 {
@@ -235,7 +235,7 @@ async fn who_never_reads_holds_nobody_up() {
         let reply = sender.push(&one).await.unwrap();
         assert_eq!(reply.status.code(), 200, "{number}: {reply:?}");
         assert_eq!(receiver.pushed().await, one);
-        readers[0].hear_message(&one).await;
+        reader.hear_message(&one).await;
     }
     serves(relay.address(false), "/test/1/meanwhile/proto").await;
     memory.stayed_inside("peers that never read");
