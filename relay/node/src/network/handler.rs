@@ -251,6 +251,9 @@ impl ConnectionHandler for Handler {
                 Served::Close(why) => self.tell.push_back(Told::Close(why)),
             }
         }
+        if self.activity.goes_on() {
+            self.tell.push_back(Told::Close("the peer goes on after its request".into()));
+        }
         while let Poll::Ready(Some(taken)) = self.pushes.poll_next_unpin(cx) {
             self.push_ended(taken);
         }

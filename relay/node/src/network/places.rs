@@ -8,7 +8,7 @@
 //! most gives up its oldest.
 //!
 //! A stream carries one request. What its peer says after it, while the reply is written, is read and
-//! dropped, so that it takes no memory; who says more than [`DISCARDED_BYTES`] is not answered.
+//! dropped, so that it takes no memory; who says more than [`DISCARDED_BYTES`] is disconnected.
 //!
 //! What it must never know: protocols, and what a stream carries.
 
@@ -18,7 +18,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
@@ -188,17 +188,23 @@ impl Drop for Place {
     }
 }
 
-/// When something was last asked on a connection.
+/// When something was last asked on a connection, and whether its peer asks as it should.
 #[derive(Debug)]
 pub(crate) struct Activity {
     since: Instant,
     /// Milliseconds from `since`; 0 if nothing was asked yet.
     asked_millis: AtomicU64,
+    goes_on: AtomicBool,
 }
 
 impl Activity {
     pub(crate) fn new() -> Self {
-        Self { since: Instant::now(), asked_millis: AtomicU64::new(0) }
+        Self { since: Instant::now(), asked_millis: AtomicU64::new(0), goes_on: AtomicBool::new(false) }
+    }
+
+    /// Whether the peer went on and on after a request. Said once.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.goes_on.swap(false, Relaxed)
     }
 
     fn asked(&self) {
@@ -242,6 +248,7 @@ impl<S: AsyncRead + Unpin> Placed<S> {
                 _ => None,
             };
             if self.discarded.is_some_and(|bytes| bytes > DISCARDED_BYTES) {
+                self.activity.goes_on.store(true, Relaxed);
                 return Err(io::Error::other("the peer goes on after its request"));
             }
         }
