@@ -248,8 +248,11 @@ fn what_is_published_is_read_by_everybody_who_subscribed() {
     );
     assert_eq!(node.send("DELETE", "/filter/v2/subscriptions", &subscribe).status, 404);
     assert_eq!(node.get(&filter).status, 404);
-    assert_eq!(node.post("/lightpush/v1/message", &pushed).text(), "OK");
-    assert_eq!(payload(&node.get(&auto).ok()[0]), b"pushed");
+    assert_eq!(node.post("/lightpush/v1/message", &pushed).text(), "OK", "it is known");
+    assert_eq!(node.get(&auto).ok(), json!([]), "and was handed on when it came first");
+    let again = json!({ "pubsubTopic": topic, "message": message(b"again") });
+    assert_eq!(node.post("/lightpush/v1/message", &again).text(), "OK");
+    assert_eq!(payload(&node.get(&auto).ok()[0]), b"again");
     let auto_topics = json!([CONTENT_TOPIC]);
     assert_eq!(node.send("DELETE", "/relay/v1/auto/subscriptions", &auto_topics).status, 200);
     assert_eq!(node.send("DELETE", "/relay/v1/subscriptions", &json!([topic])).status, 200);
@@ -620,7 +623,9 @@ fn metrics_are_prometheus_text_under_the_names_dashboards_use() {
         } else if !line.starts_with('#') {
             let (series, value) = line.rsplit_once(' ').unwrap();
             let name = series.split('{').next().unwrap();
-            let family = name.strip_suffix("_total").unwrap_or(name);
+            let suffixes = ["_total", "_bucket", "_sum", "_count"];
+            let family = suffixes.iter().find_map(|suffix| name.strip_suffix(suffix));
+            let family = family.filter(|family| types.contains_key(family)).unwrap_or(name);
             let kind = types.get(family).unwrap_or_else(|| panic!("{name} has no type"));
             assert_eq!(*kind == "counter", name.ends_with("_total"), "{name}");
             let value: f64 = value.parse().unwrap();

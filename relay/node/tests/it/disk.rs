@@ -2,12 +2,13 @@
 
 use std::{
     fs,
+    num::NonZeroU16,
     path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
 };
 
-use protocol::{Text, filter::Action, store};
+use protocol::{ContentTopic, PubsubTopic, Text, autoshard, filter::Action, store};
 
 use crate::{
     gossip::GossipPeer,
@@ -49,7 +50,9 @@ async fn a_full_disk_refuses_messages_and_heals_without_a_restart() {
     let mut relay = Relay::start_in(folder, "", limits, &[]);
     let memory = relay.watch();
     let mut client = Client::connect(relay.address(false)).await;
-    let mut peer = GossipPeer::connect(relay.address(false), &["/waku/2/rs/0/1"]).await;
+    let content_topic = ContentTopic::parse(TOPIC).unwrap();
+    let topic = PubsubTopic::new(0, autoshard(&content_topic, NonZeroU16::new(8).unwrap())).to_string();
+    let mut peer = GossipPeer::connect(relay.address(false), &[&topic]).await;
     serves(relay.address(false), TOPIC).await;
 
     let refused = async |client: &mut Client| {
@@ -67,7 +70,7 @@ async fn a_full_disk_refuses_messages_and_heals_without_a_restart() {
     let mut receiver = Client::connect(relay.address(false)).await;
     assert_eq!(receiver.filter(Action::Subscribe, &[TOPIC]).await, 200);
     let passing = message(TOPIC, b"passed on and not kept");
-    assert!(peer.publish("/waku/2/rs/0/1", &passing).await);
+    assert!(peer.publish(&topic, &passing).await);
     assert_eq!(receiver.pushed().await, passing);
     relay.reaches("thimble_relay_messages_not_kept_total{reason=\"disk_full\"}", 1).await;
 
@@ -78,7 +81,7 @@ async fn a_full_disk_refuses_messages_and_heals_without_a_restart() {
         refused(&mut client).await;
     }
     // What a peer brings is not taken, and is no fault of the peer; what was stored is found.
-    assert!(peer.publish("/waku/2/rs/0/1", &message(TOPIC, b"not now")).await);
+    assert!(peer.publish(&topic, &message(TOPIC, b"not now")).await);
     relay.reaches("thimble_relay_messages_refused_total{source=\"relay\",reason=\"unavailable\"}", 1).await;
     let all = store::Request {
         request_id: Text::from("all"),
@@ -92,7 +95,7 @@ async fn a_full_disk_refuses_messages_and_heals_without_a_restart() {
     fs::remove_file(&filler).unwrap();
     serves(relay.address(false), TOPIC).await;
     let later = message(TOPIC, b"there is room");
-    assert!(peer.publish("/waku/2/rs/0/1", &later).await);
+    assert!(peer.publish(&topic, &later).await);
     relay.reaches("thimble_relay_messages_total{source=\"relay\"}", 2).await;
     assert!(!peer.raw.is_closed(), "the peer was there all the time");
     assert_eq!(client.query(&all).await.entries.len(), 3);

@@ -139,11 +139,8 @@ async fn a_relay_that_does_not_sample_says_how_to_have_it_sample() {
 
 #[tokio::test]
 async fn sampling_that_would_take_too_much_stops_and_says_so() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("relay.toml");
     let limits = "heap_profile = true\n[limits.heap]\nprofiler_bytes = 1\nsample_bytes = 16384\n";
-    std::fs::write(&config, limits).unwrap();
-    let relay = Relay::start(&["--config", config.to_str().unwrap()]);
+    let relay = Relay::start_after("", limits, &[]);
     let started = Instant::now();
     loop {
         let stopped = report(&relay, &[])["cost"]["stopped"].as_bool().unwrap();
