@@ -610,34 +610,47 @@ impl<S: AsyncRead + Unpin> MeteredStream<S> {
 impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         let this = &mut *self;
+        let mut taken = 0;
         match std::mem::replace(&mut this.ahead, Ahead::Nothing) {
             Ahead::Nothing => {}
             Ahead::End(end) => return Poll::Ready(end),
             Ahead::Bytes(bytes, left) => {
-                let taken = left.len().min(buf.len());
+                taken = left.len().min(buf.len());
                 let (from, to) = (left.start, left.start + taken);
                 if let (Some(room), Some(bytes)) = (buf.get_mut(..taken), bytes.get(from..to)) {
                     room.copy_from_slice(bytes);
                 }
                 if to < left.end {
                     this.ahead = Ahead::Bytes(bytes, to..left.end);
-                } else {
-                    let (since, waker) = this.look(cx);
-                    this.look_ahead(since, &waker);
+                    return Poll::Ready(Ok(taken));
                 }
-                return Poll::Ready(Ok(taken));
             }
         }
         let (since, waker) = this.look(cx);
-        let read = Pin::new(&mut this.inner).poll_read(&mut Context::from_waker(&waker), buf);
-        match &read {
-            Poll::Ready(Ok(read)) if *read > 0 => {
-                this.reader.meter.consumed(*read);
-                this.look_ahead(since, &waker);
-            }
-            _ => this.reader.is_empty(since),
+        let room = buf.get_mut(taken..).unwrap_or_default();
+        if taken > 0 && room.is_empty() {
+            this.look_ahead(since, &waker);
+            return Poll::Ready(Ok(taken));
         }
-        read
+        // What follows comes with it: a few bytes at a time would cost a large frame dearly.
+        match Pin::new(&mut this.inner).poll_read(&mut Context::from_waker(&waker), room) {
+            Poll::Ready(Ok(read)) if read > 0 => {
+                this.reader.meter.consumed(read);
+                this.look_ahead(since, &waker);
+                Poll::Ready(Ok(taken + read))
+            }
+            end if taken == 0 => {
+                this.reader.is_empty(since);
+                end
+            }
+            end => {
+                this.reader.is_empty(since);
+                if let Poll::Ready(end) = end {
+                    this.ahead = Ahead::End(end);
+                }
+                Poll::Ready(Ok(taken))
+            }
+        }
     }
 }
 

@@ -79,27 +79,24 @@ pub(crate) async fn read_frame(
         have += 1;
     };
     let mut held = reserve(receiving, length.min(FIRST_BYTES), patience).await?;
-    let mut body = Vec::with_capacity(length.min(FIRST_BYTES));
-    while body.len() < length {
-        if body.len() == body.capacity() {
-            let rest = length - body.len();
+    let mut body = vec![0; length.min(FIRST_BYTES)];
+    let mut filled = 0;
+    while filled < length {
+        if filled == body.len() {
+            let rest = length - filled;
             let more = reserve(receiving, rest, patience).await?;
             if let Some(other) = held.merge(more).err() {
                 debug_assert!(false, "{other:?} is of the same pool");
             }
             body.reserve_exact(rest);
+            body.resize(length, 0);
         }
-        let from = body.len();
-        let to = body.capacity().min(length);
-        body.resize(to, 0);
-        let read = match body.get_mut(from..to) {
-            Some(room) => timed(&mut left, stream.read(room)).await??,
-            None => 0,
-        };
-        body.truncate(from + read);
+        let room = body.get_mut(filled..).unwrap_or_default();
+        let read = timed(&mut left, stream.read(room)).await??;
         if read == 0 {
             return Err(ReadError::Torn);
         }
+        filled += read;
     }
     Ok(Some(Frame { body: Bytes::from(body), held }))
 }
