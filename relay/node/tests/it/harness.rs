@@ -58,10 +58,11 @@ impl Relay {
         fs::read_to_string(self.folder.path().join("log")).unwrap()
     }
 
-    /// Kills it, has `change` do something to its data folder, and starts it again.
+    /// Stops it, has `change` do something to its data folder, and starts it again.
     pub(crate) fn restart_after(&mut self, change: impl FnOnce(&Path)) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
+        let pid = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        assert!(self.process.wait().unwrap().success());
         change(&self.folder.path().join("data"));
         (self.process, self.addresses, self.http) =
             launch(self.folder.path(), &self.prelude, &self.arguments);
