@@ -29,10 +29,19 @@ fn pubsub_topic() -> String {
     format!("/waku/2/rs/0/{}", autoshard(&topic, NonZeroU16::new(8).unwrap()))
 }
 
-/// A peer in the mesh of the topic.
-async fn in_mesh(relay: &Relay) -> GossipPeer {
+/// A peer that asks for a place in the mesh of the topic.
+async fn asking(relay: &Relay) -> GossipPeer {
     let mut peer = GossipPeer::connect(relay.address(false), &[&pubsub_topic()]).await;
     peer.graft(&pubsub_topic()).await;
+    peer
+}
+
+/// A peer that has one.
+async fn in_mesh(relay: &Relay) -> GossipPeer {
+    let mesh = format!("libp2p_gossipsub_peers_per_topic_mesh{{topic=\"{}\"}}", pubsub_topic());
+    let before = relay.metric(&mesh);
+    let peer = asking(relay).await;
+    relay.reaches(&mesh, before + 1).await;
     peer
 }
 
@@ -252,7 +261,7 @@ async fn a_place_in_the_gossip_is_given_to_who_shares_a_shard() {
     }
     let mut peers = Vec::new();
     for _ in 0..4 {
-        peers.push(in_mesh(&relay).await);
+        peers.push(asking(&relay).await);
     }
     let mut sender = Client::connect(relay.address(false)).await;
     // A stranger gives way when it has had ten heartbeats to subscribe, one at each.
