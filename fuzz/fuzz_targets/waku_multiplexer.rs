@@ -19,6 +19,7 @@ mod network {
 use std::{
     io,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -111,7 +112,7 @@ fuzz_target!(|bytes: &[u8]| {
     let [choice, piece, reads, rest @ ..] = bytes else { return };
     let piece = usize::from(*piece) * 16 + 1;
     let pool = Pool::standalone("unread", 4 << 20);
-    let meters = Meters::new(pool.clone(), HELD_BYTES, Duration::from_secs(3600));
+    let meters = Meters::new(pool.clone(), HELD_BYTES, Duration::from_secs(3600), 64, Arc::new(|| true));
     let rounds = rest.len() / piece + rest.len() / 12 + 16;
     let peer = Peer { bytes: rest.to_vec(), sent: 0, piece, closes: choice & 2 != 0 };
     allocated::within(MEMORY_BYTES, || {
