@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::{Request, body::Bytes, header};
 use hyper_util::rt::TokioIo;
+use serde::{Serialize, de::DeserializeOwned};
 
 /// A report larger than this is none.
 pub const REPORT_BYTES_MAX: usize = 4 << 20;
@@ -14,13 +15,31 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The status report at `address`, unread. `flag` is the argument that states the address, for
 /// whoever stated the wrong one. Errors: nobody answers, not in time, not 200, or not so little.
-pub fn report(address: SocketAddr, flag: &str) -> Result<Bytes> {
+fn report(address: SocketAddr, flag: &str) -> Result<Bytes> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         tokio::time::timeout(PATIENCE, fetch(address, flag)).await.with_context(|| {
             format!("the node at {address} did not answer within {} s", PATIENCE.as_secs())
         })?
     })
+}
+
+/// Fetches the report of type `R` and prints it: as JSON, or as `text` says it.
+pub fn print<R: DeserializeOwned + Serialize>(
+    address: SocketAddr,
+    flag: &str,
+    json: bool,
+    text: impl FnOnce(&R) -> String,
+) -> Result<()> {
+    let bytes = report(address, flag)?;
+    let report: R = serde_json::from_slice(&bytes)
+        .with_context(|| format!("what {address} answered is no status report of this version"))?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{}", text(&report));
+    }
+    Ok(())
 }
 
 async fn fetch(address: SocketAddr, flag: &str) -> Result<Bytes> {

@@ -13,7 +13,8 @@ mod unit;
 use std::{
     fs::{self, File},
     io::{Read, Write},
-    path::Path,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -22,6 +23,49 @@ pub use unit::{Unit, escaped};
 
 /// A file larger than this was not written by this.
 const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Where a service lies, and whom it runs as.
+pub struct Place {
+    /// The program's file.
+    pub program: PathBuf,
+    /// Its configuration file.
+    pub file: PathBuf,
+    /// Its data folder.
+    pub data: PathBuf,
+    /// The owner of the data folder, and the group.
+    pub user: u32,
+    /// See `user`.
+    pub group: u32,
+}
+
+/// Writes the configuration file `file` of the program called `name`, and with `unit` also
+/// `name.service`, into the data folder, which is made if absent; says what to do with them.
+/// `text` is given the data folder.
+pub fn init<'a>(
+    name: &str,
+    data: &Path,
+    file: &str,
+    text: impl FnOnce(&Path) -> String,
+    unit: Option<impl FnOnce(Place) -> Unit<'a>>,
+) -> Result<()> {
+    fs::create_dir_all(data).with_context(|| format!("making the data folder {}", data.display()))?;
+    let data = fs::canonicalize(data).with_context(|| format!("finding {}", data.display()))?;
+    let file = data.join(file);
+    keep_or_write(&file, &text(&data))?;
+    println!("{}: start it with: {name} run --config {}", file.display(), file.display());
+    let Some(unit) = unit else { return Ok(()) };
+    let program = std::env::current_exe().context("finding this program's file")?;
+    let owner = fs::metadata(&data).with_context(|| format!("looking at {}", data.display()))?;
+    let path = data.join(format!("{name}.service"));
+    let unit = unit(Place { program, file, data, user: owner.uid(), group: owner.gid() });
+    keep_or_write(&path, &unit.text()?)?;
+    println!(
+        "{}: install it with: sudo cp {} /etc/systemd/system/ && sudo systemctl enable --now {name}",
+        path.display(),
+        path.display()
+    );
+    Ok(())
+}
 
 /// Writes a file that is not there, whole or not at all. One that is there must say the same.
 pub fn keep_or_write(path: &Path, text: &str) -> Result<()> {

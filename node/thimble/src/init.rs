@@ -1,14 +1,10 @@
 //! `thimble init`: a commented configuration file for a data folder, and a unit for systemd whose memory cap is the budget.
 
-use std::{
-    fs,
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use limits::Limits;
-use setup::{Unit, keep_or_write};
+use setup::{Place, Unit};
 
 use crate::{config::Config, node::descriptors_needed};
 
@@ -17,25 +13,10 @@ const DESCRIPTORS_MIN: u64 = 65_536;
 
 /// Writes `thimble.toml`, and with `systemd` also `thimble.service`, into the data folder. A file that is there and says something else stays.
 pub(crate) fn run(config: &Config, systemd: bool) -> Result<()> {
-    let data = &config.data_dir;
-    fs::create_dir_all(data).with_context(|| format!("making the data folder {}", data.display()))?;
-    let data = fs::canonicalize(data).with_context(|| format!("finding {}", data.display()))?;
-    let file = data.join("thimble.toml");
-    keep_or_write(&file, &toml(config, &data))?;
-    println!("{}: start the node with: thimble run --config {}", file.display(), file.display());
-    if systemd {
-        let program = std::env::current_exe().context("finding this program's file")?;
-        let owner = fs::metadata(&data).with_context(|| format!("looking at {}", data.display()))?;
-        let unit = unit(&config.limits, program, file, data.clone(), owner.uid(), owner.gid());
-        let path = data.join("thimble.service");
-        keep_or_write(&path, &unit.text()?)?;
-        println!(
-            "{}: install it with: sudo cp {} /etc/systemd/system/ && sudo systemctl enable --now thimble",
-            path.display(),
-            path.display()
-        );
-    }
-    Ok(())
+    let text = |data: &Path| toml(config, data);
+    let unit =
+        |place: Place| unit(&config.limits, place.program, place.file, place.data, place.user, place.group);
+    setup::init("thimble", &config.data_dir, "thimble.toml", text, systemd.then_some(unit))
 }
 
 /// A string of TOML.
@@ -135,6 +116,8 @@ OOMPolicy=continue
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::cli::Settings;
 

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, net::SocketAddr};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use budget::format_size;
 use dashboard::{
     ask,
@@ -15,15 +15,7 @@ const CANISTERS_SHOWN: usize = 8;
 
 /// Fetches and prints.
 pub(crate) fn run(address: SocketAddr, json: bool) -> Result<()> {
-    let bytes = ask::report(address, "--address")?;
-    let report: Report = serde_json::from_slice(&bytes)
-        .with_context(|| format!("what {address} answered is no status report of this version"))?;
-    if json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print!("{}", text(&report));
-    }
-    Ok(())
+    ask::print(address, "--address", json, text)
 }
 
 fn members(out: &mut String, subnet: &Subnet) {

@@ -1,14 +1,10 @@
 //! `thimble-relay init`: a commented configuration file for a data folder, and a unit for systemd
 //! whose memory cap is the budget.
 
-use std::{
-    fs,
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
-use setup::{Unit, keep_or_write};
+use anyhow::Result;
+use setup::{Place, Unit};
 
 use crate::config::Config;
 
@@ -18,26 +14,9 @@ const DESCRIPTORS_MIN: u64 = 65_536;
 /// Writes `relay.toml`, and with `systemd` also `thimble-relay.service`, into the data folder. A file
 /// that is there and says something else stays.
 pub(crate) fn run(config: &Config, systemd: bool) -> Result<()> {
-    let data = &config.data_dir;
-    fs::create_dir_all(data).with_context(|| format!("making the data folder {}", data.display()))?;
-    let data = fs::canonicalize(data).with_context(|| format!("finding {}", data.display()))?;
-    let file = data.join("relay.toml");
-    keep_or_write(&file, &toml(config, &data))?;
-    println!("{}: start the relay with: thimble-relay run --config {}", file.display(), file.display());
-    if systemd {
-        let program = std::env::current_exe().context("finding this program's file")?;
-        let owner = fs::metadata(&data).with_context(|| format!("looking at {}", data.display()))?;
-        let path = data.join("thimble-relay.service");
-        let unit = unit(config, program, file, data, owner.uid(), owner.gid());
-        keep_or_write(&path, &unit.text()?)?;
-        println!(
-            "{}: install it with: sudo cp {} /etc/systemd/system/ && sudo systemctl enable --now \
-             thimble-relay",
-            path.display(),
-            path.display()
-        );
-    }
-    Ok(())
+    let text = |data: &Path| toml(config, data);
+    let unit = |place: Place| unit(config, place.program, place.file, place.data, place.user, place.group);
+    setup::init("thimble-relay", &config.data_dir, "relay.toml", text, systemd.then_some(unit))
 }
 
 /// A value of TOML.
@@ -151,6 +130,8 @@ fn unit(
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::cli::Settings;
 

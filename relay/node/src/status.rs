@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, net::SocketAddr};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use budget::format_size;
 use dashboard::{
     ask,
@@ -20,15 +20,7 @@ const PEERS_SHOWN: usize = 8;
 
 /// Fetches and prints.
 pub(crate) fn run(address: SocketAddr, json: bool) -> Result<()> {
-    let bytes = ask::report(address, "--http")?;
-    let report: Report = serde_json::from_slice(&bytes)
-        .with_context(|| format!("what {address} answered is no status report of this version"))?;
-    if json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print!("{}", text(&report));
-    }
-    Ok(())
+    ask::print(address, "--http", json, text)
 }
 
 /// Reasons and how often, those that occurred.

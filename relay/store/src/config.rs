@@ -38,8 +38,9 @@ pub struct Config {
     /// Bytes of all SQLite page caches together: half for writing, half for queries. Below 1 MiB a
     /// partition with many messages is indexed slowly.
     pub index_cache_bytes: u64,
-    /// Free bytes the file system must keep: appends are refused below. It has to cover what the
-    /// index writes for the messages in its queue; 16 MiB or more.
+    /// Free bytes the file system must keep: appends are refused below. Messages that are not kept may
+    /// use three quarters of it. It has to cover what the index writes for the messages in its queue;
+    /// 16 MiB or more.
     pub disk_reserve_bytes: u64,
     /// Threads that answer queries, 1 to 64. More answer more queries at once and share the page
     /// cache.

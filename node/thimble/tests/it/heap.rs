@@ -20,6 +20,20 @@ fn heap(node: &Node, arguments: &[&str]) -> String {
     }
 }
 
+const REQUESTS: usize = 32;
+/// So much larger than the mean distance of two samples (128 KiB) that a sample falls into each.
+const REQUEST_BYTES: usize = 1 << 20;
+
+/// Requests that are read whole before they are refused.
+async fn requests(node: &Node) {
+    let url = format!("{}/api/v2/canister/aaaaa-aa/call", node.url);
+    for _ in 0..REQUESTS {
+        let request = reqwest::Client::new().post(&url).header("content-type", "application/cbor");
+        let response = request.body(vec![0; REQUEST_BYTES]).send().await.unwrap();
+        assert_eq!(response.status(), 400);
+    }
+}
+
 #[tokio::test]
 async fn an_operator_sees_which_functions_of_the_node_took_memory() {
     let folder = tempfile::tempdir().unwrap();
@@ -28,15 +42,16 @@ async fn an_operator_sees_which_functions_of_the_node_took_memory() {
     node.spawn();
     let pid = node.pid();
     node.healthy().await;
+    requests(&node).await;
     let report: serde_json::Value =
         serde_json::from_str(&heap(&node, &["--json", "--by", "total", "--top", "1000"])).unwrap();
     // It became another program in place: who watches the process sees one.
     assert_eq!(report["pid"].as_u64(), Some(u64::from(pid)));
-    assert!(report["total_samples"].as_i64().unwrap() > 0, "{report}");
+    assert!(report["total_bytes"].as_i64().unwrap() > (REQUESTS * REQUEST_BYTES / 2) as i64, "{report}");
     let named = report["sites"].as_array().unwrap().iter().any(|site| {
         ["site", "caller"]
             .iter()
-            .any(|key| site[key].as_str().is_some_and(|name| name.starts_with("thimble::")))
+            .any(|key| site[key].as_str().is_some_and(|name| name.starts_with("gateway::")))
     });
     assert!(named, "{report:#}");
     let svg = folder.path().join("heap.svg");
