@@ -308,6 +308,7 @@ impl Limits {
             rules.at_least(limit, 1, "the service could not be used");
         }
         rules.at_most(limit!(self.store.query_threads), 64, "queries are bound by the disk");
+        rules.at_most(limit!(self.store.spare_segments), 64, "a few seconds of messages are enough");
     }
 
     fn check_http(&self, rules: &mut Rules) {

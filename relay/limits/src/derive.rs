@@ -228,5 +228,6 @@ fn store(memory: u64) -> StoreLimits {
         requests_per_second: 200,
         requests_burst: 400,
         disk_reserve_bytes: 0,
+        spare_segments: 4,
     }
 }

@@ -1,7 +1,7 @@
 //! The lines of the relay's budget sheet ([`sheet::Sheet`]), and what one entry of each table
 //! costs.
 
-use budget::{KIB, format_size};
+use budget::{KIB, MIB, format_size};
 use sheet::{LineKind, SheetLine};
 
 use crate::{Limits, pool};
@@ -27,6 +27,8 @@ pub const GOSSIP_ID_BYTES: u64 = 64;
 pub const CRITERION_BYTES: u64 = 128;
 /// A connection to an index database, beside its cache: lookaside memory, schema, statements.
 pub const INDEX_CONNECTION_BYTES: u64 = 192 * KIB;
+/// A spare segment of the store, on disk.
+pub(crate) const SPARE_BYTES: u64 = 4 * MIB;
 /// A row waiting for the index's writer.
 pub const INDEX_ROW_BYTES: u64 = 256;
 /// A store query, waiting or running: the request and the references of a page.
@@ -298,6 +300,13 @@ impl Limits {
                 Disk,
                 times(3, store.segment_bytes),
                 "the segment being written, one being begun, one dropped that is still being sent",
+            ),
+            line(
+                "spare_segments",
+                "store",
+                Disk,
+                times(store.spare_segments, SPARE_BYTES),
+                "passed on in these while the disk has no byte left",
             ),
             line(
                 "disk_reserve",

@@ -90,6 +90,7 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("store.page_bytes", "stock clients take frames of up to 4 MiB"),
     ("store.requests_per_second", "a client that reads a day of history page by page"),
     ("store.requests_burst", "two seconds of the rate"),
+    ("store.spare_segments", "gossip refers to messages of the last seconds; 16 MiB of them"),
     ("store.disk_reserve_bytes", "follows segment_bytes, four of them, and at least 256 MiB"),
     ("peers.known_peers", "2 KiB each; twice as many as connections"),
     ("peers.peer_exchange_peers", "a record is 300 bytes at most, so an answer is 18 kB"),

@@ -304,6 +304,9 @@ pub struct StoreLimits {
     pub requests_burst: u64,
     /// Free disk below which messages are refused with the reason; relay goes on.
     pub disk_reserve_bytes: u64,
+    /// Files of 4 MiB made while there is room: what relay peers bring is passed on in them while the
+    /// disk has no byte left.
+    pub spare_segments: u64,
 }
 
 /// Limits on known peers.

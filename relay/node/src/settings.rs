@@ -167,6 +167,7 @@ pub(crate) fn store(limits: &Limits, folder: std::path::PathBuf) -> store::Confi
         sync_interval: Duration::from_millis(store.sync_millis),
         index_cache_bytes: store.index_cache_bytes.saturating_mul(store.index_connections),
         disk_reserve_bytes: store.disk_reserve_bytes,
+        spare_segments: count(store.spare_segments),
         query_threads: count(store.query_threads),
         query_queue: count(store.queries_waiting),
         queue_bytes: messages.appending_bytes,

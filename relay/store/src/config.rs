@@ -42,6 +42,9 @@ pub struct Config {
     /// use three quarters of it. It has to cover what the index writes for the messages in its queue;
     /// 16 MiB or more.
     pub disk_reserve_bytes: u64,
+    /// Files of 4 MiB that are made while there is room for them besides the reserve. Messages that
+    /// are not kept are written over them while the disk has no room; 0 to 64.
+    pub spare_segments: usize,
     /// Threads that answer queries, 1 to 64. More answer more queries at once and share the page
     /// cache.
     pub query_threads: usize,
@@ -75,6 +78,7 @@ impl Config {
             transit_bytes: 1 << 30,
             index_cache_bytes: 8 * MIB,
             disk_reserve_bytes: 256 * MIB,
+            spare_segments: 4,
             query_threads: 2,
             query_queue: 64,
             query_wait: Duration::from_secs(5),
@@ -89,7 +93,7 @@ impl Config {
     /// # Errors
     /// The first setting that is out of its bounds.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let bounds: [(&str, u64, u64, u64); 13] = [
+        let bounds: [(&str, u64, u64, u64); 14] = [
             ("segment_bytes", self.segment_bytes, 2 * MESSAGE_BYTES_MAX as u64, 1 << 30),
             ("retention (ms)", millis(self.retention), 1000, 100 * 365 * 24 * 3_600_000),
             ("retention_bytes", self.retention_bytes, 8 * MIB, 1 << 50),
@@ -97,6 +101,7 @@ impl Config {
             ("keep_transit (ms)", millis(self.keep_transit), 1, 24 * 3_600_000),
             ("transit_bytes", self.transit_bytes, self.segment_bytes.saturating_mul(2), 1 << 50),
             ("index_cache_bytes", self.index_cache_bytes, MIB / 4, 1 << 40),
+            ("spare_segments", self.spare_segments as u64, 0, 64),
             ("query_threads", self.query_threads as u64, 1, 64),
             ("query_queue", self.query_queue as u64, 1, 1 << 16),
             ("queue_messages", self.queue_messages as u64, 1, 1 << 20),

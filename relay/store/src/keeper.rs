@@ -6,7 +6,7 @@ use std::{
     sync::{Condvar, Mutex, PoisonError, atomic::Ordering},
 };
 
-use crate::{catalog::remove_if_there, config::nanos, indexer::Event, store::Shared};
+use crate::{catalog::remove_if_there, config::nanos, indexer::Event, spare::SPARE_BYTES, store::Shared};
 use disk::Open;
 
 /// Wakes the keeper before its interval is over.
@@ -63,6 +63,16 @@ pub(crate) fn round(shared: &Shared) {
     }
     retire_partitions(shared);
     retire_transit(shared);
+    make_spares(shared);
+}
+
+fn make_spares(shared: &Shared) {
+    let needed_bytes = shared.config.disk_reserve_bytes + SPARE_BYTES;
+    let has_room = || shared.free_bytes().is_some_and(|free_bytes| free_bytes >= needed_bytes);
+    if let Err(error) = shared.spares.make(shared.disk.as_ref(), has_room) {
+        let path = shared.config.folder.display();
+        tracing::debug!(%path, %error, "a spare segment was not made");
+    }
 }
 
 fn sync(shared: &Shared) {
@@ -153,6 +163,11 @@ fn retire_transit(shared: &Shared) {
             continue;
         }
         bytes = bytes.saturating_sub(segment.length());
+        if segment.spare {
+            // It is written over when nobody refers to it.
+            shared.transit().retain(|other| other.number != segment.number);
+            continue;
+        }
         // Whoever has a reference, the writer included, goes on reading and writing it.
         let removed: io::Result<()> =
             segment.pin().and_then(|()| remove_if_there(shared.disk.as_ref(), &segment.path));

@@ -10,6 +10,7 @@
 //! <folder>/partitions/<start, ns since 1970>/<number>.segment   kept messages, `disk::records`
 //!                                            index.sqlite       derivable from the segments
 //! <folder>/transit/<number>.segment                            messages that are not kept
+//! <folder>/spare/<number>.spare                                the same, while the disk is full
 //! ```
 //!
 //! A partition holds what arrived in one stretch of time (an hour, less when it grows large).
@@ -23,7 +24,7 @@
 //!   set.
 //! - **index**: follows the writer through a queue of [`Config::index_queue_messages`]; one SQLite
 //!   connection for the current partition, and one more while a partition changes.
-//! - **keeper**: syncs at an interval, retires partitions and transit segments.
+//! - **keeper**: syncs at an interval, retires partitions and transit segments, makes spare segments.
 //! - **queries** ([`Config::query_threads`]): four SQLite connections each.
 //!
 //! All page caches together hold at most [`Config::index_cache_bytes`]. SQLite's memory map is off:
@@ -53,6 +54,7 @@ mod query_index;
 mod queue;
 mod recover;
 mod segment;
+mod spare;
 mod store;
 mod writer;
 

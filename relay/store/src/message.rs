@@ -33,6 +33,10 @@ pub struct Message {
 const _: () = assert!(size_of::<Message>() <= 32);
 
 impl Message {
+    pub(crate) fn lies_in(&self, segment: &Segment) -> bool {
+        self.segment.number == segment.number
+    }
+
     pub(crate) fn new(segment: Arc<Segment>, place: Place) -> Self {
         Self { segment, record: place.record, start: place.start, length: place.length }
     }
@@ -121,6 +125,8 @@ pub(crate) struct Segment {
     pub(crate) checked: AtomicBool,
     /// Of the last message, by the arrival clock.
     pub(crate) newest_arrival_ns: AtomicI64,
+    /// It lies in a spare file ([`crate::spare`]), which keeps its name.
+    pub(crate) spare: bool,
 }
 
 enum Handle {
@@ -132,7 +138,11 @@ enum Handle {
 
 impl Segment {
     pub(crate) fn new(disk: SharedDisk, files: Arc<Files>, path: PathBuf, number: u32) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new(Self::of(disk, files, path, number, false))
+    }
+
+    pub(crate) fn of(disk: SharedDisk, files: Arc<Files>, path: PathBuf, number: u32, spare: bool) -> Self {
+        Self {
             number,
             path,
             disk,
@@ -145,7 +155,8 @@ impl Segment {
             sync_lost: AtomicBool::new(false),
             checked: AtomicBool::new(false),
             newest_arrival_ns: AtomicI64::new(0),
-        })
+            spare,
+        }
     }
 
     pub(crate) fn length(&self) -> u64 {

@@ -28,6 +28,7 @@ use disk::{
 
 use crate::{
     message::{Files, Place, Segment, read_exact},
+    spare::SPARE_BYTES,
     store::Arrival,
 };
 
@@ -82,6 +83,8 @@ pub(crate) struct SegmentWriter {
     salt: u64,
     /// Up to the last record that was written.
     length: u64,
+    /// It takes so much.
+    bytes_max: u64,
     /// Records encoded and not yet written, large messages excepted.
     buffer: Vec<u8>,
     /// Large messages: each belongs before the buffer's byte at this position.
@@ -99,6 +102,7 @@ impl SegmentWriter {
         files: &Arc<Files>,
         path: PathBuf,
         number: u32,
+        bytes_max: u64,
     ) -> io::Result<Self> {
         let length = RecordFile::create(disk.as_ref(), &path, KIND).map_err(io_error)?.length();
         let file = disk.open(&path, Open::Write)?;
@@ -108,17 +112,29 @@ impl SegmentWriter {
         segment.length.store(length, Ordering::Release);
         segment.synced.store(length, Ordering::Release);
         segment.checked.store(true, Ordering::Release);
-        let salt = u64::from_le_bytes(salt);
-        Ok(Self {
-            segment,
-            file,
-            salt,
-            length,
-            buffer: Vec::new(),
-            large: Vec::new(),
-            pending: 0,
-            broken: false,
-        })
+        Ok(Self::begin(segment, file, u64::from_le_bytes(salt), length, bytes_max))
+    }
+
+    /// Writes over a spare file. It has no header: nobody reads it through.
+    pub(crate) fn over_spare(
+        disk: &SharedDisk,
+        files: &Arc<Files>,
+        path: PathBuf,
+        number: u32,
+    ) -> io::Result<Self> {
+        let file = disk.open(&path, Open::Write)?;
+        let segment = Arc::new(Segment::of(disk.clone(), files.clone(), path, number, true));
+        Ok(Self::begin(segment, file, 0, 0, SPARE_BYTES))
+    }
+
+    fn begin(segment: Arc<Segment>, file: Box<dyn DiskFile>, salt: u64, length: u64, bytes_max: u64) -> Self {
+        let (buffer, large) = (Vec::new(), Vec::new());
+        Self { segment, file, salt, length, bytes_max, buffer, large, pending: 0, broken: false }
+    }
+
+    /// Whether a record of so many bytes fits behind what is encoded.
+    pub(crate) fn fits(&self, record_bytes: u64) -> bool {
+        self.bytes() + record_bytes <= self.bytes_max
     }
 
     /// Bytes with what is encoded.
@@ -187,6 +203,8 @@ impl SegmentWriter {
                 self.length = *end;
                 self.segment.length.store(self.length, Ordering::Release);
             }
+            // It keeps the space it has; what follows is written over the part.
+            Err(_) if self.segment.spare => {}
             // Whatever part reached the file must not be taken for a record later.
             Err(_) => self.broken = self.file.set_len(self.length).is_err(),
         }
@@ -306,7 +324,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let disk = disk::RealDisk::shared();
         let path = folder.path().join(file_name(7));
-        let mut writer = SegmentWriter::create(&disk, &Files::new(1), path.clone(), 7).unwrap();
+        let mut writer = SegmentWriter::create(&disk, &Files::new(1), path.clone(), 7, u64::MAX).unwrap();
         let arrival = |number: u8| Arrival {
             hash: [number; 32],
             timestamp_ns: -2,

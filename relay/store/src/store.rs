@@ -29,6 +29,7 @@ use crate::{
     queue::{Queue, Refused},
     recover,
     segment::{MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX, record_bytes},
+    spare::Spares,
     writer::{Pending, Writer},
 };
 
@@ -84,6 +85,7 @@ pub(crate) struct Shared {
     /// Kept segments not yet sealed, synced and noted in the index.
     unsynced: Mutex<Vec<(Arc<Partition>, Arc<Segment>)>>,
     transit: Mutex<Vec<Arc<Segment>>>,
+    pub(crate) spares: Spares,
     pub(crate) next_segment: AtomicU32,
     // Figures.
     /// Kept messages appended and indexed since start.
@@ -248,6 +250,7 @@ impl Store {
             cursors: Cursors::default(),
             unsynced: Mutex::default(),
             transit: Mutex::default(),
+            spares: Spares::new(disk.as_ref(), &config.folder.join("spare"), config.spare_segments),
             next_segment: AtomicU32::new(1),
             appended: AtomicU64::new(0),
             indexed: watch::Sender::new(0),

@@ -22,7 +22,7 @@ use crate::{
     error::AppendError,
     index::Row,
     indexer::Event,
-    message::{Message, Place},
+    message::{Message, Place, Segment},
     segment::{BATCH_BYTES_MAX, SegmentWriter, file_name, record_bytes},
     store::{Appended, Arrival, Shared},
 };
@@ -130,8 +130,7 @@ impl Writer {
         // known.
         let twice = lane.hashes.contains(&arrival.hash);
         let over = lane.writer.as_ref().is_some_and(|writer| {
-            writer.pending() as u64 + bytes > BATCH_BYTES_MAX as u64
-                || writer.bytes() + bytes > self.shared.config.segment_bytes
+            writer.pending() as u64 + bytes > BATCH_BYTES_MAX as u64 || !writer.fits(bytes)
         });
         if twice || over {
             self.flush(kept);
@@ -141,7 +140,7 @@ impl Writer {
                 return;
             }
         }
-        if let Err(error) = self.check_room(kept, bytes).and_then(|()| self.make_ready(kept, bytes, now_ns)) {
+        if let Err(error) = self.make_ready(kept, bytes, now_ns) {
             drop(held);
             let _ = answer.send(Err(error));
             return;
@@ -157,12 +156,8 @@ impl Writer {
     }
 
     /// Room for a message and what is reserved; of a file system that does not say, none is asked.
-    fn check_room(&self, kept: bool, bytes: u64) -> Result<(), AppendError> {
-        self.has_room(kept, bytes).map_err(|error| self.shared.disk_full(error))
-    }
-
-    /// The same, counting nothing. Messages that are passed on and not kept, which are gone after
-    /// [`Config::keep_transit`], may use a part of the reserve.
+    /// Messages that are passed on and not kept, which are gone after [`Config::keep_transit`], may
+    /// use a part of the reserve.
     fn has_room(&self, kept: bool, bytes: u64) -> Result<(), AppendError> {
         let reserve = self.shared.config.disk_reserve_bytes;
         let needed_bytes = bytes + if kept { reserve } else { reserve / TRANSIT_RESERVE_OF };
@@ -175,27 +170,69 @@ impl Writer {
         }
     }
 
-    /// Sees to a segment that takes a record of so many bytes.
+    /// Sees to a segment that takes a record of so many bytes: a spare one for what is not kept and
+    /// has no room.
     fn make_ready(&mut self, kept: bool, bytes: u64, now_ns: i64) -> Result<(), AppendError> {
+        let no_room = match self.has_room(kept, bytes) {
+            Err(error) if kept => return Err(self.shared.disk_full(error)),
+            other => other.err(),
+        };
         let config = &self.shared.config;
         let lane = if kept { &self.kept } else { &self.transit };
-        let full = lane
-            .writer
-            .as_ref()
-            .is_none_or(|writer| writer.is_broken() || writer.bytes() + bytes > config.segment_bytes);
+        let full = lane.writer.as_ref().is_none_or(|writer| writer.is_broken() || !writer.fits(bytes));
+        let other = lane.writer.as_ref().is_some_and(|writer| writer.segment.spare != no_room.is_some());
         let over = if kept {
             let look = !std::mem::replace(&mut self.looked, true);
             look && lane.partition.as_ref().is_none_or(|partition| config.is_over(partition, now_ns))
         } else {
             now_ns.saturating_sub(lane.begun_ns) > nanos(config.keep_transit) / 2
         };
-        if !full && !over {
+        if !full && !over && !other {
             return Ok(());
         }
         if lane.writer.as_ref().is_some_and(|writer| writer.pending() > 0) {
             self.flush(kept);
         }
-        self.begin(kept, now_ns).map_err(|source| self.shared.failed(source, bytes))
+        match no_room {
+            None => self.begin(kept, now_ns).map_err(|source| self.shared.failed(source, bytes)),
+            Some(error) => match self.begin_spare(now_ns) {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(self.shared.disk_full(error)),
+                Err(source) => Err(self.shared.failed(source, bytes)),
+            },
+        }
+    }
+
+    /// Writes over a spare file from now on; false when all hold what somebody refers to.
+    fn begin_spare(&mut self, now_ns: i64) -> io::Result<bool> {
+        let shared = self.shared.clone();
+        self.transit.leave(&shared.config, now_ns);
+        let mut begun = None;
+        loop {
+            let done = shared.spares.begin(|path| {
+                let number = shared.next_segment.fetch_add(1, Ordering::Relaxed);
+                let writer = SegmentWriter::over_spare(&shared.disk, &shared.files, path, number)?;
+                Ok(begun.insert(writer).segment.clone())
+            })?;
+            if done {
+                break;
+            }
+            // What was passed on longest ago is forgotten, so that it may leave.
+            let oldest = {
+                let mut transit = shared.transit();
+                let position = transit.iter().position(|segment| segment.spare);
+                position.map(|position| transit.remove(position))
+            };
+            let Some(oldest) = oldest else { return Ok(false) };
+            self.recent.forget_segment(&oldest);
+        }
+        if let Some(writer) = &begun {
+            writer.segment.newest_arrival_ns.store(now_ns, Ordering::Release);
+            shared.note_transit(writer.segment.clone());
+        }
+        self.transit.begun_ns = now_ns;
+        self.transit.writer = begun;
+        Ok(true)
     }
 
     /// Begins a segment, and with it a partition when the current one is over.
@@ -212,7 +249,8 @@ impl Writer {
         } else {
             shared.transit_folder().join(file_name(number))
         };
-        let writer = SegmentWriter::create(&shared.disk, &shared.files, path, number)?;
+        let writer =
+            SegmentWriter::create(&shared.disk, &shared.files, path, number, shared.config.segment_bytes)?;
         // Before the keeper sees it: one that is empty is not old.
         writer.segment.newest_arrival_ns.store(now_ns, Ordering::Release);
         match (&lane.partition, kept) {
@@ -342,6 +380,10 @@ impl Recent {
         if self.order.is_empty() && self.known.capacity() > 64 {
             (self.known, self.order) = (HashMap::new(), VecDeque::new());
         }
+    }
+
+    fn forget_segment(&mut self, segment: &Segment) {
+        self.known.retain(|_, (message, _)| !message.lies_in(segment));
     }
 
     fn forget_oldest(&mut self) {

@@ -48,6 +48,7 @@ pub(crate) fn config(folder: &Path) -> Config {
         segment_bytes: 2 << 20,
         retention: Duration::from_secs(80),
         disk_reserve_bytes: 0,
+        spare_segments: 0,
         sync_interval: Duration::from_secs(3600),
         open_segments: 2,
         ..Config::new(folder)

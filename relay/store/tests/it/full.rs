@@ -127,3 +127,69 @@ fn what_may_pass_is_passed_on_while_there_is_no_room_to_keep_it() {
     try_append(&store, passing, body(1, 200)).unwrap();
     assert_eq!((numbers(&store).len(), store.status().appended_messages), (0, 0));
 }
+
+#[test]
+fn what_may_pass_is_passed_on_while_the_disk_has_no_byte_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(_tmpfs) = Tmpfs::new(folder.path(), "40m") else {
+        return testing::missing("a tmpfs cannot be mounted: run as root, or with CAP_SYS_ADMIN");
+    };
+    let hand = Hand::new();
+    let folder_of_store = folder.path().join("store");
+    let config = Config { disk_reserve_bytes: 8 << 20, spare_segments: 4, ..config(&folder_of_store) };
+    let mut store = open(config.clone(), &hand);
+    append(&store, 0, hand.now());
+    store.sync();
+    assert_eq!(files(folder.path(), ".spare").len(), 4);
+    let filler = folder.path().join("filler");
+    let pass = |store: &store::Store, number: u64| {
+        let passing = store::Arrival { may_pass: true, ..arrival(number, hand.now()) };
+        try_append(store, passing, body(number, 500_000))
+    };
+    // The disk is full all the time, at a start too.
+    for start in 0..2 {
+        let error = std::fs::write(&filler, vec![1; 40 << 20]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        let refused = try_append(&store, arrival(1, hand.now()), body(1, 10)).unwrap_err();
+        assert!(matches!(refused, AppendError::DiskFull { .. }), "{refused}");
+        // For as long as somebody refers to them, so many and no more.
+        let mut held = Vec::new();
+        let refused = loop {
+            let number = 1000 * (start + 1) + held.len() as u64;
+            match pass(&store, number) {
+                Ok(message) => held.push((number, message)),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(refused, AppendError::DiskFull { .. }), "{refused}");
+        assert_eq!(held.len(), 4 * 8, "{refused}");
+        for (number, message) in &held {
+            assert_eq!(message.read_all().unwrap(), body(*number, 500_000));
+        }
+        // Those that were sent make room for others.
+        held.drain(..8);
+        for number in 0..8 {
+            held.push((5000 + number, pass(&store, 5000 + number).unwrap()));
+        }
+        assert!(pass(&store, 6000).is_err());
+        for (number, message) in held.drain(..) {
+            assert_eq!(message.read_all().unwrap(), body(number, 500_000));
+        }
+        for number in 7000..7100 {
+            let message = pass(&store, number).unwrap();
+            assert_eq!(message.read_all().unwrap(), body(number, 500_000));
+        }
+        // An index is not opened on a full disk: what was kept is found from the next start on.
+        assert_eq!(numbers(&store).len(), 1 - start as usize);
+        drop(store);
+        store = open(config.clone(), &hand);
+    }
+    std::fs::remove_file(&filler).unwrap();
+    drop(store);
+    let store = open(config, &hand);
+    append(&store, 1, hand.now());
+    assert_eq!(numbers(&store), [0, 1]);
+    assert_eq!(files(&folder.path().join("store/transit"), ".segment").len(), 0);
+    pass(&store, 8000).unwrap();
+    assert_eq!(numbers(&store), [0, 1, 8000], "there is room to keep it");
+}
