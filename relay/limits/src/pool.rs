@@ -16,7 +16,8 @@ pub const STREAMS: &str = "streams";
 pub const UNREAD: &str = "unread";
 /// Frames being read and decoded, by their announced length. Full: the stream is not read.
 pub const RECEIVING: &str = "receiving";
-/// Messages waiting for the log's writer. Full: light push answers 429, gossip frames wait.
+/// Messages waiting for the log's writer: bounded by its queue, and counted in `receiving` until they
+/// are written. Full: light push answers 429, gossip frames wait.
 pub const APPENDING: &str = "appending";
 /// Buffers of messages being written to peers: [`crate::MessageLimits::sending_chunk_bytes`] each.
 /// Full: the stream waits.
@@ -31,18 +32,19 @@ pub const SEEN: &str = "seen";
 /// References of messages that peers may still fetch: [`crate::HISTORY_BYTES`] each (observed).
 /// Full: the oldest leave.
 pub const GOSSIP_HISTORY: &str = "gossip_history";
-/// References waiting for gossip peers: [`crate::REFERENCE_BYTES`] each. Full: the oldest of the
-/// longest queue leaves.
+/// References waiting for gossip peers: [`crate::REFERENCE_BYTES`] each (observed). Full: the
+/// oldest of the longest queue leaves.
 pub const GOSSIP_QUEUES: &str = "gossip_queues";
-/// Criteria of filter subscriptions: [`crate::FilterLimits::criterion_bytes`] each. Full: refused.
+/// Criteria of filter subscriptions: [`crate::FilterLimits::criterion_bytes`] each at most
+/// (observed). Full: refused.
 pub const SUBSCRIPTIONS: &str = "subscriptions";
-/// References waiting for filter receivers: [`crate::REFERENCE_BYTES`] each. Full: the oldest of
-/// the longest queue leaves.
+/// References waiting for filter receivers: [`crate::REFERENCE_BYTES`] each (observed). Full: the
+/// oldest of the longest queue leaves.
 pub const PUSH_QUEUES: &str = "push_queues";
-/// Rows waiting for the index's writer: [`crate::INDEX_ROW_BYTES`] each. Full: the log's writer
-/// waits.
+/// Rows waiting for the index's writer: [`crate::INDEX_ROW_BYTES`] each (observed). Full: the
+/// log's writer waits.
 pub const INDEX_QUEUE: &str = "index_queue";
-/// Store queries, waiting or running: [`crate::QUERY_BYTES`] each. Full: 429.
+/// Store queries, waiting or running: [`crate::QUERY_BYTES`] each (observed). Full: 429.
 pub const STORE_QUERIES: &str = "store_queries";
 /// Known peers and the discovery table: [`crate::PEER_BYTES`] each (observed). Full: the worst
 /// leave.
@@ -53,7 +55,8 @@ pub const HTTP_CONNECTIONS: &str = "http_connections";
 pub const REQUEST_BODIES: &str = "request_bodies";
 /// HTTP responses being encoded and written. Full: 503.
 pub const RESPONSES: &str = "responses";
-/// References kept for REST subscriptions: [`crate::REFERENCE_BYTES`] each. Full: the oldest leave.
+/// References kept for REST subscriptions: [`crate::REFERENCE_BYTES`] each (observed). Full: the
+/// oldest leave.
 pub const HTTP_CACHE: &str = "http_cache";
 
 /// All of them, in the order of the sheet.

@@ -107,6 +107,8 @@ pub(crate) struct Filter {
 pub(crate) struct Held {
     pub(crate) receivers: usize,
     pub(crate) criteria: usize,
+    /// Of the content topics, each once.
+    pub(crate) topics_bytes: u64,
     pub(crate) waiting: usize,
 }
 
@@ -278,6 +280,7 @@ impl Filter {
         Held {
             receivers: state.receivers.len(),
             criteria: state.criteria,
+            topics_bytes: state.index.keys().map(|(_, topic)| topic.len() as u64).sum(),
             waiting: state.receivers.values().map(|receiver| receiver.queue.len()).sum(),
         }
     }

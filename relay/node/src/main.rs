@@ -15,6 +15,7 @@ mod key;
 mod latencies;
 mod network;
 mod node;
+mod observed;
 mod pace;
 mod rates;
 mod run;

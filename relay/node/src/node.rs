@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use budget::{Ledger, Observation, Pool, cgroup::Cgroup};
+use budget::{Ledger, Pool, cgroup::Cgroup};
 use bytes::Bytes;
 use futures::StreamExt;
 use libp2p::{
@@ -48,6 +48,7 @@ use crate::{
         places::Places,
         transport::{Tls, transport},
     },
+    observed::Observed,
     pace::Paces,
     rates::{Rate, Rates},
     services,
@@ -173,7 +174,8 @@ impl Node {
     }
 }
 
-fn pool(ledger: &Ledger, name: &'static str) -> Result<Pool> {
+/// The pool of this name.
+pub(crate) fn pool(ledger: &Ledger, name: &'static str) -> Result<Pool> {
     ledger.pool(name).with_context(|| format!("the budget sheet has no pool `{name}`"))
 }
 
@@ -331,8 +333,7 @@ pub(crate) struct Network {
     /// Whether peers are asked for further ones, and when they were last.
     asks_peers: bool,
     asked_peers: Option<Instant>,
-    /// What the found peers and the discovery table take, for the ledger.
-    peer_store: Observation,
+    observed: Observed,
     heartbeat: Duration,
     /// Addresses that were configured, and those that have a socket by now.
     listeners: usize,
@@ -388,7 +389,7 @@ impl Network {
             swarm.add_external_address(address.clone());
         }
         let (sender, asks) = mpsc::channel(ASKS);
-        let peer_store = pool(&node.ledger, pool::PEER_STORE)?.observe();
+        let observed = Observed::new(&node.ledger)?;
         let network = Self {
             node,
             swarm,
@@ -398,7 +399,7 @@ impl Network {
             finds_peers: config.finds_peers(),
             asks_peers: config.asks_peers(),
             asked_peers: None,
-            peer_store,
+            observed,
             heartbeat: Duration::from_millis(limits.gossip.heartbeat_millis),
             listeners: config.listen.len(),
             listening: HashSet::new(),
@@ -431,6 +432,7 @@ impl Network {
                     self.swarm.behaviour_mut().waku.fill_gossip();
                     self.node.filter.expire(Instant::now());
                     self.find_peers();
+                    self.observed.look(&self.node);
                 }
                 _ = sweep.tick() => {
                     let closed = self.meters.sweep(Instant::now());
@@ -525,8 +527,6 @@ impl Network {
         let now = self.node.now();
         let (dials, wants) = {
             let mut peers = self.node.peers();
-            let entries = peers.len() as u64 + self.node.discovery_table.load(Relaxed);
-            self.peer_store.set(entries * relay_limits::PEER_BYTES);
             let wants = self.finds_peers && peers.wants_more(now, &connections);
             (peers.dials(now, &connections), wants)
         };

@@ -61,6 +61,11 @@ impl Subscribers {
         self.lock().get_mut(topic).map(|queue| std::mem::take(queue).into())
     }
 
+    /// References kept.
+    pub(crate) fn waiting(&self) -> usize {
+        self.lock().values().map(VecDeque::len).sum()
+    }
+
     /// A message came.
     pub(crate) fn deliver(&self, shard: Shard, content_topic: &str, message: &Message) {
         let mut queues = self.lock();

@@ -66,6 +66,19 @@ pub struct Counters {
     pub history_dropped: u64,
 }
 
+/// Entries a router holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Peers connected.
+    pub peers: usize,
+    /// Ids of messages seen.
+    pub seen: usize,
+    /// References that peers may fetch.
+    pub history: usize,
+    /// References in the queues of peers.
+    pub waiting: usize,
+}
+
 /// One peer, to be shown.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PeerView {
@@ -572,9 +585,13 @@ impl<M: Clone> Router<M> {
         self.meshes.get(&shard).map(|mesh| mesh.iter().copied().collect()).unwrap_or_default()
     }
 
-    /// Entries held: seen ids, messages in the history, references in queues.
-    pub fn held(&self) -> (usize, usize, usize) {
-        let queued = self.peers.values().map(|state| state.queue.len()).sum();
-        (self.seen.len(), self.history.len(), queued)
+    /// How much is held.
+    pub fn held(&self) -> Held {
+        Held {
+            peers: self.peers.len(),
+            seen: self.seen.len(),
+            history: self.history.len(),
+            waiting: self.peers.values().map(|state| state.queue.len()).sum(),
+        }
     }
 }

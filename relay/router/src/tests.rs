@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha20Rng;
 
-use crate::{Config, MessageId, Offer, Outgoing, Peer, Refusal, Router, ScoreConfig, Shard};
+use crate::{Config, Held, MessageId, Offer, Outgoing, Peer, Refusal, Router, ScoreConfig, Shard};
 
 const TOPIC: Shard = 7;
 
@@ -234,7 +234,7 @@ fn a_peer_that_never_reads_costs_its_queue_and_no_more() {
     for number in 0..1000 {
         router.publish(TOPIC, id(number), number as u32, Duration::from_secs(1));
     }
-    assert_eq!(router.held().2, 10);
+    assert_eq!(router.held().waiting, 10);
     assert_eq!(router.counters().dropped, 990);
     let first = router.next(Peer(1)).unwrap().unwrap();
     assert_eq!(first, Outgoing::Message(TOPIC, 990), "the oldest left");
@@ -549,7 +549,7 @@ fn nonsense_from_peers_keeps_every_bound() {
                     router.heartbeat(now);
                 }
             }
-            let (seen, history, queued) = router.held();
+            let Held { seen, history, waiting: queued, .. } = router.held();
             assert!(seen <= 300 && history <= 50 && queued <= 160, "{seen} {history} {queued}");
             let views = router.peers(now);
             assert!(views.len() <= 10);

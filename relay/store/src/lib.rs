@@ -65,4 +65,4 @@ pub use query::{
     CONTENT_TOPICS_MAX, Found, HASHES_MAX, PAGE_MESSAGES_DEFAULT, PAGE_MESSAGES_MAX, Page, Query,
 };
 pub use segment::{MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX};
-pub use store::{Appended, Arrival, Clock, Status, Store};
+pub use store::{Appended, Arrival, Clock, Status, Store, Waiting};

@@ -354,6 +354,15 @@ impl Store {
         query::answer(self.0.shared.clone(), query)
     }
 
+    /// How much waits for the index, and for answers.
+    pub fn waiting(&self) -> Waiting {
+        let shared = &self.0.shared;
+        Waiting {
+            rows: shared.rows.count(),
+            queries: shared.config.query_queue - shared.queries.available_permits(),
+        }
+    }
+
     /// Figures of this moment.
     pub fn status(&self) -> Status {
         let shared = &self.0.shared;
@@ -437,6 +446,15 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// What waits in a store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waiting {
+    /// Rows to be indexed.
+    pub rows: usize,
+    /// Queries, those being answered included.
+    pub queries: usize,
 }
 
 /// Figures of a store at one moment.

@@ -402,7 +402,7 @@ impl Service {
 
     fn gossip(&self, connected: &[Connected]) -> (Gossip, Peers) {
         let node = &*self.node;
-        let (counters, (seen, history, waiting), views) = {
+        let (counters, held, views) = {
             let router = node.router();
             (router.counters(), router.held(), router.peers(node.now()))
         };
@@ -427,9 +427,9 @@ impl Service {
             grafts_refused: counters.grafts_refused,
             seen_cut_short: counters.seen_cut_short,
             history_dropped: counters.history_dropped,
-            seen,
-            history,
-            waiting,
+            seen: held.seen,
+            history: held.history,
+            waiting: held.waiting,
             by_shard,
         };
         let views: HashMap<Peer, _> = views.into_iter().map(|view| (view.peer, view)).collect();

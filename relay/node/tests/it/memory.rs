@@ -197,3 +197,24 @@ async fn limits_of_messages_and_requests_are_those_of_the_table() {
     .await
     .expect("the push is timed");
 }
+
+#[tokio::test]
+async fn what_tables_hold_is_counted_in_their_pools() {
+    let node = Relay::start(&[]);
+    let mut receiver = Client::connect(node.address(false)).await;
+    assert_eq!(receiver.filter(Action::Subscribe, &[TOPIC]).await, 200);
+    let mut sender = Client::connect(node.address(false)).await;
+    for number in 0..20 {
+        assert_eq!(sender.push(&message(TOPIC, &[number])).await.unwrap().status.code(), 200);
+        receiver.pushed().await;
+    }
+    let used = |name: &str| {
+        let pool = format!("thimble_relay_pool_used_bytes{{pool=\"{name}\"}}");
+        move || node.metric(&pool)
+    };
+    let (program, seen, subscriptions) = (used("program"), used("seen"), used("subscriptions"));
+    until("the tables were looked at", || (seen() >= 20 * relay_limits::SEEN_BYTES).then_some(()));
+    assert!(program() > 100_000, "constants that the loader wrote: {}", program());
+    let topic_bytes = TOPIC.len() as u64;
+    assert_eq!(subscriptions(), relay_limits::CRITERION_BYTES + topic_bytes);
+}
