@@ -292,14 +292,8 @@ fn one(test: &Test, finding: Option<&Finding>, error: f64, least: f64) -> Judged
         (Some(_), _) if called => {
             (Verdict::Noise, Some(format!("a change, and below {:.1} %", least * 100.0)))
         }
-        (Some(p), _) if p <= FAR && large => (
-            Verdict::Outlier,
-            Some(if judged.candidate.iter().flatten().count() == 1 {
-                "one far value, which so many tests may have by chance".into()
-            } else {
-                "far, which so many tests may be by chance".into()
-            }),
-        ),
+        // Far by itself, and not rarer than the farthest of so many tests.
+        (Some(p), _) if p <= FAR && large => (Verdict::Outlier, None),
         (Some(_), _) => (Verdict::Noise, None),
     };
     if !by_ratio && judged.why.is_none() {

@@ -50,7 +50,10 @@ fn suite(folder: &Path) -> Vec<PathBuf> {
             let level = 1.0 + f64::from(test);
             let seconds = level * (0.03 * noise.next()).exp() * if changed { 1.3 } else { 1.0 };
             if !(run == 3 && test == 20) {
-                let _ = writeln!(xml, "<testcase classname=\"net\" name=\"t{test:03} &lt;b&gt;\" time=\"{seconds:.3}\"/>");
+                let _ = writeln!(
+                    xml,
+                    "<testcase classname=\"net\" name=\"t{test:03} &lt;b&gt;\" time=\"{seconds:.3}\"/>"
+                );
             }
         }
         if run == 3 {
@@ -270,4 +273,75 @@ fn ctrl_c_prints_what_was_measured() {
     // Nothing of the last command runs on.
     let last = fs::read_to_string(&pids).unwrap().lines().last().unwrap().to_owned();
     assert!(!Path::new(&format!("/proc/{last}/stat")).exists(), "{last} still runs");
+}
+
+/// The folder of this repository, if it is a checkout with a history; says so otherwise.
+fn checkout() -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
+    let mut parent = Command::new("git");
+    parent.args(["rev-parse", "--verify", "--quiet", "HEAD~1"]).current_dir(&root);
+    match parent.output() {
+        Ok(output) if output.status.success() => Some(root),
+        _ => {
+            testing::missing("this is no git checkout with a commit before HEAD");
+            None
+        }
+    }
+}
+
+fn script(root: &Path, folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(root.join("scripts/compare.sh"));
+    command.arg(LAB).args(arguments).env("COMPARE_DIR", folder).env_remove("CARGO_TARGET_DIR");
+    command
+}
+
+fn has_work_tree(root: &Path, folder: &Path) -> bool {
+    let list = Command::new("git").args(["worktree", "list"]).current_dir(root).output().unwrap();
+    text(&list).contains(folder.to_str().unwrap())
+}
+
+#[test]
+fn a_comparison_of_commits_refuses_what_cannot_be() {
+    let Some(root) = checkout() else { return };
+    let folder = TempDir::new().unwrap();
+    for (arguments, words) in [
+        (&["no-such-commit"][..], "there is no commit no-such-commit"),
+        (&["HEAD"], "name another BASE"),
+        (&["--help"], "there is no commit --help"),
+        (&["HEAD~1", "bench-moon"], "there are bench, bench-net and bench-relay"),
+    ] {
+        let output = script(&root, folder.path(), arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", text(&output));
+        assert!(text(&output).contains(words), "{}", text(&output));
+    }
+    let output = script(&root, folder.path(), &["HEAD~1"]).env("TURNS", "none").output().unwrap();
+    assert!(text(&output).contains("1 to 99 turns"), "{}", text(&output));
+}
+
+#[test]
+fn a_comparison_of_commits_that_is_interrupted_leaves_no_work_tree() {
+    use std::os::unix::process::CommandExt;
+    let Some(root) = checkout() else { return };
+    let folder = TempDir::new().unwrap();
+    let folder = folder.path().canonicalize().unwrap();
+    // Whoever started the tests in the background may have had them ignore signals, which bash keeps.
+    let mut command = Command::new("env");
+    command.args(["--default-signal=INT"]).arg(root.join("scripts/compare.sh")).args([LAB, "HEAD~1"]);
+    command.env("COMPARE_DIR", &folder).env_remove("CARGO_TARGET_DIR").process_group(0);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    // Until cargo works in it.
+    let stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut lines = stderr.lines().map(Result::unwrap).take_while(|line| !line.contains("error"));
+    assert!(lines.any(|line| line.contains("Compiling") || line.contains("Blocking")), "no build began");
+    assert!(has_work_tree(&root, &folder));
+    let second = script(&root, &folder, &["HEAD~1"]).output().unwrap();
+    assert!(text(&second).contains("another comparison runs"), "{}", text(&second));
+    rustix::process::kill_process_group(
+        Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(),
+        Signal::INT,
+    )
+    .unwrap();
+    for _ in lines {}
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(!has_work_tree(&root, &folder) && !folder.join("tree").exists());
 }
