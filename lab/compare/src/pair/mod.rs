@@ -311,7 +311,8 @@ fn sift(turns: &[Turn], others_max: f64) -> (Vec<&Turn>, usize) {
         turn.busy.iter().zip(calm).all(|(busy, calm)| {
             let pressed = busy.pressure.is_some_and(|pressure| pressure > calm + PRESSURE_ABOVE);
             // Pressure alone may be the command's own; it counts when others took a part of it.
-            busy.others <= others_max && !(pressed && busy.others > others_max / 2.0)
+            let near = others_max < 1.0 && busy.others > others_max / 2.0;
+            busy.others <= others_max && !(pressed && near)
         })
     };
     let kept: Vec<&Turn> = turns.iter().filter(counts).collect();
@@ -406,6 +407,8 @@ mod tests {
         ];
         let (kept, dropped) = sift(&turns, 0.1);
         assert_eq!((kept.len(), dropped), (3, 2));
+        // Who allows all of it keeps everything.
+        assert_eq!(sift(&[turn(1.0, Some(1.0)), turn(0.0, Some(0.0))], 1.0).0.len(), 2);
         assert_eq!(sift(&turns, 1.0).0.len(), 5);
     }
 

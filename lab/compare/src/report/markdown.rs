@@ -3,10 +3,15 @@
 use std::fmt::Write;
 
 use super::{Report, change, clean, how, probability, summary, unsigned, value};
-use crate::verdict::{Judged, Verdict};
+use crate::{
+    figure::shortened,
+    verdict::{Judged, Verdict},
+};
 
 /// Rows of the folded table; a comment has a limit too.
 const ROWS_MAX: usize = 200;
+/// Longest name.
+const NAME_BYTES_MAX: usize = 120;
 
 /// The whole comment.
 pub(crate) fn markdown(report: &Report) -> String {
@@ -41,7 +46,7 @@ fn table(text: &mut String, tests: &[&Judged]) {
             text,
             "| {} | {} | {} | {} | {} | {} | {} |",
             test.verdict.words_of(&test.unit),
-            code(&test.name),
+            code(&shortened(&test.name, NAME_BYTES_MAX)),
             of(test.baseline_mean),
             of(test.candidate_mean),
             plain(&change(test)),

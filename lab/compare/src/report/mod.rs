@@ -202,10 +202,10 @@ pub(crate) fn how(report: &Report) -> String {
     };
     let tail = match (method.tail_values, method.tail_df) {
         (0, _) => String::new(),
-        (values, None) => format!("; {values} values of runs left out show normal tails"),
+        (values, None) => format!("; {values} values of runs left out show no heavy tails"),
         (values, Some(df)) => {
             format!(
-                "; {values} values of runs left out allow tails like Student's with {df} degrees of freedom"
+                "; {values} values of runs left out show tails like Student's with {df} degrees of freedom"
             )
         }
     };

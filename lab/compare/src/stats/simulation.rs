@@ -53,6 +53,8 @@ struct Rates {
     wrong_of_called: f64,
     /// Part of the changed tests that were called.
     found: f64,
+    /// Part of the changed tests that were called or worth a re-run.
+    noticed: f64,
     /// Part of the unchanged tests that were worth a re-run.
     far: f64,
     /// Comparisons in which the whole is better with more than 97.5 %, and the same for worse.
@@ -71,20 +73,23 @@ fn run(name: &str, study: Study, few: usize) -> Rates {
     for _ in 0..rounds {
         let tests = draw(&study, rng);
         let findings = find(&tests, true, ERROR);
-        let (mut right, mut wrong, mut far) = (0.0, 0.0, 0.0);
+        let (mut right, mut wrong, mut far, mut missed) = (0.0, 0.0, 0.0, 0.0);
         for (index, finding) in findings.tests.iter().enumerate() {
             let finding = finding.as_ref().unwrap();
             let called = finding.q.is_some_and(|q| q <= ERROR) && finding.outside;
+            let is_far = finding.p.is_some_and(|p| p <= super::FAR);
             match (called, index < study.changed) {
                 (true, true) => right += 1.0,
                 (true, false) => wrong += 1.0,
-                (false, false) if finding.p.is_some_and(|p| p <= super::FAR) => far += 1.0,
+                (false, false) if is_far => far += 1.0,
+                (false, true) if !is_far => missed += 1.0,
                 (false, _) => {}
             }
         }
         rates.any_wrong += f64::from(u8::from(wrong > 0.0));
         rates.wrong_of_called += wrong / f64::max(1.0, wrong + right);
         rates.found += right / study.changed.max(1) as f64;
+        rates.noticed += 1.0 - missed / study.changed.max(1) as f64;
         rates.far += far / (study.tests - study.changed) as f64;
         let whole = whole::judge(&tests, &vec![Some(false); tests.len()], &findings, true).unwrap();
         let p = whole.p_better.unwrap_or(0.5);
@@ -95,6 +100,7 @@ fn run(name: &str, study: Study, few: usize) -> Rates {
         &mut rates.any_wrong,
         &mut rates.wrong_of_called,
         &mut rates.found,
+        &mut rates.noticed,
         &mut rates.far,
         &mut rates.whole_better,
         &mut rates.whole_worse,
@@ -160,8 +166,7 @@ fn heavy_tails_are_no_changes() {
         ("tails of 3, unequal noise", Study { tail: 3, unequal: 0.7, ..STUDY }),
     ] {
         let rates = run(name, study, 300);
-        // The documented rate is twice the nominal one: three runs say little about tails.
-        assert!(rates.any_wrong <= 2.0 * ERROR + slack(2.0 * ERROR, 300), "{name}: {rates:?}");
+        assert!(rates.any_wrong <= ERROR + slack(ERROR, 300), "{name}: {rates:?}");
         assert!(rates.far < 0.04, "{name}: {rates:?}");
     }
 }
@@ -170,16 +175,19 @@ fn heavy_tails_are_no_changes() {
 fn a_fifth_at_three_percent_noise_is_found() {
     let ten = Study { changed: 10, ..STUDY };
     let rates = run("10 of 166 slower by 20 %", ten, 100);
-    assert!(rates.found > 0.95 && rates.wrong_of_called < 0.08, "{rates:?}");
+    assert!(rates.found > 0.8 && rates.noticed > 0.97 && rates.wrong_of_called < 0.05, "{rates:?}");
     let one = Study { changed: 1, ..STUDY };
     let rates = run("1 of 166 slower by 20 %", one, 100);
-    assert!(rates.found > 0.85, "{rates:?}");
+    assert!(rates.found > 0.5 && rates.noticed > 0.95, "{rates:?}");
+    let two_runs = Study { changed: 1, candidate: 2, ..STUDY };
+    let rates = run("1 of 166 slower by 20 %, 3 runs against 2", two_runs, 100);
+    assert!(rates.found > 0.8 && rates.noticed > 0.97, "{rates:?}");
     let runs = Study { changed: 10, runs: 0.01, ..STUDY };
     let rates = run("10 of 166 slower by 20 %, runs differ by 1 %", runs, 100);
-    assert!(rates.found > 0.9, "{rates:?}");
+    assert!(rates.found > 0.6 && rates.noticed > 0.95, "{rates:?}");
     let unequal = Study { changed: 30, unequal: 0.5, ..STUDY };
     let rates = run("30 of 166 slower by 20 %, unequal noise", unequal, 100);
-    assert!(rates.found > 0.6 && rates.wrong_of_called < 0.08, "{rates:?}");
+    assert!(rates.found > 0.4 && rates.wrong_of_called < 0.05, "{rates:?}");
     let alone = Study { tests: 1, changed: 1, baseline: 5, candidate: 5, ..STUDY };
     let rates = run("1 test alone, 5 runs against 5", alone, 100);
     assert!(rates.found > 0.95, "{rates:?}");
