@@ -9,6 +9,7 @@
 #   make bench-dkg [DKG_NODES=4,13,40] | make bench-dkg-starvation [DURATION=10]
 #   make bench-sync [SYNC_MIB=300]
 #   make stress [CASE=baseline] [PHASE=10] [MEMORY=256MiB] | make bench-relay [PHASE=10] [LONG=60] [TURNS=1] | make bench-heap [PHASE=10]
+#   make compare BASE=HEAD~10 [WHAT=bench|bench-net|bench-relay] [TURNS=3] [DURATION=5]
 #   make lint | make fmt | make canisters | make fuzz [FUZZ_SECONDS=60]
 #
 # CARGO_TARGET_DIR moves the build directory (default: target), so that several checkouts can share one.
@@ -32,10 +33,12 @@ CASE ?= baseline
 PHASE ?= 10
 LONG ?= 60
 TURNS ?= 1
+BASE ?= HEAD~1
+WHAT ?= bench
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 BIN := $(CARGO_TARGET_DIR)/release
 
-.PHONY: run test simulate bench bench-net bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap lint fmt build setup setup-clients canisters fuzz help
+.PHONY: run test simulate bench bench-net bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap compare lint fmt build setup setup-clients canisters fuzz help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -61,7 +64,8 @@ simulate: setup ## Run SEEDS histories of a subnet of four to six under a simula
 	@SIMULATE_SEEDS="$(SEEDS)" SIMULATE_FIRST="$(FIRST)" RUST_LOG=off cargo test --release --locked -p rounds --test simulation -- --nocapture every_history
 
 bench: build ## Measure start, idle, latency, rates and memory, and print the table with the machine.
-	@"$(BIN)/thimble-lab" bench --node "$(BIN)/thimble" --memory "$(MEMORY)" --seconds "$(or $(DURATION),10)" --concurrency "$(CONCURRENCY)"
+	@"$(BIN)/thimble-lab" bench --node "$(BIN)/thimble" --memory "$(MEMORY)" --seconds "$(or $(DURATION),10)" --concurrency "$(CONCURRENCY)" \
+		--json target/bench/bench.json
 
 storm: build ## Storm a node that is capped at MEMORY with the hammer's MODE for DURATION seconds, and judge what its memory did.
 	@"$(BIN)/thimble-lab" storm --node "$(BIN)/thimble" --memory "$(MEMORY)" --mode "$(MODE)" $(if $(DURATION),--seconds "$(DURATION)") --out target/storm
@@ -76,10 +80,12 @@ bench-dkg: setup ## Measure key generation, one thread and two, and print the ta
 	@DKG_BENCH_NODES="$(DKG_NODES)" cargo bench --locked -p nidkg --bench dkg
 
 bench-dkg-starvation: setup ## Print how late others sign while key generation runs flat out, beside an idle machine.
-	@DKG_BENCH_SECONDS="$(DURATION)" cargo bench --locked -p nidkg --bench starvation
+	@mkdir -p target/bench && rm -f target/bench/dkg-starvation.csv
+	@DKG_BENCH_CSV="$(CURDIR)/target/bench/dkg-starvation.csv" DKG_BENCH_SECONDS="$(DURATION)" cargo bench --locked -p nidkg --bench starvation
 
 bench-sync: setup ## Measure manifests, showing and installing a state of SYNC_MIB MiB, and print the table.
-	@SYNC_BENCH_MIB="$(SYNC_MIB)" cargo bench --locked -p execution --bench sync
+	@mkdir -p target/bench && rm -f target/bench/sync.csv
+	@SYNC_BENCH_CSV="$(CURDIR)/target/bench/sync.csv" SYNC_BENCH_MIB="$(SYNC_MIB)" cargo bench --locked -p execution --bench sync
 
 stress: build ## Work on a relay in MEMORY with CASE of the stress study (baseline, overallocation, long, flood), each phase for PHASE seconds.
 	@mkdir -p target/stress
@@ -93,9 +99,14 @@ bench-relay: build ## Hold the relay against its goals, beside go-waku in TURNS 
 		--reference 'go-waku="$(CARGO_TARGET_DIR)/waku/peer" service -cluster 0 -shards 0 -tcp-port {port} -store {folder}'
 
 bench-heap: build ## Measure what sampling of allocations costs the relay under a flood: with it and without, in turns.
-	@"$(BIN)/thimble-lab" stress --case flood --phase "$(PHASE)" --turns 3 --after 1 \
+	@mkdir -p target/bench
+	@"$(BIN)/thimble-lab" stress --case flood --phase "$(PHASE)" --turns 3 --after 1 --json target/bench/heap.json \
 		--compare 'off="$(BIN)/thimble-relay" run --memory 128MiB --data-dir {folder} --listen /ip4/127.0.0.1/tcp/{port} --http 127.0.0.1:0 --log warn' \
 		--compare 'on="$(BIN)/thimble-relay" run --memory 128MiB --data-dir {folder} --listen /ip4/127.0.0.1/tcp/{port} --http 127.0.0.1:0 --log warn --heap-profile'
+
+compare: build ## Say what HEAD changed against the commit BASE: builds both, runs WHAT (bench, bench-net, bench-relay) of both in TURNS turns, and compares.
+	@TURNS="$(if $(filter file,$(origin TURNS)),3,$(TURNS))" DURATION="$(DURATION)" MEMORY="$(MEMORY)" PHASE="$(PHASE)" MINUTES="$(if $(filter file,$(origin MINUTES)),1,$(MINUTES))" \
+		scripts/compare.sh "$(BIN)/thimble-lab" "$(BASE)" "$(WHAT)"
 
 lint: setup ## Formatting and lints, as the gate runs them.
 	@cargo fmt --all --check

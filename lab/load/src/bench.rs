@@ -17,6 +17,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use candid::{Encode, Principal};
 use clap::Args;
+use compare::figure::{Figure, Figures};
 use hdrhistogram::Histogram;
 use ic_agent::Agent;
 use serde::{Deserialize, Serialize};
@@ -41,9 +42,10 @@ pub struct Options {
     /// Folder with the canister modules.
     #[arg(long, default_value = "canisters/wasm")]
     canisters: PathBuf,
-    /// Print JSON instead of the table.
-    #[arg(long)]
-    json: bool,
+    /// Write the figures to this file, which thimble-lab compare reads; without a value, or for -, to
+    /// standard output instead of the table.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    json: Option<PathBuf>,
 }
 
 /// One line of the table.
@@ -127,16 +129,21 @@ fn median(mut values: Vec<f64>) -> f64 {
 pub async fn run(options: Options) -> Result<()> {
     let mut rows = Vec::new();
     let scratch = std::env::temp_dir().join(format!("thimble-bench-{}", std::process::id()));
-    let outcome = measure_all(&options, &scratch, &mut rows).await;
+    let mut figures = Vec::new();
+    let outcome = measure_all(&options, &scratch, &mut rows, &mut figures).await;
     let _ = std::fs::remove_dir_all(&scratch);
     outcome?;
-    if options.json {
+    if let Some(path) = &options.json {
         let report = serde_json::json!({
-            "machine": measure::machine(), "memory": options.memory, "seconds": options.seconds,
-            "concurrency": options.concurrency, "rows": rows,
+            "format": compare::figure::FORMAT, "bench": "bench", "machine": measure::machine(),
+            "memory": options.memory, "seconds": options.seconds, "concurrency": options.concurrency,
+            "rows": rows, "figures": figures,
         });
-        println!("{report:#}");
-        return Ok(());
+        if path.as_os_str() == "-" {
+            println!("{report:#}");
+            return Ok(());
+        }
+        Figures::write_document(&report, path)?;
     }
     println!("machine: {}", measure::machine());
     println!(
@@ -151,7 +158,13 @@ pub async fn run(options: Options) -> Result<()> {
     Ok(())
 }
 
-async fn measure_all(options: &Options, scratch: &Path, rows: &mut Vec<Row>) -> Result<()> {
+async fn measure_all(
+    options: &Options,
+    scratch: &Path,
+    rows: &mut Vec<Row>,
+    figures: &mut Vec<Figure>,
+) -> Result<()> {
+    let mut figure = |name: &str, value: f64, unit: &str| figures.push(Figure::new(name, value, unit));
     let mut row = |what: String, value: String, goal: &'static str, met: Option<bool>| {
         rows.push(Row { what, value, goal, met });
     };
@@ -164,6 +177,7 @@ async fn measure_all(options: &Options, scratch: &Path, rows: &mut Vec<Row>) -> 
         node.stop()?;
     }
     let fresh = median(fresh);
+    figure("start, fresh folder", fresh, "ms");
     row(
         "start to healthy, fresh folder (median of 5)".into(),
         format!("{fresh:.0} ms"),
@@ -180,6 +194,8 @@ async fn measure_all(options: &Options, scratch: &Path, rows: &mut Vec<Row>) -> 
     let idle = measure::processes(node.child.id())?;
     let (anonymous, cpu) = measure::totals(&idle);
     let percent = (cpu - cpu_before) / idle_started.elapsed().as_secs_f64() * 100.0;
+    figure("idle, anonymous memory", anonymous as f64, "bytes");
+    figure("idle, CPU", percent, "%");
     row(
         format!("idle anonymous memory, {} processes", idle.len()),
         measure::mib(anonymous),
@@ -199,6 +215,8 @@ async fn measure_all(options: &Options, scratch: &Path, rows: &mut Vec<Row>) -> 
         latency.record(started.elapsed().as_micros() as u64)?;
     }
     let p50 = latency.value_at_quantile(0.5) as f64 / 1e3;
+    figure("update round trip, p50", p50, "ms");
+    figure("update round trip, p99", latency.value_at_quantile(0.99) as f64 / 1e3, "ms");
     row(
         "update round trip, ic-agent with verification, p50 / p99".into(),
         format!("{p50:.1} / {:.1} ms", latency.value_at_quantile(0.99) as f64 / 1e3),
@@ -207,6 +225,7 @@ async fn measure_all(options: &Options, scratch: &Path, rows: &mut Vec<Row>) -> 
     );
 
     let updates = rate(options, &agent, &node, counter, Kind::Update).await?;
+    updates.tell("updates", &mut figure);
     row(
         "counter updates, signed, p50 / p99".into(),
         format!("{:.0}/s, {:.1} / {:.1} ms", updates.per_second, updates.p50, updates.p99),
@@ -214,9 +233,11 @@ async fn measure_all(options: &Options, scratch: &Path, rows: &mut Vec<Row>) -> 
         Some(updates.per_second >= 1000.0),
     );
     let busy = measure::totals(&measure::processes(node.child.id())?).0;
+    figure("anonymous memory after updates", busy as f64, "bytes");
     row("anonymous memory right after the updates".into(), measure::mib(busy), "", None);
     let stranger = Agent::builder().with_url(&node.url).build()?;
     let queries = rate(options, &stranger, &node, counter, Kind::Query).await?;
+    queries.tell("queries", &mut figure);
     row(
         "queries, each different, anonymous, p50 / p99".into(),
         format!("{:.0}/s, {:.1} / {:.1} ms", queries.per_second, queries.p50, queries.p99),
@@ -224,6 +245,7 @@ async fn measure_all(options: &Options, scratch: &Path, rows: &mut Vec<Row>) -> 
         Some(queries.per_second >= 5000.0),
     );
     let signed = rate(options, &agent, &node, counter, Kind::Query).await?;
+    signed.tell("signed queries", &mut figure);
     row(
         "queries, each different, signed by its sender, p50 / p99".into(),
         format!("{:.0}/s, {:.1} / {:.1} ms", signed.per_second, signed.p50, signed.p99),
@@ -231,6 +253,7 @@ async fn measure_all(options: &Options, scratch: &Path, rows: &mut Vec<Row>) -> 
         None,
     );
     let repeated = rate(options, &stranger, &node, counter, Kind::SameQuery).await?;
+    repeated.tell("repeated queries", &mut figure);
     row(
         "queries, the same again and again, anonymous, p50 / p99".into(),
         format!("{:.0}/s, {:.1} / {:.1} ms", repeated.per_second, repeated.p50, repeated.p99),
@@ -257,6 +280,7 @@ async fn measure_all(options: &Options, scratch: &Path, rows: &mut Vec<Row>) -> 
         }
     };
     let guaranteed = calls(&["--concurrency", "8", "--depth", "3"]).await?;
+    figure("messages between canisters, guaranteed", guaranteed, "/s");
     row(
         "inter-canister messages, guaranteed, 8 chains of 3".into(),
         format!("{guaranteed:.0}/s"),
@@ -264,6 +288,7 @@ async fn measure_all(options: &Options, scratch: &Path, rows: &mut Vec<Row>) -> 
         Some(guaranteed >= 2000.0),
     );
     let best_effort = calls(&["--concurrency", "32", "--depth", "20", "--best-effort", "30"]).await?;
+    figure("messages between canisters, best-effort", best_effort, "/s");
     row(
         "inter-canister messages, best-effort, 32 chains of 20".into(),
         format!("{best_effort:.0}/s"),
@@ -280,6 +305,7 @@ async fn measure_all(options: &Options, scratch: &Path, rows: &mut Vec<Row>) -> 
         writes.push(started.elapsed().as_secs_f64() * 1e3);
     }
     let write = median(writes);
+    figure("24 MiB stable write", write, "ms");
     row(
         "24 MiB stable write in one message (median of 7)".into(),
         format!("{write:.0} ms"),
@@ -291,6 +317,7 @@ async fn measure_all(options: &Options, scratch: &Path, rows: &mut Vec<Row>) -> 
     node.stop()?;
     let (node, took) = Node::start(options, &data).await?;
     let took = took.as_secs_f64() * 1e3;
+    figure("start with state", took, "ms");
     row(
         "start to healthy with this state, after a clean stop".into(),
         format!("{took:.0} ms"),
@@ -329,6 +356,14 @@ struct Rate {
     p99: f64,
     replies: u64,
     verified: u64,
+}
+
+impl Rate {
+    fn tell(&self, name: &str, figure: &mut impl FnMut(&str, f64, &str)) {
+        figure(name, self.per_second, "/s");
+        figure(&format!("{name}, p50"), self.p50, "ms");
+        figure(&format!("{name}, p99"), self.p99, "ms");
+    }
 }
 
 #[derive(Deserialize)]

@@ -92,6 +92,26 @@ enum Command {
     ///
     /// Example: thimble-lab bench-relay --phase 10 --reference 'go-waku=target/waku/peer service -cluster 0 -shards 0 -tcp-port {port} -store {folder}'
     BenchRelay(stress::bench::Options),
+    /// Say which differences between earlier runs and runs of a change are real, test by test.
+    ///
+    /// Each test is judged against its own spread over the baseline runs, moderated by the spreads of
+    /// all tests; the verdicts (faster, slower, within its noise, lone outlier worth a re-run, unknown,
+    /// new, gone) are corrected for how many tests were asked. Three baseline runs are enough to say
+    /// something, one is not, and then it says so (docs/compare.md has the method and its error rates).
+    ///
+    /// With --pair it measures two commands by itself, in alternating turns.
+    ///
+    /// Exit status: 0, 1 when --fail-on applies, 2 when a file cannot be read or a command fails, 130
+    /// after Ctrl-C (with what was measured so far).
+    ///
+    /// Example: thimble-lab compare base1.xml base2.xml base3.xml -- change.xml --html out.html
+    ///
+    /// Example: thimble-lab compare --pair 'old/sort big.txt' 'new/sort big.txt' --tell 2%
+    #[command(
+        override_usage = "thimble-lab compare [OPTIONS] <BASELINE>... -- <CANDIDATE>... [OPTIONS]\n       \
+        thimble-lab compare --pair <BASELINE> <CANDIDATE> [OPTIONS]"
+    )]
+    Compare(Box<compare::Options>),
     /// Several nodes on this machine, each under its own memory cap: start them as a subnet, kill them, cut them off, look at them.
     Net(testnet::net::Options),
 }
@@ -114,6 +134,7 @@ fn main() -> ExitCode {
         Command::Chaos(options) => with_runtime(testnet::chaos::run(options)),
         Command::Stress(options) => with_runtime(stress::run(*options)),
         Command::BenchRelay(options) => with_runtime(stress::bench::run(options)),
+        Command::Compare(options) => with_runtime(compare::run(*options)),
         Command::Net(options) => with_runtime(testnet::net::run(options)),
     }
 }

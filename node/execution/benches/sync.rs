@@ -1,12 +1,13 @@
 //! State sync of a large state through function calls, without a network: how long a manifest takes from nothing and after a few changes, how long showing and
 //! installing take, and what each takes of anonymous memory beyond what the process had.
 //!
-//! `SYNC_BENCH_MIB` sets the size (300). Disk is wherever temporary directories are.
+//! `SYNC_BENCH_MIB` sets the size (300), `SYNC_BENCH_CSV` a file for `thimble-lab compare`. Disk is wherever temporary directories are.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "../tests/common/mod.rs"]
 mod common;
 
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -63,6 +64,14 @@ fn measured<T>(work: impl FnOnce() -> T) -> (T, Duration, u64) {
 }
 
 fn print(what: &str, took: Duration, extra: u64, note: &str) {
+    if let Some(path) = std::env::var_os("SYNC_BENCH_CSV") {
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
+        if file.metadata().unwrap().len() == 0 {
+            writeln!(file, "name,value,unit").unwrap();
+        }
+        writeln!(file, "\"{what}\",{},s", took.as_secs_f64()).unwrap();
+        writeln!(file, "\"{what}, anonymous memory\",{extra},bytes").unwrap();
+    }
     println!("| {what} | {:.2} s | {:.1} MiB | {note} |", took.as_secs_f64(), extra as f64 / MIB as f64);
 }
 

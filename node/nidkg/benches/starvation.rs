@@ -2,10 +2,12 @@
 //!
 //! Two threads sign on a schedule, one with Ed25519 as a TLS server does for a handshake, one a share of the subnet's signature. Latency counts from
 //! when the signature was due, so that waiting for a core counts. First the machine is left alone, then key generation runs on its pool without pause.
+//! `DKG_BENCH_CSV` names a file for `thimble-lab compare`.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::{
     hint::black_box,
+    io::Write,
     num::NonZeroUsize,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -59,6 +61,18 @@ fn measure(share: &SecretShare, beside: impl FnOnce()) -> [Histogram<u64>; 2] {
 
 fn print(name: &str, idle: &Histogram<u64>, busy: &Histogram<u64>) -> f64 {
     let micros = |value: u64| value as f64 / 1e3;
+    if let Some(path) = std::env::var_os("DKG_BENCH_CSV") {
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
+        if file.metadata().unwrap().len() == 0 {
+            writeln!(file, "name,value,unit").unwrap();
+        }
+        for (when, latencies) in [("idle", idle), ("busy", busy)] {
+            for (quantile, at) in [("p50", 0.5), ("p99", 0.99)] {
+                let nanos = latencies.value_at_quantile(at);
+                writeln!(file, "\"{name}, {when}, {quantile}\",{nanos},ns").unwrap();
+            }
+        }
+    }
     println!("{name}, microseconds from due to done:");
     println!("{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}", "", "count", "p50", "p90", "p99", "p99.9", "max");
     for (when, latencies) in [("idle", idle), ("busy", busy)] {

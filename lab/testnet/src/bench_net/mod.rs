@@ -202,7 +202,14 @@ impl Bench {
     }
 
     fn row(&mut self, what: &str, measured: String, goal: &str, met: Option<bool>) {
-        self.rows.push(Row { what: what.to_owned(), measured, goal: goal.to_owned(), met });
+        self.rows.push(Row { what: what.to_owned(), measured, goal: goal.to_owned(), met, figures: vec![] });
+    }
+
+    /// Adds a figure to the last row, for thimble-lab compare.
+    fn tells(&mut self, name: &str, value: f64, unit: &str) {
+        if let Some(row) = self.rows.last_mut() {
+            row.tells(name, value, unit);
+        }
     }
 
     fn wants(&self, part: Part) -> bool {
@@ -367,6 +374,7 @@ impl Bench {
             &format!("< {} MiB", IDLE_BYTES_MAX / MIB),
             Some(most < IDLE_BYTES_MAX),
         );
+        self.tells("idle, anonymous memory of the largest node", most as f64, "bytes");
         let words: Vec<String> = cpu.iter().map(|percent| format!("{percent:.2} %")).collect();
         let most = cpu.iter().copied().fold(0.0, f64::max);
         self.row(
@@ -375,8 +383,10 @@ impl Bench {
             &format!("< {IDLE_CPU_PERCENT_MAX} % of a core"),
             Some(most < IDLE_CPU_PERCENT_MAX),
         );
+        self.tells("idle, CPU of the busiest node", most, "%");
         let rounds = tip(&after).saturating_sub(tip(&before)) as f64 / (to - from);
         self.row("rounds a second while idle", format!("{rounds:.2}"), "", None);
+        self.tells("rounds while idle", rounds, "/s");
         Ok(())
     }
 
@@ -395,6 +405,10 @@ impl Bench {
             &format!("p50 < {LATENCY_MILLIS_MAX} ms"),
             Some(p50 < LATENCY_MILLIS_MAX),
         );
+        self.tells("finalised update, p50", p50, "ms");
+        if let Some(p99) = at("p99") {
+            self.tells("finalised update, p99", p99, "ms");
+        }
         self.judge_hammer("latency", &report);
         Ok(())
     }
@@ -426,12 +440,14 @@ impl Bench {
         };
         let best = rate(&report).max(rate(&best_effort));
         self.row("inter-canister messages, 8 chains of 3", format!("{:.0}/s", rate(&report)), "", None);
+        self.tells("messages between canisters, chains of 3", rate(&report), "/s");
         self.row(
             "inter-canister messages, 32 best-effort chains of 20",
             format!("{:.0}/s", rate(&best_effort)),
             "",
             None,
         );
+        self.tells("messages between canisters, best-effort chains of 20", rate(&best_effort), "/s");
         self.row(
             "inter-canister messages, the better of both",
             format!("{best:.0}/s"),
@@ -469,6 +485,9 @@ impl Bench {
             &format!("< {} MiB", STORM_PEAK_BYTES_MAX / MIB),
             Some(most < STORM_PEAK_BYTES_MAX),
         );
+        if !peaks.is_empty() {
+            self.tells("storm, anonymous peak of the largest node", most as f64, "bytes");
+        }
         let tip = tip(&reports);
         let behind: Vec<u64> = reports
             .iter()
@@ -489,6 +508,10 @@ impl Bench {
         let words =
             format!("{} writes, {} reads, {} chains", done("write"), done("read-query"), done("chain"));
         self.row("storm: operations", words, "some", Some(done("write") > 0));
+        for name in ["write", "read-query", "chain"] {
+            let per_second = done(name) as f64 / (self.options.minutes * 60.0);
+            self.tells(&format!("storm, {name}"), per_second, "/s");
+        }
         self.judge_hammer("storm", &report);
         Ok(())
     }
@@ -575,6 +598,9 @@ impl Bench {
             &format!("< {SYNC_SECONDS_MAX} s"),
             Some(took.is_some_and(|seconds| seconds < SYNC_SECONDS_MAX)),
         );
+        if let Some(seconds) = took {
+            self.tells("state sync", seconds, "s");
+        }
         let series = self.series()?;
         let extra: Vec<u64> = series
             .iter()
@@ -588,6 +614,9 @@ impl Bench {
             &format!("< {} MiB", SYNC_EXTRA_BYTES_MAX / MIB),
             Some(extra.len() == series.len() && extra.iter().all(|bytes| *bytes < SYNC_EXTRA_BYTES_MAX)),
         );
+        if let Some(most) = extra.iter().max() {
+            self.tells("state sync, anonymous peak above idle of the worst node", *most as f64, "bytes");
+        }
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use budget::{MIB, format_size};
+use compare::figure::{Better, Figure};
 use serde::Serialize;
 
 use crate::cap::series::Summary;
@@ -52,6 +53,16 @@ pub(crate) struct Row {
     pub(crate) goal: String,
     /// `None` where there is no goal.
     pub(crate) met: Option<bool>,
+    /// What of it can be compared with another run's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) figures: Vec<Figure>,
+}
+
+impl Row {
+    /// Adds a figure that `thimble-lab compare` reads.
+    pub(crate) fn tells(&mut self, name: &str, value: f64, unit: &str) {
+        self.figures.push(Figure::new(name, value, unit));
+    }
 }
 
 /// Judges.
@@ -59,7 +70,7 @@ pub(crate) fn judge(findings: &Findings) -> Vec<Row> {
     let Findings { memory_bytes, summary, hammer, .. } = findings;
     let mut rows = Vec::new();
     let mut row = |what: &str, measured: String, goal: &str, met: Option<bool>| {
-        rows.push(Row { what: what.to_owned(), measured, goal: goal.to_owned(), met });
+        rows.push(Row { what: what.to_owned(), measured, goal: goal.to_owned(), met, figures: vec![] });
     };
     let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / MIB as f64);
 
@@ -146,7 +157,32 @@ pub(crate) fn judge(findings: &Findings) -> Vec<Row> {
         row("memory pressure, worst 10 s", format!("some {some:.1} %, full {full:.1} %"), "", None);
     }
     row("the node's end after SIGTERM", summary.ended.clone(), "exit 0", Some(summary.ended == "exit 0"));
+    tell(findings, &mut rows);
     rows
+}
+
+/// Figures for comparing runs, on the last row.
+fn tell(findings: &Findings, rows: &mut [Row]) {
+    let Some(row) = rows.last_mut() else { return };
+    let Findings { summary, mode, .. } = findings;
+    let mut add =
+        |name: &str, value: f64, unit: &str| row.tells(&format!("storm {mode} > {name}"), value, unit);
+    add("anonymous memory, idle before", findings.idle_bytes as f64, "bytes");
+    add("anonymous memory, peak", summary.anonymous_peak_bytes as f64, "bytes");
+    add("anonymous memory, after", findings.after_bytes as f64, "bytes");
+    add("charged memory, peak", summary.charged_peak_bytes as f64, "bytes");
+    add("OOM kills", summary.oom_kills as f64, "kills");
+    if let Some(peak) = findings.unaccounted_bytes.iter().max() {
+        add("memory that no pool holds, peak", *peak as f64, "bytes");
+    }
+    if let Some(stall) = metric(&findings.metrics, "thimble_longest_stall_seconds") {
+        add("longest stall of rounds", stall, "s");
+    }
+    let operations = findings.hammer.report.as_ref().map_or(0, operations);
+    row.figures.push(Figure {
+        better: Some(Better::More),
+        ..Figure::new(&format!("storm {mode} > operations done"), operations as f64, "operations")
+    });
 }
 
 /// For a person. Columns are as wide as what stands in them.

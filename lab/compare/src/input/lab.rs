@@ -1,0 +1,253 @@
+//! What the lab's own benches and storms write.
+//!
+//! A document of figures (`bench`, anything else that writes one), rows that carry figures (`storm`,
+//! `bench-net`), reports of `stress` and `bench-relay`, of the hammer, and the summary of a capped run.
+//! Turns of one node in one file are several values of a test. Nodes beside the first one of a bench
+//! are named in the test.
+//!
+//! What bounds it: values as in `input`, [`SERIES_LINES_MAX`] lines of a series.
+
+use serde_json::Value;
+
+use super::Readings;
+use crate::figure::{Better, Figure};
+
+/// Files that sum up what is in their folder: a storm's, a bench of a subnet's.
+pub(crate) const SUMMARIES: [&str; 3] = ["verdict.json", "table.json", "figures.json"];
+/// Lines of a series that are looked at, from its beginning.
+const SERIES_LINES_MAX: usize = 4_000_000;
+/// Quantiles whose values are repeatable enough to be compared.
+const QUANTILES: [&str; 2] = ["p50", "p99"];
+
+pub(crate) fn is_series_header(value: &Value) -> bool {
+    value.get("kind").and_then(Value::as_str) == Some("header") && value.get("cap_bytes").is_some()
+}
+
+/// Whether the first line is a series' header.
+pub(crate) fn is_series(bytes: &[u8]) -> bool {
+    let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    serde_json::from_slice::<Value>(line).is_ok_and(|value| is_series_header(&value))
+}
+
+pub(crate) fn is_report(value: &Value) -> bool {
+    let has_rows = |value: &Value| value.as_array().is_some_and(|rows| rows.iter().any(is_row));
+    has_rows(value)
+        || value.get("figures").is_some_and(Value::is_array)
+        || value.get("phases").is_some_and(Value::is_array)
+        || value.get("runs").is_some_and(Value::is_array)
+        || value.get("modes").is_some_and(Value::is_array)
+        || value.as_array().is_some_and(|turns| turns.iter().any(|turn| turn.get("phases").is_some()))
+}
+
+fn is_row(value: &Value) -> bool {
+    value.get("what").is_some() && value.get("measured").is_some()
+}
+
+/// Reads a report of any of the kinds.
+pub(crate) fn read(value: &Value) -> Result<Readings, String> {
+    let mut readings = Readings::default();
+    if let Some(list) = value.get("figures") {
+        figures(list, &mut readings)?;
+    } else if let Some(runs) = value.get("runs").and_then(Value::as_array) {
+        for run in runs {
+            let word = |field: &str| run.get(field).and_then(Value::as_str).unwrap_or_default();
+            if let Some(report) = run.get("report").filter(|report| !report.is_null()) {
+                stress(report, &format!("{} > {} > ", word("label"), word("part")), &mut readings)?;
+            }
+        }
+    } else if value.get("modes").is_some() {
+        hammer(value, &mut readings)?;
+    } else if value.get("phases").is_some() {
+        stress(value, "", &mut readings)?;
+    } else {
+        let items = value.as_array().map_or(&[][..], Vec::as_slice);
+        let rows_only = items.iter().all(is_row);
+        for item in items {
+            if let Some(list) = item.get("figures") {
+                figures(list, &mut readings)?;
+            } else if item.get("phases").is_some() {
+                let label = item.get("label").and_then(Value::as_str).unwrap_or_default();
+                stress(item, &format!("{label} > "), &mut readings)?;
+            }
+        }
+        if rows_only && readings.list.is_empty() {
+            return Err("its rows have no figures: an older version wrote it; measure again".into());
+        }
+    }
+    Ok(readings)
+}
+
+fn figures(list: &Value, readings: &mut Readings) -> Result<(), String> {
+    for item in list.as_array().map_or(&[][..], Vec::as_slice) {
+        // JSON has no NaN; writers put null.
+        let name = item.get("name").and_then(Value::as_str);
+        if let (Some(name), Some(Value::Null)) = (name, item.get("value")) {
+            let unit = item.get("unit").and_then(Value::as_str).unwrap_or_default();
+            readings.add(name, f64::NAN, unit, None)?;
+            continue;
+        }
+        let figure: Figure =
+            serde_json::from_value(item.clone()).map_err(|error| format!("a figure: {error}"))?;
+        readings.add(&figure.name, figure.value, &figure.unit, figure.better)?;
+    }
+    Ok(())
+}
+
+/// A report of `stress`.
+fn stress(report: &Value, before: &str, readings: &mut Readings) -> Result<(), String> {
+    let number = |value: &Value, pointer: &str| value.pointer(pointer).and_then(Value::as_f64);
+    for phase in array(report, "phases") {
+        let phase_name = phase.get("name").and_then(Value::as_str).unwrap_or("phase");
+        let mut add = |what: &str, value: Option<f64>, unit: &str, better: Option<Better>| match value {
+            Some(value) => readings.add(&format!("{before}{phase_name} > {what}"), value, unit, better),
+            None => Ok(()),
+        };
+        let seconds = number(phase, "/seconds").filter(|seconds| *seconds > 0.0);
+        let accepted = number(phase, "/accepted");
+        let rate = accepted.zip(seconds).map(|(accepted, seconds)| accepted / seconds);
+        add("reached", rate, "/s", None)?;
+        let answers = array(phase, "answers");
+        let good = answers.iter().find(|one| one.get("answer").and_then(Value::as_str) == Some("200"));
+        let counted = |latency: &&Value| number(latency, "/count").is_some_and(|count| count > 0.0);
+        let mut latency = |what: &str, latency: Option<&Value>| {
+            let latency = latency.filter(counted);
+            for quantile in QUANTILES {
+                let value = latency.and_then(|latency| number(latency, &format!("/{quantile}_millis")));
+                add(&format!("{what}, {quantile}"), value, "ms", None)?;
+            }
+            Ok::<(), String>(())
+        };
+        latency("answered 200", good.and_then(|answers| answers.get("latency")))?;
+        latency("received after", array(phase, "receivers").first().and_then(|one| one.get("delay")))?;
+        latency("store queries", phase.pointer("/queries/latency"))?;
+        let missing = |one: &Value| number(one, "/missing").unwrap_or(0.0);
+        let lost = array(phase, "receivers").iter().map(missing).fold(f64::NAN, f64::max);
+        add("lost to one receiver", Some(lost).filter(|lost| lost.is_finite()), "messages", None)?;
+        add("CPU per message", number(phase, "/cpu_millis_per_accepted"), "ms", None)?;
+        for (index, node) in array(phase, "nodes").iter().enumerate() {
+            let who = format!("node {index}, anonymous memory");
+            add(&format!("{who}, peak"), number(node, "/peak/anonymous_bytes"), "bytes", None)?;
+            add(&format!("{who}, mean"), number(node, "/mean/anonymous_bytes"), "bytes", None)?;
+        }
+    }
+    for (index, node) in array(report, "nodes").iter().enumerate() {
+        let mut add = |what: &str, value: Option<f64>, unit: &str| match value {
+            Some(value) => readings.add(&format!("{before}node {index}, {what}"), value, unit, None),
+            None => Ok(()),
+        };
+        add("anonymous memory, idle", number(node, "/idle/anonymous_bytes"), "bytes")?;
+        let after = array(node, "after").last().and_then(|after| number(after, "/memory/anonymous_bytes"));
+        add("anonymous memory, after", after, "bytes")?;
+        add("OOM kills", number(node, "/oom_kills"), "kills")?;
+    }
+    Ok(())
+}
+
+/// A report of the hammer.
+fn hammer(report: &Value, readings: &mut Readings) -> Result<(), String> {
+    for mode in array(report, "modes") {
+        let mode_name = mode.get("mode").and_then(Value::as_str).unwrap_or("mode");
+        if let Some(rate) = mode.get("inter_canister_messages_per_second").and_then(Value::as_f64) {
+            readings.add(&format!("{mode_name} > messages between canisters"), rate, "/s", None)?;
+        }
+        for phase in array(mode, "phases") {
+            if phase.get("preparation").and_then(Value::as_bool) == Some(true) {
+                continue;
+            }
+            let phase_name = phase.get("name").and_then(Value::as_str).unwrap_or("phase");
+            let seconds = phase.get("seconds").and_then(Value::as_f64).filter(|seconds| *seconds > 0.0);
+            let kinds = phase.get("kinds").and_then(Value::as_object);
+            for (kind, stats) in kinds.into_iter().flatten() {
+                let name = format!("{mode_name} > {phase_name} > {kind}");
+                let done = stats.get("done").and_then(Value::as_f64).filter(|done| *done > 0.0);
+                let Some((done, seconds)) = done.zip(seconds) else { continue };
+                readings.add(&name, done / seconds, "/s", None)?;
+                for quantile in QUANTILES {
+                    let latency = stats.pointer(&format!("/latency_ms/{quantile}")).and_then(Value::as_f64);
+                    if let Some(latency) = latency {
+                        readings.add(&format!("{name}, {quantile}"), latency, "ms", None)?;
+                    }
+                }
+            }
+        }
+    }
+    let errors = report.get("errors").and_then(Value::as_f64);
+    errors.map_or(Ok(()), |errors| readings.add("errors", errors, "errors", None))
+}
+
+fn array<'a>(value: &'a Value, field: &str) -> &'a [Value] {
+    value.get(field).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// The summary of a capped run, out of its series.
+pub(crate) fn read_series(text: &str) -> Result<Readings, String> {
+    const FIGURES: [(&str, &str, &str); 8] = [
+        ("seconds", "wall time", "s"),
+        ("cpu_seconds", "CPU time", "s"),
+        ("anonymous_peak_bytes", "anonymous memory, peak", "bytes"),
+        ("anonymous_last_bytes", "anonymous memory, at the end", "bytes"),
+        ("charged_peak_bytes", "charged memory, peak", "bytes"),
+        ("stalled_some_seconds", "time stalled for memory", "s"),
+        ("major_faults", "faults read from disk", "faults"),
+        ("oom_kills", "OOM kills", "kills"),
+    ];
+    let mut lines = text.lines().take(SERIES_LINES_MAX);
+    let header: Value = lines.next().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();
+    let name = header.get("name").and_then(Value::as_str).unwrap_or("run").to_owned();
+    let is_summary = |value: &Value| value.get("kind").and_then(Value::as_str) == Some("summary");
+    let summary = lines
+        .filter(|line| line.contains("\"summary\""))
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter(is_summary)
+        .last()
+        .ok_or("it has no summary: the run was killed, or still runs")?;
+    let mut readings = Readings::default();
+    for (field, what, unit) in FIGURES {
+        if let Some(value) = summary.get(field).and_then(Value::as_f64) {
+            readings.add(&format!("{name} > {what}"), value, unit, None)?;
+        }
+    }
+    Ok(readings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(readings: &Readings) -> Vec<(&str, Option<f64>, &str)> {
+        readings.list.iter().map(|r| (r.name.as_str(), r.value, r.unit.name())).collect()
+    }
+
+    #[test]
+    fn rows_without_figures_are_of_an_older_version() {
+        let rows = serde_json::json!([{"what": "a", "measured": "5 ms", "goal": "", "met": null}]);
+        assert!(is_report(&rows) && read(&rows).unwrap_err().contains("older version"));
+        let rows = serde_json::json!([
+            {"what": "a", "measured": "5 ms", "figures": [{"name": "a", "value": 5.0, "unit": "ms"}]},
+            {"what": "b", "measured": "yes"}]);
+        assert_eq!(list(&read(&rows).unwrap()), [("a", Some(0.005), "s")]);
+    }
+
+    #[test]
+    fn a_series_tells_by_its_summary_only() {
+        let header = "{\"kind\":\"header\",\"cap_bytes\":5,\"name\":\"n\"}\n";
+        assert!(is_series(header.as_bytes()));
+        assert!(read_series(header).unwrap_err().contains("no summary"));
+        let whole = format!(
+            "{header}{{\"kind\":\"sample\",\"seconds\":1}}\n{{\"kind\":\"summary\",\"seconds\":2.5,\"oom_kills\":1}}\n"
+        );
+        let readings = read_series(&whole).unwrap();
+        assert_eq!(
+            list(&readings),
+            [("n > wall time", Some(2.5), "s"), ("n > OOM kills", Some(1.0), "kills")]
+        );
+    }
+
+    #[test]
+    fn figures_that_are_null_are_counted_as_none() {
+        let value = serde_json::json!({"figures": [{"name": "a", "value": null, "unit": "s"}]});
+        assert_eq!(read(&value).unwrap().unusable, 1);
+        let value = serde_json::json!({"figures": [{"name": 5}]});
+        assert!(read(&value).unwrap_err().contains("a figure"));
+    }
+}

@@ -1,0 +1,145 @@
+//! `thimble-lab compare`: which differences between earlier runs and a change are real.
+//!
+//! Files of measurements ([`input`]) become tests with a value in each run (`suite`). Each test is
+//! judged against its own spread (`stats` has the method and its limits), every verdict in words
+//! (`verdict`), for people and machines (`report`). With `--pair` it measures two commands in
+//! alternating turns by itself (`pair`). [`figure`] is what benches write to be compared.
+//!
+//! What bounds it: sizes, depths and counts of files in `input` and `suite`; turns and time of
+//! `--pair` by flags. What it must never know: what the figures mean to the programs they are of.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod figure;
+pub mod input;
+mod options;
+mod pair;
+mod report;
+mod stats;
+mod suite;
+mod verdict;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::Result;
+
+pub use options::{FailOn, Options};
+pub use pair::machine::describe;
+
+use input::Run;
+use options::{Asked, is_stdout, write};
+use report::{Report, Source};
+use suite::{Directions, Suite};
+use verdict::Verdict;
+
+/// When something cannot be read or measured; 1 is for `--fail-on`.
+const EXIT_FAULT: u8 = 2;
+/// From this probability on the whole counts as slower.
+const WHOLE_SLOWER: f64 = 0.025;
+
+/// Compares and prints. Exit status: 0, 1 when something is found that `--fail-on` names, 2 when a file
+/// cannot be read, 130 after Ctrl-C.
+pub async fn run(options: Options) -> Result<ExitCode> {
+    let done = match options.asked() {
+        Ok(asked) if !options.pair.pair.is_empty() => pair::run(&options.pair, &asked).await,
+        Ok(asked) => compare(&asked),
+        Err(error) => Err(error),
+    };
+    done.or_else(|error| {
+        eprintln!("thimble-lab compare: {error:#}");
+        Ok(ExitCode::from(EXIT_FAULT))
+    })
+}
+
+fn compare(asked: &Asked) -> Result<ExitCode> {
+    let baseline = read_all(&asked.baseline)?;
+    let candidate = read_all(&asked.candidate)?;
+    let directions = Directions { more: &asked.more, less: &asked.less };
+    let suite = suite::assemble(&baseline, &candidate, &directions)?;
+    let report = judge(&suite, &baseline, &candidate, asked);
+    print(&report, asked)?;
+    Ok(status(&report, &asked.fail_on))
+}
+
+/// Table, Markdown, JSON and page of a comparison, for programs. Errors: too many runs or tests.
+pub fn render(baseline: &[Run], candidate: &[Run]) -> Result<[String; 4]> {
+    let suite = suite::assemble(baseline, candidate, &Directions::default())?;
+    let report = Report {
+        format: report::FORMAT,
+        baseline: baseline.iter().map(Source::of).collect(),
+        candidate: candidate.iter().map(Source::of).collect(),
+        outcome: verdict::judge(&suite, options::ERROR, 0.0),
+    };
+    let json = serde_json::to_string_pretty(&report)?;
+    Ok([report::text(&report, true), report::markdown(&report), json, report::page(&report)])
+}
+
+/// Reads every file, and says on standard error what was passed over.
+fn read_all(paths: &[PathBuf]) -> Result<Vec<Run>> {
+    let mut runs = Vec::new();
+    for path in paths {
+        let run = input::read(path)?;
+        let readings = &run.readings;
+        if let Some(first) = &readings.unusable_first {
+            eprintln!(
+                "compare: {}: {} values are no numbers and are left out, such as: {}",
+                path.display(),
+                readings.unusable,
+                report::clean(first)
+            );
+        }
+        if readings.failed > 0 {
+            eprintln!(
+                "compare: {}: {} tests failed; their times are left out",
+                path.display(),
+                readings.failed
+            );
+        }
+        runs.push(run);
+    }
+    Ok(runs)
+}
+
+fn judge(suite: &Suite, baseline: &[Run], candidate: &[Run], asked: &Asked) -> Report {
+    Report {
+        format: report::FORMAT,
+        baseline: baseline.iter().map(Source::of).collect(),
+        candidate: candidate.iter().map(Source::of).collect(),
+        outcome: verdict::judge(suite, asked.error, asked.least),
+    }
+}
+
+fn print(report: &Report, asked: &Asked) -> Result<()> {
+    if !is_stdout(asked.json.as_ref()) && !is_stdout(asked.markdown.as_ref()) {
+        print!("{}", report::text(report, asked.all));
+    }
+    if asked.json.is_some() {
+        write(asked.json.as_ref(), &(serde_json::to_string_pretty(report)? + "\n"))?;
+    }
+    if asked.markdown.is_some() {
+        write(asked.markdown.as_ref(), &report::markdown(report))?;
+    }
+    if asked.html.is_some() {
+        write(asked.html.as_ref(), &report::page(report))?;
+    }
+    Ok(())
+}
+
+fn status(report: &Report, fail_on: &[FailOn]) -> ExitCode {
+    let whole = &report.outcome.whole;
+    let any = |verdict: Verdict| whole.count(verdict) > 0;
+    let judged = report.outcome.tests.iter().any(|test| test.p.is_some());
+    let found = |fail_on: &FailOn| match fail_on {
+        FailOn::Slower => any(Verdict::Slower),
+        FailOn::WholeSlower => whole.p_faster.is_some_and(|p| p < WHOLE_SLOWER),
+        FailOn::Outlier => any(Verdict::Slower) || any(Verdict::Outlier),
+        FailOn::Gone => any(Verdict::Gone),
+        FailOn::Unknown => !judged,
+    };
+    if !fail_on.is_empty() && !judged {
+        eprintln!(
+            "compare: no test could be judged, so --fail-on says nothing (--fail-on unknown fails on it)"
+        );
+    }
+    if fail_on.iter().any(found) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}

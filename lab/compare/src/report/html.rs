@@ -1,0 +1,162 @@
+//! One page that needs nothing else: no network, no script.
+//!
+//! What bounds it: [`ROWS_MAX`]. What it must never know: how verdicts come about.
+
+use std::fmt::Write;
+
+use super::{Report, change, clean, how, picture, probability, summary, unsigned, value};
+use crate::{
+    figure::Better,
+    verdict::{Judged, VERDICTS, Verdict},
+};
+
+/// Rows of the table.
+const ROWS_MAX: usize = 5_000;
+
+const STYLE: &str = include_str!("page.css");
+
+/// Text as it stands, in elements and attributes.
+pub(crate) fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in clean(text).chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// The whole page.
+pub(crate) fn page(report: &Report) -> String {
+    let outcome = &report.outcome;
+    let mut html = format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src \
+         'unsafe-inline'\">\n<meta name=\"viewport\" content=\"width=device-width\">\n\
+         <title>Comparison</title>\n<style>\n{STYLE}</style></head><body><main>\n\
+         <h1>Comparison with earlier runs</h1>\n"
+    );
+    html.push_str("<ul class=\"cards\">\n");
+    for verdict in VERDICTS {
+        let count = outcome.whole.count(verdict);
+        if count > 0 {
+            let _ = writeln!(
+                html,
+                "<li class=\"{}\"><b>{count}</b> {}</li>",
+                picture::class(verdict),
+                verdict.words()
+            );
+        }
+    }
+    html.push_str("</ul>\n<ul class=\"summary\">\n");
+    for line in summary(report).iter().skip(1) {
+        let _ = writeln!(html, "<li>{}</li>", escape(line));
+    }
+    html.push_str("</ul>\n");
+    for note in &outcome.notes {
+        let _ = writeln!(html, "<p class=\"note\">{}</p>", escape(note));
+    }
+    let scatter = picture::scatter(&outcome.tests);
+    if !scatter.is_empty() {
+        let _ = writeln!(
+            html,
+            "<h2>Each test's change against its own spread</h2>\n<figure>{scatter}<figcaption>One point a \
+             test. Shaded: one and three standard deviations of a single value. Point at one for its \
+             name.</figcaption></figure>"
+        );
+    }
+    let rows = picture::rows(&outcome.tests);
+    if !rows.is_empty() {
+        let any = outcome
+            .tests
+            .iter()
+            .any(|test| matches!(test.verdict, Verdict::Slower | Verdict::Faster | Verdict::Outlier));
+        let head = if any { "Tests that stand out" } else { "Nothing stands out; the nearest to it" };
+        let _ = writeln!(
+            html,
+            "<h2>{head}</h2>\n<figure>{rows}<figcaption>Strokes: baseline runs. Points: candidate runs. Shaded: \
+             one standard deviation of a value. Relative to the mean of the baseline.</figcaption></figure>"
+        );
+    }
+    table(&mut html, &outcome.tests);
+    html.push_str(
+        "<h2>Files</h2>\n<table class=\"files\"><thead><tr><th>side</th><th>file</th><th>read as</th>\
+         <th>values</th><th>failed</th><th>skipped</th><th>no numbers</th></tr></thead><tbody>\n",
+    );
+    for (side, sources) in [("baseline", &report.baseline), ("candidate", &report.candidate)] {
+        for source in sources {
+            let _ = writeln!(
+                html,
+                "<tr><td>{side}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+                escape(&source.path),
+                source.kind,
+                source.values,
+                source.failed,
+                source.skipped,
+                source.unusable
+            );
+        }
+    }
+    let _ = writeln!(
+        html,
+        "</tbody></table>\n<p class=\"how\">Judged {}.</p>\n</main></body></html>",
+        how(report)
+    );
+    html
+}
+
+fn table(html: &mut String, tests: &[Judged]) {
+    html.push_str("<h2>All tests</h2>\n");
+    for verdict in VERDICTS {
+        let of: Vec<&Judged> = tests.iter().filter(|test| test.verdict == verdict).collect();
+        if of.is_empty() {
+            continue;
+        }
+        let open = if verdict == Verdict::Noise { "" } else { " open" };
+        let _ = writeln!(
+            html,
+            "<details{open}><summary class=\"{}\">{} {}</summary>\n<table><thead><tr><th>test</th>\
+             <th title=\"which values are better\">better</th><th>baseline</th><th>candidate</th>\
+             <th>change</th><th title=\"standard deviation of one value\">noise</th>\
+             <th title=\"smallest change that would be called one\">tells</th>\
+             <th title=\"probability by chance, corrected for the number of tests\">q</th><th></th></tr>\
+             </thead><tbody>",
+            picture::class(verdict),
+            of.len(),
+            verdict.words()
+        );
+        for test in of.iter().take(ROWS_MAX) {
+            row(html, test);
+        }
+        html.push_str("</tbody></table>");
+        if of.len() > ROWS_MAX {
+            let _ = writeln!(html, "<p>and {} more</p>", of.len() - ROWS_MAX);
+        }
+        html.push_str("</details>\n");
+    }
+}
+
+fn row(html: &mut String, test: &Judged) {
+    let of = |mean: Option<f64>| mean.map_or_else(|| "-".into(), |mean| escape(&value(mean, &test.unit)));
+    let part = |part: Option<f64>| part.map_or_else(|| "-".into(), unsigned);
+    let _ = writeln!(
+        html,
+        "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"change {}\">{}</td><td>{}</td>\
+         <td>{}</td><td>{}</td><td>{}</td></tr>",
+        escape(&test.name),
+        if test.better == Better::Less { "less" } else { "more" },
+        of(test.baseline_mean),
+        of(test.candidate_mean),
+        picture::class(test.verdict),
+        escape(&change(test)),
+        part(test.noise),
+        part(test.tells),
+        test.q.map_or_else(|| "-".into(), probability),
+        escape(test.why.as_deref().unwrap_or_default())
+    );
+}

@@ -1,0 +1,273 @@
+//! Pictures: each test's change against its own spread, and the tests that stand out run by run.
+//!
+//! Both are SVG inside the page, drawn with classes that the page colours, light or dark.
+//!
+//! What bounds it: [`POINTS_MAX`], [`ROWS_MAX`]. What it must never know: how verdicts come about.
+
+use std::fmt::Write;
+
+use super::{change, html::escape, unsigned};
+use crate::{
+    figure::Better,
+    verdict::{Judged, Verdict},
+};
+
+/// Points of the first picture; those that stand out come first.
+const POINTS_MAX: usize = 5_000;
+/// Rows of the second.
+const ROWS_MAX: usize = 40;
+/// Changes beyond this factor are drawn at the edge.
+const FACTOR_MAX: f64 = 8.0;
+
+const WIDTH: f64 = 960.0;
+const LEFT: f64 = 70.0;
+const RIGHT: f64 = 20.0;
+
+/// The class that colours it.
+pub(crate) fn class(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Slower => "slower",
+        Verdict::Faster => "faster",
+        Verdict::Outlier => "outlier",
+        Verdict::Unknown => "unknown",
+        Verdict::New => "new",
+        Verdict::Gone => "gone",
+        Verdict::Noise => "noise",
+    }
+}
+
+/// Logarithm of the change for the worse.
+fn worse(test: &Judged) -> Option<f64> {
+    let change = test.change?.ln_1p();
+    change.is_finite().then_some(if test.better == Better::More { -change } else { change })
+}
+
+/// Ticks in percent for an axis that reaches `most` (a logarithm).
+fn ticks(most: f64) -> Vec<f64> {
+    const STEPS: [f64; 8] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 3.0];
+    let step = STEPS.into_iter().find(|step| step.ln_1p() * 5.0 >= most).unwrap_or(3.0);
+    let mut ticks = vec![0.0];
+    let mut at = step;
+    while at.ln_1p() <= most {
+        ticks.push(at);
+        // As a ratio the other way: -50 % lies as far from 0 as +100 %.
+        ticks.push(1.0 / (1.0 + at) - 1.0);
+        at += step;
+    }
+    ticks
+}
+
+/// Change for the worse over noise. Empty when no test has both.
+pub(crate) fn scatter(tests: &[Judged]) -> String {
+    const HEIGHT: f64 = 420.0;
+    const TOP: f64 = 20.0;
+    const BOTTOM: f64 = 50.0;
+    let points: Vec<(&Judged, f64, f64)> = tests
+        .iter()
+        .filter_map(|test| Some((test, test.noise.filter(|noise| *noise > 0.0)?, worse(test)?)))
+        .take(POINTS_MAX)
+        .collect();
+    if points.is_empty() {
+        return String::new();
+    }
+    let cap = FACTOR_MAX.ln();
+    let most = points.iter().map(|(_, _, y)| y.abs()).fold(0.05, f64::max).min(cap) * 1.08;
+    let low = points.iter().map(|(_, x, _)| *x).fold(f64::INFINITY, f64::min).max(1e-5) / 1.3;
+    let high = points.iter().map(|(_, x, _)| *x).fold(0.0, f64::max).clamp(low * 4.0, 1e3) * 1.3;
+    let x =
+        |noise: f64| LEFT + (noise.clamp(low, high) / low).ln() / (high / low).ln() * (WIDTH - LEFT - RIGHT);
+    let y = |change: f64| {
+        let middle = f64::midpoint(TOP, HEIGHT - BOTTOM);
+        middle - change.clamp(-most, most) / most * (HEIGHT - BOTTOM - TOP) / 2.0
+    };
+    let mut svg = format!(
+        "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"change of each test against its \
+         own spread\">\n"
+    );
+    for tick in ticks(most) {
+        let at = y(tick.ln_1p());
+        let kind = if tick == 0.0 { "axis" } else { "grid" };
+        let _ = writeln!(
+            svg,
+            "<line class=\"{kind}\" x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>\
+             <text class=\"label\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}{} %</text>",
+            WIDTH - RIGHT,
+            LEFT - 8.0,
+            at + 4.0,
+            if tick > 0.0 { "+" } else { "" },
+            (tick * 100.0).round()
+        );
+    }
+    for decade in -5..=3 {
+        for part in [1.0, 2.0, 5.0] {
+            let tick = part * 10_f64.powi(decade);
+            if tick < low || tick > high {
+                continue;
+            }
+            let at = x(tick);
+            let _ = writeln!(
+                svg,
+                "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{:.1}\"/>\
+                 <text class=\"label\" x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{} %</text>",
+                HEIGHT - BOTTOM,
+                HEIGHT - BOTTOM + 18.0,
+                tick * 100.0
+            );
+        }
+    }
+    // Where one and three standard deviations of a value lie.
+    for (times, shape) in [(3.0, "band wide"), (1.0, "band")] {
+        let mut path = String::new();
+        let steps = 60;
+        let noise = |step: i32| low * (high / low).powf(f64::from(step) / f64::from(steps));
+        for step in 0..=steps {
+            let at = noise(step);
+            let _ = write!(
+                path,
+                "{}{:.1},{:.1}",
+                if step == 0 { "M" } else { "L" },
+                x(at),
+                y(at.ln_1p() * times)
+            );
+        }
+        for step in (0..=steps).rev() {
+            let at = noise(step);
+            let _ = write!(path, "L{:.1},{:.1}", x(at), y(-at.ln_1p() * times));
+        }
+        let _ = writeln!(svg, "<path class=\"{shape}\" d=\"{path}Z\"/>");
+    }
+    // What stands out is drawn last, over the rest.
+    for (test, noise, change_log) in points.iter().rev() {
+        let beyond = if change_log.abs() > most { " beyond" } else { "" };
+        let radius = if test.verdict == Verdict::Noise { 3.5 } else { 5.0 };
+        let _ = writeln!(
+            svg,
+            "<circle class=\"dot {}{beyond}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"{radius}\"><title>{}: {}, own \
+             noise {}, {}</title></circle>",
+            class(test.verdict),
+            x(*noise),
+            y(*change_log),
+            escape(&test.name),
+            escape(&change(test)),
+            unsigned(*noise),
+            test.verdict.words_of(&test.unit)
+        );
+    }
+    let _ = writeln!(
+        svg,
+        "<text class=\"title\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">own spread of the test \
+         (standard deviation of one value)</text>\n\
+         <text class=\"title\" transform=\"translate(14 {:.1}) rotate(-90)\" text-anchor=\"middle\">better \
+         &#8592; change &#8594; worse</text>\n</svg>",
+        f64::midpoint(LEFT, WIDTH - RIGHT),
+        HEIGHT - 8.0,
+        f64::midpoint(TOP, HEIGHT - BOTTOM),
+    );
+    svg
+}
+
+/// Tests that stand out: every run of both sides, relative to the baseline's mean.
+pub(crate) fn rows(tests: &[Judged]) -> String {
+    const NAMES: f64 = 380.0;
+    const ROW: f64 = 24.0;
+    const TOP: f64 = 30.0;
+    const ORDER: [Verdict; 3] = [Verdict::Slower, Verdict::Faster, Verdict::Outlier];
+    let mut shown: Vec<&Judged> =
+        tests.iter().filter(|test| ORDER.contains(&test.verdict) && test.change.is_some()).collect();
+    // Where nothing stands out, those that come nearest to it.
+    if shown.is_empty() {
+        shown = tests.iter().filter(|test| test.change.is_some() && test.p.is_some()).collect();
+        shown.sort_by(|a, b| a.p.unwrap_or(1.0).total_cmp(&b.p.unwrap_or(1.0)));
+        shown.truncate(10);
+    }
+    let far = |test: &Judged| test.change.map_or(0.0, |change| change.ln_1p().abs());
+    shown.sort_by(|a, b| {
+        let rank = |test: &Judged| ORDER.iter().position(|one| *one == test.verdict);
+        rank(a).cmp(&rank(b)).then(far(b).total_cmp(&far(a)))
+    });
+    shown.truncate(ROWS_MAX);
+    if shown.is_empty() {
+        return String::new();
+    }
+    let relative = |test: &Judged, value: &f64| {
+        let relative = (value / test.baseline_mean?).ln();
+        relative.is_finite().then_some(relative)
+    };
+    let values = |test: &&Judged| -> Vec<f64> {
+        let all = test.baseline.iter().chain(&test.candidate).flatten();
+        all.filter_map(|value| relative(test, value)).collect()
+    };
+    let reach = shown.iter().flat_map(values).map(f64::abs).fold(0.05, f64::max).min(FACTOR_MAX.ln()) * 1.1;
+    let height = TOP + ROW * shown.len() as f64 + 14.0;
+    let x = |relative: f64| {
+        let middle = f64::midpoint(NAMES, WIDTH - RIGHT);
+        middle + relative.clamp(-reach, reach) / reach * (WIDTH - RIGHT - NAMES) / 2.0
+    };
+    let mut svg = format!(
+        "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"runs of tests that stand out\">\n"
+    );
+    for tick in ticks(reach) {
+        let at = x(tick.ln_1p());
+        let kind = if tick == 0.0 { "axis" } else { "grid" };
+        let _ = writeln!(
+            svg,
+            "<line class=\"{kind}\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{:.1}\" y2=\"{:.1}\"/><text \
+             class=\"label\" x=\"{at:.1}\" y=\"14\" text-anchor=\"middle\">{}{} %</text>",
+            TOP - 8.0,
+            height - 10.0,
+            if tick > 0.0 { "+" } else { "" },
+            (tick * 100.0).round()
+        );
+    }
+    for (index, test) in shown.iter().enumerate() {
+        let middle = TOP + ROW * (index as f64 + 0.5);
+        let name = tail(&test.name, 54);
+        let _ = writeln!(
+            svg,
+            "<text class=\"name\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}<title>{}</title></text>",
+            NAMES - 14.0,
+            middle + 4.0,
+            escape(&name),
+            escape(&test.name)
+        );
+        if let Some(noise) = test.noise {
+            let (from, to) = (x(-noise.ln_1p()), x(noise.ln_1p()));
+            let _ = writeln!(
+                svg,
+                "<rect class=\"band\" x=\"{from:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" rx=\"3\"/>",
+                middle - 8.0,
+                to - from,
+                16.0
+            );
+        }
+        for at in test.baseline.iter().flatten().filter_map(|value| relative(test, value)).take(100) {
+            let _ = writeln!(
+                svg,
+                "<line class=\"run\" x1=\"{0:.1}\" x2=\"{0:.1}\" y1=\"{1:.1}\" y2=\"{2:.1}\"/>",
+                x(at),
+                middle - 6.0,
+                middle + 6.0
+            );
+        }
+        for at in test.candidate.iter().flatten().filter_map(|value| relative(test, value)).take(100) {
+            let _ = writeln!(
+                svg,
+                "<circle class=\"dot {}\" cx=\"{:.1}\" cy=\"{middle:.1}\" r=\"5\"><title>{}: {}</title></circle>",
+                class(test.verdict),
+                x(at),
+                escape(&test.name),
+                escape(&change(test))
+            );
+        }
+    }
+    svg + "</svg>\n"
+}
+
+/// The end of a name says more than its beginning.
+fn tail(name: &str, chars: usize) -> String {
+    let count = name.chars().count();
+    if count <= chars {
+        return name.to_owned();
+    }
+    format!("\u{2026}{}", name.chars().skip(count - chars + 1).collect::<String>())
+}
