@@ -92,8 +92,19 @@ enum Command {
     ///
     /// Example: thimble-lab bench-relay --phase 10 --reference 'go-waku=target/waku/peer service -cluster 0 -shards 0 -tcp-port {port} -store {folder}'
     BenchRelay(stress::bench::Options),
+    /// Disks for virtual machines: a cache of base images and copy-on-write overlays of them.
+    Image {
+        #[command(subcommand)]
+        command: Image,
+    },
     /// Several nodes on this machine, each under its own memory cap: start them as a subnet, kill them, cut them off, look at them.
     Net(testnet::net::Options),
+}
+
+#[derive(Subcommand)]
+enum Image {
+    #[command(flatten)]
+    Cache(images::command::Command),
 }
 
 fn main() -> ExitCode {
@@ -114,6 +125,9 @@ fn main() -> ExitCode {
         Command::Chaos(options) => with_runtime(testnet::chaos::run(options)),
         Command::Stress(options) => with_runtime(stress::run(*options)),
         Command::BenchRelay(options) => with_runtime(stress::bench::run(options)),
+        Command::Image { command: Image::Cache(command) } => {
+            with_runtime(images::command::run(command, &["image"]))
+        }
         Command::Net(options) => with_runtime(testnet::net::run(options)),
     }
 }
