@@ -9,6 +9,7 @@
 #   make bench-dkg [DKG_NODES=4,13,40] | make bench-dkg-starvation [DURATION=10]
 #   make bench-sync [SYNC_MIB=300]
 #   make stress [CASE=baseline] [PHASE=10] [MEMORY=256MiB] | make bench-relay [PHASE=10] [LONG=60] [TURNS=1] | make bench-heap [PHASE=10]
+#   make bench-images [MACHINES=8] [TURNS=1]
 #   make lint | make fmt | make canisters | make fuzz [FUZZ_SECONDS=60]
 #
 # CARGO_TARGET_DIR moves the build directory (default: target), so that several checkouts can share one.
@@ -32,10 +33,11 @@ CASE ?= baseline
 PHASE ?= 10
 LONG ?= 60
 TURNS ?= 1
+MACHINES ?= 8
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 BIN := $(CARGO_TARGET_DIR)/release
 
-.PHONY: run test simulate bench bench-net bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap lint fmt build setup setup-clients canisters fuzz help
+.PHONY: run test simulate bench bench-net bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-images lint fmt build setup setup-clients setup-images canisters fuzz help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -47,6 +49,9 @@ setup-clients: setup
 	@scripts/setup.sh clients
 	@tests/clients/setup.sh
 	@tests/waku/setup.sh
+
+setup-images:
+	@scripts/setup.sh images
 
 build: setup ## Build the node, the relay and the lab.
 	@cargo build --release --locked -p thimble -p thimble-relay -p thimble-lab
@@ -96,6 +101,10 @@ bench-heap: build ## Measure what sampling of allocations costs the relay under 
 	@"$(BIN)/thimble-lab" stress --case flood --phase "$(PHASE)" --turns 3 --after 1 \
 		--compare 'off="$(BIN)/thimble-relay" run --memory 128MiB --data-dir {folder} --listen /ip4/127.0.0.1/tcp/{port} --http 127.0.0.1:0 --log warn' \
 		--compare 'on="$(BIN)/thimble-relay" run --memory 128MiB --data-dir {folder} --listen /ip4/127.0.0.1/tcp/{port} --http 127.0.0.1:0 --log warn --heap-profile'
+
+bench-images: build setup-images ## Make the disks of MACHINES machines from one image of 1.6 GB in every way, in turns: wall, CPU, bytes on disk, goals.
+	@mkdir -p target/bench-images
+	@"$(BIN)/thimble-lab" image bench --machines "$(MACHINES)" --turns "$(TURNS)" --folder target/bench-images --json target/bench-images/figures.json
 
 lint: setup ## Formatting and lints, as the gate runs them.
 	@cargo fmt --all --check

@@ -269,7 +269,7 @@ impl Cache {
         let mut watch = || {
             let written_bytes = fs::metadata(to.0).map_or(0, |metadata| metadata.blocks() * 512);
             let free_bytes = sparse::free(&folder, self.folder())?;
-            progress.tell();
+            progress.made(written_bytes);
             if free_bytes >= self.settings.reserve_bytes {
                 return Ok(());
             }

@@ -24,8 +24,8 @@ pub(crate) struct Identity {
     pub(crate) device: u64,
     pub(crate) inode: u64,
     pub(crate) size: u64,
-    mtime_ns: i128,
-    ctime_ns: i128,
+    pub(crate) mtime_ns: i128,
+    pub(crate) ctime_ns: i128,
 }
 
 impl Identity {

@@ -7,8 +7,10 @@
 
 use std::{
     fs::{self, File},
-    io::Write,
-    os::unix::{ffi::OsStrExt, fs::symlink},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileExt, symlink},
+    },
     path::{Path, PathBuf},
 };
 
@@ -246,11 +248,14 @@ fn absolute(destination: &Path) -> Result<PathBuf> {
 }
 
 fn write(base: &Base, path: &Path, virtual_bytes: u64) -> Result<()> {
-    let (bytes, length) = qcow2::overlay(base.path.as_os_str().as_bytes(), base.format, virtual_bytes)
+    let empty = qcow2::overlay(base.path.as_os_str().as_bytes(), base.format, virtual_bytes)
         .map_err(|why| Error::refused(path, why))?;
     let fail = Error::io("writing", path);
-    let mut file = File::options().create_new(true).write(true).open(path).map_err(&fail)?;
-    file.write_all(&bytes).and_then(|()| file.set_len(length)).map_err(&fail)
+    let file = File::options().create_new(true).write(true).open(path).map_err(&fail)?;
+    for (offset, bytes) in &empty.parts {
+        file.write_all_at(bytes, *offset).map_err(&fail)?;
+    }
+    file.set_len(empty.length).map_err(&fail)
 }
 
 /// Whether QEMU, or one of its tools, has a file open for writing.

@@ -64,13 +64,19 @@ impl Progress {
         Ok(())
     }
 
+    /// So much was made of the disk in all.
+    pub(crate) fn made(&self, bytes: u64) {
+        self.made.store(bytes, Ordering::Relaxed);
+        self.tell();
+    }
+
     /// Bytes of the file so far.
     pub(crate) fn read_bytes(&self) -> u64 {
         self.read.load(Ordering::Relaxed)
     }
 
     /// Says how far it is, when it is time to.
-    pub(crate) fn tell(&self) {
+    fn tell(&self) {
         let elapsed = self.began.elapsed();
         if !self.talks || elapsed < FIRST_AFTER {
             return;
@@ -91,7 +97,7 @@ impl Progress {
             words.push_str(&format!(" of {} ({percent:.0} %)", format_size(self.total)));
         }
         if made > 0 {
-            words.push_str(&format!(", {} of disk", format_size(made)));
+            words.push_str(&format!("{} {} of disk", if read > 0 { "," } else { ":" }, format_size(made)));
         }
         let rate = made.max(read) as f64 / elapsed.as_secs_f64();
         words.push_str(&format!(", {:.0} MB/s, {:.0} s", rate / 1e6, elapsed.as_secs_f64()));

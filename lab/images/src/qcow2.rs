@@ -196,12 +196,20 @@ impl Header {
     }
 }
 
-/// The bytes of an empty overlay, and how long the file is (what is behind the bytes are zeros).
+/// An empty overlay, all of whose other bytes are zeros.
+pub struct Empty {
+    /// Length of the file.
+    pub length: u64,
+    /// Bytes, and where they stand.
+    pub parts: [(u64, Vec<u8>); 3],
+}
+
+/// An empty overlay over `backing`, an absolute path, of the given format.
 ///
 /// # Errors
 ///
 /// In words, when the path of the base is too long, or the disk is larger than [`OVERLAY_BYTES_MAX`].
-pub fn overlay(backing: &[u8], format: &str, virtual_bytes: u64) -> Result<(Vec<u8>, u64), String> {
+pub fn overlay(backing: &[u8], format: &str, virtual_bytes: u64) -> Result<Empty, String> {
     if backing.is_empty() || backing.len() > NAME_BYTES_MAX {
         return Err(format!(
             "the path of the base has {} bytes and qcow2 takes {NAME_BYTES_MAX}; use a cache with a shorter path",
@@ -250,36 +258,46 @@ pub fn overlay(backing: &[u8], format: &str, virtual_bytes: u64) -> Result<(Vec<
         field.copy_from_slice(&at.to_be_bytes());
     }
     debug_assert!(head.len() as u64 <= CLUSTER_BYTES);
-    head.resize(CLUSTER_BYTES as usize, 0);
-    head.extend((2 * CLUSTER_BYTES).to_be_bytes()); // the one refcount block
-    head.resize(2 * CLUSTER_BYTES as usize, 0);
-    for _ in 0..clusters {
-        head.extend(1_u16.to_be_bytes());
-    }
-    Ok((head, clusters * CLUSTER_BYTES))
+    let refcounts = std::iter::repeat_n(1_u16.to_be_bytes(), clusters as usize).flatten().collect();
+    Ok(Empty {
+        length: clusters * CLUSTER_BYTES,
+        parts: [
+            (0, head),
+            // The table names the one block, which counts one use of each cluster.
+            (CLUSTER_BYTES, (2 * CLUSTER_BYTES).to_be_bytes().to_vec()),
+            (2 * CLUSTER_BYTES, refcounts),
+        ],
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// The first cluster.
+    fn cluster(empty: &Empty) -> Vec<u8> {
+        let mut bytes = empty.parts[0].1.clone();
+        bytes.resize(1 << 16, 0);
+        bytes
+    }
+
     #[test]
     fn an_overlay_reads_as_it_was_written() {
-        let (bytes, length) = overlay(b"/cache/disk.raw", "raw", 5 << 30).unwrap();
-        assert_eq!(length, 4 << 16);
-        let header = read(&bytes).unwrap();
+        let empty = overlay(b"/cache/disk.raw", "raw", 5 << 30).unwrap();
+        assert_eq!(empty.length, 4 << 16);
+        let header = read(&cluster(&empty)).unwrap();
         assert_eq!(header.backing.as_deref(), Some(&b"/cache/disk.raw"[..]));
         assert_eq!(header.backing_format.as_deref(), Some(&b"raw"[..]));
         assert_eq!((header.version, header.virtual_bytes), (3, 5 << 30));
         assert!(header.check_base().unwrap_err().contains("overlay of /cache/disk.raw"));
-        assert!(overlay(&[b'a'; 1024], "raw", 512).unwrap_err().contains("1023"));
-        assert!(overlay(b"a", "raw", OVERLAY_BYTES_MAX + 512).unwrap_err().contains("4 TiB"));
+        assert!(overlay(&[b'a'; 1024], "raw", 512).err().unwrap().contains("1023"));
+        assert!(overlay(b"a", "raw", OVERLAY_BYTES_MAX + 512).err().unwrap().contains("4 TiB"));
         assert!(overlay(b"a", "raw", OVERLAY_BYTES_MAX).is_ok());
     }
 
     #[test]
     fn every_header_that_is_cut_off_is_refused() {
-        let (bytes, _) = overlay(b"/cache/disk.raw", "raw", 5 << 30).unwrap();
+        let bytes = cluster(&overlay(b"/cache/disk.raw", "raw", 5 << 30).unwrap());
         let whole = 136 + b"/cache/disk.raw".len();
         assert!(read(&bytes[..whole]).is_ok());
         for count in 0..whole {
@@ -291,7 +309,7 @@ mod tests {
     fn what_points_outside_or_is_unfit_is_refused_by_name() {
         // Offsets are of the format's description.
         let base = |at: usize, new: &[u8]| {
-            let (mut bytes, _) = overlay(b"x", "raw", 1 << 30).unwrap();
+            let mut bytes = cluster(&overlay(b"x", "raw", 1 << 30).unwrap());
             bytes[8..20].fill(0);
             bytes[at..at + new.len()].copy_from_slice(new);
             read(&bytes).and_then(|header| header.check_base())

@@ -12,12 +12,13 @@
 use std::{
     fs::File,
     io::{self, Read},
+    num::NonZeroU64,
     os::unix::fs::FileExt,
     path::Path,
     sync::mpsc::{Receiver, SyncSender, sync_channel},
 };
 
-use rustix::fs::{SeekFrom, fstatvfs, ioctl_ficlone, seek};
+use rustix::fs::{Advice, SeekFrom, fadvise, fstatvfs, ioctl_ficlone, seek};
 
 use crate::{Error, Result, Settings, progress::Progress, source};
 
@@ -67,7 +68,7 @@ pub(crate) fn write(
     progress: &Progress,
     settings: &Settings,
 ) -> Result<Content> {
-    let mut writer = Writer { to, path, settings, written: 0, room_at: 0 };
+    let mut writer = Writer { to, path, settings, written: 0, room_at: 0, end: 0, begun: 0 };
     writer.room()?;
     let content = run(from, named, settings.limit_bytes, progress, |piece| writer.write(piece))?;
     to.set_len(content.bytes).map_err(|error| writer.fail(error))?;
@@ -218,6 +219,10 @@ struct Writer<'a> {
     written: u64,
     /// What was written when room was last asked for.
     room_at: u64,
+    /// Up to where the disk was made.
+    end: u64,
+    /// Up to where the kernel was asked to begin to write.
+    begun: u64,
 }
 
 impl Writer<'_> {
@@ -238,10 +243,20 @@ impl Writer<'_> {
                 _ => {}
             }
         }
+        self.end = piece.offset + piece.bytes.len() as u64;
         if self.written - self.room_at >= ROOM_EVERY_BYTES {
+            self.begin_to_sync();
             self.room()?;
         }
         Ok(())
+    }
+
+    /// Has the kernel begin to write what it was given, while more is unpacked: the sync in the end waits for all of it.
+    fn begin_to_sync(&mut self) {
+        // Pages that are dirty are queued for the disk by this and stay in memory. Only speed is at stake.
+        let length = NonZeroU64::new(self.end - self.begun);
+        let _ = fadvise(self.to, self.begun, length, Advice::DontNeed);
+        self.begun = self.end;
     }
 
     /// Whether there is room for more.
