@@ -27,9 +27,10 @@ use crate::{
 
 /// In which form a base is kept.
 ///
-/// A raw disk is kept raw: it is served at the speed of the file, and unpacking it once takes seconds where packing it
-/// anew as qcow2 takes ten times as long. A qcow2 file is kept as it is, packed or not: it serves overlays without being
-/// unpacked at all. `make bench-images` prints the figures behind this.
+/// A raw disk is kept raw: it is served at the speed of the file, and unpacking it once takes
+/// seconds where packing it anew as qcow2 takes ten times as long. A qcow2 file is kept as it is,
+/// packed or not: it serves overlays without being unpacked at all. `make bench-images` prints the
+/// figures behind this.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wanted {
     /// As above.
@@ -37,7 +38,8 @@ pub enum Wanted {
     Best,
     /// Raw, whatever it was: fastest to read, largest.
     Unpacked,
-    /// A qcow2 file whose clusters are packed by zstd: smallest; slow to make, and every machine unpacks what it reads.
+    /// A qcow2 file whose clusters are packed by zstd: smallest; slow to make, and every machine
+    /// unpacks what it reads.
     Compressed,
 }
 
@@ -49,7 +51,8 @@ pub struct Added {
     pub base: Base,
     /// Whether it was made now; otherwise it was there.
     pub is_new: bool,
-    /// Whether it was there, but damaged or without its file, and was made again: these overlays need it.
+    /// Whether it was there, but damaged or without its file, and was made again: these overlays
+    /// need it.
     pub healed: Option<Vec<PathBuf>>,
     /// Whether the file's hash was known, so that it was not read for it.
     pub hash_was_known: bool,
@@ -71,19 +74,20 @@ struct Source<'a> {
 }
 
 impl Cache {
-    /// Makes a base of an image file: raw or qcow2, plain or packed by zstd, gzip or xz, alone or as the one file of a tar
-    /// archive. One that is there is found at the price of a `stat`.
+    /// Makes a base of an image file: raw or qcow2, plain or packed by zstd, gzip or xz, alone or
+    /// as the one file of a tar archive. One that is there is found at the price of a `stat`.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] for what is no image or points outside of itself, [`Error::TooLarge`], [`Error::NoRoom`],
-    /// [`Error::NoTool`] where `qemu-img` is needed (for qcow2 and for [`Wanted::Compressed`]), [`Error::Stopped`]. None
-    /// leaves anything in the cache.
+    /// [`Error::Refused`] for what is no image or points outside of itself, [`Error::TooLarge`],
+    /// [`Error::NoRoom`], [`Error::NoTool`] where `qemu-img` is needed (for qcow2 and for
+    /// [`Wanted::Compressed`]), [`Error::Stopped`]. None leaves anything in the cache.
     pub fn add(&self, path: &Path, wanted: Wanted) -> Result<Added> {
         self.add_with(path, wanted, false)
     }
 
-    /// [`Cache::add`]; with `rehash` the file is read also when it seems unchanged since it was last hashed.
+    /// [`Cache::add`]; with `rehash` the file is read also when it seems unchanged since it was
+    /// last hashed.
     ///
     /// # Errors
     ///
@@ -284,7 +288,8 @@ impl Cache {
         sparse::read(&file, path, &Progress::new("reading", source.path, 0, &self.settings))
     }
 
-    /// Whether a qcow2 file that came from outside can be a base; its disk's size. `named` is what to call it.
+    /// Whether a qcow2 file that came from outside can be a base; its disk's size. `named` is what
+    /// to call it.
     fn check_qcow2(&self, named: &Path, path: &Path) -> Result<u64> {
         let (file, _) = files::open_regular(path)?;
         let refuse = |why: String| Error::refused(named, why);

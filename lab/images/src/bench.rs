@@ -1,9 +1,9 @@
-//! `image bench`: every way to make the disks of some machines out of one packed image, in turns in one
-//! run, so that what the machine does besides meets all of them.
+//! `image bench`: every way to make the disks of some machines out of one packed image, in turns in
+//! one run, so that what the machine does besides meets all of them.
 //!
-//! The image is made without network: an ext4 file system with real files of this machine, packed by
-//! zstd. Each method begins with an empty folder and a quiet disk; what it wrote and what the kernel
-//! still had to write are measured separately, because only ours sync what they make.
+//! The image is made without network: an ext4 file system with real files of this machine, packed
+//! by zstd. Each method begins with an empty folder and a quiet disk; what it wrote and what the
+//! kernel still had to write are measured separately, because only ours sync what they make.
 //!
 //! What bounds it: the room for the largest method, one disk per machine, which is asked for first.
 
@@ -119,7 +119,8 @@ pub(crate) fn run(options: &Options, stop: &Stop, subcommand: &[&str]) -> Result
     let free = room.f_bavail * room.f_frsize;
     ensure!(
         free >= needed,
-        "{} has {} free and the largest method needs {}; name another --folder, fewer --machines or a smaller --size",
+        "{} has {} free and the largest method needs {}; name another --folder, fewer --machines \
+        or a smaller --size",
         folder.display(),
         format_size(free),
         format_size(needed)

@@ -26,8 +26,8 @@ use crate::{
 const FORMAT: &str = "thimble images 1";
 const FORMAT_BYTES_MAX: u64 = 4096;
 
-/// A cache on disk. Any number of processes and threads may use one at once; so may several machines, where the file
-/// system's `flock` is one for all of them.
+/// A cache on disk. Any number of processes and threads may use one at once; so may several
+/// machines, where the file system's `flock` is one for all of them.
 #[derive(Debug)]
 pub struct Cache {
     root: PathBuf,
@@ -101,7 +101,8 @@ impl Cache {
                 return Err(Error::refused(
                     &format,
                     format!(
-                        "this is no cache of this version (it should begin with {FORMAT:?}); name another folder with --cache"
+                        "this is no cache of this version (it should begin with {FORMAT:?}); \
+                        name another folder with --cache"
                     ),
                 ));
             }
@@ -200,7 +201,8 @@ impl Cache {
         Ok(overlays)
     }
 
-    /// Whether a file that was an overlay of a base still is: it may be gone, or be something else now.
+    /// Whether a file that was an overlay of a base still is: it may be gone, or be something else
+    /// now.
     pub(crate) fn needs(&self, path: &Path, id: &BaseId) -> bool {
         match backing(path) {
             Backing::Is(backing) => is_disk_of(&backing, id),
@@ -235,14 +237,15 @@ impl Cache {
         }
         let identity = Identity::of(&metadata);
         if identity != record.identity {
-            // Copied, moved, or its mode was set: the next use need not read it again. That it cannot be
-            // written costs only this.
+            // Copied, moved, or its mode was set: the next use need not read it again. That it
+            // cannot be written costs only this.
             let _ = Record { identity, ..record.clone() }.replace(&self.base_folder(id));
         }
         Ok(State::Whole)
     }
 
-    /// A base that is whole, or [`Error::Damaged`] with the overlays that need it. The caller has its lock.
+    /// A base that is whole, or [`Error::Damaged`] with the overlays that need it. The caller has
+    /// its lock.
     pub(crate) fn whole(&self, id: &BaseId) -> Result<Base> {
         let (record, mut state) = self.look(id)?;
         let Some(record) = record else {
@@ -409,7 +412,8 @@ pub(crate) fn head(file: &File, path: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut limited = file.take(HEAD_BYTES);
     limited.read_to_end(&mut bytes).map_err(Error::io("reading", path))?;
-    // Names and extensions lie there in all files that qemu-img makes; the rest is read only where they do not.
+    // Names and extensions lie there in all files that qemu-img makes; the rest is read only where
+    // they do not.
     if qcow2::read(&bytes).is_err() && bytes.len() as u64 == HEAD_BYTES {
         let mut rest = file.take(qcow2::HEADER_BYTES_MAX as u64 - HEAD_BYTES);
         rest.read_to_end(&mut bytes).map_err(Error::io("reading", path))?;

@@ -16,7 +16,8 @@ use crate::{
 /// What stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// Bases of so many bytes on disk together, those used last; bases in use stay in any case and count.
+    /// Bases of so many bytes on disk together, those used last; bases in use stay in any case and
+    /// count.
     Bytes(u64),
     /// Bases that were used within this time.
     Age(Duration),

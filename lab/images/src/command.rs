@@ -1,7 +1,7 @@
 //! The subcommands of `thimble-lab image` that work on the cache.
 //!
-//! [`Command`] is flattened into the lab's own enumeration, which has more of them. What it must never
-//! know: how anything is done; it reads flags and prints.
+//! [`Command`] is flattened into the lab's own enumeration, which has more of them. What it must
+//! never know: how anything is done; it reads flags and prints.
 
 use std::{
     env,
@@ -31,10 +31,10 @@ const DIGITS_SHOWN: usize = 12;
 pub enum Command {
     /// Make a base of an image file; prints its id.
     ///
-    /// The file is raw or qcow2, plain or packed by zstd, gzip or xz, alone or as the one file of a tar archive; what it
-    /// is shows in its bytes, not its name. It is unpacked once, whoever asks at the same time, with holes as holes. A
-    /// file that was added before and did not change costs nothing. Killed at any moment, it leaves nothing that is taken
-    /// for a base.
+    /// The file is raw or qcow2, plain or packed by zstd, gzip or xz, alone or as the one file of a
+    /// tar archive; what it is shows in its bytes, not its name. It is unpacked once, whoever asks
+    /// at the same time, with holes as holes. A file that was added before and did not change costs
+    /// nothing. Killed at any moment, it leaves nothing that is taken for a base.
     ///
     /// Example: thimble-lab image add disk.img.tar.zst
     Add(Add),
@@ -42,26 +42,31 @@ pub enum Command {
     ///
     /// Example: thimble-lab image list --json
     List(Common),
-    /// Make the disks of machines: qcow2 files that hold what each machine writes, over one shared base.
+    /// Make the disks of machines: qcow2 files that hold what each machine writes, over one shared
+    /// base.
     ///
-    /// One that is there is used again, as it is, unless --fresh; a disk never shrinks. The base may be given by its id, by at
-    /// least six digits of it, or as an image file, which is added first. Prints the paths.
+    /// One that is there is used again, as it is, unless --fresh; a disk never shrinks. The base
+    /// may be given by its id, by at least six digits of it, or as an image file, which is added
+    /// first. Prints the paths.
     ///
     /// Example: thimble-lab image overlay 3f2a9c vm1.qcow2 vm2.qcow2 --grow 20GiB
     Overlay(Overlays),
     /// Read bases through, and look whether every overlay finds its own; without BASE all of them.
     ///
-    /// Exit status: 0 when all is well, 1 when something is wrong, with the overlays that it concerns.
+    /// Exit status: 0 when all is well, 1 when something is wrong, with the overlays that it
+    /// concerns.
     Verify(Some_),
     /// Remove bases; one that an overlay needs is not removed, and its overlays are named.
     Remove(Named),
-    /// Make room: remove the bases that no overlay needs, the longest unused first, and what killed processes left.
+    /// Make room: remove the bases that no overlay needs, the longest unused first, and what killed
+    /// processes left.
     ///
     /// Example: thimble-lab image collect --keep 20GiB
     ///
     /// Example: thimble-lab image collect --keep 14d --dry-run
     Collect(Collect),
-    /// Measure every way to make the disks of some machines out of one image, in turns; a table with goals.
+    /// Measure every way to make the disks of some machines out of one image, in turns; a table
+    /// with goals.
     ///
     /// Exit status: 0 when every goal is met, 1 when one is missed, 130 after Ctrl-C.
     Bench(bench::Options),
@@ -70,7 +75,8 @@ pub enum Command {
 /// What all of them take.
 #[derive(Clone, Debug, Args)]
 pub struct Common {
-    /// Folder of the cache. Default: $THIMBLE_IMAGES, or thimble/images in $XDG_CACHE_HOME or ~/.cache.
+    /// Folder of the cache. Default: $THIMBLE_IMAGES, or thimble/images in $XDG_CACHE_HOME or
+    /// ~/.cache.
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
     /// Print one JSON document instead of text.
@@ -104,7 +110,8 @@ pub struct Add {
     /// Keep a raw disk, whatever the file is: fastest to read, largest.
     #[arg(long, conflicts_with = "compressed")]
     unpacked: bool,
-    /// Keep a qcow2 file with clusters packed by zstd: smallest; slow to make, and machines unpack what they read.
+    /// Keep a qcow2 file with clusters packed by zstd: smallest; slow to make, and machines unpack
+    /// what they read.
     #[arg(long)]
     compressed: bool,
     /// Read the file even if it seems unchanged since it was last hashed.
@@ -174,7 +181,8 @@ fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| error.to_string())
 }
 
-/// Runs a command; `subcommand` is what stands before it on the command line of this program (`["image"]` in the lab).
+/// Runs a command; `subcommand` is what stands before it on the command line of this program
+/// (`["image"]` in the lab).
 ///
 /// # Errors
 ///
@@ -203,7 +211,7 @@ pub async fn run(command: Command, subcommand: &'static [&'static str]) -> Resul
     };
     match done.context("the command's thread ended")? {
         Err(error) if matches!(error.downcast_ref(), Some(Error::Stopped)) => {
-            eprintln!("image: stopped; nothing was left");
+            eprintln!("image: stopped; nothing is left half done");
             Ok(ExitCode::from(EXIT_INTERRUPTED))
         }
         other => other,
@@ -239,8 +247,13 @@ fn open(common: &Common, limits: Option<&Limits>, stop: &Stop) -> Result<Cache> 
     Ok(Cache::open(&folder, settings)?)
 }
 
-/// Where the cache is when nobody says.
-fn default_folder() -> Result<PathBuf> {
+/// Where the cache is when nobody says: `$THIMBLE_IMAGES`, or `thimble/images` in the user's folder
+/// of caches.
+///
+/// # Errors
+///
+/// When the environment names no folder at all.
+pub fn default_folder() -> Result<PathBuf> {
     let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable("THIMBLE_IMAGES")
         .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("thimble/images")))

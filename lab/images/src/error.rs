@@ -36,7 +36,8 @@ pub enum Error {
     },
     /// A disk that is larger than [`crate::Settings::limit_bytes`].
     #[error(
-        "{}: its disk is larger than the limit of {} (--limit); {} of the file were read by then. A disk that is meant to be so large is taken with a higher limit",
+        "{}: its disk is larger than the limit of {} (--limit); {} of the file were read by \
+        then. A disk that is meant to be so large is taken with a higher limit",
         path.display(), format_size(*limit_bytes), format_size(*read_bytes)
     )]
     TooLarge {
@@ -49,7 +50,9 @@ pub enum Error {
     },
     /// The file system would have less room than [`crate::Settings::reserve_bytes`].
     #[error(
-        "{}: {} are free and {} are kept free (--reserve); {} were needed so far, which are given back. Free some room, for example with `image collect`, or name another folder with --cache",
+        "{}: {} are free and {} are kept free (--reserve); {} were needed so far, which are \
+        given back. Free some room, for example with `image collect`, or name another folder \
+        with --cache",
         folder.display(), format_size(*free_bytes), format_size(*reserve_bytes), format_size(*written_bytes)
     )]
     NoRoom {
@@ -73,7 +76,8 @@ pub enum Error {
     /// A base that is not what it was.
     #[error(
         "base {id} {why}{}. `image add` of the file it came from ({}) brings it back",
-        if users.is_empty() { String::new() } else { format!("; it is needed by {}", named(users)) }, from.display()
+        needed(users),
+        from.display()
     )]
     Damaged {
         /// The base.
@@ -86,7 +90,8 @@ pub enum Error {
         from: PathBuf,
     },
     /// No base of this name.
-    #[error("there is no base {text} in {}: `image list` shows which there are, `image add` adds one", cache.display())]
+    #[error("there is no base {text} in {}: `image list` shows which there are, `image add` adds \
+    one", cache.display())]
     Unknown {
         /// As written.
         text: String,
@@ -95,7 +100,8 @@ pub enum Error {
     },
     /// qemu-img is not installed.
     #[error(
-        "{} is not installed; it comes with the package qemu-utils (Debian, Ubuntu: apt-get install qemu-utils), qemu-img (Fedora, Alpine) or qemu (Arch, Homebrew)",
+        "{} is not installed; it comes with the package qemu-utils (Debian, Ubuntu: apt-get \
+        install qemu-utils), qemu-img (Fedora, Alpine) or qemu (Arch, Homebrew)",
         program.display()
     )]
     NoTool {
@@ -125,7 +131,11 @@ impl Error {
     }
 }
 
-/// "a, b and 3 more overlays"
+fn needed(users: &[PathBuf]) -> String {
+    if users.is_empty() { String::new() } else { format!("; it is needed by {}", named(users)) }
+}
+
+/// "overlays a, b and 3 more"
 pub(crate) fn named(paths: &[PathBuf]) -> String {
     let mut words = paths.iter().take(NAMED_MAX).map(|path| path.display().to_string()).collect::<Vec<_>>();
     if let Some(more) = paths.len().checked_sub(NAMED_MAX).filter(|more| *more > 0) {

@@ -1,9 +1,9 @@
 //! Locks between threads and processes: `flock` on a file.
 //!
-//! A lock belongs to one opening of the file, so two threads exclude each other as two processes do.
-//! The descriptor is closed when a child becomes another program (`O_CLOEXEC`), and the lock is
-//! given back in words before the descriptor is closed, so that a child that another thread is
-//! just starting cannot hold it for a moment longer. The kernel gives it back when its holder dies.
+//! A lock belongs to one opening of the file, so two threads exclude each other as two processes
+//! do. The descriptor is closed when a child becomes another program (`O_CLOEXEC`), and the lock is
+//! given back in words before the descriptor is closed, so that a child that another thread is just
+//! starting cannot hold it for a moment longer. The kernel gives it back when its holder dies.
 //!
 //! The holder of an exclusive lock writes who it is and since when; whoever waits says so. A lock's
 //! file may be removed by its exclusive holder: whoever gets a lock looks whether the file is still
@@ -82,7 +82,8 @@ pub(crate) struct Lock {
 }
 
 impl Lock {
-    /// Waits for the lock, until [`crate::Stop`] asks. `doing` is what the holder does, as in "unpacking x".
+    /// Waits for the lock, until [`crate::Stop`] asks. `doing` is what the holder does, as in
+    /// "unpacking x".
     pub(crate) fn take(path: &Path, mode: Mode, doing: &str, settings: &Settings) -> Result<Self> {
         let began = Instant::now();
         let mut said = None;
@@ -141,7 +142,8 @@ impl Lock {
         self.file.set_len(0)?;
         self.file.rewind()?;
         match serde_json::to_vec(&Holder::new(doing)) {
-            // Who holds it is for people only: a full disk must not keep anybody from tidying it up.
+            // Who holds it is for people only: a full disk must not keep anybody from tidying it
+            // up.
             Ok(bytes) => drop(self.file.write_all(&bytes)),
             Err(error) => return Err(error.into()),
         }

@@ -2,8 +2,8 @@
 //!
 //! An overlay is not synced when it is made: it holds nothing that the base does not hold, and the
 //! first flush of the machine that writes into it makes it durable together with what was written.
-//! A cut of power before that can leave an empty file, which is made anew. Its link in the cache is a
-//! symbolic link, which a journal keeps whole or not at all, and is made before the overlay.
+//! A cut of power before that can leave an empty file, which is made anew. Its link in the cache is
+//! a symbolic link, which a journal keeps whole or not at all, and is made before the overlay.
 
 use std::{
     fs::{self, File},
@@ -15,7 +15,10 @@ use std::{
 };
 
 use nix::fcntl::{FcntlArg, fcntl};
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::{
+    fs::{CWD, RenameFlags, renameat_with},
+    io::Errno,
+};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -35,7 +38,8 @@ const QEMU_LOCKS_LENGTH: i64 = 200;
 /// How an overlay is to be.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OverlayOptions {
-    /// Size of the disk, in bytes, where it is to be larger than the base; rounded up to 512. It never shrinks.
+    /// Size of the disk, in bytes, where it is to be larger than the base; rounded up to 512. It
+    /// never shrinks.
     pub grow: Option<u64>,
     /// Made anew: what a machine has written into an earlier one is gone.
     pub fresh: bool,
@@ -73,8 +77,9 @@ impl Cache {
     ///
     /// # Errors
     ///
-    /// [`Error::Unknown`] and [`Error::Damaged`] for the base; [`Error::Refused`] when there is another file at
-    /// `destination`, or a machine runs on it that would lose it; [`Error::Tool`] when growing it fails.
+    /// [`Error::Unknown`] and [`Error::Damaged`] for the base; [`Error::Refused`] when there is
+    /// another file at `destination`, or a machine runs on it that would lose it; [`Error::Tool`]
+    /// when growing it fails.
     pub fn overlay(&self, id: &BaseId, destination: &Path, options: OverlayOptions) -> Result<Overlay> {
         let _base_lock = self.lock(id, Mode::Shared, "using it")?;
         let base = self.whole(id)?;
@@ -129,12 +134,8 @@ impl Cache {
             Existing::None => Made::New,
         };
         self.link(&base.id, path, name)?;
-        let written = write(base, &scratch, wanted).and_then(|()| {
-            // What somebody else has put there meanwhile is not overwritten.
-            let flags = if made == Made::New { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
-            renameat_with(CWD, &scratch, CWD, path, flags)
-                .map_err(|error| Error::io("renaming to", path)(error.into()))
-        });
+        let written = write(base, &scratch, wanted)
+            .and_then(|()| place(&scratch, path, made == Made::New).map_err(Error::io("renaming to", path)));
         if written.is_err() {
             let _ = fs::remove_file(&scratch);
         }
@@ -155,12 +156,20 @@ impl Cache {
         }
         let refuse = |why: String| Err(Error::refused(path, why));
         let Some(header) = header(path)? else {
-            return refuse("there is something else than an overlay, which is left alone; name another place or move it away".into());
+            return refuse(
+                "there is something else than an overlay, which is left alone; name \
+            another place or move it away"
+                    .into(),
+            );
         };
         let Some(backing) =
             header.backing.as_deref().map(|name| PathBuf::from(std::ffi::OsStr::from_bytes(name)))
         else {
-            return refuse("there is a qcow2 file that is no overlay, which is left alone; name another place or move it away".into());
+            return refuse(
+                "there is a qcow2 file that is no overlay, which is left alone; name \
+            another place or move it away"
+                    .into(),
+            );
         };
         if fresh {
             if owner(&backing).is_none() {
@@ -181,7 +190,8 @@ impl Cache {
             return refuse(moved(path, &backing, base));
         }
         refuse(format!(
-            "this is an overlay of {}, and not of base {}; --fresh makes it anew, without what its machine has written",
+            "this is an overlay of {}, and not of base {}; --fresh makes it anew, without what \
+            its machine has written",
             backing.display(),
             base.id
         ))
@@ -228,7 +238,8 @@ fn owner(backing: &Path) -> Option<BaseId> {
 /// The words for an overlay whose base is somewhere else now.
 pub(crate) fn moved(path: &Path, backing: &Path, base: &Base) -> String {
     format!(
-        "its base was moved from {} to {}; if no machine runs on it, this mends it: qemu-img rebase -u -f qcow2 -F {} -b '{}' '{}'",
+        "its base was moved from {} to {}; if no machine runs on it, this mends it: qemu-img \
+        rebase -u -f qcow2 -F {} -b '{}' '{}'",
         backing.display(),
         base.path.display(),
         base.format,
@@ -256,6 +267,19 @@ fn write(base: &Base, path: &Path, virtual_bytes: u64) -> Result<()> {
         file.write_all_at(bytes, *offset).map_err(&fail)?;
     }
     file.set_len(empty.length).map_err(&fail)
+}
+
+/// Gives a file its name; what somebody else has put there is not overwritten when it is `new`.
+fn place(from: &Path, to: &Path, new: bool) -> std::io::Result<()> {
+    let flags = if new { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
+    match renameat_with(CWD, from, CWD, to, flags) {
+        // Network file systems have no such flag; a link does not overwrite either.
+        Err(Errno::INVAL | Errno::NOSYS) if new => {
+            fs::hard_link(from, to)?;
+            fs::remove_file(from)
+        }
+        renamed => Ok(renamed?),
+    }
 }
 
 /// Whether QEMU, or one of its tools, has a file open for writing.

@@ -2,18 +2,19 @@
 //!
 //! A qcow2 file from outside may name another file as its backing file or as the place of its data;
 //! whoever opens it would then read that file of the host, and show it to the guest. So a header is
-//! read here before `qemu-img` or QEMU sees the file, and everything that points outside is refused.
+//! read here before `qemu-img` or QEMU sees the file, and everything that points outside is
+//! refused.
 //!
 //! Overlays are written here as well, and not by `qemu-img create`. An empty overlay is a header, a
 //! table of one refcount block, that block and an empty L1 table: 256 KiB with 200 bytes in them.
 //! Making one takes a twentieth of a millisecond where starting `qemu-img` takes ten to twenty, and
-//! eight machines are to have theirs within 50 ms on two cores. Tests compare what `qemu-img info` and
-//! `qemu-img check` say of both, and let `qemu-io` write into them.
+//! eight machines are to have theirs within 50 ms on two cores. Tests compare what `qemu-img info`
+//! and `qemu-img check` say of both, and let `qemu-io` write into them.
 //!
 //! Format: QEMU's `docs/interop/qcow2.txt`. All numbers are big endian.
 //!
-//! What bounds it: [`HEADER_BYTES_MAX`] of a file are read, whatever it says; a name in it has at most
-//! [`NAME_BYTES_MAX`] bytes.
+//! What bounds it: [`HEADER_BYTES_MAX`] of a file are read, whatever it says; a name in it has at
+//! most [`NAME_BYTES_MAX`] bytes.
 
 /// `QFI\xfb`.
 pub const MAGIC: [u8; 4] = *b"QFI\xfb";
@@ -152,7 +153,8 @@ fn fields(bytes: &Bytes<'_>) -> Result<Option<Header>, String> {
 }
 
 impl Header {
-    /// Whether the file can be a base: it stands for itself, is not encrypted, and was closed in order.
+    /// Whether the file can be a base: it stands for itself, is not encrypted, and was closed in
+    /// order.
     ///
     /// # Errors
     ///
@@ -163,12 +165,15 @@ impl Header {
         };
         if let Some(backing) = &self.backing {
             return Err(format!(
-                "this qcow2 file is an overlay of {}, so it is only part of a disk; make it whole with qemu-img convert -O qcow2 if you trust it",
+                "this qcow2 file is an overlay of {}, so it is only part of a disk; make it \
+                whole with qemu-img convert -O qcow2 if you trust it",
                 name(backing)
             ));
         }
         if self.has_data_file {
-            return Err("the data of this qcow2 file lie in another file; make it whole with qemu-img convert -O qcow2 if you trust it".to_owned());
+            return Err("the data of this qcow2 file lie in another file; make it whole with \
+            qemu-img convert -O qcow2 if you trust it"
+                .to_owned());
         }
         if self.encryption != 0 {
             return Err("this qcow2 file is encrypted".to_owned());
@@ -208,11 +213,13 @@ pub struct Empty {
 ///
 /// # Errors
 ///
-/// In words, when the path of the base is too long, or the disk is larger than [`OVERLAY_BYTES_MAX`].
+/// In words, when the path of the base is too long, or the disk is larger than
+/// [`OVERLAY_BYTES_MAX`].
 pub fn overlay(backing: &[u8], format: &str, virtual_bytes: u64) -> Result<Empty, String> {
     if backing.is_empty() || backing.len() > NAME_BYTES_MAX {
         return Err(format!(
-            "the path of the base has {} bytes and qcow2 takes {NAME_BYTES_MAX}; use a cache with a shorter path",
+            "the path of the base has {} bytes and qcow2 takes {NAME_BYTES_MAX}; use a cache \
+            with a shorter path",
             backing.len()
         ));
     }

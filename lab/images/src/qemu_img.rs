@@ -1,5 +1,5 @@
-//! Running `qemu-img` on files that may be hostile: with a time limit, limits of the kernel on memory,
-//! CPU time and file size, bounded output, and its own words in every error.
+//! Running `qemu-img` on files that may be hostile: with a time limit, limits of the kernel on
+//! memory, CPU time and file size, bounded output, and its own words in every error.
 //!
 //! It ends with this process (the kernel sends SIGKILL), and when [`crate::Stop`] asks.
 
@@ -117,8 +117,8 @@ pub(crate) fn check(path: &Path, cluster_bytes: u64, settings: &Settings) -> Res
     }
 }
 
-/// Writes the disk of one file into another one, in a form of ours. `watch` is called several times a second and ends it by an
-/// error.
+/// Writes the disk of one file into another one, in a form of ours. `watch` is called several times
+/// a second and ends it by an error.
 pub(crate) fn convert(
     from: (&Path, &str),
     to: (&Path, &str),
@@ -192,8 +192,8 @@ fn spawn(
         (Resource::Fsize, bounds.file_bytes),
         (Resource::Core, 0),
     ];
-    // SAFETY: between fork and exec only system calls are made (prlimit, prctl); nothing is allocated
-    // and no lock is taken.
+    // SAFETY: between fork and exec only system calls are made (prlimit, prctl); nothing is
+    // allocated and no lock is taken.
     unsafe {
         command.pre_exec(move || {
             for (resource, value) in limits {

@@ -1,8 +1,8 @@
 //! Folders for work that is not done yet.
 //!
-//! Such a folder's name begins with the id whose lock its maker holds, and ends in 128 random bits. It is
-//! removed when its maker drops it; what a killed maker left is removed by the next one who holds
-//! the lock of that id, and by `collect`, which takes that lock for it.
+//! Such a folder's name begins with the id whose lock its maker holds, and ends in 128 random bits.
+//! It is removed when its maker drops it; what a killed maker left is removed by the next one who
+//! holds the lock of that id, and by `collect`, which takes that lock for it.
 
 use std::{
     fs,

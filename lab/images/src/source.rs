@@ -24,8 +24,8 @@ const PREFIX_BYTES: usize = 512;
 
 /// A disk, and what it was packed in.
 pub struct Layers {
-    /// Gives the bytes of the disk's file; errors have [`io::ErrorKind::InvalidData`] and words for people where the
-    /// content is at fault.
+    /// Gives the bytes of the disk's file; errors have [`io::ErrorKind::InvalidData`] and words for
+    /// people where the content is at fault.
     pub disk: Box<dyn Read + Send>,
     /// Outermost first: `zstd`, `gzip`, `xz`, `tar`.
     pub names: Vec<&'static str>,
@@ -49,8 +49,8 @@ enum Kind {
 ///
 /// # Errors
 ///
-/// What reading gives, and [`io::ErrorKind::InvalidData`] with words when a layer is damaged, is not
-/// taken, or is one too many.
+/// What reading gives, and [`io::ErrorKind::InvalidData`] with words when a layer is damaged, is
+/// not taken, or is one too many.
 pub fn open(file: impl Read + Send + 'static) -> io::Result<Layers> {
     let mut reader: Box<dyn Read + Send> = Box::new(file);
     let mut names = Vec::new();

@@ -1,9 +1,9 @@
 //! Disks as files with holes: a stream is written so that zeros take no room, a file is copied by
 //! what is in it, and the digest of a disk does not depend on where its holes are.
 //!
-//! The digest is BLAKE3 over every block of 64 KiB that is not all zeros, each behind its number (64
-//! bits, little endian), and the length of the file in the end. Computing it costs about a third of
-//! SHA-256, and it is never compared with anything that others publish.
+//! The digest is BLAKE3 over every block of 64 KiB that is not all zeros, each behind its number
+//! (64 bits, little endian), and the length of the file in the end. Computing it costs about a
+//! third of SHA-256, and it is never compared with anything that others publish.
 //!
 //! One thread reads (and so unpacks), another writes. What bounds it: [`BUFFERS`] buffers of
 //! [`BUFFER_BYTES`] between the two, the size limit and the room on the file system, which is asked
@@ -58,8 +58,8 @@ pub(crate) enum From<'a> {
 ///
 /// # Errors
 ///
-/// [`Error::TooLarge`], [`Error::NoRoom`], [`Error::Stopped`], and what reading (in words with the path
-/// `named`) or writing gives.
+/// [`Error::TooLarge`], [`Error::NoRoom`], [`Error::Stopped`], and what reading (in words with the
+/// path `named`) or writing gives.
 pub(crate) fn write(
     from: From<'_>,
     named: &Path,
@@ -251,9 +251,11 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Has the kernel begin to write what it was given, while more is unpacked: the sync in the end waits for all of it.
+    /// Has the kernel begin to write what it was given, while more is unpacked: the sync in the end
+    /// waits for all of it.
     fn begin_to_sync(&mut self) {
-        // Pages that are dirty are queued for the disk by this and stay in memory. Only speed is at stake.
+        // Pages that are dirty are queued for the disk by this and stay in memory. Only speed is at
+        // stake.
         let length = NonZeroU64::new(self.end - self.begun);
         let _ = fadvise(self.to, self.begun, length, Advice::DontNeed);
         self.begun = self.end;
@@ -317,8 +319,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(40))]
 
-        /// Whatever lies where: the same bytes come out, by stream and by file, with one digest, and
-        /// another byte anywhere makes another digest.
+        /// Whatever lies where: the same bytes come out, by stream and by file, with one digest,
+        /// and another byte anywhere makes another digest.
         #[test]
         fn what_is_written_is_what_was_read(
             length in 0_usize..3_000_000,

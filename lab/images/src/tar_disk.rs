@@ -2,8 +2,9 @@
 //!
 //! Nothing is ever written under a name from the archive. Names, links and devices are refused all
 //! the same: an archive that has them was not made to carry one disk, and says so before a machine
-//! starts with the wrong one. The fields of a header are read by the `tar` crate; the walk through the
-//! archive is this module's own, because it must read names and extensions of bounded length only.
+//! starts with the wrong one. The fields of a header are read by the `tar` crate; the walk through
+//! the archive is this module's own, because it must read names and extensions of bounded length
+//! only.
 //!
 //! What bounds it: [`ENTRIES_MAX`] headers, [`EXTENSION_BYTES_MAX`] for what describes an entry,
 //! [`TRAILING_BYTES_MAX`] of zeros behind the end.
@@ -27,7 +28,8 @@ const TRAILING_BYTES_MAX: u64 = 16 << 20;
 /// Names in messages.
 const SHOWN_CHARACTERS: usize = 120;
 
-/// Whether a file that begins with these bytes is a tar archive: the checksum of its first header is right.
+/// Whether a file that begins with these bytes is a tar archive: the checksum of its first header
+/// is right.
 pub fn is_header(bytes: &[u8]) -> bool {
     block(bytes).is_some_and(|block| checksum_is_right(&block))
 }
@@ -37,7 +39,8 @@ fn block(bytes: &[u8]) -> Option<[u8; BLOCK_BYTES]> {
 }
 
 fn checksum_is_right(block: &[u8; BLOCK_BYTES]) -> bool {
-    // The checksum's own field (148 to 155) counts as spaces; the sum of all zeros is an empty block's.
+    // The checksum's own field (148 to 155) counts as spaces; the sum of all zeros is an empty
+    // block's.
     let sum: u32 = block
         .iter()
         .enumerate()
@@ -53,7 +56,8 @@ struct Described {
     size: Option<u64>,
 }
 
-/// Reads as the content of the one regular file; the end of the archive is looked at before the end of the file is told.
+/// Reads as the content of the one regular file; the end of the archive is looked at before the end
+/// of the file is told.
 pub struct DiskInTar<R> {
     reader: R,
     name: String,
@@ -70,8 +74,8 @@ impl<R: Read> DiskInTar<R> {
     ///
     /// # Errors
     ///
-    /// What the reader gives, and [`io::ErrorKind::InvalidData`] with words when there is no regular file, or
-    /// something before it that is not taken.
+    /// What the reader gives, and [`io::ErrorKind::InvalidData`] with words when there is no
+    /// regular file, or something before it that is not taken.
     pub fn open(reader: R) -> io::Result<Self> {
         let mut disk = Self { reader, name: String::new(), left: 0, padding: 0, entries: 0, is_done: false };
         match disk.next_file()? {
@@ -151,7 +155,8 @@ impl<R: Read> DiskInTar<R> {
                 EntryType::Fifo => "a FIFO",
                 EntryType::GNUSparse => {
                     return Err(invalid(format!(
-                        "{} is stored in the archive as a sparse file, which is not taken; pack it without --sparse (-S)",
+                        "{} is stored in the archive as a sparse file, which is not taken; pack \
+                        it without --sparse (-S)",
                         shown(&name)
                     )));
                 }
@@ -185,7 +190,8 @@ impl<R: Read> DiskInTar<R> {
         Ok(bytes)
     }
 
-    /// Reads up to the end of the file: what is packed is checked to its end, and nothing hides there.
+    /// Reads up to the end of the file: what is packed is checked to its end, and nothing hides
+    /// there.
     fn rest_is_empty(&mut self) -> io::Result<()> {
         let mut buffer = [0; 8192];
         let mut total = 0;
@@ -257,7 +263,8 @@ impl Described {
                 "size" => self.size = Some(value()?.parse().map_err(|_| damaged())?),
                 _ if key.starts_with("GNU.sparse.") => {
                     return Err(invalid(
-                        "a file is stored in the archive as a sparse file, which is not taken; pack it without --sparse (-S)",
+                        "a file is stored in the archive as a sparse file, which is not taken; \
+                        pack it without --sparse (-S)",
                     ));
                 }
                 _ => {}

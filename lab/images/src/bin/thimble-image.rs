@@ -1,5 +1,5 @@
-//! `thimble-image`: the subcommands of `thimble-lab image` as a program of their own, for machines that need
-//! nothing else of the lab, and for this crate's tests.
+//! `thimble-image`: the subcommands of `thimble-lab image` as a program of their own, for machines
+//! that need nothing else of the lab, and for this crate's tests.
 
 use std::process::ExitCode;
 

@@ -46,7 +46,8 @@ fn what_is_cut_off_or_damaged_is_refused() {
     }
     let mut tar = fs::read(pack(&raw, "tar")).unwrap();
     tar[10] ^= 1;
-    // Its first header is none now, so this is a raw disk of a whole number of sectors: nobody can know better.
+    // Its first header is none now, so this is a raw disk of a whole number of sectors: nobody can
+    // know better.
     assert!(lab.run("add", [&file(&lab, "raw", &tar)]).code == Some(0));
 }
 
@@ -205,7 +206,8 @@ fn a_qcow2_file_that_points_outside_is_refused() {
         let image = lab.path(image);
         let words = if image.ends_with("overlay") { "an overlay of" } else { "in another file" };
         refused(&lab, &image, &[words]);
-        // Packed, and unpacked on request, all the same: the header is read before any other program reads the file.
+        // Packed, and unpacked on request, all the same: the header is read before any other
+        // program reads the file.
         refused(&lab, &pack(&image, "tar.gz"), &[words]);
         lab.run("add", ["--unpacked".as_ref(), image.as_os_str()]).bad(&[words]);
         lab.run("add", ["--compressed".as_ref(), image.as_os_str()]).bad(&[words]);
@@ -221,7 +223,8 @@ fn a_qcow2_file_that_points_outside_is_refused() {
     hostile[at..at + json.len()].copy_from_slice(json);
     hostile[16..20].copy_from_slice(&(json.len() as u32).to_be_bytes());
     refused(&lab, &file(&lab, "json", &hostile), &["an overlay of json:", "/etc/shadow"]);
-    // A raw disk that a guest made look like a qcow2 file is opened as what it says it is, and refused likewise.
+    // A raw disk that a guest made look like a qcow2 file is opened as what it says it is, and
+    // refused likewise.
     let mut guest = fs::read(lab.path("overlay")).unwrap();
     guest.resize(1 << 20, 0);
     refused(&lab, &pack(&file(&lab, "guest", &guest), "zst"), &["an overlay of"]);
@@ -240,7 +243,8 @@ fn a_damaged_qcow2_file_is_refused() {
     let mut nonsense = good.clone();
     nonsense[table..table + 8].copy_from_slice(&[0x80, 0, 0, 0, 0x12, 0x34, 0x56, 0]);
     refused(&lab, &file(&lab, "nonsense", &nonsense), &[]);
-    // Every byte of the header, changed: never a panic, never something left. What is still a qcow2 file is one.
+    // Every byte of the header, changed: never a panic, never something left. What is still a qcow2
+    // file is one.
     for at in 0..112 {
         let mut changed = good.clone();
         changed[at] ^= 0x40;

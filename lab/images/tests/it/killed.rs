@@ -9,12 +9,14 @@ use std::{
 use crate::kit::{Lab, PROGRAM, Run, content, names, pack};
 
 /// System calls that change something on a disk, or lie between two that do.
-const CALLS: &str = "openat,mkdir,rename,renameat,renameat2,unlink,unlinkat,rmdir,linkat,link,symlink,symlinkat,\
-                     fsync,fdatasync,ftruncate,fchmod,chmod,flock,write,pwrite64,utimensat,close,newfstatat,statx,fstatfs";
+const CALLS: &str = "openat,mkdir,rename,renameat,renameat2,unlink,unlinkat,rmdir,linkat,link,\
+                     symlink,symlinkat,fsync,fdatasync,ftruncate,fchmod,chmod,flock,write,pwrite64,\
+                     utimensat,close,newfstatat,statx,fstatfs";
 /// More calls than an add of a small image makes in one thread.
 const KILLS_MAX: usize = 2000;
 
-/// What is in the cache counts as a base only when it is the whole one; the next add makes it so and leaves nothing else.
+/// What is in the cache counts as a base only when it is the whole one; the next add makes it so
+/// and leaves nothing else.
 #[track_caller]
 fn check(lab: &Lab, image: &std::path::Path, disk: &[u8], moment: &str) {
     let bases = names(&lab.cache.join("bases"));

@@ -102,7 +102,8 @@ impl Lab {
         assert_eq!(verified.as_array().unwrap().len(), bases);
     }
 
-    /// A raw disk of so many bytes: a third data that pack moderately, a third zeros, and data again.
+    /// A raw disk of so many bytes: a third data that pack moderately, a third zeros, and data
+    /// again.
     pub(crate) fn disk(&self, name: &str, bytes: usize, seed: u64) -> PathBuf {
         let path = self.path(name);
         fs::write(&path, content(bytes, seed)).unwrap();
@@ -243,7 +244,8 @@ impl Drop for Running {
     }
 }
 
-/// A process in the middle of unpacking an image, stopped by a signal; the image, and the lab it works in.
+/// A process in the middle of unpacking an image, stopped by a signal; the image, and the lab it
+/// works in.
 pub(crate) fn halfway(lab: &Lab) -> (Running, PathBuf) {
     // A process that is done before it is seen is not halfway: another image then.
     for seed in 0..50 {

@@ -1,4 +1,5 @@
-//! Disks of machines: made, used again, grown, and what becomes of them when their base does not stay.
+//! Disks of machines: made, used again, grown, and what becomes of them when their base does not
+//! stay.
 
 use std::{
     fs,
@@ -146,7 +147,8 @@ fn it_grows_when_asked_and_never_shrinks() {
     assert!(!place.exists());
 }
 
-/// While a machine runs on it, an overlay is not replaced, and growing it fails with QEMU's own words.
+/// While a machine runs on it, an overlay is not replaced, and growing it fails with QEMU's own
+/// words.
 #[test]
 fn an_overlay_in_use_is_left_alone() {
     let lab = Lab::new();
@@ -222,7 +224,8 @@ fn many_processes_make_one_overlay() {
     assert_eq!(made.iter().filter(|made| **made == "reused").count(), 7, "{made:?}");
 }
 
-/// A base in use is not removed, and its users are named; an overlay that was deleted by hand is forgotten.
+/// A base in use is not removed, and its users are named; an overlay that was deleted by hand is
+/// forgotten.
 #[test]
 fn a_base_in_use_is_not_removed() {
     let lab = Lab::new();

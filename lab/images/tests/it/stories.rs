@@ -131,7 +131,7 @@ fn ctrl_c_leaves_nothing() {
         running.signal(Signal::CONT);
         let run = running.end();
         assert_eq!(run.code, Some(130), "{run:?}");
-        assert!(run.err.contains("stopped; nothing was left"), "{run:?}");
+        assert!(run.err.contains("stopped; nothing is left half done"), "{run:?}");
         assert_eq!(names(&lab.cache.join("scratch")), [""; 0]);
     }
     // A child is ended, too.
