@@ -10,6 +10,7 @@
 #   make bench-sync [SYNC_MIB=300]
 #   make stress [CASE=baseline] [PHASE=10] [MEMORY=256MiB] | make bench-relay [PHASE=10] [LONG=60] [TURNS=1] | make bench-heap [PHASE=10]
 #   make compare BASE=HEAD~10 [WHAT=bench|bench-net|bench-relay] [TURNS=3] [DURATION=5]
+#   make bench-images [MACHINES=8] [TURNS=1]
 #   make lint | make fmt | make canisters | make fuzz [FUZZ_SECONDS=60]
 #
 # CARGO_TARGET_DIR moves the build directory (default: target), so that several checkouts can share one.
@@ -35,10 +36,11 @@ LONG ?= 60
 TURNS ?= 1
 BASE ?= HEAD~1
 WHAT ?= bench
+MACHINES ?= 8
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 BIN := $(CARGO_TARGET_DIR)/release
 
-.PHONY: run test simulate bench bench-net bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap compare lint fmt build setup setup-clients canisters fuzz help
+.PHONY: run test simulate bench bench-net bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-images compare lint fmt build setup setup-clients setup-images canisters fuzz help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,6 +52,9 @@ setup-clients: setup
 	@scripts/setup.sh clients
 	@tests/clients/setup.sh
 	@tests/waku/setup.sh
+
+setup-images:
+	@scripts/setup.sh images
 
 build: setup ## Build the node, the relay and the lab.
 	@cargo build --release --locked -p thimble -p thimble-relay -p thimble-lab
@@ -107,6 +112,10 @@ bench-heap: build ## Measure what sampling of allocations costs the relay under 
 compare: build ## Say what HEAD changed against the commit BASE: builds both, runs WHAT (bench, bench-net, bench-relay) of both in TURNS turns, and compares.
 	@TURNS="$(if $(filter file,$(origin TURNS)),3,$(TURNS))" DURATION="$(DURATION)" MEMORY="$(MEMORY)" PHASE="$(PHASE)" MINUTES="$(if $(filter file,$(origin MINUTES)),1,$(MINUTES))" \
 		scripts/compare.sh "$(BIN)/thimble-lab" "$(BASE)" "$(WHAT)"
+
+bench-images: build setup-images ## Make the disks of MACHINES machines from one image of 1.6 GB in every way, in turns: wall, CPU, bytes on disk, goals.
+	@mkdir -p target/bench-images
+	@"$(BIN)/thimble-lab" image bench --machines "$(MACHINES)" --turns "$(TURNS)" --folder target/bench-images --json target/bench-images/figures.json
 
 lint: setup ## Formatting and lints, as the gate runs them.
 	@cargo fmt --all --check

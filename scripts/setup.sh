@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what is missing on a Debian or Ubuntu machine. `setup.sh build`: what compiling needs. `setup.sh clients`: what the tests need besides.
+# Installs what is missing on a Debian or Ubuntu machine. `setup.sh build`: what compiling needs. `setup.sh clients`: what the tests need besides. `setup.sh images`: what
+# `make bench-images` needs.
 # Quick and silent when nothing is missing; may be run any number of times.
 set -euo pipefail
 
@@ -33,14 +34,25 @@ clients)
     need ip iproute2
     need tc iproute2
     need mkfs.ext4 e2fsprogs
+    # Images of disks are packed, converted and written as machines do; adding them is killed at every system call.
+    need qemu-img qemu-utils
+    need zstd zstd
+    need xz xz-utils
+    need strace strace
     # The relay's secure WebSocket is tested with a certificate of its own.
     need openssl openssl
     python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || missing+=(python3-venv)
     # The dashboard, and a page that uses the relay, are tested in a real browser. Ubuntu's package of this name is a snap, which works as well.
     command -v chromium-browser >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || need chromium chromium
     ;;
+images)
+    PATH="$PATH:/usr/sbin:/sbin"
+    need qemu-img qemu-utils
+    need zstd zstd
+    need mkfs.ext4 e2fsprogs
+    ;;
 *)
-    echo "usage: setup.sh [build|clients]" >&2
+    echo "usage: setup.sh [build|clients|images]" >&2
     exit 2
     ;;
 esac

@@ -112,8 +112,19 @@ enum Command {
         thimble-lab compare --pair <BASELINE> <CANDIDATE> [OPTIONS]"
     )]
     Compare(Box<compare::Options>),
+    /// Disks for virtual machines: a cache of base images and copy-on-write overlays of them.
+    Image {
+        #[command(subcommand)]
+        command: Image,
+    },
     /// Several nodes on this machine, each under its own memory cap: start them as a subnet, kill them, cut them off, look at them.
     Net(testnet::net::Options),
+}
+
+#[derive(Subcommand)]
+enum Image {
+    #[command(flatten)]
+    Cache(images::command::Command),
 }
 
 fn main() -> ExitCode {
@@ -135,6 +146,9 @@ fn main() -> ExitCode {
         Command::Stress(options) => with_runtime(stress::run(*options)),
         Command::BenchRelay(options) => with_runtime(stress::bench::run(options)),
         Command::Compare(options) => with_runtime(compare::run(*options)),
+        Command::Image { command: Image::Cache(command) } => {
+            with_runtime(images::command::run(command, &["image"]))
+        }
         Command::Net(options) => with_runtime(testnet::net::run(options)),
     }
 }

@@ -1,0 +1,31 @@
+//! Headers of disk images and tar archives from outside: read, or refused, within the bounds of
+//! their forms; what a reader of an archive gives is no more than there is.
+#![no_main]
+
+use std::io::Read;
+
+use images::{qcow2, tar_disk};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(header) = qcow2::read(bytes) {
+        assert!((512..=2 << 20).contains(&header.cluster_bytes));
+        assert!(header.backing.as_ref().is_none_or(|name| name.len() <= qcow2::NAME_BYTES_MAX));
+        if header.check_base().is_ok() {
+            assert!(header.backing.is_none() && !header.has_data_file);
+        }
+    }
+    if tar_disk::is_header(bytes)
+        && let Ok(mut disk) = tar_disk::DiskInTar::open(bytes)
+    {
+        let mut content = Vec::new();
+        if disk.read_to_end(&mut content).is_ok() {
+            // Two headers' worth of a block, and an end mark.
+            assert!(content.len() + 1024 <= bytes.len());
+        }
+    }
+    // Whatever the layers say of themselves: what comes out is bounded by whoever reads.
+    if let Ok(layers) = images::open_layers(std::io::Cursor::new(bytes.to_vec())) {
+        let _ = std::io::copy(&mut layers.disk.take(1 << 20), &mut std::io::sink());
+    }
+});
