@@ -236,7 +236,7 @@ fn what_commands_write_is_compared_too() {
     let file = folder.path().join("out.csv");
     let file = file.to_str().unwrap();
     let command = |value: u32| format!("printf 'name,value,unit\\nwork,{value},/s\\n' > {file}");
-    let flags = ["--turns", "7", "--busy", "100%", "--read", file, "--json", "-", "--fail-on", "slower"];
+    let flags = ["--turns", "10", "--busy", "100%", "--read", file, "--json", "-", "--fail-on", "slower"];
     let output = compare(&[&["--pair", &command(100), &command(90)], &flags[..]].concat());
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
