@@ -342,7 +342,10 @@ impl Lane {
 
 /// What arrived lately.
 struct Recent {
+    /// Entries at most.
     max: usize,
+    /// The table has the room it needs for good.
+    settled: bool,
     known: HashMap<[u8; 32], (Message, bool)>,
     order: VecDeque<(i64, [u8; 32])>,
     now_ns: i64,
@@ -350,7 +353,10 @@ struct Recent {
 
 impl Recent {
     fn new(max: usize) -> Self {
-        Self { max, known: HashMap::new(), order: VecDeque::new(), now_ns: 0 }
+        // Seven eighths of a table's buckets, a power of two, are room. Once the places of entries that
+        // left are used up, a table that is not half empty doubles: with so many it does so once.
+        let max = max.min((max.next_power_of_two() * 7).div_ceil(8));
+        Self { max, settled: false, known: HashMap::new(), order: VecDeque::new(), now_ns: 0 }
     }
 
     /// The same message, if it is kept at least as long.
@@ -370,6 +376,11 @@ impl Recent {
         if self.known.insert(arrival.hash, (message, arrival.kept)).is_none() {
             self.order.push_back((self.now_ns, arrival.hash));
         }
+        // At once, and not some time in the next hour.
+        if !self.settled && self.order.len() == self.max {
+            self.known.reserve(self.max);
+            self.settled = true;
+        }
     }
 
     fn forget(&mut self, now_ns: i64) {
@@ -378,7 +389,7 @@ impl Recent {
             self.forget_oldest();
         }
         if self.order.is_empty() && self.known.capacity() > 64 {
-            (self.known, self.order) = (HashMap::new(), VecDeque::new());
+            (self.known, self.order, self.settled) = (HashMap::new(), VecDeque::new(), false);
         }
     }
 
@@ -390,5 +401,35 @@ impl Recent {
         if let Some((_, hash)) = self.order.pop_front() {
             self.known.remove(&hash);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Files;
+
+    #[test]
+    fn what_arrived_lately_takes_no_more_memory_after_hours() {
+        let segment = Segment::new(disk::RealDisk::shared(), Files::new(1), "none".into(), 1);
+        let message = Message::new(segment, Place { record: 0, start: 0, length: 0 });
+        let mut arrival = Arrival {
+            hash: [0; 32],
+            timestamp_ns: 0,
+            pubsub_topic: "".into(),
+            content_topic: "".into(),
+            kept: true,
+            may_pass: false,
+        };
+        let mut recent = Recent::new(1024);
+        assert_eq!(recent.max, 896);
+        for number in 0..896_000_u64 {
+            arrival.hash[..8].copy_from_slice(&number.to_le_bytes());
+            recent.add(&arrival, message.clone());
+            assert!(recent.find(&arrival).is_some() && recent.known.len() <= 896);
+            // The room of 2,048 buckets, places of entries that left not counted.
+            assert!(recent.known.capacity() <= 1792, "{} at {number}", recent.known.capacity());
+        }
+        assert!(recent.settled);
     }
 }

