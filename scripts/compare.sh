@@ -60,6 +60,8 @@ clean() {
 trap clean EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
+# Whoever read what this says is gone.
+trap 'exit 141' PIPE
 # Of a run that was killed.
 clean
 

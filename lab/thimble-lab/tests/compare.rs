@@ -319,6 +319,25 @@ fn a_comparison_of_commits_refuses_what_cannot_be() {
     assert!(text(&output).contains("1 to 99 turns"), "{}", text(&output));
 }
 
+/// A process and its group, which do not outlive the test.
+struct Group(std::process::Child);
+
+impl Group {
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
+            // It may have ended.
+            let _ = rustix::process::kill_process_group(pid, signal);
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.signal(Signal::TERM);
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn a_comparison_of_commits_that_is_interrupted_leaves_no_work_tree() {
     use std::os::unix::process::CommandExt;
@@ -329,20 +348,16 @@ fn a_comparison_of_commits_that_is_interrupted_leaves_no_work_tree() {
     let mut command = Command::new("env");
     command.args(["--default-signal=INT"]).arg(root.join("scripts/compare.sh")).args([LAB, "HEAD~1"]);
     command.env("COMPARE_DIR", &folder).env_remove("CARGO_TARGET_DIR").process_group(0);
-    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = Group(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
     // Until cargo works in it.
-    let stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut lines = stderr.lines().map(Result::unwrap).take_while(|line| !line.contains("error"));
+    let stderr = BufReader::new(child.0.stderr.take().unwrap());
+    let mut lines = stderr.lines().map(Result::unwrap).take_while(|line| !line.starts_with("error"));
     assert!(lines.any(|line| line.contains("Compiling") || line.contains("Blocking")), "no build began");
     assert!(has_work_tree(&root, &folder));
     let second = script(&root, &folder, &["HEAD~1"]).output().unwrap();
     assert!(text(&second).contains("another comparison runs"), "{}", text(&second));
-    rustix::process::kill_process_group(
-        Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(),
-        Signal::INT,
-    )
-    .unwrap();
+    child.signal(Signal::INT);
     for _ in lines {}
-    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(child.0.wait().unwrap().code(), Some(130));
     assert!(!has_work_tree(&root, &folder) && !folder.join("tree").exists());
 }
