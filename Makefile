@@ -13,7 +13,8 @@
 #   make bench-images [MACHINES=8] [TURNS=1]
 #   make lint | make fmt | make canisters | make fuzz [FUZZ_SECONDS=60]
 #
-# CARGO_TARGET_DIR moves the build directory (default: target), so that several checkouts can share one.
+# CARGO_TARGET_DIR moves the build directory (default: target). Each checkout needs one of its own: cargo takes
+# the crates of another checkout for its own when its files are older.
 
 MEMORY ?= 512MiB
 PORT ?= 8080
