@@ -15,7 +15,7 @@ use super::Caps;
 const NICE: libc::c_int = 5;
 
 /// The kernel's choice when memory runs out should be this child and not the node.
-const OOM_SCORE_ADJ: &[u8] = b"500";
+const OOM_SCORE_ADJ: &[u8] = b"1000";
 
 /// Sets limits and gives up rights.
 pub(super) fn limit(caps: &Caps) -> io::Result<()> {

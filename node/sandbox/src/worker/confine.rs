@@ -27,8 +27,9 @@ use crate::engine::{HOST_STACK_BYTES, WASM_STACK_BYTES};
 const DESCRIPTORS_MAX: u64 = 4096;
 
 /// When memory runs out the kernel should choose a worker (or a compile child) and not the node: what runs
-/// in a worker is tried again, the node takes everything with it.
-const OOM_SCORE_ADJ: &[u8] = b"500";
+/// in a worker is tried again, the node takes everything with it. The most there is: with half of it a node
+/// whose code was mapped went first in a group of 25 MiB.
+const OOM_SCORE_ADJ: &[u8] = b"1000";
 
 /// Start-up, before anything is allocated. `parent` is the pool's process.
 pub(super) fn prepare(parent: u32) -> io::Result<()> {
