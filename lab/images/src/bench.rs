@@ -15,6 +15,7 @@ use std::{fs, path::PathBuf, process::ExitCode, time::Instant};
 use anyhow::{Context, Result, ensure};
 use budget::{GIB, MIB, format_size, parse_size};
 use clap::Args;
+use compare::figure::{self, Figure, Figures};
 use nix::sys::resource::{UsageWho, getrusage};
 use serde::Serialize;
 
@@ -86,6 +87,9 @@ struct Row {
 
 #[derive(Serialize)]
 struct Report {
+    format: u32,
+    bench: &'static str,
+    figures: Vec<Figure>,
     at: String,
     machine: String,
     load: String,
@@ -165,7 +169,10 @@ pub(crate) fn run(options: &Options, stop: &Stop, subcommand: &[&str]) -> Result
     }));
     let report = Report {
         at: crate::files::now(),
-        machine: machine(),
+        machine: compare::describe(),
+        format: figure::FORMAT,
+        bench: "bench-images",
+        figures: figures(&rows),
         load: load.trim().to_owned(),
         file_system: file_system(&folder),
         folder,
@@ -177,13 +184,12 @@ pub(crate) fn run(options: &Options, stop: &Stop, subcommand: &[&str]) -> Result
         goals,
     };
     let to_stdout = options.json.as_deref().is_some_and(|path| path.as_os_str() == "-");
-    let document = serde_json::to_string_pretty(&report)?;
     if to_stdout {
-        println!("{document}");
+        println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         print!("{}", text(&report));
         if let Some(path) = &options.json {
-            fs::write(path, document).with_context(|| format!("writing {}", path.display()))?;
+            Figures::write_document(&report, path)?;
         }
     }
     let good = report.goals.iter().all(|goal| goal.is_met);
@@ -231,6 +237,20 @@ fn median(turns: &[Measured]) -> Measured {
     }
 }
 
+/// What `thimble-lab compare` reads: the medians.
+fn figures(rows: &[Row]) -> Vec<Figure> {
+    rows.iter()
+        .flat_map(|row| {
+            let (name, median) = (row.method, &row.median);
+            [
+                Figure::new(name, median.wall_seconds, "s"),
+                Figure::new(&format!("{name}, CPU"), median.cpu_seconds, "s"),
+                Figure::new(&format!("{name}, made"), median.made_bytes as f64, "bytes"),
+            ]
+        })
+        .collect()
+}
+
 fn text(report: &Report) -> String {
     let mut text = format!(
         "{}\n{}, load {}, {} on {}\n{} machines, a disk of {} in a file of {}; medians of {} turns\n\n",
@@ -266,18 +286,6 @@ fn text(report: &Report) -> String {
         text.push_str(&format!("{met}: {}: {:.3}, goal at most {}\n", goal.name, goal.value, goal.goal));
     }
     text
-}
-
-/// Processor and kernel.
-fn machine() -> String {
-    let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = cpu
-        .lines()
-        .find_map(|line| line.strip_prefix("model name"))
-        .map_or("an unnamed processor", |rest| rest.trim_start_matches([' ', '\t', ':']));
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    format!("{cores} cores of {model}, Linux {}", kernel.trim())
 }
 
 /// The type of the file system of a folder, as the kernel's table of mounts has it.

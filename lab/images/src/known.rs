@@ -126,17 +126,23 @@ mod tests {
     use super::*;
     use crate::Settings;
 
+    /// A memory of its own, and an image in `folder`.
+    fn place(folder: &Path) -> (Known, PathBuf, Progress) {
+        let known = Known(folder.join("known"));
+        fs::create_dir(&known.0).unwrap();
+        let path = folder.join("image");
+        fs::write(&path, b"one").unwrap();
+        let settings = Settings { talks: false, ..Settings::default() };
+        let progress = Progress::new("hashing", &path, 0, &settings);
+        (known, path, progress)
+    }
+
     /// A file is changed, and its times are set back so far that the change cannot be seen in them:
     /// what happens within one tick of a coarse clock. The hash must not be believed.
     #[test]
     fn a_change_within_the_tick_of_the_clock_is_seen() {
         let folder = tempfile::tempdir().unwrap();
-        let known = Known(folder.path().join("known"));
-        fs::create_dir(&known.0).unwrap();
-        let path = folder.path().join("image");
-        fs::write(&path, b"one").unwrap();
-        let settings = Settings { talks: false, ..Settings::default() };
-        let progress = Progress::new("hashing", &path, 0, &settings);
+        let (known, path, progress) = place(folder.path());
         let mut file = File::options().read(true).write(true).open(&path).unwrap();
         let first = known.hash(&mut file, &path, &progress).unwrap();
         assert!(first.1);
@@ -154,12 +160,7 @@ mod tests {
     #[test]
     fn a_settled_file_is_not_read_again_and_a_changed_one_is() {
         let folder = tempfile::tempdir().unwrap();
-        let known = Known(folder.path().join("known"));
-        fs::create_dir(&known.0).unwrap();
-        let path = folder.path().join("image");
-        fs::write(&path, b"one").unwrap();
-        let settings = Settings { talks: false, ..Settings::default() };
-        let progress = Progress::new("hashing", &path, 0, &settings);
+        let (known, path, progress) = place(folder.path());
         let mut file = File::open(&path).unwrap();
         // Waiting for the clock is what this test is about.
         while !identity(&file, &path).unwrap().is_settled() {

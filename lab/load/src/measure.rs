@@ -77,26 +77,8 @@ pub(crate) fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / 1048576.0)
 }
 
-/// The machine, in one line.
+/// The machine, in one line, and how busy it is.
 pub(crate) fn machine() -> String {
-    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = cpu
-        .lines()
-        .find_map(|line| line.strip_prefix("model name"))
-        .map_or("unknown CPU", |rest| rest.trim_start_matches([' ', '\t', ':']));
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total: u64 = memory
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))
-        .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
-        .unwrap_or(0);
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    format!(
-        "{cores} cores of {model}, {:.1} GiB, Linux {}, load {}",
-        total as f64 / 1048576.0,
-        kernel.trim(),
-        load.split_whitespace().next().unwrap_or("?")
-    )
+    format!("{}, load {}", compare::describe(), load.split_whitespace().next().unwrap_or("?"))
 }

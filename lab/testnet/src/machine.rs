@@ -2,22 +2,7 @@
 
 use std::fs;
 
-/// Processor, memory and kernel.
-pub fn describe() -> String {
-    let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = cpu
-        .lines()
-        .find_map(|line| line.strip_prefix("model name"))
-        .map_or("an unnamed processor", |rest| rest.trim_start_matches([' ', '\t', ':']));
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib: u64 = memory
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok())
-        .unwrap_or(0);
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    format!("{cores} cores of {model}, {:.1} GiB, Linux {}", kib as f64 / 1_048_576.0, kernel.trim())
-}
+pub use compare::describe;
 
 /// Tasks that ran or wanted to, averaged over a minute.
 pub fn load() -> Option<f64> {

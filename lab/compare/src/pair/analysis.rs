@@ -74,20 +74,24 @@ fn signs(differences: &[f64]) -> f64 {
     f64::from(far) / f64::from(DRAWS + 1)
 }
 
-/// Turns after which a change by `part` is told with probability [`POWER`].
-pub(crate) fn turns_needed(spread: f64, part: f64) -> usize {
+/// Turns after which a change by `part` is told with probability [`POWER`], when it is the only one of
+/// `asked` figures that changed: what is asked of the least probability (Benjamini and Hochberg).
+pub(crate) fn turns_needed(spread: f64, part: f64, asked: usize) -> usize {
     const MOST: usize = 1_000_000;
     let wanted = part.ln_1p();
+    let error = 0.05 / asked.max(1) as f64;
+    // Fewer turns have no signs as rare as that.
+    let least = TURNS_MIN.max((2.0 / error).log2().ceil() as usize);
     if spread <= 0.0 || wanted <= 0.0 {
-        return TURNS_MIN;
+        return least;
     }
     // The deviate that is exceeded with 20 % on one side.
     let power = two_sided_inverse(2.0 * (1.0 - POWER), 1e9);
     let enough = |turns: usize| {
-        let errors = two_sided_inverse(0.05, turns as f64 - 1.0) + power;
+        let errors = two_sided_inverse(error, turns as f64 - 1.0) + power;
         errors * spread / (turns as f64).sqrt() <= wanted
     };
-    let (mut low, mut high) = (TURNS_MIN, TURNS_MIN);
+    let (mut low, mut high) = (least, least);
     while !enough(high) && high < MOST {
         low = high;
         high *= 2;
@@ -116,7 +120,7 @@ mod tests {
     #[test]
     fn a_difference_is_told_after_as_many_turns_as_said_and_none_is_not() {
         let rng = &mut ChaCha20Rng::seed_from_u64(3);
-        let turns = turns_needed(0.05, 0.05);
+        let turns = turns_needed(0.05, 0.05, 1);
         assert!((8..=14).contains(&turns), "{turns}");
         let rounds = 1000;
         let mut told = |mean: f64| {
@@ -130,7 +134,10 @@ mod tests {
         let (found, wrong) = (told(0.05_f64.ln_1p()), told(0.0));
         assert!((0.74..0.9).contains(&found), "{found}");
         assert!(wrong < 0.05 + 0.021, "{wrong}");
-        assert_eq!(turns_needed(0.0, 0.05), TURNS_MIN);
-        assert!(turns_needed(0.05, 0.01) > 190);
+        assert_eq!(turns_needed(0.0, 0.05, 1), TURNS_MIN);
+        assert!(turns_needed(0.05, 0.01, 1) > 190);
+        // Of 64 figures, one is told with a probability of 0.05 / 64, which takes 12 turns at least.
+        assert_eq!(turns_needed(0.0, 0.05, 64), 12);
+        assert!(turns_needed(0.05, 0.05, 64) > turns);
     }
 }

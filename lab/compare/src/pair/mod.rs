@@ -249,7 +249,16 @@ fn needed(kept: &[&Turn], tell: Option<f64>) -> Option<usize> {
     if kept.len() < TURNS_MIN {
         return None;
     }
-    Some(analysis::turns_needed(analysis::judge(&differences)?.spread, tell?))
+    Some(analysis::turns_needed(analysis::judge(&differences)?.spread, tell?, keys(kept).len()))
+}
+
+/// Figures that both commands have.
+fn keys<'a>(kept: &[&'a Turn]) -> Vec<&'a Key> {
+    let both = |turn: &&'a Turn| {
+        let turn: &'a Turn = turn;
+        turn.baseline.keys().filter(|key| turn.candidate.contains_key(*key)).collect()
+    };
+    kept.first().map(both).unwrap_or_default()
 }
 
 fn wall() -> Key {
@@ -330,12 +339,11 @@ fn differences(kept: &[&Turn], key: &Key) -> Option<Vec<f64>> {
 }
 
 fn judge(kept: &[&Turn], asked: &Asked, options: &Options) -> Vec<Metric> {
-    let Some(first) = kept.first() else { return Vec::new() };
-    let mut keys: Vec<&Key> =
-        first.baseline.keys().filter(|key| first.candidate.contains_key(*key)).collect();
+    let mut keys = keys(kept);
     // What was asked for by itself comes first.
     keys.sort_by_key(|key| (**key != wall(), key.0 != "CPU time", *key));
-    let mut metrics: Vec<Metric> = keys.into_iter().map(|key| metric(kept, key, options)).collect();
+    let count = keys.len();
+    let mut metrics: Vec<Metric> = keys.into_iter().map(|key| metric(kept, key, count, options)).collect();
     let mut order: Vec<(f64, usize)> =
         metrics.iter().enumerate().filter_map(|(index, metric)| Some((metric.p?, index))).collect();
     order.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -357,7 +365,7 @@ fn judge(kept: &[&Turn], asked: &Asked, options: &Options) -> Vec<Metric> {
     metrics
 }
 
-fn metric(kept: &[&Turn], key: &Key, options: &Options) -> Metric {
+fn metric(kept: &[&Turn], key: &Key, count: usize, options: &Options) -> Metric {
     let side = |of: fn(&Turn) -> &Figures| {
         let values: Vec<f64> = kept.iter().filter_map(|turn| of(turn).get(key).copied()).collect();
         median(&values).unwrap_or(0.0)
@@ -378,7 +386,8 @@ fn metric(kept: &[&Turn], key: &Key, options: &Options) -> Metric {
         p: found.and_then(|found| found.p),
         q: None,
         verdict: Verdict::Unknown,
-        turns_needed: found.map(|found| analysis::turns_needed(found.spread, options.tell.unwrap_or(0.05))),
+        turns_needed: found
+            .map(|found| analysis::turns_needed(found.spread, options.tell.unwrap_or(0.05), count)),
         key: key.clone(),
     }
 }

@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use super::{Report, change, clean, how, picture, probability, summary, unsigned, value};
+use super::{Report, change, clean, how, picture, probability, summary, tells, unsigned, value};
 use crate::{
     figure::Better,
     verdict::{Judged, VERDICTS, Verdict},
@@ -155,7 +155,7 @@ fn row(html: &mut String, test: &Judged) {
         picture::class(test.verdict),
         escape(&change(test)),
         part(test.noise),
-        part(test.tells),
+        test.tells.map_or_else(|| "-".into(), tells),
         test.q.map_or_else(|| "-".into(), probability),
         escape(test.why.as_deref().unwrap_or_default())
     );

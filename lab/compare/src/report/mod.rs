@@ -127,6 +127,12 @@ pub(crate) fn unsigned(part: f64) -> String {
     percent(part).trim_start_matches('+').to_owned()
 }
 
+/// The smallest change that would be called one, as far as it says anything.
+pub(crate) fn tells(part: f64) -> String {
+    const MOST: f64 = 9.0;
+    if part > MOST { "over x10".into() } else { unsigned(part) }
+}
+
 /// `0.012`, `3e-5`
 pub(crate) fn probability(p: f64) -> String {
     if p >= 0.001 { format!("{p:.3}") } else { format!("{p:.0e}") }

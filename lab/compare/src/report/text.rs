@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Report, change, clean, how, probability, summary, unsigned, value};
+use super::{Report, change, clean, how, probability, summary, tells, unsigned, value};
 use crate::{
     figure::Better,
     verdict::{Judged, Verdict},
@@ -85,7 +85,7 @@ fn cells(test: &Judged) -> [String; 8] {
         of(test.candidate_mean),
         change(test),
         part(test.noise),
-        part(test.tells),
+        test.tells.map_or_else(|| "-".into(), tells),
         test.q.map_or_else(|| "-".into(), probability),
     ]
 }

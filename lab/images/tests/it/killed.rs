@@ -1,8 +1,9 @@
 //! Killed at any instruction, an add leaves the whole base or nothing that is taken for it.
 
 use std::{
+    ffi::OsStr,
     fs,
-    process::{Command, Stdio},
+    process::{Command, Output, Stdio},
     time::Duration,
 };
 
@@ -37,15 +38,28 @@ fn check(lab: &Lab, image: &std::path::Path, disk: &[u8], moment: &str) {
     }
 }
 
+/// Whether strace works; where it does not and all has to run, the test fails.
+fn can_trace() -> bool {
+    let traced = Command::new("strace").args(["-e", "trace=none", "true"]).output();
+    let can = traced.is_ok_and(|run| run.status.success());
+    if !can {
+        testing::missing("strace cannot trace here: install it, and permit ptrace");
+    }
+    can
+}
+
+/// This crate's program with `arguments`, killed at its `when`-th call of `call`.
+fn killed_at(call: &str, when: usize, arguments: &[&OsStr]) -> Output {
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-q", "-o", "/dev/null", "-e", &format!("trace={call}"), "-e"]);
+    strace.arg(format!("inject={call}:signal=KILL:when={when}")).arg(PROGRAM).args(arguments);
+    strace.stdin(Stdio::null()).output().unwrap()
+}
+
 /// Every system call of these kinds that an add makes, in turn, is the last one it makes.
 #[test]
 fn at_every_system_call() {
-    if Command::new("strace")
-        .args(["-e", "trace=none", "true"])
-        .output()
-        .map_or(true, |run| !run.status.success())
-    {
-        testing::missing("strace cannot trace here: install it, and permit ptrace");
+    if !can_trace() {
         return;
     }
     let lab = Lab::new();
@@ -56,11 +70,9 @@ fn at_every_system_call() {
     for call in CALLS.split(',') {
         for when in 1..=KILLS_MAX {
             let _ = fs::remove_dir_all(&lab.cache);
-            let mut strace = Command::new("strace");
-            strace.args(["-f", "-q", "-o", "/dev/null", "-e", &format!("trace={call}"), "-e"]);
-            strace.arg(format!("inject={call}:signal=KILL:when={when}"));
-            strace.args([PROGRAM, "add", "--quiet", "--reserve", "0", "--cache"]).arg(&lab.cache).arg(&image);
-            let run = strace.stdin(Stdio::null()).output().unwrap();
+            let arguments = ["add", "--quiet", "--reserve", "0", "--cache"].map(OsStr::new);
+            let arguments = [&arguments[..], &[lab.cache.as_ref(), image.as_ref()]].concat();
+            let run = killed_at(call, when, &arguments);
             if run.status.success() {
                 break;
             }
@@ -112,12 +124,7 @@ fn at_moments_spread_over_an_add() {
 /// Removing is as whole as adding: a base is there with all of it, or it is gone.
 #[test]
 fn removing_at_every_system_call() {
-    if Command::new("strace")
-        .args(["-e", "trace=none", "true"])
-        .output()
-        .map_or(true, |run| !run.status.success())
-    {
-        testing::missing("strace cannot trace here: install it, and permit ptrace");
+    if !can_trace() {
         return;
     }
     let lab = Lab::new();
@@ -129,11 +136,8 @@ fn removing_at_every_system_call() {
         for when in 1..=KILLS_MAX {
             let _ = fs::remove_dir_all(&lab.cache);
             let id = lab.add(&image)["id"].as_str().unwrap().to_owned();
-            let mut strace = Command::new("strace");
-            strace.args(["-f", "-q", "-o", "/dev/null", "-e", &format!("trace={call}"), "-e"]);
-            strace.arg(format!("inject={call}:signal=KILL:when={when}"));
-            strace.args([PROGRAM, "remove", "--cache"]).arg(&lab.cache).arg(&id);
-            if strace.stdin(Stdio::null()).output().unwrap().status.success() {
+            let arguments = ["remove".as_ref(), "--cache".as_ref(), lab.cache.as_ref(), id.as_ref()];
+            if killed_at(call, when, &arguments).status.success() {
                 break;
             }
             kills += 1;

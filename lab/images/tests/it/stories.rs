@@ -135,34 +135,31 @@ fn ctrl_c_leaves_nothing() {
         assert_eq!(names(&lab.cache.join("scratch")), [""; 0]);
     }
     // A child is ended, too.
-    let raw = lab.disk("disk", 4 << 20, 9);
-    let slow = lab.path("slow");
-    fs::write(&slow, "#!/bin/sh\necho $$ > \"$0.pid\"\nexec sleep 600\n").unwrap();
-    fs::set_permissions(&slow, fs::Permissions::from_mode(0o755)).unwrap();
-    let mut running =
-        Running::start(lab.command("add").arg("--compressed").arg("--qemu-img").arg(&slow).arg(&raw));
-    let pid = lab.path("slow.pid");
-    until("the child", || fs::read_to_string(&pid).is_ok_and(|pid| pid.ends_with('\n')));
-    let child = fs::read_to_string(&pid).unwrap();
+    let (mut running, child) = hanging(&lab);
     running.signal(Signal::INT);
     assert_eq!(running.end().code, Some(130));
     assert!(!std::path::Path::new(&format!("/proc/{}", child.trim())).exists());
     assert_eq!(names(&lab.cache.join("scratch")), [""; 0]);
 }
 
-/// `qemu-img` dies with the process that started it, even by `kill -9`.
-#[test]
-fn a_killed_process_leaves_no_child() {
-    let lab = Lab::new();
+/// An add whose `qemu-img` never ends, and the process id of that.
+fn hanging(lab: &Lab) -> (Running, String) {
     let raw = lab.disk("disk", 4 << 20, 9);
     let slow = lab.path("slow");
     fs::write(&slow, "#!/bin/sh\necho $$ > \"$0.pid\"\nexec sleep 600\n").unwrap();
     fs::set_permissions(&slow, fs::Permissions::from_mode(0o755)).unwrap();
-    let mut running =
+    let running =
         Running::start(lab.command("add").arg("--compressed").arg("--qemu-img").arg(&slow).arg(&raw));
     let pid = lab.path("slow.pid");
     until("the child", || fs::read_to_string(&pid).is_ok_and(|pid| pid.ends_with('\n')));
-    let child = fs::read_to_string(&pid).unwrap();
+    (running, fs::read_to_string(&pid).unwrap())
+}
+
+/// `qemu-img` dies with the process that started it, even by `kill -9`.
+#[test]
+fn a_killed_process_leaves_no_child() {
+    let lab = Lab::new();
+    let (mut running, child) = hanging(&lab);
     running.signal(Signal::KILL);
     running.end();
     let stat = format!("/proc/{}/stat", child.trim());
