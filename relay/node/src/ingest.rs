@@ -282,7 +282,7 @@ impl Node {
             // A client is told, and tries elsewhere; a peer's message goes on to others.
             may_pass: matches!(source, Source::Relay(_)),
         };
-        // The memory goes with the bytes, to the pool of what waits to be written.
+        // Its memory stays held until the bytes are written.
         let appending =
             self.store.append(arrival, bytes, held).map_err(|full| Rejected::Busy(full.to_string()))?;
         match appending.await {

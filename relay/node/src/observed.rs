@@ -17,6 +17,7 @@ use crate::node::{Node, pool as of};
 /// One for each of these pools.
 pub(crate) struct Observed {
     _program: Observation,
+    appending: Observation,
     gossip_peers: Observation,
     seen: Observation,
     gossip_history: Observation,
@@ -38,6 +39,7 @@ impl Observed {
         program.set(process::relocated_bytes(Pid::own()).unwrap_or_default());
         Ok(Self {
             _program: program,
+            appending: observe(pool::APPENDING)?,
             gossip_peers: observe(pool::GOSSIP_PEERS)?,
             seen: observe(pool::SEEN)?,
             gossip_history: observe(pool::GOSSIP_HISTORY)?,
@@ -69,6 +71,7 @@ impl Observed {
         self.subscriptions.set(filter.criteria as u64 * CRITERION_BYTES + filter.topics_bytes);
         set(&mut self.push_queues, filter.waiting, REFERENCE_BYTES);
         let store = node.store.waiting();
+        self.appending.set(store.append_bytes);
         set(&mut self.index_queue, store.rows, INDEX_ROW_BYTES);
         set(&mut self.store_queries, store.queries, QUERY_BYTES);
         let known = node.peers().len() + node.discovery_table.load(Relaxed) as usize;

@@ -185,12 +185,22 @@ impl Catalog {
         all.push(partition);
     }
 
-    /// Takes out the oldest, if it is this one: no later query sees it.
-    pub(crate) fn take_oldest(&self, partition: &Arc<Partition>) {
+    /// Puts a partition into the place of one that could not be opened, unless that was taken out.
+    pub(crate) fn replace(&self, unopened: &Arc<Partition>, partition: Arc<Partition>) {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if all.first().is_some_and(|first| Arc::ptr_eq(first, partition)) {
+        if let Some(place) = all.iter_mut().find(|place| Arc::ptr_eq(place, unopened)) {
+            *place = partition;
+        }
+    }
+
+    /// Takes out the oldest, if it is this one: no later query sees it. False if it is another one.
+    pub(crate) fn take_oldest(&self, partition: &Arc<Partition>) -> bool {
+        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let is_oldest = all.first().is_some_and(|first| Arc::ptr_eq(first, partition));
+        if is_oldest {
             partition.dropped.store(true, Ordering::Release);
             all.remove(0);
         }
+        is_oldest
     }
 }

@@ -3,11 +3,11 @@
 //!
 //! Bounds: a batch of [`BATCH_ROWS_MAX`] rows; the connections of two partitions. A write that
 //! fails is tried again until it succeeds or the store closes: what is missing then is added at the
-//! next start.
+//! next start. Partitions that the disk kept from being opened are tried again, one at a time.
 
 use std::{
     sync::{Arc, atomic::Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -45,13 +45,19 @@ pub(crate) struct Indexer {
     open: Vec<(Arc<Partition>, Index)>,
     /// Partitions whose indexes could not be made anew yet.
     unbuilt: Vec<Arc<Partition>>,
+    /// Partitions that could not be opened at start.
+    unopened: Vec<Arc<Partition>>,
+    /// Attempts at the first of them, and when the last one was.
+    attempts: u64,
+    tried: Instant,
     /// The store closes and the disk fails: the rest is indexed at the next start.
     given_up: bool,
 }
 
 impl Indexer {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, open: Vec::new(), unbuilt: Vec::new(), given_up: false }
+    pub(crate) fn new(shared: Arc<Shared>, unopened: Vec<Arc<Partition>>) -> Self {
+        let (open, unbuilt) = (Vec::new(), Vec::new());
+        Self { shared, open, unbuilt, unopened, attempts: 0, tried: Instant::now(), given_up: false }
     }
 
     /// Until the queue is closed and empty.
@@ -85,6 +91,7 @@ impl Indexer {
             for partition in std::mem::take(&mut self.unbuilt) {
                 self.rebuild(&partition);
             }
+            self.open_again();
         }
         while let Some((partition, index)) = self.open.pop() {
             close(&partition, &index);
@@ -162,6 +169,29 @@ impl Indexer {
                 self.unbuilt.push(partition.clone());
             }
         }
+    }
+
+    /// Opens what could not be opened at start. One that cannot be opened keeps the others waiting: they
+    /// are on one disk.
+    fn open_again(&mut self) {
+        if self.tried.elapsed() < IDLE {
+            return;
+        }
+        while let Some(partition) = self.unopened.first() {
+            if !partition.dropped.load(Ordering::Acquire)
+                && let Err(error) = recover::open_again(&self.shared, partition)
+            {
+                self.attempts += 1;
+                if self.attempts.is_power_of_two() {
+                    let path = partition.folder.display();
+                    tracing::warn!(%path, %error, attempts = self.attempts, "a partition cannot be read");
+                }
+                break;
+            }
+            self.attempts = 0;
+            self.unopened.remove(0);
+        }
+        self.tried = Instant::now();
     }
 
     /// The index of a partition, opened when it is not.

@@ -137,7 +137,10 @@ fn retire_partitions(shared: &Shared) {
             break;
         }
         let freed = partition.bytes();
-        shared.catalog.take_oldest(partition);
+        if !shared.catalog.take_oldest(partition) {
+            // It was opened meanwhile; another round retires what it is now.
+            return;
+        }
         let path = partition.folder.display();
         match partition.remove(shared.disk.as_ref()) {
             Ok(()) => tracing::info!(%path, freed, "a partition was removed"),

@@ -30,8 +30,9 @@ use crate::{
 /// Rows of one transaction.
 const BATCH_ROWS: usize = 2048;
 
-/// Finds everything in the folder.
-pub(crate) fn recover(shared: &Arc<Shared>) -> Result<(), OpenError> {
+/// Finds everything in the folder. Returns the partitions that trouble of the disk keeps from being
+/// opened, which may heal.
+pub(crate) fn recover(shared: &Arc<Shared>) -> Result<Vec<Arc<Partition>>, OpenError> {
     let (transit, partitions) = (shared.transit_folder(), shared.partitions_folder());
     for folder in [&transit, &partitions] {
         let made = shared.disk.create_folder(folder);
@@ -56,6 +57,7 @@ pub(crate) fn recover(shared: &Arc<Shared>) -> Result<(), OpenError> {
     }
     found.sort();
     found.dedup_by_key(|(start_ns, ..)| *start_ns);
+    let mut unopened = Vec::new();
     for (start_ns, aside, path) in found {
         // It took messages for so long at most, whatever the settings were.
         let end_ns = start_ns.saturating_add(PARTITION_NS_MAX);
@@ -70,14 +72,28 @@ pub(crate) fn recover(shared: &Arc<Shared>) -> Result<(), OpenError> {
             Err(error) => {
                 let to = path.with_extension(ASIDE);
                 let renamed = !error.can_heal() && shared.disk.rename(&path, &to).is_ok();
-                tracing::warn!(path = %path.display(), %error, "a partition cannot be read; it is set aside");
+                let what = if renamed { "it is set aside" } else { "it is tried again" };
+                tracing::warn!(path = %path.display(), %error, "a partition cannot be read; {what}");
                 let folder = if renamed { to } else { path };
-                let aside = Partition::new(start_ns, end_ns, folder, true);
+                let aside = Arc::new(Partition::new(start_ns, end_ns, folder, true));
                 aside.count_aside(bytes_in(shared, &aside.folder));
-                shared.catalog.add(Arc::new(aside));
+                if !renamed {
+                    unopened.push(aside.clone());
+                }
+                shared.catalog.add(aside);
             }
         }
     }
+    Ok(unopened)
+}
+
+/// Puts a partition that could not be opened into service. Errors: it still cannot.
+pub(crate) fn open_again(shared: &Arc<Shared>, unopened: &Arc<Partition>) -> Result<(), PartitionError> {
+    let end_ns = unopened.end_ns.load(Ordering::Acquire);
+    let partition = Partition::new(unopened.start_ns, end_ns, unopened.folder.clone(), false);
+    let partition = Arc::new(partition);
+    open_partition(shared, &partition)?;
+    shared.catalog.replace(unopened, partition);
     Ok(())
 }
 
@@ -107,7 +123,7 @@ pub(crate) enum PartitionError {
 }
 
 impl PartitionError {
-    /// Trouble of the disk: the partition is out of service until the next start, and keeps its name.
+    /// Trouble of the disk: the partition is out of service until it is over, and keeps its name.
     fn can_heal(&self) -> bool {
         match self {
             Self::Io(error) => error.kind() != io::ErrorKind::NotADirectory,

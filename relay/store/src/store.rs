@@ -266,7 +266,7 @@ impl Store {
             disk,
             clock,
         });
-        recover::recover(&shared)?;
+        let unopened = recover::recover(&shared)?;
         let running = Running {
             shared: shared.clone(),
             threads: Mutex::default(),
@@ -274,11 +274,11 @@ impl Store {
             _lock: lock,
         };
         let store = Self(Arc::new(running));
-        store.start(&shared).map_err(failed("starting threads"))?;
+        store.start(&shared, unopened).map_err(failed("starting threads"))?;
         Ok(store)
     }
 
-    fn start(&self, shared: &Arc<Shared>) -> io::Result<()> {
+    fn start(&self, shared: &Arc<Shared>, unopened: Vec<Arc<Partition>>) -> io::Result<()> {
         let begin = |name: &str, work: Box<dyn FnOnce() + Send>| {
             thread::Builder::new().name(format!("store-{name}")).spawn(work)
         };
@@ -286,7 +286,7 @@ impl Store {
         let mut threads = self.0.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let writer = Writer::new(shared.clone());
         writers.push(begin("write", Box::new(move || writer.run()))?);
-        let indexer = Indexer::new(shared.clone());
+        let indexer = Indexer::new(shared.clone(), unopened);
         threads.push(begin("index", Box::new(move || indexer.run()))?);
         let keeper = shared.clone();
         threads.push(begin("keep", Box::new(move || keeper::run(&keeper)))?);
@@ -354,10 +354,11 @@ impl Store {
         query::answer(self.0.shared.clone(), query)
     }
 
-    /// How much waits for the index, and for answers.
+    /// How much waits to be written, for the index, and for answers.
     pub fn waiting(&self) -> Waiting {
         let shared = &self.0.shared;
         Waiting {
+            append_bytes: shared.appends.bytes(),
             rows: shared.rows.count(),
             queries: shared.config.query_queue - shared.queries.available_permits(),
         }
@@ -451,6 +452,8 @@ impl Drop for Running {
 /// What waits in a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
+    /// Bytes of messages to be written.
+    pub append_bytes: u64,
     /// Rows to be indexed.
     pub rows: usize,
     /// Queries, those being answered included.
