@@ -193,6 +193,45 @@ fn go_nodes_and_relays_find_each_other_through_one_of_them() {
     assert!(text.contains("peer-exchange: 2 records"), "{text}");
 }
 
+/// One address sends packets under ever new ids, as fast as it can. Each asks for a challenge, which
+/// has to be remembered for a while.
+#[test]
+fn a_flood_of_strangers_takes_little_memory_and_ends_nothing() {
+    const PACKETS: usize = 20_000;
+    let arguments = ["--memory", "64MiB", "--cluster", "2", "--shard", "0"];
+    let relay = Relay::start(&[&arguments[..], &DISCV5[..]].concat());
+    let begin = record(&relay);
+    let own: discv5::Enr = begin.to_string().parse().unwrap();
+    let protocol = discv5::ProtocolIdentity { protocol_id: *b"d5waku", protocol_version: [0, 1] };
+    let packet = |number: usize| {
+        let mut id = [7; 32];
+        id[..8].copy_from_slice(&number.to_le_bytes());
+        discv5::packet::Packet::new_random(&id.into(), protocol).encode(&own.node_id())
+    };
+    let packets: Vec<Vec<u8>> = (0..PACKETS).map(packet).collect();
+    let anonymous = || get(&relay, "/status.json")["memory"]["anonymous_bytes"].as_u64().unwrap();
+    let before = anonymous();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let to = begin.udp.unwrap();
+    let memory = relay.watch();
+    let (began, mut sent) = (Instant::now(), 0_u64);
+    while began.elapsed() < Duration::from_secs(6) {
+        for packet in &packets {
+            // A full buffer of the sender's is no fault of the relay's.
+            sent += u64::from(socket.send_to(packet, to).is_ok());
+        }
+    }
+    let after = anonymous();
+    assert!(sent > 100_000, "{sent} packets are no flood");
+    assert!(after < before + (8 << 20), "{before} bytes, and {after} after {sent} packets");
+    memory.stayed_inside("a flood of discovery packets");
+    // Whoever comes then is heard.
+    let begin = begin.to_string();
+    let found = ["--cluster", "2", "--shard", "0", "--discv5-bootstrap", &begin];
+    let found = Relay::start(&[&found[..], &DISCV5[1..]].concat());
+    connected(&relay, id(found.address(false)));
+}
+
 #[test]
 fn a_peer_is_asked_for_others() {
     let hub = Relay::start(&[&["--shard", "0"], &DISCV5[..]].concat());
