@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use aes::cipher::{KeyIvInit, StreamCipher};
 use protocol::{
     node_list::{EntryHash, ListEntry, ListLink, ListRoot},
     record::NodeRecord,
@@ -193,6 +194,19 @@ fn go_nodes_and_relays_find_each_other_through_one_of_them() {
     assert!(text.contains("peer-exchange: 2 records"), "{text}");
 }
 
+/// An ordinary message of a node nobody has heard of, which nobody has the key of (discv5, wire
+/// protocol: masking iv, masked header, message).
+fn of_a_stranger(number: usize, to: &discv5::Enr) -> Vec<u8> {
+    let (iv, mut id, mut nonce) = ([3; 16], [7; 32], [0; 12]);
+    id[..8].copy_from_slice(&number.to_le_bytes());
+    nonce[..8].copy_from_slice(&number.to_le_bytes());
+    // Version, kind of message, nonce, length of what follows: the sender's id.
+    let mut header = [&b"d5waku\x00\x01\x00"[..], &nonce, &[0, 32], &id].concat();
+    let key: [u8; 16] = to.node_id().raw()[..16].try_into().unwrap();
+    ctr::Ctr64BE::<aes::Aes128>::new(&key.into(), &iv.into()).apply_keystream(&mut header);
+    [&iv[..], &header, &[5; 60]].concat()
+}
+
 /// One address sends packets under ever new ids, as fast as it can. Each asks for a challenge, which
 /// has to be remembered for a while.
 #[test]
@@ -202,13 +216,7 @@ fn a_flood_of_strangers_takes_little_memory_and_ends_nothing() {
     let relay = Relay::start(&[&arguments[..], &DISCV5[..]].concat());
     let begin = record(&relay);
     let own: discv5::Enr = begin.to_string().parse().unwrap();
-    let protocol = discv5::ProtocolIdentity { protocol_id: *b"d5waku", protocol_version: [0, 1] };
-    let packet = |number: usize| {
-        let mut id = [7; 32];
-        id[..8].copy_from_slice(&number.to_le_bytes());
-        discv5::packet::Packet::new_random(&id.into(), protocol).encode(&own.node_id())
-    };
-    let packets: Vec<Vec<u8>> = (0..PACKETS).map(packet).collect();
+    let packets: Vec<Vec<u8>> = (0..PACKETS).map(|number| of_a_stranger(number, &own)).collect();
     let anonymous = || get(&relay, "/status.json")["memory"]["anonymous_bytes"].as_u64().unwrap();
     let before = anonymous();
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
