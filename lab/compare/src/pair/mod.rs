@@ -427,7 +427,7 @@ mod tests {
         one.baseline.insert(wall(), 0.0);
         one.candidate.insert(wall(), 1.0);
         assert_eq!(differences(&[&one], &wall()), None);
-        let metric = metric(&[&one], &wall(), &Options::default());
+        let metric = metric(&[&one], &wall(), 1, &Options::default());
         assert_eq!((metric.change, metric.p, metric.verdict), (None, None, Verdict::Unknown));
     }
 }
