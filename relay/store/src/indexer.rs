@@ -47,7 +47,7 @@ pub(crate) struct Indexer {
     unbuilt: Vec<Arc<Partition>>,
     /// Partitions that could not be opened at start.
     unopened: Vec<Arc<Partition>>,
-    /// Attempts at the first of them, and when the last one was.
+    /// Attempts that failed, and when the last one was.
     attempts: u64,
     tried: Instant,
     /// The store closes and the disk fails: the rest is indexed at the next start.
@@ -171,8 +171,8 @@ impl Indexer {
         }
     }
 
-    /// Opens what could not be opened at start. One that cannot be opened keeps the others waiting: they
-    /// are on one disk.
+    /// Opens what could not be opened at start, one after the other until one cannot: it comes last
+    /// the next time, so that one alone does not keep the others out of service.
     fn open_again(&mut self) {
         if self.tried.elapsed() < IDLE {
             return;
@@ -186,9 +186,9 @@ impl Indexer {
                     let path = partition.folder.display();
                     tracing::warn!(%path, %error, attempts = self.attempts, "a partition cannot be read");
                 }
+                self.unopened.rotate_left(1);
                 break;
             }
-            self.attempts = 0;
             self.unopened.remove(0);
         }
         self.tried = Instant::now();

@@ -123,7 +123,7 @@ pub(crate) enum PartitionError {
 }
 
 impl PartitionError {
-    /// Trouble of the disk: the partition is out of service until it is over, and keeps its name.
+    /// Trouble of the disk: the partition keeps its name, and is out of service until it can be opened.
     fn can_heal(&self) -> bool {
         match self {
             Self::Io(error) => error.kind() != io::ErrorKind::NotADirectory,
