@@ -1,0 +1,186 @@
+//! What a machine is told: a raw disk that holds a tar archive.
+//!
+//! ```text
+//! machine.json     role, budget, addresses, arguments; always the first entry
+//! data/...         what the node's data folder holds before its first start: keys, the genesis
+//! ```
+//!
+//! A tape archive needs no file system, is read from front to back, and is made with `tar` by anybody. The data
+//! is unpacked once, onto a disk that has none yet.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Write},
+    net::Ipv4Addr,
+    path::{Component, Path},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+/// Version of the document.
+pub const FORMAT: u32 = 1;
+/// The document's name in the archive.
+pub const NAME: &str = "machine.json";
+/// The folder of what the data folder holds.
+const DATA: &str = "data";
+/// A hundred members and their addresses have 20 KiB.
+const DOCUMENT_BYTES_MAX: u64 = 1 << 20;
+/// Keys and a genesis have some hundred KiB.
+pub const DATA_BYTES_MAX: u64 = 64 << 20;
+/// Entries of the archive.
+const ENTRIES_MAX: usize = 10_000;
+/// Disks have whole sectors, and none is empty.
+const SECTOR_BYTES: u64 = 64 << 10;
+
+/// Which program a machine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// `thimble`
+    Node,
+    /// `thimble-relay`
+    Relay,
+}
+
+impl Role {
+    /// The program's name.
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::Node => "thimble",
+            Self::Relay => "thimble-relay",
+        }
+    }
+}
+
+/// One network card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interface {
+    /// Its hardware address, by which it is found: `52:54:00:12:34:56`.
+    pub hardware: String,
+    /// The machine's address on it.
+    pub address: Ipv4Addr,
+    /// Bits of the network's part of it.
+    pub prefix: u8,
+}
+
+/// The document.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// What the machine is called.
+    pub name: String,
+    /// Which program it runs.
+    pub role: Role,
+    /// Its memory, as its host gives it.
+    pub machine_bytes: u64,
+    /// The node's budget; without one, what is left of the machine's memory.
+    pub memory_bytes: Option<u64>,
+    /// The budget may be more than what is left.
+    pub overcommit: bool,
+    /// Behind `run --memory N --data-dir /state/data`.
+    pub arguments: Vec<String>,
+    /// Network cards.
+    pub interfaces: Vec<Interface>,
+    /// Time between two samples of its memory.
+    pub sample_millis: u64,
+}
+
+/// Writes the disk of a machine: the document, and the files below `data`, if there are any.
+///
+/// # Errors
+///
+/// A file that cannot be read or written, or more data than [`DATA_BYTES_MAX`].
+pub fn write(machine: &Machine, data: Option<&Path>, path: &Path) -> Result<()> {
+    let scratch = path.with_extension("new");
+    let write = || -> Result<()> {
+        let mut options = fs::OpenOptions::new();
+        options.write(true).create(true).truncate(true);
+        // There are keys in it.
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let mut archive = tar::Builder::new(options.open(&scratch)?);
+        archive.follow_symlinks(false);
+        let document = serde_json::to_vec_pretty(machine)?;
+        let mut header = tar::Header::new_ustar();
+        header.set_size(document.len() as u64);
+        header.set_mode(0o600);
+        header.set_cksum();
+        archive.append_data(&mut header, NAME, document.as_slice())?;
+        if let Some(data) = data.filter(|data| data.is_dir()) {
+            archive.append_dir_all(DATA, data)?;
+        }
+        let mut file = archive.into_inner()?;
+        let length = file.metadata()?.len();
+        ensure!(length <= DATA_BYTES_MAX, "it would have {length} bytes; at most {DATA_BYTES_MAX} are read");
+        file.set_len(length.next_multiple_of(SECTOR_BYTES))?;
+        file.flush()?;
+        fs::rename(&scratch, path)?;
+        Ok(())
+    };
+    write().with_context(|| format!("writing the configuration disk {}", path.display()))
+}
+
+/// Reads the document.
+///
+/// # Errors
+///
+/// The disk is none of this format; what is wrong with it.
+pub fn read(disk: impl Read) -> Result<Machine> {
+    let mut archive = tar::Archive::new(disk.take(DATA_BYTES_MAX));
+    let entry = archive.entries()?.next().context("the configuration disk is empty")?;
+    let mut entry = entry.context("the configuration disk holds no tar archive")?;
+    ensure!(
+        entry.path()?.as_ref() == Path::new(NAME),
+        "the first entry of the configuration disk is not {NAME}"
+    );
+    let size = entry.size();
+    ensure!(size <= DOCUMENT_BYTES_MAX, "{NAME} has {size} bytes; at most {DOCUMENT_BYTES_MAX} are read");
+    let mut text = Vec::new();
+    entry.read_to_end(&mut text)?;
+    let machine: Machine = serde_json::from_slice(&text).with_context(|| format!("reading {NAME}"))?;
+    ensure!(machine.format == FORMAT, "the format of {NAME} is {}; this image knows {FORMAT}", machine.format);
+    Ok(machine)
+}
+
+/// Unpacks what the data folder is to hold into the folder `into`. It takes regular files and folders only,
+/// below `into`.
+///
+/// # Errors
+///
+/// An entry of another kind, one that climbs, too many of them, or a disk without room.
+pub fn unpack(disk: impl Read, into: &Path) -> Result<()> {
+    let mut archive = tar::Archive::new(disk.take(DATA_BYTES_MAX));
+    for (count, entry) in archive.entries()?.enumerate() {
+        ensure!(count < ENTRIES_MAX, "the configuration disk has more than {ENTRIES_MAX} entries");
+        let mut entry = entry?;
+        let path = entry.path()?.into_owned();
+        let Ok(below) = path.strip_prefix(DATA) else { continue };
+        let plain = below.components().all(|part| matches!(part, Component::Normal(_)));
+        ensure!(plain, "the configuration disk names {}, which climbs", path.display());
+        let target = into.join(below);
+        let unpack = || -> io::Result<bool> {
+            match entry.header().entry_type() {
+                tar::EntryType::Directory => fs::create_dir_all(&target)?,
+                tar::EntryType::Regular => {
+                    if let Some(folder) = target.parent() {
+                        fs::create_dir_all(folder)?;
+                    }
+                    let mut file = File::create(&target)?;
+                    io::copy(&mut entry, &mut file)?;
+                    let mode = entry.header().mode()? & 0o700;
+                    fs::set_permissions(&target, std::os::unix::fs::PermissionsExt::from_mode(mode))?;
+                    file.sync_all()?;
+                }
+                _ => return Ok(false),
+            }
+            Ok(true)
+        };
+        match { unpack }() {
+            Ok(true) => {}
+            Ok(false) => bail!("{} on the configuration disk is neither a file nor a folder", path.display()),
+            Err(error) => return Err(error).with_context(|| format!("unpacking {}", path.display())),
+        }
+    }
+    Ok(())
+}
