@@ -39,7 +39,8 @@ pub(super) fn run() -> Result<Then> {
     let _ = sethostname(machine.name.as_bytes());
     network::up(&machine.interfaces)?;
     seed(Path::new(node::DATA))?;
-    let sum = Sum::of(machine.machine_bytes, report::available_bytes());
+    let (total_bytes, available_bytes) = report::total_and_available_bytes();
+    let sum = Sum::of(machine.machine_bytes, total_bytes, available_bytes);
     say(&sum.words());
     let budget_bytes = match sum.budget(machine.memory_bytes, machine.overcommit) {
         Ok(budget_bytes) => budget_bytes,
@@ -57,7 +58,7 @@ pub(super) fn run() -> Result<Then> {
     port.send(&Line::Started(Started {
         machine_bytes: sum.machine_bytes,
         kernel_bytes: sum.kernel_bytes(),
-        reserve_bytes: sum.reserve_bytes,
+        left_bytes: sum.left_bytes,
         budget_bytes,
     }));
     start_samples(port, &machine)?;

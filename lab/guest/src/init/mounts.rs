@@ -39,7 +39,8 @@ pub(super) fn kernel() -> Result<()> {
 
 /// The node's.
 pub(super) fn state() -> Result<()> {
-    let plain = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    // What the node compiles is executed from /state.
+    let plain = MountFlags::NOSUID | MountFlags::NODEV;
     mount("tmpfs", "/run", "tmpfs", plain, Some(c"size=1m,mode=755")).context("mounting /run")?;
     // An error of the disk ends the machine: a node that goes on over one would be believed.
     mount(STATE_DEVICE, "/state", "ext4", plain | MountFlags::NOATIME, Some(c"errors=panic"))

@@ -57,14 +57,9 @@ impl Node {
             .stdin(Stdio::null())
             .uid(NODE_USER)
             .gid(NODE_USER);
-        // SAFETY: between fork and exec one system call is made; nothing is allocated, no lock is taken.
-        unsafe {
-            command.pre_exec(|| {
-                let limit = rustix::process::Rlimit { current: Some(FILES_MAX), maximum: Some(FILES_MAX) };
-                rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)?;
-                Ok(())
-            });
-        }
+        // Inherited; as the node's user it could not be raised.
+        let limit = rustix::process::Rlimit { current: Some(FILES_MAX), maximum: Some(FILES_MAX) };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)?;
         // Held until the id is there: a button pressed in this moment has to find it.
         let mut pid = self.pid.lock().map_err(|_| anyhow::anyhow!("a thread panicked"))?;
         if self.was_asked() {

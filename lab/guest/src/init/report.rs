@@ -90,9 +90,10 @@ fn sample(machine_bytes: u64) -> Sample {
     }
 }
 
-/// What can be had, as the kernel says.
-pub(super) fn available_bytes() -> u64 {
-    Table::read("/proc/meminfo").get("MemAvailable:") << 10
+/// What the kernel was started with besides itself, and what can be had of it now.
+pub(super) fn total_and_available_bytes() -> (u64, u64) {
+    let memory = Table::read("/proc/meminfo");
+    (memory.get("MemTotal:") << 10, memory.get("MemAvailable:") << 10)
 }
 
 /// A file of lines `name number ...`.
