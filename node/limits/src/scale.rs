@@ -2,7 +2,7 @@
 //!
 //! A row names its value at each of the sizes of [`SCALE`]; what lies between them, [`sheet::Row`] says.
 //!
-//! How the sizes are used: at 192 MiB nearly half goes to processes and buffers that cannot shrink, and a canister gets what is left. At 512 MiB half is
+//! How the sizes are used: up to 192 MiB half and more goes to processes and buffers that cannot shrink, and a canister gets what is left. At 512 MiB half is
 //! working memory and message queues. From 4 GiB on, limits grow slower than memory: what is left over is page cache, which is where the state of
 //! canisters lives.
 

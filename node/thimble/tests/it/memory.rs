@@ -187,7 +187,7 @@ fn refused(prelude: &str, memory: &str) -> String {
 #[test]
 fn a_budget_below_the_smallest_is_refused_with_the_size_that_works() {
     let text = refused("", "64MiB");
-    assert!(text.contains("64 MiB") && text.contains("the smallest size that works is 192 MiB"), "{text}");
+    assert!(text.contains("64 MiB") && text.contains("the smallest size that works is 124 MiB"), "{text}");
 }
 
 #[tokio::test]
@@ -195,7 +195,7 @@ async fn a_process_group_below_the_smallest_size_is_refused_and_one_below_the_bu
     let Some(group) = Group::new() else { return };
     group.cap(100 * MIB);
     let text = refused(&group.prelude(), "512MiB");
-    for words in ["100 MiB", "512 MiB", "the smallest size that works is 192 MiB", "--memory 192MiB"] {
+    for words in ["100 MiB", "512 MiB", "the smallest size that works is 124 MiB", "--memory 124MiB"] {
         assert!(text.contains(words), "{words} in {text}");
     }
     assert!(text.contains(group.directory().to_str().unwrap()), "{text}");
