@@ -58,7 +58,7 @@ setup-images:
 	@scripts/setup.sh images
 
 build: setup ## Build the node, the relay and the lab.
-	@cargo build --release --locked -p thimble -p thimble-relay -p thimble-lab
+	@cargo build --release --locked -p thimble -p thimble-relay -p thimble-lab -p guest
 
 run: build ## Start a node in MEMORY, deploy a sample canister, call it, verify; runs until Ctrl-C (ONCE=1: exits).
 	@scripts/run.sh "$(BIN)" "$(MEMORY)" "$(PORT)" "$(DATA)" "$(ONCE)"

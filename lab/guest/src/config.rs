@@ -139,7 +139,11 @@ pub fn read(disk: impl Read) -> Result<Machine> {
     let mut text = Vec::new();
     entry.read_to_end(&mut text)?;
     let machine: Machine = serde_json::from_slice(&text).with_context(|| format!("reading {NAME}"))?;
-    ensure!(machine.format == FORMAT, "the format of {NAME} is {}; this image knows {FORMAT}", machine.format);
+    ensure!(
+        machine.format == FORMAT,
+        "the format of {NAME} is {}; this image knows {FORMAT}",
+        machine.format
+    );
     Ok(machine)
 }
 
@@ -159,7 +163,7 @@ pub fn unpack(disk: impl Read, into: &Path) -> Result<()> {
         let plain = below.components().all(|part| matches!(part, Component::Normal(_)));
         ensure!(plain, "the configuration disk names {}, which climbs", path.display());
         let target = into.join(below);
-        let unpack = || -> io::Result<bool> {
+        let mut unpack = || -> io::Result<bool> {
             match entry.header().entry_type() {
                 tar::EntryType::Directory => fs::create_dir_all(&target)?,
                 tar::EntryType::Regular => {
@@ -176,11 +180,112 @@ pub fn unpack(disk: impl Read, into: &Path) -> Result<()> {
             }
             Ok(true)
         };
-        match { unpack }() {
+        match unpack() {
             Ok(true) => {}
             Ok(false) => bail!("{} on the configuration disk is neither a file nor a folder", path.display()),
             Err(error) => return Err(error).with_context(|| format!("unpacking {}", path.display())),
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine() -> Machine {
+        Machine {
+            format: FORMAT,
+            name: "node-0".into(),
+            role: Role::Node,
+            machine_bytes: 256 << 20,
+            memory_bytes: None,
+            overcommit: false,
+            arguments: vec!["--listen".into(), "10.0.2.15:8080".into()],
+            interfaces: vec![Interface {
+                hardware: "52:54:00:00:00:01".into(),
+                address: Ipv4Addr::new(10, 0, 2, 15),
+                prefix: 24,
+            }],
+            sample_millis: 500,
+        }
+    }
+
+    #[test]
+    fn a_machine_reads_what_its_host_wrote() {
+        let folder = tempfile::tempdir().unwrap();
+        let (data, disk) = (folder.path().join("data"), folder.path().join("config.img"));
+        fs::create_dir_all(data.join("keys")).unwrap();
+        fs::write(data.join("keys/node.key"), b"secret").unwrap();
+        write(&machine(), Some(&data), &disk).unwrap();
+        assert_eq!(fs::metadata(&disk).unwrap().len() % SECTOR_BYTES, 0);
+        assert_eq!(
+            std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&disk).unwrap().permissions()) & 0o77,
+            0
+        );
+
+        assert_eq!(read(File::open(&disk).unwrap()).unwrap(), machine());
+        let into = folder.path().join("state");
+        unpack(File::open(&disk).unwrap(), &into).unwrap();
+        assert_eq!(fs::read(into.join("keys/node.key")).unwrap(), b"secret");
+        assert!(!into.join(NAME).exists());
+    }
+
+    /// An archive of one entry behind the document.
+    fn with(name: &str, kind: tar::EntryType) -> Vec<u8> {
+        let document = serde_json::to_vec(&machine()).unwrap();
+        let mut archive = Vec::new();
+        for (name, kind, bytes) in [(NAME, tar::EntryType::Regular, document.as_slice()), (name, kind, b"x")]
+        {
+            let mut header = tar::Header::new_ustar();
+            // By hand: the library would refuse to write such names.
+            header.as_ustar_mut().unwrap().name[..name.len()].copy_from_slice(name.as_bytes());
+            header.set_entry_type(kind);
+            header.set_size(bytes.len() as u64);
+            header.set_mode(0o600);
+            header.set_cksum();
+            archive.extend_from_slice(header.as_bytes());
+            archive.extend_from_slice(bytes);
+            archive.resize(archive.len().next_multiple_of(512), 0);
+        }
+        archive.resize(archive.len() + 1024, 0);
+        archive
+    }
+
+    #[test]
+    fn a_disk_that_climbs_or_links_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let into = folder.path().join("into");
+        for (name, kind, part) in [
+            ("data/../../out", tar::EntryType::Regular, "climbs"),
+            ("data/link", tar::EntryType::Symlink, "neither a file nor a folder"),
+            ("data/device", tar::EntryType::Block, "neither a file nor a folder"),
+        ] {
+            let error = unpack(with(name, kind).as_slice(), &into).unwrap_err();
+            assert!(format!("{error:#}").contains(part), "{name}: {error:#}");
+        }
+        // What is not below data/ is nobody's.
+        unpack(with("elsewhere/x", tar::EntryType::Regular).as_slice(), &into).unwrap();
+        assert!(!into.join("elsewhere").exists() && !folder.path().join("out").exists());
+    }
+
+    #[test]
+    fn a_disk_that_is_none_is_refused_in_words() {
+        for (bytes, part) in [
+            (vec![], "empty"),
+            (vec![0; 4096], "empty"),
+            (vec![0xa5; 4096], "tar archive"),
+            (with("x", tar::EntryType::Regular)[512..].to_vec(), ""),
+        ] {
+            let error = format!("{:#}", read(bytes.as_slice()).unwrap_err());
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..4096)) {
+            let _ = read(bytes.as_slice());
+        }
+    }
 }

@@ -3,6 +3,7 @@
 //!
 //! * [`config`]: what a machine is told: a raw disk that holds a tar archive.
 //! * [`line`]: what it tells: JSON lines on its second serial port.
+//! * [`init`]: the first process itself.
 //! * [`sum`]: how much of a machine's memory its node gets.
 //!
 //! The host's side, which makes images and starts machines, is the crate `machines`. What this must never know:
@@ -11,5 +12,6 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod config;
+pub mod init;
 pub mod line;
 pub mod sum;

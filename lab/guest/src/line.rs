@@ -27,10 +27,10 @@ pub enum Line {
 pub struct Started {
     /// Of the machine, as its host says.
     pub machine_bytes: u64,
-    /// What the kernel and this process have taken of it by now.
+    /// What the kernel keeps of it, before and while the node works.
     pub kernel_bytes: u64,
-    /// What stays free for the kernel's work.
-    pub reserve_bytes: u64,
+    /// What is left for the node.
+    pub left_bytes: u64,
     /// What the node got.
     pub budget_bytes: u64,
 }

@@ -188,10 +188,21 @@ fn size(text: &str) -> Result<u64, String> {
 ///
 /// What the command met, in words.
 pub async fn run(command: Command, subcommand: &'static [&'static str]) -> Result<ExitCode> {
+    stoppable(move |stop| dispatch(command, stop, subcommand)).await
+}
+
+/// Does work that blocks; Ctrl-C and SIGTERM ask it to stop, a second one ends the process.
+///
+/// # Errors
+///
+/// What the work met, in words.
+pub async fn stoppable(
+    work: impl FnOnce(&Stop) -> Result<ExitCode> + Send + 'static,
+) -> Result<ExitCode> {
     let stop = Stop::default();
     let worker = {
         let stop = stop.clone();
-        tokio::task::spawn_blocking(move || dispatch(command, &stop, subcommand))
+        tokio::task::spawn_blocking(move || work(&stop))
     };
     tokio::pin!(worker);
     let mut terminate = signal(SignalKind::terminate())?;

@@ -57,7 +57,7 @@ impl Stop {
     /// # Errors
     ///
     /// [`Error::Stopped`] once somebody asked.
-    pub(crate) fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         if self.0.load(Ordering::Relaxed) { Err(Error::Stopped) } else { Ok(()) }
     }
 }

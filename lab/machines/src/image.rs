@@ -39,7 +39,8 @@ pub struct Image {
     pub kernel: String,
     /// SHA-256 of the program, for telling whether a newer one was built since.
     pub program_sha256: String,
-    /// The disk's bytes, as a machine sees it.
+    /// The base's bytes, as a machine sees it. Disks are grown beyond it: what is behind the root is the
+    /// machine's state, and the machine makes its file system as large as that.
     pub disk_bytes: u64,
 }
 

@@ -125,6 +125,14 @@ enum Command {
 enum Image {
     #[command(flatten)]
     Cache(images::command::Command),
+    /// Make the smallest disk that starts a node, of the distribution's kernel package and our programs; prints its base.
+    ///
+    /// The node's program, the first process and the libraries of both make a read-only root; what the node writes goes into a second part, which is as large as
+    /// a machine's disk. The kernel is started directly, without a boot loader. What is missing is said with the package to install: binutils, e2fsprogs, and
+    /// for the kernel's package apt-get with its lists, or --kernel. It needs no root.
+    ///
+    /// Example: thimble-lab image build && thimble-lab net up --backend vm --nodes 4 --memory 256MiB
+    Build(machines::build::Options),
 }
 
 fn main() -> ExitCode {
@@ -148,6 +156,9 @@ fn main() -> ExitCode {
         Command::Compare(options) => with_runtime(compare::run(*options)),
         Command::Image { command: Image::Cache(command) } => {
             with_runtime(images::command::run(command, &["image"]))
+        }
+        Command::Image { command: Image::Build(options) } => {
+            with_runtime(images::command::stoppable(move |stop| machines::build::run(&options, stop)))
         }
         Command::Net(options) => with_runtime(testnet::net::run(options)),
     }

@@ -1,0 +1,91 @@
+//! The first process.
+//!
+//! It runs twice. In the first file system in memory it loads the kernel's modules for the disk, takes that
+//! disk's first part as the root, read-only, and starts itself from there ([`early`]): the memory of the first
+//! file system is free again. From the root it mounts what a node needs, brings up the network, starts the node
+//! within what is left of the memory, and waits for its end or for the power button ([`late`]).
+//!
+//! The node is its child and not the first process itself: the kernel panics when that one ends, and somebody
+//! has to reap, report and power off after a node that was killed.
+//!
+//! What goes wrong is said on the console, and the machine powers off: a machine that cannot run its node is of
+//! no use, and one that hangs is worse.
+
+mod button;
+mod early;
+mod late;
+mod modules;
+mod mounts;
+mod network;
+mod node;
+mod report;
+
+use std::{process::ExitCode, thread, time::Duration};
+
+use anyhow::Result;
+use rustix::system::{RebootCommand, reboot};
+
+/// Where it is in the root.
+pub const IN_ROOT: &str = "/sbin/thimble-guest";
+/// What it is called there, so that it knows where it is.
+const LATE: &str = "late";
+/// The kernel's modules in the first file system, in the order in which they are loaded, one path a line.
+pub const MODULES: &str = "/modules.list";
+/// The root: first part of the first disk.
+const ROOT_DEVICE: &str = "/dev/vda1";
+/// What the node writes: its second part.
+const STATE_DEVICE: &str = "/dev/vda2";
+/// What the machine is told: the second disk.
+const CONFIG_DEVICE: &str = "/dev/vdb";
+/// Where the second serial port is.
+const REPORT_DEVICE: &str = "/dev/ttyS1";
+/// Whom the node runs as.
+const NODE_USER: u32 = 1000;
+
+/// Runs until the machine ends.
+pub fn run() -> ExitCode {
+    let is_late = std::env::args().nth(1).as_deref() == Some(LATE);
+    let done = if is_late { late::run() } else { early::run() };
+    let then = match done {
+        Ok(then) => then,
+        Err(error) => {
+            say(&format!("cannot go on: {error:#}"));
+            Then::PowerOff
+        }
+    };
+    let code = if is_late { late::end(then) } else { then.reboot() };
+    if let Err(error) = code {
+        say(&format!("cannot {}: {error:#}", then.words()));
+    }
+    // The kernel panics when this ends, and starts the machine anew.
+    thread::sleep(Duration::from_secs(5));
+    ExitCode::FAILURE
+}
+
+/// How a machine ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    PowerOff,
+    StartAnew,
+}
+
+impl Then {
+    fn words(self) -> &'static str {
+        match self {
+            Self::PowerOff => "power off",
+            Self::StartAnew => "start anew",
+        }
+    }
+
+    fn reboot(self) -> Result<()> {
+        Ok(reboot(match self {
+            Self::PowerOff => RebootCommand::PowerOff,
+            Self::StartAnew => RebootCommand::Restart,
+        })?)
+    }
+}
+
+/// On the console, which is the log of the machine.
+fn say(words: &str) {
+    println!("machine: {words}");
+}
