@@ -166,9 +166,10 @@ fn without_kvm(program: &Path, kernel: &Path) -> Result<Option<String>> {
     let said = String::from_utf8_lossy(&output.stderr);
     Ok(match (ran, ended) {
         (true, _) => None,
-        (false, Some(_)) => {
-            Some(format!("KVM does not start: {}", said.trim().lines().last().unwrap_or("it does not say why")))
-        }
+        (false, Some(_)) => Some(format!(
+            "KVM does not start: {}",
+            said.trim().lines().last().unwrap_or("it does not say why")
+        )),
         (false, None) => Some(format!(
             "/dev/kvm is there, but a kernel under it prints nothing for {} s",
             KVM_PATIENCE.as_secs()
@@ -252,8 +253,9 @@ pub fn command(qemu: &Qemu, machine: &Machine, ends: &Ends) -> Result<Command> {
     command.args(["-device", "virtio-rng-pci"]);
     for (name, end) in [("console", &ends.console), ("reports", &ends.reports)] {
         let set = end.as_raw_fd();
+        // A pipe that is not appended to would be truncated, which is an error.
         command.args(["-add-fd", &format!("fd={set},set={set}")]);
-        command.args(["-chardev", &format!("file,id={name},path=/dev/fdset/{set}")]);
+        command.args(["-chardev", &format!("file,id={name},path=/dev/fdset/{set},append=on")]);
         command.args(["-serial", &format!("chardev:{name}")]);
     }
     command.args(["-chardev", &format!("socket,id=events,fd={}", ends.monitor.as_raw_fd())]);

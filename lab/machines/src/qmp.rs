@@ -143,7 +143,10 @@ mod tests {
     use super::*;
 
     /// A monitor that answers each line it gets with the next of these.
-    fn monitor(greeting: &'static str, answers: Vec<&'static str>) -> (tempfile::TempDir, std::path::PathBuf) {
+    fn monitor(
+        greeting: &'static str,
+        answers: Vec<&'static str>,
+    ) -> (tempfile::TempDir, std::path::PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp");
         let listener = UnixListener::bind(&path).unwrap();
@@ -193,7 +196,10 @@ mod tests {
         assert!(error(GREETING, vec!["{\"return\": "]).contains("no answer within 0.1 s"));
         let long: &'static str = Box::leak("x".repeat(LINE_BYTES_MAX + 10).into_boxed_str());
         assert!(error(long, vec![]).contains("65536"), "{}", error(long, vec![]));
-        assert!(format!("{:#}", Client::connect(Path::new("/nowhere"), patience).unwrap_err()).contains("/nowhere"));
+        assert!(
+            format!("{:#}", Client::connect(Path::new("/nowhere"), patience).unwrap_err())
+                .contains("/nowhere")
+        );
     }
 
     #[test]

@@ -119,6 +119,9 @@ impl Asker {
                 "it does not listen yet".to_owned()
             } else if error.is_timeout() {
                 format!("it does not answer within {} s", ANSWER_PATIENCE.as_secs())
+            } else if error.is_request() {
+                // What forwards to a machine accepts before anybody listens in it.
+                "it does not answer yet".to_owned()
             } else {
                 error.to_string()
             }

@@ -75,10 +75,9 @@ pub(crate) fn make_keys(net: &mut Net, place: &Place) -> Result<()> {
 pub(crate) fn arguments(net: &Net, place: &Place, index: usize) -> Result<Vec<String>> {
     let node = net.node(index)?;
     let mut arguments = vec!["run".to_owned()];
-    for (flag, value) in [
-        ("--memory", node.memory_bytes.to_string()),
-        ("--data-dir", place.data(index).display().to_string()),
-    ] {
+    for (flag, value) in
+        [("--memory", node.memory_bytes.to_string()), ("--data-dir", place.data(index).display().to_string())]
+    {
         if !node.arguments.iter().any(|argument| argument == flag) {
             arguments.extend([flag.to_owned(), value]);
         }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use budget::format_size;
+use budget::{format_size, parse_size};
 use clap::Args;
 
 use super::{
@@ -57,11 +57,14 @@ pub(crate) struct Options {
     /// With --backend vm: folder of the cache with the image. [default: as `thimble-lab image`]
     #[arg(long, value_name = "DIR")]
     pub(crate) image_cache: Option<PathBuf>,
+    /// With --backend vm: size of each machine's disk; it takes room on this host as it is written. [default: 4GiB]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) disk: Option<String>,
     /// With --backend vm: a node's budget may be more than its machine has left.
     #[arg(long)]
     pub(crate) overcommit: bool,
     /// How nodes reach each other. [default: see above]
-    #[arg(long, conflicts_with_all = ["image_cache", "overcommit"])]
+    #[arg(long, conflicts_with_all = ["image_cache", "overcommit", "disk"])]
     pub(crate) network: Option<Network>,
     /// The node's binary. [default: thimble, or thimble-relay, beside this program]
     #[arg(long, value_name = "FILE")]
@@ -86,6 +89,8 @@ const MEMORY: &str = "512MiB";
 const WAIT_SECONDS: u64 = 60;
 /// The same of machines, whose processors may be emulated.
 const MACHINE_WAIT_SECONDS: u64 = 300;
+/// Of a machine's disk: more than a node's stores grow to in a day of tests.
+const MACHINE_DISK: &str = "4GiB";
 /// Of a relay.
 const RELAY_MEMORY: &str = "128MiB";
 
@@ -119,8 +124,9 @@ pub(crate) async fn run(place: Place, options: Options, stop: impl Future<Output
         let work = async {
             let all: Vec<usize> = (0..session.net.nodes.len()).collect();
             if session.net.backend == Backend::Vm {
-                let runs =
-                    |index: &usize| matches!(session.condition(*index), Condition::Running | Condition::Paused);
+                let runs = |index: &usize| {
+                    matches!(session.condition(*index), Condition::Running | Condition::Paused)
+                };
                 let to_start: Vec<u64> = all
                     .iter()
                     .filter(|index| !runs(index))
@@ -252,9 +258,11 @@ fn plan(place: &Place, options: &Options, topology: &Topology) -> Result<(Net, C
     let count = topology.nodes.len();
     let network = match options.backend() {
         Backend::Process => {
-            for (given, flag) in
-                [(options.image_cache.is_some(), "--image-cache"), (options.overcommit, "--overcommit")]
-            {
+            for (given, flag) in [
+                (options.image_cache.is_some(), "--image-cache"),
+                (options.overcommit, "--overcommit"),
+                (options.disk.is_some(), "--disk"),
+            ] {
                 ensure!(!given, "{flag} is for machines: --backend vm");
             }
             choose(options.network)?
@@ -271,9 +279,12 @@ fn plan(place: &Place, options: &Options, topology: &Topology) -> Result<(Net, C
     net.kind = options.kind();
     net.backend = options.backend();
     if net.backend == Backend::Vm {
-        let cache = options.image_cache.as_deref();
-        net.machines =
-            Some(Machines::find(place, &net.id, net.kind, &net.binary, cache, options.overcommit, say)?);
+        let wanted = machine::Wanted {
+            cache: options.image_cache.as_deref(),
+            disk_bytes: parse_size(options.disk.as_deref().unwrap_or(MACHINE_DISK))?,
+            overcommit: options.overcommit,
+        };
+        net.machines = Some(Machines::find(place, &net.id, net.kind, &net.binary, wanted, say)?);
     }
     if let Kind::Relays { .. } = net.kind {
         ensure!(count > 1, "--relay {count}: a net of relays has two at least");

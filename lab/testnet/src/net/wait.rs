@@ -85,7 +85,10 @@ pub(crate) async fn until_serving(
                 Backend::Vm => silent.first().map_or_else(String::new, |index| last_words(session, *index)),
                 Backend::Process => String::new(),
             };
-            bail!("not after {} s. {words}. The net is left as it is ({logs}){last}", goal.patience.as_secs());
+            bail!(
+                "not after {} s. {words}. The net is left as it is ({logs}){last}",
+                goal.patience.as_secs()
+            );
         }
         if told_at.elapsed() > TELL_EVERY && words != told {
             say(&format!("{:.0} s: {words}", started.elapsed().as_secs_f64()));

@@ -94,7 +94,11 @@ fn start(net: &Net, place: &Place, index: usize) -> Result<(Keeper, Streams)> {
     let folder = place.node(index);
     let cache = Cache::open(&machines.cache, Settings { talks: false, ..Settings::default() })?;
     let base = cache.find(&machines.image.base).context("finding the base of the machine's disk")?;
-    let disk = cache.overlay(&base, &disk(place, index), OverlayOptions::default())?;
+    let disk = cache.overlay(
+        &base,
+        &disk(place, index),
+        OverlayOptions { grow: Some(machines.disk_bytes), fresh: false },
+    )?;
     let config = folder.join("config.img");
     config::write(&told(net, index)?, Some(&place.data(index)), &config)?;
 
@@ -137,8 +141,7 @@ fn start(net: &Net, place: &Place, index: usize) -> Result<(Keeper, Streams)> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
-    let header =
-        report::header(format!("node {index}"), words.clone(), node.memory_bytes, net.sample_millis);
+    let header = report::header(format!("node {index}"), words.clone(), node.memory_bytes, net.sample_millis);
     let log = Log::open(&place.log(index))?;
     let mut report = Report::begin(&place.series(index), SERIES_BYTES_MAX, header)?;
     let mut child = tokio::process::Command::from(command)
@@ -163,8 +166,7 @@ fn start(net: &Net, place: &Place, index: usize) -> Result<(Keeper, Streams)> {
         monitor: UnixStream::from_std(ours)?,
         said: child.stderr.take().context("QEMU's standard error is a pipe")?,
     };
-    let keeper =
-        Keeper { child, info, report, log, asked: None, ended_by_us: None, qemu_said: Vec::new() };
+    let keeper = Keeper { child, info, report, log, asked: None, ended_by_us: None, qemu_said: Vec::new() };
     Ok((keeper, streams))
 }
 
@@ -193,8 +195,7 @@ impl Keeper {
             self.ask_again(&mut streams.monitor).await;
             let left = ended.map(|(_, at)| at + REST_PATIENCE);
             if let Some((status, at)) = ended
-                && (!(has_console || has_reports || has_monitor || has_said)
-                    || at.elapsed() >= REST_PATIENCE)
+                && (!(has_console || has_reports || has_monitor || has_said) || at.elapsed() >= REST_PATIENCE)
             {
                 if console.is_within_line() {
                     console.flush(|line| self.log.line(line));
@@ -287,7 +288,8 @@ impl Keeper {
         }
         if since.elapsed() > WITHOUT_NODE {
             if self.ended_by_us.is_none() {
-                self.ended_by_us = Some("the machine ran no node and did not end by itself; it was stopped".into());
+                self.ended_by_us =
+                    Some("the machine ran no node and did not end by itself; it was stopped".into());
                 self.kill();
             }
         } else if last.elapsed() >= ASK_AGAIN {

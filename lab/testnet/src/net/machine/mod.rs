@@ -21,7 +21,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use budget::{format_size, parse_size};
+use budget::parse_size;
 use guest::config::{self, Interface, Role};
 use machines::{
     image::{self, Image},
@@ -58,10 +58,19 @@ pub(crate) struct Machines {
     pub(crate) cache: PathBuf,
     pub(crate) image: Image,
     pub(crate) qemu: Qemu,
+    /// Size of each machine's disk.
+    pub(crate) disk_bytes: u64,
     /// Nodes may be given a budget that their machine does not have.
     pub(crate) overcommit: bool,
     /// Folder of the sockets.
     pub(crate) sockets: PathBuf,
+}
+
+/// What is asked for.
+pub(crate) struct Wanted<'a> {
+    pub(crate) cache: Option<&'a Path>,
+    pub(crate) disk_bytes: u64,
+    pub(crate) overcommit: bool,
 }
 
 impl Machines {
@@ -71,10 +80,10 @@ impl Machines {
         id: &str,
         kind: Kind,
         binary: &Path,
-        cache: Option<&Path>,
-        overcommit: bool,
+        wanted: Wanted,
         mut say: impl FnMut(&str),
     ) -> Result<Self> {
+        let Wanted { cache, disk_bytes, overcommit } = wanted;
         let cache = match cache {
             Some(folder) => std::path::absolute(folder)?,
             None => images::command::default_folder()?,
@@ -106,7 +115,7 @@ impl Machines {
         }
         let qemu = Qemu::find(&image.kernel_file())?;
         say(&qemu.words());
-        Ok(Self { cache, image, qemu, overcommit, sockets: sockets(place, id)? })
+        Ok(Self { cache, image, qemu, disk_bytes, overcommit, sockets: sockets(place, id)? })
     }
 
     fn socket(&self, kind: char, index: usize) -> PathBuf {
@@ -137,9 +146,8 @@ impl Machines {
             }
         }
         let found = fs::symlink_metadata(folder)?;
-        let ours = found.is_dir()
-            && found.uid() == rustix::process::geteuid().as_raw()
-            && found.mode() & 0o077 == 0;
+        let ours =
+            found.is_dir() && found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o077 == 0;
         ensure!(ours, "{} is there and is not a folder of ours alone; remove it", folder.display());
         Ok(())
     }
@@ -327,17 +335,6 @@ pub(crate) fn disk(place: &Place, index: usize) -> PathBuf {
     place.node(index).join("disk.qcow2")
 }
 
-/// What it took to say how a size is divided, for `net up`.
-pub(crate) fn sizes_words(net: &Net) -> String {
-    let sum: u64 = net.nodes.iter().map(|node| node.memory_bytes).sum();
-    format!(
-        "{} machines, {} in all and {} of QEMU each",
-        net.nodes.len(),
-        format_size(sum),
-        format_size(qemu::OVERHEAD_BYTES)
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -357,7 +354,9 @@ mod tests {
     fn what_does_not_fit_into_the_host_is_refused_with_the_numbers() {
         assert!(room_in(&[256 << 20; 4], (4 * 336) << 20).is_ok());
         let refused = room_in(&[256 << 20; 4], 1 << 30).unwrap_err().to_string();
-        for part in ["4 machines", "1024 MiB", "80 MiB more for each", "1344 MiB in all", "1024 MiB are available"] {
+        for part in
+            ["4 machines", "1024 MiB", "80 MiB more for each", "1344 MiB in all", "1024 MiB are available"]
+        {
             assert!(refused.contains(part), "{part}: {refused}");
         }
         assert!(room_in(&[u64::MAX, u64::MAX], u64::MAX - 1).is_err());
@@ -370,9 +369,9 @@ mod tests {
         assert_eq!(sockets(&near, "abc").unwrap(), Path::new("/tmp/net/sockets"));
         let deep = Place::new(&Path::new("/tmp").join("x".repeat(100))).unwrap();
         let elsewhere = sockets(&deep, "abc").unwrap();
-        assert!(elsewhere.as_os_str().len() < 60 && elsewhere.ends_with(format!(
-            "thimble-{}-abc",
-            rustix::process::geteuid().as_raw()
-        )));
+        assert!(
+            elsewhere.as_os_str().len() < 60
+                && elsewhere.ends_with(format!("thimble-{}-abc", rustix::process::geteuid().as_raw()))
+        );
     }
 }

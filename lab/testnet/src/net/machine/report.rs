@@ -131,8 +131,7 @@ impl Report {
         let kernel_bytes = bytes(said.kernel_bytes);
         let kills_before = self.counted().oom_kills;
         let cpu = if said.cpu_seconds.is_finite() { said.cpu_seconds.clamp(0.0, SECONDS_MAX) } else { 0.0 };
-        self.now =
-            Counters { cpu_seconds: cpu, major_faults: said.major_faults, oom_kills: said.oom_kills };
+        self.now = Counters { cpu_seconds: cpu, major_faults: said.major_faults, oom_kills: said.oom_kills };
         let counted = self.counted();
         if counted.oom_kills > kills_before {
             self.event(What::OomKill, "OOM kill in the machine".to_owned());
@@ -195,11 +194,10 @@ impl Report {
         summary.ended = how;
         summary.exit_status = exit_status;
         let count = |role: &str, count: u64| Restarts { role: role.to_owned(), count };
-        summary.restarts =
-            [count("machine", self.resets), count("node", self.node_starts.saturating_sub(1))]
-                .into_iter()
-                .filter(|restarts| restarts.count > 0)
-                .collect();
+        summary.restarts = [count("machine", self.resets), count("node", self.node_starts.saturating_sub(1))]
+            .into_iter()
+            .filter(|restarts| restarts.count > 0)
+            .collect();
         let ended = info::Ended::of(&summary);
         self.write(&Line::Summary(summary));
         ended
