@@ -94,7 +94,7 @@ fn too_little_memory_names_the_line_and_the_smallest_size_which_works() {
             && text.contains(&budget::format_size(smallest_bytes)),
         "{text}"
     );
-    assert!(smallest_bytes <= 192 * MIB);
+    assert!(smallest_bytes <= 124 * MIB);
     Limits::derive(smallest_bytes).unwrap();
     assert!(Limits::derive(smallest_bytes - MIB).is_err());
     for tiny in [0, 1, MIB, smallest_bytes - 1] {
@@ -105,7 +105,7 @@ fn too_little_memory_names_the_line_and_the_smallest_size_which_works() {
 #[test]
 fn every_mib_adds_up_and_more_memory_never_means_less() {
     let mut before: Option<Limits> = None;
-    for mib in 192..=16384 {
+    for mib in 124..=16384 {
         let limits = Limits::derive(mib * MIB).unwrap_or_else(|error| panic!("{mib} MiB: {error}"));
         assert!(limits.sheet().sum_bytes() <= mib * MIB);
         if let Some(before) = before {
@@ -164,7 +164,7 @@ fn a_ledger_is_made_of_the_sheet() {
 
 #[test]
 fn everything_that_runs_at_once_fits_the_shared_line() {
-    for mib in (192..16384).step_by(64) {
+    for mib in (124..16384).step_by(64) {
         let limits = Limits::derive(mib * MIB).unwrap();
         let pool = limits.ledger().unwrap().pool(pool::EXECUTIONS).unwrap();
         let messages: Vec<_> = (0..limits.execution.threads)
@@ -342,7 +342,7 @@ proptest! {
 
     /// Sizes that are not whole MiB are rounded down.
     #[test]
-    fn odd_sizes_round_down(bytes in 192 * MIB..20 * GIB) {
+    fn odd_sizes_round_down(bytes in 124 * MIB..20 * GIB) {
         prop_assert_eq!(Limits::derive(bytes).unwrap(), Limits::derive(bytes - bytes % MIB).unwrap());
     }
 }
