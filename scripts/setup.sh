@@ -36,6 +36,8 @@ clients)
     need mkfs.ext4 e2fsprogs
     # Images of disks are packed, converted and written as machines do; adding them is killed at every system call.
     need qemu-img qemu-utils
+    # Nets of virtual machines are started, hurt and looked at.
+    need qemu-system-x86_64 qemu-system-x86
     need zstd zstd
     need xz xz-utils
     need strace strace

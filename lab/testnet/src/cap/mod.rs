@@ -11,7 +11,7 @@ pub(crate) mod info;
 mod log;
 mod marks;
 pub mod picture;
-mod rotating;
+pub(crate) mod rotating;
 mod sampler;
 pub mod series;
 mod signals;

@@ -225,7 +225,8 @@ async fn chaos(options: &Options, seed: u64, place: &Place, files: &Files, disks
             net.nodes.len(),
             Possible {
                 cut: net.is_subnet() && net.network != Network::Direct,
-                slow: net.is_subnet() && (net.network == Network::Proxies || net.netem),
+                slow: net.is_subnet()
+                    && (matches!(net.network, Network::Proxies | Network::Machines) || net.netem),
                 fill: disks.exist(),
                 exhaust: !options.without.contains(&Local::Descriptors),
                 compile: misuse.is_some() && !options.without.contains(&Local::Compilations),

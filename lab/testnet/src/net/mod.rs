@@ -9,6 +9,7 @@ mod ceremony;
 pub(crate) mod handle;
 pub(crate) mod links;
 mod logs;
+pub(crate) mod machine;
 mod namespaces;
 mod ports;
 pub(crate) mod reading;
@@ -32,7 +33,7 @@ use self::{
     links::{Quality, parse_groups, parse_latency, parse_loss},
     reading::Asker,
     session::Session,
-    state::Place,
+    state::{Backend, Place},
     wait::Goal,
 };
 
@@ -40,6 +41,8 @@ use self::{
 const EXIT_INTERRUPTED: u8 = 130;
 /// Until a node that was restarted serves again: it may have a state to fetch.
 const SERVING_AGAIN: Duration = Duration::from_secs(120);
+/// The same of a machine: a kernel comes first, and its processor may be emulated.
+const MACHINE_SERVING_AGAIN: Duration = Duration::from_secs(300);
 
 /// `thimble-lab net`
 #[derive(Args)]
@@ -67,7 +70,12 @@ enum Command {
     /// --network, namespaces are taken where all faults can be made with them (root, and a kernel with netem), else proxies. `direct` puts nothing between the
     /// nodes, for measuring; partition and slow are then refused. The nodes' HTTP endpoints are reachable from this machine in all three, partitioned or not.
     ///
+    /// With --backend vm every node is a QEMU machine with a kernel and a disk of its own, started from an image that `thimble-lab image build` made; --memory is
+    /// then the machine's, and a node's budget what its kernel leaves of it, or `--memory` behind `--`. It needs no root. Without KVM it is slow, and says so.
+    ///
     /// Example: thimble-lab net up --nodes 4 --memory 512MiB
+    ///
+    /// Example: thimble-lab net up --backend vm --nodes 4 --memory 384MiB -- --memory 256MiB
     ///
     /// Example: thimble-lab net up --relay 8 --memory 128MiB
     Up(up::Options),
@@ -159,9 +167,15 @@ enum Command {
         #[arg(short = 'n', long)]
         lines: Option<usize>,
     },
-    /// What lies between nodes that are connected by proxies.
+    /// What lies between nodes that are connected by proxies, or are machines.
     #[command(hide = true)]
     Relay,
+    /// Keeps the machine of one node.
+    #[command(hide = true)]
+    Machine {
+        #[arg(long)]
+        index: usize,
+    },
 }
 
 /// Does one thing to a net.
@@ -170,6 +184,9 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     if let Command::Relay = options.command {
         // Told by signals of its own.
         return relay::run(place).await.map(|()| ExitCode::SUCCESS);
+    }
+    if let Command::Machine { index } = options.command {
+        return machine::run(place, index).await.map(|()| ExitCode::SUCCESS);
     }
     let mut terminate = signal(SignalKind::terminate())?;
     let stop = async move {
@@ -189,7 +206,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
 
 async fn other(place: Place, command: Command) -> Result<ExitCode> {
     match command {
-        Command::Up(_) | Command::Relay => bail!("is run elsewhere"),
+        Command::Up(_) | Command::Relay | Command::Machine { .. } => bail!("is run elsewhere"),
         Command::Down { delete } => down(place, delete)?,
         Command::Status { json } => {
             let net = place.load()?;
@@ -210,7 +227,11 @@ async fn other(place: Place, command: Command) -> Result<ExitCode> {
             session.restart(node, empty)?;
             println!("net: node {node} is started");
             if !no_wait {
-                let goal = Goal { moving: false, patience: SERVING_AGAIN };
+                let patience = match session.net.backend {
+                    Backend::Process => SERVING_AGAIN,
+                    Backend::Vm => MACHINE_SERVING_AGAIN,
+                };
+                let goal = Goal { moving: false, patience };
                 let say = |words: &str| println!("net: {words}");
                 let reports = wait::until_serving(&session, &Asker::new()?, &[node], goal, say).await?;
                 let report = reports.into_iter().next().unwrap_or_default();

@@ -2,12 +2,13 @@
 
 use std::{path::Path, time::Duration};
 
+use budget::process::{self, Pid};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::{
     session::{Condition, condition},
-    state::{Kind, Net, Place},
+    state::{Backend, Kind, Net, Place},
 };
 use crate::cap::{
     self,
@@ -16,6 +17,8 @@ use crate::cap::{
 
 /// A node that takes longer is not serving.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+/// At the end of a series, the newest sample of sixty processes and what happened since.
+const TAIL_BYTES: u64 = 64 << 10;
 /// A report has at most a quarter of this.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
@@ -116,6 +119,9 @@ impl Asker {
                 "it does not listen yet".to_owned()
             } else if error.is_timeout() {
                 format!("it does not answer within {} s", ANSWER_PATIENCE.as_secs())
+            } else if error.is_request() {
+                // What forwards to a machine accepts before anybody listens in it.
+                "it does not answer yet".to_owned()
             } else {
                 error.to_string()
             }
@@ -160,6 +166,9 @@ pub(crate) struct Row {
     pub(crate) memory_bytes: u64,
     pub(crate) starts: u64,
     pub(crate) group: Option<GroupReading>,
+    /// Of a machine: what QEMU's process takes of this host, the guest's memory included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host_bytes: Option<u64>,
     /// The node's own report.
     pub(crate) report: Option<Report>,
     /// Why there is no report.
@@ -192,7 +201,12 @@ pub(crate) async fn rows(net: &Net, place: &Place, asker: &Asker) -> Vec<Row> {
             node_id: node.node_id.clone(),
             memory_bytes: node.memory_bytes,
             starts: node.starts,
-            group: if runs { group(place, node.index) } else { None },
+            group: match net.backend {
+                _ if !runs => None,
+                Backend::Process => group(place, node.index),
+                Backend::Vm => machine_group(place, node.index),
+            },
+            host_bytes: if runs && net.backend == Backend::Vm { host_bytes(place, node.index) } else { None },
             report: report.filter(|_| runs),
             silent: silent.filter(|_| runs),
             behind: None,
@@ -217,6 +231,27 @@ fn group(place: &Place, index: usize) -> Option<GroupReading> {
         charged_bytes: memory.usage_bytes,
         oom_kills: memory.oom_kills,
     })
+}
+
+/// What a machine said last of its memory; its keeper wrote it down.
+fn machine_group(place: &Place, index: usize) -> Option<GroupReading> {
+    let lines = series::read_tail(&place.series(index), TAIL_BYTES).ok()?;
+    let sample = lines.into_iter().rev().find_map(|line| match line {
+        Line::Sample(sample) => Some(sample),
+        _ => None,
+    })?;
+    Some(GroupReading {
+        anonymous_bytes: sample.anonymous_bytes,
+        anonymous_peak_bytes: peak(&place.series(index)).max(sample.anonymous_bytes),
+        file_bytes: sample.file_bytes,
+        charged_bytes: sample.charged_bytes,
+        oom_kills: sample.oom_kills,
+    })
+}
+
+fn host_bytes(place: &Place, index: usize) -> Option<u64> {
+    let memory = process::memory(Pid(place.info(index)?.pid)).ok()?;
+    Some(memory.resident_bytes())
 }
 
 /// Most anonymous memory in a series, its older half included.

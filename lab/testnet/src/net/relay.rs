@@ -8,6 +8,8 @@
 //! everything behind it. What differs from a real network: a dial across a cut link is accepted and then hears nothing, and TCP's growing pauses between retransmissions
 //! are not imitated, so links come back at once.
 //!
+//! Between machines there is a switch instead ([`machines::switch`]): the same process with the same orders, which carries frames and not connections.
+//!
 //! Bounds: [`CONNECTIONS_MAX`] connections per link, [`PIECES_MAX`] pieces of [`PIECE_BYTES`] on their way per direction of a connection; beyond, the relay does not
 //! read on, and the sender's own TCP waits.
 
@@ -28,9 +30,12 @@ use tokio::{
     time::Instant,
 };
 
+use machines::switch;
+
 use super::{
     links::{Link, Quality},
-    state::{Net, Place},
+    machine,
+    state::{Net, Network, Place},
 };
 
 /// Connections per link; two nodes need one or two.
@@ -52,6 +57,9 @@ pub(crate) struct Orders {
     /// Counts up; `relay.json` says which one was followed last.
     pub(crate) generation: u64,
     links: Vec<Order>,
+    /// With machines: the ports of the switch.
+    #[serde(default)]
+    ports: Vec<switch::Port>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -66,7 +74,7 @@ struct Order {
 }
 
 impl Orders {
-    pub(crate) fn of(net: &Net) -> Self {
+    pub(crate) fn of(net: &Net) -> Result<Self> {
         let indices = 0..net.nodes.len();
         let links = indices
             .clone()
@@ -80,7 +88,19 @@ impl Orders {
                 quality: net.links.quality(link),
             })
             .collect();
-        Self { generation: net.generation, links }
+        let ports = if net.network == Network::Machines { machine::ports(net)? } else { vec![] };
+        Ok(Self { generation: net.generation, links, ports })
+    }
+
+    /// What the switch is to do with frames.
+    fn table(&self) -> switch::Table {
+        let quality = |order: &Order| switch::Quality {
+            cut: order.cut,
+            latency: Duration::from_micros(order.quality.latency_micros),
+            loss: order.quality.loss,
+        };
+        let links = self.links.iter().map(|order| (order.link, quality(order)));
+        links.filter(|(_, quality)| *quality != switch::Quality::default()).collect()
     }
 }
 
@@ -105,7 +125,10 @@ pub(crate) async fn run(place: Place) -> Result<()> {
     let mut orders = read()?;
     let states: Arc<States> =
         Arc::new(orders.links.iter().map(|order| (order.link, watch::channel(State::default()).0)).collect());
-    for order in &orders.links {
+    let (table, told) = watch::channel(switch::Table::new());
+    let mut switch = tokio::spawn(switch::run(orders.ports.clone(), told));
+    let is_switch = !orders.ports.is_empty();
+    for order in orders.links.iter().filter(|_| !is_switch) {
         let listener = TcpListener::bind(order.listen)
             .await
             .with_context(|| format!("link {:?}: listening at {}", order.link, order.listen))?;
@@ -117,6 +140,7 @@ pub(crate) async fn run(place: Place) -> Result<()> {
                 state.send_replace(State { cut: order.cut, quality: order.quality });
             }
         }
+        table.send_replace(orders.table());
         acknowledge(&place, orders.generation)?;
         tokio::select! {
             _ = hangup.recv() => match read() {
@@ -124,6 +148,7 @@ pub(crate) async fn run(place: Place) -> Result<()> {
                 // A file that cannot be read changes nothing; whoever wrote it waits for the acknowledgement in vain and says so.
                 Err(error) => eprintln!("relay: {error:#}"),
             },
+            ended = &mut switch, if is_switch => return ended.context("the switch")?,
             _ = terminate.recv() => return Ok(()),
         }
     }

@@ -73,16 +73,34 @@ pub(crate) fn make_keys(net: &mut Net, place: &Place) -> Result<()> {
 
 /// Behind the name of the program, the arguments that start a node.
 pub(crate) fn arguments(net: &Net, place: &Place, index: usize) -> Result<Vec<String>> {
+    let node = net.node(index)?;
+    let mut arguments = vec!["run".to_owned()];
+    for (flag, value) in
+        [("--memory", node.memory_bytes.to_string()), ("--data-dir", place.data(index).display().to_string())]
+    {
+        if !node.arguments.iter().any(|argument| argument == flag) {
+            arguments.extend([flag.to_owned(), value]);
+        }
+    }
+    arguments.extend(network_arguments(net, index, node.p2p, node.http)?);
+    Ok(arguments)
+}
+
+/// Those of them that say where it listens and whom it dials.
+pub(crate) fn network_arguments(
+    net: &Net,
+    index: usize,
+    listen: SocketAddr,
+    http: SocketAddr,
+) -> Result<Vec<String>> {
     let Kind::Relays { cluster, shard } = net.kind else { bail!("the nodes are no relays") };
     let node = net.node(index)?;
     let mut arguments: Vec<String> = Vec::new();
     for (flag, value) in [
-        ("--memory", node.memory_bytes.to_string()),
         ("--cluster", cluster.to_string()),
         ("--shard", shard.to_string()),
-        ("--listen", multiaddr(node.p2p, None)),
-        ("--http", node.http.to_string()),
-        ("--data-dir", place.data(index).display().to_string()),
+        ("--listen", multiaddr(listen, None)),
+        ("--http", http.to_string()),
         ("--log", "warn".to_owned()),
     ] {
         // A node's own arguments stand behind, and a flag may be given once.
@@ -90,7 +108,6 @@ pub(crate) fn arguments(net: &Net, place: &Place, index: usize) -> Result<Vec<St
             arguments.extend([flag.to_owned(), value]);
         }
     }
-    arguments.insert(0, "run".to_owned());
     for peer in dialled_by(index, net.nodes.len()) {
         let id = net.node(peer)?.node_id.as_deref().context("every relay has a key")?;
         arguments.extend(["--peer".to_owned(), multiaddr(net.dialled((index, peer)), Some(id))]);

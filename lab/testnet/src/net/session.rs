@@ -17,13 +17,15 @@ use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::{
     handle::Handle,
     links::Links,
-    namespaces, relay, relays,
-    state::{Kind, Lock, Net, Network, Place, Told},
+    machine, namespaces, relay, relays,
+    state::{Backend, Kind, Lock, Net, Network, Place, Told},
 };
 use crate::cap::info::Info;
 
 /// Between SIGTERM and the end of a node: it makes a checkpoint.
 const STOPPED_WITHIN: Duration = Duration::from_secs(60);
+/// The same of a machine, whose processor may be emulated.
+const MACHINE_STOPPED_WITHIN: Duration = Duration::from_secs(180);
 /// Between SIGKILL and the end of what kept the node.
 const KILLED_WITHIN: Duration = Duration::from_secs(20);
 /// Until a node that was just started can be told something.
@@ -153,6 +155,10 @@ impl Session {
         let node = net.node(index)?;
         let memory = node.memory_bytes.to_string();
         let mut command = Command::new(std::env::current_exe().context("finding this program")?);
+        if net.backend == Backend::Vm {
+            command.args(["net", "machine", "--index", &index.to_string(), "--dir"]).arg(place.dir());
+            return Ok(command);
+        }
         command
             .args(["cap", "--memory", &memory, "--name", &format!("node {index}")])
             .args(["--interval-millis", &net.sample_millis.to_string()])
@@ -175,18 +181,7 @@ impl Session {
             .arg(&net.binary)
             .args(["run", "--memory", &memory, "--listen", &node.http.to_string(), "--data-dir"])
             .arg(place.data(index));
-        if net.is_subnet() {
-            command.args(["--p2p-listen", &node.p2p.to_string()]);
-            // Everything of the lab makes its canisters out of nothing. A node's own arguments stand behind and may say otherwise.
-            if !node.arguments.iter().any(|argument| argument.starts_with("--provisional")) {
-                command.args(["--provisional", "true"]);
-            }
-            for (peer, other) in net.nodes.iter().enumerate().filter(|(peer, _)| *peer != index) {
-                let id = other.node_id.as_deref().context("the ceremony gave every node its id")?;
-                command.args(["--p2p-peer", &format!("{id}={}", net.dialled((index, peer)))]);
-            }
-        }
-        command.args(&node.arguments);
+        command.args(net.peer_arguments(index)?).args(&node.arguments);
         Ok(command)
     }
 
@@ -237,10 +232,14 @@ impl Session {
             }
         }
         for (index, keeper) in asked {
-            if self.wait_for_end(index, STOPPED_WITHIN) {
+            let patience = match self.net.backend {
+                Backend::Process => STOPPED_WITHIN,
+                Backend::Vm => MACHINE_STOPPED_WITHIN,
+            };
+            if self.wait_for_end(index, patience) {
                 continue;
             }
-            eprintln!("net: node {index} did not stop within {} s; it is killed", STOPPED_WITHIN.as_secs());
+            eprintln!("net: node {index} did not stop within {} s; it is killed", patience.as_secs());
             // The second one makes the keeper kill the group.
             keeper.signal(Signal::TERM)?;
             ensure!(
@@ -294,6 +293,10 @@ impl Session {
     }
 
     fn kill_child(&self, index: usize, of_role: &str, which: u64) -> Result<Option<String>> {
+        if self.net.backend == Backend::Vm {
+            // They are out of reach, inside the machine.
+            return Ok(None);
+        }
         let info = self.info(index)?;
         let workers: Vec<(Pid, String)> = info
             .cgroup()
@@ -313,7 +316,16 @@ impl Session {
     /// Stops a node if it runs and starts it. `empty`: without its state, with its keys.
     pub(crate) fn restart(&mut self, index: usize, empty: bool) -> Result<()> {
         self.stop(&[index])?;
-        if empty {
+        if empty && self.net.backend == Backend::Vm {
+            // The machine's disk is made anew; what it is told first is still in the data folder.
+            let disk = machine::disk(&self.place, index);
+            match fs::remove_file(&disk) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(error).with_context(|| format!("removing {}", disk.display()));
+                }
+                _ => {}
+            }
+        } else if empty {
             let data = self.place.data(index);
             for entry in fs::read_dir(&data).with_context(|| format!("reading {}", data.display()))? {
                 let entry = entry?;
@@ -342,6 +354,11 @@ impl Session {
             other => bail!("node {index} is {}; only a running node can be paused", other.words()),
         }
         let info = self.info(index)?;
+        if self.net.backend == Backend::Vm {
+            machine::stop(&self.net, index)?;
+            self.tell(index, Told::Pause)?;
+            return Ok(true);
+        }
         self.tell(index, Told::Pause)?;
         // The node first: from then on no process is added.
         Handle { pid: info.pid, started_ticks: info.started_ticks }.signal(Signal::STOP)?;
@@ -356,6 +373,11 @@ impl Session {
             Condition::Running => return Ok(false),
             Condition::Paused => {}
             other => bail!("node {index} is {}; start it with: net restart {index}", other.words()),
+        }
+        if self.net.backend == Backend::Vm {
+            machine::go_on(&self.net, index)?;
+            self.tell(index, Told::Run)?;
+            return Ok(true);
         }
         let info = self.info(index)?;
         signal_group(&info, Signal::CONT)?;
@@ -382,7 +404,8 @@ impl Session {
                 }
                 namespaces::apply(&self.net, &before)?;
             }
-            Network::Proxies => self.order_relay()?,
+            Network::Machines if !self.net.is_linked() => {}
+            Network::Proxies | Network::Machines => self.order_relay()?,
         }
         self.save()
     }
@@ -396,8 +419,13 @@ impl Session {
                 namespaces::make(&self.net)?;
                 if fresh { namespaces::apply(&self.net, &Links::default()) } else { Ok(()) }
             }
-            Network::Proxies if !self.net.is_linked() => Ok(()),
-            Network::Proxies => {
+            Network::Proxies | Network::Machines => {
+                if let Some(machines) = &self.net.machines {
+                    machines.make_sockets()?;
+                }
+                if !self.net.is_linked() {
+                    return Ok(());
+                }
                 if self.net.relay.is_some_and(Handle::is_alive) {
                     return Ok(());
                 }
@@ -418,7 +446,7 @@ impl Session {
 
     fn write_orders(&mut self) -> Result<()> {
         self.net.generation += 1;
-        self.place.write("links.json", &serde_json::to_vec(&relay::Orders::of(&self.net))?)
+        self.place.write("links.json", &serde_json::to_vec(&relay::Orders::of(&self.net)?)?)
     }
 
     fn order_relay(&mut self) -> Result<()> {
@@ -447,7 +475,7 @@ impl Session {
         match self.net.network {
             Network::Direct => {}
             Network::Namespaces => namespaces::remove(&self.net),
-            Network::Proxies => {
+            Network::Proxies | Network::Machines => {
                 if let Some(relay) = self.net.relay.take() {
                     relay.signal(Signal::TERM)?;
                     let deadline = Instant::now() + FOLLOWED_WITHIN;
@@ -455,6 +483,9 @@ impl Session {
                         ensure!(Instant::now() < deadline, "the relay (process {}) does not end", relay.pid);
                         std::thread::sleep(Duration::from_millis(2));
                     }
+                }
+                if let Some(machines) = &self.net.machines {
+                    machines.remove_sockets();
                 }
             }
         }

@@ -10,6 +10,8 @@
 //! DIR/node-N/log, log.1     what it printed, bounded
 //! DIR/node-N/series.jsonl   samples of its memory since its last start (thimble-lab cap), bounded
 //! DIR/node-N/info.json      its process and its group
+//! DIR/node-N/disk.qcow2     with machines: its disk, and config.img, what it is told
+//! DIR/sockets/              with machines: between QEMU, the switch and us
 //! ```
 
 use std::{
@@ -28,6 +30,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     handle::Handle,
     links::{Link, Links},
+    machine::Machines,
 };
 use crate::cap::info::Info;
 
@@ -48,6 +51,29 @@ pub enum Network {
     Proxies,
     /// Plain loopback and nothing between the nodes: links cannot be cut or slowed.
     Direct,
+    /// A switch between virtual machines, which can cut and slow links; it comes with `--backend vm`.
+    #[value(skip)]
+    Machines,
+}
+
+/// What holds a node within its memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Backend {
+    /// A process group with a cap.
+    #[default]
+    Process,
+    /// A virtual machine of QEMU's, with a kernel and a disk of its own. Needs no root, but an image: `thimble-lab image build`.
+    Vm,
+}
+
+impl Backend {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Process => "process",
+            Self::Vm => "vm",
+        }
+    }
 }
 
 impl Network {
@@ -56,6 +82,7 @@ impl Network {
             Self::Namespaces => "namespaces",
             Self::Proxies => "proxies",
             Self::Direct => "direct",
+            Self::Machines => "machines",
         }
     }
 }
@@ -92,6 +119,9 @@ pub(crate) struct Node {
     pub(crate) http: SocketAddr,
     /// Where it listens for other nodes.
     pub(crate) p2p: SocketAddr,
+    /// Where clients on this machine reach a relay that listens elsewhere for the others.
+    #[serde(default)]
+    pub(crate) clients: Option<SocketAddr>,
     /// Its id in the subnet, once there was a ceremony; of a relay, its peer id.
     pub(crate) node_id: Option<String>,
     /// More arguments for `thimble run`.
@@ -110,7 +140,7 @@ impl Node {
 
     /// Where Waku clients reach a relay.
     pub(crate) fn multiaddr(&self) -> String {
-        super::relays::multiaddr(self.p2p, self.node_id.as_deref())
+        super::relays::multiaddr(self.clients.unwrap_or(self.p2p), self.node_id.as_deref())
     }
 }
 
@@ -123,6 +153,12 @@ pub(crate) struct Net {
     /// The node's binary.
     pub(crate) binary: PathBuf,
     pub(crate) network: Network,
+    /// What holds the nodes.
+    #[serde(default)]
+    pub(crate) backend: Backend,
+    /// With machines: what they have in common.
+    #[serde(default)]
+    pub(crate) machines: Option<Machines>,
     /// What that binary is.
     #[serde(default)]
     pub(crate) kind: Kind,
@@ -149,6 +185,8 @@ impl Net {
             id: place.id(),
             binary,
             network,
+            backend: Backend::default(),
+            machines: None,
             kind: Kind::default(),
             netem: false,
             address_block: 0,
@@ -165,7 +203,7 @@ impl Net {
     /// Where node `from` dials node `to`.
     pub(crate) fn dialled(&self, (from, to): Link) -> SocketAddr {
         match self.network {
-            Network::Namespaces | Network::Direct => self.nodes[to].p2p,
+            Network::Namespaces | Network::Direct | Network::Machines => self.nodes[to].p2p,
             Network::Proxies => {
                 let port = self.links_port as usize + from * self.nodes.len() + to;
                 SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port as u16)
@@ -176,6 +214,25 @@ impl Net {
     pub(crate) fn node(&self, index: usize) -> Result<&Node> {
         let last = self.nodes.len().saturating_sub(1);
         self.nodes.get(index).with_context(|| format!("there is no node {index}; the nodes are 0 to {last}"))
+    }
+
+    /// Behind `thimble run`, what makes a node find the other members of its subnet.
+    pub(crate) fn peer_arguments(&self, index: usize) -> Result<Vec<String>> {
+        let node = self.node(index)?;
+        let mut arguments: Vec<String> = Vec::new();
+        if !self.is_subnet() {
+            return Ok(arguments);
+        }
+        arguments.extend(["--p2p-listen".to_owned(), node.p2p.to_string()]);
+        // Everything of the lab makes its canisters out of nothing. A node's own arguments stand behind and may say otherwise.
+        if !node.arguments.iter().any(|argument| argument.starts_with("--provisional")) {
+            arguments.extend(["--provisional".to_owned(), "true".to_owned()]);
+        }
+        for (peer, other) in self.nodes.iter().enumerate().filter(|(peer, _)| *peer != index) {
+            let id = other.node_id.as_deref().context("the ceremony gave every node its id")?;
+            arguments.extend(["--p2p-peer".to_owned(), format!("{id}={}", self.dialled((index, peer)))]);
+        }
+        Ok(arguments)
     }
 
     /// Whether nodes have anything to do with each other.
@@ -341,6 +398,7 @@ mod tests {
                 memory_bytes: 1,
                 http: address(1000),
                 p2p: address(2000),
+                clients: None,
                 node_id: None,
                 arguments: vec![],
                 told: Told::Run,

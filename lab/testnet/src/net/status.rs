@@ -8,13 +8,17 @@ use serde::Serialize;
 
 use super::{
     reading::{self, Asker, Row},
-    state::{Kind, Net, Network, Place},
+    state::{Backend, Kind, Net, Network, Place},
 };
 
 #[derive(Serialize)]
 struct Status<'a> {
     dir: String,
     network: Network,
+    backend: Backend,
+    /// What runs the machines, when the nodes are such.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    qemu: Option<&'a machines::qemu::Qemu>,
     nodes: &'a [Row],
     links: Vec<String>,
 }
@@ -24,16 +28,28 @@ pub(crate) async fn run(net: &Net, place: &Place, json: bool) -> Result<ExitCode
     let links = net.links.words();
     if json {
         let dir = place.dir().display().to_string();
-        let status = Status { dir, network: net.network, nodes: &rows, links };
+        let qemu = net.machines.as_ref().map(|machines| &machines.qemu);
+        let status = Status { dir, network: net.network, backend: net.backend, qemu, nodes: &rows, links };
         println!("{}", serde_json::to_string_pretty(&status)?);
     } else {
         print!("{}", table(net, &rows));
+        if let Some(words) = machines_words(net, &rows) {
+            println!("{words}");
+        }
         for words in links {
             println!("links {words}");
         }
     }
     let well = rows.iter().all(|row| row.report.is_some());
     Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What runs the machines, and what they take of this host.
+pub(crate) fn machines_words(net: &Net, rows: &[Row]) -> Option<String> {
+    let machines = net.machines.as_ref()?;
+    let taken: Vec<u64> = rows.iter().filter_map(|row| row.host_bytes).collect();
+    let sum = size(Some(taken.iter().sum()));
+    Some(format!("machines {}; {} of them take {sum} of this host", machines.qemu.words(), taken.len()))
 }
 
 /// For a person.

@@ -8,18 +8,19 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use budget::format_size;
+use budget::{format_size, parse_size};
 use clap::Args;
 
 use super::{
     EXIT_INTERRUPTED, ceremony,
     links::Links,
+    machine::{self, Machines},
     namespaces,
     ports::{self, Claim, LINKS_OFFSET, P2P_OFFSET},
     reading::{self, Asker},
     relays,
-    session::Session,
-    state::{Kind, Net, Network, Node, Place, Told},
+    session::{Condition, Session},
+    state::{Backend, Kind, Net, Network, Node, Place, Told},
     status,
     topology::Topology,
     wait::{self, Goal},
@@ -50,15 +51,27 @@ pub(crate) struct Options {
     /// 18000 on]
     #[arg(long, value_name = "N")]
     pub(crate) base_port: Option<u16>,
-    /// How nodes reach each other. [default: see above]
+    /// What holds each node within its memory. [default: process]
     #[arg(long)]
+    pub(crate) backend: Option<Backend>,
+    /// With --backend vm: folder of the cache with the image. [default: as `thimble-lab image`]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) image_cache: Option<PathBuf>,
+    /// With --backend vm: size of each machine's disk; it takes room on this host as it is written. [default: 4GiB]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) disk: Option<String>,
+    /// With --backend vm: a node's budget may be more than its machine has left.
+    #[arg(long)]
+    pub(crate) overcommit: bool,
+    /// How nodes reach each other. [default: see above]
+    #[arg(long, conflicts_with_all = ["image_cache", "overcommit", "disk"])]
     pub(crate) network: Option<Network>,
     /// The node's binary. [default: thimble, or thimble-relay, beside this program]
     #[arg(long, value_name = "FILE")]
     pub(crate) node: Option<PathBuf>,
-    /// How long the nodes may take until all serve.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
-    pub(crate) wait: u64,
+    /// How long the nodes may take until all serve. [default: 60, with --backend vm 300]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) wait: Option<u64>,
     /// Time between two samples of a node's memory.
     #[arg(long, value_name = "MILLIS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(20..=60_000))]
     pub(crate) sample_millis: u64,
@@ -72,10 +85,20 @@ pub(crate) struct Options {
 
 /// Of a node, when nothing is stated.
 const MEMORY: &str = "512MiB";
+/// Until all serve.
+const WAIT_SECONDS: u64 = 60;
+/// The same of machines, whose processors may be emulated.
+const MACHINE_WAIT_SECONDS: u64 = 300;
+/// Of a machine's disk: more than a node's stores grow to in a day of tests.
+const MACHINE_DISK: &str = "4GiB";
 /// Of a relay.
 const RELAY_MEMORY: &str = "128MiB";
 
 impl Options {
+    fn backend(&self) -> Backend {
+        self.backend.unwrap_or_default()
+    }
+
     fn count(&self) -> Option<usize> {
         self.relay.or(self.nodes)
     }
@@ -100,6 +123,17 @@ pub(crate) async fn run(place: Place, options: Options, stop: impl Future<Output
     let done = {
         let work = async {
             let all: Vec<usize> = (0..session.net.nodes.len()).collect();
+            if session.net.backend == Backend::Vm {
+                let runs = |index: &usize| {
+                    matches!(session.condition(*index), Condition::Running | Condition::Paused)
+                };
+                let to_start: Vec<u64> = all
+                    .iter()
+                    .filter(|index| !runs(index))
+                    .map(|index| session.net.nodes[*index].memory_bytes)
+                    .collect();
+                machine::ensure_room(&to_start)?;
+            }
             session.connect()?;
             if session.net.is_subnet() {
                 ceremony::hold(&mut session.net, &session.place, say)?;
@@ -122,7 +156,11 @@ pub(crate) async fn run(place: Place, options: Options, stop: impl Future<Output
                 count => format!("{count} of {} nodes are started, the others run already", all.len()),
             };
             say(&format!("{words}; waiting until every one serves"));
-            let goal = Goal { moving: session.net.is_subnet(), patience: Duration::from_secs(options.wait) };
+            let patience = Duration::from_secs(options.wait.unwrap_or(match session.net.backend {
+                Backend::Process => WAIT_SECONDS,
+                Backend::Vm => MACHINE_WAIT_SECONDS,
+            }));
+            let goal = Goal { moving: session.net.is_subnet(), patience };
             let asker = Asker::new()?;
             wait::until_serving(&session, &asker, &all, goal, say).await?;
             anyhow::Ok(reading::rows(&session.net, &session.place, &asker).await)
@@ -152,6 +190,9 @@ pub(crate) async fn run(place: Place, options: Options, stop: impl Future<Output
     };
     say(&format!("every node serves, {:.1} s after the command", began.elapsed().as_secs_f64()));
     print!("{}", status::table(&session.net, &rows));
+    if let Some(words) = status::machines_words(&session.net, &rows) {
+        say(&words);
+    }
     say(&format!("in {}; stop it with: thimble-lab net down", session.place.dir().display()));
     Ok(ExitCode::SUCCESS)
 }
@@ -186,12 +227,17 @@ fn prepare(place: Place, options: &Options) -> Result<(Session, Option<Claim>)> 
             let other = options.network.filter(|network| *network != net.network)?;
             Some(format!("is connected by {}, not {}", net.network.name(), other.name()))
         });
+        let other = other.or_else(|| {
+            let other = options.backend.filter(|backend| *backend != net.backend)?;
+            Some(format!("has the backend {}, not {}", net.backend.name(), other.name()))
+        });
         if let Some(how) = other {
             bail!(
                 "the net in {} {how}; name another folder with --dir, or remove this net with: thimble-lab net down --delete",
                 place.dir().display()
             );
         }
+        // Found anew: QEMU or the image may be newer than at the last start.
         return Ok((Session::new(place, net, lock), None));
     }
     let topology = wanted.context("a new net has a topology")?;
@@ -210,9 +256,36 @@ fn prepare(place: Place, options: &Options) -> Result<(Session, Option<Claim>)> 
 /// A net that is not there yet.
 fn plan(place: &Place, options: &Options, topology: &Topology) -> Result<(Net, Claim)> {
     let count = topology.nodes.len();
-    let network = choose(options.network)?;
+    let network = match options.backend() {
+        Backend::Process => {
+            for (given, flag) in [
+                (options.image_cache.is_some(), "--image-cache"),
+                (options.overcommit, "--overcommit"),
+                (options.disk.is_some(), "--disk"),
+            ] {
+                ensure!(!given, "{flag} is for machines: --backend vm");
+            }
+            choose(options.network)?
+        }
+        Backend::Vm => {
+            ensure!(
+                options.network.is_none(),
+                "--network is for process groups; with --backend vm a switch lies between the machines"
+            );
+            Network::Machines
+        }
+    };
     let mut net = Net::new(place, binary(options)?, network);
     net.kind = options.kind();
+    net.backend = options.backend();
+    if net.backend == Backend::Vm {
+        let wanted = machine::Wanted {
+            cache: options.image_cache.as_deref(),
+            disk_bytes: parse_size(options.disk.as_deref().unwrap_or(MACHINE_DISK))?,
+            overcommit: options.overcommit,
+        };
+        net.machines = Some(Machines::find(place, &net.id, net.kind, &net.binary, wanted, say)?);
+    }
     if let Kind::Relays { .. } = net.kind {
         ensure!(count > 1, "--relay {count}: a net of relays has two at least");
     }
@@ -231,18 +304,30 @@ fn plan(place: &Place, options: &Options, topology: &Topology) -> Result<(Net, C
     let claim = ports::claim(count, links, options.base_port.or(topology.base_port))?;
     net.links_port = claim.base + LINKS_OFFSET;
     for (index, plan) in topology.nodes.iter().enumerate() {
+        let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let ip = match network {
             Network::Namespaces => IpAddr::from(namespaces::address(net.address_block, index)),
-            Network::Proxies | Network::Direct => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            Network::Proxies | Network::Direct | Network::Machines => local,
         };
         let port = |named: Option<u16>, offset: u16| named.unwrap_or(claim.base + offset + index as u16);
+        let arguments: Vec<String> = plan.arguments.iter().chain(&options.arguments).cloned().collect();
+        let own = SocketAddr::new(ip, port(plan.p2p_port, P2P_OFFSET));
+        // Between machines every node has an address of its own; what is forwarded from this host is for clients.
+        let (p2p, clients) = match net.backend {
+            Backend::Process => (own, None),
+            Backend::Vm => {
+                machine::check_arguments(&arguments)?;
+                (machine::p2p_address(index), matches!(net.kind, Kind::Relays { .. }).then_some(own))
+            }
+        };
         net.nodes.push(Node {
             index,
             memory_bytes: plan.memory_bytes,
             http: SocketAddr::new(ip, port(plan.http_port, 0)),
-            p2p: SocketAddr::new(ip, port(plan.p2p_port, P2P_OFFSET)),
+            p2p,
+            clients,
             node_id: None,
-            arguments: plan.arguments.iter().chain(&options.arguments).cloned().collect(),
+            arguments,
             told: Told::Nothing,
             keeper: None,
             starts: 0,

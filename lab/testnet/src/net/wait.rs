@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use super::{
     reading::{Asker, Report},
     session::{Condition, Session},
+    state::Backend,
 };
 
 const ASK_EVERY: Duration = Duration::from_millis(100);
@@ -52,6 +53,7 @@ pub(crate) async fn until_serving(
     let (mut told, mut told_at) = (String::new(), Instant::now());
     loop {
         let mut lacking = Vec::new();
+        let mut silent = Vec::new();
         let mut reports = Vec::new();
         for (place, &index) in indices.iter().enumerate() {
             let condition = session.condition(index);
@@ -59,6 +61,9 @@ pub(crate) async fn until_serving(
                 bail!("node {index} {}{}", condition.words(), last_words(session, index));
             }
             let answer = asker.report(&session.net.nodes[index].url()).await;
+            if answer.is_err() {
+                silent.push(index);
+            }
             if let Some(words) = missing(&answer, first[place], goal) {
                 lacking.push(format!("node {index}: {words}"));
             }
@@ -75,7 +80,15 @@ pub(crate) async fn until_serving(
         let words = lacking.join("; ");
         if started.elapsed() > goal.patience {
             let logs = "their logs: thimble-lab net logs N";
-            bail!("not after {} s. {words}. The net is left as it is ({logs})", goal.patience.as_secs());
+            // A machine that prints nothing more says why in its last words; nodes of groups say it themselves.
+            let last = match session.net.backend {
+                Backend::Vm => silent.first().map_or_else(String::new, |index| last_words(session, *index)),
+                Backend::Process => String::new(),
+            };
+            bail!(
+                "not after {} s. {words}. The net is left as it is ({logs}){last}",
+                goal.patience.as_secs()
+            );
         }
         if told_at.elapsed() > TELL_EVERY && words != told {
             say(&format!("{:.0} s: {words}", started.elapsed().as_secs_f64()));

@@ -1,0 +1,397 @@
+//! What keeps one machine: it makes the disks, runs QEMU as its child, and writes down what comes
+//! out of it. It lies between the net and the machine as `thimble-lab cap` between the net and a
+//! process group, and is told the same way: SIGTERM asks the machine to end, a second one ends it.
+//!
+//! A machine that is reset again and again without ever starting its node is stopped after
+//! [`RESETS_MAX`] resets: its kernel panics, and will panic again.
+
+use std::{
+    fs, io,
+    os::{fd::OwnedFd, unix::net::UnixStream as StdUnixStream},
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use budget::process::{self, Pid};
+use guest::{config, line};
+use images::{Cache, OverlayOptions, Settings};
+use machines::{
+    console::{Console, harmless},
+    lines::Lines,
+    qemu::{self, Card, Ends, Machine},
+    qmp::{self, Message},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{UnixStream, unix::pipe},
+    process::Child,
+    signal::unix::{SignalKind, signal},
+    time::Instant,
+};
+
+use super::{
+    super::state::{Net, Place},
+    GROUP, disk, forwards, host_hardware, of, report,
+    report::Report,
+    told,
+};
+use crate::cap::{info::Info, rotating::Rotating, series::What};
+
+/// Most bytes of a machine's log, and of its series.
+const LOG_BYTES_MAX: u64 = 32 << 20;
+const SERIES_BYTES_MAX: u64 = 32 << 20;
+/// Resets in a row without a node.
+const RESETS_MAX: u64 = 5;
+/// A line that was begun is written after so long without more of it.
+const LINE_PATIENCE: Duration = Duration::from_secs(1);
+/// A kernel that has no ear for the button yet is asked again.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
+/// A machine that runs no node has nothing to save.
+const WITHOUT_NODE: Duration = Duration::from_secs(15);
+/// After QEMU's end, for what it has left in the pipes.
+const REST_PATIENCE: Duration = Duration::from_secs(2);
+/// Of what QEMU says on standard error.
+const SAID_BYTES_MAX: usize = 4096;
+const PIECE_BYTES: usize = 16 << 10;
+
+/// Keeps the machine of node `index` until it has ended.
+pub(crate) async fn run(place: Place, index: usize) -> Result<()> {
+    // Before anything is started: whoever asks us to end now is heard.
+    let mut terminate = signal(SignalKind::terminate())?;
+    let net = place.load()?;
+    let started = start(&net, &place, index)?;
+    let mut keeper = started.0;
+    let streams = started.1;
+    let how = keeper.until_end(streams, &mut terminate).await?;
+    keeper.finish(&place, index, how);
+    Ok(())
+}
+
+/// Our ends of what the machine talks through.
+struct Streams {
+    console: pipe::Receiver,
+    reports: pipe::Receiver,
+    monitor: UnixStream,
+    said: tokio::process::ChildStderr,
+}
+
+struct Keeper {
+    child: Child,
+    info: Info,
+    report: Report,
+    log: Log,
+    /// When we were asked to end, and when we last asked the machine.
+    asked: Option<(Instant, Instant)>,
+    /// Why we ended it ourselves.
+    ended_by_us: Option<String>,
+    qemu_said: Vec<u8>,
+}
+
+fn start(net: &Net, place: &Place, index: usize) -> Result<(Keeper, Streams)> {
+    let machines = of(net)?;
+    let node = net.node(index)?;
+    let folder = place.node(index);
+    let cache = Cache::open(&machines.cache, Settings { talks: false, ..Settings::default() })?;
+    let base = cache.find(&machines.image.base).context("finding the base of the machine's disk")?;
+    let disk = cache.overlay(
+        &base,
+        &disk(place, index),
+        OverlayOptions { grow: Some(machines.disk_bytes), fresh: false },
+    )?;
+    let config = folder.join("config.img");
+    config::write(&told(net, index)?, Some(&place.data(index)), &config)?;
+
+    let port = machines.port(index);
+    let card_hardware = port.hardware.to_string();
+    let forwards = forwards(net, index)?;
+    let monitor = machines.monitor(index);
+    // Left by a machine that was killed.
+    for stale in [&monitor, &port.to_machine] {
+        match fs::remove_file(stale) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("removing {}", stale.display()));
+            }
+            _ => {}
+        }
+    }
+    let (console, console_end) = io::pipe()?;
+    let (reports, reports_end) = io::pipe()?;
+    let (ours, theirs) = StdUnixStream::pair()?;
+    let ends =
+        Ends { console: console_end.into(), reports: reports_end.into(), monitor: OwnedFd::from(theirs) };
+    let hardware = host_hardware(index).to_string();
+    let machine = Machine {
+        memory_bytes: node.memory_bytes,
+        kernel: &machines.image.kernel_file(),
+        initrd: &machines.image.initrd_file(),
+        command_line: &machines.image.command_line,
+        disk: &disk.path,
+        config: &config,
+        forwards: &forwards,
+        host_hardware: &hardware,
+        card: net.is_linked().then_some(Card {
+            hardware: &card_hardware,
+            receives: &port.to_machine,
+            sends: &port.from_machine,
+        }),
+        monitor: &monitor,
+    };
+    let mut command = qemu::command(&machines.qemu, &machine, &ends)?;
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
+    let header = report::header(format!("node {index}"), words.clone(), node.memory_bytes, net.sample_millis);
+    let log = Log::open(&place.log(index))?;
+    let mut report = Report::begin(&place.series(index), SERIES_BYTES_MAX, header)?;
+    let mut child = tokio::process::Command::from(command)
+        .spawn()
+        .with_context(|| format!("starting {}", machines.qemu.program.display()))?;
+    // What we hold of the machine's ends would keep them open when it is gone.
+    drop(ends);
+    let pid = child.id().context("QEMU ended at once")?;
+    let info = Info {
+        pid,
+        started_ticks: process::started_ticks(Pid(pid))?,
+        group: GROUP.to_owned(),
+        directory: Default::default(),
+        ended: None,
+    };
+    info.write(Some(&place.info_file(index)));
+    report.event(What::Mark, format!("QEMU is process {pid}"));
+    ours.set_nonblocking(true)?;
+    let streams = Streams {
+        console: pipe::Receiver::from_owned_fd(console.into())?,
+        reports: pipe::Receiver::from_owned_fd(reports.into())?,
+        monitor: UnixStream::from_std(ours)?,
+        said: child.stderr.take().context("QEMU's standard error is a pipe")?,
+    };
+    let keeper = Keeper { child, info, report, log, asked: None, ended_by_us: None, qemu_said: Vec::new() };
+    Ok((keeper, streams))
+}
+
+impl Keeper {
+    /// Reads what the machine says until QEMU has ended; gives how.
+    async fn until_end(
+        &mut self,
+        mut streams: Streams,
+        terminate: &mut tokio::signal::unix::Signal,
+    ) -> Result<ExitStatus> {
+        let mut console = Console::default();
+        let mut reports = Lines::new(line::LINE_BYTES_MAX);
+        let mut messages = Lines::new(qmp::LINE_BYTES_MAX);
+        let mut pieces = [vec![0; PIECE_BYTES], vec![0; PIECE_BYTES], vec![0; PIECE_BYTES], vec![0; 1024]];
+        let [a, b, c, d] = &mut pieces;
+        // A stream that has ended is not read again.
+        let (mut has_console, mut has_reports, mut has_monitor, mut has_said) = (true, true, true, true);
+        let mut ended: Option<(ExitStatus, Instant)> = None;
+        let mut line_begun: Option<Instant> = None;
+        loop {
+            line_begun = console.is_within_line().then(|| line_begun.unwrap_or_else(Instant::now));
+            if line_begun.is_some_and(|begun| begun.elapsed() >= LINE_PATIENCE) {
+                console.flush(|line| self.log.line(line));
+                line_begun = None;
+            }
+            self.ask_again(&mut streams.monitor).await;
+            let left = ended.map(|(_, at)| at + REST_PATIENCE);
+            if let Some((status, at)) = ended
+                && (!(has_console || has_reports || has_monitor || has_said) || at.elapsed() >= REST_PATIENCE)
+            {
+                if console.is_within_line() {
+                    console.flush(|line| self.log.line(line));
+                }
+                return Ok(status);
+            }
+            let mut wake = left.unwrap_or_else(|| Instant::now() + ASK_AGAIN);
+            if let Some(begun) = line_begun {
+                wake = wake.min(begun + LINE_PATIENCE);
+            }
+            tokio::select! {
+                read = streams.console.read(a), if has_console => match read {
+                    Ok(length) if length > 0 => console.push(&a[..length], |line| self.log.line(line)),
+                    _ => has_console = false,
+                },
+                read = streams.reports.read(b), if has_reports => match read {
+                    Ok(length) if length > 0 => reports.push(&b[..length], |line| self.report.line(line)),
+                    _ => has_reports = false,
+                },
+                read = streams.monitor.read(c), if has_monitor => match read {
+                    Ok(length) if length > 0 => {
+                        let mut heard = Vec::new();
+                        messages.push(&c[..length], |line| heard.extend(qmp::parse(line)));
+                        for message in heard {
+                            self.heard(message, &mut streams.monitor).await;
+                        }
+                    }
+                    _ => has_monitor = false,
+                },
+                read = streams.said.read(d), if has_said => match read {
+                    Ok(length) if length > 0 => {
+                        eprint!("{}", harmless(&d[..length]).replace("\\n", "\n"));
+                        self.qemu_said.extend_from_slice(&d[..length]);
+                        let over = self.qemu_said.len().saturating_sub(SAID_BYTES_MAX);
+                        self.qemu_said.drain(..over);
+                    }
+                    _ => has_said = false,
+                },
+                _ = terminate.recv() => self.asked(&mut streams.monitor).await,
+                status = self.child.wait(), if ended.is_none() => {
+                    ended = Some((status?, Instant::now()));
+                }
+                () = tokio::time::sleep_until(wake) => {}
+            }
+        }
+    }
+
+    async fn heard(&mut self, message: Message, monitor: &mut UnixStream) {
+        match message {
+            Message::Greeting => send(monitor, "qmp_capabilities").await,
+            Message::Event { name, data } => {
+                let by_guest = data.get("guest").and_then(serde_json::Value::as_bool).unwrap_or(false);
+                if name == "RESET" && by_guest {
+                    self.report.reset();
+                    self.log.line(&format!("-- the machine was reset, for the {}. time", self.report.resets));
+                    if self.report.resets_without_node > RESETS_MAX && self.ended_by_us.is_none() {
+                        self.ended_by_us = Some(format!(
+                            "the machine was reset {} times without starting its node, and was stopped; its log says why",
+                            self.report.resets_without_node
+                        ));
+                        self.kill();
+                    }
+                }
+                if name == "GUEST_PANICKED" {
+                    self.report.event(What::Mark, "the guest's kernel panicked".to_owned());
+                }
+            }
+            Message::Error(words) => eprintln!("QEMU says: {words}"),
+            Message::Return(_) => {}
+        }
+    }
+
+    /// SIGTERM came.
+    async fn asked(&mut self, monitor: &mut UnixStream) {
+        if self.asked.is_some() {
+            self.report.event(What::Signal, "asked again: the machine is killed".to_owned());
+            self.kill();
+            return;
+        }
+        self.report.event(What::Signal, "asked to stop".to_owned());
+        self.asked = Some((Instant::now(), Instant::now()));
+        send(monitor, "system_powerdown").await;
+    }
+
+    /// A button pressed before there was a node may have been heard by nobody.
+    async fn ask_again(&mut self, monitor: &mut UnixStream) {
+        let Some((since, last)) = self.asked else { return };
+        if self.report.has_node() || self.report.ended.is_some() {
+            return;
+        }
+        if since.elapsed() > WITHOUT_NODE {
+            if self.ended_by_us.is_none() {
+                self.ended_by_us =
+                    Some("the machine ran no node and did not end by itself; it was stopped".into());
+                self.kill();
+            }
+        } else if last.elapsed() >= ASK_AGAIN {
+            self.asked = Some((since, Instant::now()));
+            send(monitor, "system_powerdown").await;
+        }
+    }
+
+    fn kill(&mut self) {
+        // It may have ended in this moment.
+        let _ = self.child.start_kill();
+    }
+
+    fn finish(mut self, place: &Place, index: usize, status: ExitStatus) {
+        let how = how(status, self.ended_by_us.take(), self.report.ended.as_ref(), &self.qemu_said);
+        self.log.line(&format!("-- {how}"));
+        let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX);
+        self.info.ended = Some(self.report.finish(how, code));
+        self.info.write(Some(&place.info_file(index)));
+    }
+}
+
+/// How a machine ended, in words.
+fn how(
+    status: ExitStatus,
+    ended_by_us: Option<String>,
+    node: Option<&line::Ended>,
+    qemu_said: &[u8],
+) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    if let Some(why) = ended_by_us {
+        return why;
+    }
+    if let Some(number) = status.signal() {
+        let name = nix::sys::signal::Signal::try_from(number)
+            .map_or_else(|_| format!("signal {number}"), |signal| signal.to_string());
+        return format!("QEMU was ended by {name}");
+    }
+    if status.success() {
+        return match node {
+            Some(ended) => format!("the node ended: {}; machine powered off", ended.how),
+            None => "machine powered off".to_owned(),
+        };
+    }
+    let said = harmless(qemu_said).replace("\\n", "\n");
+    let last = said.trim().lines().last().unwrap_or("it does not say why").to_owned();
+    format!("QEMU ended: exit {}: {last}", status.code().unwrap_or(-1))
+}
+
+async fn send(monitor: &mut UnixStream, command: &str) {
+    // QEMU may have ended in this moment; that is heard elsewhere.
+    let _ = monitor.write_all(qmp::command(command).as_bytes()).await;
+}
+
+/// The machine's console, line by line with the time of each.
+struct Log {
+    file: Rotating,
+    complained: bool,
+}
+
+impl Log {
+    fn open(path: &std::path::Path) -> Result<Self> {
+        let file = Rotating::append(path, LOG_BYTES_MAX)
+            .with_context(|| format!("opening the log {}", path.display()))?;
+        Ok(Self { file, complained: false })
+    }
+
+    fn line(&mut self, text: &str) {
+        let line = format!("{} {text}\n", stamp());
+        let anew = if self.file.is_full_with(line.len()) { self.file.begin_anew() } else { Ok(()) };
+        if let Err(error) = anew.and_then(|()| self.file.write(line.as_bytes()))
+            && !std::mem::replace(&mut self.complained, true)
+        {
+            eprintln!("the log {} cannot be written: {error}", self.file.path().display());
+        }
+    }
+}
+
+/// `2026-11-23T04:05:06.789Z`.
+fn stamp() -> String {
+    let now = time::OffsetDateTime::now_utc();
+    let (year, month, day) = (now.year(), u8::from(now.month()), now.day());
+    let (hour, minute, second) = (now.hour(), now.minute(), now.second());
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", now.millisecond())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    #[test]
+    fn how_a_machine_ended_is_the_nodes_word_first() {
+        let node = line::Ended { how: "exit 1".into(), was_asked: false, then: "power off".into() };
+        let of = |raw, why: Option<&str>, node: Option<&line::Ended>| {
+            how(ExitStatus::from_raw(raw), why.map(str::to_owned), node, b"qemu: a\nqemu: no room\n")
+        };
+        assert_eq!(of(0, None, Some(&node)), "the node ended: exit 1; machine powered off");
+        assert_eq!(of(0, None, None), "machine powered off");
+        assert_eq!(of(9, None, Some(&node)), "QEMU was ended by SIGKILL");
+        assert_eq!(of(1 << 8, None, None), "QEMU ended: exit 1: qemu: no room");
+        assert_eq!(of(9, Some("enough"), None), "enough");
+    }
+}

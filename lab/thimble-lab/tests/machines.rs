@@ -1,0 +1,263 @@
+//! Nets of virtual machines as their user meets them: real QEMU, and an image of the binaries beside this
+//! program. Emulation is slow, so a test is a story.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+const LAB: &str = env!("CARGO_BIN_EXE_thimble-lab");
+/// What has not happened by then will not, even under emulation.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// The image of all tests of this file, in a cache of its own; `None` where none can be made.
+fn cache() -> Option<&'static Path> {
+    static CACHE: OnceLock<Result<tempfile::TempDir, String>> = OnceLock::new();
+    let made = CACHE.get_or_init(|| {
+        if Command::new("qemu-system-x86_64").arg("--version").output().is_err() {
+            return Err("QEMU is not installed: apt-get install qemu-system-x86".into());
+        }
+        let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+        // Read by another user in one of the tests.
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let output = Command::new(LAB)
+            .args(["image", "build", "--quiet", "--cache"])
+            .arg(folder.path())
+            .output()
+            .map_err(|error| error.to_string())?;
+        if output.status.success() { Ok(folder) } else { Err(text(&output)) }
+    });
+    match made {
+        Ok(folder) => Some(folder.path()),
+        Err(why) => {
+            testing::missing(why);
+            None
+        }
+    }
+}
+
+/// A net's folder; whatever the test did, nothing of the net stays.
+struct Net {
+    folder: tempfile::TempDir,
+    cache: PathBuf,
+}
+
+impl Net {
+    fn new() -> Option<Self> {
+        Some(Self { folder: tempfile::tempdir().unwrap(), cache: cache()?.to_owned() })
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.folder.path().join("net")
+    }
+
+    fn command(&self, words: &str) -> Command {
+        let mut command = Command::new("env");
+        command.args(["--default-signal", LAB, "net", "--dir"]).arg(self.dir());
+        command.env("THIMBLE_IMAGES", &self.cache);
+        command.args(words.split_whitespace()).stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, words: &str) -> Output {
+        self.command(words).output().unwrap()
+    }
+
+    fn good(&self, words: &str) -> String {
+        let output = self.run(words);
+        assert!(output.status.success(), "net {words}: {}", text(&output));
+        text(&output)
+    }
+
+    fn bad(&self, words: &str) -> String {
+        let output = self.run(words);
+        assert_eq!(output.status.code(), Some(1), "net {words}: {}", text(&output));
+        text(&output)
+    }
+
+    fn status(&self) -> Value {
+        serde_json::from_slice(&self.run("status --json").stdout).unwrap()
+    }
+
+    fn height(&self, node: usize) -> u64 {
+        self.status()["nodes"][node]["report"]["height"].as_u64().unwrap_or(0)
+    }
+
+    fn info(&self, node: usize) -> Value {
+        let path = self.dir().join(format!("node-{node}/info.json"));
+        serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+    }
+
+    /// Another cache, whose image differs from the one that was built.
+    fn change_image(&mut self, change: impl FnOnce(&mut Value, &Path)) {
+        let copy = self.folder.path().join("cache");
+        let copied = Command::new("cp").arg("-a").args([&self.cache, &copy]).status().unwrap();
+        assert!(copied.success());
+        let record = copy.join("machines/node.json");
+        let mut image: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+        let folder = self.folder.path().join("image");
+        fs::create_dir(&folder).unwrap();
+        for file in ["kernel", "initrd"] {
+            fs::copy(Path::new(image["folder"].as_str().unwrap()).join(file), folder.join(file)).unwrap();
+        }
+        image["folder"] = folder.to_str().unwrap().into();
+        change(&mut image, &folder);
+        fs::write(record, serde_json::to_vec(&image).unwrap()).unwrap();
+        self.cache = copy;
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        if self.dir().join("net.json").exists() {
+            let _ = self.run("down --delete");
+        }
+    }
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn is_running(pid: u64) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+/// A power cut takes nothing that a client was told; asked to stop, the machine ends cleanly.
+#[test]
+fn one_machine_works_loses_its_power_and_goes_on() {
+    let Some(net) = Net::new() else { return };
+    let said = net.good("up --backend vm --nodes 1 --memory 320MiB");
+    assert!(said.contains("every node serves") && said.contains("machines QEMU"), "{said}");
+    let status = net.status();
+    assert_eq!((&status["backend"], &status["network"]), (&"vm".into(), &"machines".into()));
+    let accelerator = status["qemu"]["accelerator"].as_str().unwrap();
+    assert!(accelerator == "kvm" || status["qemu"]["why"].is_string(), "{status:#}");
+    let node = &status["nodes"][0];
+    assert!(node["host_bytes"].as_u64().unwrap() > 32 << 20);
+    until("the guest tells of its memory", || {
+        net.status()["nodes"][0]["group"]["anonymous_bytes"].as_u64() > Some(1 << 20)
+    });
+
+    // A client's work, of which all that was acknowledged is asked for again after the power cut.
+    let url = node["url"].as_str().unwrap().to_owned();
+    let module = concat!(env!("CARGO_MANIFEST_DIR"), "/../../canisters/wasm/motoko-counter64.wasm");
+    let remember = net.folder.path().join("canister");
+    let demo = || {
+        let mut command = Command::new(LAB);
+        command.args(["demo", "--url", &url, "--canister", module, "--remember"]).arg(&remember);
+        command.stdin(Stdio::null()).output().unwrap()
+    };
+    let worked = demo();
+    assert!(worked.status.success(), "{}", text(&worked));
+    let height = net.height(0);
+    let pid = net.info(0)["pid"].as_u64().unwrap();
+    assert!(net.good("kill 0").contains("node 0 is killed"));
+    assert!(!is_running(pid));
+    assert!(net.info(0)["ended"]["how"].as_str().unwrap().contains("SIGKILL"));
+    assert!(net.good("restart 0").contains("node 0 serves"));
+    assert!(net.height(0) >= height, "what was certified is there");
+    let worked = demo();
+    assert!(worked.status.success(), "{}", text(&worked));
+    assert!(text(&worked).contains("its counter stands at 1"), "{}", text(&worked));
+
+    net.good("down");
+    let ended = net.info(0)["ended"]["how"].as_str().unwrap().to_owned();
+    assert_eq!(ended, "the node ended: exit 0; machine powered off");
+    assert!(!net.dir().join("sockets").exists());
+    let log = net.good("logs 0");
+    assert!(log.lines().all(|line| line.as_bytes().get(10) == Some(&b'T')), "every line has its time");
+}
+
+#[test]
+fn four_machines_agree_whatever_is_done_to_their_links_and_to_one_of_them() {
+    let Some(net) = Net::new() else { return };
+    net.good("up --backend vm --nodes 4 --memory 320MiB");
+    net.good("partition 0,1|2,3");
+    // What is on its way may still be certified; then nothing is.
+    let mut before = 0;
+    until("no side goes on without the other", || {
+        let now = (0..4).map(|node| net.height(node)).max().unwrap();
+        std::thread::sleep(Duration::from_secs(3));
+        std::mem::replace(&mut before, now) == now && now > 0
+    });
+    net.good("heal");
+    until("they go on", || net.height(0) > before && net.height(3) > before);
+
+    net.good("pause 2");
+    assert_eq!(net.status()["nodes"][2]["condition"], "paused");
+    let then = net.height(0);
+    until("three go on", || net.height(0) > then + 1);
+    net.good("resume 2");
+    until("it is there again", || net.height(2) > then + 1);
+
+    net.good("slow 1 --latency 20ms --loss 1%");
+    net.good("slow 1 --off");
+    net.good("kill 3");
+    let then = net.height(0);
+    until("three go on", || net.height(0) > then + 1);
+    net.good("restart 3");
+    until("it has caught up", || net.height(3) > then + 1);
+    net.good("restart 3 --empty");
+    until("it has fetched all of it", || net.height(3) > then + 2);
+    net.good("down --delete");
+    assert!(!net.dir().exists());
+}
+
+#[test]
+fn a_machine_that_never_boots_is_told_with_what_it_printed_last() {
+    let Some(mut net) = Net::new() else { return };
+    net.change_image(|image, _| {
+        let line = image["command_line"].as_str().unwrap();
+        image["command_line"] = format!("{line} rdinit=/nonexistent init=/nonexistent").into();
+    });
+    let said = net.bad("up --backend vm --nodes 1 --memory 256MiB --wait 200");
+    assert!(said.contains("was reset 6 times without starting its node"), "{said}");
+    assert!(said.contains("panic"), "{said}");
+    net.good("down --delete");
+}
+
+#[test]
+fn a_kernel_that_is_none_says_nothing_and_is_stopped() {
+    let Some(mut net) = Net::new() else { return };
+    net.change_image(|_, folder| fs::write(folder.join("kernel"), vec![0; 1 << 20]).unwrap());
+    let said = net.bad("up --backend vm --nodes 1 --memory 256MiB --wait 10");
+    assert!(said.contains("node 0"), "{said}");
+    net.good("down --delete");
+}
+
+#[test]
+fn what_is_missing_or_does_not_fit_is_said() {
+    let Some(net) = Net::new() else { return };
+    let said = net.bad("up --backend vm --nodes 1 --image-cache /nonexistent");
+    assert!(said.contains("thimble-lab image build"), "{said}");
+    let mut command = Command::new(LAB);
+    command.args(["net", "--dir"]).arg(net.dir()).args(["up", "--backend", "vm", "--nodes", "1"]);
+    let output = command.env("THIMBLE_IMAGES", &net.cache).env("PATH", "/nonexistent").output().unwrap();
+    assert!(text(&output).contains("apt-get install qemu-system-x86"), "{}", text(&output));
+    let said = net.bad("up --backend vm --nodes 100 --memory 64GiB");
+    assert!(said.contains("100 machines do not fit") && said.contains("are available"), "{said}");
+    net.good("down --delete");
+    let said = net.bad("up --backend vm --nodes 1 --network direct");
+    assert!(said.contains("--network is for process groups"), "{said}");
+    let said = net.bad("up --backend vm --nodes 1 --memory 320MiB --wait 60 -- --memory 2GiB");
+    assert!(said.contains("does not fit into this machine"), "{said}");
+    net.good("down --delete");
+}
