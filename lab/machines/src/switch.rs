@@ -383,7 +383,9 @@ mod tests {
         let slow = Quality { latency: Duration::from_millis(200), ..Quality::default() };
         rig.table.send_replace([((0, 1), slow)].into());
         let began = Instant::now();
-        rig.send(0, 1, "slow").await;
+        rig.send(0, usize::MAX, "slow").await;
+        // Once one has it, it is on its way to the other.
+        assert_eq!(rig.next(2).await, "slow");
         rig.table.send_replace(Table::new());
         rig.send(0, 1, "behind").await;
         assert_eq!(rig.next(1).await, "slow", "nothing overtakes");

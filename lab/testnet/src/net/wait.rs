@@ -15,6 +15,8 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 const TELL_EVERY: Duration = Duration::from_secs(2);
 /// Of a node's log, when it ended.
 const LAST_WORDS_BYTES: usize = 2048;
+/// Of a machine's: a panic and its trace.
+const MACHINE_LAST_WORDS_BYTES: usize = 6 << 10;
 
 /// What is waited for.
 #[derive(Clone, Copy)]
@@ -100,9 +102,13 @@ pub(crate) async fn until_serving(
 
 /// The end of a node's log, and what its keeper had to say.
 fn last_words(session: &Session, index: usize) -> String {
+    let most = match session.net.backend {
+        Backend::Process => LAST_WORDS_BYTES,
+        Backend::Vm => MACHINE_LAST_WORDS_BYTES,
+    };
     let tail = |path: std::path::PathBuf| {
         let text = std::fs::read(path).unwrap_or_default();
-        let tail = text.get(text.len().saturating_sub(LAST_WORDS_BYTES)..).unwrap_or_default();
+        let tail = text.get(text.len().saturating_sub(most)..).unwrap_or_default();
         String::from_utf8_lossy(tail).trim().to_owned()
     };
     let said = [tail(session.place.log(index)), tail(session.place.keeper_log(index))];

@@ -275,7 +275,7 @@ mod tests {
         assert!(!report.has_node() && report.resets_without_node == 1);
         say(&mut report, Said::Started(Started::default()));
         say(&mut report, Said::Sample(sample));
-        let role = "\u{1b}[2J".repeat(1000);
+        let role = "\u{1b}[2J".repeat(500);
         say(
             &mut report,
             Said::Sample(line::Sample {
