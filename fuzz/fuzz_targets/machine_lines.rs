@@ -1,0 +1,39 @@
+//! What a machine sends its host: its console, its samples, what QEMU says of it; and the disk with which a
+//! machine is told. Lines stay bounded whatever the pieces, nothing that a terminal obeys gets through.
+#![no_main]
+
+use guest::{config, line};
+use libfuzzer_sys::fuzz_target;
+use machines::{
+    console::{self, Console},
+    lines::Lines,
+    qmp,
+};
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut read = Lines::new(line::LINE_BYTES_MAX);
+    let mut written = Console::default();
+    let mut shown = Vec::new();
+    // The first byte says how long the pieces are.
+    let piece = usize::from(bytes.first().copied().unwrap_or(1)).max(1);
+    for part in bytes.chunks(piece) {
+        read.push(part, |text| {
+            assert!(text.len() <= line::LINE_BYTES_MAX && !text.contains(&b'\n'));
+            if let Some(line) = line::parse(text) {
+                // What is understood can be said again.
+                assert!(serde_json::to_vec(&line).is_ok());
+            }
+            let _ = qmp::parse(text);
+        });
+        written.push(part, |text| shown.push(text.to_owned()));
+    }
+    written.flush(|text| shown.push(text.to_owned()));
+    for text in shown {
+        assert!(text.chars().all(|letter| letter == '\t' || !letter.is_control()));
+        // The longest way in which one byte is written.
+        assert!(text.len() <= console::LINE_BYTES_MAX * 8);
+    }
+    if let Ok(machine) = config::read(bytes) {
+        assert_eq!(machine.format, config::FORMAT);
+    }
+});
