@@ -196,9 +196,7 @@ pub async fn run(command: Command, subcommand: &'static [&'static str]) -> Resul
 /// # Errors
 ///
 /// What the work met, in words.
-pub async fn stoppable(
-    work: impl FnOnce(&Stop) -> Result<ExitCode> + Send + 'static,
-) -> Result<ExitCode> {
+pub async fn stoppable(work: impl FnOnce(&Stop) -> Result<ExitCode> + Send + 'static) -> Result<ExitCode> {
     let stop = Stop::default();
     let worker = {
         let stop = stop.clone();

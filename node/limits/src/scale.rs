@@ -48,7 +48,8 @@ pub(crate) const BEST_EFFORT_MESSAGES: Row<8> = SCALE.mib([3, 8, 12, 32, 64, 128
 pub(crate) const INGRESS_HISTORY: Row<8> = SCALE.mib([3, 8, 12, 32, 64, 128, 256, 1024]);
 pub(crate) const CUSTOM_SECTIONS: Row<8> = SCALE.mib([1, 2, 4, 16, 24, 48, 96, 384]);
 pub(crate) const CANISTER_METADATA: Row<8> = SCALE.mib([2, 3, 4, 8, 16, 32, 64, 256]);
-pub(crate) const CALLBACK_SOFT_LIMIT: Row<8> = SCALE.values([512, 1024, 2048, 4096, 8192, 16384, 32768, 131_072]);
+pub(crate) const CALLBACK_SOFT_LIMIT: Row<8> =
+    SCALE.values([512, 1024, 2048, 4096, 8192, 16384, 32768, 131_072]);
 pub(crate) const INGRESS_UNFINISHED: Row<8> = SCALE.values([250, 500, 1000, 2000, 4000, 8000, 16000, 32000]);
 
 // Pages.
@@ -62,7 +63,8 @@ pub(crate) const TABLE_ELEMENTS: Row<8> =
 
 // Consensus.
 pub(crate) const INGRESS_POOL: Row<8> = SCALE.mib([3, 3, 4, 8, 12, 24, 48, 96]);
-pub(crate) const INGRESS_POOL_MESSAGES: Row<8> = SCALE.values([250, 500, 1000, 2000, 4000, 8000, 16000, 32000]);
+pub(crate) const INGRESS_POOL_MESSAGES: Row<8> =
+    SCALE.values([250, 500, 1000, 2000, 4000, 8000, 16000, 32000]);
 pub(crate) const BLOCK_INGRESS: Row<8> = SCALE.mib([3, 3, 3, 4, 4, 4, 4, 4]);
 /// In granules: a subnet of three, of thirteen, of forty, and from 2 GiB on of the most there are, with a table to search for a cheating dealer's chunk.
 pub(crate) const NIDKG_TABLES: Row<8> = SCALE.granules([4, 4, 16, 64, 64, 256, 512, 512]);
