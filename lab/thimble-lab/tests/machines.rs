@@ -8,7 +8,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
-    sync::OnceLock,
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -16,7 +16,9 @@ use serde_json::Value;
 
 const LAB: &str = env!("CARGO_BIN_EXE_thimble-lab");
 /// What has not happened by then will not, even under emulation.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Emulated processors of two nets at once would wait for each other.
+static TURN: Mutex<()> = Mutex::new(());
 
 fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
@@ -52,11 +54,14 @@ fn cache() -> Option<&'static Path> {
 struct Net {
     folder: tempfile::TempDir,
     cache: PathBuf,
+    _turn: MutexGuard<'static, ()>,
 }
 
 impl Net {
     fn new() -> Option<Self> {
-        Some(Self { folder: tempfile::tempdir().unwrap(), cache: cache()?.to_owned() })
+        let cache = cache()?.to_owned();
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(Self { folder: tempfile::tempdir().unwrap(), cache, _turn: turn })
     }
 
     fn dir(&self) -> PathBuf {
