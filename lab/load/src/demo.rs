@@ -9,9 +9,13 @@ use std::{
 use anyhow::{Context, Result};
 use candid::{Decode, Encode, Nat, Principal};
 use clap::Args;
-use ic_agent::Agent;
+use ic_agent::{Agent, AgentError, agent::RejectCode};
 
 use crate::{client, measure};
+
+/// A node that serves answers by then.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
+const ASK_EVERY: Duration = Duration::from_millis(500);
 
 /// `thimble-lab demo`
 #[derive(Args)]
@@ -37,7 +41,7 @@ pub struct Options {
 pub async fn run(options: Options) -> Result<()> {
     let agent = client::connect(&options.url, Duration::from_secs(options.wait_seconds)).await?;
     println!("demo: connected to {} with ic-agent; root key {}", options.url, short(&agent.read_root_key()));
-    let canister = match remembered(&agent, options.remember.as_deref()).await {
+    let canister = match remembered(&agent, options.remember.as_deref()).await? {
         Some(canister) => canister,
         None => {
             let canister = client::deploy(&agent, &options.canister).await?;
@@ -90,13 +94,33 @@ pub async fn run(options: Options) -> Result<()> {
     Ok(())
 }
 
-async fn remembered(agent: &Agent, file: Option<&Path>) -> Option<Principal> {
-    let text = std::fs::read_to_string(file?).ok()?;
-    let canister = Principal::from_text(text.trim()).ok()?;
-    let reply = agent.query(&canister, "get").with_arg(Encode!().ok()?).call().await.ok()?;
-    let count = Decode!(&reply, Nat).ok()?;
-    println!("demo: found the canister {canister} of an earlier run; its counter stands at {count}");
-    Some(canister)
+/// The canister of an earlier run; `None` when there was none, or the node says that it is not there. A node that
+/// was just started may be too busy to answer at once: that is no reason to deploy another one.
+async fn remembered(agent: &Agent, file: Option<&Path>) -> Result<Option<Principal>> {
+    let text = file.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
+    let Ok(canister) = Principal::from_text(text.trim()) else { return Ok(None) };
+    let began = Instant::now();
+    loop {
+        let error = match agent.query(&canister, "get").with_arg(Encode!()?).call().await {
+            Ok(reply) => {
+                let count = Decode!(&reply, Nat)?;
+                println!(
+                    "demo: found the canister {canister} of an earlier run; its counter stands at {count}"
+                );
+                return Ok(Some(canister));
+            }
+            Err(AgentError::UncertifiedReject { reject, .. })
+                if reject.reject_code == RejectCode::DestinationInvalid =>
+            {
+                return Ok(None);
+            }
+            Err(error) => error,
+        };
+        if began.elapsed() > ANSWERS_WITHIN {
+            return Err(error).with_context(|| format!("asking the canister {canister} of an earlier run"));
+        }
+        tokio::time::sleep(ASK_EVERY).await;
+    }
 }
 
 fn short(bytes: &[u8]) -> String {
