@@ -278,3 +278,20 @@ fn what_is_missing_or_does_not_fit_is_said() {
     assert!(said.contains("does not fit into this machine"), "{said}");
     net.good("down --delete");
 }
+
+#[test]
+fn relays_in_machines_of_128_mib_find_each_other() {
+    let Some(net) = Net::new() else { return };
+    let mut command = Command::new(LAB);
+    let built =
+        command.args(["image", "build", "--relay", "--quiet", "--cache"]).arg(&net.cache).output().unwrap();
+    assert!(built.status.success(), "{}", text(&built));
+    net.good("up --backend vm --relay 2 --memory 128MiB");
+    let status = net.status();
+    for node in status["nodes"].as_array().unwrap() {
+        assert_eq!(node["report"]["relay"]["mesh"], 1, "{status:#}");
+        assert!(node["multiaddr"].as_str().unwrap().starts_with("/ip4/127.0.0.1/tcp/"), "{status:#}");
+    }
+    assert!(net.good("logs 0").contains("thimble-relay starts within 64 MiB"), "{}", net.good("logs 0"));
+    net.good("down --delete");
+}
