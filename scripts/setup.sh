@@ -5,6 +5,7 @@
 set -euo pipefail
 
 missing=()
+lists=there
 need() { # command package
     command -v "$1" >/dev/null 2>&1 || missing+=("$2")
 }
@@ -38,6 +39,13 @@ clients)
     need qemu-img qemu-utils
     # Nets of virtual machines are started, hurt and looked at.
     need qemu-system-x86_64 qemu-system-x86
+    need strip binutils
+    need ldd libc-bin
+    # Their kernel is downloaded as a package, by the lists that apt-get has.
+    if command -v apt-cache >/dev/null 2>&1; then
+        apt-cache show linux-image-cloud-amd64 >/dev/null 2>&1 ||
+            apt-cache show linux-image-virtual >/dev/null 2>&1 || lists=missing
+    fi
     need zstd zstd
     need xz xz-utils
     need strace strace
@@ -59,14 +67,17 @@ images)
     ;;
 esac
 
-if [ "${#missing[@]}" -gt 0 ]; then
+if [ "${#missing[@]}" -gt 0 ] || [ "$lists" = missing ]; then
     if ! command -v apt-get >/dev/null 2>&1; then
         echo "setup: please install: ${missing[*]} (this script installs them itself on Debian and Ubuntu only)" >&2
         exit 1
     fi
     sudo=()
     if [ "$(id -u)" -ne 0 ]; then sudo=(sudo); fi
-    echo "setup: installing ${missing[*]}"
+    echo "setup: reading the lists of packages"
     "${sudo[@]}" apt-get update -qq
+fi
+if [ "${#missing[@]}" -gt 0 ]; then
+    echo "setup: installing ${missing[*]}"
     DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
