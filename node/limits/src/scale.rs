@@ -26,15 +26,15 @@ pub(crate) const STABLE_DIRTY_PER_MESSAGE: Row<8> = SCALE.mib([4, 10, 14, 32, 64
 pub(crate) const HEAP_DIRTY_PER_INSTALL: Row<8> = SCALE.mib([16, 40, 60, 128, 256, 512, 768, 1024]);
 pub(crate) const STABLE_DIRTY_PER_INSTALL: Row<8> = SCALE.mib([16, 40, 60, 128, 256, 512, 768, 1024]);
 pub(crate) const DIRTY_PER_INSTALL: Row<8> = SCALE.mib([24, 60, 88, 192, 384, 768, 1024, 2048]);
-pub(crate) const HEAP_DIRTY_PER_QUERY: Row<8> = SCALE.mib([4, 8, 12, 20, 32, 64, 64, 64]);
+pub(crate) const HEAP_DIRTY_PER_QUERY: Row<8> = SCALE.mib([3, 8, 12, 20, 32, 64, 64, 64]);
 pub(crate) const STABLE_DIRTY_PER_QUERY: Row<8> = SCALE.mib([2, 4, 4, 8, 16, 32, 32, 32]);
-pub(crate) const DELTA_PER_ROUND: Row<8> = SCALE.mib([16, 24, 32, 64, 128, 256, 256, 512]);
+pub(crate) const DELTA_PER_ROUND: Row<8> = SCALE.mib([14, 24, 32, 64, 128, 256, 256, 512]);
 pub(crate) const DELTA_PER_CANISTER_ROUND: Row<8> = SCALE.mib([8, 12, 16, 32, 64, 128, 128, 256]);
 pub(crate) const RESPONSE_CALLBACK_RESERVATION: Row<8> = SCALE.mib([1, 2, 4, 8, 16, 32, 64, 256]);
 pub(crate) const QUERY_CACHE: Row<8> = SCALE.mib([1, 3, 6, 16, 32, 64, 128, 512]);
 
 // Sandboxes.
-pub(crate) const COMPILE_MEMORY: Row<8> = SCALE.mib([24, 56, 84, 184, 360, 736, 1400, 2824]);
+pub(crate) const COMPILE_MEMORY: Row<8> = SCALE.mib([27, 56, 84, 184, 360, 736, 1400, 2824]);
 pub(crate) const COMPILE_SECONDS: Row<8> = SCALE.values([300, 300, 300, 300, 300, 600, 600, 600]);
 pub(crate) const COMPILATION_CACHE: Row<8> = SCALE.mib([16, 24, 32, 64, 128, 256, 512, 2048]);
 pub(crate) const SANDBOX_CANISTERS: Row<8> = SCALE.values([4, 8, 16, 32, 64, 128, 256, 1024]);
@@ -44,7 +44,7 @@ pub(crate) const EVICTION_BATCH: Row<8> = SCALE.mib([12, 24, 32, 64, 128, 256, 5
 // Subnet.
 pub(crate) const MEMORY_CAPACITY: Row<8> = SCALE.mib([128, 192, 256, 512, 1024, 4096, 16384, 65536]);
 pub(crate) const GUARANTEED_MESSAGES: Row<8> = SCALE.mib([6, 12, 16, 64, 128, 256, 512, 2048]);
-pub(crate) const BEST_EFFORT_MESSAGES: Row<8> = SCALE.mib([3, 8, 12, 32, 64, 128, 256, 1024]);
+pub(crate) const BEST_EFFORT_MESSAGES: Row<8> = SCALE.mib([2, 8, 12, 32, 64, 128, 256, 1024]);
 pub(crate) const INGRESS_HISTORY: Row<8> = SCALE.mib([3, 8, 12, 32, 64, 128, 256, 1024]);
 pub(crate) const CUSTOM_SECTIONS: Row<8> = SCALE.mib([1, 2, 4, 16, 24, 48, 96, 384]);
 pub(crate) const CANISTER_METADATA: Row<8> = SCALE.mib([2, 3, 4, 8, 16, 32, 64, 256]);
@@ -70,7 +70,7 @@ pub(crate) const BLOCK_INGRESS: Row<8> = SCALE.mib([3, 3, 3, 4, 4, 4, 4, 4]);
 pub(crate) const NIDKG_TABLES: Row<8> = SCALE.granules([4, 4, 16, 64, 64, 256, 512, 512]);
 
 // Gateway.
-pub(crate) const CONNECTIONS: Row<8> = SCALE.values([64, 128, 256, 512, 1024, 2048, 4096, 8192]);
+pub(crate) const CONNECTIONS: Row<8> = SCALE.values([48, 128, 256, 512, 1024, 2048, 4096, 8192]);
 pub(crate) const REQUESTS_IN_FLIGHT: Row<8> = SCALE.values([32, 64, 128, 256, 512, 1024, 2048, 4096]);
 pub(crate) const QUERIES_IN_FLIGHT: Row<8> = SCALE.values([8, 16, 32, 64, 128, 256, 512, 1024]);
 pub(crate) const SYNC_CALLS_WAITING: Row<8> = SCALE.values([24, 48, 96, 192, 384, 768, 1536, 3072]);
