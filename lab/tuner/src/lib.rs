@@ -1,0 +1,11 @@
+//! `thimble-lab tune` and `thimble-lab watch`: the settings of a program's runtime with which it needs
+//! the least memory and keeps its own deadline, and what a running program does with its memory.
+//!
+//! * [`gc`]: what garbage collectors say of themselves while they run.
+//!
+//! What bounds it: every run, every list of settings and every log by the limits in the modules.
+//! What it must never know: what the program is for.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod gc;
