@@ -6,6 +6,12 @@
 //! What bounds it: every run, every list of settings and every log by the limits in the modules.
 //! What it must never know: what the program is for.
 
+#![allow(dead_code, unused_imports)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod gc;
+mod knob;
+mod lateness;
+mod probe;
+mod run;
+mod search;

@@ -97,6 +97,9 @@ pub struct Options {
     /// Kind of group. [default: the first that is possible, in this order]
     #[arg(long)]
     group: Option<Kind>,
+    /// End, with the command, when the program that started this one does.
+    #[arg(long, hide = true)]
+    with_parent: bool,
     /// The command and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -144,6 +147,10 @@ pub fn run(options: Options) -> ExitCode {
 
 fn run_inner(options: &Options) -> Result<u8> {
     let signals = Signals::block()?;
+    if options.with_parent {
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
+            .context("asking to end with the program that started this one")?;
+    }
     // Orphans of the group come to us and not to process 1, which in a container may never take their exit status; the group could then not be removed.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .context("becoming the subreaper")?;
@@ -222,7 +229,7 @@ fn run_inner(options: &Options) -> Result<u8> {
     if let Some(pump) = pump {
         pump.finish();
     }
-    info.ended = Some(info::Ended::of(&summary));
+    info.ended = Some(info::Ended::of(&summary, left.as_ref().map_or(0, |left| *left)));
     info.write(options.info_file.as_deref());
     if let (Some(path), Some(picture)) = (&series_path, &options.picture) {
         picture::draw(path, picture).with_context(|| format!("drawing {}", picture.display()))?;
