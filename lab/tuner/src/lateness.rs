@@ -58,10 +58,6 @@ impl Samples {
         self.miss = self.miss.take().or(other.miss);
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.millis.is_empty() && self.misses == 0
-    }
-
     pub(crate) fn summary(mut self) -> Lateness {
         self.millis.sort_by(f64::total_cmp);
         let at = |part: f64| {
@@ -93,7 +89,7 @@ pub(crate) enum Figure {
 
 /// A bound on it: `p99<50ms`, `max<1s`, `misses<1`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Goal {
+pub(crate) struct Goal {
     pub(crate) figure: Figure,
     /// Milliseconds, or a number of misses; what is judged stays below.
     pub(crate) below: f64,
@@ -144,9 +140,8 @@ impl FromStr for Goal {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let advice = || {
-            format!("`{text}` is no goal; goals are such as p99<50ms, p50<800us, max<1s, misses<1")
-        };
+        let advice =
+            || format!("`{text}` is no goal; goals are such as p99<50ms, p50<800us, max<1s, misses<1");
         let (figure, bound) = text.split_once('<').ok_or_else(advice)?;
         let figure = match figure.trim() {
             "p50" => Figure::P50,

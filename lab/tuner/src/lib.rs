@@ -6,12 +6,14 @@
 //! What bounds it: every run, every list of settings and every log by the limits in the modules.
 //! What it must never know: what the program is for.
 
-#![allow(dead_code, unused_imports)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod gc;
+mod journal;
 mod knob;
 mod lateness;
 mod probe;
+pub mod recognise;
 mod run;
 mod search;
+pub mod tune;

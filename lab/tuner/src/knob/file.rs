@@ -5,14 +5,17 @@ use std::{fs, io::Read, path::Path};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
-use super::{Argument, KNOBS_MAX, Knob, Place, Suffix, TEXT_BYTES_MAX, VALUES_MAX, Value, Variable, Way};
+use super::{
+    Argument, KNOBS_MAX, Knob, Place, Suffix, TEXT_BYTES_MAX, VALUES_MAX, Value, Variable, Way,
+    setting::CONFIG,
+};
 use crate::gc::Dialect;
 
 /// Largest knob file.
-pub(crate) const FILE_BYTES_MAX: u64 = 64 << 10;
+const FILE_BYTES_MAX: u64 = 64 << 10;
 
 /// Files that come with the program.
-const SHIPPED: [(&str, &str); 8] = [
+const SHIPPED: [(&str, &str); 10] = [
     ("ghc", include_str!("shipped/ghc.toml")),
     ("go", include_str!("shipped/go.toml")),
     ("jvm", include_str!("shipped/jvm.toml")),
@@ -21,6 +24,8 @@ const SHIPPED: [(&str, &str); 8] = [
     ("glibc", include_str!("shipped/glibc.toml")),
     ("jemalloc", include_str!("shipped/jemalloc.toml")),
     ("mimalloc", include_str!("shipped/mimalloc.toml")),
+    ("thimble", include_str!("shipped/thimble.toml")),
+    ("thimble-relay", include_str!("shipped/thimble-relay.toml")),
 ];
 
 /// What a file says.
@@ -144,11 +149,7 @@ pub(crate) fn read(path: &Path) -> Result<Runtime> {
 
 fn parse(text: &str) -> Result<Runtime> {
     let file: File = toml::from_str(text)?;
-    ensure!(
-        file.knob.len() <= KNOBS_MAX,
-        "{} knobs, but {KNOBS_MAX} at most are searched",
-        file.knob.len()
-    );
+    ensure!(file.knob.len() <= KNOBS_MAX, "{} knobs, but {KNOBS_MAX} at most are searched", file.knob.len());
     short(&file.name, "name")?;
     short(&file.title, "title")?;
     let pass = file.pass;
@@ -217,7 +218,7 @@ fn knob(entry: Entry, pass: &Form) -> Result<Knob> {
     })?;
     if let (None, Some(argument)) = (&entry.text, &way.argument) {
         ensure!(
-            argument.template.iter().any(|word| word.contains("{}")),
+            argument.template.iter().any(|word| word.contains("{}") || word.contains(CONFIG)),
             "its argument has no `{{}}` for the value"
         );
     }

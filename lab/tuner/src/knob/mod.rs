@@ -3,14 +3,14 @@
 //! A knob has a name, a sentence that says what it does and costs, the values that are tried beside
 //! the default, and how a value gets to the program: as arguments or in a variable of the environment.
 //!
-//! What bounds it: [`FILE_BYTES_MAX`], [`KNOBS_MAX`], [`VALUES_MAX`] and [`TEXT_BYTES_MAX`].
+//! What bounds it: the bytes of a file, [`KNOBS_MAX`], [`VALUES_MAX`] and [`TEXT_BYTES_MAX`].
 //! What it must never know: what a setting did.
 
 mod file;
 mod setting;
 
 pub(crate) use self::{
-    file::{FILE_BYTES_MAX, Log, Runtime, read, shipped, shipped_names},
+    file::{Log, Runtime, read, shipped, shipped_names},
     setting::{Applied, Setting, Spot},
 };
 
@@ -99,7 +99,7 @@ pub(crate) struct Variable {
 
 /// Which way is taken where a knob has both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum By {
+pub(crate) enum By {
     /// Arguments of the command line.
     Argument,
     /// Variables of the environment.
@@ -107,6 +107,14 @@ pub enum By {
 }
 
 impl Value {
+    /// Before it is known what the default takes.
+    pub(crate) fn shown(&self) -> String {
+        match self {
+            Self::Fixed(text) => text.clone(),
+            Self::OfPeak(part, _) => format!("{:.0} % of the default's peak", part * 100.0),
+        }
+    }
+
     /// As the program reads it, given what the default takes.
     pub(crate) fn text(&self, peak_bytes: u64) -> String {
         let (part, suffix) = match self {

@@ -55,12 +55,17 @@ impl Setting {
     }
 }
 
+/// In arguments, the file that a knob's text is a line of.
+pub(crate) const CONFIG: &str = "{config}";
+
 /// What a setting makes of a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Applied {
     pub(crate) command: Vec<String>,
     /// Variables, beside those that the command gets anyway.
     pub(crate) environment: Vec<(String, String)>,
+    /// Lines of a configuration file, which the command is given as the file [`CONFIG`] stands for.
+    pub(crate) config: Vec<String>,
     front: Vec<String>,
     end: Vec<(Vec<String>, Vec<String>)>,
 }
@@ -108,6 +113,13 @@ impl Applied {
     }
 
     fn add_argument(&mut self, argument: &Argument, text: &str) {
+        if argument.template.iter().any(|word| word.contains(CONFIG)) {
+            self.config.push(text.to_owned());
+            if !self.end.iter().any(|(template, _)| *template == argument.template) {
+                self.end.push((argument.template.clone(), Vec::new()));
+            }
+            return;
+        }
         let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
         if !argument.template.iter().any(|word| word == "{}") {
             let filled = argument.template.iter().map(|word| word.replace("{}", text)).collect();
@@ -124,6 +136,14 @@ impl Applied {
                 None => self.end.push((argument.template.clone(), words)),
             },
         }
+    }
+
+    /// The same, with the file of its lines at this path.
+    pub(crate) fn with_config_at(mut self, path: &str) -> Self {
+        for word in &mut self.command {
+            *word = word.replace(CONFIG, path);
+        }
+        self
     }
 
     fn finish(mut self) -> Self {
@@ -198,6 +218,19 @@ mod tests {
         let texts: Vec<_> = runtime.knobs.iter().map(|knob| (&knob.way, "7".to_owned())).collect();
         let applied = Applied::turned(&["p".to_owned()], &texts, By::Argument, |_| None);
         assert_eq!(applied.command.join(" "), "p --cache 7 --pool=7");
+    }
+
+    #[test]
+    fn lines_of_a_configuration_file_are_gathered() {
+        let runtime = shipped("thimble").unwrap();
+        let texts: Vec<_> = runtime.knobs.iter().take(2).map(|knob| (&knob.way, "7".to_owned())).collect();
+        let applied =
+            Applied::turned(&["thimble".to_owned(), "run".to_owned()], &texts, By::Argument, |_| None);
+        assert_eq!(applied.config.len(), 2);
+        assert!(
+            applied.config.iter().all(|line| line.starts_with("limits.governor.") && line.ends_with("= 7"))
+        );
+        assert_eq!(applied.with_config_at("/x").command.join(" "), "thimble run --config /x");
     }
 
     #[test]

@@ -37,8 +37,9 @@ impl Target {
     /// `parameters`: JSON, an array or an object.
     pub(crate) fn rpc(address: &str, method: &str, parameters: Option<&str>) -> Result<Self> {
         let parameters: serde_json::Value = match parameters {
-            Some(text) => serde_json::from_str(text)
-                .with_context(|| format!("the parameters `{text}` are no JSON"))?,
+            Some(text) => {
+                serde_json::from_str(text).with_context(|| format!("the parameters `{text}` are no JSON"))?
+            }
             None => serde_json::json!([]),
         };
         let body = serde_json::json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters});

@@ -31,15 +31,15 @@ use tokio::{
     time::Instant,
 };
 
-pub(crate) use self::{
-    outcome::{Measured, Outcome},
-    output::Patterns,
-    plan::{Plan, Probe, Ready},
-};
 use self::{
     load::Load,
     output::{Collected, Output},
-    plan::{Names, free_ports},
+    plan::free_ports,
+};
+pub(crate) use self::{
+    outcome::{Measured, Outcome},
+    output::Patterns,
+    plan::{Names, Plan, Probe, Ready},
 };
 use crate::{
     gc::Reader,
@@ -82,6 +82,11 @@ pub(crate) async fn run(plan: &Plan, turned: &[(&Way, String)], stop: &Stop) -> 
     measure(plan, turned, report.as_ref(), &names, &files, stop).await
 }
 
+/// Stand-ins for checking what is asked before the first run.
+pub(crate) fn example_names() -> Names {
+    Names::new("/tmp", &[1, 2, 3])
+}
+
 /// The way of a collector's report, with its file filled in.
 fn with_report(way: &Way, file: &str) -> Way {
     let mut way = Way { text: way.text.replace("{file}", file), ..way.clone() };
@@ -98,12 +103,18 @@ struct Files {
     series: String,
     info: String,
     report: String,
+    config: String,
 }
 
 impl Files {
     fn in_folder(folder: &Path) -> Self {
         let name = |name: &str| folder.join(name).to_string_lossy().into_owned();
-        Self { series: name("series.jsonl"), info: name("info.json"), report: name("report.log") }
+        Self {
+            series: name("series.jsonl"),
+            info: name("info.json"),
+            report: name("report.log"),
+            config: name("config.toml"),
+        }
     }
 }
 
@@ -119,6 +130,11 @@ async fn measure(
     let mut all = turned.to_vec();
     all.extend(report.map(|way| (way, String::new())));
     let applied = Applied::turned(&command, &all, plan.by, |name| std::env::var(name).ok());
+    if !applied.config.is_empty() {
+        fs::write(&files.config, applied.config.join("\n") + "\n")
+            .context("writing the configuration file")?;
+    }
+    let applied = applied.with_config_at(&files.config);
     let target = plan.probe.as_ref().map(|probe| probe.target(names)).transpose()?.map(Arc::new);
     let ready_target = match &plan.ready {
         Some(Ready::Answer(probe)) => Some(Arc::new(probe.target(names)?)),
@@ -244,7 +260,8 @@ impl UnderWay<'_> {
             _ = stop.wait_for(|stop| *stop) => return self.stopped(child).await,
         };
         let Some(at) = waited else {
-            let verdict = if work.ended.is_some() { Verdict::Fine } else { Verdict::NotReady(self.started.elapsed()) };
+            let verdict =
+                if work.ended.is_some() { Verdict::Fine } else { Verdict::NotReady(self.started.elapsed()) };
             return Ok((verdict, work));
         };
         work.ready_at = Some(at);
@@ -252,9 +269,10 @@ impl UnderWay<'_> {
 
         let samples = Arc::new(Mutex::new(Samples::default()));
         let (end_asking, asking) = watch::channel(false);
-        let asker = self.target.clone().map(|target| {
-            tokio::spawn(probe::ask(target, self.plan.per_second, samples.clone(), asking))
-        });
+        let asker = self
+            .target
+            .clone()
+            .map(|target| tokio::spawn(probe::ask(target, self.plan.per_second, samples.clone(), asking)));
         let mut load = match &self.plan.load {
             Some(load) => Some(Load::start(&self.names.fill(load), &self.plan.exe)?),
             None => None,
@@ -352,13 +370,7 @@ async fn end(child: &mut Child, has_ended: bool) -> Result<()> {
     Ok(())
 }
 
-fn outcome(
-    verdict: Verdict,
-    summary: &Summary,
-    stopped_by_us: bool,
-    left: u64,
-    output: &Output,
-) -> Outcome {
+fn outcome(verdict: Verdict, summary: &Summary, stopped_by_us: bool, left: u64, output: &Output) -> Outcome {
     let tail = || output.tail();
     if summary.oom_kills > 0 {
         let at = budget::format_size(summary.anonymous_peak_bytes);
@@ -404,11 +416,8 @@ fn own_cpu_seconds() -> f64 {
 
 /// The last line of the series.
 fn summary(path: &str) -> Result<Summary> {
-    let missing = || {
-        format!(
-            "thimble-lab cap wrote no summary to {path}: it could not run the command, or was killed"
-        )
-    };
+    let missing =
+        || format!("thimble-lab cap wrote no summary to {path}: it could not run the command, or was killed");
     let file = fs::File::open(path).with_context(missing)?;
     let mut reader = BufReader::new(file);
     let mut line = Vec::new();

@@ -75,8 +75,7 @@ pub(crate) struct Names(Vec<(&'static str, String)>);
 impl Names {
     pub(crate) fn new(folder: &str, ports: &[u16]) -> Self {
         let names = ["{port}", "{port2}", "{port3}"].into_iter();
-        let mut all: Vec<_> =
-            names.zip(ports).map(|(name, port)| (name, port.to_string())).collect();
+        let mut all: Vec<_> = names.zip(ports).map(|(name, port)| (name, port.to_string())).collect();
         all.push(("{folder}", folder.to_owned()));
         Self(all)
     }

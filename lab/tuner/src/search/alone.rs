@@ -80,7 +80,7 @@ impl<B: Bench> Search<'_, B> {
     /// little runs again.
     async fn has_effect(&mut self, setting: &Setting) -> Result<bool> {
         let effect = self.effect(setting);
-        if effect < 1.0 || effect > CLEAR || !self.has_time_for(1) {
+        if !(1.0..=CLEAR).contains(&effect) || !self.has_time_for(1) {
             return Ok(effect >= 1.0);
         }
         self.run(setting, "alone, again").await?;

@@ -20,15 +20,15 @@ mod together;
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use compare::{Paired, judge_turns};
 
+pub(crate) use self::table::Aim;
 pub(crate) use self::table::{Judge, Table, Trial};
-pub use self::table::Aim;
 use crate::{
     knob::{Knob, Setting},
     lateness::{Figure, Goal, Lateness},
-    run::Measured,
+    run::{Measured, Outcome},
 };
 
 /// Runs of one search.
@@ -72,7 +72,14 @@ pub(crate) struct Asked {
     pub(crate) cap_bytes: u64,
     /// The largest cap that makes sense on this machine.
     pub(crate) cap_bytes_max: u64,
+    /// Whether the cap was asked for: what fails under it may fail for want of memory.
+    pub(crate) is_capped: bool,
 }
+
+/// The command cannot be searched as it is: how its first run ended.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Unusable(pub(crate) Outcome);
 
 /// What became of a knob on its own.
 #[derive(Clone, Debug, PartialEq)]
@@ -147,6 +154,11 @@ pub(crate) async fn search<B: Bench>(bench: &mut B, asked: &Asked) -> Result<Fou
     let default = Setting::default();
     for _ in 0..DEFAULT_RUNS {
         let run = search.run(&default, "the default").await?;
+        let is_memory = matches!(run.outcome, Outcome::OutOfMemory(_))
+            || asked.is_capped && !matches!(run.outcome, Outcome::LeftBehind(_) | Outcome::LoadFailed(_));
+        if !run.outcome.lived() && !is_memory {
+            bail!(Unusable(run.outcome));
+        }
         // One that is killed is killed again: twice is enough to say so.
         if !run.outcome.lived() && search.table.runs_of(&default) >= 2 {
             break;
@@ -196,8 +208,7 @@ impl<B: Bench> Search<'_, B> {
     /// How long a run takes, from start to end.
     fn run_length(&self) -> Duration {
         let runs = self.table.0.values().flat_map(|trial| &trial.runs);
-        let lengths: Vec<f64> =
-            runs.filter(|run| run.outcome.lived()).map(|run| run.seconds + 0.3).collect();
+        let lengths: Vec<f64> = runs.filter(|run| run.outcome.lived()).map(|run| run.seconds + 0.3).collect();
         let mean = lengths.iter().sum::<f64>() / lengths.len().max(1) as f64;
         Duration::from_secs_f64(mean.clamp(0.5, 86_400.0))
     }
@@ -293,9 +304,9 @@ impl<B: Bench> Search<'_, B> {
                 let sum = |pick: fn(&Paired) -> f64| {
                     Some(pick(confirmed.memory.as_ref()?) + pick(confirmed.cpu.as_ref()?))
                 };
-                sum(|paired| paired.mean).zip(sum(|paired| paired.half_width)).is_some_and(
-                    |(mean, half_width)| mean + half_width < 0.0,
-                )
+                sum(|paired| paired.mean)
+                    .zip(sum(|paired| paired.half_width))
+                    .is_some_and(|(mean, half_width)| mean + half_width < 0.0)
             }
         }
     }

@@ -15,7 +15,7 @@ const CPU_BESIDE_MEMORY: f64 = 0.05;
 /// What is to be made small.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Aim {
+pub(crate) enum Aim {
     /// Peak of anonymous memory; CPU time decides where that is the same.
     #[default]
     Memory,

@@ -7,7 +7,6 @@ use super::*;
 use crate::{
     knob::{Value, Way},
     lateness::Lateness,
-    run::Outcome,
 };
 
 /// A program: each value of each knob multiplies memory, CPU time and lateness.
@@ -52,6 +51,7 @@ impl Model {
             is_late_measured: true,
             cap_bytes: (self.cap_mib * MIB) as u64,
             cap_bytes_max: 1 << 40,
+            is_capped: self.cap_mib < 1e6,
         }
     }
 
@@ -72,7 +72,12 @@ impl Model {
             end_bytes: (memory * MIB) as u64,
             cpu_seconds: cpu,
             seconds: 10.0,
-            lateness: Some(Lateness { count: 100, p99_millis: late, max_millis: late, ..Lateness::default() }),
+            lateness: Some(Lateness {
+                count: 100,
+                p99_millis: late,
+                max_millis: late,
+                ..Lateness::default()
+            }),
             ..Measured::default()
         };
         if setting.spots().any(|spot| self.refused.contains(&spot.knob)) {
