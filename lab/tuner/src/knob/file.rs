@@ -38,6 +38,8 @@ pub(crate) struct Runtime {
     pub(crate) knobs: Vec<Knob>,
     /// How its collector is made to report.
     pub(crate) log: Option<Log>,
+    /// Arguments with which a program of this runtime prints the settings it has.
+    pub(crate) help: Vec<String>,
 }
 
 /// The report of a collector.
@@ -62,6 +64,8 @@ struct File {
     name: String,
     title: String,
     collector: Option<Collector>,
+    #[serde(default)]
+    help: Vec<String>,
     #[serde(default)]
     log: Form,
     #[serde(default)]
@@ -110,6 +114,7 @@ struct Entry {
     environment: Option<String>,
     text: Option<String>,
     join: Option<String>,
+    listed: Option<String>,
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -172,7 +177,10 @@ fn parse(text: &str) -> Result<Runtime> {
         Some(collector) => Some(Log { dialect: dialect(collector), way: way(file.log)? }),
         None => None,
     };
-    Ok(Runtime { name: file.name, title: file.title, knobs, log })
+    for word in &file.help {
+        short(word, "help")?;
+    }
+    Ok(Runtime { name: file.name, title: file.title, knobs, log, help: file.help })
 }
 
 fn dialect(collector: Collector) -> Dialect {
@@ -225,7 +233,7 @@ fn knob(entry: Entry, pass: &Form) -> Result<Knob> {
     if way.text.is_empty() {
         way.text = "{}".to_owned();
     }
-    Ok(Knob { name: entry.name, why: entry.why, values, way })
+    Ok(Knob { name: entry.name, why: entry.why, values, way, listed: entry.listed })
 }
 
 fn value(value: &toml::Value, relative: Option<Relative>, suffix: Option<Suffix>) -> Result<Value> {

@@ -34,6 +34,8 @@ pub(crate) struct Knob {
     pub(crate) values: Vec<Value>,
     /// How a value gets to the program.
     pub(crate) way: Way,
+    /// What the runtime's own list of settings has, if it has this one.
+    pub(crate) listed: Option<String>,
 }
 
 /// A value of a knob.

@@ -25,7 +25,7 @@ use crate::{
 /// Of a longer line this much is looked at.
 pub(crate) const LINE_BYTES_MAX: usize = 16 << 10;
 /// Lines kept for the words of an error, and characters of each.
-const TAIL_LINES: usize = 12;
+const TAIL_LINES: usize = 40;
 const TAIL_CHARS: usize = 200;
 
 /// What is looked for in the lines.

@@ -43,6 +43,7 @@ impl Model {
             why: "It does what it does.".into(),
             values: (0..values.len()).map(|value| Value::Fixed(value.to_string())).collect(),
             way: Way::default(),
+            listed: None,
         };
         Asked {
             knobs: self.effects.iter().enumerate().map(knob).collect(),

@@ -1,6 +1,7 @@
 //! `thimble-lab tune`: finds the settings of a program's runtime with which it needs least and keeps
 //! its deadline, and proves them.
 
+mod chosen;
 mod executor;
 mod options;
 mod paste;
@@ -12,19 +13,19 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use tokio::sync::watch;
 
 pub use self::options::Options;
 use self::{
+    chosen::Chosen,
     executor::{Executor, TooNoisy, clock},
     options::machine_bytes,
     report::{About, Report, Verdict},
 };
 use crate::{
     journal::Journal,
-    knob::{self, By, KNOBS_MAX, Knob, Log, Runtime},
-    recognise,
+    knob,
     run::{Plan, Stopped},
     search::{Asked, End, Unusable, search},
 };
@@ -156,7 +157,7 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
             &confirmed.setting,
             found.peak_bytes,
             chosen.by,
-            options.memory,
+            (options.memory, chosen.path.as_deref()),
         )),
         _ => None,
     };
@@ -166,6 +167,7 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
             command: &options.command,
             knobs: &chosen.knobs,
             runtimes: chosen.titles.clone(),
+            absent: chosen.absent.clone(),
             cap_bytes,
             is_capped: options.memory.is_some(),
             runs: executor.made,
@@ -212,100 +214,4 @@ fn begin(options: &Options, chosen: &Chosen, journal: &Journal) {
             clock(Duration::from_secs_f64(journal.spent_seconds))
         );
     }
-}
-
-/// What is searched, and how it gets to the program.
-struct Chosen {
-    titles: Vec<String>,
-    knobs: Vec<Knob>,
-    log: Option<Log>,
-    by: By,
-}
-
-impl Chosen {
-    fn of(options: &Options, program: &str) -> Result<Self> {
-        let path = found_program(program);
-        let seen = path.as_deref().map(recognise::program).unwrap_or_default();
-        let mut runtimes: Vec<Runtime> = Vec::new();
-        let mut names: Vec<String> = options.runtime.clone();
-        if names.is_empty() && options.knobs.is_empty() {
-            names = seen.runtimes.iter().map(|name| (*name).to_owned()).collect();
-            // These hardly use the C library's allocator; the others' native parts do.
-            if names.iter().any(|name| ["ghc", "go", "dotnet"].contains(&name.as_str())) {
-                names.truncate(1);
-            }
-            let own = path.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy());
-            names.extend(own.filter(|name| name.starts_with("thimble")).map(|name| name.into_owned()));
-            names.retain(|name| knob::shipped_names().contains(&name.as_str()));
-        }
-        for name in &names {
-            runtimes.push(knob::shipped(name)?);
-        }
-        for file in &options.knobs {
-            runtimes.push(knob::read(file)?);
-        }
-        let mut knobs: Vec<Knob> = Vec::new();
-        let all = runtimes.iter().flat_map(|runtime| &runtime.knobs);
-        let mut unknown: Vec<&String> = options.skip.iter().collect();
-        for knob in all {
-            unknown.retain(|name| **name != knob.name);
-            if options.skip.contains(&knob.name) {
-                continue;
-            }
-            // Two files may have a knob of one name; one name, one knob.
-            let mut knob = knob.clone();
-            if knobs.iter().any(|other| other.name == knob.name) {
-                knob.name = format!("{} (2)", knob.name);
-            }
-            knobs.push(knob);
-        }
-        if let [first, ..] = unknown.as_slice() {
-            let names: Vec<&str> = knobs.iter().map(|knob| knob.name.as_str()).collect();
-            bail!("--skip {first}: there is no such setting; there are {}", names.join(", "));
-        }
-        ensure!(
-            knobs.len() <= KNOBS_MAX,
-            "{} settings, but {KNOBS_MAX} at most are searched; leave some alone with --skip",
-            knobs.len()
-        );
-        let by = options.by.unwrap_or_else(|| {
-            // A wrapper may not hand arguments on; what it starts inherits the environment.
-            let is_direct = !is_script(path.as_deref())
-                && names.iter().all(|name| seen.runtimes.iter().any(|seen| seen == name))
-                || names.iter().any(|name| name.starts_with("thimble"));
-            if is_direct || !options.knobs.is_empty() { By::Argument } else { By::Environment }
-        });
-        Ok(Self {
-            titles: runtimes.iter().map(|runtime| runtime.title.clone()).collect(),
-            log: runtimes.into_iter().find_map(|runtime| runtime.log),
-            knobs,
-            by,
-        })
-    }
-
-    fn list(&self) -> String {
-        let mut text = format!("{}, by {:?}\n", self.titles.join(", "), self.by).to_lowercase();
-        for knob in &self.knobs {
-            let values: Vec<String> = knob.values.iter().map(knob::Value::shown).collect();
-            text.push_str(&format!("  {:<24} {}\n      {}\n", knob.name, values.join(", "), knob.why));
-        }
-        text
-    }
-}
-
-fn is_script(path: Option<&Path>) -> bool {
-    use std::io::Read;
-    let mut first = [0; 2];
-    let opened = path.and_then(|path| std::fs::File::open(path).ok());
-    opened.is_some_and(|mut file| file.read_exact(&mut first).is_ok() && &first == b"#!")
-}
-
-/// Where the shell would find it.
-fn found_program(name: &str) -> Option<PathBuf> {
-    let path = Path::new(name);
-    if path.components().count() > 1 {
-        return path.exists().then(|| path.to_owned());
-    }
-    let folders = std::env::var_os("PATH")?;
-    std::env::split_paths(&folders).map(|folder| folder.join(name)).find(|file| file.is_file())
 }

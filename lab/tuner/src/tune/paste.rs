@@ -1,5 +1,7 @@
 //! A setting as an operator uses it: a command line, an environment, a drop-in for systemd.
 
+use std::path::Path;
+
 use serde::Serialize;
 
 use crate::knob::{Applied, By, Knob, Setting, Way};
@@ -30,14 +32,14 @@ pub(crate) struct Why {
     pub(crate) why: String,
 }
 
-/// `cap_bytes`: the cap that was asked for.
+/// `cap_bytes`: the cap that was asked for; `program`: where the command's program is.
 pub(crate) fn paste(
     command: &[String],
     knobs: &[Knob],
     setting: &Setting,
     peak_bytes: u64,
     by: By,
-    cap_bytes: Option<u64>,
+    (cap_bytes, program): (Option<u64>, Option<&Path>),
 ) -> Paste {
     let named = setting.named(knobs, peak_bytes);
     let turned: Vec<(&Way, String)> = setting
@@ -61,22 +63,28 @@ pub(crate) fn paste(
         .collect();
     Paste {
         command_line,
-        systemd: drop_in(&applied, applied.command != command, cap_bytes),
+        systemd: drop_in(&applied, applied.command != command, cap_bytes, program),
         environment: applied.environment,
         config,
         why,
     }
 }
 
-fn drop_in(applied: &Applied, is_command_changed: bool, cap_bytes: Option<u64>) -> String {
+fn drop_in(
+    applied: &Applied,
+    is_command_changed: bool,
+    cap_bytes: Option<u64>,
+    program: Option<&Path>,
+) -> String {
     let mut text = String::from("[Service]\n");
     for (name, value) in &applied.environment {
         text.push_str(&format!("Environment=\"{}\"\n", escaped(&format!("{name}={value}"))));
     }
     if is_command_changed {
-        let words: Vec<String> = applied
-            .command
-            .iter()
+        // A unit wants the whole path.
+        let path = program.map(|path| path.to_string_lossy().into_owned());
+        let command = path.iter().chain(applied.command.iter().skip(usize::from(path.is_some())));
+        let words: Vec<String> = command
             .map(|word| if is_plain(word) { word.clone() } else { format!("\"{}\"", escaped(word)) })
             .collect();
         text.push_str(&format!("ExecStart=\nExecStart={}\n", words.join(" ")));
@@ -114,7 +122,7 @@ mod tests {
             setting.with(Spot { knob, value: 0 })
         });
         let command = ["./node".to_owned(), "it's".to_owned()];
-        paste(&command, &knobs, &setting, 100 << 20, by, Some(64 << 20))
+        paste(&command, &knobs, &setting, 100 << 20, by, (Some(64 << 20), Some(Path::new("/opt/node"))))
     }
 
     #[test]
@@ -123,7 +131,7 @@ mod tests {
         assert_eq!(ghc.command_line, r"./node 'it'\''s' +RTS -c -A1m -RTS");
         assert_eq!(
             ghc.systemd,
-            "[Service]\nExecStart=\nExecStart=./node \"it's\" +RTS -c -A1m -RTS\nMemoryMax=67108864\n"
+            "[Service]\nExecStart=\nExecStart=/opt/node \"it's\" +RTS -c -A1m -RTS\nMemoryMax=67108864\n"
         );
         let ghc = of("ghc", &["-A", "old generation"], By::Environment);
         assert_eq!(ghc.command_line, r"GHCRTS='-c -A1m' ./node 'it'\''s'");

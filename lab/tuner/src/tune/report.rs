@@ -45,6 +45,8 @@ pub(crate) struct Report {
     confirmation: Option<Confirmation>,
     frontier: Vec<Row>,
     knobs: Vec<KnobLine>,
+    /// Settings that this version of the runtime does not have.
+    absent: Vec<String>,
     failed: Vec<Failed>,
     near: Vec<Near>,
     runs: usize,
@@ -122,6 +124,7 @@ pub(crate) struct About<'a> {
     pub(crate) command: &'a [String],
     pub(crate) knobs: &'a [Knob],
     pub(crate) runtimes: Vec<String>,
+    pub(crate) absent: Vec<String>,
     pub(crate) cap_bytes: u64,
     pub(crate) is_capped: bool,
     pub(crate) runs: usize,
@@ -156,6 +159,7 @@ impl Report {
             command: about.command.to_vec(),
             machine: compare::describe(),
             runtimes: about.runtimes,
+            absent: about.absent,
             cap_bytes: about.cap_bytes,
             is_capped: about.is_capped,
             goal: goal.map(|goal| goal.to_string()),
@@ -255,8 +259,11 @@ impl Report {
                 let _ = writeln!(text, "{what}: {}", names(&lines));
             }
         }
+        if !self.absent.is_empty() {
+            let _ = writeln!(text, "Not in this version of the runtime: {}", self.absent.join(", "));
+        }
         for line in of("refused") {
-            let _ = writeln!(text, "Refused: {}: {}", line.name, first_lines(&line.words, 3));
+            let _ = writeln!(text, "Refused: {}: {}", line.name, telling_lines(&line.words, 2));
         }
     }
 
@@ -270,7 +277,7 @@ impl Report {
                 "  {}: {}: {}",
                 words(&failed.setting),
                 failed.outcome,
-                first_lines(&failed.words, 2)
+                telling_lines(&failed.words, 1)
             );
         }
         if !self.near.is_empty() {
@@ -491,7 +498,8 @@ fn near(found: &Found, named: &impl Fn(&Setting) -> Vec<(String, String)>) -> Ve
 fn paste_text(text: &mut String, paste: &Paste) {
     let _ = writeln!(text, "\nWhat each does:");
     for why in &paste.why {
-        let _ = writeln!(text, "  {} {}: {}", why.knob, why.value, why.why);
+        let setting = words(&[(why.knob.clone(), why.value.clone())]);
+        let _ = writeln!(text, "  {setting}: {}", why.why);
     }
     if !paste.config.is_empty() {
         let _ = writeln!(text, "\ntuned.toml (or these lines in the configuration file there is):");
@@ -512,9 +520,33 @@ fn paste_text(text: &mut String, paste: &Paste) {
     }
 }
 
-fn first_lines(words: &str, count: usize) -> String {
-    let lines: Vec<&str> = words.lines().map(str::trim).filter(|line| !line.is_empty()).take(count).collect();
-    lines.join(" / ")
+/// How it ended, and the lines that tell why; the last one where none does.
+fn telling_lines(words: &str, count: usize) -> String {
+    const SIGNS: [&str; 10] = [
+        "fatal",
+        "error",
+        "panic",
+        "exception",
+        "out of memory",
+        "exhausted",
+        "cannot",
+        "invalid",
+        "unrecognized",
+        "not allowed",
+    ];
+    let mut lines = words.lines().map(str::trim).filter(|line| !line.is_empty());
+    let how = lines.next().unwrap_or_default().to_owned();
+    let rest: Vec<&str> = lines.collect();
+    let tells = |line: &&&str| {
+        let line = line.to_lowercase();
+        SIGNS.iter().any(|sign| line.contains(sign))
+    };
+    let mut told: Vec<&str> = rest.iter().filter(tells).take(count).copied().collect();
+    if told.is_empty() {
+        told.extend(rest.last());
+    }
+    told.insert(0, &how);
+    told.join(" / ")
 }
 
 /// Words of an outcome that ends the search before it began.
@@ -530,5 +562,21 @@ pub(crate) fn unusable(outcome: &Outcome) -> String {
         Outcome::LoadFailed(words) => words.clone(),
         Outcome::OutOfMemory(words) => format!("the command was killed for memory {words}"),
         Outcome::Lived => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lines_that_tell_why_are_chosen() {
+        let node = "ended by SIGABRT after 0.3 s\n\n<--- Last few GCs --->\nFATAL ERROR: Reached heap limit Allocation failed\n 1: 0xb\n 2: 0xc";
+        assert_eq!(
+            telling_lines(node, 1),
+            "ended by SIGABRT after 0.3 s / FATAL ERROR: Reached heap limit Allocation failed"
+        );
+        assert_eq!(telling_lines("exit 3 after 1 s\na\nb", 2), "exit 3 after 1 s / b");
+        assert_eq!(telling_lines("", 2), "");
     }
 }
