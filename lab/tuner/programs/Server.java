@@ -20,6 +20,8 @@ public final class Server {
     }
 
     public static void main(String[] arguments) throws Exception {
+        // Without it each answer waits for the client's acknowledgement.
+        System.setProperty("sun.net.httpserver.nodelay", "true");
         int port = Integer.parseInt(arguments[0]);
         int live = arguments.length > 1 ? Integer.parseInt(arguments[1]) : 60;
         int count = Math.max(1, live * 1_000_000 / ENTRY_BYTES);

@@ -35,6 +35,10 @@ pub(super) struct Chosen {
 
 impl Chosen {
     pub(super) fn of(options: &Options, program: &str) -> Result<Self> {
+        // What `env` starts is the program, and it inherits the environment.
+        let is_wrapped = Path::new(program).file_name().is_some_and(|name| name == "env");
+        let inner = options.command.iter().skip(1).find(|word| !word.starts_with('-') && !word.contains('='));
+        let program = inner.filter(|_| is_wrapped).map_or(program, String::as_str);
         let path = found_program(program);
         let seen = path.as_deref().map(recognise::program).unwrap_or_default();
         let mut runtimes: Vec<Runtime> = Vec::new();
@@ -87,7 +91,8 @@ impl Chosen {
         );
         let by = options.by.unwrap_or_else(|| {
             // A wrapper may not hand arguments on; what it starts inherits the environment.
-            let is_direct = !is_script(path.as_deref())
+            let is_direct = !is_wrapped
+                && !is_script(path.as_deref())
                 && names.iter().all(|name| seen.runtimes.iter().any(|seen| seen == name))
                 || names.iter().any(|name| name.starts_with("thimble"));
             if is_direct || !options.knobs.is_empty() { By::Argument } else { By::Environment }
@@ -98,7 +103,7 @@ impl Chosen {
             knobs,
             by,
             absent,
-            path: path.and_then(|path| std::path::absolute(path).ok()),
+            path: path.filter(|_| !is_wrapped).and_then(|path| std::path::absolute(path).ok()),
         })
     }
 

@@ -88,7 +88,7 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub(super) knobs: Vec<PathBuf>,
     /// Leave this setting alone; may be repeated.
-    #[arg(long, value_name = "KNOB")]
+    #[arg(long, value_name = "KNOB", allow_hyphen_values = true)]
     pub(super) skip: Vec<String>,
     /// How settings get to the program where both is possible. [default: as arguments, to a script by variables]
     #[arg(long, value_enum)]
