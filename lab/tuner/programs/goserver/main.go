@@ -33,15 +33,22 @@ func (c *cache) next() uint64 {
 	return c.state
 }
 
+// A page that was never written is no memory: every byte is.
+func filled(with byte) []byte {
+	entry := make([]byte, entryBytes)
+	for index := range entry {
+		entry[index] = with | 1
+	}
+	return entry
+}
+
 func (c *cache) answer() []byte {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	var text []byte
 	for change := 0; change < 60; change++ {
 		key := c.next() % uint64(len(c.entries))
-		entry := make([]byte, entryBytes)
-		entry[0] = byte(key)
-		c.entries[key] = entry
+		c.entries[key] = filled(byte(key))
 		text = fmt.Appendf(text, "entry %d %d\n", key, c.next())
 	}
 	return text
@@ -66,7 +73,7 @@ func main() {
 	}
 	c := &cache{entries: make([][]byte, max(1, live*1_000_000/entryBytes)), state: 88172645463325252}
 	for key := range c.entries {
-		c.entries[key] = make([]byte, entryBytes)
+		c.entries[key] = filled(byte(key))
 	}
 	listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 	if err != nil {
