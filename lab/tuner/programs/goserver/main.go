@@ -71,7 +71,7 @@ func main() {
 	if os.Getenv("OVERRIDE") == "1" {
 		debug.SetGCPercent(20)
 	}
-	c := &cache{entries: make([][]byte, max(1, live*1_000_000/entryBytes)), state: 88172645463325252}
+	c := &cache{entries: make([][]byte, 1+live*1_000_000/entryBytes), state: 88172645463325252}
 	for key := range c.entries {
 		c.entries[key] = filled(byte(key))
 	}

@@ -119,6 +119,8 @@ pub(crate) enum End {
     Killed { lived_at: Option<u64>, tried: Vec<u64> },
     /// Nothing that lives meets the goal.
     Late,
+    /// Nothing was searched.
+    Measured,
 }
 
 /// The winner against the default.
@@ -178,6 +180,17 @@ pub(crate) async fn search<B: Bench>(bench: &mut B, asked: &Asked) -> Result<Fou
     let end = search.end().await?;
     let Search { judge, table, fates, .. } = search;
     Ok(Found { table, judge, fates, end, goal_of_default, peak_bytes })
+}
+
+/// Runs the default so many times, and searches nothing.
+pub(crate) async fn measure<B: Bench>(bench: &mut B, asked: &Asked, runs: usize) -> Result<Found> {
+    let judge = Judge { aim: asked.aim, goal: asked.goal };
+    let mut search = Search { bench, asked, judge, table: Table::default(), fates: Vec::new(), runs: 0 };
+    for _ in 0..runs {
+        search.run(&Setting::default(), "as it is").await?;
+    }
+    let table = search.table;
+    Ok(Found { table, judge, fates: Vec::new(), end: End::Measured, goal_of_default: None, peak_bytes: 0 })
 }
 
 impl<B: Bench> Search<'_, B> {

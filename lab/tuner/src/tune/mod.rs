@@ -6,6 +6,7 @@ mod executor;
 mod options;
 mod paste;
 mod report;
+mod table;
 
 use std::{
     path::{Path, PathBuf},
@@ -27,7 +28,7 @@ use crate::{
     journal::Journal,
     knob,
     run::{Plan, Stopped},
-    search::{Asked, End, Unusable, search},
+    search::{Asked, End, Unusable, measure, search},
 };
 
 /// Nothing lives, or meets the goal.
@@ -75,6 +76,10 @@ async fn ask_to_stop(stop: watch::Sender<bool>) -> Result<()> {
 }
 
 async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode> {
+    if !options.table.is_empty() {
+        print!("{}", table::table(&options.table)?);
+        return Ok(ExitCode::SUCCESS);
+    }
     options.check()?;
     let program = options.command.first().context("there is no command")?;
     let chosen = Chosen::of(options, program)?;
@@ -83,7 +88,7 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
         return Ok(ExitCode::SUCCESS);
     }
     ensure!(
-        !chosen.knobs.is_empty(),
+        !chosen.knobs.is_empty() || options.measure.is_some(),
         "nothing can be set: {program} shows no runtime that is known ({}); name one with --runtime, or give a file with --knobs",
         knob::shipped_names().join(", ")
     );
@@ -144,7 +149,10 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
     begin(options, &chosen, &journal);
     let limits = (options.budget, options.busy);
     let mut executor = Executor::new(plan, &chosen.knobs, journal, limits, stop);
-    let found = search(&mut executor, &asked).await;
+    let found = match options.measure {
+        Some(runs) => measure(&mut executor, &asked, usize::from(runs)).await,
+        None => search(&mut executor, &asked).await,
+    };
     let _ = std::fs::remove_dir_all(&scratch);
     let found = found.map_err(|error| match error.downcast::<Unusable>() {
         Ok(Unusable(outcome)) => anyhow::anyhow!("{}", report::unusable(&outcome)),
@@ -178,7 +186,7 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
     );
     print(&report, options, executor.journal.folder())?;
     Ok(match report.verdict {
-        Verdict::Better | Verdict::DefaultIsBest => ExitCode::SUCCESS,
+        Verdict::Better | Verdict::DefaultIsBest | Verdict::Measured => ExitCode::SUCCESS,
         Verdict::KilledEverywhere | Verdict::GoalNotMet => ExitCode::from(EXIT_NOTHING),
     })
 }

@@ -109,9 +109,15 @@ pub struct Options {
     /// Only print which settings would be tried.
     #[arg(long)]
     pub(super) list: bool,
+    /// Only run the command as it is, so many times, and print what it takes.
+    #[arg(long, value_name = "RUNS", conflicts_with = "list", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(super) measure: Option<u16>,
+    /// Print the reports of these files (--json) as one table, and nothing else.
+    #[arg(long, value_name = "FILE", num_args = 1.., exclusive = true)]
+    pub(super) table: Vec<PathBuf>,
     /// The command and its arguments. {port}, {port2}, {port3} and {folder} stand for free ports and a
     /// fresh folder of each run, here, in --load and in what is asked.
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(last = true, required_unless_present = "table", value_name = "COMMAND")]
     pub(super) command: Vec<String>,
 }
 

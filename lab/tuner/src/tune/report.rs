@@ -62,6 +62,7 @@ pub(crate) enum Verdict {
     DefaultIsBest,
     KilledEverywhere,
     GoalNotMet,
+    Measured,
 }
 
 /// A setting and the medians over its runs.
@@ -140,7 +141,7 @@ impl Report {
         let confirmed = match &found.end {
             End::Better(confirmed) => Some(confirmed),
             End::Default(confirmed) => confirmed.as_ref(),
-            End::Killed { .. } | End::Late => None,
+            End::Killed { .. } | End::Late | End::Measured => None,
         };
         let winner = match &found.end {
             End::Better(confirmed) => row(&confirmed.setting),
@@ -151,6 +152,7 @@ impl Report {
             End::Default(_) => Verdict::DefaultIsBest,
             End::Killed { .. } => Verdict::KilledEverywhere,
             End::Late => Verdict::GoalNotMet,
+            End::Measured => Verdict::Measured,
         };
         let default = row(&Setting::default());
         let goal = found.judge.goal;
@@ -201,14 +203,13 @@ impl Report {
             (None, _) => "lateness not measured".to_owned(),
         };
         let _ = writeln!(text, "\n{}", self.summary);
-        let _ = writeln!(
-            text,
-            "\n{} | {} | {} | {goal} | least {}",
-            self.command.join(" "),
-            self.runtimes.join(", "),
-            cap,
-            self.aim
-        );
+        let mut parts = vec![self.command.join(" ")];
+        if self.verdict == Verdict::Measured {
+            parts.push(cap);
+        } else {
+            parts.extend([self.runtimes.join(", "), cap, goal, format!("least {}", self.aim)]);
+        }
+        let _ = writeln!(text, "\n{}", parts.join(" | "));
         let _ = writeln!(text, "{}", self.machine);
         self.table(&mut text);
         self.fates(&mut text);
@@ -446,6 +447,7 @@ fn summary(
             format_size(cap_bytes),
             tried.iter().map(|cap| format_size(*cap)).collect::<Vec<_>>().join(", ")
         ),
+        End::Measured => "The command as it is.".to_owned(),
         End::Late => format!(
             "Nothing that was tried meets the goal{}.",
             found.judge.goal.map_or(String::new(), |goal| format!(" {goal}"))
