@@ -146,7 +146,7 @@ fn a_command_that_cannot_be_measured_is_refused_in_words() {
     }
     let (status, _, said) = run(folder.path(), &own, &["no-such-program"]);
     assert_eq!(status, 2);
-    assert!(said.contains("no-such-program"), "{said}");
+    assert!(said.contains("cannot run no-such-program"), "{said}");
     // Without beats there is no deadline.
     let (status, _, said) =
         run(folder.path(), &["--knobs", &knobs, "--lateness", "p99<1ms"], &["python3", &holder]);
@@ -304,6 +304,8 @@ fn a_go_program_that_overrides_its_collectors_target_has_a_dead_knob() {
     let folder = tempfile::tempdir().unwrap();
     let server = folder.path().join("goserver");
     let mut build = Command::new("go");
+    let path = std::env::var("PATH").unwrap_or_default();
+    build.env("PATH", format!("{path}:/usr/local/go/bin"));
     build.args(["build", "-o"]).arg(&server).arg(".").current_dir(programs().join("goserver"));
     if !built("the Go program", &mut build) {
         return;

@@ -97,6 +97,9 @@ pub struct Options {
     /// Kind of group. [default: the first that is possible, in this order]
     #[arg(long)]
     group: Option<Kind>,
+    /// Do not print the summary.
+    #[arg(long)]
+    quiet: bool,
     /// End, with the command, when the program that started this one does.
     #[arg(long, hide = true)]
     with_parent: bool,
@@ -235,14 +238,17 @@ fn run_inner(options: &Options) -> Result<u8> {
         picture::draw(path, picture).with_context(|| format!("drawing {}", picture.display()))?;
     }
     drop(scratch);
-    eprint!("{}", summary::text(&summary, &header));
-    for (what, path) in [("series", &options.json), ("picture", &options.picture)] {
-        if let Some(path) = path {
-            eprintln!("  {what:<11} {}", path.display());
+    if !options.quiet {
+        eprint!("{}", summary::text(&summary, &header));
+        for (what, path) in [("series", &options.json), ("picture", &options.picture)] {
+            if let Some(path) = path {
+                eprintln!("  {what:<11} {}", path.display());
+            }
         }
     }
     match left? {
         0 => {}
+        _ if options.quiet => {}
         left => eprintln!("  left over   {left} processes of the group, killed"),
     }
     Ok(summary.exit_status)

@@ -185,7 +185,10 @@ async fn measure(
     let ticks = rustix::param::clock_ticks_per_second() as f64;
     let busy = counters.until(&Counters::now(), own_seconds, ticks);
 
-    let summary = summary(&files.series)?;
+    let Some(summary) = summary(&files.series)? else {
+        // Its own words, which came the way of the command's.
+        bail!("the command could not be run under its cap: {}", output.tail());
+    };
     let collected = match &plan.log {
         Some(log) if log.has_file() => read_report(log.dialect, &files.report),
         _ => output.collected(),
@@ -212,7 +215,7 @@ async fn measure(
 /// Starts the command under its cap.
 fn start(plan: &Plan, applied: &Applied, files: &Files) -> Result<Child> {
     let mut cap = Command::new(&plan.exe);
-    cap.args(["cap", "--with-parent", "--memory", &plan.cap_bytes.to_string()]);
+    cap.args(["cap", "--with-parent", "--quiet", "--memory", &plan.cap_bytes.to_string()]);
     cap.args(["--interval-millis", &INTERVAL_MILLIS.to_string()]);
     cap.args(["--json", &files.series, "--info-file", &files.info, "--"]).args(&applied.command);
     for (name, value) in &applied.environment {
@@ -414,24 +417,22 @@ fn own_cpu_seconds() -> f64 {
     of(UsageWho::RUSAGE_SELF) + of(UsageWho::RUSAGE_CHILDREN)
 }
 
-/// The last line of the series.
-fn summary(path: &str) -> Result<Summary> {
-    let missing =
-        || format!("thimble-lab cap wrote no summary to {path}: it could not run the command, or was killed");
-    let file = fs::File::open(path).with_context(missing)?;
+/// The last line of the series; none when the command never ran.
+fn summary(path: &str) -> Result<Option<Summary>> {
+    let Ok(file) = fs::File::open(path) else { return Ok(None) };
     let mut reader = BufReader::new(file);
     let mut line = Vec::new();
     loop {
         line.clear();
         let count = (&mut reader).take(SERIES_LINE_BYTES_MAX).read_until(b'\n', &mut line)?;
         if count == 0 {
-            bail!(missing());
+            return Ok(None);
         }
         // Only the summary is read; samples are many.
         if line.starts_with(br#"{"kind":"summary""#)
             && let Ok(Line::Summary(summary)) = serde_json::from_slice(&line)
         {
-            return Ok(summary);
+            return Ok(Some(summary));
         }
     }
 }

@@ -148,13 +148,16 @@ pub(crate) struct Search<'a, B> {
     table: Table,
     fates: Vec<Fate>,
     runs: usize,
+    /// The time there was in the beginning.
+    total: Duration,
 }
 
 /// Searches until the time is spent or nothing is left to try.
 pub(crate) async fn search<B: Bench>(bench: &mut B, asked: &Asked) -> Result<Found> {
     let judge = Judge { aim: asked.aim, goal: asked.goal };
     let fates = vec![Fate::Untried; asked.knobs.len()];
-    let mut search = Search { bench, asked, judge, table: Table::default(), fates, runs: 0 };
+    let total = bench.left();
+    let mut search = Search { bench, asked, judge, table: Table::default(), fates, runs: 0, total };
     let default = Setting::default();
     for _ in 0..DEFAULT_RUNS {
         let run = search.run(&default, "the default").await?;
@@ -185,7 +188,8 @@ pub(crate) async fn search<B: Bench>(bench: &mut B, asked: &Asked) -> Result<Fou
 /// Runs the default so many times, and searches nothing.
 pub(crate) async fn measure<B: Bench>(bench: &mut B, asked: &Asked, runs: usize) -> Result<Found> {
     let judge = Judge { aim: asked.aim, goal: asked.goal };
-    let mut search = Search { bench, asked, judge, table: Table::default(), fates: Vec::new(), runs: 0 };
+    let (total, fates) = (bench.left(), Vec::new());
+    let mut search = Search { bench, asked, judge, table: Table::default(), fates, runs: 0, total };
     for _ in 0..runs {
         search.run(&Setting::default(), "as it is").await?;
     }
@@ -230,9 +234,14 @@ impl<B: Bench> Search<'_, B> {
 
     /// Whether there is time for so many runs beside the confirmation.
     pub(crate) fn has_time_for(&self, runs: u32) -> bool {
-        // Confirmation takes a third of the time at most.
-        let turns = self.run_length() * 2 * TURNS_MOST as u32;
-        self.runs < RUNS_MAX && self.bench.left() > turns + self.run_length() * runs
+        let confirmation = self.run_length() * 2 * self.turns_within(self.total / 3) as u32;
+        self.runs < RUNS_MAX && self.bench.left() > confirmation + self.run_length() * runs
+    }
+
+    /// Turns of a confirmation that may take so long.
+    fn turns_within(&self, time: Duration) -> usize {
+        let affordable = time.as_secs_f64() / (2.0 * self.run_length().as_secs_f64());
+        (affordable as usize).clamp(TURNS_LEAST, TURNS_MOST)
     }
 
     async fn end(&mut self) -> Result<End> {
@@ -287,9 +296,7 @@ impl<B: Bench> Search<'_, B> {
     async fn confirm(&mut self, best: &Setting, failed: &[Setting]) -> Result<Option<Confirmed>> {
         let default = Setting::default();
         let default_lives = self.table.trial(&default).is_some_and(Trial::lived);
-        let pair = self.run_length() * if default_lives { 2 } else { 1 };
-        let affordable = (self.bench.left().as_secs_f64() / pair.as_secs_f64()) as usize;
-        let turns = affordable.clamp(TURNS_LEAST, TURNS_MOST);
+        let turns = self.turns_within(self.bench.left());
         let (mut memory, mut cpu) = (Vec::new(), Vec::new());
         let mut misses = 0;
         for turn in 0..turns {
