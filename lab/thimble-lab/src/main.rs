@@ -134,6 +134,18 @@ enum Command {
     ///
     /// Example: thimble-lab tune --beat 'late ([0-9.]+) ms' --lateness 'p99<20ms' -- ./leader --live-mb 200
     Tune(Box<tuner::tune::Options>),
+    /// Watch what a running program does with its memory, and say what is wrong and which setting to try.
+    ///
+    /// Live, held, resident and returned memory of the process and its descendants; collections and
+    /// pauses as its runtime reports them (GHC -S, Go gctrace, a JVM's unified log, Node --trace-gc),
+    /// found where the process was told to write them, or --log. It changes nothing in the process. A
+    /// page is served at the address that is printed; the summary with the findings comes at the end.
+    ///
+    /// Exit status: 0 when the process or the watch ended (Ctrl-C, --for), 1 when there is no such
+    /// process or it may not be read.
+    ///
+    /// Example: thimble-lab watch --pid 4711 --for 60
+    Watch(tuner::watch::Options),
     /// Disks for virtual machines: a cache of base images and copy-on-write overlays of them.
     Image {
         #[command(subcommand)]
@@ -182,6 +194,7 @@ fn main() -> ExitCode {
         Command::Image { command: Image::Build(options) } => {
             with_runtime(images::command::stoppable(move |stop| machines::build::run(&options, stop)))
         }
+        Command::Watch(options) => with_runtime(tuner::watch::run(options)),
         Command::Tune(options) => with_runtime(tuner::tune::run(*options)),
         Command::Net(options) => with_runtime(testnet::net::run(options)),
     }

@@ -8,6 +8,7 @@
 //! * `search`: which settings are tried, and when one is better; it knows nothing of processes.
 //! * `journal`: what was measured, so that a search goes on where it stopped.
 //! * [`tune`]: the command, its progress and its report.
+//! * [`watch`]: a running program's memory and collections, and what is wrong with them.
 //!
 //! What bounds it: every run, every list of settings and every log by the limits in the modules.
 //! What it must never know: what the program is for.
@@ -23,3 +24,4 @@ pub mod recognise;
 mod run;
 mod search;
 pub mod tune;
+pub mod watch;

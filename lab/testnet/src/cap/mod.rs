@@ -32,13 +32,13 @@ use nix::sys::signal::Signal;
 use rustix::process::{WaitOptions, WaitStatus};
 
 pub use self::group::Kind;
+pub use self::rotating::Rotating;
 pub(crate) use self::rotating::older;
 use self::{
     group::{Caps, Group},
     info::Info,
     log::Pump,
     marks::Marks,
-    rotating::Rotating,
     sampler::Sampler,
     series::{Event, Header, Line, Sample, Summary, What, Writer},
     signals::{Arrived, Signals},

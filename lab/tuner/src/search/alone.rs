@@ -13,6 +13,8 @@ const PART_OF_TIME: f64 = 0.5;
 /// A change is one from so many standard deviations on.
 const DEVIATIONS: f64 = 4.0;
 
+/// Values of a knob that are tried alone although they are late.
+const TRIED_MAX: usize = 3;
 /// A difference this many times what may be chance needs no second run.
 const CLEAR: f64 = 3.0;
 
@@ -49,7 +51,7 @@ impl<B: Bench> Search<'_, B> {
         let mut words = None;
         let mut order: Vec<usize> = vec![0];
         order.extend((1..values).rev());
-        let mut lived = 0;
+        let (mut lived, mut is_alive) = (0, false);
         for value in order {
             let setting = Setting::one(Spot { knob, value });
             let run = self.run(&setting, "alone").await?;
@@ -62,14 +64,20 @@ impl<B: Bench> Search<'_, B> {
                 // Killed as the default is, or for the work put on it: no proof of an effect, and none against.
                 Outcome::OutOfMemory(_) | Outcome::LoadFailed(_) | Outcome::LeftBehind(_) => {}
             }
-            if self.has_effect(&setting).await? {
-                return Ok(Fate::Alive);
+            is_alive = is_alive || self.has_effect(&setting).await?;
+            // One that went too far says nothing of the milder ones.
+            if is_alive && (self.judge.meets(&run) || lived >= TRIED_MAX) {
+                break;
+            }
+            if is_alive {
+                continue;
             }
             if lived >= 2 {
                 break;
             }
         }
         Ok(match words {
+            _ if is_alive => Fate::Alive,
             // A value that ends the program has an effect, but none that anybody wants.
             Some(words) if lived == 0 => Fate::Refused(words),
             _ => Fate::Dead,
