@@ -51,7 +51,7 @@ impl<B: Bench> Search<'_, B> {
         let mut words = None;
         let mut order: Vec<usize> = vec![0];
         order.extend((1..values).rev());
-        let (mut lived, mut is_alive) = (0, false);
+        let (mut lived, mut killed, mut is_alive) = (0, 0, false);
         for value in order {
             let setting = Setting::one(Spot { knob, value });
             let run = self.run(&setting, "alone").await?;
@@ -62,7 +62,7 @@ impl<B: Bench> Search<'_, B> {
                     continue;
                 }
                 // Killed as the default is, or for the work put on it: no proof of an effect, and none against.
-                Outcome::OutOfMemory(_) | Outcome::LoadFailed(_) | Outcome::LeftBehind(_) => {}
+                Outcome::OutOfMemory(_) | Outcome::LoadFailed(_) | Outcome::LeftBehind(_) => killed += 1,
             }
             is_alive = is_alive || self.has_effect(&setting).await?;
             // One that went too far says nothing of the milder ones.
@@ -72,7 +72,7 @@ impl<B: Bench> Search<'_, B> {
             if is_alive {
                 continue;
             }
-            if lived >= 2 {
+            if lived >= 2 || lived + killed >= TRIED_MAX {
                 break;
             }
         }
@@ -99,8 +99,11 @@ impl<B: Bench> Search<'_, B> {
     fn effect(&self, setting: &Setting) -> f64 {
         let trials = (self.table.trial(&Setting::default()), self.table.trial(setting));
         let (Some(default), Some(trial)) = trials else { return 0.0 };
-        // Under a cap that kills the default, whatever can be set may be what saves it.
-        if !default.lived() || !trial.lived() {
+        // Under a cap that kills the default, a knob does something if it saves it.
+        if !default.lived() {
+            return if trial.lived() { f64::INFINITY } else { 0.0 };
+        }
+        if !trial.lived() {
             return f64::INFINITY;
         }
         let runs = 1.0 / default.runs.len() as f64 + 1.0 / trial.runs.len() as f64;

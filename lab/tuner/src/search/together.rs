@@ -62,7 +62,11 @@ impl<B: Bench> Search<'_, B> {
         }
         // Where nothing lives, the most saving values of all knobs at once are the last hope.
         if self.table.ranked(&self.judge).is_empty() && self.has_time_for(1) {
-            let all = self.alive().into_iter();
+            let all = self
+                .fates
+                .iter()
+                .enumerate()
+                .filter_map(|(knob, fate)| matches!(fate, Fate::Alive | Fate::Dead).then_some(knob));
             let setting = all.fold(Setting::default(), |all, knob| all.with(Spot { knob, value: 0 }));
             self.run(&setting, "the most saving of all").await?;
         }
