@@ -2,6 +2,7 @@
 //! the least memory and keeps its own deadline, and what a running program does with its memory.
 //!
 //! * [`gc`]: what garbage collectors say of themselves while they run.
+//! * [`recognise`]: which runtime and which allocator a program has.
 //!
 //! What bounds it: every run, every list of settings and every log by the limits in the modules.
 //! What it must never know: what the program is for.
@@ -9,3 +10,4 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod gc;
+pub mod recognise;
