@@ -18,8 +18,12 @@ pub const PATH: &str = "/dashboard";
 /// The page, as `text/html; charset=utf-8`.
 pub const PAGE: &str = include_str!("dashboard.html");
 
-static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
-    let hash = |tag| BASE64_STANDARD.encode(Sha256::digest(inline(tag).unwrap_or_default()));
+static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| policy(PAGE));
+
+/// Content security policy of a page with one script and one style, both inline: these two run, by
+/// their hash, the page may ask its own server, and nothing else may be done.
+pub fn policy(page: &str) -> HeaderValue {
+    let hash = |tag| BASE64_STANDARD.encode(Sha256::digest(inline(page, tag).unwrap_or_default()));
     let policy = format!(
         "default-src 'none'; script-src 'sha256-{}'; style-src 'sha256-{}'; connect-src 'self'; img-src data:; \
          base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -28,11 +32,11 @@ static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     );
     // Base64 has no character that a header may not have.
     HeaderValue::try_from(policy).unwrap_or(HeaderValue::from_static("default-src 'none'"))
-});
+}
 
 /// What stands in the page's only element `tag`.
-fn inline(tag: &str) -> Option<&'static str> {
-    let (_, rest) = PAGE.split_once(&format!("<{tag}>"))?;
+fn inline<'a>(page: &'a str, tag: &str) -> Option<&'a str> {
+    let (_, rest) = page.split_once(&format!("<{tag}>"))?;
     rest.split_once(&format!("</{tag}>")).map(|(content, _)| content)
 }
 
@@ -68,7 +72,7 @@ mod tests {
         assert!(PAGE.len() < 60 * 1024, "the page has {} bytes", PAGE.len());
         for tag in ["script", "style"] {
             assert_eq!(PAGE.matches(&format!("<{tag}")).count(), 1, "one {tag}, without attributes");
-            assert!(inline(tag).unwrap().len() > 1000);
+            assert!(inline(PAGE, tag).unwrap().len() > 1000);
         }
         // The namespace of SVG is a name and is not fetched.
         let places = PAGE.replace("http://www.w3.org/2000/svg", "");

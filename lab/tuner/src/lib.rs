@@ -3,6 +3,7 @@
 //!
 //! * [`gc`]: what garbage collectors say of themselves while they run.
 //! * [`recognise`]: which runtime and which allocator a program has.
+//! * [`watch`]: a running program's memory and collections, and what is wrong with them.
 //!
 //! What bounds it: every run, every list of settings and every log by the limits in the modules.
 //! What it must never know: what the program is for.
@@ -11,3 +12,4 @@
 
 pub mod gc;
 pub mod recognise;
+pub mod watch;

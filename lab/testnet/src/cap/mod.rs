@@ -33,12 +33,12 @@ use rustix::process::{WaitOptions, WaitStatus};
 
 pub use self::group::Kind;
 pub(crate) use self::rotating::older;
+pub use self::rotating::Rotating;
 use self::{
     group::{Caps, Group},
     info::Info,
     log::Pump,
     marks::Marks,
-    rotating::Rotating,
     sampler::Sampler,
     series::{Event, Header, Line, Sample, Summary, What, Writer},
     signals::{Arrived, Signals},

@@ -7,7 +7,8 @@ use std::{
 };
 
 /// See the module.
-pub(crate) struct Rotating {
+#[derive(Debug)]
+pub struct Rotating {
     path: PathBuf,
     file: File,
     bytes: u64,
@@ -17,27 +18,29 @@ pub(crate) struct Rotating {
 
 impl Rotating {
     /// Begins the file; what it held is gone.
-    pub(crate) fn create(path: &Path, bytes_max: u64) -> io::Result<Self> {
+    pub fn create(path: &Path, bytes_max: u64) -> io::Result<Self> {
         Ok(Self { path: path.to_owned(), file: File::create(path)?, bytes: 0, bytes_max })
     }
 
     /// Goes on with the file.
-    pub(crate) fn append(path: &Path, bytes_max: u64) -> io::Result<Self> {
+    pub fn append(path: &Path, bytes_max: u64) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).open(path)?;
         let bytes = file.metadata()?.len();
         Ok(Self { path: path.to_owned(), file, bytes, bytes_max })
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Where it lies; the older half lies in `FILE.1`.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Whether so many more bytes call for a new file. A file that is empty takes anything: it would not become emptier.
-    pub(crate) fn is_full_with(&self, more: usize) -> bool {
+    pub fn is_full_with(&self, more: usize) -> bool {
         self.bytes > 0 && self.bytes.saturating_add(more as u64) > self.bytes_max / 2
     }
 
-    pub(crate) fn begin_anew(&mut self) -> io::Result<()> {
+    /// Puts what was written into `FILE.1`.
+    pub fn begin_anew(&mut self) -> io::Result<()> {
         fs::rename(&self.path, older(&self.path))?;
         self.file = File::create(&self.path)?;
         self.bytes = 0;
@@ -45,7 +48,7 @@ impl Rotating {
     }
 
     /// Writes without a buffer of our own: others read the file while it grows.
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all(bytes)?;
         self.bytes = self.bytes.saturating_add(bytes.len() as u64);
         Ok(())
