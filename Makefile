@@ -38,10 +38,12 @@ TURNS ?= 1
 BASE ?= HEAD~1
 WHAT ?= bench
 MACHINES ?= 8
+BUDGET ?= 10m
+STUDY ?= ghc java node go geth
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 BIN := $(CARGO_TARGET_DIR)/release
 
-.PHONY: run test simulate bench bench-net bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-images compare lint fmt build setup setup-clients setup-images canisters fuzz help
+.PHONY: run test simulate bench bench-net bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-images tune-study compare lint fmt build setup setup-clients setup-images setup-tune canisters fuzz help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,6 +58,9 @@ setup-clients: setup
 
 setup-images:
 	@scripts/setup.sh images
+
+setup-tune:
+	@scripts/setup.sh tune
 
 build: setup ## Build the node, the relay and the lab.
 	@cargo build --release --locked -p thimble -p thimble-relay -p thimble-lab -p guest
@@ -117,6 +122,9 @@ compare: build ## Say what HEAD changed against the commit BASE: builds both, ru
 bench-images: build setup-images ## Make the disks of MACHINES machines from one image of 1.6 GB in every way, in turns: wall, CPU, bytes on disk, goals.
 	@mkdir -p target/bench-images
 	@"$(BIN)/thimble-lab" image bench --machines "$(MACHINES)" --turns "$(TURNS)" --folder target/bench-images --json target/bench-images/figures.json
+
+tune-study: build setup-tune ## Tune programs in Haskell, Java, JavaScript and Go, and geth, for BUDGET each: default, operators' flags, what was found (STUDY="ghc java ...").
+	@scripts/tune-study.sh "$(BIN)/thimble-lab" target/tune "$(BUDGET)" $(STUDY)
 
 lint: setup ## Formatting and lints, as the gate runs them.
 	@cargo fmt --all --check

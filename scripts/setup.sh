@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing on a Debian or Ubuntu machine. `setup.sh build`: what compiling needs. `setup.sh clients`: what the tests need besides. `setup.sh images`: what
-# `make bench-images` needs.
+# `make bench-images` needs. `setup.sh tune`: what `make tune-study` needs.
 # Quick and silent when nothing is missing; may be run any number of times.
 set -euo pipefail
 
@@ -52,6 +52,10 @@ clients)
     # The relay's secure WebSocket is tested with a certificate of its own.
     need openssl openssl
     python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || missing+=(python3-venv)
+    # The tuner is tested on programs in Go and Java.
+    PATH="$PATH:/usr/local/go/bin"
+    need go golang-go
+    need javac default-jdk-headless
     # The dashboard, and a page that uses the relay, are tested in a real browser. Ubuntu's package of this name is a snap, which works as well.
     command -v chromium-browser >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || need chromium chromium
     ;;
@@ -61,8 +65,15 @@ images)
     need zstd zstd
     need mkfs.ext4 e2fsprogs
     ;;
+tune)
+    PATH="$PATH:/usr/local/go/bin"
+    need ghc ghc
+    need go golang-go
+    need javac default-jdk-headless
+    need node nodejs
+    ;;
 *)
-    echo "usage: setup.sh [build|clients|images]" >&2
+    echo "usage: setup.sh [build|clients|images|tune]" >&2
     exit 2
     ;;
 esac

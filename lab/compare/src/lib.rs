@@ -24,7 +24,10 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::Result;
 
 pub use options::{FailOn, Options};
-pub use pair::machine::describe;
+pub use pair::{
+    analysis::{Paired, TURNS_MIN, judge as judge_turns},
+    machine::{Busy, Counters, describe},
+};
 
 use input::Run;
 use options::{Asked, is_stdout, write};

@@ -112,6 +112,40 @@ enum Command {
         thimble-lab compare --pair <BASELINE> <CANDIDATE> [OPTIONS]"
     )]
     Compare(Box<compare::Options>),
+    /// Find the settings of a program's runtime with which it needs the least memory and keeps its deadline.
+    ///
+    /// Runs the command again and again under `cap`, with other settings of its runtime each time: of
+    /// GHC, Go, a JVM, Node, .NET, or the allocator, found by looking at the program, or of a file of
+    /// your own (--knobs). First each setting is tried alone, and what does nothing is dropped; then the
+    /// promising ones together; in the end the best is confirmed against the default, in turns. A run
+    /// in which others took the processors counts for nothing. The report has the frontier of memory
+    /// and CPU time, what failed and how, and the settings to paste (docs/tuning.md).
+    ///
+    /// How late the command is comes from outside (--http, --tcp, --rpc, --probe, at --rate) or from its
+    /// own lines (--beat, --miss); --load puts work on it. Ctrl-C ends the run under way; the same
+    /// command goes on where it stopped.
+    ///
+    /// Exit status: 0 when something better was found or the default is best, 1 when nothing lives
+    /// under the cap or meets the goal, 2 when the command cannot be run, 3 when the machine is too
+    /// busy to judge on, 130 after Ctrl-C.
+    ///
+    /// Example: thimble-lab tune --memory 100MiB --budget 5m --http http://127.0.0.1:{port}/ --rate 100
+    /// --lateness 'p99<50ms' -- node server.js --port {port}
+    ///
+    /// Example: thimble-lab tune --beat 'late ([0-9.]+) ms' --lateness 'p99<20ms' -- ./leader --live-mb 200
+    Tune(Box<tuner::tune::Options>),
+    /// Watch what a running program does with its memory, and say what is wrong and which setting to try.
+    ///
+    /// Live, held, resident and returned memory of the process and its descendants; collections and
+    /// pauses as its runtime reports them (GHC -S, Go gctrace, a JVM's unified log, Node --trace-gc),
+    /// found where the process was told to write them, or --log. It changes nothing in the process. A
+    /// page is served at the address that is printed; the summary with the findings comes at the end.
+    ///
+    /// Exit status: 0 when the process or the watch ended (Ctrl-C, --for), 1 when there is no such
+    /// process or it may not be read.
+    ///
+    /// Example: thimble-lab watch --pid 4711 --for 60
+    Watch(tuner::watch::Options),
     /// Disks for virtual machines: a cache of base images and copy-on-write overlays of them.
     Image {
         #[command(subcommand)]
@@ -160,6 +194,8 @@ fn main() -> ExitCode {
         Command::Image { command: Image::Build(options) } => {
             with_runtime(images::command::stoppable(move |stop| machines::build::run(&options, stop)))
         }
+        Command::Watch(options) => with_runtime(tuner::watch::run(options)),
+        Command::Tune(options) => with_runtime(tuner::tune::run(*options)),
         Command::Net(options) => with_runtime(testnet::net::run(options)),
     }
 }

@@ -13,7 +13,7 @@ use rand_chacha::ChaCha20Rng;
 use crate::stats::special::two_sided_inverse;
 
 /// Turns below which no signs can be rarer than 5 %.
-pub(crate) const TURNS_MIN: usize = 6;
+pub const TURNS_MIN: usize = 6;
 /// Turns whose signs are all counted.
 const EXACT_MAX: usize = 14;
 const DRAWS: u32 = 20_000;
@@ -23,19 +23,19 @@ pub(crate) const POWER: f64 = 0.8;
 
 /// What the turns say of one figure.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Paired {
+pub struct Paired {
     /// Mean logarithm of candidate over baseline.
-    pub(crate) mean: f64,
+    pub mean: f64,
     /// Standard deviation of it over turns.
-    pub(crate) spread: f64,
+    pub spread: f64,
     /// That it is as far from zero by chance; none with fewer than [`TURNS_MIN`] turns.
-    pub(crate) p: Option<f64>,
+    pub p: Option<f64>,
     /// Half the width of the interval that has the change in it with 95 %.
-    pub(crate) half_width: f64,
+    pub half_width: f64,
 }
 
 /// `differences`: of each turn, at least two.
-pub(crate) fn judge(differences: &[f64]) -> Option<Paired> {
+pub fn judge(differences: &[f64]) -> Option<Paired> {
     let count = differences.len();
     if count < 2 {
         return None;

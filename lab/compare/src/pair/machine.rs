@@ -28,7 +28,7 @@ pub fn describe() -> String {
 
 /// The counters at one moment.
 #[derive(Clone, Debug)]
-pub(crate) struct Counters {
+pub struct Counters {
     at: Instant,
     /// Ticks of all processors: busy, stolen, all.
     busy: f64,
@@ -40,15 +40,16 @@ pub(crate) struct Counters {
 
 /// What else the machine did between two moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Busy {
+pub struct Busy {
     /// Share of all processors that others took, the hypervisor's included.
-    pub(crate) others: f64,
+    pub others: f64,
     /// Share of the time in which somebody waited for a processor (pressure figures).
-    pub(crate) pressure: Option<f64>,
+    pub pressure: Option<f64>,
 }
 
 impl Counters {
-    pub(crate) fn now() -> Self {
+    /// Those of this moment.
+    pub fn now() -> Self {
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
         let pressure = fs::read_to_string("/proc/pressure/cpu").ok();
         Self::parse(&stat, pressure.as_deref())
@@ -77,7 +78,7 @@ impl Counters {
     }
 
     /// Since `self`, while a command took `own_seconds` of CPU.
-    pub(crate) fn until(&self, later: &Self, own_seconds: f64, ticks_per_second: f64) -> Busy {
+    pub fn until(&self, later: &Self, own_seconds: f64, ticks_per_second: f64) -> Busy {
         let all = later.all - self.all;
         let others = later.busy - self.busy + later.stolen - self.stolen - own_seconds * ticks_per_second;
         let seconds = later.at.duration_since(self.at).as_secs_f64();

@@ -8,7 +8,7 @@
 //! What bounds it: turns and minutes by flags; as many turns may be dropped as are wanted. What it must
 //! never know: what the commands do.
 
-mod analysis;
+pub(crate) mod analysis;
 pub(crate) mod machine;
 mod process;
 mod report;

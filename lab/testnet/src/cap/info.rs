@@ -41,14 +41,18 @@ pub(crate) struct Ended {
     pub(crate) oom_kills: u64,
     /// Most anonymous memory in any sample.
     pub(crate) anonymous_peak_bytes: u64,
+    /// Processes that it left running, which were killed.
+    #[serde(default)]
+    pub(crate) left: usize,
 }
 
 impl Ended {
-    pub(crate) fn of(summary: &Summary) -> Self {
+    pub(crate) fn of(summary: &Summary, left: usize) -> Self {
         Self {
             how: summary.ended.clone(),
             oom_kills: summary.oom_kills,
             anonymous_peak_bytes: summary.anonymous_peak_bytes,
+            left,
         }
     }
 }

@@ -32,6 +32,7 @@ use nix::sys::signal::Signal;
 use rustix::process::{WaitOptions, WaitStatus};
 
 pub use self::group::Kind;
+pub use self::rotating::Rotating;
 pub(crate) use self::rotating::older;
 pub use self::rotating::Rotating;
 use self::{
@@ -97,6 +98,12 @@ pub struct Options {
     /// Kind of group. [default: the first that is possible, in this order]
     #[arg(long)]
     group: Option<Kind>,
+    /// Do not print the summary.
+    #[arg(long)]
+    quiet: bool,
+    /// End, with the command, when the program that started this one does.
+    #[arg(long, hide = true)]
+    with_parent: bool,
     /// The command and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -144,6 +151,10 @@ pub fn run(options: Options) -> ExitCode {
 
 fn run_inner(options: &Options) -> Result<u8> {
     let signals = Signals::block()?;
+    if options.with_parent {
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
+            .context("asking to end with the program that started this one")?;
+    }
     // Orphans of the group come to us and not to process 1, which in a container may never take their exit status; the group could then not be removed.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .context("becoming the subreaper")?;
@@ -222,20 +233,23 @@ fn run_inner(options: &Options) -> Result<u8> {
     if let Some(pump) = pump {
         pump.finish();
     }
-    info.ended = Some(info::Ended::of(&summary));
+    info.ended = Some(info::Ended::of(&summary, left.as_ref().map_or(0, |left| *left)));
     info.write(options.info_file.as_deref());
     if let (Some(path), Some(picture)) = (&series_path, &options.picture) {
         picture::draw(path, picture).with_context(|| format!("drawing {}", picture.display()))?;
     }
     drop(scratch);
-    eprint!("{}", summary::text(&summary, &header));
-    for (what, path) in [("series", &options.json), ("picture", &options.picture)] {
-        if let Some(path) = path {
-            eprintln!("  {what:<11} {}", path.display());
+    if !options.quiet {
+        eprint!("{}", summary::text(&summary, &header));
+        for (what, path) in [("series", &options.json), ("picture", &options.picture)] {
+            if let Some(path) = path {
+                eprintln!("  {what:<11} {}", path.display());
+            }
         }
     }
     match left? {
         0 => {}
+        _ if options.quiet => {}
         left => eprintln!("  left over   {left} processes of the group, killed"),
     }
     Ok(summary.exit_status)

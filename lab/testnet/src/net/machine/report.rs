@@ -198,7 +198,7 @@ impl Report {
             .into_iter()
             .filter(|restarts| restarts.count > 0)
             .collect();
-        let ended = info::Ended::of(&summary);
+        let ended = info::Ended::of(&summary, 0);
         self.write(&Line::Summary(summary));
         ended
     }

@@ -1,0 +1,201 @@
+//! `thimble-lab watch` as its user meets it: real programs whose collectors report, and their faults.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use std::{
+    fs::{self, File},
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// Nothing here takes as long; what has not happened by then will not.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A program that is ended with the test.
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn watch(own: &[&str]) -> Command {
+    let mut watch = Command::new("env");
+    watch.args(["--default-signal", env!("CARGO_BIN_EXE_thimble-lab"), "watch"]).args(own);
+    watch.stdin(Stdio::null());
+    watch
+}
+
+/// Watches to the end: status, standard output, standard error.
+fn run(own: &[&str]) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = watch(own).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (status.code().unwrap(), text(stdout), text(stderr))
+}
+
+/// Starts a program with its output in a file, and waits until the file has the words.
+fn start(command: &mut Command, log: &Path, words: &str) -> Program {
+    let file = File::create(log).unwrap();
+    let child = command.stdin(Stdio::null()).stderr(file.try_clone().unwrap()).stdout(file).spawn();
+    let program = Program(child.unwrap());
+    let start = Instant::now();
+    while !fs::read_to_string(log).unwrap_or_default().contains(words) {
+        assert!(start.elapsed() < PATIENCE, "{words:?} never came: {:?}", fs::read_to_string(log));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    program
+}
+
+fn programs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tuner/programs").canonicalize().unwrap()
+}
+
+/// Collections that the summary tells of.
+fn collections(text: &str) -> u64 {
+    let line =
+        text.lines().find(|line| line.starts_with("collections: ")).unwrap_or_else(|| panic!("{text}"));
+    line["collections: ".len()..].split(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn what_node_collects_is_counted_and_a_page_shows_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("out");
+    let script =
+        "let kept=[];setInterval(()=>{kept=Array.from({length:2e4},(_,i)=>({i}))},20);console.log('ready')";
+    let program = start(Command::new("node").args(["--trace-gc", "-e", script]), &log, "ready");
+    let pid = program.0.id().to_string();
+    let json = folder.path().join("samples.jsonl");
+    let mut watching = watch(&["--pid", &pid, "--interval", "0.2", "--json", json.to_str().unwrap()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(watching.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let address = said.find_map(|line| line.split("http://").nth(1).map(str::to_owned)).unwrap();
+    let address = address.trim_end_matches('/').to_owned();
+    let ask = |path: &str, host: &str| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    let page = ask("/", &address);
+    assert!(page.starts_with("HTTP/1.1 200") && page.contains("content-security-policy"), "{page}");
+    assert!(ask("/", "evil.example").starts_with("HTTP/1.1 421"));
+    // Until some have been counted.
+    let start = Instant::now();
+    let report = loop {
+        let text = ask("/status.json", &address);
+        let report: Value = serde_json::from_str(text.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+        let newest = report["samples"].as_array().unwrap().last().cloned().unwrap_or_default();
+        if newest["collections"].as_u64().unwrap_or(0) >= 5
+            && newest["anonymous_bytes"].as_u64() > Some(1 << 20)
+        {
+            break report;
+        }
+        assert!(start.elapsed() < PATIENCE, "{report}");
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert_eq!(report["runtimes"][0], "node");
+    kill_process(Pid::from_child(&watching), Signal::INT).unwrap();
+    let mut text = String::new();
+    watching.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(watching.wait().unwrap().code(), Some(0), "{text}");
+    assert!(collections(&text) >= 5, "{text}");
+    let samples = fs::read_to_string(json).unwrap();
+    assert!(samples.lines().count() >= 2 && samples.lines().all(|line| line.contains("anonymous_bytes")));
+}
+
+#[test]
+fn what_go_and_java_collect_is_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = format!("{}:/usr/local/go/bin", std::env::var("PATH").unwrap_or_default());
+    let server = folder.path().join("goserver");
+    let built = Command::new("go")
+        .args(["build", "-o"])
+        .arg(&server)
+        .arg(".")
+        .current_dir(programs().join("goserver"))
+        .env("PATH", path)
+        .status();
+    match built {
+        Ok(status) => assert!(status.success()),
+        Err(error) => return testing::missing(format!("go: {error}")),
+    }
+    let log = folder.path().join("go.log");
+    let program = start(Command::new(&server).args(["0", "40"]).env("GODEBUG", "gctrace=1"), &log, "ready");
+    let (status, text, said) = run(&["--pid", &program.0.id().to_string(), "--for", "1"]);
+    assert_eq!(status, 0, "{text}{said}");
+    assert!(collections(&text) >= 2 && text.contains(", go,"), "{text}");
+    drop(program);
+
+    let built =
+        Command::new("javac").arg("-d").arg(folder.path()).arg(programs().join("Server.java")).status();
+    match built {
+        Ok(status) => assert!(status.success()),
+        Err(error) => return testing::missing(format!("javac: {error}")),
+    }
+    let gc = folder.path().join("gc.log");
+    let mut java = Command::new("java");
+    java.arg("-Xmx128m").arg(format!("-Xlog:gc*:file={}", gc.display()));
+    java.arg("-cp").arg(folder.path()).args(["Server", "0", "60"]);
+    let program = start(&mut java, &folder.path().join("java.log"), "ready");
+    let (status, text, said) = run(&["--pid", &program.0.id().to_string(), "--for", "1", "--no-page"]);
+    assert_eq!(status, 0, "{text}{said}");
+    assert!(collections(&text) >= 1 && text.contains("jvm"), "{text}{said}");
+}
+
+#[test]
+fn a_leak_is_named_as_one_and_a_log_of_garbage_hurts_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("out");
+    let script = "const kept=[];setInterval(()=>{kept.push(new Array(4e5).fill(kept.length+0.5));gc()},150);\
+                  console.log('ready \\x00\\xff 99999999999999999999 ms: Mark-Compact -> (((')";
+    let mut node = Command::new("node");
+    let program = start(node.args(["--trace-gc", "--expose-gc", "-e", script]), &log, "ready");
+    let pid = program.0.id().to_string();
+    let (status, text, said) = run(&["--pid", &pid, "--interval", "0.2", "--for", "12", "--no-page"]);
+    assert_eq!(status, 0, "{text}{said}");
+    assert!(text.contains("finding live_grows"), "{text}");
+}
+
+#[test]
+fn a_process_that_ends_ends_the_watch_and_one_that_is_not_there_is_said() {
+    let mut sleep = Command::new("sleep").arg("1.5").spawn().unwrap();
+    let pid = sleep.id().to_string();
+    let reaper = std::thread::spawn(move || sleep.wait().unwrap());
+    let (status, text, said) = run(&["--pid", &pid, "--interval", "0.2", "--no-page"]);
+    reaper.join().unwrap();
+    assert_eq!(status, 0, "{text}{said}");
+    assert!(text.contains("it has ended"), "{text}");
+
+    let (status, text, said) = run(&["--pid", "4194303"]);
+    assert_eq!((status, text.as_str()), (1, ""));
+    assert!(said.contains("there is no process 4194303"), "{said}");
+}
+
+#[test]
+fn a_program_without_a_report_is_watched_all_the_same_and_told_how_to_make_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = start(
+        Command::new("node").args(["-e", "console.log('ready');setInterval(()=>{},1000)"]),
+        &folder.path().join("out"),
+        "ready",
+    );
+    let pid = program.0.id().to_string();
+    let (status, text, said) = run(&["--pid", &pid, "--for", "0.5", "--no-page"]);
+    assert_eq!(status, 0, "{text}{said}");
+    let said = said + &text;
+    assert!(said.contains("--trace-gc") || text.contains("tells of none"), "{said}");
+    assert!(text.contains("memory: peak"), "{text}");
+}

@@ -1,0 +1,181 @@
+//! Settings that can be tried: a file for each runtime, and files of the user's own in the same form.
+//!
+//! A knob has a name, a sentence that says what it does and costs, the values that are tried beside
+//! the default, and how a value gets to the program: as arguments or in a variable of the environment.
+//!
+//! What bounds it: the bytes of a file, [`KNOBS_MAX`], [`VALUES_MAX`] and [`TEXT_BYTES_MAX`].
+//! What it must never know: what a setting did.
+
+mod file;
+mod setting;
+
+pub(crate) use self::{
+    file::{Log, Runtime, read, shipped, shipped_names},
+    setting::{Applied, Setting, Spot},
+};
+
+use serde::Deserialize;
+
+/// Knobs of one search, over all files.
+pub(crate) const KNOBS_MAX: usize = 64;
+/// Values of one knob.
+pub(crate) const VALUES_MAX: usize = 16;
+/// Length of a name, a value or a template.
+pub(crate) const TEXT_BYTES_MAX: usize = 400;
+
+/// One setting of a program.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Knob {
+    /// As it is called in reports.
+    pub(crate) name: String,
+    /// What it does and what it costs, in a sentence.
+    pub(crate) why: String,
+    /// Tried beside the default, the one that saves most memory first.
+    pub(crate) values: Vec<Value>,
+    /// How a value gets to the program.
+    pub(crate) way: Way,
+    /// What the runtime's own list of settings has, if it has this one.
+    pub(crate) listed: Option<String>,
+}
+
+/// A value of a knob.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Value {
+    /// As it stands.
+    Fixed(String),
+    /// A part of the memory that the default takes.
+    OfPeak(f64, Suffix),
+}
+
+/// How sizes are written for a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) enum Suffix {
+    /// `12m`
+    #[serde(rename = "m")]
+    SmallM,
+    /// `12MiB`
+    #[serde(rename = "MiB")]
+    Mib,
+    /// `12`, in MiB.
+    #[serde(rename = "")]
+    None,
+    /// `0xc00000` without the prefix, in bytes.
+    #[serde(rename = "hex")]
+    Hex,
+}
+
+/// How a value gets to the program; at least one of both.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Way {
+    pub(crate) argument: Option<Argument>,
+    pub(crate) environment: Option<Variable>,
+    /// The value within its form, such as `-A{}`.
+    pub(crate) text: String,
+}
+
+/// Words of the command line; `{}` as a word of its own takes the texts of all knobs that have the same template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Argument {
+    pub(crate) template: Vec<String>,
+    pub(crate) place: Place,
+}
+
+/// Where arguments go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Place {
+    /// Behind the name of the program.
+    First,
+    /// Behind everything.
+    #[default]
+    End,
+}
+
+/// A variable of the environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Variable {
+    pub(crate) name: String,
+    /// What stands between several settings; without it the variable has one.
+    pub(crate) join: Option<String>,
+}
+
+/// Which way is taken where a knob has both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum By {
+    /// Arguments of the command line.
+    Argument,
+    /// Variables of the environment.
+    Environment,
+}
+
+impl Value {
+    /// Before it is known what the default takes.
+    pub(crate) fn shown(&self) -> String {
+        match self {
+            Self::Fixed(text) => text.clone(),
+            Self::OfPeak(part, _) => format!("{:.0} % of the default's peak", part * 100.0),
+        }
+    }
+
+    /// As the program reads it, given what the default takes.
+    pub(crate) fn text(&self, peak_bytes: u64) -> String {
+        let (part, suffix) = match self {
+            Self::Fixed(text) => return text.clone(),
+            Self::OfPeak(part, suffix) => (*part, *suffix),
+        };
+        let bytes = (peak_bytes as f64 * part).max(0.0) as u64;
+        // To two digits, so that a search begun again meets the same values.
+        let mib = rounded((bytes >> 20).max(1));
+        match suffix {
+            Suffix::SmallM => format!("{mib}m"),
+            Suffix::Mib => format!("{mib}MiB"),
+            Suffix::None => mib.to_string(),
+            Suffix::Hex => format!("{:x}", mib << 20),
+        }
+    }
+}
+
+/// To two digits.
+fn rounded(number: u64) -> u64 {
+    let mut unit = 1;
+    while number / unit >= 100 {
+        unit *= 10;
+    }
+    (number + unit / 2) / unit * unit
+}
+
+impl Way {
+    /// Takes the way preferred, or the one there is.
+    fn chosen(&self, by: By) -> Chosen<'_> {
+        match (by, &self.argument, &self.environment) {
+            (By::Argument, Some(argument), _) | (By::Environment, Some(argument), None) => {
+                Chosen::Argument(argument)
+            }
+            (_, _, Some(variable)) => Chosen::Environment(variable),
+            (By::Argument, None, None) | (By::Environment, None, None) => Chosen::Nothing,
+        }
+    }
+}
+
+enum Chosen<'a> {
+    Argument(&'a Argument),
+    Environment(&'a Variable),
+    Nothing,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_the_peak_are_written_as_the_program_reads_them() {
+        let of = |suffix| Value::OfPeak(0.5, suffix).text(1234 << 20);
+        assert_eq!(of(Suffix::SmallM), "620m");
+        assert_eq!(of(Suffix::Mib), "620MiB");
+        assert_eq!(of(Suffix::None), "620");
+        assert_eq!(of(Suffix::Hex), format!("{:x}", 620_u64 << 20));
+        assert_eq!(Value::OfPeak(0.1, Suffix::None).text(1 << 20), "1", "never nothing");
+        assert_eq!(Value::Fixed("off".into()).text(0), "off");
+        assert_eq!((rounded(99), rounded(104), rounded(105), rounded(9_949)), (99, 100, 110, 9_900));
+    }
+}

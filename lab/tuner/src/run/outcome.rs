@@ -1,0 +1,109 @@
+//! What one run said.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::lateness::Lateness;
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", content = "words", rename_all = "snake_case")]
+pub(crate) enum Outcome {
+    /// It did its work until it was told to stop, or ended well by itself.
+    Lived,
+    /// The kernel killed a process of it for lack of memory.
+    OutOfMemory(String),
+    /// It ended by itself before it was told to: how, and its last lines.
+    Ended(String),
+    /// It was not ready in time: how long that was, and its last lines.
+    NeverReady(String),
+    /// The work that was put on it failed.
+    LoadFailed(String),
+    /// Its first process ended and left others running in the background.
+    LeftBehind(String),
+}
+
+impl Outcome {
+    pub(crate) fn lived(&self) -> bool {
+        *self == Self::Lived
+    }
+
+    /// For a column of a table.
+    pub(crate) fn short(&self) -> &'static str {
+        match self {
+            Self::Lived => "lived",
+            Self::OutOfMemory(_) => "killed for memory",
+            Self::Ended(_) => "ended early",
+            Self::NeverReady(_) => "never ready",
+            Self::LoadFailed(_) => "load failed",
+            Self::LeftBehind(_) => "left for the background",
+        }
+    }
+
+    pub(crate) fn words(&self) -> &str {
+        match self {
+            Self::Lived => "",
+            Self::OutOfMemory(words)
+            | Self::Ended(words)
+            | Self::NeverReady(words)
+            | Self::LoadFailed(words)
+            | Self::LeftBehind(words) => words,
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.words() {
+            "" => f.write_str(self.short()),
+            words => write!(f, "{}: {words}", self.short()),
+        }
+    }
+}
+
+/// What was measured, over all processes of the command.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    pub(crate) outcome: Outcome,
+    /// Most anonymous memory at any moment.
+    pub(crate) peak_bytes: u64,
+    /// Anonymous memory at the end.
+    pub(crate) end_bytes: u64,
+    /// CPU time of the whole run.
+    pub(crate) cpu_seconds: f64,
+    /// From the start of the process to its being ready.
+    pub(crate) start_millis: Option<f64>,
+    /// How long it ran.
+    pub(crate) seconds: f64,
+    /// Most that was live after a collection of everything, where the runtime tells.
+    pub(crate) live_bytes: Option<u64>,
+    /// Part of the CPU time that the collector took, where the runtime tells.
+    pub(crate) collector_percent: Option<f64>,
+    /// Collections, and the longest pause of them, where the runtime tells.
+    pub(crate) collections: Option<u64>,
+    pub(crate) pause_max_millis: Option<f64>,
+    /// Answers or beats.
+    pub(crate) lateness: Option<Lateness>,
+    /// Part of all processors that others took meanwhile.
+    pub(crate) others_percent: f64,
+}
+
+impl Default for Measured {
+    fn default() -> Self {
+        Self {
+            outcome: Outcome::Lived,
+            peak_bytes: 0,
+            end_bytes: 0,
+            cpu_seconds: 0.0,
+            start_millis: None,
+            seconds: 0.0,
+            live_bytes: None,
+            collector_percent: None,
+            collections: None,
+            pause_max_millis: None,
+            lateness: None,
+            others_percent: 0.0,
+        }
+    }
+}

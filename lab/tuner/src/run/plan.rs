@@ -1,0 +1,110 @@
+//! What every run of a search has in common.
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Result, ensure};
+use regex::Regex;
+
+use crate::{
+    knob::{By, Log},
+    probe::Target,
+};
+
+/// What every run has in common. `{port}`, `{port2}`, `{port3}` and `{folder}` in a text stand for
+/// free ports and a fresh folder of each run.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    /// This program, which has `cap`.
+    pub(crate) exe: PathBuf,
+    pub(crate) command: Vec<String>,
+    pub(crate) by: By,
+    pub(crate) cap_bytes: u64,
+    pub(crate) ready: Option<Ready>,
+    pub(crate) ready_within: Duration,
+    /// How long it is measured once it is ready; with a load, how long that may take at most.
+    pub(crate) phase: Duration,
+    pub(crate) until_load_ends: bool,
+    pub(crate) probe: Option<Probe>,
+    pub(crate) per_second: f64,
+    pub(crate) beat: Option<Regex>,
+    pub(crate) beat_period: Option<Duration>,
+    pub(crate) miss: Option<Regex>,
+    pub(crate) load: Option<String>,
+    /// How the collector is made to report.
+    pub(crate) log: Option<Log>,
+    /// Where folders of runs are made.
+    pub(crate) scratch: PathBuf,
+}
+
+/// The sign that a program is ready.
+#[derive(Clone, Debug)]
+pub(crate) enum Ready {
+    /// A line that it prints.
+    Line(Regex),
+    /// An answer.
+    Answer(Probe),
+}
+
+/// A question, as text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Probe {
+    Http(String),
+    Tcp(String),
+    /// Address, method, parameters.
+    Rpc(String, String, Option<String>),
+    Command(String),
+}
+
+impl Probe {
+    pub(crate) fn target(&self, names: &Names) -> Result<Target> {
+        match self {
+            Self::Http(address) => Target::http(&names.fill(address)),
+            Self::Tcp(address) => Target::tcp(&names.fill(address)),
+            Self::Rpc(address, method, parameters) => {
+                Target::rpc(&names.fill(address), method, parameters.as_deref())
+            }
+            Self::Command(command) => Ok(Target::Command(names.fill(command))),
+        }
+    }
+}
+
+/// Stand-ins and what they stand for in one run.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Names(Vec<(&'static str, String)>);
+
+impl Names {
+    pub(crate) fn new(folder: &str, ports: &[u16]) -> Self {
+        let names = ["{port}", "{port2}", "{port3}"].into_iter();
+        let mut all: Vec<_> = names.zip(ports).map(|(name, port)| (name, port.to_string())).collect();
+        all.push(("{folder}", folder.to_owned()));
+        Self(all)
+    }
+
+    pub(crate) fn fill(&self, text: &str) -> String {
+        self.0.iter().fold(text.to_owned(), |text, (name, value)| text.replace(name, value))
+    }
+}
+
+/// Free ports of the loopback address: nobody had them a moment ago.
+pub(crate) fn free_ports(count: usize) -> Result<Vec<u16>> {
+    let open: Vec<_> =
+        (0..count).map(|_| std::net::TcpListener::bind(("127.0.0.1", 0))).collect::<Result<_, _>>()?;
+    let ports: Vec<u16> =
+        open.iter().map(|socket| Ok(socket.local_addr()?.port())).collect::<std::io::Result<_>>()?;
+    ensure!(ports.len() == count, "{count} ports were asked for, and {} are free", ports.len());
+    Ok(ports)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_run_has_ports_and_a_folder_of_its_own() {
+        let ports = free_ports(3).unwrap();
+        let names = Names::new("/tmp/x", &ports);
+        let filled = names.fill("serve --port {port} --peer {port2} --data {folder}/data {port}");
+        let [first, second, _] = ports.as_slice() else { panic!("three were asked for") };
+        assert_eq!(filled, format!("serve --port {first} --peer {second} --data /tmp/x/data {first}"));
+    }
+}

@@ -1,0 +1,119 @@
+//! Each knob alone: whether it does anything, and what.
+
+use anyhow::Result;
+
+use super::{Bench, Fate, Search, Trial};
+use crate::{
+    knob::{Setting, Spot},
+    run::{Measured, Outcome},
+};
+
+/// Part of the time that knobs alone may take.
+const PART_OF_TIME: f64 = 0.5;
+/// A change is one from so many standard deviations on.
+const DEVIATIONS: f64 = 4.0;
+
+/// Values of a knob that are tried alone although they are late.
+const TRIED_MAX: usize = 3;
+/// A difference this many times what may be chance needs no second run.
+const CLEAR: f64 = 3.0;
+
+/// A figure by which an effect shows, and the least spread of it that is believed.
+type Sign = (fn(&Measured) -> Option<f64>, f64);
+
+const SIGNS: [Sign; 5] = [
+    (|run| Some((run.peak_bytes.max(1) as f64).ln()), 0.006),
+    (|run| Some((run.end_bytes.max(1) as f64).ln()), 0.01),
+    (|run| Some(run.cpu_seconds.max(0.01).ln()), 0.015),
+    (|run| run.collections.map(|count| (count as f64).max(1.0).ln()), 0.03),
+    (|run| run.collector_percent.map(|percent| (percent + 0.5).ln()), 0.1),
+];
+
+impl<B: Bench> Search<'_, B> {
+    pub(super) async fn alone(&mut self) -> Result<()> {
+        let all = self.bench.left().as_secs_f64();
+        for knob in 0..self.asked.knobs.len() {
+            let spent = all - self.bench.left().as_secs_f64();
+            if spent > all * PART_OF_TIME || !self.has_time_for(1) {
+                break;
+            }
+            let fate = self.one(knob).await?;
+            if let Some(known) = self.fates.get_mut(knob) {
+                *known = fate;
+            }
+        }
+        Ok(())
+    }
+
+    /// The most saving value, then the others from the mildest on until one shows an effect.
+    async fn one(&mut self, knob: usize) -> Result<Fate> {
+        let values = self.asked.knobs.get(knob).map_or(0, |knob| knob.values.len());
+        let mut words = None;
+        let mut order: Vec<usize> = vec![0];
+        order.extend((1..values).rev());
+        let (mut lived, mut is_alive) = (0, false);
+        for value in order {
+            let setting = Setting::one(Spot { knob, value });
+            let run = self.run(&setting, "alone").await?;
+            match &run.outcome {
+                Outcome::Lived => lived += 1,
+                Outcome::Ended(why) | Outcome::NeverReady(why) => {
+                    words = Some(why.clone());
+                    continue;
+                }
+                // Killed as the default is, or for the work put on it: no proof of an effect, and none against.
+                Outcome::OutOfMemory(_) | Outcome::LoadFailed(_) | Outcome::LeftBehind(_) => {}
+            }
+            is_alive = is_alive || self.has_effect(&setting).await?;
+            // One that went too far says nothing of the milder ones.
+            if is_alive && (self.judge.meets(&run) || lived >= TRIED_MAX) {
+                break;
+            }
+            if is_alive {
+                continue;
+            }
+            if lived >= 2 {
+                break;
+            }
+        }
+        Ok(match words {
+            _ if is_alive => Fate::Alive,
+            // A value that ends the program has an effect, but none that anybody wants.
+            Some(words) if lived == 0 => Fate::Refused(words),
+            _ => Fate::Dead,
+        })
+    }
+
+    /// Whether the setting's runs differ from the default's by more than chance; one that does by
+    /// little runs again.
+    async fn has_effect(&mut self, setting: &Setting) -> Result<bool> {
+        let effect = self.effect(setting);
+        if !(1.0..=CLEAR).contains(&effect) || !self.has_time_for(1) {
+            return Ok(effect >= 1.0);
+        }
+        self.run(setting, "alone, again").await?;
+        Ok(self.effect(setting) >= 1.0)
+    }
+
+    /// The largest difference from the default in any sign, as a multiple of what may be chance.
+    fn effect(&self, setting: &Setting) -> f64 {
+        let trials = (self.table.trial(&Setting::default()), self.table.trial(setting));
+        let (Some(default), Some(trial)) = trials else { return 0.0 };
+        // Under a cap that kills the default, whatever can be set may be what saves it.
+        if !default.lived() || !trial.lived() {
+            return f64::INFINITY;
+        }
+        let runs = 1.0 / default.runs.len() as f64 + 1.0 / trial.runs.len() as f64;
+        let of_sign = |(of, least): &Sign| {
+            let chance = DEVIATIONS * self.table.spread(*least, of) * runs.sqrt();
+            let difference = mean(trial, of).zip(mean(default, of));
+            difference.map_or(0.0, |(value, usual)| (value - usual).abs() / chance)
+        };
+        SIGNS.iter().map(of_sign).fold(0.0, f64::max)
+    }
+}
+
+fn mean(trial: &Trial, of: &fn(&Measured) -> Option<f64>) -> Option<f64> {
+    let values: Vec<f64> = trial.runs.iter().filter_map(of).collect();
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}

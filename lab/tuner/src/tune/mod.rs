@@ -1,0 +1,225 @@
+//! `thimble-lab tune`: finds the settings of a program's runtime with which it needs least and keeps
+//! its deadline, and proves them.
+
+mod chosen;
+mod executor;
+mod options;
+mod paste;
+mod report;
+mod table;
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use tokio::sync::watch;
+
+pub use self::options::Options;
+use self::{
+    chosen::Chosen,
+    executor::{Executor, TooNoisy, clock},
+    options::machine_bytes,
+    report::{About, Report, Verdict},
+};
+use crate::{
+    journal::Journal,
+    knob,
+    run::{Plan, Stopped},
+    search::{Asked, End, Unusable, measure, search},
+};
+
+/// Nothing lives, or meets the goal.
+const EXIT_NOTHING: u8 = 1;
+/// The search could not begin.
+const EXIT_FAULT: u8 = 2;
+/// The machine was too busy.
+const EXIT_NOISY: u8 = 3;
+const EXIT_INTERRUPTED: u8 = 130;
+
+/// Searches and prints. Exit status as in the help text.
+pub async fn run(options: Options) -> Result<ExitCode> {
+    let (stop, stopped) = watch::channel(false);
+    let asked = tokio::spawn(ask_to_stop(stop));
+    let done = tune(&options, stopped).await;
+    asked.abort();
+    done.or_else(|error| {
+        if error.is::<Stopped>() {
+            eprintln!(
+                "\nthimble-lab tune: stopped; nothing of the command is left running. The same command goes on where it stopped."
+            );
+            return Ok(ExitCode::from(EXIT_INTERRUPTED));
+        }
+        eprintln!("thimble-lab tune: {error:#}");
+        Ok(ExitCode::from(if error.is::<TooNoisy>() { EXIT_NOISY } else { EXIT_FAULT }))
+    })
+}
+
+/// The first signal ends the run under way in order; the second ends us, and the cap's own process
+/// ends what it runs.
+async fn ask_to_stop(stop: watch::Sender<bool>) -> Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    loop {
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+        if stop.send_replace(true) {
+            std::process::exit(i32::from(EXIT_INTERRUPTED));
+        }
+    }
+}
+
+async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode> {
+    if !options.table.is_empty() {
+        print!("{}", table::table(&options.table)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    options.check()?;
+    let program = options.command.first().context("there is no command")?;
+    let chosen = Chosen::of(options, program)?;
+    if options.list {
+        print!("{}", chosen.list());
+        return Ok(ExitCode::SUCCESS);
+    }
+    ensure!(
+        !chosen.knobs.is_empty() || options.measure.is_some(),
+        "nothing can be set: {program} shows no runtime that is known ({}); name one with --runtime, or give a file with --knobs",
+        knob::shipped_names().join(", ")
+    );
+    let machine = machine_bytes()?;
+    let cap_bytes = options.memory.unwrap_or(machine);
+    let folder = options.state.clone().unwrap_or_else(|| {
+        let name = Path::new(program).file_stem().map_or("command".into(), |name| name.to_string_lossy());
+        PathBuf::from(format!("tune-{name}"))
+    });
+    let identity = format!(
+        "{:?}",
+        (
+            (&options.command, cap_bytes, &chosen.knobs, chosen.by, options.lateness, options.goal),
+            (options.question()?, options.rate, options.load(), options.phase(), options.past_load),
+            (
+                options.beat.as_ref().map(regex::Regex::as_str),
+                options.beat_every,
+                options.miss.as_ref().map(regex::Regex::as_str),
+                format!("{:?}", options.ready),
+                options.ready_within,
+            ),
+        )
+    );
+    let journal = Journal::open(&folder, &options.command.join(" "), &identity, options.fresh)?;
+    let scratch = folder.canonicalize()?.join("scratch");
+    // What a search that was killed left there.
+    if scratch.exists() {
+        std::fs::remove_dir_all(&scratch).with_context(|| format!("removing {}", scratch.display()))?;
+    }
+    std::fs::create_dir_all(&scratch)?;
+    let plan = Plan {
+        exe: std::env::current_exe().context("finding this program")?,
+        command: options.command.clone(),
+        by: chosen.by,
+        cap_bytes,
+        ready: options.ready.clone(),
+        ready_within: options.ready_within,
+        phase: options.phase(),
+        until_load_ends: options.load().is_some() && !options.past_load,
+        probe: options.question()?,
+        per_second: options.rate,
+        beat: options.beat.clone(),
+        beat_period: options.beat_every,
+        miss: options.miss.clone(),
+        load: options.load().map(str::to_owned),
+        log: chosen.log.clone(),
+        scratch: scratch.clone(),
+    };
+    let asked = Asked {
+        knobs: chosen.knobs.clone(),
+        aim: options.goal,
+        goal: options.lateness,
+        is_late_measured: plan.probe.is_some() || plan.beat.is_some() || plan.miss.is_some(),
+        cap_bytes,
+        cap_bytes_max: machine,
+        is_capped: options.memory.is_some(),
+    };
+    begin(options, &chosen, &journal);
+    let limits = (options.budget, options.busy);
+    let mut executor = Executor::new(plan, &chosen.knobs, journal, limits, stop);
+    let found = match options.measure {
+        Some(runs) => measure(&mut executor, &asked, usize::from(runs)).await,
+        None => search(&mut executor, &asked).await,
+    };
+    let _ = std::fs::remove_dir_all(&scratch);
+    let found = found.map_err(|error| match error.downcast::<Unusable>() {
+        Ok(Unusable(outcome)) => anyhow::anyhow!("{}", report::unusable(&outcome)),
+        Err(error) => error,
+    })?;
+    let paste = match &found.end {
+        End::Better(confirmed) => Some(paste::paste(
+            &options.command,
+            &chosen.knobs,
+            &confirmed.setting,
+            found.peak_bytes,
+            chosen.by,
+            (options.memory, chosen.path.as_deref()),
+        )),
+        _ => None,
+    };
+    let report = Report::new(
+        &found,
+        About {
+            command: &options.command,
+            knobs: &chosen.knobs,
+            runtimes: chosen.titles.clone(),
+            absent: chosen.absent.clone(),
+            cap_bytes,
+            is_capped: options.memory.is_some(),
+            runs: executor.made,
+            discarded: executor.discarded,
+            spent_seconds: executor.spent().as_secs_f64(),
+            paste,
+        },
+    );
+    print(&report, options, executor.journal.folder())?;
+    Ok(match report.verdict {
+        Verdict::Better | Verdict::DefaultIsBest | Verdict::Measured => ExitCode::SUCCESS,
+        Verdict::KilledEverywhere | Verdict::GoalNotMet => ExitCode::from(EXIT_NOTHING),
+    })
+}
+
+fn print(report: &Report, options: &Options, folder: &Path) -> Result<()> {
+    let json = serde_json::to_string_pretty(report)? + "\n";
+    std::fs::write(folder.join("report.json"), &json)?;
+    let is_stdout = options.json.as_deref() == Some(Path::new("-"));
+    if is_stdout {
+        print!("{json}");
+        return Ok(());
+    }
+    if let Some(path) = &options.json {
+        std::fs::write(path, &json).with_context(|| format!("writing {}", path.display()))?;
+    }
+    print!("{}", report.text());
+    Ok(())
+}
+
+fn begin(options: &Options, chosen: &Chosen, journal: &Journal) {
+    eprintln!(
+        "tune: {} | {} | {} settings | at most {} | folder {}",
+        options.command.join(" "),
+        chosen.titles.join(", "),
+        chosen.knobs.len(),
+        clock(options.budget),
+        journal.folder().display()
+    );
+    if journal.resumed > 0 {
+        eprintln!(
+            "      goes on: {} runs in {} are known (--fresh begins anew)",
+            journal.resumed,
+            clock(Duration::from_secs_f64(journal.spent_seconds))
+        );
+    }
+}
