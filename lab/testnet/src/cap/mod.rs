@@ -32,7 +32,6 @@ use nix::sys::signal::Signal;
 use rustix::process::{WaitOptions, WaitStatus};
 
 pub use self::group::Kind;
-pub use self::rotating::Rotating;
 pub(crate) use self::rotating::older;
 pub use self::rotating::Rotating;
 use self::{
