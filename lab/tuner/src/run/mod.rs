@@ -185,7 +185,7 @@ async fn measure(
     let ticks = rustix::param::clock_ticks_per_second() as f64;
     let busy = counters.until(&Counters::now(), own_seconds, ticks);
 
-    let Some(summary) = summary(&files.series)? else {
+    let Some((summary, held)) = read_series(&files.series)? else {
         // Its own words, which came the way of the command's.
         bail!("the command could not be run under its cap: {}", output.tail());
     };
@@ -197,8 +197,8 @@ async fn measure(
     let outcome = outcome(verdict, &summary, stopped_by_us, left(&files.info), &output);
     Ok(Measured {
         outcome,
-        peak_bytes: summary.anonymous_peak_bytes,
-        end_bytes: summary.anonymous_last_bytes,
+        peak_bytes: held.peak_bytes,
+        end_bytes: held.end_bytes,
         cpu_seconds: summary.cpu_seconds,
         start_millis: work.ready_at.map(|at| (at - started).as_secs_f64() * 1_000.0),
         seconds: summary.seconds,
@@ -376,7 +376,7 @@ async fn end(child: &mut Child, has_ended: bool) -> Result<()> {
 fn outcome(verdict: Verdict, summary: &Summary, stopped_by_us: bool, left: u64, output: &Output) -> Outcome {
     let tail = || output.tail();
     if summary.oom_kills > 0 {
-        let at = budget::format_size(summary.anonymous_peak_bytes);
+        let at = budget::format_size(summary.anonymous_peak_bytes.max(summary.shared_peak_bytes));
         return Outcome::OutOfMemory(format!(
             "after {:.1} s, with {at} of anonymous memory at most\n{}",
             summary.seconds,
@@ -417,22 +417,36 @@ fn own_cpu_seconds() -> f64 {
     of(UsageWho::RUSAGE_SELF) + of(UsageWho::RUSAGE_CHILDREN)
 }
 
-/// The last line of the series; none when the command never ran.
-fn summary(path: &str) -> Result<Option<Summary>> {
+/// Memory that cannot be dropped: anonymous, and shared memory, in which some collectors keep the heap.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    peak_bytes: u64,
+    /// When the command was last seen alive.
+    end_bytes: u64,
+}
+
+/// The summary, and what the samples say was held; none when the command never ran.
+fn read_series(path: &str) -> Result<Option<(Summary, Held)>> {
     let Ok(file) = fs::File::open(path) else { return Ok(None) };
     let mut reader = BufReader::new(file);
     let mut line = Vec::new();
+    let mut held = Held::default();
     loop {
         line.clear();
         let count = (&mut reader).take(SERIES_LINE_BYTES_MAX).read_until(b'\n', &mut line)?;
         if count == 0 {
             return Ok(None);
         }
-        // Only the summary is read; samples are many.
-        if line.starts_with(br#"{"kind":"summary""#)
-            && let Ok(Line::Summary(summary)) = serde_json::from_slice(&line)
-        {
-            return Ok(Some(summary));
+        match serde_json::from_slice(&line) {
+            Ok(Line::Sample(sample)) => {
+                let bytes = sample.anonymous_bytes.saturating_add(sample.shared_bytes);
+                held.peak_bytes = held.peak_bytes.max(bytes);
+                if !sample.processes.is_empty() {
+                    held.end_bytes = bytes;
+                }
+            }
+            Ok(Line::Summary(summary)) => return Ok(Some((summary, held))),
+            _ => {}
         }
     }
 }

@@ -66,9 +66,9 @@ impl fmt::Display for Outcome {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measured {
     pub(crate) outcome: Outcome,
-    /// Most anonymous memory at any moment.
+    /// Most anonymous and shared memory at any moment.
     pub(crate) peak_bytes: u64,
-    /// Anonymous memory at the end.
+    /// The same at the end.
     pub(crate) end_bytes: u64,
     /// CPU time of the whole run.
     pub(crate) cpu_seconds: f64,

@@ -162,7 +162,7 @@ fn peak_kept(facts: &Facts<'_>) -> Option<Finding> {
         name: "peak_kept",
         text: format!(
             "It grew from {} to {} while it worked, and after {:.0} s at rest {} of it is still held. \
-             How much of that lives nobody tells.{}",
+             How much of it is live is not reported.{}",
             format_size(facts.before_peak_bytes),
             format_size(facts.peak_bytes),
             facts.idle_seconds,
