@@ -32,8 +32,8 @@ use nix::sys::signal::Signal;
 use rustix::process::{WaitOptions, WaitStatus};
 
 pub use self::group::Kind;
-pub(crate) use self::rotating::older;
 pub use self::rotating::Rotating;
+pub(crate) use self::rotating::older;
 use self::{
     group::{Caps, Group},
     info::Info,
