@@ -6,6 +6,7 @@ use std::{
     fs::{self, File},
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
@@ -136,7 +137,7 @@ fn what_go_and_java_collect_is_counted() {
     let program = start(Command::new(&server).args(["0", "40"]).env("GODEBUG", "gctrace=1"), &log, "ready");
     let (status, text, said) = run(&["--pid", &program.0.id().to_string(), "--for", "1"]);
     assert_eq!(status, 0, "{text}{said}");
-    assert!(collections(&text) >= 2 && text.contains(", go,"), "{text}");
+    assert!(collections(&text) >= 2 && text.contains(", go"), "{text}");
     drop(program);
 
     let built =
@@ -198,4 +199,126 @@ fn a_program_without_a_report_is_watched_all_the_same_and_told_how_to_make_one()
     let said = said + &text;
     assert!(said.contains("--trace-gc") || text.contains("tells of none"), "{said}");
     assert!(text.contains("memory: peak"), "{text}");
+}
+
+/// Newest sample of a `--json` file for which `is_it` holds.
+fn sample(file: &Path, is_it: impl Fn(&Value) -> bool) -> Value {
+    let start = Instant::now();
+    loop {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        // The last line may not be whole yet.
+        let mut samples = text.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        if let Some(sample) = samples.find(|sample| is_it(sample)) {
+            return sample;
+        }
+        assert!(start.elapsed() < PATIENCE, "{:?}", text.lines().last());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_go_program_that_keeps_its_garbage_at_rest_is_named_with_its_setting() {
+    const SOURCE: &str = r#"package main
+import ("fmt"; "runtime"; "time")
+var kept [][]byte
+func main() {
+	for i := 0; i < 150; i++ {
+		piece := make([]byte, 1<<20)
+		for at := range piece { piece[at] = 1 }
+		kept = append(kept, piece)
+	}
+	kept = nil
+	runtime.GC()
+	fmt.Println("ready")
+	time.Sleep(time.Minute)
+}
+"#;
+    let folder = tempfile::tempdir().unwrap();
+    let (source, program) = (folder.path().join("main.go"), folder.path().join("program"));
+    fs::write(&source, SOURCE).unwrap();
+    let path = format!("{}:/usr/local/go/bin", std::env::var("PATH").unwrap_or_default());
+    let mut build = Command::new("go");
+    match build.args(["build", "-o"]).args([&program, &source]).env("PATH", path).status() {
+        Ok(status) => assert!(status.success()),
+        Err(error) => return testing::missing(format!("go: {error}")),
+    }
+    // What is free stays resident until the kernel wants it.
+    let mut command = Command::new(&program);
+    command.env("GODEBUG", "gctrace=1,madvdontneed=0");
+    let program = start(&mut command, &folder.path().join("log"), "ready");
+    let pid = program.0.id().to_string();
+    let (status, text, said) = run(&["--pid", &pid, "--interval", "0.5", "--for", "8", "--no-page"]);
+    assert_eq!(status, 0, "{text}{said}");
+    for words in ["finding holds_garbage", "madvdontneed=0", "try GOMEMLIMIT"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    assert!(!text.contains("live_grows"), "{text}");
+}
+
+#[test]
+fn a_java_program_with_a_large_first_heap_is_named_with_its_setting() {
+    const SOURCE: &str = "public class Rest { public static void main(String[] a) throws Exception {\
+        System.gc(); System.out.println(\"ready\"); Thread.sleep(60000); } }";
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("Rest.java");
+    fs::write(&source, SOURCE).unwrap();
+    match Command::new("javac").arg(&source).status() {
+        Ok(status) => assert!(status.success()),
+        Err(error) => return testing::missing(format!("javac: {error}")),
+    }
+    let mut java = Command::new("java");
+    java.args(["-XX:+UseSerialGC", "-Xms256m", "-XX:+AlwaysPreTouch"]);
+    java.arg(format!("-Xlog:gc:file={}", folder.path().join("gc.log").display()));
+    java.arg("-cp").arg(folder.path()).arg("Rest");
+    let program = start(&mut java, &folder.path().join("out"), "ready");
+    let pid = program.0.id().to_string();
+    let (status, text, said) = run(&["--pid", &pid, "--interval", "0.5", "--for", "8", "--no-page"]);
+    assert_eq!(status, 0, "{text}{said}");
+    for words in ["finding holds_garbage", "-Xms256m", "try -XX:G1PeriodicGCInterval"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+}
+
+#[test]
+fn a_log_that_is_put_aside_or_cut_off_is_read_on() {
+    const LINE: &str = "gc 1 @0.001s 10%: 0.11+0.27+0.008 ms clock, 0.22+0.16/0/0+0.017 ms cpu, \
+        3->4->1 MB, 4 MB goal, 0 MB stacks, 0 MB globals, 2 P\n";
+    let folder = tempfile::tempdir().unwrap();
+    let (log, json) = (folder.path().join("gc.log"), folder.path().join("samples"));
+    fs::write(&log, LINE.repeat(3)).unwrap();
+    let program = Program(Command::new("sleep").arg("60").spawn().unwrap());
+    let pid = program.0.id().to_string();
+    let own = ["--pid", &pid, "--runtime", "go", "--interval", "0.1", "--no-page"];
+    let mut watching =
+        watch(&own).arg("--log").arg(&log).arg("--json").arg(&json).stdout(Stdio::piped()).spawn().unwrap();
+    let counted = |count: u64| sample(&json, |sample| sample["collections"] == count);
+    counted(3);
+    fs::rename(&log, folder.path().join("gc.log.0")).unwrap();
+    fs::write(&log, LINE.repeat(2)).unwrap();
+    counted(5);
+    fs::write(&log, format!("\0\0{LINE}\u{1b}[2J not a line of ours\n")).unwrap();
+    assert_eq!(counted(6)["live_bytes"], 1 << 20);
+    kill_process(Pid::from_child(&watching), Signal::INT).unwrap();
+    let mut text = String::new();
+    watching.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(watching.wait().unwrap().code(), Some(0), "{text}");
+    assert!(text.contains("was cut off or replaced 2 times") && !text.contains('\u{1b}'), "{text}");
+}
+
+#[test]
+fn a_process_of_somebody_else_is_refused_in_words() {
+    const NOBODY: u32 = 65_534;
+    if !rustix::process::geteuid().is_root() {
+        return testing::missing("root, to become somebody else");
+    }
+    // Somewhere that somebody else may read.
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let lab = folder.path().join("thimble-lab");
+    fs::copy(env!("CARGO_BIN_EXE_thimble-lab"), &lab).unwrap();
+    let own = std::process::id().to_string();
+    let output = Command::new(&lab).args(["watch", "--pid", &own]).uid(NOBODY).gid(NOBODY).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("belongs to somebody else"), "{said}");
 }

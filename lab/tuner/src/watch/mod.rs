@@ -152,6 +152,9 @@ fn parse_kept(text: &str) -> Result<u64, String> {
 /// Watches. Exit status: 0 when the process or the watch ended, 1 when there is no such process, it may
 /// not be read, or something else cannot be had.
 pub async fn run(options: Options) -> Result<ExitCode> {
+    // Before anything else: a signal that nobody listens to ends the program without its summary.
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
     let mut watch = Watch::begin(&options)?;
     let shown = Shown::default();
     let mut sink = Sink::open(options.json.as_deref(), options.json_size)?;
@@ -166,7 +169,6 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     }
     let mut ticks = interval(options.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut terminate = signal(SignalKind::terminate())?;
     let end = options.end.map(|end| tokio::time::Instant::now() + end);
     let mut lines = Lines::new(sink.is_stdout());
     // The first tick comes at once.
@@ -174,7 +176,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
-            _ = tokio::signal::ctrl_c() => break,
+            _ = interrupt.recv() => break,
             _ = terminate.recv() => break,
             () = async { match end { Some(end) => sleep_until(end).await, None => std::future::pending().await } } => break,
         }
