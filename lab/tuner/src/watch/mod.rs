@@ -61,6 +61,8 @@ use crate::{
 const LOOK_AGAIN_SAMPLES: u64 = 5;
 /// Most processes of the tree whose runtime is looked for.
 const LOOKED_AT_MAX: usize = 16;
+const INTERVAL_MIN: Duration = Duration::from_millis(100);
+const INTERVAL_MAX: Duration = Duration::from_secs(60);
 /// When nobody says otherwise, a series file keeps so much.
 const JSON_BYTES_MAX: &str = "64MiB";
 const JSON_BYTES_MIN: u64 = 64 << 10;
@@ -133,9 +135,8 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 }
 
 fn parse_interval(text: &str) -> Result<Duration, String> {
-    let (least, most) = (Duration::from_millis(100), Duration::from_secs(60));
     let interval = parse_seconds(text)?;
-    if interval < least || interval > most {
+    if interval < INTERVAL_MIN || interval > INTERVAL_MAX {
         return Err(format!("{text} s is out of range; it may be from 0.1 s to 60 s"));
     }
     Ok(interval)
@@ -158,8 +159,11 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     let mut watch = Watch::begin(&options)?;
     let shown = Shown::default();
     let mut sink = Sink::open(options.json.as_deref(), options.json_size)?;
+    // However soon it ends, there is one sample.
+    if let Some(sample) = watch.sample(&options) {
+        sink.write(&sample)?;
+    }
     if !options.no_page {
-        watch.sample(&options);
         shown.set(watch.report(&options));
         let address = page::serve(options.listen, shown.clone()).await?;
         eprintln!("watch: the page is at http://{address}/");
@@ -185,7 +189,12 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         lines.show(&sample, &watch);
         shown.set(watch.report(&options));
     }
-    // What was written to the log since.
+    // What happened since, unless it is too short for a share of CPU time.
+    if watch.sampled.elapsed() >= INTERVAL_MIN
+        && let Some(sample) = watch.sample(&options)
+    {
+        sink.write(&sample)?;
+    }
     watch.read_log(&options);
     watch.judge(&options);
     lines.end();
