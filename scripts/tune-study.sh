@@ -2,7 +2,7 @@
 # The tuner's study: programs whose runtimes hold more than they need, each with its default settings,
 # with flags that operators use, and with what the tuner finds within BUDGET.
 #
-# Usage: tune-study.sh LAB DIR BUDGET [ghc|java|node|go|geth]...
+# Usage: tune-study.sh LAB DIR BUDGET [ghc|slot|java|node|go|geth]...
 set -euo pipefail
 lab=${1:?usage: tune-study.sh LAB DIR BUDGET [PROGRAM]...}
 dir=$2 budget=$3
@@ -33,16 +33,24 @@ measure() { # name what options... -- command...
     "$lab" tune --state "$dir/state-$name-$what" --fresh --measure 3 --json "$dir/$name-$what.json" "$@" || failed=1
 }
 
-ghc_part() {
+build_leader() {
     [ "$dir/leader" -nt "$programs/leader.hs" ] ||
         ghc -v0 -O1 -threaded -rtsopts -outputdir "$dir/obj" -o "$dir/leader" "$programs/leader.hs"
+}
+
+ghc_part() {
+    build_leader
     local asked=(--beat 'late ([0-9.]+) ms' --ready 'line:^ready' --seconds 8)
     # The flags of an operator's published cure, scaled to this program's live data.
     measure ghc operator "${asked[@]}" -- "$dir/leader" +RTS -A16m -I0.3 -Iw600 -F1.5 -H325m --disable-delayed-os-memory-return -RTS
     measure ghc compacting "${asked[@]}" -- "$dir/leader" +RTS -c -RTS
-    # As late as the default, and then the deadline of a slot: a beat is done within a second.
     search ghc "${asked[@]}" -- "$dir/leader"
-    search ghc-slot "${asked[@]}" --lateness 'max<1s' -- "$dir/leader"
+}
+
+# The same with the deadline of a slot: a beat is done within a second.
+slot_part() {
+    build_leader
+    search slot --beat 'late ([0-9.]+) ms' --ready 'line:^ready' --seconds 8 --lateness 'max<1s' -- "$dir/leader"
 }
 
 java_part() {
@@ -74,7 +82,7 @@ geth_part() {
 main() {
     for part in "$@"; do
         case $part in
-        ghc | java | node | go | geth) "${part}_part" ;;
+        ghc | slot | java | node | go | geth) "${part}_part" ;;
         *)
             echo "tune-study.sh: there is no $part" >&2
             exit 2
