@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use gateway::{
+use envelope::{
     Envelope, EnvelopeBounds,
     auth::{AuthConfig, authenticate},
 };

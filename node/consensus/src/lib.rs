@@ -30,7 +30,7 @@ pub use certifier::{Accepted, Certificate, Certifier, CertifyError};
 pub use pool::{IngressPool, PoolRefusal, PoolStatus, Submitted, TakenCall};
 pub use replay::LogReplay;
 pub use seam::{
-    Consensus, ConsensusError, Demand, Envelopes, FinalisedBatch, FinalisedBlock, Recorded, Step, Wiring,
+    Consensus, ConsensusError, Demand, FinalisedBatch, FinalisedBlock, Recorded, Step, Wiring,
 };
 pub use single::{RandomSource, SingleNode, SystemClock, SystemRandom, WallClock};
 pub use subnet::{

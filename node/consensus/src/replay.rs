@@ -5,11 +5,12 @@
 
 use std::sync::Arc;
 
+use envelope::Envelopes;
 use futures::future::BoxFuture;
 use state::{Fault, Height};
 
 use crate::{
-    BlockLog, Certificate, Consensus, ConsensusError, Demand, Envelopes, FinalisedBatch, Recorded, Step,
+    BlockLog, Certificate, Consensus, ConsensusError, Demand, FinalisedBatch, Recorded, Step,
     Wiring, block_log::Replay, single::hex,
 };
 

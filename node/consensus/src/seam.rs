@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use envelope::Envelopes;
 use futures::future::BoxFuture;
 use limits::ConsensusLimits;
 use serde::{Deserialize, Serialize};
-use state::{Batch, Fault, Height, Ingress, SignedIngress, SubnetKey, Time, Validity};
+use state::{Batch, Fault, Height, SignedIngress, SubnetKey, Time};
 use thiserror::Error;
 
 use crate::{
@@ -70,29 +71,6 @@ pub struct Wiring {
     pub limits: ConsensusLimits,
     /// Shows this node's state to others, and reads what they say of theirs. None: no state is ever taken over.
     pub states: Option<Arc<dyn StateServer>>,
-}
-
-/// What envelopes say. Consensus carries them and does not look inside.
-pub trait Envelopes: Send + Sync {
-    /// What a call asks for that was verified before.
-    ///
-    /// # Errors
-    /// When it cannot have been.
-    fn read(&self, signed: &SignedIngress) -> Result<Ingress, String>;
-
-    /// What a call asks for, and at which block times it may be in a block, if its sender signed it and a client's
-    /// call like it would be taken at those times. Takes the time of a signature. The answer depends on the bytes, the
-    /// subnet's key and limits that members compare, and on nothing of this node's: all nodes give the same.
-    ///
-    /// # Errors
-    /// Why no block may hold it.
-    fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String>;
-
-    /// What an unverified call claims to be, and when it would be valid. Cheap.
-    ///
-    /// # Errors
-    /// When it is no call.
-    fn claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String>;
 }
 
 /// A batch that will not change any more.

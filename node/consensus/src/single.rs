@@ -12,6 +12,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use envelope::Envelopes;
 use futures::future::BoxFuture;
 use lifecycle::Cause;
 use limits::ConsensusLimits;
@@ -20,7 +21,7 @@ use sha2::{Digest, Sha256};
 use state::{Fault, Height, Time};
 
 use crate::{
-    BlockLog, Certificate, Certifier, Consensus, ConsensusError, Demand, Envelopes, FinalisedBatch,
+    BlockLog, Certificate, Certifier, Consensus, ConsensusError, Demand, FinalisedBatch,
     FinalisedBlock, IngressPool, Recorded, Step, Wiring, block_log::Replay,
 };
 

@@ -4,6 +4,10 @@
 //! under which it is counted.
 
 use bytes::Bytes;
+use envelope::{
+    cbor::Writer,
+    hash::{self, Hash},
+};
 use ed25519_dalek::{Signer, SigningKey};
 use http_body_util::Full;
 use hyper::{
@@ -12,11 +16,6 @@ use hyper::{
 };
 use ic_principal::Principal;
 use state::{Height, Reject, RequestId, Time};
-
-use crate::{
-    cbor::Writer,
-    hash::{self, Hash},
-};
 
 const RESPONSE_DOMAIN: &[u8] = b"\x0Bic-response";
 /// Room for everything in a response body but its payload.

@@ -13,16 +13,19 @@ use std::{
 };
 
 use bytes::Bytes;
+use envelope::{
+    Envelope, EnvelopeError, Request,
+    auth::{self, AuthError, Authenticated},
+    canonical,
+    effective::{self, Effective, EffectiveError},
+    ingress,
+};
 use hyper::StatusCode;
 use state::{Ingress, RequestId, SignedIngress, Validity};
 
 use crate::{
     answer::{self, Answer, Refused},
     api::{QueryRequest, Refusal},
-    auth::{self, AuthError, Authenticated},
-    calls::ingress,
-    effective::{self, Effective, EffectiveError},
-    envelope::{self, Envelope, EnvelopeError, Request},
     paths::{self, PathError, Scope},
     service::{ReceivedBody, Service, Work},
 };
@@ -187,7 +190,7 @@ impl Service {
         }
         // What nobody signed and nobody reads stays behind. A copy of its own in any case: what came may be a piece of a larger read buffer, which must
         // not live for as long as the call waits.
-        let envelope = Bytes::from(envelope::canonical(&bytes, &self.bounds)?);
+        let envelope = Bytes::from(canonical(&bytes, &self.bounds)?);
         if envelope.len() as u64 > self.limits.body_bytes {
             return Err(Refused::bad(
                 "envelope",

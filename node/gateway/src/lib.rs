@@ -6,7 +6,7 @@
 //! ```text
 //! accept -> connection -> service -> endpoint -> Node
 //!   |          |            |           |
-//!   |          |            |           envelope (form), auth (who), effective and paths (where), answer (what)
+//!   |          |            |           the crate `envelope` (form, who, where), paths (what may be read), answer
 //!   |          |            doors: requests, queries, body, bytes, timeouts
 //!   |          head and idle timeouts, slow readers, streams
 //!   connections
@@ -16,19 +16,15 @@
 //! used up. Nothing is queued without a place: a connection beyond the limit is told so and closed, a request beyond
 //! it is answered 503 or 429 with `Retry-After`, a synchronous call beyond it becomes an asynchronous one.
 //!
+//! What an envelope is, whether its sender sent it and which canister it is for is said by the crate `envelope`.
+//!
 //! What it must never know: how the node orders, executes or stores. It speaks to [`Node`] and [`CertifiedView`]
 //! only, and the node tells it through [`Waiters`] which calls were certified.
 
 mod answer;
 mod api;
-pub mod auth;
-mod calls;
-mod cbor;
 mod connection;
-mod effective;
 mod endpoints;
-mod envelope;
-mod hash;
 mod latencies;
 mod listener;
 mod metrics;
@@ -42,13 +38,6 @@ mod waiters;
 pub use api::{
     CertifiedView, Health, NoProfile, Node, QueryRequest, Refusal, RequestFacts, RequestKind, Submitted,
 };
-pub use calls::{CallError, CallVerifier};
-pub use cbor::CborError;
-pub use envelope::{
-    Content, Envelope, EnvelopeBounds, EnvelopeError, MethodCall, Permissions, Request, SignedDelegation,
-    SignedSenderInfo, canonical,
-};
-pub use hash::NotHashable;
 pub use latencies::{Latencies, LatencyWindow};
 pub use listener::{Gateway, GatewayConfig, GatewayError, GatewayHandle};
 pub use waiters::Waiters;

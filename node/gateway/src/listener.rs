@@ -17,6 +17,7 @@ use std::{
 use budget::Pool;
 use ed25519_dalek::SigningKey;
 use ic_principal::Principal;
+use envelope::auth::AuthConfig;
 use limits::{CONNECTION_BYTES, GatewayLimits};
 use prometheus_client::registry::Registry;
 use thiserror::Error;
@@ -30,7 +31,6 @@ use tokio::{
 
 use crate::{
     Latencies, Node, Waiters,
-    auth::AuthConfig,
     connection::{self, Stage},
     metrics::Metrics,
     service::{Doors, Parts, Service, permits},

@@ -6,15 +6,12 @@
 //! reveal one is replaced by the paths below it that may be seen. The tree of this node names its own subnet only, so
 //! that is the subnet such a replacement speaks of.
 
+use envelope::{auth::Authenticated, effective::Effective};
 use ic_principal::Principal;
 use state::RequestId;
 use thiserror::Error;
 
-use crate::{
-    api::{CertifiedView, RequestFacts},
-    auth::Authenticated,
-    effective::Effective,
-};
+use crate::api::{CertifiedView, RequestFacts};
 
 /// One path.
 type Path = Vec<Vec<u8>>;

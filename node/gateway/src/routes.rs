@@ -6,7 +6,9 @@
 use hyper::{Method, StatusCode};
 use ic_principal::Principal;
 
-use crate::{answer::Refused, effective::Effective};
+use envelope::effective::Effective;
+
+use crate::answer::Refused;
 
 /// An endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

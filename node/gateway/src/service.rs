@@ -16,6 +16,7 @@ use std::{
 
 use budget::{Pool, Reservation};
 use bytes::{Bytes, BytesMut};
+use envelope::{EnvelopeBounds, auth::AuthConfig};
 use http_body_util::BodyExt;
 use hyper::{
     Method, Request, Response, StatusCode,
@@ -30,9 +31,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
 use crate::{
     answer::{self, Answer, Body, NodeSigner, Readers, Refused},
     api::{CertifiedView, NoProfile, Node, RequestKind},
-    auth::AuthConfig,
     connection::Stage,
-    envelope::EnvelopeBounds,
     latencies::Latencies,
     metrics::{Metrics, Pools},
     page,

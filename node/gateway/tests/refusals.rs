@@ -364,9 +364,9 @@ async fn what_nobody_signed_does_not_get_past_the_gateway() {
     let key = ed25519(1);
     let sent = body(&key, call(key.sender().unwrap(), "echo"));
     let Map(envelope) = serde_cbor::from_slice(&sent).unwrap() else { panic!("no map") };
-    let bounds = gateway::EnvelopeBounds::new(&support::gateway_limits());
-    let canonical = gateway::canonical(&sent, &bounds).unwrap();
-    let id = gateway::Envelope::decode(&sent, &bounds).unwrap().request_id;
+    let bounds = envelope::EnvelopeBounds::new(&support::gateway_limits());
+    let canonical = envelope::canonical(&sent, &bounds).unwrap();
+    let id = envelope::Envelope::decode(&sent, &bounds).unwrap().request_id;
 
     // Room for anything outside of what is signed, and of what it is signed with.
     let mut padded = envelope.clone();
@@ -376,9 +376,9 @@ async fn what_nobody_signed_does_not_get_past_the_gateway() {
     content.insert(Text("x".repeat(50_000)), Null);
     let padded = serde_cbor::to_vec(&Map(padded)).unwrap();
     assert!(padded.len() > 150_000);
-    assert_eq!(gateway::canonical(&padded, &bounds).unwrap(), canonical);
-    assert_eq!(gateway::canonical(&canonical, &bounds).unwrap(), canonical);
-    assert_eq!(gateway::Envelope::decode(&canonical, &bounds).unwrap().request_id, id);
+    assert_eq!(envelope::canonical(&padded, &bounds).unwrap(), canonical);
+    assert_eq!(envelope::canonical(&canonical, &bounds).unwrap(), canonical);
+    assert_eq!(envelope::Envelope::decode(&canonical, &bounds).unwrap().request_id, id);
     assert!(canonical.len() <= sent.len());
 
     let answered = world.post(&path("call"), &padded).await;

@@ -6,10 +6,10 @@ use std::{
 };
 
 use budget::Level;
-use consensus::{Envelopes, IngressPool, PoolRefusal, SubnetStatus, SystemClock, WallClock};
+use consensus::{IngressPool, PoolRefusal, SubnetStatus, SystemClock, WallClock};
 use execution::QueryService;
 use gateway::{
-    CallVerifier, CertifiedView, Health, NoProfile, Node, QueryRequest, Refusal, RequestKind, Submitted,
+    CertifiedView, Health, NoProfile, Node, QueryRequest, Refusal, RequestKind, Submitted,
     report::{self, Report},
 };
 use genesis::NodeRecord;
@@ -108,23 +108,6 @@ impl Agreement {
             nullified_rounds: progress.nullified,
             equivocations: progress.equivocations,
         }
-    }
-}
-
-/// Calls as consensus carries them.
-pub(crate) struct Calls(pub(crate) CallVerifier);
-
-impl Envelopes for Calls {
-    fn read(&self, signed: &SignedIngress) -> Result<Ingress, String> {
-        self.0.read(signed).map_err(|error| error.to_string())
-    }
-
-    fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
-        self.0.verify(signed).map_err(|error| error.to_string())
-    }
-
-    fn claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
-        self.0.read_claim(signed).map_err(|error| error.to_string())
     }
 }
 

@@ -15,7 +15,8 @@ use consensus::{
     SystemRandom, Wiring,
 };
 use execution::{Executor, ExecutorConfig, QueryService};
-use gateway::{CallVerifier, Gateway, GatewayConfig, GatewayHandle, Waiters};
+use envelope::CallVerifier;
+use gateway::{Gateway, GatewayConfig, GatewayHandle, Waiters};
 use limits::{Limits, pool};
 use nidkg::EngineConfig;
 use pages::PageStore;
@@ -28,7 +29,7 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 use zeroize::Zeroizing;
 
 use crate::{
-    adapter::{Adapter, Agreement, Calls, Identity},
+    adapter::{Adapter, Agreement, Identity},
     allocator,
     config::Config,
     governor,
@@ -299,7 +300,7 @@ fn open(
         pool: ingress.clone(),
         log,
         clock: Arc::new(SystemClock),
-        envelopes: Arc::new(Calls(calls)),
+        envelopes: Arc::new(calls),
         limits: limits.consensus.clone(),
         states: Some(Arc::new(States::of(&executor))),
     };

@@ -31,6 +31,7 @@ use commonware_macros::select;
 use commonware_p2p::{Receiver, Recipients, Sender};
 use commonware_runtime::{Clock, Spawner};
 use commonware_utils::sync::{Mutex, Notify};
+use envelope::Envelopes;
 use futures::{StreamExt as _, channel::mpsc};
 use serde::{Deserialize, Serialize};
 use state::{Height, IngressId, SignedIngress, Time, Validity};
@@ -42,7 +43,7 @@ use super::{
     wire::{self, Bounded},
 };
 use crate::{
-    BlockLog, Envelopes, FinalisedBlock, IngressPool, LogError, Submitted, WallClock, block_log::Replay,
+    BlockLog, FinalisedBlock, IngressPool, LogError, Submitted, WallClock, block_log::Replay,
     pool::Source,
 };
 

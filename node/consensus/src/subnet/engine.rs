@@ -38,6 +38,7 @@ use commonware_utils::{
     Acknowledgement as _, NZDuration, NZU16, NZU64, NZUsize, acknowledgement::Exact, channel::mpsc,
     sync::Mutex, vec::NonEmptyVec,
 };
+use envelope::Envelopes;
 use futures::{SinkExt as _, channel::oneshot};
 use genesis::{PAYLOAD_BYTES_MAX, Summary};
 use limits::ConsensusLimits;
@@ -58,7 +59,7 @@ use super::{
     presence::Presence,
     shares::{Executed, Roots},
 };
-use crate::{Certifier, Envelopes, FinalisedBlock, IngressPool, StateServer, WallClock, certifier::Terms};
+use crate::{Certifier, FinalisedBlock, IngressPool, StateServer, WallClock, certifier::Terms};
 
 /// Numbers of the network's channels, in the order of [`Channels`].
 pub(super) const VOTES: u64 = 0;

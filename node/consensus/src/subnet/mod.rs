@@ -44,6 +44,7 @@ use commonware_cryptography::{Digestible as _, Signer as _, ed25519::PublicKey};
 use commonware_p2p::{Blocker, Provider, Receiver, Sender};
 use commonware_runtime::{Clock, Metrics, Spawner, Storage};
 use commonware_utils::sync::Mutex;
+use envelope::Envelopes;
 use futures::{
     SinkExt as _, StreamExt as _,
     channel::{mpsc, oneshot},
@@ -80,7 +81,7 @@ use self::{
 };
 use crate::single::hex;
 use crate::{
-    Certificate, Consensus, ConsensusError, Demand, Envelopes, Fetched, FinalisedBatch, FinalisedBlock,
+    Certificate, Consensus, ConsensusError, Demand, Fetched, FinalisedBatch, FinalisedBlock,
     IngressPool, Recorded, StateServer, Step, SyncProgress, WallClock, Want, Wiring,
     block_log::Replay,
     certifier::{CertifyError, Terms},

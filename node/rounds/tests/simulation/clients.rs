@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use state::{Ingress, IngressId, RequestId, SignedIngress, Time, Validity};
 
-use consensus::Envelopes;
+use envelope::Envelopes;
 
 use crate::{
     Context, MENDED,

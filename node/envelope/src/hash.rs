@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::cbor::Value;
 
 /// A SHA-256 digest.
-pub(crate) type Hash = [u8; 32];
+pub type Hash = [u8; 32];
 
 /// Why a value has no hash.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -25,12 +25,12 @@ pub struct NotHashable {
 }
 
 /// Hash of a byte string or of the UTF-8 of a text.
-pub(crate) fn of_bytes(bytes: impl AsRef<[u8]>) -> Hash {
+pub fn of_bytes(bytes: impl AsRef<[u8]>) -> Hash {
     Sha256::digest(bytes).into()
 }
 
 /// Hash of a natural: of its shortest unsigned LEB128 encoding.
-pub(crate) fn of_nat(mut number: u64) -> Hash {
+pub fn of_nat(mut number: u64) -> Hash {
     let mut bytes = [0u8; 10];
     let mut length = 0;
     for slot in &mut bytes {
@@ -46,7 +46,7 @@ pub(crate) fn of_nat(mut number: u64) -> Hash {
 }
 
 /// Hash of a map, from the hashes of its keys and values.
-pub(crate) fn of_fields(mut fields: Vec<[Hash; 2]>) -> Hash {
+pub fn of_fields(mut fields: Vec<[Hash; 2]>) -> Hash {
     fields.sort_unstable();
     let mut hasher = Sha256::new();
     for [key, value] in &fields {
@@ -57,7 +57,7 @@ pub(crate) fn of_fields(mut fields: Vec<[Hash; 2]>) -> Hash {
 }
 
 /// Hash of a decoded value.
-pub(crate) fn of_value(value: &Value<'_>) -> Result<Hash, NotHashable> {
+pub fn of_value(value: &Value<'_>) -> Result<Hash, NotHashable> {
     match value {
         Value::Nat(number) => Ok(of_nat(*number)),
         Value::Bytes(bytes) => Ok(of_bytes(bytes)),

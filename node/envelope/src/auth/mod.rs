@@ -29,7 +29,7 @@ use thiserror::Error;
 pub use keys::KeyError;
 
 use self::{canister::CertificateVerifier, keys::PublicKey};
-use crate::envelope::{Envelope, Permissions, Request, SignedDelegation};
+use crate::{Envelope, Permissions, Request, SignedDelegation};
 
 const REQUEST_DOMAIN: &[u8] = b"\x0Aic-request";
 const DELEGATION_DOMAIN: &[u8] = b"\x1Aic-request-auth-delegation";

@@ -2,18 +2,18 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
-mod support;
+mod signing;
 
 use std::time::Duration;
 
-use gateway::{
+use envelope::{
     Envelope, EnvelopeBounds, Request,
     auth::{AuthConfig, authenticate},
 };
 use ic_agent::Identity;
 use ic_transport_types::{Delegation, EnvelopeContent, SignedDelegation};
 use proptest::prelude::*;
-use support::{SubnetKey, call, canister, ed25519, gateway_limits, now, query, read_state, sign};
+use signing::{SubnetKey, call, canister, ed25519, gateway_limits, now, query, read_state, sign};
 
 fn bounds() -> EnvelopeBounds {
     EnvelopeBounds::new(&gateway_limits())

@@ -13,7 +13,7 @@ use thiserror::Error;
 use crate::{
     auth::{self, AuthConfig, AuthError, Authenticated},
     effective::{self, Effective, EffectiveError},
-    envelope::{self, Envelope, EnvelopeBounds, EnvelopeError, MethodCall, Request},
+    decode::{Envelope, EnvelopeBounds, EnvelopeError, MethodCall, Request, canonical},
 };
 
 /// Why a call is none, or not its sender's.
@@ -39,7 +39,45 @@ enum Reason {
     Effective(#[from] EffectiveError),
 }
 
-/// See the module.
+/// What agreement asks of envelopes, which it carries and does not look into. Its tests put calls of their own there;
+/// in a node it is [`CallVerifier`].
+pub trait Envelopes: Send + Sync {
+    /// What a call asks for that was verified before.
+    ///
+    /// # Errors
+    /// When it cannot have been.
+    fn read(&self, signed: &SignedIngress) -> Result<Ingress, String>;
+
+    /// What a call asks for, and at which block times it may be in a block, if its sender signed it and a client's
+    /// call like it would be taken at those times. Takes the time of a signature. The answer depends on the bytes, the
+    /// subnet's key and limits that members compare, and on nothing of this node's: all nodes give the same.
+    ///
+    /// # Errors
+    /// Why no block may hold it.
+    fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String>;
+
+    /// What an unverified call claims to be, and when it would be valid. Cheap.
+    ///
+    /// # Errors
+    /// When it is no call.
+    fn claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String>;
+}
+
+impl Envelopes for CallVerifier {
+    fn read(&self, signed: &SignedIngress) -> Result<Ingress, String> {
+        self.read(signed).map_err(|error| error.to_string())
+    }
+
+    fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
+        self.verify(signed).map_err(|error| error.to_string())
+    }
+
+    fn claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
+        self.read_claim(signed).map_err(|error| error.to_string())
+    }
+}
+
+/// Verifies calls by the rules of one subnet: its key, its ids, its limits.
 #[derive(Debug)]
 pub struct CallVerifier {
     auth: AuthConfig,
@@ -79,8 +117,7 @@ impl CallVerifier {
     /// the subnet's key and ids, and limits that members compare.
     pub fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), CallError> {
         let envelope = self.decode(signed)?;
-        let canonical = envelope::canonical(&signed.envelope, &self.bounds).map_err(Reason::from)?;
-        if canonical != signed.envelope {
+        if canonical(&signed.envelope, &self.bounds).map_err(Reason::from)? != signed.envelope {
             return Err(Reason::NotCanonical.into());
         }
         let authenticated = auth::authenticate_signer(&envelope, &self.auth).map_err(Reason::from)?;
@@ -126,7 +163,7 @@ fn call_of(envelope: Envelope) -> Result<MethodCall, Reason> {
 }
 
 /// A call as execution takes it in.
-pub(crate) fn ingress(
+pub fn ingress(
     request_id: RequestId,
     expiry: u64,
     effective_canister_id: Principal,

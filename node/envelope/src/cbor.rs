@@ -16,7 +16,7 @@ use std::borrow::Cow;
 use thiserror::Error;
 
 /// Tag that says "this is CBOR"; optional in front of the outermost item.
-pub(crate) const SELF_DESCRIBE: u64 = 55_799;
+pub const SELF_DESCRIBE: u64 = 55_799;
 /// Tag of an unsigned integer written as a byte string.
 const BIGNUM: u64 = 2;
 /// Entries of one map; the widest map of the interface has nine.
@@ -24,7 +24,7 @@ const MAP_ENTRIES_MAX: usize = 64;
 
 /// One decoded item.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Value<'a> {
+pub enum Value<'a> {
     /// Major type 0, or a bignum that fits.
     Nat(u64),
     /// Major type 1: the number is `-1 - n`.
@@ -43,11 +43,11 @@ pub(crate) enum Value<'a> {
 
 /// How deep and how wide a body may be.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
+pub struct Bounds {
     /// Nested arrays and maps.
-    pub(crate) depth: usize,
+    pub depth: usize,
     /// Items over all levels.
-    pub(crate) items: usize,
+    pub items: usize,
 }
 
 /// Why a body is not acceptable CBOR.
@@ -111,7 +111,7 @@ pub enum CborError {
 
 impl<'a> Value<'a> {
     /// What the item is, for error messages.
-    pub(crate) fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> &'static str {
         match self {
             Self::Nat(_) => "a natural number",
             Self::Negative(_) => "a negative number",
@@ -124,7 +124,7 @@ impl<'a> Value<'a> {
     }
 
     /// The bytes of a byte string.
-    pub(crate) fn as_bytes(&self) -> Option<&[u8]> {
+    pub fn as_bytes(&self) -> Option<&[u8]> {
         match self {
             Self::Bytes(bytes) => Some(bytes),
             _ => None,
@@ -132,7 +132,7 @@ impl<'a> Value<'a> {
     }
 
     /// The text of a text string.
-    pub(crate) fn as_text(&self) -> Option<&str> {
+    pub fn as_text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),
             _ => None,
@@ -140,7 +140,7 @@ impl<'a> Value<'a> {
     }
 
     /// The elements of an array.
-    pub(crate) fn as_array(&self) -> Option<&[Value<'a>]> {
+    pub fn as_array(&self) -> Option<&[Value<'a>]> {
         match self {
             Self::Array(elements) => Some(elements),
             _ => None,
@@ -148,7 +148,7 @@ impl<'a> Value<'a> {
     }
 
     /// The field `name` of a map; null and undefined count as absent.
-    pub(crate) fn field(&self, name: &str) -> Option<&Value<'a>> {
+    pub fn field(&self, name: &str) -> Option<&Value<'a>> {
         let Self::Map(entries) = self else { return None };
         entries
             .iter()
@@ -159,7 +159,7 @@ impl<'a> Value<'a> {
 }
 
 /// Reads the one item that `input` consists of.
-pub(crate) fn decode(input: &[u8], bounds: Bounds) -> Result<Value<'_>, CborError> {
+pub fn decode(input: &[u8], bounds: Bounds) -> Result<Value<'_>, CborError> {
     let mut reader = Reader { input, offset: 0, items: 0, bounds };
     let value = reader.item(0)?;
     let bytes = input.len() - reader.offset;
@@ -360,18 +360,18 @@ impl<'a> Reader<'a> {
 
 /// Writes items one after the other; the caller keeps the announced counts.
 #[derive(Debug, Default)]
-pub(crate) struct Writer(Vec<u8>);
+pub struct Writer(Vec<u8>);
 
 impl Writer {
     /// Starts a body with the self-describing tag and room for `capacity` bytes.
-    pub(crate) fn self_described(capacity: usize) -> Self {
+    pub fn self_described(capacity: usize) -> Self {
         let mut writer = Self(Vec::with_capacity(capacity + 3));
         writer.head(6, SELF_DESCRIBE);
         writer
     }
 
     /// Starts a body with room for `capacity` bytes.
-    pub(crate) fn with_capacity(capacity: usize) -> Self {
+    pub fn with_capacity(capacity: usize) -> Self {
         Self(Vec::with_capacity(capacity))
     }
 
@@ -396,32 +396,32 @@ impl Writer {
     }
 
     /// A map of `fields` fields follows.
-    pub(crate) fn map(&mut self, fields: u64) -> &mut Self {
+    pub fn map(&mut self, fields: u64) -> &mut Self {
         self.head(5, fields);
         self
     }
 
     /// An array of `elements` elements follows.
-    pub(crate) fn array(&mut self, elements: u64) -> &mut Self {
+    pub fn array(&mut self, elements: u64) -> &mut Self {
         self.head(4, elements);
         self
     }
 
     /// An unsigned integer.
-    pub(crate) fn nat(&mut self, number: u64) -> &mut Self {
+    pub fn nat(&mut self, number: u64) -> &mut Self {
         self.head(0, number);
         self
     }
 
     /// A text string.
-    pub(crate) fn text(&mut self, text: &str) -> &mut Self {
+    pub fn text(&mut self, text: &str) -> &mut Self {
         self.head(3, text.len() as u64);
         self.0.extend_from_slice(text.as_bytes());
         self
     }
 
     /// A byte string.
-    pub(crate) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+    pub fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
         self.head(2, bytes.len() as u64);
         self.0.extend_from_slice(bytes);
         self
@@ -431,7 +431,7 @@ impl Writer {
     /// their encoded keys. Map entries that are null, which count as absent, are left out.
     ///
     /// Recursion is bounded by the reader's depth.
-    pub(crate) fn canonical(&mut self, value: &Value<'_>) -> &mut Self {
+    pub fn canonical(&mut self, value: &Value<'_>) -> &mut Self {
         match value {
             Value::Nat(number) => self.head(0, *number),
             Value::Negative(number) => self.head(1, *number),
@@ -470,7 +470,7 @@ impl Writer {
     }
 
     /// The body.
-    pub(crate) fn finish(self) -> Vec<u8> {
+    pub fn finish(self) -> Vec<u8> {
         self.0
     }
 }

@@ -12,7 +12,7 @@ use candid::{CandidType, Deserialize, de::DecoderConfig, de::IDLDeserialize};
 use ic_principal::Principal;
 use thiserror::Error;
 
-use crate::envelope::MethodCall;
+use crate::MethodCall;
 
 /// Work an argument may cost to decode besides what it takes per byte, in the decoder's units: a small argument costs the threads that serve everybody next to
 /// nothing, whatever its types are.
@@ -24,7 +24,7 @@ const SKIPPING_COST: usize = 50;
 
 /// What the URL names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Effective {
+pub enum Effective {
     /// `/canister/<id>/`.
     Canister(Principal),
     /// `/subnet/<id>/`.
@@ -33,7 +33,7 @@ pub(crate) enum Effective {
 
 impl Effective {
     /// The id, of whichever kind.
-    pub(crate) fn id(&self) -> Principal {
+    pub fn id(&self) -> Principal {
         match self {
             Self::Canister(id) | Self::Subnet(id) => *id,
         }
@@ -42,7 +42,7 @@ impl Effective {
 
 /// Why the id in the URL is not acceptable.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub(crate) enum EffectiveError {
+pub enum EffectiveError {
     /// Differs from the destination.
     #[error(
         "the URL names canister {url}, but the request is for {content}; use {content} as the effective canister id"
@@ -105,7 +105,7 @@ fn makes_canister(call: &MethodCall) -> bool {
 
 /// The effective id of an update call that was sent to `url` and passed [`check`]: a function of what its sender signed. That is `url` where `url` had to be the
 /// call's destination, and the management canister for calls that make a canister.
-pub(crate) fn of_call(call: &MethodCall, url: Principal) -> Principal {
+pub fn of_call(call: &MethodCall, url: Principal) -> Principal {
     if makes_canister(call) { Principal::management_canister() } else { url }
 }
 
@@ -120,7 +120,7 @@ fn field<T: CandidType + for<'de> Deserialize<'de>>(arg: &[u8]) -> Option<T> {
 }
 
 /// Checks an update call (`query == false`) or query call against the URL it was sent to.
-pub(crate) fn check(
+pub fn check(
     effective: &Effective,
     call: &MethodCall,
     query: bool,

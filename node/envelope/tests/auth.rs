@@ -2,11 +2,11 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
-mod support;
+mod signing;
 
 use std::time::Duration;
 
-use gateway::{
+use envelope::{
     Envelope, EnvelopeBounds,
     auth::{AuthConfig, AuthError, Authenticated, authenticate},
 };
@@ -18,7 +18,7 @@ use ring::signature::{
 };
 use sha2::{Digest, Sha256};
 use state::Time;
-use support::{
+use signing::{
     SubnetKey, Tree, call, canister, ed25519, encode, gateway_limits, now, query, ranges, read_state, sign,
 };
 
