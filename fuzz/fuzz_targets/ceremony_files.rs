@@ -31,8 +31,8 @@ static CEREMONY: LazyLock<Ceremony> = LazyLock::new(|| {
     let record = NodeRecord::new(&key, encryption, "127.0.0.1:9000").expect("a record");
     let plan = Plan::new(vec![record.clone()], 1_700_000_000).expect("a plan of one");
     let dealing = SignedDealing::create(&engine, &plan, &key, &mut rng).expect("a dealing");
-    let (genesis, _) =
-        Genesis::assemble(&engine, plan.clone(), vec![dealing.clone()], &mut rng).expect("a genesis");
+    let (genesis, _) = Genesis::assemble(&engine, plan.clone(), vec![dealing.clone()], &mut rng)
+        .expect("a genesis");
     Ceremony {
         engine,
         record: record.to_json(),
@@ -62,7 +62,8 @@ fuzz_target!(|bytes: &[u8]| {
     let mut rng = StdRng::seed_from_u64(2);
     match choice / 2 % 4 {
         0 => {
-            // Signed by its node: nothing but the record itself is accepted, unless it is another node's.
+            // Signed by its node: nothing but the record itself is accepted, unless it is another
+            // node's.
             let Ok(read) = NodeRecord::from_json(&text) else { return };
             let again = read.to_json();
             assert!(NodeRecord::from_json(again.as_bytes()).is_ok_and(|record| record == read));
@@ -70,7 +71,8 @@ fuzz_target!(|bytes: &[u8]| {
         }
         1 => {
             let Ok(read) = Plan::from_json(&text) else { return };
-            let again = Plan::from_json(read.to_json().as_bytes()).expect("what was written is read");
+            let again =
+                Plan::from_json(read.to_json().as_bytes()).expect("what was written is read");
             assert_eq!(again.hash(), read.hash());
         }
         2 => {
@@ -82,7 +84,9 @@ fuzz_target!(|bytes: &[u8]| {
             let Ok(read) = Genesis::from_json(&text) else { return };
             let again = read.to_json();
             if read.verify(engine, &mut rng).is_ok() {
-                assert!(Genesis::from_json(again.as_bytes()).is_ok_and(|read| read.to_json() == again));
+                assert!(
+                    Genesis::from_json(again.as_bytes()).is_ok_and(|read| read.to_json() == again)
+                );
                 assert!(choice % 2 == 0 || again == *genesis, "verified, and not the genesis");
             }
         }

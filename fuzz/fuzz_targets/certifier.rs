@@ -1,7 +1,7 @@
 //! Shares and certificates in any order, true and false, of members and of nobody: whatever a peer
-//! sends, a certificate that comes out verifies and is of the root this node signed, nothing is kept
-//! without bound, and the node thinks that it diverged only when more members than may be faulty
-//! signed another root.
+//! sends, a certificate that comes out verifies and is of the root this node signed, nothing is
+//! kept without bound, and the node thinks that it diverged only when more members than may be
+//! faulty signed another root.
 //!
 //! The input is a list of steps, four bytes each: what is done, a height, a member, a root.
 
@@ -14,7 +14,10 @@ use std::{
 
 use consensus::{Certificate, Certifier};
 use libfuzzer_sys::fuzz_target;
-use nidkg::{Committee, NodeIndex, SecretShare, Signature, SignatureShare, combine, state_root_message, verify};
+use nidkg::{
+    Committee, NodeIndex, SecretShare, Signature, SignatureShare, combine, state_root_message,
+    verify,
+};
 use rand::{SeedableRng, rngs::StdRng};
 use state::Height;
 
@@ -34,26 +37,33 @@ fn root(number: u8) -> [u8; 32] {
 /// What a member that tells the truth signs for a root; made once for each.
 fn share(member: u32, number: u8) -> SignatureShare {
     static SHARES: LazyLock<Vec<SignatureShare>> = LazyLock::new(|| {
-        let sign = |member: u32, number| KEYS.1[member as usize].sign(&state_root_message(&root(number)));
+        let sign =
+            |member: u32, number| KEYS.1[member as usize].sign(&state_root_message(&root(number)));
         (0..NODES).flat_map(|member| (0..3).map(move |number| sign(member, number))).collect()
     });
     SHARES[member as usize * 3 + usize::from(number % 3)]
 }
 
 fn signature(number: u8) -> Signature {
-    let shares: BTreeMap<_, _> = (0..THRESHOLD).map(|member| (NodeIndex(member), share(member, number))).collect();
+    let shares: BTreeMap<_, _> =
+        (0..THRESHOLD).map(|member| (NodeIndex(member), share(member, number))).collect();
     combine(&KEYS.0, &shares).expect("three shares")
 }
 
 fuzz_target!(|bytes: &[u8]| {
     let (committee, shares) = &*KEYS;
-    let share = SecretShare::from_bytes(NodeIndex(0), &shares[0].to_bytes()).expect("its own bytes");
+    let share =
+        SecretShare::from_bytes(NodeIndex(0), &shares[0].to_bytes()).expect("its own bytes");
     let mut certifier = Certifier::new(committee.clone(), share, HEIGHTS_MAX);
     let mut own: BTreeMap<u64, [u8; 32]> = BTreeMap::new();
     // Who truly signed which other root, by height.
     let mut others: BTreeMap<(u64, u32), BTreeSet<u8>> = BTreeMap::new();
     let check = |certificate: &Certificate, own: &BTreeMap<u64, [u8; 32]>| {
-        assert_eq!(own.get(&certificate.height.0), Some(&certificate.root), "of the root that was signed here");
+        assert_eq!(
+            own.get(&certificate.height.0),
+            Some(&certificate.root),
+            "of the root that was signed here"
+        );
         let message = state_root_message(&certificate.root);
         assert!(verify(&committee.public_key, &message, &certificate.signature.0), "it verifies");
     };
@@ -88,13 +98,16 @@ fuzz_target!(|bytes: &[u8]| {
                 for from in 1..NODES {
                     others.entry((at.0, from)).or_default().insert(number % 3);
                 }
-                let certificate = Certificate { height: at, root: root(number), signature: signature(number) };
+                let certificate =
+                    Certificate { height: at, root: root(number), signature: signature(number) };
                 certifier.accept(certificate).map(|_| None)
             }
             _ => {
                 let mut signature = signature(number);
                 signature.0[usize::from(member) % 48] ^= number | 1;
-                certifier.accept(Certificate { height: at, root: root(number), signature }).map(|_| None)
+                certifier
+                    .accept(Certificate { height: at, root: root(number), signature })
+                    .map(|_| None)
             }
         };
         assert!(certifier.pending() <= HEIGHTS_MAX as u64);

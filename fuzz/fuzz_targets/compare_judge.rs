@@ -1,5 +1,5 @@
-//! Comparisons of any values: every test gets one verdict, no probability lies outside 0 and 1, and the
-//! page has no markup of names.
+//! Comparisons of any values: every test gets one verdict, no probability lies outside 0 and 1, and
+//! the page has no markup of names.
 #![no_main]
 
 use std::path::PathBuf;

@@ -1,6 +1,8 @@
-//! A dealing of one dealer to one receiver, changed anywhere: decoding and verification return, and nothing but the dealing itself verifies.
+//! A dealing of one dealer to one receiver, changed anywhere: decoding and verification return, and
+//! nothing but the dealing itself verifies.
 //!
-//! The input is a list of changes, three bytes each: a place in the encoding (two bytes) and what is added to the byte there.
+//! The input is a list of changes, three bytes each: a place in the encoding (two bytes) and what
+//! is added to the byte there.
 
 #![no_main]
 
@@ -8,8 +10,8 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 use nidkg::{
-    Dealing, Engine, EngineConfig, Epoch, NodeIndex, Session, Source, create_dealing, generate_key_pair,
-    verify_dealing,
+    Dealing, Engine, EngineConfig, Epoch, NodeIndex, Session, Source, create_dealing,
+    generate_key_pair, verify_dealing,
 };
 use rand::{SeedableRng, rngs::StdRng};
 
@@ -24,8 +26,10 @@ static STAGE: LazyLock<Stage> = LazyLock::new(|| {
     let mut rng = StdRng::seed_from_u64(1);
     let (public, _) = generate_key_pair(b"node", &mut rng);
     let source = Source::Fresh { dealers: 1, dealings: 1 };
-    let session = Session::new([1; 32], Epoch(1), 1, vec![public], source).expect("one of one is a session");
-    let dealing = create_dealing(&engine, &session, NodeIndex(0), None, &mut rng).expect("a dealer may deal");
+    let session =
+        Session::new([1; 32], Epoch(1), 1, vec![public], source).expect("one of one is a session");
+    let dealing =
+        create_dealing(&engine, &session, NodeIndex(0), None, &mut rng).expect("a dealer may deal");
     Stage { engine, session, dealing: dealing.to_bytes() }
 });
 

@@ -1,6 +1,8 @@
-//! Dealings, transcripts and keys of the key generation: decoding whatever arrives returns, and what it accepts has that one encoding.
+//! Dealings, transcripts and keys of the key generation: decoding whatever arrives returns, and
+//! what it accepts has that one encoding.
 //!
-//! The first byte chooses the decoder. A stored secret key ends with a checksum that no mutation would find, so it is put in place.
+//! The first byte chooses the decoder. A stored secret key ends with a checksum that no mutation
+//! would find, so it is put in place.
 
 #![no_main]
 
@@ -10,8 +12,9 @@ use libfuzzer_sys::fuzz_target;
 use nidkg::{Dealing, EncryptionPublicKey, EncryptionSecretKey, Engine, EngineConfig, Transcript};
 use sha2::{Digest, Sha256};
 
-static ENGINE: LazyLock<Engine> =
-    LazyLock::new(|| Engine::new(EngineConfig::for_this_machine()).expect("threads can be started"));
+static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
+    Engine::new(EngineConfig::for_this_machine()).expect("threads can be started")
+});
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((choice, bytes)) = bytes.split_first() else { return };

@@ -1,4 +1,5 @@
-//! What a collector logs: a line of whatever kind is read without a fault, and what it says is finite.
+//! What a collector logs: a line of whatever kind is read without a fault, and what it says is
+//! finite.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

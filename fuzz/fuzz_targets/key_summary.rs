@@ -1,5 +1,6 @@
-//! Summaries of a subnet's key, payloads of blocks and changes of members as another node or a file has them: decoding whatever arrives returns, and what it accepts has that one
-//! encoding (a file has one up to white space).
+//! Summaries of a subnet's key, payloads of blocks and changes of members as another node or a file
+//! has them: decoding whatever arrives returns, and what it accepts has that one encoding (a file
+//! has one up to white space).
 //!
 //! The first byte chooses the decoder.
 
@@ -25,7 +26,10 @@ fuzz_target!(|bytes: &[u8]| {
         _ => {
             let Ok(change) = MembershipChange::from_json(bytes) else { return };
             let text = change.to_json();
-            assert!(MembershipChange::from_json(text.as_bytes()).is_ok_and(|again| again.to_json() == text));
+            assert!(
+                MembershipChange::from_json(text.as_bytes())
+                    .is_ok_and(|again| again.to_json() == text)
+            );
         }
     }
 });

@@ -1,5 +1,6 @@
-//! What a machine sends its host: its console, its samples, what QEMU says of it; and the disk with which a
-//! machine is told. Lines stay bounded whatever the pieces, nothing that a terminal obeys gets through.
+//! What a machine sends its host: its console, its samples, what QEMU says of it; and the disk with
+//! which a machine is told. Lines stay bounded whatever the pieces, nothing that a terminal obeys
+//! gets through.
 #![no_main]
 
 use guest::{config, line};

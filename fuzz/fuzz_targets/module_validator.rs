@@ -1,7 +1,8 @@
-//! Uploaded bytes against the validator: it never panics, and whatever it accepts instruments into a module
-//! that is valid WebAssembly.
+//! Uploaded bytes against the validator: it never panics, and whatever it accepts instruments into
+//! a module that is valid WebAssembly.
 //!
-//! Run with `cargo +nightly fuzz run module_validator fuzz/corpus/module_validator fuzz/seeds/module_validator`.
+//! Run with `cargo +nightly fuzz run module_validator fuzz/corpus/module_validator
+//! fuzz/seeds/module_validator`.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -34,7 +35,8 @@ const LIMITS: ModuleLimits = ModuleLimits {
 fuzz_target!(|uploaded: &[u8]| {
     let Ok(wasm) = unpack(uploaded, &LIMITS) else { return };
     let Ok(validated) = validate(&wasm, &LIMITS) else { return };
-    let instrumented = instrument(&wasm, &validated, &LIMITS).expect("what is valid can be instrumented");
+    let instrumented =
+        instrument(&wasm, &validated, &LIMITS).expect("what is valid can be instrumented");
     Validator::new_with_features(features())
         .validate_all(&instrumented)
         .expect("instrumentation keeps modules valid");

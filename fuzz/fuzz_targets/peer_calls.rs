@@ -1,5 +1,5 @@
-//! A message about calls as a peer sends it (offers, requests, what was asked for): decoding whatever arrives
-//! returns, within bounds, and answers the same twice.
+//! A message about calls as a peer sends it (offers, requests, what was asked for): decoding
+//! whatever arrives returns, within bounds, and answers the same twice.
 
 #![no_main]
 

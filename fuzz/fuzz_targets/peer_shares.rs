@@ -1,5 +1,5 @@
-//! A message about state roots as a peer sends it (shares of the subnet's signature, certificates, limits): decoding whatever arrives
-//! returns, within bounds, and answers the same twice.
+//! A message about state roots as a peer sends it (shares of the subnet's signature, certificates,
+//! limits): decoding whatever arrives returns, within bounds, and answers the same twice.
 
 #![no_main]
 

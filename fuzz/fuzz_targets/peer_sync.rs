@@ -1,5 +1,5 @@
-//! A message of state sync as a peer sends it (questions, offers with block and finalization, chunks): decoding whatever arrives
-//! returns, within bounds, and answers the same twice.
+//! A message of state sync as a peer sends it (questions, offers with block and finalization,
+//! chunks): decoding whatever arrives returns, within bounds, and answers the same twice.
 
 #![no_main]
 

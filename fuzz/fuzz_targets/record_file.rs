@@ -2,8 +2,8 @@
 //! what is appended afterwards is read again behind what was read before.
 //!
 //! An even first byte takes the rest as the file. An odd one takes a whole file of a few records,
-//! changed: the second byte is where it is cut off, and then come changes of three bytes, a place in
-//! the file (two bytes) and what is added to the byte there.
+//! changed: the second byte is where it is cut off, and then come changes of three bytes, a place
+//! in the file (two bytes) and what is added to the byte there.
 
 #![no_main]
 

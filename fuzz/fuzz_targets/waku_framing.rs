@@ -48,8 +48,8 @@ fuzz_target!(|bytes: &[u8]| {
     let made = choice & 2 != 0;
     let stream: Vec<u8> = if made {
         let frames = rest.chunks_exact(3).take(64);
-        let frames =
-            frames.map(|made| frame(is_mplex, made[0], u16::from_be_bytes([made[1], made[2]]).into()));
+        let frames = frames
+            .map(|made| frame(is_mplex, made[0], u16::from_be_bytes([made[1], made[2]]).into()));
         frames.collect::<Vec<_>>().concat()
     } else {
         rest.to_vec()

@@ -44,8 +44,9 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let mut subscriptions = 0;
     for frame in control_frames(&entries, 0) {
-        let (length, used) =
-            protocol::frame::decode_length(&frame, 1024).expect("it is a frame").expect("it is whole");
+        let (length, used) = protocol::frame::decode_length(&frame, 1024)
+            .expect("it is a frame")
+            .expect("it is whole");
         assert_eq!(length + used, frame.len());
         let part = Rpc::decode(Bytes::copy_from_slice(&frame[used..]), &Limits::default());
         subscriptions += part.expect("it was written here").subscriptions.len();

@@ -2,7 +2,10 @@
 //! the parameters of a query. The first byte says which of them the rest is.
 
 #![no_main]
-#![allow(dead_code, reason = "modules of the relay's binary are looked at here, not all of them used")]
+#![allow(
+    dead_code,
+    reason = "modules of the relay's binary are looked at here, not all of them used"
+)]
 
 mod allocated;
 

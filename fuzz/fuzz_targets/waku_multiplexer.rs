@@ -6,7 +6,10 @@
 //! whether streams are read in that round of eight.
 
 #![no_main]
-#![allow(dead_code, reason = "modules of the relay's binary are looked at here, not all of them used")]
+#![allow(
+    dead_code,
+    reason = "modules of the relay's binary are looked at here, not all of them used"
+)]
 
 mod allocated;
 
@@ -50,7 +53,11 @@ struct Peer {
 }
 
 impl AsyncRead for Peer {
-    fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
         let rest = &self.bytes[self.sent..];
         if rest.is_empty() {
             return if self.closes { Poll::Ready(Ok(0)) } else { Poll::Pending };
@@ -63,7 +70,11 @@ impl AsyncRead for Peer {
 }
 
 impl AsyncWrite for Peer {
-    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Poll::Ready(Ok(buf.len()))
     }
 
@@ -112,7 +123,8 @@ fuzz_target!(|bytes: &[u8]| {
     let [choice, piece, reads, rest @ ..] = bytes else { return };
     let piece = usize::from(*piece) * 16 + 1;
     let pool = Pool::standalone("unread", 4 << 20);
-    let meters = Meters::new(pool.clone(), HELD_BYTES, Duration::from_secs(3600), 64, Arc::new(|| true));
+    let meters =
+        Meters::new(pool.clone(), HELD_BYTES, Duration::from_secs(3600), 64, Arc::new(|| true));
     let rounds = rest.len() / piece + rest.len() / 12 + 16;
     let peer = Peer { bytes: rest.to_vec(), sent: 0, piece, closes: choice & 2 != 0 };
     allocated::within(MEMORY_BYTES, || {

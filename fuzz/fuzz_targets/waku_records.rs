@@ -43,7 +43,8 @@ fuzz_target!(|bytes: &[u8]| {
         (6, Ok(text)) => {
             let (records, links) = (EntryHash::of(text), EntryHash::of("links"));
             let root = ListRoot { records, links, sequence: rest.len() as u64 };
-            let key = SigningKey::from_slice(&KEY).expect("a key").verifying_key().to_sec1_point(true);
+            let key =
+                SigningKey::from_slice(&KEY).expect("a key").verifying_key().to_sec1_point(true);
             let key: [u8; 33] = key.as_bytes().try_into().expect("compressed");
             let written = root.sign(&KEY).expect("a key");
             assert_eq!(ListRoot::decode(&written, &key), Ok(root));

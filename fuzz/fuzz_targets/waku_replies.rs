@@ -53,7 +53,8 @@ fuzz_target!(|bytes: &[u8]| {
             }
             let text = reply.status_text.as_deref();
             let cursor = reply.cursor.as_ref();
-            let split = store::reply_frame(&reply.request_id, reply.status, text, entries_bytes, cursor);
+            let split =
+                store::reply_frame(&reply.request_id, reply.status, text, entries_bytes, cursor);
             assert_eq!(split.around(&entries), with_length(&written));
         }
     }

@@ -2,8 +2,8 @@
 //! is what the file says, and opening it once more changes nothing.
 //!
 //! The first byte chooses what the rest is: 0 the file as it is; 1 changes of a whole file (the
-//! second byte is where it is cut off, then three bytes each: a place, and what is added to the byte
-//! there); 2 payloads of records, each behind its length in two bytes.
+//! second byte is where it is cut off, then three bytes each: a place, and what is added to the
+//! byte there); 2 payloads of records, each behind its length in two bytes.
 
 #![no_main]
 
@@ -112,11 +112,15 @@ fn write(path: &Path, payloads: &[&[u8]]) {
 
 /// What a payload says; none when it is not that of a message.
 fn read(payload: &[u8]) -> Option<((String, i64, [u8; 32]), (String, Vec<u8>))> {
-    let number =
-        |at: usize| Some(usize::from(u16::from_le_bytes([*payload.get(at)?, *payload.get(at + 1)?])));
+    let number = |at: usize| {
+        Some(usize::from(u16::from_le_bytes([*payload.get(at)?, *payload.get(at + 1)?])))
+    };
     let (pubsub, content) = (number(40)?, number(42)?);
-    let text = |from: usize, bytes: usize| String::from_utf8(payload.get(from..from + bytes)?.to_vec()).ok();
-    let (pubsub_topic, content_topic) = (text(FIXED_BYTES, pubsub)?, text(FIXED_BYTES + pubsub, content)?);
+    let text = |from: usize, bytes: usize| {
+        String::from_utf8(payload.get(from..from + bytes)?.to_vec()).ok()
+    };
+    let (pubsub_topic, content_topic) =
+        (text(FIXED_BYTES, pubsub)?, text(FIXED_BYTES + pubsub, content)?);
     let hash = payload.get(..32)?.try_into().ok()?;
     let timestamp_ns = i64::from_le_bytes(payload.get(32..40)?.try_into().ok()?);
     let message = payload.get(FIXED_BYTES + pubsub + content..)?.to_vec();
@@ -128,11 +132,17 @@ static STAGE: LazyLock<Stage> = LazyLock::new(|| {
     let memory = Path::new("/dev/shm");
     let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-    let mut stage =
-        Stage { folder: folder.expect("a folder"), runtime: runtime.expect("a runtime"), whole: Vec::new() };
+    let mut stage = Stage {
+        folder: folder.expect("a folder"),
+        runtime: runtime.expect("a runtime"),
+        whole: Vec::new(),
+    };
     stage.clear();
-    let payloads =
-        [payload(1, "/p", "/c", b"one"), payload(2, "", "", b""), payload(3, "/p", "/d", &[7; 300])];
+    let payloads = [
+        payload(1, "/p", "/c", b"one"),
+        payload(2, "", "", b""),
+        payload(3, "/p", "/d", &[7; 300]),
+    ];
     write(&stage.segment(), &payloads.each_ref().map(Vec::as_slice));
     assert_eq!(stage.served().len(), 3, "a segment is not laid out as it is here");
     stage.whole = fs::read(stage.segment()).expect("it was written");
@@ -162,21 +172,25 @@ fuzz_target!(|bytes: &[u8]| {
             while let Some((length, after)) = left.split_first_chunk::<2>()
                 && payloads.len() < RECORDS_MAX
             {
-                let (payload, after) = after.split_at(after.len().min(u16::from_be_bytes(*length).into()));
+                let (payload, after) =
+                    after.split_at(after.len().min(u16::from_be_bytes(*length).into()));
                 payloads.push(payload);
                 left = after;
             }
             write(&path, &payloads);
-            // One record that is not a message's sets the segment aside. Of two with one key, either.
+            // One record that is not a message's sets the segment aside. Of two with one key,
+            // either.
             let messages: Option<Vec<_>> = payloads.iter().map(|payload| read(payload)).collect();
             expected = Some(messages.unwrap_or_default());
         }
     }
     let served = stage.served();
     if let Some(expected) = expected {
-        // A hash covers its topic; of forged records with one hash under several topics one is served.
+        // A hash covers its topic; of forged records with one hash under several topics one is
+        // served.
         type Served = std::collections::BTreeSet<(i64, [u8; 32])>;
-        let keys: Served = expected.iter().map(|((_, timestamp, hash), _)| (*timestamp, *hash)).collect();
+        let keys: Served =
+            expected.iter().map(|((_, timestamp, hash), _)| (*timestamp, *hash)).collect();
         let found: Served = served.keys().map(|(_, timestamp, hash)| (*timestamp, *hash)).collect();
         assert_eq!(found, keys);
         for message in &served {

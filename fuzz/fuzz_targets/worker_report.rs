@@ -1,8 +1,10 @@
-//! What a worker answers, from the frame on the socket to the pages that are taken from it: whatever
-//! comes, nothing panics; what is believed adds up, and the page store takes it or refuses it.
+//! What a worker answers, from the frame on the socket to the pages that are taken from it:
+//! whatever comes, nothing panics; what is believed adds up, and the page store takes it or refuses
+//! it.
 //!
-//! An even first byte takes the rest as a frame. An odd one takes an honest outcome, changed: a list
-//! of changes of three bytes, a place in the frame (two bytes) and what is added to the byte there.
+//! An even first byte takes the rest as a frame. An odd one takes an honest outcome, changed: a
+//! list of changes of three bytes, a place in the frame (two bytes) and what is added to the byte
+//! there.
 
 #![no_main]
 
@@ -12,7 +14,8 @@ use ic_principal::Principal;
 use libfuzzer_sys::fuzz_target;
 use pages::{MemoryId, PageStore};
 use sandbox::{
-    Changes, CostTable, Entry, MessageLimits, Mount, Outcome, Request, Response, RunState, SystemContext,
+    Changes, CostTable, Entry, MessageLimits, Mount, Outcome, Request, Response, RunState,
+    SystemContext,
     fuzz::{outcome_frame, worker_frame},
 };
 use state::{ModuleHash, Time};
@@ -30,7 +33,8 @@ struct Stage {
 static STAGE: LazyLock<Stage> = LazyLock::new(|| {
     let folder = tempfile::tempdir().expect("a folder");
     let limits = limits::Limits::nano().expect("the smallest node");
-    let store = PageStore::open(folder.path().join("pages"), &limits.pages, []).expect("a page store");
+    let store =
+        PageStore::open(folder.path().join("pages"), &limits.pages, []).expect("a page store");
     for memory in [HEAP, STABLE] {
         store.create(memory, 1 << 30).expect("a memory");
     }
@@ -111,7 +115,12 @@ fn context() -> SystemContext {
 fn honest(request: &Request) -> Outcome {
     let run = |mount: &Mount| {
         let append = mount.append.as_ref().expect("an update appends");
-        vec![pages::Run { start_page: 1, pages: 2, segment: append.segment, offset_page: append.offset_page }]
+        vec![pages::Run {
+            start_page: 1,
+            pages: 2,
+            segment: append.segment,
+            offset_page: append.offset_page,
+        }]
     };
     let changes = Changes {
         globals: vec![],
@@ -146,21 +155,26 @@ fuzz_target!(|bytes: &[u8]| {
     if choice % 2 == 1 {
         let honest = honest(&request);
         frame = outcome_frame(&honest).expect("an outcome encodes");
-        assert!(bytes.len() >= 3 || worker_frame(&frame, &request) == Some(honest), "it is believed");
+        assert!(
+            bytes.len() >= 3 || worker_frame(&frame, &request) == Some(honest),
+            "it is believed"
+        );
         for change in bytes.chunks_exact(3).take(64) {
             let place = usize::from(u16::from_be_bytes([change[0], change[1]])) % frame.len();
             frame[place] = frame[place].wrapping_add(change[2]);
         }
     }
     let Some(outcome) = worker_frame(&frame, &request) else { return };
-    // Believed: it says the same again, and cycles are not made. (Bytes are compared: a global may be no number.)
+    // Believed: it says the same again, and cycles are not made. (Bytes are compared: a global may
+    // be no number.)
     let encoded = outcome_frame(&outcome).expect("what was decoded encodes");
     let again = worker_frame(&encoded, &request).expect("it was believed before");
     assert_eq!(outcome_frame(&again), Some(encoded));
     assert!(outcome.instructions <= request.limits.instructions);
     let Some(changes) = outcome.changes else { return };
     assert!(changes.balance <= BALANCE + request.context.cycles_available);
-    for (mount, runs) in [(request.heap, changes.heap_runs), (request.stable, changes.stable_runs)] {
+    for (mount, runs) in [(request.heap, changes.heap_runs), (request.stable, changes.stable_runs)]
+    {
         let target = mount.append.expect("an update appends");
         // Taken or refused; dropped targets give their space back.
         let _ = store.commit(&target, &runs);

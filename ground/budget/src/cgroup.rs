@@ -1,14 +1,17 @@
 //! The memory control group this process lives in, of version 1 or 2.
 //!
-//! Which version rules memory is found out, not configured: `/proc/self/cgroup` says where the process is in each hierarchy,
-//! `/proc/self/mountinfo` where the hierarchies are mounted. A machine may mount both (hybrid); then memory belongs to version 1 when a version 1 hierarchy
-//! carries the memory controller, and the version 2 group of the same process still tells its pressure. A process in the root group of version 2,
-//! or without any mounted hierarchy, has no group: its readings are those of the machine, and there is no limit to speak of.
+//! Which version rules memory is found out, not configured: `/proc/self/cgroup` says where the
+//! process is in each hierarchy, `/proc/self/mountinfo` where the hierarchies are mounted. A
+//! machine may mount both (hybrid); then memory belongs to version 1 when a version 1 hierarchy
+//! carries the memory controller, and the version 2 group of the same process still tells its
+//! pressure. A process in the root group of version 2, or without any mounted hierarchy, has no
+//! group: its readings are those of the machine, and there is no limit to speak of.
 //!
-//! A limit may be set on any ancestor. Version 1 reports the smallest itself; for version 2 the ancestors are asked one by one, at most
-//! [`ANCESTORS_MAX`] of them.
+//! A limit may be set on any ancestor. Version 1 reports the smallest itself; for version 2 the
+//! ancestors are asked one by one, at most [`ANCESTORS_MAX`] of them.
 //!
-//! A group that somebody else made can be read too: [`Cgroup::at`] for one whose place is known, [`Cgroup::of`] for that of another process.
+//! A group that somebody else made can be read too: [`Cgroup::at`] for one whose place is known,
+//! [`Cgroup::of`] for that of another process.
 
 use std::{
     path::{Component, Path, PathBuf},
@@ -61,11 +64,13 @@ pub struct CgroupMemory {
     pub usage_bytes: u64,
     /// Anonymous memory, with that of the groups below.
     pub anonymous_bytes: u64,
-    /// Page cache, with that of the groups below. Includes shared memory and tmpfs, which cannot be dropped.
+    /// Page cache, with that of the groups below. Includes shared memory and tmpfs, which cannot
+    /// be dropped.
     pub file_bytes: u64,
     /// The part of `file_bytes` that is shared memory and tmpfs.
     pub shared_bytes: u64,
-    /// Kernel memory charged to the group, where it tells (version 2 from Linux 5.18, version 1 with kernel accounting).
+    /// Kernel memory charged to the group, where it tells (version 2 from Linux 5.18, version 1
+    /// with kernel accounting).
     pub kernel_bytes: Option<u64>,
     /// Swap used, where it is counted for the group.
     pub swap_bytes: Option<u64>,
@@ -109,13 +114,16 @@ impl Places {
     /// Decides from the texts of `/proc/<pid>/cgroup` and `/proc/self/mountinfo`.
     fn detect(membership: &str, mounts: &str, exists: &dyn Fn(&Path) -> bool) -> Self {
         let mounts: Vec<Mount> = mounts.lines().filter_map(Mount::parse).collect();
-        let place =
-            |mount: &Mount, path| Place { directory: mount.locate(path, exists), mount: mount.point.clone() };
+        let place = |mount: &Mount, path| Place {
+            directory: mount.locate(path, exists),
+            mount: mount.point.clone(),
+        };
         // The unified hierarchy is line `0::/path`.
-        let unified = membership.lines().find_map(|line| line.strip_prefix("0::")).and_then(|path| {
-            let mount = mounts.iter().find(|mount| mount.kind == "cgroup2")?;
-            Some(place(mount, path))
-        });
+        let unified =
+            membership.lines().find_map(|line| line.strip_prefix("0::")).and_then(|path| {
+                let mount = mounts.iter().find(|mount| mount.kind == "cgroup2")?;
+                Some(place(mount, path))
+            });
         let memory_v1 = membership.lines().find_map(|line| {
             let mut parts = line.splitn(3, ':').skip(1);
             let (controllers, path) = (parts.next()?, parts.next()?);
@@ -142,7 +150,8 @@ impl Cgroup {
         Ok(Self::choose(Places::of(pid)?, &Path::exists))
     }
 
-    /// A group whose place is known. `unified` is the version 2 group of the same processes when `version` is 1: it tells their pressure and CPU time.
+    /// A group whose place is known. `unified` is the version 2 group of the same processes when
+    /// `version` is 1: it tells their pressure and CPU time.
     pub fn at(version: Version, place: Place, unified: Option<PathBuf>) -> Self {
         let unified = match version {
             Version::V1 => unified,
@@ -169,7 +178,8 @@ impl Cgroup {
         }
     }
 
-    /// Stalls for memory: of the version 2 group if there is one that tells, else of the machine, else none.
+    /// Stalls for memory: of the version 2 group if there is one that tells, else of the machine,
+    /// else none.
     pub fn pressure(&self) -> Option<Pressure> {
         self.unified
             .as_ref()
@@ -177,7 +187,8 @@ impl Cgroup {
             .or_else(pressure::machine_memory)
     }
 
-    /// The most that was ever charged at once, between readings too; `None` on kernels that do not tell (version 2 before Linux 5.19).
+    /// The most that was ever charged at once, between readings too; `None` on kernels that do not
+    /// tell (version 2 before Linux 5.19).
     pub fn peak_bytes(&self) -> Option<u64> {
         match self.version {
             Version::V1 => self.number("memory.max_usage_in_bytes").ok(),
@@ -185,7 +196,8 @@ impl Cgroup {
         }
     }
 
-    /// CPU time of all processes that were ever in the group, ended ones included; `None` without a version 2 group.
+    /// CPU time of all processes that were ever in the group, ended ones included; `None` without a
+    /// version 2 group.
     pub fn cpu_time(&self) -> Option<Duration> {
         let text = read_text(&self.unified.as_ref()?.join("cpu.stat")).ok()?;
         field(&text, "usage_usec").map(Duration::from_micros)
@@ -193,10 +205,13 @@ impl Cgroup {
 
     /// Whether [`Cgroup::pressure`] speaks of this group, not of the whole machine.
     pub fn tells_pressure(&self) -> bool {
-        self.unified.as_ref().is_some_and(|group| pressure::read(&group.join("memory.pressure")).is_some())
+        self.unified
+            .as_ref()
+            .is_some_and(|group| pressure::read(&group.join("memory.pressure")).is_some())
     }
 
-    /// The processes in the group and in groups below it, in order of their ids: at most [`PROCESSES_MAX`] from [`DESCENDANTS_MAX`] groups.
+    /// The processes in the group and in groups below it, in order of their ids: at most
+    /// [`PROCESSES_MAX`] from [`DESCENDANTS_MAX`] groups.
     pub fn processes(&self) -> Result<Vec<Pid>, ReadError> {
         let mut pids = Vec::new();
         let mut groups = vec![self.directory.clone()];
@@ -206,7 +221,9 @@ impl Cgroup {
             match read_text(&group.join("cgroup.procs")) {
                 Ok(text) => {
                     let room = PROCESSES_MAX - pids.len();
-                    pids.extend(text.lines().filter_map(|line| line.parse().ok()).map(Pid).take(room));
+                    pids.extend(
+                        text.lines().filter_map(|line| line.parse().ok()).map(Pid).take(room),
+                    );
                 }
                 // A group below may go at any time.
                 Err(error) if error.is_gone() && group != self.directory => {}
@@ -231,8 +248,10 @@ impl Cgroup {
         if let Some(place) = places.memory_v1 {
             return Some(Self::at(Version::V1, place, places.unified.map(|place| place.directory)));
         }
-        // The root group has no `memory.current`, nor has a group whose parent does not hand the controller down.
-        let place = places.unified.filter(|place| exists(&place.directory.join("memory.current")))?;
+        // The root group has no `memory.current`, nor has a group whose parent does not hand the
+        // controller down.
+        let place =
+            places.unified.filter(|place| exists(&place.directory.join("memory.current")))?;
         Some(Self::at(Version::V2, place, None))
     }
 
@@ -284,13 +303,18 @@ impl Cgroup {
 
     fn limit_v2(&self) -> Result<Option<u64>, ReadError> {
         let mut smallest = None;
-        for group in
-            self.directory.ancestors().take(ANCESTORS_MAX).take_while(|group| group.starts_with(&self.mount))
+        for group in self
+            .directory
+            .ancestors()
+            .take(ANCESTORS_MAX)
+            .take_while(|group| group.starts_with(&self.mount))
         {
             let path = group.join("memory.max");
             match read_text(&path) {
                 // `max` is no number: no limit here.
-                Ok(text) => smallest = smallest.into_iter().chain(text.trim().parse::<u64>().ok()).min(),
+                Ok(text) => {
+                    smallest = smallest.into_iter().chain(text.trim().parse::<u64>().ok()).min()
+                }
                 // The root group has none.
                 Err(error) if error.is_gone() => {}
                 Err(error) => return Err(error),
@@ -325,7 +349,8 @@ struct Mount<'a> {
 }
 
 impl<'a> Mount<'a> {
-    /// `36 35 0:32 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory`: the fields before the dash vary in number.
+    /// `36 35 0:32 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory`: the
+    /// fields before the dash vary in number.
     fn parse(line: &'a str) -> Option<Self> {
         let (before, after) = line.split_once(" - ")?;
         let mut before = before.split(' ').skip(3);
@@ -336,24 +361,33 @@ impl<'a> Mount<'a> {
         matches!(kind, "cgroup" | "cgroup2").then_some(Self { root, point, kind, options })
     }
 
-    /// The directory of group `path` under this mount. In a container the group's path and the mounted part of the hierarchy may not
-    /// match (the path is seen from outside, or leads out of the namespace by `..`); what is mounted is then the group itself.
+    /// The directory of group `path` under this mount. In a container the group's path and the
+    /// mounted part of the hierarchy may not match (the path is seen from outside, or leads out
+    /// of the namespace by `..`); what is mounted is then the group itself.
     fn locate(&self, path: &str, exists: &dyn Fn(&Path) -> bool) -> PathBuf {
         let path = Path::new(path);
         let climbs = path.components().any(|part| part == Component::ParentDir);
-        let inside =
-            path.strip_prefix(&self.root).ok().filter(|_| !climbs).map(|inside| self.point.join(inside));
+        let inside = path
+            .strip_prefix(&self.root)
+            .ok()
+            .filter(|_| !climbs)
+            .map(|inside| self.point.join(inside));
         inside.filter(|directory| exists(directory)).unwrap_or_else(|| self.point.clone())
     }
 }
 
-/// The mount table writes space, tab, newline and backslash as three octal digits behind a backslash.
+/// The mount table writes space, tab, newline and backslash as three octal digits behind a
+/// backslash.
 fn unescape(text: &str) -> PathBuf {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('\\') {
         plain.push_str(before);
-        match after.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok()).filter(u8::is_ascii) {
+        match after
+            .get(..3)
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok())
+            .filter(u8::is_ascii)
+        {
             Some(byte) => {
                 plain.push(char::from(byte));
                 rest = after.get(3..).unwrap_or("");
@@ -396,12 +430,16 @@ mod tests {
         let group = Cgroup::detect(HYBRID_MEMBERSHIP, HYBRID_MOUNTS, &everything).unwrap();
         assert_eq!(group.version(), Version::V1);
         assert_eq!(group.directory(), Path::new("/sys/fs/cgroup/memory/jobs/build-7"));
-        assert_eq!(group.unified.as_deref(), Some(Path::new("/sys/fs/cgroup/unified/jobs/build-7")));
+        assert_eq!(
+            group.unified.as_deref(),
+            Some(Path::new("/sys/fs/cgroup/unified/jobs/build-7"))
+        );
     }
 
     #[test]
     fn a_pure_version_2_machine_is_found() {
-        let group = Cgroup::detect("0::/system.slice/thimble.service\n", PURE_MOUNTS, &everything).unwrap();
+        let group =
+            Cgroup::detect("0::/system.slice/thimble.service\n", PURE_MOUNTS, &everything).unwrap();
         assert_eq!(
             (group.version(), group.directory()),
             (Version::V2, Path::new("/sys/fs/cgroup/system.slice/thimble.service"))
@@ -413,7 +451,10 @@ mod tests {
         let only_directories = |path: &Path| !path.ends_with("memory.current");
         assert_eq!(Cgroup::detect("0::/\n", PURE_MOUNTS, &only_directories), None);
         assert_eq!(Cgroup::detect("", "", &everything), None);
-        assert_eq!(Cgroup::detect("garbage\n::\n1:memory\n", "garbage - \n - cgroup\n", &everything), None);
+        assert_eq!(
+            Cgroup::detect("garbage\n::\n1:memory\n", "garbage - \n - cgroup\n", &everything),
+            None
+        );
     }
 
     #[test]
@@ -437,7 +478,8 @@ mod tests {
 
     #[test]
     fn mount_points_may_hold_spaces() {
-        let mount = Mount::parse(r"36 31 0:32 / /odd\040place\134x rw - cgroup cgroup rw,memory").unwrap();
+        let mount =
+            Mount::parse(r"36 31 0:32 / /odd\040place\134x rw - cgroup cgroup rw,memory").unwrap();
         assert_eq!(mount.point, Path::new(r"/odd place\x"));
         assert_eq!(unescape(r"a\9z\"), Path::new(r"a\9z\"));
     }
@@ -449,8 +491,12 @@ mod tests {
         for (name, text) in files {
             fs::write(root.path().join("parent").join(name), text).unwrap();
         }
-        let group =
-            Cgroup { version, unified: Some(directory.clone()), directory, mount: root.path().to_owned() };
+        let group = Cgroup {
+            version,
+            unified: Some(directory.clone()),
+            directory,
+            mount: root.path().to_owned(),
+        };
         (root, group)
     }
 
@@ -482,8 +528,10 @@ mod tests {
 
     #[test]
     fn version_1_without_limit_or_kill_counter_is_read() {
-        let stat = STAT_V1
-            .replace("hierarchical_memory_limit 536870912", "hierarchical_memory_limit 9223372036854771712");
+        let stat = STAT_V1.replace(
+            "hierarchical_memory_limit 536870912",
+            "hierarchical_memory_limit 9223372036854771712",
+        );
         let files = [
             ("child/memory.stat", &*stat),
             ("child/memory.usage_in_bytes", "1"),
@@ -504,7 +552,10 @@ mod tests {
                 ("child/memory.max", "max\n"),
                 ("child/memory.current", "145752064\n"),
                 ("child/memory.stat", STAT_V2),
-                ("child/memory.events", "low 0\nhigh 0\nmax 7\noom 1\noom_kill 1\noom_group_kill 0\n"),
+                (
+                    "child/memory.events",
+                    "low 0\nhigh 0\nmax 7\noom 1\noom_kill 1\noom_group_kill 0\n",
+                ),
                 ("child/memory.pressure", pressure),
             ],
         );
@@ -541,14 +592,21 @@ mod tests {
         assert_eq!(group.cpu_time(), Some(Duration::from_millis(2500)));
         assert_eq!(group.peak_bytes(), Some(77));
         fs::remove_file(group.directory().join("cgroup.procs")).unwrap();
-        assert!(group.processes().unwrap_err().is_gone(), "a group that is gone is told from an empty one");
+        assert!(
+            group.processes().unwrap_err().is_gone(),
+            "a group that is gone is told from an empty one"
+        );
     }
 
     #[test]
     fn a_file_that_does_not_say_it_is_an_error_that_names_the_field() {
         let (_root, group) = group(
             Version::V2,
-            &[("child/memory.stat", "anon 1\n"), ("child/memory.events", ""), ("child/memory.current", "1")],
+            &[
+                ("child/memory.stat", "anon 1\n"),
+                ("child/memory.events", ""),
+                ("child/memory.current", "1"),
+            ],
         );
         let text = group.memory().unwrap_err().to_string();
         assert!(text.contains("`file`") && text.contains("memory.stat"), "{text}");

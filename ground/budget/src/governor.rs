@@ -1,28 +1,36 @@
 //! When freed memory goes back to the operating system.
 //!
-//! An allocator keeps what was freed, hoping it is needed again. Kept forever, one busy minute sets the footprint of the whole month; handed back at
-//! every pause, the node pays for page faults at the next request. The rule here is between the two: hand back when the node has been idle for a
-//! moment, no more often than a set interval, and at once when memory is short. It is a pure function of what it is shown: it reads no clock and calls no
-//! allocator, so its rule can be tested to the millisecond.
+//! An allocator keeps what was freed, hoping it is needed again. Kept forever, one busy minute sets
+//! the footprint of the whole month; handed back at every pause, the node pays for page faults at
+//! the next request. The rule here is between the two: hand back when the node has been idle for a
+//! moment, no more often than a set interval, and at once when memory is short. It is a pure
+//! function of what it is shown: it reads no clock and calls no allocator, so its rule can be
+//! tested to the millisecond.
 
 use std::time::Duration;
 
 /// The governor's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GovernorConfig {
-    /// How long nothing must have happened before memory is handed back. Too short, and every pause between two requests pays for page faults.
+    /// How long nothing must have happened before memory is handed back. Too short, and every
+    /// pause between two requests pays for page faults.
     pub idle: Duration,
     /// The least time between two hand-backs of an idle node.
     pub interval: Duration,
-    /// How far resident memory may stand above live memory, in percent of the latter, before an idle node hands back. 100 keeps nothing.
+    /// How far resident memory may stand above live memory, in percent of the latter, before an
+    /// idle node hands back. 100 keeps nothing.
     pub growth_percent: u32,
-    /// Resident memory up to which an idle node hands nothing back: what it needs again with the next request anyway.
+    /// Resident memory up to which an idle node hands nothing back: what it needs again with the
+    /// next request anyway.
     pub initial_bytes: u64,
-    /// The least time between two hand-backs under pressure: handing back is work, and pressure does not end within one step.
+    /// The least time between two hand-backs under pressure: handing back is work, and pressure
+    /// does not end within one step.
     pub pressure_interval: Duration,
-    /// Share of the last 10 seconds in which somebody waited for memory, in hundredths of a percent, from which on memory counts as short.
+    /// Share of the last 10 seconds in which somebody waited for memory, in hundredths of a
+    /// percent, from which on memory counts as short.
     pub pressure_hundredths: u32,
-    /// Share of the budget, in percent, that anonymous memory may reach before memory counts as short.
+    /// Share of the budget, in percent, that anonymous memory may reach before memory counts as
+    /// short.
     pub budget_percent: u32,
 }
 
@@ -44,7 +52,8 @@ pub struct Moment {
     pub anonymous_bytes: u64,
     /// The memory budget.
     pub budget_bytes: u64,
-    /// Stalls over the last 10 seconds, in hundredths of a percent; `None` where the kernel does not tell.
+    /// Stalls over the last 10 seconds, in hundredths of a percent; `None` where the kernel does
+    /// not tell.
     pub stalled_hundredths: Option<u32>,
 }
 
@@ -80,10 +89,13 @@ impl Governor {
         }
         let grown = u128::from(moment.resident_bytes) * 100
             > u128::from(moment.live_bytes) * u128::from(config.growth_percent);
-        let since = |interval| self.last.is_none_or(|last| moment.now.saturating_sub(last) >= interval);
+        let since =
+            |interval| self.last.is_none_or(|last| moment.now.saturating_sub(last) >= interval);
         let near = u128::from(moment.anonymous_bytes) * 100
             >= u128::from(moment.budget_bytes) * u128::from(config.budget_percent);
-        let reason = if moment.stalled_hundredths.is_some_and(|stalled| stalled >= config.pressure_hundredths)
+        let reason = if moment
+            .stalled_hundredths
+            .is_some_and(|stalled| stalled >= config.pressure_hundredths)
         {
             Trim::Stalled
         } else if near {
@@ -96,7 +108,8 @@ impl Governor {
         } else {
             return None;
         };
-        let interval = if reason == Trim::Idle { config.interval } else { config.pressure_interval };
+        let interval =
+            if reason == Trim::Idle { config.interval } else { config.pressure_interval };
         since(interval).then(|| {
             self.last = Some(moment.now);
             reason
@@ -154,9 +167,16 @@ mod tests {
             governor.decide(&Moment { stalled_hundredths: Some(500), ..busy(100) }),
             Some(Trim::Stalled)
         );
-        assert_eq!(governor.decide(&Moment { stalled_hundredths: Some(9_000), ..busy(1_099) }), None);
         assert_eq!(
-            governor.decide(&Moment { anonymous_bytes: 436 << 20, stalled_hundredths: None, ..busy(1_100) }),
+            governor.decide(&Moment { stalled_hundredths: Some(9_000), ..busy(1_099) }),
+            None
+        );
+        assert_eq!(
+            governor.decide(&Moment {
+                anonymous_bytes: 436 << 20,
+                stalled_hundredths: None,
+                ..busy(1_100)
+            }),
             Some(Trim::NearBudget)
         );
     }
@@ -165,7 +185,8 @@ mod tests {
     fn an_idle_node_keeps_its_initial_memory_and_its_growth() {
         let mut governor = Governor::new(CONFIG);
         assert_eq!(governor.decide(&Moment { resident_bytes: 16 << 20, ..moment(60_000) }), None);
-        let grown_little = Moment { live_bytes: 50 << 20, resident_bytes: 60 << 20, ..moment(60_000) };
+        let grown_little =
+            Moment { live_bytes: 50 << 20, resident_bytes: 60 << 20, ..moment(60_000) };
         assert_eq!(governor.decide(&grown_little), None);
         // Under pressure neither counts.
         let stalled = Moment { stalled_hundredths: Some(500), ..grown_little };

@@ -1,9 +1,11 @@
 //! Pools with caps, and what is held of them.
 //!
-//! A pool is a cap and a counter. Reserving adds to the counter if the sum stays within the cap, in one atomic step without a lock; dropping the
-//! [`Reservation`] subtracts. Reservations grow, shrink, split and merge, so that memory which moves through the node (a body that becomes a message
-//! that becomes a queue entry) is never counted twice and never uncounted. Consumers whose size is decided elsewhere by rules of their own
-//! (replicated state, where every node must decide alike) report it through an [`Observation`], which counts and never refuses.
+//! A pool is a cap and a counter. Reserving adds to the counter if the sum stays within the cap, in
+//! one atomic step without a lock; dropping the [`Reservation`] subtracts. Reservations grow,
+//! shrink, split and merge, so that memory which moves through the node (a body that becomes a
+//! message that becomes a queue entry) is never counted twice and never uncounted. Consumers whose
+//! size is decided elsewhere by rules of their own (replicated state, where every node must decide
+//! alike) report it through an [`Observation`], which counts and never refuses.
 
 use std::{
     fmt,
@@ -82,13 +84,17 @@ impl PoolFull {
 #[derive(Clone, Debug)]
 pub struct Ledger {
     budget_bytes: u64,
-    /// In the order they were given: the order of the sheet. Few, so a name is found by looking at each.
+    /// In the order they were given: the order of the sheet. Few, so a name is found by looking at
+    /// each.
     pools: Arc<[Pool]>,
 }
 
 impl Ledger {
     /// Makes the pools, unless their caps sum to more than `budget_bytes`.
-    pub fn new(budget_bytes: u64, specs: impl IntoIterator<Item = PoolSpec>) -> Result<Self, LedgerError> {
+    pub fn new(
+        budget_bytes: u64,
+        specs: impl IntoIterator<Item = PoolSpec>,
+    ) -> Result<Self, LedgerError> {
         let specs: Vec<PoolSpec> = specs.into_iter().take(POOLS_MAX + 1).collect();
         if specs.len() > POOLS_MAX {
             return Err(LedgerError::TooMany(specs.len()));
@@ -128,7 +134,8 @@ impl Ledger {
         self.pools.iter().fold(0, |sum, pool| sum.saturating_add(pool.used_bytes()))
     }
 
-    /// Every pool's figures, in the order of the sheet. Pools are read one after the other: each line is true, the sum is of nearly one moment.
+    /// Every pool's figures, in the order of the sheet. Pools are read one after the other: each
+    /// line is true, the sum is of nearly one moment.
     pub fn snapshot(&self) -> Snapshot {
         let pools: Vec<PoolSnapshot> = self.pools.iter().map(Pool::snapshot).collect();
         Snapshot {
@@ -163,7 +170,8 @@ pub struct PoolSnapshot {
     pub high_water_bytes: u64,
     /// How often it refused.
     pub refused: u64,
-    /// How often an [`Observation`] found more than the cap: a rule elsewhere does not hold what it promised.
+    /// How often an [`Observation`] found more than the cap: a rule elsewhere does not hold what
+    /// it promised.
     pub overruns: u64,
 }
 
@@ -227,8 +235,9 @@ impl Pool {
         }
     }
 
-    /// Takes `bytes`, standing in line for them for at most `patience`. Blocks the thread, so it is for the node's own threads, not for tasks.
-    /// More than the pool may ever hold is refused at once.
+    /// Takes `bytes`, standing in line for them for at most `patience`. Blocks the thread, so it is
+    /// for the node's own threads, not for tasks. More than the pool may ever hold is refused
+    /// at once.
     pub fn reserve_within(&self, bytes: u64, patience: Duration) -> Result<Reservation, PoolFull> {
         let full = PoolFull {
             pool: self.name(),
@@ -290,8 +299,8 @@ impl fmt::Debug for Pool {
 }
 
 impl Inner {
-    /// Adds `bytes` if they fit. Sequentially consistent throughout: the line in front of the pool relies on a release and an attempt seeing one
-    /// another in one order.
+    /// Adds `bytes` if they fit. Sequentially consistent throughout: the line in front of the pool
+    /// relies on a release and an attempt seeing one another in one order.
     fn take(&self, bytes: u64) -> Result<(), PoolFull> {
         if bytes == 0 {
             return Ok(());
@@ -302,9 +311,12 @@ impl Inner {
                 self.high_water_bytes.fetch_max(before + bytes, Ordering::Relaxed);
                 Ok(())
             }
-            Err(used_bytes) => {
-                Err(PoolFull { pool: self.name, cap_bytes: self.cap_bytes, used_bytes, asked_bytes: bytes })
-            }
+            Err(used_bytes) => Err(PoolFull {
+                pool: self.name,
+                cap_bytes: self.cap_bytes,
+                used_bytes,
+                asked_bytes: bytes,
+            }),
         }
     }
 
@@ -433,7 +445,8 @@ mod tests {
     use super::*;
 
     fn ledger() -> Ledger {
-        let specs = [PoolSpec { name: "alpha", cap_bytes: 100 }, PoolSpec { name: "beta", cap_bytes: 50 }];
+        let specs =
+            [PoolSpec { name: "alpha", cap_bytes: 100 }, PoolSpec { name: "beta", cap_bytes: 50 }];
         Ledger::new(150, specs).unwrap()
     }
 
@@ -447,15 +460,22 @@ mod tests {
         let error = Ledger::new(150, specs).unwrap_err();
         assert_eq!(
             error,
-            LedgerError::OverBudget { pool: "beta", cap_bytes: 51, sum_bytes: 152, budget_bytes: 150 }
+            LedgerError::OverBudget {
+                pool: "beta",
+                cap_bytes: 51,
+                sum_bytes: 152,
+                budget_bytes: 150
+            }
         );
         assert!(error.to_string().contains("`beta`"));
     }
 
     #[test]
     fn a_sum_that_overflows_is_above_every_budget() {
-        let specs =
-            [PoolSpec { name: "alpha", cap_bytes: u64::MAX - 1 }, PoolSpec { name: "beta", cap_bytes: 2 }];
+        let specs = [
+            PoolSpec { name: "alpha", cap_bytes: u64::MAX - 1 },
+            PoolSpec { name: "beta", cap_bytes: 2 },
+        ];
         assert!(Ledger::new(u64::MAX - 1, specs).is_err());
     }
 
@@ -472,9 +492,15 @@ mod tests {
         let pool = ledger().pool("alpha").unwrap();
         let held = pool.try_reserve(60).unwrap();
         let full = pool.try_reserve(41).unwrap_err();
-        assert_eq!(full, PoolFull { pool: "alpha", cap_bytes: 100, used_bytes: 60, asked_bytes: 41 });
+        assert_eq!(
+            full,
+            PoolFull { pool: "alpha", cap_bytes: 100, used_bytes: 60, asked_bytes: 41 }
+        );
         let text = full.to_string();
-        assert!(["`alpha`", "41 B", "60 B", "100 B"].iter().all(|part| text.contains(part)), "{text}");
+        assert!(
+            ["`alpha`", "41 B", "60 B", "100 B"].iter().all(|part| text.contains(part)),
+            "{text}"
+        );
         assert!(!full.is_hopeless() && pool.try_reserve(101).unwrap_err().is_hopeless());
         drop(held);
         assert_eq!(pool.try_reserve(100).unwrap().bytes(), 100);
@@ -537,7 +563,10 @@ mod tests {
         let ledger = ledger();
         let _held = ledger.pool("beta").unwrap().try_reserve(5).unwrap();
         let snapshot = ledger.snapshot();
-        assert_eq!(snapshot.pools.iter().map(|pool| pool.name).collect::<Vec<_>>(), ["alpha", "beta"]);
+        assert_eq!(
+            snapshot.pools.iter().map(|pool| pool.name).collect::<Vec<_>>(),
+            ["alpha", "beta"]
+        );
         assert_eq!((snapshot.used_bytes, snapshot.budget_bytes), (5, 150));
         assert!(ledger.pool("gamma").is_none());
     }
@@ -583,7 +612,8 @@ mod tests {
 
     #[test]
     fn a_large_reservation_is_not_starved_by_small_ones() {
-        // Four threads keep the pool busy with small reservations through the line; one wants all of it. First come, first served means it gets it.
+        // Four threads keep the pool busy with small reservations through the line; one wants all
+        // of it. First come, first served means it gets it.
         let pool = Pool::standalone("executions", 8);
         let long = Duration::from_secs(600);
         let start = Barrier::new(5);

@@ -1,20 +1,26 @@
-//! The memory ledger: who may take how much, who took how much, and what the operating system says about it.
+//! The memory ledger: who may take how much, who took how much, and what the operating system says
+//! about it.
 //!
 //! Three ideas, each in its own place:
 //!
-//! * **The ledger** ([`Ledger`], [`Pool`], [`Reservation`]). Every consumer of memory that grows with what the outside asks for has a named pool
-//!   with a cap. Taking memory means taking a [`Reservation`] first; a full pool answers with [`PoolFull`], which names the pool, its cap, what is
-//!   used and what was asked, and which the caller turns into its own answer (HTTP 503, a canister reject, a dropped peer). A ledger whose caps sum
-//!   to more than the budget is refused when it is made, so the sum holds at run time without anyone watching it.
-//! * **Readings** ([`process`], [`cgroup`], [`pressure`]). What the kernel says: anonymous and file memory of processes and of the group, kills for
-//!   lack of memory, stalls. Parsers are pure functions over bounded text; files are read up to a fixed length.
-//! * **The comparison** ([`unaccounted`]) and the **governor** ([`Governor`]). Anonymous memory that no pool explains is itself a figure that tests
-//!   and operators watch; the governor says when freed memory is handed back, and the throttle ([`Throttle`]) how far work is held back.
+//! * **The ledger** ([`Ledger`], [`Pool`], [`Reservation`]). Every consumer of memory that grows
+//!   with what the outside asks for has a named pool with a cap. Taking memory means taking a
+//!   [`Reservation`] first; a full pool answers with [`PoolFull`], which names the pool, its cap,
+//!   what is used and what was asked, and which the caller turns into its own answer (HTTP 503, a
+//!   canister reject, a dropped peer). A ledger whose caps sum to more than the budget is refused
+//!   when it is made, so the sum holds at run time without anyone watching it.
+//! * **Readings** ([`process`], [`cgroup`], [`pressure`]). What the kernel says: anonymous and file
+//!   memory of processes and of the group, kills for lack of memory, stalls. Parsers are pure
+//!   functions over bounded text; files are read up to a fixed length.
+//! * **The comparison** ([`unaccounted`]) and the **governor** ([`Governor`]). Anonymous memory
+//!   that no pool explains is itself a figure that tests and operators watch; the governor says
+//!   when freed memory is handed back, and the throttle ([`Throttle`]) how far work is held back.
 //!
-//! What bounds it: the number of pools is fixed at start; a pool is a handful of atomics; a reading allocates at most [`READ_BYTES_MAX`].
+//! What bounds it: the number of pools is fixed at start; a pool is a handful of atomics; a reading
+//! allocates at most [`READ_BYTES_MAX`].
 //!
-//! What it must never know: what the pools are for. Names and caps are handed in (by `limits`), and nothing here allocates, frees or evicts anybody's
-//! memory.
+//! What it must never know: what the pools are for. Names and caps are handed in (by `limits`), and
+//! nothing here allocates, frees or evicts anybody's memory.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -31,8 +37,8 @@ mod wait;
 
 pub use governor::{Governor, GovernorConfig, Moment, Trim};
 pub use ledger::{
-    Ledger, LedgerError, Observation, POOLS_MAX, Pool, PoolFull, PoolSnapshot, PoolSpec, Reservation,
-    Snapshot,
+    Ledger, LedgerError, Observation, POOLS_MAX, Pool, PoolFull, PoolSnapshot, PoolSpec,
+    Reservation, Snapshot,
 };
 pub use read::{READ_BYTES_MAX, ReadError};
 pub use size::{GIB, KIB, MIB, SizeError, format_size, parse_size};

@@ -1,13 +1,15 @@
 //! Pressure stall information: how much of the time somebody waited for memory.
 //!
-//! It is the only reading that says "too little" before something dies: usage at the limit is normal when it is page cache. A kernel built without
-//! it, or a cgroup of version 1, has none; then there is no reading, which is an `Option` everywhere and never an error.
+//! It is the only reading that says "too little" before something dies: usage at the limit is
+//! normal when it is page cache. A kernel built without it, or a cgroup of version 1, has none;
+//! then there is no reading, which is an `Option` everywhere and never an error.
 
 use std::path::Path;
 
 use crate::read::read_text;
 
-/// One line: shares of time in hundredths of a percent over three windows, and the total since start.
+/// One line: shares of time in hundredths of a percent over three windows, and the total since
+/// start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stall {
     /// Share of the last 10 seconds, in hundredths of a percent (10,000 is always).
@@ -40,7 +42,8 @@ pub(crate) fn read(path: &Path) -> Option<Pressure> {
 }
 
 fn parse(text: &str) -> Option<Pressure> {
-    let line = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).and_then(parse_stall);
+    let line =
+        |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).and_then(parse_stall);
     // CPU pressure has no `full` line on older kernels; for memory a missing one reads as never.
     Some(Pressure { some: line("some ")?, full: line("full ").unwrap_or_default() })
 }

@@ -1,7 +1,8 @@
 //! Memory and CPU time of processes, as the kernel counts them.
 //!
-//! Anonymous memory is what matters: the kernel cannot take it back without swap. File memory is shared with the page cache and goes away under
-//! pressure. `/proc/<pid>/status` is cheap and always readable for one's own processes; `/proc/<pid>/smaps_rollup` walks the page tables and is
+//! Anonymous memory is what matters: the kernel cannot take it back without swap. File memory is
+//! shared with the page cache and goes away under pressure. `/proc/<pid>/status` is cheap and
+//! always readable for one's own processes; `/proc/<pid>/smaps_rollup` walks the page tables and is
 //! asked for separately, when the proportional share of shared file pages is wanted.
 
 use std::{fmt, path::PathBuf, time::Duration};
@@ -35,7 +36,8 @@ impl fmt::Display for Pid {
 /// Resident memory of one process, or the sum over several, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessMemory {
-    /// Private memory that only swap could take back: heaps, stacks, written pages of private file mappings.
+    /// Private memory that only swap could take back: heaps, stacks, written pages of private file
+    /// mappings.
     pub anonymous_bytes: u64,
     /// File pages mapped. Pages shared by several processes count in each of them.
     pub file_bytes: u64,
@@ -61,7 +63,8 @@ impl ProcessMemory {
     }
 }
 
-/// Proportional shares of one process or the sum over several: a page that n processes map counts one n-th in each, so sums are true.
+/// Proportional shares of one process or the sum over several: a page that n processes map counts
+/// one n-th in each, so sums are true.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProportionalMemory {
     /// Everything.
@@ -101,8 +104,9 @@ pub fn proportional(pid: Pid) -> Result<ProportionalMemory, ReadError> {
     parse_smaps_rollup(&text).ok_or(ReadError::Missing { path, wanted: "Pss" })
 }
 
-/// Memory that the loader took before the program began: constants of its file that hold addresses. They are written once, with the addresses of this
-/// process, and read-only from then on, so they are as many in every process of the same program. Needs the right to trace the process.
+/// Memory that the loader took before the program began: constants of its file that hold addresses.
+/// They are written once, with the addresses of this process, and read-only from then on, so they
+/// are as many in every process of the same program. Needs the right to trace the process.
 pub fn relocated_bytes(pid: Pid) -> Result<u64, ReadError> {
     let path = pid.file("exe");
     let program = std::fs::read_link(&path).map_err(|source| ReadError::Io { path, source })?;
@@ -114,21 +118,25 @@ pub fn relocated_bytes(pid: Pid) -> Result<u64, ReadError> {
 pub fn cpu_time(pid: Pid) -> Result<Duration, ReadError> {
     let path = pid.file("stat");
     let text = read_text(&path)?;
-    parse_stat_ticks(&text).map(ticks_to_duration).ok_or(ReadError::Missing { path, wanted: "utime" })
+    parse_stat_ticks(&text)
+        .map(ticks_to_duration)
+        .ok_or(ReadError::Missing { path, wanted: "utime" })
 }
 
-/// When the process was started, in clock ticks since the machine was: tells it from a later one with the same id.
+/// When the process was started, in clock ticks since the machine was: tells it from a later one
+/// with the same id.
 pub fn started_ticks(pid: Pid) -> Result<u64, ReadError> {
     let path = pid.file("stat");
     let text = read_text(&path)?;
     // Field 22; the third is the first behind the command.
-    let ticks =
-        text.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(19)?.parse().ok());
+    let ticks = text
+        .rsplit_once(')')
+        .and_then(|(_, rest)| rest.split_ascii_whitespace().nth(19)?.parse().ok());
     ticks.ok_or(ReadError::Missing { path, wanted: "starttime" })
 }
 
-/// What a process is, for a person: the name of its program, and its first argument when that is a word (a subcommand, as in `thimble run`). At most
-/// [`ROLE_CHARS_MAX`] characters.
+/// What a process is, for a person: the name of its program, and its first argument when that is a
+/// word (a subcommand, as in `thimble run`). At most [`ROLE_CHARS_MAX`] characters.
 pub fn role(pid: Pid) -> Result<String, ReadError> {
     let command = read_text(&pid.file("cmdline"))?;
     // A kernel thread, or a process that ended but was not waited for, has no command line.
@@ -138,13 +146,16 @@ pub fn role(pid: Pid) -> Result<String, ReadError> {
     Ok(parse_role(&command))
 }
 
-/// Sum of [`memory`] over processes. One that has gone is counted as gone; any other failure is returned.
+/// Sum of [`memory`] over processes. One that has gone is counted as gone; any other failure is
+/// returned.
 pub fn memory_of(pids: impl IntoIterator<Item = Pid>) -> Result<Sum<ProcessMemory>, ReadError> {
     sum(pids, memory, ProcessMemory::plus)
 }
 
 /// Sum of [`proportional`] over processes.
-pub fn proportional_of(pids: impl IntoIterator<Item = Pid>) -> Result<Sum<ProportionalMemory>, ReadError> {
+pub fn proportional_of(
+    pids: impl IntoIterator<Item = Pid>,
+) -> Result<Sum<ProportionalMemory>, ReadError> {
     sum(pids, proportional, |a, b| ProportionalMemory {
         all_bytes: a.all_bytes.saturating_add(b.all_bytes),
         anonymous_bytes: a.anonymous_bytes.saturating_add(b.anonymous_bytes),
@@ -224,10 +235,11 @@ fn parse_relocated(smaps: &str, program: &str) -> u64 {
             (Some("Anonymous:"), _) if within => {
                 bytes = bytes.saturating_add(field_kib(line, "Anonymous").unwrap_or(0));
             }
-            // A mapping begins: addresses, rights, offset, device, inode, and the file, whose name may hold spaces.
+            // A mapping begins: addresses, rights, offset, device, inode, and the file, whose name
+            // may hold spaces.
             (Some(range), Some(rights)) if range.contains('-') => {
-                within =
-                    rights == "r--p" && line.strip_suffix(program).is_some_and(|rest| rest.ends_with(' '));
+                within = rights == "r--p"
+                    && line.strip_suffix(program).is_some_and(|rest| rest.ends_with(' '));
             }
             _ => {}
         }
@@ -235,7 +247,8 @@ fn parse_relocated(smaps: &str, program: &str) -> u64 {
     bytes
 }
 
-/// Fields 14 and 15 of `/proc/<pid>/stat`. The second field, the command, may hold spaces and parentheses: the last `)` ends it.
+/// Fields 14 and 15 of `/proc/<pid>/stat`. The second field, the command, may hold spaces and
+/// parentheses: the last `)` ends it.
 fn parse_stat_ticks(text: &str) -> Option<u64> {
     let (_, after_command) = text.rsplit_once(')')?;
     let mut fields = after_command.split_ascii_whitespace().skip(11);
@@ -288,10 +301,17 @@ mod tests {
         let new = parse_smaps_rollup(SMAPS_ROLLUP).unwrap();
         assert_eq!(
             new,
-            ProportionalMemory { all_bytes: 336 << 10, anonymous_bytes: 116 << 10, file_bytes: 220 << 10 }
+            ProportionalMemory {
+                all_bytes: 336 << 10,
+                anonymous_bytes: 116 << 10,
+                file_bytes: 220 << 10
+            }
         );
         let old = parse_smaps_rollup("Rss:  1676 kB\nPss:   336 kB\n").unwrap();
-        assert_eq!(old, ProportionalMemory { all_bytes: 336 << 10, anonymous_bytes: 0, file_bytes: 0 });
+        assert_eq!(
+            old,
+            ProportionalMemory { all_bytes: 336 << 10, anonymous_bytes: 0, file_bytes: 0 }
+        );
         assert_eq!(parse_smaps_rollup("garbage"), None);
     }
 
@@ -312,8 +332,7 @@ mod tests {
 
     #[test]
     fn cpu_ticks_are_found_behind_any_command_name() {
-        let stat =
-            "19307 (a) R (b c) S 1 19307 19307 0 -1 4194304 1 2 3 4 250 50 7 8 20 0 1 0 100 3133440 419";
+        let stat = "19307 (a) R (b c) S 1 19307 19307 0 -1 4194304 1 2 3 4 250 50 7 8 20 0 1 0 100 3133440 419";
         assert_eq!(parse_stat_ticks(stat), Some(300));
         assert_eq!(parse_stat_ticks("1 (x) S 1 2"), None);
         assert_eq!(parse_stat_ticks(""), None);

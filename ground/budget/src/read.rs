@@ -6,7 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Most bytes read of any file here. The largest in practice, a mount table of a machine full of containers, stays far below.
+/// Most bytes read of any file here. The largest in practice, a mount table of a machine full of
+/// containers, stays far below.
 pub const READ_BYTES_MAX: u64 = 1 << 20;
 
 /// Why a reading is not there.
@@ -49,11 +50,16 @@ impl ReadError {
     }
 }
 
-/// The text of `path`; bytes that are not UTF-8 (a mount point may have any name) are replaced, not refused.
+/// The text of `path`; bytes that are not UTF-8 (a mount point may have any name) are replaced, not
+/// refused.
 pub(crate) fn read_text(path: &Path) -> Result<String, ReadError> {
     let failed = |source| ReadError::Io { path: path.to_owned(), source };
     let mut bytes = Vec::new();
-    File::open(path).map_err(failed)?.take(READ_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
+    File::open(path)
+        .map_err(failed)?
+        .take(READ_BYTES_MAX + 1)
+        .read_to_end(&mut bytes)
+        .map_err(failed)?;
     if bytes.len() as u64 > READ_BYTES_MAX {
         return Err(ReadError::TooLong { path: path.to_owned() });
     }

@@ -1,8 +1,9 @@
 //! Sizes as people write them: `512MiB`, `1.5 GiB`, `64mb`, `1048576`.
 //!
-//! Binary units (`KiB`, `MiB`, `GiB`, `TiB`, and the bare letters `K`, `M`, `G`, `T` that containers and service managers use) are powers of 1024;
-//! units that end in a plain `B` (`kB`, `MB`, `GB`, `TB`) are powers of 1000. Case does not matter. Arithmetic is exact on integers: no size is ever
-//! rounded through a floating-point number on the way in.
+//! Binary units (`KiB`, `MiB`, `GiB`, `TiB`, and the bare letters `K`, `M`, `G`, `T` that
+//! containers and service managers use) are powers of 1024; units that end in a plain `B` (`kB`,
+//! `MB`, `GB`, `TB`) are powers of 1000. Case does not matter. Arithmetic is exact on integers: no
+//! size is ever rounded through a floating-point number on the way in.
 
 use std::fmt::Write;
 
@@ -64,12 +65,16 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     if trimmed.len() > TEXT_BYTES_MAX {
         return Err(SizeError::NoNumber(shown()));
     }
-    let number_end =
-        trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_')).unwrap_or(trimmed.len());
+    let number_end = trimmed
+        .find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_'))
+        .unwrap_or(trimmed.len());
     let (number, unit) = trimmed.split_at(number_end);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let whole = whole.replace('_', "");
-    if whole.is_empty() || fraction.contains(['.', '_']) || (number.contains('.') && fraction.is_empty()) {
+    if whole.is_empty()
+        || fraction.contains(['.', '_'])
+        || (number.contains('.') && fraction.is_empty())
+    {
         return Err(SizeError::NoNumber(shown()));
     }
     let unit = unit.trim();
@@ -106,8 +111,9 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     whole.checked_add(part / scale).ok_or_else(|| SizeError::TooLarge(shown()))
 }
 
-/// Writes a size for a person: the largest unit in which it is at least one, with up to two decimals. Exact when it shows no decimals
-/// or when those shown are all there are; [`parse_size`] reads every text this writes.
+/// Writes a size for a person: the largest unit in which it is at least one, with up to two
+/// decimals. Exact when it shows no decimals or when those shown are all there are; [`parse_size`]
+/// reads every text this writes.
 pub fn format_size(bytes: u64) -> String {
     let (unit, name) = match bytes {
         TIB.. => (TIB, "TiB"),
@@ -116,13 +122,15 @@ pub fn format_size(bytes: u64) -> String {
         KIB.. => (KIB, "KiB"),
         _ => return format!("{bytes} B"),
     };
-    // 1.5 GiB reads well; 1.14 GiB hides that it is 1168 MiB. So a whole number of the next smaller unit wins unless two decimals are exact.
+    // 1.5 GiB reads well; 1.14 GiB hides that it is 1168 MiB. So a whole number of the next smaller
+    // unit wins unless two decimals are exact.
     let hundredths = u128::from(bytes) * 100 / u128::from(unit);
     let exact = hundredths * u128::from(unit) == u128::from(bytes) * 100;
     if !exact {
         let smaller = [(GIB, "GiB"), (MIB, "MiB")];
-        if let Some((unit, name)) =
-            smaller.into_iter().find(|(smaller, _)| *smaller < unit && bytes.is_multiple_of(*smaller))
+        if let Some((unit, name)) = smaller
+            .into_iter()
+            .find(|(smaller, _)| *smaller < unit && bytes.is_multiple_of(*smaller))
         {
             return format!("{} {name}", bytes / unit);
         }

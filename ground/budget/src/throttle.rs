@@ -1,8 +1,10 @@
 //! How far work is held back when memory runs short.
 //!
-//! Caps of pools bound what each consumer takes; this is what happens when their sum comes near the budget all the same. Work is refused in the order in which
-//! it is cheapest to ask again: queries first, then new calls, then the execution of calls already accepted waits. Each step has a threshold, and is taken back
-//! only when anonymous memory has fallen some way below it, so that the node does not flutter. A pure rule: it reads nothing and refuses nothing itself.
+//! Caps of pools bound what each consumer takes; this is what happens when their sum comes near the
+//! budget all the same. Work is refused in the order in which it is cheapest to ask again: queries
+//! first, then new calls, then the execution of calls already accepted waits. Each step has a
+//! threshold, and is taken back only when anonymous memory has fallen some way below it, so that
+//! the node does not flutter. A pure rule: it reads nothing and refuses nothing itself.
 
 /// How far work is held back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -59,7 +61,11 @@ impl Throttle {
             .into_iter()
             .find(|(level, percent)| {
                 let held = self.level >= *level;
-                reached(if held { percent.saturating_sub(config.release_percent) } else { *percent })
+                reached(if held {
+                    percent.saturating_sub(config.release_percent)
+                } else {
+                    *percent
+                })
             })
             .map_or(Level::None, |(level, _)| level);
         self.level
@@ -90,8 +96,8 @@ mod tests {
         assert_eq!(
             levels,
             [
-                None, None, Queries, Queries, Queries, None, Ingress, Execution, Execution, Ingress, Queries,
-                None
+                None, None, Queries, Queries, Queries, None, Ingress, Execution, Execution,
+                Ingress, Queries, None
             ]
         );
     }

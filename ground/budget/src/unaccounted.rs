@@ -7,8 +7,8 @@ pub struct Unaccounted {
     pub anonymous_bytes: u64,
     /// Reserved in pools.
     pub ledger_bytes: u64,
-    /// The difference. Positive: memory nobody reserved (runtime, stacks, fragmentation, or a leak). Negative: reserved but not touched yet,
-    /// or touched and swapped or returned.
+    /// The difference. Positive: memory nobody reserved (runtime, stacks, fragmentation, or a
+    /// leak). Negative: reserved but not touched yet, or touched and swapped or returned.
     pub unaccounted_bytes: i64,
 }
 

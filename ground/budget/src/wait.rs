@@ -1,7 +1,8 @@
 //! The line in front of a full pool: whoever came first is served first.
 //!
-//! Executions and compilations would rather wait than be refused, and a large reservation must not starve behind a stream of small ones. So waiters
-//! stand in a line; only its head tries, everyone behind waits for it. Threads that do not wait (the refusing kind) pass beside the line, because
+//! Executions and compilations would rather wait than be refused, and a large reservation must not
+//! starve behind a stream of small ones. So waiters stand in a line; only its head tries, everyone
+//! behind waits for it. Threads that do not wait (the refusing kind) pass beside the line, because
 //! refusing them for somebody else's patience would make their answer depend on who else is there.
 
 use std::{
@@ -13,7 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Most threads in one line. Lines are for the node's own few threads, never for one waiter per request.
+/// Most threads in one line. Lines are for the node's own few threads, never for one waiter per
+/// request.
 pub(crate) const WAITERS_MAX: usize = 256;
 
 #[derive(Debug, Default)]
@@ -32,7 +34,11 @@ struct Tickets {
 
 impl Line {
     /// Calls `take` until it gives something, in turn, for at most `patience`.
-    pub(crate) fn wait<T>(&self, patience: Duration, mut take: impl FnMut() -> Option<T>) -> Option<T> {
+    pub(crate) fn wait<T>(
+        &self,
+        patience: Duration,
+        mut take: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
         let deadline = Instant::now().checked_add(patience);
         let mut tickets = self.lock();
         if tickets.waiting.len() >= WAITERS_MAX {
@@ -41,7 +47,8 @@ impl Line {
         let own = tickets.next;
         tickets.next += 1;
         tickets.waiting.insert(own);
-        // Counted before the first attempt: a release that our attempt does not see yet will see us, and wake us.
+        // Counted before the first attempt: a release that our attempt does not see yet will see
+        // us, and wake us.
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let taken = loop {
             if tickets.waiting.first() == Some(&own)
@@ -49,7 +56,9 @@ impl Line {
             {
                 break Some(taken);
             }
-            tickets = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
+            tickets = match deadline
+                .map(|deadline| deadline.saturating_duration_since(Instant::now()))
+            {
                 None => self.moved.wait(tickets).unwrap_or_else(PoisonError::into_inner),
                 Some(Duration::ZERO) => break None,
                 Some(left) => {
@@ -73,7 +82,8 @@ impl Line {
     /// To be called after memory was given back.
     pub(crate) fn wake(&self) {
         if self.is_occupied() {
-            // Taking the lock orders this after any attempt under way, so that its waiter is asleep and hears us.
+            // Taking the lock orders this after any attempt under way, so that its waiter is asleep
+            // and hears us.
             drop(self.lock());
             self.moved.notify_all();
         }

@@ -43,13 +43,15 @@ pub fn print<R: DeserializeOwned + Serialize>(
 }
 
 async fn fetch(address: SocketAddr, flag: &str) -> Result<Bytes> {
-    let stream = tokio::net::TcpStream::connect(address)
-        .await
-        .with_context(|| format!("no node answers at {address}; is it running, and is {flag} right?"))?;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let stream = tokio::net::TcpStream::connect(address).await.with_context(|| {
+        format!("no node answers at {address}; is it running, and is {flag} right?")
+    })?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let connection = tokio::spawn(connection);
-    let request =
-        Request::get("/status.json").header(header::HOST, address.to_string()).body(Empty::<Bytes>::new())?;
+    let request = Request::get("/status.json")
+        .header(header::HOST, address.to_string())
+        .body(Empty::<Bytes>::new())?;
     let response = sender.send_request(request).await?;
     let status = response.status();
     let body = Limited::new(response.into_body(), REPORT_BYTES_MAX)

@@ -1,8 +1,8 @@
 //! The operator's page: one file that draws what `/status.json` says.
 //!
-//! It is part of the binary and loads nothing but that document. The content security policy holds it
-//! to this: scripts and styles run by their hash only, so that nothing that comes with the data can
-//! become code, and nothing can be fetched from elsewhere or shown inside another page.
+//! It is part of the binary and loads nothing but that document. The content security policy holds
+//! it to this: scripts and styles run by their hash only, so that nothing that comes with the data
+//! can become code, and nothing can be fetched from elsewhere or shown inside another page.
 
 use std::sync::LazyLock;
 
@@ -56,7 +56,9 @@ pub fn is_where_a_browser_starts<B>(request: &Request<B>) -> bool {
         let accept = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
         accept.is_some_and(|accept| accept.split(',').any(|kind| essence(kind) == "text/html"))
     };
-    matches!(*request.method(), Method::GET | Method::HEAD) && request.uri().path() == "/" && accepts_html()
+    matches!(*request.method(), Method::GET | Method::HEAD)
+        && request.uri().path() == "/"
+        && accepts_html()
 }
 
 fn essence(kind: &str) -> &str {
@@ -71,7 +73,11 @@ mod tests {
     fn the_page_is_one_small_file_that_names_no_other_place() {
         assert!(PAGE.len() < 60 * 1024, "the page has {} bytes", PAGE.len());
         for tag in ["script", "style"] {
-            assert_eq!(PAGE.matches(&format!("<{tag}")).count(), 1, "one {tag}, without attributes");
+            assert_eq!(
+                PAGE.matches(&format!("<{tag}")).count(),
+                1,
+                "one {tag}, without attributes"
+            );
             assert!(inline(PAGE, tag).unwrap().len() > 1000);
         }
         // The namespace of SVG is a name and is not fetched.

@@ -33,8 +33,9 @@ pub fn memory(out: &mut String, memory: &Memory, allocator: &Allocator) {
         signed(memory.unaccounted_bytes)
     );
     if let Some(group) = &memory.group {
-        let limit =
-            group.limit_bytes.map_or("no limit".into(), |limit| format!("a limit of {}", format_size(limit)));
+        let limit = group
+            .limit_bytes
+            .map_or("no limit".into(), |limit| format!("a limit of {}", format_size(limit)));
         let _ = writeln!(
             out,
             "group       {} charged, {limit}; {} anonymous, {} page cache; {} killed for lack of memory",
@@ -68,7 +69,11 @@ pub fn throttling(out: &mut String, held_back: Option<&str>, reason: Option<&str
 
 /// A table of all pools.
 pub fn pools(out: &mut String, pools: &[Pool]) {
-    let _ = writeln!(out, "{:<22} {:>12} {:>12} {:>12} {:>8}", "pool", "used", "most", "cap", "refused");
+    let _ = writeln!(
+        out,
+        "{:<22} {:>12} {:>12} {:>12} {:>8}",
+        "pool", "used", "most", "cap", "refused"
+    );
     for pool in pools {
         let _ = writeln!(
             out,

@@ -1,14 +1,18 @@
 //! Files, and what is left of them after a crash.
 //!
-//! [`Disk`] is the seam between the parts of the node that must not lose anything and the machine's file systems: every write, sync, rename and removal that
-//! durability depends on goes through it. [`RealDisk`] hands them on. [`SimulatedDisk`] hands them on too, into a folder of a test, and remembers what was not
-//! synced, so that a power cut can be simulated without rights or devices; it also fails on demand (no space, a failed sync, the power gone after so many operations).
+//! [`Disk`] is the seam between the parts of the node that must not lose anything and the machine's
+//! file systems: every write, sync, rename and removal that durability depends on goes through it.
+//! [`RealDisk`] hands them on. [`SimulatedDisk`] hands them on too, into a folder of a test, and
+//! remembers what was not synced, so that a power cut can be simulated without rights or devices;
+//! it also fails on demand (no space, a failed sync, the power gone after so many operations).
 //!
-//! Most files are used through [`DiskFile`]. A file that is mapped, or whose descriptor other processes write to, has to be a file of the operating system:
-//! [`Disk::open_raw`] opens such a one, and [`Disk::raw`] is it on the disk, for the writes and syncs that durability depends on.
+//! Most files are used through [`DiskFile`]. A file that is mapped, or whose descriptor other
+//! processes write to, has to be a file of the operating system: [`Disk::open_raw`] opens such a
+//! one, and [`Disk::raw`] is it on the disk, for the writes and syncs that durability depends on.
 //!
-//! On top of it stand two formats that everything durable of the node's own uses: [`records`] (files of records that are appended to, with one rule that
-//! tells a write that a crash cut short from damage) and [`Remembered`] (one number that is overwritten in place).
+//! On top of it stand two formats that everything durable of the node's own uses: [`records`]
+//! (files of records that are appended to, with one rule that tells a write that a crash cut short
+//! from damage) and [`Remembered`] (one number that is overwritten in place).
 //!
 //! This crate must never know what the bytes mean.
 
@@ -53,8 +57,10 @@ pub enum Open {
 
 /// Operations on files and folders. Paths are absolute. Errors are those of the operating system.
 ///
-/// What a power cut leaves of operations that returned: of a file, what [`DiskFile::sync_data`] or [`DiskFile::sync_all`] covered, and of what was written since
-/// any part, in units smaller than a write; of a folder, what [`Disk::sync_folder`] covered, and of later creations, renames and removals any subset.
+/// What a power cut leaves of operations that returned: of a file, what [`DiskFile::sync_data`] or
+/// [`DiskFile::sync_all`] covered, and of what was written since any part, in units smaller than a
+/// write; of a folder, what [`Disk::sync_folder`] covered, and of later creations, renames and
+/// removals any subset.
 pub trait Disk: Send + Sync + fmt::Debug {
     /// Makes a folder and those above it.
     fn create_folder(&self, path: &Path) -> io::Result<()>;
@@ -62,8 +68,9 @@ pub trait Disk: Send + Sync + fmt::Debug {
     fn list(&self, folder: &Path) -> io::Result<Vec<PathBuf>>;
     /// Opens a file.
     fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>>;
-    /// Opens a file of the operating system, to be mapped or handed to other processes. What is written to it other than through [`Self::raw`] may only be
-    /// appended, and counts as written and not synced, like any other write.
+    /// Opens a file of the operating system, to be mapped or handed to other processes. What is
+    /// written to it other than through [`Self::raw`] may only be appended, and counts as
+    /// written and not synced, like any other write.
     fn open_raw(&self, path: &Path, how: Open) -> io::Result<File>;
     /// Such a file, which lies at `path`, on this disk.
     fn raw<'a>(&self, path: &Path, file: &'a File) -> Box<dyn DiskFile + 'a>;
@@ -89,8 +96,9 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
     fn set_len(&self, length: u64) -> io::Result<()>;
     /// Makes bytes within the file zero, and gives their space back where the file system can.
     fn clear(&self, offset: u64, bytes: u64) -> io::Result<()>;
-    /// Makes content and length durable. When it fails, nothing is known of what was written since the last success, and a later success of the same file does
-    /// not cover it: the operating system may have dropped the pages.
+    /// Makes content and length durable. When it fails, nothing is known of what was written since
+    /// the last success, and a later success of the same file does not cover it: the operating
+    /// system may have dropped the pages.
     fn sync_data(&self) -> io::Result<()>;
     /// The same, with times and permissions.
     fn sync_all(&self) -> io::Result<()>;

@@ -7,8 +7,9 @@ use std::{
 
 /// Held for as long as it lives. The kernel lets go of it however the process ends.
 ///
-/// It is given back in words, not by closing the file: a child that was just forked has a copy of every descriptor until it executes its program, and the lock would
-/// outlive its holder for as long.
+/// It is given back in words, not by closing the file: a child that was just forked has a copy of
+/// every descriptor until it executes its program, and the lock would outlive its holder for as
+/// long.
 #[derive(Debug)]
 pub struct Lock(File);
 

@@ -45,7 +45,9 @@ pub(crate) fn clear(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
         return Ok(());
     }
     match fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, bytes) {
-        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => write_zeros(file, offset, bytes),
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+            write_zeros(file, offset, bytes)
+        }
         result => result.map_err(io::Error::from),
     }
 }

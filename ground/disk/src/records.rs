@@ -1,31 +1,42 @@
-//! Record files: what is appended to them is there after a crash, or was not acknowledged, or its absence is noticed.
+//! Record files: what is appended to them is there after a crash, or was not acknowledged, or its
+//! absence is noticed.
 //!
-//! A file is a header of [`HEADER_BYTES`], then records, each a head of [`HEAD_BYTES`] and its payload (integers little-endian):
+//! A file is a header of [`HEADER_BYTES`], then records, each a head of [`HEAD_BYTES`] and its
+//! payload (integers little-endian):
 //!
 //! ```text
 //! header  magic [8] · kind [8] · version u32 · salt u64 · crc32 of these
 //! record  length u32 · crc32 of the payload u32 · synced u64 · crc32 of salt, offset of the head, and these · payload
 //! ```
 //!
-//! `synced` is the offset up to which the file was known to be durable when the record was written. The head's checksum covers the record's offset and the file's salt,
-//! a random number, so a record of another file, of an earlier life of the file at another offset, or one that a client put into a payload does not pass.
+//! `synced` is the offset up to which the file was known to be durable when the record was written.
+//! The head's checksum covers the record's offset and the file's salt, a random number, so a record
+//! of another file, of an earlier life of the file at another offset, or one that a client put into
+//! a payload does not pass.
 //!
 //! # The rule for damage
 //!
-//! Reading ends at the first record that does not check, at offset `B`. The rest of the file is then searched, byte by byte, for records that do.
+//! Reading ends at the first record that does not check, at offset `B`. The rest of the file is
+//! then searched, byte by byte, for records that do.
 //!
-//! - One whose `synced` is greater than `B` shows that `B` was durable when it was written: `B` was changed since. That is **damage**: [`RecordError::Damaged`], and the
-//!   reader may go on behind it ([`Reader::skip_damage`]).
-//! - Otherwise everything from `B` on was written after the last sync that is known to have ended, and a power cut may have left any part of it: a **tear**. It is cut
-//!   off; nothing in it was acknowledged, if whoever acknowledges has synced before and appended something since, be it an empty record ([`RecordFile::mark`]).
+//! - One whose `synced` is greater than `B` shows that `B` was durable when it was written: `B` was
+//!   changed since. That is **damage**: [`RecordError::Damaged`], and the reader may go on behind
+//!   it ([`Reader::skip_damage`]).
+//! - Otherwise everything from `B` on was written after the last sync that is known to have ended,
+//!   and a power cut may have left any part of it: a **tear**. It is cut off; nothing in it was
+//!   acknowledged, if whoever acknowledges has synced before and appended something since, be it an
+//!   empty record ([`RecordFile::mark`]).
 //!
-//! So a changed bit is noticed from the first append after its sync on. What the file by itself cannot notice is that its end is missing up to a record boundary;
-//! whoever acknowledges keeps the newest acknowledged number elsewhere ([`crate::Remembered`]) and compares.
+//! So a changed bit is noticed from the first append after its sync on. What the file by itself
+//! cannot notice is that its end is missing up to a record boundary; whoever acknowledges keeps the
+//! newest acknowledged number elsewhere ([`crate::Remembered`]) and compares.
 //!
 //! # A failed sync
 //!
-//! After it nothing is known of what was written since the last success, and the operating system may report a later sync as done though the pages were dropped. A
-//! [`RecordFile`] whose sync failed takes nothing more ([`RecordError::SyncLost`]): the caller writes what it still needs to a new file.
+//! After it nothing is known of what was written since the last success, and the operating system
+//! may report a later sync as done though the pages were dropped. A [`RecordFile`] whose sync
+//! failed takes nothing more ([`RecordError::SyncLost`]): the caller writes what it still needs to
+//! a new file.
 //!
 //! Bounds: a reader holds one record and a buffer of [`BUFFER_BYTES`]; searching takes as much.
 
@@ -115,7 +126,8 @@ impl RecordError {
         Self::Io { path: path.to_path_buf(), doing, source }
     }
 
-    /// Trouble of the disk, which may heal; the same call may succeed later. Damage and foreign formats do not heal.
+    /// Trouble of the disk, which may heal; the same call may succeed later. Damage and foreign
+    /// formats do not heal.
     pub fn can_heal(&self) -> bool {
         matches!(self, Self::Io { .. } | Self::SyncLost { .. })
     }
@@ -176,9 +188,17 @@ impl Head {
         into[16..20].copy_from_slice(&self.checksum(salt, offset).to_le_bytes());
     }
 
-    /// The head at the start of `bytes`, which are at least [`HEAD_BYTES`], if it checks and its payload ends within `left` bytes, head included.
-    fn decode(bytes: &[u8], salt: u64, offset: u64, left: u64, bytes_max: u32) -> Result<Self, &'static str> {
-        let head = Self { length: u32_at(bytes, 0), payload: u32_at(bytes, 4), synced: u64_at(bytes, 8) };
+    /// The head at the start of `bytes`, which are at least [`HEAD_BYTES`], if it checks and its
+    /// payload ends within `left` bytes, head included.
+    fn decode(
+        bytes: &[u8],
+        salt: u64,
+        offset: u64,
+        left: u64,
+        bytes_max: u32,
+    ) -> Result<Self, &'static str> {
+        let head =
+            Self { length: u32_at(bytes, 0), payload: u32_at(bytes, 4), synced: u64_at(bytes, 8) };
         if head.length > bytes_max || u64::from(head.length) + HEAD_BYTES > left {
             return Err("a record's length is not one that fits");
         }
@@ -234,8 +254,15 @@ impl Reader {
     ///
     /// # Errors
     /// [`RecordError::Damaged`] or [`RecordError::Format`] by the header.
-    pub fn open(disk: &dyn Disk, path: &Path, kind: Kind, length: Option<u64>) -> Result<Self, RecordError> {
-        let file = disk.open(path, Open::Read).map_err(|source| RecordError::io(path, "opening", source))?;
+    pub fn open(
+        disk: &dyn Disk,
+        path: &Path,
+        kind: Kind,
+        length: Option<u64>,
+    ) -> Result<Self, RecordError> {
+        let file = disk
+            .open(path, Open::Read)
+            .map_err(|source| RecordError::io(path, "opening", source))?;
         Self::of(file, path, kind, length)
     }
 
@@ -265,16 +292,20 @@ impl Reader {
         Ok(reader)
     }
 
-    /// The header is synced before the first record is written: without one that checks there are no records, or there is damage.
+    /// The header is synced before the first record is written: without one that checks there are
+    /// no records, or there is damage.
     fn header(&mut self) -> Result<(), RecordError> {
         let header = self.bytes(0, HEADER_BYTES as usize)?.to_vec();
-        let checks =
-            header.len() == HEADER_BYTES as usize && crc32fast::hash(&header[..28]) == u32_at(&header, 28);
+        let checks = header.len() == HEADER_BYTES as usize
+            && crc32fast::hash(&header[..28]) == u32_at(&header, 28);
         if checks && header[..8] == *MAGIC {
             let (name, version) = (&header[8..16], u32_at(&header, 16));
             if name != self.kind.name || version != self.kind.version {
                 let say = |name: &[u8], version| {
-                    format!("`{}` of version {version}", String::from_utf8_lossy(name).trim_end_matches('\0'))
+                    format!(
+                        "`{}` of version {version}",
+                        String::from_utf8_lossy(name).trim_end_matches('\0')
+                    )
                 };
                 return Err(RecordError::Format {
                     path: self.path.clone(),
@@ -290,11 +321,17 @@ impl Reader {
             self.torn = true;
             return Ok(());
         }
-        self.damaged("its header does not check: it was changed, or another version of the node wrote it")
+        self.damaged(
+            "its header does not check: it was changed, or another version of the node wrote it",
+        )
     }
 
     fn damaged<T>(&self, what: impl Into<String>) -> Result<T, RecordError> {
-        Err(RecordError::Damaged { path: self.path.clone(), offset: self.offset, what: what.into() })
+        Err(RecordError::Damaged {
+            path: self.path.clone(),
+            offset: self.offset,
+            what: what.into(),
+        })
     }
 
     fn only_zeros_from(&mut self, mut offset: u64) -> Result<bool, RecordError> {
@@ -315,8 +352,8 @@ impl Reader {
     fn bytes(&mut self, offset: u64, count: usize) -> Result<&[u8], RecordError> {
         let left = usize::try_from(self.length.saturating_sub(offset)).unwrap_or(usize::MAX);
         let count = count.min(left);
-        let held =
-            offset >= self.buffered && offset + count as u64 <= self.buffered + self.buffer.len() as u64;
+        let held = offset >= self.buffered
+            && offset + count as u64 <= self.buffered + self.buffer.len() as u64;
         if !held {
             let want = count.max(BUFFER_BYTES.min(left));
             self.buffer.resize(want, 0);
@@ -332,7 +369,8 @@ impl Reader {
 
     /// The record at `offset`, if it checks; its payload is then in `payload`.
     fn record_at(&mut self, offset: u64) -> Result<Result<Head, &'static str>, RecordError> {
-        let (salt, bytes_max, left) = (self.salt, self.kind.bytes_max, self.length.saturating_sub(offset));
+        let (salt, bytes_max, left) =
+            (self.salt, self.kind.bytes_max, self.length.saturating_sub(offset));
         let head = self.bytes(offset, HEAD_BYTES as usize)?;
         if head.len() < HEAD_BYTES as usize {
             return Ok(Err("a record's head is cut short"));
@@ -392,7 +430,8 @@ impl Reader {
         }
     }
 
-    /// The first record behind `offset` that checks, if any of those behind it shows that `offset` had been durable.
+    /// The first record behind `offset` that checks, if any of those behind it shows that `offset`
+    /// had been durable.
     fn search(&mut self) -> Result<Option<u64>, RecordError> {
         let (salt, bytes_max, bad) = (self.salt, self.kind.bytes_max, self.offset);
         let (mut first, mut offset) = (None, bad + 1);
@@ -462,7 +501,8 @@ pub struct RecordFile {
 }
 
 impl RecordFile {
-    /// Begins a file at `path`, in place of one that is there: header and folder entry are durable on return.
+    /// Begins a file at `path`, in place of one that is there: header and folder entry are durable
+    /// on return.
     ///
     /// # Errors
     /// Those of the disk; what was begun is removed again.
@@ -476,7 +516,8 @@ impl RecordFile {
         Ok(begun)
     }
 
-    /// Makes a file at `path` with these records, in place of one that is there; whole or not at all, and durable on return.
+    /// Makes a file at `path` with these records, in place of one that is there; whole or not at
+    /// all, and durable on return.
     ///
     /// # Errors
     /// Those of the disk; the file before is kept then.
@@ -494,7 +535,12 @@ impl RecordFile {
         Ok(file)
     }
 
-    fn write_new(disk: &dyn Disk, path: &Path, kind: Kind, records: &[Vec<u8>]) -> Result<Self, RecordError> {
+    fn write_new(
+        disk: &dyn Disk,
+        path: &Path,
+        kind: Kind,
+        records: &[Vec<u8>],
+    ) -> Result<Self, RecordError> {
         let failed = |source| RecordError::io(path, "creating", source);
         // A file that is there keeps its own pages, whatever became of them.
         match disk.remove(path) {
@@ -530,14 +576,17 @@ impl RecordFile {
     pub fn resume(disk: &dyn Disk, reader: &Reader) -> Result<Self, RecordError> {
         let path = &reader.path;
         let failed = |source| RecordError::io(path, "cutting off a torn end", source);
-        let file = disk.open(path, Open::Write).map_err(|source| RecordError::io(path, "opening", source))?;
+        let file = disk
+            .open(path, Open::Write)
+            .map_err(|source| RecordError::io(path, "opening", source))?;
         if reader.offset < HEADER_BYTES {
             return Err(failed(io::Error::other("the file has no header: it is begun anew")));
         }
         if file.length().map_err(failed)? != reader.offset {
             file.set_len(reader.offset).map_err(failed)?;
         }
-        // What the process before wrote and did not sync is read from memory: it is made durable before anything is built on it.
+        // What the process before wrote and did not sync is read from memory: it is made durable
+        // before anything is built on it.
         file.sync_all().map_err(failed)?;
         Ok(Self {
             path: path.clone(),
@@ -554,14 +603,19 @@ impl RecordFile {
     /// Appends records in one write; not durable before [`Self::sync`].
     ///
     /// # Errors
-    /// When the disk fails: nothing was appended then, and the call may be repeated. [`RecordError::SyncLost`] after a failed sync.
-    pub fn append<'a>(&mut self, payloads: impl IntoIterator<Item = &'a [u8]>) -> Result<(), RecordError> {
+    /// When the disk fails: nothing was appended then, and the call may be repeated.
+    /// [`RecordError::SyncLost`] after a failed sync.
+    pub fn append<'a>(
+        &mut self,
+        payloads: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Result<(), RecordError> {
         if self.sync_lost {
             return Err(RecordError::SyncLost { path: self.path.clone() });
         }
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.clear();
-        let encoded = payloads.into_iter().try_for_each(|payload| self.encode(payload, &mut buffer));
+        let encoded =
+            payloads.into_iter().try_for_each(|payload| self.encode(payload, &mut buffer));
         let written = encoded.and_then(|()| {
             self.file.write_at(&buffer, self.length).map_err(|source| {
                 // Whatever part reached the file must not be taken for a record later.
@@ -581,7 +635,11 @@ impl RecordFile {
         let bytes_max = self.kind.bytes_max;
         let fits = u32::try_from(payload.len()).ok().filter(|length| *length <= bytes_max);
         let Some(length) = fits else {
-            return Err(RecordError::TooLarge { path: self.path.clone(), bytes: payload.len(), bytes_max });
+            return Err(RecordError::TooLarge {
+                path: self.path.clone(),
+                bytes: payload.len(),
+                bytes_max,
+            });
         };
         let offset = self.length + buffer.len() as u64;
         let head = Head { length, payload: crc32fast::hash(payload), synced: self.synced };
@@ -608,7 +666,8 @@ impl RecordFile {
         Ok(())
     }
 
-    /// Appends an empty record that is not synced: from here on a change of what was synced is noticed. A failure is no matter, the next append does the same.
+    /// Appends an empty record that is not synced: from here on a change of what was synced is
+    /// noticed. A failure is no matter, the next append does the same.
     pub fn mark(&mut self) {
         let _ = self.append([[].as_slice()]);
     }
@@ -681,7 +740,8 @@ impl RecordSlot {
 
 fn sync_parent(disk: &dyn Disk, path: &Path) -> Result<(), RecordError> {
     path.parent().map_or(Ok(()), |folder| {
-        disk.sync_folder(folder).map_err(|source| RecordError::io(folder, "syncing the folder", source))
+        disk.sync_folder(folder)
+            .map_err(|source| RecordError::io(folder, "syncing the folder", source))
     })
 }
 

@@ -103,7 +103,10 @@ fn every_truncation_is_a_tear_with_what_is_before_it() {
             fs::write(&path, &bytes).unwrap();
             let (numbers, end) = read(&RealDisk, &path);
             let (Ok(Some(reader)), true) = (end, numbers.len() >= seen) else {
-                assert!(zeros > 0 && cut < HEADER_BYTES as usize, "cut {cut}, {zeros} zeros: {numbers:?}");
+                assert!(
+                    zeros > 0 && cut < HEADER_BYTES as usize,
+                    "cut {cut}, {zeros} zeros: {numbers:?}"
+                );
                 continue;
             };
             if zeros == 0 {
@@ -180,7 +183,10 @@ fn other_kinds_and_versions_are_named() {
     drop(write(&path, 3));
     let kind = Kind { version: 4, ..KIND };
     let error = Reader::open(&RealDisk, &path, kind, None).unwrap_err().to_string();
-    assert!(error.contains("`numbers` of version 3") && error.contains("`numbers` of version 4"), "{error}");
+    assert!(
+        error.contains("`numbers` of version 3") && error.contains("`numbers` of version 4"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -218,8 +224,8 @@ fn a_power_cut_at_any_operation_loses_nothing_that_was_synced() {
             for value in 1.. {
                 sent = value;
                 let large = vec![value as u8; 3_000];
-                let written =
-                    file.append([number(value).as_slice(), &[number(0).as_slice(), &large].concat()]);
+                let written = file
+                    .append([number(value).as_slice(), &[number(0).as_slice(), &large].concat()]);
                 if written.and_then(|()| file.sync()).is_err() {
                     break;
                 }
@@ -237,7 +243,10 @@ fn a_power_cut_at_any_operation_loses_nothing_that_was_synced() {
             end => drop(end.unwrap_or_else(|error| panic!("seed {seed}: {error}"))),
         }
         let last = numbers.len() as u32;
-        assert!((acknowledged..=sent).contains(&last), "seed {seed}: {acknowledged} of {sent}, {last} there");
+        assert!(
+            (acknowledged..=sent).contains(&last),
+            "seed {seed}: {acknowledged} of {sent}, {last} there"
+        );
         assert_eq!(numbers, (1..=last).collect::<Vec<_>>(), "seed {seed}");
     }
 }

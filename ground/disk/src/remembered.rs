@@ -1,8 +1,10 @@
 //! One number that is overwritten in place, in a file of its own.
 //!
-//! Two slots in different sectors are written in turns, each `sequence: u64, value: u64, crc32: u32` (little-endian); the newest that checks counts. So a write that
-//! a crash tore leaves the value before it, and one flipped bit at most takes back the last write. Writing is not syncing: it survives the process at once, and a power
-//! cut from the next [`Remembered::sync`] on. Whoever relies on the number must be content with an older one.
+//! Two slots in different sectors are written in turns, each `sequence: u64, value: u64, crc32:
+//! u32` (little-endian); the newest that checks counts. So a write that a crash tore leaves the
+//! value before it, and one flipped bit at most takes back the last write. Writing is not syncing:
+//! it survives the process at once, and a power cut from the next [`Remembered::sync`] on. Whoever
+//! relies on the number must be content with an older one.
 
 use std::{io, path::Path};
 
@@ -37,7 +39,8 @@ impl Remembered {
                 None => bad += usize::from(bytes != [0; SLOT_BYTES]),
             }
         }
-        let (sequence, value) = newest.map_or((0, None), |(sequence, value)| (sequence, Some(value)));
+        let (sequence, value) =
+            newest.map_or((0, None), |(sequence, value)| (sequence, Some(value)));
         Ok(Self { file, sequence, value, damaged: bad > 0 })
     }
 
@@ -46,7 +49,8 @@ impl Remembered {
         self.value
     }
 
-    /// A slot did not check when the file was opened: a later value than [`Self::value`] may have been written.
+    /// A slot did not check when the file was opened: a later value than [`Self::value`] may have
+    /// been written.
     pub fn was_damaged(&self) -> bool {
         self.damaged
     }

@@ -1,24 +1,32 @@
 //! A disk that loses what was not synced, fills up, and fails.
 //!
-//! Its files are real files in a folder of a test, so whatever maps or reads them sees them. What a power cut may take back is kept beside: of every file the
-//! content of each page (4 KiB) as of the last sync, and the operations on names since their folder was synced. [`SimulatedDisk::cut_power`] then leaves of each
-//! page written since the new content, the old, or sectors (512 bytes) of both; a length that the file had since, or that lies, at a page, within a write that extended it;
-//! and any subset of the operations on names.
+//! Its files are real files in a folder of a test, so whatever maps or reads them sees them. What a
+//! power cut may take back is kept beside: of every file the content of each page (4 KiB) as of the
+//! last sync, and the operations on names since their folder was synced.
+//! [`SimulatedDisk::cut_power`] then leaves of each page written since the new content, the old, or
+//! sectors (512 bytes) of both; a length that the file had since, or that lies, at a page, within a
+//! write that extended it; and any subset of the operations on names.
 //!
-//! A failed sync is modelled as Linux does it: the pages count as written from then on, so later syncs that succeed do not cover them, and a power cut may take them
-//! back for as long as they are not written again.
+//! A failed sync is modelled as Linux does it: the pages count as written from then on, so later
+//! syncs that succeed do not cover them, and a power cut may take them back for as long as they are
+//! not written again.
 //!
-//! A file that others write to ([`Disk::open_raw`]) is compared with its length as of the last sync: whatever lies behind was appended since, by whomever, and a power
-//! cut may leave any part of it. So nothing needs to be kept of it, and base files that are sparse and as long as a memory may grow cost what was written to them.
+//! A file that others write to ([`Disk::open_raw`]) is compared with its length as of the last
+//! sync: whatever lies behind was appended since, by whomever, and a power cut may leave any part
+//! of it. So nothing needs to be kept of it, and base files that are sparse and as long as a memory
+//! may grow cost what was written to them.
 //!
-//! In use: give the parts under test this disk, let them work, end with [`SimulatedDisk::end_after`] or whenever the test likes, drop them, call `cut_power`, and open
-//! them again on the same disk. Handles from before the cut fail, those of [`Disk::open_raw`] excepted, which nobody may have kept.
+//! In use: give the parts under test this disk, let them work, end with
+//! [`SimulatedDisk::end_after`] or whenever the test likes, drop them, call `cut_power`, and open
+//! them again on the same disk. Handles from before the cut fail, those of [`Disk::open_raw`]
+//! excepted, which nobody may have kept.
 //!
-//! All choices come from the seed, the number of the cut and the file's name, not from the order of operations: parts that write from threads of their own meet the same
-//! choices in every run.
+//! All choices come from the seed, the number of the cut and the file's name, not from the order of
+//! operations: parts that write from threads of their own meet the same choices in every run.
 //!
-//! What is not modelled: folders are durable when they are made or renamed; what others write before the last synced end of a file (through a memory map, or another
-//! process) counts as durable.
+//! What is not modelled: folders are durable when they are made or renamed; what others write
+//! before the last synced end of a file (through a memory map, or another process) counts as
+//! durable.
 
 use std::{
     borrow::Borrow,
@@ -137,7 +145,8 @@ struct Node {
     shared: bool,
     /// Length as of the last sync.
     length: u64,
-    /// Lengths since: of a change of length the new one, of a write at the end the old one and the new one.
+    /// Lengths since: of a change of length the new one, of a write at the end the old one and the
+    /// new one.
     lengths: Vec<(u64, u64)>,
     /// Pages written since the last sync, as they were then.
     written: BTreeMap<u64, Page>,
@@ -195,7 +204,8 @@ fn data(file: &File, from: u64, to: u64) -> Vec<Range<u64>> {
 }
 
 impl SimulatedDisk {
-    /// A disk whose files lie in `root`, which is made if it is absent; files that are there count as durable.
+    /// A disk whose files lie in `root`, which is made if it is absent; files that are there count
+    /// as durable.
     ///
     /// # Errors
     /// Those of the operating system.
@@ -235,12 +245,14 @@ impl SimulatedDisk {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Operations carried out so far: writes, changes of length, syncs, creations, renames, removals.
+    /// Operations carried out so far: writes, changes of length, syncs, creations, renames,
+    /// removals.
     pub fn operations(&self) -> u64 {
         self.state().operations
     }
 
-    /// After so many more operations the power goes, and every further one fails. The last is carried out, or not even begun.
+    /// After so many more operations the power goes, and every further one fails. The last is
+    /// carried out, or not even begun.
     pub fn end_after(&self, operations: u64, last_is_done: bool) {
         self.state().ends = Some((operations, last_is_done));
     }
@@ -261,7 +273,8 @@ impl SimulatedDisk {
         self.state().free = bytes.map(|bytes| (folder.to_path_buf(), bytes));
     }
 
-    /// From here on nothing can be written below this folder for want of space, as on a full file system that copies what it overwrites; none: anything can.
+    /// From here on nothing can be written below this folder for want of space, as on a full file
+    /// system that copies what it overwrites; none: anything can.
     pub fn refuse_writes(&self, folder: Option<&Path>) {
         self.state().refused = folder.map(Path::to_path_buf);
     }
@@ -271,7 +284,8 @@ impl SimulatedDisk {
         self.state().failing_syncs = count;
     }
 
-    /// Cuts the power and gives it back: files and names are then what a crash may have left. Faults that were ordered are over.
+    /// Cuts the power and gives it back: files and names are then what a crash may have left.
+    /// Faults that were ordered are over.
     ///
     /// # Errors
     /// Those of the operating system.
@@ -334,7 +348,8 @@ impl State {
         if self.off || self.life != life { Err(off()) } else { Ok(()) }
     }
 
-    /// Counts an operation; whether it is the last, which is carried out and whose success nobody learns.
+    /// Counts an operation; whether it is the last, which is carried out and whose success nobody
+    /// learns.
     fn operation(&mut self, life: u64) -> io::Result<bool> {
         self.powered(life)?;
         let last = match &mut self.ends {
@@ -369,7 +384,8 @@ impl State {
 
     /// Files whose name is nowhere any more go.
     fn collect(&mut self) {
-        let named: BTreeSet<Id> = self.names.values().chain(self.durable.values()).copied().collect();
+        let named: BTreeSet<Id> =
+            self.names.values().chain(self.durable.values()).copied().collect();
         let pending: BTreeSet<Id> = self
             .pending
             .iter()
@@ -434,13 +450,21 @@ impl State {
             },
         };
         let mut taken = 0;
-        // What others appended lies in the file alone. It is taken back page by page, before the length is.
+        // What others appended lies in the file alone. It is taken back page by page, before the
+        // length is.
         if let Some((from, to)) = appended {
             for part in data(&file, from / PAGE * PAGE, to) {
                 for page in part.start / PAGE..part.end.div_ceil(PAGE) {
                     if !pages.contains_key(&page) {
                         let old = node.old_page(&file, page)?;
-                        taken += u64::from(take_page_back(&file, page, &old, length, left, &mut choices)?);
+                        taken += u64::from(take_page_back(
+                            &file,
+                            page,
+                            &old,
+                            length,
+                            left,
+                            &mut choices,
+                        )?);
                     }
                 }
             }
@@ -472,7 +496,8 @@ impl State {
     }
 }
 
-/// What a power cut leaves of a page in a file of which it leaves `left` of `length` bytes; whether it took any of it back.
+/// What a power cut leaves of a page in a file of which it leaves `left` of `length` bytes; whether
+/// it took any of it back.
 fn take_page_back(
     file: &File,
     page: u64,
@@ -552,7 +577,8 @@ impl Disk for SimulatedDisk {
         let life = state.life;
         let last = state.operation(life)?;
         let Some(id) = state.names.remove(from) else {
-            // A folder: everything in it moves along. What it takes the place of is gone for good, as the folder itself is durable.
+            // A folder: everything in it moves along. What it takes the place of is gone for good,
+            // as the folder itself is durable.
             state.settle(|folder| folder.starts_with(to));
             fs::rename(from, to)?;
             state.move_folder(from, to);
@@ -576,7 +602,11 @@ impl Disk for SimulatedDisk {
         if !state.names.contains_key(path) && path.exists() {
             state.import(path)?;
         }
-        let id = state.names.get(path).copied().ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+        let id = state
+            .names
+            .get(path)
+            .copied()
+            .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
         let last = state.operation(life)?;
         state.set_aside(id)?;
         state.names.remove(path);
@@ -684,7 +714,9 @@ impl SimulatedDisk {
             Some(id) => id,
             // Made by somebody who does not use this disk.
             None if path.exists() => state.import(path)?,
-            None if matches!(how, Open::Read | Open::Write) => return Err(io::ErrorKind::NotFound.into()),
+            None if matches!(how, Open::Read | Open::Write) => {
+                return Err(io::ErrorKind::NotFound.into());
+            }
             None if state.is_refused(path) => return Err(io::ErrorKind::StorageFull.into()),
             None => {
                 let last = state.operation(life)?;
@@ -741,7 +773,9 @@ impl<F: Borrow<File>> SimulatedFile<F> {
 
     /// Whether so much growth of this file fits, which is taken from what is left then.
     fn fits(&self, state: &mut State, growth: u64) -> bool {
-        let Some(name) = state.nodes.get(&self.id).map(|node| node.name.clone()) else { return true };
+        let Some(name) = state.nodes.get(&self.id).map(|node| node.name.clone()) else {
+            return true;
+        };
         if state.is_refused(&name) {
             return false;
         }

@@ -31,7 +31,10 @@ fn what_was_synced_stays_and_what_was_not_may_stay_go_or_tear() {
             page if page.iter().all(|byte| *byte == 2) => kept += 1,
             page if page.iter().all(|byte| *byte == 1) => lost += 1,
             page => {
-                assert!(page.chunks(SECTOR).all(|sector| sector == [1; SECTOR] || sector == [2; SECTOR]));
+                assert!(
+                    page.chunks(SECTOR)
+                        .all(|sector| sector == [1; SECTOR] || sector == [2; SECTOR])
+                );
                 torn += 1;
             }
         }
@@ -126,7 +129,10 @@ fn what_others_append_is_durable_with_the_next_sync_only() {
         let (folder, disk) = disk(seed);
         let path = path(&folder, "file");
         let others = disk.open_raw(&path, Open::New).unwrap();
-        assert_eq!(disk.open_raw(&path, Open::New).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(
+            disk.open_raw(&path, Open::New).unwrap_err().kind(),
+            io::ErrorKind::AlreadyExists
+        );
         others.write_all_at(&[1; 6_000], 0).unwrap();
         disk.raw(&path, &others).sync_all().unwrap();
         disk.sync_folder(path.parent().unwrap()).unwrap();
@@ -140,7 +146,10 @@ fn what_others_append_is_durable_with_the_next_sync_only() {
             Some(page) if page.iter().all(|byte| *byte == 2) => kept += 1,
             Some(page) if page.iter().all(|byte| *byte == 0) => lost += 1,
             Some(page) => {
-                assert!(page.chunks(SECTOR).all(|sector| sector == [0; SECTOR] || sector == [2; SECTOR]));
+                assert!(
+                    page.chunks(SECTOR)
+                        .all(|sector| sector == [0; SECTOR] || sector == [2; SECTOR])
+                );
                 torn += 1;
             }
         }

@@ -84,7 +84,11 @@ pub struct Options {
 }
 
 /// Runs the command. `address` is asked for only if a node is.
-pub fn run(program: &Program, address: impl FnOnce() -> Result<SocketAddr>, options: &Options) -> Result<()> {
+pub fn run(
+    program: &Program,
+    address: impl FnOnce() -> Result<SocketAddr>,
+    options: &Options,
+) -> Result<()> {
     let (packed, source) = match &options.from {
         Some(path) => (contents(path)?, path.display().to_string()),
         None => {
@@ -130,7 +134,10 @@ fn contents(path: &Path) -> Result<Vec<u8>> {
     let file = File::open(path).with_context(reading)?;
     file.take(PACKED_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).with_context(reading)?;
     if bytes.len() > PACKED_BYTES_MAX {
-        bail!("{} is larger than {PACKED_BYTES_MAX} bytes, the most a heap profile has", path.display());
+        bail!(
+            "{} is larger than {PACKED_BYTES_MAX} bytes, the most a heap profile has",
+            path.display()
+        );
     }
     Ok(bytes)
 }
@@ -150,13 +157,15 @@ fn ask(address: SocketAddr) -> Result<Vec<u8>> {
 }
 
 async fn fetch(address: SocketAddr) -> Result<Vec<u8>> {
-    let stream = tokio::net::TcpStream::connect(address)
-        .await
-        .with_context(|| format!("no node answers at {address}; is it running, and is the address right?"))?;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let stream = tokio::net::TcpStream::connect(address).await.with_context(|| {
+        format!("no node answers at {address}; is it running, and is the address right?")
+    })?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let connection = tokio::spawn(connection);
-    let request =
-        Request::get("/debug/heap").header(header::HOST, address.to_string()).body(Empty::<Bytes>::new())?;
+    let request = Request::get("/debug/heap")
+        .header(header::HOST, address.to_string())
+        .body(Empty::<Bytes>::new())?;
     let response = sender.send_request(request).await?;
     let status = response.status();
     let body = Limited::new(response.into_body(), PACKED_BYTES_MAX)
@@ -166,7 +175,8 @@ async fn fetch(address: SocketAddr) -> Result<Vec<u8>> {
         .to_bytes();
     connection.abort();
     if !status.is_success() {
-        let words: String = String::from_utf8_lossy(&body).chars().take(REFUSAL_CHARS_MAX).collect();
+        let words: String =
+            String::from_utf8_lossy(&body).chars().take(REFUSAL_CHARS_MAX).collect();
         bail!("{address} answered {status}: {}", words.trim());
     }
     Ok(body.to_vec())

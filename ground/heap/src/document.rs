@@ -14,8 +14,8 @@
 //! jemalloc writes counts for each thread besides and maps of data, which are left out.
 //!
 //! What bounds it: a line has at most [`LINE_BYTES_MAX`], a document [`DOCUMENT_BYTES_MAX`] and
-//! [`STACKS_MAX`] stacks of [`FRAMES_MAX`] addresses, whether it is written or read. It may come from
-//! anywhere: what is not of this form is refused with the number of its line.
+//! [`STACKS_MAX`] stacks of [`FRAMES_MAX`] addresses, whether it is written or read. It may come
+//! from anywhere: what is not of this form is refused with the number of its line.
 
 use std::io::{self, BufRead, Read, Write};
 
@@ -151,15 +151,18 @@ pub fn read(packed: impl Read) -> Result<Document> {
 pub fn parse(text: &mut impl BufRead) -> Result<Document> {
     let mut lines = Lines::new(text, "the answer");
     let first = lines.next()?.context("it is empty")?;
-    let head: Head = serde_json::from_str(first).context("its first line is none of a heap profile")?;
+    let head: Head =
+        serde_json::from_str(first).context("its first line is none of a heap profile")?;
     ensure!(
         head.version == VERSION,
         "it is of version {}, this program reads version {VERSION}",
         head.version
     );
     ensure!(head.sample_bytes > 0, "it says that every 0 bytes were sampled");
-    let stated: Option<u64> =
-        lines.next()?.and_then(|line| line.strip_prefix(STACKS)).and_then(|number| number.parse().ok());
+    let stated: Option<u64> = lines
+        .next()?
+        .and_then(|line| line.strip_prefix(STACKS))
+        .and_then(|number| number.parse().ok());
     ensure!(
         stated == Some(head.sample_bytes),
         "its second line is not {STACKS}{}: the interval of its first",
@@ -227,7 +230,12 @@ fn mapping(line: &str) -> Option<Mapping> {
     // The number of a file without a name is the end of its line.
     let path = rest.split_once(' ').map_or("", |(_number, path)| path.trim_start());
     let (start, end) = (hexadecimal(start)?, hexadecimal(end)?);
-    (start < end).then_some(Mapping { start, end, offset: hexadecimal(offset)?, path: path.to_owned() })
+    (start < end).then_some(Mapping {
+        start,
+        end,
+        offset: hexadecimal(offset)?,
+        path: path.to_owned(),
+    })
 }
 
 /// Lines of bounded length, of bounded text.
@@ -246,7 +254,8 @@ impl<'a, R: BufRead> Lines<'a, R> {
     /// The next line without white space around it, `None` at the end.
     fn next(&mut self) -> Result<Option<&str>> {
         self.line.clear();
-        let read = self.text.by_ref().take(LINE_BYTES_MAX as u64 + 1).read_until(b'\n', &mut self.line);
+        let read =
+            self.text.by_ref().take(LINE_BYTES_MAX as u64 + 1).read_until(b'\n', &mut self.line);
         let (of, number) = (self.of, self.number + 1);
         let read = read.with_context(|| format!("{of} cannot be read at line {number}"))?;
         ensure!(

@@ -25,7 +25,13 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
 ";
 
 fn head() -> Head {
-    Head { program: "x".into(), pid: 7, sample_bytes: 131_072, build_id: "ab".into(), ..Head::default() }
+    Head {
+        program: "x".into(),
+        pid: 7,
+        sample_bytes: 131_072,
+        build_id: "ab".into(),
+        ..Head::default()
+    }
 }
 
 fn packed(text: &str) -> Vec<u8> {
@@ -43,7 +49,10 @@ fn text_of(dump: &str) -> Result<String> {
 #[test]
 fn what_a_dump_says_of_all_threads_and_of_code_comes_back() {
     let text = text_of(DUMP).unwrap();
-    assert!(!text.contains("t0") && !text.contains("rw-p") && !text.contains("[20: 3000]"), "{text}");
+    assert!(
+        !text.contains("t0") && !text.contains("rw-p") && !text.contains("[20: 3000]"),
+        "{text}"
+    );
     let document = read(&packed(&text)[..]).unwrap();
     assert_eq!(document.head, Head { version: 1, ..head() });
     let count = |samples, bytes| Count { samples, bytes };

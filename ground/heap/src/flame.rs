@@ -2,9 +2,10 @@
 //! without anything outside it, light or dark as the reader's screen is.
 //!
 //! Stacks of asynchronous programs are mostly their runtime's. So that the program's own functions
-//! are seen, functions of one library that call each other are drawn as one, by the name of the last,
-//! and those of the standard library only where a stack ends. What is narrower than
-//! [`NARROWEST`] is not drawn, what is deeper than [`ROWS_MAX`] ends there, and both are said below.
+//! are seen, functions of one library that call each other are drawn as one, by the name of the
+//! last, and those of the standard library only where a stack ends. What is narrower than
+//! [`NARROWEST`] is not drawn, what is deeper than [`ROWS_MAX`] ends there, and both are said
+//! below.
 
 use std::{
     collections::BTreeMap,
@@ -60,7 +61,8 @@ impl Tree {
     fn of(profile: &Profile, by: By) -> Self {
         let root = Node { owner: Owner::Allocator, value: 0, called: BTreeMap::new() };
         let mut tree = Self { nodes: vec![root], cut: 0 };
-        let short: Vec<String> = profile.frames.iter().map(|frame| names::short(&frame.name)).collect();
+        let short: Vec<String> =
+            profile.frames.iter().map(|frame| names::short(&frame.name)).collect();
         for stack in &profile.stacks {
             let value = match by {
                 By::Live => stack.amount.live_bytes,
@@ -134,7 +136,12 @@ pub(crate) fn draw(profile: &Profile, by: By) -> String {
         By::Live => "live bytes",
         By::Total => "all bytes allocated, freed or not",
     };
-    page.words(MARGIN, 26.0, "ink title", &format!("{} by call site: {what}", profile.head.program));
+    page.words(
+        MARGIN,
+        26.0,
+        "ink title",
+        &format!("{} by call site: {what}", profile.head.program),
+    );
     let sampled = format!(
         "process {}: {title}; one allocation sampled in {}",
         profile.head.pid,
@@ -145,7 +152,10 @@ pub(crate) fn draw(profile: &Profile, by: By) -> String {
     for (class, words) in
         [("own", "the program"), ("lib", "libraries, each as one"), ("std", "standard library")]
     {
-        let _ = write!(page, "<rect class=\"{class}\" x=\"{x:.1}\" y=\"54\" width=\"11\" height=\"11\"/>");
+        let _ = write!(
+            page,
+            "<rect class=\"{class}\" x=\"{x:.1}\" y=\"54\" width=\"11\" height=\"11\"/>"
+        );
         page.words(x + 16.0, 63.5, "soft", words);
         x += 34.0 + words.chars().count() as f64 * LETTER;
     }
@@ -184,7 +194,11 @@ impl Page {
     }
 
     fn words(&mut self, x: f64, y: f64, class: &str, words: &str) {
-        let _ = writeln!(self, "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", Safe(words));
+        let _ = writeln!(
+            self,
+            "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>",
+            Safe(words)
+        );
     }
 
     fn node(&mut self, tree: &Tree, number: usize, name: &str, x: f64, width: f64, depth: usize) {
@@ -236,7 +250,9 @@ impl Page {
 fn label(name: &str, bytes: &str, width: f64) -> Option<String> {
     let room = ((width - 8.0) / LETTER).max(0.0) as usize;
     let end = |parts: usize| {
-        name.rmatch_indices("::").nth(parts - 1).map_or(name, |(at, separator)| &name[at + separator.len()..])
+        name.rmatch_indices("::")
+            .nth(parts - 1)
+            .map_or(name, |(at, separator)| &name[at + separator.len()..])
     };
     let fits = |text: &str| text.chars().count() <= room;
     for candidate in
@@ -290,7 +306,10 @@ mod tests {
         };
         assert_eq!(path(&["main"]), 5 << 20);
         assert_eq!(path(&["main", "own::index", "alloc::raw_vec::RawVec::grow_one"]), 2 << 20);
-        assert_eq!(path(&["main", "tokio::runtime::run", "own::read", "library::Buffer::grow"]), 3 << 20);
+        assert_eq!(
+            path(&["main", "tokio::runtime::run", "own::read", "library::Buffer::grow"]),
+            3 << 20
+        );
     }
 
     #[test]
@@ -315,7 +334,9 @@ mod tests {
                         .parse()
                         .unwrap()
                 };
-                assert!(number("x") >= MARGIN && number("x") + number("width") <= WIDTH - MARGIN + 0.1);
+                assert!(
+                    number("x") >= MARGIN && number("x") + number("width") <= WIDTH - MARGIN + 0.1
+                );
             }
         }
     }

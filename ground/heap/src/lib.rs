@@ -4,20 +4,20 @@
 //! The allocator (jemalloc) draws a sample of allocations, one for every so many bytes, and keeps
 //! for each the addresses of the functions that led to it. Three parts make a picture of that:
 //!
-//! - in the node, [`Sampler`]: starts sampling, bounds what it costs, and writes what was sampled as
-//!   a document of addresses, which is small and takes no symbols;
+//! - in the node, [`Sampler`]: starts sampling, bounds what it costs, and writes what was sampled
+//!   as a document of addresses, which is small and takes no symbols;
 //! - the document ([`document`]): what goes over HTTP and into files;
-//! - in the command (`thimble heap`), [`command`]: asks a node for its document, names the addresses
-//!   by the symbol table of the program's file, and shows sites as a table, JSON, a profile for
-//!   `go tool pprof`, or a picture. So a node never pays for symbols.
+//! - in the command (`thimble heap`), [`command`]: asks a node for its document, names the
+//!   addresses by the symbol table of the program's file, and shows sites as a table, JSON, a
+//!   profile for `go tool pprof`, or a picture. So a node never pays for symbols.
 //!
-//! Live bytes are those not freed yet; total bytes are all that were allocated since sampling began,
-//! freed or not. Both are estimates: a site with n samples is known to about one part in the square
-//! root of n.
+//! Live bytes are those not freed yet; total bytes are all that were allocated since sampling
+//! began, freed or not. Both are estimates: a site with n samples is known to about one part in the
+//! square root of n.
 //!
 //! Two documents of one process are subtracted for what happened between them. jemalloc's own
-//! `prof.reset` is not used: while totals are kept it frees nothing of what it had counted, so every
-//! reset would cost the node memory that never comes back.
+//! `prof.reset` is not used: while totals are kept it frees nothing of what it had counted, so
+//! every reset would cost the node memory that never comes back.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

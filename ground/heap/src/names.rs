@@ -1,8 +1,8 @@
 //! Names of functions: as people write them, whose they are, and which of a stack is the site.
 //!
 //! The function that called the allocator is hardly ever the one to look at: it is a vector's or a
-//! map's. The **site** is the nearest one that is of no such crate, its **caller** the nearest one of
-//! the program's own crates.
+//! map's. The **site** is the nearest one that is of no such crate, its **caller** the nearest one
+//! of the program's own crates.
 
 /// Crates whose functions allocate for whoever calls them.
 const PLUMBING: [&str; 11] = [
@@ -75,12 +75,16 @@ pub(crate) fn readable(linker: &str) -> String {
 pub(crate) fn crate_of(name: &str) -> &str {
     let name = trait_of_parameter(name).unwrap_or(name);
     let name = name.trim_start_matches(['<', '&', '*', '(', '[', ' ']);
-    let name = ["mut ", "dyn ", "const "].iter().fold(name, |name, word| name.trim_start_matches(word));
+    let name =
+        ["mut ", "dyn ", "const "].iter().fold(name, |name, word| name.trim_start_matches(word));
     let name = name.trim_start_matches(['<', '&', '*', '(', '[', ' ']);
-    let end = name.find(|letter: char| !(letter.is_alphanumeric() || letter == '_')).unwrap_or(name.len());
+    let end = name
+        .find(|letter: char| !(letter.is_alphanumeric() || letter == '_'))
+        .unwrap_or(name.len());
     let (crate_name, rest) = name.split_at(end);
     // `__rustc[1234]::__rust_alloc`: with its hash, where two versions differ by it alone.
-    let rest = rest.strip_prefix('[').and_then(|rest| rest.split_once(']')).map_or(rest, |(_, rest)| rest);
+    let rest =
+        rest.strip_prefix('[').and_then(|rest| rest.split_once(']')).map_or(rest, |(_, rest)| rest);
     if rest.starts_with("::") { crate_name } else { "" }
 }
 
@@ -197,7 +201,10 @@ mod tests {
     #[test]
     fn names_that_people_read() {
         assert_eq!(readable("_ZN5store3log6append17h0123456789abcdefE"), "store::log::append");
-        assert_eq!(readable("_ZN5store3log6append17h0123456789abcdefE.llvm.123"), "store::log::append");
+        assert_eq!(
+            readable("_ZN5store3log6append17h0123456789abcdefE.llvm.123"),
+            "store::log::append"
+        );
         assert_eq!(readable("_RNvCs1234_7mycrate3foo"), "mycrate::foo");
         assert_eq!(readable("sqlite3Prepare.constprop.0"), "sqlite3Prepare");
     }
@@ -207,7 +214,10 @@ mod tests {
         for (name, expected) in [
             ("store::log::append", "store::log::append"),
             ("<store::Log<A, B> as core::ops::Drop>::drop", "store::Log::drop"),
-            ("<store::Log<fn() -> u8> as core::ops::FnOnce<()>>::call_once", "store::Log::call_once"),
+            (
+                "<store::Log<fn() -> u8> as core::ops::FnOnce<()>>::call_once",
+                "store::Log::call_once",
+            ),
             ("tokio::task::Core<T,S>::poll::{{closure}}", "tokio::task::Core::poll"),
             ("alloc::vec::Vec<T>::with_capacity", "alloc::vec::Vec::with_capacity"),
             ("std::panicking::catch_unwind::<(), fn() -> u8>", "std::panicking::catch_unwind"),

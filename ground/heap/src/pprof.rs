@@ -1,7 +1,7 @@
 //! The profile in the form of pprof, for `go tool pprof` and everything else that reads it.
 //!
-//! Source: `profile.proto` of github.com/google/pprof. Sample types are those of Go's heap profiles,
-//! so that its options (`-sample_index=alloc_space`) do what people expect.
+//! Source: `profile.proto` of github.com/google/pprof. Sample types are those of Go's heap
+//! profiles, so that its options (`-sample_index=alloc_space`) do what people expect.
 
 use std::{collections::HashMap, io::Write};
 
@@ -123,7 +123,8 @@ impl Texts {
 
 fn file(profile: &Profile) -> File {
     let mut texts = Texts::new();
-    let mut kind = |kind: &str, unit: &str| ValueType { kind: texts.number(kind), unit: texts.number(unit) };
+    let mut kind =
+        |kind: &str, unit: &str| ValueType { kind: texts.number(kind), unit: texts.number(unit) };
     let sample_type = vec![
         kind("alloc_objects", "count"),
         kind("alloc_space", "bytes"),
@@ -201,7 +202,9 @@ mod tests {
     fn every_number_in_the_file_is_of_something_in_it() {
         let profile = profile();
         let mut bytes = Vec::new();
-        flate2::read::GzDecoder::new(&encode(&profile).unwrap()[..]).read_to_end(&mut bytes).unwrap();
+        flate2::read::GzDecoder::new(&encode(&profile).unwrap()[..])
+            .read_to_end(&mut bytes)
+            .unwrap();
         let file = File::decode(&bytes[..]).unwrap();
         let text = |number: i64| file.string_table[usize::try_from(number).unwrap()].as_str();
         assert_eq!(text(0), "");
@@ -216,7 +219,8 @@ mod tests {
                 let function = location.line[0].function_id;
                 let function = file.function.iter().find(|one| one.id == function).unwrap();
                 names.push(text(function.name));
-                let mapping = file.mapping.iter().find(|mapping| mapping.id == location.mapping_id).unwrap();
+                let mapping =
+                    file.mapping.iter().find(|mapping| mapping.id == location.mapping_id).unwrap();
                 assert!((mapping.memory_start..mapping.memory_limit).contains(&location.address));
             }
         }

@@ -60,9 +60,9 @@ impl Amount {
     }
 }
 
-/// Objects and bytes behind samples: one of size x is sampled with probability `1 - e^(-x/interval)`,
-/// and x is taken for the mean of the samples. So is the form `heap_v2` defined, and jemalloc writes
-/// counts for which it comes out right.
+/// Objects and bytes behind samples: one of size x is sampled with probability `1 -
+/// e^(-x/interval)`, and x is taken for the mean of the samples. So is the form `heap_v2` defined,
+/// and jemalloc writes counts for which it comes out right.
 fn estimate(count: Count, sample_bytes: u64) -> (i64, i64) {
     if count.samples == 0 || count.bytes == 0 {
         return (0, 0);
@@ -168,8 +168,10 @@ impl Profile {
                     frames.len() - 1
                 }));
             }
-            let skipped = stack.iter().take_while(|frame| frames[**frame].owner == Owner::Allocator).count();
-            // A stack of the allocator's functions alone keeps the last: something must bear its bytes.
+            let skipped =
+                stack.iter().take_while(|frame| frames[**frame].owner == Owner::Allocator).count();
+            // A stack of the allocator's functions alone keeps the last: something must bear its
+            // bytes.
             stack.drain(..skipped.min(stack.len().saturating_sub(1)));
             stacks.push(Sampled { frames: stack, amount });
         }
@@ -185,7 +187,8 @@ impl Profile {
 
     /// Who had the site allocate: the nearest function of the program's own, if it is not the site.
     pub(crate) fn caller(&self, stack: &Sampled) -> Option<usize> {
-        let own = stack.frames.iter().find(|frame| self.frames[**frame].owner == Owner::Own).copied();
+        let own =
+            stack.frames.iter().find(|frame| self.frames[**frame].owner == Owner::Own).copied();
         own.filter(|own| Some(*own) != self.site(stack))
     }
 }
@@ -205,7 +208,10 @@ impl Namer<'_> {
     fn frame(&mut self, address: u64) -> Frame {
         // It is where the call returns to, which may be behind its function's end.
         let address = address.saturating_sub(1);
-        let found = self.mappings.iter().position(|mapping| (mapping.start..mapping.end).contains(&address));
+        let found = self
+            .mappings
+            .iter()
+            .position(|mapping| (mapping.start..mapping.end).contains(&address));
         let Some(number) = found else {
             let name = format!("code at {address:#x}");
             return Frame { name, owner: Owner::Library, memory: address, mapping: None };

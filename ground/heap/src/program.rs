@@ -101,7 +101,8 @@ impl Symbols {
             if symbol.st_type() != STT_FUNC || symbol.st_value(endian) == 0 {
                 continue;
             }
-            let name = names.get(symbol.st_name(endian) as usize..).context("a name is not in it")?;
+            let name =
+                names.get(symbol.st_name(endian) as usize..).context("a name is not in it")?;
             let end = name.iter().take(NAME_BYTES_MAX).position(|byte| *byte == 0);
             let name = &name[..end.unwrap_or(name.len().min(NAME_BYTES_MAX))];
             functions.push(Function {

@@ -1,18 +1,18 @@
 //! In the node: sampling, what it may cost, and the answer to who asks. The only file here that
 //! knows that the allocator is jemalloc.
 //!
-//! Whether jemalloc samples at all is decided when a process starts, before `main` (`opt.prof`), and
-//! so is whether it keeps totals (`opt.prof_accum`). So a node that is told to sample replaces
+//! Whether jemalloc samples at all is decided when a process starts, before `main` (`opt.prof`),
+//! and so is whether it keeps totals (`opt.prof_accum`). So a node that is told to sample replaces
 //! itself by the same program with jemalloc's settings in its environment: the process id stays. A
 //! node that is not told has `opt.prof:false`, where every allocation tests one constant.
 //!
 //! What bounds it: with totals jemalloc frees none of its records while the process lives, so they
 //! grow with every new call stack and with every thread that ended. [`Sampler::tend`] compares them
 //! with [`Settings::profiler_bytes`] and stops sampling when they are more; what was counted stays
-//! and is still shown. Besides, each sampled allocation that is alive takes a slab of its own, whose
-//! share of live memory is at most 16 KiB in `sample_bytes`. An answer is at most `answer_bytes`, one
-//! is made at a time and one in a second; what the allocator writes goes through a file in the
-//! data folder, line by line.
+//! and is still shown. Besides, each sampled allocation that is alive takes a slab of its own,
+//! whose share of live memory is at most 16 KiB in `sample_bytes`. An answer is at most
+//! `answer_bytes`, one is made at a time and one in a second; what the allocator writes goes
+//! through a file in the data folder, line by line.
 
 use std::{
     ffi::{CString, OsString},
@@ -180,8 +180,10 @@ impl Sampler {
 
     /// Has the allocator write what it sampled; the file has no name any more.
     fn dumped(&self) -> Result<File> {
-        let path = CString::new(self.file.as_os_str().as_bytes()).context("the data folder's name")?;
-        // SAFETY: the name ends in zero; the value is a string that ends in zero and outlives the call.
+        let path =
+            CString::new(self.file.as_os_str().as_bytes()).context("the data folder's name")?;
+        // SAFETY: the name ends in zero; the value is a string that ends in zero and outlives the
+        // call.
         let written = unsafe { raw::write(b"prof.dump\0", path.as_ptr()) };
         let opened = File::open(&self.file);
         // What could not be written may still be there.
@@ -225,7 +227,9 @@ fn own_bytes() -> u64 {
 /// Becomes a process whose allocator can sample. Returns with the error alone.
 fn start_again(sample_bytes: u64) -> Result<()> {
     if std::env::var_os(STARTED_AGAIN_VARIABLE).is_some() {
-        bail!("the allocator of this program cannot sample, although it was asked to: {SETTINGS_VARIABLE}");
+        bail!(
+            "the allocator of this program cannot sample, although it was asked to: {SETTINGS_VARIABLE}"
+        );
     }
     let mut settings = std::env::var_os(SETTINGS_VARIABLE).unwrap_or_default();
     if !settings.is_empty() {
@@ -268,7 +272,8 @@ impl Write for Bounded {
             )));
         }
         if self.bytes.len() + bytes.len() > self.bytes.capacity() {
-            let larger = (self.bytes.capacity() * 2).max(BUFFER_BYTES).max(self.bytes.len() + bytes.len());
+            let larger =
+                (self.bytes.capacity() * 2).max(BUFFER_BYTES).max(self.bytes.len() + bytes.len());
             self.bytes.reserve_exact(larger.min(self.most) - self.bytes.len());
         }
         self.bytes.extend_from_slice(bytes);

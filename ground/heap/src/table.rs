@@ -267,7 +267,8 @@ mod tests {
         assert_eq!(report.sites[0].live_bytes, 3 << 20);
         assert_eq!(report.sites_left_out, 1);
         let text = report.text(&PROGRAM);
-        for words in ["60.0 %", "for own::read", "further sites: 1", "3.0 MiB", "process 7", "4 call stacks"]
+        for words in
+            ["60.0 %", "for own::read", "further sites: 1", "3.0 MiB", "process 7", "4 call stacks"]
         {
             assert!(text.contains(words), "{words} is missing in\n{text}");
         }
@@ -281,7 +282,10 @@ mod tests {
         between.between = true;
         between.stacks[2].amount.live_bytes = -(9 << 20);
         let report = report(&between, By::Live, 1);
-        assert_eq!((&report.sites[0].site[..], report.sites[0].live_bytes), ("own::index", -(9 << 20)));
+        assert_eq!(
+            (&report.sites[0].site[..], report.sites[0].live_bytes),
+            ("own::index", -(9 << 20))
+        );
         assert!(report.text(&PROGRAM).contains("live +/-"));
     }
 
@@ -310,7 +314,10 @@ mod tests {
             ("0 B".into(), "-1.5 KiB".into(), "32.0 MiB".into())
         );
         assert_eq!((grouped(1_234_567), grouped(-12)), ("1,234,567".into(), "-12".into()));
-        assert_eq!((share(1, 3), share(1, 0), share(-1, 5)), ("33.3 %".into(), "-".into(), "-".into()));
+        assert_eq!(
+            (share(1, 3), share(1, 0), share(-1, 5)),
+            ("33.3 %".into(), "-".into(), "-".into())
+        );
         assert_eq!((duration(1_230), duration(125_000)), ("1.2 s".into(), "2 m 5 s".into()));
     }
 }

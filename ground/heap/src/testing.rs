@@ -65,7 +65,12 @@ pub(crate) fn profile() -> Profile {
         between: false,
         frames: frames.collect(),
         stacks,
-        mappings: vec![Mapping { start: 0x1000, end: 0x2000, offset: 0, path: "/usr/bin/x".into() }],
+        mappings: vec![Mapping {
+            start: 0x1000,
+            end: 0x2000,
+            offset: 0,
+            path: "/usr/bin/x".into(),
+        }],
         sum,
     }
 }

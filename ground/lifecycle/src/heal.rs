@@ -2,11 +2,11 @@
 
 use std::io::{Error, ErrorKind};
 
-/// Whether the same call may succeed later in the same process: somebody frees disk, memory or descriptors,
-/// raises a quota, mends permissions or mounts the file system for writing again.
+/// Whether the same call may succeed later in the same process: somebody frees disk, memory or
+/// descriptors, raises a quota, mends permissions or mounts the file system for writing again.
 ///
-/// A device that reports errors (EIO) does not count: after a failed sync the system may take pages for
-/// written that are not, so a later success would say nothing.
+/// A device that reports errors (EIO) does not count: after a failed sync the system may take pages
+/// for written that are not, so a later success would say nothing.
 pub fn can_heal(error: &Error) -> bool {
     matches!(
         error.kind(),

@@ -40,7 +40,8 @@ impl Health {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Refuses updates with `reason` until [`Self::withdraw`]. Whether it is another reason than before.
+    /// Refuses updates with `reason` until [`Self::withdraw`]. Whether it is another reason than
+    /// before.
     pub fn refuse(&self, cause: Cause, reason: String) -> bool {
         let mut reasons = self.lock();
         let is_new = reasons.get(&cause) != Some(&reason);

@@ -42,11 +42,13 @@ fn figures() -> Heap {
     }
 }
 
-/// Gives every unused dirty page of every arena back to the kernel. A few microseconds per megabyte.
+/// Gives every unused dirty page of every arena back to the kernel. A few microseconds per
+/// megabyte.
 fn purge() {
     // 4096 stands for all arenas (`MALLCTL_ARENAS_ALL`).
     const PURGE: &std::ffi::CStr = c"arena.4096.purge";
-    // SAFETY: the name is a C string; a command without input or output takes null pointers and a zero length.
+    // SAFETY: the name is a C string; a command without input or output takes null pointers and a
+    // zero length.
     let failed = unsafe {
         tikv_jemalloc_sys::mallctl(
             PURGE.as_ptr(),

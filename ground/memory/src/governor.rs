@@ -75,8 +75,14 @@ pub struct Steps {
 impl Steps {
     /// `levels` are the thresholds of the program. Where the group may take less than the budget,
     /// shares are of what it may take.
-    pub fn new(limits: &HandBackLimits, levels: [u64; 3], budget_bytes: u64, group: Option<&Cgroup>) -> Self {
-        let group_limit = group.and_then(|group| group.memory().ok()?.limit_bytes).unwrap_or(u64::MAX);
+    pub fn new(
+        limits: &HandBackLimits,
+        levels: [u64; 3],
+        budget_bytes: u64,
+        group: Option<&Cgroup>,
+    ) -> Self {
+        let group_limit =
+            group.and_then(|group| group.memory().ok()?.limit_bytes).unwrap_or(u64::MAX);
         Self {
             governor: Governor::new(limits.config()),
             throttle: Throttle::new(throttle_config(levels)),
@@ -103,7 +109,8 @@ impl Steps {
 
     /// Whether memory counts as short.
     pub fn is_short(&self, anonymous_bytes: u64) -> bool {
-        u128::from(anonymous_bytes) * 100 >= u128::from(self.budget_bytes) * u128::from(self.short_percent)
+        u128::from(anonymous_bytes) * 100
+            >= u128::from(self.budget_bytes) * u128::from(self.short_percent)
     }
 
     /// Decides how far work is held back.
@@ -200,7 +207,10 @@ mod tests {
         assert_eq!((record.level(), record.reason()), (Level::None, None));
         steps.hold_back(&record, 91 * MIB);
         assert_eq!(record.level(), Level::Ingress);
-        assert_eq!(record.reason().unwrap(), "anonymous memory is 91 MiB, 91 % of the budget of 100 MiB");
+        assert_eq!(
+            record.reason().unwrap(),
+            "anonymous memory is 91 MiB, 91 % of the budget of 100 MiB"
+        );
         steps.hold_back(&record, 79 * MIB);
         assert_eq!((record.level(), record.reason()), (Level::None, None));
         assert!(steps.is_short(80 * MIB) && !steps.is_short(80 * MIB - 1));
@@ -230,7 +240,9 @@ mod tests {
         let mut steps = steps();
         let heap = Heap { live_bytes: MIB, resident_bytes: 9 * MIB, returned_bytes: 0 };
         steps.hand_back(&record, Duration::from_secs(1), heap, 10 * MIB, None, || 7);
-        steps.hand_back(&record, Duration::from_secs(2), heap, 10 * MIB, None, || panic!("too soon"));
+        steps.hand_back(&record, Duration::from_secs(2), heap, 10 * MIB, None, || {
+            panic!("too soon")
+        });
         steps.hand_back(&record, Duration::from_secs(9), heap, 90 * MIB, None, || 5);
         let allocator = record.allocator();
         assert_eq!((allocator.purges_idle, allocator.purges_pressure), (1, 1));

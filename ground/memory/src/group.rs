@@ -34,7 +34,9 @@ pub fn check_group(
     hit_first: &str,
 ) -> Result<(), GroupTooSmall> {
     let Some(group) = group else { return Ok(()) };
-    let Some(cap_bytes) = group.memory().ok().and_then(|memory| memory.limit_bytes) else { return Ok(()) };
+    let Some(cap_bytes) = group.memory().ok().and_then(|memory| memory.limit_bytes) else {
+        return Ok(());
+    };
     if cap_bytes < smallest_bytes {
         let directory = group.directory().to_owned();
         return Err(GroupTooSmall { directory, cap_bytes, smallest_bytes, budget_bytes });

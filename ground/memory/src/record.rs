@@ -67,12 +67,15 @@ impl<S: Clone, L: Clone + From<Level>> Record<S, L> {
     }
 
     /// Share of the last 10 s in which a task waited for memory, in hundredths of a percent, and
-    /// whether it is of the program's own group: on a machine with other work its figure says little
-    /// about this program.
+    /// whether it is of the program's own group: on a machine with other work its figure says
+    /// little about this program.
     pub fn stalled(&self) -> (Option<u32>, bool) {
         match self.cgroup.as_ref().and_then(Cgroup::pressure) {
             Some(own) => (Some(own.some.avg10_hundredths), true),
-            None => (budget::pressure::machine_memory().map(|machine| machine.some.avg10_hundredths), false),
+            None => (
+                budget::pressure::machine_memory().map(|machine| machine.some.avg10_hundredths),
+                false,
+            ),
         }
     }
 
@@ -98,7 +101,8 @@ impl<S: Clone, L: Clone + From<Level>> Record<S, L> {
         }
         let mut held = lock(&self.throttling);
         self.level.store(level as u8, Relaxed);
-        let event = Event { unix_millis: unix_millis(), level: level.into(), reason: reason.clone() };
+        let event =
+            Event { unix_millis: unix_millis(), level: level.into(), reason: reason.clone() };
         push(&mut held.events, event, EVENTS_MAX);
         held.reason = (level != Level::None).then_some(reason);
     }
@@ -131,7 +135,8 @@ impl<S: Clone, L: Clone + From<Level>> Record<S, L> {
             returned_bytes: self.purges.returned_bytes.load(Relaxed),
             purges_idle: self.purges.idle.load(Relaxed),
             purges_pressure: self.purges.pressure.load(Relaxed),
-            purge_cpu_percent: 100.0 * cpu.as_secs_f64() / self.started.elapsed().as_secs_f64().max(1e-9),
+            purge_cpu_percent: 100.0 * cpu.as_secs_f64()
+                / self.started.elapsed().as_secs_f64().max(1e-9),
         }
     }
 
@@ -183,7 +188,10 @@ mod tests {
         assert!(record.throttling().events.is_empty());
         for turn in 0..EVENTS_MAX {
             record.set_level(Level::Queries, format!("full {turn}"));
-            assert_eq!((record.level(), record.reason()), (Level::Queries, Some(format!("full {turn}"))));
+            assert_eq!(
+                (record.level(), record.reason()),
+                (Level::Queries, Some(format!("full {turn}")))
+            );
             record.set_level(Level::None, format!("empty {turn}"));
             assert_eq!(record.reason(), None);
         }
@@ -193,6 +201,9 @@ mod tests {
         for sample in 0..2 * HISTORY_MAX as u64 {
             record.sample(sample);
         }
-        assert_eq!((record.history().len(), record.history()[0]), (HISTORY_MAX, HISTORY_MAX as u64));
+        assert_eq!(
+            (record.history().len(), record.history()[0]),
+            (HISTORY_MAX, HISTORY_MAX as u64)
+        );
     }
 }

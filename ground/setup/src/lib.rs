@@ -48,7 +48,8 @@ pub fn init<'a>(
     text: impl FnOnce(&Path) -> String,
     unit: Option<impl FnOnce(Place) -> Unit<'a>>,
 ) -> Result<()> {
-    fs::create_dir_all(data).with_context(|| format!("making the data folder {}", data.display()))?;
+    fs::create_dir_all(data)
+        .with_context(|| format!("making the data folder {}", data.display()))?;
     let data = fs::canonicalize(data).with_context(|| format!("finding {}", data.display()))?;
     let file = data.join(file);
     keep_or_write(&file, &text(&data))?;

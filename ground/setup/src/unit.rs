@@ -33,11 +33,15 @@ pub struct Unit<'a> {
 impl Unit<'_> {
     /// The unit file. Errors: a path that would have to be escaped.
     pub fn text(&self) -> Result<String> {
-        let (program, file, data) = (escaped(&self.program)?, escaped(&self.file)?, escaped(&self.data)?);
-        let Self { description, user, group, memory_bytes, descriptors, stop, killed, needs, .. } = self;
+        let (program, file, data) =
+            (escaped(&self.program)?, escaped(&self.file)?, escaped(&self.data)?);
+        let Self {
+            description, user, group, memory_bytes, descriptors, stop, killed, needs, ..
+        } = self;
         // A private /tmp would hide what lies there.
         let in_tmp = |path: &PathBuf| path.starts_with("/tmp") || path.starts_with("/var/tmp");
-        let private_tmp = if [&self.program, &self.data].into_iter().any(in_tmp) { "no" } else { "yes" };
+        let private_tmp =
+            if [&self.program, &self.data].into_iter().any(in_tmp) { "no" } else { "yes" };
         Ok(format!(
             "[Unit]
 Description={description}

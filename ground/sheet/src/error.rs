@@ -46,7 +46,9 @@ pub enum LimitsError {
         known: &'static [Preset],
     },
     /// No group of that name.
-    #[error("there is no group of limits `{group}`; did you mean `[limits.{nearest}]`? There are {known}")]
+    #[error(
+        "there is no group of limits `{group}`; did you mean `[limits.{nearest}]`? There are {known}"
+    )]
     UnknownGroup {
         /// As written.
         group: String,
@@ -166,7 +168,10 @@ mod tests {
 
     #[test]
     fn the_nearest_name_is_found() {
-        assert_eq!(nearest("conections", ["body_bytes", "connections", "delegations"]), Some("connections"));
+        assert_eq!(
+            nearest("conections", ["body_bytes", "connections", "delegations"]),
+            Some("connections")
+        );
         assert_eq!(nearest(&"x".repeat(100_000), ["a"]), Some("a"));
         assert_eq!(nearest("x", []), None);
     }

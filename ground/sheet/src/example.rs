@@ -33,8 +33,10 @@ pub(crate) struct Cellar {
 
 impl Table for Inn {
     const PROGRAM: &'static str = "inn";
-    const PRESETS: &'static [Preset] =
-        &[Preset { name: "small", memory_bytes: 8 * MIB }, Preset { name: "large", memory_bytes: 32 * MIB }];
+    const PRESETS: &'static [Preset] = &[
+        Preset { name: "small", memory_bytes: 8 * MIB },
+        Preset { name: "large", memory_bytes: 32 * MIB },
+    ];
     const REASONS: &'static [(&'static str, &'static str)] = &[
         ("door.guests", "chairs"),
         ("door.keys", "follows guests"),
@@ -82,7 +84,11 @@ impl Table for Inn {
     fn rules(&self, rules: &mut Rules) {
         rules.at_least(limit!(self.door.guests), 1, "an inn lives of guests");
         rules.at_most(limit!(self.door.guests), 1000, "a house of that size is a town");
-        rules.within(limit!(self.cellar.barrel_bytes), limit!(self.cellar.cellar_bytes), "one must fit");
+        rules.within(
+            limit!(self.cellar.barrel_bytes),
+            limit!(self.cellar.cellar_bytes),
+            "one must fit",
+        );
         rules.pages(limit!(self.cellar.cellar_bytes), 4096);
     }
 }

@@ -29,8 +29,8 @@ pub struct HandBackLimits {
     /// Share of the last 10 seconds in which a task of the program's group waited for memory, from
     /// which on memory counts as short.
     pub stalled_percent: u64,
-    /// Anonymous memory in percent of the budget from which on memory counts as short: it is handed
-    /// back at once.
+    /// Anonymous memory in percent of the budget from which on memory counts as short: it is
+    /// handed back at once.
     pub short_percent: u64,
 }
 
@@ -68,7 +68,11 @@ impl HandBackLimits {
         let stalled = Named::limit("governor.stalled_percent", self.stalled_percent);
         let [first, second, third] = levels;
         rules.at_least(growth, 100, "resident memory is never below live memory");
-        rules.at_least(short, 1, "a program always takes some memory, so it would always count as short");
+        rules.at_least(
+            short,
+            1,
+            "a program always takes some memory, so it would always count as short",
+        );
         rules.within(short, first, "memory is handed back before work is refused");
         rules.within(first, second, because[0]);
         rules.within(second, third, because[1]);
@@ -98,7 +102,10 @@ mod tests {
     #[test]
     fn the_rule_gets_what_the_table_says() {
         let config = HandBackLimits::MEASURED.config();
-        assert_eq!((config.idle, config.interval), (Duration::from_millis(500), Duration::from_secs(2)));
+        assert_eq!(
+            (config.idle, config.interval),
+            (Duration::from_millis(500), Duration::from_secs(2))
+        );
         assert_eq!((config.growth_percent, config.initial_bytes), (110, 4 * MIB));
         assert_eq!((config.pressure_hundredths, config.budget_percent), (500, 80));
         assert_eq!(config.pressure_interval, Duration::from_secs(1));

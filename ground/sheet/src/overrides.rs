@@ -26,9 +26,13 @@ pub fn is_bytes(name: &str) -> bool {
 /// changed when anything is refused, and the error names what. Whether the result fits together is
 /// [`crate::check`]'s to say.
 pub fn apply_overrides<T: Table>(limits: &mut T, overrides: &Value) -> Result<(), LimitsError> {
-    let bad = |field: &str, problem: String| LimitsError::BadValue { field: quoted(field), problem };
+    let bad =
+        |field: &str, problem: String| LimitsError::BadValue { field: quoted(field), problem };
     let Value::Object(groups) = overrides else {
-        return Err(bad("limits", "must be a table of groups, each written `[limits.GROUP]`".into()));
+        return Err(bad(
+            "limits",
+            "must be a table of groups, each written `[limits.GROUP]`".into(),
+        ));
     };
     let mut table = as_object(limits);
     let mut stated = Vec::new();
@@ -38,7 +42,8 @@ pub fn apply_overrides<T: Table>(limits: &mut T, overrides: &Value) -> Result<()
             Some(_) => {
                 return Err(bad(
                     group,
-                    "is stated as `memory` at the top of the file or as --memory, not as a limit".into(),
+                    "is stated as `memory` at the top of the file or as --memory, not as a limit"
+                        .into(),
                 ));
             }
             None => return Err(unknown_group(group, &table)),
@@ -56,10 +61,12 @@ pub fn apply_overrides<T: Table>(limits: &mut T, overrides: &Value) -> Result<()
             stated.push(path);
         }
     }
-    let mut changed: T =
-        serde_json::from_value(Value::Object(table)).map_err(|error| bad("limits", error.to_string()))?;
+    let mut changed: T = serde_json::from_value(Value::Object(table))
+        .map_err(|error| bad("limits", error.to_string()))?;
     let own = departures(limits);
-    changed.follow(|name| stated.iter().any(|path| path == name) || own.iter().any(|path| path == name));
+    changed.follow(|name| {
+        stated.iter().any(|path| path == name) || own.iter().any(|path| path == name)
+    });
     *limits = changed;
     Ok(())
 }
@@ -88,10 +95,9 @@ pub fn as_object<T: Table>(limits: &T) -> Map<String, Value> {
 
 /// Every limit but the budget, as (group, field, value).
 pub fn flatten(table: &Map<String, Value>) -> impl Iterator<Item = (&str, &str, &Value)> {
-    table
-        .iter()
-        .filter_map(|(group, fields)| Some((group.as_str(), fields.as_object()?)))
-        .flat_map(|(group, fields)| fields.iter().map(move |(field, value)| (group, field.as_str(), value)))
+    table.iter().filter_map(|(group, fields)| Some((group.as_str(), fields.as_object()?))).flat_map(
+        |(group, fields)| fields.iter().map(move |(field, value)| (group, field.as_str(), value)),
+    )
 }
 
 /// Every number of a table but the budget, as (`group.field`, value), in the order of names.
@@ -121,8 +127,11 @@ fn read_value(field: &str, wants_truth: bool, value: &Value) -> Result<Value, St
 }
 
 fn unknown_group(group: &str, table: &Map<String, Value>) -> LimitsError {
-    let known: Vec<&str> =
-        table.iter().filter(|(_, fields)| fields.is_object()).map(|(group, _)| group.as_str()).collect();
+    let known: Vec<&str> = table
+        .iter()
+        .filter(|(_, fields)| fields.is_object())
+        .map(|(group, _)| group.as_str())
+        .collect();
     LimitsError::UnknownGroup {
         group: quoted(group),
         nearest: nearest(group, known.iter().copied()).unwrap_or_default().to_owned(),
@@ -135,13 +144,19 @@ fn unknown_group(group: &str, table: &Map<String, Value>) -> LimitsError {
 fn unknown_field<T: Table>(group: &str, field: &str, limits: &T) -> LimitsError {
     let table = as_object(limits);
     let letters: Vec<char> = field.chars().take(QUOTED_CHARS_MAX).collect();
-    let best = flatten(&table).min_by_key(|(other, name, _)| (distance(&letters, name), *other != group));
+    let best =
+        flatten(&table).min_by_key(|(other, name, _)| (distance(&letters, name), *other != group));
     let nearest = match best {
         Some((other, name, _)) if other == group => name.to_owned(),
         Some((other, name, _)) => format!("{name}` in `[limits.{other}]"),
         None => String::new(),
     };
-    LimitsError::UnknownField { program: T::PROGRAM, group: quoted(group), field: quoted(field), nearest }
+    LimitsError::UnknownField {
+        program: T::PROGRAM,
+        group: quoted(group),
+        field: quoted(field),
+        nearest,
+    }
 }
 
 /// The beginning of a text of the operator.
@@ -185,7 +200,10 @@ mod tests {
         assert!(text.contains("`guests`") && text.contains("`inn limits`"), "{text}");
         let text = refused(json!({"dor": {}}));
         assert!(text.contains("[limits.door]") && text.contains("cellar, door"), "{text}");
-        assert!(refused(json!({"door": {"barel_bytes": 1}})).contains("`barrel_bytes` in `[limits.cellar]`"));
+        assert!(
+            refused(json!({"door": {"barel_bytes": 1}}))
+                .contains("`barrel_bytes` in `[limits.cellar]`")
+        );
         let long = refused(json!({"door": {"x".repeat(100_000): 1}}));
         assert!(long.len() < 500, "an error stays short whatever was written");
     }
@@ -236,6 +254,9 @@ mod tests {
     fn numbers_are_in_the_order_of_names() {
         let numbers = numbers(&inn());
         let names: Vec<&str> = numbers.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["cellar.barrel_bytes", "cellar.cellar_bytes", "door.guests", "door.keys"]);
+        assert_eq!(
+            names,
+            ["cellar.barrel_bytes", "cellar.cellar_bytes", "door.guests", "door.keys"]
+        );
     }
 }

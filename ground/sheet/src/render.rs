@@ -65,7 +65,8 @@ impl Sheet {
 }
 
 fn write_line(text: &mut String, line: &SheetLine, width: usize) {
-    let made_of = if line.made_of.is_empty() { String::new() } else { format!(" ({})", line.made_of) };
+    let made_of =
+        if line.made_of.is_empty() { String::new() } else { format!(" ({})", line.made_of) };
     let (size, kind) = (format_size(line.bytes), line.kind.name());
     let _ = writeln!(
         text,
@@ -94,7 +95,9 @@ fn write_limits<T: Table>(text: &mut String, limits: &T) {
 /// As a configuration file takes it.
 fn shown(field: &str, value: &Value) -> String {
     match value.as_u64() {
-        Some(number) if is_bytes(field) && budget::parse_size(&format_size(number)) == Ok(number) => {
+        Some(number)
+            if is_bytes(field) && budget::parse_size(&format_size(number)) == Ok(number) =>
+        {
             format!("\"{}\"", format_size(number))
         }
         Some(number) => grouped(number),
@@ -128,7 +131,9 @@ mod tests {
 
     #[test]
     fn numbers_are_grouped_in_threes() {
-        for (number, text) in [(0, "0"), (999, "999"), (1000, "1_000"), (20_000_000_000, "20_000_000_000")] {
+        for (number, text) in
+            [(0, "0"), (999, "999"), (1000, "1_000"), (20_000_000_000, "20_000_000_000")]
+        {
             assert_eq!(grouped(number), text);
         }
     }

@@ -51,7 +51,10 @@ impl Named {
 #[macro_export]
 macro_rules! limit {
     ($table:ident . $group:ident . $field:ident) => {
-        $crate::Named::limit(concat!(stringify!($group), ".", stringify!($field)), $table.$group.$field)
+        $crate::Named::limit(
+            concat!(stringify!($group), ".", stringify!($field)),
+            $table.$group.$field,
+        )
     };
 }
 
@@ -119,7 +122,8 @@ impl Rules {
         }
         // The line to blame is the one that was raised most over what the size derives; without
         // any, the first that cannot be paid.
-        let derived = derive::<T>(sheet.memory_budget_bytes).ok().map(|derived| Sheet::of(&derived));
+        let derived =
+            derive::<T>(sheet.memory_budget_bytes).ok().map(|derived| Sheet::of(&derived));
         let derived_bytes =
             |name: &str| derived.as_ref().and_then(|sheet| sheet.line(name)).map(|line| line.bytes);
         let grown = sheet
@@ -172,13 +176,21 @@ mod tests {
     #[test]
     fn a_broken_rule_names_limits_values_and_reason() {
         let text = broken(|inn| inn.door.guests = 0);
-        assert!(text.contains("`door.guests` is 0, it must be at least 1: an inn lives of guests"), "{text}");
+        assert!(
+            text.contains("`door.guests` is 0, it must be at least 1: an inn lives of guests"),
+            "{text}"
+        );
         let text = broken(|inn| inn.cellar.barrel_bytes = 6 * MIB);
-        for part in ["`cellar.barrel_bytes` (6 MiB)", "`cellar.cellar_bytes` (4 MiB)", "raise the second"] {
+        for part in
+            ["`cellar.barrel_bytes` (6 MiB)", "`cellar.cellar_bytes` (4 MiB)", "raise the second"]
+        {
             assert!(text.contains(part), "{part}: {text}");
         }
         let text = broken(|inn| inn.cellar.cellar_bytes = MIB + 1);
-        assert!(text.contains("`cellar.cellar_bytes` is 1048577 bytes") && text.contains("4096"), "{text}");
+        assert!(
+            text.contains("`cellar.cellar_bytes` is 1048577 bytes") && text.contains("4096"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -195,7 +207,10 @@ mod tests {
     #[test]
     fn a_sum_above_the_budget_names_the_line_that_was_raised() {
         let text = broken(|inn| inn.door.guests = 8);
-        assert!(text.contains("`rooms` (4 MiB, 2 MiB by derivation)") && text.contains("10 MiB"), "{text}");
+        assert!(
+            text.contains("`rooms` (4 MiB, 2 MiB by derivation)") && text.contains("10 MiB"),
+            "{text}"
+        );
         // No table can be derived of so little, so the first line that cannot be paid is named.
         let text = broken(|inn| inn.memory_budget_bytes = 3 * MIB);
         assert!(text.contains("`rooms` (2 MiB, 1 MiB left for it)"), "{text}");

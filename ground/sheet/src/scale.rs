@@ -97,16 +97,19 @@ impl<const ANCHORS: usize> Row<ANCHORS> {
     /// Its value at `memory_bytes`, on the straight line between the two anchors around it.
     pub fn at(&self, memory_bytes: u64) -> u64 {
         let low = self.anchor_below(memory_bytes);
-        let (Some(&low_value), Some(&low_mib)) = (self.values.get(low), self.anchors_mib.get(low)) else {
+        let (Some(&low_value), Some(&low_mib)) = (self.values.get(low), self.anchors_mib.get(low))
+        else {
             return 0;
         };
-        let (Some(&high_value), Some(&high_mib)) = (self.values.get(low + 1), self.anchors_mib.get(low + 1))
+        let (Some(&high_value), Some(&high_mib)) =
+            (self.values.get(low + 1), self.anchors_mib.get(low + 1))
         else {
             return low_value;
         };
         let low_bytes = low_mib * MIB;
         let past = u128::from(memory_bytes.saturating_sub(low_bytes));
-        let more = u128::from(high_value - low_value) * past / u128::from((high_mib - low_mib) * MIB);
+        let more =
+            u128::from(high_value - low_value) * past / u128::from((high_mib - low_mib) * MIB);
         // At most `high_value`, because `memory_bytes` lies below the upper anchor.
         low_value + more as u64
     }

@@ -63,7 +63,13 @@ pub fn derive<T: Table>(memory_bytes: u64) -> Result<T, LimitsError> {
     if let Some((line, left_bytes)) = sheet.first_that_does_not_fit() {
         let smallest_bytes = smallest_bytes::<T>();
         let (line, line_bytes) = (line.name, line.bytes);
-        return Err(LimitsError::TooSmall { memory_bytes, line, line_bytes, left_bytes, smallest_bytes });
+        return Err(LimitsError::TooSmall {
+            memory_bytes,
+            line,
+            line_bytes,
+            left_bytes,
+            smallest_bytes,
+        });
     }
     check(&table)?;
     Ok(table)

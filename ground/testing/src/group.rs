@@ -23,14 +23,17 @@ impl Group {
     pub fn new() -> Option<Self> {
         let made = Self::make();
         if made.is_none() {
-            crate::missing("no memory control group can be made: run as root with a writable cgroup");
+            crate::missing(
+                "no memory control group can be made: run as root with a writable cgroup",
+            );
         }
         made
     }
 
     fn make() -> Option<Self> {
         let own = budget::cgroup::Cgroup::own().ok()??;
-        let name = format!("thimble-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name =
+            format!("thimble-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let version_2 = own.version() == budget::cgroup::Version::V2;
         let parent = if version_2 {
             // A group with processes has no groups below it that count memory: a sibling it is.
@@ -43,7 +46,8 @@ impl Group {
         let group = Self { directory: parent.join(name), version_2 };
         fs::create_dir(&group.directory).ok()?;
         // Without this, anonymous memory would move to a swap and nobody would be killed.
-        let (file, value) = if version_2 { ("memory.swap.max", "0") } else { ("memory.swappiness", "0") };
+        let (file, value) =
+            if version_2 { ("memory.swap.max", "0") } else { ("memory.swappiness", "0") };
         let _ = fs::write(group.directory.join(file), value);
         group.directory.join(group.cap_file()).exists().then_some(group)
     }
@@ -85,7 +89,8 @@ impl Group {
         } else {
             ("memory.usage_in_bytes", "total_cache", "total_shmem")
         };
-        let usage: u64 = fs::read_to_string(self.directory.join(usage)).unwrap().trim().parse().unwrap();
+        let usage: u64 =
+            fs::read_to_string(self.directory.join(usage)).unwrap().trim().parse().unwrap();
         usage.saturating_sub(self.field("memory.stat", file)) + self.field("memory.stat", shared)
     }
 

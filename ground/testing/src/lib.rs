@@ -42,7 +42,9 @@ fn is_demand(value: &str) -> bool {
 fn report(what: &str, test: Option<&str>, demanded: Option<&&str>) -> Result<String, String> {
     let test = test.unwrap_or("a test");
     match demanded {
-        Some(name) => Err(format!("{test} cannot run here, and {name} demands that every test runs: {what}")),
+        Some(name) => {
+            Err(format!("{test} cannot run here, and {name} demands that every test runs: {what}"))
+        }
         None => Ok(format!("NOT RUN: {test}: {what}")),
     }
 }
@@ -57,7 +59,10 @@ mod tests {
         assert!(!["", "0", "false"].into_iter().any(is_demand));
         let failed = report("no loop device: run as root", Some("power"), Some(&"CI"));
         let line = failed.expect_err("demanded");
-        assert!(line.contains("power") && line.contains("CI") && line.contains("run as root"), "{line}");
+        assert!(
+            line.contains("power") && line.contains("CI") && line.contains("run as root"),
+            "{line}"
+        );
         let line = report("no loop device", Some("power"), None).expect("not demanded");
         assert!(line.starts_with("NOT RUN: power: no loop device"), "{line}");
     }

@@ -192,6 +192,9 @@ mod tests {
     fn units_are_converted() {
         assert_eq!(Unit::parse("ms"), (Unit::Seconds, 1e-3));
         assert_eq!(Unit::parse("MiB"), (Unit::Bytes, 1_048_576.0));
-        assert_eq!(Unit::parse(&"x".repeat(500)).0.name().len(), UNIT_BYTES_MAX + "... (500 bytes)".len());
+        assert_eq!(
+            Unit::parse(&"x".repeat(500)).0.name().len(),
+            UNIT_BYTES_MAX + "... (500 bytes)".len()
+        );
     }
 }

@@ -40,8 +40,8 @@ const EXIT_FAULT: u8 = 2;
 /// From this probability on the whole counts as slower.
 const WHOLE_SLOWER: f64 = 0.025;
 
-/// Compares and prints. Exit status: 0, 1 when something is found that `--fail-on` names, 2 when a file
-/// cannot be read, 130 after Ctrl-C.
+/// Compares and prints. Exit status: 0, 1 when something is found that `--fail-on` names, 2 when a
+/// file cannot be read, 130 after Ctrl-C.
 pub async fn run(options: Options) -> Result<ExitCode> {
     let done = match options.asked() {
         Ok(asked) if !options.pair.pair.is_empty() => pair::run(&options.pair, &asked).await,

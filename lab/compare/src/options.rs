@@ -29,8 +29,9 @@ pub enum FailOn {
 #[derive(Args, Clone, Debug, Default)]
 pub struct Options {
     /// Files or folders of earlier runs, one for each run: JUnit XML, JSON of this program (bench,
-    /// bench-net, bench-relay, storm, stress, hammer, cap), target/criterion or target/criterion#NAME,
-    /// hyperfine --export-json, go test -json, -v or -bench, pytest --durations=0 -vv, CSV (name,value).
+    /// bench-net, bench-relay, storm, stress, hammer, cap), target/criterion or
+    /// target/criterion#NAME, hyperfine --export-json, go test -json, -v or -bench, pytest
+    /// --durations=0 -vv, CSV (name,value).
     #[arg(value_name = "BASELINE", required_unless_present = "pair")]
     baseline: Vec<PathBuf>,
     /// Files or folders of runs of the change. Flags may come after them.
@@ -52,7 +53,8 @@ struct Flags {
     /// Write Markdown for a pull request to this file; - is standard output, instead of the table.
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
-    /// Write everything to this file; - is standard output, instead of the table (docs/compare.md).
+    /// Write everything to this file; - is standard output, instead of the table
+    /// (docs/compare.md).
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// End with status 1 on this; repeat for several.
@@ -183,18 +185,24 @@ mod tests {
 
     #[test]
     fn flags_may_stand_on_both_sides_of_the_candidate() {
-        let one = asked(&["--all", "a", "b", "--", "c", "--html", "o.html", "d", "--fail-on", "slower"]);
+        let one =
+            asked(&["--all", "a", "b", "--", "c", "--html", "o.html", "d", "--fail-on", "slower"]);
         let one = one.unwrap();
         assert_eq!(one.baseline, [PathBuf::from("a"), "b".into()]);
         assert_eq!(one.candidate, [PathBuf::from("c"), "d".into()]);
-        assert_eq!((one.html, one.fail_on, one.all), (Some("o.html".into()), vec![FailOn::Slower], true));
+        assert_eq!(
+            (one.html, one.fail_on, one.all),
+            (Some("o.html".into()), vec![FailOn::Slower], true)
+        );
     }
 
     #[test]
     fn what_cannot_be_is_refused() {
         assert!(asked(&["a"]).is_err());
         assert!(asked(&["--", "c"]).is_err());
-        assert!(asked(&["a", "--", "--html", "x"]).unwrap_err().to_string().contains("no candidate"));
+        assert!(
+            asked(&["a", "--", "--html", "x"]).unwrap_err().to_string().contains("no candidate")
+        );
         assert!(asked(&["a", "--", "c", "--htm", "x"]).is_err());
         assert!(asked(&["a", "--error", "0", "--", "c"]).is_err());
         assert_eq!(percent("5%"), Ok(0.05));

@@ -1,8 +1,9 @@
 //! The tests of both sides, with the value of each in each run.
 //!
-//! A test is a name with a unit. Which values of it are better: flags say, else its file, else its unit
-//! and name. A file that has a test several times (turns, repetitions) counts as one run with the
-//! median of them; with one file on each side, its repetitions are all there is and count as runs.
+//! A test is a name with a unit. Which values of it are better: flags say, else its file, else its
+//! unit and name. A file that has a test several times (turns, repetitions) counts as one run with
+//! the median of them; with one file on each side, its repetitions are all there is and count as
+//! runs.
 //!
 //! What bounds it: [`TESTS_MAX`], [`RUNS_MAX`]. What it must never know: formats, statistics.
 
@@ -71,9 +72,17 @@ struct Gathered {
 }
 
 /// Puts the runs side by side. Errors: too many.
-pub(crate) fn assemble(baseline: &[Run], candidate: &[Run], directions: &Directions<'_>) -> Result<Suite> {
+pub(crate) fn assemble(
+    baseline: &[Run],
+    candidate: &[Run],
+    directions: &Directions<'_>,
+) -> Result<Suite> {
     for (side, runs) in [("baseline", baseline), ("candidate", candidate)] {
-        ensure!(runs.len() <= RUNS_MAX, "{} {side} runs; at most {RUNS_MAX} are compared", runs.len());
+        ensure!(
+            runs.len() <= RUNS_MAX,
+            "{} {side} runs; at most {RUNS_MAX} are compared",
+            runs.len()
+        );
     }
     let mut gathered: BTreeMap<(String, Unit), Gathered> = BTreeMap::new();
     for (side, runs) in [baseline, candidate].into_iter().enumerate() {
@@ -93,7 +102,8 @@ pub(crate) fn assemble(baseline: &[Run], candidate: &[Run], directions: &Directi
             }
         }
     }
-    let repeats = |test: &Gathered| test.values.iter().any(|side| side.values().any(|all| all.len() > 1));
+    let repeats =
+        |test: &Gathered| test.values.iter().any(|side| side.values().any(|all| all.len() > 1));
     let single = baseline.len() == 1 && candidate.len() == 1;
     let shared_runs = !(single && gathered.values().any(repeats));
     let resolution = resolution(&gathered);
@@ -108,7 +118,8 @@ pub(crate) fn assemble(baseline: &[Run], candidate: &[Run], directions: &Directi
                     values.into_values().flatten().take(REPETITIONS_MAX).map(Some).collect()
                 }
             };
-            let (baseline, candidate) = (side(before, baseline.len()), side(after, candidate.len()));
+            let (baseline, candidate) =
+                (side(before, baseline.len()), side(after, candidate.len()));
             let any = |values: &[Option<f64>]| values.iter().any(Option::is_some);
             let without_value = test.named_in_candidate && !any(&candidate);
             let (better, better_by) = direction(&name, &unit, test.better, directions);
@@ -122,13 +133,19 @@ pub(crate) fn assemble(baseline: &[Run], candidate: &[Run], directions: &Directi
         let (before, after) = tests.split_at_mut(index);
         if let (Some(whole), Some(part)) = (before.last_mut(), after.first()) {
             let rest = part.name.strip_prefix(whole.name.as_str());
-            whole.has_parts = rest.is_some_and(|rest| rest.starts_with('/')) && part.unit == whole.unit;
+            whole.has_parts =
+                rest.is_some_and(|rest| rest.starts_with('/')) && part.unit == whole.unit;
         }
     }
     Ok(Suite { tests, shared_runs })
 }
 
-fn direction(name: &str, unit: &Unit, told: Option<Better>, directions: &Directions<'_>) -> (Better, By) {
+fn direction(
+    name: &str,
+    unit: &Unit,
+    told: Option<Better>,
+    directions: &Directions<'_>,
+) -> (Better, By) {
     if directions.more.iter().any(|pattern| matches(pattern, name)) {
         (Better::More, By::Flag)
     } else if directions.less.iter().any(|pattern| matches(pattern, name)) {
@@ -202,8 +219,12 @@ mod tests {
     #[test]
     fn repetitions_are_runs_only_where_there_is_nothing_else() {
         let (one, two) = (run(&[("a", 1.0), ("a", 3.0), ("a", 9.0)]), run(&[("a", 2.0)]));
-        let single =
-            assemble(std::slice::from_ref(&one), std::slice::from_ref(&two), &Directions::default()).unwrap();
+        let single = assemble(
+            std::slice::from_ref(&one),
+            std::slice::from_ref(&two),
+            &Directions::default(),
+        )
+        .unwrap();
         assert!(!single.shared_runs);
         assert_eq!(single.tests[0].values.baseline, [Some(1.0), Some(3.0), Some(9.0)]);
         let several = assemble(&[one, two.clone()], &[two], &Directions::default()).unwrap();
@@ -238,7 +259,8 @@ mod tests {
 
     #[test]
     fn what_has_parts_is_not_summed() {
-        let suite = assemble(&[run(&[("T", 1.0), ("T/a", 1.0), ("Tb", 1.0)])], &[], &Directions::default());
+        let suite =
+            assemble(&[run(&[("T", 1.0), ("T/a", 1.0), ("Tb", 1.0)])], &[], &Directions::default());
         let parts: Vec<bool> = suite.unwrap().tests.iter().map(|test| test.has_parts).collect();
         assert_eq!(parts, [true, false, false]);
     }

@@ -159,8 +159,8 @@ pub(crate) struct Outcome {
     pub(crate) tests: Vec<Judged>,
 }
 
-/// Judges the suite. `error`: the part of calls that may be wrong; `least`: changes below this part are
-/// not called.
+/// Judges the suite. `error`: the part of calls that may be wrong; `least`: changes below this part
+/// are not called.
 pub(crate) fn judge(suite: &Suite, error: f64, least: f64) -> Outcome {
     let values: Vec<_> = suite.tests.iter().map(|test| test.values.clone()).collect();
     let findings = stats::find(&values, suite.shared_runs, error);
@@ -172,7 +172,8 @@ pub(crate) fn judge(suite: &Suite, error: f64, least: f64) -> Outcome {
         .collect();
     let whole = whole(suite, &values, &findings, &tests);
     let mut notes = notes(suite, &findings);
-    let by_name = suite.tests.iter().filter(|test| test.better_by == By::Name && is_other(&test.unit));
+    let by_name =
+        suite.tests.iter().filter(|test| test.better_by == By::Name && is_other(&test.unit));
     if by_name.clone().next().is_some() {
         notes.push(format!(
             "of {} tests without a known unit, the name decided which values are better \
@@ -272,21 +273,24 @@ fn one(test: &Test, finding: Option<&Finding>, error: f64, least: f64) -> Judged
     judged.p = finding.p;
     judged.q = finding.q;
     let improves = (finding.difference > 0.0) == (test.better == Better::More);
-    let called = finding.q.is_some_and(|q| q <= error) && finding.outside && finding.difference != 0.0;
+    let called =
+        finding.q.is_some_and(|q| q <= error) && finding.outside && finding.difference != 0.0;
     let large = !by_ratio || finding.difference.abs() >= least.ln_1p();
     // A change that goes away with one value of several is that value's.
     let lone = finding.far.filter(|_| finding.p_without_far.is_none_or(|p| p > error));
     let side = if improves { Verdict::Faster } else { Verdict::Slower };
     (judged.verdict, judged.why) = match (finding.p, lone) {
-        (_, Some(index)) => {
-            (Verdict::Outlier, Some(format!("run {} of the candidate lies far from the others", index + 1)))
-        }
+        (_, Some(index)) => (
+            Verdict::Outlier,
+            Some(format!("run {} of the candidate lies far from the others", index + 1)),
+        ),
         (None, _) if finding.difference == 0.0 && finding.constant => {
             (Verdict::Noise, Some("all values are the same".into()))
         }
-        (None, _) if finding.constant => {
-            (Verdict::Outlier, Some("all values of the baseline are the same, and this one is not".into()))
-        }
+        (None, _) if finding.constant => (
+            Verdict::Outlier,
+            Some("all values of the baseline are the same, and this one is not".into()),
+        ),
         (None, _) => (Verdict::Unknown, Some("one value on each side".into())),
         (Some(_), _) if called && large => (side, None),
         (Some(_), _) if called => {
@@ -297,7 +301,8 @@ fn one(test: &Test, finding: Option<&Finding>, error: f64, least: f64) -> Judged
         (Some(_), _) => (Verdict::Noise, None),
     };
     if !by_ratio && judged.why.is_none() {
-        judged.why = Some("has zero or negative values: judged by the difference, by itself".into());
+        judged.why =
+            Some("has zero or negative values: judged by the difference, by itself".into());
     }
     judged
 }

@@ -59,7 +59,10 @@ fn a_folder_of_criterion_is_a_run_and_so_is_a_baseline_saved_in_it() {
     let newest = read(&data("criterion"));
     assert_eq!(newest.kind, Kind::Criterion);
     assert!(value(&newest, "plain") < 1e-6);
-    assert!(value(&newest, "sums of <numbers>/up to/1000") > value(&newest, "sums of <numbers>/up to/100"));
+    assert!(
+        value(&newest, "sums of <numbers>/up to/1000")
+            > value(&newest, "sums of <numbers>/up to/100")
+    );
     let saved = read(&data("criterion#before"));
     assert_eq!(saved.readings.list.len(), newest.readings.list.len());
     assert_ne!(value(&saved, "plain"), value(&newest, "plain"));
@@ -82,7 +85,8 @@ fn what_go_writes_now_is_read() {
     fs::write(folder.path().join("live_test.go"), code).unwrap();
     for (flag, file) in [("-json", "go.json"), ("-v", "go.txt")] {
         let mut go = Command::new("go");
-        go.args(["test", flag, "-bench", ".", "-benchtime", "10x", "./..."]).current_dir(folder.path());
+        go.args(["test", flag, "-bench", ".", "-benchtime", "10x", "./..."])
+            .current_dir(folder.path());
         let output = go.env("GOFLAGS", "-mod=mod").env("GOPROXY", "off").output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let path = folder.path().join(file);

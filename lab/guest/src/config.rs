@@ -5,8 +5,8 @@
 //! data/...         what the node's data folder holds before its first start: keys, the genesis
 //! ```
 //!
-//! A tape archive needs no file system, is read from front to back, and is made with `tar` by anybody. The data
-//! is unpacked once, onto a disk that has none yet.
+//! A tape archive needs no file system, is read from front to back, and is made with `tar` by
+//! anybody. The data is unpacked once, onto a disk that has none yet.
 
 use std::{
     fs::{self, File},
@@ -112,7 +112,10 @@ pub fn write(machine: &Machine, data: Option<&Path>, path: &Path) -> Result<()> 
         }
         let mut file = archive.into_inner()?;
         let length = file.metadata()?.len();
-        ensure!(length <= DATA_BYTES_MAX, "it would have {length} bytes; at most {DATA_BYTES_MAX} are read");
+        ensure!(
+            length <= DATA_BYTES_MAX,
+            "it would have {length} bytes; at most {DATA_BYTES_MAX} are read"
+        );
         file.set_len(length.next_multiple_of(SECTOR_BYTES))?;
         file.flush()?;
         fs::rename(&scratch, path)?;
@@ -135,10 +138,14 @@ pub fn read(disk: impl Read) -> Result<Machine> {
         "the first entry of the configuration disk is not {NAME}"
     );
     let size = entry.size();
-    ensure!(size <= DOCUMENT_BYTES_MAX, "{NAME} has {size} bytes; at most {DOCUMENT_BYTES_MAX} are read");
+    ensure!(
+        size <= DOCUMENT_BYTES_MAX,
+        "{NAME} has {size} bytes; at most {DOCUMENT_BYTES_MAX} are read"
+    );
     let mut text = Vec::new();
     entry.read_to_end(&mut text)?;
-    let machine: Machine = serde_json::from_slice(&text).with_context(|| format!("reading {NAME}"))?;
+    let machine: Machine =
+        serde_json::from_slice(&text).with_context(|| format!("reading {NAME}"))?;
     ensure!(
         machine.format == FORMAT,
         "the format of {NAME} is {}; this image knows {FORMAT}",
@@ -147,8 +154,8 @@ pub fn read(disk: impl Read) -> Result<Machine> {
     Ok(machine)
 }
 
-/// Unpacks what the data folder is to hold into the folder `into`. It takes regular files and folders only,
-/// below `into`.
+/// Unpacks what the data folder is to hold into the folder `into`. It takes regular files and
+/// folders only, below `into`.
 ///
 /// # Errors
 ///
@@ -173,7 +180,10 @@ pub fn unpack(disk: impl Read, into: &Path) -> Result<()> {
                     let mut file = File::create(&target)?;
                     io::copy(&mut entry, &mut file)?;
                     let mode = entry.header().mode()? & 0o700;
-                    fs::set_permissions(&target, std::os::unix::fs::PermissionsExt::from_mode(mode))?;
+                    fs::set_permissions(
+                        &target,
+                        std::os::unix::fs::PermissionsExt::from_mode(mode),
+                    )?;
                     file.sync_all()?;
                 }
                 _ => return Ok(false),
@@ -182,8 +192,12 @@ pub fn unpack(disk: impl Read, into: &Path) -> Result<()> {
         };
         match unpack() {
             Ok(true) => {}
-            Ok(false) => bail!("{} on the configuration disk is neither a file nor a folder", path.display()),
-            Err(error) => return Err(error).with_context(|| format!("unpacking {}", path.display())),
+            Ok(false) => {
+                bail!("{} on the configuration disk is neither a file nor a folder", path.display())
+            }
+            Err(error) => {
+                return Err(error).with_context(|| format!("unpacking {}", path.display()));
+            }
         }
     }
     Ok(())
@@ -220,7 +234,8 @@ mod tests {
         write(&machine(), Some(&data), &disk).unwrap();
         assert_eq!(fs::metadata(&disk).unwrap().len() % SECTOR_BYTES, 0);
         assert_eq!(
-            std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&disk).unwrap().permissions()) & 0o77,
+            std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&disk).unwrap().permissions())
+                & 0o77,
             0
         );
 
@@ -235,7 +250,8 @@ mod tests {
     fn with(name: &str, kind: tar::EntryType) -> Vec<u8> {
         let document = serde_json::to_vec(&machine()).unwrap();
         let mut archive = Vec::new();
-        for (name, kind, bytes) in [(NAME, tar::EntryType::Regular, document.as_slice()), (name, kind, b"x")]
+        for (name, kind, bytes) in
+            [(NAME, tar::EntryType::Regular, document.as_slice()), (name, kind, b"x")]
         {
             let mut header = tar::Header::new_ustar();
             // By hand: the library would refuse to write such names.

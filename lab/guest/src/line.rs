@@ -1,7 +1,7 @@
 //! What a machine tells its host, one JSON document a line, on its second serial port.
 //!
-//! The host reads it as the output of a stranger: lines are at most [`LINE_BYTES_MAX`] long, what cannot be
-//! read is passed over.
+//! The host reads it as the output of a stranger: lines are at most [`LINE_BYTES_MAX`] long, what
+//! cannot be read is passed over.
 
 use serde::{Deserialize, Serialize};
 
@@ -102,7 +102,8 @@ mod tests {
     #[test]
     fn lines_are_read_as_they_were_written_and_anything_else_is_none() {
         let process = Process { pid: 7, role: "thimble run".into(), ..Process::default() };
-        let sample = Sample { seconds: 1.5, processes: vec![process; PROCESSES_MAX], ..Sample::default() };
+        let sample =
+            Sample { seconds: 1.5, processes: vec![process; PROCESSES_MAX], ..Sample::default() };
         for line in [
             Line::Started(Started { machine_bytes: 1 << 28, ..Started::default() }),
             Line::Sample(sample),

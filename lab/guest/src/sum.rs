@@ -1,17 +1,17 @@
 //! How much of a machine's memory its node gets.
 //!
-//! A budget that a node promises to keep is of its processes; what the kernel takes for itself comes before it. A
-//! kernel says with how much memory it begins once it has loaded itself (`MemTotal`). Of that it takes a part for
-//! its drivers and tables; the rest is the node's.
+//! A budget that a node promises to keep is of its processes; what the kernel takes for itself
+//! comes before it. A kernel says with how much memory it begins once it has loaded itself
+//! (`MemTotal`). Of that it takes a part for its drivers and tables; the rest is the node's.
 //!
-//! Members of a subnet agree on limits that follow from their budgets, so machines of one size must come to the
-//! same budget. What is free at a moment differs from start to start; what the kernel begins with does not. So
-//! the latter is what counts, in whole steps, and the former is a check.
+//! Members of a subnet agree on limits that follow from their budgets, so machines of one size must
+//! come to the same budget. What is free at a moment differs from start to start; what the kernel
+//! begins with does not. So the latter is what counts, in whole steps, and the former is a check.
 
 use budget::{MIB, format_size};
 
-/// What a kernel takes once it has loaded itself: drivers, the memory it never gives away, slab, page tables.
-/// Measured: 20 to 25 MiB of machines of 128 MiB to 1 GiB, when the node starts.
+/// What a kernel takes once it has loaded itself: drivers, the memory it never gives away, slab,
+/// page tables. Measured: 20 to 25 MiB of machines of 128 MiB to 1 GiB, when the node starts.
 const KERNEL_BYTES: u64 = 24 * MIB;
 /// And one part in so many, for tables that grow with the machine.
 const KERNEL_SHARE: u64 = 64;
@@ -28,10 +28,12 @@ pub struct Sum {
 }
 
 impl Sum {
-    /// Of a machine of `machine_bytes` whose kernel began with `total_bytes` and has `available_bytes` to give.
+    /// Of a machine of `machine_bytes` whose kernel began with `total_bytes` and has
+    /// `available_bytes` to give.
     pub fn of(machine_bytes: u64, total_bytes: u64, available_bytes: u64) -> Self {
         let kernel = KERNEL_BYTES + total_bytes / KERNEL_SHARE;
-        let left_bytes = total_bytes.saturating_sub(kernel).min(available_bytes) / STEP_BYTES * STEP_BYTES;
+        let left_bytes =
+            total_bytes.saturating_sub(kernel).min(available_bytes) / STEP_BYTES * STEP_BYTES;
         Self { machine_bytes, left_bytes }
     }
 
@@ -81,10 +83,16 @@ mod tests {
         assert_eq!(sum.budget(None, false), Ok(188 * MIB));
         assert_eq!(sum.budget(Some(188 * MIB), false), Ok(188 * MIB));
         let refused = sum.budget(Some(192 * MIB), false).unwrap_err();
-        for part in ["192 MiB does not fit", "of 256 MiB", "keeps 68 MiB", "188 MiB are left", "4 MiB more"] {
+        for part in
+            ["192 MiB does not fit", "of 256 MiB", "keeps 68 MiB", "188 MiB are left", "4 MiB more"]
+        {
             assert!(refused.contains(part), "{part}: {refused}");
         }
-        assert_eq!(sum.budget(Some(192 * MIB), true), Ok(192 * MIB), "who asks for it may promise too much");
+        assert_eq!(
+            sum.budget(Some(192 * MIB), true),
+            Ok(192 * MIB),
+            "who asks for it may promise too much"
+        );
     }
 
     #[test]

@@ -27,9 +27,10 @@ use crate::{
 
 /// In which form a base is kept.
 ///
-/// A raw disk is kept raw: it is served at the speed of the file, and packing it anew as qcow2 takes
-/// four times the CPU time of unpacking it. A qcow2 file is kept as it is, packed or not: it serves
-/// overlays without being unpacked at all. `make bench-images` prints the figures behind this.
+/// A raw disk is kept raw: it is served at the speed of the file, and packing it anew as qcow2
+/// takes four times the CPU time of unpacking it. A qcow2 file is kept as it is, packed or not: it
+/// serves overlays without being unpacked at all. `make bench-images` prints the figures behind
+/// this.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wanted {
     /// As above.
@@ -141,7 +142,8 @@ impl Cache {
         source: &Source<'_>,
     ) -> Result<(bool, Option<Vec<PathBuf>>)> {
         let lock = self.lock(id, Mode::Exclusive, &format!("adding {}", source.path.display()))?;
-        let done = scratch::tidy(&self.scratch(), id).and_then(|()| self.make_whole(id, file, source));
+        let done =
+            scratch::tidy(&self.scratch(), id).and_then(|()| self.make_whole(id, file, source));
         if done.is_err() && !self.base_folder(id).exists() {
             lock.discard();
         }
@@ -182,14 +184,24 @@ impl Cache {
         files::sync_folder(scratch.path())?;
         let folder = self.base_folder(id);
         // Machines that have a damaged one open keep what they have.
-        let _old = if folder.exists() { Some(Scratch::take_in(&self.scratch(), id, &folder)?) } else { None };
+        let _old = if folder.exists() {
+            Some(Scratch::take_in(&self.scratch(), id, &folder)?)
+        } else {
+            None
+        };
         scratch.rename(&folder)?;
         files::sync_folder(&self.bases())?;
         Ok((true, damaged))
     }
 
     /// Writes the base's file into a scratch folder; gives its content and the size of the disk.
-    fn make(&self, id: &BaseId, file: &File, source: &Source<'_>, scratch: &Path) -> Result<(Content, u64)> {
+    fn make(
+        &self,
+        id: &BaseId,
+        file: &File,
+        source: &Source<'_>,
+        scratch: &Path,
+    ) -> Result<(Content, u64)> {
         let disk = scratch.join(disk_name(id));
         match (id.form, source.is_qcow2) {
             (Form::Raw, false) => {
@@ -232,7 +244,12 @@ impl Cache {
     }
 
     /// The file with its layers taken off, read from its beginning.
-    fn layers(&self, file: &File, path: &Path, progress: Option<Arc<Progress>>) -> Result<source::Layers> {
+    fn layers(
+        &self,
+        file: &File,
+        path: &Path,
+        progress: Option<Arc<Progress>>,
+    ) -> Result<source::Layers> {
         let file = file.try_clone().map_err(Error::io("opening", path))?;
         let reader = Counted { file, offset: 0, progress };
         source::open(reader).map_err(|error| source::words(path, error))
@@ -247,7 +264,8 @@ impl Cache {
             .open(to)
             .map_err(Error::io("making", to))?;
         let doing = if source.layers.is_empty() { "copying" } else { "unpacking" };
-        let progress = Arc::new(Progress::new(doing, source.path, source.identity.size, &self.settings));
+        let progress =
+            Arc::new(Progress::new(doing, source.path, source.identity.size, &self.settings));
         if source.layers.is_empty() {
             if source.identity.size <= self.settings.limit_bytes && sparse::share(file, &out) {
                 return sparse::read(&out, to, &progress);
@@ -277,7 +295,12 @@ impl Cache {
                 return Ok(());
             }
             let reserve_bytes = self.settings.reserve_bytes;
-            Err(Error::NoRoom { folder: self.folder().to_owned(), free_bytes, reserve_bytes, written_bytes })
+            Err(Error::NoRoom {
+                folder: self.folder().to_owned(),
+                free_bytes,
+                reserve_bytes,
+                written_bytes,
+            })
         };
         qemu_img::convert(from, to, options, &mut watch, &self.settings)
     }
@@ -312,7 +335,8 @@ impl Cache {
         let info = qemu_img::info(path, &self.settings).map_err(rename)?;
         if info.format != "qcow2" || info.encrypted || info.backing_filename.is_some() {
             return Err(refuse(
-                "qemu-img finds something else in it than a qcow2 disk that stands for itself".into(),
+                "qemu-img finds something else in it than a qcow2 disk that stands for itself"
+                    .into(),
             ));
         }
         if info.virtual_size != header.virtual_bytes {
@@ -336,7 +360,10 @@ impl Cache {
         if known::hash(&mut file, source.path, &progress)? == source.key {
             return Ok(());
         }
-        Err(Error::refused(source.path, "it was changed while it was read; add it when nobody writes to it"))
+        Err(Error::refused(
+            source.path,
+            "it was changed while it was read; add it when nobody writes to it",
+        ))
     }
 }
 

@@ -116,7 +116,8 @@ pub(crate) fn run(options: &Options, stop: &Stop, subcommand: &[&str]) -> Result
     ensure!((1..=MACHINES_MAX).contains(&options.machines), "--machines: 1 to {MACHINES_MAX}");
     ensure!((1..=TURNS_MAX).contains(&options.turns), "--turns: 1 to {TURNS_MAX}");
     ensure!((64 * MIB..=64 * GIB).contains(&options.size), "--size: 64MiB to 64GiB");
-    fs::create_dir_all(&options.folder).with_context(|| format!("making {}", options.folder.display()))?;
+    fs::create_dir_all(&options.folder)
+        .with_context(|| format!("making {}", options.folder.display()))?;
     let folder = fs::canonicalize(&options.folder)?;
     let needed = options.size * (options.machines as u64 + 1) + ROOM_BYTES;
     let room = rustix::fs::statvfs(&folder)?;
@@ -130,7 +131,9 @@ pub(crate) fn run(options: &Options, stop: &Stop, subcommand: &[&str]) -> Result
         format_size(needed)
     );
     let image = match &options.image {
-        Some(image) => fs::canonicalize(image).with_context(|| format!("opening {}", image.display()))?,
+        Some(image) => {
+            fs::canonicalize(image).with_context(|| format!("opening {}", image.display()))?
+        }
         None => image::make(&folder, &options.from, options.size, stop)?,
     };
     let place = Place::new(&folder, &image, options.machines, subcommand, stop)?;
@@ -140,7 +143,8 @@ pub(crate) fn run(options: &Options, stop: &Stop, subcommand: &[&str]) -> Result
         .collect();
     ensure!(!chosen.is_empty(), "--only: no method has this in its name");
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let mut rows: Vec<(_, Vec<Measured>)> = chosen.iter().map(|method| (method.name, Vec::new())).collect();
+    let mut rows: Vec<(_, Vec<Measured>)> =
+        chosen.iter().map(|method| (method.name, Vec::new())).collect();
     let mut unpacked = 0;
     for turn in 1..=options.turns {
         for (method, (_, turns)) in chosen.iter().zip(&mut rows) {
@@ -153,8 +157,10 @@ pub(crate) fn run(options: &Options, stop: &Stop, subcommand: &[&str]) -> Result
     }
     let disk_bytes = place.disk_bytes()?;
     place.clear()?;
-    let rows: Vec<Row> =
-        rows.into_iter().map(|(method, turns)| Row { method, median: median(&turns), turns }).collect();
+    let rows: Vec<Row> = rows
+        .into_iter()
+        .map(|(method, turns)| Row { method, median: median(&turns), turns })
+        .collect();
     let mut goals = vec![Goal {
         name: "bases in the cache after all turns",
         value: unpacked as f64,
@@ -209,7 +215,10 @@ fn cpu_seconds() -> Result<f64> {
 }
 
 /// Runs `work` and measures it; where its bytes lie is the caller's to say.
-fn measure(work: impl FnOnce() -> Result<()>, made: impl Fn() -> Result<(u64, u64)>) -> Result<Measured> {
+fn measure(
+    work: impl FnOnce() -> Result<()>,
+    made: impl Fn() -> Result<(u64, u64)>,
+) -> Result<Measured> {
     // What earlier work left to write is not this one's.
     rustix::fs::sync();
     let (cpu, began) = (cpu_seconds()?, Instant::now());
@@ -283,7 +292,10 @@ fn text(report: &Report) -> String {
     text.push('\n');
     for goal in &report.goals {
         let met = if goal.is_met { "met" } else { "MISSED" };
-        text.push_str(&format!("{met}: {}: {:.3}, goal at most {}\n", goal.name, goal.value, goal.goal));
+        text.push_str(&format!(
+            "{met}: {}: {:.3}, goal at most {}\n",
+            goal.name, goal.value, goal.goal
+        ));
     }
     text
 }

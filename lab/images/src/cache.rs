@@ -174,12 +174,16 @@ impl Cache {
     pub(crate) fn ids(&self) -> Result<Vec<BaseId>> {
         let mut ids: Vec<BaseId> = Vec::new();
         for folder in [self.bases(), self.root.join("overlays")] {
-            ids.extend(files::names(&folder)?.iter().filter_map(|name| name.parse::<BaseId>().ok()));
+            ids.extend(
+                files::names(&folder)?.iter().filter_map(|name| name.parse::<BaseId>().ok()),
+            );
         }
         ids.sort();
         ids.dedup();
         // An empty folder of links is a trace of a base that was removed.
-        ids.retain(|id| self.base_folder(id).exists() || !self.overlays(id).unwrap_or_default().is_empty());
+        ids.retain(|id| {
+            self.base_folder(id).exists() || !self.overlays(id).unwrap_or_default().is_empty()
+        });
         Ok(ids)
     }
 
@@ -214,7 +218,8 @@ impl Cache {
 
     /// The record of a base and how its file is, as far as size and times tell.
     pub(crate) fn look(&self, id: &BaseId) -> Result<(Option<Record>, State)> {
-        let Some(record) = Record::load(&self.base_folder(id))?.filter(|record| record.id == *id) else {
+        let Some(record) = Record::load(&self.base_folder(id))?.filter(|record| record.id == *id)
+        else {
             return Ok((None, State::Missing));
         };
         let state = match fs::symlink_metadata(self.disk_path(id)) {
@@ -277,9 +282,14 @@ impl Cache {
     /// What is wrong with a base, as in "base X ...".
     pub(crate) fn trouble(&self, id: &BaseId, state: State) -> String {
         match state {
-            State::Missing => format!("is missing: {} was moved or deleted", self.disk_path(id).display()),
+            State::Missing => {
+                format!("is missing: {} was moved or deleted", self.disk_path(id).display())
+            }
             _ => {
-                format!("has other content than it had when it was added ({})", self.disk_path(id).display())
+                format!(
+                    "has other content than it had when it was added ({})",
+                    self.disk_path(id).display()
+                )
             }
         }
     }
@@ -304,7 +314,9 @@ impl Cache {
         for id in self.ids()? {
             let (record, state) = self.look(&id)?;
             let metadata = fs::metadata(self.disk_path(&id)).ok();
-            let used = fs::metadata(self.base_folder(&id).join("used")).and_then(|used| used.modified()).ok();
+            let used = fs::metadata(self.base_folder(&id).join("used"))
+                .and_then(|used| used.modified())
+                .ok();
             let entry = Entry {
                 id,
                 base: record.map(|record| Base::new(record, self.disk_path(&id))),
@@ -360,7 +372,11 @@ impl Cache {
         // Links to overlays that are gone.
         let _ = fs::remove_dir_all(self.links(id));
         lock.discard();
-        if found { Ok(()) } else { Err(Error::Unknown { text: id.to_string(), cache: self.root.clone() }) }
+        if found {
+            Ok(())
+        } else {
+            Err(Error::Unknown { text: id.to_string(), cache: self.root.clone() })
+        }
     }
 }
 
@@ -397,7 +413,10 @@ pub(crate) fn header(path: &Path) -> Result<Option<qcow2::Header>> {
         Ok(metadata) if metadata.is_file() => {}
         Ok(_) => return Ok(None),
         Err(error)
-            if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) =>
+            if matches!(
+                error.kind(),
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
+            ) =>
         {
             return Ok(None);
         }

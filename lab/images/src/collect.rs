@@ -94,7 +94,8 @@ impl Cache {
             if !dry {
                 let path = self.lock_path(&entry.id.to_string());
                 // Whoever holds it uses the base now.
-                let Some(lock) = Lock::try_take(&path, Mode::Exclusive, "removing the base")? else {
+                let Some(lock) = Lock::try_take(&path, Mode::Exclusive, "removing the base")?
+                else {
                     collected.in_use.push(entry.id);
                     continue;
                 };
@@ -124,7 +125,8 @@ impl Cache {
         owners.dedup();
         let mut count = 0;
         for id in owners {
-            let Some(lock) = Lock::try_take(&self.lock_path(&id.to_string()), Mode::Exclusive, "tidying up")?
+            let Some(lock) =
+                Lock::try_take(&self.lock_path(&id.to_string()), Mode::Exclusive, "tidying up")?
             else {
                 continue;
             };
@@ -148,7 +150,9 @@ mod tests {
         assert_eq!("0".parse(), Ok(Keep::Bytes(0)));
         assert_eq!("36h".parse(), Ok(Keep::Age(Duration::from_secs(36 * 3600))));
         assert_eq!("14d".parse(), Ok(Keep::Age(Duration::from_secs(14 * 86_400))));
-        for wrong in ["", "d", "-1d", "5 fortnights", "99999999999999999999d", "18446744073709551615w"] {
+        for wrong in
+            ["", "d", "-1d", "5 fortnights", "99999999999999999999d", "18446744073709551615w"]
+        {
             assert!(wrong.parse::<Keep>().is_err(), "{wrong}");
         }
     }

@@ -17,7 +17,8 @@ use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
-    Added, BaseId, Cache, Entry, Error, Keep, Made, OverlayOptions, Settings, State, Stop, Wanted, bench,
+    Added, BaseId, Cache, Entry, Error, Keep, Made, OverlayOptions, Settings, State, Stop, Wanted,
+    bench,
 };
 
 /// After Ctrl-C.
@@ -196,7 +197,9 @@ pub async fn run(command: Command, subcommand: &'static [&'static str]) -> Resul
 /// # Errors
 ///
 /// What the work met, in words.
-pub async fn stoppable(work: impl FnOnce(&Stop) -> Result<ExitCode> + Send + 'static) -> Result<ExitCode> {
+pub async fn stoppable(
+    work: impl FnOnce(&Stop) -> Result<ExitCode> + Send + 'static,
+) -> Result<ExitCode> {
     let stop = Stop::default();
     let worker = {
         let stop = stop.clone();
@@ -263,7 +266,8 @@ fn open(common: &Common, limits: Option<&Limits>, stop: &Stop) -> Result<Cache> 
 ///
 /// When the environment names no folder at all.
 pub fn default_folder() -> Result<PathBuf> {
-    let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let variable =
+        |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable("THIMBLE_IMAGES")
         .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("thimble/images")))
         .or_else(|| Some(variable("HOME")?.join(".cache/thimble/images")))
@@ -306,8 +310,11 @@ fn added_words(added: &Added, took: Duration) -> String {
         (None, true) => "added".to_owned(),
         (None, false) => "already there".to_owned(),
     };
-    let packed =
-        if base.layers.is_empty() { String::new() } else { format!(" in {}", base.layers.join(", ")) };
+    let packed = if base.layers.is_empty() {
+        String::new()
+    } else {
+        format!(" in {}", base.layers.join(", "))
+    };
     format!(
         "{done}: a disk of {} from a file of {}{packed} (1 : {:.1}), kept as {} in {}; {:.2} s",
         format_size(base.virtual_bytes),
@@ -408,7 +415,10 @@ fn line(entry: &Entry) -> String {
         format_size(entry.disk_bytes),
         entry.unused_seconds.map_or_else(|| "?".to_owned(), age),
         entry.overlays.len(),
-        entry.base.as_ref().map_or_else(|| "?".to_owned(), |base| base.source.display().to_string()),
+        entry
+            .base
+            .as_ref()
+            .map_or_else(|| "?".to_owned(), |base| base.source.display().to_string()),
     )
 }
 
@@ -432,7 +442,8 @@ fn verify(options: &Some_, stop: &Stop) -> Result<ExitCode> {
     let verified = match options.bases.is_empty() {
         true => cache.verify_all()?,
         false => {
-            let ids = options.bases.iter().map(|text| cache.find(text)).collect::<Result<Vec<_>, _>>()?;
+            let ids =
+                options.bases.iter().map(|text| cache.find(text)).collect::<Result<Vec<_>, _>>()?;
             ids.iter().map(|id| cache.verify(id)).collect::<Result<_, _>>()?
         }
     };

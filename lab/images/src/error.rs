@@ -137,7 +137,8 @@ fn needed(users: &[PathBuf]) -> String {
 
 /// "overlays a, b and 3 more"
 pub(crate) fn named(paths: &[PathBuf]) -> String {
-    let mut words = paths.iter().take(NAMED_MAX).map(|path| path.display().to_string()).collect::<Vec<_>>();
+    let mut words =
+        paths.iter().take(NAMED_MAX).map(|path| path.display().to_string()).collect::<Vec<_>>();
     if let Some(more) = paths.len().checked_sub(NAMED_MAX).filter(|more| *more > 0) {
         words.push(format!("{more} more"));
     }

@@ -30,7 +30,8 @@ pub(crate) struct Identity {
 
 impl Identity {
     pub(crate) fn of(metadata: &fs::Metadata) -> Self {
-        let nanoseconds = |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
+        let nanoseconds =
+            |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
         Self {
             device: metadata.dev(),
             inode: metadata.ino(),
@@ -43,7 +44,8 @@ impl Identity {
     /// Whether a change from now on would show in the times: the last one is long enough ago, by a
     /// clock that is not behind it. Nobody can set a file's ctime, so this one counts.
     pub(crate) fn is_settled(&self) -> bool {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i128);
+        let now =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i128);
         now - self.ctime_ns > SETTLED_NS
     }
 }
@@ -81,7 +83,10 @@ pub(crate) fn read_small(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>>
     let mut bytes = Vec::new();
     file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(Error::io("reading", path))?;
     if bytes.len() as u64 > bytes_max {
-        return Err(Error::refused(path, format!("this file of the cache is longer than {bytes_max} bytes")));
+        return Err(Error::refused(
+            path,
+            format!("this file of the cache is longer than {bytes_max} bytes"),
+        ));
     }
     Ok(Some(bytes))
 }
@@ -125,11 +130,16 @@ pub(crate) fn now() -> String {
 pub(crate) mod hash {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    pub(crate) fn serialize<S: Serializer>(hash: &[u8; 32], serializer: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(
+        hash: &[u8; 32],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&hex::encode(hash))
     }
 
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<[u8; 32], D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<[u8; 32], D::Error> {
         let text = String::deserialize(deserializer)?;
         let mut hash = [0; 32];
         hex::decode_to_slice(text, &mut hash).map_err(D::Error::custom)?;

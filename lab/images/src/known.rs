@@ -42,7 +42,12 @@ pub(crate) struct Known(pub(crate) PathBuf);
 
 impl Known {
     /// SHA-256 of an open file, from its beginning; whether it had to be read.
-    pub(crate) fn hash(&self, file: &mut File, path: &Path, progress: &Progress) -> Result<([u8; 32], bool)> {
+    pub(crate) fn hash(
+        &self,
+        file: &mut File,
+        path: &Path,
+        progress: &Progress,
+    ) -> Result<([u8; 32], bool)> {
         let identity = identity(file, path)?;
         if let Some(sha256) = self.recall(&identity) {
             return Ok((sha256, false));
@@ -192,7 +197,8 @@ mod tests {
             if inode % 64 == 0 || inode > KNOWN_MAX as u64 {
                 known.remember(&entry).unwrap();
             } else {
-                fs::write(known.path(&entry.identity), serde_json::to_vec(&entry).unwrap()).unwrap();
+                fs::write(known.path(&entry.identity), serde_json::to_vec(&entry).unwrap())
+                    .unwrap();
             }
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), KNOWN_MAX);

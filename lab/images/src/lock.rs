@@ -92,7 +92,8 @@ impl Lock {
                 return Ok(lock);
             }
             if settings.talks && began.elapsed() >= SAID_AFTER {
-                let words = holder(path).map_or_else(|| "others that use it".to_owned(), |it| it.words());
+                let words =
+                    holder(path).map_or_else(|| "others that use it".to_owned(), |it| it.words());
                 if said.as_ref() != Some(&words) {
                     eprintln!("image: waiting for {words}");
                     said = Some(words);
@@ -107,7 +108,8 @@ impl Lock {
     pub(crate) fn try_take(path: &Path, mode: Mode, doing: &str) -> Result<Option<Self>> {
         let fail = Error::io("locking", path);
         // Rust opens every file with O_CLOEXEC.
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+        let file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
         let file = file.map_err(&fail)?;
         let operation = match mode {
             Mode::Shared => FlockOperation::NonBlockingLockShared,
@@ -198,7 +200,8 @@ mod tests {
                 scope.spawn(|| {
                     for round in 0..20 {
                         let settings = Settings { talks: false, ..Settings::default() };
-                        let lock = Lock::take(&path, Mode::Exclusive, "testing", &settings).unwrap();
+                        let lock =
+                            Lock::take(&path, Mode::Exclusive, "testing", &settings).unwrap();
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                         thread::yield_now();
                         inside.fetch_sub(1, Ordering::SeqCst);
@@ -243,7 +246,10 @@ mod tests {
         let lock = Lock::try_take(&path, Mode::Exclusive, "unpacking x").unwrap().unwrap();
         assert!(Lock::try_take(&path, Mode::Shared, "using").unwrap().is_none());
         let words = holder(&path).unwrap().words();
-        assert!(words.contains("another thread of this process, which is unpacking x since 20"), "{words}");
+        assert!(
+            words.contains("another thread of this process, which is unpacking x since 20"),
+            "{words}"
+        );
         let other = Holder { pid: 1, ..Holder::new("unpacking y") }.words();
         assert!(other.starts_with("process 1, which is unpacking y"), "{other}");
         drop(lock);

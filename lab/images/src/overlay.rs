@@ -80,7 +80,12 @@ impl Cache {
     /// [`Error::Unknown`] and [`Error::Damaged`] for the base; [`Error::Refused`] when there is
     /// another file at `destination`, or a machine runs on it that would lose it; [`Error::Tool`]
     /// when growing it fails.
-    pub fn overlay(&self, id: &BaseId, destination: &Path, options: OverlayOptions) -> Result<Overlay> {
+    pub fn overlay(
+        &self,
+        id: &BaseId,
+        destination: &Path,
+        options: OverlayOptions,
+    ) -> Result<Overlay> {
         let _base_lock = self.lock(id, Mode::Shared, "using it")?;
         let base = self.whole(id)?;
         let path = absolute(destination)?;
@@ -134,8 +139,9 @@ impl Cache {
             Existing::None => Made::New,
         };
         self.link(&base.id, path, name)?;
-        let written = write(base, &scratch, wanted)
-            .and_then(|()| place(&scratch, path, made == Made::New).map_err(Error::io("renaming to", path)));
+        let written = write(base, &scratch, wanted).and_then(|()| {
+            place(&scratch, path, made == Made::New).map_err(Error::io("renaming to", path))
+        });
         if written.is_err() {
             let _ = fs::remove_file(&scratch);
         }
@@ -147,7 +153,9 @@ impl Cache {
     fn existing(&self, base: &Base, path: &Path, fresh: bool) -> Result<Existing> {
         let metadata = match fs::symlink_metadata(path) {
             Ok(metadata) => metadata,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Existing::None),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Existing::None);
+            }
             Err(error) => return Err(Error::io("looking at", path)(error)),
         };
         if metadata.is_file() && metadata.len() == 0 {
@@ -179,11 +187,14 @@ impl Cache {
                 ));
             }
             if is_open_in_qemu(path)? {
-                return refuse("a machine runs on this overlay; stop it before its disk is made anew".into());
+                return refuse(
+                    "a machine runs on this overlay; stop it before its disk is made anew".into(),
+                );
             }
             return Ok(Existing::Replaceable);
         }
-        if backing == base.path && header.backing_format.as_deref() == Some(base.format.as_bytes()) {
+        if backing == base.path && header.backing_format.as_deref() == Some(base.format.as_bytes())
+        {
             return Ok(Existing::Ours(header.virtual_bytes));
         }
         if is_disk_of(&backing, &base.id) {
@@ -249,8 +260,9 @@ pub(crate) fn moved(path: &Path, backing: &Path, base: &Base) -> String {
 }
 
 fn absolute(destination: &Path) -> Result<PathBuf> {
-    let name =
-        destination.file_name().ok_or_else(|| Error::refused(destination, "an overlay needs a file name"))?;
+    let name = destination
+        .file_name()
+        .ok_or_else(|| Error::refused(destination, "an overlay needs a file name"))?;
     let parent = match destination.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -284,7 +296,8 @@ fn place(from: &Path, to: &Path, new: bool) -> std::io::Result<()> {
 
 /// Whether QEMU, or one of its tools, has a file open for writing.
 fn is_open_in_qemu(path: &Path) -> Result<bool> {
-    let file = File::options().read(true).write(true).open(path).map_err(Error::io("opening", path))?;
+    let file =
+        File::options().read(true).write(true).open(path).map_err(Error::io("opening", path))?;
     let lock = nix::libc::flock {
         l_type: nix::libc::F_WRLCK as _,
         l_whence: nix::libc::SEEK_SET as _,

@@ -97,13 +97,18 @@ impl Progress {
             words.push_str(&format!(" of {} ({percent:.0} %)", format_size(self.total)));
         }
         if made > 0 {
-            words.push_str(&format!("{} {} of disk", if read > 0 { "," } else { ":" }, format_size(made)));
+            words.push_str(&format!(
+                "{} {} of disk",
+                if read > 0 { "," } else { ":" },
+                format_size(made)
+            ));
         }
         let rate = made.max(read) as f64 / elapsed.as_secs_f64();
         words.push_str(&format!(", {:.0} MB/s, {:.0} s", rate / 1e6, elapsed.as_secs_f64()));
         let mut out = std::io::stderr().lock();
         // Nobody may be reading.
-        let _ = if self.terminal { write!(out, "\r\x1b[K{words}") } else { writeln!(out, "{words}") };
+        let _ =
+            if self.terminal { write!(out, "\r\x1b[K{words}") } else { writeln!(out, "{words}") };
     }
 }
 

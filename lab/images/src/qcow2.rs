@@ -6,11 +6,11 @@
 //! refused.
 //!
 //! Overlays are written here as well, and not by `qemu-img create`. An empty overlay is a header, a
-//! table of one refcount block, that block and an empty L1 table: 256 KiB with 200 bytes in them, of
-//! which 12 KiB take room (`qemu-img` fills 196 KiB). Eight take 2 ms, locks and links included, where
-//! eight `qemu-img create` take 53 ms of CPU time and 60 to 170 ms on a busy machine with two cores
-//! (`make bench-images`), and eight machines are to have theirs within 50 ms. Tests compare what
-//! `qemu-img info`, `check` and `compare` say of both, and let `qemu-io` write into them.
+//! table of one refcount block, that block and an empty L1 table: 256 KiB with 200 bytes in them,
+//! of which 12 KiB take room (`qemu-img` fills 196 KiB). Eight take 2 ms, locks and links included,
+//! where eight `qemu-img create` take 53 ms of CPU time and 60 to 170 ms on a busy machine with two
+//! cores (`make bench-images`), and eight machines are to have theirs within 50 ms. Tests compare
+//! what `qemu-img info`, `check` and `compare` say of both, and let `qemu-io` write into them.
 //!
 //! Format: QEMU's `docs/interop/qcow2.txt`. All numbers are big endian.
 //!
@@ -183,7 +183,9 @@ impl Header {
             return Err("this qcow2 file is marked as damaged; see qemu-img check".to_owned());
         }
         if self.incompatible & INCOMPATIBLE_DIRTY != 0 {
-            return Err("this qcow2 file was not closed in order; see qemu-img check -r all".to_owned());
+            return Err(
+                "this qcow2 file was not closed in order; see qemu-img check -r all".to_owned()
+            );
         }
         let known = INCOMPATIBLE_COMPRESSION | INCOMPATIBLE_EXTENDED_L2;
         if self.incompatible & !known != 0 {
@@ -231,8 +233,8 @@ pub fn overlay(backing: &[u8], format: &str, virtual_bytes: u64) -> Result<Empty
             budget::format_size(OVERLAY_BYTES_MAX)
         ));
     }
-    let l1_entries =
-        u32::try_from(virtual_bytes.div_ceil(L1_ENTRY_COVERS)).map_err(|_| "too large".to_owned())?;
+    let l1_entries = u32::try_from(virtual_bytes.div_ceil(L1_ENTRY_COVERS))
+        .map_err(|_| "too large".to_owned())?;
     // Cluster 0: header; 1: refcount table; 2: refcount block; 3: L1 table.
     let clusters = 4_u64;
     let mut head = Vec::with_capacity(512 + backing.len());

@@ -99,10 +99,15 @@ pub(crate) fn check(path: &Path, cluster_bytes: u64, settings: &Settings) -> Res
     let length = std::fs::metadata(path).map_err(Error::io("looking at", path))?.len();
     match (status.code(), answer) {
         // The last cluster may be written in part only.
-        (Some(0 | 3), Ok(answer)) if answer.image_end_offset > length.next_multiple_of(cluster_bytes) => {
+        (Some(0 | 3), Ok(answer))
+            if answer.image_end_offset > length.next_multiple_of(cluster_bytes) =>
+        {
             Err(Error::refused(
                 path,
-                format!("it is cut off: it has {length} bytes and should have {}", answer.image_end_offset),
+                format!(
+                    "it is cut off: it has {length} bytes and should have {}",
+                    answer.image_end_offset
+                ),
             ))
         }
         (Some(0 | 3), Ok(_)) => Ok(()),
@@ -139,8 +144,14 @@ pub(crate) fn convert(
 /// Makes the disk of an overlay larger; it fails when a machine runs on it.
 pub(crate) fn grow(path: &Path, virtual_bytes: u64, settings: &Settings) -> Result<()> {
     let size = OsString::from(virtual_bytes.to_string());
-    let arguments =
-        [OsStr::new("resize"), "-q".as_ref(), "-f".as_ref(), "qcow2".as_ref(), path.as_ref(), &size];
+    let arguments = [
+        OsStr::new("resize"),
+        "-q".as_ref(),
+        "-f".as_ref(),
+        "qcow2".as_ref(),
+        path.as_ref(),
+        &size,
+    ];
     let bounds = Bounds { patience: PATIENCE_FOR_TABLES, file_bytes: u64::MAX };
     run(&arguments, &bounds, &mut || Ok(()), settings).map(drop)
 }
@@ -161,7 +172,9 @@ fn failed(arguments: &[&OsStr], words: &[u8], status: std::process::ExitStatus) 
     let mut words: String = text.chars().take(WORDS_CHARACTERS_MAX).collect();
     if words.is_empty() {
         words = match status.signal() {
-            Some(signal) if signal == Signal::XCPU.as_raw() => "it took more CPU time than it may".to_owned(),
+            Some(signal) if signal == Signal::XCPU.as_raw() => {
+                "it took more CPU time than it may".to_owned()
+            }
             Some(signal) if signal == Signal::XFSZ.as_raw() => {
                 "its file became larger than the limit (--limit)".to_owned()
             }
@@ -241,7 +254,8 @@ fn spawn(
         };
         // Ends a child that still runs, and with it what the two threads read.
         drop(child);
-        let read = |thread: thread::ScopedJoinHandle<'_, Vec<u8>>| thread.join().unwrap_or_default();
+        let read =
+            |thread: thread::ScopedJoinHandle<'_, Vec<u8>>| thread.join().unwrap_or_default();
         let (output, words) = (read(output), read(words));
         status.map(|status| (status, output, words))
     })

@@ -24,8 +24,8 @@ const PREFIX_BYTES: usize = 512;
 
 /// A disk, and what it was packed in.
 pub struct Layers {
-    /// Gives the bytes of the disk's file; errors have [`io::ErrorKind::InvalidData`] and words for
-    /// people where the content is at fault.
+    /// Gives the bytes of the disk's file; errors have [`io::ErrorKind::InvalidData`] and words
+    /// for people where the content is at fault.
     pub disk: Box<dyn Read + Send>,
     /// Outermost first: `zstd`, `gzip`, `xz`, `tar`.
     pub names: Vec<&'static str>,
@@ -84,11 +84,17 @@ pub fn open(file: impl Read + Send + 'static) -> io::Result<Layers> {
                 decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
                 Box::new(Words { inner: decoder, name })
             }
-            Kind::Gzip => Box::new(Words { inner: flate2::bufread::MultiGzDecoder::new(peeked), name }),
+            Kind::Gzip => {
+                Box::new(Words { inner: flate2::bufread::MultiGzDecoder::new(peeked), name })
+            }
             Kind::Xz => {
                 let flags = liblzma::stream::CONCATENATED;
-                let stream = liblzma::stream::Stream::new_stream_decoder(XZ_MEMORY_BYTES_MAX, flags)?;
-                Box::new(Words { inner: liblzma::bufread::XzDecoder::new_stream(peeked, stream), name })
+                let stream =
+                    liblzma::stream::Stream::new_stream_decoder(XZ_MEMORY_BYTES_MAX, flags)?;
+                Box::new(Words {
+                    inner: liblzma::bufread::XzDecoder::new_stream(peeked, stream),
+                    name,
+                })
             }
             _ => Box::new(tar_disk::DiskInTar::open(peeked)?),
         };
@@ -126,7 +132,9 @@ fn kind(bytes: &[u8]) -> Kind {
         () if bytes.get(64..68) == Some(&[0x7f, 0x10, 0xda, 0xbe]) => {
             Kind::Other("a VDI disk; convert it with qemu-img convert -O qcow2")
         }
-        () if starts(b"QED\0") => Kind::Other("a QED disk; convert it with qemu-img convert -O qcow2"),
+        () if starts(b"QED\0") => {
+            Kind::Other("a QED disk; convert it with qemu-img convert -O qcow2")
+        }
         () => Kind::Raw,
     }
 }
@@ -153,7 +161,12 @@ impl<R: Read> Read for Words<R> {
             Some(_) => error,
             None if error.kind() == io::ErrorKind::Interrupted => error,
             // Words of an outer layer, or of whoever reads the file.
-            None if error.get_ref().is_some_and(|it| it.is::<crate::Error>() || it.is::<Refusal>()) => error,
+            None if error
+                .get_ref()
+                .is_some_and(|it| it.is::<crate::Error>() || it.is::<Refusal>()) =>
+            {
+                error
+            }
             None => invalid(format!("its {} layer is damaged or cut off: {error}", self.name)),
         })
     }
@@ -165,7 +178,9 @@ pub(crate) fn why_no_disk(bytes: u64) -> Option<String> {
         return Some("there is nothing in it".to_owned());
     }
     (!bytes.is_multiple_of(512)).then(|| {
-        format!("no disk: its {bytes} bytes are no multiple of 512; is it cut off, or something else?")
+        format!(
+            "no disk: its {bytes} bytes are no multiple of 512; is it cut off, or something else?"
+        )
     })
 }
 

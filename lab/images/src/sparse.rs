@@ -29,7 +29,8 @@ const HOLE_BYTES: usize = 4 << 10;
 const BUFFER_BYTES: usize = 1 << 20;
 const BUFFERS: usize = 4;
 const ROOM_EVERY_BYTES: u64 = 32 << 20;
-const _: () = assert!(BUFFER_BYTES.is_multiple_of(BLOCK_BYTES) && BLOCK_BYTES.is_multiple_of(HOLE_BYTES));
+const _: () =
+    assert!(BUFFER_BYTES.is_multiple_of(BLOCK_BYTES) && BLOCK_BYTES.is_multiple_of(HOLE_BYTES));
 
 /// A piece of a disk, at a multiple of [`BLOCK_BYTES`]; what lies between two pieces is zeros.
 struct Piece {
@@ -106,7 +107,8 @@ fn run(
             if done.is_ok() {
                 for (at, block) in piece.bytes.chunks(BLOCK_BYTES).enumerate() {
                     if !is_zero(block) {
-                        digest.update(&(piece.offset / BLOCK_BYTES as u64 + at as u64).to_le_bytes());
+                        digest
+                            .update(&(piece.offset / BLOCK_BYTES as u64 + at as u64).to_le_bytes());
                         digest.update(block);
                     }
                 }
@@ -312,8 +314,16 @@ mod tests {
     }
 
     fn write_to(path: &Path, from: From<'_>, settings: &Settings) -> Result<Content> {
-        let file = File::options().create(true).truncate(true).write(true).read(true).open(path).unwrap();
-        write(from, Path::new("source"), &file, path, &Progress::new("x", path, 0, settings), settings)
+        let file =
+            File::options().create(true).truncate(true).write(true).read(true).open(path).unwrap();
+        write(
+            from,
+            Path::new("source"),
+            &file,
+            path,
+            &Progress::new("x", path, 0, settings),
+            settings,
+        )
     }
 
     proptest! {
@@ -372,7 +382,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk");
         let settings = Settings { limit_bytes: 5 << 20, ..settings() };
-        let exact = write_to(&path, From::Stream(&mut io::repeat(1).take(5 << 20)), &settings).unwrap();
+        let exact =
+            write_to(&path, From::Stream(&mut io::repeat(1).take(5 << 20)), &settings).unwrap();
         assert_eq!(exact.bytes, 5 << 20);
         let error = write_to(&path, From::Stream(&mut io::repeat(1)), &settings).unwrap_err();
         assert!(matches!(error, Error::TooLarge { limit_bytes: 5_242_880, .. }), "{error}");

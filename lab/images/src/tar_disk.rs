@@ -77,7 +77,8 @@ impl<R: Read> DiskInTar<R> {
     /// What the reader gives, and [`io::ErrorKind::InvalidData`] with words when there is no
     /// regular file, or something before it that is not taken.
     pub fn open(reader: R) -> io::Result<Self> {
-        let mut disk = Self { reader, name: String::new(), left: 0, padding: 0, entries: 0, is_done: false };
+        let mut disk =
+            Self { reader, name: String::new(), left: 0, padding: 0, entries: 0, is_done: false };
         match disk.next_file()? {
             Some((name, size)) => {
                 disk.padding = padding(size);
@@ -107,8 +108,9 @@ impl<R: Read> DiskInTar<R> {
                 return Err(invalid("the archive is damaged: a header's checksum is wrong"));
             }
             let header = Header::from_byte_slice(&block);
-            let size =
-                header.entry_size().map_err(|_| invalid("the archive is damaged: a size is no number"))?;
+            let size = header
+                .entry_size()
+                .map_err(|_| invalid("the archive is damaged: a size is no number"))?;
             let kind = header.entry_type();
             match kind {
                 EntryType::GNULongName | EntryType::GNULongLink | EntryType::XHeader => {
@@ -131,7 +133,8 @@ impl<R: Read> DiskInTar<R> {
                 _ => {}
             }
             let Described { name, size: described_size } = std::mem::take(&mut described);
-            let name = name.unwrap_or_else(|| String::from_utf8_lossy(&header.path_bytes()).into_owned());
+            let name =
+                name.unwrap_or_else(|| String::from_utf8_lossy(&header.path_bytes()).into_owned());
             let size = described_size.unwrap_or(size);
             check_name(&name)?;
             // In old archives a folder is a file whose name ends in a slash.
@@ -171,7 +174,9 @@ impl<R: Read> DiskInTar<R> {
 
     fn exactly(&mut self, buffer: &mut [u8]) -> io::Result<()> {
         self.reader.read_exact(buffer).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => invalid("the archive is cut off: it ends without its end mark"),
+            io::ErrorKind::UnexpectedEof => {
+                invalid("the archive is cut off: it ends without its end mark")
+            }
             _ => error,
         })
     }
@@ -208,7 +213,9 @@ impl<R: Read> DiskInTar<R> {
             }
             if total > TRAILING_BYTES_MAX {
                 let limit = budget::format_size(TRAILING_BYTES_MAX);
-                return Err(invalid(format!("more than {limit} of zeros follow the end of the archive")));
+                return Err(invalid(format!(
+                    "more than {limit} of zeros follow the end of the archive"
+                )));
             }
         }
     }
@@ -254,7 +261,8 @@ impl<R: Read> Read for DiskInTar<R> {
 impl Described {
     fn read_pax(&mut self, bytes: &[u8]) -> io::Result<()> {
         for extension in PaxExtensions::new(bytes) {
-            let damaged = || invalid("the archive is damaged: attributes of an entry cannot be read");
+            let damaged =
+                || invalid("the archive is damaged: attributes of an entry cannot be read");
             let extension = extension.map_err(|_| damaged())?;
             let key = extension.key().map_err(|_| damaged())?;
             let value = || extension.value().map_err(|_| damaged());
@@ -280,8 +288,9 @@ fn padding(size: u64) -> u64 {
 }
 
 fn check_name(name: &str) -> io::Result<()> {
-    let climbs =
-        Path::new(name).components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir));
+    let climbs = Path::new(name)
+        .components()
+        .any(|part| !matches!(part, Component::Normal(_) | Component::CurDir));
     if climbs {
         return Err(invalid(format!("the path {} in the archive leads out of it", shown(name))));
     }

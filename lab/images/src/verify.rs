@@ -66,7 +66,9 @@ impl Cache {
                 _ if state == State::Changed => {
                     "its base has other content now than when it was made".to_owned()
                 }
-                (Backing::Is(backing), Some(base)) if backing != base.path => moved(overlay, &backing, base),
+                (Backing::Is(backing), Some(base)) if backing != base.path => {
+                    moved(overlay, &backing, base)
+                }
                 (Backing::Unreadable, _) => "it cannot be read".to_owned(),
                 _ => continue,
             };

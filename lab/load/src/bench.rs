@@ -1,8 +1,11 @@
-//! `thimble-lab bench`: starts a node of its own in a scratch folder and prints what it costs and how fast it is.
+//! `thimble-lab bench`: starts a node of its own in a scratch folder and prints what it costs and
+//! how fast it is.
 //!
-//! Two kinds of client take part. *Latencies* are measured with the published agent as it is, its verification of every certificate included. *Rates* are
-//! measured with calls that the agent signed and that are then sent over plain HTTP connections, because verifying a BLS signature per reply would keep the
-//! client, which shares the machine, busier than the node; one reply in 64 is verified all the same, and every one must say `replied`.
+//! Two kinds of client take part. *Latencies* are measured with the published agent as it is, its
+//! verification of every certificate included. *Rates* are measured with calls that the agent
+//! signed and that are then sent over plain HTTP connections, because verifying a BLS signature per
+//! reply would keep the client, which shares the machine, busier than the node; one reply in 64 is
+//! verified all the same, and every one must say `replied`.
 
 use std::{
     path::{Path, PathBuf},
@@ -42,8 +45,8 @@ pub struct Options {
     /// Folder with the canister modules.
     #[arg(long, default_value = "canisters/wasm")]
     canisters: PathBuf,
-    /// Write the figures to this file, which thimble-lab compare reads; without a value, or for -, to
-    /// standard output instead of the table.
+    /// Write the figures to this file, which thimble-lab compare reads; without a value, or for -,
+    /// to standard output instead of the table.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
 }
@@ -97,7 +100,10 @@ impl Node {
             if let Some(status) = node.child.try_wait()? {
                 bail!("the node ended while starting: {status}");
             }
-            ensure!(started.elapsed() < Duration::from_secs(60), "the node was not healthy within 60 s");
+            ensure!(
+                started.elapsed() < Duration::from_secs(60),
+                "the node was not healthy within 60 s"
+            );
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -164,7 +170,8 @@ async fn measure_all(
     rows: &mut Vec<Row>,
     figures: &mut Vec<Figure>,
 ) -> Result<()> {
-    let mut figure = |name: &str, value: f64, unit: &str| figures.push(Figure::new(name, value, unit));
+    let mut figure =
+        |name: &str, value: f64, unit: &str| figures.push(Figure::new(name, value, unit));
     let mut row = |what: String, value: String, goal: &'static str, met: Option<bool>| {
         rows.push(Row { what, value, goal, met });
     };
@@ -287,7 +294,8 @@ async fn measure_all(
         ">= 2,000/s",
         Some(guaranteed >= 2000.0),
     );
-    let best_effort = calls(&["--concurrency", "32", "--depth", "20", "--best-effort", "30"]).await?;
+    let best_effort =
+        calls(&["--concurrency", "32", "--depth", "20", "--best-effort", "30"]).await?;
     figure("messages between canisters, best-effort", best_effort, "/s");
     row(
         "inter-canister messages, best-effort, 32 chains of 20".into(),
@@ -329,7 +337,11 @@ async fn measure_all(
     for process in measure::processes(node.child.id())? {
         row(
             format!("memory of {} (pid {}): anonymous / file", process.role, process.pid),
-            format!("{} / {}", measure::mib(process.anonymous_bytes), measure::mib(process.file_bytes)),
+            format!(
+                "{} / {}",
+                measure::mib(process.anonymous_bytes),
+                measure::mib(process.file_bytes)
+            ),
             "",
             None,
         );
@@ -344,7 +356,8 @@ async fn read_counter(agent: &Agent, counter: Principal) -> Result<Vec<u8>> {
 #[derive(Clone, Copy)]
 enum Kind {
     Update,
-    /// With an argument of its own each time, which the canister ignores: the node cannot keep the reply.
+    /// With an argument of its own each time, which the canister ignores: the node cannot keep the
+    /// reply.
     Query,
     /// One that the node may answer with the reply it kept.
     SameQuery,
@@ -394,22 +407,31 @@ async fn rate(
     let end = started + Duration::from_secs(options.seconds);
     let mut tasks = Vec::new();
     for _ in 0..options.concurrency {
-        let (http, path, agent, verified) = (http.clone(), path.clone(), agent.clone(), verified.clone());
+        let (http, path, agent, verified) =
+            (http.clone(), path.clone(), agent.clone(), verified.clone());
         let asked = asked.clone();
         tasks.push(tokio::spawn(async move {
             let mut latency = Histogram::<u64>::new(3)?;
             while Instant::now() < end {
                 let body = match kind {
-                    Kind::Update => agent.update(&canister, "inc").with_arg(vec![]).sign()?.signed_update,
+                    Kind::Update => {
+                        agent.update(&canister, "inc").with_arg(vec![]).sign()?.signed_update
+                    }
                     Kind::Query => {
                         let number = asked.fetch_add(1, Ordering::Relaxed).to_le_bytes();
                         agent.query(&canister, "get").with_arg(number.to_vec()).sign()?.signed_query
                     }
-                    Kind::SameQuery => agent.query(&canister, "get").with_arg(vec![]).sign()?.signed_query,
+                    Kind::SameQuery => {
+                        agent.query(&canister, "get").with_arg(vec![]).sign()?.signed_query
+                    }
                 };
                 let sent = Instant::now();
-                let response =
-                    http.post(&path).header("content-type", "application/cbor").body(body).send().await?;
+                let response = http
+                    .post(&path)
+                    .header("content-type", "application/cbor")
+                    .body(body)
+                    .send()
+                    .await?;
                 let code = response.status();
                 let bytes = response.bytes().await?;
                 if matches!(code.as_u16(), 429 | 503) {
@@ -418,11 +440,16 @@ async fn rate(
                     continue;
                 }
                 latency.record(sent.elapsed().as_micros() as u64)?;
-                ensure!(code == 200, "the node answered {code}: {}", String::from_utf8_lossy(&bytes));
+                ensure!(
+                    code == 200,
+                    "the node answered {code}: {}",
+                    String::from_utf8_lossy(&bytes)
+                );
                 let reply: Reply = serde_cbor::from_slice(&bytes)?;
                 ensure!(reply.status == "replied", "the node answered status {}", reply.status);
                 if matches!(kind, Kind::Update) && latency.len() % 64 == 1 {
-                    let certificate: ic_agent::Certificate = serde_cbor::from_slice(&reply.certificate)?;
+                    let certificate: ic_agent::Certificate =
+                        serde_cbor::from_slice(&reply.certificate)?;
                     agent.verify(&certificate, canister)?;
                     verified.fetch_add(1, Ordering::Relaxed);
                 }

@@ -16,17 +16,20 @@ pub(crate) fn identity() -> Result<BasicIdentity> {
     let mut seed = [0; 32];
     let mut filled = 0;
     while filled < seed.len() {
-        filled += rustix::rand::getrandom(&mut seed[filled..], rustix::rand::GetRandomFlags::empty())?;
+        filled +=
+            rustix::rand::getrandom(&mut seed[filled..], rustix::rand::GetRandomFlags::empty())?;
     }
     Ok(BasicIdentity::from_raw_key(&seed))
 }
 
-/// Connects, waiting up to `patience` for the node to answer, and takes its root key (this is a private network).
+/// Connects, waiting up to `patience` for the node to answer, and takes its root key (this is a
+/// private network).
 pub(crate) async fn connect(url: &str, patience: Duration) -> Result<Agent> {
     let agent = Agent::builder()
         .with_url(url)
         .with_identity(identity()?)
-        // A node remembers a call until then; whoever sends thousands a second does well to sign for a short time.
+        // A node remembers a call until then; whoever sends thousands a second does well to sign
+        // for a short time.
         .with_ingress_expiry(Duration::from_secs(60))
         .build()?;
     wait_until_healthy(&agent, url, patience).await?;
@@ -56,8 +59,8 @@ struct Created {
 
 /// Creates a canister and installs `module` (a file of at most 2 MB, the size one message carries).
 pub(crate) async fn deploy(agent: &Agent, module: &Path) -> Result<Principal> {
-    let wasm_module =
-        std::fs::read(module).with_context(|| format!("reading the module {}", module.display()))?;
+    let wasm_module = std::fs::read(module)
+        .with_context(|| format!("reading the module {}", module.display()))?;
     let canister = create(agent, None).await?;
     install(agent, canister, CanisterInstallMode::Install, wasm_module, Encode!()?)
         .await
@@ -90,8 +93,13 @@ pub(crate) async fn install(
     wasm_module: Vec<u8>,
     arg: Vec<u8>,
 ) -> Result<()> {
-    let arguments =
-        InstallCodeArgs { mode, canister_id: canister, wasm_module, arg, sender_canister_version: None };
+    let arguments = InstallCodeArgs {
+        mode,
+        canister_id: canister,
+        wasm_module,
+        arg,
+        sender_canister_version: None,
+    };
     manage(agent, canister, "install_code", Encode!(&arguments)?).await
 }
 

@@ -1,5 +1,6 @@
-//! What `make run` shows: an unmodified published client deploys a real canister, calls it and verifies every answer, and finds the canister's state again
-//! when the node was stopped in between.
+//! What `make run` shows: an unmodified published client deploys a real canister, calls it and
+//! verifies every answer, and finds the canister's state again when the node was stopped in
+//! between.
 
 use std::{
     path::{Path, PathBuf},
@@ -40,7 +41,11 @@ pub struct Options {
 /// Runs the story.
 pub async fn run(options: Options) -> Result<()> {
     let agent = client::connect(&options.url, Duration::from_secs(options.wait_seconds)).await?;
-    println!("demo: connected to {} with ic-agent; root key {}", options.url, short(&agent.read_root_key()));
+    println!(
+        "demo: connected to {} with ic-agent; root key {}",
+        options.url,
+        short(&agent.read_root_key())
+    );
     let canister = match remembered(&agent, options.remember.as_deref()).await? {
         Some(canister) => canister,
         None => {
@@ -55,11 +60,13 @@ pub async fn run(options: Options) -> Result<()> {
     };
 
     let started = Instant::now();
-    let (reply, certificate) = agent.update(&canister, "inc").with_arg(Encode!()?).call().and_wait().await?;
+    let (reply, certificate) =
+        agent.update(&canister, "inc").with_arg(Encode!()?).call().and_wait().await?;
     let counted = Decode!(&reply, Nat)?;
     let took = started.elapsed();
     println!("demo: update inc() -> {counted} in {:.1} ms, with a certificate", millis(took));
-    // The agent verified it on arrival; verifying it here once more shows what was checked, and that it fails when a bit is wrong.
+    // The agent verified it on arrival; verifying it here once more shows what was checked, and
+    // that it fails when a bit is wrong.
     agent.verify(&certificate, canister).context("the certificate of the reply does not verify")?;
     let mut forged = certificate.clone();
     if let Some(byte) = forged.signature.first_mut() {
@@ -69,13 +76,18 @@ pub async fn run(options: Options) -> Result<()> {
         agent.verify(&forged, canister).is_err(),
         "a forged certificate was taken for a true one"
     );
-    println!("demo: verified: BLS signature of the subnet on the state root, root recomputed from the reply");
+    println!(
+        "demo: verified: BLS signature of the subnet on the state root, root recomputed from the reply"
+    );
 
     let started = Instant::now();
     let reply = agent.query(&canister, "get").with_arg(Encode!()?).call_with_verification().await?;
     let got = Decode!(&reply, Nat)?;
     anyhow::ensure!(got == counted, "the query says {got}, the update said {counted}");
-    println!("demo: query get() -> {got} in {:.1} ms, node signature verified", millis(started.elapsed()));
+    println!(
+        "demo: query get() -> {got} in {:.1} ms, node signature verified",
+        millis(started.elapsed())
+    );
 
     if let Some(pid) = options.node_pid {
         let processes = measure::processes(pid)?;
@@ -94,8 +106,9 @@ pub async fn run(options: Options) -> Result<()> {
     Ok(())
 }
 
-/// The canister of an earlier run; `None` when there was none, or the node says that it is not there. A node that
-/// was just started may be too busy to answer at once: that is no reason to deploy another one.
+/// The canister of an earlier run; `None` when there was none, or the node says that it is not
+/// there. A node that was just started may be too busy to answer at once: that is no reason to
+/// deploy another one.
 async fn remembered(agent: &Agent, file: Option<&Path>) -> Result<Option<Principal>> {
     let text = file.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
     let Ok(canister) = Principal::from_text(text.trim()) else { return Ok(None) };
@@ -117,7 +130,8 @@ async fn remembered(agent: &Agent, file: Option<&Path>) -> Result<Option<Princip
             Err(error) => error,
         };
         if began.elapsed() > ANSWERS_WITHIN {
-            return Err(error).with_context(|| format!("asking the canister {canister} of an earlier run"));
+            return Err(error)
+                .with_context(|| format!("asking the canister {canister} of an earlier run"));
         }
         tokio::time::sleep(ASK_EVERY).await;
     }

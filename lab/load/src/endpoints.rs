@@ -1,7 +1,8 @@
-//! The nodes behind several endpoints: where they are, and what each said of its memory and its height while they were worked on.
+//! The nodes behind several endpoints: where they are, and what each said of its memory and its
+//! height while they were worked on.
 //!
-//! Everything comes from the nodes' own reports (`/status.json`), asked for twice a second; what lies between two reports is not seen. A node that has no such
-//! report is listed without figures.
+//! Everything comes from the nodes' own reports (`/status.json`), asked for twice a second; what
+//! lies between two reports is not seen. A node that has no such report is listed without figures.
 
 use std::{
     fmt::Write,
@@ -87,8 +88,9 @@ impl NodeSeen {
         self.anonymous_peak_bytes = self.anonymous_peak_bytes.max(self.anonymous_bytes);
         self.file_bytes = number("/memory/file_bytes").unwrap_or(0);
         self.oom_kills = number("/memory/group/oom_kills").unwrap_or(0);
-        self.height =
-            number("/subnet/certified_height").or_else(|| number("/rounds/height")).unwrap_or(self.height);
+        self.height = number("/subnet/certified_height")
+            .or_else(|| number("/rounds/height"))
+            .unwrap_or(self.height);
         let uptime = number("/uptime_millis").unwrap_or(0);
         let restarted = uptime < self.last.uptime_millis;
         self.restarts += u64::from(restarted);
@@ -110,7 +112,10 @@ pub(crate) struct Watch {
 
 impl Watch {
     pub(crate) fn start(urls: &[String]) -> Result<Self> {
-        let http = reqwest::Client::builder().timeout(ANSWER_PATIENCE).pool_max_idle_per_host(1).build()?;
+        let http = reqwest::Client::builder()
+            .timeout(ANSWER_PATIENCE)
+            .pool_max_idle_per_host(1)
+            .build()?;
         let of = |url: &String| NodeSeen { endpoint: url.clone(), ..NodeSeen::default() };
         let seen = Arc::new(Mutex::new(urls.iter().map(of).collect()));
         let (asked, client) = (seen.clone(), http.clone());

@@ -1,10 +1,12 @@
-//! Drivers that put work on a node through its public endpoint only, with the published client library.
+//! Drivers that put work on a node through its public endpoint only, with the published client
+//! library.
 //!
-//! `demo` is what `make run` shows: deploy, call, verify, remember. `bench` starts a node of its own and prints the table of speed and memory.
-//! `hammer` puts every sort of load on a node that runs already, and checks every byte that comes back.
-//! `history` records what clients of a subnet that is being hurt are told, and checks whether it can be true.
-//! `misuse` sends what no node may suffer from, and checks that none does.
-//! Nothing here knows the node's insides: what it reports of memory it reads from the operating system.
+//! `demo` is what `make run` shows: deploy, call, verify, remember. `bench` starts a node of its
+//! own and prints the table of speed and memory. `hammer` puts every sort of load on a node that
+//! runs already, and checks every byte that comes back. `history` records what clients of a subnet
+//! that is being hurt are told, and checks whether it can be true. `misuse` sends what no node may
+//! suffer from, and checks that none does. Nothing here knows the node's insides: what it reports
+//! of memory it reads from the operating system.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -30,7 +30,8 @@ pub(crate) fn processes(root: u32) -> Result<Vec<Process>> {
         // Children may have been started by other threads of the process.
         if let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) {
             for task in tasks.flatten().filter(|task| task.file_name() != *pid.to_string()) {
-                let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+                let children =
+                    std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
                 pids.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
             }
         }
@@ -52,7 +53,8 @@ fn process(pid: u32) -> Result<Process> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let after_name = stat.rsplit_once(')').context("a process's stat line has a name")?.1;
     let fields: Vec<&str> = after_name.split_whitespace().collect();
-    let ticks = |index: usize| fields.get(index).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+    let ticks =
+        |index: usize| fields.get(index).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
     let ticks_per_second = rustix::param::clock_ticks_per_second() as f64;
     let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let role = command.split('\0').nth(1).filter(|word| !word.is_empty()).unwrap_or("?").to_owned();
@@ -67,9 +69,9 @@ fn process(pid: u32) -> Result<Process> {
 
 /// Anonymous memory and CPU seconds of all of them.
 pub(crate) fn totals(processes: &[Process]) -> (u64, f64) {
-    processes
-        .iter()
-        .fold((0, 0.0), |(bytes, cpu), process| (bytes + process.anonymous_bytes, cpu + process.cpu_seconds))
+    processes.iter().fold((0, 0.0), |(bytes, cpu), process| {
+        (bytes + process.anonymous_bytes, cpu + process.cpu_seconds)
+    })
 }
 
 /// `12.3 MiB`.

@@ -2,14 +2,14 @@
 //!
 //! Three of them work at once, each at endpoints of its choice:
 //!
-//! - one sends each call to every node in another envelope: the same signed content, and beside it a
-//!   field that nobody signed, of another size for each node;
+//! - one sends each call to every node in another envelope: the same signed content, and beside it
+//!   a field that nobody signed, of another size for each node;
 //! - one asks a single node many queries at once that run until they are out of instructions;
 //! - one installs modules that were never seen before, so that something is always being compiled.
 //!
-//! What they are told is checked: a call in several envelopes happens once, whatever was sent where,
-//! and a module that is valid is never refused. Transport errors and expired calls are not: whoever
-//! hurts the nodes meanwhile causes those.
+//! What they are told is checked: a call in several envelopes happens once, whatever was sent
+//! where, and a module that is valid is never refused. Transport errors and expired calls are not:
+//! whoever hurts the nodes meanwhile causes those.
 
 use std::{
     collections::BTreeSet,
@@ -112,23 +112,30 @@ impl Shared {
     /// A call of the counter was acknowledged with this reply.
     fn acknowledged(&self, reply: &[u8]) {
         let Ok(value) = protocol::first_word(reply) else {
-            return self.broken(format!("an acknowledged call was answered with {} bytes", reply.len()));
+            return self
+                .broken(format!("an acknowledged call was answered with {} bytes", reply.len()));
         };
         self.counts.acknowledged.fetch_add(1, Relaxed);
         if !self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(value) {
-            self.broken(format!("two acknowledged calls were both told that they are number {value}"));
+            self.broken(format!(
+                "two acknowledged calls were both told that they are number {value}"
+            ));
         }
     }
 }
 
-/// Misuses the subnet until told to stop, then says what came of it. Exit status 1 when something is broken.
+/// Misuses the subnet until told to stop, then says what came of it. Exit status 1 when something
+/// is broken.
 pub async fn run(options: Options) -> Result<ExitCode> {
     let (stopper, stopped) = watch::channel(false);
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let (mut interrupt, mut terminate) =
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let shared = prepare(&options.endpoint).await?;
     println!("misuse: at work");
     let work = async {
-        let of = |number: u64| ChaCha8Rng::seed_from_u64(options.seed.wrapping_mul(4).wrapping_add(number));
+        let of = |number: u64| {
+            ChaCha8Rng::seed_from_u64(options.seed.wrapping_mul(4).wrapping_add(number))
+        };
         tokio::join!(
             call_in_several_envelopes(&shared, of(1), stopped.clone()),
             ask_slowly(&shared, of(2), stopped.clone()),
@@ -203,7 +210,9 @@ async fn call_in_several_envelopes(
 ) {
     while pause(&mut stopped, random.gen_range(100..1500)).await {
         let signer = &shared.nodes[random.gen_range(0..shared.nodes.len())].agent;
-        let Ok(signed) = signer.update(&shared.counter, "inc").with_arg(vec![]).sign() else { continue };
+        let Ok(signed) = signer.update(&shared.counter, "inc").with_arg(vec![]).sign() else {
+            continue;
+        };
         shared.counts.sent.fetch_add(1, Relaxed);
         let turn = random.gen_range(0..PADDING_BYTES.len());
         let mut posts = tokio::task::JoinSet::new();
@@ -211,7 +220,8 @@ async fn call_in_several_envelopes(
             let padding = PADDING_BYTES[(index + turn) % PADDING_BYTES.len()];
             let Ok(body) = padded(&signed.signed_update, padding) else { continue };
             let url = format!("{}/api/v2/canister/{}/call", node.url, shared.counter);
-            let post = shared.http.post(url).header("content-type", "application/cbor").body(body).send();
+            let post =
+                shared.http.post(url).header("content-type", "application/cbor").body(body).send();
             posts.spawn(post);
         }
         // Refusals and transport errors count for nothing; the outcome is what a certificate says.
@@ -269,12 +279,17 @@ async fn ask_slowly(shared: &Shared, mut random: ChaCha8Rng, mut stopped: watch:
     }
 }
 
-async fn install_new_modules(shared: &Shared, mut random: ChaCha8Rng, mut stopped: watch::Receiver<bool>) {
+async fn install_new_modules(
+    shared: &Shared,
+    mut random: ChaCha8Rng,
+    mut stopped: watch::Receiver<bool>,
+) {
     while pause(&mut stopped, random.gen_range(100..1000)).await {
         let agent = &shared.nodes[random.gen_range(0..shared.nodes.len())].agent;
         shared.counts.modules.fetch_add(1, Relaxed);
         let module = new_module(random.r#gen());
-        let install = basics::install(agent, shared.target, CanisterInstallMode::Reinstall, module, vec![]);
+        let install =
+            basics::install(agent, shared.target, CanisterInstallMode::Reinstall, module, vec![]);
         match timeout(OUTCOME_WITHIN, install).await {
             Ok(Ok(())) => drop(shared.counts.installed.fetch_add(1, Relaxed)),
             Ok(Err(error)) => {
@@ -304,17 +319,23 @@ async fn finish(shared: &Shared) {
                 _ if Instant::now() < deadline => sleep(Duration::from_millis(200)).await,
                 _ => {
                     let within = LAST_WITHIN.as_secs();
-                    shared.broken(format!("{} acknowledged nothing within {within} s of the end", node.url));
+                    shared.broken(format!(
+                        "{} acknowledged nothing within {within} s of the end",
+                        node.url
+                    ));
                     break;
                 }
             }
         }
     }
-    let most = shared.told.lock().unwrap_or_else(PoisonError::into_inner).last().copied().unwrap_or(0);
-    let (sent, acknowledged) = (shared.counts.sent.load(Relaxed), shared.counts.acknowledged.load(Relaxed));
+    let most =
+        shared.told.lock().unwrap_or_else(PoisonError::into_inner).last().copied().unwrap_or(0);
+    let (sent, acknowledged) =
+        (shared.counts.sent.load(Relaxed), shared.counts.acknowledged.load(Relaxed));
     if most > sent || most < acknowledged {
-        shared
-            .broken(format!("the counter is at {most}: {sent} calls were sent, {acknowledged} acknowledged"));
+        shared.broken(format!(
+            "the counter is at {most}: {sent} calls were sent, {acknowledged} acknowledged"
+        ));
     }
 }
 
@@ -381,7 +402,9 @@ mod tests {
         for bytes in PADDING_BYTES {
             let body = padded(&envelope, bytes).unwrap();
             assert!(body.len() >= bytes && body.starts_with(&[0xd9, 0xd9, 0xf7]));
-            let Value::Map(mut again) = serde_cbor::from_slice(&body).unwrap() else { panic!("a map") };
+            let Value::Map(mut again) = serde_cbor::from_slice(&body).unwrap() else {
+                panic!("a map")
+            };
             assert_eq!(again.remove(&Value::Text("padding".into())).is_some(), bytes > 0);
             assert_eq!(again, fields);
         }

@@ -63,10 +63,16 @@ mod tests {
     fn nothing_that_a_terminal_obeys_gets_through_and_lines_are_bounded() {
         let mut console = Console::default();
         let mut lines = vec![];
-        console.push(b"[    0.1] Linux\r\n\x1b[2Jgone\x07\n\xff\xfe caf\xc3\xa9 \xc2\x9b\nrest", |line| {
-            lines.push(line.to_owned());
-        });
-        assert_eq!(lines, ["[    0.1] Linux", "\\u{1b}[2Jgone\\u{7}", "\u{fffd}\u{fffd} café \\u{9b}"]);
+        console.push(
+            b"[    0.1] Linux\r\n\x1b[2Jgone\x07\n\xff\xfe caf\xc3\xa9 \xc2\x9b\nrest",
+            |line| {
+                lines.push(line.to_owned());
+            },
+        );
+        assert_eq!(
+            lines,
+            ["[    0.1] Linux", "\\u{1b}[2Jgone\\u{7}", "\u{fffd}\u{fffd} café \\u{9b}"]
+        );
         assert!(console.is_within_line());
         console.flush(|line| lines.push(line.to_owned()));
         assert_eq!(lines.last().unwrap(), "rest");

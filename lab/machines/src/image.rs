@@ -39,8 +39,8 @@ pub struct Image {
     pub kernel: String,
     /// SHA-256 of the program, for telling whether a newer one was built since.
     pub program_sha256: String,
-    /// The base's bytes, as a machine sees it. Disks are grown beyond it: what is behind the root is the
-    /// machine's state, and the machine makes its file system as large as that.
+    /// The base's bytes, as a machine sees it. Disks are grown beyond it: what is behind the root
+    /// is the machine's state, and the machine makes its file system as large as that.
     pub disk_bytes: u64,
 }
 
@@ -72,13 +72,19 @@ pub fn newest(cache: &Path, role: Role) -> Result<Option<Image>> {
         let size = fs::metadata(&path)?.len();
         ensure!(size <= BYTES_MAX, "it has {size} bytes");
         let image: Image = serde_json::from_slice(&fs::read(&path)?)?;
-        ensure!(image.format == FORMAT, "its format is {}; this program knows {FORMAT}", image.format);
+        ensure!(
+            image.format == FORMAT,
+            "its format is {}; this program knows {FORMAT}",
+            image.format
+        );
         Ok(image)
     };
     if !path.exists() {
         return Ok(None);
     }
-    let words = || format!("reading {}; make the image again with: thimble-lab image build", path.display());
+    let words = || {
+        format!("reading {}; make the image again with: thimble-lab image build", path.display())
+    };
     read().map(Some).with_context(words)
 }
 

@@ -43,7 +43,8 @@ const KERNEL_SAYS: &str = "Linux version";
 const PROGRAM: &str = "qemu-system-x86_64";
 /// Boots a second of eleven sooner than q35 under emulation.
 const MACHINE: &str = "pc";
-/// For the code that the emulation translates, in MiB; QEMU's own default is a quarter of the host's memory.
+/// For the code that the emulation translates, in MiB; QEMU's own default is a quarter of the
+/// host's memory.
 const TRANSLATED_MIB: u32 = 64;
 
 /// What runs the guest's instructions.
@@ -106,11 +107,13 @@ impl Qemu {
             .with_context(|| format!("running {}", program.display()))?;
         let said = String::from_utf8_lossy(&output.stdout);
         let version = said.split_whitespace().nth(3).unwrap_or("?").to_owned();
-        let number = |part: usize| version.split('.').nth(part).and_then(|text| text.parse::<u32>().ok());
+        let number =
+            |part: usize| version.split('.').nth(part).and_then(|text| text.parse::<u32>().ok());
         if let (Some(major), Some(minor)) = (number(0), number(1)) {
             ensure!((major, minor) >= (7, 2), "QEMU {version} is too old: machines need 7.2");
         }
-        let help = Command::new(&program).args(["-sandbox", "help"]).stdin(Stdio::null()).output()?;
+        let help =
+            Command::new(&program).args(["-sandbox", "help"]).stdin(Stdio::null()).output()?;
         let sandbox = String::from_utf8_lossy(&help.stdout).contains("spawn");
         let why = without_kvm(&program, kernel)?;
         let accelerator = if why.is_none() { Accelerator::Kvm } else { Accelerator::Tcg };
@@ -128,7 +131,8 @@ impl Qemu {
 
 fn on_path(name: &str) -> Option<PathBuf> {
     env::split_paths(&env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| {
-        fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+        fs::metadata(path)
+            .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
     })
 }
 
@@ -141,7 +145,16 @@ fn without_kvm(program: &Path, kernel: &Path) -> Result<Option<String>> {
     let console = folder.path().join("console");
     let mut command = Command::new(program);
     command
-        .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", MACHINE, "-m", "128"])
+        .args([
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-machine",
+            MACHINE,
+            "-m",
+            "128",
+        ])
         .args(Accelerator::Kvm.arguments())
         .arg("-kernel")
         .arg(kernel)
@@ -154,7 +167,9 @@ fn without_kvm(program: &Path, kernel: &Path) -> Result<Option<String>> {
     die_with_us(&mut command);
     let mut child = command.spawn().context("starting QEMU with KVM")?;
     let deadline = Instant::now() + KVM_PATIENCE;
-    let spoke = || fs::read(&console).is_ok_and(|text| String::from_utf8_lossy(&text).contains(KERNEL_SAYS));
+    let spoke = || {
+        fs::read(&console).is_ok_and(|text| String::from_utf8_lossy(&text).contains(KERNEL_SAYS))
+    };
     let mut ended = None;
     while !spoke() && ended.is_none() && Instant::now() < deadline {
         ended = child.try_wait()?;
@@ -236,16 +251,19 @@ pub fn command(qemu: &Qemu, machine: &Machine, ends: &Ends) -> Result<Command> {
         .args(qemu.accelerator.arguments())
         .args(["-m", &format!("{}k", machine.memory_bytes >> 10), "-smp", "1"]);
     if qemu.sandbox {
-        command.args(["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]);
+        command.args([
+            "-sandbox",
+            "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+        ]);
     }
     command.arg("-kernel").arg(machine.kernel).arg("-initrd").arg(machine.initrd);
     command.args(["-append", machine.command_line]);
-    let file = |path: &Path| Ok::<_, anyhow::Error>(json!({ "driver": "file", "filename": utf8(path)? }));
+    let file =
+        |path: &Path| Ok::<_, anyhow::Error>(json!({ "driver": "file", "filename": utf8(path)? }));
     let disk = json!({
         "driver": "qcow2", "node-name": "disk", "discard": "unmap", "file": file(machine.disk)?,
     });
-    let config =
-        json!({ "driver": "raw", "node-name": "config", "read-only": true, "file": file(machine.config)? });
+    let config = json!({ "driver": "raw", "node-name": "config", "read-only": true, "file": file(machine.config)? });
     for (device, blocks) in [("disk", disk), ("config", config)] {
         command.arg("-blockdev").arg(blocks.to_string());
         command.args(["-device", &format!("virtio-blk-pci,drive={device}")]);
@@ -269,7 +287,10 @@ pub fn command(qemu: &Qemu, machine: &Machine, ends: &Ends) -> Result<Command> {
         host.push_str(&format!(",hostfwd=tcp:{from}-{HOST_SIDE}:{to}"));
     }
     command.args(["-netdev", &host]);
-    command.args(["-device", &format!("virtio-net-pci,netdev=host,romfile=,mac={}", machine.host_hardware)]);
+    command.args([
+        "-device",
+        &format!("virtio-net-pci,netdev=host,romfile=,mac={}", machine.host_hardware),
+    ]);
     if let Some(card) = &machine.card {
         let socket = |path: &Path| {
             fits(path)?;
@@ -280,7 +301,10 @@ pub fn command(qemu: &Qemu, machine: &Machine, ends: &Ends) -> Result<Command> {
             "local": socket(card.receives)?, "remote": socket(card.sends)?,
         });
         command.arg("-netdev").arg(net.to_string());
-        command.args(["-device", &format!("virtio-net-pci,netdev=net,romfile=,mac={}", card.hardware)]);
+        command.args([
+            "-device",
+            &format!("virtio-net-pci,netdev=net,romfile=,mac={}", card.hardware),
+        ]);
     }
     let inherited = [&ends.console, &ends.reports, &ends.monitor].map(|end| end.as_raw_fd());
     // SAFETY: between fork and exec only the system call fcntl is made, on descriptors that the

@@ -87,7 +87,10 @@ impl Client {
         stream.set_write_timeout(Some(patience))?;
         let mut client = Self { stream: BufReader::new(stream), patience };
         let deadline = Instant::now() + patience;
-        ensure!(client.line(deadline)? == Some(Message::Greeting), "it does not greet as QEMU does");
+        ensure!(
+            client.line(deadline)? == Some(Message::Greeting),
+            "it does not greet as QEMU does"
+        );
         client.execute("qmp_capabilities")?;
         Ok(client)
     }

@@ -180,7 +180,9 @@ fn listen(path: &Path) -> Result<UnixDatagram> {
     let words = || format!("making the switch's socket {}", path.display());
     qemu::fits(path)?;
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error).with_context(words),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(error).with_context(words);
+        }
         _ => {}
     }
     UnixDatagram::bind(path).with_context(words)
@@ -213,7 +215,8 @@ async fn forward(
         let now = Instant::now();
         for to in targets.filter(|to| *to != from) {
             let quality = table.borrow().get(&(from, to)).copied().unwrap_or_default();
-            if quality.cut || (quality.loss > 0.0 && random.gen_bool(quality.loss.clamp(0.0, 1.0))) {
+            if quality.cut || (quality.loss > 0.0 && random.gen_bool(quality.loss.clamp(0.0, 1.0)))
+            {
                 continue;
             }
             let due = earliest[to].max(now + quality.latency);
@@ -310,7 +313,11 @@ mod tests {
             assert_eq!(way(&ports, 0, &frame(target, source, "x")), expected, "{target} {source}");
         }
         for length in [0, 5, 6, 11, 13] {
-            assert_eq!(way(&ports, 0, &frame(ports[1], ports[0], "")[..length]), Way::Nowhere, "{length}");
+            assert_eq!(
+                way(&ports, 0, &frame(ports[1], ports[0], "")[..length]),
+                Way::Nowhere,
+                "{length}"
+            );
         }
         let long = frame(ports[1], ports[0], &"x".repeat(FRAME_BYTES_MAX));
         assert_eq!(way(&ports, 0, &long), Way::Nowhere);
@@ -336,8 +343,10 @@ mod tests {
                 .collect();
             let (table, receiver) = watch::channel(Table::new());
             let last = ports.last().unwrap().from_machine.clone();
-            let machines =
-                ports.iter().map(|port| Some(UnixDatagram::bind(&port.to_machine).unwrap())).collect();
+            let machines = ports
+                .iter()
+                .map(|port| Some(UnixDatagram::bind(&port.to_machine).unwrap()))
+                .collect();
             tokio::spawn(run(ports, receiver));
             while !last.exists() {
                 tokio::task::yield_now().await;
@@ -419,7 +428,9 @@ mod tests {
         let mut heard = 0;
         let mut buffer = vec![0; FRAME_BYTES_MAX];
         let one = rig.machines[1].as_ref().unwrap();
-        while let Ok(Ok(_)) = tokio::time::timeout(Duration::from_millis(500), one.recv(&mut buffer)).await {
+        while let Ok(Ok(_)) =
+            tokio::time::timeout(Duration::from_millis(500), one.recv(&mut buffer)).await
+        {
             heard += 1;
         }
         assert!((1..=2 * QUEUE_FRAMES_MAX + 1000).contains(&heard), "{heard}");

@@ -63,7 +63,8 @@ impl Default for Queried {
 impl Queried {
     fn answered(&mut self, nanos: u64, code: u32, entries: usize) {
         record(&mut self.latency, nanos);
-        let code = if self.codes.len() >= CODES_MAX && !self.codes.contains_key(&code) { 1 } else { code };
+        let code =
+            if self.codes.len() >= CODES_MAX && !self.codes.contains_key(&code) { 1 } else { code };
         *self.codes.entry(code).or_default() += 1;
         self.entries += entries as u64;
     }
@@ -95,14 +96,15 @@ pub(crate) struct Archive {
 }
 
 impl Archive {
-    /// Works until nobody asks any more. A connection that ends is made anew. Tells whether the node
-    /// has a store by what it says of itself.
+    /// Works until nobody asks any more. A connection that ends is made anew. Tells whether the
+    /// node has a store by what it says of itself.
     pub(crate) async fn run(mut self, ready: Ready) {
         let keys = Keypair::generate_secp256k1();
         let shared = self.shared.clone();
         loop {
-            let (mut session, about) =
-                shared.connect(&keys, self.node, &Arc::new(Plain), |error| ready.waiting(&error)).await;
+            let (mut session, about) = shared
+                .connect(&keys, self.node, &Arc::new(Plain), |error| ready.waiting(&error))
+                .await;
             ready.ready(&about);
             let serves = about.speaks(store::PROTOCOL);
             match self.work(&mut session, serves).await {
@@ -144,8 +146,11 @@ impl Archive {
                 }
                 Next::Look(None) => return Ok(()),
                 Next::Look(Some(look)) => {
-                    let found =
-                        if serves { self.look(session, look.hashes).await? } else { Found::default() };
+                    let found = if serves {
+                        self.look(session, look.hashes).await?
+                    } else {
+                        Found::default()
+                    };
                     // Whoever asked may have given up.
                     let _ = look.found.send(found);
                 }
@@ -170,12 +175,13 @@ impl Archive {
                     let stream = session.stream().await?;
                     let body = query.encode();
                     flying.push(async move {
-                        let asking = channel::ask(stream, store::PROTOCOL, &body, store::REPLY_BYTES_MAX);
+                        let asking =
+                            channel::ask(stream, store::PROTOCOL, &body, store::REPLY_BYTES_MAX);
                         let reply = timeout(answer_time, asking).await.ok().and_then(Result::ok);
                         let reply = reply.and_then(|reply| Reply::decode(reply).ok());
                         let nanos = asked.elapsed().as_nanos() as u64;
-                        let (code, entries) =
-                            reply.map_or((0, 0), |reply| (reply.status.code(), reply.entries.len()));
+                        let (code, entries) = reply
+                            .map_or((0, 0), |reply| (reply.status.code(), reply.entries.len()));
                         (phase, nanos, code, entries)
                     });
                 }
@@ -183,7 +189,11 @@ impl Archive {
         }
     }
 
-    async fn look(&self, session: &mut Session<Plain>, hashes: Vec<MessageHash>) -> std::io::Result<Found> {
+    async fn look(
+        &self,
+        session: &mut Session<Plain>,
+        hashes: Vec<MessageHash>,
+    ) -> std::io::Result<Found> {
         let deadline = Instant::now() + FOUND_WITHIN;
         let asked = hashes.len();
         let mut missing: Vec<MessageHash> = hashes;
@@ -207,7 +217,10 @@ impl Archive {
             }
             missing.retain(|hash| !found.contains(hash));
             if missing.is_empty() || Instant::now() >= deadline {
-                return Ok(Found { found: asked - missing.len(), unanswered: unanswered.min(missing.len()) });
+                return Ok(Found {
+                    found: asked - missing.len(),
+                    unanswered: unanswered.min(missing.len()),
+                });
             }
             session.during(tokio::time::sleep(LOOK_EVERY)).await?;
         }

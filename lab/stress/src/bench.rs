@@ -1,5 +1,5 @@
-//! `thimble-lab bench-relay`: the relay held against its goals, and a reference node measured in the
-//! same run, in alternating turns on the same machine.
+//! `thimble-lab bench-relay`: the relay held against its goals, and a reference node measured in
+//! the same run, in alternating turns on the same machine.
 //!
 //! What bounds it: parts, turns and seconds by flags with maxima. What it must never know: how a
 //! figure is measured.
@@ -63,7 +63,8 @@ pub struct Options {
     /// The relay's program. [default: thimble-relay beside this program]
     #[arg(long, value_name = "FILE")]
     relay: Option<PathBuf>,
-    /// A node to measure beside it, LABEL=COMMAND, with {port} and {folder} as for stress --command.
+    /// A node to measure beside it, LABEL=COMMAND, with {port} and {folder} as for stress
+    /// --command.
     #[arg(long, value_name = "LABEL=COMMAND")]
     reference: Option<String>,
     /// Seconds of each phase. For people: 60.
@@ -174,7 +175,8 @@ fn above_idle(report: &Report) -> Option<f64> {
 /// Mean anonymous memory of the last part above that of the first.
 fn growth(report: &Report) -> Option<f64> {
     let whole = report.phases.len() == report.phases_asked;
-    let mean = |phase: &crate::report::PhaseReport| Some(phase.nodes.first()?.mean.anonymous_bytes as f64);
+    let mean =
+        |phase: &crate::report::PhaseReport| Some(phase.nodes.first()?.mean.anonymous_bytes as f64);
     Some(mean(report.phases.last().filter(|_| whole)?)? - mean(report.phases.first()?)?)
 }
 
@@ -319,10 +321,13 @@ async fn all(options: &Options, stop: &Stop) -> Result<bool> {
     }
     let nodes = nodes(options)?;
     if let Some(folder) = &options.pictures {
-        std::fs::create_dir_all(folder).with_context(|| format!("making the folder {}", folder.display()))?;
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("making the folder {}", folder.display()))?;
     }
-    let parts: Vec<Part> =
-        PARTS.into_iter().filter(|part| options.part.is_empty() || options.part.contains(part)).collect();
+    let parts: Vec<Part> = PARTS
+        .into_iter()
+        .filter(|part| options.part.is_empty() || options.part.contains(part))
+        .collect();
     let (load_before, started) = (machine::load(), machine::now().0);
     let mut runs = Vec::new();
     for part in &parts {
@@ -357,9 +362,11 @@ async fn one(options: &Options, part: Part, turn: u32, node: &Node, stop: &Stop)
     let memory = part.cap_bytes();
     let budget = memory.map_or_else(|| BUDGET.to_owned(), |bytes| bytes.to_string());
     let command = node.command.replace("{budget}", &budget);
-    let name = part.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+    let name =
+        part.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
     eprintln!("bench-relay: {name}, turn {turn}/{}: {}", options.turns, node.label);
-    let picture = options.pictures.as_deref().map(|folder| picture(folder, &name, &node.label, turn));
+    let picture =
+        options.pictures.as_deref().map(|folder| picture(folder, &name, &node.label, turn));
     let start = Start {
         label: &node.label,
         nodes: &[],
@@ -390,7 +397,8 @@ fn picture(folder: &Path, part: &str, label: &str, turn: u32) -> PathBuf {
 }
 
 fn parameters(options: &Options, runs: &[Run]) -> String {
-    let load = runs.iter().find_map(|run| run.report.as_ref()).map(Report::load_words).unwrap_or_default();
+    let load =
+        runs.iter().find_map(|run| run.report.as_ref()).map(Report::load_words).unwrap_or_default();
     format!(
         "{load}; phases of {} s, 250/s for {} s, memory {} s after the flood; the relay's budget {} where no cap is named; medians of {} turns",
         options.phase, options.long, options.after, BUDGET, options.turns
@@ -399,7 +407,8 @@ fn parameters(options: &Options, runs: &[Run]) -> String {
 
 fn rows(parts: &[Part], nodes: &[Node], runs: &[Run], long: f64) -> Vec<Row> {
     let value = |goal: &Goal, node: Option<&Node>| {
-        let of = |run: &&Run| run.part == goal.part && node.is_some_and(|node| node.label == run.label);
+        let of =
+            |run: &&Run| run.part == goal.part && node.is_some_and(|node| node.label == run.label);
         let reports = runs.iter().filter(of).filter_map(|run| run.report.as_ref());
         median(reports.filter(|report| !report.interrupted).filter_map(goal.of).collect())
     };
@@ -428,16 +437,20 @@ fn text(bench: &Bench, nodes: &[Node]) -> String {
     let column = |cell: &dyn Fn(&Row) -> String| -> Vec<(String, String)> {
         bench.rows.iter().map(|row| (row.what.to_owned(), cell(row))).collect()
     };
-    let figure =
-        |row: &Row, value: Option<f64>| value.map_or_else(|| "-".into(), |value| row.unit.text(value));
+    let figure = |row: &Row, value: Option<f64>| {
+        value.map_or_else(|| "-".into(), |value| row.unit.text(value))
+    };
     let met = |row: &Row| match (row.met, row.goal.is_empty()) {
         (Some(true), _) => "met".to_owned(),
         (Some(false), _) => "MISSED".to_owned(),
         (None, true) => String::new(),
         (None, false) => "not measured".to_owned(),
     };
-    let mut columns =
-        vec![column(&|row| row.goal.clone()), column(&|row| figure(row, row.measured)), column(&met)];
+    let mut columns = vec![
+        column(&|row| row.goal.clone()),
+        column(&|row| figure(row, row.measured)),
+        column(&met),
+    ];
     if nodes.len() > 1 {
         columns.push(column(&|row| figure(row, row.reference)));
     }
@@ -450,13 +463,15 @@ fn text(bench: &Bench, nodes: &[Node]) -> String {
     for node in nodes {
         let of = |run: &&Run| run.label == node.label;
         let reports = bench.runs.iter().filter(of).filter_map(|run| run.report.as_ref());
-        let protocol = reports.map(|report| report.light_push.as_str()).next().unwrap_or("not reached");
+        let protocol =
+            reports.map(|report| report.light_push.as_str()).next().unwrap_or("not reached");
         text += &format!("{} ({protocol}): {}\n", node.label, node.command);
     }
     text += &format!("\n{}", table(&heads, &columns));
     for run in &bench.runs {
         let Run { part, turn, label, report, failed } = run;
-        let part = part.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        let part =
+            part.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
         let said = report.as_ref().map(|report| report.verdict.as_str()).or(failed.as_deref());
         text += &format!("\n{part}, {label}, turn {turn}: {}", said.unwrap_or_default());
     }
@@ -464,7 +479,9 @@ fn text(bench: &Bench, nodes: &[Node]) -> String {
     let open = bench.rows.iter().filter(|row| !row.goal.is_empty() && row.met.is_none()).count();
     text += &match (missed, open) {
         (0, 0) => "\nbench-relay: every goal is met\n".to_owned(),
-        (missed, open) => format!("\nbench-relay: {missed} goals are missed, {open} were not measured\n"),
+        (missed, open) => {
+            format!("\nbench-relay: {missed} goals are missed, {open} were not measured\n")
+        }
     };
     text
 }

@@ -1,7 +1,7 @@
 //! One stream: agreeing on its protocol (multistream-select 1.0), and the frames on it.
 //!
-//! Written out here because a push is one stream of a few packets: proposal and request leave in one
-//! write, as the specification allows a dialer that has a single protocol to propose.
+//! Written out here because a push is one stream of a few packets: proposal and request leave in
+//! one write, as the specification allows a dialer that has a single protocol to propose.
 //!
 //! What bounds it: a name of a protocol has at most [`NAME_BYTES_MAX`] bytes, a peer may propose
 //! [`PROPOSALS_MAX`] of them, the caller states the longest frame. What it must never know: what
@@ -85,7 +85,10 @@ impl Channel {
                 return Ok(());
             }
             if !proposal.starts_with(unread) {
-                return Err(io::Error::new(ErrorKind::Unsupported, "the node does not speak the protocol"));
+                return Err(io::Error::new(
+                    ErrorKind::Unsupported,
+                    "the node does not speak the protocol",
+                ));
             }
             if !self.fill().await? {
                 return Err(ErrorKind::UnexpectedEof.into());
@@ -95,7 +98,10 @@ impl Channel {
 
     /// Agrees on one of `served` with a peer that opened the stream; `None` when it wants none of
     /// them or says nothing.
-    pub(crate) async fn accept(&mut self, served: &[&'static str]) -> io::Result<Option<&'static str>> {
+    pub(crate) async fn accept(
+        &mut self,
+        served: &[&'static str],
+    ) -> io::Result<Option<&'static str>> {
         let mut answer = Vec::new();
         for _ in 0..PROPOSALS_MAX {
             let Some(name) = self.name().await? else { return Ok(None) };
@@ -245,7 +251,11 @@ mod tests {
     }
 
     impl AsyncWrite for Scripted {
-        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
             self.written.lock().unwrap().extend_from_slice(bytes);
             Poll::Ready(Ok(bytes.len()))
         }
@@ -268,7 +278,8 @@ mod tests {
     #[test]
     fn a_request_is_answered_however_its_bytes_arrive() {
         let script =
-            [proposal("/a/1"), frame::with_length(b"reply"), frame::with_length(&[7; 5000])].concat();
+            [proposal("/a/1"), frame::with_length(b"reply"), frame::with_length(&[7; 5000])]
+                .concat();
         for step in [1, 2, 3, 7, 1000, 1 << 20] {
             let (mut channel, _) = channel(&script, step);
             block_on(channel.confirm(&proposal("/a/1"))).unwrap();

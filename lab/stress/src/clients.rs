@@ -84,13 +84,29 @@ impl Clients {
         let (query_phase, phase) = watch::channel(None);
         let (looks, looked) = mpsc::channel(1);
         let node = places.of_store_client();
-        let archive =
-            Archive { shared: shared.clone(), node, queried: queried.clone(), phase, looks: looked };
+        let archive = Archive {
+            shared: shared.clone(),
+            node,
+            queried: queried.clone(),
+            phase,
+            looks: looked,
+        };
         tasks.spawn(archive.run(ready("the store client".into(), node)));
-        Self { orders, pushed, receivers, relay_peers, queried, query_phase, looks, readiness, tasks }
+        Self {
+            orders,
+            pushed,
+            receivers,
+            relay_peers,
+            queried,
+            query_phase,
+            looks,
+            readiness,
+            tasks,
+        }
     }
 
-    /// What was pushed in a phase, of all publishers, and which messages were accepted, by publisher.
+    /// What was pushed in a phase, of all publishers, and which messages were accepted, by
+    /// publisher.
     pub(crate) fn pushed(&self, phase: usize) -> (Pushed, Vec<Bits>) {
         let mut sum = Pushed::default();
         let mut accepted = Vec::new();
@@ -147,7 +163,9 @@ impl Clients {
                         if Instant::now() >= deadline {
                             let address = shared.target.addresses.get(*node).context("a node")?;
                             let seconds = patience.as_secs();
-                            bail!("{what} was not ready within {seconds} s (--patience) at {address}: {why}");
+                            bail!(
+                                "{what} was not ready within {seconds} s (--patience) at {address}: {why}"
+                            );
                         }
                     }
                 }

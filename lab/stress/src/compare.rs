@@ -1,7 +1,7 @@
 //! Several nodes in alternating turns on the same machine, and their figures side by side.
 //!
-//! What bounds it: labels by [`LABELS_MAX`], turns by the flag. What it must never know: what a figure
-//! means.
+//! What bounds it: labels by [`LABELS_MAX`], turns by the flag. What it must never know: what a
+//! figure means.
 
 use std::path::{Path, PathBuf};
 
@@ -31,7 +31,9 @@ struct Turn {
 /// `LABEL=COMMAND`
 pub(crate) fn split(text: &str) -> Result<(&str, &str)> {
     match text.split_once('=') {
-        Some((label, command)) if !label.is_empty() && !command.trim().is_empty() => Ok((label, command)),
+        Some((label, command)) if !label.is_empty() && !command.trim().is_empty() => {
+            Ok((label, command))
+        }
         _ => bail!("{text}: write LABEL=COMMAND"),
     }
 }
@@ -47,7 +49,8 @@ pub(crate) async fn run(options: &Options, work: &Work, stop: &Stop) -> Result<b
                 break;
             }
             eprintln!("stress: turn {turn}/{}: {label}", options.turns);
-            let picture = options.picture.as_deref().map(|path| beside(path, &format!("{label}-{turn}")));
+            let picture =
+                options.picture.as_deref().map(|path| beside(path, &format!("{label}-{turn}")));
             let start = Start {
                 label,
                 nodes: &[],
@@ -59,7 +62,8 @@ pub(crate) async fn run(options: &Options, work: &Work, stop: &Stop) -> Result<b
                 members: None,
                 stop,
             };
-            let report = drive::run(work, &start).await.with_context(|| format!("{label}, turn {turn}"))?;
+            let report =
+                drive::run(work, &start).await.with_context(|| format!("{label}, turn {turn}"))?;
             eprintln!("stress: {label}: {}", report.verdict);
             turns.push(Turn { turn, report });
         }
@@ -81,7 +85,11 @@ fn beside(path: &Path, name: &str) -> PathBuf {
 fn text(nodes: &[(&str, &str)], phases: &[Phase], turns: &[Turn]) -> String {
     let heads: Vec<String> = nodes.iter().map(|(label, _)| (*label).to_owned()).collect();
     let reports = |label: &str| {
-        turns.iter().map(|turn| &turn.report).filter(|report| report.label == label).collect::<Vec<_>>()
+        turns
+            .iter()
+            .map(|turn| &turn.report)
+            .filter(|report| report.label == label)
+            .collect::<Vec<_>>()
     };
     let machine = turns.first().map_or("", |turn| turn.report.machine.as_str());
     let count = turns.iter().map(|turn| turn.turn).max().unwrap_or(0);
@@ -154,9 +162,13 @@ mod tests {
 
     #[test]
     fn medians_are_over_the_turns_that_have_the_figure() {
-        let figure = |name: &str, value: f64| Figure { name: name.into(), value, unit: Unit::Count };
-        let turns =
-            vec![vec![figure("a", 1.0)], vec![figure("a", 9.0), figure("b", 7.0)], vec![figure("a", 2.0)]];
+        let figure =
+            |name: &str, value: f64| Figure { name: name.into(), value, unit: Unit::Count };
+        let turns = vec![
+            vec![figure("a", 1.0)],
+            vec![figure("a", 9.0), figure("b", 7.0)],
+            vec![figure("a", 2.0)],
+        ];
         assert_eq!(medians(turns), [("a".into(), "2".into()), ("b".into(), "7".into())]);
         assert_eq!(medians(vec![vec![figure("a", 1.0)], vec![figure("a", 3.0)]])[0].1, "2");
     }

@@ -129,7 +129,8 @@ pub(crate) async fn run(work: &Work, start: &Start<'_>) -> Result<Report> {
     };
     // Asked before anything is stopped on purpose.
     let last = watch.as_ref().map(moment);
-    let reached = (0..shared.target.addresses.len()).map(|node| shared.places.is_reached(node)).collect();
+    let reached =
+        (0..shared.target.addresses.len()).map(|node| shared.places.is_reached(node)).collect();
     let ended_early = node.as_mut().is_some_and(Node::has_ended);
     let connections_lost = shared.connections_lost();
     // That the node goes now is no event of the load.
@@ -243,7 +244,8 @@ impl Driver<'_> {
         }
         drop(done);
         clients.query_phase.send_replace(Some(index));
-        let head = format!("stress: {}: phase {}/{}, {}", self.label, index + 1, self.phases, phase.name);
+        let head =
+            format!("stress: {}: phase {}/{}, {}", self.label, index + 1, self.phases, phase.name);
         eprintln!("{head}: begins");
         let progress = PROGRESS[usize::from(!std::io::stderr().is_terminal())];
         let deadline = begin + phase.length() + self.load.answer_time() + SLACK;
@@ -305,7 +307,10 @@ impl Driver<'_> {
                 break;
             }
             if *seconds > 0 {
-                eprintln!("stress: {}: memory {seconds} s after the load is waited for", self.label);
+                eprintln!(
+                    "stress: {}: memory {seconds} s after the load is waited for",
+                    self.label
+                );
             }
             let until = ended + Duration::from_secs(*seconds);
             if self.stop.or(sleep_until(until)).await.is_none() {
@@ -345,8 +350,8 @@ impl Driver<'_> {
         );
     }
 
-    /// Looks for a sample of what was accepted in the store; how many were looked for, and what came
-    /// of it. Nothing when there is nothing to look for.
+    /// Looks for a sample of what was accepted in the store; how many were looked for, and what
+    /// came of it. Nothing when there is nothing to look for.
     async fn look(&self, index: usize) -> Option<(usize, Found)> {
         let hashes: Vec<_> = self
             .clients

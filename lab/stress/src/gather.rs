@@ -1,7 +1,7 @@
 //! Puts the figures of a run together once it is over: late messages of early phases count as well.
 //!
-//! What bounds it: phases, clients and nodes of a run. What it must never know: how long anything is
-//! waited for.
+//! What bounds it: phases, clients and nodes of a run. What it must never know: how long anything
+//! is waited for.
 
 use std::{sync::Arc, sync::Mutex, time::Duration};
 
@@ -16,8 +16,8 @@ use crate::{
     options::Work,
     plan::Phase,
     report::{
-        After, Answers, Delivery, FORMAT, Latency, Lost, Memory, NodePhase, NodeReport, PhaseReport, Queries,
-        Report, StoreSample,
+        After, Answers, Delivery, FORMAT, Latency, Lost, Memory, NodePhase, NodeReport,
+        PhaseReport, Queries, Report, StoreSample,
     },
     session::About,
     shared::Shared,
@@ -71,8 +71,14 @@ pub(crate) struct Gathered<'a> {
 
 /// The report, judged.
 pub(crate) fn gather(run: Gathered<'_>) -> Report {
-    let nodes: Vec<NodeReport> =
-        run.shared.target.addresses.iter().enumerate().map(|(index, _)| node_report(&run, index)).collect();
+    let nodes: Vec<NodeReport> = run
+        .shared
+        .target
+        .addresses
+        .iter()
+        .enumerate()
+        .map(|(index, _)| node_report(&run, index))
+        .collect();
     let load = &run.work.load;
     let first = run.about.first();
     let lightpush = [light_push::PROTOCOL, light_push::PROTOCOL_V2]
@@ -108,17 +114,28 @@ fn node_report(run: &Gathered<'_>, index: usize) -> NodeReport {
     let at = |moment: &Moment| moment.get(index).map(|node| node.memory);
     let watched = run.watched.get(index);
     let gone = run.last.as_ref().and_then(|last| last.get(index)).is_some_and(|node| node.gone);
-    let seen: u64 =
-        run.measured.iter().filter_map(|phase| Some(phase.seen.get(index)?.oom_kills)).max().unwrap_or(0);
+    let seen: u64 = run
+        .measured
+        .iter()
+        .filter_map(|phase| Some(phase.seen.get(index)?.oom_kills))
+        .max()
+        .unwrap_or(0);
     let left = watched.filter(|_| gone).and_then(|watched| watched.source.ended());
     let (ended, kills) = match (&run.end, left) {
         (Some(end), _) => (Some(end.how.clone()), end.oom_kills),
         (None, Some((how, kills))) => (Some(format!("by itself, {how}")), kills),
         (None, None) => (None, 0),
     };
-    let restarts = run.end.as_ref().map_or_else(|| watched.map_or(0, Watched::restarts), |end| end.restarts);
+    let restarts =
+        run.end.as_ref().map_or_else(|| watched.map_or(0, Watched::restarts), |end| end.restarts);
     NodeReport {
-        address: run.shared.target.addresses.get(index).map(ToString::to_string).unwrap_or_default(),
+        address: run
+            .shared
+            .target
+            .addresses
+            .get(index)
+            .map(ToString::to_string)
+            .unwrap_or_default(),
         agent: about.agent,
         cap_bytes: watched.map(|watched| watched.cap_bytes).filter(|bytes| *bytes > 0),
         idle: run.idle.as_ref().and_then(at),
@@ -201,7 +218,9 @@ fn phase_report(
             .collect(),
         lateness: Latency::of(&pushed.lateness),
         receivers: deliveries(&clients.receivers, &|client| shared.places.of_receiver(client)),
-        relay_peers: deliveries(&clients.relay_peers, &|client| shared.places.of_relay_peer(client)),
+        relay_peers: deliveries(&clients.relay_peers, &|client| {
+            shared.places.of_relay_peer(client)
+        }),
         store: measured.store.map(|(looked, found)| StoreSample {
             looked: looked as u64,
             found: found.found as u64,

@@ -1,19 +1,20 @@
-//! `thimble-lab stress`: puts load on any Waku node, given its multiaddress, and tells what came of it.
+//! `thimble-lab stress`: puts load on any Waku node, given its multiaddress, and tells what came of
+//! it.
 //!
-//! Clients of three kinds work in this process: publishers push messages by light push (version 3, or
-//! 2 where the node has no other), receivers get them by filter, relay peers by gossip; another asks
-//! the store. Every message says who sent it, which one it is and when, and carries a checksum
-//! ([`payload`]), so that what arrives can be told from what was only promised. The node's memory and
-//! CPU come from the kernel.
+//! Clients of three kinds work in this process: publishers push messages by light push (version 3,
+//! or 2 where the node has no other), receivers get them by filter, relay peers by gossip; another
+//! asks the store. Every message says who sent it, which one it is and when, and carries a checksum
+//! ([`payload`]), so that what arrives can be told from what was only promised. The node's memory
+//! and CPU come from the kernel.
 //!
-//! The clients use libp2p's transports, encryption and multiplexer, and open streams on them without
-//! its swarm ([`session`]): a push costs the driver so little that the node's cost shows, on a
-//! machine that both share. Nothing here shares code with the services or the router of a node but
-//! the message formats.
+//! The clients use libp2p's transports, encryption and multiplexer, and open streams on them
+//! without its swarm ([`session`]): a push costs the driver so little that the node's cost shows,
+//! on a machine that both share. Nothing here shares code with the services or the router of a node
+//! but the message formats.
 //!
 //! What bounds it: clients, phases and requests in flight by flags with maxima; a bit for each
-//! message, sender and receiver; one histogram for each kind of answer. What it must never know: the
-//! insides of a node.
+//! message, sender and receiver; one histogram for each kind of answer. What it must never know:
+//! the insides of a node.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,7 +1,7 @@
 //! A network of relays to work on: one that runs, or one that is started for this run only.
 //!
-//! Started and removed by `thimble-lab net`, which this program is. What bounds it: waits have ends.
-//! What it must never know: how a net starts its nodes.
+//! Started and removed by `thimble-lab net`, which this program is. What bounds it: waits have
+//! ends. What it must never know: how a net starts its nodes.
 
 use std::{
     fs::File,
@@ -49,7 +49,11 @@ impl Members {
         let mut members = Self {
             addresses: Vec::new(),
             watched: Vec::new(),
-            settings: Settings { cluster: Some(net.cluster), shard: Some(net.shard), ..Settings::default() },
+            settings: Settings {
+                cluster: Some(net.cluster),
+                shard: Some(net.shard),
+                ..Settings::default()
+            },
         };
         for (index, relay) in net.relays.into_iter().enumerate() {
             let mut source = Source::Capped { info_file: relay.info_file, group: None };
@@ -80,7 +84,12 @@ pub(crate) struct RelayNet {
 
 impl RelayNet {
     /// Starts `count` relays. Errors: they do not start, or somebody stops it.
-    pub(crate) async fn start(count: usize, options: &Options, load: &Load, stop: &Stop) -> Result<Self> {
+    pub(crate) async fn start(
+        count: usize,
+        options: &Options,
+        load: &Load,
+        stop: &Stop,
+    ) -> Result<Self> {
         let scratch = tempfile::tempdir().context("making a folder for the net")?;
         let program = std::env::current_exe().context("finding this program")?;
         let net = Self { program, folder: scratch.path().join("net"), scratch };
@@ -88,7 +97,15 @@ impl RelayNet {
         let (cluster, shard) = (load.cluster.to_string(), load.shard.to_string());
         let mut command = Command::new(&net.program);
         command.args(["net", "--dir"]).arg(net.folder());
-        command.args(["up", "--relay", &count.to_string(), "--memory", &memory, "--cluster", &cluster]);
+        command.args([
+            "up",
+            "--relay",
+            &count.to_string(),
+            "--memory",
+            &memory,
+            "--cluster",
+            &cluster,
+        ]);
         command.args(["--shard", &shard, "--network", "direct", "--wait", &UP_SECONDS.to_string()]);
         if let Some(program) = &options.relay_program {
             command.arg("--node").arg(program);

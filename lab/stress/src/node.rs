@@ -57,8 +57,14 @@ pub(crate) fn terminate(pid: u32) {
 
 impl Node {
     /// Starts `command` by `sh`, in a group of `memory_bytes` if that is given, which needs this
-    /// program to be `thimble-lab`. Its placeholders are filled in: `{port}`, `{folder}`, `{memory}`.
-    pub(crate) fn start(command: &str, memory_bytes: Option<u64>, folder: &Path, port: u16) -> Result<Self> {
+    /// program to be `thimble-lab`. Its placeholders are filled in: `{port}`, `{folder}`,
+    /// `{memory}`.
+    pub(crate) fn start(
+        command: &str,
+        memory_bytes: Option<u64>,
+        folder: &Path,
+        port: u16,
+    ) -> Result<Self> {
         let home = folder.join("node");
         fs::create_dir_all(&home).with_context(|| format!("making {}", home.display()))?;
         let memory = memory_bytes.map_or_else(String::new, |bytes| bytes.to_string());
@@ -148,8 +154,11 @@ impl Node {
                 if let Line::Summary(summary) = line {
                     ended.oom_kills = summary.oom_kills;
                     ended.restarts = summary.restarts.iter().map(|restarts| restarts.count).sum();
-                    ended.how =
-                        if before { format!("by itself, {}", summary.ended) } else { summary.ended.clone() };
+                    ended.how = if before {
+                        format!("by itself, {}", summary.ended)
+                    } else {
+                        summary.ended.clone()
+                    };
                 }
             })?;
         }
@@ -159,8 +168,8 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // The second SIGTERM makes a cap kill its group; a cap itself is never killed, because it has
-        // the group to remove.
+        // The second SIGTERM makes a cap kill its group; a cap itself is never killed, because it
+        // has the group to remove.
         for _ in 0..2 {
             if self.has_ended() {
                 return;

@@ -1,5 +1,5 @@
-//! Tests: nodes that refuse, lie, fall silent, go away or speak nonsense, on real sockets. The driver
-//! reports what they did, in time.
+//! Tests: nodes that refuse, lie, fall silent, go away or speak nonsense, on real sockets. The
+//! driver reports what they did, in time.
 
 use std::{
     collections::VecDeque,
@@ -150,7 +150,8 @@ async fn answer(stream: SubstreamBox, odd: &Odd) -> std::io::Result<bool> {
     let Some(request) = channel.frame(1 << 20).await? else { return Ok(false) };
     if name == filter::SUBSCRIBE_PROTOCOL {
         let status = if odd.refuses_filter { StatusCode::from(503) } else { StatusCode::Ok };
-        let reply = filter::Reply { request_id: "1".into(), status, status_text: Some("not today".into()) };
+        let reply =
+            filter::Reply { request_id: "1".into(), status, status_text: Some("not today".into()) };
         channel.write(&frame::with_length(&reply.encode())).await?;
         channel.close().await?;
         return Ok(status == StatusCode::Ok);
@@ -199,7 +200,13 @@ fn damaged(message: &Bytes) -> Bytes {
 }
 
 fn odd(pushes: Pushes) -> Odd {
-    Odd { pushes, refuses_filter: false, gone_at: None, accepted: Mutex::default(), count: Mutex::default() }
+    Odd {
+        pushes,
+        refuses_filter: false,
+        gone_at: None,
+        accepted: Mutex::default(),
+        count: Mutex::default(),
+    }
 }
 
 #[derive(Parser)]
@@ -236,7 +243,10 @@ async fn a_node_that_refuses_everything_is_reported_by_code_and_reason() {
     let report = work(&address, "", &Stop::never()).await.unwrap();
     assert_eq!(answers(&report), [("420".to_owned(), 20)]);
     assert_eq!(report.phases[0].answers[0].example, "no room for anybody");
-    assert!(!report.good && report.verdict.contains("no message was accepted of 20 sent"), "{report:?}");
+    assert!(
+        !report.good && report.verdict.contains("no message was accepted of 20 sent"),
+        "{report:?}"
+    );
     assert!(report.text().contains("20 x 420, such as: no room for anybody"));
 }
 
@@ -293,7 +303,11 @@ async fn a_node_that_goes_away_for_good_ends_the_run_although_nobody_knows_its_p
     let report = work(&address, "--phase 60", &Stop::never()).await.unwrap();
     assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
     assert!(report.phases[0].cut_short && !report.nodes[0].reached_in_the_end);
-    assert!(!report.good && report.verdict.contains("no client was connected"), "{}", report.verdict);
+    assert!(
+        !report.good && report.verdict.contains("no client was connected"),
+        "{}",
+        report.verdict
+    );
     assert!(!report.connections_lost.is_empty());
 }
 

@@ -18,10 +18,10 @@ pub(crate) const NODES_MAX: usize = 32;
 /// `thimble-lab stress`
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Multiaddress of the node: /ip4/127.0.0.1/tcp/60000, /dns4/host/tcp/8000/ws ..., with or without
-    /// /p2p/PEER. Repeat it for the nodes of one network: publishers spread over the first half of
-    /// them, receivers, relay peers and the store client over the second half, so that messages cross
-    /// the network. [default with --command: /ip4/127.0.0.1/tcp/{port}]
+    /// Multiaddress of the node: /ip4/127.0.0.1/tcp/60000, /dns4/host/tcp/8000/ws ..., with or
+    /// without /p2p/PEER. Repeat it for the nodes of one network: publishers spread over the
+    /// first half of them, receivers, relay peers and the store client over the second half,
+    /// so that messages cross the network. [default with --command: /ip4/127.0.0.1/tcp/{port}]
     #[arg(long = "node", value_name = "MULTIADDR",
         required_unless_present_any = ["command", "compare", "net", "relays", "print_plan"])]
     pub nodes: Vec<Multiaddr>,
@@ -32,7 +32,8 @@ pub struct Options {
     /// {folder} an empty folder, {memory} the bytes of --memory.
     #[arg(long, value_name = "COMMAND", conflicts_with = "compare")]
     pub command: Option<String>,
-    /// Start each of these nodes in turn, LABEL=COMMAND, and print their figures side by side; repeat.
+    /// Start each of these nodes in turn, LABEL=COMMAND, and print their figures side by side;
+    /// repeat.
     #[arg(long, value_name = "LABEL=COMMAND", conflicts_with = "nodes")]
     pub compare: Vec<String>,
     /// How often each of --compare has its turn; the table has the medians.
@@ -42,8 +43,8 @@ pub struct Options {
     /// --relays, of each node. [default with --relays: 128MiB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
-    /// Work on the relays of a net that runs (thimble-lab net up --relay 8), like repeated --node; its
-    /// folder. Without a value thimble-net, where `net up` puts one.
+    /// Work on the relays of a net that runs (thimble-lab net up --relay 8), like repeated --node;
+    /// its folder. Without a value thimble-net, where `net up` puts one.
     #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "thimble-net",
         conflicts_with_all = ["nodes", "command", "compare"])]
     pub net: Option<PathBuf>,
@@ -79,11 +80,13 @@ pub struct Options {
     #[arg(long, value_name = "SECONDS", default_value_t = 60,
         value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub patience: u64,
-    /// Write the figures to this file; - is standard output, instead of the table (docs/stress.md).
+    /// Write the figures to this file; - is standard output, instead of the table
+    /// (docs/stress.md).
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Draw the node's memory and CPU over time into this file (SVG); with --compare one file for each
-    /// turn, its label and turn before the extension. Needs --pid, --command, --compare or a net.
+    /// Draw the node's memory and CPU over time into this file (SVG); with --compare one file for
+    /// each turn, its label and turn before the extension. Needs --pid, --command, --compare
+    /// or a net.
     #[arg(long, value_name = "FILE")]
     pub picture: Option<PathBuf>,
 }
@@ -129,10 +132,14 @@ impl Options {
     pub fn work(&self, below: Settings) -> Result<Work> {
         let started = self.command.is_some() || !self.compare.is_empty() || self.relays.is_some();
         if self.memory.is_some() && !started {
-            bail!("--memory caps a node that this program starts: add --command, --compare or --relays");
+            bail!(
+                "--memory caps a node that this program starts: add --command, --compare or --relays"
+            );
         }
         if self.picture.is_some() && !started && self.net.is_none() && self.pids.is_empty() {
-            bail!("--picture shows the node's memory: add --pid, --command, --compare, --net or --relays");
+            bail!(
+                "--picture shows the node's memory: add --pid, --command, --compare, --net or --relays"
+            );
         }
         ensure!(self.nodes.len() <= NODES_MAX, "--node: at most {NODES_MAX} nodes are worked on");
         ensure!(

@@ -135,12 +135,8 @@ mod tests {
     use super::*;
 
     fn headers() -> impl Strategy<Value = Header> {
-        any::<(u64, u16, u16, u64, u64)>().prop_map(|(run, phase, sender, sequence, sent_nanos)| Header {
-            run,
-            phase,
-            sender,
-            sequence,
-            sent_nanos,
+        any::<(u64, u16, u16, u64, u64)>().prop_map(|(run, phase, sender, sequence, sent_nanos)| {
+            Header { run, phase, sender, sequence, sent_nanos }
         })
     }
 
@@ -199,8 +195,10 @@ mod tests {
     fn large_messages_fit_a_waku_message() {
         let topic = "/thimble-stress/4294967295/run-ffffffffffffffff/proto";
         let payload = vec![0; PAYLOAD_BYTES_MAX];
-        let message =
-            protocol::WakuMessage { timestamp: Some(i64::MAX), ..protocol::WakuMessage::new(topic, payload) };
+        let message = protocol::WakuMessage {
+            timestamp: Some(i64::MAX),
+            ..protocol::WakuMessage::new(topic, payload)
+        };
         assert!(message.encode().len() <= protocol::message::MESSAGE_BYTES_MAX);
     }
 }

@@ -69,13 +69,15 @@ impl Places {
         lock(&self.0).get(node).is_some_and(|presence| presence.connections > 0)
     }
 
-    /// Whether every node was reached and no client has been connected to it for [`GONE_AFTER`]. One
-    /// that no client works at says nothing.
+    /// Whether every node was reached and no client has been connected to it for [`GONE_AFTER`].
+    /// One that no client works at says nothing.
     pub(crate) fn all_gone(&self) -> bool {
         let all = lock(&self.0);
-        let mut known =
-            all.iter().filter(|presence| presence.connections > 0 || presence.alone_since.is_some());
-        let gone = |presence: &Presence| presence.alone_since.is_some_and(|at| at.elapsed() > GONE_AFTER);
+        let mut known = all
+            .iter()
+            .filter(|presence| presence.connections > 0 || presence.alone_since.is_some());
+        let gone =
+            |presence: &Presence| presence.alone_since.is_some_and(|at| at.elapsed() > GONE_AFTER);
         known.clone().next().is_some() && known.all(gone)
     }
 }

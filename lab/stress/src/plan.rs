@@ -180,9 +180,11 @@ impl Plan {
 
 /// Reads a plan file. Errors: it cannot be read, is too long, or says what no plan can say.
 pub fn read(path: &Path) -> Result<Plan> {
-    let bytes = std::fs::metadata(path).with_context(|| format!("reading {}", path.display()))?.len();
+    let bytes =
+        std::fs::metadata(path).with_context(|| format!("reading {}", path.display()))?.len();
     ensure!(bytes <= PLAN_BYTES_MAX, "a plan has at most {PLAN_BYTES_MAX} bytes, this one {bytes}");
-    let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
     Plan::parse(&text).with_context(|| format!("the plan {}", path.display()))
 }
 
@@ -195,7 +197,9 @@ pub fn check(phases: &[Phase]) -> Result<()> {
     );
     for Phase { name, seconds, rate, .. } in phases {
         if !(*seconds > 0.0 && *seconds <= SECONDS_MAX) {
-            bail!("phase {name}: {seconds} s; a phase lasts more than 0 and at most {SECONDS_MAX} s");
+            bail!(
+                "phase {name}: {seconds} s; a phase lasts more than 0 and at most {SECONDS_MAX} s"
+            );
         }
         if rate.is_some_and(|rate| !(rate > 0.0 && rate <= RATE_MAX)) {
             bail!("phase {name}: a rate is more than 0 and at most {RATE_MAX} messages a second");
@@ -210,7 +214,8 @@ mod tests {
 
     #[test]
     fn cases_are_those_of_the_study() {
-        let rates = |case| phases(case, 60.0, None).iter().map(|phase| phase.rate).collect::<Vec<_>>();
+        let rates =
+            |case| phases(case, 60.0, None).iter().map(|phase| phase.rate).collect::<Vec<_>>();
         assert_eq!(rates(Case::Baseline), [Some(100.0); 4]);
         assert_eq!(rates(Case::Overallocation), [Some(150.0); 6]);
         assert_eq!(rates(Case::Flood), [None; 2]);
@@ -233,9 +238,12 @@ mod tests {
         check(&phases).unwrap();
         assert_eq!((phases[0].rate, phases[1].rate), (Some(50.0), None));
         assert_eq!(phases[1].payload, Sizes { min: 140_000, max: 140_000 });
-        for (from, to) in
-            [("500-1000", "1000-500"), ("500-1000", "0-1000"), ("140000", "160000"), ("rate", "speed")]
-        {
+        for (from, to) in [
+            ("500-1000", "1000-500"),
+            ("500-1000", "0-1000"),
+            ("140000", "160000"),
+            ("rate", "speed"),
+        ] {
             std::fs::write(&path, plan.replace(from, to)).unwrap();
             assert!(read(&path).is_err(), "{to}");
         }

@@ -1,8 +1,8 @@
 //! A publisher: pushes messages when they are due, or as fast as the node answers.
 //!
 //! Open loop: message n is due at a time that does not depend on answers; what is sent later than
-//! that counts as late, and what is not sent by the end of the phase as unsent. Without a rate it is
-//! a closed loop of [`Load::outstanding`] requests.
+//! that counts as late, and what is not sent by the end of the phase as unsent. Without a rate it
+//! is a closed loop of [`Load::outstanding`] requests.
 //!
 //! What bounds it: requests in flight by [`IN_FLIGHT_MAX`] or [`Load::outstanding`], each for
 //! [`Load::answer`] seconds. What it must never know: receivers.
@@ -191,7 +191,8 @@ impl Publisher {
         match self.orders.poll_recv(cx) {
             Poll::Ready(Some(order)) => {
                 let end = order.begin + order.plan.length();
-                let random = self.shared.target.run ^ (self.index as u64) << 32 ^ order.phase as u64;
+                let random =
+                    self.shared.target.run ^ (self.index as u64) << 32 ^ order.phase as u64;
                 self.running = Some(Running { order, end, scheduled: 0, random });
                 Poll::Pending
             }
@@ -322,7 +323,8 @@ impl Publisher {
             cx.waker().wake_by_ref();
             return;
         }
-        let next = running.due(self.index, self.shared.load.publishers).unwrap_or(running.order.begin);
+        let next =
+            running.due(self.index, self.shared.load.publishers).unwrap_or(running.order.begin);
         let next = if next > now { next.min(running.end) } else { running.end };
         self.timer.as_mut().reset(next);
         if self.timer.poll_unpin(cx).is_ready() {
@@ -368,7 +370,12 @@ fn form_of(about: &About, shared: &Shared) -> anyhow::Result<Form> {
     Ok(Form::new(version, &target.pubsub_topic, &target.content_topic))
 }
 
-async fn push(stream: SubstreamBox, form: &Form, id: &str, request: &[u8]) -> io::Result<(Answer, Text)> {
+async fn push(
+    stream: SubstreamBox,
+    form: &Form,
+    id: &str,
+    request: &[u8],
+) -> io::Result<(Answer, Text)> {
     let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidData, text);
     let mut channel = Channel::new(stream);
     channel.write(request).await?;
@@ -379,7 +386,8 @@ async fn push(stream: SubstreamBox, form: &Form, id: &str, request: &[u8]) -> io
     let _ = channel.close().await;
     let (their_id, answer, text) = match form.version {
         Version::V3 => {
-            let reply = light_push::Reply::decode(reply).map_err(|error| invalid(error.to_string()))?;
+            let reply =
+                light_push::Reply::decode(reply).map_err(|error| invalid(error.to_string()))?;
             let answer = match reply.status {
                 StatusCode::Ok => Answer::ACCEPTED,
                 status => Answer::Code(status.code()),
@@ -387,7 +395,8 @@ async fn push(stream: SubstreamBox, form: &Form, id: &str, request: &[u8]) -> io
             (reply.request_id, answer, reply.status_text)
         }
         Version::V2 => {
-            let reply = light_push::ReplyV2::decode(reply).map_err(|error| invalid(error.to_string()))?;
+            let reply =
+                light_push::ReplyV2::decode(reply).map_err(|error| invalid(error.to_string()))?;
             let answer = if reply.is_success { Answer::ACCEPTED } else { Answer::RefusedV2 };
             (reply.request_id, answer, reply.info)
         }

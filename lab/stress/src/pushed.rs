@@ -1,7 +1,7 @@
 //! What a publisher asked for in one phase, and what it was answered.
 //!
-//! What bounds it: [`ANSWERS_MAX`] kinds of answers, the stated number of hashes for the store. What it must
-//! never know: connections.
+//! What bounds it: [`ANSWERS_MAX`] kinds of answers, the stated number of hashes for the store.
+//! What it must never know: connections.
 
 use std::fmt;
 
@@ -114,9 +114,13 @@ impl Pushed {
 
     pub(crate) fn answered(&mut self, answer: Answer, nanos: u64, example: &str) {
         let known = self.answers.iter().position(|answered| answered.answer == answer);
-        let answer =
-            if known.is_none() && self.answers.len() >= ANSWERS_MAX { Answer::Other } else { answer };
-        let index = known.or_else(|| self.answers.iter().position(|answered| answered.answer == answer));
+        let answer = if known.is_none() && self.answers.len() >= ANSWERS_MAX {
+            Answer::Other
+        } else {
+            answer
+        };
+        let index =
+            known.or_else(|| self.answers.iter().position(|answered| answered.answer == answer));
         let index = index.unwrap_or_else(|| {
             self.answers.push(Answered { answer, latency: histogram(), example: String::new() });
             self.answers.len() - 1

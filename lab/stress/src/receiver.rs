@@ -72,7 +72,11 @@ fn damaged(shared: &Shared, received: &Mutex<Received>) {
 }
 
 impl Receiver {
-    pub(crate) fn new(shared: Arc<Shared>, node: usize, received: Arc<Mutex<Received>>) -> Arc<Self> {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        node: usize,
+        received: Arc<Mutex<Received>>,
+    ) -> Arc<Self> {
         Arc::new(Self { shared, node, received })
     }
 
@@ -90,7 +94,12 @@ impl Receiver {
         }
     }
 
-    async fn receive(&self, mut session: Session<Self>, about: &About, ready: &Ready) -> Result<()> {
+    async fn receive(
+        &self,
+        mut session: Session<Self>,
+        about: &About,
+        ready: &Ready,
+    ) -> Result<()> {
         ensure!(
             about.speaks(filter::SUBSCRIBE_PROTOCOL),
             "the node serves no filter; it is {:?}",

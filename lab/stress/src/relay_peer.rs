@@ -1,11 +1,11 @@
 //! A relay peer: joins the mesh of the run's topic and counts what the node relays to it.
 //!
 //! It has no other peer than the node, so it forwards nothing, and it shares no code with a router
-//! under test. It does what the specification asks of a peer that only listens: subscribes, takes and
-//! asks for a place in the mesh, fetches what was offered and did not come.
+//! under test. It does what the specification asks of a peer that only listens: subscribes, takes
+//! and asks for a place in the mesh, fetches what was offered and did not come.
 //!
-//! What bounds it: [`SEEN_MAX`] message ids, [`SAYINGS_MAX`] messages waiting to be said. What it must
-//! never know: what was accepted.
+//! What bounds it: [`SEEN_MAX`] message ids, [`SAYINGS_MAX`] messages waiting to be said. What it
+//! must never know: what was accepted.
 //!
 //! Source: libp2p/specs gossipsub 1.1, vacp2p/rfc-index 11.
 
@@ -19,7 +19,9 @@ use std::{
 use anyhow::{Result, ensure};
 use futures::{FutureExt, future::BoxFuture};
 use libp2p::{core::muxing::SubstreamBox, identity::Keypair};
-use protocol::gossip::{self, Control, Limits, MessageId, RPC_BYTES_MAX, Rpc, control_frames, message_id};
+use protocol::gossip::{
+    self, Control, Limits, MessageId, RPC_BYTES_MAX, Rpc, control_frames, message_id,
+};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -110,7 +112,11 @@ impl Role for RelayPeer {
 }
 
 impl RelayPeer {
-    pub(crate) fn new(shared: Arc<Shared>, node: usize, received: Arc<Mutex<Received>>) -> Arc<Self> {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        node: usize,
+        received: Arc<Mutex<Received>>,
+    ) -> Arc<Self> {
         let (say, said) = mpsc::channel(SAYINGS_MAX);
         Arc::new(Self {
             shared,
@@ -150,7 +156,11 @@ impl RelayPeer {
         let wanted: Vec<_> = {
             let seen = lock(&self.seen);
             let new = |id: &MessageId| !seen.ids.contains(id);
-            offered.flat_map(|ihave| ihave.ids.iter().copied()).filter(new).take(IWANT_MAX).collect()
+            offered
+                .flat_map(|ihave| ihave.ids.iter().copied())
+                .filter(new)
+                .take(IWANT_MAX)
+                .collect()
         };
         if !wanted.is_empty() {
             // What is not asked for now is offered again at the next heartbeat.
@@ -174,7 +184,11 @@ impl RelayPeer {
     }
 
     async fn listen(&self, mut session: Session<Self>, about: &About, ready: &Ready) -> Result<()> {
-        ensure!(about.speaks(gossip::PROTOCOL), "the node speaks no relay; it is {:?}", about.agent);
+        ensure!(
+            about.speaks(gossip::PROTOCOL),
+            "the node speaks no relay; it is {:?}",
+            about.agent
+        );
         let stream = session.stream().await?;
         session.during(self.talk(stream, about, ready)).await??;
         Ok(())

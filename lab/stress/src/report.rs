@@ -337,9 +337,14 @@ impl PhaseReport {
             add(&format!("push {answer}, p99 ms"), latency.p99_millis, Unit::Millis);
             add(&format!("push {answer}, max ms"), latency.max_millis, Unit::Millis);
         }
-        for (what, deliveries) in [("receiver", &self.receivers), ("relay peer", &self.relay_peers)] {
+        for (what, deliveries) in [("receiver", &self.receivers), ("relay peer", &self.relay_peers)]
+        {
             for (index, delivery) in deliveries.iter().enumerate() {
-                let at = if self.several() { format!(" at node {}", delivery.node) } else { String::new() };
+                let at = if self.several() {
+                    format!(" at node {}", delivery.node)
+                } else {
+                    String::new()
+                };
                 let who = format!("{what} {}{at}", index + 1);
                 let share = percent(delivery.delivered, self.accepted);
                 add(&format!("{who}, % of accepted"), share, Unit::Percent);
@@ -397,7 +402,8 @@ impl NodeReport {
     /// Every figure, in the order of the table.
     fn figures(&self) -> Vec<Figure> {
         let mut figures = Vec::new();
-        let mut add = |name: String, value: f64, unit: Unit| figures.push(Figure { name, value, unit });
+        let mut add =
+            |name: String, value: f64, unit: Unit| figures.push(Figure { name, value, unit });
         if let Some(idle) = self.idle {
             add("anonymous memory before, MiB".into(), idle.anonymous_bytes as f64, Unit::Mib);
         }
@@ -406,9 +412,11 @@ impl NodeReport {
             add(name("anonymous"), memory.anonymous_bytes as f64, Unit::Mib);
             add(name("file"), memory.file_bytes as f64, Unit::Mib);
         }
-        for (name, value) in
-            [("died", u64::from(self.died)), ("OOM kills", self.oom_kills), ("restarts", self.restarts)]
-        {
+        for (name, value) in [
+            ("died", u64::from(self.died)),
+            ("OOM kills", self.oom_kills),
+            ("restarts", self.restarts),
+        ] {
             add(name.into(), value as f64, Unit::Count);
         }
         figures
@@ -416,8 +424,8 @@ impl NodeReport {
 }
 
 impl Report {
-    /// Judges: at most [`Load::lost_percent_max`] of what was accepted in a phase may be missing at a
-    /// receiver, or in what the store was asked for, and the nodes must live and be reached.
+    /// Judges: at most [`Load::lost_percent_max`] of what was accepted in a phase may be missing at
+    /// a receiver, or in what the store was asked for, and the nodes must live and be reached.
     pub fn judge(&mut self) {
         let most = self.load.lost_percent_max;
         let accepted: u64 = self.phases.iter().map(|phase| phase.accepted).sum();
@@ -431,7 +439,11 @@ impl Report {
         let of_sent = if accepted == sent { String::new() } else { format!(" of {sent} sent") };
         let whole_run = match self.phases.iter().any(|phase| phase.cut_short) || self.interrupted {
             true => {
-                format!(" (the run ended early, in phase {} of {})", self.phases.len(), self.phases_asked)
+                format!(
+                    " (the run ended early, in phase {} of {})",
+                    self.phases.len(),
+                    self.phases_asked
+                )
             }
             false => String::new(),
         };
@@ -485,7 +497,8 @@ impl Report {
     /// What happened to a node that must not happen.
     fn fault(&self) -> Option<String> {
         let several = self.nodes.len() > 1;
-        let who = |index: usize| if several { format!("node {index}") } else { "the node".to_owned() };
+        let who =
+            |index: usize| if several { format!("node {index}") } else { "the node".to_owned() };
         let faults: Vec<String> = self
             .nodes
             .iter()
@@ -497,7 +510,9 @@ impl Report {
                     (true, kills) => {
                         Some(format!("{} died under the load{how}, {kills} OOM kills", who(index)))
                     }
-                    (false, kills) if kills > 0 => Some(format!("{}: {kills} OOM kills", who(index))),
+                    (false, kills) if kills > 0 => {
+                        Some(format!("{}: {kills} OOM kills", who(index)))
+                    }
                     _ => None,
                 }
             })
@@ -516,7 +531,8 @@ impl Report {
 
     /// The parameters in one line.
     pub fn load_words(&self) -> String {
-        let Load { publishers, receivers, relay_peers, store_queries, outstanding, .. } = &self.load;
+        let Load { publishers, receivers, relay_peers, store_queries, outstanding, .. } =
+            &self.load;
         let flood = match self.phases.iter().any(|phase| phase.asked_rate.is_none()) {
             true => format!(" ({outstanding} requests in flight each, where there is no rate)"),
             false => String::new(),
@@ -530,24 +546,34 @@ impl Report {
     pub fn text(&self) -> String {
         let heads: Vec<String> = self.phases.iter().map(|phase| phase.name.clone()).collect();
         let cells = |figures: Vec<Figure>| {
-            figures.into_iter().map(|figure| (figure.name, figure.unit.text(figure.value))).collect()
+            figures
+                .into_iter()
+                .map(|figure| (figure.name, figure.unit.text(figure.value)))
+                .collect()
         };
         let columns: Vec<Vec<(String, String)>> =
             self.phases.iter().map(|phase| cells(phase.figures())).collect();
         let mut text = "\n".to_owned();
         for (index, node) in self.nodes.iter().enumerate() {
-            let who = if self.nodes.len() > 1 { format!("node {index}") } else { self.label.clone() };
-            let cap = node
-                .cap_bytes
-                .map_or_else(String::new, |bytes| format!(", capped at {}", budget::format_size(bytes)));
+            let who =
+                if self.nodes.len() > 1 { format!("node {index}") } else { self.label.clone() };
+            let cap = node.cap_bytes.map_or_else(String::new, |bytes| {
+                format!(", capped at {}", budget::format_size(bytes))
+            });
             text += &format!("{who}: {} at {}{cap}\n", node.agent, node.address);
         }
-        text += &format!("load: {}; {}\nmachine: {}\n\n", self.load_words(), self.light_push, self.machine);
+        text += &format!(
+            "load: {}; {}\nmachine: {}\n\n",
+            self.load_words(),
+            self.light_push,
+            self.machine
+        );
         text += &table(&heads, &columns);
         for phase in &self.phases {
             for answers in phase.answers.iter().filter(|answers| answers.answer != "200") {
                 let Answers { answer, example, latency } = answers;
-                text += &format!("\n{}: {} x {answer}, such as: {example}", phase.name, latency.count);
+                text +=
+                    &format!("\n{}: {} x {answer}, such as: {example}", phase.name, latency.count);
             }
         }
         let heads: Vec<String> = match self.nodes.len() {
@@ -558,12 +584,15 @@ impl Report {
         text += &format!("\n\nwhole run\n{}", table(&heads, &columns));
         for (index, node) in self.nodes.iter().enumerate() {
             if let Some(ended) = &node.ended {
-                let who = if self.nodes.len() > 1 { format!("node {index}") } else { "the node".into() };
+                let who =
+                    if self.nodes.len() > 1 { format!("node {index}") } else { "the node".into() };
                 text += &format!("\nend of {who}: {ended}");
             }
         }
         for Lost { who, count, example } in &self.connections_lost {
-            text += &format!("\n{count} connections of {who} ended and were made again, such as: {example}");
+            text += &format!(
+                "\n{count} connections of {who} ended and were made again, such as: {example}"
+            );
         }
         if !self.serves_store {
             text.push_str("\nstore: the node serves no queries of version 3, so none were made");
@@ -579,7 +608,16 @@ mod tests {
 
     fn delivery(delivered: u64, missing: u64) -> Delivery {
         let delay = Latency::default();
-        Delivery { node: 0, delivered, missing, unaccepted: 0, double: 0, late: 0, damaged: 0, delay }
+        Delivery {
+            node: 0,
+            delivered,
+            missing,
+            unaccepted: 0,
+            double: 0,
+            late: 0,
+            damaged: 0,
+            delay,
+        }
     }
 
     fn report(accepted: u64, missing: u64) -> Report {

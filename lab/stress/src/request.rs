@@ -68,14 +68,17 @@ impl Form {
         out.extend_from_slice(&self.proposal);
         match self.version {
             Version::V3 => {
-                let body = id + bytes_field_len(20, self.pubsub_topic.len()) + bytes_field_len(21, message);
+                let body = id
+                    + bytes_field_len(20, self.pubsub_topic.len())
+                    + bytes_field_len(21, message);
                 out.extend_from_slice(&frame::encode_length(body));
                 put_bytes(1, request_id.as_bytes(), out);
                 put_bytes(20, self.pubsub_topic.as_bytes(), out);
                 put_bytes_head(21, message, out);
             }
             Version::V2 => {
-                let inner = bytes_field_len(1, self.pubsub_topic.len()) + bytes_field_len(2, message);
+                let inner =
+                    bytes_field_len(1, self.pubsub_topic.len()) + bytes_field_len(2, message);
                 out.extend_from_slice(&frame::encode_length(id + bytes_field_len(2, inner)));
                 put_bytes(1, request_id.as_bytes(), out);
                 put_bytes_head(2, inner, out);

@@ -89,7 +89,9 @@ impl About {
             let field = field?;
             let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
             match field.tag {
-                3 if about.protocols.len() < NAMES_MAX => about.protocols.push(text(field.bytes()?)),
+                3 if about.protocols.len() < NAMES_MAX => {
+                    about.protocols.push(text(field.bytes()?))
+                }
                 6 => about.agent = text(field.bytes()?),
                 _ => {}
             }
@@ -126,13 +128,16 @@ impl<R: Role> Session<R> {
     ) -> Result<(Self, About)> {
         let address = target.addresses.get(node).context("a client works at one of the nodes")?;
         let muxer = dial::connect(keys, address).await?;
-        let names: Vec<_> =
-            [IDENTIFY, PING, metadata::PROTOCOL].into_iter().chain(role.protocols().to_vec()).collect();
+        let names: Vec<_> = [IDENTIFY, PING, metadata::PROTOCOL]
+            .into_iter()
+            .chain(role.protocols().to_vec())
+            .collect();
         let serving = Serving {
             role,
             identify: identify(keys, &names),
             names,
-            metadata: Metadata { cluster: Some(target.cluster.into()), shards: vec![target.shard] }.encode(),
+            metadata: Metadata { cluster: Some(target.cluster.into()), shards: vec![target.shard] }
+                .encode(),
         };
         let mut session = Self {
             muxer,
@@ -141,9 +146,9 @@ impl<R: Role> Session<R> {
             _connected: places.enter(node),
         };
         let greeting = tokio::time::timeout(GREETING, session.greet());
-        let about = greeting
-            .await
-            .map_err(|_| anyhow!("the node did not say who it is within {} s", GREETING.as_secs()))??;
+        let about = greeting.await.map_err(|_| {
+            anyhow!("the node did not say who it is within {} s", GREETING.as_secs())
+        })??;
         Ok((session, about))
     }
 
@@ -154,7 +159,8 @@ impl<R: Role> Session<R> {
             let mut channel = Channel::new(stream);
             channel.write(&proposal).await?;
             channel.confirm(&proposal).await?;
-            let frame = channel.frame(IDENTIFY_BYTES_MAX).await?.ok_or(io::ErrorKind::UnexpectedEof)?;
+            let frame =
+                channel.frame(IDENTIFY_BYTES_MAX).await?.ok_or(io::ErrorKind::UnexpectedEof)?;
             let _ = channel.close().await;
             Ok::<_, io::Error>(frame)
         };

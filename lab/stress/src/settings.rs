@@ -1,5 +1,5 @@
-//! What a load consists of beside its phases: clients, limits, the network's numbers. Each of them is
-//! a flag and a key of a plan file; flags stand above the file.
+//! What a load consists of beside its phases: clients, limits, the network's numbers. Each of them
+//! is a flag and a key of a plan file; flags stand above the file.
 //!
 //! What bounds it: the constants below, checked once ([`Settings::load`]). What it must never know:
 //! which node the load is for.
@@ -39,8 +39,8 @@ pub struct Settings {
     /// Store queries beside the load, in all per second. [default: 0]
     #[arg(long, value_name = "PER SECOND")]
     pub store_queries: Option<f64>,
-    /// Accepted messages of each publisher and phase that are looked for in the store, 1000 at most;
-    /// chosen at random, each with the same chance. [default: 50]
+    /// Accepted messages of each publisher and phase that are looked for in the store, 1000 at
+    /// most; chosen at random, each with the same chance. [default: 50]
     #[arg(long, value_name = "COUNT")]
     pub store_sample: Option<usize>,
     /// Requests in flight of each publisher, where there is no rate. [default: 8]
@@ -50,7 +50,8 @@ pub struct Settings {
     /// [default: 10]
     #[arg(long, value_name = "MILLIS")]
     pub pause: Option<u64>,
-    /// Seconds within which a push or a query is answered, or counts as not answered. [default: 30]
+    /// Seconds within which a push or a query is answered, or counts as not answered. [default:
+    /// 30]
     #[arg(long, value_name = "SECONDS")]
     pub answer: Option<f64>,
     /// Seconds to wait for messages that were accepted and have not arrived when a phase ends.
@@ -60,7 +61,8 @@ pub struct Settings {
     /// When to read the node's memory after the last phase. For people: 60,180. [default: 5]
     #[arg(long, value_name = "SECONDS", value_delimiter = ',')]
     pub after: Option<Vec<u64>>,
-    /// Percent of what was accepted in a phase that a receiver, or the store, may miss. [default: 0]
+    /// Percent of what was accepted in a phase that a receiver, or the store, may miss. [default:
+    /// 0]
     #[arg(long, value_name = "PERCENT")]
     pub lost_percent_max: Option<f64>,
     /// The node's cluster. [default: 0, and that of the net with --net and --relays]

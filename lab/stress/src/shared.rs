@@ -62,8 +62,8 @@ impl Shared {
         lock(&self.connections_lost).values().cloned().collect()
     }
 
-    /// Connects to `node`, again and again until it is done: it may be starting, or gone for a moment.
-    /// `failed` is told why it is not done yet.
+    /// Connects to `node`, again and again until it is done: it may be starting, or gone for a
+    /// moment. `failed` is told why it is not done yet.
     pub(crate) async fn connect<R: Role>(
         &self,
         keys: &Keypair,

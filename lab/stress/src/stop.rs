@@ -54,11 +54,16 @@ impl Stop {
 
 /// Runs `work`, which says whether its result is good. The first Ctrl-C or SIGTERM asks it to stop,
 /// the second ends it at once.
-pub(crate) async fn until_done(who: &str, work: impl AsyncFnOnce(Stop) -> Result<bool>) -> Result<ExitCode> {
+pub(crate) async fn until_done(
+    who: &str,
+    work: impl AsyncFnOnce(Stop) -> Result<bool>,
+) -> Result<ExitCode> {
     let mut terminate = signal(SignalKind::terminate())?;
     let (ask, stop) = Stop::new();
     let twice = async move {
-        for words in ["stopping, with what was measured so far; once more ends it at once", "stopped"] {
+        for words in
+            ["stopping, with what was measured so far; once more ends it at once", "stopped"]
+        {
             tokio::select! {
                 _ = tokio::signal::ctrl_c() => {}
                 _ = terminate.recv() => {}

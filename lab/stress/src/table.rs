@@ -49,7 +49,8 @@ pub(crate) fn table(heads: &[String], columns: &[Vec<(String, String)>]) -> Stri
         .iter()
         .zip(columns)
         .map(|(head, column)| {
-            column.iter().map(|(_, cell)| letters(cell)).chain([letters(head)]).max().unwrap_or(0) + 2
+            column.iter().map(|(_, cell)| letters(cell)).chain([letters(head)]).max().unwrap_or(0)
+                + 2
         })
         .collect();
     let mut text = String::new();
@@ -82,8 +83,10 @@ mod tests {
 
     #[test]
     fn columns_with_different_rows_stand_side_by_side() {
-        let columns =
-            [vec![cell("a", "1"), cell("c", "3")], vec![cell("a", "10"), cell("b", "20"), cell("c", "30")]];
+        let columns = [
+            vec![cell("a", "1"), cell("c", "3")],
+            vec![cell("a", "10"), cell("b", "20"), cell("c", "30")],
+        ];
         let text = table(&["x".into(), "y".into()], &columns);
         assert_eq!(text, "   x   y\na  1  10\nb     20\nc  3  30\n");
     }

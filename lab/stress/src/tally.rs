@@ -28,8 +28,9 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Latencies in microseconds, up to two minutes, to two digits.
 pub(crate) fn histogram() -> Histogram<u32> {
     // The bounds are constants for which this cannot fail.
-    Histogram::new_with_bounds(1, MICROS_MAX, 2)
-        .unwrap_or_else(|_| unreachable!("1 to {MICROS_MAX} with two digits is a range of a histogram"))
+    Histogram::new_with_bounds(1, MICROS_MAX, 2).unwrap_or_else(|_| {
+        unreachable!("1 to {MICROS_MAX} with two digits is a range of a histogram")
+    })
 }
 
 /// Records; what is longer than can be told apart counts as the longest.
@@ -136,7 +137,13 @@ impl Received {
 
     /// Takes what came at `now`, nanoseconds since the start of the run, while phase `current` is
     /// under way: damage does not say which phase it was of.
-    pub(crate) fn take(&mut self, issued: &Issued, came: Result<Header, Damage>, current: usize, now: u64) {
+    pub(crate) fn take(
+        &mut self,
+        issued: &Issued,
+        came: Result<Header, Damage>,
+        current: usize,
+        now: u64,
+    ) {
         let header = match came {
             Ok(header) if issued.knows(&header) => header,
             // Another run's message, on another topic of the same name: not ours to judge.
@@ -248,7 +255,10 @@ mod tests {
         // Of another run: nothing at all.
         let other = Header { run: 1, phase: 0, sender: 0, sequence: 0, sent_nanos: 0 };
         received.take(&issued, Ok(other), 1, 10);
-        assert_eq!((received.phase(0).unwrap().damaged, received.phase(1).unwrap().damaged), (0, 4));
+        assert_eq!(
+            (received.phase(0).unwrap().damaged, received.phase(1).unwrap().damaged),
+            (0, 4)
+        );
         assert_eq!(received.phase(0).unwrap().whole(), 0);
     }
 

@@ -1,8 +1,8 @@
-//! The nodes' memory and CPU over time, from the kernel: for the report, and as a series from which a
-//! picture is drawn.
+//! The nodes' memory and CPU over time, from the kernel: for the report, and as a series from which
+//! a picture is drawn.
 //!
-//! What bounds it: a sample, and a line of the series, every [`EVERY`]. What it must never know: what a
-//! node does.
+//! What bounds it: a sample, and a line of the series, every [`EVERY`]. What it must never know:
+//! what a node does.
 
 use std::{
     fs::{self, File},
@@ -152,7 +152,8 @@ impl Watched {
         if let Some(path) = &self.series {
             // A series that is not there yet has none.
             let _ = series::read(path, |line| {
-                restarts += u64::from(matches!(line, Line::Event(event) if event.what == What::Restart));
+                restarts +=
+                    u64::from(matches!(line, Line::Event(event) if event.what == What::Restart));
             });
         }
         restarts
@@ -199,7 +200,8 @@ impl Seen {
 
     /// Over the samples since [`Watch::begin_phase`].
     pub(crate) fn mean(&self) -> Memory {
-        let mean = |sum: u128| u64::try_from(sum / u128::from(self.samples.max(1))).unwrap_or(u64::MAX);
+        let mean =
+            |sum: u128| u64::try_from(sum / u128::from(self.samples.max(1))).unwrap_or(u64::MAX);
         match self.samples {
             0 => self.now,
             _ => Memory { anonymous_bytes: mean(self.sum[0]), file_bytes: mean(self.sum[1]) },
@@ -296,7 +298,12 @@ impl Drop for Watch {
     }
 }
 
-fn watch(nodes: &mut [Watched], state: &Mutex<State>, file: File, header: Header) -> std::io::Result<()> {
+fn watch(
+    nodes: &mut [Watched],
+    state: &Mutex<State>,
+    file: File,
+    header: Header,
+) -> std::io::Result<()> {
     let mut file = std::io::BufWriter::new(file);
     let mut line = |line: Line| {
         serde_json::to_writer(&mut file, &line)?;
@@ -308,7 +315,8 @@ fn watch(nodes: &mut [Watched], state: &Mutex<State>, file: File, header: Header
     loop {
         let readings: Vec<_> = nodes.iter_mut().map(|node| node.source.read()).collect();
         let seconds = started.elapsed().as_secs_f64();
-        let event = |what: What, text: String| Line::Event(Event { seconds, what, text, pid: None });
+        let event =
+            |what: What, text: String| Line::Event(Event { seconds, what, text, pid: None });
         let (marks, stop, before, seen) = {
             let mut state = lock(state);
             let before = state.seen.clone();
@@ -327,7 +335,8 @@ fn watch(nodes: &mut [Watched], state: &Mutex<State>, file: File, header: Header
                 line(event(What::OomKill, format!("{whose}OOM kill")))?;
             }
         }
-        let alive: Vec<_> = nodes.iter().zip(&seen).enumerate().filter(|(_, (_, seen))| !seen.gone).collect();
+        let alive: Vec<_> =
+            nodes.iter().zip(&seen).enumerate().filter(|(_, (_, seen))| !seen.gone).collect();
         if !alive.is_empty() {
             let sum = |of: fn(&Seen) -> u64| alive.iter().map(|(_, (_, seen))| of(seen)).sum();
             let each = |(index, (node, seen)): &(usize, (&Watched, &Seen))| ProcessSample {

@@ -1,6 +1,7 @@
 //! The driver against a real node: what it accepted is found again, and what went wrong is told.
 //!
-//! The node is this workspace's own, `thimble-relay` beside the tests or where `THIMBLE_RELAY` says.
+//! The node is this workspace's own, `thimble-relay` beside the tests or where `THIMBLE_RELAY`
+//! says.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -55,7 +56,8 @@ const STEADY: &str = "\
     [[phase]]\nname = \"small\"\nseconds = 2\nrate = 50\npayload = \"500-1000\"\n\
     [[phase]]\nname = \"large\"\nseconds = 2\nrate = 10\npayload = \"130000-149000\"\n";
 const FLOOD: &str = "[[phase]]\nname = \"flood\"\nseconds = 1\npayload = \"500-1000\"\n";
-const PATIENT: &str = "[[phase]]\nname = \"long\"\nseconds = 60\nrate = 50\npayload = \"500-1000\"\n";
+const PATIENT: &str =
+    "[[phase]]\nname = \"long\"\nseconds = 60\nrate = 50\npayload = \"500-1000\"\n";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_accepted_reaches_receivers_relay_peers_and_the_store() {
@@ -121,7 +123,10 @@ async fn a_node_that_is_not_there_is_named() {
     let flags = ["--patience", "2"];
     let error = stress("sleep 60 # {port}", FLOOD, &flags).await.unwrap_err();
     let text = format!("{error:#}");
-    assert!(text.contains("was not ready within") && text.contains("/ip4/127.0.0.1/tcp/"), "{text}");
+    assert!(
+        text.contains("was not ready within") && text.contains("/ip4/127.0.0.1/tcp/"),
+        "{text}"
+    );
     let error = stress("sh -c 'echo no such shard; exit 3'", FLOOD, &flags).await.unwrap_err();
     let text = format!("{error:#}");
     assert!(text.contains("the node ended") && text.contains("no such shard"), "{text}");

@@ -26,7 +26,11 @@ impl Reaped {
     }
 
     /// Waits for its end.
-    pub(crate) async fn ended_within(&mut self, patience: Duration, what: &str) -> Result<ExitStatus> {
+    pub(crate) async fn ended_within(
+        &mut self,
+        patience: Duration,
+        what: &str,
+    ) -> Result<ExitStatus> {
         let deadline = Instant::now() + patience;
         loop {
             if let Some(status) = self.0.try_wait()? {

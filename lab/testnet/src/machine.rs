@@ -1,4 +1,5 @@
-//! The machine in one line, and how busy it is: what a figure was measured on belongs beside the figure.
+//! The machine in one line, and how busy it is: what a figure was measured on belongs beside the
+//! figure.
 
 use std::fs;
 
@@ -9,7 +10,8 @@ pub fn load() -> Option<f64> {
     fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
-/// `2026-11-21T03:04:05Z`, and the form without punctuation for names of folders, `20261121-030405`.
+/// `2026-11-21T03:04:05Z`, and the form without punctuation for names of folders,
+/// `20261121-030405`.
 pub fn now() -> (String, String) {
     let now = time::OffsetDateTime::now_utc();
     let (year, month, day) = (now.year(), u8::from(now.month()), now.day());

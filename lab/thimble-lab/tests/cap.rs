@@ -1,7 +1,8 @@
-//! `thimble-lab cap` as its user meets it: real commands in real groups of the machine the test runs on.
+//! `thimble-lab cap` as its user meets it: real commands in real groups of the machine the test
+//! runs on.
 //!
-//! Where no group can be made (an unprivileged container, say) a test says so on standard error and ends there; `cap` itself is what decides that, so a machine
-//! that can make groups skips nothing.
+//! Where no group can be made (an unprivileged container, say) a test says so on standard error and
+//! ends there; `cap` itself is what decides that, so a machine that can make groups skips nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -21,7 +22,8 @@ use serde_json::Value;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn lab() -> Command {
-    // Whoever started the tests in the background may have had them ignore signals, and what is ignored at a program's start a shell cannot trap.
+    // Whoever started the tests in the background may have had them ignore signals, and what is
+    // ignored at a program's start a shell cannot trap.
     let mut command = Command::new("env");
     command.args(["--default-signal", env!("CARGO_BIN_EXE_thimble-lab")]);
     command.stdin(Stdio::null());
@@ -66,9 +68,9 @@ fn of_kind(lines: &[Value], kind: &str) -> Vec<Value> {
 }
 
 fn has_event(lines: &[Value], what: &str, part: &str) -> bool {
-    of_kind(lines, "event")
-        .iter()
-        .any(|event| event["what"] == what && event["text"].as_str().is_some_and(|text| text.contains(part)))
+    of_kind(lines, "event").iter().any(|event| {
+        event["what"] == what && event["text"].as_str().is_some_and(|text| text.contains(part))
+    })
 }
 
 /// Waits for something that does happen.
@@ -110,7 +112,8 @@ fn groups_of(pid: u32) -> Vec<PathBuf> {
                 continue;
             }
             let name = entry.file_name().to_string_lossy().into_owned();
-            if name.starts_with("thimble-cap-") && name.split('-').nth(3) == Some(&pid.to_string()) {
+            if name.starts_with("thimble-cap-") && name.split('-').nth(3) == Some(&pid.to_string())
+            {
                 found.push(entry.path());
             }
             folders.push(entry.path());
@@ -132,7 +135,8 @@ fn a_command_within_the_cap_is_measured() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     assert!(Command::new("mkfifo").arg(path("fifo")).status().unwrap().success());
-    // dd fills its buffer, then waits for somebody to read the pipe: so it holds 40 MiB for as long as we like. Opened for both, a pipe waits for nobody.
+    // dd fills its buffer, then waits for somebody to read the pipe: so it holds 40 MiB for as long
+    // as we like. Opened for both, a pipe waits for nobody.
     let mut pipe = fs::OpenOptions::new().read(true).write(true).open(path("fifo")).unwrap();
     let script = format!(
         "echo 'half way' >> {}; exec dd if=/dev/zero of={} bs=40M count=1 status=none",
@@ -160,7 +164,8 @@ fn a_command_within_the_cap_is_measured() {
     .spawn()
     .unwrap();
     let mut child = Running(child);
-    let holds = |sample: &Value| sample["anonymous_bytes"].as_u64().is_some_and(|bytes| bytes >= 40 << 20);
+    let holds =
+        |sample: &Value| sample["anonymous_bytes"].as_u64().is_some_and(|bytes| bytes >= 40 << 20);
     let series = folder.path().join("series");
     until("40 MiB in the series while the command runs", || {
         of_kind(&lines(&series), "sample").iter().any(holds)
@@ -173,14 +178,20 @@ fn a_command_within_the_cap_is_measured() {
 
     let lines = lines(&series);
     assert_eq!(lines[0]["kind"], "header");
-    assert_eq!((&lines[0]["cap_bytes"], &lines[0]["name"]), (&Value::from(128 << 20), &Value::from("forty")));
+    assert_eq!(
+        (&lines[0]["cap_bytes"], &lines[0]["name"]),
+        (&Value::from(128 << 20), &Value::from("forty"))
+    );
     let held = of_kind(&lines, "sample").into_iter().find(holds).unwrap();
     let process = &held["processes"][0];
     assert!(process["anonymous_bytes"].as_u64().unwrap() >= 40 << 20, "{held}");
     assert_eq!(process["role"], "dd");
     assert!(has_event(&lines, "mark", "half way") && has_event(&lines, "exit", "exit 0"));
     let summary = lines.last().unwrap();
-    assert_eq!((&summary["kind"], &summary["oom_kills"]), (&Value::from("summary"), &Value::from(0)));
+    assert_eq!(
+        (&summary["kind"], &summary["oom_kills"]),
+        (&Value::from("summary"), &Value::from(0))
+    );
     let peak = summary["anonymous_peak_bytes"].as_u64().unwrap();
     assert!((40 << 20..64 << 20).contains(&peak), "{summary}");
     assert!(summary["charged_peak_bytes"].as_u64().unwrap() >= peak);
@@ -203,10 +214,13 @@ fn a_command_beyond_the_cap_is_killed_and_that_is_said() {
     let series = folder.path().join("series");
     let own = ["--memory", "64MiB", "--json", series.to_str().unwrap()];
     let hog = "dd if=/dev/zero of=/dev/null bs=300M count=1 status=none";
-    // Itself; a child of a command that does not mind; a child of one that has something to say about it.
-    for (script, status) in
-        [(format!("exec {hog}"), 137), (format!("{hog}; exit 0"), 137), (format!("{hog}; exit 3"), 3)]
-    {
+    // Itself; a child of a command that does not mind; a child of one that has something to say
+    // about it.
+    for (script, status) in [
+        (format!("exec {hog}"), 137),
+        (format!("{hog}; exit 0"), 137),
+        (format!("{hog}; exit 3"), 3),
+    ] {
         let output = run(&own, &["sh", "-c", &script]);
         let told = text(&output.stderr);
         assert_eq!(output.status.code(), Some(status), "{script}: {told}");
@@ -214,7 +228,10 @@ fn a_command_beyond_the_cap_is_killed_and_that_is_said() {
         let lines = lines(&series);
         assert!(has_event(&lines, "oom_kill", "OOM kill"), "{script}");
         let summary = lines.last().unwrap();
-        assert_eq!((&summary["oom_kills"], &summary["exit_status"]), (&Value::from(1), &Value::from(status)));
+        assert_eq!(
+            (&summary["oom_kills"], &summary["exit_status"]),
+            (&Value::from(1), &Value::from(status))
+        );
         assert!(summary["charged_peak_bytes"].as_u64().unwrap() <= 64 << 20, "{summary}");
     }
 }
@@ -236,7 +253,8 @@ fn the_exit_status_is_the_commands() {
         (&[plain.to_str().unwrap()], 126),
     ];
     for (command, status) in commands {
-        let mut child = cap(&["--memory", "64MiB"], command).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child =
+            cap(&["--memory", "64MiB"], command).stderr(Stdio::piped()).spawn().unwrap();
         let pid = child.id();
         let mut told = String::new();
         child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
@@ -247,8 +265,11 @@ fn the_exit_status_is_the_commands() {
 
 /// Starts a script that says `ready` when its traps are set.
 fn start_script(own: &[&str], script: &str) -> (Running, BufReader<std::process::ChildStdout>) {
-    let child =
-        cap(own, &["sh", "-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let child = cap(own, &["sh", "-c", script])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut child = Running(child);
     let mut output = BufReader::new(child.0.stdout.take().unwrap());
     let mut line = String::new();
@@ -263,7 +284,8 @@ fn a_signal_is_passed_on_and_a_clean_end_is_waited_for() {
         return;
     }
     for (name, signal) in [("INT", Signal::INT), ("TERM", Signal::TERM), ("HUP", Signal::HUP)] {
-        let script = format!("trap 'echo clean; exit 7' {name}; echo ready; while :; do sleep 0.05; done");
+        let script =
+            format!("trap 'echo clean; exit 7' {name}; echo ready; while :; do sleep 0.05; done");
         let (mut child, mut output) = start_script(&["--memory", "64MiB"], &script);
         send(&child.0, signal);
         let mut rest = String::new();
@@ -333,7 +355,8 @@ fn ctrl_c_at_a_terminal_reaches_the_command_once() {
     let read = |name: &str| fs::read_to_string(path(name)).unwrap_or_default();
     until("the trap", || read("cap").ends_with('\n'));
     let cap = Pid::from_raw(read("cap").trim().parse().unwrap()).unwrap();
-    // The cap is held up until the command has dealt with the signal: one that was passed on at once could melt into the first.
+    // The cap is held up until the command has dealt with the signal: one that was passed on at
+    // once could melt into the first.
     kill_process(cap, Signal::STOP).unwrap();
     let mut keyboard = terminal.stdin.take().unwrap();
     keyboard.write_all(b"\x03").unwrap();
@@ -389,7 +412,9 @@ fn the_group_of_a_run_that_was_killed_is_removed_by_the_next() {
 #[test]
 fn a_machine_without_groups_is_told_why_and_what_helps() {
     if !rustix::process::geteuid().is_root() {
-        return testing::missing("only root can become somebody who may not make groups: run as root");
+        return testing::missing(
+            "only root can become somebody who may not make groups: run as root",
+        );
     }
     // Nobody may not read our build folder, perhaps.
     let folder = tempfile::tempdir().unwrap();
@@ -424,6 +449,10 @@ fn a_size_that_is_none_is_refused_before_anything_runs() {
     for (size, part) in [("5kB", "the smallest cap is 1 MiB"), ("lots", "512MiB")] {
         let output = run(&["--memory", size], &["sh", "-c", "echo ran"]);
         assert_eq!(output.status.code(), Some(2));
-        assert!(text(&output.stderr).contains(part) && output.stdout.is_empty(), "{}", text(&output.stderr));
+        assert!(
+            text(&output.stderr).contains(part) && output.stdout.is_empty(),
+            "{}",
+            text(&output.stderr)
+        );
     }
 }

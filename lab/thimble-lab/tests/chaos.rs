@@ -19,7 +19,11 @@ fn lab(words: &str) -> Command {
 }
 
 fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }
 
 /// Whether memory-capped groups can be made here; says why not.
@@ -32,13 +36,18 @@ fn groups() -> bool {
 }
 
 fn only_folder(of: &Path) -> PathBuf {
-    let entries: Vec<PathBuf> = fs::read_dir(of).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let entries: Vec<PathBuf> =
+        fs::read_dir(of).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(entries.len(), 1, "{entries:?}");
     entries[0].clone()
 }
 
 fn lines(history: &Path) -> Vec<Value> {
-    fs::read_to_string(history).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    fs::read_to_string(history)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }
 
 /// Writes a history that differs, and has it checked: the exit code and the rules that are broken.
@@ -51,7 +60,8 @@ fn checked(lines: &[Value], folder: &Path) -> (Option<i32>, Vec<String>) {
     (output.status.code(), verdict["broken"].as_object().unwrap().keys().cloned().collect())
 }
 
-/// A node alone tolerates no fault, so all of them are its death, or that of its workers; what it acknowledged must be there all the same.
+/// A node alone tolerates no fault, so all of them are its death, or that of its workers; what it
+/// acknowledged must be there all the same.
 #[test]
 fn a_node_alone_loses_nothing_whenever_it_is_killed() {
     if !groups() {
@@ -62,10 +72,11 @@ fn a_node_alone_loses_nothing_whenever_it_is_killed() {
         "these tests need the node's binary beside {LAB}; build it with `cargo build --release -p thimble`"
     );
     let folder = tempfile::tempdir().unwrap();
-    let output = lab("chaos --nodes 1 --memory 256MiB --duration 15 --seed 5 --clients 4 --rate 40 --out")
-        .arg(folder.path())
-        .output()
-        .unwrap();
+    let output =
+        lab("chaos --nodes 1 --memory 256MiB --duration 15 --seed 5 --clients 4 --rate 40 --out")
+            .arg(folder.path())
+            .output()
+            .unwrap();
     let said = text(&output);
     assert_eq!(output.status.code(), Some(0), "{said}");
     assert!(said.contains("kill -9 0") && said.contains("nothing acknowledged is lost"), "{said}");
@@ -81,7 +92,8 @@ fn a_node_alone_loses_nothing_whenever_it_is_killed() {
                 && line["outcome"].get("acknowledged").is_some()
         }
     };
-    // The same history with one acknowledged append gone from the end, and with one acknowledged twice.
+    // The same history with one acknowledged append gone from the end, and with one acknowledged
+    // twice.
     let mut changed = history.clone();
     let lost = changed.iter_mut().find(call("append")).unwrap();
     lost["outcome"]["acknowledged"]["value"] = 1_000_000.into();
@@ -92,7 +104,8 @@ fn a_node_alone_loses_nothing_whenever_it_is_killed() {
     assert_eq!(checked(&changed, folder.path()), (Some(1), vec!["incomplete".into()]));
 }
 
-/// Once through with what hurts whole nodes, their links, disks and descriptors: a test of the tool. All of it, and longer, is `make chaos`.
+/// Once through with what hurts whole nodes, their links, disks and descriptors: a test of the
+/// tool. All of it, and longer, is `make chaos`.
 #[test]
 fn four_nodes_lose_nothing_while_they_are_hurt() {
     if !groups() {
@@ -116,7 +129,9 @@ fn four_nodes_lose_nothing_while_they_are_hurt() {
     let last = changed
         .iter_mut()
         .find(|line| {
-            line["kind"] == "final" && line["endpoint"] == 2 && line["runs"][0][1].as_u64() > Some(0)
+            line["kind"] == "final"
+                && line["endpoint"] == 2
+                && line["runs"][0][1].as_u64() > Some(0)
         })
         .unwrap();
     last["runs"][0][1] = 0.into();
@@ -144,5 +159,9 @@ fn a_net_that_is_none_is_refused() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output).contains("there is no net in /no/such/net"), "{}", text(&output));
     let output = lab("history check /no/such/file").output().unwrap();
-    assert!(output.status.code() == Some(1) && text(&output).contains("/no/such/file"), "{}", text(&output));
+    assert!(
+        output.status.code() == Some(1) && text(&output).contains("/no/such/file"),
+        "{}",
+        text(&output)
+    );
 }

@@ -17,7 +17,11 @@ use tempfile::TempDir;
 const LAB: &str = env!("CARGO_BIN_EXE_thimble-lab");
 
 fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }
 
 fn compare(arguments: &[&str]) -> Output {
@@ -31,7 +35,10 @@ impl Noise {
     fn next(&mut self) -> f64 {
         let mut sum = 0.0;
         for _ in 0..12 {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            self.0 = self
+                .0
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             sum += (self.0 >> 11) as f64 / (1_u64 << 53) as f64;
         }
         sum - 6.0
@@ -68,7 +75,8 @@ fn suite(folder: &Path) -> Vec<PathBuf> {
 
 fn verdict<'a>(report: &'a Value, name: &str) -> &'a str {
     let tests = report["tests"].as_array().unwrap();
-    let test = tests.iter().find(|test| test["name"] == name).unwrap_or_else(|| panic!("no {name}"));
+    let test =
+        tests.iter().find(|test| test["name"] == name).unwrap_or_else(|| panic!("no {name}"));
     test["verdict"].as_str().unwrap()
 }
 
@@ -80,7 +88,8 @@ fn json(path: &Path) -> Value {
 fn three_runs_against_one_find_what_changed_and_little_else() {
     let folder = TempDir::new().unwrap();
     let files = suite(folder.path());
-    let [a, b, c, d] = files.iter().map(|path| path.to_str().unwrap()).collect::<Vec<_>>()[..] else {
+    let [a, b, c, d] = files.iter().map(|path| path.to_str().unwrap()).collect::<Vec<_>>()[..]
+    else {
         unreachable!()
     };
     let out = |name: &str| folder.path().join(name);
@@ -91,7 +100,10 @@ fn three_runs_against_one_find_what_changed_and_little_else() {
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     let table = text(&output);
     assert!(table.contains("net > t001 <b>") && table.contains("slower"), "{table}");
-    assert!(table.contains("sum of times") && table.contains("probability that the whole"), "{table}");
+    assert!(
+        table.contains("sum of times") && table.contains("probability that the whole"),
+        "{table}"
+    );
 
     let report = json(&report);
     for test in 1..=8 {
@@ -100,7 +112,8 @@ fn three_runs_against_one_find_what_changed_and_little_else() {
     assert_eq!(verdict(&report, "net > added"), "new");
     assert_eq!(verdict(&report, "net > t020 <b>"), "gone");
     let tests = report["tests"].as_array().unwrap();
-    let called = tests.iter().filter(|test| matches!(test["verdict"].as_str(), Some("slower" | "faster")));
+    let called =
+        tests.iter().filter(|test| matches!(test["verdict"].as_str(), Some("slower" | "faster")));
     // One in twenty calls may be wrong, on average.
     assert!((8..=10).contains(&called.count()), "{report:#}");
     assert_eq!(report["method"]["pooled_over"], 166);
@@ -207,13 +220,16 @@ fn what_the_lab_writes_is_read() {
     let output = compare(&[a, b, "--", c, "--json", "-"]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["baseline"][0]["kind"], "JSON of thimble-lab");
-    assert!(report["tests"].as_array().unwrap().iter().any(|test| test["name"] == "true > wall time"));
+    assert!(
+        report["tests"].as_array().unwrap().iter().any(|test| test["name"] == "true > wall time")
+    );
 }
 
 #[test]
 fn two_commands_are_measured_in_alternating_turns_and_told_apart() {
     let run = |first: &str, second: &str| {
-        let output = compare(&["--pair", first, second, "--turns", "12", "--busy", "100%", "--json", "-"]);
+        let output =
+            compare(&["--pair", first, second, "--turns", "12", "--busy", "100%", "--json", "-"]);
         assert!(output.status.success(), "{}", text(&output));
         serde_json::from_slice::<Value>(&output.stdout).unwrap()
     };
@@ -237,7 +253,8 @@ fn what_commands_write_is_compared_too() {
     let file = folder.path().join("out.csv");
     let file = file.to_str().unwrap();
     let command = |value: u32| format!("printf 'name,value,unit\\nwork,{value},/s\\n' > {file}");
-    let flags = ["--turns", "12", "--busy", "100%", "--read", file, "--json", "-", "--fail-on", "slower"];
+    let flags =
+        ["--turns", "12", "--busy", "100%", "--read", file, "--json", "-", "--fail-on", "slower"];
     let output = compare(&[&["--pair", &command(100), &command(90)], &flags[..]].concat());
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -257,7 +274,16 @@ fn ctrl_c_prints_what_was_measured() {
     let command = format!("echo $$ >> {}; sleep 0.05", pids.display());
     let mut child = Command::new("sh");
     // Whoever started the tests in the background may have had them ignore signals.
-    child.args(["-c", "trap - INT; exec \"$@\"", "sh", LAB, "compare", "--pair", &command, &command]);
+    child.args([
+        "-c",
+        "trap - INT; exec \"$@\"",
+        "sh",
+        LAB,
+        "compare",
+        "--pair",
+        &command,
+        &command,
+    ]);
     child.args(["--turns", "1000", "--busy", "100%"]).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = child.spawn().unwrap();
     let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -344,15 +370,23 @@ fn a_comparison_of_commits_that_is_interrupted_leaves_no_work_tree() {
     let Some(root) = checkout() else { return };
     let folder = TempDir::new().unwrap();
     let folder = folder.path().canonicalize().unwrap();
-    // Whoever started the tests in the background may have had them ignore signals, which bash keeps.
+    // Whoever started the tests in the background may have had them ignore signals, which bash
+    // keeps.
     let mut command = Command::new("env");
-    command.args(["--default-signal=INT"]).arg(root.join("scripts/compare.sh")).args([LAB, "HEAD~1"]);
+    command
+        .args(["--default-signal=INT"])
+        .arg(root.join("scripts/compare.sh"))
+        .args([LAB, "HEAD~1"]);
     command.env("COMPARE_DIR", &folder).env_remove("CARGO_TARGET_DIR").process_group(0);
     let mut child = Group(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
     // Until cargo works in it.
     let stderr = BufReader::new(child.0.stderr.take().unwrap());
-    let mut lines = stderr.lines().map(Result::unwrap).take_while(|line| !line.starts_with("error"));
-    assert!(lines.any(|line| line.contains("Compiling") || line.contains("Blocking")), "no build began");
+    let mut lines =
+        stderr.lines().map(Result::unwrap).take_while(|line| !line.starts_with("error"));
+    assert!(
+        lines.any(|line| line.contains("Compiling") || line.contains("Blocking")),
+        "no build began"
+    );
     assert!(has_work_tree(&root, &folder));
     let second = script(&root, &folder, &["HEAD~1"]).output().unwrap();
     assert!(text(&second).contains("another comparison runs"), "{}", text(&second));

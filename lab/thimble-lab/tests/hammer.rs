@@ -36,7 +36,16 @@ impl Node {
         let folder = tempfile::tempdir().unwrap();
         let address = folder.path().join("address");
         let mut command = Command::new(binary);
-        command.args(["run", "--memory", memory, "--listen", "127.0.0.1:0", "--log", "warn", "--data-dir"]);
+        command.args([
+            "run",
+            "--memory",
+            memory,
+            "--listen",
+            "127.0.0.1:0",
+            "--log",
+            "warn",
+            "--data-dir",
+        ]);
         command.arg(folder.path().join("data")).arg("--address-file").arg(&address);
         if let Some(text) = config {
             let file = folder.path().join("thimble.toml");
@@ -70,7 +79,8 @@ impl Node {
     /// Runs to the end and returns the exit code and the report.
     fn report(&self, flags: &str) -> (Option<i32>, Value) {
         let output = self.hammer(&format!("--no-progress --json - {flags}")).output().unwrap();
-        let report = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", shown(&output)));
+        let report =
+            serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", shown(&output)));
         (output.status.code(), report)
     }
 }
@@ -83,7 +93,11 @@ impl Drop for Node {
 }
 
 fn shown(output: &Output) -> String {
-    format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{}\n{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }
 
 /// Every kind of operation in every phase: (mode, phase, kind, statistics).
@@ -94,7 +108,12 @@ fn kinds(report: &Value) -> Vec<(String, String, String, Value)> {
         for phase in mode["phases"].as_array().unwrap() {
             assert!(phase["seconds"].as_f64().unwrap() > 0.0);
             for (kind, stats) in phase["kinds"].as_object().unwrap() {
-                found.push((text(&mode["mode"]), text(&phase["name"]), kind.clone(), stats.clone()));
+                found.push((
+                    text(&mode["mode"]),
+                    text(&phase["name"]),
+                    kind.clone(),
+                    stats.clone(),
+                ));
             }
         }
     }
@@ -103,7 +122,11 @@ fn kinds(report: &Value) -> Vec<(String, String, String, Value)> {
 
 fn done(report: &Value, mode: &str, kind: &str) -> u64 {
     let of = |found: &(String, String, String, Value)| found.0 == mode && found.2 == kind;
-    kinds(report).iter().filter(|found| of(found)).map(|found| found.3["done"].as_u64().unwrap()).sum()
+    kinds(report)
+        .iter()
+        .filter(|found| of(found))
+        .map(|found| found.3["done"].as_u64().unwrap())
+        .sum()
 }
 
 #[test]
@@ -155,8 +178,8 @@ fn every_mode_runs_and_every_byte_is_right() {
 #[test]
 fn probes_meet_the_limits_and_the_heap_storm_goes_on() {
     let node = Node::start("512MiB", None);
-    let (code, report) =
-        node.report("--mode probe --mode heap --operations 12 --write-size 2MiB --canister-count 2");
+    let (code, report) = node
+        .report("--mode probe --mode heap --operations 12 --write-size 2MiB --canister-count 2");
     assert_eq!(code, Some(0), "{report:#}");
     let probes = report["modes"][0]["probes"].as_array().unwrap();
     assert_eq!(probes.len(), 8);
@@ -169,13 +192,18 @@ fn probes_meet_the_limits_and_the_heap_storm_goes_on() {
     // Twice the sizes: what must succeed does not, and the run says so.
     let output = node.hammer("--mode probe --scale 2 --no-progress").output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
-    assert!(shown(&output).contains("UNMET write 48 MiB of stable memory: reject 5"), "{}", shown(&output));
+    assert!(
+        shown(&output).contains("UNMET write 48 MiB of stable memory: reject 5"),
+        "{}",
+        shown(&output)
+    );
 }
 
 #[test]
 fn back_pressure_is_counted_and_is_no_error() {
     let node = Node::start("512MiB", Some("[limits.gateway]\nqueries_in_flight = 1\n"));
-    let flags = "--mode read --fill 24MiB --canister-count 1 --concurrency 4 --operations 20 --strict";
+    let flags =
+        "--mode read --fill 24MiB --canister-count 1 --concurrency 4 --operations 20 --strict";
     let (code, report) = node.report(flags);
     assert_eq!(code, Some(0), "{report:#}");
     let reads = kinds(&report).into_iter().find(|found| found.2 == "read-query").unwrap().3;
@@ -228,7 +256,8 @@ impl Controller {
     }
 
     async fn install(&self, canister: Principal, mode: CanisterInstallMode) {
-        let module = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../canisters/wasm/hammer-c.wasm");
+        let module =
+            PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../canisters/wasm/hammer-c.wasm");
         let arguments = InstallCodeArgs {
             mode,
             canister_id: canister,
@@ -245,7 +274,8 @@ impl Controller {
     }
 }
 
-/// Somebody empties the canister under the driver's feet: counts, and pages of stable memory, that were acknowledged are gone.
+/// Somebody empties the canister under the driver's feet: counts, and pages of stable memory, that
+/// were acknowledged are gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_acknowledgements_fail_the_run() {
     let node = Node::start("512MiB", None);
@@ -259,7 +289,8 @@ async fn lost_acknowledgements_fail_the_run() {
     let controller = Controller(agent);
     let management = Principal::management_canister();
     let arguments = Encode!(&ProvisionalCreateCanisterWithCyclesArgs::default()).unwrap();
-    let created = controller.manage("provisional_create_canister_with_cycles", management, arguments).await;
+    let created =
+        controller.manage("provisional_create_canister_with_cycles", management, arguments).await;
     let canister = Decode!(&created, Created).unwrap().canister_id;
     controller.install(canister, CanisterInstallMode::Install).await;
 
@@ -267,7 +298,11 @@ async fn lost_acknowledgements_fail_the_run() {
     let cases = [
         ("--mode throughput --seconds 4 --concurrency 2", 2, "acknowledged updates are lost"),
         // Every page is written once, so that what was lost is not written again.
-        ("--mode dirty --operations 250 --concurrency 1 --write-size 1MiB --fill 256MiB", 4, "reading back"),
+        (
+            "--mode dirty --operations 250 --concurrency 1 --write-size 1MiB --fill 256MiB",
+            4,
+            "reading back",
+        ),
     ];
     for (flags, begun, said) in cases {
         let before = controller.info(canister).await[begun];
@@ -279,7 +314,8 @@ async fn lost_acknowledgements_fail_the_run() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         controller.install(canister, CanisterInstallMode::Reinstall).await;
-        let output = tokio::task::spawn_blocking(|| child.wait_with_output()).await.unwrap().unwrap();
+        let output =
+            tokio::task::spawn_blocking(|| child.wait_with_output()).await.unwrap().unwrap();
         let text = shown(&output);
         assert_eq!(output.status.code(), Some(1), "{text}");
         assert!(text.contains(said) && text.contains("WRONG") && text.contains("FAILED"), "{text}");

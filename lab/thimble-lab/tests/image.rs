@@ -1,4 +1,5 @@
-//! `thimble-lab image`: the subcommands are there; what they do is told in the tests of their crate.
+//! `thimble-lab image`: the subcommands are there; what they do is told in the tests of their
+//! crate.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,5 +1,5 @@
-//! Nets of virtual machines as their user meets them: real QEMU, and an image of the binaries beside this
-//! program. Emulation is slow, so a test is a story.
+//! Nets of virtual machines as their user meets them: real QEMU, and an image of the binaries
+//! beside this program. Emulation is slow, so a test is a story.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -21,7 +21,11 @@ const PATIENCE: Duration = Duration::from_secs(300);
 static TURN: Mutex<()> = Mutex::new(());
 
 fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }
 
 /// The image of all tests of this file, in a cache of its own; `None` where none can be made.
@@ -115,7 +119,8 @@ impl Net {
         let folder = self.folder.path().join("image");
         fs::create_dir(&folder).unwrap();
         for file in ["kernel", "initrd"] {
-            fs::copy(Path::new(image["folder"].as_str().unwrap()).join(file), folder.join(file)).unwrap();
+            fs::copy(Path::new(image["folder"].as_str().unwrap()).join(file), folder.join(file))
+                .unwrap();
         }
         image["folder"] = folder.to_str().unwrap().into();
         change(&mut image, &folder);
@@ -181,8 +186,8 @@ fn one_machine_works_loses_its_power_and_goes_on() {
     assert!(net.info(0)["ended"]["how"].as_str().unwrap().contains("SIGKILL"));
     assert!(net.good("restart 0").contains("node 0 serves"));
     assert!(net.height(0) >= height, "what was certified is there");
-    // The demo deploys another canister when its query is not answered; so it is given the first one's id
-    // again. Only a canister that is there with what was acknowledged ever says 1.
+    // The demo deploys another canister when its query is not answered; so it is given the first
+    // one's id again. Only a canister that is there with what was acknowledged ever says 1.
     let canister = fs::read(&canister_before).unwrap();
     let mut refused = vec![];
     until("the counter stands where the client was told", || {
@@ -193,14 +198,21 @@ fn one_machine_works_loses_its_power_and_goes_on() {
         refused.extend((!found).then_some(said));
         found
     });
-    assert!(refused.is_empty(), "it served, but did not answer: {refused:?}\n{}", net.good("logs 0 -n 60"));
+    assert!(
+        refused.is_empty(),
+        "it served, but did not answer: {refused:?}\n{}",
+        net.good("logs 0 -n 60")
+    );
 
     net.good("down");
     let ended = net.info(0)["ended"]["how"].as_str().unwrap().to_owned();
     assert_eq!(ended, "the node ended: exit 0; machine powered off");
     assert!(!net.dir().join("sockets").exists());
     let log = net.good("logs 0");
-    assert!(log.lines().all(|line| line.as_bytes().get(10) == Some(&b'T')), "every line has its time");
+    assert!(
+        log.lines().all(|line| line.as_bytes().get(10) == Some(&b'T')),
+        "every line has its time"
+    );
 }
 
 #[test]
@@ -267,7 +279,8 @@ fn what_is_missing_or_does_not_fit_is_said() {
     assert!(said.contains("thimble-lab image build"), "{said}");
     let mut command = Command::new(LAB);
     command.args(["net", "--dir"]).arg(net.dir()).args(["up", "--backend", "vm", "--nodes", "1"]);
-    let output = command.env("THIMBLE_IMAGES", &net.cache).env("PATH", "/nonexistent").output().unwrap();
+    let output =
+        command.env("THIMBLE_IMAGES", &net.cache).env("PATH", "/nonexistent").output().unwrap();
     assert!(text(&output).contains("apt-get install qemu-system-x86"), "{}", text(&output));
     let said = net.bad("up --backend vm --nodes 100 --memory 64GiB");
     assert!(said.contains("100 machines do not fit") && said.contains("are available"), "{said}");
@@ -283,15 +296,25 @@ fn what_is_missing_or_does_not_fit_is_said() {
 fn relays_in_machines_of_128_mib_find_each_other() {
     let Some(net) = Net::new() else { return };
     let mut command = Command::new(LAB);
-    let built =
-        command.args(["image", "build", "--relay", "--quiet", "--cache"]).arg(&net.cache).output().unwrap();
+    let built = command
+        .args(["image", "build", "--relay", "--quiet", "--cache"])
+        .arg(&net.cache)
+        .output()
+        .unwrap();
     assert!(built.status.success(), "{}", text(&built));
     net.good("up --backend vm --relay 2 --memory 128MiB");
     let status = net.status();
     for node in status["nodes"].as_array().unwrap() {
         assert_eq!(node["report"]["relay"]["mesh"], 1, "{status:#}");
-        assert!(node["multiaddr"].as_str().unwrap().starts_with("/ip4/127.0.0.1/tcp/"), "{status:#}");
+        assert!(
+            node["multiaddr"].as_str().unwrap().starts_with("/ip4/127.0.0.1/tcp/"),
+            "{status:#}"
+        );
     }
-    assert!(net.good("logs 0").contains("thimble-relay starts within 64 MiB"), "{}", net.good("logs 0"));
+    assert!(
+        net.good("logs 0").contains("thimble-relay starts within 64 MiB"),
+        "{}",
+        net.good("logs 0")
+    );
     net.good("down --delete");
 }

@@ -1,6 +1,8 @@
-//! `thimble-lab net` as its user meets it: real processes in real groups, on the networks that this machine has.
+//! `thimble-lab net` as its user meets it: real processes in real groups, on the networks that this
+//! machine has.
 //!
-//! Where no memory-capped group can be made, or no network namespace, a test says so on standard error and ends there.
+//! Where no memory-capped group can be made, or no network namespace, a test says so on standard
+//! error and ends there.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -22,12 +24,17 @@ const LAB: &str = env!("CARGO_BIN_EXE_thimble-lab");
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }
 
 /// Whether memory-capped groups can be made here; says why not.
 fn groups() -> bool {
-    let output = Command::new(LAB).args(["cap", "--memory", "64MiB", "--", "true"]).output().unwrap();
+    let output =
+        Command::new(LAB).args(["cap", "--memory", "64MiB", "--", "true"]).output().unwrap();
     if output.status.code() == Some(125) {
         testing::missing(text(&output));
     }
@@ -146,7 +153,10 @@ fn a_net_is_started_hurt_looked_at_and_stopped() {
     let nodes = status["nodes"].as_array().unwrap();
     assert_eq!(nodes.len(), 3);
     for node in nodes {
-        assert_eq!((&node["condition"], &node["report"]["healthy"]), (&"running".into(), &true.into()));
+        assert_eq!(
+            (&node["condition"], &node["report"]["healthy"]),
+            (&"running".into(), &true.into())
+        );
         assert!(node["group"]["anonymous_peak_bytes"].as_u64().unwrap() > 1 << 20, "{node:#}");
         assert_eq!(node["memory_bytes"], 256 << 20);
     }
@@ -193,7 +203,8 @@ fn a_net_is_started_hurt_looked_at_and_stopped() {
     assert!(net.good("down").contains("there is no net"));
 }
 
-/// Four nodes, one key that none of them knows, one history; whatever is done to one of them, the others go on, and it comes back.
+/// Four nodes, one key that none of them knows, one history; whatever is done to one of them, the
+/// others go on, and it comes back.
 #[test]
 fn four_nodes_agree_while_one_is_hurt() {
     if !groups() || !node_is_built() {
@@ -201,10 +212,18 @@ fn four_nodes_agree_while_one_is_hurt() {
     }
     let net = Net::new();
     let said = net.good("up --nodes 4 --memory 256MiB --network proxies");
-    assert!(said.contains("the genesis is verified") && said.contains("every node serves"), "{said}");
+    assert!(
+        said.contains("the genesis is verified") && said.contains("every node serves"),
+        "{said}"
+    );
     let heights = || -> Vec<Option<u64>> {
         let status = net.status();
-        status["nodes"].as_array().unwrap().iter().map(|node| node["report"]["height"].as_u64()).collect()
+        status["nodes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|node| node["report"]["height"].as_u64())
+            .collect()
     };
     let moves = |nodes: &[usize], what: &str| {
         let before = heights();
@@ -242,13 +261,16 @@ fn four_nodes_agree_while_one_is_hurt() {
     let mut hammer = Command::new(LAB);
     hammer.args(["hammer", "--net"]).arg(net.dir());
     hammer.args(
-        "--mode throughput --operations 20 --verify-every 1 --strict --no-progress --json -".split(' '),
+        "--mode throughput --operations 20 --verify-every 1 --strict --no-progress --json -"
+            .split(' '),
     );
     let output = hammer.output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["nodes"].as_array().unwrap().len(), 4);
-    assert!(report["nodes"].as_array().unwrap().iter().all(|node| node["answers"].as_u64() > Some(0)));
+    assert!(
+        report["nodes"].as_array().unwrap().iter().all(|node| node["answers"].as_u64() > Some(0))
+    );
 
     // All of it stops, and begins where it was.
     let before = heights()[0].unwrap();
@@ -265,14 +287,20 @@ fn what_keeps_a_net_from_serving_is_named() {
     let net = Net::new();
     let ends = net.program("echo the disk is on fire >&2; exit 3");
     let said = net.bad(&format!("up --nodes 2 --independent --memory 64MiB --node {ends}"));
-    assert!(said.contains("ended by itself: exit 3") && said.contains("the disk is on fire"), "{said}");
+    assert!(
+        said.contains("ended by itself: exit 3") && said.contains("the disk is on fire"),
+        "{said}"
+    );
     assert!(net.run("status").status.code() == Some(1));
     net.good("down --delete");
 
     let silent = net.program("exec sleep 1000");
-    let said = net.bad(&format!("up --nodes 2 --independent --memory 64MiB --wait 1 --node {silent}"));
+    let said =
+        net.bad(&format!("up --nodes 2 --independent --memory 64MiB --wait 1 --node {silent}"));
     assert!(
-        said.contains("not after 1 s. node 0: it does not listen yet; node 1: it does not listen yet"),
+        said.contains(
+            "not after 1 s. node 0: it does not listen yet; node 1: it does not listen yet"
+        ),
         "{said}"
     );
     assert!(is_running(net.info(0).0), "a net that is late is left as it is");
@@ -293,7 +321,9 @@ fn ctrl_c_stops_what_was_started() {
     let silent = net.program("exec sleep 1000");
     let words = format!("up --nodes 3 --independent --memory 64MiB --node {silent}");
     let mut up = net.command(&words).stdout(Stdio::null()).spawn().unwrap();
-    until("three nodes", || (0..3).all(|node| net.dir().join(format!("node-{node}/info.json")).exists()));
+    until("three nodes", || {
+        (0..3).all(|node| net.dir().join(format!("node-{node}/info.json")).exists())
+    });
     let pids: Vec<u32> = (0..3).map(|node| net.info(node).0).collect();
     send(&up, Signal::INT);
     assert_eq!(up.wait().unwrap().code(), Some(130));
@@ -345,7 +375,8 @@ fn namespaces_are_cut_and_heal_and_leave_nothing_behind() {
     assert!(output.status.success(), "{}", text(&output));
     let file = net.file();
     let address = |node: usize| file["nodes"][node]["http"].as_str().unwrap().to_owned();
-    let namespace = |node: usize| format!("/run/netns/thimble-{}-{node}", file["id"].as_str().unwrap());
+    let namespace =
+        |node: usize| format!("/run/netns/thimble-{}-{node}", file["id"].as_str().unwrap());
     // Whether one node's network lets it dial another.
     let dials = |from: usize, to: usize| {
         let (host, port) = (address(to), address(to));
@@ -363,7 +394,10 @@ fn namespaces_are_cut_and_heal_and_leave_nothing_behind() {
     assert!(!dials(0, 1) && !dials(2, 0) && dials(1, 2));
     assert_eq!(net.status()["nodes"][0]["report"]["healthy"], true, "the endpoints stay reachable");
     assert_eq!(net.status()["links"][0], "cut: 0-1 0-2");
-    assert!(net.good("partition 0,1 2").contains("cut: 0-2 1-2"), "a new partition replaces the old one");
+    assert!(
+        net.good("partition 0,1 2").contains("cut: 0-2 1-2"),
+        "a new partition replaces the old one"
+    );
     assert!(dials(0, 1) && !dials(1, 2));
     net.good("heal");
     assert!(dials(0, 1) && dials(1, 2) && dials(2, 0));
@@ -393,8 +427,10 @@ impl Relay {
     fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        // None that the system gives away by itself: it is to be free still when the relay takes it.
-        let mut ports = (9_000..10_000).cycle().skip(std::process::id() as usize % 1_000).take(1_000);
+        // None that the system gives away by itself: it is to be free still when the relay takes
+        // it.
+        let mut ports =
+            (9_000..10_000).cycle().skip(std::process::id() as usize % 1_000).take(1_000);
         let dialled = ports.find_map(|port| {
             let address = format!("127.0.0.1:{port}");
             TcpListener::bind(&address).is_ok().then_some(address)
@@ -429,7 +465,8 @@ impl Relay {
         };
         let there = self.listener.local_addr().unwrap().to_string();
         // Nobody dials the other way; the link is there for the bytes that come back.
-        let links = [link([0, 1], &self.dialled, there), link([1, 0], "127.0.0.1:0", "127.0.0.1:1".into())];
+        let links =
+            [link([0, 1], &self.dialled, there), link([1, 0], "127.0.0.1:0", "127.0.0.1:1".into())];
         let orders = serde_json::json!({"generation": self.generation, "links": links});
         fs::write(self.folder.path().join("links.json"), orders.to_string()).unwrap();
     }
@@ -438,8 +475,9 @@ impl Relay {
         let wanted = serde_json::json!({"generation": self.generation});
         let path = self.folder.path().join("relay.json");
         until("the relay follows", || {
-            fs::read(&path)
-                .is_ok_and(|bytes| serde_json::from_slice::<Value>(&bytes).is_ok_and(|value| value == wanted))
+            fs::read(&path).is_ok_and(|bytes| {
+                serde_json::from_slice::<Value>(&bytes).is_ok_and(|value| value == wanted)
+            })
         });
     }
 
@@ -478,8 +516,7 @@ fn crossing(from: &mut TcpStream, to: &mut TcpStream) -> Duration {
 
 fn is_silent(end: &mut TcpStream) -> bool {
     end.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-    let silent =
-        matches!(end.read(&mut [0; 1]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock);
+    let silent = matches!(end.read(&mut [0; 1]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock);
     end.set_read_timeout(Some(PATIENCE)).unwrap();
     silent
 }

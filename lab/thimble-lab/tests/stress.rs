@@ -1,7 +1,7 @@
 //! `thimble-lab stress` and `net up --relay` as their user meets them: real relays in real groups.
 //!
-//! The relay is this workspace's own, `thimble-relay` beside the tests or where `THIMBLE_RELAY` says.
-//! Where it is missing, or no memory-capped group can be made, a test says so and ends there.
+//! The relay is this workspace's own, `thimble-relay` beside the tests or where `THIMBLE_RELAY`
+//! says. Where it is missing, or no memory-capped group can be made, a test says so and ends there.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -17,12 +17,17 @@ use serde_json::Value;
 const LAB: &str = env!("CARGO_BIN_EXE_thimble-lab");
 
 fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }
 
 /// Where the relay's program is, if it is there and groups can be made; says so otherwise.
 fn relay() -> Option<PathBuf> {
-    let output = Command::new(LAB).args(["cap", "--memory", "64MiB", "--", "true"]).output().unwrap();
+    let output =
+        Command::new(LAB).args(["cap", "--memory", "64MiB", "--", "true"]).output().unwrap();
     if output.status.code() == Some(125) {
         testing::missing(text(&output));
         return None;
@@ -55,7 +60,8 @@ fn command(relay: &Path) -> String {
 }
 
 fn json(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", text(output)))
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", text(output)))
 }
 
 #[test]
@@ -70,10 +76,16 @@ fn a_network_is_started_worked_on_and_removed() {
     let phase = &report["phases"][0];
     assert_eq!((&phase["accepted"], &phase["sent"]), (&Value::from(20), &Value::from(20)));
     // Publishers are at the first two nodes, everybody else at the last: it came by gossip.
-    for delivery in
-        phase["receivers"].as_array().unwrap().iter().chain(phase["relay_peers"].as_array().unwrap())
+    for delivery in phase["receivers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .chain(phase["relay_peers"].as_array().unwrap())
     {
-        assert_eq!((&delivery["node"], &delivery["delivered"]), (&Value::from(2), &Value::from(20)));
+        assert_eq!(
+            (&delivery["node"], &delivery["delivered"]),
+            (&Value::from(2), &Value::from(20))
+        );
     }
     assert_eq!(phase["store"]["found"], 20, "the last node's store has what the first were pushed");
     let nodes = report["nodes"].as_array().unwrap();
@@ -93,12 +105,24 @@ fn a_net_of_relays_runs_on_until_it_is_taken_down() {
     let dir = scratch.path().join("net");
     let net = |words: &[&str]| lab().args(["net", "--dir"]).arg(&dir).args(words).output().unwrap();
     let relay = relay.to_str().unwrap();
-    let up =
-        ["up", "--relay", "2", "--memory", "64MiB", "--shard", "3", "--network", "direct", "--node", relay];
+    let up = [
+        "up",
+        "--relay",
+        "2",
+        "--memory",
+        "64MiB",
+        "--shard",
+        "3",
+        "--network",
+        "direct",
+        "--node",
+        relay,
+    ];
     let output = net(&up);
     let well = output.status.success();
-    let stress =
-        |words: &[&str]| lab().args(["stress", "--net"]).arg(&dir).args(LITTLE).args(words).output().unwrap();
+    let stress = |words: &[&str]| {
+        lab().args(["stress", "--net"]).arg(&dir).args(LITTLE).args(words).output().unwrap()
+    };
     let done = std::panic::catch_unwind(|| {
         assert!(well, "{}", text(&output));
         assert!(text(&output).contains("every node serves"));
@@ -131,7 +155,8 @@ fn a_net_of_relays_runs_on_until_it_is_taken_down() {
 fn ctrl_c_in_the_middle_tells_what_was_measured() {
     let Some(relay) = relay() else { return };
     let mut stress = lab();
-    stress.args(["stress", "--case", "long", "--phase", "3600", "--memory", "64MiB", "--json", "-"]);
+    stress
+        .args(["stress", "--case", "long", "--phase", "3600", "--memory", "64MiB", "--json", "-"]);
     stress.args(["--command", &command(&relay)]).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = stress.spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -142,7 +167,10 @@ fn ctrl_c_in_the_middle_tells_what_was_measured() {
     assert_eq!(child.wait().unwrap().code(), Some(130));
     let report: Value = serde_json::from_str(&said).unwrap();
     assert_eq!(report["interrupted"], true);
-    assert_eq!((report["phases"].as_array().unwrap().len(), &report["phases_asked"]), (1, &Value::from(6)));
+    assert_eq!(
+        (report["phases"].as_array().unwrap().len(), &report["phases_asked"]),
+        (1, &Value::from(6))
+    );
     assert_eq!(report["phases"][0]["cut_short"], true);
     assert_eq!(report["nodes"][0]["died"], false);
 }
@@ -154,8 +182,10 @@ fn a_process_that_outgrows_the_cap_is_counted_as_killed() {
     let greedy = format!("sh -c '(sleep 3; exec tail /dev/zero) & exec {}'", command(&relay));
     let mut stress = lab();
     stress.args(["stress", "--memory", "96MiB", "--command", &greedy, "--receivers", "1"]);
-    let output =
-        stress.args(["--rate", "20", "--phase", "8", "--after", "0", "--json", "-"]).output().unwrap();
+    let output = stress
+        .args(["--rate", "20", "--phase", "8", "--after", "0", "--json", "-"])
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     let report = json(&output);
     assert!(report["nodes"][0]["oom_kills"].as_u64().unwrap() > 0, "{report}");
@@ -176,14 +206,20 @@ fn what_cannot_be_done_is_said_with_the_bound_before_anything_is_started() {
         ("bench-relay --phase 0", "more than 0"),
     ] {
         let output = lab().args(words.split(' ')).output().unwrap();
-        assert!(!output.status.success() && text(&output).contains(part), "{words}: {}", text(&output));
+        assert!(
+            !output.status.success() && text(&output).contains(part),
+            "{words}: {}",
+            text(&output)
+        );
     }
 }
 
 #[test]
 fn a_case_can_be_written_down_changed_and_run() {
-    let output =
-        lab().args(["stress", "--case", "baseline", "--publishers", "2", "--print-plan"]).output().unwrap();
+    let output = lab()
+        .args(["stress", "--case", "baseline", "--publishers", "2", "--print-plan"])
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{}", text(&output));
     let plan = String::from_utf8(output.stdout).unwrap();
     assert!(plan.contains("publishers = 2") && plan.matches("[[phase]]").count() == 4, "{plan}");

@@ -1,7 +1,8 @@
-//! `thimble-lab tune` as its user meets it: real programs in Python, Go, Node and Java under real caps.
+//! `thimble-lab tune` as its user meets it: real programs in Python, Go, Node and Java under real
+//! caps.
 //!
-//! Whatever else this machine does must not decide a test, so runs count however busy it is; that busy
-//! runs do not count is a test of its own.
+//! Whatever else this machine does must not decide a test, so runs count however busy it is; that
+//! busy runs do not count is a test of its own.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -93,7 +94,8 @@ fn the_setting_that_saves_is_found_and_what_does_nothing_is_named() {
     let _alone = ALONE.lock();
     let folder = tempfile::tempdir().unwrap();
     let knobs = knobs(folder.path());
-    let own = [&BEATS[..], &["--knobs", &knobs, "--budget", "60s", "--lateness", "p99<20ms"]].concat();
+    let own =
+        [&BEATS[..], &["--knobs", &knobs, "--budget", "60s", "--lateness", "p99<20ms"]].concat();
     let (status, text, progress) = run(folder.path(), &own, &["python3", &holder()]);
     assert_eq!(status, 0, "{text}{progress}");
     let report = report(folder.path());
@@ -107,7 +109,10 @@ fn the_setting_that_saves_is_found_and_what_does_nothing_is_named() {
     // 48 of 64 MiB, and what Python itself takes.
     let change = report["confirmation"]["memory_percent"]["change"].as_f64().unwrap();
     assert!((-75.0..-50.0).contains(&change), "{change}");
-    assert!(text.contains("python3") && text.contains("--hold=16") && text.contains("[Service]"), "{text}");
+    assert!(
+        text.contains("python3") && text.contains("--hold=16") && text.contains("[Service]"),
+        "{text}"
+    );
     assert!(text.contains("MB that are held."), "{text}");
     assert!(progress.contains("the default") && progress.contains("confirmation"), "{progress}");
 
@@ -178,7 +183,8 @@ fn a_goal_that_nothing_meets_says_how_close_each_came() {
     let _alone = ALONE.lock();
     let folder = tempfile::tempdir().unwrap();
     let knobs = knobs(folder.path());
-    let own = [&BEATS[..], &["--knobs", &knobs, "--budget", "30s", "--lateness", "p99<100us"]].concat();
+    let own =
+        [&BEATS[..], &["--knobs", &knobs, "--budget", "30s", "--lateness", "p99<100us"]].concat();
     let (status, text, _) = run(folder.path(), &own, &["python3", &holder()]);
     assert_eq!(status, 1, "{text}");
     assert!(text.contains("Nothing that was tried meets the goal p99<0.1ms"), "{text}");
@@ -218,14 +224,18 @@ fn a_busy_machine_is_said_to_be_busy() {
     let spinning =
         (0..cores).map(|_| Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap());
     let mut spinning: Vec<Child> = spinning.collect();
-    let own = ["--knobs", &knobs, "--beat", "late ([0-9.]+) ms", "--seconds", "0.3", "--busy", "5%"];
+    let own =
+        ["--knobs", &knobs, "--beat", "late ([0-9.]+) ms", "--seconds", "0.3", "--busy", "5%"];
     let (status, text, said) = run(folder.path(), &own, &["python3", &holder()]);
     for child in &mut spinning {
         child.kill().unwrap();
         child.wait().unwrap();
     }
     assert_eq!(status, 3, "{text}{said}");
-    assert!(said.contains("too busy") && said.contains("--busy") && said.contains("not counted"), "{said}");
+    assert!(
+        said.contains("too busy") && said.contains("--busy") && said.contains("not counted"),
+        "{said}"
+    );
     assert_eq!(text, "", "nothing is guessed");
 }
 
@@ -313,13 +323,19 @@ fn a_go_program_that_overrides_its_collectors_target_has_a_dead_knob() {
     let skip = ["--skip", "GOMAXPROCS", "--skip", "madvdontneed"];
     let own = [&asked("1", "40s")[..], &skip].concat();
     let server = server.to_str().unwrap();
-    let (status, text, said) = run(folder.path(), &own, &["env", "OVERRIDE=1", server, "{port}", "20"]);
+    let (status, text, said) =
+        run(folder.path(), &own, &["env", "OVERRIDE=1", server, "{port}", "20"]);
     assert_eq!(status, 0, "{text}{said}");
-    let dead =
-        text.lines().find(|line| line.starts_with("Does nothing here")).unwrap_or_else(|| panic!("{text}"));
+    let dead = text
+        .lines()
+        .find(|line| line.starts_with("Does nothing here"))
+        .unwrap_or_else(|| panic!("{text}"));
     assert!(dead.contains("GOGC"), "{text}");
     // Its collector reports, so its share of the CPU time is known.
-    assert!(report(folder.path())["default"]["collector_percent"].as_f64().unwrap() > 0.0, "{text}");
+    assert!(
+        report(folder.path())["default"]["collector_percent"].as_f64().unwrap() > 0.0,
+        "{text}"
+    );
 
     // The same program, left to its runtime: the knob lives.
     let own = [&own[..], &["--fresh"]].concat();
@@ -335,10 +351,12 @@ fn a_node_server_keeps_less_garbage() {
     let _alone = ALONE.lock();
     let folder = tempfile::tempdir().unwrap();
     let server = programs().join("server.js");
-    let skip = ["--skip", "helper threads", "--skip", "compiled code", "--skip", "UV_THREADPOOL_SIZE"];
+    let skip =
+        ["--skip", "helper threads", "--skip", "compiled code", "--skip", "UV_THREADPOOL_SIZE"];
     let runtime = ["--runtime", "node", "--skip", "--gc-global", "--skip", "--max-old-space-size"];
     let own = [&asked("1", "40s")[..], &skip, &runtime].concat();
-    let (status, text, said) = run(folder.path(), &own, &["node", server.to_str().unwrap(), "{port}", "20"]);
+    let (status, text, said) =
+        run(folder.path(), &own, &["node", server.to_str().unwrap(), "{port}", "20"]);
     assert_eq!(status, 0, "{text}{said}");
     assert_eq!(report(folder.path())["verdict"], "better", "{text}");
     assert!(
@@ -359,13 +377,18 @@ fn a_java_server_keeps_less_garbage() {
     }
     let mut own = asked("1", "40s");
     own.extend(["--runtime", "jvm"]);
-    for knob in
-        ["-Xss", "ReservedCodeCacheSize", "MaxMetaspaceSize", "G1PeriodicGCInterval", "MaxHeapFreeRatio"]
-    {
+    for knob in [
+        "-Xss",
+        "ReservedCodeCacheSize",
+        "MaxMetaspaceSize",
+        "G1PeriodicGCInterval",
+        "MaxHeapFreeRatio",
+    ] {
         own.extend(["--skip", knob]);
     }
     let classes = folder.path().to_str().unwrap();
-    let (status, text, said) = run(folder.path(), &own, &["java", "-cp", classes, "Server", "{port}", "20"]);
+    let (status, text, said) =
+        run(folder.path(), &own, &["java", "-cp", classes, "Server", "{port}", "20"]);
     assert_eq!(status, 0, "{text}{said}");
     let report = report(folder.path());
     assert_eq!(report["verdict"], "better", "{text}");

@@ -1,4 +1,5 @@
-//! `thimble-lab watch` as its user meets it: real programs whose collectors report, and their faults.
+//! `thimble-lab watch` as its user meets it: real programs whose collectors report, and their
+//! faults.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -61,8 +62,10 @@ fn programs() -> PathBuf {
 
 /// Collections that the summary tells of.
 fn collections(text: &str) -> u64 {
-    let line =
-        text.lines().find(|line| line.starts_with("collections: ")).unwrap_or_else(|| panic!("{text}"));
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("collections: "))
+        .unwrap_or_else(|| panic!("{text}"));
     line["collections: ".len()..].split(' ').next().unwrap().parse().unwrap()
 }
 
@@ -70,16 +73,16 @@ fn collections(text: &str) -> u64 {
 fn what_node_collects_is_counted_and_a_page_shows_it() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("out");
-    let script =
-        "let kept=[];setInterval(()=>{kept=Array.from({length:2e4},(_,i)=>({i}))},20);console.log('ready')";
+    let script = "let kept=[];setInterval(()=>{kept=Array.from({length:2e4},(_,i)=>({i}))},20);console.log('ready')";
     let program = start(Command::new("node").args(["--trace-gc", "-e", script]), &log, "ready");
     let pid = program.0.id().to_string();
     let json = folder.path().join("samples.jsonl");
-    let mut watching = watch(&["--pid", &pid, "--interval", "0.2", "--json", json.to_str().unwrap()])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut watching =
+        watch(&["--pid", &pid, "--interval", "0.2", "--json", json.to_str().unwrap()])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
     let mut said = BufReader::new(watching.stderr.take().unwrap()).lines().map(Result::unwrap);
     let address = said.find_map(|line| line.split("http://").nth(1).map(str::to_owned)).unwrap();
     let address = address.trim_end_matches('/').to_owned();
@@ -135,14 +138,18 @@ fn what_go_and_java_collect_is_counted() {
         Err(error) => return testing::missing(format!("go: {error}")),
     }
     let log = folder.path().join("go.log");
-    let program = start(Command::new(&server).args(["0", "40"]).env("GODEBUG", "gctrace=1"), &log, "ready");
+    let program =
+        start(Command::new(&server).args(["0", "40"]).env("GODEBUG", "gctrace=1"), &log, "ready");
     let (status, text, said) = run(&["--pid", &program.0.id().to_string(), "--for", "1"]);
     assert_eq!(status, 0, "{text}{said}");
     assert!(collections(&text) >= 2 && text.contains(", go"), "{text}");
     drop(program);
 
-    let built =
-        Command::new("javac").arg("-d").arg(folder.path()).arg(programs().join("Server.java")).status();
+    let built = Command::new("javac")
+        .arg("-d")
+        .arg(folder.path())
+        .arg(programs().join("Server.java"))
+        .status();
     match built {
         Ok(status) => assert!(status.success()),
         Err(error) => return testing::missing(format!("javac: {error}")),
@@ -152,7 +159,8 @@ fn what_go_and_java_collect_is_counted() {
     java.arg("-Xmx96m").arg(format!("-Xlog:gc*:file={}", gc.display()));
     java.arg("-cp").arg(folder.path()).args(["Server", "0", "60"]);
     let program = start(&mut java, &folder.path().join("java.log"), "ready");
-    let (status, text, said) = run(&["--pid", &program.0.id().to_string(), "--for", "1", "--no-page"]);
+    let (status, text, said) =
+        run(&["--pid", &program.0.id().to_string(), "--for", "1", "--no-page"]);
     assert_eq!(status, 0, "{text}{said}");
     assert!(collections(&text) >= 1 && text.contains("jvm"), "{text}{said}");
 }
@@ -166,7 +174,8 @@ fn a_leak_is_named_as_one_and_a_log_of_garbage_hurts_nothing() {
     let mut node = Command::new("node");
     let program = start(node.args(["--trace-gc", "--expose-gc", "-e", script]), &log, "ready");
     let pid = program.0.id().to_string();
-    let (status, text, said) = run(&["--pid", &pid, "--interval", "0.2", "--for", "12", "--no-page"]);
+    let (status, text, said) =
+        run(&["--pid", &pid, "--interval", "0.2", "--for", "12", "--no-page"]);
     assert_eq!(status, 0, "{text}{said}");
     assert!(text.contains("finding live_grows"), "{text}");
 }
@@ -208,7 +217,8 @@ fn sample(file: &Path, is_it: impl Fn(&Value) -> bool) -> Value {
     loop {
         let text = fs::read_to_string(file).unwrap_or_default();
         // The last line may not be whole yet.
-        let mut samples = text.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let mut samples =
+            text.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         if let Some(sample) = samples.find(|sample| is_it(sample)) {
             return sample;
         }
@@ -248,7 +258,8 @@ func main() {
     command.env("GODEBUG", "gctrace=1,madvdontneed=0");
     let program = start(&mut command, &folder.path().join("log"), "ready");
     let pid = program.0.id().to_string();
-    let (status, text, said) = run(&["--pid", &pid, "--interval", "0.5", "--for", "8", "--no-page"]);
+    let (status, text, said) =
+        run(&["--pid", &pid, "--interval", "0.5", "--for", "8", "--no-page"]);
     assert_eq!(status, 0, "{text}{said}");
     for words in ["finding holds_garbage", "madvdontneed=0", "try GOMEMLIMIT"] {
         assert!(text.contains(words), "{words}: {text}");
@@ -273,7 +284,8 @@ fn a_java_program_with_a_large_first_heap_is_named_with_its_setting() {
     java.arg("-cp").arg(folder.path()).arg("Rest");
     let program = start(&mut java, &folder.path().join("out"), "ready");
     let pid = program.0.id().to_string();
-    let (status, text, said) = run(&["--pid", &pid, "--interval", "0.5", "--for", "8", "--no-page"]);
+    let (status, text, said) =
+        run(&["--pid", &pid, "--interval", "0.5", "--for", "8", "--no-page"]);
     assert_eq!(status, 0, "{text}{said}");
     for words in ["finding holds_garbage", "-Xms256m", "try -XX:G1PeriodicGCInterval"] {
         assert!(text.contains(words), "{words}: {text}");
@@ -290,8 +302,14 @@ fn a_log_that_is_put_aside_or_cut_off_is_read_on() {
     let program = Program(Command::new("sleep").arg("60").spawn().unwrap());
     let pid = program.0.id().to_string();
     let own = ["--pid", &pid, "--runtime", "go", "--interval", "0.1", "--no-page"];
-    let mut watching =
-        watch(&own).arg("--log").arg(&log).arg("--json").arg(&json).stdout(Stdio::piped()).spawn().unwrap();
+    let mut watching = watch(&own)
+        .arg("--log")
+        .arg(&log)
+        .arg("--json")
+        .arg(&json)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let counted = |count: u64| sample(&json, |sample| sample["collections"] == count);
     counted(3);
     fs::rename(&log, folder.path().join("gc.log.0")).unwrap();
@@ -318,7 +336,8 @@ fn a_process_of_somebody_else_is_refused_in_words() {
     let lab = folder.path().join("thimble-lab");
     fs::copy(env!("CARGO_BIN_EXE_thimble-lab"), &lab).unwrap();
     let own = std::process::id().to_string();
-    let output = Command::new(&lab).args(["watch", "--pid", &own]).uid(NOBODY).gid(NOBODY).output().unwrap();
+    let output =
+        Command::new(&lab).args(["watch", "--pid", &own]).uid(NOBODY).gid(NOBODY).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("belongs to somebody else"), "{said}");

@@ -1,5 +1,6 @@
-//! The journal of a search: what is searched, and every run of it, in a folder. A search begun again
-//! takes from it what was measured, in order, and so decides as it did, up to where it stopped.
+//! The journal of a search: what is searched, and every run of it, in a folder. A search begun
+//! again takes from it what was measured, in order, and so decides as it did, up to where it
+//! stopped.
 //!
 //! What bounds it: [`RECORDS_MAX`] runs of [`RECORD_BYTES_MAX`].
 //! What it must never know: what a run means.
@@ -60,12 +61,13 @@ pub(crate) struct Journal {
 type Key = (Vec<(String, String)>, u64);
 
 impl Journal {
-    /// Opens a folder or makes it. `what`: the search in words; `identity`: all that makes a run what it is.
+    /// Opens a folder or makes it. `what`: the search in words; `identity`: all that makes a run
+    /// what it is.
     pub(crate) fn open(folder: &Path, what: &str, identity: &str, fresh: bool) -> Result<Self> {
         let shown = folder.display();
         fs::create_dir_all(folder).with_context(|| format!("making the folder {shown}"))?;
-        let lock =
-            File::create(folder.join("lock")).with_context(|| format!("opening the lock of {shown}"))?;
+        let lock = File::create(folder.join("lock"))
+            .with_context(|| format!("opening the lock of {shown}"))?;
         if lock.try_lock().is_err() {
             bail!(
                 "another `thimble-lab tune` works in {shown}; wait for it, or name another folder with --state"
@@ -204,9 +206,12 @@ mod tests {
     #[test]
     fn what_was_measured_comes_back_in_order_and_a_line_cut_off_does_not() {
         let folder = tempfile::tempdir().unwrap();
-        let open = |identity: &str, fresh| Journal::open(folder.path(), "a search", identity, fresh);
+        let open =
+            |identity: &str, fresh| Journal::open(folder.path(), "a search", identity, fresh);
         let mut journal = open("x", false).unwrap();
-        assert!(open("x", false).unwrap_err().to_string().contains("another `thimble-lab tune` works"));
+        assert!(
+            open("x", false).unwrap_err().to_string().contains("another `thimble-lab tune` works")
+        );
         for (value, spent) in [("1m", 1.0), ("2m", 2.0), ("1m", 3.0)] {
             journal.write(&record(value, spent)).unwrap();
         }

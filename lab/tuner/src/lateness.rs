@@ -1,7 +1,8 @@
 //! How late a program is: answers or beats against the moments at which they were due, and the goal
 //! that the user sets for it.
 //!
-//! What bounds it: [`SAMPLES_MAX`] values of one run. What it must never know: where they come from.
+//! What bounds it: [`SAMPLES_MAX`] values of one run. What it must never know: where they come
+//! from.
 
 use std::{fmt, str::FromStr};
 
@@ -140,8 +141,9 @@ impl FromStr for Goal {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let advice =
-            || format!("`{text}` is no goal; goals are such as p99<50ms, p50<800us, max<1s, misses<1");
+        let advice = || {
+            format!("`{text}` is no goal; goals are such as p99<50ms, p50<800us, max<1s, misses<1")
+        };
         let (figure, bound) = text.split_once('<').ok_or_else(advice)?;
         let figure = match figure.trim() {
             "p50" => Figure::P50,
@@ -186,7 +188,8 @@ mod tests {
             assert_eq!(text.parse(), Ok(Goal { figure, below }), "{text}");
         }
         assert_eq!("p99<50ms".parse::<Goal>().unwrap().to_string(), "p99<50ms");
-        for text in ["p99", "p98<1ms", "p99<50", "misses<1ms", "p99<0ms", "p99<-1ms", "p99<xms", ""] {
+        for text in ["p99", "p98<1ms", "p99<50", "misses<1ms", "p99<0ms", "p99<-1ms", "p99<xms", ""]
+        {
             assert!(text.parse::<Goal>().is_err(), "{text}");
         }
     }
@@ -198,7 +201,10 @@ mod tests {
             samples.late(f64::from(number));
         }
         let lateness = samples.clone().summary();
-        assert_eq!((lateness.count, lateness.p50_millis, lateness.p99_millis), (1000, 499.0, 989.0));
+        assert_eq!(
+            (lateness.count, lateness.p50_millis, lateness.p99_millis),
+            (1000, 499.0, 989.0)
+        );
         assert_eq!(lateness.max_millis, 999.0);
         let goal: Goal = "p99<1s".parse().unwrap();
         assert!(goal.is_met(&lateness));

@@ -1,5 +1,6 @@
-//! `thimble-lab tune` and `thimble-lab watch`: the settings of a program's runtime with which it needs
-//! the least memory and keeps its own deadline, and what a running program does with its memory.
+//! `thimble-lab tune` and `thimble-lab watch`: the settings of a program's runtime with which it
+//! needs the least memory and keeps its own deadline, and what a running program does with its
+//! memory.
 //!
 //! * [`recognise`]: which runtime a program has.
 //! * [`gc`]: what garbage collectors say of themselves while they run.

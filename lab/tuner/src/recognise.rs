@@ -2,11 +2,11 @@
 //! running process has mapped.
 //!
 //! A file is recognised by the libraries it asks for, the names of its sections, and the names of
-//! environment variables and the prefixes of messages that runtimes carry as C strings, which stripping
-//! a program leaves in. Nothing is run.
+//! environment variables and the prefixes of messages that runtimes carry as C strings, which
+//! stripping a program leaves in. Nothing is run.
 //!
-//! What bounds it: sections, strings, libraries, bytes searched and scripts followed, by the constants
-//! below. A file that is not what it says is recognised as nothing.
+//! What bounds it: sections, strings, libraries, bytes searched and scripts followed, by the
+//! constants below. A file that is not what it says is recognised as nothing.
 
 use std::{
     collections::BTreeSet,
@@ -127,7 +127,9 @@ fn interpreter(file: &File) -> Option<PathBuf> {
         return Some(first.to_owned());
     }
     let name = words.find(|word| !word.starts_with('-') && !word.contains('='))?;
-    env::split_paths(&env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| path.is_file())
+    env::split_paths(&env::var_os("PATH")?)
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file())
 }
 
 fn mark_name(path: &Path, marks: &mut BTreeSet<&'static str>) {
@@ -186,14 +188,20 @@ fn mark_file(file: &File, marks: &mut BTreeSet<&'static str>) {
     }
 }
 
-/// Marks that are constants of a runtime. Each begins a C string: the words in this program do not, so
-/// it does not find itself.
+/// Marks that are constants of a runtime. Each begins a C string: the words in this program do not,
+/// so it does not find itself.
 static CONSTANTS: LazyLock<Option<Regex>> = LazyLock::new(|| {
     let words = "GHCRTS|GLIBC_TUNABLES|NODE_OPTIONS|libhostfxr\\.so|<jemalloc>: |mimalloc: ";
     Regex::new(&format!(r"(?-u)\x00({words})")).ok()
 });
 
-fn search(file: &File, offset: u64, bytes: u64, is_dynamic: bool, marks: &mut BTreeSet<&'static str>) {
+fn search(
+    file: &File,
+    offset: u64,
+    bytes: u64,
+    is_dynamic: bool,
+    marks: &mut BTreeSet<&'static str>,
+) {
     let Some(constants) = &*CONSTANTS else { return };
     let mut piece = vec![0; PIECE_BYTES + OVERLAP_BYTES];
     let mut at = 0;
@@ -249,7 +257,8 @@ fn sections(file: &File) -> Option<Vec<Section>> {
         return None;
     }
     let table = read(file, number(&header, 40, 8)?, count * ENTRY_BYTES)?;
-    let of = |index: usize, at: usize, bytes: usize| number(&table, index * ENTRY_BYTES + at, bytes);
+    let of =
+        |index: usize, at: usize, bytes: usize| number(&table, index * ENTRY_BYTES + at, bytes);
     let names = read_up_to(file, of(names, 24, 8)?, of(names, 32, 8)?, NAMES_BYTES_MAX)?;
     let mut sections = Vec::with_capacity(count);
     for index in 0..count {
@@ -330,7 +339,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         let constant = constant();
-        for bytes in [&b""[..], b"\x7fELF", b"\x7fELF\x02\x01", &[0x7f; 4096], b"#!", b"#! \n", &constant] {
+        for bytes in
+            [&b""[..], b"\x7fELF", b"\x7fELF\x02\x01", &[0x7f; 4096], b"#!", b"#! \n", &constant]
+        {
             fs::write(&file, bytes).unwrap();
             assert_eq!(program(&file), Found::default(), "{bytes:?}");
         }

@@ -1,18 +1,27 @@
 //! The block log: the node's write-ahead log of finalised blocks and of what executing them gave.
 //!
-//! A folder of segments named by the first height they hold. A segment is a record file ([`disk::records`]: version, checksums, and the rule that tells a torn write
-//! from damage) of postcard-encoded records: a block with its calls, the outcome of one, and first of all, in every segment that follows another, where that one ends.
-//! Appends go to the newest segment; a segment that reached its size is closed and the next begins; segments that lie wholly below a durable checkpoint are deleted.
-//! So disk use is bounded by what checkpoints allow, and memory by one record.
+//! A folder of segments named by the first height they hold. A segment is a record file
+//! ([`disk::records`]: version, checksums, and the rule that tells a torn write from damage) of
+//! postcard-encoded records: a block with its calls, the outcome of one, and first of all, in every
+//! segment that follows another, where that one ends. Appends go to the newest segment; a segment
+//! that reached its size is closed and the next begins; segments that lie wholly below a durable
+//! checkpoint are deleted. So disk use is bounded by what checkpoints allow, and memory by one
+//! record.
 //!
-//! Durability: [`BlockLog::append_block`] returns after `fdatasync`. An outcome without faults needs no sync of its own, because it can be computed again;
-//! one with faults is synced. The outcome that follows a block also marks it as durable: from then on a changed bit of the block is damage, not a tear.
+//! Durability: [`BlockLog::append_block`] returns after `fdatasync`. An outcome without faults
+//! needs no sync of its own, because it can be computed again; one with faults is synced. The
+//! outcome that follows a block also marks it as durable: from then on a changed bit of the block
+//! is damage, not a tear.
 //!
-//! What ends early: the newest certified height is kept in a file of its own (`certified`), written before a certificate is shown and synced with every segment and
-//! checkpoint. A log that ends below it lost something acknowledged, and [`BlockLog::check_complete`] refuses it naming the heights.
+//! What ends early: the newest certified height is kept in a file of its own (`certified`), written
+//! before a certificate is shown and synced with every segment and checkpoint. A log that ends
+//! below it lost something acknowledged, and [`BlockLog::check_complete`] refuses it naming the
+//! heights.
 //!
-//! A failed append (full disk) is rolled back to the end of the last whole record, so that the next append starts clean. After a failed sync nothing is known of what
-//! the segment holds beyond the last sync that succeeded: it ends there, and the next append begins a new segment with the outcomes that were not durable.
+//! A failed append (full disk) is rolled back to the end of the last whole record, so that the next
+//! append starts clean. After a failed sync nothing is known of what the segment holds beyond the
+//! last sync that succeeded: it ends there, and the next append begins a new segment with the
+//! outcomes that were not durable.
 
 use std::{
     collections::VecDeque,
@@ -72,7 +81,8 @@ pub enum LogError {
 }
 
 impl LogError {
-    /// Trouble of the disk, which may heal, so that the same call may succeed later. Damage does not heal.
+    /// Trouble of the disk, which may heal, so that the same call may succeed later. Damage does
+    /// not heal.
     pub fn can_heal(&self) -> bool {
         matches!(self, Self::Records(error) if error.can_heal())
     }
@@ -126,11 +136,13 @@ pub struct BlockLog {
     folder: PathBuf,
     segment_bytes: u64,
     segments: Vec<Segment>,
-    /// The newest segment. None while there is no segment, and between a failed sync and the segment that takes over.
+    /// The newest segment. None while there is no segment, and between a failed sync and the
+    /// segment that takes over.
     file: Option<RecordFile>,
     last: Option<Height>,
     certified: Remembered,
-    /// Encoded outcomes behind the last block of the newest segment: one at most, if callers repeat themselves only.
+    /// Encoded outcomes behind the last block of the newest segment: one at most, if callers
+    /// repeat themselves only.
     unsynced: Vec<Vec<u8>>,
 }
 
@@ -175,8 +187,8 @@ impl BlockLog {
         }
         segments.sort_by_key(|segment| segment.first);
         let path = folder.join(CERTIFIED);
-        let certified =
-            Remembered::open(disk.as_ref(), &path).map_err(|source| io_error(&path, "opening", source))?;
+        let certified = Remembered::open(disk.as_ref(), &path)
+            .map_err(|source| io_error(&path, "opening", source))?;
         if certified.was_damaged() {
             tracing::warn!(
                 path = %path.display(),
@@ -232,8 +244,9 @@ impl BlockLog {
                     },
                     Err(error) => {
                         let behind = next_block(&mut reader);
-                        let until =
-                            behind.map(|height| height.0.saturating_sub(1)).or(self.certified.value());
+                        let until = behind
+                            .map(|height| height.0.saturating_sub(1))
+                            .or(self.certified.value());
                         return Err(missing(error.into(), last.unwrap_or(before), until));
                     }
                 }
@@ -266,7 +279,8 @@ impl BlockLog {
         Ok(())
     }
 
-    /// Refuses a log that ends below what was certified. `restored` is the height of the checkpoint, which stands for the blocks up to it.
+    /// Refuses a log that ends below what was certified. `restored` is the height of the
+    /// checkpoint, which stands for the blocks up to it.
     ///
     /// # Errors
     /// [`LogError::Missing`].
@@ -283,7 +297,8 @@ impl BlockLog {
         }
     }
 
-    /// Notes that a certificate of `height` is about to be shown. Survives the process at once, and a power cut from the next segment or checkpoint on.
+    /// Notes that a certificate of `height` is about to be shown. Survives the process at once, and
+    /// a power cut from the next segment or checkpoint on.
     ///
     /// # Errors
     /// When the disk fails; the certificate must not be shown then.
@@ -296,13 +311,16 @@ impl BlockLog {
     }
 
     fn sync_certified(&self) -> Result<(), LogError> {
-        self.certified.sync().map_err(|source| io_error(&self.folder.join(CERTIFIED), "syncing", source))
+        self.certified
+            .sync()
+            .map_err(|source| io_error(&self.folder.join(CERTIFIED), "syncing", source))
     }
 
     /// Makes `block` durable.
     ///
     /// # Errors
-    /// When the disk fails: the block may or may not be found after a crash, and the call may be repeated, with another block of that height too.
+    /// When the disk fails: the block may or may not be found after a crash, and the call may be
+    /// repeated, with another block of that height too.
     pub fn append_block(&mut self, block: &FinalisedBlock) -> Result<(), LogError> {
         let encoded = self.encode(&RecordRef::Block(block))?;
         self.append(&encoded, block.height, true, true)?;
@@ -339,8 +357,15 @@ impl BlockLog {
             .map_err(|error| io_error(&self.folder, "encoding", io::Error::other(error)))
     }
 
-    /// Appends to the newest segment, or to a new one that is named by `next`, the next block's height.
-    fn append(&mut self, encoded: &[u8], next: Height, block: bool, sync: bool) -> Result<(), LogError> {
+    /// Appends to the newest segment, or to a new one that is named by `next`, the next block's
+    /// height.
+    fn append(
+        &mut self,
+        encoded: &[u8],
+        next: Height,
+        block: bool,
+        sync: bool,
+    ) -> Result<(), LogError> {
         // An outcome stays with its block.
         let bytes_max = if block { self.segment_bytes } else { u64::MAX };
         let full = |file: &RecordFile| file.sync_lost() || file.length() >= bytes_max;
@@ -348,7 +373,11 @@ impl BlockLog {
             self.begin_segment(next)?;
         }
         let (Some(file), Some(segment)) = (&mut self.file, self.segments.last_mut()) else {
-            return Err(io_error(&self.folder, "appending", io::Error::other("there is no segment")));
+            return Err(io_error(
+                &self.folder,
+                "appending",
+                io::Error::other("there is no segment"),
+            ));
         };
         file.append([encoded])?;
         if sync {
@@ -360,7 +389,8 @@ impl BlockLog {
 
     fn begin_segment(&mut self, first: Height) -> Result<(), LogError> {
         if self.segments.last().is_some_and(|segment| segment.first == first) {
-            // The only sync of a block in it failed: it is begun anew, with the outcomes that it holds.
+            // The only sync of a block in it failed: it is begun anew, with the outcomes that it
+            // holds.
             self.file = None;
             let begun = self.segments.pop();
             if let (Some(segment), Some(begun)) = (self.segments.last_mut(), begun)
@@ -396,7 +426,8 @@ impl BlockLog {
         Ok(())
     }
 
-    /// Lets go of every block: a state above them all was installed, and the next block is the one behind that state.
+    /// Lets go of every block: a state above them all was installed, and the next block is the one
+    /// behind that state.
     ///
     /// # Errors
     /// When a file cannot be removed.
@@ -406,7 +437,9 @@ impl BlockLog {
         self.unsynced.clear();
         // The newest first: whatever a crash leaves is a log without a gap.
         while let Some(segment) = self.segments.last() {
-            self.disk.remove(&segment.path).map_err(|source| io_error(&segment.path, "removing", source))?;
+            self.disk
+                .remove(&segment.path)
+                .map_err(|source| io_error(&segment.path, "removing", source))?;
             self.segments.pop();
         }
         Ok(())
@@ -417,7 +450,8 @@ impl BlockLog {
         self.last.and_then(|_| self.segments.first()).map(|segment| segment.first)
     }
 
-    /// Height at and below which segments must go for the rest to have at most so many bytes. The newest segment stays.
+    /// Height at and below which segments must go for the rest to have at most so many bytes. The
+    /// newest segment stays.
     pub fn height_beyond(&self, bytes: u64) -> Height {
         let mut kept = 0_u64;
         let mut oldest = None;
@@ -431,7 +465,8 @@ impl BlockLog {
         Height(oldest.map_or(0, |first| first.0.saturating_sub(1)))
     }
 
-    /// Deletes segments whose every block is at or below `height`, that of a durable checkpoint. The newest stays.
+    /// Deletes segments whose every block is at or below `height`, that of a durable checkpoint.
+    /// The newest stays.
     ///
     /// # Errors
     /// When a file cannot be removed.
@@ -449,13 +484,16 @@ impl BlockLog {
         Ok(())
     }
 
-    /// Reads the blocks above `height`, in order, with their outcomes; one block in memory at a time. What is appended later is not read.
+    /// Reads the blocks above `height`, in order, with their outcomes; one block in memory at a
+    /// time. What is appended later is not read.
     ///
     /// # Errors
     /// None now; opening is part of the contract.
     pub fn read_from(&self, height: Height) -> Result<Replay, LogError> {
-        let start =
-            self.segments.partition_point(|segment| segment.first.0 <= height.0 + 1).saturating_sub(1);
+        let start = self
+            .segments
+            .partition_point(|segment| segment.first.0 <= height.0 + 1)
+            .saturating_sub(1);
         Ok(Replay::of(self, start..self.segments.len(), height))
     }
 
@@ -536,11 +574,12 @@ impl Replay {
                 (None, Some(follower)) => end_before(&self.disk, &segment, follower)?,
                 (None, None) => self.newest_end,
             };
-            let reader =
-                Reader::open(self.disk.as_ref(), &segment.path, KIND, Some(end)).map_err(|error| {
+            let reader = Reader::open(self.disk.as_ref(), &segment.path, KIND, Some(end)).map_err(
+                |error| {
                     let until = self.follower().map(|segment| segment.first.0.saturating_sub(1));
                     missing(error.into(), self.seen, until)
-                })?;
+                },
+            )?;
             self.reading = Some(Reading { path: segment.path, reader, end });
         }
     }
@@ -562,7 +601,9 @@ impl Replay {
                     }
                 }
                 Some(Record::Outcome { height, root, faults }) => {
-                    if let Some(next) = self.next.as_mut().filter(|next| next.block.height == height) {
+                    if let Some(next) =
+                        self.next.as_mut().filter(|next| next.block.height == height)
+                    {
                         next.recorded = Some(Recorded { root, faults });
                     }
                 }
@@ -615,7 +656,9 @@ fn missing(error: LogError, before: Height, until: Option<u64>) -> LogError {
     let LogError::Damaged { path, offset, what, .. } = error else { return error };
     let from = before.0 + 1;
     let missing = match until {
-        Some(until) if until < from => format!("what executing block {} gave cannot be read", before.0),
+        Some(until) if until < from => {
+            format!("what executing block {} gave cannot be read", before.0)
+        }
         Some(until) if until == from => format!("block {from} cannot be read"),
         Some(until) => format!("blocks {from} to {until} cannot be read"),
         None => format!("blocks from {from} on cannot be read"),

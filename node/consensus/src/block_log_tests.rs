@@ -148,7 +148,8 @@ fn a_folder_that_cannot_be_written_is_named() {
     assert!(error.to_string().contains("creating the folder"), "{error}");
 }
 
-/// Opens, compares with what was certified, and reads everything. On a simulated disk, where syncing costs nothing.
+/// Opens, compares with what was certified, and reads everything. On a simulated disk, where
+/// syncing costs nothing.
 fn recover(folder: &Path) -> Result<Vec<u64>, LogError> {
     let disk = Arc::new(SimulatedDisk::new(folder, 0).unwrap());
     let log = BlockLog::open_on(disk, folder, 1 << 20)?;
@@ -204,7 +205,9 @@ fn every_flipped_bit_loses_no_certified_block_in_silence() {
             bytes[bit / 8] ^= 1 << (bit % 8);
             fs::write(copy.path().join(file.file_name().unwrap()), &bytes).unwrap();
             match recover(copy.path()) {
-                Ok(heights) => assert_eq!(heights, (1..=8).collect::<Vec<_>>(), "{file:?} bit {bit}"),
+                Ok(heights) => {
+                    assert_eq!(heights, (1..=8).collect::<Vec<_>>(), "{file:?} bit {bit}")
+                }
                 Err(error) => {
                     let text = error.to_string();
                     assert!(!error.can_heal() && text.contains("docs/operating.md"), "{text}");
@@ -214,7 +217,10 @@ fn every_flipped_bit_loses_no_certified_block_in_silence() {
             }
         }
     }
-    assert!(refused > 1_000 && named == refused, "{refused} refused, {named} named what is missing");
+    assert!(
+        refused > 1_000 && named == refused,
+        "{refused} refused, {named} named what is missing"
+    );
 }
 
 #[test]

@@ -1,11 +1,14 @@
 //! Certificates: shares of the signature on a state root, collected and combined per height.
 //!
-//! Shares of others are combined first and verified together, as the signature they make: one check instead of one for each. Only if that fails is each looked
-//! at by itself, and those that are false are dropped by name.
+//! Shares of others are combined first and verified together, as the signature they make: one check
+//! instead of one for each. Only if that fails is each looked at by itself, and those that are
+//! false are dropped by name.
 //!
-//! A member is looked at once per height: its first share counts, and one that turned out false, or was of another root, is not verified again.
+//! A member is looked at once per height: its first share counts, and one that turned out false, or
+//! was of another root, is not verified again.
 //!
-//! Bounded: shares are kept for at most `heights_max` heights this node executed, and for as many ahead of it; per height for at most the committee.
+//! Bounded: shares are kept for at most `heights_max` heights this node executed, and for as many
+//! ahead of it; per height for at most the committee.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +16,8 @@ use std::{
 };
 
 use nidkg::{
-    BlsError, Committee, NodeIndex, PublicKey, SecretShare, Signature, SignatureShare, state_root_message,
+    BlsError, Committee, NodeIndex, PublicKey, SecretShare, Signature, SignatureShare,
+    state_root_message,
 };
 use state::Height;
 use thiserror::Error;
@@ -66,8 +70,8 @@ pub struct Term {
     pub members: Vec<[u8; 32]>,
 }
 
-/// Committees that hold the subnet's key, by the height each begins to sign at. The key is one and the same; a share of one committee is none of another.
-/// Copies share everything.
+/// Committees that hold the subnet's key, by the height each begins to sign at. The key is one and
+/// the same; a share of one committee is none of another. Copies share everything.
 #[derive(Clone)]
 pub struct Terms {
     /// Constant.
@@ -128,7 +132,8 @@ struct Pending {
 }
 
 struct Early {
-    /// The committee that was taken for the one of this height; at the end of an epoch it may turn out to be another.
+    /// The committee that was taken for the one of this height; at the end of an epoch it may turn
+    /// out to be another.
     term: Arc<Term>,
     shares: BTreeMap<NodeIndex, ([u8; 32], SignatureShare)>,
 }
@@ -164,8 +169,9 @@ impl Certifier {
         }
     }
 
-    /// Signs `root` as the state of `height`; this node's share for the others, if it has one, and the certificate, if it is complete now. If this node knows of
-    /// no committee at that height nothing comes of it: a later certificate will cover it.
+    /// Signs `root` as the state of `height`; this node's share for the others, if it has one, and
+    /// the certificate, if it is complete now. If this node knows of no committee at that
+    /// height nothing comes of it: a later certificate will cover it.
     pub fn sign(
         &mut self,
         height: Height,
@@ -205,8 +211,10 @@ impl Certifier {
             if height.0 - self.signed.0 <= self.heights_max as u64
                 && let Some(term) = self.terms.at(height).filter(|term| is_other_member(term, from))
             {
-                let early =
-                    self.early.entry(height).or_insert_with(|| Early { term, shares: BTreeMap::new() });
+                let early = self
+                    .early
+                    .entry(height)
+                    .or_insert_with(|| Early { term, shares: BTreeMap::new() });
                 early.shares.entry(from).or_insert((root, share));
             }
             return Ok(None);
@@ -229,7 +237,11 @@ impl Certifier {
             pending.dissent.insert(from);
             let faulty_max = committee.shares.len() - committee.threshold as usize;
             if pending.dissent.len() > faulty_max {
-                return Err(CertifyError::Diverged { height: height.0, own: pending.root, theirs: root });
+                return Err(CertifyError::Diverged {
+                    height: height.0,
+                    own: pending.root,
+                    theirs: root,
+                });
             }
             tracing::warn!(
                 height = height.0,
@@ -293,7 +305,8 @@ impl Certifier {
         let message = state_root_message(&root);
         let Pending { shares, refused, .. } = pending;
         shares.retain(|index, share| {
-            let good = Some(*index) == own || committee.verify_share(*index, &message, share).is_ok();
+            let good =
+                Some(*index) == own || committee.verify_share(*index, &message, share).is_ok();
             if !good {
                 tracing::warn!(
                     height = height.0,
@@ -354,10 +367,15 @@ mod tests {
         let (root, message) = ([5; 32], state_root_message(&[5; 32]));
         let mut certifier = Certifier::new(committee.clone(), shares.remove(0), 4);
         // Before this node executed the height.
-        assert_eq!(certifier.take(Height(1), NodeIndex(1), root, others[0].sign(&message)), Ok(None));
+        assert_eq!(
+            certifier.take(Height(1), NodeIndex(1), root, others[0].sign(&message)),
+            Ok(None)
+        );
         assert_eq!(certifier.sign(Height(1), root).unwrap().1, None);
-        let certificate =
-            certifier.take(Height(1), NodeIndex(3), root, others[2].sign(&message)).unwrap().unwrap();
+        let certificate = certifier
+            .take(Height(1), NodeIndex(3), root, others[2].sign(&message))
+            .unwrap()
+            .unwrap();
         assert!(nidkg::verify(&committee.public_key, &message, &certificate.signature.0));
         // All of them before.
         for (index, share) in others.iter().enumerate() {
@@ -375,14 +393,28 @@ mod tests {
         let mut certifier = Certifier::new(committee.clone(), shares.remove(0), 4);
         certifier.sign(Height(1), root).unwrap();
         // Node 1 sends node 2's share.
-        assert_eq!(certifier.take(Height(1), NodeIndex(1), root, others[1].sign(&message)), Ok(None));
-        assert_eq!(certifier.take(Height(1), NodeIndex(2), root, others[1].sign(&message)), Ok(None));
+        assert_eq!(
+            certifier.take(Height(1), NodeIndex(1), root, others[1].sign(&message)),
+            Ok(None)
+        );
+        assert_eq!(
+            certifier.take(Height(1), NodeIndex(2), root, others[1].sign(&message)),
+            Ok(None)
+        );
         // It is looked at once per height: whatever else it sends costs nothing.
-        assert_eq!(certifier.take(Height(1), NodeIndex(1), root, others[0].sign(&message)), Ok(None));
-        assert_eq!(certifier.take(Height(1), NodeIndex(1), [6; 32], others[0].sign(&message)), Ok(None));
+        assert_eq!(
+            certifier.take(Height(1), NodeIndex(1), root, others[0].sign(&message)),
+            Ok(None)
+        );
+        assert_eq!(
+            certifier.take(Height(1), NodeIndex(1), [6; 32], others[0].sign(&message)),
+            Ok(None)
+        );
         assert_eq!(certifier.pending[&Height(1)].refused, BTreeSet::from([NodeIndex(1)]));
-        let certificate =
-            certifier.take(Height(1), NodeIndex(3), root, others[2].sign(&message)).unwrap().unwrap();
+        let certificate = certifier
+            .take(Height(1), NodeIndex(3), root, others[2].sign(&message))
+            .unwrap()
+            .unwrap();
         assert!(nidkg::verify(&committee.public_key, &message, &certificate.signature.0));
     }
 
@@ -455,7 +487,11 @@ mod tests {
         };
         let terms = Terms::new(Height(5), term(&old, old_shares.remove(0)));
         let mut certifier = Certifier::over(terms.clone(), 8);
-        assert_eq!(certifier.sign(Height(4), [1; 32]).unwrap(), (None, None), "before all that is known");
+        assert_eq!(
+            certifier.sign(Height(4), [1; 32]).unwrap(),
+            (None, None),
+            "before all that is known"
+        );
         certifier.sign(Height(9), [9; 32]).unwrap();
         terms.begin(Height(10), term(&new, new_shares.remove(0)));
         certifier.sign(Height(10), [10; 32]).unwrap();
@@ -463,7 +499,12 @@ mod tests {
         let mut take = |height: u64, from: usize, share: &SecretShare| {
             let root = height as u8;
             certifier
-                .take(Height(height), NodeIndex(from as u32), [root; 32], share.sign(&message(root)))
+                .take(
+                    Height(height),
+                    NodeIndex(from as u32),
+                    [root; 32],
+                    share.sign(&message(root)),
+                )
                 .unwrap()
         };
         assert_eq!(take(9, 1, &new_shares[0]), None);
@@ -481,13 +522,24 @@ mod tests {
         let term = Term { committee: committee.clone(), share: None, members: vec![] };
         let mut certifier = Certifier::over(Terms::new(Height(1), term), 4);
         let (root, message) = ([5; 32], state_root_message(&[5; 32]));
-        assert_eq!(certifier.take(Height(1), NodeIndex(0), root, shares[0].sign(&message)), Ok(None));
+        assert_eq!(
+            certifier.take(Height(1), NodeIndex(0), root, shares[0].sign(&message)),
+            Ok(None)
+        );
         assert_eq!(certifier.sign(Height(1), root), Ok((None, None)));
         // A false one among them.
-        assert_eq!(certifier.take(Height(1), NodeIndex(1), root, shares[0].sign(&message)), Ok(None));
-        assert_eq!(certifier.take(Height(1), NodeIndex(2), root, shares[2].sign(&message)), Ok(None));
-        let certificate =
-            certifier.take(Height(1), NodeIndex(3), root, shares[3].sign(&message)).unwrap().unwrap();
+        assert_eq!(
+            certifier.take(Height(1), NodeIndex(1), root, shares[0].sign(&message)),
+            Ok(None)
+        );
+        assert_eq!(
+            certifier.take(Height(1), NodeIndex(2), root, shares[2].sign(&message)),
+            Ok(None)
+        );
+        let certificate = certifier
+            .take(Height(1), NodeIndex(3), root, shares[3].sign(&message))
+            .unwrap()
+            .unwrap();
         assert!(nidkg::verify(&committee.public_key, &message, &certificate.signature.0));
     }
 }

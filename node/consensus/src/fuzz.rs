@@ -1,5 +1,6 @@
 //! The decoders of everything a peer sends, for fuzz targets: each takes one message of one channel
-//! and says whether it decodes. None of them may panic, or use memory out of proportion to the message.
+//! and says whether it decodes. None of them may panic, or use memory out of proportion to the
+//! message.
 //!
 //! No part of the node's interface: the node itself decodes within the tasks that own the channels.
 
@@ -10,8 +11,8 @@ pub fn decode_call_message(bytes: &[u8]) -> bool {
     decoders::call_message(bytes)
 }
 
-/// A block, as it is broadcast, fetched and stored. The encoding is canonical: true only if the block
-/// encodes to the same bytes again.
+/// A block, as it is broadcast, fetched and stored. The encoding is canonical: true only if the
+/// block encodes to the same bytes again.
 pub fn decode_block(bytes: &[u8]) -> bool {
     decoders::block(bytes)
 }
@@ -21,7 +22,8 @@ pub fn decode_share_message(bytes: &[u8]) -> bool {
     decoders::share_message(bytes)
 }
 
-/// A message about states to take over: questions, offers with the block and finalization in them, chunks.
+/// A message about states to take over: questions, offers with the block and finalization in them,
+/// chunks.
 pub fn decode_sync_message(bytes: &[u8]) -> bool {
     decoders::sync_message(bytes)
 }

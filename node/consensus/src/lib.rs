@@ -1,7 +1,8 @@
 //! Agreement on what happens next, behind one seam.
 //!
-//! The rest of the node sees [`Consensus`] only: finalised batches come out in height order and at least once, state roots go in, certificates come out per
-//! height. A subnet of one makes its blocks by itself ([`SingleNode`]); several nodes agree on theirs ([`Subnet`]).
+//! The rest of the node sees [`Consensus`] only: finalised batches come out in height order and at
+//! least once, state roots go in, certificates come out per height. A subnet of one makes its
+//! blocks by itself ([`SingleNode`]); several nodes agree on theirs ([`Subnet`]).
 //!
 //! What travels through the seam, and when it may be shown:
 //!
@@ -10,9 +11,11 @@
 //!              -> share of the signature on the root -> combined -> certificate -> shown to clients
 //! ```
 //!
-//! A batch is durable before its certificate exists; therefore whatever a client saw certified is executed again after a crash.
+//! A batch is durable before its certificate exists; therefore whatever a client saw certified is
+//! executed again after a crash.
 //!
-//! This crate must not know what a message means, how it is executed, or where canister memory lies.
+//! This crate must not know what a message means, how it is executed, or where canister memory
+//! lies.
 
 mod block_log;
 mod certifier;
@@ -34,10 +37,10 @@ pub use seam::{
 };
 pub use single::{RandomSource, SingleNode, SystemClock, SystemRandom, WallClock};
 pub use subnet::{
-    Attempt, Channels, Engine, KeyError, KeyStore, Layer, Layered, LimitsDiffer, Operation, Peering,
-    Progress, StartError, Subnet, SubnetConfig, SubnetStatus,
+    Attempt, Channels, Engine, KeyError, KeyStore, Layer, Layered, LimitsDiffer, Operation,
+    Peering, Progress, StartError, Subnet, SubnetConfig, SubnetStatus,
 };
 pub use transfer::{
-    CHUNK_NAME_BYTES_MAX, CHUNKS_WANTED_MAX, ChunkSource, Fetched, StateOffer, StateServer, SyncProgress,
-    Want,
+    CHUNK_NAME_BYTES_MAX, CHUNKS_WANTED_MAX, ChunkSource, Fetched, StateOffer, StateServer,
+    SyncProgress, Want,
 };

@@ -1,7 +1,8 @@
 //! The ingress pool: calls accepted by the gateway that no block holds yet.
 //!
-//! First come, first served; bounded in messages and bytes; a call is in it once. When it is full the client is told so and how long to wait, and nothing
-//! already accepted is dropped except calls whose expiry passed.
+//! First come, first served; bounded in messages and bytes; a call is in it once. When it is full
+//! the client is told so and how long to wait, and nothing already accepted is dropped except calls
+//! whose expiry passed.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -188,7 +189,8 @@ impl IngressPool {
         inner.count();
     }
 
-    /// Takes a verified call that is named `id` and may be in blocks of the times in `validity`, unless there is no room.
+    /// Takes a verified call that is named `id` and may be in blocks of the times in `validity`,
+    /// unless there is no room.
     pub fn submit(
         &self,
         id: IngressId,
@@ -233,7 +235,8 @@ impl IngressPool {
         Ok(Submitted::New)
     }
 
-    /// Whether a call of so many accounted bytes would be taken now, before anything is spent on verifying it.
+    /// Whether a call of so many accounted bytes would be taken now, before anything is spent on
+    /// verifying it.
     pub(crate) fn would_take(
         &self,
         source: Source,
@@ -256,7 +259,8 @@ impl IngressPool {
         if inner.waiting.contains_key(id) {
             return Ok(Submitted::Already);
         }
-        // A call that would be passed over for want of room is better refused here, where its sender is told.
+        // A call that would be passed over for want of room is better refused here, where its
+        // sender is told.
         if inner.room.is_some_and(|room| inner.waiting.len() as u64 + inner.taken >= room) {
             return Err(PoolRefusal::History);
         }
@@ -280,7 +284,8 @@ impl IngressPool {
         Ok(Submitted::New)
     }
 
-    /// Says how many calls the state could take in, after the calls last taken for a block were executed.
+    /// Says how many calls the state could take in, after the calls last taken for a block were
+    /// executed.
     pub fn set_room(&self, calls: u64) {
         let mut inner = self.lock();
         inner.room = Some(calls);
@@ -320,9 +325,12 @@ impl IngressPool {
     /// Waits until a call waits, or the pool closes, or `timeout` passed.
     pub fn wait(&self, timeout: Duration) {
         let inner = self.lock();
-        let idle = |inner: &mut Inner| inner.order.is_empty() && !self.stop.is_closing() && !inner.woken;
-        let (mut inner, _) =
-            self.arrived.wait_timeout_while(inner, timeout, idle).unwrap_or_else(PoisonError::into_inner);
+        let idle =
+            |inner: &mut Inner| inner.order.is_empty() && !self.stop.is_closing() && !inner.woken;
+        let (mut inner, _) = self
+            .arrived
+            .wait_timeout_while(inner, timeout, idle)
+            .unwrap_or_else(PoisonError::into_inner);
         inner.woken = false;
     }
 
@@ -337,7 +345,8 @@ impl IngressPool {
         self.arrived.notify_all();
     }
 
-    /// Divides the pool among `nodes` and has `listener` told of every call a client brings, and of closing. Once.
+    /// Divides the pool among `nodes` and has `listener` told of every call a client brings, and of
+    /// closing. Once.
     pub(crate) fn share_among(&self, nodes: usize, listener: impl Fn() + Send + Sync + 'static) {
         self.lock().parts = nodes as u64;
         let _ = self.listener.set(Box::new(listener));
@@ -355,8 +364,8 @@ impl IngressPool {
         }
     }
 
-    /// Calls of clients that other nodes were not told of yet: at most `calls_max`, with envelopes of at most
-    /// `bytes_max` bytes together, or one.
+    /// Calls of clients that other nodes were not told of yet: at most `calls_max`, with envelopes
+    /// of at most `bytes_max` bytes together, or one.
     pub(crate) fn unannounced(&self, bytes_max: usize, calls_max: usize) -> Vec<SignedIngress> {
         let mut inner = self.lock();
         let mut calls = Vec::new();
@@ -376,8 +385,9 @@ impl IngressPool {
         calls
     }
 
-    /// Names of calls for a block of `time`, oldest first, within the block's limits; they stay here until [`Self::remove`]. Those that `skip` names are in a
-    /// block already. Calls that expired by `now` are dropped.
+    /// Names of calls for a block of `time`, oldest first, within the block's limits; they stay
+    /// here until [`Self::remove`]. Those that `skip` names are in a block already. Calls that
+    /// expired by `now` are dropped.
     pub(crate) fn offer(
         &self,
         (now, time): (Time, Time),
@@ -387,8 +397,10 @@ impl IngressPool {
     ) -> Vec<CallName> {
         let mut inner = self.lock();
         let inner = &mut *inner;
-        let expired: Vec<_> =
-            (inner.waiting.iter()).filter(|(_, call)| call.validity.until < now).map(|(id, _)| *id).collect();
+        let expired: Vec<_> = (inner.waiting.iter())
+            .filter(|(_, call)| call.validity.until < now)
+            .map(|(id, _)| *id)
+            .collect();
         expired.iter().for_each(|id| inner.forget(id));
         if !expired.is_empty() {
             let Inner { waiting, order, .. } = &mut *inner;
@@ -400,8 +412,10 @@ impl IngressPool {
             if offered.len() as u64 >= messages_max {
                 break;
             }
-            let Some(call) =
-                inner.waiting.get(id).filter(|call| call.validity.holds(time) && !skip.contains(id))
+            let Some(call) = inner
+                .waiting
+                .get(id)
+                .filter(|call| call.validity.holds(time) && !skip.contains(id))
             else {
                 continue;
             };
@@ -428,7 +442,8 @@ impl IngressPool {
         Some((call.signed.clone(), call.validity))
     }
 
-    /// These are in a final block, which is durable: whatever envelope of theirs waits is of no use any more.
+    /// These are in a final block, which is durable: whatever envelope of theirs waits is of no use
+    /// any more.
     pub(crate) fn remove(&self, names: &[CallName]) {
         let mut inner = self.lock();
         for name in names {
@@ -440,14 +455,16 @@ impl IngressPool {
         inner.count();
     }
 
-    /// Takes calls out for a block, oldest first, within the block's limits. Calls that expired by `now` are dropped.
+    /// Takes calls out for a block, oldest first, within the block's limits. Calls that expired by
+    /// `now` are dropped.
     pub fn take(&self, now: Time, bytes_max: u64, messages_max: u64) -> Vec<TakenCall> {
         let mut inner = self.lock();
         let mut taken = Vec::new();
         let mut bytes = 0;
         while (taken.len() as u64) < messages_max {
             let Some(id) = inner.order.front().copied() else { break };
-            let Some(size) = inner.waiting.get(&id).map(|call| call.signed.accounted_bytes()) else {
+            let Some(size) = inner.waiting.get(&id).map(|call| call.signed.accounted_bytes())
+            else {
                 inner.order.pop_front();
                 continue;
             };
@@ -477,7 +494,9 @@ impl IngressPool {
                 inner.bytes += signed.accounted_bytes();
                 inner.order.push_front(id);
                 let digest = signed.digest();
-                inner.waiting.insert(id, Waiting { signed, digest, validity, source: Source::Client });
+                inner
+                    .waiting
+                    .insert(id, Waiting { signed, digest, validity, source: Source::Client });
             }
         }
         inner.count();
@@ -528,7 +547,8 @@ mod tests {
         assert_eq!(submit(&pool, call(2, 10, 9)), Ok(Submitted::New));
         assert_eq!(submit(&pool, call(1, 10, 9)), Ok(Submitted::New));
         assert_eq!(submit(&pool, call(2, 10, 9)), Ok(Submitted::Already));
-        let order: Vec<_> = pool.take(Time(0), 100_000, 10).iter().map(|call| call.id.0[0]).collect();
+        let order: Vec<_> =
+            pool.take(Time(0), 100_000, 10).iter().map(|call| call.id.0[0]).collect();
         assert_eq!(order, [2, 1]);
         assert_eq!(pool.status(), PoolStatus::default());
     }
@@ -592,7 +612,8 @@ mod tests {
         }
         let taken = pool.take(Time(0), 100_000, 2);
         pool.give_back(taken);
-        let order: Vec<_> = pool.take(Time(0), 100_000, 10).iter().map(|call| call.id.0[0]).collect();
+        let order: Vec<_> =
+            pool.take(Time(0), 100_000, 10).iter().map(|call| call.id.0[0]).collect();
         assert_eq!(order, [0, 1, 2]);
     }
 
@@ -624,7 +645,10 @@ mod tests {
         let pool = pool(10, 100_000);
         submit(&pool, call(1, 0, 9)).unwrap();
         pool.health().refuse(Cause::Disk, "the disk is full".into());
-        assert_eq!(submit(&pool, call(2, 0, 9)), Err(PoolRefusal::Closed("the disk is full".into())));
+        assert_eq!(
+            submit(&pool, call(2, 0, 9)),
+            Err(PoolRefusal::Closed("the disk is full".into()))
+        );
         pool.health().withdraw(Cause::Disk);
         assert_eq!(submit(&pool, call(2, 0, 9)), Ok(Submitted::New));
         assert_eq!(pool.status().messages, 2);

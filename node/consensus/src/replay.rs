@@ -1,7 +1,9 @@
-//! What the block log holds, and nothing more: batches that were executed before are executed again, by nobody's leave.
+//! What the block log holds, and nothing more: batches that were executed before are executed
+//! again, by nobody's leave.
 //!
-//! For a start whose limits differ from those the log was executed by: it has to come to the log's end first, alone, before this node says anything to its peers. Nothing
-//! is signed, nothing certified and nothing appended; every root is compared with the recorded one.
+//! For a start whose limits differ from those the log was executed by: it has to come to the log's
+//! end first, alone, before this node says anything to its peers. Nothing is signed, nothing
+//! certified and nothing appended; every root is compared with the recorded one.
 
 use std::sync::Arc;
 
@@ -77,7 +79,11 @@ impl LogReplay {
         Ok(Step::Execute(FinalisedBatch { batch, recorded: logged.recorded }))
     }
 
-    fn compare(&mut self, height: Height, root: [u8; 32]) -> Result<Vec<Certificate>, ConsensusError> {
+    fn compare(
+        &mut self,
+        height: Height,
+        root: [u8; 32],
+    ) -> Result<Vec<Certificate>, ConsensusError> {
         if height != self.height {
             return Err(ConsensusError::OutOfOrder { found: height.0, expected: self.height.0 });
         }

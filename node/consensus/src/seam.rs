@@ -69,7 +69,8 @@ pub struct Wiring {
     pub envelopes: Arc<dyn Envelopes>,
     /// Sizes and intervals.
     pub limits: ConsensusLimits,
-    /// Shows this node's state to others, and reads what they say of theirs. None: no state is ever taken over.
+    /// Shows this node's state to others, and reads what they say of theirs. None: no state is
+    /// ever taken over.
     pub states: Option<Arc<dyn StateServer>>,
 }
 
@@ -99,7 +100,8 @@ pub enum ConsensusError {
     /// The block log.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// Executing a batch again gave another state: the disk, the memory or the program changed under us. Nothing is certified from here on.
+    /// Executing a batch again gave another state: the disk, the memory or the program changed
+    /// under us. Nothing is certified from here on.
     #[error(
         "state root of height {height} is {found} but {recorded} was certified before: the state on disk is damaged or \
          was written by another version; restore the data directory from a copy"
@@ -158,8 +160,8 @@ pub enum ConsensusError {
 }
 
 impl ConsensusError {
-    /// Whether the same call may succeed later in the same process, because what is in its way can be freed
-    /// or mended from outside. Everything else ends the node.
+    /// Whether the same call may succeed later in the same process, because what is in its way can
+    /// be freed or mended from outside. Everything else ends the node.
     pub fn can_heal(&self) -> bool {
         match self {
             Self::Log(error) => error.can_heal(),
@@ -174,10 +176,12 @@ impl ConsensusError {
 pub enum Step {
     /// A batch is final and durable.
     Execute(FinalisedBatch),
-    /// A certificate became complete. Heights rise and need not be contiguous: a certificate covers what earlier states hold.
+    /// A certificate became complete. Heights rise and need not be contiguous: a certificate covers
+    /// what earlier states hold.
     Certified(Certificate),
-    /// The blocks this node needs next are kept nowhere any more. A newer state has to be taken over: with [`Consensus::fetch`] until it is complete, then
-    /// [`Consensus::adopt`]; after that the node starts again on top of it.
+    /// The blocks this node needs next are kept nowhere any more. A newer state has to be taken
+    /// over: with [`Consensus::fetch`] until it is complete, then [`Consensus::adopt`]; after
+    /// that the node starts again on top of it.
     Behind(StateOffer),
     /// The node is closing.
     Closing,
@@ -185,17 +189,21 @@ pub enum Step {
 
 /// Batches out, certificates back.
 ///
-/// What waits is a future, so that one thread can drive several nodes in a simulation. A future may block
-/// instead of waiting when its consensus is the only thing its thread drives ([`crate::SingleNode`]).
+/// What waits is a future, so that one thread can drive several nodes in a simulation. A future may
+/// block instead of waiting when its consensus is the only thing its thread drives
+/// ([`crate::SingleNode`]).
 pub trait Consensus: Send {
-    /// Waits for the next step. Batches come in height order: after a start, those behind the height execution restarted from; then new ones.
+    /// Waits for the next step. Batches come in height order: after a start, those behind the
+    /// height execution restarted from; then new ones.
     ///
     /// # Errors
-    /// When a batch cannot be made durable. The call may be repeated: no message is lost by the failure, and none is executed.
+    /// When a batch cannot be made durable. The call may be repeated: no message is lost by the
+    /// failure, and none is executed.
     fn next(&mut self, demand: Demand) -> BoxFuture<'_, Result<Step, ConsensusError>>;
 
-    /// Execution of `height` is complete. Contributes this node's share on `root` and returns the certificates that became complete by it alone, in height order;
-    /// those that need other nodes come out of [`Self::next`].
+    /// Execution of `height` is complete. Contributes this node's share on `root` and returns the
+    /// certificates that became complete by it alone, in height order; those that need other
+    /// nodes come out of [`Self::next`].
     ///
     /// # Errors
     /// [`ConsensusError::Diverged`] when an earlier run recorded another root.
@@ -215,7 +223,8 @@ pub trait Consensus: Send {
     /// Heights whose certificate is not complete yet.
     fn certificates_pending(&self) -> u64;
 
-    /// Fetches parts of the state of the last [`Step::Behind`]: says what is wanted, and waits a moment for some of it.
+    /// Fetches parts of the state of the last [`Step::Behind`]: says what is wanted, and waits a
+    /// moment for some of it.
     ///
     /// # Errors
     /// When the engine ended.
@@ -224,7 +233,8 @@ pub trait Consensus: Send {
         Box::pin(async { Ok(Fetched { over: true, ..Fetched::default() }) })
     }
 
-    /// Writes down, durably, where agreement goes on above the state of the last [`Step::Behind`]. To be called before that state counts.
+    /// Writes down, durably, where agreement goes on above the state of the last [`Step::Behind`].
+    /// To be called before that state counts.
     ///
     /// # Errors
     /// When the disk fails; the call may be repeated.

@@ -1,14 +1,17 @@
 //! The block maker of a subnet of one.
 //!
-//! It alone decides, so a block is final when it is durable in the block log. After a start it first hands out again every logged batch above the height
-//! execution restarted from, together with what the earlier run recorded; then it makes new blocks out of the ingress pool, as fast as execution asks for them
-//! and no faster than there is something to do.
+//! It alone decides, so a block is final when it is durable in the block log. After a start it
+//! first hands out again every logged batch above the height execution restarted from, together
+//! with what the earlier run recorded; then it makes new blocks out of the ingress pool, as fast as
+//! execution asks for them and no faster than there is something to do.
 //!
 //! Time: never runs backwards, and follows the local clock otherwise.
 //!
-//! Randomness of a height: hash of bytes drawn from the machine for this block alone, and of the subnet's signature on the state before it. The drawn bytes make it
-//! fresh, also after a restart and when the same state is reached twice; the signature keeps it unpredictable to outsiders should the machine's source be a poor
-//! one. The block records the result, so a replay has the same. While the source fails no block is made: nothing stands in for it.
+//! Randomness of a height: hash of bytes drawn from the machine for this block alone, and of the
+//! subnet's signature on the state before it. The drawn bytes make it fresh, also after a restart
+//! and when the same state is reached twice; the signature keeps it unpredictable to outsiders
+//! should the machine's source be a poor one. The block records the result, so a replay has the
+//! same. While the source fails no block is made: nothing stands in for it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -42,7 +45,8 @@ pub struct SystemClock;
 
 impl WallClock for SystemClock {
     fn now(&self) -> Time {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let since =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Time(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
     }
 }
@@ -87,7 +91,8 @@ pub struct SingleNode {
 }
 
 impl SingleNode {
-    /// `resume_from` and `time` are the height and time of the state that execution restarted from. `random` is asked once for every new block.
+    /// `resume_from` and `time` are the height and time of the state that execution restarted from.
+    /// `random` is asked once for every new block.
     pub fn new(
         wiring: Wiring,
         certifier: Certifier,
@@ -145,7 +150,8 @@ impl SingleNode {
         Ok(FinalisedBatch { batch, recorded })
     }
 
-    /// Randomness of the next block. Waits for the random source as long as it fails; none when the node is closing.
+    /// Randomness of the next block. Waits for the random source as long as it fails; none when the
+    /// node is closing.
     fn randomness(&mut self) -> Option<[u8; 32]> {
         let mut wait = RANDOMNESS_RETRY;
         let mut failed = false;
@@ -158,7 +164,9 @@ impl SingleNode {
                 tracing::error!(%reason, "no block can be made: the machine's random source fails; it is asked again");
             }
             failed = true;
-            let words = format!("the machine's random source fails ({reason}); no block is made without it");
+            let words = format!(
+                "the machine's random source fails ({reason}); no block is made without it"
+            );
             self.pool.health().refuse(Cause::Randomness, words);
             if self.pool.stop().wait(wait) {
                 return None;
@@ -183,7 +191,9 @@ impl SingleNode {
         }
         let idle = Duration::from_millis(self.limits.idle_round_millis);
         match demand.next_timer {
-            Some(timer) => idle.min(Duration::from_nanos(timer.0.saturating_sub(self.clock.now().0))),
+            Some(timer) => {
+                idle.min(Duration::from_nanos(timer.0.saturating_sub(self.clock.now().0)))
+            }
             None => idle,
         }
     }
@@ -208,7 +218,11 @@ impl SingleNode {
         }
         let Some(randomness) = self.randomness() else { return Ok(Step::Closing) };
         let time = Time(self.clock.now().0.max(self.time.0.saturating_add(1)));
-        let calls = self.pool.take(time, self.limits.block_ingress_bytes, self.limits.block_ingress_messages);
+        let calls = self.pool.take(
+            time,
+            self.limits.block_ingress_bytes,
+            self.limits.block_ingress_messages,
+        );
         let block = FinalisedBlock {
             height: Height(self.height.0 + 1),
             time,
@@ -245,7 +259,8 @@ impl SingleNode {
                 });
             }
             Some(_) => {}
-            // While older batches are handed out again nothing may be appended behind newer ones; what is computed again needs no note.
+            // While older batches are handed out again nothing may be appended behind newer ones;
+            // what is computed again needs no note.
             None if self.replay.is_some() && self.log.last() != Some(height) => {}
             None => self.log.append_outcome(height, root, &faults)?,
         }
@@ -453,7 +468,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut seen = vec![];
         for resume in 0..4 {
-            // As after a clean stop: nothing is replayed, and the signature on the state before is the same every time.
+            // As after a clean stop: nothing is replayed, and the signature on the state before is
+            // the same every time.
             let (mut node, _) = node(folder.path(), resume, 1_000);
             let made = batch(&mut node);
             assert_eq!((made.batch.height, &made.recorded), (Height(resume + 1), &None));
@@ -500,7 +516,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let broken = Box::new(Given(vec![Err("not seeded")]));
         let (mut node, pool) = node_with(folder.path(), 0, 1_000, broken);
-        let waiting = std::thread::spawn(move || node.next(Demand { more: true, ..Demand::default() }));
+        let waiting =
+            std::thread::spawn(move || node.next(Demand { more: true, ..Demand::default() }));
         while pool.refusing().is_none_or(|reason| !reason.contains("not seeded")) {
             std::thread::yield_now();
         }

@@ -1,4 +1,5 @@
-//! States that nodes take over from each other, as consensus carries them: heights, names of chunks and bytes. What they mean is execution's.
+//! States that nodes take over from each other, as consensus carries them: heights, names of chunks
+//! and bytes. What they mean is execution's.
 
 use std::any::Any;
 
@@ -6,7 +7,8 @@ use state::{Height, ManifestClaim};
 
 /// A name of a chunk is never longer: the tag, a hash and an index take 37.
 pub const CHUNK_NAME_BYTES_MAX: usize = 64;
-/// Chunks that may be asked for and not taken yet, all peers together: a quarter of a megabyte each.
+/// Chunks that may be asked for and not taken yet, all peers together: a quarter of a megabyte
+/// each.
 pub const CHUNKS_WANTED_MAX: usize = 12;
 
 /// Shows this node's state to others. Used from several threads.
@@ -23,7 +25,8 @@ pub trait StateServer: Send + Sync {
     /// Why there is none.
     fn chunk(&self, height: Height, name: &[u8]) -> Result<Vec<u8>, String>;
 
-    /// Keeps the state of this height as long as what is returned lives, within the bounds of whoever keeps it.
+    /// Keeps the state of this height as long as what is returned lives, within the bounds of
+    /// whoever keeps it.
     fn lease(&self, height: Height) -> Option<Box<dyn Any + Send>>;
 
     /// What another node's certificate says. Its signature is verified elsewhere.
@@ -59,7 +62,8 @@ pub struct Want {
 /// What came.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fetched {
-    /// Who sent it, its name, its bytes. May be none: then the node looks whether it is to stop, and asks again.
+    /// Who sent it, its name, its bytes. May be none: then the node looks whether it is to stop,
+    /// and asks again.
     pub chunks: Vec<(ChunkSource, Vec<u8>, Vec<u8>)>,
     /// No peer shows this state any more. Another offer will come.
     pub over: bool,

@@ -1,13 +1,15 @@
 //! CBOR (RFC 8949), read strictly and within bounds, and written canonically enough.
 //!
-//! The reader turns a body into [`Value`]s that borrow from it. What it accepts is what the interface specification's
-//! encodings can contain: unsigned and negative integers, byte and text strings, arrays, maps, and null or undefined,
-//! which both mean "field omitted". Indefinite lengths are accepted because some clients' encoders write nothing
-//! else. Floats, booleans, unknown tags, duplicate keys, map keys that are neither text nor integers, bytes after the
+//! The reader turns a body into [`Value`]s that borrow from it. What it accepts is what the
+//! interface specification's encodings can contain: unsigned and negative integers, byte and text
+//! strings, arrays, maps, and null or undefined, which both mean "field omitted". Indefinite
+//! lengths are accepted because some clients' encoders write nothing else. Floats, booleans,
+//! unknown tags, duplicate keys, map keys that are neither text nor integers, bytes after the
 //! item and truncated items are refused, each with the offset at which reading stopped.
 //!
-//! Two bounds keep a small body from becoming a large tree: nesting depth, which also bounds the stack, and the
-//! number of items. Lengths announced by the body are compared with what is left of it before anything is allocated.
+//! Two bounds keep a small body from becoming a large tree: nesting depth, which also bounds the
+//! stack, and the number of items. Lengths announced by the body are compared with what is left of
+//! it before anything is allocated.
 //!
 //! This file knows nothing of envelopes, certificates or HTTP.
 
@@ -60,7 +62,9 @@ pub enum CborError {
         offset: usize,
     },
     /// Something follows the item.
-    #[error("the CBOR body has {bytes} bytes after its end at byte {offset}; send one item and nothing else")]
+    #[error(
+        "the CBOR body has {bytes} bytes after its end at byte {offset}; send one item and nothing else"
+    )]
     Trailing {
         /// Where the item ended.
         offset: usize,
@@ -222,7 +226,8 @@ impl<'a> Reader<'a> {
             return Err(self.unexpected("a floating-point number or an unassigned simple value"));
         }
         self.offset += 1;
-        let argument = self.take(width)?.iter().fold(0u64, |number, byte| number << 8 | u64::from(*byte));
+        let argument =
+            self.take(width)?.iter().fold(0u64, |number, byte| number << 8 | u64::from(*byte));
         Ok((major, Some(argument)))
     }
 
@@ -266,7 +271,8 @@ impl<'a> Reader<'a> {
         Ok(Value::Nat(significant.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))))
     }
 
-    /// A string of major type `major`; chunks of an indefinite one are definite strings of the same type.
+    /// A string of major type `major`; chunks of an indefinite one are definite strings of the same
+    /// type.
     fn string(&mut self, length: Option<u64>, major: u8) -> Result<Cow<'a, [u8]>, CborError> {
         if let Some(length) = length {
             return self.take(length).map(Cow::Borrowed);
@@ -275,10 +281,15 @@ impl<'a> Reader<'a> {
         while self.peek()? != 0xff {
             self.items += 1;
             if self.items > self.bounds.items {
-                return Err(CborError::TooManyItems { offset: self.offset, limit: self.bounds.items });
+                return Err(CborError::TooManyItems {
+                    offset: self.offset,
+                    limit: self.bounds.items,
+                });
             }
             match self.head()? {
-                (chunk, Some(length)) if chunk == major => joined.extend_from_slice(self.take(length)?),
+                (chunk, Some(length)) if chunk == major => {
+                    joined.extend_from_slice(self.take(length)?)
+                }
                 _ => return Err(self.unexpected("a chunk of another type inside a string")),
             }
         }
@@ -291,9 +302,12 @@ impl<'a> Reader<'a> {
     }
 
     fn text(&mut self, length: Option<u64>) -> Result<Cow<'a, str>, CborError> {
-        let not_utf8 = CborError::Unexpected { offset: self.offset, what: "text that is not UTF-8" };
+        let not_utf8 =
+            CborError::Unexpected { offset: self.offset, what: "text that is not UTF-8" };
         match self.string(length, 3)? {
-            Cow::Borrowed(bytes) => std::str::from_utf8(bytes).map(Cow::Borrowed).map_err(|_| not_utf8),
+            Cow::Borrowed(bytes) => {
+                std::str::from_utf8(bytes).map(Cow::Borrowed).map_err(|_| not_utf8)
+            }
             Cow::Owned(bytes) => String::from_utf8(bytes).map(Cow::Owned).map_err(|_| not_utf8),
         }
     }
@@ -310,8 +324,14 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Refuses what the rest of the body cannot hold, before room is made for it. Returns how much room to make.
-    fn announced(&self, length: Option<u64>, depth: usize, items_each: u64) -> Result<usize, CborError> {
+    /// Refuses what the rest of the body cannot hold, before room is made for it. Returns how much
+    /// room to make.
+    fn announced(
+        &self,
+        length: Option<u64>,
+        depth: usize,
+        items_each: u64,
+    ) -> Result<usize, CborError> {
         if depth >= self.bounds.depth {
             return Err(CborError::TooDeep { offset: self.offset, limit: self.bounds.depth });
         }
@@ -332,7 +352,8 @@ impl<'a> Reader<'a> {
     }
 
     fn map(&mut self, length: Option<u64>, depth: usize) -> Result<Value<'a>, CborError> {
-        let mut entries: Vec<(Value<'a>, Value<'a>)> = Vec::with_capacity(self.announced(length, depth, 2)?);
+        let mut entries: Vec<(Value<'a>, Value<'a>)> =
+            Vec::with_capacity(self.announced(length, depth, 2)?);
         while self.more(length, entries.len())? {
             if entries.len() == MAP_ENTRIES_MAX {
                 return Err(CborError::MapTooWide { offset: self.offset, limit: MAP_ENTRIES_MAX });
@@ -427,8 +448,8 @@ impl Writer {
         self
     }
 
-    /// A decoded item in canonical form: shortest heads, definite lengths, map entries in the order of
-    /// their encoded keys. Map entries that are null, which count as absent, are left out.
+    /// A decoded item in canonical form: shortest heads, definite lengths, map entries in the order
+    /// of their encoded keys. Map entries that are null, which count as absent, are left out.
     ///
     /// Recursion is bounded by the reader's depth.
     pub fn canonical(&mut self, value: &Value<'_>) -> &mut Self {
@@ -540,9 +561,14 @@ mod tests {
         assert!(matches!(decode(&endless, BOUNDS), Err(CborError::TooDeep { .. })));
         let mut wide = vec![0x99, 0x03, 0xe8];
         wide.extend([0x01; 1000]);
-        assert_eq!(decode(&wide, BOUNDS), Err(CborError::TooManyItems { offset: 1002, limit: 1000 }));
-        let map: Vec<u8> =
-            std::iter::once(0xbf).chain((0..65u8).flat_map(|n| [0x18, n + 24, 0x01])).chain([0xff]).collect();
+        assert_eq!(
+            decode(&wide, BOUNDS),
+            Err(CborError::TooManyItems { offset: 1002, limit: 1000 })
+        );
+        let map: Vec<u8> = std::iter::once(0xbf)
+            .chain((0..65u8).flat_map(|n| [0x18, n + 24, 0x01]))
+            .chain([0xff])
+            .collect();
         assert!(matches!(decode(&map, BOUNDS), Err(CborError::MapTooWide { limit: 64, .. })));
         let chunks = [&[0x5f][..], &[0x40; 2000], &[0xff]].concat();
         assert!(matches!(decode(&chunks, BOUNDS), Err(CborError::TooManyItems { .. })));

@@ -1,16 +1,18 @@
-//! The authentication envelope: a request's content, its recomputed id, and the claims of who signed it.
+//! The authentication envelope: a request's content, its recomputed id, and the claims of who
+//! signed it.
 //!
-//! Decoding checks form only: that fields exist, have their types and keep their bounds. Nothing here is trusted;
-//! whether the signatures hold is decided in [`crate::auth`]. The request id is always computed here from the content
-//! as sent, never taken from outside.
+//! Decoding checks form only: that fields exist, have their types and keep their bounds. Nothing
+//! here is trusted; whether the signatures hold is decided in [`crate::auth`]. The request id is
+//! always computed here from the content as sent, never taken from outside.
 //!
-//! Fields the specification does not name are hashed into the request id when they stand in the content, and ignored
-//! when they stand in the envelope around it, which no signature covers. In a delegation they are refused: a
-//! restriction that is not understood must not be dropped.
+//! Fields the specification does not name are hashed into the request id when they stand in the
+//! content, and ignored when they stand in the envelope around it, which no signature covers. In a
+//! delegation they are refused: a restriction that is not understood must not be dropped.
 //!
 //! What goes on from here to the ingress pool, to other nodes and into blocks is the canonical form
-//! ([`canonical`]): content and the three known fields around it, nothing else, and written in one way. So what
-//! nobody signed and nobody reads takes no room anywhere, and a peer that hands on anything else is at fault.
+//! ([`canonical`]): content and the three known fields around it, nothing else, and written in one
+//! way. So what nobody signed and nobody reads takes no room anywhere, and a peer that hands on
+//! anything else is at fault.
 
 use ic_principal::Principal;
 use limits::GatewayLimits;
@@ -57,8 +59,12 @@ impl EnvelopeBounds {
 
     fn cbor(&self) -> Bounds {
         let paths = self.paths.saturating_mul(self.path_labels.saturating_add(1));
-        let delegations = self.delegations.saturating_mul(self.delegation_targets.saturating_add(16));
-        Bounds { depth: DEPTH_MAX, items: paths.saturating_add(delegations).saturating_add(ITEMS_BASE) }
+        let delegations =
+            self.delegations.saturating_mul(self.delegation_targets.saturating_add(16));
+        Bounds {
+            depth: DEPTH_MAX,
+            items: paths.saturating_add(delegations).saturating_add(ITEMS_BASE),
+        }
     }
 }
 
@@ -73,7 +79,8 @@ pub struct Envelope {
     pub sender_pubkey: Option<Vec<u8>>,
     /// Signature on the request id.
     pub sender_sig: Option<Vec<u8>>,
-    /// Chain from `sender_pubkey` to the key that made `sender_sig`; `None` if the field was omitted.
+    /// Chain from `sender_pubkey` to the key that made `sender_sig`; `None` if the field was
+    /// omitted.
     pub sender_delegation: Option<Vec<SignedDelegation>>,
 }
 
@@ -265,7 +272,9 @@ fn blob(map: &Value<'_>, field: &'static str) -> Result<Vec<u8>, EnvelopeError> 
 }
 
 fn optional_blob(map: &Value<'_>, field: &'static str) -> Result<Option<Vec<u8>>, EnvelopeError> {
-    map.field(field).map(|value| typed(value, field, BLOB, Value::as_bytes).map(<[u8]>::to_vec)).transpose()
+    map.field(field)
+        .map(|value| typed(value, field, BLOB, Value::as_bytes).map(<[u8]>::to_vec))
+        .transpose()
 }
 
 fn nat(map: &Value<'_>, field: &'static str) -> Result<u64, EnvelopeError> {
@@ -277,7 +286,8 @@ fn nat(map: &Value<'_>, field: &'static str) -> Result<u64, EnvelopeError> {
 
 fn to_principal(value: &Value<'_>, field: &'static str) -> Result<Principal, EnvelopeError> {
     let bytes = typed(value, field, PRINCIPAL, Value::as_bytes)?;
-    Principal::try_from_slice(bytes).map_err(|_| EnvelopeError::NotAPrincipal { field, length: bytes.len() })
+    Principal::try_from_slice(bytes)
+        .map_err(|_| EnvelopeError::NotAPrincipal { field, length: bytes.len() })
 }
 
 fn principal(map: &Value<'_>, field: &'static str) -> Result<Principal, EnvelopeError> {
@@ -288,11 +298,12 @@ fn at_most(what: &'static str, found: usize, limit: usize) -> Result<(), Envelop
     if found > limit { Err(EnvelopeError::TooMany { what, found, limit }) } else { Ok(()) }
 }
 
-/// The canonical form of a request body: `content` with all its fields, `sender_pubkey`, `sender_sig` and
-/// `sender_delegation`, in canonical CBOR without a tag. Values stay, so the request id and every signature do.
+/// The canonical form of a request body: `content` with all its fields, `sender_pubkey`,
+/// `sender_sig` and `sender_delegation`, in canonical CBOR without a tag. Values stay, so the
+/// request id and every signature do.
 ///
-/// Of a link of `sender_delegation` the fields `delegation` and `signature` stay. Fields that are null are left out,
-/// as the request id leaves them out.
+/// Of a link of `sender_delegation` the fields `delegation` and `signature` stay. Fields that are
+/// null are left out, as the request id leaves them out.
 ///
 /// # Errors
 /// When the body is no acceptable CBOR map with a `content`. Whether it is an envelope is for
@@ -306,8 +317,10 @@ pub fn canonical(body: &[u8], bounds: &EnvelopeBounds) -> Result<Vec<u8>, Envelo
     let mut writer = Writer::with_capacity(body.len());
     // In the order of the encoded keys, as within maps.
     let known = ["content", "sender_sig", "sender_pubkey", "sender_delegation"];
-    let present: Vec<_> =
-        known.into_iter().filter_map(|name| envelope.field(name).map(|value| (name, value))).collect();
+    let present: Vec<_> = known
+        .into_iter()
+        .filter_map(|name| envelope.field(name).map(|value| (name, value)))
+        .collect();
     writer.map(present.len() as u64);
     for (name, value) in present {
         writer.text(name);
@@ -363,13 +376,16 @@ impl Envelope {
 
     /// Whether any field claims a signature.
     pub fn is_signed(&self) -> bool {
-        self.sender_pubkey.is_some() || self.sender_sig.is_some() || self.sender_delegation.is_some()
+        self.sender_pubkey.is_some()
+            || self.sender_sig.is_some()
+            || self.sender_delegation.is_some()
     }
 }
 
 impl Content {
     fn from_value(content: &Value<'_>, bounds: &EnvelopeBounds) -> Result<Self, EnvelopeError> {
-        let request_type = typed(need(content, "request_type", TEXT)?, "request_type", TEXT, Value::as_text)?;
+        let request_type =
+            typed(need(content, "request_type", TEXT)?, "request_type", TEXT, Value::as_text)?;
         let request = match request_type {
             "call" => Request::Call(MethodCall::from_value(content)?),
             "query" => Request::Query(MethodCall::from_value(content)?),
@@ -394,7 +410,8 @@ impl Content {
 impl MethodCall {
     fn from_value(content: &Value<'_>) -> Result<Self, EnvelopeError> {
         let method_name =
-            typed(need(content, "method_name", TEXT)?, "method_name", TEXT, Value::as_text)?.to_owned();
+            typed(need(content, "method_name", TEXT)?, "method_name", TEXT, Value::as_text)?
+                .to_owned();
         let sender_info = match content.field("sender_info") {
             None => None,
             Some(info @ Value::Map(_)) => Some(SignedSenderInfo {
@@ -436,16 +453,26 @@ fn paths(content: &Value<'_>, bounds: &EnvelopeBounds) -> Result<Vec<Vec<Vec<u8>
         .collect()
 }
 
-fn delegations(chain: &Value<'_>, bounds: &EnvelopeBounds) -> Result<Vec<SignedDelegation>, EnvelopeError> {
+fn delegations(
+    chain: &Value<'_>,
+    bounds: &EnvelopeBounds,
+) -> Result<Vec<SignedDelegation>, EnvelopeError> {
     let chain = typed(chain, "sender_delegation", "an array of maps", Value::as_array)?;
     at_most("delegations in `sender_delegation`", chain.len(), bounds.delegations)?;
     chain.iter().map(|link| delegation(link, bounds)).collect()
 }
 
-fn delegation(link: &Value<'_>, bounds: &EnvelopeBounds) -> Result<SignedDelegation, EnvelopeError> {
+fn delegation(
+    link: &Value<'_>,
+    bounds: &EnvelopeBounds,
+) -> Result<SignedDelegation, EnvelopeError> {
     let map = need(link, "delegation", "a map")?;
     let Value::Map(fields) = map else {
-        return Err(EnvelopeError::WrongType { field: "delegation", found: map.kind(), expected: "a map" });
+        return Err(EnvelopeError::WrongType {
+            field: "delegation",
+            found: map.kind(),
+            expected: "a map",
+        });
     };
     for (key, _) in fields {
         let key = key.as_text().unwrap_or_default();

@@ -1,12 +1,13 @@
-//! Effective ids: whether the id in a URL is the destination of the content sent to it (interface specification,
-//! "Effective canister id" and "Effective subnet id").
+//! Effective ids: whether the id in a URL is the destination of the content sent to it (interface
+//! specification, "Effective canister id" and "Effective subnet id").
 //!
-//! Calls that make a canister are about none yet, and clients send them to whatever id they like, which the sender does not sign. So that one signed call is
-//! one call, wherever it is sent, all of them have the same effective id from here on: see [`of_call`].
+//! Calls that make a canister are about none yet, and clients send them to whatever id they like,
+//! which the sender does not sign. So that one signed call is one call, wherever it is sent, all of
+//! them have the same effective id from here on: see [`of_call`].
 //!
-//! For other calls to the management canister the destination stands in the Candid argument. The argument comes from
-//! outside and may be large (it can carry a module), so it is decoded under a quota and nothing but the one field is
-//! kept.
+//! For other calls to the management canister the destination stands in the Candid argument. The
+//! argument comes from outside and may be large (it can carry a module), so it is decoded under a
+//! quota and nothing but the one field is kept.
 
 use candid::{CandidType, Deserialize, de::DecoderConfig, de::IDLDeserialize};
 use ic_principal::Principal;
@@ -14,8 +15,8 @@ use thiserror::Error;
 
 use crate::MethodCall;
 
-/// Work an argument may cost to decode besides what it takes per byte, in the decoder's units: a small argument costs the threads that serve everybody next to
-/// nothing, whatever its types are.
+/// Work an argument may cost to decode besides what it takes per byte, in the decoder's units: a
+/// small argument costs the threads that serve everybody next to nothing, whatever its types are.
 const SKIPPING_QUOTA: usize = 10_000;
 /// Work per byte: a module that is skipped costs one.
 const SKIPPING_QUOTA_PER_BYTE: usize = 2;
@@ -100,11 +101,15 @@ struct TargetCanisterArg {
 /// Whether a call makes a canister: it may be sent to any effective id.
 fn makes_canister(call: &MethodCall) -> bool {
     call.canister_id == Principal::management_canister()
-        && matches!(call.method_name.as_str(), "create_canister" | "provisional_create_canister_with_cycles")
+        && matches!(
+            call.method_name.as_str(),
+            "create_canister" | "provisional_create_canister_with_cycles"
+        )
 }
 
-/// The effective id of an update call that was sent to `url` and passed [`check`]: a function of what its sender signed. That is `url` where `url` had to be the
-/// call's destination, and the management canister for calls that make a canister.
+/// The effective id of an update call that was sent to `url` and passed [`check`]: a function of
+/// what its sender signed. That is `url` where `url` had to be the call's destination, and the
+/// management canister for calls that make a canister.
 pub fn of_call(call: &MethodCall, url: Principal) -> Principal {
     if makes_canister(call) { Principal::management_canister() } else { url }
 }
@@ -130,7 +135,8 @@ pub fn check(
     let management = call.canister_id == Principal::management_canister();
     let method = call.method_name.as_str();
     // These have no canister yet, or none in particular.
-    let anywhere = if query { management && method == "list_canisters" } else { makes_canister(call) };
+    let anywhere =
+        if query { management && method == "list_canisters" } else { makes_canister(call) };
     let url = match effective {
         Effective::Subnet(url) if url != own_subnet => {
             return Err(EffectiveError::OtherSubnet { url: *url, own: *own_subnet });
@@ -149,14 +155,20 @@ pub fn check(
     };
     let content = match (management, method) {
         (false, _) => call.canister_id,
-        (true, "install_chunked_code") if !query => {
-            field(&call.arg).map(|arg: TargetCanisterArg| arg.target_canister).ok_or_else(|| {
-                EffectiveError::NoDestination { method: method.to_owned(), field: "target_canister" }
+        (true, "install_chunked_code") if !query => field(&call.arg)
+            .map(|arg: TargetCanisterArg| arg.target_canister)
+            .ok_or_else(|| EffectiveError::NoDestination {
+                method: method.to_owned(),
+                field: "target_canister",
+            })?,
+        (true, _) => {
+            field(&call.arg).map(|arg: CanisterIdArg| arg.canister_id).ok_or_else(|| {
+                EffectiveError::NoDestination {
+                    method: method.chars().take(64).collect(),
+                    field: "canister_id",
+                }
             })?
         }
-        (true, _) => field(&call.arg).map(|arg: CanisterIdArg| arg.canister_id).ok_or_else(|| {
-            EffectiveError::NoDestination { method: method.chars().take(64).collect(), field: "canister_id" }
-        })?,
     };
     if content != url {
         return Err(EffectiveError::Mismatch { url, content });
@@ -204,8 +216,10 @@ mod tests {
     fn the_destination_must_be_in_the_url() {
         let management = Principal::management_canister();
         let wasm_module = serde_bytes::ByteBuf::from(vec![7; 3 << 20]);
-        let install = Encode!(&Install { canister_id: id(1), wasm_module, mode: Mode::install }).unwrap();
-        let chunked = Encode!(&Chunked { target_canister: id(1), store_canister: Some(id(2)) }).unwrap();
+        let install =
+            Encode!(&Install { canister_id: id(1), wasm_module, mode: Mode::install }).unwrap();
+        let chunked =
+            Encode!(&Chunked { target_canister: id(1), store_canister: Some(id(2)) }).unwrap();
         let none = Encode!().unwrap();
         let (at, subnet) = (Effective::Canister, Effective::Subnet);
         let own = id(100);
@@ -213,14 +227,19 @@ mod tests {
         let ok = |effective, call: &MethodCall, query| {
             assert_eq!(check(&effective, call, query, &own, hosts), Ok(()))
         };
-        let refused =
-            |effective, call: &MethodCall, query| check(&effective, call, query, &own, hosts).unwrap_err();
+        let refused = |effective, call: &MethodCall, query| {
+            check(&effective, call, query, &own, hosts).unwrap_err()
+        };
 
         ok(at(id(1)), &call(id(1), "greet", none.clone()), false);
         ok(at(id(1)), &call(management, "install_code", install.clone()), false);
         ok(at(id(1)), &call(management, "install_chunked_code", chunked.clone()), false);
         ok(at(id(9)), &call(management, "create_canister", none.clone()), false);
-        ok(at(management), &call(management, "provisional_create_canister_with_cycles", none.clone()), false);
+        ok(
+            at(management),
+            &call(management, "provisional_create_canister_with_cycles", none.clone()),
+            false,
+        );
         ok(at(id(9)), &call(management, "list_canisters", none.clone()), true);
         ok(subnet(own), &call(management, "create_canister", none.clone()), false);
         ok(subnet(own), &call(management, "list_canisters", none.clone()), true);
@@ -280,10 +299,12 @@ mod tests {
     #[test]
     fn an_argument_built_to_be_slow_is_refused() {
         // vec null with 2^32 - 1 elements, which take no bytes.
-        let bomb = [b"DIDL".as_slice(), &[1, 0x6d, 0x7f, 1, 0, 0xff, 0xff, 0xff, 0xff, 0x0f]].concat();
+        let bomb =
+            [b"DIDL".as_slice(), &[1, 0x6d, 0x7f, 1, 0, 0xff, 0xff, 0xff, 0xff, 0x0f]].concat();
         // Twenty levels of records of two, of which a value would have a million.
         let level = |next: u8| [0x6c, 2, 0, next, 1, next];
-        let levels: Vec<u8> = (1..=20).flat_map(|next| level(if next == 20 { 0x7f } else { next })).collect();
+        let levels: Vec<u8> =
+            (1..=20).flat_map(|next| level(if next == 20 { 0x7f } else { next })).collect();
         let tree = [b"DIDL".as_slice(), &[20], &levels, &[1, 0]].concat();
         for bomb in [bomb, tree] {
             let call = call(Principal::management_canister(), "stop_canister", bomb);

@@ -1,10 +1,10 @@
-//! The representation-independent hash (interface specification, "Representation-independent hashing of structured
-//! data").
+//! The representation-independent hash (interface specification, "Representation-independent
+//! hashing of structured data").
 //!
-//! A request id is this hash over the `content` map exactly as it was sent: a field the gateway does not know is
-//! hashed like any other, so that gateway and client always agree on the id. Fields whose value is null or undefined
-//! are omitted fields. Only naturals, byte and text strings, arrays and maps with text keys have a hash; anything
-//! else is refused.
+//! A request id is this hash over the `content` map exactly as it was sent: a field the gateway
+//! does not know is hashed like any other, so that gateway and client always agree on the id.
+//! Fields whose value is null or undefined are omitted fields. Only naturals, byte and text
+//! strings, arrays and maps with text keys have a hash; anything else is refused.
 
 use sha2::{Digest, Sha256};
 use thiserror::Error;
@@ -72,7 +72,8 @@ pub fn of_value(value: &Value<'_>) -> Result<Hash, NotHashable> {
         Value::Map(entries) => {
             let mut fields = Vec::with_capacity(entries.len());
             for (key, value) in entries.iter().filter(|(_, value)| *value != Value::Null) {
-                let key = key.as_text().ok_or(NotHashable { what: "a map key that is not text" })?;
+                let key =
+                    key.as_text().ok_or(NotHashable { what: "a map key that is not text" })?;
                 fields.push([of_bytes(key), of_value(value)?]);
             }
             Ok(of_fields(fields))
@@ -109,7 +110,10 @@ mod tests {
     fn naturals_are_hashed_in_their_shortest_form() {
         assert_eq!(of_nat(0), of_bytes([0]));
         assert_eq!(of_nat(624_485), of_bytes([0xE5, 0x8E, 0x26]));
-        assert_eq!(of_nat(u64::MAX), of_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01]));
+        assert_eq!(
+            of_nat(u64::MAX),
+            of_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01])
+        );
     }
 
     #[test]

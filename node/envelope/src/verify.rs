@@ -1,7 +1,7 @@
 //! Calls that did not come over HTTP: from another node of the subnet, or out of the block log.
 //!
-//! Nodes hand calls on as their senders signed them, and each verifies for itself, by the rules of the call endpoint. What was verified once and is read
-//! again (to execute it) is only decoded.
+//! Nodes hand calls on as their senders signed them, and each verifies for itself, by the rules of
+//! the call endpoint. What was verified once and is read again (to execute it) is only decoded.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use thiserror::Error;
 
 use crate::{
     auth::{self, AuthConfig, AuthError, Authenticated},
-    effective::{self, Effective, EffectiveError},
     decode::{Envelope, EnvelopeBounds, EnvelopeError, MethodCall, Request, canonical},
+    effective::{self, Effective, EffectiveError},
 };
 
 /// Why a call is none, or not its sender's.
@@ -39,8 +39,8 @@ enum Reason {
     Effective(#[from] EffectiveError),
 }
 
-/// What agreement asks of envelopes, which it carries and does not look into. Its tests put calls of their own there;
-/// in a node it is [`CallVerifier`].
+/// What agreement asks of envelopes, which it carries and does not look into. Its tests put calls
+/// of their own there; in a node it is [`CallVerifier`].
 pub trait Envelopes: Send + Sync {
     /// What a call asks for that was verified before.
     ///
@@ -48,9 +48,10 @@ pub trait Envelopes: Send + Sync {
     /// When it cannot have been.
     fn read(&self, signed: &SignedIngress) -> Result<Ingress, String>;
 
-    /// What a call asks for, and at which block times it may be in a block, if its sender signed it and a client's
-    /// call like it would be taken at those times. Takes the time of a signature. The answer depends on the bytes, the
-    /// subnet's key and limits that members compare, and on nothing of this node's: all nodes give the same.
+    /// What a call asks for, and at which block times it may be in a block, if its sender signed it
+    /// and a client's call like it would be taken at those times. Takes the time of a
+    /// signature. The answer depends on the bytes, the subnet's key and limits that members
+    /// compare, and on nothing of this node's: all nodes give the same.
     ///
     /// # Errors
     /// Why no block may hold it.
@@ -112,15 +113,17 @@ impl CallVerifier {
         Ok(Envelope::decode(&signed.envelope, &self.bounds)?)
     }
 
-    /// What the envelope asks for and when that may be, if its sender signed it and the subnet would take it from a
-    /// client. Takes the time of a signature or two. The same on every node and at any time: it depends on the bytes,
-    /// the subnet's key and ids, and limits that members compare.
+    /// What the envelope asks for and when that may be, if its sender signed it and the subnet
+    /// would take it from a client. Takes the time of a signature or two. The same on every
+    /// node and at any time: it depends on the bytes, the subnet's key and ids, and limits that
+    /// members compare.
     pub fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), CallError> {
         let envelope = self.decode(signed)?;
         if canonical(&signed.envelope, &self.bounds).map_err(Reason::from)? != signed.envelope {
             return Err(Reason::NotCanonical.into());
         }
-        let authenticated = auth::authenticate_signer(&envelope, &self.auth).map_err(Reason::from)?;
+        let authenticated =
+            auth::authenticate_signer(&envelope, &self.auth).map_err(Reason::from)?;
         let validity = auth::validity(&envelope, &self.auth);
         let effective = if signed.effective_canister_id == self.subnet_id {
             Effective::Subnet(self.subnet_id)
@@ -129,9 +132,11 @@ impl CallVerifier {
         };
         let (id, expiry) = (envelope.request_id, envelope.content.ingress_expiry);
         let call = call_of(envelope)?;
-        let hosts = |id: &Principal| self.ranges.iter().any(|(first, last)| first <= id && id <= last);
+        let hosts =
+            |id: &Principal| self.ranges.iter().any(|(first, last)| first <= id && id <= last);
         effective::check(&effective, &call, false, &self.subnet_id, hosts).map_err(Reason::from)?;
-        // The gateway has put the one id there that follows from the content. With another the call could be ordered once more under another name.
+        // The gateway has put the one id there that follows from the content. With another the call
+        // could be ordered once more under another name.
         let (url, content) = (effective.id(), effective::of_call(&call, effective.id()));
         if url != content {
             return Err(Reason::from(EffectiveError::Mismatch { url, content }).into());
@@ -139,13 +144,15 @@ impl CallVerifier {
         Ok((ingress(id, expiry, signed.effective_canister_id, call, authenticated), validity))
     }
 
-    /// What the envelope claims to ask for, and when that would be valid; [`Self::verify`] says whether it holds.
+    /// What the envelope claims to ask for, and when that would be valid; [`Self::verify`] says
+    /// whether it holds.
     pub fn read_claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), CallError> {
         let envelope = self.decode(signed)?;
         let validity = auth::validity(&envelope, &self.auth);
         let claimed = auth::claimed(&envelope);
         let (id, expiry) = (envelope.request_id, envelope.content.ingress_expiry);
-        let ingress = ingress(id, expiry, signed.effective_canister_id, call_of(envelope)?, claimed);
+        let ingress =
+            ingress(id, expiry, signed.effective_canister_id, call_of(envelope)?, claimed);
         Ok((ingress, validity))
     }
 

@@ -1,4 +1,5 @@
-//! Envelope authentication, scheme by scheme: what holds, and what each falsification is refused with.
+//! Envelope authentication, scheme by scheme: what holds, and what each falsification is refused
+//! with.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -12,15 +13,19 @@ use envelope::{
 };
 use ic_agent::{Identity, identity::BasicIdentity};
 use ic_principal::Principal;
-use ic_transport_types::{Delegation, DelegationPermissions, EnvelopeContent, SenderInfo, SignedDelegation};
+use ic_transport_types::{
+    Delegation, DelegationPermissions, EnvelopeContent, SenderInfo, SignedDelegation,
+};
 use ring::signature::{
-    ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair, RSA_PKCS1_SHA256, RsaKeyPair,
+    ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair, RSA_PKCS1_SHA256,
+    RsaKeyPair,
 };
 use sha2::{Digest, Sha256};
-use state::Time;
 use signing::{
-    SubnetKey, Tree, call, canister, ed25519, encode, gateway_limits, now, query, ranges, read_state, sign,
+    SubnetKey, Tree, call, canister, ed25519, encode, gateway_limits, now, query, ranges,
+    read_state, sign,
 };
+use state::Time;
 
 type Sent = ic_transport_types::Envelope<'static>;
 
@@ -81,18 +86,22 @@ const COSE: &[u8] = &[0x2b, 0x06, 0x01, 0x04, 0x01, 0x83, 0xb8, 0x43, 0x01, 0x01
 const CANISTER: &[u8] = &[0x2b, 0x06, 0x01, 0x04, 0x01, 0x83, 0xb8, 0x43, 0x01, 0x02];
 
 fn cose(entries: &[(i128, serde_cbor::Value)]) -> Vec<u8> {
-    let map = entries.iter().map(|(key, value)| (serde_cbor::Value::Integer(*key), value.clone())).collect();
+    let map = entries
+        .iter()
+        .map(|(key, value)| (serde_cbor::Value::Integer(*key), value.clone()))
+        .collect();
     spki(COSE, &serde_cbor::to_vec(&serde_cbor::Value::Map(map)).unwrap())
 }
 
 fn base64url(bytes: &[u8]) -> String {
     const ALPHABET: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-    let bits: Vec<u8> = bytes.iter().flat_map(|byte| (0..8).rev().map(move |bit| byte >> bit & 1)).collect();
+    let bits: Vec<u8> =
+        bytes.iter().flat_map(|byte| (0..8).rev().map(move |bit| byte >> bit & 1)).collect();
     bits.chunks(6)
         .map(|group| {
             char::from(
-                ALPHABET
-                    [(0..6).fold(0, |index, bit| index << 1 | usize::from(*group.get(bit).unwrap_or(&0)))],
+                ALPHABET[(0..6)
+                    .fold(0, |index, bit| index << 1 | usize::from(*group.get(bit).unwrap_or(&0)))],
             )
         })
         .collect()
@@ -122,7 +131,8 @@ fn web_authentication_keys_of_all_three_kinds() {
     use serde_cbor::Value::{Bytes, Integer};
     let random = ring::rand::SystemRandom::new();
     let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &random).unwrap();
-    let p256 = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, pkcs8.as_ref(), &random).unwrap();
+    let p256 =
+        EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, pkcs8.as_ref(), &random).unwrap();
     let point = p256.public_key().as_ref().to_vec();
     let p256_der = cose(&[
         (1, Integer(2)),
@@ -140,7 +150,8 @@ fn web_authentication_keys_of_all_three_kinds() {
 
     let rsa = RsaKeyPair::from_pkcs8(include_bytes!("data/test-only-rsa-2048.pkcs8.der")).unwrap();
     let public = ring::rsa::PublicKeyComponents::<Vec<u8>>::from(rsa.public_key());
-    let rsa_der = cose(&[(1, Integer(3)), (3, Integer(-257)), (-1, Bytes(public.n)), (-2, Bytes(public.e))]);
+    let rsa_der =
+        cose(&[(1, Integer(3)), (3, Integer(-257)), (-1, Bytes(public.n)), (-2, Bytes(public.e))]);
     let sign_rsa = |message: &[u8]| {
         let mut signature = vec![0; rsa.public().modulus_len()];
         rsa.sign(&RSA_PKCS1_SHA256, &random, message, &mut signature).unwrap();
@@ -163,8 +174,9 @@ fn web_authentication_keys_of_all_three_kinds() {
     fn holds_and_breaks(name: &str, key: &Custom<impl Fn(&[u8]) -> Vec<u8>>) {
         let good = key.envelope(query(key.principal(), "echo"));
         assert_eq!(check(&good).unwrap().sender, key.principal(), "{name}");
-        let refused =
-            |sent: &Sent| assert!(matches!(check(sent), Err(AuthError::BadSignature { .. })), "{name}");
+        let refused = |sent: &Sent| {
+            assert!(matches!(check(sent), Err(AuthError::BadSignature { .. })), "{name}")
+        };
         // Signed over another request.
         let mut other = good.clone();
         other.sender_sig = key.envelope(query(key.principal(), "other")).sender_sig;
@@ -195,8 +207,8 @@ fn web_authentication_keys_of_all_three_kinds() {
     holds_and_breaks("Ed25519", &eddsa);
 }
 
-/// A canister that signs for the key named by `seed`, certified by `subnet`; the root key delegates to it unless it
-/// is the root.
+/// A canister that signs for the key named by `seed`, certified by `subnet`; the root key delegates
+/// to it unless it is the root.
 struct Canister<'a> {
     root: &'a SubnetKey,
     subnet: Option<&'a SubnetKey>,
@@ -222,7 +234,10 @@ impl<'a> Canister<'a> {
     }
 
     fn der(&self) -> Vec<u8> {
-        spki(CANISTER, &[&[self.id.as_slice().len() as u8], self.id.as_slice(), &self.seed[..]].concat())
+        spki(
+            CANISTER,
+            &[&[self.id.as_slice().len() as u8], self.id.as_slice(), &self.seed[..]].concat(),
+        )
     }
 
     fn principal(&self) -> Principal {
@@ -232,7 +247,10 @@ impl<'a> Canister<'a> {
     fn signature_over(&self, signed: &Tree) -> Vec<u8> {
         let mut state = Tree::default();
         state.set(&[b"time"], [1]);
-        state.set(&[b"canister", self.id.as_slice(), b"certified_data"], signed.hash_tree().digest());
+        state.set(
+            &[b"canister", self.id.as_slice(), b"certified_data"],
+            signed.hash_tree().digest(),
+        );
         state.set(&[b"canister", self.id.as_slice(), b"module_hash"], [2; 32]);
         let certificate = match self.subnet {
             None => self.root.certificate(&state, None),
@@ -246,7 +264,8 @@ impl<'a> Canister<'a> {
                 }
                 let hosted = ranges(&[self.range]);
                 if self.sharded {
-                    delegation.set(&[b"canister_ranges", id.as_slice(), self.range.0.as_slice()], hosted);
+                    delegation
+                        .set(&[b"canister_ranges", id.as_slice(), self.range.0.as_slice()], hosted);
                 } else {
                     delegation.set(&[b"subnet", id.as_slice(), b"canister_ranges"], hosted);
                 }
@@ -279,7 +298,10 @@ fn canister_signatures_with_and_without_a_subnet_delegation() {
     let (root, subnet) = (SubnetKey::new(1), SubnetKey::new(2));
     let content = |canister: &Canister<'_>| query(canister.principal(), "echo");
     let ok = |canister: &Canister<'_>| {
-        assert_eq!(check(&canister.envelope(content(canister))).unwrap().sender, canister.principal())
+        assert_eq!(
+            check(&canister.envelope(content(canister))).unwrap().sender,
+            canister.principal()
+        )
     };
     let refused = |canister: &Canister<'_>| {
         let error = check(&canister.envelope(content(canister))).unwrap_err();
@@ -300,14 +322,19 @@ fn canister_signatures_with_and_without_a_subnet_delegation() {
     // A signature over another payload, another canister's, and trees that are no signature.
     let canister = Canister::at_root(&root);
     let good = canister.envelope(content(&canister));
-    let bad =
-        |signature: Vec<u8>| assert!(check(&Sent { sender_sig: Some(signature), ..good.clone() }).is_err());
+    let bad = |signature: Vec<u8>| {
+        assert!(check(&Sent { sender_sig: Some(signature), ..good.clone() }).is_err())
+    };
     bad(canister.sign(b"another payload"));
     bad(Canister { id: self::canister(8), ..Canister::at_root(&root) }
         .sign(&good.content.to_request_id().signable()));
     let mut full = Tree::default();
     full.set(
-        &[b"sig", &Sha256::digest(&canister.seed), &Sha256::digest(good.content.to_request_id().signable())],
+        &[
+            b"sig",
+            &Sha256::digest(&canister.seed),
+            &Sha256::digest(good.content.to_request_id().signable()),
+        ],
         [1],
     );
     bad(canister.signature_over(&full));
@@ -365,8 +392,8 @@ fn sender_info_is_the_signing_canisters() {
     let canister = Canister::at_root(&root);
     let info = b"a verified e-mail address".to_vec();
     let with = |signer: Principal, info: Vec<u8>, sig: Vec<u8>, mut content: EnvelopeContent| {
-        let (EnvelopeContent::Call { sender_info, .. } | EnvelopeContent::Query { sender_info, .. }) =
-            &mut content
+        let (EnvelopeContent::Call { sender_info, .. }
+        | EnvelopeContent::Query { sender_info, .. }) = &mut content
         else {
             panic!("no sender_info")
         };
@@ -380,13 +407,17 @@ fn sender_info_is_the_signing_canisters() {
         assert_eq!((verified.info, verified.signer), (info.clone(), canister.id));
     }
     let content = || query(canister.principal(), "echo");
-    let other_signer = canister.envelope(with(self::canister(8), info.clone(), sig.clone(), content()));
+    let other_signer =
+        canister.envelope(with(self::canister(8), info.clone(), sig.clone(), content()));
     assert!(matches!(check(&other_signer), Err(AuthError::SenderInfoSigner { .. })));
-    let other_info = canister.envelope(with(canister.id, b"another".to_vec(), sig.clone(), content()));
+    let other_info =
+        canister.envelope(with(canister.id, b"another".to_vec(), sig.clone(), content()));
     assert!(matches!(check(&other_info), Err(AuthError::BadSignature { .. })));
     let plain = ed25519(1);
-    let not_a_canister =
-        sign(&plain, with(canister.id, info.clone(), sig.clone(), query(plain.sender().unwrap(), "echo")));
+    let not_a_canister = sign(
+        &plain,
+        with(canister.id, info.clone(), sig.clone(), query(plain.sender().unwrap(), "echo")),
+    );
     assert_eq!(check(&not_a_canister), Err(AuthError::SenderInfoWithoutCanisterKey));
     let anonymous = sign(
         &ic_agent::identity::AnonymousIdentity,
@@ -426,10 +457,11 @@ impl Chain {
     }
 
     fn envelope(&self, content: EnvelopeContent) -> Sent {
-        let signed = self.delegations.iter().zip(&self.keys).map(|(delegation, key)| SignedDelegation {
-            delegation: delegation.clone(),
-            signature: key.sign_delegation(delegation).unwrap().signature.unwrap(),
-        });
+        let signed =
+            self.delegations.iter().zip(&self.keys).map(|(delegation, key)| SignedDelegation {
+                delegation: delegation.clone(),
+                signature: key.sign_delegation(delegation).unwrap().signature.unwrap(),
+            });
         let signature =
             self.keys.last().unwrap().sign_arbitrary(&content.to_request_id().signable()).unwrap();
         Sent {
@@ -457,7 +489,10 @@ fn delegation_chains_and_their_restrictions() {
             .with(1, |link| link.targets = Some(second))
     };
     let both = targeted(vec![canister(1), canister(2)], vec![canister(3), canister(1)]);
-    assert_eq!(check(&both.envelope(call(sender, "echo"))).unwrap().targets, Some([canister(1)].into()));
+    assert_eq!(
+        check(&both.envelope(call(sender, "echo"))).unwrap().targets,
+        Some([canister(1)].into())
+    );
     let neither = targeted(vec![canister(1)], vec![canister(2)]);
     assert_eq!(
         check(&neither.envelope(call(sender, "echo"))),
@@ -478,7 +513,10 @@ fn delegation_chains_and_their_restrictions() {
     let restricted = Chain::of(&[1, 2, 3])
         .with(0, |link| link.permissions = Some(DelegationPermissions::Queries))
         .with(1, |link| link.permissions = Some(DelegationPermissions::All));
-    assert_eq!(check(&restricted.envelope(call(sender, "echo"))), Err(AuthError::QueriesOnly { index: 0 }));
+    assert_eq!(
+        check(&restricted.envelope(call(sender, "echo"))),
+        Err(AuthError::QueriesOnly { index: 0 })
+    );
     assert!(check(&restricted.envelope(query(sender, "echo"))).is_ok());
     assert!(check(&restricted.envelope(read_state(sender, &[]))).is_ok());
 
@@ -487,7 +525,9 @@ fn delegation_chains_and_their_restrictions() {
     let later = Time(soon + 1);
     assert!(
         check_at(
-            &Chain::of(&[1, 2]).with(0, |link| link.expiration = soon).envelope(query(sender, "echo")),
+            &Chain::of(&[1, 2])
+                .with(0, |link| link.expiration = soon)
+                .envelope(query(sender, "echo")),
             Time(soon)
         )
         .is_ok()
@@ -517,7 +557,9 @@ fn delegation_chains_and_their_restrictions() {
 #[test]
 fn expiry_has_a_window_that_errors_name() {
     let at = now();
-    let with_expiry = |expiry: u64, anonymous: bool, make: fn(Principal, &str) -> EnvelopeContent| {
+    let with_expiry = |expiry: u64,
+                       anonymous: bool,
+                       make: fn(Principal, &str) -> EnvelopeContent| {
         let identity = ed25519(1);
         let sender = if anonymous { Principal::anonymous() } else { identity.sender().unwrap() };
         let mut content = make(sender, "echo");
@@ -621,10 +663,13 @@ fn plain_signatures_break_with_every_byte() {
             );
         }
         for wrong in [&signature[..63], &[][..], &[0; 64], &[0xff; 64]] {
-            assert!(check(&Sent { sender_sig: Some(wrong.to_vec()), ..good.clone() }).is_err(), "{name}");
+            assert!(
+                check(&Sent { sender_sig: Some(wrong.to_vec()), ..good.clone() }).is_err(),
+                "{name}"
+            );
         }
-        // A key that is not exactly its encoding: every truncation and every extension changes the principal, so
-        // claim that one.
+        // A key that is not exactly its encoding: every truncation and every extension changes the
+        // principal, so claim that one.
         let der = good.sender_pubkey.clone().unwrap();
         for malformed in [
             der[..der.len() - 1].to_vec(),
@@ -653,7 +698,8 @@ fn ecdsa_signatures_hold_with_either_s() {
     );
     let good = sign(&identity, query(identity.sender().unwrap(), "echo"));
     let low = k256::ecdsa::Signature::from_slice(good.sender_sig.as_ref().unwrap()).unwrap();
-    let high = k256::ecdsa::Signature::from_scalars(low.r().to_bytes(), (-*low.s()).to_bytes()).unwrap();
+    let high =
+        k256::ecdsa::Signature::from_scalars(low.r().to_bytes(), (-*low.s()).to_bytes()).unwrap();
     assert!(high.normalize_s().is_some() || low.normalize_s().is_some());
     assert!(check(&Sent { sender_sig: Some(high.to_vec()), ..good }).is_ok());
 }

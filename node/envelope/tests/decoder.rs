@@ -46,8 +46,11 @@ fn samples() -> Vec<Vec<u8>> {
 
 fn try_all(body: &[u8]) {
     if let Ok(envelope) = Envelope::decode(body, &bounds()) {
-        let config =
-            AuthConfig::new(SubnetKey::new(1).public(), Duration::from_secs(300), Duration::from_secs(60));
+        let config = AuthConfig::new(
+            SubnetKey::new(1).public(),
+            Duration::from_secs(300),
+            Duration::from_secs(60),
+        );
         let _ = authenticate(&envelope, now(), &config);
     }
 }
@@ -159,7 +162,9 @@ fn limits_on_delegations_are_named() {
     let refused = |chain: Vec<SignedDelegation>| {
         let mut sent = sign(&identity, query(identity.sender().unwrap(), "echo"));
         sent.sender_delegation = Some(chain);
-        Envelope::decode(&sent.encode_bytes(), &bounds()).map(|_| ()).map_err(|error| error.to_string())
+        Envelope::decode(&sent.encode_bytes(), &bounds())
+            .map(|_| ())
+            .map_err(|error| error.to_string())
     };
     assert_eq!(refused(vec![link(1000)]), Ok(()));
     assert!(refused(vec![link(1001)]).unwrap_err().contains("1001 exceeds the limit of 1000"));

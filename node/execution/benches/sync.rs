@@ -1,7 +1,9 @@
-//! State sync of a large state through function calls, without a network: how long a manifest takes from nothing and after a few changes, how long showing and
-//! installing take, and what each takes of anonymous memory beyond what the process had.
+//! State sync of a large state through function calls, without a network: how long a manifest takes
+//! from nothing and after a few changes, how long showing and installing take, and what each takes
+//! of anonymous memory beyond what the process had.
 //!
-//! `SYNC_BENCH_MIB` sets the size (300), `SYNC_BENCH_CSV` a file for `thimble-lab compare`. Disk is wherever temporary directories are.
+//! `SYNC_BENCH_MIB` sets the size (300), `SYNC_BENCH_CSV` a file for `thimble-lab compare`. Disk is
+//! wherever temporary directories are.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "../tests/common/mod.rs"]
@@ -42,7 +44,8 @@ fn anonymous_bytes() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// Runs `work` and returns what it took: seconds, and the peak of anonymous memory above where it began.
+/// Runs `work` and returns what it took: seconds, and the peak of anonymous memory above where it
+/// began.
 fn measured<T>(work: impl FnOnce() -> T) -> (T, Duration, u64) {
     let before = anonymous_bytes();
     let (peak, stop) = (Arc::new(AtomicU64::new(before)), Arc::new(AtomicBool::new(false)));
@@ -72,7 +75,11 @@ fn print(what: &str, took: Duration, extra: u64, note: &str) {
         writeln!(file, "\"{what}\",{},s", took.as_secs_f64()).unwrap();
         writeln!(file, "\"{what}, anonymous memory\",{extra},bytes").unwrap();
     }
-    println!("| {what} | {:.2} s | {:.1} MiB | {note} |", took.as_secs_f64(), extra as f64 / MIB as f64);
+    println!(
+        "| {what} | {:.2} s | {:.1} MiB | {note} |",
+        took.as_secs_f64(),
+        extra as f64 / MIB as f64
+    );
 }
 
 /// Empty rounds until the state is owed a manifest; its checkpoint is made by the last.
@@ -145,9 +152,11 @@ fn install(
 
 fn main() {
     let size =
-        std::env::var("SYNC_BENCH_MIB").ok().and_then(|text| text.parse().ok()).unwrap_or(300u64) * MIB;
+        std::env::var("SYNC_BENCH_MIB").ok().and_then(|text| text.parse().ok()).unwrap_or(300u64)
+            * MIB;
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name\t: ")).unwrap_or("unknown CPU");
+    let cpu =
+        cpu.lines().find_map(|line| line.strip_prefix("model name\t: ")).unwrap_or("unknown CPU");
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     println!("state sync of {} MiB, {CANISTERS} canisters; {cores} cores of {cpu}\n", size / MIB);
     println!("| step | time | extra anonymous memory | |\n|---|---|---|---|");
@@ -164,7 +173,8 @@ fn main() {
             node.round();
         }
     }
-    // Everything is folded before, so that hashing reads what it would read of a state that is not new.
+    // Everything is folded before, so that hashing reads what it would read of a state that is not
+    // new.
     node.executor.checkpoint().unwrap();
     while !node.pages.fold(64 * MIB).unwrap().is_idle() {}
     let first = until_manifest(&mut node);
@@ -180,8 +190,14 @@ fn main() {
     let (height, root) = node.executor.snapshots().newest().unwrap();
     assert_eq!(height, first);
     install(stale.path(), &node, height, root, None);
-    let (opened, took, extra) = measured(|| Node::at(stale.path().to_path_buf(), node.config.clone(), None));
-    print("open what was installed", took, extra, &format!("at height {}", opened.executor.height().0));
+    let (opened, took, extra) =
+        measured(|| Node::at(stale.path().to_path_buf(), node.config.clone(), None));
+    print(
+        "open what was installed",
+        took,
+        extra,
+        &format!("at height {}", opened.executor.height().0),
+    );
     assert_eq!(opened.executor.height(), height);
     drop(opened);
 

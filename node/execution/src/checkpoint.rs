@@ -1,11 +1,15 @@
-//! Checkpoints: making the state durable between rounds, so that a restart need not repeat the block log from its beginning.
+//! Checkpoints: making the state durable between rounds, so that a restart need not repeat the
+//! block log from its beginning.
 //!
-//! Order: the pages of changed memories are sealed and synced, new modules and chunks are synced, then one transaction takes the records of changed canisters,
-//! changed statuses, changed memory indexes, the subnet's own state and the height. After that, files nothing names any more are deleted, and folding of
-//! what was sealed begins on a thread of its own. A checkpoint that fails anywhere before its transaction is durable leaves the one before as it was.
+//! Order: the pages of changed memories are sealed and synced, new modules and chunks are synced,
+//! then one transaction takes the records of changed canisters, changed statuses, changed memory
+//! indexes, the subnet's own state and the height. After that, files nothing names any more are
+//! deleted, and folding of what was sealed begins on a thread of its own. A checkpoint that fails
+//! anywhere before its transaction is durable leaves the one before as it was.
 //!
-//! When a checkpoint is taken has no influence on any state, only on how much is repeated after a crash. Some heights must have one, because their state is
-//! given a manifest (see `sync`); which, is part of the replicated state and does not move with checkpoints made for other reasons.
+//! When a checkpoint is taken has no influence on any state, only on how much is repeated after a
+//! crash. Some heights must have one, because their state is given a manifest (see `sync`); which,
+//! is part of the replicated state and does not move with checkpoints made for other reasons.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -107,20 +111,23 @@ impl Folding {
         while !self.stopped.load(Ordering::Relaxed) {
             let readers_had_their_time =
                 self.blocked_since.is_some_and(|since| since.elapsed() >= self.pin_time);
-            let step = if readers_had_their_time && self.pages.delta_bytes() >= self.pinned_delta_bytes {
-                self.pages.fold_over_readers(FOLD_STEP_BYTES)
-            } else {
-                self.pages.fold(FOLD_STEP_BYTES)
-            };
+            let step =
+                if readers_had_their_time && self.pages.delta_bytes() >= self.pinned_delta_bytes {
+                    self.pages.fold_over_readers(FOLD_STEP_BYTES)
+                } else {
+                    self.pages.fold(FOLD_STEP_BYTES)
+                };
             match step {
                 Ok(progress) if progress.is_idle() => {
                     let blocked = progress.memories_blocked > 0;
-                    self.blocked_since = blocked.then(|| self.blocked_since.unwrap_or_else(Instant::now));
+                    self.blocked_since =
+                        blocked.then(|| self.blocked_since.unwrap_or_else(Instant::now));
                     return;
                 }
                 Ok(_) => {}
                 Err(error) => {
-                    // What could not be folded stays in the delta log and is tried again after the next checkpoint.
+                    // What could not be folded stays in the delta log and is tried again after the
+                    // next checkpoint.
                     tracing::warn!(%error, "folding delta into base files failed");
                     return;
                 }
@@ -152,8 +159,8 @@ impl Executor {
             || self.core.pages.needs_checkpoint()
     }
 
-    /// Whether the next batch has to wait for a checkpoint: without one its state could not be given a
-    /// manifest, or its pages would find no room.
+    /// Whether the next batch has to wait for a checkpoint: without one its state could not be
+    /// given a manifest, or its pages would find no room.
     pub fn checkpoint_pressing(&self) -> bool {
         self.manifest_owed || self.core.pages.needs_checkpoint()
     }
@@ -179,7 +186,8 @@ impl Executor {
         if !self.manifest_owed
             && let Some(pending) = self.state.subnet.manifest.pending()
         {
-            // The state it is of is the one in the store, and must stay it until every hash is kept.
+            // The state it is of is the one in the store, and must stay it until every hash is
+            // kept.
             self.manifests.wait(pending)?;
         }
         let pages = Arc::clone(&self.core.pages);
@@ -193,11 +201,13 @@ impl Executor {
             .iter()
             .map(|(id, index, base_bytes)| (*id, index.clone().map(|index| (index, *base_bytes))))
             .collect();
-        let written = ticket.written.iter().map(|(id, pages)| (*id, leaves_of_pages(pages))).collect();
+        let written =
+            ticket.written.iter().map(|(id, pages)| (*id, leaves_of_pages(pages))).collect();
         let changed: Vec<_> = ticket.changed.iter().map(|(id, ..)| *id).collect();
         // A record is encoded when its turn comes, so that no two are held at once.
         let canisters = self.state.unsaved().map(|(id, canister)| {
-            let record = canister.map(|canister| encode_record(format_args!("canister {id}"), canister));
+            let record =
+                canister.map(|canister| encode_record(format_args!("canister {id}"), canister));
             Ok((id, record.transpose()?))
         });
         self.store.write(CheckpointDelta {
@@ -239,9 +249,11 @@ impl Executor {
         Ok(())
     }
 
-    /// Sees to it that the delta log has room for the round of `height`, however long that takes: a round that has begun must not run out of it. A checkpoint
-    /// seals what was written, folding copies it into place, and a checkpoint after that frees it. Readers of older states are cut off: they are queries,
-    /// and must not hold up rounds. None of this changes any state.
+    /// Sees to it that the delta log has room for the round of `height`, however long that takes: a
+    /// round that has begun must not run out of it. A checkpoint seals what was written,
+    /// folding copies it into place, and a checkpoint after that frees it. Readers of older states
+    /// are cut off: they are queries, and must not hold up rounds. None of this changes any
+    /// state.
     pub(crate) fn make_room(&mut self, height: Height) -> Result<(), FatalError> {
         if self.core.pages.check_room().is_ok() {
             return Ok(());

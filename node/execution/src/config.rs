@@ -9,7 +9,8 @@ use thiserror::Error;
 
 use crate::patience::Place;
 
-/// Everything about the subnet that execution depends on. The same on every node, or their states differ.
+/// Everything about the subnet that execution depends on. The same on every node, or their states
+/// differ.
 #[derive(Clone, Debug)]
 pub struct ExecutorConfig {
     /// The limits.
@@ -18,12 +19,13 @@ pub struct ExecutorConfig {
     pub subnet: SubnetInfo,
     /// `ic0.root_key`, DER.
     pub root_key_der: Vec<u8>,
-    /// Number of the first canister that is given an id without asking for one. Ids are eight bytes of number, then `01 01`; they must lie in the
-    /// subnet's ranges.
+    /// Number of the first canister that is given an id without asking for one. Ids are eight
+    /// bytes of number, then `01 01`; they must lie in the subnet's ranges.
     pub first_canister: u64,
     /// Whether canisters and cycles may be made out of nothing (`provisional_*`).
     pub provisional: bool,
-    /// Principals with the rights of subnet admins (stop, start, uninstall, delete and look at any canister).
+    /// Principals with the rights of subnet admins (stop, start, uninstall, delete and look at any
+    /// canister).
     pub subnet_admins: Vec<Principal>,
 }
 
@@ -72,7 +74,8 @@ pub struct RoundResult {
     pub manifest: bool,
 }
 
-/// The node cannot go on executing. The state on disk is as the last checkpoint left it, and a restart repeats what came after.
+/// The node cannot go on executing. The state on disk is as the last checkpoint left it, and a
+/// restart repeats what came after.
 #[derive(Debug, Error)]
 pub enum FatalError {
     /// Batches come in order.
@@ -108,7 +111,9 @@ pub enum FatalError {
     #[error("ingress history: {0}")]
     History(#[from] state::HistoryError),
     /// A stored record cannot be read.
-    #[error("the stored record of {what} cannot be read ({reason}); restore the data directory from a copy")]
+    #[error(
+        "the stored record of {what} cannot be read ({reason}); restore the data directory from a copy"
+    )]
     Record {
         /// Whose.
         what: String,
@@ -153,7 +158,8 @@ pub enum FatalError {
         /// Why.
         reason: String,
     },
-    /// The node is closing while the round waits for this machine. Not a defect: the round is executed again at the next start.
+    /// The node is closing while the round waits for this machine. Not a defect: the round is
+    /// executed again at the next start.
     #[error("the node is closing; the round is executed again at the next start")]
     Closing,
     /// A defect of the node, met by a message.
@@ -183,8 +189,8 @@ pub enum FatalError {
 }
 
 impl FatalError {
-    /// Whether the same call may succeed later in the same process, because what is in its way can be freed
-    /// or mended from outside. Everything else ends the node.
+    /// Whether the same call may succeed later in the same process, because what is in its way can
+    /// be freed or mended from outside. Everything else ends the node.
     pub fn can_heal(&self) -> bool {
         match self {
             Self::Pages(error) => error.can_heal(),

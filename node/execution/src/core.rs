@@ -1,4 +1,5 @@
-//! What every part of execution shares and nothing changes: limits, prices, workers, and where memories and modules lie.
+//! What every part of execution shares and nothing changes: limits, prices, workers, and where
+//! memories and modules lie.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -74,7 +75,8 @@ impl Core {
 
     /// Whether a canister can prepay a task of the system.
     pub(crate) fn affords_task(&self, canister: &CanisterState) -> bool {
-        self.costs.liquid(canister) >= self.costs.execution(self.limits().execution.instructions_per_message)
+        self.costs.liquid(canister)
+            >= self.costs.execution(self.limits().execution.instructions_per_message)
     }
 
     /// Notes that blobs may have become dead.
@@ -97,7 +99,8 @@ impl Core {
         self.prepared.lock().unwrap_or_else(PoisonError::into_inner).retain(live);
     }
 
-    /// Sees to it that the artefact of an installed module is there: after a restart the first message of a canister may find it gone from the cache.
+    /// Sees to it that the artefact of an installed module is there: after a restart the first
+    /// message of a canister may find it gone from the cache.
     pub(crate) fn ensure_prepared(
         &self,
         module: ModuleHash,

@@ -1,7 +1,9 @@
 //! What things cost, and what a canister must keep.
 //!
-//! The prices are those of a subnet of 13 nodes, which development tools expect. An execution is prepaid for the most it may use and the rest is given
-//! back; a call prepays its transmission, the largest response and the execution of its callback. Nothing here changes a balance: the functions are sums.
+//! The prices are those of a subnet of 13 nodes, which development tools expect. An execution is
+//! prepaid for the most it may use and the rest is given back; a call prepays its transmission, the
+//! largest response and the execution of its callback. Nothing here changes a balance: the
+//! functions are sums.
 
 use limits::Limits;
 use sandbox::CostTable;
@@ -88,7 +90,8 @@ impl CostSchedule {
     pub fn freezing_limit_with(&self, canister: &CanisterState, memory_bytes: u64) -> Cycles {
         let memory = memory_bytes.max(canister.settings.memory_allocation);
         let per_day = self.idle_burn_per_day(memory, canister.settings.compute_allocation);
-        let limit = per_day.saturating_mul(Cycles::from(canister.settings.freezing_threshold)) / DAY_SECONDS;
+        let limit = per_day.saturating_mul(Cycles::from(canister.settings.freezing_threshold))
+            / DAY_SECONDS;
         limit.saturating_sub(canister.reserved_cycles)
     }
 
@@ -112,8 +115,10 @@ impl CostSchedule {
         CostTable {
             call_base: self.call,
             call_per_byte: self.call_byte,
-            response_reservation: Cycles::from(limits.subnet.message_payload_bytes) * self.call_byte,
-            callback_execution_reservation: self.execution(limits.execution.instructions_per_message),
+            response_reservation: Cycles::from(limits.subnet.message_payload_bytes)
+                * self.call_byte,
+            callback_execution_reservation: self
+                .execution(limits.execution.instructions_per_message),
             create_canister: self.create_canister,
             http_request: [49_140_000, 5_200, 10_400],
             signing: [26_153_846_153, 26_153_846_153, 26_153_846_153],
@@ -139,8 +144,13 @@ mod tests {
     #[test]
     fn the_freezing_limit_grows_with_memory_and_threshold() {
         let costs = CostSchedule::default();
-        let mut canister =
-            CanisterState::new(Principal::from_slice(&[1, 1]), vec![], Settings::default(), 1_000, Time(0));
+        let mut canister = CanisterState::new(
+            Principal::from_slice(&[1, 1]),
+            vec![],
+            Settings::default(),
+            1_000,
+            Time(0),
+        );
         assert_eq!(costs.freezing_limit_with(&canister, 1 << 30), 127_000 * 2_592_000);
         canister.settings.freezing_threshold = 0;
         assert!(!costs.is_frozen(&canister));

@@ -1,4 +1,5 @@
-//! The executor: the replicated state of this node, moved on batch by batch, certified and checkpointed.
+//! The executor: the replicated state of this node, moved on batch by batch, certified and
+//! checkpointed.
 //!
 //! ```text
 //! execute(batch) -> root        snapshot kept until its signature comes
@@ -6,8 +7,9 @@
 //! checkpoint()                  now and then, and when a manifest is owed, between rounds; see `checkpoint` and `sync`
 //! ```
 //!
-//! Heights follow each other; after [`Executor::open`], [`Executor::height`] says behind which one the block log has to be repeated. The executor is used from
-//! one thread; its execution threads are its own.
+//! Heights follow each other; after [`Executor::open`], [`Executor::height`] says behind which one
+//! the block log has to be repeated. The executor is used from one thread; its execution threads
+//! are its own.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,8 +18,8 @@ use pages::PageStore;
 use sandbox::Sandbox;
 use state::{
     Batch, BlobStore, CanisterState, CertifiedReader, CertifiedState, Fault, Height, HistoryLimits,
-    IngressHistory, ReplicatedState, StateStore, SubnetKey, SubnetMetrics, SubnetState, SubnetTree, Time,
-    certified::Uncertified,
+    IngressHistory, ReplicatedState, StateStore, SubnetKey, SubnetMetrics, SubnetState, SubnetTree,
+    Time, certified::Uncertified,
 };
 
 use crate::checkpoint::{Folder, SinceCheckpoint};
@@ -29,7 +31,8 @@ use crate::query::QueryService;
 use crate::round;
 use crate::sync::{ManifestWorker, SnapshotSource};
 
-/// States kept for their certificate beyond the lag that agreement allows execution: nodes sign at different times, and their shares are under way for some.
+/// States kept for their certificate beyond the lag that agreement allows execution: nodes sign at
+/// different times, and their shares are under way for some.
 const UNCERTIFIED_BEYOND_LAG: usize = 4;
 
 /// See the module.
@@ -57,8 +60,9 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Loads the newest checkpoint, or begins with an empty state at height 0. `pages` must have been opened with the memory indexes of the same checkpoint.
-    /// `patience` waits when this machine fails a round.
+    /// Loads the newest checkpoint, or begins with an empty state at height 0. `pages` must have
+    /// been opened with the memory indexes of the same checkpoint. `patience` waits when this
+    /// machine fails a round.
     ///
     /// # Errors
     /// When what is on disk cannot be read or does not fit together.
@@ -107,7 +111,8 @@ impl Executor {
         self.subnet_tree = Arc::new(SubnetTree::holding(self.subnet_tree.info().clone(), key));
     }
 
-    /// Who holds the subnet's key as of [`Executor::height`]; none while it is who came out of the ceremony.
+    /// Who holds the subnet's key as of [`Executor::height`]; none while it is who came out of the
+    /// ceremony.
     pub fn subnet_key(&self) -> Option<&SubnetKey> {
         self.state.subnet.key.as_ref()
     }
@@ -127,13 +132,18 @@ impl Executor {
         self.state.subnet.root
     }
 
-    /// Executes the next batch. `rejected` are the messages of it that operators ruled to be rejected (message `n` of canister `aaaaa-aa` is the `n`th
-    /// management call that the round serves); almost always there are none. Waits as long as this machine cannot execute it.
+    /// Executes the next batch. `rejected` are the messages of it that operators ruled to be
+    /// rejected (message `n` of canister `aaaaa-aa` is the `n`th management call that the round
+    /// serves); almost always there are none. Waits as long as this machine cannot execute it.
     ///
     /// # Errors
-    /// When the node cannot go on, or closes while it waits; no message is lost by that, for the batch is in the block log. The executor is not to be used
-    /// any more then.
-    pub fn execute(&mut self, batch: &Batch, rejected: &[Fault]) -> Result<RoundResult, FatalError> {
+    /// When the node cannot go on, or closes while it waits; no message is lost by that, for the
+    /// batch is in the block log. The executor is not to be used any more then.
+    pub fn execute(
+        &mut self,
+        batch: &Batch,
+        rejected: &[Fault],
+    ) -> Result<RoundResult, FatalError> {
         let expected = self.height().0 + 1;
         if batch.height.0 != expected {
             return Err(FatalError::Height { found: batch.height.0, expected });
@@ -149,8 +159,10 @@ impl Executor {
             return Err(FatalError::ManifestOwed { height: self.height().0 });
         }
         self.make_room(batch.height)?;
-        // A state that others sign too late, or that is executed again, is covered by the certificate of a later one.
-        let kept = usize::try_from(self.core.limits().consensus.execution_lag_blocks).unwrap_or(usize::MAX);
+        // A state that others sign too late, or that is executed again, is covered by the
+        // certificate of a later one.
+        let kept = usize::try_from(self.core.limits().consensus.execution_lag_blocks)
+            .unwrap_or(usize::MAX);
         while self.uncertified.len() > kept.saturating_add(UNCERTIFIED_BEYOND_LAG) {
             self.uncertified.pop_front();
         }
@@ -186,11 +198,13 @@ impl Executor {
         let metrics = SubnetMetrics {
             num_canisters: self.state.len(),
             canister_state_bytes: totals.memory_used,
-            consumed_cycles_total: (totals.consumed + self.state.subnet.consumption.total()).saturated(),
+            consumed_cycles_total: (totals.consumed + self.state.subnet.consumption.total())
+                .saturated(),
             update_transactions_total: self.state.subnet.update_transactions,
         };
         let (height, time) = (self.height(), self.time());
-        let (manifest, tree) = (self.state.subnet.manifest.certified(), Arc::clone(&self.subnet_tree));
+        let (manifest, tree) =
+            (self.state.subnet.manifest.certified(), Arc::clone(&self.subnet_tree));
         let (canisters, history) = self.state.parts_mut();
         let snapshot = Uncertified::new(height, time, tree, metrics, canisters, history, manifest);
         let root = snapshot.root();
@@ -199,8 +213,8 @@ impl Executor {
         root
     }
 
-    /// Publishes the state of `height`, signed. Heights in order; those that were passed over are let go. None when the state was let go already, because the
-    /// certificate came late.
+    /// Publishes the state of `height`, signed. Heights in order; those that were passed over are
+    /// let go. None when the state was let go already, because the certificate came late.
     ///
     /// # Errors
     /// When the height was not executed.
@@ -209,7 +223,9 @@ impl Executor {
         height: Height,
         signature: Vec<u8>,
     ) -> Result<Option<Arc<CertifiedState>>, FatalError> {
-        if self.uncertified.front().map_or(self.height(), |oldest| Height(oldest.height().0 - 1)) >= height {
+        if self.uncertified.front().map_or(self.height(), |oldest| Height(oldest.height().0 - 1))
+            >= height
+        {
             return Ok(None);
         }
         while self.uncertified.front().is_some_and(|state| state.height() < height) {
@@ -234,7 +250,8 @@ impl Executor {
         }
     }
 
-    /// Moves what the history holds together in memory. Changes no state; takes about a microsecond per entry.
+    /// Moves what the history holds together in memory. Changes no state; takes about a microsecond
+    /// per entry.
     pub fn repack_history(&mut self) {
         self.state.history.repack();
     }
@@ -244,7 +261,8 @@ impl Executor {
         self.reader.clone()
     }
 
-    /// Keeps replies of queries, as many as `pool` has room for. To be called before [`Executor::queries`].
+    /// Keeps replies of queries, as many as `pool` has room for. To be called before
+    /// [`Executor::queries`].
     pub fn cache_queries(&mut self, pool: budget::Pool) {
         self.queries.cache_in(pool);
     }
@@ -281,8 +299,14 @@ fn load(core: &Core, store: &StateStore) -> Result<ReplicatedState, FatalError> 
     };
     let response_bytes = limits.message_payload_bytes;
     let Some(checkpoint) = store.load()? else {
-        let subnet = SubnetState { next_canister: core.config.first_canister, ..SubnetState::default() };
-        return Ok(ReplicatedState::new(subnet, IngressHistory::new(history_limits), [], response_bytes));
+        let subnet =
+            SubnetState { next_canister: core.config.first_canister, ..SubnetState::default() };
+        return Ok(ReplicatedState::new(
+            subnet,
+            IngressHistory::new(history_limits),
+            [],
+            response_bytes,
+        ));
     };
     let unreadable = |what: String, reason: &dyn std::fmt::Display| FatalError::Record {
         what,
@@ -297,8 +321,8 @@ fn load(core: &Core, store: &StateStore) -> Result<ReplicatedState, FatalError> 
     let mut canisters = Vec::new();
     for record in checkpoint.canisters()? {
         let (id, bytes) = record?;
-        let mut canister: CanisterState =
-            postcard::from_bytes(&bytes).map_err(|error| unreadable(format!("canister {id}"), &error))?;
+        let mut canister: CanisterState = postcard::from_bytes(&bytes)
+            .map_err(|error| unreadable(format!("canister {id}"), &error))?;
         if canister.id != id {
             return Err(unreadable(
                 format!("canister {id}"),

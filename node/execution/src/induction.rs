@@ -1,10 +1,13 @@
 //! Taking in the users' calls of a batch: duplicates, expiry, who may call what, and the fee.
 //!
-//! The batch was agreed on; what it holds was not checked against the state by anyone whose word counts. A call that was here before, or is too old or too far
-//! ahead, is passed over. Any other gets a status, be it a rejection: the client finds out why.
+//! The batch was agreed on; what it holds was not checked against the state by anyone whose word
+//! counts. A call that was here before, or is too old or too far ahead, is passed over. Any other
+//! gets a status, be it a rejection: the client finds out why.
 
 use ic_principal::Principal;
-use state::{CanisterId, CanisterStatus, Ingress, Origin, Reject, ReplicatedState, Shared, SubnetCall, Time};
+use state::{
+    CanisterId, CanisterStatus, Ingress, Origin, Reject, ReplicatedState, Shared, SubnetCall, Time,
+};
 
 use crate::core::Core;
 use crate::management;
@@ -33,7 +36,8 @@ pub(crate) fn induct(core: &Core, state: &mut ReplicatedState, batch: Vec<Ingres
 
 fn is_current(core: &Core, ingress: &Ingress, now: Time) -> bool {
     let limits = &core.limits().consensus;
-    let ahead = (limits.ingress_expiry_seconds + limits.ingress_drift_seconds).saturating_mul(1_000_000_000);
+    let ahead = (limits.ingress_expiry_seconds + limits.ingress_drift_seconds)
+        .saturating_mul(1_000_000_000);
     ingress.ingress_expiry >= now && ingress.ingress_expiry.0 <= now.0.saturating_add(ahead)
 }
 
@@ -58,7 +62,8 @@ fn accept(
         if let Some(id) = named
             && management::is_charged(&ingress.method_name)
         {
-            // A canister out of cycles must still be within reach of those who would mend its settings.
+            // A canister out of cycles must still be within reach of those who would mend its
+            // settings.
             let spares_frozen = ingress.method_name == "update_settings";
             charge(core, state, &id, ingress.accounted_bytes(), spares_frozen)?;
         }

@@ -1,8 +1,10 @@
 //! Execution: (state, batch) -> state.
 //!
-//! [`Executor`] holds the replicated state of this node. A batch of users' calls comes in, canisters run in worker processes, their calls find each other
-//! within the round, and out comes the root of the certified tree. The same batches give the same roots on every node and in every run, whatever the number
-//! of threads, and whether or not the node was restarted from a checkpoint in between.
+//! [`Executor`] holds the replicated state of this node. A batch of users' calls comes in,
+//! canisters run in worker processes, their calls find each other within the round, and out comes
+//! the root of the certified tree. The same batches give the same roots on every node and in every
+//! run, whatever the number of threads, and whether or not the node was restarted from a checkpoint
+//! in between.
 //!
 //! | to change | start at |
 //! |---|---|
@@ -19,11 +21,13 @@
 //! | what is made durable, and when | `checkpoint` |
 //! | how a state is shown to other nodes, and put together from what they show | `sync` |
 //!
-//! Bounds: a round by instructions and delta (a message that was started is finished), queues by slots per pair of canisters, messages by two pools of bytes,
-//! callbacks per canister, unfinished users' calls, canisters and their metadata; all from `limits`, and every refusal names the one it met.
+//! Bounds: a round by instructions and delta (a message that was started is finished), queues by
+//! slots per pair of canisters, messages by two pools of bytes, callbacks per canister, unfinished
+//! users' calls, canisters and their metadata; all from `limits`, and every refusal names the one
+//! it met.
 //!
-//! This crate must never know of networks, HTTP, blocks or keys; it has no clock (time comes with batches), no randomness of its own, and reads files only
-//! through the stores it is given.
+//! This crate must never know of networks, HTTP, blocks or keys; it has no clock (time comes with
+//! batches), no randomness of its own, and reads files only through the stores it is given.
 
 mod checkpoint;
 mod config;

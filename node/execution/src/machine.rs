@@ -1,17 +1,23 @@
-//! One execution of a canister's code: mounting its memories, running a worker, and keeping or dropping what it changed.
+//! One execution of a canister's code: mounting its memories, running a worker, and keeping or
+//! dropping what it changed.
 //!
-//! A worker's answer was checked against the request before it comes here (see `sandbox::Sandbox::execute`), and once.
+//! A worker's answer was checked against the request before it comes here (see
+//! `sandbox::Sandbox::execute`), and once.
 //!
-//! What this machine lacks (a worker that died or hangs, memory, disk, descriptors, a compiled module) is waited for in place, with [`Attempts`]: the same
-//! step is tried again until it succeeds, so nothing of it ever becomes a result. A message that kills every worker waits until an operator says that it is
-//! to be rejected. Nothing here knows why a message runs or who waits for it.
+//! What this machine lacks (a worker that died or hangs, memory, disk, descriptors, a compiled
+//! module) is waited for in place, with [`Attempts`]: the same step is tried again until it
+//! succeeds, so nothing of it ever becomes a result. A message that kills every worker waits until
+//! an operator says that it is to be rejected. Nothing here knows why a message runs or who waits
+//! for it.
 
 use ic_principal::Principal;
 use pages::{AppendTarget, MemoryId, PAGE_BYTES, PagesError, Run};
-use sandbox::{Changes, Entry, Lane, MessageLimits, Mount, Outcome, Request, RunState, SystemContext, Trap};
+use sandbox::{
+    Changes, Entry, Lane, MessageLimits, Mount, Outcome, Request, RunState, SystemContext, Trap,
+};
 use state::{
-    CanisterState, CanisterStatus, Cycles, ExecutionState, LowMemoryHook, Memory, Reject, SenderInfo,
-    WASM_PAGE_BYTES,
+    CanisterState, CanisterStatus, Cycles, ExecutionState, LowMemoryHook, Memory, Reject,
+    SenderInfo, WASM_PAGE_BYTES,
 };
 
 use crate::config::FatalError;
@@ -39,7 +45,8 @@ pub(crate) struct Invocation {
     pub(crate) growable_bytes: u64,
     /// Whether `wasm_memory_limit` applies.
     pub(crate) heap_limited: bool,
-    /// Whether memories may grow although the canister cannot pay for them until its freezing threshold.
+    /// Whether memories may grow although the canister cannot pay for them until its freezing
+    /// threshold.
     pub(crate) grows_frozen: bool,
     /// Whether changes are kept.
     pub(crate) keeps_changes: bool,
@@ -79,7 +86,8 @@ pub(crate) struct Targets {
 pub(crate) struct Ran {
     pub(crate) instructions: u64,
     pub(crate) result: Result<sandbox::Response, Reject>,
-    /// Checked and committed, but for what concerns cycles and calls, which is the caller's to apply.
+    /// Checked and committed, but for what concerns cycles and calls, which is the caller's to
+    /// apply.
     pub(crate) changes: Option<Changes>,
     pub(crate) log: Vec<serde_bytes::ByteBuf>,
     /// Bytes of delta written.
@@ -114,7 +122,11 @@ impl<'a> Machine<'a> {
     }
 
     /// Finds room for pages of a memory.
-    pub(crate) fn reserve_pages(&self, memory: MemoryId, pages_max: u64) -> Result<AppendTarget, FatalError> {
+    pub(crate) fn reserve_pages(
+        &self,
+        memory: MemoryId,
+        pages_max: u64,
+    ) -> Result<AppendTarget, FatalError> {
         self.attempts().until(|| self.core.pages.reserve(memory, pages_max))
     }
 
@@ -122,8 +134,9 @@ impl<'a> Machine<'a> {
         self.core.attempts(self.place.clone())
     }
 
-    /// Runs `invocation` and commits what it changed in memories, globals, certified data and timer. Cycles and calls are left to the caller: the
-    /// balance of `canister` must already lack the prepayment, and is not changed here.
+    /// Runs `invocation` and commits what it changed in memories, globals, certified data and
+    /// timer. Cycles and calls are left to the caller: the balance of `canister` must already
+    /// lack the prepayment, and is not changed here.
     pub(crate) fn run(
         &self,
         canister: &mut CanisterState,
@@ -137,7 +150,8 @@ impl<'a> Machine<'a> {
         Ok(ran)
     }
 
-    /// Runs `invocation`, but commits nothing: the targets are returned with what is written in them. They are given back only together with changes.
+    /// Runs `invocation`, but commits nothing: the targets are returned with what is written in
+    /// them. They are given back only together with changes.
     pub(crate) fn attempt(
         &self,
         canister: &CanisterState,
@@ -154,10 +168,16 @@ impl<'a> Machine<'a> {
             Some(targets) => (Some(targets.heap), Some(targets.stable)),
             None => (None, None),
         };
-        let mut request = self.request(canister, execution, invocation, heap_target, stable_target)?;
+        let mut request =
+            self.request(canister, execution, invocation, heap_target, stable_target)?;
         let Outcome { instructions, result, changes, log, .. } = self.execute(&request)?;
-        let mut ran =
-            Ran { instructions, result: Ok(sandbox::Response::None), changes: None, log, delta_bytes: 0 };
+        let mut ran = Ran {
+            instructions,
+            result: Ok(sandbox::Response::None),
+            changes: None,
+            log,
+            delta_bytes: 0,
+        };
         let response = match result {
             Ok(response) => response,
             Err(Trap { reject }) => {
@@ -174,15 +194,18 @@ impl<'a> Machine<'a> {
             }
         };
         let pages_before = execution.heap.wasm_pages + execution.stable.wasm_pages;
-        let grown = (changes.heap_wasm_pages + changes.stable_wasm_pages).saturating_sub(pages_before)
+        let grown = (changes.heap_wasm_pages + changes.stable_wasm_pages)
+            .saturating_sub(pages_before)
             * WASM_PAGE_BYTES;
-        let needed = self.core.costs.freezing_limit_with(canister, canister.memory_usage().total() + grown);
+        let needed =
+            self.core.costs.freezing_limit_with(canister, canister.memory_usage().total() + grown);
         if grown > 0 && !grows_frozen && changes.balance < needed {
             ran.result = Err(reject::memory_too_dear(&canister.id, grown, changes.balance, needed));
             return Ok((ran, None));
         }
         let targets = request.heap.append.take().zip(request.stable.append.take());
-        // Nothing may hold the layouts of the version before while the next one is made, or folding would wait for them.
+        // Nothing may hold the layouts of the version before while the next one is made, or folding
+        // would wait for them.
         drop(request);
         ran.result = Ok(response);
         ran.changes = Some(changes);
@@ -205,10 +228,13 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Whether the pages of an outcome are where it says. Found out before any memory has a new version, when the message can still run again.
+    /// Whether the pages of an outcome are where it says. Found out before any memory has a new
+    /// version, when the message can still run again.
     fn verify(&self, request: &Request, outcome: &Outcome) -> Result<(), PagesError> {
         let Some(changes) = &outcome.changes else { return Ok(()) };
-        for (mount, runs) in [(&request.heap, &changes.heap_runs), (&request.stable, &changes.stable_runs)] {
+        for (mount, runs) in
+            [(&request.heap, &changes.heap_runs), (&request.stable, &changes.stable_runs)]
+        {
             if let Some(append) = mount.append.as_ref().filter(|_| !runs.is_empty()) {
                 self.core.pages.verify(append, runs)?;
             }
@@ -259,7 +285,8 @@ impl<'a> Machine<'a> {
         })
     }
 
-    /// Makes the pages the newest version, and takes over everything but cycles and calls. Returns the bytes of delta.
+    /// Makes the pages the newest version, and takes over everything but cycles and calls. Returns
+    /// the bytes of delta.
     pub(crate) fn commit(
         &self,
         canister: &mut CanisterState,
@@ -268,7 +295,8 @@ impl<'a> Machine<'a> {
     ) -> Result<u64, FatalError> {
         let Some(execution) = canister.execution.as_mut() else { return Ok(0) };
         let Targets { heap, stable } = targets;
-        // Both were verified, so each comes to its end; should the node close between them, the whole round counts for nothing.
+        // Both were verified, so each comes to its end; should the node close between them, the
+        // whole round counts for nothing.
         let mut pages = 0;
         for (memory, target, runs) in [
             (&mut execution.heap, heap, &changes.heap_runs),
@@ -305,7 +333,13 @@ impl<'a> Machine<'a> {
 
 impl Ran {
     pub(crate) fn failed(reject: Reject) -> Self {
-        Self { instructions: 0, result: Err(reject), changes: None, log: Vec::new(), delta_bytes: 0 }
+        Self {
+            instructions: 0,
+            result: Err(reject),
+            changes: None,
+            log: Vec::new(),
+            delta_bytes: 0,
+        }
     }
 }
 
@@ -351,7 +385,10 @@ pub(crate) fn system_context(
         growable_bytes: invocation.growable_bytes,
         wasm_memory_limit: (invocation.heap_limited && settings.wasm_memory_limit > 0)
             .then_some(settings.wasm_memory_limit),
-        calls_max: limits.subnet.callback_soft_limit.saturating_sub(canister.calls.callbacks_open()),
+        calls_max: limits
+            .subnet
+            .callback_soft_limit
+            .saturating_sub(canister.calls.callbacks_open()),
         queue_slots_left: canister
             .calls
             .towards()
@@ -364,20 +401,25 @@ pub(crate) fn system_context(
     }
 }
 
-/// Moves the low-memory hook on after something changed (interface specification, "Scheduling on low wasm memory hook").
+/// Moves the low-memory hook on after something changed (interface specification, "Scheduling on
+/// low wasm memory hook").
 pub(crate) fn watch_memory(core: &Core, canister: &mut CanisterState) {
     let Some(execution) = canister.execution.as_ref() else {
         canister.low_memory_hook = LowMemoryHook::Idle;
         return;
     };
     let limits = core.limits();
-    let heap_max =
-        if execution.module.info.memory64 { limits.module.heap64_bytes } else { limits.module.heap32_bytes };
+    let heap_max = if execution.module.info.memory64 {
+        limits.module.heap64_bytes
+    } else {
+        limits.module.heap32_bytes
+    };
     let limit = match canister.settings.wasm_memory_limit {
         0 => heap_max,
         limit => limit.min(heap_max),
     };
-    let low = limit.saturating_sub(execution.heap.bytes()) < canister.settings.wasm_memory_threshold;
+    let low =
+        limit.saturating_sub(execution.heap.bytes()) < canister.settings.wasm_memory_threshold;
     canister.low_memory_hook = match (low, canister.low_memory_hook) {
         (false, _) => LowMemoryHook::Idle,
         (true, LowMemoryHook::Idle) => LowMemoryHook::Ready,

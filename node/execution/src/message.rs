@@ -1,15 +1,19 @@
 //! One message of one canister: what it is checked for, what it pays, how it is answered.
 //!
-//! A [`Turn`] works on canisters it was handed and on nothing else, so that turns on different canisters can run side by side. What concerns others
-//! (calls, answers, statuses of users' calls) is collected in [`Effects`] and merged later, in an order that does not depend on who was faster.
+//! A [`Turn`] works on canisters it was handed and on nothing else, so that turns on different
+//! canisters can run side by side. What concerns others (calls, answers, statuses of users' calls)
+//! is collected in [`Effects`] and merged later, in an order that does not depend on who was
+//! faster.
 //!
-//! Every message is prepaid for all the instructions it may use; what it did not use goes back. A call context that is neither answered nor waiting for
-//! anything is answered by the system. So every call is answered exactly once.
+//! Every message is prepaid for all the instructions it may use; what it did not use goes back. A
+//! call context that is neither answered nor waiting for anything is answered by the system. So
+//! every call is answered exactly once.
 
 use sandbox::{Call, CallbackKind, Entry, MessageLimits, Response};
 use state::{
-    CallContextId, CallRequest, CallResponse, Callback, CanisterState, CanisterStatus, Cycles, Fault,
-    Ingress, Input, LowMemoryHook, Origin, Payload, Reject, RequestId, SenderInfo, Shared, Time,
+    CallContextId, CallRequest, CallResponse, Callback, CanisterState, CanisterStatus, Cycles,
+    Fault, Ingress, Input, LowMemoryHook, Origin, Payload, Reject, RequestId, SenderInfo, Shared,
+    Time,
 };
 
 use crate::config::FatalError;
@@ -82,7 +86,8 @@ pub(crate) struct Seat {
     pub(crate) heartbeat_done: bool,
     /// The timer ran.
     pub(crate) timer_done: bool,
-    /// Waits for the next round: the canister used up its rate, or nothing it could do is possible now.
+    /// Waits for the next round: the canister used up its rate, or nothing it could do is possible
+    /// now.
     pub(crate) paused: bool,
 }
 
@@ -112,9 +117,18 @@ struct Work {
 }
 
 impl<'a> Turn<'a> {
-    pub(crate) fn new(core: &'a Core, round: &'a RoundFacts, lane: usize, growable_bytes: u64) -> Self {
+    pub(crate) fn new(
+        core: &'a Core,
+        round: &'a RoundFacts,
+        lane: usize,
+        growable_bytes: u64,
+    ) -> Self {
         let place = Place { height: round.height, message: None };
-        Self { machine: Machine::new(core, round, lane, place), effects: Effects::default(), growable_bytes }
+        Self {
+            machine: Machine::new(core, round, lane, place),
+            effects: Effects::default(),
+            growable_bytes,
+        }
     }
 
     fn core(&self) -> &'a Core {
@@ -126,7 +140,11 @@ impl<'a> Turn<'a> {
     }
 
     /// Takes the next thing to do for `canister` and does it.
-    pub(crate) fn step(&mut self, canister: &mut CanisterState, seat: &mut Seat) -> Result<Step, FatalError> {
+    pub(crate) fn step(
+        &mut self,
+        canister: &mut CanisterState,
+        seat: &mut Seat,
+    ) -> Result<Step, FatalError> {
         self.machine.place = self.machine.round.place(canister.id, seat.ordinal);
         self.choose(canister, seat)
     }
@@ -139,7 +157,11 @@ impl<'a> Turn<'a> {
         verdict.is_some()
     }
 
-    fn choose(&mut self, canister: &mut CanisterState, seat: &mut Seat) -> Result<Step, FatalError> {
+    fn choose(
+        &mut self,
+        canister: &mut CanisterState,
+        seat: &mut Seat,
+    ) -> Result<Step, FatalError> {
         let running = canister.status == CanisterStatus::Running;
         if running && let Some(module) = canister.module() {
             let hooks = module.info.hooks;
@@ -147,7 +169,8 @@ impl<'a> Turn<'a> {
                 && canister.global_timer <= self.time()
                 && hooks.global_timer
                 && !seat.timer_done;
-            // A hook that cannot be paid waits; what else is there goes on, and most of it will be refused for the same reason.
+            // A hook that cannot be paid waits; what else is there goes on, and most of it will be
+            // refused for the same reason.
             if hooks.on_low_wasm_memory
                 && canister.low_memory_hook == LowMemoryHook::Ready
                 && self.core().affords_task(canister)
@@ -167,7 +190,10 @@ impl<'a> Turn<'a> {
         let input = if running {
             canister.queues.pop()
         } else {
-            canister.queues.pop_call().or_else(|| canister.queues.pop_response().map(Input::Response))
+            canister
+                .queues
+                .pop_call()
+                .or_else(|| canister.queues.pop_response().map(Input::Response))
         };
         match input {
             None => return Ok(Step::Idle),
@@ -190,7 +216,11 @@ impl<'a> Turn<'a> {
         canister: &CanisterState,
         limits: &MessageLimits,
     ) -> Result<Option<Targets>, FatalError> {
-        canister.execution.as_ref().map(|execution| self.machine.reserve(execution, limits)).transpose()
+        canister
+            .execution
+            .as_ref()
+            .map(|execution| self.machine.reserve(execution, limits))
+            .transpose()
     }
 
     fn ingress(
@@ -237,13 +267,22 @@ impl<'a> Turn<'a> {
             self.effects.answer(&origin, Payload::Reject(reject), request.cycles);
             return Ok(());
         }
-        let work =
-            Work { origin, method_name: request.method_name, arg: request.arg, cycles: request.cycles };
+        let work = Work {
+            origin,
+            method_name: request.method_name,
+            arg: request.arg,
+            cycles: request.cycles,
+        };
         self.call(canister, work, ruled_out)
     }
 
     /// A call of a public method.
-    fn call(&mut self, canister: &mut CanisterState, work: Work, ruled_out: bool) -> Result<(), FatalError> {
+    fn call(
+        &mut self,
+        canister: &mut CanisterState,
+        work: Work,
+        ruled_out: bool,
+    ) -> Result<(), FatalError> {
         if ruled_out {
             let reject = reject::ruled_out(&canister.id);
             self.effects.answer(&work.origin, Payload::Reject(reject), work.cycles);
@@ -299,7 +338,9 @@ impl<'a> Turn<'a> {
         let core = self.core();
         let response = response.take();
         canister.credit(response.refund);
-        let Some(callback) = canister.calls.close_callback(response.callback) else { return Ok(()) };
+        let Some(callback) = canister.calls.close_callback(response.callback) else {
+            return Ok(());
+        };
         let limits = core.message_limits();
         let cleanup_instructions = limits.instructions / CLEANUP_PART;
         let execution_prepaid = core.costs.execution(limits.instructions);
@@ -311,7 +352,8 @@ impl<'a> Turn<'a> {
         canister.credit(transmission_prepaid - transmission);
         canister.consumption.transmission += transmission;
 
-        let context = canister.calls.context(callback.context).filter(|context| !context.deleted).cloned();
+        let context =
+            canister.calls.context(callback.context).filter(|context| !context.deleted).cloned();
         let Some(context) = context.filter(|_| canister.execution.is_some()) else {
             canister.credit(execution_prepaid);
             canister.calls.close_if_done(callback.context);
@@ -339,7 +381,10 @@ impl<'a> Turn<'a> {
             cycles_available: context.cycles_available,
             cycles_refunded: response.refund,
             context_instructions: context.instructions,
-            limits: MessageLimits { instructions: limits.instructions - cleanup_instructions, ..limits },
+            limits: MessageLimits {
+                instructions: limits.instructions - cleanup_instructions,
+                ..limits
+            },
             growable_bytes: self.growable(canister, true),
             heap_limited: false,
             grows_frozen: true,
@@ -416,13 +461,18 @@ impl<'a> Turn<'a> {
 
     /// Bytes that the memories of `canister` may grow by.
     fn growable(&self, canister: &CanisterState, is_response: bool) -> u64 {
-        let reserved =
-            if is_response { 0 } else { self.core().limits().execution.response_callback_reservation_bytes };
-        let set_aside = canister.settings.memory_allocation.saturating_sub(canister.memory_usage().total());
+        let reserved = if is_response {
+            0
+        } else {
+            self.core().limits().execution.response_callback_reservation_bytes
+        };
+        let set_aside =
+            canister.settings.memory_allocation.saturating_sub(canister.memory_usage().total());
         set_aside + self.growable_bytes.saturating_sub(reserved)
     }
 
-    /// Runs code, settles what it cost, and takes over what it did with cycles. Calls are left in the changes.
+    /// Runs code, settles what it cost, and takes over what it did with cycles. Calls are left in
+    /// the changes.
     fn execute(
         &mut self,
         canister: &mut CanisterState,
@@ -455,7 +505,13 @@ impl<'a> Turn<'a> {
     }
 
     /// What a message of a context leads to: calls, an answer, the end of the context.
-    fn conclude(&mut self, canister: &mut CanisterState, id: CallContextId, ran: Ran, counts: bool) {
+    fn conclude(
+        &mut self,
+        canister: &mut CanisterState,
+        id: CallContextId,
+        ran: Ran,
+        counts: bool,
+    ) {
         let version = canister.version;
         let mut accepted = 0;
         if let Some(changes) = ran.changes {
@@ -473,12 +529,16 @@ impl<'a> Turn<'a> {
         let (response, error) = match ran.result {
             Ok(Response::None) => (None, None),
             Ok(Response::Reply(bytes)) => (Some(Payload::Reply(bytes)), None),
-            Ok(Response::Reject(message)) => (Some(Payload::Reject(reject::rejected_message(message))), None),
+            Ok(Response::Reject(message)) => {
+                (Some(Payload::Reject(reject::rejected_message(message))), None)
+            }
             Err(error) => (None, Some(error)),
         };
         let starved = !context.responded && context.open_callbacks == 0;
         let response = response.or_else(|| {
-            starved.then(|| Payload::Reject(error.unwrap_or_else(|| reject::did_not_reply(&canister.id))))
+            starved.then(|| {
+                Payload::Reject(error.unwrap_or_else(|| reject::did_not_reply(&canister.id)))
+            })
         });
         if let Some(payload) = response
             && !context.responded
@@ -492,7 +552,13 @@ impl<'a> Turn<'a> {
         canister.calls.close_if_done(id);
     }
 
-    fn perform(&mut self, canister: &mut CanisterState, context: CallContextId, version: u64, call: Call) {
+    fn perform(
+        &mut self,
+        canister: &mut CanisterState,
+        context: CallContextId,
+        version: u64,
+        call: Call,
+    ) {
         let deadline = call.timeout_seconds.map(|seconds| {
             let nanos = u64::from(seconds.min(CALL_TIMEOUT_SECONDS_MAX)) * 1_000_000_000;
             Time(self.time().0.saturating_add(nanos))

@@ -1,14 +1,18 @@
-//! Merging what canisters did: calls find their callee, answers their caller, users' calls their status; and what time does to calls that wait.
+//! Merging what canisters did: calls find their callee, answers their caller, users' calls their
+//! status; and what time does to calls that wait.
 //!
-//! Two pools bound the messages of all canisters together. A guaranteed-response call counts its request and room for the largest response from the moment
-//! it is made, so its answer always fits; a call that finds no room is answered by the system at once (`SYS_TRANSIENT`). Best-effort messages count
-//! their bytes, and users' messages that wait count with them; a request that finds no room is refused, a response is replaced by `SYS_UNKNOWN`.
+//! Two pools bound the messages of all canisters together. A guaranteed-response call counts its
+//! request and room for the largest response from the moment it is made, so its answer always fits;
+//! a call that finds no room is answered by the system at once (`SYS_TRANSIENT`). Best-effort
+//! messages count their bytes, and users' messages that wait count with them; a request that finds
+//! no room is refused, a response is replaced by `SYS_UNKNOWN`.
 //!
-//! Cycles of a best-effort call whose answer came too late go back to its caller all the same: nothing is lost on the way.
+//! Cycles of a best-effort call whose answer came too late go back to its caller all the same:
+//! nothing is lost on the way.
 
 use state::{
-    CallRequest, CallResponse, CanisterId, CanisterStatus, MESSAGE_OVERHEAD_BYTES, Origin, Payload, Reject,
-    ReplicatedState, Shared, SubnetCall, Time,
+    CallRequest, CallResponse, CanisterId, CanisterStatus, MESSAGE_OVERHEAD_BYTES, Origin, Payload,
+    Reject, ReplicatedState, Shared, SubnetCall, Time,
 };
 
 use crate::core::Core;
@@ -51,22 +55,34 @@ impl MessageMemory {
         Ok(())
     }
 
-    /// Takes room out that is about to be given to calls one by one: the totals hold it already, because the callers hold the callbacks.
-    pub(crate) fn release<'a>(&mut self, core: &Core, calls: impl IntoIterator<Item = &'a CallRequest>) {
+    /// Takes room out that is about to be given to calls one by one: the totals hold it already,
+    /// because the callers hold the callbacks.
+    pub(crate) fn release<'a>(
+        &mut self,
+        core: &Core,
+        calls: impl IntoIterator<Item = &'a CallRequest>,
+    ) {
         for call in calls {
             match call.deadline {
                 None => {
                     self.guaranteed =
                         self.guaranteed.saturating_sub(core.limits().subnet.message_payload_bytes)
                 }
-                Some(_) => self.best_effort = self.best_effort.saturating_sub(MESSAGE_OVERHEAD_BYTES),
+                Some(_) => {
+                    self.best_effort = self.best_effort.saturating_sub(MESSAGE_OVERHEAD_BYTES)
+                }
             }
         }
     }
 }
 
 /// Merges effects into the state.
-pub(crate) fn merge(core: &Core, state: &mut ReplicatedState, memory: &mut MessageMemory, effects: Effects) {
+pub(crate) fn merge(
+    core: &Core,
+    state: &mut ReplicatedState,
+    memory: &mut MessageMemory,
+    effects: Effects,
+) {
     let now = state.subnet.time;
     for id in effects.processing {
         state.history.processing(&id);
@@ -83,7 +99,12 @@ pub(crate) fn merge(core: &Core, state: &mut ReplicatedState, memory: &mut Messa
     state.subnet.update_transactions += effects.messages;
 }
 
-fn route(core: &Core, state: &mut ReplicatedState, memory: &mut MessageMemory, request: CallRequest) {
+fn route(
+    core: &Core,
+    state: &mut ReplicatedState,
+    memory: &mut MessageMemory,
+    request: CallRequest,
+) {
     let limits = &core.limits().subnet;
     let bytes = request.accounted_bytes();
     let refusal = match request.deadline {
@@ -177,7 +198,8 @@ pub(crate) fn deliver(
     }
 }
 
-/// Answers best-effort calls whose deadline has passed, and takes their requests out of the queues they still wait in.
+/// Answers best-effort calls whose deadline has passed, and takes their requests out of the queues
+/// they still wait in.
 pub(crate) fn expire_calls(state: &mut ReplicatedState, now: Time) {
     for id in state.due_deadlines(now) {
         let Some(caller) = state.get_mut(&id) else { continue };

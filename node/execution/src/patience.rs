@@ -1,8 +1,9 @@
 //! Waiting for this machine: what a round does when memory, disk, descriptors or workers fail it.
 //!
-//! Trouble of one machine is never a result, because another machine would not have had it. The step that met it is tried again, on the thread that met it,
-//! until it succeeds; between two attempts [`Patience::wait`] decides how long to wait and whom to tell. When the node is closing, the round ends with
-//! [`FatalError::Closing`] and is executed again at the next start.
+//! Trouble of one machine is never a result, because another machine would not have had it. The
+//! step that met it is tried again, on the thread that met it, until it succeeds; between two
+//! attempts [`Patience::wait`] decides how long to wait and whom to tell. When the node is closing,
+//! the round ends with [`FatalError::Closing`] and is executed again at the next start.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,7 +30,9 @@ impl Place {
     /// The arguments of `thimble reject` that name it.
     pub fn arguments(&self) -> String {
         match &self.message {
-            Some(message) => format!("{} {} {}", self.height.0, message.canister_id, message.ordinal),
+            Some(message) => {
+                format!("{} {} {}", self.height.0, message.canister_id, message.ordinal)
+            }
             None => self.height.0.to_string(),
         }
     }
@@ -61,7 +64,8 @@ pub struct Trouble {
 }
 
 impl Trouble {
-    /// Whether an operator may have to decide: the message may be what ends its workers. Then the arguments of `thimble reject` that name it.
+    /// Whether an operator may have to decide: the message may be what ends its workers. Then the
+    /// arguments of `thimble reject` that name it.
     pub fn awaits_verdict(&self) -> Option<String> {
         let awaits = self.runs_message && self.place.message.is_some();
         (awaits && self.attempt >= ATTEMPTS_BEFORE_VERDICT).then(|| self.place.arguments())
@@ -79,7 +83,8 @@ impl fmt::Display for Trouble {
 #[error("the node is closing")]
 pub struct Closing;
 
-/// How this node waits for itself. Called from the round thread and from execution threads, several at once.
+/// How this node waits for itself. Called from the round thread and from execution threads, several
+/// at once.
 pub trait Patience: Send + Sync {
     /// Waits before the same step is tried again.
     ///
@@ -91,7 +96,8 @@ pub trait Patience: Send + Sync {
     fn over(&self, trouble: &Trouble);
 }
 
-/// Tries again at once and for ever. For tests and simulations, where what is waited for goes on on other threads.
+/// Tries again at once and for ever. For tests and simulations, where what is waited for goes on on
+/// other threads.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Persistent;
 
@@ -135,7 +141,10 @@ pub(crate) struct Attempts<'a> {
 
 impl<'a> Attempts<'a> {
     pub(crate) fn new(patience: &'a Arc<dyn Patience>, place: Place) -> Self {
-        Self { patience, trouble: Trouble { place, what: String::new(), attempt: 0, runs_message: false } }
+        Self {
+            patience,
+            trouble: Trouble { place, what: String::new(), attempt: 0, runs_message: false },
+        }
     }
 
     /// The step is to run the message.

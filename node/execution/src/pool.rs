@@ -1,7 +1,8 @@
 //! The execution threads: made once, handed jobs, joined at the end.
 //!
-//! Thread `n` is the only one that uses update worker `n`. How jobs are spread over threads has no influence on what they compute; results come back in
-//! the order of the jobs. A job that panics takes nothing with it: the caller is told that it is gone.
+//! Thread `n` is the only one that uses update worker `n`. How jobs are spread over threads has no
+//! influence on what they compute; results come back in the order of the jobs. A job that panics
+//! takes nothing with it: the caller is told that it is gone.
 
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
@@ -26,8 +27,11 @@ impl LanePool {
                     .name(format!("execute-{lane}"))
                     .spawn(move || {
                         for job in receiver {
-                            // The job's result channel closes with it, which is how the caller learns of a panic.
-                            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(lane)));
+                            // The job's result channel closes with it, which is how the caller
+                            // learns of a panic.
+                            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                                job(lane)
+                            }));
                         }
                     })
                     .map_err(|error| FatalError::Threads(error.to_string()))?;

@@ -1,11 +1,15 @@
-//! Queries, and the check of users' calls before they are taken in: executions on the newest certified state that leave no trace.
+//! Queries, and the check of users' calls before they are taken in: executions on the newest
+//! certified state that leave no trace.
 //!
-//! A query holds one query worker for as long as it runs, nested calls of a composite query included. Workers are handed out first come, first served, and
-//! no canister has more than its share of them; who waits too long is told to come back. The state it reads is the one that was newest when it began;
-//! later rounds neither wait for it nor disturb it.
+//! A query holds one query worker for as long as it runs, nested calls of a composite query
+//! included. Workers are handed out first come, first served, and no canister has more than its
+//! share of them; who waits too long is told to come back. The state it reads is the one that was
+//! newest when it began; later rounds neither wait for it nor disturb it.
 //!
-//! A composite query is a small machine: its worker keeps the execution alive between its calls, this module evaluates each call and hands the answer to
-//! the kept execution. Depth, instructions over all calls, and wall time are bounded. Nothing here is deterministic, and nothing of it enters replicated state.
+//! A composite query is a small machine: its worker keeps the execution alive between its calls,
+//! this module evaluates each call and hands the answer to the kept execution. Depth, instructions
+//! over all calls, and wall time are bounded. Nothing here is deterministic, and nothing of it
+//! enters replicated state.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,8 +19,8 @@ use budget::Pool;
 use ic_principal::Principal;
 use sandbox::{Call, CallbackKind, Entry, Lane, MessageLimits, Mount, Outcome, Request, Response};
 use state::{
-    CanisterId, CanisterState, CertifiedReader, CertifiedState, Height, Ingress, Memory, Reject, SenderInfo,
-    SharedCanister, Time,
+    CanisterId, CanisterState, CertifiedReader, CertifiedState, Height, Ingress, Memory, Reject,
+    SenderInfo, SharedCanister, Time,
 };
 
 use crate::core::{Core, EnsureError};
@@ -76,7 +80,8 @@ struct Session<'a> {
     root: CanisterId,
     instructions: u64,
     until: Instant,
-    /// Whether another height would see the same: nothing of this one was read, nobody else was asked.
+    /// Whether another height would see the same: nothing of this one was read, nobody else was
+    /// asked.
     repeatable: bool,
 }
 
@@ -158,8 +163,9 @@ impl QueryService {
         Ok(QueryReply { bytes, height, time, instructions: session.instructions })
     }
 
-    /// Whether this node would take a user's call in: the canister exists, runs, can pay, and its `canister_inspect_message` (if it has one) accepts. For
-    /// management methods, whether the sender may call them.
+    /// Whether this node would take a user's call in: the canister exists, runs, can pay, and its
+    /// `canister_inspect_message` (if it has one) accepts. For management methods, whether the
+    /// sender may call them.
     ///
     /// # Errors
     /// What the client is told.
@@ -177,8 +183,8 @@ impl QueryService {
             let named = management::named_canister(core, &ingress.method_name, &ingress.arg)?;
             let target = named.and_then(|id| state.canister(&id));
             management::check_ingress(core, ingress, target.as_deref())?;
-            let charged =
-                management::is_charged(&ingress.method_name) && ingress.method_name != "update_settings";
+            let charged = management::is_charged(&ingress.method_name)
+                && ingress.method_name != "update_settings";
             if let Some(target) = target.filter(|_| charged) {
                 affordable(core, &target, fee)?;
             }
@@ -204,7 +210,10 @@ impl QueryService {
             // What it grows by is dropped with everything else it does, as with a query.
             growable_bytes: core.limits().subnet.memory_capacity_bytes,
             keeps_changes: false,
-            ..Invocation::system(Entry::InspectMessage { method_name: ingress.method_name.clone() }, limits)
+            ..Invocation::system(
+                Entry::InspectMessage { method_name: ingress.method_name.clone() },
+                limits,
+            )
         };
         let outcome = session.execute(&canister, invocation, None, None)?;
         match outcome.result {
@@ -255,14 +264,27 @@ impl QueryService {
 fn affordable(core: &Core, canister: &CanisterState, fee: state::Cycles) -> Result<(), Reject> {
     let liquid = core.costs.liquid(canister);
     if liquid < fee {
-        return Err(reject::out_of_cycles(&canister.id, liquid, fee, "taking in an ingress message"));
+        return Err(reject::out_of_cycles(
+            &canister.id,
+            liquid,
+            fee,
+            "taking in an ingress message",
+        ));
     }
     Ok(())
 }
 
 impl<'a> Session<'a> {
     fn new(core: &'a Core, state: &'a CertifiedState, lane: usize, root: CanisterId) -> Self {
-        Self { core, state, lane, root, instructions: 0, until: Instant::now() + WALL, repeatable: true }
+        Self {
+            core,
+            state,
+            lane,
+            root,
+            instructions: 0,
+            until: Instant::now() + WALL,
+            repeatable: true,
+        }
     }
 
     /// Evaluates a query or composite query and the calls it makes.
@@ -272,7 +294,8 @@ impl<'a> Session<'a> {
         admit(self.core, &canister)?;
         let (entry, composite) = find_method(&canister, &asked.method_name)?;
         self.repeatable &= !composite;
-        // Only the canister that was asked can show what is certified of it, and only before it calls anyone.
+        // Only the canister that was asked can show what is certified of it, and only before it
+        // calls anyone.
         let certificate = (id == self.root && depth == 0).then(|| {
             self.state.certificate(&[vec![
                 b"canister".to_vec(),
@@ -427,7 +450,9 @@ impl<'a> Session<'a> {
         certificate: Option<Vec<u8>>,
         keep_token: Option<u64>,
     ) -> Result<Outcome, Reject> {
-        let Some(execution) = &canister.execution else { return Err(reject::no_module(&canister.id)) };
+        let Some(execution) = &canister.execution else {
+            return Err(reject::no_module(&canister.id));
+        };
         match self.core.ensure_prepared(execution.module.hash, &canister.id) {
             Ok(()) => {}
             Err(EnsureError::Trouble(reason)) => {
@@ -439,14 +464,21 @@ impl<'a> Session<'a> {
                 return Err(reject::node_cannot_execute(&canister.id, &error));
             }
         }
-        let left =
-            self.core.limits().execution.instructions_per_query.saturating_sub(self.instructions).max(1);
+        let left = self
+            .core
+            .limits()
+            .execution
+            .instructions_per_query
+            .saturating_sub(self.instructions)
+            .max(1);
         invocation.limits.instructions = invocation.limits.instructions.min(left);
         let limits = invocation.limits;
         let mount = |memory: &Memory| -> Result<Mount, Reject> {
             let layout = match &memory.layout {
                 Some(layout) => layout.clone(),
-                None => self.core.pages.layout(memory.id).map_err(|_| reject::no_certified_state())?,
+                None => {
+                    self.core.pages.layout(memory.id).map_err(|_| reject::no_certified_state())?
+                }
             };
             Ok(Mount { layout, wasm_pages: memory.wasm_pages, append: None })
         };
@@ -456,11 +488,19 @@ impl<'a> Session<'a> {
             globals: execution.globals.clone(),
             heap: mount(&execution.heap)?,
             stable: mount(&execution.stable)?,
-            context: system_context(self.core, canister, invocation, self.state.time(), false, certificate),
+            context: system_context(
+                self.core,
+                canister,
+                invocation,
+                self.state.time(),
+                false,
+                certificate,
+            ),
             limits,
             keep_token,
         };
-        // What it reads may be overwritten while it runs, when folding could not wait for it (`PageStore::fold_over_readers`).
+        // What it reads may be overwritten while it runs, when folding could not wait for it
+        // (`PageStore::fold_over_readers`).
         let cut_off = || request.heap.layout.is_cut_off() || request.stable.layout.is_cut_off();
         let given_up = || reject::query_cut_off(&canister.id, self.core.limits().pages.pin_seconds);
         if cut_off() {
@@ -472,7 +512,8 @@ impl<'a> Session<'a> {
             && request.keep_token.is_none()
             && !cut_off()
         {
-            // As a rule the worker was killed from outside. A message that kills every worker gets no third.
+            // As a rule the worker was killed from outside. A message that kills every worker gets
+            // no third.
             tracing::warn!(canister = %canister.id, %trouble, "query has no outcome and is executed again");
             attempts += 1;
             executed = self.core.sandbox.execute(Lane::Query(self.lane), &request);
@@ -489,7 +530,8 @@ impl<'a> Session<'a> {
             reject::query_worker_died(&canister.id, attempts, &trouble.to_string())
         })?;
         self.repeatable &= !outcome.height_read;
-        self.instructions = self.instructions.saturating_add(outcome.instructions.min(limits.instructions));
+        self.instructions =
+            self.instructions.saturating_add(outcome.instructions.min(limits.instructions));
         Ok(outcome)
     }
 }
@@ -540,7 +582,10 @@ impl Lanes {
         let lanes = usize::try_from(lanes.max(1)).unwrap_or(1);
         Self {
             per_canister_max: per_canister_max.max(1),
-            state: Mutex::new(LaneState { free: (0..lanes).rev().collect(), per_canister: BTreeMap::new() }),
+            state: Mutex::new(LaneState {
+                free: (0..lanes).rev().collect(),
+                per_canister: BTreeMap::new(),
+            }),
             freed: Condvar::new(),
         }
     }
@@ -568,7 +613,11 @@ impl Lanes {
                     self.per_canister_max
                 )));
             }
-            state = self.freed.wait_timeout(state, until - now).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .freed
+                .wait_timeout(state, until - now)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 }

@@ -1,11 +1,15 @@
-//! Replies of queries, kept for whoever asks the same again while nothing they depend on has changed.
+//! Replies of queries, kept for whoever asks the same again while nothing they depend on has
+//! changed.
 //!
-//! A query's reply depends on the canister's state, on what was asked and by whom, and, if it looked, on the time and the certificate of the height it ran at. Replies
-//! of those that looked are not kept. States of canisters are shared between heights as long as nothing touches them, so an entry is good exactly while the
-//! canister's state is still the very same allocation; a weak reference tells, and keeps no state alive.
+//! A query's reply depends on the canister's state, on what was asked and by whom, and, if it
+//! looked, on the time and the certificate of the height it ran at. Replies of those that looked
+//! are not kept. States of canisters are shared between heights as long as nothing touches them, so
+//! an entry is good exactly while the canister's state is still the very same allocation; a weak
+//! reference tells, and keeps no state alive.
 //!
-//! Bounded by a pool of the ledger: every entry reserves its bytes, the one used longest ago makes room, and an entry that would take more than an eighth of
-//! the pool is not kept. Calls of composite queries touch other canisters' states; they are not kept either.
+//! Bounded by a pool of the ledger: every entry reserves its bytes, the one used longest ago makes
+//! room, and an entry that would take more than an eighth of the pool is not kept. Calls of
+//! composite queries touch other canisters' states; they are not kept either.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +21,8 @@ use state::{CanisterState, SharedCanister};
 
 use crate::query::QueryRequest;
 
-/// What an entry takes besides its reply: two map entries, and its share of the state record that its weak reference keeps allocated (not what that holds).
+/// What an entry takes besides its reply: two map entries, and its share of the state record that
+/// its weak reference keeps allocated (not what that holds).
 const ENTRY_BYTES: u64 = 1 << 10;
 /// One entry takes at most this part of the pool.
 const ENTRY_SHARE: u64 = 8;
@@ -95,7 +100,8 @@ impl QueryCache {
             {
                 break reservation;
             }
-            let Some((_, oldest)) = inner.order.first_key_value().map(|(used, key)| (*used, *key)) else {
+            let Some((_, oldest)) = inner.order.first_key_value().map(|(used, key)| (*used, *key))
+            else {
                 return;
             };
             inner.remove(&oldest);
@@ -161,7 +167,13 @@ mod tests {
     use super::*;
 
     fn canister() -> SharedCanister {
-        Arc::new(CanisterState::new(Principal::from_slice(&[1; 10]), vec![], Settings::default(), 5, Time(1)))
+        Arc::new(CanisterState::new(
+            Principal::from_slice(&[1; 10]),
+            vec![],
+            Settings::default(),
+            5,
+            Time(1),
+        ))
     }
 
     fn key(n: u8) -> Key {
@@ -208,7 +220,8 @@ mod tests {
             arg: b"c".to_vec(),
             sender_info: None,
         };
-        let shifted = QueryRequest { method_name: "a".into(), arg: b"bc".to_vec(), ..request.clone() };
+        let shifted =
+            QueryRequest { method_name: "a".into(), arg: b"bc".to_vec(), ..request.clone() };
         assert_ne!(QueryCache::key(&request), QueryCache::key(&shifted));
         let other = QueryRequest { sender: Principal::from_slice(&[7]), ..request.clone() };
         assert_ne!(QueryCache::key(&request), QueryCache::key(&other));

@@ -6,7 +6,8 @@ use state::{CanisterId, CanisterState, Cycles, ErrorCode, Reject, RejectCode};
 /// Bytes of a reject text that are kept.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 8 * 1024;
 
-/// A reject with this error code; the reject code follows from its hundreds, as in the specification's table.
+/// A reject with this error code; the reject code follows from its hundreds, as in the
+/// specification's table.
 pub(crate) fn reject(error_code: u16, message: impl Into<String>) -> Reject {
     let code = match error_code / 100 {
         1 => RejectCode::SysFatal,
@@ -41,7 +42,10 @@ pub(crate) fn subnet_oversubscribed(message: impl Into<String>) -> Reject {
 }
 
 pub(crate) fn too_many_canisters(limit: u64) -> Reject {
-    reject(102, format!("The subnet has {limit} canisters, the most it takes (subnet.canisters_max)."))
+    reject(
+        102,
+        format!("The subnet has {limit} canisters, the most it takes (subnet.canisters_max)."),
+    )
 }
 
 pub(crate) fn queue_full(message: impl Into<String>) -> Reject {
@@ -58,10 +62,18 @@ pub(crate) fn ingress_timeout(id: &Principal) -> Reject {
 }
 
 pub(crate) fn stop_timeout(id: &CanisterId, seconds: u64) -> Reject {
-    reject(206, format!("Canister {id} still has open calls after {seconds} s; it goes on stopping."))
+    reject(
+        206,
+        format!("Canister {id} still has open calls after {seconds} s; it goes on stopping."),
+    )
 }
 
-pub(crate) fn out_of_cycles(id: &CanisterId, available: Cycles, needed: Cycles, what: &str) -> Reject {
+pub(crate) fn out_of_cycles(
+    id: &CanisterId,
+    available: Cycles,
+    needed: Cycles,
+    what: &str,
+) -> Reject {
     reject(
         207,
         format!(
@@ -92,7 +104,10 @@ pub(crate) fn insufficient_memory_allocation(message: impl Into<String>) -> Reje
 pub(crate) fn unknown_management_method(name: &str) -> Reject {
     reject(
         407,
-        format!("Management canister has no method '{}' that can be called this way.", name.escape_debug()),
+        format!(
+            "Management canister has no method '{}' that can be called this way.",
+            name.escape_debug()
+        ),
     )
 }
 
@@ -131,7 +146,13 @@ pub(crate) fn no_module(id: &CanisterId) -> Reject {
 }
 
 pub(crate) fn no_method(id: &CanisterId, kind: &str, name: &str) -> Reject {
-    reject(536, format!("Error from Canister {id}: Canister has no {kind} method '{}'.", name.escape_debug()))
+    reject(
+        536,
+        format!(
+            "Error from Canister {id}: Canister has no {kind} method '{}'.",
+            name.escape_debug()
+        ),
+    )
 }
 
 pub(crate) fn invalid_controller(id: &CanisterId, caller: &Principal) -> Reject {
@@ -157,7 +178,8 @@ pub(crate) fn query_cut_off(id: &CanisterId, seconds: u64) -> Reject {
     )
 }
 
-/// For trouble of this machine, which says nothing about the canister: transient, like everything another node may answer. Never for an update.
+/// For trouble of this machine, which says nothing about the canister: transient, like everything
+/// another node may answer. Never for an update.
 fn trouble_of_the_machine(message: String) -> Reject {
     reject(208, message)
 }
@@ -184,7 +206,12 @@ pub(crate) fn node_cannot_execute(id: &CanisterId, error: &impl std::fmt::Displa
     ))
 }
 
-pub(crate) fn memory_too_dear(id: &CanisterId, bytes: u64, balance: Cycles, needed: Cycles) -> Reject {
+pub(crate) fn memory_too_dear(
+    id: &CanisterId,
+    bytes: u64,
+    balance: Cycles,
+    needed: Cycles,
+) -> Reject {
     reject(
         532,
         format!(

@@ -9,8 +9,9 @@
 //! settle              canisters go back into the map that is hashed and shared
 //! ```
 //!
-//! Everything is a function of the state, the batch and the operators' verdicts. Threads only compute what an iteration fixed beforehand, and what they return
-//! is merged in the order of canister ids.
+//! Everything is a function of the state, the batch and the operators' verdicts. Threads only
+//! compute what an iteration fixed beforehand, and what they return is merged in the order of
+//! canister ids.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -67,8 +68,9 @@ pub(crate) fn run(
 ) -> Result<RoundWork, FatalError> {
     state.subnet.height = batch.height;
     state.subnet.time = batch.time;
-    // Work left from the round before means that the round was used up. Who was left waiting comes first; where both sides were, the canisters in every second
-    // round: neither side can keep the other from running for longer than a round.
+    // Work left from the round before means that the round was used up. Who was left waiting comes
+    // first; where both sides were, the canisters in every second round: neither side can keep
+    // the other from running for longer than a round.
     state.refresh();
     let canisters_first = if state.subnet.calls.is_empty() {
         let waits = |id| state.get(id).is_some_and(|canister| !canister.queues.is_empty());
@@ -126,7 +128,8 @@ impl Round<'_> {
         self.merge_one(effects);
     }
 
-    /// Storage and allocations, for canisters that have not paid for a while. One that cannot pay loses its code.
+    /// Storage and allocations, for canisters that have not paid for a while. One that cannot pay
+    /// loses its code.
     fn charge(&mut self, now: Time) {
         let mut effects = Effects::default();
         let due = Time(now.0.saturating_sub(CHARGE_SECONDS * 1_000_000_000));
@@ -148,8 +151,9 @@ impl Round<'_> {
             canister.consumption.compute_allocation += compute;
             let ran_out = canister.cycles == 0 && canister.reserved_cycles == 0;
             if ran_out && (!had_nothing || canister.execution.is_some()) {
-                let rejection =
-                    reject::rejected_message(format!("Canister {id} ran out of cycles and lost its code."));
+                let rejection = reject::rejected_message(format!(
+                    "Canister {id} ran out of cycles and lost its code."
+                ));
                 management::uninstall(self.core, canister, &mut effects, &rejection);
                 canister.history.clear();
                 canister.chunks.clear();
@@ -197,8 +201,11 @@ impl Round<'_> {
                 round: &self.facts,
                 effects: Effects::default(),
             };
-            let what =
-                format!("management call {} of {}", call.method_name.escape_debug(), call.origin.caller());
+            let what = format!(
+                "management call {} of {}",
+                call.method_name.escape_debug(),
+                call.origin.caller()
+            );
             unwound(|| desk.serve(call)).map_err(|panic| FatalError::Panicked {
                 place: place.clone(),
                 what: format!("{what}: {panic}"),
@@ -231,7 +238,10 @@ impl Round<'_> {
                 let canisters: Vec<_> = lane
                     .into_iter()
                     .filter_map(|id| {
-                        Some((self.state.take(&id)?, self.seats.get(&id).copied().unwrap_or_default()))
+                        Some((
+                            self.state.take(&id)?,
+                            self.seats.get(&id).copied().unwrap_or_default(),
+                        ))
                     })
                     .collect();
                 let (core, facts) = (Arc::clone(self.core), Arc::clone(&self.facts));
@@ -260,7 +270,8 @@ impl Round<'_> {
             }
         }
         // Whoever was not served comes first next time.
-        self.state.subnet.served_last = order.into_iter().take_while(|id| !unserved.contains(id)).last();
+        self.state.subnet.served_last =
+            order.into_iter().take_while(|id| !unserved.contains(id)).last();
         self.merge(all);
         self.finish_stops();
         Ok(())
@@ -294,8 +305,10 @@ impl Round<'_> {
 
     fn finish(mut self) -> Result<RoundWork, FatalError> {
         self.state.settle();
-        let waits = !self.state.subnet.calls.is_empty() || !self.state.subnet.randomness_waiters.is_empty();
-        // What was left alone because the canister cannot pay for it must not bring rounds one after the other.
+        let waits =
+            !self.state.subnet.calls.is_empty() || !self.state.subnet.randomness_waiters.is_empty();
+        // What was left alone because the canister cannot pay for it must not bring rounds one
+        // after the other.
         let queued = self
             .state
             .with_work()

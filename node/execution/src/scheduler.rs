@@ -1,11 +1,14 @@
 //! Who runs next, and beside whom.
 //!
-//! A round is a series of iterations. An iteration takes canisters that have something to do, in the order of their ids but beginning behind the
-//! last one that was served before, and spreads them over [`VIRTUAL_LANES`] lanes. Each lane has an equal part of what is left of the round's budgets
-//! and serves its canisters one after the other. Lanes are a notion of the state machine, not of the machine: there are always as many, however many
-//! threads run them, so that the outcome of a round does not depend on the number of cores.
+//! A round is a series of iterations. An iteration takes canisters that have something to do, in
+//! the order of their ids but beginning behind the last one that was served before, and spreads
+//! them over [`VIRTUAL_LANES`] lanes. Each lane has an equal part of what is left of the round's
+//! budgets and serves its canisters one after the other. Lanes are a notion of the state machine,
+//! not of the machine: there are always as many, however many threads run them, so that the outcome
+//! of a round does not depend on the number of cores.
 //!
-//! A canister prefers one lane for good (so that its memories stay mapped in one worker), and gives way to an emptier one.
+//! A canister prefers one lane for good (so that its memories stay mapped in one worker), and gives
+//! way to an emptier one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -68,7 +71,8 @@ pub(crate) fn is_active(
     let heartbeat = !seat.heartbeat_done && state.heartbeats().contains(id);
     let timer = !seat.timer_done && timer_due(canister, round.time);
     // Whoever has work but no message has a hook to run, if it can pay for it.
-    let work = state.with_work().contains(id) && (!canister.queues.is_empty() || core.affords_task(canister));
+    let work = state.with_work().contains(id)
+        && (!canister.queues.is_empty() || core.affords_task(canister));
     heartbeat || timer || work
 }
 
@@ -89,7 +93,8 @@ pub(crate) fn active(
     let mut candidates: BTreeSet<CanisterId> = state.with_work().clone();
     candidates.extend(state.due_timers(round.time));
     candidates.extend(state.heartbeats().iter().copied());
-    candidates.retain(|id| is_active(core, state, id, seats.get(id).copied().unwrap_or_default(), round));
+    candidates
+        .retain(|id| is_active(core, state, id, seats.get(id).copied().unwrap_or_default(), round));
     let last = state.subnet.served_last;
     let (before, after): (Vec<_>, Vec<_>) =
         candidates.into_iter().partition(|id| last.is_some_and(|last| *id <= last));
@@ -103,9 +108,13 @@ pub(crate) fn lanes(ids: Vec<CanisterId>) -> Vec<Vec<CanisterId>> {
     let mut lanes: Vec<Vec<CanisterId>> = vec![Vec::new(); count];
     for id in ids {
         let preferred = preferred_lane(&id) % count;
-        let emptiest = (0..count).min_by_key(|lane| lanes.get(*lane).map_or(0, Vec::len)).unwrap_or(0);
-        let lane =
-            if lanes.get(preferred).is_some_and(|lane| lane.len() < fair) { preferred } else { emptiest };
+        let emptiest =
+            (0..count).min_by_key(|lane| lanes.get(*lane).map_or(0, Vec::len)).unwrap_or(0);
+        let lane = if lanes.get(preferred).is_some_and(|lane| lane.len() < fair) {
+            preferred
+        } else {
+            emptiest
+        };
         if let Some(lane) = lanes.get_mut(lane) {
             lane.push(id);
         }
@@ -145,8 +154,8 @@ pub(crate) fn run_lane(
                 .map_err(|what| FatalError::Panicked { place: round.place(id, ordinal), what })??;
             progressed |= step == Step::Done;
             let used = &turn.effects;
-            let over =
-                work + used.work >= budget.work || delta_bytes + used.delta_bytes >= budget.delta_bytes;
+            let over = work + used.work >= budget.work
+                || delta_bytes + used.delta_bytes >= budget.delta_bytes;
             if canister.delta_debit >= per_round {
                 seat.paused = true;
             }

@@ -51,8 +51,9 @@ fn canisters_are_made_under_an_id_of_ones_own() {
         specified_id: Some(id),
         sender_canister_version: None,
     };
-    let reply =
-        node.manage(user(1), aaaaa(), "provisional_create_canister_with_cycles", &argument(wanted)).unwrap();
+    let reply = node
+        .manage(user(1), aaaaa(), "provisional_create_canister_with_cycles", &argument(wanted))
+        .unwrap();
     assert_eq!(decode::<ic::CanisterIdRecord>(&reply).canister_id, wanted);
     assert_eq!(node.canister(wanted).cycles, 7);
     let again = node
@@ -73,7 +74,8 @@ fn canisters_are_made_under_an_id_of_ones_own() {
 fn code_comes_goes_and_is_upgraded() {
     let mut node = Node::new();
     let id = node.create();
-    let first = Spec { init: vec![Op::Note(b"first".to_vec()), Op::Print(b"hi".to_vec())], ..named("a") };
+    let first =
+        Spec { init: vec![Op::Note(b"first".to_vec()), Op::Print(b"hi".to_vec())], ..named("a") };
     node.install(id, Mode::Install, &first).unwrap();
     assert_eq!(node.notes(id), ["first"]);
     assert_eq!(node.install(id, Mode::Install, &first).unwrap_err().error_code.0, 514);
@@ -104,13 +106,19 @@ fn a_failed_upgrade_leaves_everything_as_it_was() {
     let mut node = Node::new();
     let old = Spec {
         init: vec![Op::Note(b"old".to_vec()), Op::Grow(2), Op::Certify(b"old".to_vec())],
-        pre_upgrade: Some(vec![Op::Note(b"leaving".to_vec()), Op::Dirty(5), Op::Certify(b"pre".to_vec())]),
+        pre_upgrade: Some(vec![
+            Op::Note(b"leaving".to_vec()),
+            Op::Dirty(5),
+            Op::Certify(b"pre".to_vec()),
+        ]),
         ..named("old")
     };
     let id = node.deploy(&old);
     let (hash, version) = (node.canister(id).module().unwrap().hash, node.canister(id).version);
-    let broken =
-        Spec { post_upgrade: vec![Op::Print(b"trying".to_vec()), Op::Trap("cannot".into())], ..named("new") };
+    let broken = Spec {
+        post_upgrade: vec![Op::Print(b"trying".to_vec()), Op::Trap("cannot".into())],
+        ..named("new")
+    };
     for _ in 0..3 {
         let error = node.install(id, Mode::Upgrade(None), &broken).unwrap_err();
         assert!(error.message.contains("cannot"), "{}", error.message);
@@ -132,7 +140,8 @@ fn a_failed_upgrade_leaves_everything_as_it_was() {
     assert_eq!(node.canister(id).certified_data, b"pre");
     // And skipped when asked for.
     let skipping = ic::UpgradeFlags { skip_pre_upgrade: Some(true), wasm_memory_persistence: None };
-    let id = node.deploy(&Spec { pre_upgrade: Some(vec![Op::Trap("never".into())]), ..named("stuck") });
+    let id =
+        node.deploy(&Spec { pre_upgrade: Some(vec![Op::Trap("never".into())]), ..named("stuck") });
     assert!(node.install(id, Mode::Upgrade(None), &named("x")).is_err());
     node.install(id, Mode::Upgrade(Some(skipping)), &named("x")).unwrap();
 }
@@ -140,8 +149,10 @@ fn a_failed_upgrade_leaves_everything_as_it_was() {
 #[test]
 fn orthogonal_persistence_keeps_the_heap_when_both_modules_know_it() {
     let mut node = Node::new();
-    let persistent = |name: &str, post: Vec<Op>| Spec { persistent: true, post_upgrade: post, ..named(name) };
-    let old = Spec { pre_upgrade: Some(vec![Op::Note(b"pre".to_vec())]), ..persistent("a", vec![]) };
+    let persistent =
+        |name: &str, post: Vec<Op>| Spec { persistent: true, post_upgrade: post, ..named(name) };
+    let old =
+        Spec { pre_upgrade: Some(vec![Op::Note(b"pre".to_vec())]), ..persistent("a", vec![]) };
     let id = node.deploy(&old);
     node.call(id, &[Op::Note(b"kept".to_vec()), Op::Reply(vec![])]).unwrap();
     let next = persistent("b", vec![Op::Note(b"post".to_vec())]);
@@ -170,10 +181,12 @@ fn large_modules_come_in_chunks() {
     let mut chunk_hashes_list = vec![];
     for chunk in [left, right] {
         let upload = ic::UploadChunkArgs { canister_id: id, chunk: chunk.to_vec() };
-        chunk_hashes_list
-            .push(decode::<ic::ChunkHash>(&node.manage(user(1), id, "upload_chunk", &upload).unwrap()));
+        chunk_hashes_list.push(decode::<ic::ChunkHash>(
+            &node.manage(user(1), id, "upload_chunk", &upload).unwrap(),
+        ));
     }
-    let stored: Vec<ic::ChunkHash> = decode(&node.manage(user(1), id, "stored_chunks", &record(id)).unwrap());
+    let stored: Vec<ic::ChunkHash> =
+        decode(&node.manage(user(1), id, "stored_chunks", &record(id)).unwrap());
     assert_eq!(stored.len(), 2);
     let hash = |bytes: &[u8]| <sha2::Sha256 as sha2::Digest>::digest(bytes).to_vec();
     let mut install = ic::InstallChunkedCodeArgs {
@@ -185,7 +198,10 @@ fn large_modules_come_in_chunks() {
         arg: vec![],
         sender_canister_version: None,
     };
-    assert_eq!(node.manage(user(1), id, "install_chunked_code", &install).unwrap_err().error_code.0, 408);
+    assert_eq!(
+        node.manage(user(1), id, "install_chunked_code", &install).unwrap_err().error_code.0,
+        408
+    );
     install.wasm_module_hash = hash(&wasm);
     node.manage(user(1), id, "install_chunked_code", &install).unwrap();
     assert_eq!(node.call(id, &[Op::Reply(b"up".to_vec())]).unwrap(), b"up");
@@ -212,7 +228,10 @@ fn settings_change_what_is_named_and_are_shown() {
         log_visibility: Some(ic::LogVisibility::Public),
         wasm_memory_limit: Some(Nat::from(1_000_000_000u32)),
         wasm_memory_threshold: Some(Nat::from(5u8)),
-        environment_variables: Some(vec![ic::EnvironmentVariable { name: "B".into(), value: "2".into() }]),
+        environment_variables: Some(vec![ic::EnvironmentVariable {
+            name: "B".into(),
+            value: "2".into(),
+        }]),
         ..ic::CanisterSettings::default()
     };
     let version = node.canister(id).version;
@@ -229,17 +248,24 @@ fn settings_change_what_is_named_and_are_shown() {
     let refused = |change: ic::CanisterSettings, node: &mut Node| {
         node.manage(user(2), id, "update_settings", &settings(id, change)).unwrap_err()
     };
-    let too_much = ic::CanisterSettings { compute_allocation: Some(Nat::from(101u8)), ..Default::default() };
+    let too_much =
+        ic::CanisterSettings { compute_allocation: Some(Nat::from(101u8)), ..Default::default() };
     assert_eq!(refused(too_much, &mut node).error_code.0, 408);
     let everything =
         ic::CanisterSettings { memory_allocation: Some(Nat::from(u64::MAX)), ..Default::default() };
     let reject = refused(everything, &mut node);
     assert_eq!(reject.error_code.0, 101);
     assert!(reject.message.contains("memory_capacity_bytes"));
-    let crowd = ic::CanisterSettings { controllers: Some((0..20).map(user).collect()), ..Default::default() };
+    let crowd = ic::CanisterSettings {
+        controllers: Some((0..20).map(user).collect()),
+        ..Default::default()
+    };
     assert_eq!(refused(crowd, &mut node).error_code.0, 408);
     let stranger = settings(id, ic::CanisterSettings::default());
-    assert_eq!(node.manage(user(3), id, "update_settings", &stranger).unwrap_err().error_code.0, 512);
+    assert_eq!(
+        node.manage(user(3), id, "update_settings", &stranger).unwrap_err().error_code.0,
+        512
+    );
 }
 
 #[test]
@@ -277,7 +303,8 @@ fn a_stop_that_takes_too_long_is_told_so_and_goes_on() {
     let a = node.deploy(&Spec::default());
     // A canister that asks another to stop while that one waits for it: neither moves.
     let b = node.create();
-    let controllers = ic::CanisterSettings { controllers: Some(vec![user(1), a]), ..Default::default() };
+    let controllers =
+        ic::CanisterSettings { controllers: Some(vec![user(1), a]), ..Default::default() };
     node.manage(user(1), b, "update_settings", &settings(b, controllers)).unwrap();
     node.install(b, Mode::Install, &Spec::default()).unwrap();
     let mut stop = CallOp::new(aaaaa(), &[]);
@@ -302,8 +329,10 @@ fn a_stop_that_takes_too_long_is_told_so_and_goes_on() {
 fn starting_again_cancels_a_stop() {
     let mut node = Node::new();
     let (a, b) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
-    let slow =
-        [Op::Spend(3_999_999_000), CallOp::new(b, &[Op::Spend(3_999_999_000), Op::Reply(vec![])]).op()];
+    let slow = [
+        Op::Spend(3_999_999_000),
+        CallOp::new(b, &[Op::Spend(3_999_999_000), Op::Reply(vec![])]).op(),
+    ];
     node.send(a, &[CallOp::new(b, &slow).op()]);
     node.round();
     let arg = candid::encode_one(record(a)).unwrap();
@@ -319,7 +348,10 @@ fn starting_again_cancels_a_stop() {
 fn only_stopped_canisters_are_deleted_and_their_ids_never_come_back() {
     let mut node = Node::new();
     let id = node.deploy(&Spec::default());
-    assert_eq!(node.manage(user(1), id, "delete_canister", &record(id)).unwrap_err().error_code.0, 510);
+    assert_eq!(
+        node.manage(user(1), id, "delete_canister", &record(id)).unwrap_err().error_code.0,
+        510
+    );
     node.manage(user(1), id, "stop_canister", &record(id)).unwrap();
     node.manage(user(1), id, "delete_canister", &record(id)).unwrap();
     assert!(!node.executor.state().contains(&id));
@@ -332,18 +364,25 @@ fn only_stopped_canisters_are_deleted_and_their_ids_never_come_back() {
 #[test]
 fn uninstalling_answers_everyone_who_waits() {
     let mut node = Node::new();
-    let (a, b, c) =
-        (node.deploy(&Spec::default()), node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let (a, b, c) = (
+        node.deploy(&Spec::default()),
+        node.deploy(&Spec::default()),
+        node.deploy(&Spec::default()),
+    );
     let busy = CallOp::new(
         c,
-        &[Op::Spend(3_999_999_000), CallOp::new(c, &[Op::Spend(3_999_999_000), Op::Reply(vec![])]).op()],
+        &[
+            Op::Spend(3_999_999_000),
+            CallOp::new(c, &[Op::Spend(3_999_999_000), Op::Reply(vec![])]).op(),
+        ],
     );
     let mut outer = CallOp::new(b, &[busy.op()]);
     outer.cycles = 1_000_000;
     let request = node.send(a, &[outer.op()]);
     node.round();
     let uninstall =
-        candid::encode_one(ic::UninstallCodeArgs { canister_id: b, sender_canister_version: None }).unwrap();
+        candid::encode_one(ic::UninstallCodeArgs { canister_id: b, sender_canister_version: None })
+            .unwrap();
     node.ingress(user(1), aaaaa(), b, "uninstall_code", uninstall);
     node.settle();
     let text = String::from_utf8(node.result(&request).unwrap()).unwrap();
@@ -356,7 +395,10 @@ fn uninstalling_answers_everyone_who_waits() {
 fn canisters_create_look_at_and_pay_for_others() {
     let mut node = Node::new();
     let a = node.deploy(&Spec {
-        sections: vec![(true, "open".into(), b"yes".to_vec()), (false, "shut".into(), b"no".to_vec())],
+        sections: vec![
+            (true, "open".into(), b"yes".to_vec()),
+            (false, "shut".into(), b"no".to_vec()),
+        ],
         ..named("a")
     });
     let manage = |method: &str, arg: Vec<u8>, cycles: u128| {
@@ -377,8 +419,9 @@ fn canisters_create_look_at_and_pay_for_others() {
     assert_eq!(node.canister(b).cycles, 1_000_000_000_007);
 
     let ask = ic::CanisterInfoArgs { canister_id: a, num_requested_changes: Some(1) };
-    let info: ic::CanisterInfoResult =
-        decode(&node.call(a, &manage("canister_info", candid::encode_one(ask).unwrap(), 0)).unwrap());
+    let info: ic::CanisterInfoResult = decode(
+        &node.call(a, &manage("canister_info", candid::encode_one(ask).unwrap(), 0)).unwrap(),
+    );
     assert_eq!((info.total_num_changes, info.recent_changes.len()), (2, 1));
     let metadata = |name: &str| {
         candid::encode_one(ic::CanisterMetadataArgs { canister_id: a, name: name.into() }).unwrap()
@@ -390,8 +433,10 @@ fn canisters_create_look_at_and_pay_for_others() {
     assert!(String::from_utf8(shut).unwrap().starts_with("4: "));
 
     let nothing = candid::encode_args(()).unwrap();
-    let first: serde_bytes::ByteBuf = decode(&node.call(a, &manage("raw_rand", nothing.clone(), 0)).unwrap());
-    let second: serde_bytes::ByteBuf = decode(&node.call(a, &manage("raw_rand", nothing, 0)).unwrap());
+    let first: serde_bytes::ByteBuf =
+        decode(&node.call(a, &manage("raw_rand", nothing.clone(), 0)).unwrap());
+    let second: serde_bytes::ByteBuf =
+        decode(&node.call(a, &manage("raw_rand", nothing, 0)).unwrap());
     assert_eq!(first.len(), 32);
     assert_ne!(first, second);
     let unknown = node.call(a, &manage("make_tea", vec![], 9)).unwrap();
@@ -402,9 +447,14 @@ fn canisters_create_look_at_and_pay_for_others() {
 fn users_may_not_call_what_only_canisters_may() {
     let mut node = Node::new();
     let id = node.create();
-    for method in
-        ["raw_rand", "deposit_cycles", "canister_info", "create_canister", "http_request", "nonsense"]
-    {
+    for method in [
+        "raw_rand",
+        "deposit_cycles",
+        "canister_info",
+        "create_canister",
+        "http_request",
+        "nonsense",
+    ] {
         let error = node.manage(user(1), id, method, &record(id)).unwrap_err();
         assert_eq!(error.error_code.0, 407, "{method}");
     }
@@ -495,7 +545,8 @@ fn compilations_use_up_rounds_and_canisters_run_in_between() {
         node.round();
         rounds += 1;
         assert!(rounds <= 20, "installs go on too");
-        let compiled = node.sandbox.preparations.load(std::sync::atomic::Ordering::Relaxed) - before;
+        let compiled =
+            node.sandbox.preparations.load(std::sync::atomic::Ordering::Relaxed) - before;
         assert!(compiled <= rounds, "{compiled} compilations in {rounds} rounds");
         // Every second round at least, whatever is asked of the management canister.
         let waiting = answered.iter().filter(|id| node.result_if_any(id).is_none()).count();
@@ -516,13 +567,17 @@ fn a_new_install_in_every_block_keeps_no_canister_from_running() {
         let install = send_install(&mut node, *id, &spec);
         waiting.push((n, node.send(busy, &[Op::Reply(vec![])])));
         node.round();
-        // The client waits for one before it sends the next: nothing of them is left over between rounds.
+        // The client waits for one before it sends the next: nothing of them is left over between
+        // rounds.
         if node.result_if_any(&install).is_none() {
             node.round();
         }
         assert!(node.result(&install).is_ok());
         waiting.retain(|(_, call)| node.result_if_any(call).is_none());
-        assert!(waiting.iter().all(|(sent, _)| *sent == n), "calls {waiting:?} wait at install {n}");
+        assert!(
+            waiting.iter().all(|(sent, _)| *sent == n),
+            "calls {waiting:?} wait at install {n}"
+        );
     }
 }
 

@@ -20,7 +20,8 @@ fn a_user_calls_and_reads_the_reply() {
 fn failures_reach_the_user_with_their_codes() {
     let mut node = Node::new();
     let id = node.deploy(&Spec::default());
-    let trapped = node.call(id, &[Op::Note(b"lost".to_vec()), Op::Trap("oh no".into())]).unwrap_err();
+    let trapped =
+        node.call(id, &[Op::Note(b"lost".to_vec()), Op::Trap("oh no".into())]).unwrap_err();
     assert_eq!((trapped.code, trapped.error_code.0), (RejectCode::CanisterError, 503));
     assert!(
         trapped.message.contains("oh no") && trapped.message.contains(&id.to_text()),
@@ -68,9 +69,12 @@ fn rejects_and_unknown_callees_come_back_to_the_caller() {
     let call = |callee, program: &[Op]| vec![CallOp::new(callee, program).op()];
     assert_eq!(text(node.call(a, &call(b, &[Op::Reject("busy".into())])).unwrap()), "4: busy");
     assert!(
-        text(node.call(a, &call(b, &[Op::Trap("x".into())])).unwrap()).starts_with("5: Error from Canister")
+        text(node.call(a, &call(b, &[Op::Trap("x".into())])).unwrap())
+            .starts_with("5: Error from Canister")
     );
-    assert!(text(node.call(a, &call(Principal::from_slice(&[9, 1]), &[])).unwrap()).starts_with("3: "));
+    assert!(
+        text(node.call(a, &call(Principal::from_slice(&[9, 1]), &[])).unwrap()).starts_with("3: ")
+    );
     let empty = node.create();
     assert!(text(node.call(a, &call(empty, &[])).unwrap()).starts_with("5: "));
 }
@@ -109,8 +113,11 @@ fn a_trapped_callback_is_cleaned_up() {
 #[test]
 fn a_call_without_an_answer_expires_if_it_is_best_effort() {
     let mut node = Node::new();
-    let (a, b, c) =
-        (node.deploy(&Spec::default()), node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let (a, b, c) = (
+        node.deploy(&Spec::default()),
+        node.deploy(&Spec::default()),
+        node.deploy(&Spec::default()),
+    );
     let mut call = CallOp::new(b, &[]);
     call.timeout = Some(1);
     call.cycles = 1_000;
@@ -159,7 +166,8 @@ fn guaranteed_calls_beyond_the_pool_are_refused_and_all_are_answered() {
         notes
             .iter()
             .filter(|note| *note != "yes")
-            .all(|note| note.starts_with("2: ") && note.contains("guaranteed_response_message_bytes"))
+            .all(|note| note.starts_with("2: ")
+                && note.contains("guaranteed_response_message_bytes"))
     );
     assert_eq!(node.executor.state().totals().guaranteed_message_bytes, 0);
 }
@@ -170,8 +178,11 @@ fn slots_and_callbacks_bound_calls() {
     limits.subnet.queue_slots = 3;
     limits.subnet.callback_soft_limit = 5;
     let mut node = Node::with(limits);
-    let (a, b, c) =
-        (node.deploy(&Spec::default()), node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let (a, b, c) = (
+        node.deploy(&Spec::default()),
+        node.deploy(&Spec::default()),
+        node.deploy(&Spec::default()),
+    );
     let mut program = vec![];
     for callee in [b, b, b, b, c, c, c] {
         let mut call = CallOp::new(callee, &[Op::Reply(b"yes".to_vec())]);
@@ -287,12 +298,17 @@ fn a_busy_canister_does_not_starve_the_others() {
     for round in 0..30 {
         node.round();
         for (index, request) in requests.iter().step_by(3).enumerate() {
-            if rounds_to_first[index].is_none() && matches!(node.status(request), Status::Replied(_)) {
+            if rounds_to_first[index].is_none()
+                && matches!(node.status(request), Status::Replied(_))
+            {
                 rounds_to_first[index] = Some(round);
             }
         }
     }
-    assert!(rounds_to_first.iter().all(|round| round.is_some_and(|round| round <= 4)), "{rounds_to_first:?}");
+    assert!(
+        rounds_to_first.iter().all(|round| round.is_some_and(|round| round <= 4)),
+        "{rounds_to_first:?}"
+    );
     assert!(requests.iter().all(|request| matches!(node.status(request), Status::Replied(_))));
 }
 
@@ -302,8 +318,10 @@ fn a_canister_that_writes_beyond_its_rate_waits() {
     let id = node.deploy(&Spec::default());
     node.call(id, &[Op::Grow(1_000), Op::Reply(vec![])]).unwrap();
     let per_round = node.config.limits.execution.heap_delta_bytes_per_canister_round;
-    let pages = (node.config.limits.execution.stable_dirty_bytes_per_message / 4096).min(per_round / 4096);
-    let requests: Vec<_> = (0..4).map(|_| node.send(id, &[Op::Dirty(pages), Op::Reply(vec![])])).collect();
+    let pages =
+        (node.config.limits.execution.stable_dirty_bytes_per_message / 4096).min(per_round / 4096);
+    let requests: Vec<_> =
+        (0..4).map(|_| node.send(id, &[Op::Dirty(pages), Op::Reply(vec![])])).collect();
     node.round();
     assert!(matches!(node.status(&requests[0]), Status::Replied(_)));
     assert_eq!(node.status(&requests[3]), Status::Received);
@@ -321,12 +339,12 @@ fn users_messages_beyond_the_pool_are_refused_by_name() {
     program.push(Op::Note(vec![0; 1_900_000]));
     let requests: Vec<_> = (0..6).map(|_| node.send(id, &program)).collect();
     node.settle();
-    let refused: Vec<_> = requests.iter().filter_map(|request| node.result(request).err()).collect();
+    let refused: Vec<_> =
+        requests.iter().filter_map(|request| node.result(request).err()).collect();
     assert_eq!(refused.len(), 2);
     assert!(
-        refused
-            .iter()
-            .all(|reject| reject.error_code.0 == 201 && reject.message.contains("best_effort_message_bytes"))
+        refused.iter().all(|reject| reject.error_code.0 == 201
+            && reject.message.contains("best_effort_message_bytes"))
     );
     assert_eq!(node.executor.state().totals().best_effort_message_bytes, 0);
 }

@@ -10,8 +10,13 @@ use ic_principal::Principal;
 use state::{Ingress, Reject, RequestId, Time};
 
 fn ask(node: &Node, id: Principal, method: &str, arg: Vec<u8>) -> Result<QueryReply, Reject> {
-    let request =
-        QueryRequest { sender: user(1), canister_id: id, method_name: method.into(), arg, sender_info: None };
+    let request = QueryRequest {
+        sender: user(1),
+        canister_id: id,
+        method_name: method.into(),
+        arg,
+        sender_info: None,
+    };
     node.executor.queries().query(&request)
 }
 
@@ -28,12 +33,19 @@ fn a_query_sees_the_certified_state_and_leaves_no_trace() {
     node.call(id, &[Op::Note(b"seen".to_vec()), Op::Reply(vec![])]).unwrap();
     let notes = |reply: QueryReply| postcard::from_bytes::<Vec<Vec<u8>>>(&reply.bytes).unwrap();
     assert_eq!(
-        notes(ask(&node, id, "look", encode(&[Op::Note(b"no".to_vec()), Op::ReplyNotes])).unwrap()).len(),
+        notes(ask(&node, id, "look", encode(&[Op::Note(b"no".to_vec()), Op::ReplyNotes])).unwrap())
+            .len(),
         2
     );
-    assert_eq!(notes(ask(&node, id, "look", encode(&[Op::ReplyNotes])).unwrap()), [b"seen".to_vec()]);
+    assert_eq!(
+        notes(ask(&node, id, "look", encode(&[Op::ReplyNotes])).unwrap()),
+        [b"seen".to_vec()]
+    );
     assert_eq!(ask(&node, id, "run", encode(&[Op::ReplyNotes])).unwrap_err().error_code.0, 536);
-    assert_eq!(ask(&node, id, "look", encode(&[Op::Trap("t".into())])).unwrap_err().error_code.0, 503);
+    assert_eq!(
+        ask(&node, id, "look", encode(&[Op::Trap("t".into())])).unwrap_err().error_code.0,
+        503
+    );
     assert_eq!(ask(&node, id, "look", encode(&[])).unwrap_err().error_code.0, 506);
     let nobody = execution::ExecutorConfig::canister_id(9);
     assert_eq!(ask(&node, nobody, "look", vec![]).unwrap_err().error_code.0, 301);
@@ -51,7 +63,11 @@ fn the_certificate_shows_the_certified_data() {
     let latest = node.executor.reader().latest().unwrap();
     assert_eq!(
         bytes,
-        latest.certificate(&[vec![b"canister".to_vec(), id.as_slice().to_vec(), b"certified_data".to_vec()]])
+        latest.certificate(&[vec![
+            b"canister".to_vec(),
+            id.as_slice().to_vec(),
+            b"certified_data".to_vec()
+        ]])
     );
     assert!(bytes.windows(9).any(|window| window == b"root hash"));
     // Not in a nested call.
@@ -112,7 +128,8 @@ fn the_management_canister_answers_some_queries() {
     let status: ic::CanisterStatusResult =
         decode(&ask(&node, aaaaa, "canister_status", record.clone()).unwrap().bytes);
     assert!(status.cycles > 0u8);
-    let fetch = candid::encode_one(ic::FetchCanisterLogsArgs { canister_id: id, filter: None }).unwrap();
+    let fetch =
+        candid::encode_one(ic::FetchCanisterLogsArgs { canister_id: id, filter: None }).unwrap();
     let logs: ic::FetchCanisterLogsResult =
         decode(&ask(&node, aaaaa, "fetch_canister_logs", fetch).unwrap().bytes);
     assert_eq!(logs.canister_log_records[0].content, b"born");
@@ -126,30 +143,49 @@ fn calls_are_checked_before_they_are_taken_in() {
     let id = node.deploy(&Spec { inspect: Some(true), ..Spec::default() });
     let empty = node.create();
     let ingress =
-        |canister_id: Principal, effective: Principal, method: &str, arg: Vec<u8>, sender: u8| Ingress {
-            request_id: RequestId([9; 32]),
-            sender: user(sender),
-            canister_id,
-            effective_canister_id: effective,
-            method_name: method.into(),
-            arg,
-            ingress_expiry: Time(node.now() + common::SECOND),
-            sender_info: None,
+        |canister_id: Principal, effective: Principal, method: &str, arg: Vec<u8>, sender: u8| {
+            Ingress {
+                request_id: RequestId([9; 32]),
+                sender: user(sender),
+                canister_id,
+                effective_canister_id: effective,
+                method_name: method.into(),
+                arg,
+                ingress_expiry: Time(node.now() + common::SECOND),
+                sender_info: None,
+            }
         };
     let queries = node.executor.queries();
     let aaaaa = Principal::management_canister();
     queries.inspect(&ingress(id, id, "run", vec![], 1)).unwrap();
-    assert_eq!(queries.inspect(&ingress(id, id, "secret", vec![], 1)).unwrap_err().error_code.0, 406);
-    assert_eq!(queries.inspect(&ingress(empty, empty, "run", vec![], 1)).unwrap_err().error_code.0, 537);
+    assert_eq!(
+        queries.inspect(&ingress(id, id, "secret", vec![], 1)).unwrap_err().error_code.0,
+        406
+    );
+    assert_eq!(
+        queries.inspect(&ingress(empty, empty, "run", vec![], 1)).unwrap_err().error_code.0,
+        537
+    );
     let record = candid::encode_one(ic::CanisterIdRecord { canister_id: id }).unwrap();
     queries.inspect(&ingress(aaaaa, id, "stop_canister", record.clone(), 1)).unwrap();
     assert_eq!(
-        queries.inspect(&ingress(aaaaa, id, "stop_canister", record.clone(), 2)).unwrap_err().error_code.0,
+        queries
+            .inspect(&ingress(aaaaa, id, "stop_canister", record.clone(), 2))
+            .unwrap_err()
+            .error_code
+            .0,
         512
     );
     assert_eq!(
-        queries.inspect(&ingress(aaaaa, empty, "stop_canister", record, 1)).unwrap_err().error_code.0,
+        queries
+            .inspect(&ingress(aaaaa, empty, "stop_canister", record, 1))
+            .unwrap_err()
+            .error_code
+            .0,
         408
     );
-    assert_eq!(queries.inspect(&ingress(aaaaa, id, "raw_rand", vec![], 1)).unwrap_err().error_code.0, 407);
+    assert_eq!(
+        queries.inspect(&ingress(aaaaa, id, "raw_rand", vec![], 1)).unwrap_err().error_code.0,
+        407
+    );
 }

@@ -1,6 +1,8 @@
-//! The whole path with real code: modules compiled in children, run in worker processes, their pages on disk. The modules are those under `canisters/wasm`.
+//! The whole path with real code: modules compiled in children, run in worker processes, their
+//! pages on disk. The modules are those under `canisters/wasm`.
 //!
-//! This program has a `main` of its own, because it is also the program that the pool starts as worker and as compiler.
+//! This program has a `main` of its own, because it is also the program that the pool starts as
+//! worker and as compiler.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -12,7 +14,9 @@ use std::sync::{Arc, Mutex};
 use candid::{Decode, Encode, Nat, Principal};
 use common::{MakeSandbox, Node, limits, subnet_config, user};
 use execution::{QueryRequest, StateInstaller};
-use ic_management_canister_types::{CanisterInstallMode as Mode, UpgradeFlags, WasmMemoryPersistence};
+use ic_management_canister_types::{
+    CanisterInstallMode as Mode, UpgradeFlags, WasmMemoryPersistence,
+};
 use sandbox::{Pool, Sandbox, SandboxConfig};
 use state::{CanisterId, Reject};
 
@@ -23,7 +27,8 @@ fn main() -> ExitCode {
         Some("sandbox-worker") => return sandbox::worker_main(arguments),
         _ => {}
     }
-    let filter = std::env::args().nth(1).filter(|argument| !argument.starts_with('-')).unwrap_or_default();
+    let filter =
+        std::env::args().nth(1).filter(|argument| !argument.starts_with('-')).unwrap_or_default();
     let stories: [(&str, fn()); 8] = [
         ("a_counter_counts", a_counter_counts),
         ("motoko_survives_upgrades", motoko_survives_upgrades),
@@ -147,12 +152,16 @@ fn motoko_survives_upgrades() {
     ] {
         let id = real.deploy(module);
         assert_eq!(nat(&real.node.update(id, "inc", none()).unwrap()), 1u8);
-        assert_eq!(nat(&real.node.update(id, "add", Encode!(&Nat::from(41u8)).unwrap()).unwrap()), 42u8);
+        assert_eq!(
+            nat(&real.node.update(id, "add", Encode!(&Nat::from(41u8)).unwrap()).unwrap()),
+            42u8
+        );
         assert!(real.node.update(id, "boom", none()).is_err());
         real.node.install_wasm(id, upgrade, wasm(module), none()).unwrap();
         assert_eq!(nat(&real.query(id, "get", none()).unwrap()), 42u8, "{module}");
         if module.contains("64") {
-            let error = real.node.install_wasm(id, Mode::Upgrade(None), wasm(module), none()).unwrap_err();
+            let error =
+                real.node.install_wasm(id, Mode::Upgrade(None), wasm(module), none()).unwrap_err();
             assert_eq!(error.error_code.0, 504);
         }
         // An upgrade to something that does not start leaves all as it was.
@@ -194,17 +203,25 @@ fn workbenches_call_each_other() {
         let report = Decode!(&reply, Fanout).unwrap();
         assert_eq!((report.replied, report.rejected, report.refused), (15, 0, 0), "{method}");
     }
-    let sent = real.node.update(a, "send_cycles", Encode!(&b, &Nat::from(5_000_000u32)).unwrap()).unwrap();
+    let sent =
+        real.node.update(a, "send_cycles", Encode!(&b, &Nat::from(5_000_000u32)).unwrap()).unwrap();
     assert_eq!(Decode!(&sent, Nat).unwrap(), 5_000_000u32);
-    let back =
-        real.node.update(a, "send_cycles_refunded", Encode!(&b, &Nat::from(5_000_000u32)).unwrap()).unwrap();
+    let back = real
+        .node
+        .update(a, "send_cycles_refunded", Encode!(&b, &Nat::from(5_000_000u32)).unwrap())
+        .unwrap();
     assert_eq!(Decode!(&back, Nat).unwrap(), 5_000_000u32);
     let random = real.node.update(a, "raw_rand_via_mgmt", none()).unwrap();
     assert_eq!(Decode!(&random, serde_bytes::ByteBuf).unwrap().len(), 32);
-    assert_eq!(real.node.update(a, "reject_with", Encode!(&"no").unwrap()).unwrap_err().error_code.0, 406);
+    assert_eq!(
+        real.node.update(a, "reject_with", Encode!(&"no").unwrap()).unwrap_err().error_code.0,
+        406
+    );
     let endless = real.node.update(a, "loop_forever", none()).unwrap_err();
     assert_eq!(endless.error_code.0, 522, "{}", endless.message);
-    assert!(real.node.executor.state().canisters().all(|canister| canister.calls.has_no_contexts()));
+    assert!(
+        real.node.executor.state().canisters().all(|canister| canister.calls.has_no_contexts())
+    );
 }
 
 fn memory_is_kept_and_bounded() {
@@ -212,10 +229,12 @@ fn memory_is_kept_and_bounded() {
     let id = real.deploy("workbench.wasm");
     let mib = 1u64 << 20;
     real.node.update(id, "heap_fill", Encode!(&(20 * mib), &3u8).unwrap()).unwrap();
-    let sum = real.node.update(id, "heap_read_sum_update", Encode!(&0u64, &(20 * mib)).unwrap()).unwrap();
+    let sum =
+        real.node.update(id, "heap_read_sum_update", Encode!(&0u64, &(20 * mib)).unwrap()).unwrap();
     assert_eq!(nat64(&sum), 60 * mib);
     let limit = real.node.config.limits.execution.heap_dirty_bytes_per_message;
-    let error = real.node.update(id, "heap_fill", Encode!(&(limit + mib), &4u8).unwrap()).unwrap_err();
+    let error =
+        real.node.update(id, "heap_fill", Encode!(&(limit + mib), &4u8).unwrap()).unwrap_err();
     assert!(error.message.contains(&limit.to_string()), "{}", error.message);
     let sum = real.query(id, "heap_read_sum", Encode!(&0u64, &(20 * mib)).unwrap()).unwrap();
     assert_eq!(nat64(&sum), 60 * mib, "nothing of the message that trapped");
@@ -245,7 +264,8 @@ fn queries_and_certified_data() {
         )
         .unwrap();
     let reply = real.query(a, "get_certified", none()).unwrap();
-    let (value, certificate) = Decode!(&reply, serde_bytes::ByteBuf, Option<serde_bytes::ByteBuf>).unwrap();
+    let (value, certificate) =
+        Decode!(&reply, serde_bytes::ByteBuf, Option<serde_bytes::ByteBuf>).unwrap();
     let certificate = certificate.expect("queries have a certificate");
     assert!(certificate.windows(value.len()).any(|window| window == &value[..]));
     assert_eq!(real.query(a, "loop_forever_query", none()).unwrap_err().error_code.0, 522);
@@ -315,7 +335,8 @@ fn a_fetched_state_goes_on_as_its_source_does() {
     let mut limits = limits();
     limits.pages.manifest_lag_rounds = 2;
     let (make, pool) = pools(&limits);
-    let mut source = Real { node: Node::with_config(subnet_config(limits.clone()), Some(make)), pool };
+    let mut source =
+        Real { node: Node::with_config(subnet_config(limits.clone()), Some(make)), pool };
     let mib = 1u64 << 20;
     let ids = [
         source.deploy("workbench.wasm"),
@@ -357,8 +378,10 @@ fn a_fetched_state_goes_on_as_its_source_does() {
     source.node.install_wasm(ids[3], Mode::Upgrade(None), wasm("counter-c.wasm"), none()).unwrap();
     source.node.settle();
     let (make, pool) = pools(&limits);
-    let mut other =
-        Real { node: Node::at(dir.path().to_path_buf(), source.node.config.clone(), Some(make)), pool };
+    let mut other = Real {
+        node: Node::at(dir.path().to_path_buf(), source.node.config.clone(), Some(make)),
+        pool,
+    };
     assert_eq!(other.node.executor.height(), height);
     for (batch, verdicts, root) in source.node.log.clone() {
         if batch.height > height {
@@ -368,7 +391,8 @@ fn a_fetched_state_goes_on_as_its_source_does() {
     }
     let arg = Encode!(&0u64, &(20 * mib)).unwrap();
     for id in &ids[..2] {
-        let sums = [&source, &other].map(|real| real.query(*id, "heap_read_sum", arg.clone()).unwrap());
+        let sums =
+            [&source, &other].map(|real| real.query(*id, "heap_read_sum", arg.clone()).unwrap());
         assert_eq!(sums[0], sums[1]);
     }
     drop(other);

@@ -1,4 +1,5 @@
-//! Random canisters calling each other at random, over many rounds: nothing is lost, everyone is answered, and everything can be repeated.
+//! Random canisters calling each other at random, over many rounds: nothing is lost, everyone is
+//! answered, and everything can be repeated.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -35,8 +36,10 @@ fn program(random: &mut ChaCha8Rng, canisters: &[CanisterId], depth: u32) -> Vec
                 let mut call = CallOp::new(callee, &program(random, canisters, depth - 1));
                 call.cycles = random.gen_range(0..20_000_000);
                 call.timeout = random.gen_bool(0.4).then(|| random.gen_range(0..6));
-                call.method =
-                    ["run", "run", "run", "run", "look", "raw_rand"].choose(random).unwrap().to_string();
+                call.method = ["run", "run", "run", "run", "look", "raw_rand"]
+                    .choose(random)
+                    .unwrap()
+                    .to_string();
                 call.on_reply = vec![Op::Note(b"reply".to_vec())];
                 call.on_reject = vec![Op::Note(b"reject".to_vec())];
                 if random.gen_bool(0.3) {
@@ -78,8 +81,9 @@ type Message = (CanisterId, Vec<u8>, u8);
 /// Messages of a life, made once and then given to several nodes.
 fn life(seed: u64) -> (Vec<Vec<Message>>, Vec<u64>) {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
-    let canisters: Vec<_> =
-        (0..CANISTERS as u64).map(|number| execution::ExecutorConfig::canister_id(0x100 + number)).collect();
+    let canisters: Vec<_> = (0..CANISTERS as u64)
+        .map(|number| execution::ExecutorConfig::canister_id(0x100 + number))
+        .collect();
     let messages = (0..ROUNDS)
         .map(|_| {
             (0..random.gen_range(0..20))
@@ -117,7 +121,8 @@ fn born(threads: u64) -> (Node, Vec<CanisterId>) {
 fn send(node: &mut Node, id: CanisterId, arg: Vec<u8>, kind: u8) -> RequestId {
     let aaaaa = Principal::management_canister();
     let record =
-        candid::encode_one(ic_management_canister_types::CanisterIdRecord { canister_id: id }).unwrap();
+        candid::encode_one(ic_management_canister_types::CanisterIdRecord { canister_id: id })
+            .unwrap();
     match kind {
         0 => node.ingress(user(1), id, id, "run", arg),
         1 => node.ingress(user(1), aaaaa, id, "stop_canister", record),

@@ -1,4 +1,5 @@
-//! Amounts at the edge of what fits: whoever sends them is refused or served, and nobody else notices. docs/sums.md says why each sum holds.
+//! Amounts at the edge of what fits: whoever sends them is refused or served, and nobody else
+//! notices. docs/sums.md says why each sum holds.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -72,7 +73,8 @@ fn all_the_cycles_there_can_be_are_no_reason_to_stop() {
 #[test]
 fn what_a_full_balance_cannot_take_is_left_with_the_caller() {
     let mut node = Node::new();
-    let [full, giver] = [(); 2].map(|()| node.deploy(&Spec { name: "any".into(), ..Spec::default() }));
+    let [full, giver] =
+        [(); 2].map(|()| node.deploy(&Spec { name: "any".into(), ..Spec::default() }));
     let fill = |node: &mut Node, id: CanisterId| {
         let room = Cycles::MAX - node.canister(id).cycles;
         top_up(node, id, Nat::from(room)).unwrap();
@@ -80,7 +82,8 @@ fn what_a_full_balance_cannot_take_is_left_with_the_caller() {
     fill(&mut node, giver);
     fill(&mut node, full);
 
-    // Accepting takes what fits, the rest goes back; what the execution did not use of its prepayment is lost with a full balance, and counted.
+    // Accepting takes what fits, the rest goes back; what the execution did not use of its
+    // prepayment is lost with a full balance, and counted.
     let mut call = CallOp::new(full, &[Op::Accept(Cycles::MAX), Op::Reply(vec![])]);
     call.cycles = 1 << 127;
     node.call(giver, &[call.op()]).unwrap();
@@ -95,14 +98,19 @@ fn what_a_full_balance_cannot_take_is_left_with_the_caller() {
     deposit.arg = candid::encode_one(ic::CanisterIdRecord { canister_id: full }).unwrap();
     deposit.cycles = 1 << 100;
     let answer = node.call(giver, &[deposit.op()]).unwrap();
-    assert!(String::from_utf8_lossy(&answer).contains("2^128 - 1"), "{}", String::from_utf8_lossy(&answer));
+    assert!(
+        String::from_utf8_lossy(&answer).contains("2^128 - 1"),
+        "{}",
+        String::from_utf8_lossy(&answer)
+    );
     assert!(node.canister(giver).cycles > kept - 100_000_000_000);
 }
 
 #[test]
 fn a_refund_to_a_balance_that_was_filled_meanwhile_is_lost_and_counted() {
     let mut node = Node::new();
-    let [caller, callee] = [(); 2].map(|()| node.deploy(&Spec { name: "any".into(), ..Spec::default() }));
+    let [caller, callee] =
+        [(); 2].map(|()| node.deploy(&Spec { name: "any".into(), ..Spec::default() }));
     // The callee answers in the round after, when randomness is there.
     let mut wait = CallOp::new(aaaaa(), &[]);
     wait.method = "raw_rand".into();
@@ -123,20 +131,24 @@ fn a_refund_to_a_balance_that_was_filled_meanwhile_is_lost_and_counted() {
     let record = ic::CanisterIdRecord { canister_id: caller };
     let metrics = node.manage(user(1), caller, "canister_metrics", &record).unwrap();
     let metrics: ic::CanisterMetricsResult = decode(&metrics);
-    let counted = CyclesTotal::from(u128::try_from(metrics.cycles_consumed.burned_cycles.0).unwrap());
+    let counted =
+        CyclesTotal::from(u128::try_from(metrics.cycles_consumed.burned_cycles.0).unwrap());
     assert_eq!(counted, node.canister(caller).consumption.burned);
 }
 
-/// Millions of digits are neither written out nor copied about: that takes time in the square of their number.
+/// Millions of digits are neither written out nor copied about: that takes time in the square of
+/// their number.
 #[test]
 fn a_number_of_two_megabytes_is_refused_in_few_words() {
     let mut node = Node::new();
     let id = create(&mut node, Nat::from(0u8));
     let huge = {
         // One nat: 2 MB - 1 bytes of seven bits that go on, and one that does not.
-        let mut arg =
-            candid::encode_one(ic::ProvisionalTopUpCanisterArgs { canister_id: id, amount: 0u8.into() })
-                .unwrap();
+        let mut arg = candid::encode_one(ic::ProvisionalTopUpCanisterArgs {
+            canister_id: id,
+            amount: 0u8.into(),
+        })
+        .unwrap();
         let end = arg.len();
         assert_eq!(arg.pop(), Some(0), "the amount stands last");
         arg.resize(end + 1_900_000, 0xff);
@@ -146,9 +158,15 @@ fn a_number_of_two_megabytes_is_refused_in_few_words() {
     let request = node.ingress(user(1), aaaaa(), id, TOP_UP, huge);
     node.settle();
     let refused = node.result(&request).unwrap_err();
-    assert!(refused.message.len() < 200 && refused.message.contains("2^128 - 1"), "{}", refused.message);
-    let settings = ic::CanisterSettings { freezing_threshold: Some(power(5_000)), ..Default::default() };
-    let argument = ic::UpdateSettingsArgs { canister_id: id, settings, sender_canister_version: None };
+    assert!(
+        refused.message.len() < 200 && refused.message.contains("2^128 - 1"),
+        "{}",
+        refused.message
+    );
+    let settings =
+        ic::CanisterSettings { freezing_threshold: Some(power(5_000)), ..Default::default() };
+    let argument =
+        ic::UpdateSettingsArgs { canister_id: id, settings, sender_canister_version: None };
     let refused = node.manage(user(1), id, "update_settings", &argument).unwrap_err();
     assert!(refused.message.len() < 200, "{}", refused.message);
 }
@@ -208,10 +226,12 @@ fn program(random: &mut ChaCha8Rng, ids: &[CanisterId], depth: u32) -> Vec<Op> {
                 if random.gen_bool(0.3) {
                     call.callee = aaaaa();
                     call.method = "deposit_cycles".into();
-                    call.arg = candid::encode_one(ic::CanisterIdRecord { canister_id: to }).unwrap();
+                    call.arg =
+                        candid::encode_one(ic::CanisterIdRecord { canister_id: to }).unwrap();
                 }
                 call.cycles = amount(random);
-                call.timeout = random.gen_bool(0.3).then(|| *[0, 1, u32::MAX].choose(random).unwrap());
+                call.timeout =
+                    random.gen_bool(0.3).then(|| *[0, 1, u32::MAX].choose(random).unwrap());
                 call.on_reply = program(random, ids, 0);
                 call.op()
             }
@@ -223,7 +243,12 @@ fn program(random: &mut ChaCha8Rng, ids: &[CanisterId], depth: u32) -> Vec<Op> {
 
 /// One call with numbers at the edges, of a user who may be anybody.
 fn anything(node: &mut Node, random: &mut ChaCha8Rng, ids: &[CanisterId]) -> state::RequestId {
-    fn send(node: &mut Node, id: CanisterId, method: &str, arg: &impl CandidType) -> state::RequestId {
+    fn send(
+        node: &mut Node,
+        id: CanisterId,
+        method: &str,
+        arg: &impl CandidType,
+    ) -> state::RequestId {
         node.ingress(user(1), aaaaa(), id, method, candid::encode_one(arg).unwrap())
     }
     let id = *ids.choose(random).unwrap();
@@ -238,7 +263,8 @@ fn anything(node: &mut Node, random: &mut ChaCha8Rng, ids: &[CanisterId]) -> sta
             send(node, aaaaa(), CREATE, &argument)
         }
         1..=4 => {
-            let argument = ic::ProvisionalTopUpCanisterArgs { canister_id: id, amount: extreme(random) };
+            let argument =
+                ic::ProvisionalTopUpCanisterArgs { canister_id: id, amount: extreme(random) };
             send(node, id, TOP_UP, &argument)
         }
         5..=7 => {
@@ -250,10 +276,15 @@ fn anything(node: &mut Node, random: &mut ChaCha8Rng, ids: &[CanisterId]) -> sta
             send(node, id, "update_settings", &argument)
         }
         8 => {
-            let method =
-                ["canister_status", "canister_metrics", "stop_canister", "start_canister", "delete_canister"]
-                    .choose(random)
-                    .unwrap();
+            let method = [
+                "canister_status",
+                "canister_metrics",
+                "stop_canister",
+                "start_canister",
+                "delete_canister",
+            ]
+            .choose(random)
+            .unwrap();
             send(node, id, method, &record)
         }
         _ => {
@@ -271,7 +302,11 @@ fn no_number_stops_a_node_or_makes_cycles_go_missing() {
         let ids: Vec<_> = (0..5)
             .map(|number: u8| {
                 let timer = vec![Op::Burn(amount(&mut random)), Op::Timer(u64::MAX)];
-                node.deploy(&Spec { name: number.to_string(), timer: Some(timer), ..Spec::default() })
+                node.deploy(&Spec {
+                    name: number.to_string(),
+                    timer: Some(timer),
+                    ..Spec::default()
+                })
             })
             .collect();
         for id in ids.iter().take(3) {
@@ -295,7 +330,9 @@ fn no_number_stops_a_node_or_makes_cycles_go_missing() {
         }
         let history = &node.executor.state().history;
         let open = requests.iter().filter(|id| {
-            history.get(id).is_some_and(|entry| matches!(entry.status, Status::Received | Status::Processing))
+            history
+                .get(id)
+                .is_some_and(|entry| matches!(entry.status, Status::Received | Status::Processing))
         });
         assert_eq!(open.count(), 0, "seed {seed}: somebody waits for ever");
         assert!(node.executor.state().subnet.minted > Cycles::MAX);

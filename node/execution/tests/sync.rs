@@ -1,5 +1,5 @@
-//! State sync: manifests that agree whatever else nodes do, snapshots that are shown while their node goes on, and states put together from chunks, over crashes,
-//! lies and full disks.
+//! State sync: manifests that agree whatever else nodes do, snapshots that are shown while their
+//! node goes on, and states put together from chunks, over crashes, lies and full disks.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -35,7 +35,8 @@ fn sync_limits() -> Limits {
     limits
 }
 
-/// A node with a state worth fetching: canisters with heap, stable memory with holes, history, a log, chunks, messages under way.
+/// A node with a state worth fetching: canisters with heap, stable memory with holes, history, a
+/// log, chunks, messages under way.
 fn populated(limits: Limits) -> (Node, Vec<CanisterId>) {
     let mut node = Node::of_subnet(limits);
     let ids: Vec<_> = (0..4)
@@ -63,8 +64,10 @@ fn populated(limits: Limits) -> (Node, Vec<CanisterId>) {
         node.call(*id, &[Op::Print(b"hello".to_vec()), Op::Reply(vec![])]).unwrap();
     }
     for number in 0..3u8 {
-        let chunk =
-            UploadChunkArgs { canister_id: ids[0], chunk: vec![number; 300_000 + usize::from(number)] };
+        let chunk = UploadChunkArgs {
+            canister_id: ids[0],
+            chunk: vec![number; 300_000 + usize::from(number)],
+        };
         node.manage(user(1), ids[0], "upload_chunk", &chunk).unwrap();
     }
     (node, ids)
@@ -125,7 +128,8 @@ fn check_installed(dir: &Path, source: &mut Node, height: Height) -> Node {
 
 /// Every memory as it reads now, up to its size.
 fn content(node: &Node) -> BTreeMap<u64, [u8; 32]> {
-    let executions = node.executor.state().canisters().filter_map(|canister| canister.execution.as_ref());
+    let executions =
+        node.executor.state().canisters().filter_map(|canister| canister.execution.as_ref());
     let memories = executions.flat_map(|execution| [&execution.heap, &execution.stable]);
     memories
         .map(|memory| {
@@ -194,7 +198,8 @@ fn manifests_agree_whatever_else_the_nodes_do() {
             other.executor.checkpoint().unwrap();
         }
         if height % 11 == 5
-            || other.executor.state().subnet.manifest.pending() == Some(Height(height)) && height % 2 == 0
+            || other.executor.state().subnet.manifest.pending() == Some(Height(height))
+                && height % 2 == 0
         {
             other = other.restart();
             restarts += 1;
@@ -209,8 +214,9 @@ fn manifests_agree_whatever_else_the_nodes_do() {
 fn check_from_scratch(node: &Node, height: Height) {
     let source = node.executor.snapshots();
     let header = Header::from_bytes(&source.manifest_chunk(height, 0).unwrap()).unwrap();
-    let pieces: Vec<Vec<u8>> =
-        (1..=header.pieces.len() as u32).map(|index| source.manifest_chunk(height, index).unwrap()).collect();
+    let pieces: Vec<Vec<u8>> = (1..=header.pieces.len() as u32)
+        .map(|index| source.manifest_chunk(height, index).unwrap())
+        .collect();
     for (piece, hash) in pieces.iter().zip(&header.pieces) {
         assert_eq!(piece_hash(piece), *hash);
     }
@@ -234,7 +240,12 @@ fn check_from_scratch(node: &Node, height: Height) {
                     read_pages(&layout, index * LEAF_BYTES as u64 / PAGE_BYTES, &mut leaf).unwrap();
                     let mut encoded = vec![];
                     let hash = encode_leaf(&leaf, &mut encoded).then(|| piece_hash(&encoded));
-                    assert_eq!(listed.get(&(index as u32)).copied(), hash, "leaf {index} of memory {}", id.0);
+                    assert_eq!(
+                        listed.get(&(index as u32)).copied(),
+                        hash,
+                        "leaf {index} of memory {}",
+                        id.0
+                    );
                 }
             }
             ObjectId::Records => records += 1,
@@ -254,7 +265,8 @@ fn an_incremental_manifest_is_one_from_scratch() {
     for step in 0..60 {
         work(&mut node, &ids, step);
         node.round();
-        // Right after the round in which the root entered nothing but that round was executed: one without work.
+        // Right after the round in which the root entered nothing but that round was executed: one
+        // without work.
         let pending = node.executor.state().subnet.manifest.pending();
         if pending == Some(node.executor.height()) {
             node.waiting.clear();
@@ -300,7 +312,10 @@ fn a_batch_is_not_executed_over_a_state_that_is_owed_a_manifest() {
             }
             Err(error) => {
                 assert_eq!(number, 11);
-                assert!(matches!(error, execution::FatalError::ManifestOwed { height: 10 }), "{error}");
+                assert!(
+                    matches!(error, execution::FatalError::ManifestOwed { height: 10 }),
+                    "{error}"
+                );
                 batch = Some(next);
             }
         }
@@ -339,7 +354,8 @@ fn a_state_is_put_together_in_an_empty_directory() {
     assert!(progress.bytes_total > 4 * MIB);
     assert_eq!(installer.finish().unwrap().height, height);
     assert!(!dir.path().join("sync").exists());
-    // It comes up as a node that shows the same snapshot itself once it has executed the rounds up to its certificate.
+    // It comes up as a node that shows the same snapshot itself once it has executed the rounds up
+    // to its certificate.
     let node = check_installed(dir.path(), &mut source, height);
     assert_eq!(node.executor.snapshots().newest(), source.executor.snapshots().newest());
 }
@@ -511,8 +527,12 @@ fn copy_tree(from: &Path, to: &Path) {
             copy_tree(&entry.path(), &target);
         } else {
             // Sparse files stay sparse.
-            let done =
-                Command::new("cp").arg("--sparse=always").arg(entry.path()).arg(&target).status().unwrap();
+            let done = Command::new("cp")
+                .arg("--sparse=always")
+                .arg(entry.path())
+                .arg(&target)
+                .status()
+                .unwrap();
             assert!(done.success());
         }
     }
@@ -576,7 +596,8 @@ fn install_on(
     source: &SnapshotSource,
 ) -> Result<(), OfferError> {
     let disk: SharedDisk = Arc::new(disk.clone());
-    let mut installer = StateInstaller::begin_on(disk, data, height, root, Arc::new(sync_limits()), None)?;
+    let mut installer =
+        StateInstaller::begin_on(disk, data, height, root, Arc::new(sync_limits()), None)?;
     while !installer.is_complete() {
         for chunk in installer.missing(16)? {
             installer.offer(chunk, &source.chunk(height, chunk).unwrap())?;
@@ -620,8 +641,9 @@ fn a_power_cut_at_any_operation_of_an_installation_leaves_the_old_state_or_the_n
     let (new_height, new_content) = state_in(&data);
     assert!(new_height == goal.0 && new_height > old_height);
     // Fetching is many operations like each other.
-    let looked_at =
-        (1..fetched).step_by(1 + fetched as usize / 40).chain(fetched.saturating_sub(30)..=operations);
+    let looked_at = (1..fetched)
+        .step_by(1 + fetched as usize / 40)
+        .chain(fetched.saturating_sub(30)..=operations);
     let (mut old_ones, mut new_ones) = (0, 0);
     for operation in looked_at {
         let (dir, data, disk) = machine(operation);
@@ -770,7 +792,8 @@ struct Tmpfs(PathBuf);
 impl Tmpfs {
     fn new(at: &Path, size: &str) -> Option<Self> {
         let options = format!("size={size}");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).output();
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).output();
         mounted.is_ok_and(|output| output.status.success()).then(|| Self(at.to_path_buf()))
     }
 }
@@ -803,7 +826,8 @@ fn a_full_disk_stops_an_installation_until_there_is_room() {
         OfferError::Install(error) => assert!(error.can_heal(), "{error}"),
         OfferError::Rejected(rejected) => panic!("{rejected}"),
     }
-    let grown = Command::new("mount").args(["-o", "remount,size=200m"]).arg(dir.path()).output().unwrap();
+    let grown =
+        Command::new("mount").args(["-o", "remount,size=200m"]).arg(dir.path()).output().unwrap();
     assert!(grown.status.success());
     // The same installer goes on, and so would another.
     fetch(&mut installer, &snapshots, usize::MAX);
@@ -843,7 +867,10 @@ fn a_snapshot_stays_what_it_was_while_its_node_writes_and_folds() {
     }
     assert_eq!(
         snapshots.chunk(height, ChunkId::Manifest(0)),
-        Err(ServeError::NotKept { asked: height, newest: snapshots.newest().map(|(height, _)| height) })
+        Err(ServeError::NotKept {
+            asked: height,
+            newest: snapshots.newest().map(|(height, _)| height)
+        })
     );
     drop(lease);
     assert!(snapshots.lease(height).is_none());
@@ -902,8 +929,15 @@ fn a_full_delta_log_costs_the_snapshot_and_not_the_node() {
             break;
         }
     }
-    assert_eq!((snapshots.given_up(), snapshots.newest()), (1, None), "the delta log was never nearly full");
-    assert!(matches!(snapshots.chunk(height, ChunkId::Manifest(0)), Err(ServeError::NotKept { .. })));
+    assert_eq!(
+        (snapshots.given_up(), snapshots.newest()),
+        (1, None),
+        "the delta log was never nearly full"
+    );
+    assert!(matches!(
+        snapshots.chunk(height, ChunkId::Manifest(0)),
+        Err(ServeError::NotKept { .. })
+    ));
     assert_eq!(node.patience.troubles(), [], "no round had to wait");
     drop(lease);
     // The next manifest brings another.
@@ -927,7 +961,8 @@ fn the_source_of_a_node_that_stopped_is_empty() {
 fn two_installations_do_not_share_a_directory() {
     let dir = tempfile::tempdir().unwrap();
     let first = begin(dir.path(), Height(5), [1; 32], None);
-    let second = StateInstaller::begin(dir.path(), Height(5), [1; 32], Arc::new(sync_limits()), None);
+    let second =
+        StateInstaller::begin(dir.path(), Height(5), [1; 32], Arc::new(sync_limits()), None);
     assert!(matches!(second, Err(InstallError::InUse { .. })));
     drop(first);
     begin(dir.path(), Height(5), [1; 32], None);

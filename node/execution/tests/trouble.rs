@@ -153,7 +153,8 @@ fn a_damaged_module_on_disk_is_trouble_of_the_node_and_is_named() {
 fn a_worker_that_dies_is_waited_for_and_leaves_no_trace() {
     let (mut unlucky, ids) = writers(limits());
     let (mut lucky, _) = writers(limits());
-    let request = lucky.send(ids[1], &[Op::Die, Op::Note(b"kept".to_vec()), Op::Reply(b"done".to_vec())]);
+    let request =
+        lucky.send(ids[1], &[Op::Die, Op::Note(b"kept".to_vec()), Op::Reply(b"done".to_vec())]);
     let batch = lucky.batch();
     unlucky.sandbox.deaths.store(7, Relaxed);
     let roots = [&mut unlucky, &mut lucky].map(|node| node.execute(batch.clone(), &[]));
@@ -224,7 +225,11 @@ fn a_verdict_on_an_answer_ends_its_call_and_nothing_else() {
     impatient(&node, 3);
     assert!(matches!(node.executor.execute(&batch, &[]), Err(FatalError::Closing)));
     let verdict = node.patience.troubles().last().unwrap().place.message.clone().unwrap();
-    assert_eq!(verdict, Fault { canister_id: ids[0], ordinal: 1 }, "its second message of the round");
+    assert_eq!(
+        verdict,
+        Fault { canister_id: ids[0], ordinal: 1 },
+        "its second message of the round"
+    );
     let mut node = node.restart();
     node.sandbox.deaths.store(u64::MAX, Relaxed);
     node.execute(batch, &[verdict]);
@@ -267,7 +272,8 @@ fn a_panic_in_a_management_call_names_method_caller_and_command() {
         aaaaa,
         ids[0],
         "stop_canister",
-        candid::encode_one(ic_management_canister_types::CanisterIdRecord { canister_id: ids[0] }).unwrap(),
+        candid::encode_one(ic_management_canister_types::CanisterIdRecord { canister_id: ids[0] })
+            .unwrap(),
     );
     let request = node.ingress(user(1), aaaaa, ids[1], "install_code", arg);
     let batch = node.batch();
@@ -294,7 +300,13 @@ fn files_that_cannot_be_made_are_waited_for() {
         arg: vec![],
         sender_canister_version: None,
     });
-    other.ingress(user(1), Principal::management_canister(), ids[1], "install_code", record.unwrap());
+    other.ingress(
+        user(1),
+        Principal::management_canister(),
+        ids[1],
+        "install_code",
+        record.unwrap(),
+    );
     let batch = other.batch();
     node.executor.checkpoint().unwrap();
     // The folder of canister memory is gone until the third attempt.
@@ -309,6 +321,9 @@ fn files_that_cannot_be_made_are_waited_for() {
     assert_eq!(roots[0], roots[1]);
     let troubles = node.patience.troubles();
     assert!(troubles.len() >= 3 && troubles[0].to_string().contains("create"), "{troubles:?}");
-    assert!(troubles.iter().all(|trouble| trouble.awaits_verdict().is_none()), "no message is to blame");
+    assert!(
+        troubles.iter().all(|trouble| trouble.awaits_verdict().is_none()),
+        "no message is to blame"
+    );
     node.restart();
 }

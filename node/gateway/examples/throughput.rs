@@ -1,7 +1,8 @@
 //! Drives a gateway over a node that answers at once, and prints requests per second and latencies.
 //!
-//! `cargo run --release -p gateway --example throughput -- <seconds> <connections>`. What it shows is the gateway's
-//! own cost: HTTP, CBOR, signatures. Client and gateway share the machine; the client signs before the clock starts.
+//! `cargo run --release -p gateway --example throughput -- <seconds> <connections>`. What it shows
+//! is the gateway's own cost: HTTP, CBOR, signatures. Client and gateway share the machine; the
+//! client signs before the clock starts.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,8 +18,8 @@ use std::{
 
 use budget::Pool;
 use gateway::{
-    CertifiedView, Gateway, GatewayConfig, Health, Node, QueryRequest, Refusal, RequestFacts, Submitted,
-    Waiters,
+    CertifiedView, Gateway, GatewayConfig, Health, Node, QueryRequest, Refusal, RequestFacts,
+    Submitted, Waiters,
 };
 use ic_agent::{Identity, identity};
 use ic_principal::Principal;
@@ -98,7 +99,8 @@ fn config() -> GatewayConfig {
     }
 }
 
-/// The requests one client sends, over and over: queries are the same each time, updates differ by their nonce.
+/// The requests one client sends, over and over: queries are the same each time, updates differ by
+/// their nonce.
 fn requests(identity: &dyn Identity, updates: bool, client: u64) -> Vec<Vec<u8>> {
     let sender = identity.sender().unwrap();
     (0..if updates { 256 } else { 1 })
@@ -122,17 +124,25 @@ fn requests(identity: &dyn Identity, updates: bool, client: u64) -> Vec<Vec<u8>>
 fn main() {
     let mut arguments = std::env::args().skip(1).map(|argument| argument.parse::<u64>().unwrap());
     let (seconds, connections) = (arguments.next().unwrap_or(5), arguments.next().unwrap_or(16));
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let registry = Arc::new(Mutex::new(prometheus_client::registry::Registry::default()));
-    let gateway =
-        runtime.block_on(Gateway::start(config(), Arc::new(AtOnce), Waiters::new(1), registry)).unwrap();
+    let gateway = runtime
+        .block_on(Gateway::start(config(), Arc::new(AtOnce), Waiters::new(1), registry))
+        .unwrap();
     let address = gateway.local_addr();
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     println!("{cores} cores, {connections} connections, {seconds} s each");
-    let p256 =
-        || identity::Prime256v1Identity::from_private_key(p256::SecretKey::from_slice(&[2; 32]).unwrap());
-    let secp256k1 =
-        || identity::Secp256k1Identity::from_private_key(k256::SecretKey::from_slice(&[3; 32]).unwrap());
+    let p256 = || {
+        identity::Prime256v1Identity::from_private_key(
+            p256::SecretKey::from_slice(&[2; 32]).unwrap(),
+        )
+    };
+    let secp256k1 = || {
+        identity::Secp256k1Identity::from_private_key(
+            k256::SecretKey::from_slice(&[3; 32]).unwrap(),
+        )
+    };
     let cases: [(&str, bool, Arc<dyn Identity>); 6] = [
         ("anonymous queries", false, Arc::new(identity::AnonymousIdentity)),
         ("Ed25519 queries", false, Arc::new(ed25519(1))),
@@ -173,7 +183,9 @@ fn main() {
             clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
         let rate = latencies.len() as f64 / start.elapsed().as_secs_f64();
         latencies.sort_unstable();
-        let at = |percent: usize| latencies.get(latencies.len() * percent / 100).copied().unwrap_or_default();
+        let at = |percent: usize| {
+            latencies.get(latencies.len() * percent / 100).copied().unwrap_or_default()
+        };
         println!("{name}: {rate:.0}/s, p50 {:?}, p99 {:?}", at(50), at(99));
     }
 }

@@ -1,14 +1,14 @@
 //! What a request is answered with: bodies of the interface specification, and refusals that teach.
 //!
-//! A refusal names what was wrong or which limit was met, with its value and what to do. Its `reason` is the label
-//! under which it is counted.
+//! A refusal names what was wrong or which limit was met, with its value and what to do. Its
+//! `reason` is the label under which it is counted.
 
 use bytes::Bytes;
+use ed25519_dalek::{Signer, SigningKey};
 use envelope::{
     cbor::Writer,
     hash::{self, Hash},
 };
-use ed25519_dalek::{Signer, SigningKey};
 use http_body_util::Full;
 use hyper::{
     Response, StatusCode,
@@ -36,7 +36,11 @@ pub(crate) struct Answer {
 
 impl Answer {
     /// An answer without headers of its own.
-    pub(crate) fn new(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Self {
+    pub(crate) fn new(
+        status: StatusCode,
+        content_type: &'static str,
+        body: impl Into<Bytes>,
+    ) -> Self {
         Self { status, content_type, body: body.into(), headers: Vec::new() }
     }
 
@@ -67,7 +71,11 @@ pub(crate) struct Refused {
 
 impl Refused {
     /// A refusal that retrying does not change.
-    pub(crate) fn new(status: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn new(
+        status: StatusCode,
+        reason: &'static str,
+        message: impl Into<String>,
+    ) -> Self {
         Self { status, reason, message: message.into(), retry_after_seconds: None, allow: None }
     }
 
@@ -83,7 +91,10 @@ impl Refused {
         message: impl Into<String>,
         retry_after_seconds: u64,
     ) -> Self {
-        Self { retry_after_seconds: Some(retry_after_seconds), ..Self::new(status, reason, message) }
+        Self {
+            retry_after_seconds: Some(retry_after_seconds),
+            ..Self::new(status, reason, message)
+        }
     }
 }
 
@@ -97,7 +108,10 @@ pub(crate) enum Readers {
 }
 
 /// The headers every response carries.
-pub(crate) fn with_common_headers(mut response: Response<Body>, readers: Readers) -> Response<Body> {
+pub(crate) fn with_common_headers(
+    mut response: Response<Body>,
+    readers: Readers,
+) -> Response<Body> {
     let headers = response.headers_mut();
     if readers == Readers::Anyone {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
@@ -116,8 +130,10 @@ pub(crate) fn preflight() -> Response<Body> {
     let mut response = Response::new(Body::default());
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
-    headers
-        .insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, HEAD, POST, OPTIONS"));
+    headers.insert(
+        header::ACCESS_CONTROL_ALLOW_METHODS,
+        HeaderValue::from_static("GET, HEAD, POST, OPTIONS"),
+    );
     headers.insert(
         header::ACCESS_CONTROL_ALLOW_HEADERS,
         HeaderValue::from_static(
@@ -226,15 +242,24 @@ impl NodeSigner {
         outcome: &Result<Vec<u8>, Reject>,
         now: Time,
     ) -> Vec<u8> {
-        let mut fields =
-            vec![[self.timestamp, hash::of_nat(now.0)], [self.request_id, hash::of_bytes(request_id.0)]];
+        let mut fields = vec![
+            [self.timestamp, hash::of_nat(now.0)],
+            [self.request_id, hash::of_bytes(request_id.0)],
+        ];
         let mut writer;
         match outcome {
             Ok(reply) => {
                 fields.push(self.status);
                 fields.push([self.reply, hash::of_fields(vec![[self.arg, hash::of_bytes(reply)]])]);
                 writer = Writer::self_described(OVERHEAD + reply.len());
-                writer.map(3).text("status").text("replied").text("reply").map(1).text("arg").bytes(reply);
+                writer
+                    .map(3)
+                    .text("status")
+                    .text("replied")
+                    .text("reply")
+                    .map(1)
+                    .text("arg")
+                    .bytes(reply);
             }
             Err(reject) => {
                 let (code, error_code) = (reject.code as u64, reject.error_code.to_string());
@@ -244,7 +269,11 @@ impl NodeSigner {
                 fields.push([self.error_code, hash::of_bytes(&error_code)]);
                 writer = Writer::self_described(OVERHEAD + reject.message.len());
                 writer.map(5).text("status").text("rejected").text("reject_code").nat(code);
-                writer.text("reject_message").text(&reject.message).text("error_code").text(&error_code);
+                writer
+                    .text("reject_message")
+                    .text(&reject.message)
+                    .text("error_code")
+                    .text(&error_code);
             }
         }
         let signature = self.key.sign(&[RESPONSE_DOMAIN, &hash::of_fields(fields)].concat());
@@ -256,10 +285,20 @@ impl NodeSigner {
 }
 
 /// What `/api/v2/status` says.
-pub(crate) fn status(root_key_der: &[u8], version: &str, health: &str, certified_height: Height) -> Vec<u8> {
-    let mut writer = Writer::self_described(OVERHEAD + root_key_der.len() + version.len() + health.len());
+pub(crate) fn status(
+    root_key_der: &[u8],
+    version: &str,
+    health: &str,
+    certified_height: Height,
+) -> Vec<u8> {
+    let mut writer =
+        Writer::self_described(OVERHEAD + root_key_der.len() + version.len() + health.len());
     writer.map(5).text("ic_api_version").text("0.66.0").text("impl_version").text(version);
-    writer.text("replica_health_status").text(health).text("certified_height").nat(certified_height.0);
+    writer
+        .text("replica_health_status")
+        .text(health)
+        .text("certified_height")
+        .nat(certified_height.0);
     writer.text("root_key").bytes(root_key_der);
     writer.finish()
 }
@@ -281,15 +320,22 @@ mod tests {
             error_code: ErrorCode(502),
         };
         for outcome in [Ok(b"DIDL\x00\x00".to_vec()), Err(reject)] {
-            let body = signer.query_response(&RequestId([3; 32]), &outcome, Time(1_685_570_400_000_000_000));
+            let body = signer.query_response(
+                &RequestId([3; 32]),
+                &outcome,
+                Time(1_685_570_400_000_000_000),
+            );
             let response: QueryResponse = serde_cbor::from_slice(&body).unwrap();
             let [signature] = response.signatures() else { panic!("one signature") };
-            let signable =
-                response.signable(ic_transport_types::RequestId::new(&[3; 32]), signature.timestamp);
+            let signable = response
+                .signable(ic_transport_types::RequestId::new(&[3; 32]), signature.timestamp);
             key.verifying_key()
                 .verify_strict(&signable, &signature.signature.as_slice().try_into().unwrap())
                 .unwrap();
-            assert_eq!(signature.identity.as_slice(), Principal::self_authenticating([1]).as_slice());
+            assert_eq!(
+                signature.identity.as_slice(),
+                Principal::self_authenticating([1]).as_slice()
+            );
             assert_eq!(signature.timestamp, 1_685_570_400_000_000_000);
         }
     }

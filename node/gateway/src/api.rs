@@ -1,16 +1,16 @@
 // SEAM
 //! What the gateway needs of the node behind it.
 //!
-//! The binary implements [`Node`] over consensus and execution. The gateway calls it from its blocking threads
-//! ([`Node::inspect`], [`Node::query`]) and from its async threads (everything else, which must therefore return at
-//! once).
+//! The binary implements [`Node`] over consensus and execution. The gateway calls it from its
+//! blocking threads ([`Node::inspect`], [`Node::query`]) and from its async threads (everything
+//! else, which must therefore return at once).
 
 use std::sync::Arc;
 
 use ic_principal::Principal;
 use state::{
-    CanisterFacts, CanisterId, Height, Ingress, Reject, RequestId, SenderInfo, SignedIngress, Time, Validity,
-    certified::CertifiedStateOf,
+    CanisterFacts, CanisterId, Height, Ingress, Reject, RequestId, SenderInfo, SignedIngress, Time,
+    Validity, certified::CertifiedStateOf,
 };
 
 use crate::report::Report;
@@ -50,7 +50,8 @@ pub enum RequestKind {
     Query,
 }
 
-/// Why the ingress pool did not take a message. The text is shown to the client and names the limit and its value.
+/// Why the ingress pool did not take a message. The text is shown to the client and names the limit
+/// and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// A pool is full: 503, come back after so many seconds.
@@ -113,12 +114,13 @@ pub trait CertifiedView: Send + Sync {
     fn height(&self) -> Height;
     /// Its time, as at `/time`.
     fn time(&self) -> Time;
-    /// A CBOR certificate that reveals everything below the paths, or proves absence; `/time` always.
+    /// A CBOR certificate that reveals everything below the paths, or proves absence; `/time`
+    /// always.
     fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8>;
     /// What is known of an update call.
     fn request(&self, id: &RequestId) -> Option<RequestFacts>;
-    /// Whether `sender` may read the custom section `name`: anyone may unless it exists and is private, then
-    /// controllers may.
+    /// Whether `sender` may read the custom section `name`: anyone may unless it exists and is
+    /// private, then controllers may.
     fn may_read_metadata(&self, canister_id: &CanisterId, name: &str, sender: &Principal) -> bool;
 }
 
@@ -153,13 +155,14 @@ impl<C: CanisterFacts + Send + Sync> CertifiedView for CertifiedStateOf<C> {
 
 /// The node behind the gateway.
 pub trait Node: Send + Sync + 'static {
-    /// Whether a request of this kind is taken at the moment, asked before its body is read. Must not block.
+    /// Whether a request of this kind is taken at the moment, asked before its body is read. Must
+    /// not block.
     fn admit(&self, kind: RequestKind) -> Result<(), Refusal> {
         let _ = kind;
         Ok(())
     }
-    /// Puts an authenticated call into the ingress pool; `signed` is the same in canonical form, `validity` when it
-    /// may be in a block. Must not block.
+    /// Puts an authenticated call into the ingress pool; `signed` is the same in canonical form,
+    /// `validity` when it may be in a block. Must not block.
     fn submit(
         &self,
         ingress: Ingress,
@@ -176,7 +179,8 @@ pub trait Node: Send + Sync + 'static {
     fn now(&self) -> Time;
     /// Whether the node can serve.
     fn health(&self) -> Health;
-    /// Whether the canister id lies in a range of this subnet, whether or not such a canister exists.
+    /// Whether the canister id lies in a range of this subnet, whether or not such a canister
+    /// exists.
     fn hosts(&self, canister_id: &CanisterId) -> bool;
     /// What `/status.json` says. May block.
     fn report(&self) -> Report;

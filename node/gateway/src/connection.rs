@@ -2,15 +2,17 @@
 //!
 //! hyper reads and writes; this file decides how long that may take. A connection is closed when
 //!
-//! - it has not sent a whole request head within the read timeout, from its first byte or from being accepted;
+//! - it has not sent a whole request head within the read timeout, from its first byte or from
+//!   being accepted;
 //! - it has been idle for [`IDLE`] with no request being served;
-//! - its peer takes a response more slowly than [`WRITE_RATE_MIN`] allows (a stalled reader would pin the response's
-//!   memory). Two clocks say so: one runs while the socket takes nothing, the other for each response from its making
-//!   to its last byte, because an HTTP/2 peer that grants no window keeps the socket as free as it likes;
+//! - its peer takes a response more slowly than [`WRITE_RATE_MIN`] allows (a stalled reader would
+//!   pin the response's memory). Two clocks say so: one runs while the socket takes nothing, the
+//!   other for each response from its making to its last byte, because an HTTP/2 peer that grants
+//!   no window keeps the socket as free as it likes;
 //! - the gateway drains: then requests in flight finish, and new ones are refused by closing.
 //!
-//! Bodies have their own timeout where they are read. Both HTTP/1.1 and HTTP/2 with prior knowledge are spoken;
-//! HTTP/2 streams are capped per connection and each is a request to every other limit.
+//! Bodies have their own timeout where they are read. Both HTTP/1.1 and HTTP/2 with prior knowledge
+//! are spoken; HTTP/2 streams are capped per connection and each is a request to every other limit.
 
 use std::{
     collections::BTreeMap,
@@ -82,7 +84,8 @@ struct Activity {
     http2: AtomicBool,
     /// Milliseconds after `started` at which the current wait began.
     since: AtomicU64,
-    /// Responses that are not written to their end, by number, and when they must be. As many as there are streams.
+    /// Responses that are not written to their end, by number, and when they must be. As many as
+    /// there are streams.
     unwritten: Mutex<BTreeMap<u64, Instant>>,
     /// Responses so far.
     responses: AtomicU64,
@@ -101,7 +104,8 @@ impl Activity {
         }
     }
 
-    /// Gives the peer its time to take a response; it counts until hyper drops the last of the bytes.
+    /// Gives the peer its time to take a response; it counts until hyper drops the last of the
+    /// bytes.
     fn response(self: &Arc<Self>, bytes: Bytes) -> Bytes {
         let number = self.responses.fetch_add(1, Ordering::Relaxed);
         let deadline = Instant::now() + WRITE_STALL + at_least_rate(bytes.len() as u64);
@@ -145,7 +149,8 @@ impl Activity {
         self.active.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// When the connection has waited too long, unless something happens before; `None` while a request is served.
+    /// When the connection has waited too long, unless something happens before; `None` while a
+    /// request is served.
     fn deadline(&self, read_timeout: Duration) -> Option<Instant> {
         if self.active.load(Ordering::Relaxed) > 0 {
             return None;
@@ -190,7 +195,11 @@ impl Drop for Active {
 }
 
 /// Serves one connection until it ends. The caller holds its permit.
-pub(crate) async fn serve(stream: TcpStream, service: Arc<Service>, mut stage: watch::Receiver<Stage>) {
+pub(crate) async fn serve(
+    stream: TcpStream,
+    service: Arc<Service>,
+    mut stage: watch::Receiver<Stage>,
+) {
     let activity = Arc::new(Activity::new());
     let read_timeout = service.read_timeout();
     let mut builder = auto::Builder::new(TokioExecutor::new());
@@ -227,7 +236,8 @@ pub(crate) async fn serve(stream: TcpStream, service: Arc<Service>, mut stage: w
     let mut connection = std::pin::pin!(builder.serve_connection(guarded, answer));
     let mut closing: Option<Instant> = None;
     loop {
-        // What the connection waits for may change at any moment, so it is looked at once per read timeout at least.
+        // What the connection waits for may change at any moment, so it is looked at once per read
+        // timeout at least.
         let soon = Instant::now() + read_timeout;
         let waiting = closing.or_else(|| activity.deadline(read_timeout));
         let wake = waiting.into_iter().chain(activity.write_deadline()).fold(soon, Instant::min);
@@ -278,7 +288,11 @@ impl<S> Guarded<S> {
         Self { stream, patience, activity, stall: None, was_pending: false }
     }
 
-    fn wrote(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn wrote(
+        &mut self,
+        cx: &mut Context<'_>,
+        outcome: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
         match outcome {
             Poll::Ready(Ok(bytes)) => {
                 self.activity.bytes_written();
@@ -327,7 +341,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.stream).poll_write(cx, buf);
         self.wrote(cx, outcome)
     }
@@ -385,12 +403,16 @@ mod tests {
                 sleep(Duration::from_millis(10)).await;
             }
         });
-        assert_eq!(slow.write_all(&vec![0; 1 << 20]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(
+            slow.write_all(&vec![0; 1 << 20]).await.unwrap_err().kind(),
+            io::ErrorKind::TimedOut
+        );
         drop(slow);
         reader.abort();
 
         let (mut fast, mut theirs) = guarded();
-        let reader = tokio::spawn(async move { theirs.read_to_end(&mut Vec::new()).await.unwrap() });
+        let reader =
+            tokio::spawn(async move { theirs.read_to_end(&mut Vec::new()).await.unwrap() });
         fast.write_all(&vec![0; 1 << 20]).await.unwrap();
         drop(fast);
         assert_eq!(reader.await.unwrap(), 1 << 20);
@@ -404,7 +426,8 @@ mod tests {
         // Whole seconds of patience left, counted from now or from the connection's start.
         let patience = || {
             let deadline = activity.deadline(read_timeout)?;
-            let from = activity.started + Duration::from_millis(activity.since.load(Ordering::Relaxed));
+            let from =
+                activity.started + Duration::from_millis(activity.since.load(Ordering::Relaxed));
             Some(((deadline - from).as_secs(), from > activity.started))
         };
         assert_eq!(patience(), Some((5, false)), "a new connection owes a request");

@@ -1,11 +1,12 @@
 //! The endpoints that take an envelope: call, query and read_state.
 //!
-//! Each decodes and authenticates the envelope, checks that its content belongs at the URL, and asks the node. Small
-//! anonymous requests are decoded where they are; everything else is decoded and verified on a blocking thread.
+//! Each decodes and authenticates the envelope, checks that its content belongs at the URL, and
+//! asks the node. Small anonymous requests are decoded where they are; everything else is decoded
+//! and verified on a blocking thread.
 //!
-//! A synchronous call registers among the waiters before it is submitted and looks at the certified state after that,
-//! so its answer cannot slip through between the two. A call the certified state already knows is not submitted
-//! again: that is a retry or a replay, and its status is the answer.
+//! A synchronous call registers among the waiters before it is submitted and looks at the certified
+//! state after that, so its answer cannot slip through between the two. A call the certified state
+//! already knows is not submitted again: that is a retry or a replay, and its status is the answer.
 
 use std::{
     sync::Arc,
@@ -43,7 +44,8 @@ impl From<EnvelopeError> for Refused {
 
 impl From<AuthError> for Refused {
     fn from(error: AuthError) -> Self {
-        let status = if error.is_forbidden() { StatusCode::FORBIDDEN } else { StatusCode::BAD_REQUEST };
+        let status =
+            if error.is_forbidden() { StatusCode::FORBIDDEN } else { StatusCode::BAD_REQUEST };
         Self::new(status, error.reason(), error.to_string())
     }
 }
@@ -56,7 +58,8 @@ impl From<EffectiveError> for Refused {
 
 impl From<PathError> for Refused {
     fn from(error: PathError) -> Self {
-        let status = if error.is_forbidden() { StatusCode::FORBIDDEN } else { StatusCode::BAD_REQUEST };
+        let status =
+            if error.is_forbidden() { StatusCode::FORBIDDEN } else { StatusCode::BAD_REQUEST };
         Self::new(status, "path", error.to_string())
     }
 }
@@ -64,9 +67,12 @@ impl From<PathError> for Refused {
 impl From<Refusal> for Refused {
     fn from(refusal: Refusal) -> Self {
         match refusal {
-            Refusal::Full { message, retry_after_seconds } => {
-                Self::busy(StatusCode::SERVICE_UNAVAILABLE, "ingress_pool", message, retry_after_seconds)
-            }
+            Refusal::Full { message, retry_after_seconds } => Self::busy(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "ingress_pool",
+                message,
+                retry_after_seconds,
+            ),
             Refusal::Invalid { message } => Self::bad("ingress", message),
             Refusal::Unavailable { message } => {
                 Self::busy(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message, 5)
@@ -130,7 +136,12 @@ impl Service {
         .await?
     }
 
-    fn check(&self, effective: Effective, kind: Kind, envelope: &Envelope) -> Result<Authenticated, Refused> {
+    fn check(
+        &self,
+        effective: Effective,
+        kind: Kind,
+        envelope: &Envelope,
+    ) -> Result<Authenticated, Refused> {
         let request = &envelope.content.request;
         check_kind(request, kind)?;
         let authenticated = auth::authenticate(envelope, self.node.now(), &self.auth)?;
@@ -188,8 +199,9 @@ impl Service {
             self.metrics.refused("inspect");
             return self.accounted(answer::rejected_call(&reject, waits_since.is_some()));
         }
-        // What nobody signed and nobody reads stays behind. A copy of its own in any case: what came may be a piece of a larger read buffer, which must
-        // not live for as long as the call waits.
+        // What nobody signed and nobody reads stays behind. A copy of its own in any case: what
+        // came may be a piece of a larger read buffer, which must not live for as long as
+        // the call waits.
         let envelope = Bytes::from(canonical(&bytes, &self.bounds)?);
         if envelope.len() as u64 > self.limits.body_bytes {
             return Err(Refused::bad(
@@ -210,7 +222,8 @@ impl Service {
             return Ok(Answer::accepted());
         };
         let answer = self.wait(id, Some((ingress, signed, validity))).await?;
-        // A call that was known before is no measure: it is answered at once, or started earlier than this.
+        // A call that was known before is no measure: it is answered at once, or started earlier
+        // than this.
         if answer.status == StatusCode::OK {
             self.latencies.record_update(since.elapsed());
         }
@@ -250,7 +263,8 @@ impl Service {
     }
 
     fn certified(&self, id: &RequestId) -> Result<Answer, Refused> {
-        let certificate = self.latest()?.certificate(&[vec![b"request_status".to_vec(), id.0.to_vec()]]);
+        let certificate =
+            self.latest()?.certificate(&[vec![b"request_status".to_vec(), id.0.to_vec()]]);
         // Without room for the certificate the call is still accepted; the client polls for it.
         self.accounted(answer::certified_call(&certificate)).or_else(|refused| {
             self.metrics.refused(refused.reason);

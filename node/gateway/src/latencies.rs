@@ -1,7 +1,8 @@
 //! How long update calls and queries take, as percentiles of a window.
 //!
-//! The histogram of `/metrics` answers questions about hours and its buckets are coarse. A dashboard asks about the last second, so this recorder
-//! keeps log-scaled buckets of a sixteenth of an octave and starts anew whenever it is read. Recording is one atomic addition: no lock, no
+//! The histogram of `/metrics` answers questions about hours and its buckets are coarse. A
+//! dashboard asks about the last second, so this recorder keeps log-scaled buckets of a sixteenth
+//! of an octave and starts anew whenever it is read. Recording is one atomic addition: no lock, no
 //! allocation, the same few KiB whatever the load.
 
 use std::{
@@ -13,7 +14,8 @@ use std::{
     time::Duration,
 };
 
-/// Buckets of an octave, as a power of two: a bucket is a sixteenth of its lower bound wide, so its middle is off by 3.2 % at most.
+/// Buckets of an octave, as a power of two: a bucket is a sixteenth of its lower bound wide, so its
+/// middle is off by 3.2 % at most.
 const STEP_BITS: u32 = 4;
 /// Everything below is told as this, in nanoseconds as a power of two: one microsecond.
 const FLOOR_BITS: u32 = 10;
@@ -61,7 +63,8 @@ impl Latencies {
         self.shared.queries.record(took);
     }
 
-    /// What was recorded since the last call of this on any clone. A value recorded meanwhile is in this window or in the next, never in both or none.
+    /// What was recorded since the last call of this on any clone. A value recorded meanwhile is in
+    /// this window or in the next, never in both or none.
     pub fn take(&self) -> LatencyWindow {
         let updates = self.shared.updates.take();
         let queries = self.shared.queries.take();
@@ -94,7 +97,8 @@ impl Default for Histogram {
 
 impl Histogram {
     fn record(&self, took: Duration) {
-        // Counters order nothing else, and additions and swaps of one counter are ordered among themselves.
+        // Counters order nothing else, and additions and swaps of one counter are ordered among
+        // themselves.
         self.buckets[bucket_of(took)].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -158,7 +162,9 @@ mod tests {
     #[test]
     fn every_duration_lands_in_the_bucket_around_it() {
         let mut last = 0;
-        for nanos in (0..).map(|step| 1.01f64.powi(step) * 1024.0).take_while(|nanos| *nanos < 137e9) {
+        for nanos in
+            (0..).map(|step| 1.01f64.powi(step) * 1024.0).take_while(|nanos| *nanos < 137e9)
+        {
             let took = Duration::from_nanos(nanos as u64);
             let bucket = bucket_of(took);
             assert!(bucket >= last && bucket < BUCKETS);
@@ -175,7 +181,8 @@ mod tests {
         let mut rng = StdRng::seed_from_u64(7);
         for count in [1usize, 2, 3, 99, 100, 101, 5_000] {
             let latencies = Latencies::default();
-            let draw = |rng: &mut StdRng| Duration::from_secs_f64(10f64.powf(rng.gen_range(-5.0..1.0)));
+            let draw =
+                |rng: &mut StdRng| Duration::from_secs_f64(10f64.powf(rng.gen_range(-5.0..1.0)));
             let mut updates: Vec<_> = (0..count).map(|_| draw(&mut rng)).collect();
             let mut queries: Vec<_> = (0..2 * count).map(|_| draw(&mut rng)).collect();
             updates.iter().for_each(|took| latencies.record_update(*took));
@@ -183,8 +190,9 @@ mod tests {
             let window = latencies.take();
             updates.sort();
             queries.sort();
-            let exact =
-                |sorted: &[Duration], percent: usize| sorted[(sorted.len() * percent).div_ceil(100) - 1];
+            let exact = |sorted: &[Duration], percent: usize| {
+                sorted[(sorted.len() * percent).div_ceil(100) - 1]
+            };
             assert_eq!((window.updates, window.queries), (count as u64, 2 * count as u64));
             near(window.update_p50_millis, exact(&updates, 50));
             near(window.update_p99_millis, exact(&updates, 99));
@@ -200,7 +208,10 @@ mod tests {
         latencies.clone().record_query(Duration::from_millis(3));
         let window = latencies.take();
         assert_eq!((window.updates, window.queries), (0, 1));
-        assert!(window.update_p50_millis.is_none() && window.query_p50_millis == window.query_p99_millis);
+        assert!(
+            window.update_p50_millis.is_none()
+                && window.query_p50_millis == window.query_p99_millis
+        );
         assert_eq!(latencies.take(), LatencyWindow::default());
     }
 

@@ -1,7 +1,8 @@
 //! The public HTTP interface.
 //!
-//! Clients reach the node through here and nowhere else: calls, queries and read_states of the interface
-//! specification, its status endpoint, and for the operator `/health`, `/metrics`, `/status.json` and `/dashboard`. The way of a request:
+//! Clients reach the node through here and nowhere else: calls, queries and read_states of the
+//! interface specification, its status endpoint, and for the operator `/health`, `/metrics`,
+//! `/status.json` and `/dashboard`. The way of a request:
 //!
 //! ```text
 //! accept -> connection -> service -> endpoint -> Node
@@ -12,14 +13,16 @@
 //!   connections
 //! ```
 //!
-//! What bounds it: every resource a client can take has a limit of the limits table and a named answer when it is
-//! used up. Nothing is queued without a place: a connection beyond the limit is told so and closed, a request beyond
-//! it is answered 503 or 429 with `Retry-After`, a synchronous call beyond it becomes an asynchronous one.
+//! What bounds it: every resource a client can take has a limit of the limits table and a named
+//! answer when it is used up. Nothing is queued without a place: a connection beyond the limit is
+//! told so and closed, a request beyond it is answered 503 or 429 with `Retry-After`, a synchronous
+//! call beyond it becomes an asynchronous one.
 //!
-//! What an envelope is, whether its sender sent it and which canister it is for is said by the crate `envelope`.
+//! What an envelope is, whether its sender sent it and which canister it is for is said by the
+//! crate `envelope`.
 //!
-//! What it must never know: how the node orders, executes or stores. It speaks to [`Node`] and [`CertifiedView`]
-//! only, and the node tells it through [`Waiters`] which calls were certified.
+//! What it must never know: how the node orders, executes or stores. It speaks to [`Node`] and
+//! [`CertifiedView`] only, and the node tells it through [`Waiters`] which calls were certified.
 
 mod answer;
 mod api;
@@ -36,7 +39,8 @@ mod service;
 mod waiters;
 
 pub use api::{
-    CertifiedView, Health, NoProfile, Node, QueryRequest, Refusal, RequestFacts, RequestKind, Submitted,
+    CertifiedView, Health, NoProfile, Node, QueryRequest, Refusal, RequestFacts, RequestKind,
+    Submitted,
 };
 pub use latencies::{Latencies, LatencyWindow};
 pub use listener::{Gateway, GatewayConfig, GatewayError, GatewayHandle};

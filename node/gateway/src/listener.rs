@@ -1,11 +1,12 @@
 //! The listener: accepts connections up to their limit, and brings the gateway to an orderly end.
 //!
-//! A connection takes one of `connections` places before it is served. When there is none it is told so in a 503
-//! written without reading anything, by one of [`REFUSALS_MAX`] short-lived tasks; when those are busy too it is
-//! dropped. So accepting never waits and never spawns without a permit.
+//! A connection takes one of `connections` places before it is served. When there is none it is
+//! told so in a 503 written without reading anything, by one of [`REFUSALS_MAX`] short-lived tasks;
+//! when those are busy too it is dropped. So accepting never waits and never spawns without a
+//! permit.
 //!
-//! On shutdown the listener closes first, then connections finish what is in flight, and after the grace what is left
-//! is dropped.
+//! On shutdown the listener closes first, then connections finish what is in flight, and after the
+//! grace what is left is dropped.
 
 use std::{
     io,
@@ -16,8 +17,8 @@ use std::{
 
 use budget::Pool;
 use ed25519_dalek::SigningKey;
-use ic_principal::Principal;
 use envelope::auth::AuthConfig;
+use ic_principal::Principal;
 use limits::{CONNECTION_BYTES, GatewayLimits};
 use prometheus_client::registry::Registry;
 use thiserror::Error;
@@ -49,7 +50,8 @@ pub struct GatewayConfig {
     pub listen: SocketAddr,
     /// Limits of the interface.
     pub limits: GatewayLimits,
-    /// How far ahead of the node's clock a request may expire (`consensus.ingress_expiry_seconds`).
+    /// How far ahead of the node's clock a request may expire
+    /// (`consensus.ingress_expiry_seconds`).
     pub ingress_expiry: Duration,
     /// Clock drift allowed on top of it (`consensus.ingress_drift_seconds`).
     pub ingress_drift: Duration,
@@ -111,8 +113,9 @@ pub struct GatewayHandle {
 }
 
 impl Gateway {
-    /// Binds the address and serves until [`GatewayHandle::shutdown`]. Must be called within a tokio runtime; metrics
-    /// are registered in `registry`, which is encoded whole on `/metrics`.
+    /// Binds the address and serves until [`GatewayHandle::shutdown`]. Must be called within a
+    /// tokio runtime; metrics are registered in `registry`, which is encoded whole on
+    /// `/metrics`.
     pub async fn start(
         config: GatewayConfig,
         node: Arc<dyn Node>,
@@ -120,10 +123,13 @@ impl Gateway {
         registry: Arc<Mutex<Registry>>,
     ) -> Result<GatewayHandle, GatewayError> {
         let listen = config.listen;
-        let root_key = nidkg::public_key_from_der(&config.root_key_der).map_err(GatewayError::RootKey)?;
-        let listener =
-            TcpListener::bind(listen).await.map_err(|error| GatewayError::Listen { listen, error })?;
-        let local_addr = listener.local_addr().map_err(|error| GatewayError::Listen { listen, error })?;
+        let root_key =
+            nidkg::public_key_from_der(&config.root_key_der).map_err(GatewayError::RootKey)?;
+        let listener = TcpListener::bind(listen)
+            .await
+            .map_err(|error| GatewayError::Listen { listen, error })?;
+        let local_addr =
+            listener.local_addr().map_err(|error| GatewayError::Listen { listen, error })?;
         let (stage, stages) = watch::channel(Stage::Serving);
         let connections_max = u32::try_from(permits(config.limits.connections)).unwrap_or(u32::MAX);
         let connections = Arc::new(Semaphore::new(connections_max as usize));
@@ -135,7 +141,8 @@ impl Gateway {
             config.responses.clone(),
         );
         let gauges = doors.gauges(&config.limits, connections.clone(), waiters.clone());
-        let metrics = Metrics::new(&mut registry.lock().unwrap_or_else(PoisonError::into_inner), gauges);
+        let metrics =
+            Metrics::new(&mut registry.lock().unwrap_or_else(PoisonError::into_inner), gauges);
         let grace = config.shutdown_grace;
         let parts = Parts {
             node,
@@ -149,7 +156,8 @@ impl Gateway {
         let root_subnet_id = Principal::self_authenticating(&config.root_key_der);
         let buffers = config.connections.clone();
         let service = Arc::new(Service::new(config, root_subnet_id, parts));
-        let listener = tokio::spawn(accept(listener, service, connections.clone(), buffers, stages));
+        let listener =
+            tokio::spawn(accept(listener, service, connections.clone(), buffers, stages));
         tracing::info!(%local_addr, "the public interface is open");
         Ok(GatewayHandle { local_addr, stage, listener, connections, connections_max, grace })
     }
@@ -161,8 +169,8 @@ impl GatewayHandle {
         self.local_addr
     }
 
-    /// Stops accepting, lets requests in flight finish within the grace, then closes what is left. Returns whether
-    /// all had finished.
+    /// Stops accepting, lets requests in flight finish within the grace, then closes what is left.
+    /// Returns whether all had finished.
     pub async fn shutdown(mut self) -> bool {
         self.stage.send_replace(Stage::Draining);
         // The listener ends at the stage's change; an error would mean that it ended already.
@@ -197,20 +205,23 @@ async fn accept(
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Either the peer was gone before it was accepted, or descriptors or memory ran out, which a pause
-                // lets recover.
+                // Either the peer was gone before it was accepted, or descriptors or memory ran
+                // out, which a pause lets recover.
                 service.metrics.refused("accept_error");
                 tracing::debug!(%error, "a connection could not be accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        // Answers are written whole; waiting for more to send with them only delays them. A failure costs nothing but
-        // that delay.
+        // Answers are written whole; waiting for more to send with them only delays them. A failure
+        // costs nothing but that delay.
         let _ = stream.set_nodelay(true);
         // The pool is as large as all places need, unless an operator made it smaller.
-        let place =
-            connections.clone().try_acquire_owned().ok().zip(buffers.try_reserve(CONNECTION_BYTES).ok());
+        let place = connections
+            .clone()
+            .try_acquire_owned()
+            .ok()
+            .zip(buffers.try_reserve(CONNECTION_BYTES).ok());
         if let Some(place) = place {
             let (service, stage) = (service.clone(), stages.clone());
             tokio::spawn(async move {
@@ -231,15 +242,17 @@ async fn accept(
     }
 }
 
-/// Says that there is no place, and lets the peer read it: closing with unread bytes would reset the connection under
-/// the answer.
+/// Says that there is no place, and lets the peer read it: closing with unread bytes would reset
+/// the connection under the answer.
 async fn refuse(mut stream: TcpStream, limit: u64) -> io::Result<()> {
     let message = format!(
         "the node has as many connections as its limit connections = {limit} allows; retry in a second"
     );
     let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after: 1\r\n\
                 connection: close\r\naccess-control-allow-origin: *\r\n";
-    stream.write_all(format!("{head}content-length: {}\r\n\r\n{message}", message.len()).as_bytes()).await?;
+    stream
+        .write_all(format!("{head}content-length: {}\r\n\r\n{message}", message.len()).as_bytes())
+        .await?;
     stream.shutdown().await?;
     let mut ignored = [0; 1024];
     while stream.read(&mut ignored).await? > 0 {}

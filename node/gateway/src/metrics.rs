@@ -1,8 +1,8 @@
-//! What the gateway counts: requests by route and status, latencies by route, refusals by reason, and how full its
-//! pools are.
+//! What the gateway counts: requests by route and status, latencies by route, refusals by reason,
+//! and how full its pools are.
 //!
-//! Label sets are closed: routes and reasons are constants of this crate and statuses are those it answers with, so
-//! no client can make a series.
+//! Label sets are closed: routes and reasons are constants of this crate and statuses are those it
+//! answers with, so no client can make a series.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -17,8 +17,8 @@ use tokio::sync::Semaphore;
 
 use crate::waiters::Waiters;
 
-/// Upper bounds of the latency buckets, in seconds: queries are milliseconds, synchronous calls wait for a round or
-/// more.
+/// Upper bounds of the latency buckets, in seconds: queries are milliseconds, synchronous calls
+/// wait for a round or more.
 const LATENCY_SECONDS: [f64; 12] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
@@ -74,7 +74,11 @@ impl Metrics {
             refusals: Family::default(),
         };
         let registry = registry.sub_registry_with_prefix("gateway");
-        registry.register("requests", "Requests answered, by route and status", metrics.requests.clone());
+        registry.register(
+            "requests",
+            "Requests answered, by route and status",
+            metrics.requests.clone(),
+        );
         registry.register(
             "request_seconds",
             "Time from a request's headers to its answer, by route",

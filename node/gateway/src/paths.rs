@@ -1,10 +1,12 @@
-//! Which paths of the state tree a read_state may ask for (interface specification, "Request: Read state").
+//! Which paths of the state tree a read_state may ask for (interface specification, "Request: Read
+//! state").
 //!
-//! A request is refused as a whole if one of its paths has no permitted form or if its sender may not see it. Some
-//! values below a permitted prefix are hidden from some endpoints (`/subnet/<id>/canister_ranges` of a subnet that is
-//! not the root, `metrics` and `node` of a subnet that does not hold the effective canister); a prefix that would
-//! reveal one is replaced by the paths below it that may be seen. The tree of this node names its own subnet only, so
-//! that is the subnet such a replacement speaks of.
+//! A request is refused as a whole if one of its paths has no permitted form or if its sender may
+//! not see it. Some values below a permitted prefix are hidden from some endpoints
+//! (`/subnet/<id>/canister_ranges` of a subnet that is not the root, `metrics` and `node` of a
+//! subnet that does not hold the effective canister); a prefix that would reveal one is replaced by
+//! the paths below it that may be seen. The tree of this node names its own subnet only, so that is
+//! the subnet such a replacement speaks of.
 
 use envelope::{auth::Authenticated, effective::Effective};
 use ic_principal::Principal;
@@ -70,7 +72,9 @@ pub(crate) enum PathError {
         id: RequestId,
     },
     /// A private section.
-    #[error("the custom section \"{name}\" is private; only controllers of the canister may read it")]
+    #[error(
+        "the custom section \"{name}\" is private; only controllers of the canister may read it"
+    )]
     PrivateMetadata {
         /// Which, cut to 64 characters.
         name: String,
@@ -138,7 +142,9 @@ pub(crate) fn permitted(
                     return Err(PathError::SeveralRequests);
                 }
             }
-            [b"canister", canister, below @ ..] => scope.canister(canister, below, &path, sender, view)?,
+            [b"canister", canister, below @ ..] => {
+                scope.canister(canister, below, &path, sender, view)?
+            }
             _ => return Err(not_a_path()),
         }
         permitted.push(path);
@@ -154,8 +160,9 @@ pub(crate) fn permitted(
 
 impl Scope<'_> {
     fn may_see(&self, facts: &RequestFacts, sender: &Authenticated) -> bool {
-        // Where the history does not keep the callee, the effective canister stands for it; calls to the management
-        // canister have another one, so a chain that targets it passes too.
+        // Where the history does not keep the callee, the effective canister stands for it; calls
+        // to the management canister have another one, so a chain that targets it passes
+        // too.
         let targeted = match facts.canister_id {
             Some(callee) => sender.may_target(&callee),
             None => {
@@ -163,7 +170,8 @@ impl Scope<'_> {
                     || sender.may_target(&Principal::management_canister())
             }
         };
-        // A call that makes a canister is asked about wherever it was sent, and one envelope may be sent to many places.
+        // A call that makes a canister is asked about wherever it was sent, and one envelope may be
+        // sent to many places.
         let anywhere = facts.effective_canister_id == Principal::management_canister();
         let here = anywhere || facts.effective_canister_id == self.effective.id();
         facts.sender == sender.sender && here && targeted
@@ -181,8 +189,14 @@ impl Scope<'_> {
         }
     }
 
-    fn subnet(&self, below: &[&[u8]], path: &Path, permitted: &mut Vec<Path>) -> Result<(), PathError> {
-        const CHILDREN: [&[u8]; 5] = [b"canister_ranges", b"metrics", b"node", b"public_key", b"type"];
+    fn subnet(
+        &self,
+        below: &[&[u8]],
+        path: &Path,
+        permitted: &mut Vec<Path>,
+    ) -> Result<(), PathError> {
+        const CHILDREN: [&[u8]; 5] =
+            [b"canister_ranges", b"metrics", b"node", b"public_key", b"type"];
         let own = self.own_subnet.as_slice();
         let expand = |subnet: &[u8], permitted: &mut Vec<Path>| {
             let hidden = CHILDREN.iter().any(|name| !self.reveals(subnet, name));
@@ -191,7 +205,8 @@ impl Scope<'_> {
                 return;
             }
             let seen = CHILDREN.iter().filter(|name| self.reveals(subnet, name));
-            permitted.extend(seen.map(|name| vec![b"subnet".to_vec(), subnet.to_vec(), name.to_vec()]));
+            permitted
+                .extend(seen.map(|name| vec![b"subnet".to_vec(), subnet.to_vec(), name.to_vec()]));
         };
         match below {
             [] => expand(own, permitted),
@@ -233,10 +248,14 @@ impl Scope<'_> {
         }
         match below {
             [
-                b"module_hash" | b"controllers" | b"canister_creation_timestamp" | b"last_install_timestamp",
+                b"module_hash"
+                | b"controllers"
+                | b"canister_creation_timestamp"
+                | b"last_install_timestamp",
             ] => Ok(()),
             [b"metadata", name] => {
-                let name = std::str::from_utf8(name).map_err(|_| PathError::NotAPath { path: show(path) })?;
+                let name = std::str::from_utf8(name)
+                    .map_err(|_| PathError::NotAPath { path: show(path) })?;
                 if view.may_read_metadata(effective, name, &sender.sender) {
                     Ok(())
                 } else {
@@ -305,7 +324,8 @@ mod tests {
         sender: u8,
     ) -> Result<Vec<Path>, PathError> {
         let (own, root) = (id(100), id(root));
-        let scope = Scope { effective: &effective, v2, own_subnet: &own, root_subnet: &root, hosted };
+        let scope =
+            Scope { effective: &effective, v2, own_subnet: &own, root_subnet: &root, hosted };
         let sender = Authenticated { sender: id(sender), targets: None, sender_info: None };
         permitted(texts.iter().map(|text| path(text)).collect(), &scope, &sender, &View(facts))
     }
@@ -362,17 +382,35 @@ mod tests {
                 .map(|(effective, v2)| ask(effective, v2, 101, true, &[text], None, 1).is_ok());
             assert_eq!(asked, expected, "{text}");
         }
-        assert!(ask(canister, false, 101, true, &["/canister/ME/metadata/secret"], None, 50).is_ok());
+        assert!(
+            ask(canister, false, 101, true, &["/canister/ME/metadata/secret"], None, 50).is_ok()
+        );
         assert_eq!(
             ask(canister, false, 101, false, &["/canister/ME/module_hash"], None, 1),
             Err(PathError::NotHosted { canister_id: id(1) })
         );
         assert_eq!(
-            ask(canister, false, 101, true, &["/request_status/RID", "/request_status/RID2"], None, 1),
+            ask(
+                canister,
+                false,
+                101,
+                true,
+                &["/request_status/RID", "/request_status/RID2"],
+                None,
+                1
+            ),
             Err(PathError::SeveralRequests)
         );
         assert_eq!(
-            ask(subnet, false, 101, true, &["/canister_ranges/OWN", "/canister_ranges/OTHER"], None, 1),
+            ask(
+                subnet,
+                false,
+                101,
+                true,
+                &["/canister_ranges/OWN", "/canister_ranges/OTHER"],
+                None,
+                1
+            ),
             Err(PathError::SeveralSubnets)
         );
     }
@@ -380,12 +418,13 @@ mod tests {
     #[test]
     fn prefixes_do_not_reveal_what_is_hidden() {
         let shown = |effective, v2, root, hosted, text: &str| -> Vec<String> {
-            let names = [(id(100).as_slice().to_vec(), "OWN"), (id(2).as_slice().to_vec(), "OTHER")];
+            let names =
+                [(id(100).as_slice().to_vec(), "OWN"), (id(2).as_slice().to_vec(), "OTHER")];
             let label = |label: &Vec<u8>| {
-                names
-                    .iter()
-                    .find(|(id, _)| id == label)
-                    .map_or_else(|| String::from_utf8(label.clone()).unwrap(), |(_, name)| (*name).to_owned())
+                names.iter().find(|(id, _)| id == label).map_or_else(
+                    || String::from_utf8(label.clone()).unwrap(),
+                    |(_, name)| (*name).to_owned(),
+                )
             };
             ask(effective, v2, root, hosted, &[text], None, 1)
                 .unwrap()
@@ -413,13 +452,20 @@ mod tests {
             shown(canister, false, 100, true, "/subnet/OTHER"),
             ["subnet/OTHER/public_key", "subnet/OTHER/type"]
         );
-        assert_eq!(shown(Effective::Subnet(id(100)), false, 100, true, "/subnet/OWN"), ["subnet/OWN"]);
+        assert_eq!(
+            shown(Effective::Subnet(id(100)), false, 100, true, "/subnet/OWN"),
+            ["subnet/OWN"]
+        );
     }
 
     #[test]
     fn a_status_is_for_its_sender_at_its_place() {
-        let facts =
-            RequestFacts { sender: id(60), effective_canister_id: id(1), canister_id: None, terminal: true };
+        let facts = RequestFacts {
+            sender: id(60),
+            effective_canister_id: id(1),
+            canister_id: None,
+            terminal: true,
+        };
         let of = |facts: RequestFacts, effective, sender| {
             ask(effective, false, 100, true, &["/request_status/RID"], Some(facts), sender)
         };
@@ -431,7 +477,8 @@ mod tests {
         assert_eq!(ask(Effective::Subnet(id(100)), 60), refused);
 
         // Of a call that makes a canister: its sender may ask anywhere.
-        let made = RequestFacts { effective_canister_id: Principal::management_canister(), ..facts };
+        let made =
+            RequestFacts { effective_canister_id: Principal::management_canister(), ..facts };
         let ask = |effective, sender| of(made, effective, sender);
         for effective in [id(1), id(2), Principal::management_canister()].map(Effective::Canister) {
             assert!(ask(effective, 60).is_ok());

@@ -1,7 +1,9 @@
-//! What `/status.json` says: one document from which the dashboard draws and `thimble status` prints.
+//! What `/status.json` says: one document from which the dashboard draws and `thimble status`
+//! prints.
 //!
-//! The node fills it; the gateway only carries it. Every list has an upper bound, so the document stays under 256 KiB however many canisters or
-//! hours there are. Bytes are bytes, times are milliseconds of the Unix epoch, rates are per second.
+//! The node fills it; the gateway only carries it. Every list has an upper bound, so the document
+//! stays under 256 KiB however many canisters or hours there are. Bytes are bytes, times are
+//! milliseconds of the Unix epoch, rates are per second.
 
 use serde::{Deserialize, Serialize};
 
@@ -78,7 +80,8 @@ pub struct Subnet {
     pub behind: u64,
     /// Whether the node fetches blocks that others executed.
     pub catching_up: bool,
-    /// A state is being taken over from peers, because the blocks this node needs are kept nowhere any more.
+    /// A state is being taken over from peers, because the blocks this node needs are kept nowhere
+    /// any more.
     pub state_sync: Option<StateSync>,
     /// Rounds without a block since the start.
     pub nullified_rounds: u64,
@@ -170,7 +173,8 @@ impl From<budget::Level> for Level {
 pub struct Canister {
     /// Its id.
     pub id: String,
-    /// Heap and stable memory, module and everything else that counts against the subnet's capacity (on disk, not resident).
+    /// Heap and stable memory, module and everything else that counts against the subnet's
+    /// capacity (on disk, not resident).
     pub memory_bytes: u64,
     /// `running`, `stopping`, `stopped`.
     pub status: String,
@@ -192,7 +196,8 @@ pub struct Sample {
     pub messages_rate: f64,
     /// Queries per second.
     pub queries_rate: f64,
-    /// Median time of the update calls that ended within the sample, in milliseconds; `null` without any.
+    /// Median time of the update calls that ended within the sample, in milliseconds; `null`
+    /// without any.
     pub update_p50_millis: Option<f64>,
     /// Their 99th percentile.
     pub update_p99_millis: Option<f64>,

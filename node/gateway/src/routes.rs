@@ -1,7 +1,7 @@
 //! Which endpoint a request is for, and what to tell those who missed it.
 //!
-//! The routes are few and fixed, so they are matched by hand: no table is built, nothing is allocated, and every miss
-//! can say what was probably meant.
+//! The routes are few and fixed, so they are matched by hand: no table is built, nothing is
+//! allocated, and every miss can say what was probably meant.
 
 use hyper::{Method, StatusCode};
 use ic_principal::Principal;
@@ -127,7 +127,9 @@ fn operation_of(method: &Method, version: &str, scope: &str, id: &str, operation
         ("query", true) => Operation {
             label: "query",
             versions: "v2 or v3",
-            route: |effective, version| matches!(version, "v2" | "v3").then_some(Route::Query(effective)),
+            route: |effective, version| {
+                matches!(version, "v2" | "v3").then_some(Route::Query(effective))
+            },
         },
         ("query", false) => Operation {
             label: "subnet_query",
@@ -138,12 +140,14 @@ fn operation_of(method: &Method, version: &str, scope: &str, id: &str, operation
             label: if canister { "read_state" } else { "subnet_read_state" },
             versions: "v2 or v3",
             route: |effective, version| {
-                matches!(version, "v2" | "v3").then_some(Route::ReadState { effective, v2: version == "v2" })
+                matches!(version, "v2" | "v3")
+                    .then_some(Route::ReadState { effective, v2: version == "v2" })
             },
         },
         _ => {
-            let message =
-                format!("after the id must come call, query or read_state; the endpoints are: {ENDPOINTS}");
+            let message = format!(
+                "after the id must come call, query or read_state; the endpoints are: {ENDPOINTS}"
+            );
             return ("none", Err(Refused::new(StatusCode::NOT_FOUND, "not_found", message)));
         }
     };
@@ -188,7 +192,11 @@ mod tests {
             ("v2/subnet", "query", None),
             ("v3/subnet", "query", Some(Route::Query(subnet))),
             ("v2/canister", "read_state", Some(Route::ReadState { effective: canister, v2: true })),
-            ("v3/canister", "read_state", Some(Route::ReadState { effective: canister, v2: false })),
+            (
+                "v3/canister",
+                "read_state",
+                Some(Route::ReadState { effective: canister, v2: false }),
+            ),
             ("v2/subnet", "read_state", Some(Route::ReadState { effective: subnet, v2: true })),
             ("v3/subnet", "read_state", Some(Route::ReadState { effective: subnet, v2: false })),
             ("v4/canister", "read_state", None),
@@ -213,9 +221,16 @@ mod tests {
         assert_eq!(refused(&Method::POST, "/status.json").allow, Some("GET, HEAD, OPTIONS"));
         assert_eq!(refused(&Method::GET, "/dashboard/more").status, StatusCode::NOT_FOUND);
         assert!(refused(&Method::GET, "/api/v3/status").message.contains("use v2"));
-        assert!(refused(&Method::POST, &format!("/api/v9/canister/{ID}/query")).message.contains("v2 or v3"));
+        assert!(
+            refused(&Method::POST, &format!("/api/v9/canister/{ID}/query"))
+                .message
+                .contains("v2 or v3")
+        );
         let method = refused(&Method::GET, &format!("/api/v2/canister/{ID}/query"));
-        assert_eq!((method.status, method.allow), (StatusCode::METHOD_NOT_ALLOWED, Some("POST, OPTIONS")));
+        assert_eq!(
+            (method.status, method.allow),
+            (StatusCode::METHOD_NOT_ALLOWED, Some("POST, OPTIONS"))
+        );
         assert_eq!(refused(&Method::POST, "/health").allow, Some("GET, HEAD, OPTIONS"));
         let id = refused(&Method::POST, "/api/v2/canister/em77e-bvlzu-aa/query");
         assert_eq!(id.status, StatusCode::BAD_REQUEST);

@@ -1,13 +1,15 @@
-//! The service behind every connection: admits a request, reads its body, and hands it to its endpoint.
+//! The service behind every connection: admits a request, reads its body, and hands it to its
+//! endpoint.
 //!
-//! A request passes these doors, each with its own answer: a place among the requests in flight (503), for queries a
-//! place among the queries (429), the content type (415), the announced and the real length of the body (413), room
-//! in the pool of bodies (503), and the read timeout (408). Health, metrics, status, report, heap profile and dashboard stand outside
-//! the first door, so that an operator sees an overloaded node.
+//! A request passes these doors, each with its own answer: a place among the requests in flight
+//! (503), for queries a place among the queries (429), the content type (415), the announced and
+//! the real length of the body (413), room in the pool of bodies (503), and the read timeout (408).
+//! Health, metrics, status, report, heap profile and dashboard stand outside the first door, so
+//! that an operator sees an overloaded node.
 //!
-//! Work that takes a thread (signatures, inspection, queries, scrapes, reports) runs on the runtime's blocking threads, each
-//! kind behind a semaphore whose permit travels with the work. So blocking threads are bounded even when clients
-//! leave while their work runs.
+//! Work that takes a thread (signatures, inspection, queries, scrapes, reports) runs on the
+//! runtime's blocking threads, each kind behind a semaphore whose permit travels with the work. So
+//! blocking threads are bounded even when clients leave while their work runs.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -172,7 +174,11 @@ pub(crate) struct ReceivedBody {
 }
 
 impl Service {
-    pub(crate) fn new(config: crate::GatewayConfig, root_subnet_id: Principal, parts: Parts) -> Self {
+    pub(crate) fn new(
+        config: crate::GatewayConfig,
+        root_subnet_id: Principal,
+        parts: Parts,
+    ) -> Self {
         Self {
             node: parts.node,
             waiters: parts.waiters,
@@ -233,7 +239,11 @@ impl Service {
         answer::with_common_headers(response, readers)
     }
 
-    async fn dispatch(self: &Arc<Self>, route: Route, request: Request<Incoming>) -> Result<Answer, Refused> {
+    async fn dispatch(
+        self: &Arc<Self>,
+        route: Route,
+        request: Request<Incoming>,
+    ) -> Result<Answer, Refused> {
         match route {
             Route::Status => return Ok(self.status()),
             Route::Health => return Ok(self.health()),
@@ -241,7 +251,10 @@ impl Service {
             Route::Report => return self.report().await,
             Route::HeapProfile => return self.heap_profile().await,
             Route::Dashboard => return Ok(page::answer()),
-            Route::CallAsync(_) | Route::CallSync(_) | Route::Query(_) | Route::ReadState { .. } => {}
+            Route::CallAsync(_)
+            | Route::CallSync(_)
+            | Route::Query(_)
+            | Route::ReadState { .. } => {}
         }
         let _place = self.enter(
             &self.doors.requests,
@@ -266,7 +279,8 @@ impl Service {
         if let Some(Err(refusal)) = kind.map(|kind| self.node.admit(kind)) {
             // A query is answered like one beyond `queries_in_flight`.
             let mut refused = Refused::from(refusal);
-            if kind == Some(RequestKind::Query) && refused.status == StatusCode::SERVICE_UNAVAILABLE {
+            if kind == Some(RequestKind::Query) && refused.status == StatusCode::SERVICE_UNAVAILABLE
+            {
                 refused.status = StatusCode::TOO_MANY_REQUESTS;
             }
             return Err(refused);
@@ -311,7 +325,8 @@ impl Service {
     async fn read_body(&self, mut body: Incoming) -> Result<ReceivedBody, Refused> {
         let limit = self.limits.body_bytes;
         let too_large = |bytes: u64| {
-            let message = format!("the body has {bytes} bytes or more; the limit body_bytes is {limit}");
+            let message =
+                format!("the body has {bytes} bytes or more; the limit body_bytes is {limit}");
             Refused::new(StatusCode::PAYLOAD_TOO_LARGE, "body_bytes", message)
         };
         let announced = body.size_hint().lower();
@@ -361,8 +376,9 @@ impl Service {
         let bytes = match tokio::time::timeout(Duration::from_millis(millis), reading).await {
             Ok(read) => read?,
             Err(_) => {
-                let message =
-                    format!("the body did not arrive within the limit read_timeout_millis = {millis}");
+                let message = format!(
+                    "the body did not arrive within the limit read_timeout_millis = {millis}"
+                );
                 return Err(Refused::new(StatusCode::REQUEST_TIMEOUT, "read_timeout", message));
             }
         };
@@ -458,7 +474,11 @@ impl Service {
             prometheus_client::encoding::text::encode(&mut text, &registry).map(|()| text)
         });
         let text = text.await?.map_err(|_| {
-            Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the metrics could not be encoded")
+            Refused::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "internal",
+                "the metrics could not be encoded",
+            )
         })?;
         let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
         Ok(Answer::new(StatusCode::OK, content_type, text))
@@ -479,8 +499,9 @@ impl Service {
     async fn heap_profile(&self) -> Result<Answer, Refused> {
         let node = self.node.clone();
         let making = self.on_thread(Work::HeapProfile, move || node.heap_profile());
-        let busy =
-            |message: String| Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "heap_profile", message, 1);
+        let busy = |message: String| {
+            Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "heap_profile", message, 1)
+        };
         let made = tokio::time::timeout(HEAP_PROFILE_TIME, making).await.map_err(|_| {
             busy(format!("it was not made within {} s; try again", HEAP_PROFILE_TIME.as_secs()))
         })?;
@@ -511,8 +532,11 @@ fn stopping() -> Refused {
 }
 
 fn check_content_type(request: &Request<Incoming>) -> Result<(), Refused> {
-    let found =
-        request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let found = request
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
     let essence = found.split(';').next().unwrap_or_default().trim();
     if essence.eq_ignore_ascii_case("application/cbor") {
         return Ok(());
@@ -522,8 +546,9 @@ fn check_content_type(request: &Request<Incoming>) -> Result<(), Refused> {
     Err(Refused::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message))
 }
 
-/// Reads what a client still sends of a body that is refused, so that it gets to read the refusal: closing on unread data resets the connection, and the
-/// answer is lost with it. Bounded in bytes and time, keeps nothing.
+/// Reads what a client still sends of a body that is refused, so that it gets to read the refusal:
+/// closing on unread data resets the connection, and the answer is lost with it. Bounded in bytes
+/// and time, keeps nothing.
 async fn discard(body: &mut Incoming, limit: u64) {
     let reading = async {
         let mut left = limit.saturating_mul(DISCARDED_BODIES);

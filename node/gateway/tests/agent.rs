@@ -1,5 +1,5 @@
-//! The published client library against the gateway: every kind of identity, every endpoint it uses, every signature
-//! it verifies.
+//! The published client library against the gateway: every kind of identity, every endpoint it
+//! uses, every signature it verifies.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -11,7 +11,8 @@ use ic_agent::{
     Agent, AgentError, Identity,
     agent::CallResponse,
     identity::{
-        AnonymousIdentity, DelegatedIdentity, Prime256v1Identity, Secp256k1Identity, SignedDelegation,
+        AnonymousIdentity, DelegatedIdentity, Prime256v1Identity, Secp256k1Identity,
+        SignedDelegation,
     },
 };
 use ic_principal::Principal;
@@ -50,7 +51,11 @@ async fn exercise(world: &World, name: &str, agent: &Agent) {
     let reply = agent.update(&canister(1), "echo").with_arg(arg.clone()).call_and_wait().await;
     assert_eq!(reply.unwrap(), arg, "{name}: synchronous call with a verified certificate");
     let sender = agent.get_principal().unwrap();
-    assert_eq!(world.script.last_ingress.lock().unwrap().as_ref().unwrap().sender, sender, "{name}");
+    assert_eq!(
+        world.script.last_ingress.lock().unwrap().as_ref().unwrap().sender,
+        sender,
+        "{name}"
+    );
     assert_eq!(world.script.last_query.lock().unwrap().as_ref().unwrap().sender, sender, "{name}");
 }
 
@@ -61,7 +66,12 @@ async fn every_kind_of_identity_calls_and_queries() {
     exercise(&world, "ed25519", &world.agent(ed25519(1))).await;
     exercise(&world, "p256", &world.agent(p256(2))).await;
     exercise(&world, "secp256k1", &world.agent(secp256k1(3))).await;
-    exercise(&world, "delegated", &world.agent(delegate(&ed25519(1), Box::new(p256(2)), None, None))).await;
+    exercise(
+        &world,
+        "delegated",
+        &world.agent(delegate(&ed25519(1), Box::new(p256(2)), None, None)),
+    )
+    .await;
     let targeted = delegate(
         &p256(2),
         Box::new(secp256k1(3)),
@@ -74,8 +84,12 @@ async fn every_kind_of_identity_calls_and_queries() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_queries_only_delegation_queries_and_reads_but_does_not_call() {
     let world = World::start().await;
-    let agent =
-        world.agent(delegate(&ed25519(1), Box::new(ed25519(2)), None, Some(DelegationPermissions::Queries)));
+    let agent = world.agent(delegate(
+        &ed25519(1),
+        Box::new(ed25519(2)),
+        None,
+        Some(DelegationPermissions::Queries),
+    ));
     agent.query(&canister(1), "echo").call().await.unwrap();
     agent.read_state_canister_info(canister(1), "module_hash").await.unwrap();
     let error = agent.update(&canister(1), "echo").call_and_wait().await.unwrap_err();
@@ -100,10 +114,22 @@ async fn a_client_learns_the_root_key_and_reads_the_state() {
     );
     let subnet = world.script.key.id();
     assert_eq!(agent.read_state_subnet_metrics(subnet).await.unwrap().num_canisters, 3);
-    assert_eq!(agent.fetch_subnet_by_id(&subnet).await.unwrap().self_reported_key(), world.script.key.der());
-    assert!(agent.fetch_subnet_by_canister(&canister(1)).await.unwrap().contains_canister(&canister(50)));
+    assert_eq!(
+        agent.fetch_subnet_by_id(&subnet).await.unwrap().self_reported_key(),
+        world.script.key.der()
+    );
+    assert!(
+        agent
+            .fetch_subnet_by_canister(&canister(1))
+            .await
+            .unwrap()
+            .contains_canister(&canister(50))
+    );
     let private = agent.read_state_canister_metadata(canister(1), "secret").await.unwrap_err();
-    assert!(matches!(&private, AgentError::HttpError(payload) if payload.status == 403), "{private}");
+    assert!(
+        matches!(&private, AgentError::HttpError(payload) if payload.status == 403),
+        "{private}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -132,7 +158,8 @@ async fn a_call_that_takes_longer_than_the_wait_is_polled_for() {
     let world = World::with(limits).await;
     world.script.at_once.store(false, Ordering::SeqCst);
     let agent = world.agent(ed25519(1));
-    let CallResponse::Poll(id) = agent.update(&canister(1), "echo").with_arg(b"later").call().await.unwrap()
+    let CallResponse::Poll(id) =
+        agent.update(&canister(1), "echo").with_arg(b"later").call().await.unwrap()
     else {
         panic!("nothing was certified");
     };
@@ -149,12 +176,18 @@ async fn a_synchronous_call_is_answered_when_its_height_is_certified() {
     let world = World::start().await;
     world.script.at_once.store(false, Ordering::SeqCst);
     let agent = world.agent(ed25519(1));
-    let call = tokio::spawn(async move { agent.update(&canister(1), "echo").with_arg(b"now").call().await });
-    // The call waits before it is submitted, so once there is something to certify somebody waits for it.
+    let call =
+        tokio::spawn(
+            async move { agent.update(&canister(1), "echo").with_arg(b"now").call().await },
+        );
+    // The call waits before it is submitted, so once there is something to certify somebody waits
+    // for it.
     while world.script.certify().is_empty() {
         tokio::task::yield_now().await;
     }
-    let CallResponse::Response((reply, _)) = call.await.unwrap().unwrap() else { panic!("it was certified") };
+    let CallResponse::Response((reply, _)) = call.await.unwrap().unwrap() else {
+        panic!("it was certified")
+    };
     assert_eq!(reply, b"now");
     assert!(world.script.waiters.is_empty());
 }
@@ -181,7 +214,8 @@ async fn creating_a_canister_works_at_any_effective_id_and_at_the_subnet() {
         .sign()
         .unwrap();
     let subnet = ic_agent::agent::EffectiveId::Subnet(world.script.key.id());
-    let CallResponse::Response(reply) = agent.update_signed(subnet, signed.signed_update).await.unwrap()
+    let CallResponse::Response(reply) =
+        agent.update_signed(subnet, signed.signed_update).await.unwrap()
     else {
         panic!("it was certified")
     };

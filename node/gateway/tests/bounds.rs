@@ -1,5 +1,5 @@
-//! The doors under pressure: each limit is reached over real sockets, answers by its name, and is free again
-//! afterwards.
+//! The doors under pressure: each limit is reached over real sockets, answers by its name, and is
+//! free again afterwards.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -80,7 +80,8 @@ async fn connections_beyond_the_limit_are_told_and_the_rest_keep_working() {
             stream.write_all(&keep_alive(&path("query"), &echo())).unwrap();
             assert_eq!(receive(stream).status, 200);
         }
-        // A storm of 20 times the limit: some are told, the others are closed, none is served and none hangs.
+        // A storm of 20 times the limit: some are told, the others are closed, none is served and
+        // none hangs.
         let storm: Vec<TcpStream> = (0..1280).map(|_| connect(address)).collect();
         let (mut told, mut closed) = (0, 0);
         for mut stream in storm {
@@ -122,7 +123,10 @@ async fn connections_beyond_the_limit_are_told_and_the_rest_keep_working() {
         assert!(Instant::now() < deadline);
     }
     assert_eq!(
-        world.metric("gateway_refusals_total{reason=\"connections\"}").await.map(|count| count >= 1280.0),
+        world
+            .metric("gateway_refusals_total{reason=\"connections\"}")
+            .await
+            .map(|count| count >= 1280.0),
         Some(true)
     );
     assert_eq!(world.metric("gateway_connections_limit").await, Some(64.0));
@@ -133,7 +137,8 @@ async fn slow_requests_are_ended() {
     let world = World::start().await;
     blocking(&world, |address| {
         let start = Instant::now();
-        // Nothing at all; a byte now and then; a preface that never ends; and HTTP/2 that never asks.
+        // Nothing at all; a byte now and then; a preface that never ends; and HTTP/2 that never
+        // asks.
         let mut silent = connect(address);
         let mut drip = connect(address);
         let mut preface = connect(address);
@@ -151,7 +156,10 @@ async fn slow_requests_are_ended() {
         assert!(closes(&mut preface));
         let mut rest = Vec::new();
         let _ = http2.read_to_end(&mut rest);
-        assert!(start.elapsed() < Duration::from_secs(10), "all within the read timeout and a little more");
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "all within the read timeout and a little more"
+        );
 
         // A body that does not arrive is 408, named.
         let mut body = connect(address);
@@ -185,7 +193,8 @@ async fn bodies_have_a_size_each_and_together() {
     let too_large = world.send(format!("POST {} HTTP/1.1\r\nhost: node\r\ncontent-type: application/cbor\r\ncontent-length: 300000\r\n\r\n", path("call")).into_bytes()).await;
     assert_eq!(too_large.status, 413);
     assert!(
-        too_large.text().contains("300000 bytes") && too_large.text().contains("body_bytes is 262144"),
+        too_large.text().contains("300000 bytes")
+            && too_large.text().contains("body_bytes is 262144"),
         "{}",
         too_large.text()
     );
@@ -204,7 +213,8 @@ async fn bodies_have_a_size_each_and_together() {
     assert_eq!(answered.status, 200, "{}", answered.text());
     assert!(answered.body.len() > 250_000);
 
-    // 1 MiB of bodies: five times 200,000 bytes held open fill it, the sixth is refused by the pool's name.
+    // 1 MiB of bodies: five times 200,000 bytes held open fill it, the sixth is refused by the
+    // pool's name.
     let held = blocking(&world, |address| {
         let hold = |bytes: usize| {
             let mut stream = connect(address);
@@ -229,7 +239,11 @@ async fn bodies_have_a_size_each_and_together() {
         )
         .await;
     assert_eq!(refused.status, 503, "{}", refused.text());
-    assert!(refused.text().contains("bodies") && refused.headers["retry-after"] == "1", "{}", refused.text());
+    assert!(
+        refused.text().contains("bodies") && refused.headers["retry-after"] == "1",
+        "{}",
+        refused.text()
+    );
     assert_eq!(world.post(&path("query"), &echo()).await.status, 200, "small ones still fit");
     drop(held);
     until(|| world.bodies.used_bytes() == 0).await;
@@ -277,7 +291,9 @@ async fn queries_and_requests_in_flight_are_capped_apart() {
     let held = anonymous(query(Principal::anonymous(), "hold"));
     let hold = |path: String, body: Vec<u8>| {
         let address = world.address;
-        tokio::task::spawn_blocking(move || support::send(address, &post(&path, "application/cbor", &body)))
+        tokio::task::spawn_blocking(move || {
+            support::send(address, &post(&path, "application/cbor", &body))
+        })
     };
     let mut waiting: Vec<_> = (0..4).map(|_| hold(path("query"), held.clone())).collect();
     // Two run, two wait for a thread; all four have places.
@@ -307,7 +323,10 @@ async fn queries_and_requests_in_flight_are_capped_apart() {
     }
     until(|| world.script.waiters.len() == 2).await;
     let refused = world
-        .post(&path("read_state"), &anonymous(support::read_state(Principal::anonymous(), &[&[b"time"]])))
+        .post(
+            &path("read_state"),
+            &anonymous(support::read_state(Principal::anonymous(), &[&[b"time"]])),
+        )
         .await;
     assert_eq!(refused.status, 503);
     assert!(refused.text().contains("requests_in_flight = 6"), "{}", refused.text());
@@ -382,9 +401,11 @@ async fn a_client_that_leaves_takes_its_place_with_it() {
 async fn heads_are_bounded() {
     let world = World::start().await;
     let many: String = (0..100).map(|number| format!("x-header-{number}: value\r\n")).collect();
-    let answered = world.send(format!("GET /health HTTP/1.1\r\nhost: node\r\n{many}\r\n").into_bytes()).await;
+    let answered =
+        world.send(format!("GET /health HTTP/1.1\r\nhost: node\r\n{many}\r\n").into_bytes()).await;
     assert_eq!(answered.status, 431);
-    let long = format!("GET /health HTTP/1.1\r\nhost: node\r\nx-long: {}\r\n\r\n", "x".repeat(64 << 10));
+    let long =
+        format!("GET /health HTTP/1.1\r\nhost: node\r\nx-long: {}\r\n\r\n", "x".repeat(64 << 10));
     assert_eq!(world.send(long.into_bytes()).await.status, 431);
     let uri = format!("GET /{} HTTP/1.1\r\nhost: node\r\n\r\n", "x".repeat(64 << 10));
     assert!([414, 431].contains(&world.send(uri.into_bytes()).await.status));
@@ -423,7 +444,8 @@ async fn shutting_down_finishes_what_is_in_flight_and_takes_nothing_new() {
     let release = world.script.hold_queries();
     world.script.at_once.store(false, Ordering::SeqCst);
     let address = world.address;
-    let send = |request: Vec<u8>| tokio::task::spawn_blocking(move || support::send(address, &request));
+    let send =
+        |request: Vec<u8>| tokio::task::spawn_blocking(move || support::send(address, &request));
     let held = send(keep_alive(&path("query"), &anonymous(query(Principal::anonymous(), "hold"))));
     until(|| world.script.queries.load(Ordering::SeqCst) == 1).await;
     let identity = ed25519(1);
@@ -443,7 +465,8 @@ async fn shutting_down_finishes_what_is_in_flight_and_takes_nothing_new() {
     let start = Instant::now();
     let gateway = world.gateway;
     let shutdown = tokio::spawn(gateway.shutdown());
-    // A waiting call is sent polling at once, an idle connection is closed, a running query is finished.
+    // A waiting call is sent polling at once, an idle connection is closed, a running query is
+    // finished.
     assert_eq!(waiting.await.unwrap().status, 202);
     assert!(tokio::task::spawn_blocking(move || closes(&mut idle)).await.unwrap());
     assert!(!shutdown.is_finished());

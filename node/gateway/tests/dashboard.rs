@@ -12,8 +12,8 @@ use std::{
 use gateway::{
     LatencyWindow,
     report::{
-        CANISTERS_MAX, Canister, EVENTS_MAX, Event, HISTORY_MAX, Level, Memory, Pool, Process, Report,
-        Sample, Throttling,
+        CANISTERS_MAX, Canister, EVENTS_MAX, Event, HISTORY_MAX, Level, Memory, Pool, Process,
+        Report, Sample, Throttling,
     },
 };
 use ic_agent::{Identity, identity::AnonymousIdentity};
@@ -28,7 +28,11 @@ fn largest() -> Report {
     Report {
         version: "0.1.0".to_owned(),
         unix_millis: 1_790_000_000_000,
-        memory: Memory { budget_bytes: 1 << 62, unaccounted_bytes: -(1 << 62), ..Memory::default() },
+        memory: Memory {
+            budget_bytes: 1 << 62,
+            unaccounted_bytes: -(1 << 62),
+            ..Memory::default()
+        },
         pools: (0..48)
             .map(|number| Pool {
                 name: format!("a-pool-with-a-long-name-{number}"),
@@ -84,7 +88,8 @@ fn largest() -> Report {
 }
 
 async fn get_with(world: &World, path: &str, headers: &str) -> Answered {
-    let request = format!("GET {path} HTTP/1.1\r\nhost: node\r\n{headers}connection: close\r\n\r\n");
+    let request =
+        format!("GET {path} HTTP/1.1\r\nhost: node\r\n{headers}connection: close\r\n\r\n");
     world.send(request.into_bytes()).await
 }
 
@@ -142,10 +147,15 @@ async fn the_page_may_run_its_own_script_and_ask_its_own_node_only() {
     };
     let policy = header(&page, "content-security-policy");
     let directives: Vec<&str> = policy.split("; ").collect();
-    let (script, style) = (format!("script-src {}", hash("script")), format!("style-src {}", hash("style")));
-    for directive in
-        ["default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'", &script[..], &style[..]]
-    {
+    let (script, style) =
+        (format!("script-src {}", hash("script")), format!("style-src {}", hash("style")));
+    for directive in [
+        "default-src 'none'",
+        "connect-src 'self'",
+        "frame-ancestors 'none'",
+        &script[..],
+        &style[..],
+    ] {
         assert!(directives.contains(&directive), "{policy} lacks {directive}");
     }
     assert!(!policy.contains("unsafe"));
@@ -154,7 +164,8 @@ async fn the_page_may_run_its_own_script_and_ask_its_own_node_only() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_browser_at_the_root_is_sent_to_the_page_and_a_program_is_told_what_there_is() {
     let world = World::start().await;
-    let browser = get_with(&world, "/", "accept: text/html,application/xhtml+xml,*/*;q=0.8\r\n").await;
+    let browser =
+        get_with(&world, "/", "accept: text/html,application/xhtml+xml,*/*;q=0.8\r\n").await;
     assert_eq!((browser.status, header(&browser, "location")), (303, "/dashboard"));
     for headers in ["", "accept: */*\r\n"] {
         let program = get_with(&world, "/", headers).await;
@@ -232,7 +243,9 @@ async fn what_was_answered_is_timed_and_nothing_else() {
         }
         sign(&identity, content).encode_bytes()
     };
-    let path = |version: u8, operation: &str| format!("/api/v{version}/canister/{}/{operation}", canister(1));
+    let path = |version: u8, operation: &str| {
+        format!("/api/v{version}/canister/{}/{operation}", canister(1))
+    };
     let counts = |window: LatencyWindow| {
         assert_eq!(
             window.updates > 0,

@@ -37,8 +37,9 @@ async fn bodies_that_are_no_envelopes() {
     let good = anonymous(query(Principal::anonymous(), "echo"));
     let unhex = |text: &str| hex::decode(text.replace(' ', "")).unwrap();
     let map = |entries: &[(&str, serde_cbor::Value)]| {
-        let entries =
-            entries.iter().map(|(key, value)| (serde_cbor::Value::Text((*key).to_owned()), value.clone()));
+        let entries = entries
+            .iter()
+            .map(|(key, value)| (serde_cbor::Value::Text((*key).to_owned()), value.clone()));
         serde_cbor::Value::Map(entries.collect())
     };
     let fields = [
@@ -76,7 +77,12 @@ async fn bodies_that_are_no_envelopes() {
             400,
             "`content` is a natural number; it must be a map",
         ),
-        ("key twice", unhex("a2 67 636f6e74656e74 01 67 636f6e74656e74 01"), 400, "repeats the key content"),
+        (
+            "key twice",
+            unhex("a2 67 636f6e74656e74 01 67 636f6e74656e74 01"),
+            400,
+            "repeats the key content",
+        ),
         ("no type", with("request_type", None), 400, "`request_type` is missing"),
         ("unknown type", with("request_type", Some(Text("update".to_owned()))), 400, "\"update\""),
         ("no sender", with("sender", None), 400, "`sender` is missing"),
@@ -126,9 +132,16 @@ async fn requests_at_the_wrong_place() {
     told(&world.post("/health", &good).await, 405, "GET");
     told(&world.post("/api/v4/canister/aaaaa-aa/query", &good).await, 404, "v2 or v3");
     told(&world.post("/api/v3/canister/nonsense/query", &good).await, 400, "no textual principal");
-    told(&world.send(post(&path("query"), "application/json", &good)).await, 415, "takes application/cbor");
+    told(
+        &world.send(post(&path("query"), "application/json", &good)).await,
+        415,
+        "takes application/cbor",
+    );
     told(&world.send(post(&path("query"), "text/plain", &good)).await, 415, "\"text/plain\"");
-    assert_eq!(world.send(post(&path("query"), "Application/CBOR; charset=x", &good)).await.status, 200);
+    assert_eq!(
+        world.send(post(&path("query"), "Application/CBOR; charset=x", &good)).await.status,
+        200
+    );
 
     told(&world.post(&path("call"), &good).await, 400, "send it to the query endpoint");
     told(
@@ -145,7 +158,9 @@ async fn requests_at_the_wrong_place() {
     let EnvelopeContent::Query { canister_id, .. } = &mut elsewhere else { panic!("a query") };
     *canister_id = canister(200);
     told(
-        &world.post(&format!("/api/v3/canister/{}/query", canister(200)), &anonymous(elsewhere)).await,
+        &world
+            .post(&format!("/api/v3/canister/{}/query", canister(200)), &anonymous(elsewhere))
+            .await,
         400,
         "in no canister range",
     );
@@ -243,14 +258,21 @@ async fn requests_that_are_not_authentic() {
     *ingress_expiry = now().0 - 1;
     let answered = world.post(&path("call"), &body(&identity, expired)).await;
     told(&answered, 400, "before this node's time");
-    assert!(answered.text().starts_with("Invalid request expiry: "), "clients resynchronise on this");
+    assert!(
+        answered.text().starts_with("Invalid request expiry: "),
+        "clients resynchronise on this"
+    );
     let mut far = call(me, "echo");
     let EnvelopeContent::Call { ingress_expiry, .. } = &mut far else { panic!("a call") };
     *ingress_expiry = now().0 + 3_600_000_000_000;
     told(&world.post(&path("call"), &body(&identity, far)).await, 400, "more than 360 s after");
     let mut forged = sign(&identity, call(me, "echo"));
     forged.sender_sig.as_mut().unwrap()[0] ^= 1;
-    told(&world.post(&path("call"), &forged.encode_bytes()).await, 403, "no valid Ed25519 signature");
+    told(
+        &world.post(&path("call"), &forged.encode_bytes()).await,
+        403,
+        "no valid Ed25519 signature",
+    );
     let stranger = ed25519(2).sender().unwrap();
     told(
         &world.post(&path("call"), &body(&identity, call(stranger, "echo"))).await,
@@ -260,7 +282,10 @@ async fn requests_that_are_not_authentic() {
     assert_eq!(world.script.inspected.load(Ordering::SeqCst), 0);
     assert_eq!(world.metric("gateway_refusals_total{reason=\"signature\"}").await, Some(1.0));
     assert_eq!(world.metric("gateway_refusals_total{reason=\"expired\"}").await, Some(1.0));
-    assert_eq!(world.metric("gateway_requests_total{route=\"call\",status=\"403\"}").await, Some(2.0));
+    assert_eq!(
+        world.metric("gateway_requests_total{route=\"call\",status=\"403\"}").await,
+        Some(2.0)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -295,17 +320,23 @@ async fn what_the_node_refuses_is_passed_on() {
     told(&full, 503, "4096 of 4096");
     assert_eq!(full.headers["retry-after"], "3");
     assert!(world.script.waiters.is_empty());
-    *world.script.refuse.lock().unwrap() = Some(Refusal::Invalid { message: "too large".to_owned() });
+    *world.script.refuse.lock().unwrap() =
+        Some(Refusal::Invalid { message: "too large".to_owned() });
     told(&world.post(&path("call"), &body(&identity, call(me, "echo"))).await, 400, "too large");
     *world.script.refuse.lock().unwrap() =
         Some(Refusal::Unavailable { message: "the disk is full".to_owned() });
-    told(&world.post(&path("call"), &body(&identity, call(me, "echo"))).await, 503, "the disk is full");
+    told(
+        &world.post(&path("call"), &body(&identity, call(me, "echo"))).await,
+        503,
+        "the disk is full",
+    );
     *world.script.refuse.lock().unwrap() = None;
 
     // Rejected before submission: v2 without, v3 with the status.
     let inspected = body(&identity, call(me, "inspected_away"));
     for (version, entries) in [("v2", 3), ("v3", 4), ("v4", 4)] {
-        let answered = world.post(&format!("/api/{version}/canister/{}/call", canister(1)), &inspected).await;
+        let answered =
+            world.post(&format!("/api/{version}/canister/{}/call", canister(1)), &inspected).await;
         let serde_cbor::Value::Map(map) = answered.cbor() else { panic!("a map") };
         assert_eq!((answered.status, map.len()), (200, entries), "{version}");
     }

@@ -1,6 +1,8 @@
-//! Bytes of what passes between nodes and stays with them: lengths before their parts, numbers with the highest byte first, one encoding for one value.
+//! Bytes of what passes between nodes and stays with them: lengths before their parts, numbers with
+//! the highest byte first, one encoding for one value.
 //!
-//! A reader takes nothing that is not there, and no list longer than it may be: what comes out is bounded by what went in.
+//! A reader takes nothing that is not there, and no list longer than it may be: what comes out is
+//! bounded by what went in.
 
 use thiserror::Error;
 
@@ -92,13 +94,20 @@ impl<'a> Reader<'a> {
         Ok(Self(bytes))
     }
 
-    pub(crate) fn take(&mut self, count: usize, what: &'static str) -> Result<&'a [u8], BytesError> {
+    pub(crate) fn take(
+        &mut self,
+        count: usize,
+        what: &'static str,
+    ) -> Result<&'a [u8], BytesError> {
         let (taken, rest) = self.0.split_at_checked(count).ok_or(BytesError::Truncated { what })?;
         self.0 = rest;
         Ok(taken)
     }
 
-    pub(crate) fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], BytesError> {
+    pub(crate) fn array<const N: usize>(
+        &mut self,
+        what: &'static str,
+    ) -> Result<[u8; N], BytesError> {
         let mut array = [0; N];
         array.copy_from_slice(self.take(N, what)?);
         Ok(array)
@@ -114,7 +123,12 @@ impl<'a> Reader<'a> {
         within(what, value.into(), 0, max.into()).map(|_| value)
     }
 
-    pub(crate) fn u32_within(&mut self, what: &'static str, min: u32, max: u32) -> Result<u32, BytesError> {
+    pub(crate) fn u32_within(
+        &mut self,
+        what: &'static str,
+        min: u32,
+        max: u32,
+    ) -> Result<u32, BytesError> {
         let value = u32::from_be_bytes(self.array(what)?);
         within(what, value.into(), min.into(), max.into()).map(|_| value)
     }
@@ -126,7 +140,11 @@ impl<'a> Reader<'a> {
     }
 
     /// A part with its length before it.
-    pub(crate) fn part(&mut self, what: &'static str, bytes_max: usize) -> Result<&'a [u8], BytesError> {
+    pub(crate) fn part(
+        &mut self,
+        what: &'static str,
+        bytes_max: usize,
+    ) -> Result<&'a [u8], BytesError> {
         let count = self.count(what, bytes_max)?;
         self.take(count, what)
     }

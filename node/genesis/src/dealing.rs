@@ -16,7 +16,8 @@ use crate::{
 /// A dealing larger than this is not looked at: 64 receivers take about half of it.
 pub const DEALING_BYTES_MAX: usize = 512 << 10;
 
-/// A dealing in its dealer's name. Decoded only: [`SignedDealing::check`] has the signature, [`crate::Genesis::verify`] everything.
+/// A dealing in its dealer's name. Decoded only: [`SignedDealing::check`] has the signature,
+/// [`crate::Genesis::verify`] everything.
 #[derive(Clone)]
 pub struct SignedDealing {
     plan_hash: [u8; 32],
@@ -71,14 +72,16 @@ impl SignedDealing {
         self.dealer
     }
 
-    /// Checks that it is for this plan, of one of its nodes, and signed by it. The proofs inside are checked with those of all others.
+    /// Checks that it is for this plan, of one of its nodes, and signed by it. The proofs inside
+    /// are checked with those of all others.
     pub fn check(&self, plan: &Plan) -> Result<NodeIndex, GenesisError> {
         let dealer = self.dealer;
         if self.plan_hash != *plan.hash() {
             let (stated, plan) = (hex::encode(self.plan_hash), hex::encode(plan.hash()));
             return Err(GenesisError::OtherPlan { dealer, stated, plan });
         }
-        let (index, node) = plan.node(&dealer).ok_or_else(|| GenesisError::UnknownNode(dealer.to_text()))?;
+        let (index, node) =
+            plan.node(&dealer).ok_or_else(|| GenesisError::UnknownNode(dealer.to_text()))?;
         node.node_key()
             .verify_strict(message(plan.hash(), &self.dealing).bytes(), &self.signature)
             .map_err(|_| GenesisError::DealingSignature(dealer))?;

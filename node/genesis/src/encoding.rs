@@ -1,7 +1,8 @@
 //! The files' JSON: read within bounds, written in one form.
 //!
-//! A file is looked at only below its size; then its version, so that a file of a later program is called that and not "unknown field"; then all of it, strictly. Long values
-//! go from their text straight into bytes, and a list that is too long is refused at the first element too many.
+//! A file is looked at only below its size; then its version, so that a file of a later program is
+//! called that and not "unknown field"; then all of it, strictly. Long values go from their text
+//! straight into bytes, and a list that is too long is refused at the first element too many.
 
 use std::{fmt, marker::PhantomData};
 
@@ -159,8 +160,11 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let file =
-            File { version: 1, key: Hex([1, 255]), rest: Few(vec![Blob(vec![1, 2, 3]), Blob(vec![])]) };
+        let file = File {
+            version: 1,
+            key: Hex([1, 255]),
+            rest: Few(vec![Blob(vec![1, 2, 3]), Blob(vec![])]),
+        };
         let text = write(&file);
         assert!(text.ends_with("}\n") && text.contains("\"01ff\""), "{text}");
         let again: File = read("the file", text.as_bytes(), 1000).unwrap();

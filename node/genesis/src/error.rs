@@ -1,4 +1,5 @@
-//! Why a file of the ceremony was refused. The text is what a person reads; the caller adds which file it was.
+//! Why a file of the ceremony was refused. The text is what a person reads; the caller adds which
+//! file it was.
 
 use ic_principal::Principal;
 use nidkg::{DealingError, DecodeError, KeyError, SessionError, TranscriptError};
@@ -99,7 +100,9 @@ pub enum GenesisError {
         nodes: usize,
     },
     /// Time.
-    #[error("the plan's time, {0} seconds since 1970, is too far away to be counted in nanoseconds")]
+    #[error(
+        "the plan's time, {0} seconds since 1970, is too far away to be counted in nanoseconds"
+    )]
     Time(u64),
     /// Session.
     #[error("the plan is no key generation: {0}")]

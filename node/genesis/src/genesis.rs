@@ -4,8 +4,8 @@ use std::cmp::Ordering;
 
 use ic_principal::Principal;
 use nidkg::{
-    Committee, EncryptionSecretKey, Engine, NodeIndex, SecretShare, Transcript, create_transcript_from_all,
-    verify_dealings,
+    Committee, EncryptionSecretKey, Engine, NodeIndex, SecretShare, Transcript,
+    create_transcript_from_all, verify_dealings,
 };
 use rand::{CryptoRng, RngCore};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,8 @@ use crate::{
 /// A genesis larger than this is not looked at: 64 dealings to 64 nodes take two thirds of it.
 pub const GENESIS_BYTES_MAX: usize = 32 << 20;
 
-/// A subnet's genesis as it was read: the plan is checked, all else is not. See [`Genesis::verify`].
+/// A subnet's genesis as it was read: the plan is checked, all else is not. See
+/// [`Genesis::verify`].
 #[derive(Clone)]
 pub struct Genesis {
     plan: Plan,
@@ -45,12 +46,14 @@ struct GenesisFile {
     version: u32,
     plan: PlanFile,
     dealings: Few<DealingFile, NODES_MAX>,
-    /// Bytes of the NIDKG transcript. They follow from the dealings; here for those who do not verify dealings.
+    /// Bytes of the NIDKG transcript. They follow from the dealings; here for those who do not
+    /// verify dealings.
     transcript: Blob,
 }
 
 impl Genesis {
-    /// Makes the genesis from all of these dealings, after verifying every one of them. `rng` must be unpredictable to dealers.
+    /// Makes the genesis from all of these dealings, after verifying every one of them. `rng` must
+    /// be unpredictable to dealers.
     pub fn assemble(
         engine: &Engine,
         plan: Plan,
@@ -74,7 +77,8 @@ impl Genesis {
         let what = "the genesis";
         let file: GenesisFile = encoding::read(what, bytes, GENESIS_BYTES_MAX)?;
         let plan = file.plan.try_into()?;
-        let dealings = file.dealings.0.into_iter().map(SignedDealing::try_from).collect::<Result<_, _>>()?;
+        let dealings =
+            file.dealings.0.into_iter().map(SignedDealing::try_from).collect::<Result<_, _>>()?;
         Ok(Self { plan, dealings, transcript: file.transcript.0 })
     }
 
@@ -93,8 +97,9 @@ impl Genesis {
         &self.plan
     }
 
-    /// Checks everything from scratch: each dealer's signature and proofs, and that the transcript is exactly what the dealings give. (Plan and records were
-    /// checked when they were read.) `rng` must be unpredictable to dealers.
+    /// Checks everything from scratch: each dealer's signature and proofs, and that the transcript
+    /// is exactly what the dealings give. (Plan and records were checked when they were read.)
+    /// `rng` must be unpredictable to dealers.
     pub fn verify(
         self,
         engine: &Engine,
@@ -113,13 +118,15 @@ impl Genesis {
             .number(u64::from(VERSION))
             .part(self.plan.hash())
             .number(self.dealings.len() as u64);
-        let message = self.dealings.iter().fold(head, |message, dealing| dealing.hash_into(message));
+        let message =
+            self.dealings.iter().fold(head, |message, dealing| dealing.hash_into(message));
         let hash = message.part(&self.transcript).digest();
         Verified { plan: self.plan, dealers: transcript.dealers().collect(), transcript, hash }
     }
 }
 
-/// Verifies dealings that stand by rising index of their dealers, and makes the transcript of all of them.
+/// Verifies dealings that stand by rising index of their dealers, and makes the transcript of all
+/// of them.
 fn transcript(
     engine: &Engine,
     plan: &Plan,
@@ -131,7 +138,8 @@ fn transcript(
         return Err(GenesisError::TooFewDealings { have: dealings.len(), need });
     }
     // Signatures first: what is not signed costs no more than that.
-    let indices = dealings.iter().map(|dealing| dealing.check(plan)).collect::<Result<Vec<_>, _>>()?;
+    let indices =
+        dealings.iter().map(|dealing| dealing.check(plan)).collect::<Result<Vec<_>, _>>()?;
     for (pair, dealing) in indices.windows(2).zip(dealings) {
         match pair[0].cmp(&pair[1]) {
             Ordering::Less => {}

@@ -1,4 +1,5 @@
-//! Bytes that are hashed or signed: a domain separator, then each part with its length, so that no two different values give the same bytes.
+//! Bytes that are hashed or signed: a domain separator, then each part with its length, so that no
+//! two different values give the same bytes.
 
 use sha2::{Digest, Sha256};
 
@@ -6,7 +7,8 @@ use sha2::{Digest, Sha256};
 pub(crate) struct Message(Vec<u8>);
 
 impl Message {
-    /// `domain` separates one use from all others, of this program and of the protocol's own messages: it starts with its length, as theirs do.
+    /// `domain` separates one use from all others, of this program and of the protocol's own
+    /// messages: it starts with its length, as theirs do.
     pub(crate) fn new(domain: &str) -> Self {
         let mut bytes = vec![domain.len() as u8];
         bytes.extend(domain.as_bytes());

@@ -1,18 +1,27 @@
-//! A signed change of a subnet's members: who is added, who is removed, and the signatures of as many current members as sign together.
+//! A signed change of a subnet's members: who is added, who is removed, and the signatures of as
+//! many current members as sign together.
 //!
-//! The file passes between people like those of the ceremony: somebody makes it, each member that agrees signs it, and whoever brings it to a block hands it to all. It is for one
-//! subnet (its key) and one place in the subnet's history (how many changes came before), so it can be neither carried elsewhere nor played again.
+//! The file passes between people like those of the ceremony: somebody makes it, each member that
+//! agrees signs it, and whoever brings it to a block hands it to all. It is for one subnet (its
+//! key) and one place in the subnet's history (how many changes came before), so it can be neither
+//! carried elsewhere nor played again.
 //!
-//! A change does not move the key by itself. It names the receivers of the dealings of the next epoch; they become members when the key is handed to them, see [`crate::Summary`].
+//! A change does not move the key by itself. It names the receivers of the dealings of the next
+//! epoch; they become members when the key is handed to them, see [`crate::Summary`].
 //!
 //! # What a change may come to
 //!
-//! * The members after it number 1, or 4 to [`NODES_MAX`], or as many as before. Two or three tolerate no fault, while each of them can halt the subnet: worse than one. A subnet
-//!   that began so may still replace its nodes.
-//! * One member stays at least, of those that hold the key now and of those that are to hold it next: the state must be with somebody the new members can fetch it from.
-//! * How many change at once is not limited: the key passes as soon as a threshold of the *old* members has dealt. It is for the people who sign to see that enough of the *new*
-//!   members run when they take over, because those must agree among themselves from then on. [`crate::threshold`] tells how many that is.
-//! * A node that is removed and added by the same change gets a new record: another address, or another encryption key when the old one was lost.
+//! * The members after it number 1, or 4 to [`NODES_MAX`], or as many as before. Two or three
+//!   tolerate no fault, while each of them can halt the subnet: worse than one. A subnet that began
+//!   so may still replace its nodes.
+//! * One member stays at least, of those that hold the key now and of those that are to hold it
+//!   next: the state must be with somebody the new members can fetch it from.
+//! * How many change at once is not limited: the key passes as soon as a threshold of the *old*
+//!   members has dealt. It is for the people who sign to see that enough of the *new* members run
+//!   when they take over, because those must agree among themselves from then on.
+//!   [`crate::threshold`] tells how many that is.
+//! * A node that is removed and added by the same change gets a new record: another address, or
+//!   another encryption key when the old one was lost.
 
 use ed25519_dalek::{Signature, Signer, SigningKey};
 use ic_principal::Principal;
@@ -29,13 +38,15 @@ use crate::{
     record::RecordFile,
 };
 
-/// A membership change larger than this is not looked at: a whole new committee of 64, signed by 64, takes half of it.
+/// A membership change larger than this is not looked at: a whole new committee of 64, signed by
+/// 64, takes half of it.
 pub const CHANGE_BYTES_MAX: usize = 256 << 10;
 
 /// Bytes of a node id: the hash of a key, and a byte that says so.
 const NODE_ID_BYTES: usize = 29;
 
-/// A change of members. The records in it are checked, and that there is one order of all parts; what it is worth for a subnet is for [`crate::Summary`] to say.
+/// A change of members. The records in it are checked, and that there is one order of all parts;
+/// what it is worth for a subnet is for [`crate::Summary`] to say.
 #[derive(Clone, PartialEq, Eq)]
 pub struct MembershipChange {
     subnet_key: [u8; 96],
@@ -110,7 +121,9 @@ pub enum ChangeError {
     #[error("node {0} is to be removed and is no member")]
     NoMember(Principal),
     /// Adding who is there.
-    #[error("node {0} is to be added and is a member: to give it a new record, remove it in the same change")]
+    #[error(
+        "node {0} is to be added and is a member: to give it a new record, remove it in the same change"
+    )]
     Member(Principal),
     /// How many there would be.
     #[error(
@@ -156,7 +169,8 @@ pub enum ChangeError {
 }
 
 impl MembershipChange {
-    /// A change that nobody signed yet, for the subnet with this public key, after `number` others. Nodes may come in any order.
+    /// A change that nobody signed yet, for the subnet with this public key, after `number` others.
+    /// Nodes may come in any order.
     pub fn new(
         subnet_key: &nidkg::PublicKey,
         number: u64,
@@ -165,7 +179,8 @@ impl MembershipChange {
     ) -> Result<Self, ChangeError> {
         add.sort_by_key(|node| node.node_key().to_bytes());
         remove.sort();
-        Self { subnet_key: *subnet_key.as_bytes(), number, add, remove, signatures: vec![] }.ordered()
+        Self { subnet_key: *subnet_key.as_bytes(), number, add, remove, signatures: vec![] }
+            .ordered()
     }
 
     /// Refuses what [`Self::new`] would not have made.
@@ -180,7 +195,10 @@ impl MembershipChange {
                 return Err(BytesError::OutOfRange { what, value, min: 0, max }.into());
             }
         }
-        if !self.add.is_sorted_by(|one, other| one.node_key().to_bytes() < other.node_key().to_bytes()) {
+        if !self
+            .add
+            .is_sorted_by(|one, other| one.node_key().to_bytes() < other.node_key().to_bytes())
+        {
             return Err(ChangeError::Order("the added nodes"));
         }
         if !self.remove.is_sorted_by(|one, other| one < other) {
@@ -204,7 +222,8 @@ impl MembershipChange {
             Ok((id_of_text(&entry.node_id)?, Signature::from_bytes(&entry.signature.0)))
         };
         let signatures = file.signatures.0.into_iter().map(entry).collect::<Result<_, _>>()?;
-        Self { subnet_key: file.subnet_key.0, number: file.number, add, remove, signatures }.ordered()
+        Self { subnet_key: file.subnet_key.0, number: file.number, add, remove, signatures }
+            .ordered()
     }
 
     /// As a file.
@@ -304,7 +323,8 @@ impl MembershipChange {
             .fold(head.number(self.remove.len() as u64), |message, id| message.part(id.as_slice()))
     }
 
-    /// The members it makes of `next`, those who are to hold the key next; `current` hold it now. Signatures are not looked at.
+    /// The members it makes of `next`, those who are to hold the key next; `current` hold it now.
+    /// Signatures are not looked at.
     pub(crate) fn applied(
         &self,
         subnet_key: &nidkg::PublicKey,
@@ -320,12 +340,16 @@ impl MembershipChange {
         if self.number != number {
             return Err(ChangeError::Number { stated: self.number, right: number });
         }
-        let is_in = |nodes: &[NodeRecord], id: &Principal| nodes.iter().any(|node| node.node_id() == *id);
+        let is_in =
+            |nodes: &[NodeRecord], id: &Principal| nodes.iter().any(|node| node.node_id() == *id);
         if let Some(id) = self.remove.iter().find(|id| !is_in(next, id)) {
             return Err(ChangeError::NoMember(*id));
         }
-        let mut after: Vec<NodeRecord> =
-            next.iter().filter(|node| self.remove.binary_search(&node.node_id()).is_err()).cloned().collect();
+        let mut after: Vec<NodeRecord> = next
+            .iter()
+            .filter(|node| self.remove.binary_search(&node.node_id()).is_err())
+            .cloned()
+            .collect();
         if let Some(node) = self.add.iter().find(|node| is_in(&after, &node.node_id())) {
             return Err(ChangeError::Member(node.node_id()));
         }
@@ -361,7 +385,8 @@ impl MembershipChange {
     }
 }
 
-/// Whether these can be members together: a number within bounds, by rising node key, no address and no encryption key twice.
+/// Whether these can be members together: a number within bounds, by rising node key, no address
+/// and no encryption key twice.
 pub(crate) fn check_members(members: &[NodeRecord]) -> Result<(), ChangeError> {
     if members.is_empty() || members.len() > NODES_MAX {
         return Err(GenesisError::Nodes(members.len()).into());

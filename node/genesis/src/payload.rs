@@ -1,4 +1,5 @@
-//! What a block carries for the subnet's key: opaque to the block, one byte for the kind, then a dealing or a change of members.
+//! What a block carries for the subnet's key: opaque to the block, one byte for the kind, then a
+//! dealing or a change of members.
 
 use nidkg::{Dealing, DecodeError};
 use thiserror::Error;

@@ -17,7 +17,8 @@ pub const PLAN_BYTES_MAX: usize = 256 << 10;
 /// The last second that can be counted in nanoseconds since 1970.
 const TIME_SECONDS_MAX: u64 = u64::MAX / 1_000_000_000;
 
-/// The nodes of a subnet to be, by rising node key, and when it begins. Checked, wherever it came from.
+/// The nodes of a subnet to be, by rising node key, and when it begins. Checked, wherever it came
+/// from.
 #[derive(Clone)]
 pub struct Plan {
     time_seconds: u64,
@@ -52,7 +53,8 @@ pub fn threshold(nodes: usize) -> u32 {
 impl Plan {
     /// The plan of these nodes, in whatever order they come.
     pub fn new(mut nodes: Vec<NodeRecord>, time_seconds: u64) -> Result<Self, GenesisError> {
-        // By key, as the engine orders its participants: a node has one place there and in the committee.
+        // By key, as the engine orders its participants: a node has one place there and in the
+        // committee.
         nodes.sort_by_key(|node| node.node_key().to_bytes());
         Self::of_sorted(nodes, time_seconds)
     }
@@ -67,15 +69,24 @@ impl Plan {
         for pair in nodes.windows(2) {
             let (before, after) = (pair[0].node_key().to_bytes(), pair[1].node_key().to_bytes());
             if before == after {
-                return Err(GenesisError::Twice { what: "node id", value: pair[1].node_id().to_text() });
+                return Err(GenesisError::Twice {
+                    what: "node id",
+                    value: pair[1].node_id().to_text(),
+                });
             }
             if before > after {
-                return Err(GenesisError::Order { before: pair[0].node_id(), after: pair[1].node_id() });
+                return Err(GenesisError::Order {
+                    before: pair[0].node_id(),
+                    after: pair[1].node_id(),
+                });
             }
         }
         for (index, node) in nodes.iter().enumerate() {
             if nodes[..index].iter().any(|other| other.address() == node.address()) {
-                return Err(GenesisError::Twice { what: "address", value: node.address().to_owned() });
+                return Err(GenesisError::Twice {
+                    what: "address",
+                    value: node.address().to_owned(),
+                });
             }
         }
         let head = Message::new("thimble-genesis-plan")

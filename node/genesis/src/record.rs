@@ -43,7 +43,8 @@ pub(crate) struct RecordFile {
 
 /// DER of a node's Ed25519 public key (RFC 8410).
 pub fn node_key_der(key: &VerifyingKey) -> Vec<u8> {
-    const PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
+    const PREFIX: [u8; 12] =
+        [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
     [&PREFIX[..], key.as_bytes()].concat()
 }
 
@@ -52,7 +53,8 @@ pub fn node_id(key: &VerifyingKey) -> Principal {
     Principal::self_authenticating(node_key_der(key))
 }
 
-/// Whether `address` is HOST:PORT: a name or an address of IP, version 6 in brackets, and a port other than 0.
+/// Whether `address` is HOST:PORT: a name or an address of IP, version 6 in brackets, and a port
+/// other than 0.
 pub fn check_address(address: &str) -> Result<(), GenesisError> {
     let no = |why| Err(GenesisError::Address { address: shortened(address).to_owned(), why });
     if address.len() > ADDRESS_BYTES_MAX {
@@ -61,14 +63,19 @@ pub fn check_address(address: &str) -> Result<(), GenesisError> {
     let Some((host, port)) = address.rsplit_once(':') else {
         return no("it has no port");
     };
-    if !port.bytes().all(|byte| byte.is_ascii_digit()) || !port.parse::<u16>().is_ok_and(|port| port > 0) {
+    if !port.bytes().all(|byte| byte.is_ascii_digit())
+        || !port.parse::<u16>().is_ok_and(|port| port > 0)
+    {
         return no("its port is not between 1 and 65535");
     }
     match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         Some(host) if host.parse::<std::net::Ipv6Addr>().is_ok() => Ok(()),
         Some(_) => no("what stands in brackets is no address of IP version 6"),
         None if host.is_empty() => no("it has no host"),
-        None if host.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'.' || byte == b'-') => {
+        None if host
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'.' || byte == b'-') =>
+        {
             Ok(())
         }
         None => no("its host has characters that no host has"),
@@ -76,7 +83,8 @@ pub fn check_address(address: &str) -> Result<(), GenesisError> {
 }
 
 impl NodeRecord {
-    /// The record of the node with these keys. `encryption` must have been made for the owner [`node_id`] of the node key.
+    /// The record of the node with these keys. `encryption` must have been made for the owner
+    /// [`node_id`] of the node key.
     pub fn new(
         node: &SigningKey,
         encryption: EncryptionPublicKey,
@@ -179,7 +187,10 @@ impl TryFrom<RecordFile> for NodeRecord {
 
     fn try_from(file: RecordFile) -> Result<Self, GenesisError> {
         if file.version != VERSION {
-            return Err(GenesisError::Version { what: "the record of a node", found: file.version });
+            return Err(GenesisError::Version {
+                what: "the record of a node",
+                found: file.version,
+            });
         }
         let parts = Parts {
             node_key: file.node_key.0,
@@ -189,7 +200,10 @@ impl TryFrom<RecordFile> for NodeRecord {
         };
         let actual = node_id(&parts.key()?);
         if file.node_id != actual.to_text() {
-            return Err(GenesisError::NodeId { stated: shortened(&file.node_id).to_owned(), actual });
+            return Err(GenesisError::NodeId {
+                stated: shortened(&file.node_id).to_owned(),
+                actual,
+            });
         }
         parts.check()
     }
@@ -227,5 +241,7 @@ impl Parts {
 }
 
 fn text(bytes: &[u8]) -> Result<String, BytesError> {
-    str::from_utf8(bytes).map(str::to_owned).map_err(|_| BytesError::NotCanonical { what: "an address" })
+    str::from_utf8(bytes)
+        .map(str::to_owned)
+        .map_err(|_| BytesError::NotCanonical { what: "an address" })
 }

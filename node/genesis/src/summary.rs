@@ -1,34 +1,46 @@
-//! The key summary: who holds the subnet's key, who will hold it next, and how far the handing on has come. A value that all nodes compute from the payloads of final blocks.
+//! The key summary: who holds the subnet's key, who will hold it next, and how far the handing on
+//! has come. A value that all nodes compute from the payloads of final blocks.
 //!
-//! Agreement runs in epochs. In each the committee that holds the key hands it on to that of the next: the same members, or others after a change of members. The public key stays;
-//! the shares of two epochs do not fit together, so whoever collects shares has to have enough of one epoch.
+//! Agreement runs in epochs. In each the committee that holds the key hands it on to that of the
+//! next: the same members, or others after a change of members. The public key stays; the shares of
+//! two epochs do not fit together, so whoever collects shares has to have enough of one epoch.
 //!
-//! 1. Each member deals its share once in an epoch, in a block that it leads ([`Summary::deal`]). Voters check it ([`Summary::check`]): a block with a false payload gets no votes.
-//! 2. A final block's payload is applied, in the order of the chain ([`Summary::apply`]). The first dealings of as many dealers as sign together make the next transcript; what comes
-//!    later is surplus. Those that may be faulty can stay silent, and the key moves all the same.
-//! 3. After the last block of the epoch ([`Summary::close_epoch`]) the next committee takes over, if its transcript is there. Else the old one goes on for another epoch, and all of it is tried again.
-//! 4. Each member opens its share out of the transcript, which stays in the summary while it is in use ([`Summary::open_share`]), and moves its encryption key past it.
+//! 1. Each member deals its share once in an epoch, in a block that it leads ([`Summary::deal`]).
+//!    Voters check it ([`Summary::check`]): a block with a false payload gets no votes.
+//! 2. A final block's payload is applied, in the order of the chain ([`Summary::apply`]). The first
+//!    dealings of as many dealers as sign together make the next transcript; what comes later is
+//!    surplus. Those that may be faulty can stay silent, and the key moves all the same.
+//! 3. After the last block of the epoch ([`Summary::close_epoch`]) the next committee takes over,
+//!    if its transcript is there. Else the old one goes on for another epoch, and all of it is
+//!    tried again.
+//! 4. Each member opens its share out of the transcript, which stays in the summary while it is in
+//!    use ([`Summary::open_share`]), and moves its encryption key past it.
 //!
-//! A change of members ([`MembershipChange`]) accepted in epoch `e` names the receivers of the dealings of `e + 1`; so it is in effect from `e + 2` on, or from the epoch after the first
-//! handing on that comes to an end. One change is accepted per epoch, so that what a payload is checked against is fixed for the whole epoch: members, committee, receivers, number of
-//! changes. Within it a summary that is some blocks behind differs from the newest only in what it does not yet know to be surplus.
+//! A change of members ([`MembershipChange`]) accepted in epoch `e` names the receivers of the
+//! dealings of `e + 1`; so it is in effect from `e + 2` on, or from the epoch after the first
+//! handing on that comes to an end. One change is accepted per epoch, so that what a payload is
+//! checked against is fixed for the whole epoch: members, committee, receivers, number of
+//! changes. Within it a summary that is some blocks behind differs from the newest only in what it
+//! does not yet know to be surplus.
 //!
 //! # Determinism
 //!
-//! Same start, same payloads of the same leaders in the same order: same bytes, on every node. Randomness goes into new dealings and into the weights of verification, never into what the
+//! Same start, same payloads of the same leaders in the same order: same bytes, on every node.
+//! Randomness goes into new dealings and into the weights of verification, never into what the
 //! value becomes (a false dealing passes with a probability below 2^-63).
 //!
 //! # Bounds
 //!
-//! [`SUMMARY_BYTES_MAX`], and in memory about as much. A subnet of four has 22 kB of it once the key was handed on, and up to 65 kB while dealings come in.
+//! [`SUMMARY_BYTES_MAX`], and in memory about as much. A subnet of four has 22 kB of it once the
+//! key was handed on, and up to 65 kB while dealings come in.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use ic_principal::Principal;
 use nidkg::{
-    Committee, Dealing, DealingError, DecodeError, EncryptionSecretKey, Engine, Epoch, NodeIndex, PublicKey,
-    SecretShare, Session, SessionError, Source, Transcript, TranscriptError, VerifiedDealing, create_dealing,
-    create_transcript, verify_dealing, verify_dealings,
+    Committee, Dealing, DealingError, DecodeError, EncryptionSecretKey, Engine, Epoch, NodeIndex,
+    PublicKey, SecretShare, Session, SessionError, Source, Transcript, TranscriptError,
+    VerifiedDealing, create_dealing, create_transcript, verify_dealing, verify_dealings,
 };
 use rand::{CryptoRng, RngCore};
 use thiserror::Error;
@@ -42,7 +54,8 @@ use crate::{
     threshold,
 };
 
-/// A summary larger than this is not looked at: 64 members with all but the last of their dealings take a third of it.
+/// A summary larger than this is not looked at: 64 members with all but the last of their dealings
+/// take a third of it.
 pub const SUMMARY_BYTES_MAX: usize = 16 << 20;
 
 /// Version of the encoding. A decoder knows this one only.
@@ -51,7 +64,8 @@ const SUMMARY_VERSION: u8 = 1;
 const TRANSCRIPT_BYTES_MAX: usize = 4 << 20;
 
 const _: () = assert!(
-    (NODES_MAX - NODES_MAX.div_ceil(3)) * PAYLOAD_BYTES_MAX + TRANSCRIPT_BYTES_MAX < SUMMARY_BYTES_MAX,
+    (NODES_MAX - NODES_MAX.div_ceil(3)) * PAYLOAD_BYTES_MAX + TRANSCRIPT_BYTES_MAX
+        < SUMMARY_BYTES_MAX,
     "dealings that are still short of a transcript fit in, beside the transcript in use"
 );
 
@@ -199,8 +213,12 @@ impl Summary {
         Self::first(verified.plan().nodes().to_vec(), verified.committee().clone())
     }
 
-    /// Of the first epoch of a subnet whose key was dealt otherwise. Members stand by rising node key, shares in the same order.
-    pub fn from_parts(members: Vec<NodeRecord>, committee: Committee) -> Result<Self, SummaryError> {
+    /// Of the first epoch of a subnet whose key was dealt otherwise. Members stand by rising node
+    /// key, shares in the same order.
+    pub fn from_parts(
+        members: Vec<NodeRecord>,
+        committee: Committee,
+    ) -> Result<Self, SummaryError> {
         check_members(&members)?;
         check_committee(&members, &committee)?;
         committee.coefficients()?;
@@ -224,7 +242,8 @@ impl Summary {
         self.epoch
     }
 
-    /// How many changes of members were accepted before this epoch: the number that the next one must have.
+    /// How many changes of members were accepted before this epoch: the number that the next one
+    /// must have.
     pub fn changes(&self) -> u64 {
         self.changes
     }
@@ -252,7 +271,8 @@ impl Summary {
         Principal::self_authenticating(nidkg::public_key_to_der(self.public_key()))
     }
 
-    /// What the shares in use were encrypted to: that of the ceremony, or the epoch of agreement they were made for.
+    /// What the shares in use were encrypted to: that of the ceremony, or the epoch of agreement
+    /// they were made for.
     pub fn key_epoch(&self) -> Epoch {
         match &self.key {
             Key::Given(_) => GENESIS_EPOCH,
@@ -260,7 +280,8 @@ impl Summary {
         }
     }
 
-    /// That of the shares before, with which these were dealt. None as long as the shares are those of the start.
+    /// That of the shares before, with which these were dealt. None as long as the shares are those
+    /// of the start.
     pub fn previous_key_epoch(&self) -> Option<Epoch> {
         match &self.key {
             Key::Given(_) => None,
@@ -280,8 +301,10 @@ impl Summary {
 
     /// Place of the member with this node key.
     pub fn place_of(&self, node_key: &[u8; 32]) -> Option<NodeIndex> {
-        let place =
-            self.members.binary_search_by_key(node_key, |member| member.node_key().to_bytes()).ok()?;
+        let place = self
+            .members
+            .binary_search_by_key(node_key, |member| member.node_key().to_bytes())
+            .ok()?;
         Some(NodeIndex(place as u32))
     }
 
@@ -314,7 +337,8 @@ impl Summary {
         rng: &mut (impl RngCore + CryptoRng),
     ) -> Result<Vec<u8>, SummaryError> {
         self.wanted(dealer)?;
-        if share.index != dealer || self.committee().shares[dealer.0 as usize] != share.public_key() {
+        if share.index != dealer || self.committee().shares[dealer.0 as usize] != share.public_key()
+        {
             return Err(SummaryError::OtherShare { member: dealer, key_epoch: self.key_epoch() });
         }
         let dealing = create_dealing(engine, &self.session()?, dealer, Some(share), rng)?;
@@ -327,8 +351,8 @@ impl Summary {
         Payload::Change(Box::new(change.clone())).to_bytes()
     }
 
-    /// Everything a voter checks of the payload in a block of `leader`. `rng` must be unpredictable to others. What comes of it spares [`Self::apply_checked`]
-    /// the same work.
+    /// Everything a voter checks of the payload in a block of `leader`. `rng` must be unpredictable
+    /// to others. What comes of it spares [`Self::apply_checked`] the same work.
     pub fn check(
         &self,
         engine: &Engine,
@@ -340,8 +364,9 @@ impl Summary {
         Ok(Checked { epoch: self.epoch, leader, judged })
     }
 
-    /// The same as [`Self::apply`] of a payload that this node checked. What was checked in another epoch is judged again: a block that was voted on need not
-    /// become final, and a change that it carried may come again.
+    /// The same as [`Self::apply`] of a payload that this node checked. What was checked in another
+    /// epoch is judged again: a block that was voted on need not become final, and a change
+    /// that it carried may come again.
     pub fn apply_checked(
         &mut self,
         engine: &Engine,
@@ -363,7 +388,8 @@ impl Summary {
         true
     }
 
-    /// Takes in the payload of a final block of `leader`; blocks come in the order of the chain. Whether anything changed: what is surplus, doubled or does not verify changes nothing.
+    /// Takes in the payload of a final block of `leader`; blocks come in the order of the chain.
+    /// Whether anything changed: what is surplus, doubled or does not verify changes nothing.
     pub fn apply(
         &mut self,
         engine: &Engine,
@@ -414,7 +440,8 @@ impl Summary {
         self.epoch = self.epoch.saturating_add(1);
     }
 
-    /// Opens the share of member `me` with its encryption key, and checks it. Shares of a genesis are not here: see [`Verified::open_share`].
+    /// Opens the share of member `me` with its encryption key, and checks it. Shares of a genesis
+    /// are not here: see [`Verified::open_share`].
     pub fn open_share(
         &self,
         engine: &Engine,
@@ -434,7 +461,8 @@ impl Summary {
         change.applied(self.public_key(), self.changes, &self.members, &self.next_members)
     }
 
-    /// How many members of this epoch signed this change, and how many must. A false signature, or that of somebody else, is an error.
+    /// How many members of this epoch signed this change, and how many must. A false signature, or
+    /// that of somebody else, is an error.
     pub fn signatures_of(&self, change: &MembershipChange) -> Result<(usize, u32), ChangeError> {
         Ok((change.signed_by(&self.members)?, self.committee().threshold))
     }
@@ -492,20 +520,26 @@ impl Summary {
     /// Makes the next transcript of the dealings there are.
     fn conclude(&mut self, engine: &Engine, rng: &mut (impl RngCore + CryptoRng)) {
         let none = Progress::Dealings(BTreeMap::new());
-        let Progress::Dealings(dealings) = std::mem::replace(&mut self.progress, none) else { return };
+        let Progress::Dealings(dealings) = std::mem::replace(&mut self.progress, none) else {
+            return;
+        };
         let Ok(session) = self.session() else { return };
         let (mut verified, mut stored) = (vec![], vec![]);
         for (dealer, dealt) in dealings {
             match dealt {
                 Dealt::Verified(dealing) => verified.push(Arc::unwrap_or_clone(dealing)),
-                Dealt::Stored(dealing) => stored.push((NodeIndex(dealer), Arc::unwrap_or_clone(dealing))),
+                Dealt::Stored(dealing) => {
+                    stored.push((NodeIndex(dealer), Arc::unwrap_or_clone(dealing)))
+                }
             }
         }
-        // Stored dealings were verified when they were taken in; one that is false now was never taken in by anybody, and its place is open again.
+        // Stored dealings were verified when they were taken in; one that is false now was never
+        // taken in by anybody, and its place is open again.
         verified.extend(verify_dealings(engine, &session, stored, rng).into_iter().flatten());
         self.progress = match create_transcript(engine, &session, &verified) {
             Ok(transcript) => Progress::Done(Arc::new(transcript)),
-            // The committee in use fits together, or it could not have signed: dealings that verified always give its key.
+            // The committee in use fits together, or it could not have signed: dealings that
+            // verified always give its key.
             Err(_) => Progress::Dealings(
                 verified
                     .into_iter()
@@ -583,13 +617,21 @@ impl Summary {
         writer.finish()
     }
 
-    /// Reads what [`Self::to_bytes`] gave. Every record and key is checked, and that the parts belong together; whether it is this subnet's and the newest is for those to know who brought it.
+    /// Reads what [`Self::to_bytes`] gave. Every record and key is checked, and that the parts
+    /// belong together; whether it is this subnet's and the newest is for those to know who brought
+    /// it.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, SummaryError> {
         let mut reader = Reader::new(bytes, SUMMARY_BYTES_MAX)?;
         let version = reader.tag("the version", u8::MAX)?;
         if version != SUMMARY_VERSION {
             let (value, known) = (version.into(), SUMMARY_VERSION.into());
-            return Err(BytesError::OutOfRange { what: "the version", value, min: known, max: known }.into());
+            return Err(BytesError::OutOfRange {
+                what: "the version",
+                value,
+                min: known,
+                max: known,
+            }
+            .into());
         }
         let epoch = reader.u64("the epoch")?;
         let changes = reader.u64("the number of changes")?;
@@ -609,7 +651,8 @@ impl Summary {
             _ => Some(others(&mut reader, &members)?),
         };
         let none = Progress::Dealings(BTreeMap::new());
-        let mut summary = Self { epoch, changes, members, key, next_members, accepted, progress: none };
+        let mut summary =
+            Self { epoch, changes, members, key, next_members, accepted, progress: none };
         check_committee(&summary.members, summary.committee())?;
         if summary.accepted.as_ref() == Some(&summary.next_members) {
             return Err(SummaryError::Mixed("the change of members"));
@@ -635,13 +678,18 @@ enum Judged {
 }
 
 impl Handover {
-    fn read(reader: &mut Reader<'_>, epoch: u64, members: &[NodeRecord]) -> Result<Self, SummaryError> {
+    fn read(
+        reader: &mut Reader<'_>,
+        epoch: u64,
+        members: &[NodeRecord],
+    ) -> Result<Self, SummaryError> {
         // Nothing is handed on before the first epoch is over, nor ahead of time.
         let max = u32::try_from(epoch).unwrap_or(u32::MAX).min(u32::MAX - 1);
         let target = reader.u32_within("the epoch of the key", 1, max)?;
         let source = reader.u32_within("the epoch of the key before", 0, target - 1)?;
         let previous = read_committee(reader)?;
-        let transcript = Transcript::from_bytes_here(reader.part("the transcript", TRANSCRIPT_BYTES_MAX)?)?;
+        let transcript =
+            Transcript::from_bytes_here(reader.part("the transcript", TRANSCRIPT_BYTES_MAX)?)?;
         fits(&transcript, &previous, target, members)?;
         Ok(Self { target, source, previous, transcript })
     }
@@ -670,9 +718,15 @@ impl Progress {
 }
 
 /// The handing on of the key of `previous` to `receivers`, who hold it from epoch `target` on.
-fn session(previous: &Committee, target: u32, receivers: &[NodeRecord]) -> Result<Session, SummaryError> {
-    let id =
-        Message::new("thimble-resharing").part(previous.public_key.as_bytes()).number(target.into()).digest();
+fn session(
+    previous: &Committee,
+    target: u32,
+    receivers: &[NodeRecord],
+) -> Result<Session, SummaryError> {
+    let id = Message::new("thimble-resharing")
+        .part(previous.public_key.as_bytes())
+        .number(target.into())
+        .digest();
     let keys = receivers.iter().map(|receiver| *receiver.encryption_key()).collect();
     let source = Source::Reshare(previous.clone());
     Ok(Session::new(id, Epoch(target), threshold(receivers.len()), keys, source)?)
@@ -710,15 +764,19 @@ fn write_committee(writer: &mut Writer, committee: &Committee) {
 fn read_committee(reader: &mut Reader<'_>) -> Result<Committee, SummaryError> {
     let count = reader.u32_within("the size of a committee", 1, NODES_MAX as u32)?;
     let threshold = reader.u32_within("the threshold", 1, count)?;
-    let mut key =
-        || -> Result<PublicKey, SummaryError> { Ok(PublicKey::from_bytes(&reader.array("a public key")?)?) };
+    let mut key = || -> Result<PublicKey, SummaryError> {
+        Ok(PublicKey::from_bytes(&reader.array("a public key")?)?)
+    };
     let public_key = key()?;
     let shares = (0..count).map(|_| key()).collect::<Result<_, _>>()?;
     Ok(Committee { public_key, threshold, shares })
 }
 
 /// Members that are not those of this epoch.
-fn others(reader: &mut Reader<'_>, members: &[NodeRecord]) -> Result<Vec<NodeRecord>, SummaryError> {
+fn others(
+    reader: &mut Reader<'_>,
+    members: &[NodeRecord],
+) -> Result<Vec<NodeRecord>, SummaryError> {
     let what = "the members of another epoch";
     let others = read_records(reader, what)?;
     check_members(&others)?;

@@ -26,10 +26,12 @@ struct Stage {
 static STAGE: LazyLock<Stage> = LazyLock::new(|| {
     let mut nodes: Vec<Node> = (1..=4).map(node).collect();
     nodes.sort_by_key(|node| node.record.node_key().to_bytes());
-    let plan = Plan::new(nodes.iter().map(|node| node.record.clone()).collect(), 1_700_000_000).unwrap();
+    let plan =
+        Plan::new(nodes.iter().map(|node| node.record.clone()).collect(), 1_700_000_000).unwrap();
     let deal = |node: &Node| SignedDealing::create(&ENGINE, &plan, &node.key, &mut rng(7)).unwrap();
     let dealings: Vec<_> = nodes.iter().map(deal).collect();
-    let (genesis, _) = Genesis::assemble(&ENGINE, plan.clone(), dealings.clone(), &mut rng(8)).unwrap();
+    let (genesis, _) =
+        Genesis::assemble(&ENGINE, plan.clone(), dealings.clone(), &mut rng(8)).unwrap();
     Stage { nodes, plan, dealings, genesis }
 });
 
@@ -66,7 +68,8 @@ fn files_depend_on_their_inputs_only() {
     assert_eq!((read.to_json(), read.hash()), (plan.to_json(), plan.hash()));
 
     let shuffled = [2, 0, 3, 1].map(|index: usize| dealings[index].clone()).to_vec();
-    let (again, verified) = Genesis::assemble(&ENGINE, plan.clone(), shuffled, &mut rng(10)).unwrap();
+    let (again, verified) =
+        Genesis::assemble(&ENGINE, plan.clone(), shuffled, &mut rng(10)).unwrap();
     assert_eq!(again.to_json(), genesis.to_json());
     let read = check(&again.to_json()).unwrap();
     assert_eq!((read.hash(), read.subnet_id()), (verified.hash(), verified.subnet_id()));
@@ -117,7 +120,10 @@ fn one_node_alone_and_the_most_nodes_fit() {
     assert!(refused.contains("65 nodes") && refused.contains("1 to 64"), "{refused}");
     let plan = Plan::new(records, 5).unwrap();
     let mut file: Value = serde_json::from_str(&plan.to_json()).unwrap();
-    file["nodes"].as_array_mut().unwrap().push(serde_json::from_str(&one_more[64].to_json()).unwrap());
+    file["nodes"]
+        .as_array_mut()
+        .unwrap()
+        .push(serde_json::from_str(&one_more[64].to_json()).unwrap());
     let refused = Plan::from_json(file.to_string().as_bytes()).err().unwrap().to_string();
     assert!(refused.contains("a list of at most 64"), "{refused}");
 
@@ -205,7 +211,8 @@ fn a_plan_that_was_changed_is_refused() {
     let key = SigningKey::from_bytes(&[50; 32]);
     let (public, _) = generate_key_pair(node_id(&key.verifying_key()).as_slice(), &mut rng(50));
     let same_address = NodeRecord::new(&key, public, STAGE.nodes[0].record.address()).unwrap();
-    let error = Plan::new(vec![STAGE.nodes[0].record.clone(), same_address], 1).err().unwrap().to_string();
+    let error =
+        Plan::new(vec![STAGE.nodes[0].record.clone(), same_address], 1).err().unwrap().to_string();
     assert!(error.contains("the same address"), "{error}");
 }
 
@@ -217,7 +224,11 @@ fn a_genesis_that_was_changed_is_refused_and_what_was_changed_is_named() {
         (|file| file["version"] = json!(0), "version 0", None),
         (|file| file["plan"]["genesis_time_seconds"] = json!(1), "is for the plan", Some(0)),
         (|file| file["plan"]["nodes"][3]["address"] = json!("h:1"), "record", Some(3)),
-        (|file| file["dealings"][1]["plan_hash"] = json!("00".repeat(32)), "is for the plan", Some(1)),
+        (
+            |file| file["dealings"][1]["plan_hash"] = json!("00".repeat(32)),
+            "is for the plan",
+            Some(1),
+        ),
         (
             |file| file["dealings"][2]["signature"] = flip(&file["dealings"][2]["signature"], 3),
             "the signature of the dealing",
@@ -235,7 +246,11 @@ fn a_genesis_that_was_changed_is_refused_and_what_was_changed_is_named() {
             Some(0),
         ),
         (|file| file["dealings"][1] = file["dealings"][0].clone(), "two dealings", Some(0)),
-        (|file| file["dealings"].as_array_mut().unwrap().reverse(), "order of the plan's nodes", None),
+        (
+            |file| file["dealings"].as_array_mut().unwrap().reverse(),
+            "order of the plan's nodes",
+            None,
+        ),
         // A dealing fewer is another key: the transcript tells.
         (
             |file| drop(file["dealings"].as_array_mut().unwrap().pop()),
@@ -266,22 +281,29 @@ fn a_dealing_that_is_false_but_signed_is_refused_by_its_check() {
     let dealing = STANDARD.decode(file["dealing"].as_str().unwrap()).unwrap();
     let length = |part: &[u8]| [&(part.len() as u64).to_be_bytes()[..], part].concat();
     let domain = b"thimble-genesis-dealing";
-    let message =
-        [&[domain.len() as u8][..], domain, &1_u64.to_be_bytes(), &length(plan.hash()), &length(&dealing)]
-            .concat();
+    let message = [
+        &[domain.len() as u8][..],
+        domain,
+        &1_u64.to_be_bytes(),
+        &length(plan.hash()),
+        &length(&dealing),
+    ]
+    .concat();
     let signature = ed25519_dalek::Signer::sign(&nodes[1].key, &message);
     file["dealer"] = json!(nodes[1].record.node_id().to_text());
     file["signature"] = json!(hex::encode(signature.to_bytes()));
     let stolen = SignedDealing::from_json(file.to_string().as_bytes()).unwrap();
     stolen.check(plan).unwrap();
     let given = vec![dealings[0].clone(), stolen.clone(), dealings[2].clone()];
-    let error = Genesis::assemble(&ENGINE, plan.clone(), given, &mut rng(12)).err().unwrap().to_string();
+    let error =
+        Genesis::assemble(&ENGINE, plan.clone(), given, &mut rng(12)).err().unwrap().to_string();
     let name = nodes[1].record.node_id().to_text();
     assert!(error.contains(&name) && error.contains("dealer 1 fails"), "{error}");
 
     // A node that is not in the plan.
     let stranger = SigningKey::from_bytes(&[66; 32]);
-    let error = SignedDealing::create(&ENGINE, plan, &stranger, &mut rng(13)).err().unwrap().to_string();
+    let error =
+        SignedDealing::create(&ENGINE, plan, &stranger, &mut rng(13)).err().unwrap().to_string();
     assert!(error.contains("is not in the plan"), "{error}");
     file["dealer"] = json!(node_id(&stranger.verifying_key()).to_text());
     let foreign = SignedDealing::from_json(file.to_string().as_bytes()).unwrap();

@@ -1,4 +1,5 @@
-//! A key that is handed on in every epoch, to the same members and to others; and every payload that must not count.
+//! A key that is handed on in every epoch, to the same members and to others; and every payload
+//! that must not count.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -7,8 +8,8 @@ use std::collections::BTreeMap;
 
 use common::{ENGINE, Node, node, record, rng};
 use genesis::{
-    MembershipChange, NODES_MAX, NodeRecord, PAYLOAD_BYTES_MAX, Payload, SUMMARY_BYTES_MAX, Summary,
-    threshold,
+    MembershipChange, NODES_MAX, NodeRecord, PAYLOAD_BYTES_MAX, Payload, SUMMARY_BYTES_MAX,
+    Summary, threshold,
 };
 use ic_principal::Principal;
 use nidkg::{Committee, Epoch, NodeIndex, SecretShare, combine, verify};
@@ -35,15 +36,19 @@ impl Subnet {
     fn new(members: u8, nodes: u8) -> Self {
         let nodes: Vec<Node> = (1..=nodes).map(node).collect();
         let (committee, shares) =
-            nidkg::deal(members.into(), threshold(members.into()), &mut rng(u64::from(members))).unwrap();
+            nidkg::deal(members.into(), threshold(members.into()), &mut rng(u64::from(members)))
+                .unwrap();
         let summary = Summary::from_parts(records(&nodes[..members.into()]), committee).unwrap();
-        let nodes = nodes.into_iter().map(|node| (node.record.node_key().to_bytes(), node)).collect();
+        let nodes =
+            nodes.into_iter().map(|node| (node.record.node_key().to_bytes(), node)).collect();
         Self { nodes, summary, shares }
     }
 
     fn deal(&self, dealer: usize) -> Vec<u8> {
         let seed = self.summary.epoch() * 100 + dealer as u64;
-        self.summary.deal(&ENGINE, NodeIndex(dealer as u32), &self.shares[dealer], &mut rng(seed)).unwrap()
+        self.summary
+            .deal(&ENGINE, NodeIndex(dealer as u32), &self.shares[dealer], &mut rng(seed))
+            .unwrap()
     }
 
     /// In the block of `leader`, as voters and then everybody see it.
@@ -53,7 +58,10 @@ impl Subnet {
         let mut by_check = self.summary.clone();
         if let Ok(checked) = &checked {
             assert!(by_check.apply_checked(&ENGINE, payload, checked, &mut rng(4)));
-            assert!(!by_check.apply_checked(&ENGINE, payload, checked, &mut rng(4)), "once is enough");
+            assert!(
+                !by_check.apply_checked(&ENGINE, payload, checked, &mut rng(4)),
+                "once is enough"
+            );
         }
         let applied = self.summary.apply(&ENGINE, leader, payload, &mut rng(2));
         assert_eq!(checked.is_ok(), applied, "{:?}", checked.err());
@@ -218,10 +226,13 @@ fn what_must_not_count_is_refused_and_changes_nothing() {
 
     assert!(subnet.summary.wants_dealing(NodeIndex(0)));
     assert!(subnet.apply(0, &zero));
-    assert!(!subnet.summary.wants_dealing(NodeIndex(0)) && subnet.summary.wants_dealing(NodeIndex(1)));
+    assert!(
+        !subnet.summary.wants_dealing(NodeIndex(0)) && subnet.summary.wants_dealing(NodeIndex(1))
+    );
     assert!(!subnet.summary.wants_dealing(NodeIndex(4)));
     assert!(subnet.refusal(0, &zero).contains("has dealt in this epoch"));
-    let again = subnet.summary.deal(&ENGINE, NodeIndex(0), &subnet.shares[0], &mut rng(1)).unwrap_err();
+    let again =
+        subnet.summary.deal(&ENGINE, NodeIndex(0), &subnet.shares[0], &mut rng(1)).unwrap_err();
     assert!(again.to_string().contains("has dealt"), "{again}");
     assert!(subnet.apply(3, &three) && subnet.apply(1, &one));
     assert_eq!(subnet.summary.dealings_missing(), 0);
@@ -237,14 +248,17 @@ fn what_must_not_count_is_refused_and_changes_nothing() {
     assert!(!next.apply_checked(&ENGINE, &dealing, &late, &mut rng(1)));
 
     // Of the epoch before, and of that epoch under the number of this one.
-    assert!(subnet.refusal(2, &two).contains("is for epoch 1; dealings of this epoch are for epoch 2"));
+    assert!(
+        subnet.refusal(2, &two).contains("is for epoch 1; dealings of this epoch are for epoch 2")
+    );
     let mut renamed = two.clone();
     renamed[8] = 2;
     assert!(subnet.refusal(2, &renamed).contains("dealer 2 fails"));
 
     // Shares that are not in use.
     let old = Subnet::new(4, 4);
-    let wrong = subnet.summary.deal(&ENGINE, NodeIndex(0), &old.shares[0], &mut rng(1)).unwrap_err();
+    let wrong =
+        subnet.summary.deal(&ENGINE, NodeIndex(0), &old.shares[0], &mut rng(1)).unwrap_err();
     assert!(wrong.to_string().contains("is not that of key epoch 1"), "{wrong}");
     assert!(subnet.summary.deal(&ENGINE, NodeIndex(0), &subnet.shares[1], &mut rng(1)).is_err());
 }
@@ -261,7 +275,12 @@ fn the_first_in_the_chain_count_whatever_anybody_saw_first() {
     for (seed, other) in others.iter_mut().enumerate() {
         for dealer in [2, 2, 0, 3, 0, 1] {
             let mut random = rng(50 + seed as u64);
-            other.summary.apply(&ENGINE, NodeIndex(dealer), &dealings[dealer as usize], &mut random);
+            other.summary.apply(
+                &ENGINE,
+                NodeIndex(dealer),
+                &dealings[dealer as usize],
+                &mut random,
+            );
             if seed == 1 {
                 other.summary = Summary::from_bytes(&other.summary.to_bytes()).unwrap();
             }
@@ -272,7 +291,12 @@ fn the_first_in_the_chain_count_whatever_anybody_saw_first() {
     for (order, same) in [([3, 2, 0], true), ([1, 2, 0], false)] {
         let mut other = Subnet::new(4, 4).summary;
         for dealer in order {
-            assert!(other.apply(&ENGINE, NodeIndex(dealer), &dealings[dealer as usize], &mut rng(1)));
+            assert!(other.apply(
+                &ENGINE,
+                NodeIndex(dealer),
+                &dealings[dealer as usize],
+                &mut rng(1)
+            ));
         }
         assert_eq!(other.to_bytes() == one.summary.to_bytes(), same);
     }
@@ -294,7 +318,8 @@ fn bytes_come_back_as_they_were_and_nothing_else_is_taken_for_a_summary() {
             let mut flipped = bytes.clone();
             let place = random.gen_range(0..flipped.len());
             flipped[place] ^= 1 << random.gen_range(0..8);
-            // Rows of ciphertexts stay bytes until they are opened: what is accepted has that one encoding.
+            // Rows of ciphertexts stay bytes until they are opened: what is accepted has that one
+            // encoding.
             if let Ok(read) = Summary::from_bytes(&flipped) {
                 assert_eq!(read.to_bytes(), flipped);
                 accepted += 1;
@@ -394,7 +419,8 @@ fn members_come_and_go_and_the_key_stays() {
     assert_eq!(subnet.signature(0), first);
 }
 
-/// Blocks that were voted on need not become final: what they carried comes again, perhaps in the next epoch.
+/// Blocks that were voted on need not become final: what they carried comes again, perhaps in the
+/// next epoch.
 #[test]
 fn a_change_that_was_checked_in_the_epoch_before_is_accepted_like_one_that_was_not() {
     let subnet = Subnet::new(4, 5);
@@ -412,7 +438,8 @@ fn a_change_that_was_checked_in_the_epoch_before_is_accepted_like_one_that_was_n
 #[test]
 fn a_change_that_must_not_be_is_refused_and_says_why() {
     let mut subnet = Subnet::new(4, 4);
-    let refusal = |subnet: &Subnet, change: &MembershipChange| subnet.refusal(0, &Summary::change(change));
+    let refusal =
+        |subnet: &Subnet, change: &MembershipChange| subnet.refusal(0, &Summary::change(change));
     let all = [0, 1, 2, 3];
     for (add, remove, words) in [
         (&[][..], &[][..], "leaves the members as they are"),
@@ -438,7 +465,10 @@ fn a_change_that_must_not_be_is_refused_and_says_why() {
     assert!(refusal(&subnet, &of(same)).contains("the same address, 10.0.0.2:4000"));
 
     // Signatures: too few, of strangers, of another change.
-    assert!(refusal(&subnet, &subnet.change(&[5], &[], &[0, 1])).contains("2 members signed the change; 3"));
+    assert!(
+        refusal(&subnet, &subnet.change(&[5], &[], &[0, 1]))
+            .contains("2 members signed the change; 3")
+    );
     let mut strange = subnet.change(&[5], &[], &all);
     strange.sign(&five.key).unwrap();
     assert!(refusal(&subnet, &strange).contains("which is no member"));
@@ -452,12 +482,20 @@ fn a_change_that_must_not_be_is_refused_and_says_why() {
     let elsewhere = Subnet::new(5, 5).change(&[6], &[], &[]);
     assert!(refusal(&subnet, &elsewhere).contains("is for the subnet with the key"));
     let early = MembershipChange::new(&key, 1, vec![five.record.clone()], vec![]).unwrap();
-    assert!(refusal(&subnet, &early).contains("has number 1; the next change of this subnet has number 0"));
+    assert!(
+        refusal(&subnet, &early)
+            .contains("has number 1; the next change of this subnet has number 0")
+    );
 
     assert!(subnet.apply(2, &Summary::change(&good)));
-    assert!(refusal(&subnet, &subnet.change(&[6], &[], &all)).contains("another change was accepted"));
+    assert!(
+        refusal(&subnet, &subnet.change(&[6], &[], &all)).contains("another change was accepted")
+    );
     subnet.close();
-    assert!(refusal(&subnet, &good).contains("has number 0; the next change of this subnet has number 1"));
+    assert!(
+        refusal(&subnet, &good)
+            .contains("has number 0; the next change of this subnet has number 1")
+    );
 }
 
 #[test]
@@ -467,7 +505,8 @@ fn a_member_that_lost_its_encryption_key_gets_a_new_record() {
     let (public, secret) = nidkg::generate_key_pair(one.record.node_id().as_slice(), &mut rng(77));
     let record = NodeRecord::new(&one.key, public, "10.1.0.1:4000").unwrap();
     let key = subnet.summary.public_key();
-    let mut change = MembershipChange::new(key, 0, vec![record], vec![one.record.node_id()]).unwrap();
+    let mut change =
+        MembershipChange::new(key, 0, vec![record], vec![one.record.node_id()]).unwrap();
     for member in subnet.summary.members() {
         change.sign(&subnet.nodes[&member.node_key().to_bytes()].key).unwrap();
     }
@@ -482,7 +521,8 @@ fn a_member_that_lost_its_encryption_key_gets_a_new_record() {
 #[test]
 fn a_subnet_of_two_may_replace_a_node_and_grow_to_four() {
     let subnet = Subnet::new(2, 6);
-    let after = |add: &[u8], remove: &[u8]| subnet.summary.members_after(&subnet.change(add, remove, &[]));
+    let after =
+        |add: &[u8], remove: &[u8]| subnet.summary.members_after(&subnet.change(add, remove, &[]));
     assert_eq!(after(&[3], &[1]).unwrap().len(), 2);
     assert!(after(&[3], &[]).is_err());
     assert_eq!(after(&[3, 4], &[]).unwrap().len(), 4);
@@ -518,7 +558,8 @@ fn files_of_changes_depend_on_what_they_say_only() {
     for (change, words) in changes {
         let mut file: serde_json::Value = serde_json::from_str(&one.to_json()).unwrap();
         change(&mut file);
-        let error = MembershipChange::from_json(file.to_string().as_bytes()).err().unwrap().to_string();
+        let error =
+            MembershipChange::from_json(file.to_string().as_bytes()).err().unwrap().to_string();
         assert!(error.contains(words), "{words}: {error}");
     }
 }
@@ -533,7 +574,9 @@ fn parts_that_do_not_fit_make_no_summary() {
     let sorted = records(&nodes);
     assert!(refused(sorted.clone(), committee(5, 4)).contains("do not belong together"));
     assert!(refused(sorted.clone(), committee(4, 2)).contains("do not belong together"));
-    assert!(refused(sorted.iter().rev().cloned().collect(), committee(4, 3)).contains("rising order"));
+    assert!(
+        refused(sorted.iter().rev().cloned().collect(), committee(4, 3)).contains("rising order")
+    );
     assert!(refused(vec![], committee(1, 1)).contains("0 nodes"));
     let mut other = committee(4, 3);
     other.shares.swap(0, 1);

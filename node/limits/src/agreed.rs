@@ -1,4 +1,5 @@
-//! The limits that nodes of one subnet must have alike: what a batch comes to depends on them, or what fits on the wire between nodes.
+//! The limits that nodes of one subnet must have alike: what a batch comes to depends on them, or
+//! what fits on the wire between nodes.
 
 use serde_json::Value;
 

@@ -1,7 +1,8 @@
 //! The rules between limits.
 //!
-//! Most are of one shape ([`sheet::Rules`]): this limit must not be larger than that one, because otherwise something cannot happen or cannot be
-//! bounded. That the budget sheet fits the budget is checked for every program alike ([`sheet::check`]).
+//! Most are of one shape ([`sheet::Rules`]): this limit must not be larger than that one, because
+//! otherwise something cannot happen or cannot be bounded. That the budget sheet fits the budget is
+//! checked for every program alike ([`sheet::check`]).
 
 use budget::{KIB, MIB};
 use sheet::{GRANULE_BYTES, Named, Rules, limit};
@@ -45,7 +46,8 @@ impl Limits {
             limit!(self.governor.refuse_calls_percent),
             limit!(self.governor.pause_execution_percent),
         ];
-        let because = ["queries are refused before calls", "calls are refused before those accepted wait"];
+        let because =
+            ["queries are refused before calls", "calls are refused before those accepted wait"];
         self.governor.hand_back.check(rules, levels, because);
     }
 
@@ -62,14 +64,22 @@ impl Limits {
             limit!(self.subnet.guaranteed_response_message_bytes),
             "one call must fit its own response",
         );
-        rules.within(payload, limit!(self.subnet.best_effort_message_bytes), "one message must fit");
+        rules.within(
+            payload,
+            limit!(self.subnet.best_effort_message_bytes),
+            "one message must fit",
+        );
         rules.within(payload, limit!(self.subnet.ingress_history_bytes), "one reply must fit");
         rules.within(
             limit!(self.subnet.chunk_bytes),
             limit!(self.subnet.chunk_store_bytes),
             "one chunk must fit",
         );
-        rules.within(limit!(self.subnet.chunk_bytes), payload, "a chunk is uploaded in one message");
+        rules.within(
+            limit!(self.subnet.chunk_bytes),
+            payload,
+            "a chunk is uploaded in one message",
+        );
         rules.within(
             limit!(self.subnet.canister_log_bytes),
             limit!(self.subnet.canister_metadata_bytes),
@@ -96,7 +106,11 @@ impl Limits {
         rules.at_most(limit!(self.execution.threads), 64, "each is a worker process");
         rules.at_least(limit!(self.execution.query_threads), 1, "queries could never run");
         rules.at_most(limit!(self.execution.query_threads), 64, "each is a worker process");
-        rules.at_least(limit!(self.execution.query_threads_per_canister), 1, "queries could never run");
+        rules.at_least(
+            limit!(self.execution.query_threads_per_canister),
+            1,
+            "queries could never run",
+        );
         rules.within(
             limit!(self.execution.query_threads_per_canister),
             limit!(self.execution.query_threads),
@@ -112,7 +126,11 @@ impl Limits {
             1,
             "a composite query is itself one level",
         );
-        rules.at_most(limit!(self.execution.composite_query_depth), 64, "each level keeps an instance");
+        rules.at_most(
+            limit!(self.execution.composite_query_depth),
+            64,
+            "each level keeps an instance",
+        );
 
         let message = limit!(self.execution.instructions_per_message);
         rules.at_least(limit!(self.execution.instructions_per_slice), 1, "nothing could run");
@@ -165,7 +183,11 @@ impl Limits {
         rules.within(stable_install, install, together);
         let writes = "writing a page is an access";
         rules.within(stable, limit!(self.execution.stable_accessed_bytes_per_message), writes);
-        rules.within(stable_install, limit!(self.execution.stable_accessed_bytes_per_install), writes);
+        rules.within(
+            stable_install,
+            limit!(self.execution.stable_accessed_bytes_per_install),
+            writes,
+        );
         let heap_query = limit!(self.execution.heap_dirty_bytes_per_query);
         let stable_query = limit!(self.execution.stable_dirty_bytes_per_query);
         rules.within(heap_query, heap, "a query must also run as an update");
@@ -173,13 +195,19 @@ impl Limits {
         for limit in [heap, stable, heap_install, stable_install, heap_query] {
             rules.at_least(limit, GRANULE_BYTES, "an execution needs at least its stack");
         }
-        for limit in [heap, stable, heap_install, stable_install, install, heap_query, stable_query] {
+        for limit in [heap, stable, heap_install, stable_install, install, heap_query, stable_query]
+        {
             rules.pages(limit, 4096);
         }
-        let reserved =
-            self.execution.response_callback_reservation_bytes.saturating_mul(self.execution.threads);
+        let reserved = self
+            .execution
+            .response_callback_reservation_bytes
+            .saturating_mul(self.execution.threads);
         rules.within(
-            Named::size("execution.response_callback_reservation_bytes x execution.threads", reserved),
+            Named::size(
+                "execution.response_callback_reservation_bytes x execution.threads",
+                reserved,
+            ),
             limit!(self.subnet.memory_capacity_bytes),
             "nothing would be left to allocate",
         );
@@ -247,8 +275,16 @@ impl Limits {
             round.saturating_add(self.dirty_in_flight_bytes()),
             "a started round writes its delta, and executions in flight then still finish (execution.heap_delta_bytes_per_round + execution.threads x what a message may dirty, or one install)",
         );
-        rules.at_least(limit!(self.pages.checkpoint_interval_rounds), 1, "there would be no checkpoints");
-        rules.at_least(limit!(self.pages.manifest_interval_rounds), 1, "there would be no checkpoints");
+        rules.at_least(
+            limit!(self.pages.checkpoint_interval_rounds),
+            1,
+            "there would be no checkpoints",
+        );
+        rules.at_least(
+            limit!(self.pages.manifest_interval_rounds),
+            1,
+            "there would be no checkpoints",
+        );
         rules.at_least(
             limit!(self.pages.checkpoint_delta_bytes),
             MIB,
@@ -301,7 +337,11 @@ impl Limits {
             limit!(self.sandbox.compile_memory_bytes),
             "whether a module is accepted must never depend on how much memory compiling it happens to take",
         );
-        rules.within(limit!(self.module.wasm_bytes), uncompressed, "gzip never makes a module larger");
+        rules.within(
+            limit!(self.module.wasm_bytes),
+            uncompressed,
+            "gzip never makes a module larger",
+        );
         rules.within(
             limit!(self.module.code_section_bytes),
             uncompressed,
@@ -335,7 +375,11 @@ impl Limits {
             rules.at_least(limit, 1, "no module could be installed");
         }
         rules.at_most(limit!(self.module.heap32_bytes), 4 << 30, "32 bits address no more");
-        rules.at_most(limit!(self.module.heap64_bytes), 1 << 44, "a worker's address space holds no more");
+        rules.at_most(
+            limit!(self.module.heap64_bytes),
+            1 << 44,
+            "a worker's address space holds no more",
+        );
         rules.at_most(
             limit!(self.module.stable_bytes),
             1 << 43,
@@ -359,9 +403,21 @@ impl Limits {
             limit!(self.consensus.ingress_pool_bytes),
             "the largest call must fit into the pool",
         );
-        rules.at_least(limit!(self.consensus.ingress_pool_messages), 1, "no call could be accepted");
-        rules.at_least(limit!(self.consensus.block_ingress_messages), 1, "no call could be executed");
-        rules.at_least(limit!(self.consensus.ingress_expiry_seconds), 1, "every call would have expired");
+        rules.at_least(
+            limit!(self.consensus.ingress_pool_messages),
+            1,
+            "no call could be accepted",
+        );
+        rules.at_least(
+            limit!(self.consensus.block_ingress_messages),
+            1,
+            "no call could be executed",
+        );
+        rules.at_least(
+            limit!(self.consensus.ingress_expiry_seconds),
+            1,
+            "every call would have expired",
+        );
         rules.at_most(
             limit!(self.consensus.ingress_expiry_seconds),
             3600,
@@ -429,7 +485,11 @@ impl Limits {
             limit!(self.gateway.bodies_bytes),
             "the largest body must fit",
         );
-        rules.within(payload, limit!(self.gateway.body_bytes), "the largest argument must fit into a body");
+        rules.within(
+            payload,
+            limit!(self.gateway.body_bytes),
+            "the largest argument must fit into a body",
+        );
         rules.within(
             payload,
             limit!(self.gateway.responses_bytes),

@@ -1,8 +1,10 @@
 //! From one number to the whole table.
 //!
-//! Limits come in three kinds. **Scaled** ones are rows of `scale`. **Fixed** ones are constants here: what the interface specification or the clients
-//! demand, and what is a matter of time rather than memory. **Following** ones are consequences of others, computed in [`Limits::follow_causes`], so that an
-//! operator who changes a cause need not hunt for its consequences.
+//! Limits come in three kinds. **Scaled** ones are rows of `scale`. **Fixed** ones are constants
+//! here: what the interface specification or the clients demand, and what is a matter of time
+//! rather than memory. **Following** ones are consequences of others, computed in
+//! [`Limits::follow_causes`], so that an operator who changes a cause need not hunt for its
+//! consequences.
 
 use budget::{KIB, MIB};
 
@@ -17,19 +19,23 @@ pub const PRESETS: [Preset; 3] = [
     Preset { name: "small", memory_bytes: 1024 * MIB },
 ];
 
-// Instructions. A round is what fits between two certificates, so it is kept short; a message may take five rounds' worth, in slices.
+// Instructions. A round is what fits between two certificates, so it is kept short; a message may
+// take five rounds' worth, in slices.
 const INSTRUCTIONS_PER_SLICE: u64 = 2_000_000_000;
 const INSTRUCTIONS_PER_ROUND: u64 = 4_000_000_000;
 const INSTRUCTIONS_PER_MESSAGE: u64 = 20_000_000_000;
-// As much as a message: an install is not cut into slices, so the node's other canisters wait for it.
+// As much as a message: an install is not cut into slices, so the node's other canisters wait for
+// it.
 const INSTRUCTIONS_PER_INSTALL: u64 = INSTRUCTIONS_PER_MESSAGE;
 const INSTRUCTIONS_PER_QUERY: u64 = 5_000_000_000;
 const INSTRUCTIONS_PER_INSPECT: u64 = 200_000_000;
 
-// Checkpoints. Rounds come as fast as work arrives, more than a hundred a second, so a checkpoint every few rounds would be nothing but
-// checkpoints. What an operator feels is how long a restart after a crash replays: at most this many instructions, rounds, and delta.
+// Checkpoints. Rounds come as fast as work arrives, more than a hundred a second, so a checkpoint
+// every few rounds would be nothing but checkpoints. What an operator feels is how long a restart
+// after a crash replays: at most this many instructions, rounds, and delta.
 const CHECKPOINT_INTERVAL_ROUNDS: u64 = 500;
-/// Rounds of a subnet are slower, tens of milliseconds at least, and who takes over a state should have few blocks to execute after it.
+/// Rounds of a subnet are slower, tens of milliseconds at least, and who takes over a state should
+/// have few blocks to execute after it.
 const MANIFEST_INTERVAL_ROUNDS: u64 = 50;
 const CHECKPOINT_INSTRUCTIONS: u64 = 20_000_000_000;
 /// At thirty rounds a second, time to hash some hundred MiB that changed.
@@ -37,27 +43,32 @@ const MANIFEST_LAG_ROUNDS: u64 = 32;
 /// At thirty rounds a second, time to fetch some GiB.
 const MANIFEST_LEASE_ROUNDS: u64 = 2_000;
 
-/// Runs of one memory before it is folded. Each is up to two kernel mappings, and a process has 65,530 of them by default.
+/// Runs of one memory before it is folded. Each is up to two kernel mappings, and a process has
+/// 65,530 of them by default.
 const RUNS_PER_MEMORY: u64 = 1024;
 
 // Messages.
 const MESSAGE_PAYLOAD_BYTES: u64 = 2 * MIB;
 const BODY_BYTES: u64 = 4 * MIB;
 
-// Processes. Constants that hold addresses are 1.1 MiB in each: of the base of a process as it was measured, they are a line of their own.
+// Processes. Constants that hold addresses are 1.1 MiB in each: of the base of a process as it was
+// measured, they are a line of their own.
 const PROGRAM_BYTES: u64 = 3 * MIB / 2;
 const WORKER_BASE_BYTES: u64 = 4 * MIB - PROGRAM_BYTES;
 
-// Compilation. Measured peaks: 30 MB for a module of 0.4 MB, 93 MB for 3.4 MB, 184 MB for 6.3 MB. The line above all of them is 20 MiB + 28 x module.
+// Compilation. Measured peaks: 30 MB for a module of 0.4 MB, 93 MB for 3.4 MB, 184 MB for 6.3 MB.
+// The line above all of them is 20 MiB + 28 x module.
 const COMPILE_BASE_BYTES: u64 = 20 * MIB;
 const COMPILE_BYTES_PER_BYTE: u64 = 28;
-/// Of the compile child's memory: what it takes at rest, and how often it has the module's bytes in hand.
+/// Of the compile child's memory: what it takes at rest, and how often it has the module's bytes in
+/// hand.
 const COMPILE_REST_BYTES: u64 = 4 * MIB;
 const COMPILE_COPIES: u64 = 3;
 /// The unit of `module.function_weight` and `module.weight`.
 const WEIGHT_UNIT_BYTES: u64 = 256;
-/// Instructions charged for compiling a byte of a module, for a unit of its weight, and for judging a byte of one that is refused. By weight it is
-/// about what a slow core needs at two instructions a nanosecond.
+/// Instructions charged for compiling a byte of a module, for a unit of its weight, and for judging
+/// a byte of one that is refused. By weight it is about what a slow core needs at two instructions
+/// a nanosecond.
 const COMPILE_INSTRUCTIONS_PER_BYTE: u64 = 6_000;
 const COMPILE_INSTRUCTIONS_PER_WEIGHT: u64 = 200_000;
 const VALIDATE_INSTRUCTIONS_PER_BYTE: u64 = 500;
@@ -73,10 +84,12 @@ const GOVERNOR: GovernorLimits = GovernorLimits {
     pause_execution_percent: 95,
 };
 
-/// What a canister without messages, methods of note or logs is expected to take of the metadata line.
+/// What a canister without messages, methods of note or logs is expected to take of the metadata
+/// line.
 const METADATA_BYTES_PER_CANISTER: u64 = 8 << 10;
 
-/// A query at its instruction limit takes a few seconds: most finish, and the log does not fill meanwhile.
+/// A query at its instruction limit takes a few seconds: most finish, and the log does not fill
+/// meanwhile.
 const PIN_SECONDS: u64 = 5;
 /// Free disk kept at least, however small the delta log.
 const DISK_RESERVE_BYTES_MIN: u64 = 256 * MIB;
@@ -101,13 +114,14 @@ const _: () = {
 };
 
 impl Limits {
-    /// The table for a node that may take `memory_bytes` in all (whole MiB of it), or which line of the budget sheet does not fit and what size
-    /// would work.
+    /// The table for a node that may take `memory_bytes` in all (whole MiB of it), or which line of
+    /// the budget sheet does not fit and what size would work.
     pub fn derive(memory_bytes: u64) -> Result<Self, LimitsError> {
         sheet::derive(memory_bytes)
     }
 
-    /// The smallest size that can be derived. Below the first anchor nothing shrinks any more: what that table sums to is what a node needs at least.
+    /// The smallest size that can be derived. Below the first anchor nothing shrinks any more: what
+    /// that table sums to is what a node needs at least.
     pub fn smallest_bytes() -> u64 {
         sheet::smallest_bytes::<Self>()
     }
@@ -132,28 +146,35 @@ impl Limits {
         Self::preset("micro")
     }
 
-    /// Heap and stable bytes one update message may dirty: what is reserved of [`pool::EXECUTIONS`] before it starts.
+    /// Heap and stable bytes one update message may dirty: what is reserved of [`pool::EXECUTIONS`]
+    /// before it starts.
     pub fn message_dirty_bytes(&self) -> u64 {
         self.execution
             .heap_dirty_bytes_per_message
             .saturating_add(self.execution.stable_dirty_bytes_per_message)
     }
 
-    /// Heap and stable bytes each phase of an install or upgrade may dirty: what is reserved of [`pool::EXECUTIONS`] for it.
+    /// Heap and stable bytes each phase of an install or upgrade may dirty: what is reserved of
+    /// [`pool::EXECUTIONS`] for it.
     pub fn install_dirty_bytes(&self) -> u64 {
         let execution = &self.execution;
-        let apart =
-            execution.heap_dirty_bytes_per_install.saturating_add(execution.stable_dirty_bytes_per_install);
+        let apart = execution
+            .heap_dirty_bytes_per_install
+            .saturating_add(execution.stable_dirty_bytes_per_install);
         execution.dirty_bytes_per_install.min(apart)
     }
 
-    /// Heap and stable bytes one query may dirty: what is reserved of [`pool::QUERIES`] before it starts.
+    /// Heap and stable bytes one query may dirty: what is reserved of [`pool::QUERIES`] before it
+    /// starts.
     pub fn query_dirty_bytes(&self) -> u64 {
-        self.execution.heap_dirty_bytes_per_query.saturating_add(self.execution.stable_dirty_bytes_per_query)
+        self.execution
+            .heap_dirty_bytes_per_query
+            .saturating_add(self.execution.stable_dirty_bytes_per_query)
     }
 
-    /// What is reserved of [`pool::EXECUTIONS`] to compile a module of `wasm_uncompressed_bytes`: the child's memory (also its `RLIMIT_DATA`) and the
-    /// module in the node's hands. A small module reserves little, so two of them compile at once.
+    /// What is reserved of [`pool::EXECUTIONS`] to compile a module of `wasm_uncompressed_bytes`:
+    /// the child's memory (also its `RLIMIT_DATA`) and the module in the node's hands. A small
+    /// module reserves little, so two of them compile at once.
     pub fn compile_reservation_bytes(&self, wasm_uncompressed_bytes: u64) -> u64 {
         self.compile_child_bytes(wasm_uncompressed_bytes)
             .saturating_add(wasm_uncompressed_bytes.min(self.module.wasm_bytes))
@@ -166,7 +187,9 @@ impl Limits {
 
     /// The most that update messages and installs in flight may have dirtied at one moment.
     pub fn dirty_in_flight_bytes(&self) -> u64 {
-        self.message_dirty_bytes().saturating_mul(self.execution.threads).max(self.install_dirty_bytes())
+        self.message_dirty_bytes()
+            .saturating_mul(self.execution.threads)
+            .max(self.install_dirty_bytes())
     }
 
     /// Scaled and fixed limits, with what follows from them; not checked.
@@ -198,7 +221,8 @@ impl Limits {
         table
     }
 
-    /// Sets every limit that is a consequence of others, except those that `stays` names (as `group.field`).
+    /// Sets every limit that is a consequence of others, except those that `stays` names (as
+    /// `group.field`).
     pub(crate) fn follow_causes(&mut self, stays: impl Fn(&str) -> bool) {
         let set = |name: &str, field: &mut u64, value: u64| {
             if !stays(name) {
@@ -212,10 +236,14 @@ impl Limits {
         set("subnet.canisters_max", &mut self.subnet.canisters_max, canisters);
 
         // A module may be as large as what can be compiled.
-        let compiled =
-            self.sandbox.compile_memory_bytes.saturating_sub(COMPILE_BASE_BYTES) / COMPILE_BYTES_PER_BYTE;
+        let compiled = self.sandbox.compile_memory_bytes.saturating_sub(COMPILE_BASE_BYTES)
+            / COMPILE_BYTES_PER_BYTE;
         let uncompressed = (compiled - compiled % GRANULE_BYTES).min(WASM_UNCOMPRESSED_BYTES_MAX);
-        set("module.wasm_uncompressed_bytes", &mut self.module.wasm_uncompressed_bytes, uncompressed);
+        set(
+            "module.wasm_uncompressed_bytes",
+            &mut self.module.wasm_uncompressed_bytes,
+            uncompressed,
+        );
         let uncompressed = self.module.wasm_uncompressed_bytes;
         set("module.wasm_bytes", &mut self.module.wasm_bytes, uncompressed);
         set(
@@ -224,14 +252,16 @@ impl Limits {
             uncompressed.min(CODE_SECTION_BYTES_MAX),
         );
 
-        // The heaviest function alone, and all that stays of functions alone, take half of the child's memory at most; both together, with the
-        // largest module, still fit. Weights are those of the worst code there is: real modules take half of theirs or less.
+        // The heaviest function alone, and all that stays of functions alone, take half of the
+        // child's memory at most; both together, with the largest module, still fit.
+        // Weights are those of the worst code there is: real modules take half of theirs or less.
         let half = (self.sandbox.compile_memory_bytes / 2).saturating_sub(COMPILE_REST_BYTES);
         let function = half / 5 * 4 / WEIGHT_UNIT_BYTES;
         set("module.function_weight", &mut self.module.function_weight, function);
         set("module.weight", &mut self.module.weight, half / 20 * 19 / WEIGHT_UNIT_BYTES);
 
-        // A worker that holds more than the program, its base, its buffers and the dirtiest execution has a fault.
+        // A worker that holds more than the program, its base, its buffers and the dirtiest
+        // execution has a fault.
         let worker = self
             .process
             .worker_base_bytes
@@ -240,7 +270,8 @@ impl Limits {
             .saturating_add(self.message_dirty_bytes().max(self.install_dirty_bytes()));
         set("sandbox.worker_anonymous_bytes", &mut self.sandbox.worker_anonymous_bytes, worker);
 
-        // A round starts while the reserve is free. It writes its own delta, and what is in flight when that is reached still finishes.
+        // A round starts while the reserve is free. It writes its own delta, and what is in flight
+        // when that is reached still finishes.
         let round = self.execution.heap_delta_bytes_per_round;
         let reserve = round.saturating_add(self.dirty_in_flight_bytes());
         set("pages.delta_reserve_bytes", &mut self.pages.delta_reserve_bytes, reserve);
@@ -255,12 +286,15 @@ impl Limits {
 
 /// What compiling a module takes, above every measured peak.
 pub(crate) fn compile_need_bytes(wasm_uncompressed_bytes: u64) -> u64 {
-    wasm_uncompressed_bytes.saturating_mul(COMPILE_BYTES_PER_BYTE).saturating_add(COMPILE_BASE_BYTES)
+    wasm_uncompressed_bytes
+        .saturating_mul(COMPILE_BYTES_PER_BYTE)
+        .saturating_add(COMPILE_BASE_BYTES)
 }
 
 /// What compiling a module of these limits takes at most.
 pub(crate) fn compile_peak_bytes(module: &ModuleLimits) -> u64 {
-    let weights = module.function_weight.saturating_add(module.weight).saturating_mul(WEIGHT_UNIT_BYTES);
+    let weights =
+        module.function_weight.saturating_add(module.weight).saturating_mul(WEIGHT_UNIT_BYTES);
     let copies = module.wasm_uncompressed_bytes.saturating_mul(COMPILE_COPIES);
     COMPILE_REST_BYTES.saturating_add(copies).saturating_add(weights)
 }
@@ -271,13 +305,15 @@ pub fn compile_instructions(wasm_bytes: u64, weight: u64) -> u64 {
     by_size.saturating_add(weight.saturating_mul(COMPILE_INSTRUCTIONS_PER_WEIGHT))
 }
 
-/// Instructions charged for judging a module of at most so many bytes, unpacked, that is then refused.
+/// Instructions charged for judging a module of at most so many bytes, unpacked, that is then
+/// refused.
 pub fn validate_instructions(wasm_bytes: u64) -> u64 {
     wasm_bytes.saturating_mul(VALIDATE_INSTRUCTIONS_PER_BYTE)
 }
 
 impl ModuleLimits {
-    /// The most that may be charged for a module of at most so many bytes, unpacked: what an installer must be able to pay before anybody looks at it.
+    /// The most that may be charged for a module of at most so many bytes, unpacked: what an
+    /// installer must be able to pay before anybody looks at it.
     pub fn compile_instructions_max(&self, wasm_bytes: u64) -> u64 {
         compile_instructions(wasm_bytes, self.weight).max(validate_instructions(wasm_bytes))
     }

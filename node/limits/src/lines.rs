@@ -1,8 +1,8 @@
 //! The lines of the replica's budget sheet ([`sheet::Sheet`]).
 //!
-//! One line is shared. Update messages, an install and a compilation all take memory that lives for one execution, and never all at once: each
-//! reserves its worst case from the pool `executions` before it starts and waits while that does not fit. The line is the largest of the
-//! three.
+//! One line is shared. Update messages, an install and a compilation all take memory that lives for
+//! one execution, and never all at once: each reserves its worst case from the pool `executions`
+//! before it starts and waits while that does not fit. The line is the largest of the three.
 
 use budget::format_size;
 use sheet::{LineKind, SheetLine};
@@ -13,7 +13,8 @@ use crate::{Limits, pool};
 pub const CONNECTION_BYTES: u64 = 16 << 10;
 /// One certificate with its tree.
 pub const CERTIFICATE_BYTES: u64 = 8 << 10;
-/// One entry of the page index, at worst one per page of delta: an entry of the ordered map, and its share of the layouts in use.
+/// One entry of the page index, at worst one per page of delta: an entry of the ordered map, and
+/// its share of the layouts in use.
 const RUN_BYTES: u64 = 40;
 const PAGE_BYTES: u64 = 4096;
 /// One element of a table of an instance.
@@ -27,7 +28,8 @@ pub fn delta_index_bytes(delta_bytes: u64) -> u64 {
 const _: () = assert!(RUN_BYTES * 64 < PAGE_BYTES, "an index costs little beside what it indexes");
 
 impl Limits {
-    /// What one worker holds beside its base and its dirty pages: an argument, an answer, and the tables of the instance.
+    /// What one worker holds beside its base and its dirty pages: an argument, an answer, and the
+    /// tables of the instance.
     pub(crate) fn worker_buffer_bytes(&self) -> u64 {
         let tables = self.module.table_elements.saturating_mul(TABLE_ELEMENT_BYTES);
         self.subnet.message_payload_bytes.saturating_mul(2).saturating_add(tables)

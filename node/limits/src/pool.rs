@@ -1,18 +1,23 @@
-//! Names of the memory pools, for whoever takes from them: `ledger.pool(limits::pool::REQUEST_BODIES)`.
+//! Names of the memory pools, for whoever takes from them:
+//! `ledger.pool(limits::pool::REQUEST_BODIES)`.
 //!
-//! A pool's cap is the line of the same name in the budget sheet. Pools marked *observed* are held to their cap by deterministic rules of the
-//! replicated state, which every node must apply alike; the ledger only counts them ([`budget::Pool::observe`]).
+//! A pool's cap is the line of the same name in the budget sheet. Pools marked *observed* are held
+//! to their cap by deterministic rules of the replicated state, which every node must apply alike;
+//! the ledger only counts them ([`budget::Pool::observe`]).
 
-/// Constants of the program that the loader writes in the node and in each worker: [`crate::ProcessLimits::program_bytes`] each, counted as measured
-/// (observed).
+/// Constants of the program that the loader writes in the node and in each worker:
+/// [`crate::ProcessLimits::program_bytes`] each, counted as measured (observed).
 pub const PROGRAM: &str = "program";
-/// Working memory shared by update messages, installs and compilations, which exclude one another where they do not fit together. Before a message
-/// starts, [`crate::Limits::message_dirty_bytes`] are reserved; before an install or upgrade, [`crate::Limits::install_dirty_bytes`]; before a
-/// compilation, [`crate::Limits::compile_reservation_bytes`]. Wait with [`budget::Pool::reserve_within`].
+/// Working memory shared by update messages, installs and compilations, which exclude one another
+/// where they do not fit together. Before a message starts, [`crate::Limits::message_dirty_bytes`]
+/// are reserved; before an install or upgrade, [`crate::Limits::install_dirty_bytes`]; before a
+/// compilation, [`crate::Limits::compile_reservation_bytes`]. Wait with
+/// [`budget::Pool::reserve_within`].
 pub const EXECUTIONS: &str = "executions";
 /// Pages that queries dirty and drop: [`crate::Limits::query_dirty_bytes`] each.
 pub const QUERIES: &str = "queries";
-/// Queued messages of calls with guaranteed responses, and room kept for their responses (observed).
+/// Queued messages of calls with guaranteed responses, and room kept for their responses
+/// (observed).
 pub const GUARANTEED_MESSAGES: &str = "guaranteed_messages";
 /// Queued messages that may be dropped: best-effort calls and ingress (observed).
 pub const BEST_EFFORT_MESSAGES: &str = "best_effort_messages";
@@ -20,7 +25,8 @@ pub const BEST_EFFORT_MESSAGES: &str = "best_effort_messages";
 pub const INGRESS_HISTORY: &str = "ingress_history";
 /// Custom sections of all modules (observed).
 pub const CUSTOM_SECTIONS: &str = "custom_sections";
-/// Everything else a canister keeps in memory: settings, queues without payloads, contexts, globals, logs (observed).
+/// Everything else a canister keeps in memory: settings, queues without payloads, contexts,
+/// globals, logs (observed).
 pub const CANISTER_METADATA: &str = "canister_metadata";
 /// Replies of queries kept for the next asker.
 pub const QUERY_CACHE: &str = "query_cache";
@@ -36,7 +42,8 @@ pub const RESPONSES: &str = "responses";
 pub const CONNECTIONS: &str = "connections";
 /// Certificates of recent heights.
 pub const CERTIFICATES: &str = "certificates";
-/// Tables of the key generation's bases, and the memory it works in while dealings are verified. Full means slower, nothing else.
+/// Tables of the key generation's bases, and the memory it works in while dealings are verified.
+/// Full means slower, nothing else.
 pub const NIDKG_TABLES: &str = "nidkg_tables";
 /// The index of delta pages (observed).
 pub const DELTA_INDEX: &str = "delta_index";

@@ -1,11 +1,15 @@
-//! Why each limit has the value it has, in one line. Shown by `thimble limits`; a test holds the list complete.
+//! Why each limit has the value it has, in one line. Shown by `thimble limits`; a test holds the
+//! list complete.
 
 pub(crate) const REASONS: &[(&str, &str)] = &[
     (
         "subnet.memory_capacity_bytes",
         "all canister state together, on disk; scaled with memory so that working sets stay in proportion",
     ),
-    ("subnet.memory_threshold_bytes", "follows the capacity, so that storage never reserves cycles"),
+    (
+        "subnet.memory_threshold_bytes",
+        "follows the capacity, so that storage never reserves cycles",
+    ),
     ("subnet.canisters_max", "follows canister_metadata_bytes, 8 KiB each"),
     (
         "subnet.guaranteed_response_message_bytes",
@@ -21,7 +25,10 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     ("subnet.ingress_unfinished_max", "calls accepted and not yet answered"),
     ("subnet.wasm_custom_sections_bytes", "held in memory so that read_state can certify them"),
-    ("subnet.canister_metadata_bytes", "held in memory: settings, contexts, callbacks, globals, logs"),
+    (
+        "subnet.canister_metadata_bytes",
+        "held in memory: settings, contexts, callbacks, globals, logs",
+    ),
     ("subnet.callback_soft_limit", "calls one canister may have open"),
     ("subnet.queue_slots", "messages between two canisters in one direction"),
     ("subnet.message_payload_bytes", "as on the Internet Computer: 2 MiB"),
@@ -34,7 +41,10 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "each is an update worker; at least 2, because (threads - 1) x 100 % can be allocated",
     ),
     ("execution.query_threads", "each is a query worker with dirty memory of its own"),
-    ("execution.query_threads_per_canister", "so that one canister's queries do not take all workers"),
+    (
+        "execution.query_threads_per_canister",
+        "so that one canister's queries do not take all workers",
+    ),
     (
         "execution.response_callback_reservation_bytes",
         "of the subnet capacity per thread, so that callbacks can finish when it is full",
@@ -42,7 +52,10 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("execution.instructions_per_message", "half a minute or less on a slow core, in slices"),
     ("execution.instructions_per_install", "as much as a message: other canisters wait for it"),
     ("execution.instructions_per_query", "a few seconds of a query worker"),
-    ("execution.instructions_per_inspect", "runs before a call is accepted, so anybody can cause it"),
+    (
+        "execution.instructions_per_inspect",
+        "runs before a call is accepted, so anybody can cause it",
+    ),
     ("execution.instructions_per_round", "keeps rounds short, so that certificates stay fresh"),
     ("execution.instructions_per_slice", "half a round: a long message leaves room for others"),
     ("execution.paused_executions", "each keeps its worker and its dirty pages"),
@@ -51,8 +64,14 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "execution.stable_dirty_bytes_per_install",
         "anonymous memory until the phase ends; an upgrade writes its heap there",
     ),
-    ("execution.stable_accessed_bytes_per_message", "bounds what one message can make the disk read"),
-    ("execution.stable_accessed_bytes_per_install", "bounds what one upgrade can make the disk read"),
+    (
+        "execution.stable_accessed_bytes_per_message",
+        "bounds what one message can make the disk read",
+    ),
+    (
+        "execution.stable_accessed_bytes_per_install",
+        "bounds what one upgrade can make the disk read",
+    ),
     ("execution.heap_dirty_bytes_per_message", "anonymous memory until the message ends"),
     ("execution.heap_dirty_bytes_per_install", "anonymous memory until the phase ends"),
     (
@@ -60,7 +79,10 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "heap and stable memory together; an install runs alone in the working memory",
     ),
     ("execution.heap_dirty_bytes_per_query", "anonymous memory until the query ends, then dropped"),
-    ("execution.stable_dirty_bytes_per_query", "anonymous memory until the query ends, then dropped"),
+    (
+        "execution.stable_dirty_bytes_per_query",
+        "anonymous memory until the query ends, then dropped",
+    ),
     (
         "execution.heap_delta_bytes_per_round",
         "what one round may add to the delta log before no further message starts",
@@ -71,7 +93,10 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     ("execution.composite_query_depth", "each level keeps an instance in the query worker"),
     ("execution.query_cache_bytes", "answers repeated queries without running them"),
-    ("execution.reject_guaranteed_response_calls", "an option for subnets that must not promise memory; off"),
+    (
+        "execution.reject_guaranteed_response_calls",
+        "an option for subnets that must not promise memory; off",
+    ),
     ("sandbox.canisters_max", "address space and descriptors of mapped canisters"),
     ("sandbox.idle_seconds", "a mapping unused for this long is dropped"),
     ("sandbox.resident_floor_bytes", "below it dropping clean pages only costs reading them again"),
@@ -80,15 +105,27 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "sandbox.worker_anonymous_bytes",
         "follows the dirty limits; a worker above it has a fault and is restarted",
     ),
-    ("sandbox.compile_threads", "compilations at once, where their memory fits the pool `executions`"),
-    ("sandbox.compile_memory_bytes", "of one compile child; measured need is 20 MiB and 28 times the module"),
+    (
+        "sandbox.compile_threads",
+        "compilations at once, where their memory fits the pool `executions`",
+    ),
+    (
+        "sandbox.compile_memory_bytes",
+        "of one compile child; measured need is 20 MiB and 28 times the module",
+    ),
     (
         "sandbox.compile_seconds",
         "measured need of real modules is a second or two per MiB; four times what the worst takes that is accepted",
     ),
-    ("sandbox.compilation_cache_bytes", "on disk; what is evicted is compiled again when it is needed"),
+    (
+        "sandbox.compilation_cache_bytes",
+        "on disk; what is evicted is compiled again when it is needed",
+    ),
     ("pages.delta_capacity_bytes", "on disk; follows the reserve and one round more"),
-    ("pages.delta_reserve_bytes", "follows: one round and everything that may be in flight when it ends"),
+    (
+        "pages.delta_reserve_bytes",
+        "follows: one round and everything that may be in flight when it ends",
+    ),
     (
         "pages.pinned_delta_bytes",
         "half of what is outside the reserve: folding has begun before a round must wait",
@@ -105,8 +142,14 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "pages.manifest_interval_rounds",
         "whoever takes over a state has few blocks to execute after it; in a subnet a round takes tens of milliseconds at least",
     ),
-    ("pages.checkpoint_delta_bytes", "bounds what a checkpoint has to sync and a crash has to write again"),
-    ("pages.checkpoint_instructions", "bounds what is executed again after a crash: about one long message"),
+    (
+        "pages.checkpoint_delta_bytes",
+        "bounds what a checkpoint has to sync and a crash has to write again",
+    ),
+    (
+        "pages.checkpoint_instructions",
+        "bounds what is executed again after a crash: about one long message",
+    ),
     (
         "pages.manifest_lag_rounds",
         "time to hash what changed, on a thread of its own, before the manifest's root is in the certified tree",
@@ -115,7 +158,10 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "pages.manifest_lease_rounds",
         "a snapshot holds up folding: a peer that takes longer goes on with the next one and keeps what is still right",
     ),
-    ("pages.runs_per_memory", "each run is up to two kernel mappings in a worker, which has 65,530"),
+    (
+        "pages.runs_per_memory",
+        "each run is up to two kernel mappings in a worker, which has 65,530",
+    ),
     ("pages.copy_threads", "folding is bound by the disk, not by cores"),
     ("pages.metadata_cache_bytes", "the metadata store's own cache"),
     ("pages.disk_reserve_bytes", "follows the delta log, so that what was accepted can be written"),
@@ -124,9 +170,15 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "module.wasm_uncompressed_bytes",
         "follows compile_memory_bytes; never above the Internet Computer's 100 MiB",
     ),
-    ("module.code_section_bytes", "as on the Internet Computer, where the module may be that large"),
+    (
+        "module.code_section_bytes",
+        "as on the Internet Computer, where the module may be that large",
+    ),
     ("module.functions", "interface specification: 50,000"),
-    ("module.function_bytes", "interface specification: a part of the code section; see function_weight"),
+    (
+        "module.function_bytes",
+        "interface specification: a part of the code section; see function_weight",
+    ),
     (
         "module.function_weight",
         "follows compile_memory_bytes; working memory of code generation for one function, in units of 256 bytes",
@@ -135,7 +187,10 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "module.weight",
         "follows compile_memory_bytes; what stays of all functions, types and tables until the artefact is written, in units of 256 bytes",
     ),
-    ("module.globals", "interface specification: 1,000; mutable ones are saved after every message"),
+    (
+        "module.globals",
+        "interface specification: 1,000; mutable ones are saved after every message",
+    ),
     ("module.table_elements", "8 bytes each in every worker; more than all functions of a module"),
     ("module.tables", "languages use one"),
     ("module.data_segments", "each is applied at the first instantiation"),
@@ -178,7 +233,10 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     ("gateway.connections", "each has buffers of 16 KiB"),
     ("gateway.requests_in_flight", "more are answered 503 with Retry-After"),
-    ("gateway.queries_in_flight", "waiting for or in a query worker; more are answered 429 with Retry-After"),
+    (
+        "gateway.queries_in_flight",
+        "waiting for or in a query worker; more are answered 429 with Retry-After",
+    ),
     ("gateway.sync_calls_waiting", "each holds a request; more are answered 202 at once"),
     ("gateway.body_bytes", "the largest argument, and an envelope with all its delegations"),
     ("gateway.bodies_bytes", "held in memory until decoded and verified"),
@@ -219,7 +277,10 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "governor.stalled_percent",
         "of the last 10 s, in the node's own group; page cache at the cap alone stays below",
     ),
-    ("governor.short_percent", "of the budget; freed memory goes back at once, idle mappings are dropped"),
+    (
+        "governor.short_percent",
+        "of the budget; freed memory goes back at once, idle mappings are dropped",
+    ),
     (
         "governor.refuse_queries_percent",
         "of the budget; a query is the cheapest to ask again: 429 with Retry-After",

@@ -1,8 +1,9 @@
 // SEAM
 //! The table itself: every limit of the node, typed, in one place.
 //!
-//! Units are in the names: `_bytes`, `_pages` (64 KiB Wasm pages), `_seconds`, `_millis`, `_rounds`, `_instructions`.
-//! Every other crate takes the group it needs by reference and never invents a limit of its own.
+//! Units are in the names: `_bytes`, `_pages` (64 KiB Wasm pages), `_seconds`, `_millis`,
+//! `_rounds`, `_instructions`. Every other crate takes the group it needs by reference and never
+//! invents a limit of its own.
 
 use budget::Ledger;
 use serde::{Deserialize, Serialize};
@@ -11,7 +12,8 @@ use sheet::{HandBackLimits, LimitsError, Preset, Rules, Sheet, SheetLine, Table}
 
 use crate::{PRESETS, reasons::REASONS};
 
-/// All limits of one node. Built by [`crate::Limits::derive`] or a preset, checked by [`crate::Limits::check`].
+/// All limits of one node. Built by [`crate::Limits::derive`] or a preset, checked by
+/// [`crate::Limits::check`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
@@ -40,12 +42,14 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Lays the operator's own values over the table, by name. Nothing is changed when anything is refused ([`sheet::apply_overrides`]).
+    /// Lays the operator's own values over the table, by name. Nothing is changed when anything is
+    /// refused ([`sheet::apply_overrides`]).
     pub fn apply_overrides(&mut self, overrides: &Value) -> Result<(), LimitsError> {
         sheet::apply_overrides(self, overrides)
     }
 
-    /// Whether the limits fit together and into the budget; every rule broken is named with its limits and values.
+    /// Whether the limits fit together and into the budget; every rule broken is named with its
+    /// limits and values.
     pub fn check(&self) -> Result<(), LimitsError> {
         sheet::check(self)
     }
@@ -99,7 +103,8 @@ pub struct SubnetLimits {
     pub canisters_max: u64,
     /// Guaranteed-response messages: queued bytes and reservations.
     pub guaranteed_response_message_bytes: u64,
-    /// Messages the system may drop: queued bytes of best-effort calls and of ingress messages inducted and not yet started.
+    /// Messages the system may drop: queued bytes of best-effort calls and of ingress messages
+    /// inducted and not yet started.
     pub best_effort_message_bytes: u64,
     /// Ingress history held in memory (statuses and replies).
     pub ingress_history_bytes: u64,
@@ -107,7 +112,8 @@ pub struct SubnetLimits {
     pub ingress_unfinished_max: u64,
     /// Custom sections of all modules together.
     pub wasm_custom_sections_bytes: u64,
-    /// Metadata of all canisters held in memory (queues, controllers, globals ...), besides messages.
+    /// Metadata of all canisters held in memory (queues, controllers, globals ...), besides
+    /// messages.
     pub canister_metadata_bytes: u64,
     /// Outstanding callbacks per canister above which new calls are refused.
     pub callback_soft_limit: u64,
@@ -163,7 +169,8 @@ pub struct ExecutionLimits {
     pub heap_dirty_bytes_per_message: u64,
     /// Heap bytes one install or upgrade may dirty.
     pub heap_dirty_bytes_per_install: u64,
-    /// Heap and stable bytes together that each phase of one install or upgrade may dirty: what the working memory holds of them.
+    /// Heap and stable bytes together that each phase of one install or upgrade may dirty: what
+    /// the working memory holds of them.
     pub dirty_bytes_per_install: u64,
     /// Heap bytes one query may dirty, over all frames of a composite one.
     pub heap_dirty_bytes_per_query: u64,
@@ -193,7 +200,8 @@ pub struct SandboxLimits {
     pub resident_floor_bytes: u64,
     /// Resident bytes freed per eviction.
     pub eviction_batch_bytes: u64,
-    /// Address space (RLIMIT_AS-independent) of anonymous memory one worker may hold before it is restarted.
+    /// Address space (RLIMIT_AS-independent) of anonymous memory one worker may hold before it is
+    /// restarted.
     pub worker_anonymous_bytes: u64,
     /// Compilations at once.
     pub compile_threads: u64,
@@ -209,27 +217,34 @@ pub struct SandboxLimits {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PagesLimits {
-    /// Delta log over all canisters. A round begins only while `delta_reserve_bytes` of it are free.
+    /// Delta log over all canisters. A round begins only while `delta_reserve_bytes` of it are
+    /// free.
     pub delta_capacity_bytes: u64,
     /// Delta kept free so that a started round can always finish.
     pub delta_reserve_bytes: u64,
-    /// Delta log beyond which queries on older states may hold up folding for `pin_seconds` at most. When a round waits for room they give way at once.
+    /// Delta log beyond which queries on older states may hold up folding for `pin_seconds` at
+    /// most. When a round waits for room they give way at once.
     pub pinned_delta_bytes: u64,
-    /// Seconds for which queries on older states may hold up folding while the delta log holds more than `pinned_delta_bytes`. Then they are cut off and
-    /// fail with a reject that names this limit.
+    /// Seconds for which queries on older states may hold up folding while the delta log holds
+    /// more than `pinned_delta_bytes`. Then they are cut off and fail with a reject that names
+    /// this limit.
     pub pin_seconds: u64,
-    /// Rounds after which a checkpoint comes at the latest; in a subnet one comes with every manifest besides, mostly sooner.
+    /// Rounds after which a checkpoint comes at the latest; in a subnet one comes with every
+    /// manifest besides, mostly sooner.
     pub checkpoint_interval_rounds: u64,
-    /// Rounds between states of a subnet that are given a manifest, and with it a checkpoint: what peers can take over. The same on every node of a subnet.
+    /// Rounds between states of a subnet that are given a manifest, and with it a checkpoint: what
+    /// peers can take over. The same on every node of a subnet.
     pub manifest_interval_rounds: u64,
     /// Delta since the last checkpoint that brings the next one early.
     pub checkpoint_delta_bytes: u64,
-    /// Instructions since the last checkpoint that bring the next one early: bounds replay after a crash.
+    /// Instructions since the last checkpoint that bring the next one early: bounds replay after a
+    /// crash.
     pub checkpoint_instructions: u64,
-    /// Rounds after a checkpoint with a manifest until the manifest's root is in the certified tree: time to compute it without a round waiting. The same on
-    /// every node of a subnet.
+    /// Rounds after a checkpoint with a manifest until the manifest's root is in the certified
+    /// tree: time to compute it without a round waiting. The same on every node of a subnet.
     pub manifest_lag_rounds: u64,
-    /// Rounds for which a snapshot that a peer is fetching is kept beyond its replacement by a newer one.
+    /// Rounds for which a snapshot that a peer is fetching is kept beyond its replacement by a
+    /// newer one.
     pub manifest_lease_rounds: u64,
     /// Runs of one memory's index beyond which it is folded first (each is one kernel mapping).
     pub runs_per_memory: u64,
@@ -257,7 +272,8 @@ pub struct ModuleLimits {
     pub function_bytes: u64,
     /// Compile weight of one function, in units of 256 bytes of the compile child's memory.
     pub function_weight: u64,
-    /// Compile weight of the module, in the same units: what stays of every function, its types and its tables.
+    /// Compile weight of the module, in the same units: what stays of every function, its types
+    /// and its tables.
     pub weight: u64,
     /// Globals.
     pub globals: u64,
@@ -305,9 +321,11 @@ pub struct ConsensusLimits {
     pub execution_lag_blocks: u64,
     /// Certificates kept in memory.
     pub certificates_kept: u64,
-    /// Blocks that one set of shares signs; then the subnet's key is handed on. The same for as long as the subnet lives.
+    /// Blocks that one set of shares signs; then the subnet's key is handed on. The same for as
+    /// long as the subnet lives.
     pub blocks_per_epoch: u64,
-    /// Ingress bytes in blocks since the last checkpoint that bring the next one early: bounds the block log and what a restart reads.
+    /// Ingress bytes in blocks since the last checkpoint that bring the next one early: bounds the
+    /// block log and what a restart reads.
     pub checkpoint_block_bytes: u64,
     /// Blocks kept below the newest checkpoint, for peers that were away.
     pub retention_rounds: u64,
@@ -397,8 +415,8 @@ impl GovernorLimits {
 pub struct HeapLimits {
     /// One allocation is sampled for every so many bytes allocated, on average; a power of two.
     pub sample_bytes: u64,
-    /// The allocator's records of call stacks, of the line of the node process. Beyond it nothing new
-    /// is sampled.
+    /// The allocator's records of call stacks, of the line of the node process. Beyond it nothing
+    /// new is sampled.
     pub profiler_bytes: u64,
     /// Largest answer of `/debug/heap`, of the pool `responses`. Beyond it 500.
     pub answer_bytes: u64,

@@ -18,7 +18,10 @@ fn nano_is_the_reference_profile_or_better() {
     assert_eq!((memory_capacity_bytes, memory_threshold_bytes), (512 * MIB, 512 * MIB));
     let execution = &nano.execution;
     assert_eq!(execution.response_callback_reservation_bytes, 8 * MIB);
-    assert_eq!((execution.threads, execution.query_threads, execution.query_threads_per_canister), (2, 1, 1));
+    assert_eq!(
+        (execution.threads, execution.query_threads, execution.query_threads_per_canister),
+        (2, 1, 1)
+    );
     assert_eq!(nano.subnet.guaranteed_response_message_bytes, 64 * MIB);
     assert_eq!(nano.subnet.best_effort_message_bytes, 32 * MIB);
     assert!(!execution.reject_guaranteed_response_calls);
@@ -43,11 +46,17 @@ fn nano_is_the_reference_profile_or_better() {
     assert_eq!((sandbox.canisters_max, sandbox.idle_seconds), (32, 120));
     assert_eq!((sandbox.resident_floor_bytes, sandbox.eviction_batch_bytes), (128 * MIB, 64 * MIB));
     assert_eq!((sandbox.compile_threads, nano.pages.copy_threads), (2, 2));
-    assert_eq!((execution.query_cache_bytes, sandbox.compilation_cache_bytes), (16 * MIB, 64 * MIB));
+    assert_eq!(
+        (execution.query_cache_bytes, sandbox.compilation_cache_bytes),
+        (16 * MIB, 64 * MIB)
+    );
     assert_eq!(execution.paused_executions, 1);
-    // Better than the reference: the log is on disk, and its reserve covers what a started round may still write (the reference's 32 of 96 MiB
-    // do not cover one install).
-    assert_eq!((nano.pages.delta_capacity_bytes, nano.pages.delta_reserve_bytes), (320 * MIB, 256 * MIB));
+    // Better than the reference: the log is on disk, and its reserve covers what a started round
+    // may still write (the reference's 32 of 96 MiB do not cover one install).
+    assert_eq!(
+        (nano.pages.delta_capacity_bytes, nano.pages.delta_reserve_bytes),
+        (320 * MIB, 256 * MIB)
+    );
 }
 
 #[test]
@@ -60,10 +69,12 @@ fn nano_installs_a_javascript_runtime() {
         "measured need of a module of 3.5 MB is 95 to 100 MiB"
     );
     assert!(
-        nano.compile_reservation_bytes(largest_known) <= nano.sheet().line(pool::EXECUTIONS).unwrap().bytes
+        nano.compile_reservation_bytes(largest_known)
+            <= nano.sheet().line(pool::EXECUTIONS).unwrap().bytes
     );
     assert!(
-        2 * nano.compile_reservation_bytes(1 << 20) <= nano.sheet().line(pool::EXECUTIONS).unwrap().bytes,
+        2 * nano.compile_reservation_bytes(1 << 20)
+            <= nano.sheet().line(pool::EXECUTIONS).unwrap().bytes,
         "two small modules at once"
     );
     assert_eq!(nano.compile_child_bytes(u64::MAX), nano.sandbox.compile_memory_bytes);
@@ -72,7 +83,10 @@ fn nano_installs_a_javascript_runtime() {
 #[test]
 fn presets_are_derived_and_named() {
     for preset in PRESETS {
-        assert_eq!(Limits::preset(preset.name).unwrap(), Limits::derive(preset.memory_bytes).unwrap());
+        assert_eq!(
+            Limits::preset(preset.name).unwrap(),
+            Limits::derive(preset.memory_bytes).unwrap()
+        );
     }
     assert_eq!(Limits::small().unwrap().memory_budget_bytes, GIB);
     assert_eq!(Limits::micro().unwrap().memory_budget_bytes, 256 * MIB);
@@ -85,7 +99,9 @@ fn presets_are_derived_and_named() {
 #[test]
 fn too_little_memory_names_the_line_and_the_smallest_size_which_works() {
     let error = Limits::derive(64 * MIB).unwrap_err();
-    let LimitsError::TooSmall { line, smallest_bytes, .. } = error.clone() else { panic!("{error}") };
+    let LimitsError::TooSmall { line, smallest_bytes, .. } = error.clone() else {
+        panic!("{error}")
+    };
     assert_eq!(line, pool::EXECUTIONS);
     let text = error.to_string();
     assert!(
@@ -109,7 +125,8 @@ fn every_mib_adds_up_and_more_memory_never_means_less() {
         let limits = Limits::derive(mib * MIB).unwrap_or_else(|error| panic!("{mib} MiB: {error}"));
         assert!(limits.sheet().sum_bytes() <= mib * MIB);
         if let Some(before) = before {
-            for ((name, smaller), (_, larger)) in numbers(&before).into_iter().zip(numbers(&limits)) {
+            for ((name, smaller), (_, larger)) in numbers(&before).into_iter().zip(numbers(&limits))
+            {
                 assert!(smaller <= larger, "{name} falls from {smaller} to {larger} at {mib} MiB");
             }
         }
@@ -134,8 +151,12 @@ fn a_ledger_is_made_of_the_sheet() {
         for line in sheet.lines.iter().filter(|line| line.kind == LineKind::Pool) {
             assert_eq!(ledger.pool(line.name).unwrap().cap_bytes(), line.bytes);
         }
-        let fixed: u64 =
-            sheet.lines.iter().filter(|line| line.kind == LineKind::Fixed).map(|line| line.bytes).sum();
+        let fixed: u64 = sheet
+            .lines
+            .iter()
+            .filter(|line| line.kind == LineKind::Fixed)
+            .map(|line| line.bytes)
+            .sum();
         assert_eq!(ledger.budget_bytes(), limits.memory_budget_bytes - fixed);
     }
     let all = [
@@ -219,7 +240,10 @@ fn contradictions_are_named_with_both_limits() {
             json!({"gateway": {"sync_calls_waiting": 300}}),
             vec!["gateway.sync_calls_waiting", "gateway.requests_in_flight"],
         ),
-        (json!({"gateway": {"body_bytes": "9MiB"}}), vec!["gateway.body_bytes", "gateway.bodies_bytes"]),
+        (
+            json!({"gateway": {"body_bytes": "9MiB"}}),
+            vec!["gateway.body_bytes", "gateway.bodies_bytes"],
+        ),
         (
             json!({"execution": {"heap_dirty_bytes_per_query": 6_000_001}}),
             vec!["execution.heap_dirty_bytes_per_query", "multiple of 4096"],
@@ -236,7 +260,10 @@ fn contradictions_are_named_with_both_limits() {
             json!({"subnet": {"message_payload_bytes": "5MiB"}}),
             vec!["consensus.block_ingress_bytes", "gateway.body_bytes"],
         ),
-        (json!({"sandbox": {"worker_anonymous_bytes": "100MiB"}}), vec!["sandbox.worker_anonymous_bytes"]),
+        (
+            json!({"sandbox": {"worker_anonymous_bytes": "100MiB"}}),
+            vec!["sandbox.worker_anonymous_bytes"],
+        ),
     ] {
         let text = broken(overrides);
         assert!(names.iter().all(|name| text.contains(name)), "{names:?}: {text}");

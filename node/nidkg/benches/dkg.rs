@@ -1,7 +1,8 @@
 //! What each step of a key generation costs: `make bench-dkg`.
 //!
-//! Criterion runs every step; each run's CPU time (of the whole process) and wall time are kept, and the table at the end has their medians
-//! beside the target and the reference's figure. `DKG_BENCH_NODES=4,13` measures fewer sizes, a filter as argument fewer steps.
+//! Criterion runs every step; each run's CPU time (of the whole process) and wall time are kept,
+//! and the table at the end has their medians beside the target and the reference's figure.
+//! `DKG_BENCH_NODES=4,13` measures fewer sizes, a filter as argument fewer steps.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::{
@@ -70,7 +71,10 @@ fn step<P, R>(
     mut work: impl FnMut(P) -> R,
 ) {
     let mut group = criterion.benchmark_group(format!("{nodes} nodes, threads {threads}"));
-    group.sampling_mode(SamplingMode::Flat).sample_size(10).warm_up_time(Duration::from_millis(100));
+    group
+        .sampling_mode(SamplingMode::Flat)
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(100));
     group.measurement_time(Duration::from_millis(1_500));
     group.bench_function(name, |bencher| {
         bencher.iter_custom(|iterations| {
@@ -112,10 +116,14 @@ fn measure(criterion: &mut Criterion, nodes: u32, threads: usize) -> u64 {
     let create = |dealer: u32, rng: &mut ChaCha20Rng| {
         create_dealing(&engine, &session, NodeIndex(dealer), None, rng).unwrap()
     };
-    let dealings: Vec<_> =
-        (0..=faulty).map(|dealer| (NodeIndex(dealer), create(dealer, &mut rng).to_bytes())).collect();
+    let dealings: Vec<_> = (0..=faulty)
+        .map(|dealer| (NodeIndex(dealer), create(dealer, &mut rng).to_bytes()))
+        .collect();
     let decode = |dealings: &[(NodeIndex, Vec<u8>)]| -> Vec<_> {
-        dealings.iter().map(|(dealer, bytes)| (*dealer, Dealing::from_bytes(bytes).unwrap())).collect()
+        dealings
+            .iter()
+            .map(|(dealer, bytes)| (*dealer, Dealing::from_bytes(bytes).unwrap()))
+            .collect()
     };
     let verify = |dealings: &[(NodeIndex, Vec<u8>)], rng: &mut ChaCha20Rng| -> Vec<_> {
         verify_dealings(&engine, &session, decode(dealings), rng)
@@ -127,7 +135,8 @@ fn measure(criterion: &mut Criterion, nodes: u32, threads: usize) -> u64 {
     let transcript = create_transcript(&engine, &session, &verified).unwrap().to_bytes();
     let load = || {
         let transcript = Transcript::from_bytes(&engine, &transcript).unwrap();
-        let share = transcript.load(&engine, &session, NodeIndex(nodes - 1), &secret[nodes as usize - 1]);
+        let share =
+            transcript.load(&engine, &session, NodeIndex(nodes - 1), &secret[nodes as usize - 1]);
         (transcript, share.unwrap())
     };
 
@@ -161,7 +170,8 @@ fn measure(criterion: &mut Criterion, nodes: u32, threads: usize) -> u64 {
     step(criterion, "decode stored key", nodes, threads, || (), |()| decode(&stored));
     for power in [0, 1, 5, 15, 30] {
         let name = format!("update by 2^{power}");
-        // From epoch 1: from 0, powers of two are starts of subtrees that are there already, and cost nothing.
+        // From epoch 1: from 0, powers of two are starts of subtrees that are there already, and
+        // cost nothing.
         step(
             criterion,
             &name,
@@ -179,10 +189,13 @@ fn measure(criterion: &mut Criterion, nodes: u32, threads: usize) -> u64 {
     let committee = transcript.committee();
     let message = state_root_message(&[7; 32]);
     let shares: Vec<_> = (nodes - committee.threshold..nodes)
-        .map(|index| transcript.load(&engine, &session, NodeIndex(index), &secret[index as usize]).unwrap())
+        .map(|index| {
+            transcript.load(&engine, &session, NodeIndex(index), &secret[index as usize]).unwrap()
+        })
         .collect();
     step(criterion, "sign share", nodes, threads, || (), |()| shares[0].sign(&message));
-    let signed: BTreeMap<_, _> = shares.iter().map(|share| (share.index, share.sign(&message))).collect();
+    let signed: BTreeMap<_, _> =
+        shares.iter().map(|share| (share.index, share.sign(&message))).collect();
     let (index, share) = signed.first_key_value().unwrap();
     step(
         criterion,
@@ -192,12 +205,21 @@ fn measure(criterion: &mut Criterion, nodes: u32, threads: usize) -> u64 {
         || (),
         |()| committee.verify_share(*index, &message, share).unwrap(),
     );
-    step(criterion, "combine 27 shares", nodes, threads, || (), |()| combine(committee, &signed).unwrap());
+    step(
+        criterion,
+        "combine 27 shares",
+        nodes,
+        threads,
+        || (),
+        |()| combine(committee, &signed).unwrap(),
+    );
     engine.table_bytes()
 }
 
-/// What a second thread gains, on create, verify and load at 40 nodes. One thread, two threads, and two independent single threads take turns, so that
-/// whatever else the machine does meets all alike: the last says what its second core gives to this arithmetic when nothing is shared or waited for.
+/// What a second thread gains, on create, verify and load at 40 nodes. One thread, two threads, and
+/// two independent single threads take turns, so that whatever else the machine does meets all
+/// alike: the last says what its second core gives to this arithmetic when nothing is shared or
+/// waited for.
 fn compare_threads() {
     const TURNS: usize = 25;
     let nodes: u32 = 40;
@@ -212,14 +234,18 @@ fn compare_threads() {
     let create = |engine: &Engine, dealer| {
         create_dealing(engine, &session, NodeIndex(dealer), None, &mut rng()).unwrap().to_bytes()
     };
-    let dealings: Vec<_> = (0..=faulty).map(|dealer| (NodeIndex(dealer), create(&two, dealer))).collect();
+    let dealings: Vec<_> =
+        (0..=faulty).map(|dealer| (NodeIndex(dealer), create(&two, dealer))).collect();
     let verify = |engine: &Engine, dealings: &[(NodeIndex, Vec<u8>)]| -> Vec<_> {
-        let decoded: Vec<_> =
-            dealings.iter().map(|(dealer, bytes)| (*dealer, Dealing::from_bytes(bytes).unwrap())).collect();
+        let decoded: Vec<_> = dealings
+            .iter()
+            .map(|(dealer, bytes)| (*dealer, Dealing::from_bytes(bytes).unwrap()))
+            .collect();
         let verdicts = verify_dealings(engine, &session, decoded, &mut rng()).into_iter();
         verdicts.map(Result::unwrap).collect()
     };
-    let transcript = create_transcript(&two, &session, &verify(&two, &dealings)).unwrap().to_bytes();
+    let transcript =
+        create_transcript(&two, &session, &verify(&two, &dealings)).unwrap().to_bytes();
     type Step<'a> = (&'a str, Box<dyn Fn(&Engine) + Sync + 'a>);
     let steps: [Step<'_>; 3] = [
         ("create dealing", Box::new(|engine| drop(create(engine, 0)))),
@@ -304,7 +330,10 @@ fn print_table(table_bytes: u64) {
             }
         }
     });
-    println!("resident tables: {:.1} MiB (target 32, reference 57)", table_bytes as f64 / f64::from(1 << 20));
+    println!(
+        "resident tables: {:.1} MiB (target 32, reference 57)",
+        table_bytes as f64 / f64::from(1 << 20)
+    );
 }
 
 fn processor() -> String {
@@ -319,7 +348,9 @@ fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     let sizes = std::env::var("DKG_BENCH_NODES").unwrap_or_else(|_| "4,13,40".to_owned());
     let mut table_bytes = 0;
-    for nodes in sizes.split(',').map(|nodes| nodes.parse().expect("DKG_BENCH_NODES: numbers, by commas")) {
+    for nodes in
+        sizes.split(',').map(|nodes| nodes.parse().expect("DKG_BENCH_NODES: numbers, by commas"))
+    {
         table_bytes = measure(&mut criterion, nodes, 1);
         if nodes == 40 {
             measure(&mut criterion, nodes, 2);

@@ -1,8 +1,10 @@
-//! What others on the machine notice of a key generation that runs flat out: `make bench-dkg-starvation`.
+//! What others on the machine notice of a key generation that runs flat out: `make
+//! bench-dkg-starvation`.
 //!
-//! Two threads sign on a schedule, one with Ed25519 as a TLS server does for a handshake, one a share of the subnet's signature. Latency counts from
-//! when the signature was due, so that waiting for a core counts. First the machine is left alone, then key generation runs on its pool without pause.
-//! `DKG_BENCH_CSV` names a file for `thimble-lab compare`.
+//! Two threads sign on a schedule, one with Ed25519 as a TLS server does for a handshake, one a
+//! share of the subnet's signature. Latency counts from when the signature was due, so that waiting
+//! for a core counts. First the machine is left alone, then key generation runs on its pool without
+//! pause. `DKG_BENCH_CSV` names a file for `thimble-lab compare`.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::{
@@ -74,7 +76,10 @@ fn print(name: &str, idle: &Histogram<u64>, busy: &Histogram<u64>) -> f64 {
         }
     }
     println!("{name}, microseconds from due to done:");
-    println!("{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}", "", "count", "p50", "p90", "p99", "p99.9", "max");
+    println!(
+        "{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}",
+        "", "count", "p50", "p90", "p99", "p99.9", "max"
+    );
     for (when, latencies) in [("idle", idle), ("busy", busy)] {
         print!("{when:>10}{:>10}", latencies.len());
         for quantile in [0.5, 0.9, 0.99, 0.999, 1.0] {
@@ -91,7 +96,8 @@ fn print(name: &str, idle: &Histogram<u64>, busy: &Histogram<u64>) -> f64 {
 }
 
 fn main() {
-    let seconds = std::env::var("DKG_BENCH_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(10);
+    let seconds =
+        std::env::var("DKG_BENCH_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(10);
     let span = Duration::from_secs(seconds);
     let config = EngineConfig::for_this_machine();
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -112,10 +118,14 @@ fn main() {
     let mut round = || {
         let dealings: Vec<_> = (0..=faulty)
             .map(NodeIndex)
-            .map(|dealer| (dealer, create_dealing(&engine, &session, dealer, None, &mut rng).unwrap()))
+            .map(|dealer| {
+                (dealer, create_dealing(&engine, &session, dealer, None, &mut rng).unwrap())
+            })
             .collect();
-        let verified: Vec<_> =
-            verify_dealings(&engine, &session, dealings, &mut rng).into_iter().map(Result::unwrap).collect();
+        let verified: Vec<_> = verify_dealings(&engine, &session, dealings, &mut rng)
+            .into_iter()
+            .map(Result::unwrap)
+            .collect();
         let transcript = create_transcript(&engine, &session, &verified).unwrap();
         transcript.load(&engine, &session, NodeIndex(0), &secret[0]).unwrap()
     };

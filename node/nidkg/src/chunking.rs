@@ -1,14 +1,18 @@
-//! Proof of correct chunking (paper, section 6.5): every chunk is small, or a fraction with a small numerator and denominator.
+//! Proof of correct chunking (paper, section 6.5): every chunk is small, or a fraction with a small
+//! numerator and denominator.
 //!
-//! The prover commits to 32 masks `sigma_k` (`B_k = g1^{beta_k}`, `C_k = y0^{beta_k} g1^{sigma_k}`), is asked 8-bit challenges `e_ijk` for every chunk
-//! and repetition, and shows `z_k = sum e_ijk m_ij + sigma_k`, whose range is checked. A second challenge `x` folds the repetitions, with
-//! `q_ij = sum_k e_ijk x^k`:
+//! The prover commits to 32 masks `sigma_k` (`B_k = g1^{beta_k}`, `C_k = y0^{beta_k}
+//! g1^{sigma_k}`), is asked 8-bit challenges `e_ijk` for every chunk and repetition, and shows `z_k
+//! = sum e_ijk m_ij + sigma_k`, whose range is checked. A second challenge `x` folds the
+//! repetitions, with `q_ij = sum_k e_ijk x^k`:
 //!
 //! * `product_j R_j^{q_ij} D_i = g1^{z_r,i}` for every receiver `i`
 //! * `product_k B_k^{x^k} D_0 = g1^{z_beta}`
-//! * `product_k C_k^{x^k} product_ij C_ij^{q_ij} Y = g1^{sum_k z_k x^k} product_i y_i^{z_r,i} y0^{z_beta}`
+//! * `product_k C_k^{x^k} product_ij C_ij^{q_ij} Y = g1^{sum_k z_k x^k} product_i y_i^{z_r,i}
+//!   y0^{z_beta}`
 //!
-//! `y0` is one hashed constant, where the paper draws it per proof: it only has to be a key whose secret nobody knows.
+//! `y0` is one hashed constant, where the paper draws it per proof: it only has to be a key whose
+//! secret nobody knows.
 
 use rand::{CryptoRng, Rng, RngCore};
 use rayon::prelude::*;
@@ -155,7 +159,8 @@ pub(crate) fn prove(
                 }
             }
         }
-        // All are looked at, so that how long an attempt takes does not say which one was out of range.
+        // All are looked at, so that how long an attempt takes does not say which one was out of
+        // range.
         let in_range = responses
             .iter_mut()
             .map(|response| {
@@ -164,7 +169,8 @@ pub(crate) fn prove(
                 fits
             })
             .fold(true, |all, one| all & one);
-        // A rejected attempt's responses would say something about the chunks: they are dropped, wiped.
+        // A rejected attempt's responses would say something about the chunks: they are dropped,
+        // wiped.
         in_range.then(|| (masked, seed, challenges, responses.to_vec()))
     });
     let (masked, seed, challenges, responses) = attempts.find_map(|attempt| attempt)?;
@@ -193,15 +199,20 @@ pub(crate) fn prove(
         .zip(&delta[1..])
         .map(|(challenges, delta)| {
             let folded = folded_challenges(challenges, &limbs);
-            folded.iter().zip(witness.r.iter()).fold(*delta, |sum, (folded, r)| sum.add(&folded.mul(r)))
+            folded
+                .iter()
+                .zip(witness.r.iter())
+                .fold(*delta, |sum, (folded, r)| sum.add(&folded.mul(r)))
         })
         .collect();
-    let beta = beta.iter().zip(&powers).fold(delta[0], |sum, (beta, power)| sum.add(&beta.mul(power)));
+    let beta =
+        beta.iter().zip(&powers).fold(delta[0], |sum, (beta, power)| sum.add(&beta.mul(power)));
     Some(ChunkingProof { masks, masked, blinders, product, responses, randomness, beta })
 }
 
 impl ChunkingProof {
-    /// Adds the equations to `folded`, each with a weight of its own. False if a response is out of range.
+    /// Adds the equations to `folded`, each with a weight of its own. False if a response is out of
+    /// range.
     pub(crate) fn fold(
         &self,
         instance: &[u8; 32],

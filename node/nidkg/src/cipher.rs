@@ -1,12 +1,15 @@
-//! Chunked encryption to many receivers (paper, section 5): each share is cut into 16 chunks of 16 bits, chunk `j` of every receiver uses the same
-//! randomness `r_j`, and the whole is tied to one epoch and to its context.
+//! Chunked encryption to many receivers (paper, section 5): each share is cut into 16 chunks of 16
+//! bits, chunk `j` of every receiver uses the same randomness `r_j`, and the whole is tied to one
+//! epoch and to its context.
 //!
-//! `C_ij = y_i^{r_j} g1^{m_ij}`, `R_j = g1^{r_j}`, `S_j = g1^{s_j}`, `Z_j = F^{r_j} h^{s_j}`, where `F = F(epoch) * f_hash^{H}` and `H` hashes everything
-//! but `Z` with the context: a ciphertext that was changed, or moved to another session, dealer or epoch, fails the check
-//! `e(g1, Z_j) = e(R_j, F) e(S_j, h)`.
+//! `C_ij = y_i^{r_j} g1^{m_ij}`, `R_j = g1^{r_j}`, `S_j = g1^{s_j}`, `Z_j = F^{r_j} h^{s_j}`, where
+//! `F = F(epoch) * f_hash^{H}` and `H` hashes everything but `Z` with the context: a ciphertext
+//! that was changed, or moved to another session, dealer or epoch, fails the check `e(g1, Z_j) =
+//! e(R_j, F) e(S_j, h)`.
 //!
-//! The paper writes `H` bit by bit into 256 further levels. Here it is one level with a scalar identity, as the underlying hierarchy allows: keys are a
-//! tenth of the size. docs/nidkg-security.md says why that is sound.
+//! The paper writes `H` bit by bit into 256 further levels. Here it is one level with a scalar
+//! identity, as the underlying hierarchy allows: keys are a tenth of the size.
+//! docs/nidkg-security.md says why that is sound.
 
 use rand::{CryptoRng, RngCore};
 use rayon::prelude::*;
@@ -41,7 +44,8 @@ pub(crate) struct Witness {
 /// Lowest chunk first.
 pub(crate) fn chunks_of(share: &Scalar) -> [u32; CHUNKS] {
     let mut limbs = share.to_limbs();
-    let chunks = std::array::from_fn(|chunk| (limbs[chunk / 4] >> (chunk % 4 * CHUNK_BITS)) as u32 & 0xffff);
+    let chunks =
+        std::array::from_fn(|chunk| (limbs[chunk / 4] >> (chunk % 4 * CHUNK_BITS)) as u32 & 0xffff);
     limbs.zeroize();
     chunks
 }
@@ -53,14 +57,16 @@ pub(crate) fn chunk_weights() -> [Scalar; CHUNKS] {
     std::array::from_fn(|chunk| powers[chunk])
 }
 
-/// `H`: over the compressed points, so that it can be computed from a transcript without decoding any.
+/// `H`: over the compressed points, so that it can be computed from a transcript without decoding
+/// any.
 pub(crate) fn ciphertext_hash<'a>(
     context: &[u8; 32],
     r: &[u8],
     s: &[u8],
     rows: impl Iterator<Item = &'a [u8]>,
 ) -> Scalar {
-    let oracle = Oracle::new("nidkg-v1-ciphertext").bytes("context", context).bytes("r", r).bytes("s", s);
+    let oracle =
+        Oracle::new("nidkg-v1-ciphertext").bytes("context", context).bytes("r", r).bytes("s", s);
     rows.fold(oracle, |oracle, row| oracle.bytes("row", row)).scalar()
 }
 
@@ -122,11 +128,13 @@ pub(crate) fn encrypt(
             .collect()
         };
         let power = |scalars: &[Scalar]| {
-            let points: Vec<_> = scalars.iter().map(|scalar| parameters.g1_table.mul(scalar)).collect();
+            let points: Vec<_> =
+                scalars.iter().map(|scalar| parameters.g1_table.mul(scalar)).collect();
             row_of(&G1::all_to_affine(&points))
         };
         let (rows, (of_r, of_s)) = rayon::join(rows, || rayon::join(|| power(&r), || power(&s)));
-        let mut ciphertext = Ciphertext { rows, r: of_r, s: of_s, z: [G2Affine::default(); CHUNKS] };
+        let mut ciphertext =
+            Ciphertext { rows, r: of_r, s: of_s, z: [G2Affine::default(); CHUNKS] };
         let identity = identity(epoch, &ciphertext.hash(context));
         let z: Vec<_> = (0..CHUNKS)
             .into_par_iter()
@@ -172,15 +180,21 @@ impl<'a> Opener<'a> {
         }
     }
 
-    /// `e(g1, g2)` to the sum over the ciphertexts of chunk `chunk`. The pairings of all ciphertexts share their second arguments, so they are five
-    /// whatever their number.
+    /// `e(g1, g2)` to the sum over the ciphertexts of chunk `chunk`. The pairings of all
+    /// ciphertexts share their second arguments, so they are five whatever their number.
     pub(crate) fn open_sum(&self, received: &[&Received], chunk: usize) -> Gt {
         let sum = |part: fn(&Received) -> &Row| {
-            received.iter().fold(G1::identity(), |sum, one| sum.add_affine(&part(one)[chunk])).to_affine()
+            received
+                .iter()
+                .fold(G1::identity(), |sum, one| sum.add_affine(&part(one)[chunk]))
+                .to_affine()
         };
         let r: Vec<_> = received.iter().map(|one| one.r[chunk]).collect();
         let hashes: Vec<_> = received.iter().map(|one| one.hash).collect();
-        let z = received.iter().fold(G2::identity(), |sum, one| sum.add_affine(&one.z[chunk])).to_affine();
+        let z = received
+            .iter()
+            .fold(G2::identity(), |sum, one| sum.add_affine(&one.z[chunk]))
+            .to_affine();
         pairing_product(
             &[
                 (sum(|one| &one.row), &self.g2),

@@ -1,10 +1,12 @@
 //! Dealings: making one, taking one apart, checking many.
 //!
-//! A dealing travels with its points uncompressed: 84 kB for 40 receivers instead of 44, and every verifier is spared the square roots, a third
-//! of its work. A transcript, which stays, has them compressed.
+//! A dealing travels with its points uncompressed: 84 kB for 40 receivers instead of 44, and every
+//! verifier is spared the square roots, a third of its work. A transcript, which stays, has them
+//! compressed.
 //!
-//! Verification of many dealings is one verification of the sum of their equations. If it fails the dealings are halved until each culprit stands
-//! alone, and its checks are then made one by one, so that the error names dealer and check.
+//! Verification of many dealings is one verification of the sum of their equations. If it fails the
+//! dealings are halved until each culprit stands alone, and its checks are then made one by one, so
+//! that the error names dealer and check.
 
 use std::fmt;
 
@@ -104,14 +106,17 @@ pub enum DealingError {
         dealers: u32,
     },
     /// A resharing needs the dealer's share, a fresh one has none.
-    #[error("a resharing is dealt from the dealer's share of the old key, a fresh dealing from none")]
+    #[error(
+        "a resharing is dealt from the dealer's share of the old key, a fresh dealing from none"
+    )]
     WrongSource,
     /// The random numbers handed in are not random.
     #[error("the randomness handed in does not look random: no attempt at a proof succeeded")]
     Randomness,
 }
 
-/// Deals. In a fresh session `share` is none, and a new secret is drawn; in a resharing it is the dealer's share of the old key.
+/// Deals. In a fresh session `share` is none, and a new secret is drawn; in a resharing it is the
+/// dealer's share of the old key.
 pub fn create_dealing(
     engine: &Engine,
     session: &Session,
@@ -124,7 +129,9 @@ pub fn create_dealing(
     }
     let constant = match (session.source(), share) {
         (Source::Fresh { .. }, None) => Scalar::random(rng),
-        (Source::Reshare(_), Some(share)) if share.index == dealer => Zeroizing::new(share.scalar()),
+        (Source::Reshare(_), Some(share)) if share.index == dealer => {
+            Zeroizing::new(share.scalar())
+        }
         _ => return Err(DealingError::WrongSource),
     };
     let mut polynomial = Zeroizing::new(Vec::with_capacity(session.threshold() as usize));
@@ -155,16 +162,18 @@ pub(crate) fn deal_chunks(
     let (coefficients, (ciphertext, witness)) = engine.run(|| {
         rayon::join(
             || {
-                let points: Vec<_> =
-                    polynomial.par_iter().map(|coefficient| parameters.g2_table.mul(coefficient)).collect();
+                let points: Vec<_> = polynomial
+                    .par_iter()
+                    .map(|coefficient| parameters.g2_table.mul(coefficient))
+                    .collect();
                 G2::all_to_affine(&points)
             },
             || cipher::encrypt(engine, &context, session.epoch(), &bases, chunks, random),
         )
     });
     let instance = instance(&context, &coefficients, &ciphertext);
-    let chunking =
-        chunking::prove(engine, &instance, &bases, &witness, rng).ok_or(DealingError::Randomness)?;
+    let chunking = chunking::prove(engine, &instance, &bases, &witness, rng)
+        .ok_or(DealingError::Randomness)?;
     let sharing = sharing::prove(engine, &instance, &bases, shares, &witness, rng);
     Ok(Dealing { coefficients, ciphertext, chunking, sharing })
 }
@@ -184,7 +193,8 @@ impl Dealing {
     /// Points are uncompressed: 96 bytes in G1, 192 in G2.
     pub fn to_bytes(&self) -> Vec<u8> {
         let rows = self.ciphertext.rows.len();
-        let mut writer = Writer::new(Kind::Dealing, 20_000 + rows * 2_000 + self.coefficients.len() * 192);
+        let mut writer =
+            Writer::new(Kind::Dealing, 20_000 + rows * 2_000 + self.coefficients.len() * 192);
         writer.u32(rows as u32);
         writer.u32(self.coefficients.len() as u32);
         writer.g2_raw(&self.coefficients);
@@ -197,7 +207,8 @@ impl Dealing {
         writer.finish()
     }
 
-    /// Checks lengths, that points are on their curves, and that the encoding is the canonical one. Membership in the group is checked with the rest.
+    /// Checks lengths, that points are on their curves, and that the encoding is the canonical one.
+    /// Membership in the group is checked with the rest.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(Kind::Dealing, bytes)?;
         let receivers = reader.u32_within("the number of receivers", 1, RECEIVERS_MAX)? as usize;
@@ -255,21 +266,24 @@ pub fn verify_dealing(
 
 /// Verifies many dealings of one session at once; results stand in the order of the dealings.
 ///
-/// `rng` draws the weights of the folded equations. It must be unpredictable to dealers. A false dealing passes with probability below 2^-63, a good one
-/// never fails.
+/// `rng` draws the weights of the folded equations. It must be unpredictable to dealers. A false
+/// dealing passes with probability below 2^-63, a good one never fails.
 pub fn verify_dealings(
     engine: &Engine,
     session: &Session,
     dealings: Vec<(NodeIndex, Dealing)>,
     rng: &mut (impl RngCore + CryptoRng),
 ) -> Vec<Result<VerifiedDealing, DealingError>> {
-    let shapes: Vec<_> = dealings.iter().map(|(dealer, dealing)| shape(session, *dealer, dealing)).collect();
-    let candidates: Vec<usize> = (0..dealings.len()).filter(|index| shapes[*index].is_ok()).collect();
+    let shapes: Vec<_> =
+        dealings.iter().map(|(dealer, dealing)| shape(session, *dealer, dealing)).collect();
+    let candidates: Vec<usize> =
+        (0..dealings.len()).filter(|index| shapes[*index].is_ok()).collect();
     let verdicts = Batch { engine, session, dealings: &dealings }.judge(&candidates, rng);
     let mut results: Vec<_> = shapes;
     for (index, verdict) in candidates.into_iter().zip(verdicts) {
         let dealer = dealings[index].0;
-        results[index] = verdict.map_or(Ok(()), |check| Err(DealingError::Rejected { dealer, check }));
+        results[index] =
+            verdict.map_or(Ok(()), |check| Err(DealingError::Rejected { dealer, check }));
     }
     dealings
         .into_iter()
@@ -300,9 +314,15 @@ struct Batch<'a> {
 
 impl Batch<'_> {
     /// For each candidate the first check it fails, if any.
-    fn judge(&self, candidates: &[usize], rng: &mut (impl RngCore + CryptoRng)) -> Vec<Option<Check>> {
-        let seeds: Vec<_> =
-            candidates.iter().map(|_| (crate::oracle::seeded(rng), crate::oracle::seeded(rng))).collect();
+    fn judge(
+        &self,
+        candidates: &[usize],
+        rng: &mut (impl RngCore + CryptoRng),
+    ) -> Vec<Option<Check>> {
+        let seeds: Vec<_> = candidates
+            .iter()
+            .map(|_| (crate::oracle::seeded(rng), crate::oracle::seeded(rng)))
+            .collect();
         let (members, folded): (Vec<bool>, Vec<Option<Folded>>) = self.engine.run(|| {
             candidates
                 .par_iter()
@@ -326,8 +346,10 @@ impl Batch<'_> {
                 (true, true) => None,
             })
             .collect();
-        // Equations say something about points of the group only: those of a dealing with others are not looked at.
-        let sound: Vec<usize> = (0..candidates.len()).filter(|place| verdicts[*place].is_none()).collect();
+        // Equations say something about points of the group only: those of a dealing with others
+        // are not looked at.
+        let sound: Vec<usize> =
+            (0..candidates.len()).filter(|place| verdicts[*place].is_none()).collect();
         let folded: Vec<_> = sound.iter().map(|place| folded[*place].as_ref()).collect();
         for place in self.culprits(&(0..sound.len()).collect::<Vec<_>>(), &folded) {
             verdicts[sound[place]] = Some(self.name(candidates[sound[place]], rng));
@@ -358,7 +380,9 @@ impl Batch<'_> {
             .into_iter()
             .find(|check| {
                 let folded = self.fold(index, &[*check], rng);
-                !folded.is_some_and(|folded| fold::holds(self.engine, &keys, self.session.epoch(), [&folded]))
+                !folded.is_some_and(|folded| {
+                    fold::holds(self.engine, &keys, self.session.epoch(), [&folded])
+                })
             })
             .unwrap_or(Check::Sharing)
     }
@@ -411,12 +435,21 @@ impl Batch<'_> {
         }
         if checks.contains(&Check::Sharing) {
             let coefficients = &dealing.coefficients;
-            dealing.sharing.fold(&instance, coefficients, ciphertext, &mut folded, &mut chunk_scalars, rng);
+            dealing.sharing.fold(
+                &instance,
+                coefficients,
+                ciphertext,
+                &mut folded,
+                &mut chunk_scalars,
+                rng,
+            );
         }
         let chunks = ciphertext.rows.iter().zip(chunk_scalars);
-        chunks.flat_map(|(row, scalars)| row.iter().copied().zip(scalars)).for_each(|(point, scalar)| {
-            folded.own.push(point, scalar);
-        });
+        chunks.flat_map(|(row, scalars)| row.iter().copied().zip(scalars)).for_each(
+            |(point, scalar)| {
+                folded.own.push(point, scalar);
+            },
+        );
         Some(folded)
     }
 }

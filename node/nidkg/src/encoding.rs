@@ -1,4 +1,5 @@
-//! Bytes in and out. Every object starts with a kind byte and a version byte and ends where it must; one value has one encoding.
+//! Bytes in and out. Every object starts with a kind byte and a version byte and ends where it
+//! must; one value has one encoding.
 
 use thiserror::Error;
 
@@ -37,7 +38,9 @@ pub enum DecodeError {
         surplus: usize,
     },
     /// Another object or another version.
-    #[error("kind {kind} version {version} was found where kind {expected} version {VERSION} belongs")]
+    #[error(
+        "kind {kind} version {version} was found where kind {expected} version {VERSION} belongs"
+    )]
     WrongKind {
         /// Kind byte found.
         kind: u8,
@@ -137,15 +140,26 @@ impl<'a> Reader<'a> {
         Ok(reader)
     }
 
-    pub(crate) fn take(&mut self, count: usize, what: &'static str) -> Result<&'a [u8], DecodeError> {
+    pub(crate) fn take(
+        &mut self,
+        count: usize,
+        what: &'static str,
+    ) -> Result<&'a [u8], DecodeError> {
         let Some((taken, rest)) = self.rest.split_at_checked(count) else {
-            return Err(DecodeError::Truncated { what, have: self.total, need: count - self.rest.len() });
+            return Err(DecodeError::Truncated {
+                what,
+                have: self.total,
+                need: count - self.rest.len(),
+            });
         };
         self.rest = rest;
         Ok(taken)
     }
 
-    pub(crate) fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], DecodeError> {
+    pub(crate) fn array<const N: usize>(
+        &mut self,
+        what: &'static str,
+    ) -> Result<[u8; N], DecodeError> {
         let mut out = [0; N];
         out.copy_from_slice(self.take(N, what)?);
         Ok(out)
@@ -156,7 +170,12 @@ impl<'a> Reader<'a> {
     }
 
     /// A 32-bit number within bounds.
-    pub(crate) fn u32_within(&mut self, what: &'static str, min: u32, max: u32) -> Result<u32, DecodeError> {
+    pub(crate) fn u32_within(
+        &mut self,
+        what: &'static str,
+        min: u32,
+        max: u32,
+    ) -> Result<u32, DecodeError> {
         let value = u32::from_be_bytes(self.array(what)?);
         if !(min..=max).contains(&value) {
             let (value, min, max) = (value.into(), min.into(), max.into());
@@ -170,24 +189,40 @@ impl<'a> Reader<'a> {
     }
 
     /// Uncompressed points of the curve; membership in the group is for the caller to check.
-    pub(crate) fn g1_raw(&mut self, count: usize, what: &'static str) -> Result<Vec<G1Affine>, DecodeError> {
+    pub(crate) fn g1_raw(
+        &mut self,
+        count: usize,
+        what: &'static str,
+    ) -> Result<Vec<G1Affine>, DecodeError> {
         let bytes = self.take(count * G1Affine::UNCOMPRESSED, what)?;
         let points = bytes.as_chunks::<{ G1Affine::UNCOMPRESSED }>().0.iter();
         points
-            .map(|bytes| G1Affine::from_uncompressed_on_curve(bytes).ok_or(DecodeError::NotAPoint { what }))
+            .map(|bytes| {
+                G1Affine::from_uncompressed_on_curve(bytes).ok_or(DecodeError::NotAPoint { what })
+            })
             .collect()
     }
 
     /// Uncompressed points of the curve; membership in the group is for the caller to check.
-    pub(crate) fn g2_raw(&mut self, count: usize, what: &'static str) -> Result<Vec<G2Affine>, DecodeError> {
+    pub(crate) fn g2_raw(
+        &mut self,
+        count: usize,
+        what: &'static str,
+    ) -> Result<Vec<G2Affine>, DecodeError> {
         let bytes = self.take(count * G2Affine::UNCOMPRESSED, what)?;
         let points = bytes.as_chunks::<{ G2Affine::UNCOMPRESSED }>().0.iter();
         points
-            .map(|bytes| G2Affine::from_uncompressed_on_curve(bytes).ok_or(DecodeError::NotAPoint { what }))
+            .map(|bytes| {
+                G2Affine::from_uncompressed_on_curve(bytes).ok_or(DecodeError::NotAPoint { what })
+            })
             .collect()
     }
 
     pub(crate) fn finish(self) -> Result<(), DecodeError> {
-        if self.rest.is_empty() { Ok(()) } else { Err(DecodeError::Surplus { surplus: self.rest.len() }) }
+        if self.rest.is_empty() {
+            Ok(())
+        } else {
+            Err(DecodeError::Surplus { surplus: self.rest.len() })
+        }
     }
 }

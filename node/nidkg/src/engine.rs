@@ -1,13 +1,17 @@
 //! Where the heavy work runs, and the memory it may hold.
 //!
-//! Key generation would take every core for seconds, and whoever signs handshakes beside it would miss its deadlines. So it has a pool of
-//! its own with a stated share of the cores, at least one of which is left to others, and its threads run at a lower priority. Where
-//! there is a single core, the one thread also yields between items of work, each of which is bounded by a few milliseconds. Signing never enters
-//! this pool: see [`crate::SecretShare::sign`], [`crate::Committee::verify_share`] and [`crate::combine`], which run on the thread that calls them.
+//! Key generation would take every core for seconds, and whoever signs handshakes beside it would
+//! miss its deadlines. So it has a pool of its own with a stated share of the cores, at least one
+//! of which is left to others, and its threads run at a lower priority. Where there is a single
+//! core, the one thread also yields between items of work, each of which is bounded by a few
+//! milliseconds. Signing never enters this pool: see [`crate::SecretShare::sign`],
+//! [`crate::Committee::verify_share`] and [`crate::combine`], which run on the thread that calls
+//! them.
 //!
-//! Tables of receivers' keys are kept while the ledger's pool has room; without room the work is done without them, slower. They can be dropped at any
-//! time with [`Engine::drop_tables`] and come back when needed. The table of small logarithms is made for the moment of a search that needs a large
-//! one, out of the same pool.
+//! Tables of receivers' keys are kept while the ledger's pool has room; without room the work is
+//! done without them, slower. They can be dropped at any time with [`Engine::drop_tables`] and come
+//! back when needed. The table of small logarithms is made for the moment of a search that needs a
+//! large one, out of the same pool.
 
 use std::{
     collections::BTreeMap,
@@ -29,18 +33,22 @@ use crate::{
 /// How much of the machine key generation may use.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Threads of the pool. [`share_of_cores`] computes it from a share. More threads than cores gain nothing; as many as cores starve others.
+    /// Threads of the pool. [`share_of_cores`] computes it from a share. More threads than cores
+    /// gain nothing; as many as cores starve others.
     pub threads: NonZeroUsize,
-    /// Added to the threads' niceness, 0 to 19: how far they step back when others want the core. Ignored where the system does not allow it.
+    /// Added to the threads' niceness, 0 to 19: how far they step back when others want the core.
+    /// Ignored where the system does not allow it.
     pub nice: i32,
     /// Whether threads give up the core between items of work: for machines with one core.
     pub yields: bool,
-    /// Ledger pool for tables. Its cap bounds what stays resident and what a search for a cheating dealer's chunk may take.
+    /// Ledger pool for tables. Its cap bounds what stays resident and what a search for a cheating
+    /// dealer's chunk may take.
     pub tables: Pool,
 }
 
 impl EngineConfig {
-    /// Half of the cores, at least one and never all but on a machine with one; niceness 10; tables up to 32 MiB.
+    /// Half of the cores, at least one and never all but on a machine with one; niceness 10; tables
+    /// up to 32 MiB.
     pub fn for_this_machine() -> Self {
         let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Self {
@@ -55,15 +63,17 @@ impl EngineConfig {
 /// Default cap of the tables.
 pub const TABLE_BYTES_MAX: u64 = 32 << 20;
 
-/// Threads for `percent` of `cores`: at least one, and at least one core is left to others where there are two.
+/// Threads for `percent` of `cores`: at least one, and at least one core is left to others where
+/// there are two.
 pub fn share_of_cores(cores: usize, percent: usize) -> NonZeroUsize {
     let threads = (cores * percent / 100).clamp(1, cores.saturating_sub(1).max(1));
     NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN)
 }
 
-/// Lets others go first: the calling thread becomes batch work of the given niceness with the longest time slice there is. A thread that wakes up
-/// to answer somebody has a shorter one, and need not wait until this one has used up its own. A kernel that does not know slices of tasks still takes
-/// the niceness; not being allowed to step back is no reason not to work.
+/// Lets others go first: the calling thread becomes batch work of the given niceness with the
+/// longest time slice there is. A thread that wakes up to answer somebody has a shorter one, and
+/// need not wait until this one has used up its own. A kernel that does not know slices of tasks
+/// still takes the niceness; not being allowed to step back is no reason not to work.
 fn step_back(nice: i32) {
     let nice = nice.clamp(0, 19);
     if nice == 0 {
@@ -200,7 +210,8 @@ impl Engine {
         self.receivers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tables of these keys; those that are missing are made while there is room, at the cost of those not used for longest.
+    /// Tables of these keys; those that are missing are made while there is room, at the cost of
+    /// those not used for longest.
     pub(crate) fn bases(&self, keys: &[G1Affine]) -> Vec<Base> {
         let bytes = FixedBase::<G1>::BYTES as u64;
         let names: Vec<_> = keys.iter().map(|key| key.to_compressed()).collect();
@@ -232,7 +243,8 @@ impl Engine {
                 room.push((*name, reservation, now));
             }
         }
-        // Made outside the lock: another caller may make the same one meanwhile, and one of the two is dropped.
+        // Made outside the lock: another caller may make the same one meanwhile, and one of the two
+        // is dropped.
         let by_name: BTreeMap<_, _> = names.iter().zip(keys).collect();
         let made: Vec<_> = self.run(|| {
             room.into_par_iter()
@@ -246,6 +258,10 @@ impl Engine {
         let mut kept = self.kept();
         kept.extend(made);
         let table = |name| kept.get(name).map(|entry| entry.table.clone());
-        names.iter().zip(keys).map(|(name, point)| Base { point: *point, table: table(name) }).collect()
+        names
+            .iter()
+            .zip(keys)
+            .map(|(name, point)| Base { point: *point, table: table(name) })
+            .collect()
     }
 }

@@ -1,10 +1,12 @@
-//! Many equations checked as few: each gets a random 128-bit weight of the verifier's own, and their sum is checked. A false equation survives with
-//! probability 2^-128.
+//! Many equations checked as few: each gets a random 128-bit weight of the verifier's own, and
+//! their sum is checked. A false equation survives with probability 2^-128.
 //!
-//! Equations in G1 say that a sum of multiples is infinity. Bases that many equations share (the generator, receivers' keys) are
-//! collected by coefficient, all others are appended. Equations in G2 and the integrity pairings are one product of four pairings:
+//! Equations in G1 say that a sum of multiples is infinity. Bases that many equations share (the
+//! generator, receivers' keys) are collected by coefficient, all others are appended. Equations in
+//! G2 and the integrity pairings are one product of four pairings:
 //!
-//! `e(g1, sum w Z + sum w E) = e(sum w R, F(epoch)) e(sum w H R, f_hash) e(sum w S, h)`, where `E` are the equations in G2.
+//! `e(g1, sum w Z + sum w E) = e(sum w R, F(epoch)) e(sum w H R, f_hash) e(sum w S, h)`, where `E`
+//! are the equations in G2.
 
 use rand::RngCore;
 
@@ -110,10 +112,13 @@ pub(crate) fn holds<'a>(
     all.own_g2.push(G2Affine::generator(), all.g2);
 
     engine.run(|| {
-        let in_g1 = |sum: &Sum<G1Affine>| G1::msm_by_digits(&sum.points, &sum.scalars, || engine.breathe());
-        let in_g2 = |sum: &Sum<G2Affine>| G2::msm_by_digits(&sum.points, &sum.scalars, || engine.breathe());
+        let in_g1 =
+            |sum: &Sum<G1Affine>| G1::msm_by_digits(&sum.points, &sum.scalars, || engine.breathe());
+        let in_g2 =
+            |sum: &Sum<G2Affine>| G2::msm_by_digits(&sum.points, &sum.scalars, || engine.breathe());
         let with = |sum: &Sum<G1Affine>| in_g1(sum).to_affine();
-        // All at once: the large sum alone would leave other threads with nothing to do at its end, and every small one too.
+        // All at once: the large sum alone would leave other threads with nothing to do at its end,
+        // and every small one too.
         let (of_g1_hold, (z, (identity, (with_identity, (with_hash, with_h))))) = rayon::join(
             || in_g1(&all.own).is_identity(),
             || {
@@ -123,7 +128,8 @@ pub(crate) fn holds<'a>(
                         rayon::join(
                             || identity_of(LEVELS, epoch.0).to_affine(),
                             || {
-                                let last = || rayon::join(|| with(&all.with_hash), || with(&all.with_h));
+                                let last =
+                                    || rayon::join(|| with(&all.with_hash), || with(&all.with_h));
                                 rayon::join(|| with(&all.with_identity), last)
                             },
                         )

@@ -1,13 +1,17 @@
-//! Forward-secure encryption keys: a binary tree whose leaves are epochs (paper, section 5; the hierarchy of Boneh, Boyen and Goh).
+//! Forward-secure encryption keys: a binary tree whose leaves are epochs (paper, section 5; the
+//! hierarchy of Boneh, Boyen and Goh).
 //!
-//! A secret key for a node of the tree opens everything encrypted to the leaves under it, and makes keys for its children, never for its parent.
-//! What is stored at epoch `e` is the smallest set of nodes that covers the leaves from `e` on: at most one per level. Moving on derives the new
-//! cover, each node with fresh randomness, and drops the old one; nothing that is left opens an earlier epoch.
+//! A secret key for a node of the tree opens everything encrypted to the leaves under it, and makes
+//! keys for its children, never for its parent. What is stored at epoch `e` is the smallest set of
+//! nodes that covers the leaves from `e` on: at most one per level. Moving on derives the new
+//! cover, each node with fresh randomness, and drops the old one; nothing that is left opens an
+//! earlier epoch.
 //!
-//! The node at path `t` holds, for `r` known to nobody, `a = g1^r`, `b = g2^x * F(t)^r`, and `f_i^r` for every level below it, with
-//! `F(t) = f_0 * product of f_i^{t_i}`. Below the leaves is one more level whose "bit" is a whole scalar, the hash of a ciphertext: see
-//! [`crate::cipher`]. Without fresh randomness per node two nodes of a cover would give their parent away: the deeper one's level points divide the
-//! path back out of `b`.
+//! The node at path `t` holds, for `r` known to nobody, `a = g1^r`, `b = g2^x * F(t)^r`, and
+//! `f_i^r` for every level below it, with `F(t) = f_0 * product of f_i^{t_i}`. Below the leaves is
+//! one more level whose "bit" is a whole scalar, the hash of a ciphertext: see [`crate::cipher`].
+//! Without fresh randomness per node two nodes of a cover would give their parent away: the deeper
+//! one's level points divide the path back out of `b`.
 
 use std::fmt;
 
@@ -24,11 +28,13 @@ use crate::{
     parameters::{LEVELS, Parameters},
 };
 
-/// A period of time, a leaf of the tree: what was encrypted to it can be opened until the key moves past it.
+/// A period of time, a leaf of the tree: what was encrypted to it can be opened until the key moves
+/// past it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u32);
 
-/// A node's encryption key with the proof that its owner knows the secret (so that no key can be made to depend on another's).
+/// A node's encryption key with the proof that its owner knows the secret (so that no key can be
+/// made to depend on another's).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct EncryptionPublicKey {
     pub(crate) y: G1Affine,
@@ -110,7 +116,8 @@ impl fmt::Debug for EncryptionSecretKey {
     }
 }
 
-/// Makes a key pair. `owner` is bound into the proof of possession: whoever checks the key states whose it is.
+/// Makes a key pair. `owner` is bound into the proof of possession: whoever checks the key states
+/// whose it is.
 pub fn generate_key_pair(
     owner: &[u8],
     rng: &mut (impl RngCore + CryptoRng),
@@ -135,8 +142,9 @@ pub fn generate_key_pair(
         hash: G2Affine::default(),
         e: G2Affine::default(),
     };
-    // The root without randomness is `g2^x` alone. The cover of epoch 0 goes down to its leaf at once, and the root is dropped: updates then only
-    // ever descend into what they move through.
+    // The root without randomness is `g2^x` alone. The cover of epoch 0 goes down to its leaf at
+    // once, and the root is dropped: updates then only ever descend into what they move
+    // through.
     let mut nodes = vec![root.derive(LEVELS, 0, rng)];
     nodes.extend((1..=LEVELS).rev().map(|depth| root.derive(depth, 1 << (LEVELS - depth), rng)));
     let public = EncryptionPublicKey { y, proof: Possession { image, challenge, response } };
@@ -145,11 +153,17 @@ pub fn generate_key_pair(
 
 impl Possession {
     fn base(y: &G1Affine, owner: &[u8]) -> G1 {
-        let message = Oracle::new("nidkg-v1-possession-base").g1("y", &[*y]).bytes("owner", owner).digest();
+        let message =
+            Oracle::new("nidkg-v1-possession-base").g1("y", &[*y]).bytes("owner", owner).digest();
         G1::hash(&message, b"THIMBLE-NIDKG-V1-POSSESSION_BLS12381G1_XMD:SHA-256_SSWU_RO_")
     }
 
-    fn challenge(y: &G1Affine, owner: &[u8], image: &G1Affine, commitments: &[G1Affine; 2]) -> Scalar {
+    fn challenge(
+        y: &G1Affine,
+        owner: &[u8],
+        image: &G1Affine,
+        commitments: &[G1Affine; 2],
+    ) -> Scalar {
         Oracle::new("nidkg-v1-possession-challenge")
             .g1("y", &[*y])
             .bytes("owner", owner)
@@ -180,7 +194,8 @@ impl EncryptionPublicKey {
             let bytes = reader.array(what)?;
             G1Affine::from_compressed(&bytes).ok_or(DecodeError::NotAPoint { what })
         };
-        let (y, image) = (point("the encryption key")?, point("the image in the proof of possession")?);
+        let (y, image) =
+            (point("the encryption key")?, point("the image in the proof of possession")?);
         let challenge = reader.scalar("the challenge of the proof of possession")?;
         let response = reader.scalar("the response of the proof of possession")?;
         reader.finish()?;
@@ -221,8 +236,9 @@ impl NodeKey {
             }
         }
         let add = |own: &G2Affine, base: &G2| base.mul(&fresh).add_affine(own);
-        let rest =
-            |level: usize| add(&self.levels[level - self.depth - 1], &parameters.f[level - 1].to_point());
+        let rest = |level: usize| {
+            add(&self.levels[level - self.depth - 1], &parameters.f[level - 1].to_point())
+        };
         let mut points = Zeroizing::new(vec![
             b.add(&identity_of(depth, path).mul(&fresh)),
             add(&self.hash, &parameters.f_hash.to_point()),
@@ -273,10 +289,15 @@ impl EncryptionSecretKey {
         self.epoch
     }
 
-    /// Moves to `epoch`; from then on no earlier epoch can be opened with what this key holds. Going back is refused.
+    /// Moves to `epoch`; from then on no earlier epoch can be opened with what this key holds.
+    /// Going back is refused.
     ///
     /// The caller overwrites the stored encoding: forward security is that of the medium's erasure.
-    pub fn update_to(&mut self, epoch: Epoch, rng: &mut (impl RngCore + CryptoRng)) -> Result<(), KeyError> {
+    pub fn update_to(
+        &mut self,
+        epoch: Epoch,
+        rng: &mut (impl RngCore + CryptoRng),
+    ) -> Result<(), KeyError> {
         if epoch < self.epoch {
             return Err(KeyError::Past { asked: epoch.0, current: self.epoch.0 });
         }
@@ -284,8 +305,9 @@ impl EncryptionSecretKey {
             return Ok(());
         }
         self.nodes.retain(|node| node.end() > u64::from(epoch.0));
-        // The first node left covers the epoch. If it starts before it, it is replaced: by the right siblings along the path to the leaf, and the
-        // leaf itself, unless a whole subtree starts at the epoch, which is the case as soon as all lower bits are zero.
+        // The first node left covers the epoch. If it starts before it, it is replaced: by the
+        // right siblings along the path to the leaf, and the leaf itself, unless a whole
+        // subtree starts at the epoch, which is the case as soon as all lower bits are zero.
         if self.nodes[0].path < epoch.0 {
             let top = self.nodes.remove(0);
             let last = LEVELS - epoch.0.trailing_zeros() as usize;
@@ -304,8 +326,9 @@ impl EncryptionSecretKey {
         Ok(())
     }
 
-    /// Moves to the earliest epoch that is still needed, so that everything older is gone. Needs that lie in the past are refused, because keeping
-    /// them is impossible; with no need at all nothing happens.
+    /// Moves to the earliest epoch that is still needed, so that everything older is gone. Needs
+    /// that lie in the past are refused, because keeping them is impossible; with no need at
+    /// all nothing happens.
     pub fn retain_active_keys(
         &mut self,
         needed: &[Epoch],
@@ -326,15 +349,20 @@ impl EncryptionSecretKey {
         let node = self.nodes.iter().find(|node| u64::from(epoch.0) < node.end()).ok_or(past)?;
         let b = (node.depth + 1..=LEVELS)
             .filter(|level| epoch.0 >> (LEVELS - level) & 1 == 1)
-            .fold(node.b.to_point(), |sum, level| sum.add_affine(&node.levels[level - node.depth - 1]));
+            .fold(node.b.to_point(), |sum, level| {
+                sum.add_affine(&node.levels[level - node.depth - 1])
+            });
         Ok(EpochKey { a: node.a, b: b.to_affine(), hash: node.hash, e: node.e })
     }
 
-    /// Points stay uncompressed and a checksum stands for their validity: decoding does little arithmetic. The caller keeps the bytes secret.
+    /// Points stay uncompressed and a checksum stands for their validity: decoding does little
+    /// arithmetic. The caller keeps the bytes secret.
     pub fn to_bytes(&self) -> Zeroizing<Vec<u8>> {
         let points: usize = self.nodes.iter().map(|node| node.levels.len() + 3).sum();
-        let capacity =
-            8 + self.nodes.len() * (5 + G1Affine::UNCOMPRESSED) + points * G2Affine::UNCOMPRESSED + 32;
+        let capacity = 8
+            + self.nodes.len() * (5 + G1Affine::UNCOMPRESSED)
+            + points * G2Affine::UNCOMPRESSED
+            + 32;
         let mut writer = Writer::new(Kind::EncryptionSecretKey, capacity);
         writer.u32(self.epoch.0);
         writer.u32(self.nodes.len() as u32);
@@ -350,7 +378,8 @@ impl EncryptionSecretKey {
         Zeroizing::new(writer.finish())
     }
 
-    /// Reads what [`Self::to_bytes`] gave. The bytes are the owner's own: the checksum finds damage, not forgery; [`Self::check`] finds both.
+    /// Reads what [`Self::to_bytes`] gave. The bytes are the owner's own: the checksum finds
+    /// damage, not forgery; [`Self::check`] finds both.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, KeyError> {
         let what = "the encryption key";
         let body = bytes.len().checked_sub(32).ok_or(DecodeError::Truncated {
@@ -370,7 +399,8 @@ impl EncryptionSecretKey {
         for _ in 0..count {
             let depth = reader.u32_within("the depth of a node", 0, LEVELS as u32)? as usize;
             let path = reader.u32_within("the path of a node", 0, u32::MAX)?;
-            // Nodes follow each other without gaps from the epoch to the last leaf: that is what a cover is.
+            // Nodes follow each other without gaps from the epoch to the last leaf: that is what a
+            // cover is.
             if u64::from(path) != next || next & ((1 << (LEVELS - depth)) - 1) != 0 {
                 return Err(KeyError::Mismatch);
             }
@@ -397,7 +427,8 @@ impl EncryptionSecretKey {
 
     /// Whether every node belongs to `public`: for keys that come from a backup or another machine.
     ///
-    /// Each point must satisfy `e(g1, point) = e(a, base)`, with `e(y, g2)` more for `b`; the equations are folded with weights hashed from the key.
+    /// Each point must satisfy `e(g1, point) = e(a, base)`, with `e(y, g2)` more for `b`; the
+    /// equations are folded with weights hashed from the key.
     pub fn check(&self, public: &EncryptionPublicKey) -> Result<(), KeyError> {
         let parameters = Parameters::get();
         let mut weights = Oracle::new("nidkg-v1-key-check").bytes("key", &self.to_bytes()).stream();
@@ -409,7 +440,8 @@ impl EncryptionSecretKey {
                 return Err(KeyError::Mismatch);
             }
             let identity = identity_of(node.depth, node.path).to_affine();
-            let bases = [&[identity, parameters.f_hash, parameters.h], &parameters.f[node.depth..]].concat();
+            let bases = [&[identity, parameters.f_hash, parameters.h], &parameters.f[node.depth..]]
+                .concat();
             let weights: Vec<_> = points.iter().map(|_| weight(&mut weights)).collect();
             of_key = of_key.add(&weights[0]);
             own = own.add(&G2::msm(&points, &weights));

@@ -1,37 +1,50 @@
-//! The subnet's key: made by its nodes without a dealer to trust, used by threshold BLS signatures, handed on to other nodes. Over BLS12-381.
+//! The subnet's key: made by its nodes without a dealer to trust, used by threshold BLS signatures,
+//! handed on to other nodes. Over BLS12-381.
 //!
-//! A subnet of `n` nodes holds one key that no node knows. Each node owns a share; any `t` valid shares of a signature on the same message combine into
-//! the one signature that verifies under the subnet's public key, and clients see nothing but that signature. A subnet of one node is the case
-//! `n = t = 1` of the same code: deal, sign a share, verify it, combine, verify.
+//! A subnet of `n` nodes holds one key that no node knows. Each node owns a share; any `t` valid
+//! shares of a signature on the same message combine into the one signature that verifies under the
+//! subnet's public key, and clients see nothing but that signature. A subnet of one node is the
+//! case `n = t = 1` of the same code: deal, sign a share, verify it, combine, verify.
 //!
-//! Shape of the values, as the interface specification has them ("Certificate": signatures in G1, public keys in G2, ciphersuite
-//! `BLS_SIG_BLS12381G1_XMD:SHA-256_SSWU_RO_NUL_`): a public key is 96 bytes compressed and 133 bytes as DER, a signature 48 bytes compressed.
+//! Shape of the values, as the interface specification has them ("Certificate": signatures in G1,
+//! public keys in G2, ciphersuite `BLS_SIG_BLS12381G1_XMD:SHA-256_SSWU_RO_NUL_`): a public key is
+//! 96 bytes compressed and 133 bytes as DER, a signature 48 bytes compressed.
 //!
 //! # Making a key
 //!
-//! One node may deal for itself ([`deal`]). Several make their key together, without interaction (Groth, ePrint 2021/339):
+//! One node may deal for itself ([`deal`]). Several make their key together, without interaction
+//! (Groth, ePrint 2021/339):
 //!
-//! 1. Every node has an encryption key pair with a proof of possession ([`generate_key_pair`]). Its secret key moves forward through [`Epoch`]s, and what was encrypted
-//!    to an epoch it has left stays closed, whoever steals the key.
-//! 2. All agree on a [`Session`]: who receives, the threshold, the epoch, and whether the key is new or that of an older committee.
-//! 3. Dealers deal ([`create_dealing`]): each a random polynomial, or one through its share of the old key; in public its coefficients in G2, encrypted to
-//!    each receiver its share, in 16 chunks of 16 bits, and the proofs that the chunks are small and are those shares.
+//! 1. Every node has an encryption key pair with a proof of possession ([`generate_key_pair`]). Its
+//!    secret key moves forward through [`Epoch`]s, and what was encrypted to an epoch it has left
+//!    stays closed, whoever steals the key.
+//! 2. All agree on a [`Session`]: who receives, the threshold, the epoch, and whether the key is
+//!    new or that of an older committee.
+//! 3. Dealers deal ([`create_dealing`]): each a random polynomial, or one through its share of the
+//!    old key; in public its coefficients in G2, encrypted to each receiver its share, in 16 chunks
+//!    of 16 bits, and the proofs that the chunks are small and are those shares.
 //! 4. Everybody verifies ([`verify_dealings`]); a refusal names the dealer and the check.
-//! 5. From enough verified dealings everybody makes the same [`Transcript`] ([`create_transcript`]), which has the public keys of the new committee.
+//! 5. From enough verified dealings everybody makes the same [`Transcript`]
+//!    ([`create_transcript`]), which has the public keys of the new committee.
 //! 6. Each receiver loads its share out of it ([`Transcript::load`]).
 //!
-//! Heavy steps run in an [`Engine`], a pool of threads with a stated share of the cores and a ledger for its tables. Signing, verification and combination
-//! of signatures run on the thread that calls them and never wait for it.
+//! Heavy steps run in an [`Engine`], a pool of threads with a stated share of the cores and a
+//! ledger for its tables. Signing, verification and combination of signatures run on the thread
+//! that calls them and never wait for it.
 //!
-//! Code map: `curve` is arithmetic, all unsafe code is there; `forward` the tree of epochs; `cipher` chunked encryption; `chunking` and `sharing` the two proofs;
-//! `fold` their verification as few sums; `dealing` and `transcript` the protocol; `threshold` the signatures, `polynomial` a committee's coefficients. docs/nidkg-security.md has assumptions, parameters
-//! and departures from the paper.
+//! Code map: `curve` is arithmetic, all unsafe code is there; `forward` the tree of epochs;
+//! `cipher` chunked encryption; `chunking` and `sharing` the two proofs; `fold` their verification
+//! as few sums; `dealing` and `transcript` the protocol; `threshold` the signatures, `polynomial` a
+//! committee's coefficients. docs/nidkg-security.md has assumptions, parameters and departures from
+//! the paper.
 //!
 //! # Bounds
 //!
-//! [`RECEIVERS_MAX`] receivers and dealers; a decoder allocates nothing before the bytes for it are there; tables stay within [`EngineConfig::tables`].
+//! [`RECEIVERS_MAX`] receivers and dealers; a decoder allocates nothing before the bytes for it are
+//! there; tables stay within [`EngineConfig::tables`].
 //!
-//! This crate does no I/O (but for lowering its threads' priority), has no clock and takes its randomness from the caller. Secrets are wiped when dropped and never printed.
+//! This crate does no I/O (but for lowering its threads' priority), has no clock and takes its
+//! randomness from the caller. Secrets are wiped when dropped and never printed.
 
 mod chunking;
 mod cipher;
@@ -63,7 +76,8 @@ pub use forward::{EncryptionPublicKey, EncryptionSecretKey, Epoch, KeyError, gen
 pub use parameters::RECEIVERS_MAX;
 pub use session::{Session, SessionError, Source};
 pub use threshold::{
-    BlsError, Committee, NodeIndex, PublicKey, SecretShare, Signature, SignatureShare, combine, deal, verify,
+    BlsError, Committee, NodeIndex, PublicKey, SecretShare, Signature, SignatureShare, combine,
+    deal, verify,
 };
 pub use transcript::{Transcript, TranscriptError, create_transcript, create_transcript_from_all};
 

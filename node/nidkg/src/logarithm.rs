@@ -1,11 +1,14 @@
 //! Small logarithms in the target group: baby steps in a table, giant steps through the range.
 //!
-//! An honest chunk is below 2^16 and found within a few steps. A dealer who cheats within the slack of the proof of chunking leaves a chunk `z / d` with
-//! a small divisor `d` and `|z|` below the response bound; it is found by trying divisors in rising order. A dealing whose smallest divisor is
-//! `d` verifies with probability about `d^-32` (one repetition accepts if the challenge falls into one residue class modulo `d`), so that
-//! large divisors, which are the expensive ones to find, do not occur: see docs/nidkg-security.md.
+//! An honest chunk is below 2^16 and found within a few steps. A dealer who cheats within the slack
+//! of the proof of chunking leaves a chunk `z / d` with a small divisor `d` and `|z|` below the
+//! response bound; it is found by trying divisors in rising order. A dealing whose smallest divisor
+//! is `d` verifies with probability about `d^-32` (one repetition accepts if the challenge falls
+//! into one residue class modulo `d`), so that large divisors, which are the expensive ones to
+//! find, do not occur: see docs/nidkg-security.md.
 //!
-//! Variable time and memory access by secret values: what leaks, to who shares the processor's caches, is about the receiver's own chunks.
+//! Variable time and memory access by secret values: what leaks, to who shares the processor's
+//! caches, is about the receiver's own chunks.
 
 use budget::{Pool, Reservation};
 use rayon::prelude::*;
@@ -37,7 +40,8 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// The resident one. If the pool has no room for its 64 KiB it is made all the same: without it nothing can be opened.
+    /// The resident one. If the pool has no room for its 64 KiB it is made all the same: without it
+    /// nothing can be opened.
     pub(crate) fn small(memory: &Pool) -> Self {
         Self::new(SMALL, memory.try_reserve(Self::bytes(SMALL)).ok())
     }
@@ -60,8 +64,12 @@ impl Table {
 
     fn new(count: u32, reservation: Option<Reservation>) -> Self {
         let generator = pairing_product(&[], &[(G1Affine::generator(), G2Affine::generator())]);
-        let mut table =
-            Self { generator, count, slots: vec![EMPTY; count as usize * 2], _reservation: reservation };
+        let mut table = Self {
+            generator,
+            count,
+            slots: vec![EMPTY; count as usize * 2],
+            _reservation: reservation,
+        };
         let mut step = Gt::one();
         for index in 0..count {
             let fingerprint = step.fingerprint_up_to_inverse();
@@ -140,7 +148,8 @@ impl Table {
     }
 }
 
-/// The chunk of a dealer who cheated within the slack of the proof, as the scalar it stands for. `divisors` bounds the search.
+/// The chunk of a dealer who cheated within the slack of the proof, as the scalar it stands for.
+/// `divisors` bounds the search.
 pub(crate) fn solve_cheated(
     engine: &Engine,
     element: &Gt,

@@ -1,6 +1,8 @@
-//! The random oracle of the proofs: SHA-256 over labelled, length-prefixed fields under a domain, and streams expanded from its output.
+//! The random oracle of the proofs: SHA-256 over labelled, length-prefixed fields under a domain,
+//! and streams expanded from its output.
 //!
-//! Every field is preceded by its label and both lengths, so two different sequences of fields are two different byte strings.
+//! Every field is preceded by its label and both lengths, so two different sequences of fields are
+//! two different byte strings.
 
 use rand::RngCore;
 use rand_chacha::{ChaCha20Rng, rand_core::SeedableRng};
@@ -55,7 +57,8 @@ impl Oracle {
     }
 }
 
-/// A stream of its own for one item of parallel work, drawn in order so that the result does not depend on scheduling.
+/// A stream of its own for one item of parallel work, drawn in order so that the result does not
+/// depend on scheduling.
 pub(crate) fn seeded(rng: &mut impl RngCore) -> ChaCha20Rng {
     let mut seed = Zeroizing::new([0; 32]);
     rng.fill_bytes(&mut *seed);

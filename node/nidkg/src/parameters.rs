@@ -1,4 +1,5 @@
-//! What everybody computes the same: sizes of the scheme, and points whose discrete logarithms nobody knows.
+//! What everybody computes the same: sizes of the scheme, and points whose discrete logarithms
+//! nobody knows.
 
 use std::sync::LazyLock;
 
@@ -30,8 +31,8 @@ pub(crate) const fn sum_bound(receivers: usize) -> u64 {
     (receivers * CHUNKS) as u64 * ((1 << CHUNK_BITS) - 1) * ((1 << CHALLENGE_BITS) - 1)
 }
 
-/// Responses lie in `0..response_bound` (paper: `Z`). Twice `repetitions * S`, so that a prover has to draw its masks again in less than half
-/// of all cases.
+/// Responses lie in `0..response_bound` (paper: `Z`). Twice `repetitions * S`, so that a prover has
+/// to draw its masks again in less than half of all cases.
 pub(crate) const fn response_bound(receivers: usize) -> u64 {
     2 * REPETITIONS as u64 * sum_bound(receivers)
 }
@@ -56,9 +57,11 @@ pub(crate) struct Parameters {
 
 static PARAMETERS: LazyLock<Parameters> = LazyLock::new(|| {
     let g2 = |name: &str| {
-        G2::hash(name.as_bytes(), b"THIMBLE-NIDKG-V1-PARAMETERS_BLS12381G2_XMD:SHA-256_SSWU_RO_").to_affine()
+        G2::hash(name.as_bytes(), b"THIMBLE-NIDKG-V1-PARAMETERS_BLS12381G2_XMD:SHA-256_SSWU_RO_")
+            .to_affine()
     };
-    let y0 = G1::hash(b"y0", b"THIMBLE-NIDKG-V1-PARAMETERS_BLS12381G1_XMD:SHA-256_SSWU_RO_").to_affine();
+    let y0 =
+        G1::hash(b"y0", b"THIMBLE-NIDKG-V1-PARAMETERS_BLS12381G1_XMD:SHA-256_SSWU_RO_").to_affine();
     let h = g2("h");
     Parameters {
         f0: g2("f0"),
@@ -80,7 +83,8 @@ impl Parameters {
     }
 
     /// Bytes that stay resident once made, beside the engine's tables.
-    const BYTES: usize = size_of::<Self>() + 2 * FixedBase::<G1>::BYTES + 2 * FixedBase::<G2>::BYTES;
+    const BYTES: usize =
+        size_of::<Self>() + 2 * FixedBase::<G1>::BYTES + 2 * FixedBase::<G2>::BYTES;
 }
 
 const _: () = assert!(Parameters::BYTES < 1 << 20, "what is not in the ledger is small");

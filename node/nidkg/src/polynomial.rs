@@ -1,10 +1,13 @@
 //! The public polynomial of a committee, out of the public keys of its shares.
 //!
-//! Share `i` is the value at `i + 1` of a polynomial whose value at 0 is the key. What a committee keeps are the values, times the generator of G2; software that wants
-//! the coefficients instead gets them by interpolation in the exponent: everything is public, so there is no more to it than arithmetic.
+//! Share `i` is the value at `i + 1` of a polynomial whose value at 0 is the key. What a committee
+//! keeps are the values, times the generator of G2; software that wants the coefficients instead
+//! gets them by interpolation in the exponent: everything is public, so there is no more to it than
+//! arithmetic.
 //!
-//! Bounds: `threshold^2` scalars of work, and as many multi-scalar multiplications of `threshold` points as there are coefficients. For 27 of 40 that is a
-//! fifth of a second on one thread, done once per committee.
+//! Bounds: `threshold^2` scalars of work, and as many multi-scalar multiplications of `threshold`
+//! points as there are coefficients. For 27 of 40 that is a fifth of a second on one thread, done
+//! once per committee.
 
 use crate::{
     curve::{G2, G2Affine, Scalar},
@@ -12,28 +15,39 @@ use crate::{
 };
 
 impl Committee {
-    /// The coefficients of the public polynomial, lowest first, compressed: as many as the threshold, the first is the public key.
+    /// The coefficients of the public polynomial, lowest first, compressed: as many as the
+    /// threshold, the first is the public key.
     ///
-    /// Fails when the keys are not those of one polynomial of that degree, or the public key is not its value at 0: such a committee was put together wrongly, and
-    /// its shares would not combine.
+    /// Fails when the keys are not those of one polynomial of that degree, or the public key is not
+    /// its value at 0: such a committee was put together wrongly, and its shares would not
+    /// combine.
     pub fn coefficients(&self) -> Result<Vec<[u8; 96]>, BlsError> {
-        let bad = BlsError::BadThreshold { threshold: self.threshold, nodes: self.shares.len() as u32 };
-        let known =
-            self.shares.get(..self.threshold as usize).filter(|known| !known.is_empty()).ok_or(bad)?;
+        let bad =
+            BlsError::BadThreshold { threshold: self.threshold, nodes: self.shares.len() as u32 };
+        let known = self
+            .shares
+            .get(..self.threshold as usize)
+            .filter(|known| !known.is_empty())
+            .ok_or(bad)?;
         let points: Vec<G2Affine> = known.iter().map(|key| key.point()).collect();
         let weights = basis(points.len());
         let coefficients: Vec<G2> = (0..points.len())
-            .map(|power| G2::msm(&points, &weights.iter().map(|weight| weight[power]).collect::<Vec<_>>()))
+            .map(|power| {
+                G2::msm(&points, &weights.iter().map(|weight| weight[power]).collect::<Vec<_>>())
+            })
             .collect();
 
-        // The first values are met by construction; the key and the other values are what there is to check.
+        // The first values are met by construction; the key and the other values are what there is
+        // to check.
         let at = |place: u64| {
             let horner = |sum: G2, coefficient: &G2| sum.mul_public_u64(place).add(coefficient);
             coefficients.iter().rev().fold(G2::identity(), horner).to_affine()
         };
         let others = self.shares.iter().enumerate().skip(points.len());
         let fits = at(0).to_compressed() == *self.public_key.as_bytes()
-            && others.into_iter().all(|(index, key)| at(index as u64 + 1).to_compressed() == *key.as_bytes());
+            && others
+                .into_iter()
+                .all(|(index, key)| at(index as u64 + 1).to_compressed() == *key.as_bytes());
         if !fits {
             return Err(BlsError::NotOnePolynomial { threshold: self.threshold });
         }
@@ -41,14 +55,16 @@ impl Committee {
     }
 }
 
-/// For each place `1..=count` the coefficients of the polynomial that is 1 there and 0 at the others.
+/// For each place `1..=count` the coefficients of the polynomial that is 1 there and 0 at the
+/// others.
 fn basis(count: usize) -> Vec<Vec<Scalar>> {
     let places: Vec<Scalar> = (1..=count as u64).map(Scalar::from_u64).collect();
     // The product of all (x - place), lowest coefficient first.
     let mut product = vec![Scalar::one()];
     for place in &places {
         let shifted = std::iter::once(Scalar::zero()).chain(product.iter().copied());
-        let scaled = product.iter().map(|coefficient| coefficient.mul(place)).chain([Scalar::zero()]);
+        let scaled =
+            product.iter().map(|coefficient| coefficient.mul(place)).chain([Scalar::zero()]);
         product = shifted.zip(scaled).map(|(high, low)| high.sub(&low)).collect();
     }
     places
@@ -88,11 +104,13 @@ mod tests {
             assert_eq!(coefficients[0], *committee.public_key.as_bytes());
             // By powers, where the code under test uses Horner's rule.
             for (index, share) in committee.shares.iter().enumerate() {
-                let powers = Scalar::powers(&Scalar::from_u64(index as u64 + 1), coefficients.len());
-                let sum = coefficients.iter().zip(powers).fold(G2::identity(), |sum, (bytes, power)| {
-                    let point = G2Affine::from_compressed_on_curve(bytes).unwrap();
-                    sum.add(&point.to_point().mul(&power))
-                });
+                let powers =
+                    Scalar::powers(&Scalar::from_u64(index as u64 + 1), coefficients.len());
+                let sum =
+                    coefficients.iter().zip(powers).fold(G2::identity(), |sum, (bytes, power)| {
+                        let point = G2Affine::from_compressed_on_curve(bytes).unwrap();
+                        sum.add(&point.to_point().mul(&power))
+                    });
                 assert_eq!(PublicKey::from_point(sum.to_affine()).unwrap(), *share);
             }
         }
@@ -113,7 +131,10 @@ mod tests {
         assert_eq!(changed.coefficients().unwrap_err(), error, "public key");
         for threshold in [0, 5] {
             committee.threshold = threshold;
-            assert_eq!(committee.coefficients().unwrap_err(), BlsError::BadThreshold { threshold, nodes: 4 });
+            assert_eq!(
+                committee.coefficients().unwrap_err(),
+                BlsError::BadThreshold { threshold, nodes: 4 }
+            );
         }
     }
 }

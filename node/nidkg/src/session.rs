@@ -18,10 +18,12 @@ pub enum Source {
     Fresh {
         /// How many dealers there may be; their indices are below it.
         dealers: u32,
-        /// Dealings a transcript is made of at least: one more than the number of dealers who may be corrupt, so that one is honest.
+        /// Dealings a transcript is made of at least: one more than the number of dealers who may
+        /// be corrupt, so that one is honest.
         dealings: u32,
     },
-    /// The key of an existing committee, whose members deal their shares. Its threshold is the number of dealings.
+    /// The key of an existing committee, whose members deal their shares. Its threshold is the
+    /// number of dealings.
     Reshare(Committee),
 }
 
@@ -46,7 +48,9 @@ pub enum SessionError {
         receivers: usize,
     },
     /// Threshold.
-    #[error("threshold {threshold} does not fit {receivers} receivers (1 <= threshold <= receivers)")]
+    #[error(
+        "threshold {threshold} does not fit {receivers} receivers (1 <= threshold <= receivers)"
+    )]
     Threshold {
         /// Asked threshold.
         threshold: u32,
@@ -69,7 +73,8 @@ pub enum SessionError {
 }
 
 impl Session {
-    /// `id` names this key generation among all others of these nodes; using one twice lets dealings of one stand in the other.
+    /// `id` names this key generation among all others of these nodes; using one twice lets
+    /// dealings of one stand in the other.
     pub fn new(
         id: [u8; 32],
         epoch: Epoch,
@@ -105,12 +110,10 @@ impl Session {
         let oracle = receivers.iter().fold(oracle, |oracle, key| oracle.g1("receiver", &[key.y]));
         let oracle = match &source {
             Source::Fresh { .. } => oracle,
-            Source::Reshare(committee) => committee
-                .shares
-                .iter()
-                .fold(oracle.bytes("public key", committee.public_key.as_bytes()), |oracle, share| {
-                    oracle.bytes("old share", share.as_bytes())
-                }),
+            Source::Reshare(committee) => committee.shares.iter().fold(
+                oracle.bytes("public key", committee.public_key.as_bytes()),
+                |oracle, share| oracle.bytes("old share", share.as_bytes()),
+            ),
         };
         Ok(Self { id, epoch, threshold, receivers, source, digest: oracle.digest() })
     }

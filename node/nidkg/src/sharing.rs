@@ -1,7 +1,8 @@
-//! Proof of correct sharing (paper, section 6.4): what is encrypted to receiver `i` is the value at `i + 1` of the polynomial whose coefficients stand
-//! in public as `A_k = g2^{a_k}`.
+//! Proof of correct sharing (paper, section 6.4): what is encrypted to receiver `i` is the value at
+//! `i + 1` of the polynomial whose coefficients stand in public as `A_k = g2^{a_k}`.
 //!
-//! With `R = product_j R_j^{B^j}` and `C_i = product_j C_ij^{B^j}` (the ciphertext of the whole share), challenges `x` and `x'`, the verifier checks
+//! With `R = product_j R_j^{B^j}` and `C_i = product_j C_ij^{B^j}` (the ciphertext of the whole
+//! share), challenges `x` and `x'`, the verifier checks
 //!
 //! * `R^{x'} F = g1^{z_r}`
 //! * `(product_k A_k^{sum_i (i+1)^k x^{i+1}})^{x'} A = g2^{z_a}`
@@ -100,7 +101,8 @@ impl SharingProof {
     ) {
         let count = ciphertext.rows.len();
         let powers = first_challenge(instance, count);
-        let x = second_challenge(instance, (&self.randomness_mask, &self.share_mask, &self.product));
+        let x =
+            second_challenge(instance, (&self.randomness_mask, &self.share_mask, &self.product));
         let weights = chunk_weights();
 
         let (first, second, third) = (weight(rng), weight(rng), weight(rng));

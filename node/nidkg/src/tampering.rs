@@ -1,4 +1,5 @@
-//! Tests: dealers who cheat. Every field of a dealing is changed by itself; each change must be refused, and by the check that is there for it.
+//! Tests: dealers who cheat. Every field of a dealing is changed by itself; each change must be
+//! refused, and by the check that is there for it.
 #![allow(clippy::unwrap_used)]
 
 use budget::Pool;
@@ -42,7 +43,8 @@ impl Stage {
     }
 
     fn verdict(&mut self, dealing: &Dealing) -> Result<(), Check> {
-        let verdict = verify_dealing(&self.engine, &self.session, DEALER, dealing.clone(), &mut self.rng);
+        let verdict =
+            verify_dealing(&self.engine, &self.session, DEALER, dealing.clone(), &mut self.rng);
         verdict.map(|_| ()).map_err(|error| match error {
             DealingError::Rejected { dealer, check } => {
                 assert_eq!(dealer, DEALER);
@@ -79,10 +81,14 @@ fn every_field_that_is_changed_is_noticed() {
         ("a chunk", Check::Integrity, |dealing| moved_g1(&mut dealing.ciphertext.rows[3][15])),
         ("two rows", Check::Integrity, |dealing| dealing.ciphertext.rows.swap(0, 1)),
         ("B", Check::Chunking, |dealing| moved_g1(&mut dealing.chunking.masks[0])),
-        ("the last B", Check::Chunking, |dealing| moved_g1(&mut dealing.chunking.masks[REPETITIONS - 1])),
+        ("the last B", Check::Chunking, |dealing| {
+            moved_g1(&mut dealing.chunking.masks[REPETITIONS - 1])
+        }),
         ("C", Check::Chunking, |dealing| moved_g1(&mut dealing.chunking.masked[5])),
         ("D_0", Check::Chunking, |dealing| moved_g1(&mut dealing.chunking.blinders[0])),
-        ("D_n", Check::Chunking, |dealing| moved_g1(&mut dealing.chunking.blinders[NODES as usize])),
+        ("D_n", Check::Chunking, |dealing| {
+            moved_g1(&mut dealing.chunking.blinders[NODES as usize])
+        }),
         ("Y", Check::Chunking, |dealing| moved_g1(&mut dealing.chunking.product)),
         ("a response", Check::Chunking, |dealing| dealing.chunking.responses[31] ^= 1),
         ("a response beyond its range", Check::Chunking, |dealing| {
@@ -107,7 +113,11 @@ fn every_field_that_is_changed_is_noticed() {
         assert!(Dealing::from_bytes(&dealing.to_bytes()).unwrap() == dealing, "{what}");
         let batch = [good.clone(), dealing, good.clone()].map(|dealing| (DEALER, dealing));
         let results = verify_dealings(&stage.engine, &stage.session, batch.into(), &mut stage.rng);
-        assert_eq!(results.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false, true], "{what}");
+        assert_eq!(
+            results.iter().map(Result::is_ok).collect::<Vec<_>>(),
+            [true, false, true],
+            "{what}"
+        );
     }
 }
 
@@ -131,7 +141,8 @@ fn points_outside_the_group_are_noticed_wherever_they_stand() {
         .unwrap();
     let mut stage = stage(2);
     let good = stage.dealing();
-    let mut refused = |dealing: Dealing| assert_eq!(stage.verdict(&dealing), Err(Check::Membership));
+    let mut refused =
+        |dealing: Dealing| assert_eq!(stage.verdict(&dealing), Err(Check::Membership));
     for place in 0..6 {
         let mut dealing = good.clone();
         let point = match place {
@@ -160,7 +171,8 @@ fn points_outside_the_group_are_noticed_wherever_they_stand() {
 
 #[test]
 fn points_of_order_three_do_not_hide_from_the_check_of_many() {
-    // The curve's cofactor is divisible by three: such a point is what a random sum misses most often.
+    // The curve's cofactor is divisible by three: such a point is what a random sum misses most
+    // often.
     let third = order_three();
     let mut rng = ChaCha20Rng::seed_from_u64(9);
     let good: Vec<_> = (1..=500)
@@ -179,7 +191,8 @@ fn points_of_order_three_do_not_hide_from_the_check_of_many() {
     }
 }
 
-/// A point of order three: a multiple, by the group order and a third of the cofactor, of some point of the curve.
+/// A point of order three: a multiple, by the group order and a third of the cofactor, of some
+/// point of the curve.
 fn order_three() -> G1Affine {
     let third = (1u8..)
         .filter_map(|x| {
@@ -187,7 +200,9 @@ fn order_three() -> G1Affine {
             (bytes[0], bytes[47]) = (0x80, x);
             G1Affine::from_compressed_on_curve(&bytes)
         })
-        .map(|point| wide_multiple(&wide_multiple(&point.to_point(), &GROUP_ORDER), &COFACTOR_THIRD))
+        .map(|point| {
+            wide_multiple(&wide_multiple(&point.to_point(), &GROUP_ORDER), &COFACTOR_THIRD)
+        })
         .find(|point| !point.is_identity())
         .unwrap();
     assert!(third.double().add(&third).is_identity());
@@ -195,10 +210,10 @@ fn order_three() -> G1Affine {
 }
 
 fn wide_multiple(point: &curve::G1, factor: &[u64]) -> curve::G1 {
-    factor
-        .iter()
-        .flat_map(|limb| (0..64).rev().map(move |bit| limb >> bit & 1))
-        .fold(curve::G1::identity(), |sum, bit| if bit == 1 { sum.double().add(point) } else { sum.double() })
+    factor.iter().flat_map(|limb| (0..64).rev().map(move |bit| limb >> bit & 1)).fold(
+        curve::G1::identity(),
+        |sum, bit| if bit == 1 { sum.double().add(point) } else { sum.double() },
+    )
 }
 
 /// Big-endian limbs.
@@ -215,9 +230,11 @@ const COFACTOR_THIRD: [u64; 2] = {
 fn chunks_within_the_slack_are_recovered_and_make_the_same_key() {
     let mut stage = stage(3);
     let polynomial: Vec<_> = (0..3).map(|_| *Scalar::random(&mut stage.rng)).collect();
-    let shares: Vec<_> = (1..=4).map(|place| evaluate(&polynomial, &Scalar::from_u64(place))).collect();
+    let shares: Vec<_> =
+        (1..=4).map(|place| evaluate(&polynomial, &Scalar::from_u64(place))).collect();
     let mut chunks: Vec<_> = shares.iter().map(chunks_of).collect();
-    // Take from a chunk what its neighbour below gets: the share stays, the chunk is too large by far.
+    // Take from a chunk what its neighbour below gets: the share stays, the chunk is too large by
+    // far.
     for row in &mut chunks {
         let place = (1..CHUNKS).find(|place| row[*place] >= 200).unwrap();
         row[place] -= 200;
@@ -225,9 +242,11 @@ fn chunks_within_the_slack_are_recovered_and_make_the_same_key() {
     }
     let chunks = Zeroizing::new(chunks);
     let Stage { engine, session, rng, .. } = &mut stage;
-    let cheated = deal_chunks(engine, session, DEALER, (&polynomial, &shares), chunks, rng).unwrap();
+    let cheated =
+        deal_chunks(engine, session, DEALER, (&polynomial, &shares), chunks, rng).unwrap();
     assert_eq!(stage.verdict(&cheated), Ok(()), "within the slack");
-    let honest = create_dealing(&stage.engine, &stage.session, NodeIndex(0), None, &mut stage.rng).unwrap();
+    let honest =
+        create_dealing(&stage.engine, &stage.session, NodeIndex(0), None, &mut stage.rng).unwrap();
     let batch = vec![(NodeIndex(0), honest), (DEALER, cheated)];
     let dealings: Vec<_> = verify_dealings(&stage.engine, &stage.session, batch, &mut stage.rng)
         .into_iter()
@@ -244,12 +263,14 @@ fn chunks_within_the_slack_are_recovered_and_make_the_same_key() {
 fn chunks_that_make_another_share_do_not_verify() {
     let mut stage = stage(4);
     let polynomial: Vec<_> = (0..3).map(|_| *Scalar::random(&mut stage.rng)).collect();
-    let shares: Vec<_> = (1..=4).map(|place| evaluate(&polynomial, &Scalar::from_u64(place))).collect();
+    let shares: Vec<_> =
+        (1..=4).map(|place| evaluate(&polynomial, &Scalar::from_u64(place))).collect();
     let mut chunks: Vec<_> = shares.iter().map(chunks_of).collect();
     // Small, tied to its context, and wrong: only the proof of sharing can tell.
     chunks[0][4] ^= 1;
     let Stage { engine, session, rng, .. } = &mut stage;
-    let wrong = deal_chunks(engine, session, DEALER, (&polynomial, &shares), Zeroizing::new(chunks), rng);
+    let wrong =
+        deal_chunks(engine, session, DEALER, (&polynomial, &shares), Zeroizing::new(chunks), rng);
     assert_eq!(stage.verdict(&wrong.unwrap()), Err(Check::Sharing));
 }
 
@@ -258,7 +279,11 @@ fn a_damaged_ciphertext_in_a_transcript_is_named_or_makes_no_share() {
     let mut stage = stage(5);
     let batch: Vec<_> = [NodeIndex(0), NodeIndex(1)]
         .map(|dealer| {
-            (dealer, create_dealing(&stage.engine, &stage.session, dealer, None, &mut stage.rng).unwrap())
+            (
+                dealer,
+                create_dealing(&stage.engine, &stage.session, dealer, None, &mut stage.rng)
+                    .unwrap(),
+            )
         })
         .into();
     let dealings: Vec<_> = verify_dealings(&stage.engine, &stage.session, batch, &mut stage.rng)
@@ -267,7 +292,8 @@ fn a_damaged_ciphertext_in_a_transcript_is_named_or_makes_no_share() {
         .collect();
     let transcript = create_transcript(&stage.engine, &stage.session, &dealings).unwrap();
     let bytes = transcript.to_bytes();
-    // The last byte is in the row of the last receiver of the last dealing: receiver 0 never decodes it, yet notices.
+    // The last byte is in the row of the last receiver of the last dealing: receiver 0 never
+    // decodes it, yet notices.
     let mut damaged = bytes.clone();
     *damaged.last_mut().unwrap() ^= 1;
     let damaged = Transcript::from_bytes(&stage.engine, &damaged).unwrap();

@@ -1,7 +1,8 @@
 //! Shares, signatures and their combination.
 //!
-//! Share `i` is the value at `i + 1` of a polynomial of degree `t - 1` whose value at 0 is the key. Signing is linear in the secret, so the signature of
-//! the key is the Lagrange interpolation at 0 of `t` share signatures.
+//! Share `i` is the value at `i + 1` of a polynomial of degree `t - 1` whose value at 0 is the key.
+//! Signing is linear in the secret, so the signature of the key is the Lagrange interpolation at 0
+//! of `t` share signatures.
 
 use std::{
     collections::BTreeMap,
@@ -86,10 +87,12 @@ pub enum BlsError {
 }
 
 /// Every verification pairs with it: its lines are prepared once.
-static MINUS_G2: LazyLock<PreparedG2> = LazyLock::new(|| PreparedG2::new(&G2Affine::generator().neg()));
+static MINUS_G2: LazyLock<PreparedG2> =
+    LazyLock::new(|| PreparedG2::new(&G2Affine::generator().neg()));
 
-/// A public key of G2: the subnet's, or that of one share. Always a member of the prime-order group, also when it was deserialized.
-/// Its point stays decoded beside the bytes, as every verification needs it.
+/// A public key of G2: the subnet's, or that of one share. Always a member of the prime-order
+/// group, also when it was deserialized. Its point stays decoded beside the bytes, as every
+/// verification needs it.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(try_from = "ByteArray<96>", into = "ByteArray<96>")]
 pub struct PublicKey([u8; 96], G2Affine);
@@ -137,7 +140,8 @@ pub struct SecretShare {
     key: min_sig::SecretKey,
 }
 
-/// What everybody knows of a dealt key: the public key, the threshold, and the public key of each share.
+/// What everybody knows of a dealt key: the public key, the threshold, and the public key of each
+/// share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Committee {
     /// The subnet's public key.
@@ -223,7 +227,8 @@ impl SecretShare {
     /// Public key of this share.
     pub fn public_key(&self) -> PublicKey {
         // Not by the table of the generator: a node alone would make and keep all tables for this.
-        let point = G2Affine::generator().to_point().mul(&Zeroizing::new(self.scalar())).to_affine();
+        let point =
+            G2Affine::generator().to_point().mul(&Zeroizing::new(self.scalar())).to_affine();
         PublicKey(point.to_compressed(), point)
     }
 
@@ -233,8 +238,8 @@ impl SecretShare {
     }
 }
 
-/// Deals a fresh key to a committee of `nodes` with the given threshold. Whoever runs this knows the key for as long as it runs: a node may deal for itself
-/// alone, never for others.
+/// Deals a fresh key to a committee of `nodes` with the given threshold. Whoever runs this knows
+/// the key for as long as it runs: a node may deal for itself alone, never for others.
 pub fn deal(
     nodes: u32,
     threshold: u32,
@@ -250,10 +255,14 @@ pub fn deal(
         SecretShare::from_scalar(NodeIndex(index), &value)
     };
     let public_key = secret(0, 0)?.public_key();
-    let shares =
-        (0..nodes).map(|index| secret(index, u64::from(index) + 1)).collect::<Result<Vec<_>, _>>()?;
-    let committee =
-        Committee { public_key, threshold, shares: shares.iter().map(SecretShare::public_key).collect() };
+    let shares = (0..nodes)
+        .map(|index| secret(index, u64::from(index) + 1))
+        .collect::<Result<Vec<_>, _>>()?;
+    let committee = Committee {
+        public_key,
+        threshold,
+        shares: shares.iter().map(SecretShare::public_key).collect(),
+    };
     Ok((committee, shares))
 }
 
@@ -262,7 +271,8 @@ pub fn verify(key: &PublicKey, message: &[u8], signature: &[u8; 48]) -> bool {
     let Some(signature) = G1Affine::from_compressed(signature) else {
         return false;
     };
-    // e(signature, -g2) e(hash, key) = 1. The key's membership was checked when it was made, see `PublicKey`.
+    // e(signature, -g2) e(hash, key) = 1. The key's membership was checked when it was made, see
+    // `PublicKey`.
     let hash = G1::hash(message, DST).to_affine();
     pairing_product(&[(signature, &*MINUS_G2)], &[(hash, key.1)]) == Gt::one()
 }
@@ -280,7 +290,8 @@ impl Committee {
     }
 }
 
-/// Combines `threshold` shares, verified before by [`Committee::verify_share`], into the subnet's signature. Which shares are used does not change the result.
+/// Combines `threshold` shares, verified before by [`Committee::verify_share`], into the subnet's
+/// signature. Which shares are used does not change the result.
 pub fn combine(
     committee: &Committee,
     shares: &BTreeMap<NodeIndex, SignatureShare>,
@@ -348,7 +359,10 @@ mod tests {
     fn a_wrong_share_is_named() {
         let (committee, shares) = deal(4, 3, &mut StdRng::seed_from_u64(3)).unwrap();
         let share = shares[1].sign(b"another message");
-        assert_eq!(committee.verify_share(NodeIndex(1), b"m", &share), Err(BlsError::BadShare(NodeIndex(1))));
+        assert_eq!(
+            committee.verify_share(NodeIndex(1), b"m", &share),
+            Err(BlsError::BadShare(NodeIndex(1)))
+        );
         assert_eq!(
             committee.verify_share(NodeIndex(9), b"m", &share),
             Err(BlsError::UnknownNode(NodeIndex(9)))

@@ -1,8 +1,10 @@
 //! Transcripts: the outcome of a key generation, and how a node takes its share out of one.
 //!
-//! A transcript holds the new committee's public keys and the ciphertexts of the dealings it is made of, compressed. A receiver decodes its own row
-//! and the randomizers of each ciphertext, and hashes the bytes of all other rows: a changed byte anywhere changes the identity the ciphertext was
-//! encrypted to, so that nothing comes out. What comes out is checked against the public key of the receiver's share.
+//! A transcript holds the new committee's public keys and the ciphertexts of the dealings it is
+//! made of, compressed. A receiver decodes its own row and the randomizers of each ciphertext, and
+//! hashes the bytes of all other rows: a changed byte anywhere changes the identity the ciphertext
+//! was encrypted to, so that nothing comes out. What comes out is checked against the public key of
+//! the receiver's share.
 //!
 //! Nodes must agree on a transcript before they load it; this crate does not say how.
 
@@ -96,7 +98,8 @@ pub enum TranscriptError {
     WrongShare(NodeIndex),
 }
 
-/// Makes the transcript from as many of the dealings as are needed, in the order of dealers: every node that has the same dealings has the same transcript.
+/// Makes the transcript from as many of the dealings as are needed, in the order of dealers: every
+/// node that has the same dealings has the same transcript.
 pub fn create_transcript(
     engine: &Engine,
     session: &Session,
@@ -105,7 +108,8 @@ pub fn create_transcript(
     transcript(engine, session, dealings, session.dealings_needed() as usize)
 }
 
-/// The same from all dealings: more bytes, and the key is secret as long as a single dealer of all was honest.
+/// The same from all dealings: more bytes, and the key is secret as long as a single dealer of all
+/// was honest.
 pub fn create_transcript_from_all(
     engine: &Engine,
     session: &Session,
@@ -126,7 +130,10 @@ fn transcript(
         return Err(TranscriptError::TwiceDealt(pair[0].dealer));
     }
     if let Some(other) = used.iter().find(|dealing| dealing.session != *session.digest()) {
-        return Err(TranscriptError::OtherSession(format!("the dealing of dealer {}", other.dealer.0)));
+        return Err(TranscriptError::OtherSession(format!(
+            "the dealing of dealer {}",
+            other.dealer.0
+        )));
     }
     let need = session.dealings_needed();
     if used.len() < need as usize {
@@ -140,7 +147,8 @@ fn transcript(
             .into_par_iter()
             .map(|index| {
                 engine.breathe();
-                let points: Vec<_> = used.iter().map(|dealing| dealing.dealing.coefficients[index]).collect();
+                let points: Vec<_> =
+                    used.iter().map(|dealing| dealing.dealing.coefficients[index]).collect();
                 match &weights {
                     None => points.iter().fold(G2::identity(), |sum, point| sum.add_affine(point)),
                     Some(weights) => G2::msm(&points, weights),
@@ -152,13 +160,13 @@ fn transcript(
             .into_par_iter()
             .map(|place| {
                 engine.breathe();
-                coefficients
-                    .iter()
-                    .rev()
-                    .fold(G2::identity(), |sum, coefficient| sum.mul_public_u64(place).add(coefficient))
+                coefficients.iter().rev().fold(G2::identity(), |sum, coefficient| {
+                    sum.mul_public_u64(place).add(coefficient)
+                })
             })
             .collect();
-        let key = |point: &G2| PublicKey::from_point(point.to_affine()).map_err(TranscriptError::NoKey);
+        let key =
+            |point: &G2| PublicKey::from_point(point.to_affine()).map_err(TranscriptError::NoKey);
         Ok::<_, TranscriptError>(Committee {
             public_key: key(&coefficients[0])?,
             threshold: session.threshold(),
@@ -176,8 +184,9 @@ fn transcript(
 
 /// Weights of the dealings: none for a plain sum.
 fn weights(session: &Session, dealers: &[NodeIndex]) -> Option<Vec<Scalar>> {
-    matches!(session.source(), Source::Reshare(_))
-        .then(|| lagrange_at_zero(&dealers.iter().map(|dealer| u64::from(dealer.0) + 1).collect::<Vec<_>>()))
+    matches!(session.source(), Source::Reshare(_)).then(|| {
+        lagrange_at_zero(&dealers.iter().map(|dealer| u64::from(dealer.0) + 1).collect::<Vec<_>>())
+    })
 }
 
 impl Sealed {
@@ -191,8 +200,13 @@ impl Sealed {
         Self { dealer: dealing.dealer, bytes }
     }
 
-    /// What `receiver` needs. Membership in the group is what verification established; the pairing ignores nothing but what it would have refused.
-    fn received(&self, session: &Session, receiver: NodeIndex) -> Result<Received, TranscriptError> {
+    /// What `receiver` needs. Membership in the group is what verification established; the pairing
+    /// ignores nothing but what it would have refused.
+    fn received(
+        &self,
+        session: &Session,
+        receiver: NodeIndex,
+    ) -> Result<Received, TranscriptError> {
         let (shared, rows) = self.bytes.split_at(SHARED);
         let (r, rest) = shared.split_at(ROW);
         let (s, z) = rest.split_at(ROW);
@@ -201,14 +215,16 @@ impl Sealed {
         let points = |bytes: &[u8], what| {
             let mut row = [G1Affine::default(); CHUNKS];
             for (point, bytes) in row.iter_mut().zip(bytes.as_chunks().0) {
-                *point = G1Affine::from_compressed_on_curve(bytes).ok_or(DecodeError::NotAPoint { what })?;
+                *point = G1Affine::from_compressed_on_curve(bytes)
+                    .ok_or(DecodeError::NotAPoint { what })?;
             }
             Ok::<_, DecodeError>(row)
         };
         let mut of_g2 = [G2Affine::default(); CHUNKS];
         for (point, bytes) in of_g2.iter_mut().zip(z.as_chunks().0) {
             let what = "a randomizer Z";
-            *point = G2Affine::from_compressed_on_curve(bytes).ok_or(DecodeError::NotAPoint { what })?;
+            *point =
+                G2Affine::from_compressed_on_curve(bytes).ok_or(DecodeError::NotAPoint { what })?;
         }
         Ok(Received {
             row: points(own, "a chunk")?,
@@ -234,7 +250,8 @@ impl Transcript {
     /// Points are compressed: 48 bytes in G1, 96 in G2.
     pub fn to_bytes(&self) -> Vec<u8> {
         let ciphertexts: usize = self.ciphertexts.iter().map(|sealed| sealed.bytes.len() + 4).sum();
-        let mut writer = Writer::new(Kind::Transcript, 200 + self.committee.shares.len() * 96 + ciphertexts);
+        let mut writer =
+            Writer::new(Kind::Transcript, 200 + self.committee.shares.len() * 96 + ciphertexts);
         writer.bytes(&self.session);
         writer.u32(self.committee.shares.len() as u32);
         writer.u32(self.committee.threshold);
@@ -250,17 +267,20 @@ impl Transcript {
 
     /// Whether it is the outcome of this session.
     pub fn is_of(&self, session: &Session) -> bool {
-        self.session == *session.digest() && self.committee.shares.len() == session.receivers().len()
+        self.session == *session.digest()
+            && self.committee.shares.len() == session.receivers().len()
     }
 
-    /// Checks the public keys and all lengths; ciphertexts stay bytes until their receiver opens them.
+    /// Checks the public keys and all lengths; ciphertexts stay bytes until their receiver opens
+    /// them.
     pub fn from_bytes(engine: &Engine, bytes: &[u8]) -> Result<Self, DecodeError> {
         let parts = Parts::read(bytes)?;
         let keys = engine.run(|| parts.keys.par_iter().map(key).collect::<Result<_, _>>())?;
         Ok(parts.with(keys))
     }
 
-    /// The same on the thread that calls, for those who have no engine at hand: a tenth of a millisecond for each receiver.
+    /// The same on the thread that calls, for those who have no engine at hand: a tenth of a
+    /// millisecond for each receiver.
     pub fn from_bytes_here(bytes: &[u8]) -> Result<Self, DecodeError> {
         let parts = Parts::read(bytes)?;
         let keys = parts.keys.iter().map(key).collect::<Result<_, _>>()?;
@@ -295,7 +315,8 @@ impl Transcript {
         })?;
         let dealers: Vec<_> = self.dealers().collect();
         let share = match weights(session, &dealers) {
-            // Chunks of all dealings are opened as one sum; only if one of them is not small each is opened by itself.
+            // Chunks of all dealings are opened as one sum; only if one of them is not small each
+            // is opened by itself.
             None => match self.open_sum(engine, &opener, &received) {
                 Some(share) => share,
                 None => self.open_each(engine, &opener, &received, None)?,
@@ -340,8 +361,9 @@ impl Transcript {
         weights: Option<&[Scalar]>,
     ) -> Result<Zeroizing<Scalar>, TranscriptError> {
         let table = engine.logarithms();
-        let places: Vec<(usize, usize)> =
-            (0..received.len()).flat_map(|dealing| (0..CHUNKS).map(move |chunk| (dealing, chunk))).collect();
+        let places: Vec<(usize, usize)> = (0..received.len())
+            .flat_map(|dealing| (0..CHUNKS).map(move |chunk| (dealing, chunk)))
+            .collect();
         let opened: Vec<_> = engine.run(|| {
             places
                 .par_iter()
@@ -358,10 +380,13 @@ impl Transcript {
         let mut chunks = Zeroizing::new(Vec::with_capacity(opened.len()));
         for ((dealing, chunk), opened) in places.into_iter().zip(opened) {
             let receivers = self.committee.shares.len();
-            let unopened = TranscriptError::Unopened { dealer: self.ciphertexts[dealing].dealer, chunk };
+            let unopened =
+                TranscriptError::Unopened { dealer: self.ciphertexts[dealing].dealer, chunk };
             chunks.push(match opened {
                 Ok(scalar) => scalar,
-                Err(element) => solve_cheated(engine, &element, receivers, DIVISORS).ok_or(unopened)?,
+                Err(element) => {
+                    solve_cheated(engine, &element, receivers, DIVISORS).ok_or(unopened)?
+                }
             });
         }
         let one = Scalar::one();
@@ -395,8 +420,10 @@ impl<'a> Parts<'a> {
         let session = reader.array("the session")?;
         let receivers = reader.u32_within("the number of receivers", 1, RECEIVERS_MAX)?;
         let threshold = reader.u32_within("the threshold", 1, receivers)?;
-        let keys =
-            reader.take((1 + receivers as usize) * G2Affine::COMPRESSED, "a public key")?.as_chunks().0;
+        let keys = reader
+            .take((1 + receivers as usize) * G2Affine::COMPRESSED, "a public key")?
+            .as_chunks()
+            .0;
         let count = reader.u32_within("the number of dealings", 1, RECEIVERS_MAX)?;
         let mut ciphertexts: Vec<Sealed> = Vec::with_capacity(count as usize);
         let mut lowest = 0;
@@ -440,7 +467,9 @@ impl Transcript {
         let one = |sealed: &Sealed| {
             let received = sealed.received(session, receiver)?;
             let element = opener.open_sum(&[&received], 0);
-            Ok::<_, TranscriptError>(engine.logarithms().solve(&element, 0, (1 << CHUNK_BITS) - 1).is_some())
+            Ok::<_, TranscriptError>(
+                engine.logarithms().solve(&element, 0, (1 << CHUNK_BITS) - 1).is_some(),
+            )
         };
         self.ciphertexts.iter().map(|sealed| one(sealed).unwrap_or(false)).collect()
     }

@@ -51,7 +51,8 @@ static ALLOCATOR: Counting = Counting;
 
 /// Receivers of the session that is measured: as many as the largest published subnets have.
 const NODES: u32 = 40;
-/// The table of small logarithms, which is made without room too: nothing could be opened without it.
+/// The table of small logarithms, which is made without room too: nothing could be opened without
+/// it.
 const SMALL_TABLE_BYTES: usize = 64 << 10;
 /// Bookkeeping beside the tables themselves: maps, reference counts, reservations.
 const BOOKKEEPING_BYTES: usize = 16 << 10;

@@ -1,7 +1,9 @@
-//! What a commit costs, in microseconds per message: a counter that dirties the same three pages, and single pages spread over an ever longer index.
-//! Prints what it measured on and with which parameters.
+//! What a commit costs, in microseconds per message: a counter that dirties the same three pages,
+//! and single pages spread over an ever longer index. Prints what it measured on and with which
+//! parameters.
 //!
-//! `cargo run --release -p pages --example commit_cost [directory]`; without a directory a temporary one is used.
+//! `cargo run --release -p pages --example commit_cost [directory]`; without a directory a
+//! temporary one is used.
 #![allow(clippy::unwrap_used)]
 
 use std::{env, fs, path::PathBuf, time::Instant};
@@ -12,16 +14,20 @@ use pages::{MemoryId, PAGE_BYTES, PageStore, Run};
 const MESSAGES: u64 = 20_000;
 
 fn main() {
-    let dir = env::args_os().nth(1).map_or_else(|| env::temp_dir().join("pages-commit-cost"), PathBuf::from);
+    let dir = env::args_os()
+        .nth(1)
+        .map_or_else(|| env::temp_dir().join("pages-commit-cost"), PathBuf::from);
     fs::create_dir_all(&dir).unwrap();
     println!(
         "directory {}, {MESSAGES} messages per line, write = the worker's pwrite, included",
         dir.display()
     );
     println!("{:<34} {:>12} {:>12} {:>12} {:>12}", "case", "runs", "write", "append", "commit");
-    for (name, stride, span) in
-        [("3 pages, always the same", 0, 3), ("3 of 1,000 pages", 2, 1_000), ("3 of 16,000 pages", 2, 16_000)]
-    {
+    for (name, stride, span) in [
+        ("3 pages, always the same", 0, 3),
+        ("3 of 1,000 pages", 2, 1_000),
+        ("3 of 16,000 pages", 2, 16_000),
+    ] {
         let (write, append, runs) = measure(&dir, stride, span, false);
         let (_, commit, _) = measure(&dir, stride, span, true);
         println!("{name:<34} {runs:>12} {write:>12.2} {append:>12.2} {commit:>12.2}");
@@ -29,8 +35,9 @@ fn main() {
     fs::remove_dir_all(dir).unwrap();
 }
 
-/// Microseconds per message: of the write alone, of everything, and the runs at the end. Each message writes three pages, `stride` apart, somewhere
-/// among `span`, so that neighbours do not merge.
+/// Microseconds per message: of the write alone, of everything, and the runs at the end. Each
+/// message writes three pages, `stride` apart, somewhere among `span`, so that neighbours do not
+/// merge.
 fn measure(dir: &std::path::Path, stride: u64, span: u64, with_layout: bool) -> (f64, f64, usize) {
     let limits = PagesLimits {
         delta_capacity_bytes: 1 << 40,
@@ -58,8 +65,12 @@ fn measure(dir: &std::path::Path, stride: u64, span: u64, with_layout: bool) -> 
     for message in 0..MESSAGES {
         let target = store.reserve(id, 16_384).unwrap();
         let writing = Instant::now();
-        std::os::unix::fs::FileExt::write_all_at(&*target.file, &bytes, target.offset_page * PAGE_BYTES)
-            .unwrap();
+        std::os::unix::fs::FileExt::write_all_at(
+            &*target.file,
+            &bytes,
+            target.offset_page * PAGE_BYTES,
+        )
+        .unwrap();
         write_nanos += writing.elapsed().as_nanos();
         let first = message.wrapping_mul(0x9e37_79b9) % span.max(1) * stride.max(1) * 3;
         let first = if stride == 0 { 0 } else { first };

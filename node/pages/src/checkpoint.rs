@@ -1,8 +1,10 @@
-//! Checkpoints: seal, sync, hand out the changed indexes, and afterwards delete what no durable index names.
+//! Checkpoints: seal, sync, hand out the changed indexes, and afterwards delete what no durable
+//! index names.
 //!
-//! A ticket may be dropped at any point, because a sync failed or the caller's transaction did. Nothing is lost then: what it covered stays in
-//! [`Pending`] and is part of the next ticket. Deletion happens only in [`PageStore::finish_checkpoint`], so a checkpoint that never became durable
-//! has deleted nothing that the previous one names.
+//! A ticket may be dropped at any point, because a sync failed or the caller's transaction did.
+//! Nothing is lost then: what it covered stays in [`Pending`] and is part of the next ticket.
+//! Deletion happens only in [`PageStore::finish_checkpoint`], so a checkpoint that never became
+//! durable has deleted nothing that the previous one names.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -50,7 +52,8 @@ pub(crate) struct Progress {
 #[derive(Clone, Debug)]
 struct SyncFile {
     path: PathBuf,
-    /// Present for segments: held since the first write, so that an error of the kernel's own writeback is not missed.
+    /// Present for segments: held since the first write, so that an error of the kernel's own
+    /// writeback is not missed.
     file: Option<Arc<File>>,
     /// Length it must have.
     len_bytes: u64,
@@ -64,14 +67,16 @@ struct Doomed {
     delta_bytes: u64,
 }
 
-/// A checkpoint under way. Call [`CheckpointTicket::sync`] (on any thread), make [`CheckpointTicket::changed`] durable, then
-/// [`PageStore::finish_checkpoint`]. Dropping it instead gives the checkpoint up.
+/// A checkpoint under way. Call [`CheckpointTicket::sync`] (on any thread), make
+/// [`CheckpointTicket::changed`] durable, then [`PageStore::finish_checkpoint`]. Dropping it
+/// instead gives the checkpoint up.
 #[derive(Debug)]
 pub struct CheckpointTicket {
-    /// Every memory whose index changed since the last checkpoint that was finished, with its index and the length of its base; `None` for a
-    /// memory that was removed.
+    /// Every memory whose index changed since the last checkpoint that was finished, with its
+    /// index and the length of its base; `None` for a memory that was removed.
     pub changed: Vec<(MemoryId, Option<MemoryIndex>, u64)>,
-    /// Pages written since the last checkpoint that was finished, of every memory in `changed` that still exists: ordered, disjoint, not adjoining.
+    /// Pages written since the last checkpoint that was finished, of every memory in `changed`
+    /// that still exists: ordered, disjoint, not adjoining.
     pub written: Vec<(MemoryId, Vec<Range<u64>>)>,
     generation: u64,
     files: Vec<SyncFile>,
@@ -93,21 +98,28 @@ impl Pending {
     }
 }
 
-fn doomed(dir: &Dir, id: MemoryId, segments: Vec<(SegmentId, u64)>) -> impl Iterator<Item = Doomed> {
-    segments
-        .into_iter()
-        .map(move |(segment, delta_bytes)| Doomed { path: dir.segment_path(id, segment), delta_bytes })
+fn doomed(
+    dir: &Dir,
+    id: MemoryId,
+    segments: Vec<(SegmentId, u64)>,
+) -> impl Iterator<Item = Doomed> {
+    segments.into_iter().map(move |(segment, delta_bytes)| Doomed {
+        path: dir.segment_path(id, segment),
+        delta_bytes,
+    })
 }
 
 impl PageStore {
-    /// Seals what was written since the last checkpoint and hands out the indexes that changed. No append target with committed pages before it may
-    /// be out ([`PagesError::Busy`]). Costs in what changed; no file is touched before [`CheckpointTicket::sync`].
+    /// Seals what was written since the last checkpoint and hands out the indexes that changed. No
+    /// append target with committed pages before it may be out ([`PagesError::Busy`]). Costs in
+    /// what changed; no file is touched before [`CheckpointTicket::sync`].
     pub fn begin_checkpoint(&self) -> Result<CheckpointTicket> {
         self.check_sync()?;
         let memories = self.memories.write().unwrap_or_else(PoisonError::into_inner);
         let mut newly_changed = lock(&self.changed);
-        if let Some(busy) =
-            newly_changed.iter().find(|id| memories.get(id).is_some_and(|memory| lock(memory).is_busy()))
+        if let Some(busy) = newly_changed
+            .iter()
+            .find(|id| memories.get(id).is_some_and(|memory| lock(memory).is_busy()))
         {
             return Err(PagesError::Busy(*busy));
         }
@@ -160,8 +172,9 @@ impl PageStore {
         })
     }
 
-    /// The indexes of `ticket` are durable: deletes the files that they no longer name and queues the sealed segments for folding. A ticket that was not
-    /// synced, or is not the newest, changes nothing. A file that cannot be deleted is tried again after the next checkpoint.
+    /// The indexes of `ticket` are durable: deletes the files that they no longer name and queues
+    /// the sealed segments for folding. A ticket that was not synced, or is not the newest,
+    /// changes nothing. A file that cannot be deleted is tried again after the next checkpoint.
     pub fn finish_checkpoint(&self, ticket: CheckpointTicket) {
         let (changed, doomed) = {
             let mut pending = lock(&self.checkpoint);
@@ -201,8 +214,9 @@ impl PageStore {
 }
 
 impl CheckpointTicket {
-    /// Makes every file that the changed indexes name durable, and then the names of the files. After a failure the store takes no more
-    /// reservations and checkpoints ([`PagesError::SyncLost`]): the pages that could not be written may be gone.
+    /// Makes every file that the changed indexes name durable, and then the names of the files.
+    /// After a failure the store takes no more reservations and checkpoints
+    /// ([`PagesError::SyncLost`]): the pages that could not be written may be gone.
     pub fn sync(&self) -> Result<()> {
         if self.progress.sync_lost.load(Relaxed) {
             return Err(PagesError::SyncLost);
@@ -211,7 +225,8 @@ impl CheckpointTicket {
             return Err(PagesError::StaleTicket);
         }
         self.sync_files().inspect_err(|e| {
-            // A file that cannot be opened loses nothing. (One that is missing belonged to a memory that a newer ticket deleted.)
+            // A file that cannot be opened loses nothing. (One that is missing belonged to a memory
+            // that a newer ticket deleted.)
             if !matches!(e, PagesError::TooManyOpenFiles { .. } | PagesError::MissingFile { .. }) {
                 self.progress.sync_lost.store(true, Relaxed);
             }

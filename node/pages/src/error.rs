@@ -1,6 +1,7 @@
 //! What can go wrong, in the words a person needs: which file or limit, its value, what to do.
 //!
-//! Every error leaves the store consistent: the call had no effect unless its documentation says otherwise.
+//! Every error leaves the store consistent: the call had no effect unless its documentation says
+//! otherwise.
 
 use std::{
     io,
@@ -13,7 +14,8 @@ use crate::{MemoryId, Run};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PagesError {
-    /// The delta log has no room for another round. Take a checkpoint, fold, take another, and ask again.
+    /// The delta log has no room for another round. Take a checkpoint, fold, take another, and ask
+    /// again.
     #[error(
         "the delta log holds {used_bytes} bytes and a round begins below {limit_bytes} (pages.delta_capacity_bytes - pages.delta_reserve_bytes): execution has to wait for a checkpoint and a fold"
     )]
@@ -153,7 +155,8 @@ pub enum PagesError {
         /// The directory.
         dir: PathBuf,
     },
-    /// A segment could not be made durable, so the kernel may have dropped pages that were never written. Restart from the last checkpoint.
+    /// A segment could not be made durable, so the kernel may have dropped pages that were never
+    /// written. Restart from the last checkpoint.
     #[error(
         "an earlier sync of the delta log failed, pages since the last checkpoint may be lost: free disk space and restart the node, it replays from that checkpoint"
     )]
@@ -218,14 +221,16 @@ impl PagesError {
         match source.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT) => Self::DiskFull { action, path, source },
             Some(libc::EFBIG) => Self::FileTooLarge { action, path, source },
-            Some(libc::EACCES | libc::EPERM | libc::EROFS) => Self::NotWritable { action, path, source },
+            Some(libc::EACCES | libc::EPERM | libc::EROFS) => {
+                Self::NotWritable { action, path, source }
+            }
             Some(libc::EMFILE | libc::ENFILE) => Self::TooManyOpenFiles { action, path, source },
             _ => Self::Io { action, path, source },
         }
     }
 
-    /// Whether the same call may succeed later in the same process, because what is in its way can be freed
-    /// or mended from outside.
+    /// Whether the same call may succeed later in the same process, because what is in its way can
+    /// be freed or mended from outside.
     pub fn can_heal(&self) -> bool {
         match self {
             Self::DeltaFull { .. }
@@ -236,7 +241,11 @@ impl PagesError {
             | Self::Busy(_)
             | Self::StaleTicket => true,
             // The folder is away: a file system that was unmounted can be mounted again.
-            Self::Io { action: "create", source, .. } if source.kind() == io::ErrorKind::NotFound => true,
+            Self::Io { action: "create", source, .. }
+                if source.kind() == io::ErrorKind::NotFound =>
+            {
+                true
+            }
             Self::Io { source, .. } => lifecycle::can_heal(source),
             Self::UnknownMemory(_)
             | Self::MemoryExists(_)

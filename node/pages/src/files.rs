@@ -1,6 +1,8 @@
-//! The directory and its files: names, creation, deletion, syncing. The only place that touches the file system besides plain reads and writes at an
-//! offset, and the only one with unsafe code. Whatever durability depends on goes through [`disk::Disk`]; the files are the operating system's all the same, because
-//! workers map them and write to them. It knows nothing of versions or checkpoints.
+//! The directory and its files: names, creation, deletion, syncing. The only place that touches the
+//! file system besides plain reads and writes at an offset, and the only one with unsafe code.
+//! Whatever durability depends on goes through [`disk::Disk`]; the files are the operating system's
+//! all the same, because workers map them and write to them. It knows nothing of versions or
+//! checkpoints.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -59,18 +61,23 @@ impl Dir {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => false,
             Err(e) => return Err(PagesError::io("create the directory", path, e)),
         };
-        // Also when it was there: the process that created it may have died before it synced the parent.
+        // Also when it was there: the process that created it may have died before it synced the
+        // parent.
         match sync_parent(&disk, path) {
             Err(e) if created => return Err(e),
             _ => {}
         }
-        let handle = OpenOptions::new().read(true).open(path).map_err(|e| PagesError::io("open", path, e))?;
+        let handle = OpenOptions::new()
+            .read(true)
+            .open(path)
+            .map_err(|e| PagesError::io("open", path, e))?;
         if !handle.metadata().map_err(|e| PagesError::io("inspect", path, e))?.is_dir() {
             return Err(PagesError::io("open", path, io::Error::from_raw_os_error(libc::ENOTDIR)));
         }
         let lock = Lock::take(handle).map_err(|e| PagesError::io("lock", path, e))?;
         let lock = lock.ok_or_else(|| PagesError::Locked { dir: path.to_path_buf() })?;
-        // A directory that cannot be written must be found out at start-up, not at the first message.
+        // A directory that cannot be written must be found out at start-up, not at the first
+        // message.
         rustix::fs::accessat(
             rustix::fs::CWD,
             path,
@@ -91,22 +98,27 @@ impl Dir {
 
     /// Every file with a name of ours.
     pub(crate) fn list(&self) -> Result<impl Iterator<Item = Result<(Name, PathBuf)>>> {
-        let entries = fs::read_dir(&self.path).map_err(|e| PagesError::io("list", &self.path, e))?;
+        let entries =
+            fs::read_dir(&self.path).map_err(|e| PagesError::io("list", &self.path, e))?;
         Ok(entries.filter_map(|entry| match entry {
-            Ok(entry) => {
-                entry.file_name().to_str().and_then(Name::parse).map(|name| Ok((name, entry.path())))
-            }
+            Ok(entry) => entry
+                .file_name()
+                .to_str()
+                .and_then(Name::parse)
+                .map(|name| Ok((name, entry.path()))),
             Err(e) => Some(Err(PagesError::io("list", &self.path, e))),
         }))
     }
 
     /// Creates a file of `len` bytes, all of them a hole. On failure there is no file.
     pub(crate) fn create(&self, path: &Path, len: u64) -> Result<File> {
-        let file = self.disk.open_raw(path, Open::New).map_err(|e| PagesError::io("create", path, e))?;
+        let file =
+            self.disk.open_raw(path, Open::New).map_err(|e| PagesError::io("create", path, e))?;
         if len > 0
             && let Err(e) = self.on_disk(path, &file).set_len(len)
         {
-            // The error that matters is the first one; should the removal fail as well, the next start removes the file.
+            // The error that matters is the first one; should the removal fail as well, the next
+            // start removes the file.
             let _ = self.disk.remove(path);
             return Err(PagesError::io("extend", path, e));
         }
@@ -169,10 +181,12 @@ pub(crate) fn len(file: &File, path: &Path) -> Result<u64> {
     Ok(file.metadata().map_err(|e| PagesError::io("inspect", path, e))?.len())
 }
 
-/// Starts writing a file back without waiting. Called on every file of a group before the first is synced, so that the device sees them together
-/// and the file system's journal commits once instead of once per file. Only a hint: the sync that follows reports what failed.
+/// Starts writing a file back without waiting. Called on every file of a group before the first is
+/// synced, so that the device sees them together and the file system's journal commits once instead
+/// of once per file. Only a hint: the sync that follows reports what failed.
 pub(crate) fn start_writeback(file: &File) {
-    // SAFETY: the descriptor is open for the duration of the call, and the call reads no memory of ours.
+    // SAFETY: the descriptor is open for the duration of the call, and the call reads no memory of
+    // ours.
     unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
 }
 
@@ -209,13 +223,15 @@ pub(crate) fn copy_pages(
         let bytes = (end - at).min(buf.len() as u64);
         let chunk = &mut buf[..bytes as usize];
         read_exact(from.file, from.path, chunk, from_page * PAGE_BYTES + at)?;
-        to.write_at(chunk, to_page * PAGE_BYTES + at).map_err(|e| PagesError::io("write", to_path, e))?;
+        to.write_at(chunk, to_page * PAGE_BYTES + at)
+            .map_err(|e| PagesError::io("write", to_path, e))?;
         at += bytes;
     }
     Ok(())
 }
 
-/// Buffer of a copy. Enough to make the calls cheap, small enough to be nothing beside the node's memory.
+/// Buffer of a copy. Enough to make the calls cheap, small enough to be nothing beside the node's
+/// memory.
 pub(crate) const COPY_BUFFER_BYTES: usize = 256 << 10;
 
 /// How many descriptors the process may have open.

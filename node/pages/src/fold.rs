@@ -1,4 +1,5 @@
-//! Folding: copying sealed delta pages into the base file, in bounded steps. See the crate's documentation for why that is safe.
+//! Folding: copying sealed delta pages into the base file, in bounded steps. See the crate's
+//! documentation for why that is safe.
 
 use std::{
     fs::File,
@@ -14,7 +15,8 @@ use crate::{
     store::{FoldQueue, PageStore, lock},
 };
 
-/// Memories folded in one step: their base files are open together, so that one journal commit of the file system serves them all.
+/// Memories folded in one step: their base files are open together, so that one journal commit of
+/// the file system serves them all.
 const MEMORIES_PER_STEP: usize = 32;
 
 /// What becomes of readers of older versions that stand in the way.
@@ -53,16 +55,19 @@ struct Copied {
 }
 
 impl PageStore {
-    /// Copies up to `budget_bytes` (at least one page) of sealed and durable delta into base files, syncs these, and takes the runs out of the
-    /// index. Memories of which an older version is being read are skipped. Runs beside executions and checkpoints; a second
-    /// caller waits for the first.
+    /// Copies up to `budget_bytes` (at least one page) of sealed and durable delta into base files,
+    /// syncs these, and takes the runs out of the index. Memories of which an older version is
+    /// being read are skipped. Runs beside executions and checkpoints; a second caller waits
+    /// for the first.
     ///
-    /// On an error, what this step copied for other memories counts; the failed memory is unchanged and stays queued.
+    /// On an error, what this step copied for other memories counts; the failed memory is unchanged
+    /// and stays queued.
     pub fn fold(&self, budget_bytes: u64) -> Result<FoldProgress> {
         self.step(budget_bytes, Readers::Respected)
     }
 
-    /// [`PageStore::fold`] without waiting for readers: layouts of older versions are cut off ([`crate::MemoryLayout::is_cut_off`]), except those that are
+    /// [`PageStore::fold`] without waiting for readers: layouts of older versions are cut off
+    /// ([`crate::MemoryLayout::is_cut_off`]), except those that are
     /// held ([`crate::HeldLayout`]), whose memories are skipped.
     pub fn fold_over_readers(&self, budget_bytes: u64) -> Result<FoldProgress> {
         self.step(budget_bytes, Readers::CutOff)
@@ -121,7 +126,8 @@ impl PageStore {
             let synced = self.dir.on_disk(&part.path, &part.base).sync_data();
             match synced {
                 Ok(()) => progress.copied_bytes += self.apply(part),
-                // The runs stay in the index, so they are copied anew: nothing depends on what the kernel kept of this attempt.
+                // The runs stay in the index, so they are copied anew: nothing depends on what the
+                // kernel kept of this attempt.
                 Err(e) => result = Err(PagesError::io("sync", &part.path, e)),
             }
         }
@@ -135,11 +141,20 @@ impl PageStore {
         let to = self.dir.on_disk(&path, &base);
         let FoldPlan { runs, segments } = plan;
         for run in &runs {
-            let Some((segment, file)) = segments.iter().find(|(segment, _)| *segment == run.segment) else {
+            let Some((segment, file)) =
+                segments.iter().find(|(segment, _)| *segment == run.segment)
+            else {
                 continue;
             };
             let from = Named { file, path: &self.dir.segment_path(id, *segment) };
-            files::copy_pages(from, run.offset_page, (to.as_ref(), &path), run.start_page, run.pages, buf)?;
+            files::copy_pages(
+                from,
+                run.offset_page,
+                (to.as_ref(), &path),
+                run.start_page,
+                run.pages,
+                buf,
+            )?;
         }
         drop(to);
         Ok(Copied { id, path, base, runs })

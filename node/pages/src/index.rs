@@ -1,6 +1,7 @@
-//! The delta index of one memory: which pages lie in which segment. An ordered map from first page to extent, disjoint, neighbours merged where they
-//! are neighbours in the segment too. Inserting a run costs the logarithm of the map plus what it overwrites; no list is copied.
-//! It knows nothing of files; whoever loses pages is told through a callback.
+//! The delta index of one memory: which pages lie in which segment. An ordered map from first page
+//! to extent, disjoint, neighbours merged where they are neighbours in the segment too. Inserting a
+//! run costs the logarithm of the map plus what it overwrites; no list is copied. It knows nothing
+//! of files; whoever loses pages is told through a callback.
 
 use std::collections::{BTreeMap, btree_map};
 
@@ -32,7 +33,8 @@ impl RunIndex {
 
     /// Lays `new` over what is there. `freed(segment, pages)` hears of every page that it replaces.
     pub(crate) fn insert(&mut self, new: Run, mut freed: impl FnMut(SegmentId, u64)) {
-        let extent = Extent { pages: new.pages, segment: new.segment, offset_page: new.offset_page };
+        let extent =
+            Extent { pages: new.pages, segment: new.segment, offset_page: new.offset_page };
         // A hot page is written again and again as the same run: replace it where it stands.
         match self.extents.get_mut(&new.start_page) {
             Some(old) if old.pages == new.pages => {
@@ -50,7 +52,8 @@ impl RunIndex {
         self.merge(new.start_page);
     }
 
-    /// Takes `old` out wherever it is still what the index says, and leaves what was overwritten since. Calls `freed` for what it took.
+    /// Takes `old` out wherever it is still what the index says, and leaves what was overwritten
+    /// since. Calls `freed` for what it took.
     pub(crate) fn remove(&mut self, old: Run, mut freed: impl FnMut(SegmentId, u64)) {
         self.cut(old.start_page, old.start_page + old.pages, |start_page, piece| {
             let same = piece.segment == old.segment
@@ -62,7 +65,8 @@ impl RunIndex {
         });
     }
 
-    /// Offers every piece of an extent that lies in `[start, end)` to `take(start of piece, piece)` and removes those it answers with true.
+    /// Offers every piece of an extent that lies in `[start, end)` to `take(start of piece, piece)`
+    /// and removes those it answers with true.
     fn cut(&mut self, start: u64, end: u64, mut take: impl FnMut(u64, Extent) -> bool) {
         let mut next = match self.extents.range(..start).next_back() {
             Some((&before, extent)) if before + extent.pages > start => before,
@@ -100,7 +104,8 @@ impl RunIndex {
         }
     }
 
-    /// Joins the extent at `start` with its neighbours where the segment continues too: every run costs its mapper a mapping.
+    /// Joins the extent at `start` with its neighbours where the segment continues too: every run
+    /// costs its mapper a mapping.
     fn merge(&mut self, start: u64) {
         let Some(&extent) = self.extents.get(&start) else { return };
         let continues = |left: (u64, Extent), right: (u64, Extent)| {
@@ -127,7 +132,12 @@ impl RunIndex {
 }
 
 fn run(start_page: u64, extent: &Extent) -> Run {
-    Run { start_page, pages: extent.pages, segment: extent.segment, offset_page: extent.offset_page }
+    Run {
+        start_page,
+        pages: extent.pages,
+        segment: extent.segment,
+        offset_page: extent.offset_page,
+    }
 }
 
 #[cfg(test)]
@@ -153,12 +163,14 @@ mod tests {
     }
 
     fn any_run() -> impl Strategy<Value = Run> {
-        (0..PAGES, 1..12u64, 0..3u64, 0..40u64).prop_map(|(start_page, pages, segment, offset_page)| Run {
-            start_page,
-            pages: pages.min(PAGES - start_page),
-            segment: SegmentId(segment),
-            offset_page,
-        })
+        (0..PAGES, 1..12u64, 0..3u64, 0..40u64).prop_map(
+            |(start_page, pages, segment, offset_page)| Run {
+                start_page,
+                pages: pages.min(PAGES - start_page),
+                segment: SegmentId(segment),
+                offset_page,
+            },
+        )
     }
 
     proptest! {
@@ -201,7 +213,12 @@ mod tests {
 
     #[test]
     fn neighbours_merge_only_when_the_segment_continues() {
-        let run = |start_page, offset_page| Run { start_page, pages: 2, segment: SegmentId(0), offset_page };
+        let run = |start_page, offset_page| Run {
+            start_page,
+            pages: 2,
+            segment: SegmentId(0),
+            offset_page,
+        };
         let mut index = RunIndex::default();
         index.insert(run(0, 10), |_, _| ());
         index.insert(run(2, 12), |_, _| ());

@@ -1,9 +1,11 @@
-//! One memory: its newest version, its segments, the append target that is out, and who still reads older versions. Everything here runs under the
-//! memory's own lock, so two lanes that execute different canisters do not meet.
+//! One memory: its newest version, its segments, the append target that is out, and who still reads
+//! older versions. Everything here runs under the memory's own lock, so two lanes that execute
+//! different canisters do not meet.
 //!
-//! A segment goes through four states: *open* (targets are handed out), *sealed* (a checkpoint was begun; nothing is written to it any more), *durable*
-//! (that checkpoint is finished, so it may be folded), and, once no run of the index lies in it, *releasable* (the next checkpoint that leaves it out
-//! lets it be deleted).
+//! A segment goes through four states: *open* (targets are handed out), *sealed* (a checkpoint was
+//! begun; nothing is written to it any more), *durable* (that checkpoint is finished, so it may be
+//! folded), and, once no run of the index lies in it, *releasable* (the next checkpoint that leaves
+//! it out lets it be deleted).
 
 use std::{
     collections::BTreeMap,
@@ -16,26 +18,29 @@ use std::{
 };
 
 use crate::{
-    AppendTarget, IndexFault, MemoryId, MemoryIndex, MemoryLayout, PAGE_BYTES, PagesError, Pin, Result, Run,
-    RunFault, SegmentId,
+    AppendTarget, IndexFault, MemoryId, MemoryIndex, MemoryLayout, PAGE_BYTES, PagesError, Pin,
+    Result, Run, RunFault, SegmentId,
     files::{self, Dir, FILE_BYTES_MAX, FILE_PAGES_MAX, Named},
     index::RunIndex,
 };
 
-/// Overwritten pages of an open segment (4 MiB) from which on it is rewritten without them, if they also outnumber the others four to one. Rewriting
-/// then costs at most a quarter of what was written since, and a counter that dirties the same three pages a thousand times a second keeps megabytes
-/// of page cache and of checkpoint instead of filling the log.
+/// Overwritten pages of an open segment (4 MiB) from which on it is rewritten without them, if they
+/// also outnumber the others four to one. Rewriting then costs at most a quarter of what was
+/// written since, and a counter that dirties the same three pages a thousand times a second keeps
+/// megabytes of page cache and of checkpoint instead of filling the log.
 const REWRITE_DEAD_PAGES: u64 = 1024;
 const REWRITE_DEAD_PER_LIVE: u64 = 4;
 
-/// What all memories together have on disk and did so far. Bytes of delta count from commit until the file is deleted.
+/// What all memories together have on disk and did so far. Bytes of delta count from commit until
+/// the file is deleted.
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
     /// All segments.
     pub(crate) delta: AtomicU64,
     /// Of those: written since the last checkpoint was begun.
     pub(crate) open: AtomicU64,
-    /// Of those: sealed, without a page that the newest versions need; deleted once a checkpoint that leaves them out is durable.
+    /// Of those: sealed, without a page that the newest versions need; deleted once a checkpoint
+    /// that leaves them out is durable.
     pub(crate) releasable: AtomicU64,
     /// Segments with an open descriptor for writing.
     pub(crate) open_files: AtomicU64,
@@ -72,14 +77,16 @@ pub(crate) struct Seal {
 #[derive(Debug)]
 struct Open {
     segment: SegmentId,
-    /// Handed out with the append target; a second owner means that a target is out. Kept open until the segment is synced, so that an error of the
-    /// kernel's own writeback is reported to that sync.
+    /// Handed out with the append target; a second owner means that a target is out. Kept open
+    /// until the segment is synced, so that an error of the kernel's own writeback is reported
+    /// to that sync.
     file: Arc<File>,
 }
 
 type SegmentFiles = [(SegmentId, Arc<File>)];
 
-/// Parts of the newest layout. Weak: the store itself must neither pin a version nor hold descriptors that nobody uses.
+/// Parts of the newest layout. Weak: the store itself must neither pin a version nor hold
+/// descriptors that nobody uses.
 #[derive(Debug, Default)]
 struct View {
     runs: Option<Weak<[Run]>>,
@@ -100,7 +107,8 @@ pub(crate) struct Memory {
     open: Option<Open>,
     next_segment: u64,
     view: View,
-    /// Pins of superseded versions that may still be read, oldest first. Pruned at every commit, so as long as the list of versions being read.
+    /// Pins of superseded versions that may still be read, oldest first. Pruned at every commit,
+    /// so as long as the list of versions being read.
     older: Vec<(u64, Weak<Pin>)>,
     /// The base file was created since the last checkpoint.
     pub(crate) base_unsynced: bool,
@@ -211,9 +219,9 @@ impl Memory {
 
     /// Whether an append target is out and sealing would take its segment away.
     pub(crate) fn is_busy(&self) -> bool {
-        self.open
-            .as_ref()
-            .is_some_and(|open| Arc::strong_count(&open.file) > 1 && self.used_pages(open.segment) > 0)
+        self.open.as_ref().is_some_and(|open| {
+            Arc::strong_count(&open.file) > 1 && self.used_pages(open.segment) > 0
+        })
     }
 
     fn used_pages(&self, id: SegmentId) -> u64 {
@@ -221,11 +229,17 @@ impl Memory {
     }
 
     /// Hands out the end of the open segment. See [`crate::PageStore::reserve`].
-    pub(crate) fn reserve(&mut self, dir: &Dir, accounts: &Accounts, pages_max: u64) -> Result<AppendTarget> {
+    pub(crate) fn reserve(
+        &mut self,
+        dir: &Dir,
+        accounts: &Accounts,
+        pages_max: u64,
+    ) -> Result<AppendTarget> {
         if self.open.as_ref().is_some_and(|open| Arc::strong_count(&open.file) > 1) {
             return Err(PagesError::Busy(self.id));
         }
-        // When rewriting fails, for want of disk most likely, the open segment is as good as before.
+        // When rewriting fails, for want of disk most likely, the open segment is as good as
+        // before.
         let _ = self.rewrite_if_mostly_dead(dir, accounts);
         let used_pages = self.open.as_ref().map_or(0, |open| self.used_pages(open.segment));
         if used_pages.checked_add(pages_max).is_none_or(|end| end > FILE_PAGES_MAX) {
@@ -256,12 +270,12 @@ impl Memory {
         Ok(Open { segment, file })
     }
 
-    /// Whether `runs` can be committed to `target` or are a part of what can: the first free page of the segment after them.
+    /// Whether `runs` can be committed to `target` or are a part of what can: the first free page
+    /// of the segment after them.
     pub(crate) fn verify(&self, dir: &Dir, target: &AppendTarget, runs: &[Run]) -> Result<u64> {
-        let is_out = self
-            .open
-            .as_ref()
-            .is_some_and(|open| open.segment == target.segment && Arc::ptr_eq(&open.file, &target.file));
+        let is_out = self.open.as_ref().is_some_and(|open| {
+            open.segment == target.segment && Arc::ptr_eq(&open.file, &target.file)
+        });
         if !is_out || target.offset_page < self.used_pages(target.segment) {
             return Err(PagesError::ForeignTarget(self.id));
         }
@@ -271,13 +285,18 @@ impl Memory {
             // A mapping beyond the end of its file is a SIGBUS in whoever reads it.
             let len = files::len(&target.file, &dir.segment_path(self.id, target.segment))?;
             if len < end_page * PAGE_BYTES {
-                return Err(PagesError::BadRun { id: self.id, run: *last, fault: RunFault::NotWritten });
+                return Err(PagesError::BadRun {
+                    id: self.id,
+                    run: *last,
+                    fault: RunFault::NotWritten,
+                });
             }
         }
         Ok(end_page)
     }
 
-    /// Makes `runs` the newest version and returns its number. On an error nothing has changed and the target is as good as before.
+    /// Makes `runs` the newest version and returns its number. On an error nothing has changed and
+    /// the target is as good as before.
     pub(crate) fn commit(
         &mut self,
         dir: &Dir,
@@ -318,10 +337,13 @@ impl Memory {
         self.view.runs = None;
     }
 
-    /// See [`REWRITE_DEAD_PAGES`]. The old segment was never in a checkpoint, so it can go at once; layouts that read it keep it alive.
+    /// See [`REWRITE_DEAD_PAGES`]. The old segment was never in a checkpoint, so it can go at once;
+    /// layouts that read it keep it alive.
     fn rewrite_if_mostly_dead(&mut self, dir: &Dir, accounts: &Accounts) -> Result<()> {
         let Some(old) = self.open.as_ref().map(|open| open.segment) else { return Ok(()) };
-        let Some(&Segment { used_pages, live_pages, .. }) = self.segments.get(&old) else { return Ok(()) };
+        let Some(&Segment { used_pages, live_pages, .. }) = self.segments.get(&old) else {
+            return Ok(());
+        };
         let dead_pages = used_pages - live_pages;
         if dead_pages < REWRITE_DEAD_PAGES || dead_pages / REWRITE_DEAD_PER_LIVE < live_pages {
             return Ok(());
@@ -412,14 +434,18 @@ impl Memory {
             .filter(|(id, segment)| segment.live_pages > 0 || open == Some(**id))
             .map(|(&id, _)| id);
         let wanted: Vec<SegmentId> = wanted.collect();
-        let segments =
-            wanted.into_iter().map(|id| Ok((id, self.segment_handle(dir, id)?))).collect::<Result<_>>()?;
+        let segments = wanted
+            .into_iter()
+            .map(|id| Ok((id, self.segment_handle(dir, id)?)))
+            .collect::<Result<_>>()?;
         Ok(Handles { base, segments })
     }
 
     fn segment_handle(&mut self, dir: &Dir, id: SegmentId) -> Result<Arc<File>> {
         let path = dir.segment_path(self.id, id);
-        let Some(segment) = self.segments.get_mut(&id) else { return Err(PagesError::MissingFile { path }) };
+        let Some(segment) = self.segments.get_mut(&id) else {
+            return Err(PagesError::MissingFile { path });
+        };
         if let Some(file) = segment.read.upgrade() {
             return Ok(file);
         }
@@ -430,7 +456,8 @@ impl Memory {
 
     fn assemble(&mut self, handles: Handles) -> MemoryLayout {
         let Handles { base, mut segments } = handles;
-        segments.retain(|(id, _)| self.segments.get(id).is_some_and(|segment| segment.live_pages > 0));
+        segments
+            .retain(|(id, _)| self.segments.get(id).is_some_and(|segment| segment.live_pages > 0));
         let same = |cached: &Arc<SegmentFiles>| {
             cached.iter().map(|(id, _)| id).eq(segments.iter().map(|(id, _)| id))
         };
@@ -438,8 +465,12 @@ impl Memory {
             Some(cached) => cached,
             None => segments.into(),
         };
-        let runs =
-            self.view.runs.as_ref().and_then(Weak::upgrade).unwrap_or_else(|| self.index.runs().collect());
+        let runs = self
+            .view
+            .runs
+            .as_ref()
+            .and_then(Weak::upgrade)
+            .unwrap_or_else(|| self.index.runs().collect());
         let pin = self.view.pin.upgrade().unwrap_or_default();
         self.view.segments = Some(Arc::downgrade(&segments));
         self.view.runs = Some(Arc::downgrade(&runs));
@@ -456,15 +487,16 @@ impl Memory {
         }
     }
 
-    /// Closes the open segment if it holds anything, and returns what has to be synced: file and length.
+    /// Closes the open segment if it holds anything, and returns what has to be synced: file and
+    /// length.
     pub(crate) fn seal(
         &mut self,
         accounts: &Accounts,
         generation: u64,
     ) -> Option<(SegmentId, Arc<File>, u64)> {
-        let open = self
-            .open
-            .take_if(|open| self.segments.get(&open.segment).is_some_and(|segment| segment.used_pages > 0))?;
+        let open = self.open.take_if(|open| {
+            self.segments.get(&open.segment).is_some_and(|segment| segment.used_pages > 0)
+        })?;
         let segment = self.segments.get_mut(&open.segment)?;
         segment.seal = Some(Seal { version: self.version, generation });
         let bytes = segment.used_pages * PAGE_BYTES;
@@ -476,7 +508,8 @@ impl Memory {
         Some((open.segment, open.file, bytes))
     }
 
-    /// Pages that the newest version finds in segments no durable index names: all that was written since the last checkpoint that was finished.
+    /// Pages that the newest version finds in segments no durable index names: all that was written
+    /// since the last checkpoint that was finished.
     pub(crate) fn written_pages(&self) -> Vec<Range<u64>> {
         let mut pages: Vec<Range<u64>> = Vec::new();
         let fresh = |id: &SegmentId| self.segments.get(id).is_some_and(|segment| !segment.durable);
@@ -490,10 +523,12 @@ impl Memory {
         pages
     }
 
-    /// Forgets the segments that the index being checkpointed does not name, for deletion once it is durable. Returns their ids and lengths.
+    /// Forgets the segments that the index being checkpointed does not name, for deletion once it
+    /// is durable. Returns their ids and lengths.
     pub(crate) fn take_releasable(&mut self) -> Vec<(SegmentId, u64)> {
-        let dead =
-            self.segments.extract_if(.., |_, segment| segment.seal.is_some() && segment.live_pages == 0);
+        let dead = self
+            .segments
+            .extract_if(.., |_, segment| segment.seal.is_some() && segment.live_pages == 0);
         dead.map(|(id, segment)| (id, segment.used_pages * PAGE_BYTES)).collect()
     }
 
@@ -529,22 +564,25 @@ impl Memory {
         self.segments.values().any(|segment| segment.durable && segment.live_pages > 0)
     }
 
-    /// Cuts off the readers of older versions that stand in the way of a fold and that nobody holds. How many versions.
+    /// Cuts off the readers of older versions that stand in the way of a fold and that nobody
+    /// holds. How many versions.
     pub(crate) fn cut_off_readers(&mut self) -> u64 {
         self.older.retain(|(_, pin)| pin.strong_count() > 0);
         let ready = |segment: &&Segment| segment.durable && segment.live_pages > 0;
         let sealed = self.segments.values().filter(ready).filter_map(|segment| segment.seal);
         let Some(newest) = sealed.map(|seal| seal.version).max() else { return 0 };
         let before = self.older.len();
-        self.older
-            .retain(|(version, pin)| pin.upgrade().is_some_and(|pin| *version >= newest || !pin.cut_off()));
+        self.older.retain(|(version, pin)| {
+            pin.upgrade().is_some_and(|pin| *version >= newest || !pin.cut_off())
+        });
         (before - self.older.len()) as u64
     }
 
     /// Up to `pages_max` pages that may be copied into the base now.
     pub(crate) fn plan_fold(&mut self, dir: &Dir, pages_max: u64) -> Result<FoldWork> {
         self.older.retain(|(_, pin)| pin.strong_count() > 0);
-        let oldest_read = self.older.iter().map(|&(version, _)| version).min().unwrap_or(self.version);
+        let oldest_read =
+            self.older.iter().map(|&(version, _)| version).min().unwrap_or(self.version);
         let ready = |segment: &Segment| segment.durable && segment.live_pages > 0;
         let candidates: Vec<SegmentId> = self
             .segments
@@ -557,8 +595,10 @@ impl Memory {
         if candidates.is_empty() {
             return Ok(if self.has_durable_delta() { FoldWork::Blocked } else { FoldWork::None });
         }
-        let segments =
-            candidates.iter().map(|&id| Ok((id, self.segment_handle(dir, id)?))).collect::<Result<_>>()?;
+        let segments = candidates
+            .iter()
+            .map(|&id| Ok((id, self.segment_handle(dir, id)?)))
+            .collect::<Result<_>>()?;
         let mut left = pages_max;
         let mut runs = Vec::new();
         for run in self.index.runs().filter(|run| candidates.contains(&run.segment)) {
@@ -584,7 +624,12 @@ impl Memory {
 }
 
 /// `pages` pages of a segment were overwritten or folded.
-fn release(segments: &mut BTreeMap<SegmentId, Segment>, accounts: &Accounts, id: SegmentId, pages: u64) {
+fn release(
+    segments: &mut BTreeMap<SegmentId, Segment>,
+    accounts: &Accounts,
+    id: SegmentId,
+    pages: u64,
+) {
     let Some(segment) = segments.get_mut(&id) else { return };
     segment.live_pages -= pages;
     if segment.live_pages == 0 && segment.seal.is_some() {
@@ -630,7 +675,8 @@ fn check_runs(
         free_offset = free_offset.max(end);
     }
     if !offsets_ascend {
-        // Written in another order than that of the pages: look for overlaps in the order of writing.
+        // Written in another order than that of the pages: look for overlaps in the order of
+        // writing.
         let mut by_offset: Vec<&Run> = runs.iter().collect();
         by_offset.sort_unstable_by_key(|run| run.offset_page);
         for (left, right) in by_offset.iter().zip(by_offset.iter().skip(1)) {

@@ -1,14 +1,17 @@
-//! Reading pages through a layout, for whoever has no reason to map it: state sync, snapshots, tests.
+//! Reading pages through a layout, for whoever has no reason to map it: state sync, snapshots,
+//! tests.
 
 use std::path::Path;
 
 use crate::{MemoryLayout, PAGE_BYTES, PagesError, Result, SegmentId, files};
 
-/// Fills `buf` with the pages from `start_page` on, as this version of the memory holds them. `buf` is a whole number of pages, within the memory.
+/// Fills `buf` with the pages from `start_page` on, as this version of the memory holds them. `buf`
+/// is a whole number of pages, within the memory.
 pub fn read_pages(layout: &MemoryLayout, start_page: u64, buf: &mut [u8]) -> Result<()> {
     let bytes = buf.len() as u64;
     let pages = bytes / PAGE_BYTES;
-    let in_range = start_page.checked_add(pages).is_some_and(|end| end <= layout.base_bytes / PAGE_BYTES);
+    let in_range =
+        start_page.checked_add(pages).is_some_and(|end| end <= layout.base_bytes / PAGE_BYTES);
     if !bytes.is_multiple_of(PAGE_BYTES) || !in_range {
         return Err(PagesError::OutOfRange {
             id: layout.id,

@@ -1,5 +1,5 @@
-//! Opening the store: there is one way, the newest durable checkpoint. Everything is verified before the first file is removed, so a wrong or damaged
-//! index does not cost the data.
+//! Opening the store: there is one way, the newest durable checkpoint. Everything is verified
+//! before the first file is removed, so a wrong or damaged index does not cost the data.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -18,10 +18,13 @@ use crate::{
 };
 
 impl PageStore {
-    /// Opens the directory (created if its parent exists) as the durable checkpoint's `index` describes it: one entry per memory with its index and
-    /// the length of its base. Fails if a file it names is missing or too short ([`PagesError::MissingFile`], [`PagesError::ShortFile`]) or the index
-    /// itself is impossible ([`PagesError::BadIndex`]); in all these cases nothing was removed. Then removes every file of this crate that the index
-    /// does not name, cuts segments to what it names, and queues all delta for folding. Locks the directory against other processes.
+    /// Opens the directory (created if its parent exists) as the durable checkpoint's `index`
+    /// describes it: one entry per memory with its index and the length of its base. Fails if a
+    /// file it names is missing or too short ([`PagesError::MissingFile`],
+    /// [`PagesError::ShortFile`]) or the index itself is impossible ([`PagesError::BadIndex`]);
+    /// in all these cases nothing was removed. Then removes every file of this crate that the index
+    /// does not name, cuts segments to what it names, and queues all delta for folding. Locks the
+    /// directory against other processes.
     pub fn open(
         dir: impl AsRef<Path>,
         limits: &PagesLimits,
@@ -50,7 +53,9 @@ impl PageStore {
             }
             match memories.entry(id) {
                 Entry::Vacant(slot) => slot.insert(Mutex::new(memory)),
-                Entry::Occupied(_) => return Err(PagesError::BadIndex { id, fault: IndexFault::Twice }),
+                Entry::Occupied(_) => {
+                    return Err(PagesError::BadIndex { id, fault: IndexFault::Twice });
+                }
             };
         }
         tidy(&dir, &mut memories)?;
@@ -63,7 +68,11 @@ fn verify(dir: &Dir, memory: &Memory) -> Result<()> {
     let long_enough = |path: &Path, expected_bytes: u64| {
         let found_bytes = files::len(&dir.open_read(path)?, path)?;
         if found_bytes < expected_bytes {
-            return Err(PagesError::ShortFile { path: path.to_path_buf(), expected_bytes, found_bytes });
+            return Err(PagesError::ShortFile {
+                path: path.to_path_buf(),
+                expected_bytes,
+                found_bytes,
+            });
         }
         Ok(())
     };
@@ -74,7 +83,8 @@ fn verify(dir: &Dir, memory: &Memory) -> Result<()> {
     Ok(())
 }
 
-/// Removes what the index does not name: segments of after the checkpoint, segments folded before the crash, memories removed or never checkpointed.
+/// Removes what the index does not name: segments of after the checkpoint, segments folded before
+/// the crash, memories removed or never checkpointed.
 fn tidy(dir: &Dir, memories: &mut Memories) -> Result<()> {
     for entry in dir.list()? {
         let (name, path) = entry?;

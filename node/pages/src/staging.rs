@@ -1,9 +1,11 @@
-//! Memories that are being put together from elsewhere, before there is a store: base files under the names that [`crate::PageStore::open`] will look for, in
-//! a directory that no store has open.
+//! Memories that are being put together from elsewhere, before there is a store: base files under
+//! the names that [`crate::PageStore::open`] will look for, in a directory that no store has open.
 //!
-//! What is written here lies in the base file alone; a store that opens the directory is given an empty index for it. A file is sparse, so pages that are
-//! zero take no disk. Nothing is durable before [`StagedMemory::sync`], and the names not before [`sync_dir`]: whoever goes on after a crash looks at what
-//! is in the files and believes nothing else. This module must not know where pages come from or how it is told that they are right.
+//! What is written here lies in the base file alone; a store that opens the directory is given an
+//! empty index for it. A file is sparse, so pages that are zero take no disk. Nothing is durable
+//! before [`StagedMemory::sync`], and the names not before [`sync_dir`]: whoever goes on after a
+//! crash looks at what is in the files and believes nothing else. This module must not know where
+//! pages come from or how it is told that they are right.
 
 use std::{
     fs::{self, File},
@@ -25,16 +27,25 @@ pub struct StagedMemory {
 }
 
 impl StagedMemory {
-    /// Opens the base file of `id` in `dir`, creating it if need be, and gives it its length. The second value says whether there was a file, whose content
-    /// may then be anything.
-    pub fn open(disk: SharedDisk, dir: &Path, id: MemoryId, base_bytes: u64) -> Result<(Self, bool)> {
+    /// Opens the base file of `id` in `dir`, creating it if need be, and gives it its length. The
+    /// second value says whether there was a file, whose content may then be anything.
+    pub fn open(
+        disk: SharedDisk,
+        dir: &Path,
+        id: MemoryId,
+        base_bytes: u64,
+    ) -> Result<(Self, bool)> {
         check_base_bytes(base_bytes).ok_or(PagesError::BadSize { id, base_bytes })?;
         let path = dir.join(format!("{}.base", id.0));
-        let file = disk.open_raw(&path, Open::Create).map_err(|e| PagesError::io("open", &path, e))?;
+        let file =
+            disk.open_raw(&path, Open::Create).map_err(|e| PagesError::io("open", &path, e))?;
         let found = files::len(&file, &path)?;
         let memory = Self { disk, path, file, base_bytes };
         if found != base_bytes {
-            memory.on_disk().set_len(base_bytes).map_err(|e| PagesError::io("extend", &memory.path, e))?;
+            memory
+                .on_disk()
+                .set_len(base_bytes)
+                .map_err(|e| PagesError::io("extend", &memory.path, e))?;
         }
         Ok((memory, found > 0))
     }
@@ -74,7 +85,8 @@ impl StagedMemory {
         Err(PagesError::io("write outside of", &self.path, source))
     }
 
-    /// Begins to write it to the disk without waiting, so that the sync of many files does not wait for each in turn.
+    /// Begins to write it to the disk without waiting, so that the sync of many files does not wait
+    /// for each in turn.
     pub fn start_writeback(&self) {
         files::start_writeback(&self.file);
     }

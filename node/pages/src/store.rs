@@ -1,8 +1,11 @@
-//! The store of all memories: who exists, what changed since the last checkpoint, how much delta there is.
+//! The store of all memories: who exists, what changed since the last checkpoint, how much delta
+//! there is.
 //!
-//! Locks, in the order they are taken: `memories` (shared for everything that touches one memory, exclusive for creating, removing and beginning a
-//! checkpoint), then one memory's own lock, then `changed`, `checkpoint` or `fold_queue`, which are leaves. (Beginning a checkpoint takes memory locks last:
-//! under the exclusive lock nobody else can hold one.) No file is read, written or synced under the exclusive lock.
+//! Locks, in the order they are taken: `memories` (shared for everything that touches one memory,
+//! exclusive for creating, removing and beginning a checkpoint), then one memory's own lock, then
+//! `changed`, `checkpoint` or `fold_queue`, which are leaves. (Beginning a checkpoint takes memory
+//! locks last: under the exclusive lock nobody else can hold one.) No file is read, written or
+//! synced under the exclusive lock.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,12 +25,14 @@ use crate::{
     memory::{self, Accounts, Memory},
 };
 
-/// Descriptors of open segments beyond this share of RLIMIT_NOFILE call for a checkpoint, which closes them.
+/// Descriptors of open segments beyond this share of RLIMIT_NOFILE call for a checkpoint, which
+/// closes them.
 const OPEN_FILES_SHARE: u64 = 4;
 
 pub(crate) type Memories = BTreeMap<MemoryId, Mutex<Memory>>;
 
-/// All canister memory of a node. Shared by reference between execution lanes, query threads, and whoever checkpoints and folds.
+/// All canister memory of a node. Shared by reference between execution lanes, query threads, and
+/// whoever checkpoints and folds.
 pub struct PageStore {
     // Configuration.
     pub(crate) limits: PagesLimits,
@@ -52,7 +57,8 @@ pub struct PageStore {
     pub(crate) accounts: Accounts,
 }
 
-/// Memories to fold, visited round-robin so that one that is being read does not hold up the others.
+/// Memories to fold, visited round-robin so that one that is being read does not hold up the
+/// others.
 #[derive(Debug, Default)]
 pub(crate) struct FoldQueue {
     pub(crate) ids: BTreeSet<MemoryId>,
@@ -112,8 +118,9 @@ impl PageStore {
         }
     }
 
-    /// Creates a memory of zeros that may grow to `base_bytes` (a multiple of 4096), as a sparse file of that length. An id is
-    /// used once: versions of a second memory of the same name would start anew, and a worker's cached mapping could not tell them apart.
+    /// Creates a memory of zeros that may grow to `base_bytes` (a multiple of 4096), as a sparse
+    /// file of that length. An id is used once: versions of a second memory of the same name
+    /// would start anew, and a worker's cached mapping could not tell them apart.
     pub fn create(&self, id: MemoryId, base_bytes: u64) -> Result<MemoryLayout> {
         memory::check_base_bytes(base_bytes).ok_or(PagesError::BadSize { id, base_bytes })?;
         self.check_sync()?;
@@ -135,8 +142,8 @@ impl PageStore {
         Ok(layout)
     }
 
-    /// Removes a memory. Layouts taken before stay readable; its files are deleted once a checkpoint without it is durable. Removing a memory that
-    /// does not exist does nothing.
+    /// Removes a memory. Layouts taken before stay readable; its files are deleted once a
+    /// checkpoint without it is durable. Removing a memory that does not exist does nothing.
     pub fn remove(&self, id: MemoryId) {
         let mut memories = self.memories.write().unwrap_or_else(PoisonError::into_inner);
         let Some(memory) = memories.remove(&id) else { return };
@@ -147,27 +154,33 @@ impl PageStore {
         lock(&self.fold_queue).ids.remove(&id);
     }
 
-    /// The newest version. Builds the list of runs if nobody holds it; see [`PageStore::append`] for how not to build it per message.
+    /// The newest version. Builds the list of runs if nobody holds it; see [`PageStore::append`]
+    /// for how not to build it per message.
     pub fn layout(&self, id: MemoryId) -> Result<MemoryLayout> {
         self.with(id, |memory| memory.layout(&self.dir))
     }
 
-    /// Hands out the place where the dirty pages of the next message of this memory go: at most `pages_max` pages. There is one target per memory
-    /// at a time, and it is out as long as any clone of its `file` lives, because whoever holds that could still write.
+    /// Hands out the place where the dirty pages of the next message of this memory go: at most
+    /// `pages_max` pages. There is one target per memory at a time, and it is out as long as
+    /// any clone of its `file` lives, because whoever holds that could still write.
     /// Before dropping a target whose worker did not answer, make sure that the worker is dead.
     ///
-    /// Never refused for want of delta: whoever writes asks [`PageStore::check_room`] first, between rounds.
+    /// Never refused for want of delta: whoever writes asks [`PageStore::check_room`] first,
+    /// between rounds.
     pub fn reserve(&self, id: MemoryId, pages_max: u64) -> Result<AppendTarget> {
         self.check_sync()?;
         self.with(id, |memory| memory.reserve(&self.dir, &self.accounts, pages_max))
     }
 
-    /// Whether the delta log has room for another round: the reserve is free, which covers all that a round may write.
+    /// Whether the delta log has room for another round: the reserve is free, which covers all that
+    /// a round may write.
     ///
     /// # Errors
-    /// [`PagesError::DeltaFull`] when there is none until a checkpoint, a fold, and a checkpoint after it.
+    /// [`PagesError::DeltaFull`] when there is none until a checkpoint, a fold, and a checkpoint
+    /// after it.
     pub fn check_room(&self) -> Result<()> {
-        let limit_bytes = self.limits.delta_capacity_bytes.saturating_sub(self.limits.delta_reserve_bytes);
+        let limit_bytes =
+            self.limits.delta_capacity_bytes.saturating_sub(self.limits.delta_reserve_bytes);
         let used_bytes = self.delta_bytes();
         if used_bytes >= limit_bytes {
             Err(PagesError::DeltaFull { limit_bytes, used_bytes })
@@ -176,15 +189,17 @@ impl PageStore {
         }
     }
 
-    /// Whether `runs` could be committed to `target`: ordered by page, disjoint, within the memory, within the target, and not beyond the end of the file.
-    /// `target` may also be the later part of one.
+    /// Whether `runs` could be committed to `target`: ordered by page, disjoint, within the memory,
+    /// within the target, and not beyond the end of the file. `target` may also be the later
+    /// part of one.
     pub fn verify(&self, target: &AppendTarget, runs: &[Run]) -> Result<()> {
         self.with(target.id, |memory| memory.verify(&self.dir, target, runs).map(|_| ()))
     }
 
-    /// Makes what was written to `target` the newest version and returns its layout. The runs are checked as by [`PageStore::verify`]. The target is spent
-    /// and is to be dropped; space of it that no run reaches is given back then.
-    /// On an error nothing has changed, and the same can be tried again.
+    /// Makes what was written to `target` the newest version and returns its layout. The runs are
+    /// checked as by [`PageStore::verify`]. The target is spent and is to be dropped; space of
+    /// it that no run reaches is given back then. On an error nothing has changed, and the same
+    /// can be tried again.
     pub fn commit(&self, target: &AppendTarget, runs: &[Run]) -> Result<MemoryLayout> {
         self.with(target.id, |memory| {
             let layout = memory.commit_layout(&self.dir, &self.accounts, target, runs)?;
@@ -193,8 +208,8 @@ impl PageStore {
         })
     }
 
-    /// [`PageStore::commit`] without the layout, which costs in the number of runs of the memory. For messages whose layout nobody asks for
-    /// before the next one; returns the version.
+    /// [`PageStore::commit`] without the layout, which costs in the number of runs of the memory.
+    /// For messages whose layout nobody asks for before the next one; returns the version.
     pub fn append(&self, target: &AppendTarget, runs: &[Run]) -> Result<u64> {
         self.with(target.id, |memory| {
             let version = memory.commit(&self.dir, &self.accounts, target, runs)?;
@@ -211,12 +226,14 @@ impl PageStore {
         }
     }
 
-    /// Delta on disk, in bytes: needed, overwritten, and waiting for deletion. See [`PageStore::check_room`].
+    /// Delta on disk, in bytes: needed, overwritten, and waiting for deletion. See
+    /// [`PageStore::check_room`].
     pub fn delta_bytes(&self) -> u64 {
         self.accounts.delta.load(Relaxed)
     }
 
-    /// Delta written since the last checkpoint was begun; compared by the caller with `checkpoint_delta_bytes`.
+    /// Delta written since the last checkpoint was begun; compared by the caller with
+    /// `checkpoint_delta_bytes`.
     pub fn open_delta_bytes(&self) -> u64 {
         self.accounts.open.load(Relaxed)
     }
@@ -224,16 +241,21 @@ impl PageStore {
     /// Bytes written to files since the store was opened: by messages, by rewriting, by folding.
     pub fn written_bytes(&self) -> u64 {
         let accounts = &self.accounts;
-        accounts.committed.load(Relaxed) + accounts.rewritten.load(Relaxed) + accounts.folded.load(Relaxed)
+        accounts.committed.load(Relaxed)
+            + accounts.rewritten.load(Relaxed)
+            + accounts.folded.load(Relaxed)
     }
 
-    /// Whether a checkpoint should be taken now: the delta is within `delta_reserve_bytes` of its capacity and a checkpoint would help
-    /// (otherwise the space waits for [`PageStore::fold`]), a memory has more runs than `runs_per_memory`, or too many files are open.
+    /// Whether a checkpoint should be taken now: the delta is within `delta_reserve_bytes` of its
+    /// capacity and a checkpoint would help (otherwise the space waits for
+    /// [`PageStore::fold`]), a memory has more runs than `runs_per_memory`, or too many files are
+    /// open.
     pub fn needs_checkpoint(&self) -> bool {
         let delta = self.delta_bytes();
-        let near_full =
-            delta >= self.limits.delta_capacity_bytes.saturating_sub(self.limits.delta_reserve_bytes);
-        // What is sealed and needed is freed by folding alone. A checkpoint per round while that is pending would free nothing.
+        let near_full = delta
+            >= self.limits.delta_capacity_bytes.saturating_sub(self.limits.delta_reserve_bytes);
+        // What is sealed and needed is freed by folding alone. A checkpoint per round while that is
+        // pending would free nothing.
         let gain = self.open_delta_bytes() + self.accounts.releasable.load(Relaxed);
         let helps = gain > 0 && gain >= delta / 2;
         (near_full && helps)
@@ -246,7 +268,8 @@ impl PageStore {
         self.dir.free_bytes()
     }
 
-    /// Whether free disk is below `disk_reserve_bytes`: new updates should then be refused, what was accepted still fits.
+    /// Whether free disk is below `disk_reserve_bytes`: new updates should then be refused, what
+    /// was accepted still fits.
     pub fn is_disk_low(&self) -> Result<bool> {
         Ok(self.disk_free_bytes()? < self.limits.disk_reserve_bytes)
     }
@@ -270,7 +293,8 @@ impl PageStore {
         }
     }
 
-    /// The ids of all memories, ascending. After a restart, execution compares them with what its canisters name.
+    /// The ids of all memories, ascending. After a restart, execution compares them with what its
+    /// canisters name.
     pub fn ids(&self) -> Vec<MemoryId> {
         self.read().keys().copied().collect()
     }
@@ -280,7 +304,11 @@ impl PageStore {
     }
 
     /// Runs `f` on one memory, under its lock and with the store protected from checkpoints.
-    pub(crate) fn with<T>(&self, id: MemoryId, f: impl FnOnce(&mut Memory) -> Result<T>) -> Result<T> {
+    pub(crate) fn with<T>(
+        &self,
+        id: MemoryId,
+        f: impl FnOnce(&mut Memory) -> Result<T>,
+    ) -> Result<T> {
         let memories = self.read();
         let memory = memories.get(&id).ok_or(PagesError::UnknownMemory(id))?;
         f(&mut lock(memory))
@@ -300,7 +328,8 @@ impl fmt::Debug for PageStore {
     }
 }
 
-/// A lock whose holder panicked is taken all the same: each critical section of this crate changes its data by steps that cannot fail.
+/// A lock whose holder panicked is taken all the same: each critical section of this crate changes
+/// its data by steps that cannot fail.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -15,11 +15,13 @@ use serde::{Deserialize, Serialize};
 /// A page of the page index: the operating system's, 4 KiB.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// One memory (a canister's heap or its stable memory, in one incarnation). Allocated from a replicated counter, so the same on every node.
+/// One memory (a canister's heap or its stable memory, in one incarnation). Allocated from a
+/// replicated counter, so the same on every node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MemoryId(pub u64);
 
-/// Which file of a memory holds a run of delta pages. Grows by one at every checkpoint that seals the file before it.
+/// Which file of a memory holds a run of delta pages. Grows by one at every checkpoint that seals
+/// the file before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SegmentId(pub u64);
 
@@ -36,24 +38,27 @@ pub struct Run {
     pub offset_page: u64,
 }
 
-/// The delta part of one memory's index: disjoint runs ordered by `start_page`. What it does not name lies in the base file at offset = page number.
+/// The delta part of one memory's index: disjoint runs ordered by `start_page`. What it does not
+/// name lies in the base file at offset = page number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryIndex {
     /// Disjoint, ordered by `start_page`.
     pub runs: Vec<Run>,
 }
 
-/// One version of one memory, ready to be mapped: the base file, and the runs that lie over it. Cheap to clone; holding it keeps the files alive
-/// and keeps its pages from being overwritten.
+/// One version of one memory, ready to be mapped: the base file, and the runs that lie over it.
+/// Cheap to clone; holding it keeps the files alive and keeps its pages from being overwritten.
 #[derive(Clone, Debug)]
 pub struct MemoryLayout {
     /// Whose.
     pub id: MemoryId,
     /// Rises by one at every commit. Equal versions have equal content.
     pub version: u64,
-    /// Rises whenever the files behind a version change (fold): a mapping made from an older epoch is still right but keeps dead files alive.
+    /// Rises whenever the files behind a version change (fold): a mapping made from an older epoch
+    /// is still right but keeps dead files alive.
     pub epoch: u64,
-    /// The base file: sparse, as long as the memory may ever grow, so that growth maps nothing new.
+    /// The base file: sparse, as long as the memory may ever grow, so that growth maps nothing
+    /// new.
     pub base: Arc<File>,
     /// Length of the base file in bytes.
     pub base_bytes: u64,
@@ -61,14 +66,17 @@ pub struct MemoryLayout {
     pub segments: Arc<[(SegmentId, Arc<File>)]>,
     /// Disjoint, ordered by `start_page`.
     pub runs: Arc<[Run]>,
-    /// Shared by all layouts of this version; a fold waits until the pins of older versions are gone, or cuts them off.
+    /// Shared by all layouts of this version; a fold waits until the pins of older versions are
+    /// gone, or cuts them off.
     pub pin: Arc<Pin>,
 }
 
 impl MemoryLayout {
-    /// Whether folding went over this version: what is read through it from now on, and what was read lately, may be of newer versions.
+    /// Whether folding went over this version: what is read through it from now on, and what was
+    /// read lately, may be of newer versions.
     ///
-    /// Whoever reads pages of a layout that is not held ([`HeldLayout`]) asks this after reading, before anything of what was read counts.
+    /// Whoever reads pages of a layout that is not held ([`HeldLayout`]) asks this after reading,
+    /// before anything of what was read counts.
     pub fn is_cut_off(&self) -> bool {
         self.pin.is_cut_off()
     }
@@ -100,7 +108,8 @@ impl Pin {
     }
 }
 
-/// A layout that folding waits for, however long. For readers whose bytes nobody can check afterwards, bounded by those who make them.
+/// A layout that folding waits for, however long. For readers whose bytes nobody can check
+/// afterwards, bounded by those who make them.
 #[derive(Debug)]
 pub struct HeldLayout(MemoryLayout);
 
@@ -125,7 +134,8 @@ impl Drop for HeldLayout {
     }
 }
 
-/// Where the dirty pages of the next message of one memory go. Exclusive: one at a time per memory. Dropping it without a commit gives the space back.
+/// Where the dirty pages of the next message of one memory go. Exclusive: one at a time per memory.
+/// Dropping it without a commit gives the space back.
 #[derive(Debug)]
 pub struct AppendTarget {
     /// Whose.

@@ -1,5 +1,6 @@
-//! `kill -9` at any moment: a child process writes a seeded history with checkpoints and folds, is killed, and what is reopened from its last durable
-//! index is exactly the history up to that index. The next child goes on from there.
+//! `kill -9` at any moment: a child process writes a seeded history with checkpoints and folds, is
+//! killed, and what is reopened from its last durable index is exactly the history up to that
+//! index. The next child goes on from there.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -74,12 +75,17 @@ fn kill_9_at_any_moment_loses_nothing_that_a_durable_index_names() {
         let early = child.try_wait().unwrap();
         child.kill().unwrap();
         let output = child.wait_with_output().unwrap();
-        assert!(early.is_none(), "the child died by itself: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            early.is_none(),
+            "the child died by itself: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
 
         let (step, index) = index_file.load();
         let store = open(&dir.path().join("pages"), &index).unwrap();
         assert_same(&store, &history(SEED, step));
-        // Every other time, finish the folding that the crash interrupted; the index in hand must stay good.
+        // Every other time, finish the folding that the crash interrupted; the index in hand must
+        // stay good.
         if kill % 2 == 0 {
             fold_all(&store);
             assert_same(&store, &history(SEED, step));
@@ -87,5 +93,8 @@ fn kill_9_at_any_moment_loses_nothing_that_a_durable_index_names() {
         advanced += u64::from(step > last_step);
         last_step = step;
     }
-    assert!(advanced > KILLS / 2, "the children got {last_step} steps far, but hardly ever to a checkpoint");
+    assert!(
+        advanced > KILLS / 2,
+        "the children got {last_step} steps far, but hardly ever to a checkpoint"
+    );
 }

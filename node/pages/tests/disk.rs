@@ -1,4 +1,5 @@
-//! Disks that are full and directories that cannot be written: a typed error, a store that goes on, and content that stays right.
+//! Disks that are full and directories that cannot be written: a typed error, a store that goes on,
+//! and content that stays right.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -26,7 +27,8 @@ struct Tmpfs(PathBuf);
 impl Tmpfs {
     fn new(at: &Path, size: &str) -> Option<Self> {
         let options = format!("size={size}");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).output();
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).output();
         mounted.is_ok_and(|output| output.status.success()).then(|| Self(at.to_path_buf()))
     }
 }
@@ -62,14 +64,16 @@ fn a_full_disk_stops_writes_and_nothing_else() {
     fs::write(&filler, vec![1; room as usize]).unwrap();
     assert!(store.is_disk_low().unwrap());
 
-    // The worker is told by its own write; the message fails, its target is dropped, its pages are given back.
+    // The worker is told by its own write; the message fails, its target is dropped, its pages are
+    // given back.
     let target = store.reserve(A, 100).unwrap();
     let error = write(&target, &[(0, 100)], 2).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::StorageFull);
     drop(target);
     reader(&store);
 
-    // A checkpoint still works: it cuts off what the failed message wrote. The fold does not find room, and changes nothing.
+    // A checkpoint still works: it cuts off what the failed message wrote. The fold does not find
+    // room, and changes nothing.
     checkpoint(&store, &mut index);
     for _ in 0..2 {
         let error = store.fold(MIB).unwrap_err();
@@ -136,8 +140,11 @@ fn a_file_size_limit_is_an_error_too() {
         .env(LIMIT_DIR, dir.path())
         .output()
         .unwrap();
-    let text =
-        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let text = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert!(output.status.success() && text.contains("the child is done"), "{text}");
 }
 
@@ -146,7 +153,8 @@ fn unprivileged(f: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             if is_root() {
-                // SAFETY: no memory is passed. The file system identity is per thread, and this thread ends with `f`.
+                // SAFETY: no memory is passed. The file system identity is per thread, and this
+                // thread ends with `f`.
                 unsafe { libc::setfsuid(NOBODY) };
             }
             f();
@@ -193,7 +201,10 @@ fn a_directory_that_cannot_be_written_is_an_error_that_says_so() {
         apply(&mut model, A, &[(3, 1)], 2);
         assert_same(&store, &model);
     });
-    assert!(matches!(open(&dir.path().join("no/such/parent"), &Index::new()), Err(PagesError::Io { .. })));
+    assert!(matches!(
+        open(&dir.path().join("no/such/parent"), &Index::new()),
+        Err(PagesError::Io { .. })
+    ));
     fs::write(dir.path().join("file"), "").unwrap();
     assert!(matches!(open(&dir.path().join("file"), &Index::new()), Err(PagesError::Io { .. })));
 }

@@ -1,5 +1,6 @@
-//! Whatever is reserved, committed, dropped, checkpointed (fully or half), folded, removed and reopened, in any order: every memory reads as a plain
-//! table of pages says, and every layout taken before goes on reading its own version.
+//! Whatever is reserved, committed, dropped, checkpointed (fully or half), folded, removed and
+//! reopened, in any order: every memory reads as a plain table of pages says, and every layout
+//! taken before goes on reading its own version.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -177,7 +178,13 @@ impl World {
         }
         assert_same(self.store(), &self.model);
         for (layout, expected) in &self.held {
-            assert_eq!(&tags(layout), expected, "version {} of memory {}", layout.version, layout.id.0);
+            assert_eq!(
+                &tags(layout),
+                expected,
+                "version {} of memory {}",
+                layout.version,
+                layout.id.0
+            );
         }
         let on_disk: u64 = segment_bytes(self.dir.path());
         assert!(

@@ -1,7 +1,9 @@
-//! A power cut: the file system forgets everything that was not synced. Needs root and a loop device; says so and passes otherwise.
+//! A power cut: the file system forgets everything that was not synced. Needs root and a loop
+//! device; says so and passes otherwise.
 //!
-//! An ext4 image is shut down in mid-use without flushing its journal (`EXT4_IOC_SHUTDOWN`, what file system test suites use), mounted again, and
-//! the store reopened from the durable index that survived. A missing fsync shows up here as a missing, short or stale file.
+//! An ext4 image is shut down in mid-use without flushing its journal (`EXT4_IOC_SHUTDOWN`, what
+//! file system test suites use), mounted again, and the store reopened from the durable index that
+//! survived. A missing fsync shows up here as a missing, short or stale file.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -45,7 +47,8 @@ impl Mount {
     fn shut_down(&self) {
         let root = File::open(&self.at).unwrap();
         // SAFETY: the ioctl reads one u32, which lives until the call returns.
-        let result = unsafe { libc::ioctl(root.as_raw_fd(), EXT4_IOC_SHUTDOWN, &GOING_FLAGS_NOLOGFLUSH) };
+        let result =
+            unsafe { libc::ioctl(root.as_raw_fd(), EXT4_IOC_SHUTDOWN, &GOING_FLAGS_NOLOGFLUSH) };
         assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
     }
 }
@@ -57,7 +60,11 @@ impl Drop for Mount {
 }
 
 fn run(command: &mut Command) -> bool {
-    command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    command
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
 }
 
 /// A fresh ext4 of 96 MiB, or a word about why there is none.
@@ -81,7 +88,8 @@ fn a_power_cut_loses_nothing_that_a_durable_index_names() {
     let Some(mut mount) = mount(dir.path()) else { return };
     let at = mount.at.clone();
     let mut rng = Rng::new(SEED);
-    // On another file system, so that syncing the index does not by the way commit the journal that the pages depend on.
+    // On another file system, so that syncing the index does not by the way commit the journal that
+    // the pages depend on.
     let index_file = IndexFile::new(dir.path());
     for _ in 0..CUTS {
         let (mut step, mut index) = index_file.load();

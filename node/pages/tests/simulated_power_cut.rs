@@ -1,7 +1,9 @@
-//! A power cut at any operation of a simulated disk: what a durable index names is there, whole, whatever else is lost or torn.
+//! A power cut at any operation of a simulated disk: what a durable index names is there, whole,
+//! whatever else is lost or torn.
 //!
-//! The index lies on the same disk, in a folder of its own, so a cut may come in the middle of its replacement too. Nothing real fails, so this runs everywhere;
-//! `power_cut` does the same to a real file system.
+//! The index lies on the same disk, in a folder of its own, so a cut may come in the middle of its
+//! replacement too. Nothing real fails, so this runs everywhere; `power_cut` does the same to a
+//! real file system.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -81,7 +83,8 @@ impl Machine {
         }
     }
 
-    /// Opens what the last life left, checks it, and goes on for so many steps. Syncs that fail begin at one of them.
+    /// Opens what the last life left, checks it, and goes on for so many steps. Syncs that fail
+    /// begin at one of them.
     fn live(&mut self, steps: u64, sync_fails_at: Option<u64>) -> Result<(), Ended> {
         let (mut step, mut index) = self.kept();
         let at_least = self.finished;
@@ -90,7 +93,8 @@ impl Machine {
             "seed {}: {at_least} finished, {step} there",
             self.seed
         );
-        let store = PageStore::open_on(self.disk.clone(), self.pages(), &limits(), entries(&index))?;
+        let store =
+            PageStore::open_on(self.disk.clone(), self.pages(), &limits(), entries(&index))?;
         let mut model = history(self.seed, step);
         assert_same(&store, &model);
         (self.finished, self.taken) = (step, step);
@@ -160,7 +164,9 @@ fn a_cut_at_any_operation_loses_nothing_that_a_durable_index_names() {
         machine.cut_power();
         machine.live(3, None).unwrap_or_else(|ended| panic!("operation {operation}: {ended:?}"));
         machine.cut_power();
-        machine.live(0, None).unwrap_or_else(|ended| panic!("operation {operation}, twice: {ended:?}"));
+        machine
+            .live(0, None)
+            .unwrap_or_else(|ended| panic!("operation {operation}, twice: {ended:?}"));
     }
     println!("{operations} operations");
 }

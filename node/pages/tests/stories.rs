@@ -1,4 +1,5 @@
-//! The store as its users meet it: readers that keep their version, workers that lie, a log that fills, directories that are not what they should be.
+//! The store as its users meet it: readers that keep their version, workers that lie, a log that
+//! fills, directories that are not what they should be.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -7,8 +8,8 @@ use std::{fs, io::Write, os::unix::fs::FileExt};
 
 use common::*;
 use pages::{
-    HeldLayout, IndexFault, MemoryId, MemoryIndex, PAGE_BYTES, PageStore, PagesError, Run, RunFault,
-    SegmentId, read_pages,
+    HeldLayout, IndexFault, MemoryId, MemoryIndex, PAGE_BYTES, PageStore, PagesError, Run,
+    RunFault, SegmentId, read_pages,
 };
 
 const A: MemoryId = MemoryId(1);
@@ -33,7 +34,10 @@ fn a_query_keeps_reading_its_version_while_commits_checkpoints_and_folds_go_on()
 
     // Pages 4 to 9 are base pages to the query, so nothing may be folded over them while it runs.
     let progress = store.fold(MIB).unwrap();
-    assert_eq!((progress.copied_bytes, progress.memories_blocked, progress.memories_left), (0, 1, 1));
+    assert_eq!(
+        (progress.copied_bytes, progress.memories_blocked, progress.memories_left),
+        (0, 1, 1)
+    );
     assert_eq!(tags(&query), before);
 
     // The newest version does not stand in its own way, even when a reader holds it.
@@ -72,7 +76,8 @@ fn a_reader_that_folding_cannot_wait_for_is_cut_off_and_can_tell() {
     assert_eq!(tags(&newer), tags(&store.layout(A).unwrap()));
     assert_eq!(store.stats().cut_off, 1);
 
-    // The delta is gone after the checkpoint that follows, although the reader still has its layout.
+    // The delta is gone after the checkpoint that follows, although the reader still has its
+    // layout.
     checkpoint(&store, &mut index);
     assert_eq!(store.delta_bytes(), 0);
 }
@@ -159,7 +164,8 @@ fn a_target_from_before_a_checkpoint_or_of_another_store_is_refused() {
     let runs = write(&foreign, &[(0, 1)], 9).unwrap();
     assert!(matches!(store.commit(&foreign, &runs), Err(PagesError::ForeignTarget(A))));
 
-    // A target of a segment without committed pages survives a checkpoint: there was nothing to seal.
+    // A target of a segment without committed pages survives a checkpoint: there was nothing to
+    // seal.
     let target = store.reserve(A, 4).unwrap();
     checkpoint(&store, &mut index);
     let runs = write(&target, &[(3, 1)], 1).unwrap();
@@ -209,7 +215,10 @@ fn runs_that_a_worker_could_not_have_written_are_refused() {
     assert!(store.commit(&target, &[run(0, 1, 1)]).is_err());
     let runs = write(&target, &[(3, 1)], 1).unwrap();
     store.commit(&target, &runs).unwrap();
-    assert!(matches!(store.commit(&target, &runs), Err(PagesError::ForeignTarget(A))), "but once only");
+    assert!(
+        matches!(store.commit(&target, &runs), Err(PagesError::ForeignTarget(A))),
+        "but once only"
+    );
     drop(target);
 
     // Written in an order other than that of the pages is fine.
@@ -443,7 +452,10 @@ fn truncated_and_missing_files_are_found_at_opening_and_nothing_is_removed() {
             }
             other => panic!("{other}"),
         }
-        assert!(error.to_string().contains(name) && error.to_string().contains("truncated"), "{error}");
+        assert!(
+            error.to_string().contains(name) && error.to_string().contains("truncated"),
+            "{error}"
+        );
         fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(old).unwrap();
     };
     damage("1.0", 4 * PAGE_BYTES - 1);
@@ -452,7 +464,10 @@ fn truncated_and_missing_files_are_found_at_opening_and_nothing_is_removed() {
         let aside = dir.path().join("aside");
         fs::rename(dir.path().join(name), &aside).unwrap();
         let error = open(dir.path(), &index).unwrap_err();
-        assert!(matches!(&error, PagesError::MissingFile { path } if path.ends_with(name)), "{error}");
+        assert!(
+            matches!(&error, PagesError::MissingFile { path } if path.ends_with(name)),
+            "{error}"
+        );
         fs::rename(aside, dir.path().join(name)).unwrap();
     }
     assert_eq!(file_names(dir.path()), names);
@@ -481,7 +496,12 @@ fn a_damaged_index_is_refused() {
     put(&store, A, &[(0, 4)], 1).unwrap();
     checkpoint(&store, &mut index);
     drop(store);
-    let run = |start_page, pages, offset_page| Run { start_page, pages, segment: SegmentId(0), offset_page };
+    let run = |start_page, pages, offset_page| Run {
+        start_page,
+        pages,
+        segment: SegmentId(0),
+        offset_page,
+    };
     let cases = [
         (vec![run(0, 0, 0)], IndexFault::EmptyRun),
         (vec![run(1, 2, 0), run(2, 1, 2)], IndexFault::Disordered),

@@ -39,8 +39,8 @@ pub struct Settings {
     pub disk_reserve_bytes: u64,
     /// Ingress bytes in blocks that bring a checkpoint early.
     pub checkpoint_block_bytes: u64,
-    /// Heights whose answered calls wait for a certificate. Beyond it the oldest are let go; whoever waits
-    /// for them asks again.
+    /// Heights whose answered calls wait for a certificate. Beyond it the oldest are let go;
+    /// whoever waits for them asks again.
     pub certificates_kept: u64,
 }
 
@@ -102,7 +102,8 @@ struct Retry {
     at: Duration,
 }
 
-/// Messages of a height that are to be rejected without being executed, out of those that an earlier run of it rejected.
+/// Messages of a height that are to be rejected without being executed, out of those that an
+/// earlier run of it rejected.
 type Verdicts = Box<dyn Fn(Height, Option<Vec<Fault>>) -> Vec<Fault> + Send>;
 
 /// Everything the loop works with.
@@ -157,7 +158,8 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
         }
     }
 
-    /// Has messages rejected as `verdicts` says of a height, given what an earlier run of it rejected.
+    /// Has messages rejected as `verdicts` says of a height, given what an earlier run of it
+    /// rejected.
     #[must_use]
     pub fn with_verdicts(
         mut self,
@@ -167,7 +169,8 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
         self
     }
 
-    /// Runs rounds until the stop, then makes a last checkpoint, so that the next start repeats nothing.
+    /// Runs rounds until the stop, then makes a last checkpoint, so that the next start repeats
+    /// nothing.
     ///
     /// # Errors
     /// When the node cannot go on.
@@ -186,7 +189,8 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
                 self.observer.waited_for_memory();
             }
             self.observer.between_batches(&mut self.replica);
-            // Work that waits makes the time since the last certified round a stall; without any it counts from the batch.
+            // Work that waits makes the time since the last certified round a stall; without any it
+            // counts from the batch.
             let waiting = demand.more || self.pool.status().messages > 0;
             let finalised = match self.consensus.next(demand).await {
                 Ok(Step::Execute(finalised)) => finalised,
@@ -224,8 +228,11 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
             };
             self.observer.stalled(self.clock.now().saturating_sub(certified));
             certified = self.clock.now();
-            demand =
-                Demand { more: result.more, next_timer: result.next_timer, every_round: result.every_round };
+            demand = Demand {
+                more: result.more,
+                next_timer: result.next_timer,
+                every_round: result.every_round,
+            };
             if !self.checkpoint_if_due(height).await? {
                 break;
             }
@@ -245,7 +252,10 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
     }
 
     /// None when the node is closing and the batch is to be executed at the next start.
-    async fn round(&mut self, finalised: FinalisedBatch) -> Result<Option<RoundResult>, RoundError> {
+    async fn round(
+        &mut self,
+        finalised: FinalisedBatch,
+    ) -> Result<Option<RoundResult>, RoundError> {
         let started = self.clock.now();
         let batch = &finalised.batch;
         let height = batch.height;
@@ -265,7 +275,8 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
             match self.consensus.executed(height, result.root, result.verdicts.clone()).await {
                 Ok(certificates) => break certificates,
                 Err(error) if error.can_heal() => {
-                    // An outcome that was not recorded comes out the same when the batch is executed again.
+                    // An outcome that was not recorded comes out the same when the batch is
+                    // executed again.
                     if self.stop.is_closing() {
                         return Ok(None);
                     }
@@ -317,9 +328,10 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
         Ok(())
     }
 
-    /// Makes a checkpoint when one is due. One that fails and can heal is tried again: in place while the next
-    /// batch has to wait for it, between batches otherwise, because the state in memory is whole and the block
-    /// log covers it. False when the next batch would have to wait and the node is closing.
+    /// Makes a checkpoint when one is due. One that fails and can heal is tried again: in place
+    /// while the next batch has to wait for it, between batches otherwise, because the state in
+    /// memory is whole and the block log covers it. False when the next batch would have to
+    /// wait and the node is closing.
     async fn checkpoint_if_due(&mut self, height: Height) -> Result<bool, RoundError> {
         loop {
             let pressing = self.replica.checkpoint_pressing();
@@ -359,7 +371,8 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
             if !source.can_heal() {
                 return Err(RoundError::Checkpoint { height: height.0, source });
             }
-            let mut backoff = self.retry.take().map_or_else(Backoff::default, |retry| retry.backoff);
+            let mut backoff =
+                self.retry.take().map_or_else(Backoff::default, |retry| retry.backoff);
             self.retry = Some(Retry { at: now + backoff.next(), backoff });
             self.refuse(Cause::Checkpoint, format!("a checkpoint failed: {source}"));
             return Ok(false);
@@ -373,7 +386,8 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
         Ok(true)
     }
 
-    /// Tells consensus. Old log files that cannot be removed now are removed after a later checkpoint.
+    /// Tells consensus. Old log files that cannot be removed now are removed after a later
+    /// checkpoint.
     fn checkpointed(&mut self, height: Height) -> Result<(), RoundError> {
         match self.consensus.checkpointed(height) {
             Err(error) if error.can_heal() => {
@@ -432,7 +446,8 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
         }
     }
 
-    /// Refuses updates while less than the reserve is free, and takes them again when there is room.
+    /// Refuses updates while less than the reserve is free, and takes them again when there is
+    /// room.
     fn watch_disk(&mut self) {
         let now = self.clock.now();
         if self.disk_checked.is_some_and(|at| now.saturating_sub(at) < DISK_CHECK_EVERY) {

@@ -1,14 +1,15 @@
-//! The round loop: batches from consensus through execution back to certificates, checkpoints in between.
+//! The round loop: batches from consensus through execution back to certificates, checkpoints in
+//! between.
 //!
 //! ```text
 //! next (durable) -> execute -> executed (share) -> certificate, now or later -> certify (shown)
 //!   -> checkpoint when due
 //! ```
 //!
-//! One loop for the node and for the simulation: it is generic in consensus, in the [`Replica`] that
-//! executes, in the [`Clock`], in the disk it asks for room ([`DiskProbe`]) and in who looks on
-//! ([`Observer`]). A node runs it on a thread of its own, on which waiting blocks; the simulation
-//! (`tests/simulation`) runs many on one thread and moves their clock.
+//! One loop for the node and for the simulation: it is generic in consensus, in the [`Replica`]
+//! that executes, in the [`Clock`], in the disk it asks for room ([`DiskProbe`]) and in who looks
+//! on ([`Observer`]). A node runs it on a thread of its own, on which waiting blocks; the
+//! simulation (`tests/simulation`) runs many on one thread and moves their clock.
 //!
 //! | to change | start at |
 //! |---|---|
@@ -19,10 +20,11 @@
 //!
 //! # Trouble of this machine
 //!
-//! What can heal (a full disk, too many open files, no permission) is tried again, after waits that double
-//! up to ten seconds and end at once with the stop; meanwhile new updates are refused with the reason, and
-//! queries and reads go on. What cannot (a damaged store, a device that reports errors, a record that cannot
-//! be encoded, another state root than the one recorded) ends the loop with the reason.
+//! What can heal (a full disk, too many open files, no permission) is tried again, after waits that
+//! double up to ten seconds and end at once with the stop; meanwhile new updates are refused with
+//! the reason, and queries and reads go on. What cannot (a damaged store, a device that reports
+//! errors, a record that cannot be encoded, another state root than the one recorded) ends the loop
+//! with the reason.
 //!
 //! This crate must not know what a message means, how blocks are agreed on, or what a metric is.
 

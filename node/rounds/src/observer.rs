@@ -6,8 +6,8 @@ use consensus::{Certificate, FinalisedBatch};
 use execution::RoundResult;
 use state::{Height, RequestId};
 
-/// Told what the round loop does, on its thread. Nothing that an observer does changes what comes out of a
-/// round; [`Self::is_held`] alone changes when it comes.
+/// Told what the round loop does, on its thread. Nothing that an observer does changes what comes
+/// out of a round; [`Self::is_held`] alone changes when it comes.
 pub trait Observer<R>: Send {
     /// Whether the next batch should wait, because memory is short.
     fn is_held(&self) -> bool {

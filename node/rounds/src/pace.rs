@@ -1,10 +1,13 @@
 //! How many calls are taken while the ingress history fills up.
 //!
-//! Every call is remembered until its expiry has passed, minutes after it was answered. A burst at full speed could so use up the room within seconds, and then
-//! nobody's call would be taken for minutes. Instead the room is shared over time: while more than half is free everything is taken; below that, so much per second
-//! that what is left would last for a minute. The less is left the fewer are taken, and as calls expire more are again: a slope and no cliff.
+//! Every call is remembered until its expiry has passed, minutes after it was answered. A burst at
+//! full speed could so use up the room within seconds, and then nobody's call would be taken for
+//! minutes. Instead the room is shared over time: while more than half is free everything is taken;
+//! below that, so much per second that what is left would last for a minute. The less is left the
+//! fewer are taken, and as calls expire more are again: a slope and no cliff.
 //!
-//! Which calls a node takes in is its own affair; nothing of this enters replicated state. It is told the time and reads no clock.
+//! Which calls a node takes in is its own affair; nothing of this enters replicated state. It is
+//! told the time and reads no clock.
 
 use std::time::Duration;
 
@@ -20,8 +23,15 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// How many calls may be taken until the next round, after one that took `taken` of them in; `room` of `capacity` are free.
-    pub(crate) fn after_round(&mut self, now: Duration, taken: u64, room: u64, capacity: u64) -> u64 {
+    /// How many calls may be taken until the next round, after one that took `taken` of them in;
+    /// `room` of `capacity` are free.
+    pub(crate) fn after_round(
+        &mut self,
+        now: Duration,
+        taken: u64,
+        room: u64,
+        capacity: u64,
+    ) -> u64 {
         let per_second = (room as f64 / LASTS_SECONDS).max(1.0);
         let elapsed = now.saturating_sub(self.at).as_secs_f64();
         self.at = now;
@@ -35,7 +45,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// Offers `rate` calls a second for so long, with rounds of 10 ms, each call remembered for 240 s; what was taken in each second.
+    /// Offers `rate` calls a second for so long, with rounds of 10 ms, each call remembered for 240
+    /// s; what was taken in each second.
     fn taken_per_second(rate: u64, seconds: usize, capacity: u64) -> Vec<u64> {
         let mut pace = Pace::default();
         let mut per_second = vec![0; seconds];

@@ -3,7 +3,9 @@
 use std::{collections::BTreeMap, path::Path};
 
 use consensus::StateOffer;
-use execution::{Executor, FatalError, InstallError, OfferError, Progress, RoundResult, StateInstaller};
+use execution::{
+    Executor, FatalError, InstallError, OfferError, Progress, RoundResult, StateInstaller,
+};
 use state::{Batch, ChunkId, Fault, Height};
 use thiserror::Error;
 
@@ -26,10 +28,12 @@ pub trait Replica: Send {
     /// Height of the state.
     fn height(&self) -> Height;
 
-    /// Executes the next batch. `rejected` are the messages of it that operators ruled to be rejected.
+    /// Executes the next batch. `rejected` are the messages of it that operators ruled to be
+    /// rejected.
     ///
     /// # Errors
-    /// When the node cannot go on, or closes while the round waits for this machine ([`FatalError::Closing`]).
+    /// When the node cannot go on, or closes while the round waits for this machine
+    /// ([`FatalError::Closing`]).
     fn execute(&mut self, batch: &Batch, rejected: &[Fault]) -> Result<RoundResult, FatalError>;
 
     /// Shows the state of a height, signed by the subnet.
@@ -50,8 +54,8 @@ pub trait Replica: Send {
     /// Makes the state durable. Does nothing when it is already.
     ///
     /// # Errors
-    /// When the disk fails; the checkpoint before is intact then, and the call may be repeated if the error
-    /// can heal.
+    /// When the disk fails; the checkpoint before is intact then, and the call may be repeated if
+    /// the error can heal.
     fn checkpoint(&mut self) -> Result<(), FatalError>;
 
     /// Begins to take over a state, in the node's own folder, beside the one that is there.
@@ -87,7 +91,8 @@ impl BeginError {
 pub enum Offered {
     /// It is kept.
     Taken,
-    /// It is not what the certified root leads to: whoever sent it is faulty. What is wrong with it.
+    /// It is not what the certified root leads to: whoever sent it is faulty. What is wrong with
+    /// it.
     False(String),
     /// It was not asked for, or is there already.
     NotWanted,
@@ -137,7 +142,11 @@ impl Replica for Executor {
 
     fn room(&self) -> Room {
         let history = &self.state().history;
-        Room { calls: history.room_calls(), free: history.free_calls(), capacity: history.capacity_calls() }
+        Room {
+            calls: history.room_calls(),
+            free: history.free_calls(),
+            capacity: history.capacity_calls(),
+        }
     }
 
     fn checkpoint_due(&self) -> bool {

@@ -16,7 +16,8 @@ use crate::{
 /// What came of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// The state is whole, durable and counts: the node must start again, without another checkpoint of the old one.
+    /// The state is whole, durable and counts: the node must start again, without another
+    /// checkpoint of the old one.
     Ready,
     /// Nobody shows it any more. What was fetched is kept.
     Over,
@@ -93,7 +94,8 @@ async fn attempt<C: Consensus, R: Replica, K: Clock>(
     offer: StateOffer,
     means: &Means<'_, K>,
 ) -> Result<(Outcome, Progress), RoundError> {
-    let mut installation = replica.install(means.folder, &offer).map_err(RoundError::BeginStateSync)?;
+    let mut installation =
+        replica.install(means.folder, &offer).map_err(RoundError::BeginStateSync)?;
     let mut want = Want::default();
     while !installation.is_complete() {
         if means.stop.is_closing() {

@@ -1,5 +1,5 @@
-//! What the round loop does when its own machine fails it: a disk that takes no checkpoints or no blocks, memory
-//! that is short. The clock is simulated: waiting moves it and takes no time.
+//! What the round loop does when its own machine fails it: a disk that takes no checkpoints or no
+//! blocks, memory that is short. The clock is simulated: waiting moves it and takes no time.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,8 @@ use std::{
 };
 
 use consensus::{
-    Certificate, Consensus, ConsensusError, Demand, FinalisedBatch, IngressPool, LogError, StateOffer, Step,
+    Certificate, Consensus, ConsensusError, Demand, FinalisedBatch, IngressPool, LogError,
+    StateOffer, Step,
 };
 use disk::records::RecordError;
 use execution::{FatalError, InstallError, Progress, RoundResult};
@@ -22,8 +23,8 @@ use futures::{executor::block_on, future::BoxFuture};
 use lifecycle::{Cause, Stop};
 use limits::Limits;
 use rounds::{
-    BeginError, Clock, DiskProbe, Driver, Ended, Installation, MachineClock, Observer, Offered, Replica,
-    Room, RoundError, Settings,
+    BeginError, Clock, DiskProbe, Driver, Ended, Installation, MachineClock, Observer, Offered,
+    Replica, Room, RoundError, Settings,
 };
 use state::{Batch, Fault, Height, StoreError, Time};
 
@@ -115,9 +116,11 @@ impl Consensus for Batches {
                 return Ok(Step::Closing);
             }
             self.log.attempt().map_err(|source| match source.kind() {
-                io::ErrorKind::StorageFull => {
-                    LogError::Records(RecordError::Io { path: "log".into(), doing: "appending", source })
-                }
+                io::ErrorKind::StorageFull => LogError::Records(RecordError::Io {
+                    path: "log".into(),
+                    doing: "appending",
+                    source,
+                }),
                 _ => LogError::Damaged {
                     path: "log".into(),
                     offset: 7,
@@ -330,8 +333,12 @@ impl Setup {
             disk: self.checkpoints,
         };
         let longest = Arc::new(Mutex::default());
-        let observer =
-            Memory { held: self.held, clock: clock.clone(), last: Duration::ZERO, longest: longest.clone() };
+        let observer = Memory {
+            held: self.held,
+            clock: clock.clone(),
+            last: Duration::ZERO,
+            longest: longest.clone(),
+        };
         let settings = Settings {
             folder: PathBuf::new(),
             recovered_at: Height(0),

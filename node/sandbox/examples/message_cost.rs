@@ -1,7 +1,7 @@
 //! Microseconds per message of a warm canister, host to host, by what the message does.
 //!
-//! `cargo run --release -p sandbox --example message_cost [messages [method]]`. The example is its own worker. Prints
-//! the machine's load, because figures taken under load say little.
+//! `cargo run --release -p sandbox --example message_cost [messages [method]]`. The example is its
+//! own worker. Prints the machine's load, because figures taken under load say little.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../tests/worker/world.rs"]
@@ -47,8 +47,16 @@ fn main() -> ExitCode {
     let world = World::new(std::env::current_exe().unwrap());
     let mut canister = world.install(CANISTER);
     let only = arguments.next();
-    let methods =
-        ["trivial", "trivial_update", "heap1", "heap10", "heap100", "stable1", "stable_mib", "reply_mib"];
+    let methods = [
+        "trivial",
+        "trivial_update",
+        "heap1",
+        "heap10",
+        "heap100",
+        "stable1",
+        "stable_mib",
+        "reply_mib",
+    ];
     for method in methods {
         if only.as_deref().is_some_and(|only| only != method) {
             continue;

@@ -1,7 +1,7 @@
 // SEAM
-//! What execution asks of a worker and what it gets back. One request, one message: everything the System API
-//! may tell the canister travels in [`SystemContext`], everything the message did travels back in
-//! [`Outcome`]. Nothing here depends on which worker ran it.
+//! What execution asks of a worker and what it gets back. One request, one message: everything the
+//! System API may tell the canister travels in [`SystemContext`], everything the message did
+//! travels back in [`Outcome`]. Nothing here depends on which worker ran it.
 
 use std::collections::BTreeMap;
 
@@ -15,24 +15,24 @@ use thiserror::Error;
 /// Where execution enters the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Entry {
-    /// First instantiation: data segments are written, then `(start)` runs, then `canister_init`, in one
-    /// message. The memories handed in are empty.
+    /// First instantiation: data segments are written, then `(start)` runs, then `canister_init`,
+    /// in one message. The memories handed in are empty.
     Init,
     /// Runs `canister_pre_upgrade` of the old module.
     PreUpgrade,
-    /// Like `Init` but `canister_post_upgrade`. Unless `keep_heap`, the heap handed in is empty; with it
-    /// (enhanced orthogonal persistence) data segments are not written again.
+    /// Like `Init` but `canister_post_upgrade`. Unless `keep_heap`, the heap handed in is empty;
+    /// with it (enhanced orthogonal persistence) data segments are not written again.
     PostUpgrade {
         /// `wasm_memory_persistence = keep`.
         keep_heap: bool,
     },
-    /// `canister_update <name>`, or, when the module has no such method, `canister_query <name>` run as an
-    /// update (changes other than cycles are then dropped).
+    /// `canister_update <name>`, or, when the module has no such method, `canister_query <name>`
+    /// run as an update (changes other than cycles are then dropped).
     Update(String),
     /// `canister_query <name>`, changes are dropped.
     Query(String),
-    /// `canister_composite_query <name>`, may call; changes to memory are kept for its callbacks (see
-    /// `keep_token`).
+    /// `canister_composite_query <name>`, may call; changes to memory are kept for its callbacks
+    /// (see `keep_token`).
     CompositeQuery(String),
     /// A callback: `fun` is an index into table 0, `env` its argument.
     Callback {
@@ -49,8 +49,8 @@ pub enum Entry {
         fun: u64,
         /// Argument.
         env: u64,
-        /// What `ic0.msg_reject_code` says: the code the callback that trapped saw, 0 when it was a reply
-        /// callback.
+        /// What `ic0.msg_reject_code` says: the code the callback that trapped saw, 0 when it was
+        /// a reply callback.
         reject_code: u32,
     },
     /// `canister_heartbeat`.
@@ -99,7 +99,8 @@ pub struct CostTable {
     pub call_base: Cycles,
     /// Per byte of request payload (method name and argument).
     pub call_per_byte: Cycles,
-    /// Reserved for the largest response, per call (refunded to what was used): bytes x `call_per_byte`.
+    /// Reserved for the largest response, per call (refunded to what was used): bytes x
+    /// `call_per_byte`.
     pub response_reservation: Cycles,
     /// Reserved to execute the response callback (refunded to what was used).
     pub callback_execution_reservation: Cycles,
@@ -154,7 +155,8 @@ pub struct SystemContext {
     pub cycles_refunded: Cycles,
     /// Global timer as it stands; 0 is off.
     pub global_timer: Time,
-    /// Present for non-replicated queries of certified variables: the certificate for `certified_data`.
+    /// Present for non-replicated queries of certified variables: the certificate for
+    /// `certified_data`.
     pub data_certificate: Option<serde_bytes::ByteBuf>,
     /// Instructions spent earlier in this call context, for `ic0.performance_counter(1)`.
     pub context_instructions: u64,
@@ -162,7 +164,8 @@ pub struct SystemContext {
     pub replicated: bool,
     /// Bytes of memory the canister may still grow by (subnet capacity, memory allocation).
     pub growable_bytes: u64,
-    /// `wasm_memory_limit` in bytes; growing the heap of an update beyond it traps. `None`: no limit.
+    /// `wasm_memory_limit` in bytes; growing the heap of an update beyond it traps. `None`: no
+    /// limit.
     pub wasm_memory_limit: Option<u64>,
     /// Calls that may still be made (callback limit, queue space of the subnet).
     pub calls_max: u64,
@@ -225,8 +228,8 @@ pub struct Request {
     pub context: SystemContext,
     /// What it may use.
     pub limits: MessageLimits,
-    /// For callbacks and cleanups of composite queries: the kept execution they continue (its globals and
-    /// memories are used, those given here are ignored).
+    /// For callbacks and cleanups of composite queries: the kept execution they continue (its
+    /// globals and memories are used, those given here are ignored).
     pub keep_token: Option<u64>,
 }
 
@@ -261,7 +264,8 @@ pub struct Call {
     pub on_cleanup: Option<(u64, u64)>,
     /// Seconds of a best-effort call; `None` for a guaranteed response.
     pub timeout_seconds: Option<u32>,
-    /// Fees and reservations taken from the balance for this call, to be settled when the response comes.
+    /// Fees and reservations taken from the balance for this call, to be settled when the response
+    /// comes.
     pub prepaid: Cycles,
 }
 
@@ -299,9 +303,9 @@ pub struct Trap {
     pub reject: Reject,
 }
 
-/// A message has no outcome, for reasons of this machine: its worker was killed, hung, lied, could not get
-/// memory or descriptors, or could not be started. Not a function of the request, so it must never become a
-/// result; the same request may be handed in again.
+/// A message has no outcome, for reasons of this machine: its worker was killed, hung, lied, could
+/// not get memory or descriptors, or could not be started. Not a function of the request, so it
+/// must never become a result; the same request may be handed in again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct WorkerTrouble(pub String);
@@ -317,40 +321,43 @@ pub struct Outcome {
     pub changes: Option<Changes>,
     /// `ic0.accept_message` was called.
     pub accepted: bool,
-    /// The time or the data certificate was read: the same message may come to something else at another height.
+    /// The time or the data certificate was read: the same message may come to something else at
+    /// another height.
     pub height_read: bool,
     /// `debug_print` lines and the trap text, bounded by `log_max_bytes`.
     pub log: Vec<serde_bytes::ByteBuf>,
-    /// Calls of a composite query (whose other changes live in the worker until its callbacks ran).
+    /// Calls of a composite query (whose other changes live in the worker until its callbacks
+    /// ran).
     pub query_calls: Vec<Call>,
-    /// Names a composite query kept alive in its worker; pass it back with its callbacks, and release it.
+    /// Names a composite query kept alive in its worker; pass it back with its callbacks, and
+    /// release it.
     pub keep_token: Option<u64>,
 }
 
 /// Why a module is not ready to run.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NotPrepared {
-    /// The module is refused for its own bytes, under the limits and the engine that the members of a
-    /// subnet agree on. The same on every node and at every attempt.
+    /// The module is refused for its own bytes, under the limits and the engine that the members of
+    /// a subnet agree on. The same on every node and at every attempt.
     #[error("{}", .0.message)]
     Refused(Reject),
-    /// This machine could not compile it now: memory, CPU time, disk, descriptors, a killed or crashed
-    /// child. Says nothing about the module, and never becomes the result of a message: the caller tries
-    /// again.
+    /// This machine could not compile it now: memory, CPU time, disk, descriptors, a killed or
+    /// crashed child. Says nothing about the module, and never becomes the result of a message:
+    /// the caller tries again.
     #[error("{0}")]
     Trouble(String),
 }
 
-/// What execution needs of sandboxes; implemented by the pool of worker processes. Calls block the calling
-/// thread.
+/// What execution needs of sandboxes; implemented by the pool of worker processes. Calls block the
+/// calling thread.
 pub trait Sandbox: Send + Sync {
-    /// Validates and compiles `wasm` (as uploaded, gzip or plain) unless its artefact is on disk; in a
-    /// short-lived capped child.
+    /// Validates and compiles `wasm` (as uploaded, gzip or plain) unless its artefact is on disk;
+    /// in a short-lived capped child.
     fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared>;
-    /// Runs one message on update worker `lane` (0-based; queries have lanes of their own, see [`Lane`]).
-    /// Execution keeps the request: it commits or drops the append targets afterwards, and hands the same
-    /// request in again after trouble. An outcome that is returned is one that an honest worker could give: it
-    /// was checked against the request.
+    /// Runs one message on update worker `lane` (0-based; queries have lanes of their own, see
+    /// [`Lane`]). Execution keeps the request: it commits or drops the append targets
+    /// afterwards, and hands the same request in again after trouble. An outcome that is
+    /// returned is one that an honest worker could give: it was checked against the request.
     ///
     /// # Errors
     /// When there is no outcome. Whatever ran of the message leaves no trace.

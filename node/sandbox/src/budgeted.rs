@@ -1,8 +1,10 @@
-//! Sandboxes under the ledger: before a message runs or a module is compiled, the memory it may take is reserved; when the pool is full, it waits its turn.
+//! Sandboxes under the ledger: before a message runs or a module is compiled, the memory it may
+//! take is reserved; when the pool is full, it waits its turn.
 //!
-//! What is reserved is what may be dirtied at most, so that all working sets in flight together stay under their line of the budget sheet, whatever they do.
-//! Waiting is bounded by the messages that run: each of them is bounded by its instructions. Order of waiting does not change what a message does, so this
-//! stays out of what nodes agree on.
+//! What is reserved is what may be dirtied at most, so that all working sets in flight together
+//! stay under their line of the budget sheet, whatever they do. Waiting is bounded by the messages
+//! that run: each of them is bounded by its instructions. Order of waiting does not change what a
+//! message does, so this stays out of what nodes agree on.
 //!
 //! It must never know what a message is, nor what becomes of it.
 
@@ -44,7 +46,8 @@ impl Budgeted {
     }
 }
 
-/// Stands in line until there is room. The caps of the sheet hold at least one of each; a table of somebody's own making that does not is held to the pool's cap.
+/// Stands in line until there is room. The caps of the sheet hold at least one of each; a table of
+/// somebody's own making that does not is held to the pool's cap.
 fn reserve(pool: &Pool, bytes: u64) -> Option<Reservation> {
     loop {
         match pool.reserve_within(bytes.min(pool.cap_bytes()), PATIENCE) {
@@ -120,8 +123,12 @@ mod tests {
         let counting = Arc::new(Counting::default());
         let cap = limits.compile_reservation_bytes(limits.module.wasm_uncompressed_bytes);
         let executions = Pool::standalone("executions", cap + cap / 2);
-        let budgeted =
-            Budgeted::new(counting.clone(), executions.clone(), Pool::standalone("queries", 1), &limits);
+        let budgeted = Budgeted::new(
+            counting.clone(),
+            executions.clone(),
+            Pool::standalone("queries", 1),
+            &limits,
+        );
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {

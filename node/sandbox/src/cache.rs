@@ -1,23 +1,24 @@
 //! Compiled modules on disk.
 //!
-//! Two files per module, both named by the module's hash and the version of engine and limits that they were
-//! made with:
+//! Two files per module, both named by the module's hash and the version of engine and limits that
+//! they were made with:
 //!
 //! - `<hash>-<version>.cwasm`: the artefact, machine code, mapped by workers;
-//! - `<hash>-<version>.info`: what validation found, the artefact's length and SHA-256, and a SHA-256 over
-//!   all of that.
+//! - `<hash>-<version>.info`: what validation found, the artefact's length and SHA-256, and a
+//!   SHA-256 over all of that.
 //!
-//! Both are written under a temporary name and renamed, the info last, so a module is in the cache exactly
-//! when its info is. Nothing is synced: after a power cut a file may hold anything, and the checksums, which
-//! are compared before the first use by this process, tell. What does not match is removed and compiled
-//! again.
+//! Both are written under a temporary name and renamed, the info last, so a module is in the cache
+//! exactly when its info is. Nothing is synced: after a power cut a file may hold anything, and the
+//! checksums, which are compared before the first use by this process, tell. What does not match is
+//! removed and compiled again.
 //!
-//! Artefacts are code that workers run, so the directory must belong to the node's user and be closed to all
-//! others; [`ArtefactCache::open`] makes it so or refuses.
+//! Artefacts are code that workers run, so the directory must belong to the node's user and be
+//! closed to all others; [`ArtefactCache::open`] makes it so or refuses.
 //!
-//! The cache is bounded in bytes by `sandbox.compilation_cache_bytes`. What was used longest ago goes first;
-//! the order survives restarts as the files' time of modification. Removing a file takes nothing from a
-//! worker that has it mapped. In memory there are some hundred bytes per module.
+//! The cache is bounded in bytes by `sandbox.compilation_cache_bytes`. What was used longest ago
+//! goes first; the order survives restarts as the files' time of modification. Removing a file
+//! takes nothing from a worker that has it mapped. In memory there are some hundred bytes per
+//! module.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -91,8 +92,8 @@ pub struct ArtefactCache {
 }
 
 impl ArtefactCache {
-    /// Opens or creates `dir` and takes stock. Files of other versions and leftovers are removed, as is what
-    /// exceeds `bytes_max`.
+    /// Opens or creates `dir` and takes stock. Files of other versions and leftovers are removed,
+    /// as is what exceeds `bytes_max`.
     pub fn open(dir: &Path, version: &str, bytes_max: u64) -> Result<Self, CacheError> {
         let failed = |error| CacheError::Io(dir.to_owned(), error);
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
@@ -155,7 +156,9 @@ impl ArtefactCache {
 
     /// A new empty file in the directory, for the compiler to write an artefact to.
     pub fn temporary(&self) -> Result<TemporaryFile, CacheError> {
-        let path = self.dir.join(format!("{}.{TEMPORARY}", self.temporary.fetch_add(1, Ordering::Relaxed)));
+        let path = self
+            .dir
+            .join(format!("{}.{TEMPORARY}", self.temporary.fetch_add(1, Ordering::Relaxed)));
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -176,7 +179,8 @@ impl ArtefactCache {
         let (artefact_bytes, artefact_sha256) =
             checksum(&artefact.file).map_err(|error| self.failed(error))?;
         let file = InfoFile { artefact_bytes, artefact_sha256, info: info.clone() };
-        let mut content = postcard::to_stdvec(&file).map_err(|error| self.failed(io::Error::other(error)))?;
+        let mut content =
+            postcard::to_stdvec(&file).map_err(|error| self.failed(io::Error::other(error)))?;
         let digest: [u8; CHECKSUM_BYTES] = Sha256::digest(&content).into();
         content.extend_from_slice(&digest);
         let mut written = self.temporary()?;
@@ -184,7 +188,11 @@ impl ArtefactCache {
 
         let mut index = self.lock();
         index.clock += 1;
-        let entry = Entry { bytes: artefact_bytes + content.len() as u64, used: index.clock, verified: true };
+        let entry = Entry {
+            bytes: artefact_bytes + content.len() as u64,
+            used: index.clock,
+            verified: true,
+        };
         artefact.rename(&self.path(hash, ARTEFACT)).map_err(|error| self.failed(error))?;
         written.rename(&self.path(hash, INFO)).map_err(|error| self.failed(error))?;
         index.put(*hash, entry);
@@ -242,10 +250,9 @@ impl ArtefactCache {
                 found.insert((metadata.modified()?, hash, metadata.len()));
             } else if let Some(hash) = self.parse(&path, INFO) {
                 infos.insert(hash, metadata.len());
-            } else if path
-                .extension()
-                .is_some_and(|extension| extension == ARTEFACT || extension == INFO || extension == TEMPORARY)
-            {
+            } else if path.extension().is_some_and(|extension| {
+                extension == ARTEFACT || extension == INFO || extension == TEMPORARY
+            }) {
                 fs::remove_file(path)?;
             }
         }
@@ -254,8 +261,11 @@ impl ArtefactCache {
             match infos.remove(&hash) {
                 Some(info_bytes) => {
                     index.clock += 1;
-                    let entry =
-                        Entry { bytes: bytes.saturating_add(info_bytes), used: index.clock, verified: false };
+                    let entry = Entry {
+                        bytes: bytes.saturating_add(info_bytes),
+                        used: index.clock,
+                        verified: false,
+                    };
                     index.put(hash, entry);
                 }
                 None => fs::remove_file(self.path(&hash, ARTEFACT))?,
@@ -306,8 +316,8 @@ impl ArtefactCache {
         }
     }
 
-    /// Removes what was used longest ago until the cap holds; `keep` stays, because someone is about to use
-    /// it.
+    /// Removes what was used longest ago until the cap holds; `keep` stays, because someone is
+    /// about to use it.
     fn evict(&self, index: &mut Index, keep: Option<&ModuleHash>) {
         while index.bytes > self.bytes_max {
             let oldest = index
@@ -440,7 +450,8 @@ mod tests {
         for extension in [ARTEFACT, INFO] {
             for damage in [&b"cod3"[..], b"co", b""] {
                 let dir = tempfile::tempdir().unwrap();
-                let hash = put(&ArtefactCache::open(dir.path(), "v1", 1 << 20).unwrap(), 1, b"code");
+                let hash =
+                    put(&ArtefactCache::open(dir.path(), "v1", 1 << 20).unwrap(), 1, b"code");
                 let cache = ArtefactCache::open(dir.path(), "v1", 1 << 20).unwrap();
                 fs::write(cache.path(&hash, extension), damage).unwrap();
                 assert_eq!(content(&cache, &hash), None, "{extension} {damage:?}");
@@ -480,7 +491,11 @@ mod tests {
         (&open).read_to_end(&mut mapped).unwrap();
         assert_eq!(mapped, code, "who has it open keeps it");
         let large = put(&cache, 4, &[0; 5_000]);
-        assert_eq!(cache.modules(), 1, "the newest is kept even alone over the cap, so that it can run");
+        assert_eq!(
+            cache.modules(),
+            1,
+            "the newest is kept even alone over the cap, so that it can run"
+        );
         assert!(cache.artefact(&large).is_some());
     }
 

@@ -1,8 +1,8 @@
 //! Compilation as an event: one module, one short-lived child, its memory gone with it.
 //!
-//! The child is this binary again (`sandbox-compile`). Everything that looks at bytes from outside happens
-//! there: unpacking, validation, instrumentation, code generation. The parent only moves descriptors and
-//! reads one bounded report.
+//! The child is this binary again (`sandbox-compile`). Everything that looks at bytes from outside
+//! happens there: unpacking, validation, instrumentation, code generation. The parent only moves
+//! descriptors and reads one bounded report.
 //!
 //! | descriptor of the child | what |
 //! |---|---|
@@ -10,15 +10,16 @@
 //! | 1 | the artefact, a regular file to be written |
 //! | 2 | one report at the end, or what a crash prints |
 //!
-//! The job (limits) travels as one argument; there is nothing else to inherit, and descriptors of the parent
-//! close on exec.
+//! The job (limits) travels as one argument; there is nothing else to inherit, and descriptors of
+//! the parent close on exec.
 //!
 //! # What bounds it
 //!
-//! Memory by `sandbox.compile_memory_bytes` (`RLIMIT_DATA`), time by `sandbox.compile_seconds` of CPU
-//! (`RLIMIT_CPU`), the artefact by `sandbox.compilation_cache_bytes` (`RLIMIT_FSIZE`). Hitting one of them
-//! ends the child and is a trouble of this machine, never a verdict on the module: what may be compiled is
-//! decided by `module.*`, which is chosen so that what it accepts stays far below the caps. See [`child`] for its confinement.
+//! Memory by `sandbox.compile_memory_bytes` (`RLIMIT_DATA`), time by `sandbox.compile_seconds` of
+//! CPU (`RLIMIT_CPU`), the artefact by `sandbox.compilation_cache_bytes` (`RLIMIT_FSIZE`). Hitting
+//! one of them ends the child and is a trouble of this machine, never a verdict on the module: what
+//! may be compiled is decided by `module.*`, which is chosen so that what it accepts stays far
+//! below the caps. See [`child`] for its confinement.
 //!
 //! This module must not know where artefacts live: the cache hands it open files.
 
@@ -136,7 +137,8 @@ pub enum CompileError {
     /// The compiler crashed.
     #[error("the compiler failed on the module: {0}")]
     Crashed(String),
-    /// Something from outside ended the child, as the kernel does when the machine's memory runs out.
+    /// Something from outside ended the child, as the kernel does when the machine's memory runs
+    /// out.
     #[error(
         "the compiler process was killed from outside (signal {0}); the machine may be short of memory, try again"
     )]
@@ -147,8 +149,8 @@ pub enum CompileError {
 }
 
 impl From<CompileError> for NotPrepared {
-    /// A refusal is the module's, everything else is the machine's: whether a cap was hit depends on the
-    /// machine, on what else it did, and on nothing that nodes agree on.
+    /// A refusal is the module's, everything else is the machine's: whether a cap was hit depends
+    /// on the machine, on what else it did, and on nothing that nodes agree on.
     fn from(error: CompileError) -> Self {
         match error {
             CompileError::Refused(_) => Self::Refused(Reject {
@@ -200,12 +202,17 @@ struct Entered<'a> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        self.children.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|pid| *pid != self.pid);
+        self.children
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|pid| *pid != self.pid);
     }
 }
 
 impl Compiler {
-    /// Compiles the module in `uploaded` into the empty file `artefact`. Blocks until the child is gone.
+    /// Compiles the module in `uploaded` into the empty file `artefact`. Blocks until the child is
+    /// gone.
     pub fn compile(&self, uploaded: File, artefact: File) -> Result<Compiled, CompileError> {
         let job = Job { module: self.module.clone(), caps: self.caps };
         let mut child = Command::new(&self.exe)
@@ -219,7 +226,8 @@ impl Compiler {
         let _entered = self.children.enter(child.id());
         let output = read_report(&mut child);
         if output.is_err() {
-            // The report's reader gave up; the child must not outlive the call. It may be gone already.
+            // The report's reader gave up; the child must not outlive the call. It may be gone
+            // already.
             let _ = child.kill();
         }
         let status = child.wait()?;
@@ -231,7 +239,9 @@ impl Compiler {
         let report = output.strip_prefix(REPORT_MAGIC).map(postcard::from_bytes::<Report>);
         match (status.success(), report) {
             (true, Some(Ok(Ok(compiled)))) => return Ok(compiled),
-            (true, Some(Ok(Err(Failure::Refused(text))))) => return Err(CompileError::Refused(text)),
+            (true, Some(Ok(Err(Failure::Refused(text))))) => {
+                return Err(CompileError::Refused(text));
+            }
             (true, Some(Ok(Err(Failure::OutOfMemory)))) => {
                 return Err(CompileError::OutOfMemory(caps.memory_bytes));
             }

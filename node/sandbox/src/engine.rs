@@ -1,15 +1,17 @@
 //! The one wasmtime configuration of a subnet.
 //!
-//! The compile child and every worker build their engine here, so what one compiled the other can load. Two
-//! rules follow from execution being replicated:
+//! The compile child and every worker build their engine here, so what one compiled the other can
+//! load. Two rules follow from execution being replicated:
 //!
-//! - **The code does not depend on the machine.** The target is fixed to a baseline instruction set instead
-//!   of the host's, so that every node of one architecture compiles a module to the same bytes. Stack frames
-//!   then have the same sizes everywhere, and a canister that recurses too deep overflows at the same depth.
-//! - **Whatever changes code, fuel or the meaning of an artefact is in [`version`].** Artefacts carry it in
-//!   their name; another version is never loaded.
+//! - **The code does not depend on the machine.** The target is fixed to a baseline instruction set
+//!   instead of the host's, so that every node of one architecture compiles a module to the same
+//!   bytes. Stack frames then have the same sizes everywhere, and a canister that recurses too deep
+//!   overflows at the same depth.
+//! - **Whatever changes code, fuel or the meaning of an artefact is in [`version`].** Artefacts
+//!   carry it in their name; another version is never loaded.
 //!
-//! A worker may add to the configuration what does not change code: its memory creator, its signal handler.
+//! A worker may add to the configuration what does not change code: its memory creator, its signal
+//! handler.
 //!
 //! This module must not know about limits, files or processes.
 
@@ -18,7 +20,9 @@ use std::hash::{Hash, Hasher};
 use std::sync::OnceLock;
 
 use sha2::{Digest, Sha256};
-use wasmtime::{Config, Engine, Module, ModuleVersionStrategy, OperatorCost, OptLevel, WasmFeatures};
+use wasmtime::{
+    Config, Engine, Module, ModuleVersionStrategy, OperatorCost, OptLevel, WasmFeatures,
+};
 
 use crate::module;
 
@@ -29,17 +33,18 @@ pub const WASM_STACK_BYTES: usize = 4 << 20;
 /// Stack left for host functions under a canister that used all of its own.
 pub const HOST_STACK_BYTES: usize = 1 << 20;
 
-/// Address space of a heap: the memory creator of a worker reserves this much, inaccessible beyond the heap's
-/// size, and [`HEAP_GUARD_BYTES`] behind it. A 32-bit heap then needs no bounds checks at all; a 64-bit one is
-/// checked against this constant and can never be larger, whatever `module.heap64_bytes` says.
+/// Address space of a heap: the memory creator of a worker reserves this much, inaccessible beyond
+/// the heap's size, and [`HEAP_GUARD_BYTES`] behind it. A 32-bit heap then needs no bounds checks
+/// at all; a 64-bit one is checked against this constant and can never be larger, whatever
+/// `module.heap64_bytes` says.
 pub const HEAP_RESERVATION_BYTES: u64 = 8 << 30;
 
-/// Inaccessible bytes behind the reservation of a heap, of either width: accesses with a constant offset
-/// below this are checked once or not at all.
+/// Inaccessible bytes behind the reservation of a heap, of either width: accesses with a constant
+/// offset below this are checked once or not at all.
 pub const HEAP_GUARD_BYTES: u64 = 32 << 20;
 
-/// Counts changes to [`module::instrument`](crate::module) and to the table of instruction costs that the
-/// other inputs of [`version`] do not show.
+/// Counts changes to [`module::instrument`](crate::module) and to the table of instruction costs
+/// that the other inputs of [`version`] do not show.
 const INSTRUMENTATION_VERSION: u32 = 2;
 
 /// The configuration. Identical for compiling and for running.
@@ -47,8 +52,8 @@ pub fn config() -> wasmtime::Result<Config> {
     let mut config = Config::new();
     config.target(TARGET)?;
     for flag in TARGET_FLAGS {
-        // SAFETY: the flags only name instruction set extensions of the target; the engine refuses to load
-        // code whose extensions the host lacks.
+        // SAFETY: the flags only name instruction set extensions of the target; the engine refuses
+        // to load code whose extensions the host lacks.
         unsafe {
             config.cranelift_flag_enable(flag);
         }
@@ -65,7 +70,8 @@ pub fn config() -> wasmtime::Result<Config> {
     config.max_wasm_stack(WASM_STACK_BYTES);
     config.async_stack_size(WASM_STACK_BYTES + HOST_STACK_BYTES);
 
-    // Memories never move: a worker reserves address space for all a heap may become and maps files into it.
+    // Memories never move: a worker reserves address space for all a heap may become and maps files
+    // into it.
     config.memory_may_move(false);
     config.memory_reservation(HEAP_RESERVATION_BYTES);
     config.memory_guard_size(HEAP_GUARD_BYTES);
@@ -89,7 +95,8 @@ pub fn engine() -> wasmtime::Result<Engine> {
     Engine::new(&config()?)
 }
 
-/// Names everything that an artefact depends on besides its module and the limits: 16 hexadecimal digits.
+/// Names everything that an artefact depends on besides its module and the limits: 16 hexadecimal
+/// digits.
 pub fn version() -> wasmtime::Result<&'static str> {
     static VERSION: OnceLock<String> = OnceLock::new();
     if let Some(version) = VERSION.get() {
@@ -105,13 +112,15 @@ pub fn version() -> wasmtime::Result<&'static str> {
     Ok(VERSION.get_or_init(|| version))
 }
 
-/// What the engine's part in a result depends on, for nodes to compare: names with a number each, of which the
-/// name says what a person may want to know. Two nodes with the same list run a canister to the same result,
-/// down to the instruction counted and the depth at which a stack overflows.
+/// What the engine's part in a result depends on, for nodes to compare: names with a number each,
+/// of which the name says what a person may want to know. Two nodes with the same list run a
+/// canister to the same result, down to the instruction counted and the depth at which a stack
+/// overflows.
 ///
-/// Nothing of the processor is among them: code is generated for one baseline of an architecture (see
-/// [`config`]), never for what the host has beyond it, and an engine refuses to start on a host that lacks it.
-/// The architecture is in the name of the target: frames have other sizes on another.
+/// Nothing of the processor is among them: code is generated for one baseline of an architecture
+/// (see [`config`]), never for what the host has beyond it, and an engine refuses to start on a
+/// host that lacks it. The architecture is in the name of the target: frames have other sizes on
+/// another.
 pub fn agreed() -> Result<Vec<(String, u64)>, crate::PrepareError> {
     let version = version().map_err(|error| crate::PrepareError::Engine(format!("{error:#}")))?;
     let version = u64::from_str_radix(version, 16).unwrap_or_default();
@@ -123,11 +132,11 @@ pub fn agreed() -> Result<Vec<(String, u64)>, crate::PrepareError> {
     ])
 }
 
-/// Maps the artefact in `file` and returns its module. Nothing is copied: code pages belong to the file and
-/// the kernel may take them back.
+/// Maps the artefact in `file` and returns its module. Nothing is copied: code pages belong to the
+/// file and the kernel may take them back.
 ///
-/// Needs no path and opens nothing, so it works inside a worker's filter; the descriptor may be closed
-/// afterwards.
+/// Needs no path and opens nothing, so it works inside a worker's filter; the descriptor may be
+/// closed afterwards.
 ///
 /// # Errors
 ///
@@ -135,8 +144,9 @@ pub fn agreed() -> Result<Vec<(String, u64)>, crate::PrepareError> {
 ///
 /// # Safety
 ///
-/// The file holds, unchanged, what [`crate::compile`] wrote, and nobody writes to it while the module lives.
-/// An artefact is machine code: the cache verifies its checksum before it hands out a descriptor.
+/// The file holds, unchanged, what [`crate::compile`] wrote, and nobody writes to it while the
+/// module lives. An artefact is machine code: the cache verifies its checksum before it hands out a
+/// descriptor.
 pub unsafe fn load(engine: &Engine, file: &File) -> wasmtime::Result<Module> {
     let file = file.try_clone()?;
     // SAFETY: forwarded to the caller.
@@ -154,16 +164,17 @@ const TARGET: &str = "aarch64-unknown-linux-gnu";
 #[cfg(all(target_arch = "aarch64", target_env = "musl"))]
 const TARGET: &str = "aarch64-unknown-linux-musl";
 
-/// x86-64-v2, which every server processor of the last fifteen years has, and which the SIMD instructions of
-/// WebAssembly need.
+/// x86-64-v2, which every server processor of the last fifteen years has, and which the SIMD
+/// instructions of WebAssembly need.
 #[cfg(target_arch = "x86_64")]
 const TARGET_FLAGS: &[&str] =
     &["has_sse3", "has_ssse3", "has_sse41", "has_sse42", "has_popcnt", "has_cmpxchg16b"];
 #[cfg(not(target_arch = "x86_64"))]
 const TARGET_FLAGS: &[&str] = &[];
 
-/// What instructions cost. One unit is about what an integer addition takes; the rest is in proportion, so
-/// that a limit in instructions bounds time. Operations over a range cost in proportion to it.
+/// What instructions cost. One unit is about what an integer addition takes; the rest is in
+/// proportion, so that a limit in instructions bounds time. Operations over a range cost in
+/// proportion to it.
 fn costs() -> OperatorCost {
     let mut cost = OperatorCost::new();
     macro_rules! set {
@@ -231,10 +242,16 @@ mod tests {
     #[test]
     fn nodes_compare_what_results_depend_on() {
         let agreed = agreed().unwrap();
-        let names: Vec<_> = agreed.iter().map(|(name, _)| name.split(' ').next().unwrap()).collect();
+        let names: Vec<_> =
+            agreed.iter().map(|(name, _)| name.split(' ').next().unwrap()).collect();
         assert_eq!(
             names,
-            ["engine.wasmtime", "engine.instrumentation", "engine.module_rules", "engine.stack_bytes"]
+            [
+                "engine.wasmtime",
+                "engine.instrumentation",
+                "engine.module_rules",
+                "engine.stack_bytes"
+            ]
         );
         assert_eq!(format!("{:016x}", agreed[0].1), version().unwrap());
     }
@@ -242,7 +259,8 @@ mod tests {
     #[test]
     fn an_endless_loop_of_anything_runs_out_of_fuel() {
         let engine = engine().unwrap();
-        for body in ["(loop br 0)", "(loop (br_if 0 (i32.const 1)))", "(return_call 0)", "(call 0)"] {
+        for body in ["(loop br 0)", "(loop (br_if 0 (i32.const 1)))", "(return_call 0)", "(call 0)"]
+        {
             let wasm = wat::parse_str(format!("(module (func (export \"f\") {body}))")).unwrap();
             let module = Module::new(&engine, wasm).unwrap();
             let mut store = wasmtime::Store::new(&engine, ());

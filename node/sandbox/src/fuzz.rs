@@ -1,8 +1,8 @@
 //! What comes out of workers and compile children, for fuzz targets: hostile code runs in both, so
 //! their answers are input from outside.
 //!
-//! No part of the node's interface. Nothing here may panic, whatever the bytes, or use memory out of
-//! proportion to them.
+//! No part of the node's interface. Nothing here may panic, whatever the bytes, or use memory out
+//! of proportion to them.
 
 use std::{io::Write, os::unix::net::UnixStream};
 

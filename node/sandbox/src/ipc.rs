@@ -1,15 +1,17 @@
-//! The wire between the pool and a worker: one stream socket, strictly one frame out and one frame back,
-//! descriptors beside the bytes.
+//! The wire between the pool and a worker: one stream socket, strictly one frame out and one frame
+//! back, descriptors beside the bytes.
 //!
-//! A frame is two little-endian 32-bit numbers, the length of the body and the number of descriptors, and
-//! then the body, a postcard value. Descriptors travel as `SCM_RIGHTS` with the first bytes of the frame.
-//! Neither side ever sends while it may be sent to, so a receiver never reads into the next frame.
+//! A frame is two little-endian 32-bit numbers, the length of the body and the number of
+//! descriptors, and then the body, a postcard value. Descriptors travel as `SCM_RIGHTS` with the
+//! first bytes of the frame. Neither side ever sends while it may be sent to, so a receiver never
+//! reads into the next frame.
 //!
 //! # Bounds
 //!
 //! The receiver says how long a body it takes before it reads one, and no frame carries more than
-//! [`DESCRIPTORS_MAX`] descriptors. What arrives beyond either is an error that ends the connection;
-//! descriptors that came with it are closed. The scratch buffer is given back when a large frame has passed.
+//! [`DESCRIPTORS_MAX`] descriptors. What arrives beyond either is an error that ends the
+//! connection; descriptors that came with it are closed. The scratch buffer is given back when a
+//! large frame has passed.
 //!
 //! This module knows nothing of what the frames say.
 
@@ -140,7 +142,8 @@ impl Channel {
         &mut self,
         bytes_max: usize,
     ) -> Result<(T, Vec<OwnedFd>), IpcError> {
-        // Kept at its full length between frames, so that a small frame does not pay for clearing it.
+        // Kept at its full length between frames, so that a small frame does not pay for clearing
+        // it.
         let mut frame = std::mem::take(&mut self.incoming);
         frame.resize(SCRATCH_BYTES, 0);
         let mut descriptors = Vec::new();
@@ -148,8 +151,9 @@ impl Channel {
         while filled < HEADER_BYTES {
             filled += self.receive_some(&mut frame[filled..], &mut descriptors)?;
         }
-        let word =
-            |at: usize| u32::from_le_bytes([frame[at], frame[at + 1], frame[at + 2], frame[at + 3]]) as usize;
+        let word = |at: usize| {
+            u32::from_le_bytes([frame[at], frame[at + 1], frame[at + 2], frame[at + 3]]) as usize
+        };
         let (body, announced) = (word(0), word(4));
         if body > bytes_max {
             return Err(IpcError::TooLong { bytes: body, bytes_max });
@@ -161,7 +165,9 @@ impl Channel {
         if end > frame.len() {
             frame.resize(end, 0);
         }
-        self.socket.read_exact(&mut frame[filled..end]).map_err(|error| self.timed_out_or(error))?;
+        self.socket
+            .read_exact(&mut frame[filled..end])
+            .map_err(|error| self.timed_out_or(error))?;
         if descriptors.len() != announced {
             return Err(IpcError::Malformed("another number of descriptors than announced"));
         }
@@ -173,12 +179,20 @@ impl Channel {
     }
 
     /// The first bytes of a frame, and the descriptors that came with them.
-    fn receive_some(&self, buffer: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<usize, IpcError> {
+    fn receive_some(
+        &self,
+        buffer: &mut [u8],
+        descriptors: &mut Vec<OwnedFd>,
+    ) -> Result<usize, IpcError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let received = loop {
-            match recvmsg(&self.socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)
-            {
+            match recvmsg(
+                &self.socket,
+                &mut [IoSliceMut::new(buffer)],
+                &mut control,
+                RecvFlags::CMSG_CLOEXEC,
+            ) {
                 Ok(received) => break received,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(self.timed_out_or(error.into())),
@@ -216,9 +230,9 @@ impl AsFd for Channel {
 
 fn closed_or(error: io::Error) -> IpcError {
     match error.kind() {
-        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof => {
-            IpcError::Closed
-        }
+        io::ErrorKind::BrokenPipe
+        | io::ErrorKind::ConnectionReset
+        | io::ErrorKind::UnexpectedEof => IpcError::Closed,
         _ => IpcError::Io(error),
     }
 }

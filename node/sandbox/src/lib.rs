@@ -1,13 +1,15 @@
-//! Canister code, run where it can do no harm: in worker processes that hold nothing but what a message needs.
+//! Canister code, run where it can do no harm: in worker processes that hold nothing but what a
+//! message needs.
 //!
 //! - [`Sandbox`] and the types around it ([`Request`], [`Outcome`]) are what execution sees.
-//! - [`Preparer`] turns an uploaded module into an artefact: validated and instrumented ([`module`]), compiled in a
-//!   short-lived child, kept on disk. [`engine`] is the one configuration that both sides of it share.
-//! - [`Pool`] keeps the workers and implements [`Sandbox`]; what a worker is and may do is told where
-//!   [`worker_main`] is.
+//! - [`Preparer`] turns an uploaded module into an artefact: validated and instrumented
+//!   ([`module`]), compiled in a short-lived child, kept on disk. [`engine`] is the one
+//!   configuration that both sides of it share.
+//! - [`Pool`] keeps the workers and implements [`Sandbox`]; what a worker is and may do is told
+//!   where [`worker_main`] is.
 //!
-//! The crate knows nothing of consensus, queues or the state tree; whatever a canister may learn comes in with its
-//! message.
+//! The crate knows nothing of consensus, queues or the state tree; whatever a canister may learn
+//! comes in with its message.
 
 mod api;
 mod budgeted;
@@ -24,7 +26,9 @@ mod worker;
 pub use api::*;
 pub use budgeted::Budgeted;
 pub use cache::{ArtefactCache, CacheError, TemporaryFile};
-pub use compile::{Caps, Children, CompileError, Compiled, Compiler, compile_main, compile_probe_main};
+pub use compile::{
+    Caps, Children, CompileError, Compiled, Compiler, compile_main, compile_probe_main,
+};
 pub use pool::{Pool, PoolError, SandboxConfig, Statistics, WorkerFigures};
 pub use prepare::{ModuleSource, PrepareError, Preparer, PreparerConfig};
 pub use worker::{HeapFigures, protocol::Probe, worker_main, worker_main_with};

@@ -1,28 +1,30 @@
 //! The node's side of sandboxing: a fixed set of worker processes, kept alive.
 //!
 //! [`Pool`] implements [`Sandbox`]: modules are prepared by the [`Preparer`], messages are run by the worker
-//! of their lane. Lanes are independent, so threads with different lanes never wait for each other; two
-//! messages of one lane run one after the other.
+//! of their lane. Lanes are independent, so threads with different lanes never wait for each other;
+//! two messages of one lane run one after the other.
 //!
 //! # When a worker dies
 //!
-//! By a signal from outside, for want of memory, through a fault of the engine, by the time limit that only a
-//! hanging worker reaches, because the system refused it memory, or because the pool ended it for reporting
-//! the impossible: the caller gets [`WorkerTrouble`] and may hand the message in again, the process is reaped,
-//! and the lane's next message finds a new one. After a time limit the next one of an update lane is twice as
-//! long, up to [`TIMEOUT_FACTOR_MAX`] times, because the machine may just be slow. State is safe,
-//! because a worker only ever appends to what the caller reserved and commits. A lane whose workers keep
-//! dying waits before each start, longer each time, at most [`BACKOFF_MAX`].
+//! By a signal from outside, for want of memory, through a fault of the engine, by the time limit
+//! that only a hanging worker reaches, because the system refused it memory, or because the pool
+//! ended it for reporting the impossible: the caller gets [`WorkerTrouble`] and may hand the
+//! message in again, the process is reaped, and the lane's next message finds a new one. After a
+//! time limit the next one of an update lane is twice as long, up to [`TIMEOUT_FACTOR_MAX`] times,
+//! because the machine may just be slow. State is safe, because a worker only ever appends to what
+//! the caller reserved and commits. A lane whose workers keep dying waits before each start, longer
+//! each time, at most [`BACKOFF_MAX`].
 //!
 //! # Bounds
 //!
-//! Processes: one per lane. Mapped canisters: `sandbox.canisters_max` over all lanes, the longest unused go
-//! first; those idle for `sandbox.idle_seconds` go when the node calls [`Pool::evict_idle`], as long as the
-//! workers hold more than `sandbox.resident_floor_bytes`. A worker whose anonymous memory exceeds
-//! `sandbox.worker_anonymous_bytes` is replaced between two messages.
+//! Processes: one per lane. Mapped canisters: `sandbox.canisters_max` over all lanes, the longest
+//! unused go first; those idle for `sandbox.idle_seconds` go when the node calls
+//! [`Pool::evict_idle`], as long as the workers hold more than `sandbox.resident_floor_bytes`. A
+//! worker whose anonymous memory exceeds `sandbox.worker_anonymous_bytes` is replaced between two
+//! messages.
 //!
-//! Workers are started by a thread of the pool's own: the kernel ends a worker when the thread that started
-//! it ends, which must be when the pool does.
+//! Workers are started by a thread of the pool's own: the kernel ends a worker when the thread that
+//! started it ends, which must be when the pool does.
 
 mod lane;
 pub(crate) mod verdict;
@@ -44,8 +46,8 @@ use pages::MemoryId;
 use state::ModuleInfo;
 
 use crate::{
-    HeapFigures, Lane, ModuleSource, Mount, NotPrepared, Outcome, PrepareError, Preparer, PreparerConfig,
-    Probe, Request, Sandbox, WorkerTrouble,
+    HeapFigures, Lane, ModuleSource, Mount, NotPrepared, Outcome, PrepareError, Preparer,
+    PreparerConfig, Probe, Request, Sandbox, WorkerTrouble,
     ipc::IpcError,
     pool::lane::{Worker, WorkerError},
 };
@@ -74,7 +76,8 @@ const TIMEOUT_FACTOR_MAX: u32 = 8;
 /// What a pool needs to know.
 #[derive(Clone)]
 pub struct SandboxConfig {
-    /// The node's own binary, or another with the subcommands `sandbox-worker` and `sandbox-compile`.
+    /// The node's own binary, or another with the subcommands `sandbox-worker` and
+    /// `sandbox-compile`.
     pub exe: PathBuf,
     /// Directory of compiled modules.
     pub cache_dir: PathBuf,
@@ -104,7 +107,9 @@ pub enum PoolError {
     )]
     MapCount(u64),
     /// A worker cannot be started.
-    #[error("{0}; the kernel must allow seccomp filters, and the machine must have memory for {1} workers")]
+    #[error(
+        "{0}; the kernel must allow seccomp filters, and the machine must have memory for {1} workers"
+    )]
     Worker(String, usize),
     /// A thread cannot be started.
     #[error("the thread that starts workers cannot be started: {0}")]
@@ -155,7 +160,8 @@ pub struct Pool {
     sandbox: SandboxLimits,
     update_workers: usize,
     lanes: Vec<LaneCell>,
-    /// The lane that last ran a message with a place to append to a memory. As many as there are memories.
+    /// The lane that last ran a message with a place to append to a memory. As many as there are
+    /// memories.
     writers: Mutex<BTreeMap<MemoryId, Lane>>,
     starter: Starter,
     counters: Counters,
@@ -211,11 +217,17 @@ impl Pool {
             source: config.source,
         })?;
         // A canister has two memories.
-        let canisters =
-            usize::try_from(config.sandbox.canisters_max).unwrap_or(usize::MAX).div_ceil(lanes).max(1);
+        let canisters = usize::try_from(config.sandbox.canisters_max)
+            .unwrap_or(usize::MAX)
+            .div_ceil(lanes)
+            .max(1);
         let starter = Starter::new(config.exe, canisters.saturating_mul(2), config.probes)
             .map_err(PoolError::Thread)?;
-        let cell = || LaneCell { state: Mutex::default(), pending: Mutex::default(), pid: AtomicU64::new(0) };
+        let cell = || LaneCell {
+            state: Mutex::default(),
+            pending: Mutex::default(),
+            pid: AtomicU64::new(0),
+        };
         let pool = Self {
             preparer,
             globals_max: usize::try_from(config.module.globals).unwrap_or(usize::MAX),
@@ -228,7 +240,8 @@ impl Pool {
         };
         for cell in &pool.lanes {
             let mut state = lock(&cell.state);
-            pool.start(cell, &mut state).map_err(|error| PoolError::Worker(error.to_string(), lanes))?;
+            pool.start(cell, &mut state)
+                .map_err(|error| PoolError::Worker(error.to_string(), lanes))?;
         }
         Ok(pool)
     }
@@ -242,7 +255,9 @@ impl Pool {
     pub fn pids(&self) -> Vec<u32> {
         self.lanes
             .iter()
-            .filter_map(|cell| u32::try_from(cell.pid.load(Ordering::Relaxed)).ok().filter(|pid| *pid != 0))
+            .filter_map(|cell| {
+                u32::try_from(cell.pid.load(Ordering::Relaxed)).ok().filter(|pid| *pid != 0)
+            })
             .collect()
     }
 
@@ -251,7 +266,8 @@ impl Pool {
         self.preparer.children()
     }
 
-    /// The workers, with what their allocators held when they were last asked; one that is busy now is told of without.
+    /// The workers, with what their allocators held when they were last asked; one that is busy now
+    /// is told of without.
     pub fn workers(&self) -> Vec<WorkerFigures> {
         let lanes = self.lanes.iter().enumerate().map(|(at, cell)| {
             let lane = match at.checked_sub(self.update_workers) {
@@ -262,14 +278,17 @@ impl Pool {
         });
         lanes
             .filter_map(|(lane, cell)| {
-                let pid = u32::try_from(cell.pid.load(Ordering::Relaxed)).ok().filter(|pid| *pid != 0)?;
-                let heap = cell.state.try_lock().ok().and_then(|state| Some(state.worker.as_ref()?.heap));
+                let pid =
+                    u32::try_from(cell.pid.load(Ordering::Relaxed)).ok().filter(|pid| *pid != 0)?;
+                let heap =
+                    cell.state.try_lock().ok().and_then(|state| Some(state.worker.as_ref()?.heap));
                 Some(WorkerFigures { lane, pid, heap })
             })
             .collect()
     }
 
-    /// Asks every worker that is not busy what its allocator holds, and has it hand back what is freed if `trim`. What was handed back in all.
+    /// Asks every worker that is not busy what its allocator holds, and has it hand back what is
+    /// freed if `trim`. What was handed back in all.
     pub fn heaps(&self, trim: bool) -> u64 {
         let mut returned = 0;
         for cell in &self.lanes {
@@ -302,15 +321,19 @@ impl Pool {
         }
     }
 
-    /// Drops what nobody used for `sandbox.idle_seconds`, lane by lane, while the workers hold more than
-    /// `sandbox.resident_floor_bytes` and until about `sandbox.eviction_batch_bytes` are freed; and tells
-    /// idle workers what to forget. Lanes that are busy are passed over. The node calls this every few
-    /// seconds.
+    /// Drops what nobody used for `sandbox.idle_seconds`, lane by lane, while the workers hold more
+    /// than `sandbox.resident_floor_bytes` and until about `sandbox.eviction_batch_bytes` are
+    /// freed; and tells idle workers what to forget. Lanes that are busy are passed over. The
+    /// node calls this every few seconds.
     pub fn evict_idle(&self) {
-        self.evict(Duration::from_secs(self.sandbox.idle_seconds), self.sandbox.resident_floor_bytes);
+        self.evict(
+            Duration::from_secs(self.sandbox.idle_seconds),
+            self.sandbox.resident_floor_bytes,
+        );
     }
 
-    /// When memory is short: drops what nobody used for a second, one batch of it, however little the workers hold.
+    /// When memory is short: drops what nobody used for a second, one batch of it, however little
+    /// the workers hold.
     pub fn evict_pressed(&self) {
         self.evict(PRESSED_IDLE, 0);
     }
@@ -368,15 +391,21 @@ impl Pool {
     /// Notes that `lane` may write to the memory; whether another lane did since this one.
     fn others_wrote(&self, lane: Lane, mount: &Mount) -> bool {
         mount.append.is_some()
-            && lock(&self.writers).insert(mount.layout.id, lane).is_some_and(|before| before != lane)
+            && lock(&self.writers)
+                .insert(mount.layout.id, lane)
+                .is_some_and(|before| before != lane)
     }
 
     /// The lane's worker, started if there is none.
-    fn worker<'a>(&self, cell: &LaneCell, state: &'a mut LaneState) -> Result<&'a mut Worker, WorkerError> {
+    fn worker<'a>(
+        &self,
+        cell: &LaneCell,
+        state: &'a mut LaneState,
+    ) -> Result<&'a mut Worker, WorkerError> {
         if state.worker.is_none() {
             if state.deaths > 1 {
-                // The first start after a death is immediate, so that one crash costs one message nothing but
-                // its retry.
+                // The first start after a death is immediate, so that one crash costs one message
+                // nothing but its retry.
                 std::thread::sleep(
                     BACKOFF_FIRST.saturating_mul(1 << (state.deaths - 2).min(10)).min(BACKOFF_MAX),
                 );
@@ -427,9 +456,13 @@ impl Pool {
     }
 
     fn replace_if_large(&self, cell: &LaneCell, state: &mut LaneState) {
-        let Some(worker) = state.worker.as_ref().filter(|worker| !worker.keeps_any()) else { return };
+        let Some(worker) = state.worker.as_ref().filter(|worker| !worker.keeps_any()) else {
+            return;
+        };
         let limit = self.sandbox.worker_anonymous_bytes;
-        if let Some(memory) = memory_of(worker.pid()).filter(|memory| memory.anonymous_bytes > limit) {
+        if let Some(memory) =
+            memory_of(worker.pid()).filter(|memory| memory.anonymous_bytes > limit)
+        {
             tracing::info!(
                 anonymous_bytes = memory.anonymous_bytes,
                 limit,
@@ -474,7 +507,10 @@ impl Sandbox for Pool {
             Err(error) => {
                 if !error.worker_is_well() {
                     // Who asks a query does not wait for a slow machine.
-                    if matches!((&error, lane), (WorkerError::Wire(IpcError::TimedOut(_)), Lane::Update(_))) {
+                    if matches!(
+                        (&error, lane),
+                        (WorkerError::Wire(IpcError::TimedOut(_)), Lane::Update(_))
+                    ) {
                         state.timeout_factor = (factor * 2).min(TIMEOUT_FACTOR_MAX);
                     }
                     self.died(cell, &mut state, &error);
@@ -520,7 +556,10 @@ fn memory_of(pid: u32) -> Option<Memory> {
     let mut pages = text.split_ascii_whitespace().skip(1).map(|word| word.parse::<u64>().ok());
     let (resident, shared) = (pages.next()??, pages.next()??);
     let page = rustix::param::page_size() as u64;
-    Some(Memory { resident_bytes: resident * page, anonymous_bytes: resident.saturating_sub(shared) * page })
+    Some(Memory {
+        resident_bytes: resident * page,
+        anonymous_bytes: resident.saturating_sub(shared) * page,
+    })
 }
 
 /// The thread that starts workers.
@@ -531,10 +570,12 @@ struct Starter {
 
 impl Starter {
     fn new(exe: PathBuf, memories_max: usize, probes: bool) -> std::io::Result<Self> {
-        let (orders, inbox) = mpsc::sync_channel::<(u64, mpsc::SyncSender<Result<Worker, WorkerError>>)>(1);
+        let (orders, inbox) =
+            mpsc::sync_channel::<(u64, mpsc::SyncSender<Result<Worker, WorkerError>>)>(1);
         std::thread::Builder::new().name("sandbox-starter".into()).spawn(move || {
             for (first_token, answer) in inbox {
-                // Who asked waits for the answer; should they be gone, the worker is ended by being dropped.
+                // Who asked waits for the answer; should they be gone, the worker is ended by being
+                // dropped.
                 let _ = answer.send(Worker::start(&exe, memories_max, first_token, probes));
             }
         })?;

@@ -1,13 +1,13 @@
 //! From an uploaded module to an artefact a worker can map: look it up, or compile it.
 //!
-//! At most `sandbox.compile_threads` children run at once; further callers wait for a place. Callers that
-//! want the same module at the same time share one compilation. Nothing is queued beyond the calling threads
-//! themselves, and a refusal is not remembered: who installs an invalid module again pays for the attempt
-//! again.
+//! At most `sandbox.compile_threads` children run at once; further callers wait for a place.
+//! Callers that want the same module at the same time share one compilation. Nothing is queued
+//! beyond the calling threads themselves, and a refusal is not remembered: who installs an invalid
+//! module again pays for the attempt again.
 //!
-//! An artefact may vanish, because the cache is bounded or its disk failed. [`Preparer::open_artefact`] then
-//! compiles again from the module, which a [`ModuleSource`] has kept. Whether an artefact was at hand never
-//! changes what a message does, only how long it takes.
+//! An artefact may vanish, because the cache is bounded or its disk failed.
+//! [`Preparer::open_artefact`] then compiles again from the module, which a [`ModuleSource`] has
+//! kept. Whether an artefact was at hand never changes what a message does, only how long it takes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -94,7 +94,11 @@ impl Preparer {
     /// Opens the cache.
     pub fn open(config: PreparerConfig) -> Result<Self, PrepareError> {
         let version = version(&config.module)?;
-        let cache = ArtefactCache::open(&config.cache_dir, &version, config.sandbox.compilation_cache_bytes)?;
+        let cache = ArtefactCache::open(
+            &config.cache_dir,
+            &version,
+            config.sandbox.compilation_cache_bytes,
+        )?;
         Ok(Self {
             compiler: Compiler {
                 exe: config.exe,
@@ -116,7 +120,8 @@ impl Preparer {
     pub fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared> {
         if wasm.len() as u64 > self.module.wasm_bytes {
             // Too large to be worth hashing or writing; the same text as from the child.
-            let error = crate::module::unpack(wasm, &self.module).err().map(|error| error.to_string());
+            let error =
+                crate::module::unpack(wasm, &self.module).err().map(|error| error.to_string());
             return Err(CompileError::Refused(error.unwrap_or_default()).into());
         }
         let hash = ModuleHash(Sha256::digest(wasm).into());
@@ -131,8 +136,8 @@ impl Preparer {
         self.cache.info(hash)
     }
 
-    /// The artefact of a module that was prepared once, opened for reading, to be handed to a worker.
-    /// Compiles it again if it was lost. Blocks.
+    /// The artefact of a module that was prepared once, opened for reading, to be handed to a
+    /// worker. Compiles it again if it was lost. Blocks.
     pub fn open_artefact(&self, hash: &ModuleHash) -> Result<File, PrepareError> {
         if let Some(file) = self.cache.artefact(hash) {
             return Ok(file);
@@ -142,7 +147,8 @@ impl Preparer {
             .module(hash)
             .filter(|wasm| ModuleHash(Sha256::digest(wasm).into()) == *hash)
             .ok_or(PrepareError::Missing(*hash))?;
-        self.compile_once(hash, &wasm).map_err(|error| PrepareError::Recompile(*hash, error.to_string()))?;
+        self.compile_once(hash, &wasm)
+            .map_err(|error| PrepareError::Recompile(*hash, error.to_string()))?;
         self.cache.artefact(hash).ok_or(PrepareError::Missing(*hash))
     }
 
@@ -210,7 +216,8 @@ impl Preparer {
         uploaded.file().write_all(wasm).map_err(failed)?;
         let artefact = self.cache.temporary()?;
         let output = artefact.file().try_clone().map_err(failed)?;
-        let compiled = match self.compiler.compile(uploaded.into_unnamed().map_err(failed)?, output) {
+        let compiled = match self.compiler.compile(uploaded.into_unnamed().map_err(failed)?, output)
+        {
             Ok(compiled) => compiled,
             Err(error) => return Ok(Err(error)),
         };
@@ -237,7 +244,9 @@ impl Drop for Turn<'_> {
         running.children = running.children.saturating_sub(1);
         self.preparer.place_free.notify_one();
         drop(running);
-        self.shared.set(Err(NotPrepared::Trouble("the compilation of the module was abandoned".to_owned())));
+        self.shared.set(Err(NotPrepared::Trouble(
+            "the compilation of the module was abandoned".to_owned(),
+        )));
     }
 }
 
@@ -259,10 +268,12 @@ impl Shared {
     }
 }
 
-/// Engine and limits: what an artefact, and whether there may be one, depends on besides the module.
+/// Engine and limits: what an artefact, and whether there may be one, depends on besides the
+/// module.
 fn version(limits: &ModuleLimits) -> Result<String, PrepareError> {
     let engine = engine::version().map_err(|error| PrepareError::Engine(format!("{error:#}")))?;
-    let limits = postcard::to_stdvec(limits).map_err(|error| PrepareError::Engine(error.to_string()))?;
+    let limits =
+        postcard::to_stdvec(limits).map_err(|error| PrepareError::Engine(error.to_string()))?;
     let digest = Sha256::digest(limits);
     Ok(digest.iter().take(4).fold(format!("{engine}-"), |text, byte| text + &format!("{byte:02x}")))
 }

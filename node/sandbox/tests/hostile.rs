@@ -1,8 +1,8 @@
 //! Modules made to hurt the compiler.
 //!
-//! A module is accepted or refused by what is in it. So the limits must be such that whatever is accepted compiles
-//! with room to spare on the smallest node there is, and that is what is shown here: each shape at the largest
-//! size that is accepted.
+//! A module is accepted or refused by what is in it. So the limits must be such that whatever is
+//! accepted compiles with room to spare on the smallest node there is, and that is what is shown
+//! here: each shape at the largest size that is accepted.
 #![allow(clippy::unwrap_used)]
 
 #[path = "common/shapes.rs"]
@@ -101,7 +101,9 @@ fn caps_of_the_machine_never_decide_about_a_module() {
         },
     ] {
         compile(&accepted, &limits.module, caps).unwrap();
-        let NotPrepared::Refused(reject) = compile(&refused, &limits.module, caps).unwrap_err().into() else {
+        let NotPrepared::Refused(reject) =
+            compile(&refused, &limits.module, caps).unwrap_err().into()
+        else {
             panic!("not refused")
         };
         let limit = format!("but the limit `module.weight` is {}", limits.module.weight);
@@ -116,7 +118,13 @@ fn caps_of_the_machine_never_decide_about_a_module() {
 
 fn with_data(memory64: bool, offset: ConstExpr) -> Vec<u8> {
     let mut memories = MemorySection::new();
-    memories.memory(MemoryType { minimum: 1, maximum: None, memory64, shared: false, page_size_log2: None });
+    memories.memory(MemoryType {
+        minimum: 1,
+        maximum: None,
+        memory64,
+        shared: false,
+        page_size_log2: None,
+    });
     let mut data = DataSection::new();
     data.active(0, &offset, *b"x");
     let mut module = Module::new();

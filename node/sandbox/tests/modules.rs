@@ -1,5 +1,5 @@
-//! A module's way from upload to running code: compiled in a child, loaded from the artefact, run with the
-//! least host there can be.
+//! A module's way from upload to running code: compiled in a child, loaded from the artefact, run
+//! with the least host there can be.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Seek, Write};
@@ -12,7 +12,8 @@ use sandbox::module::{
     IC0_FUNCTIONS, INIT_MEMORY, MEMORY, RUNTIME_MODULE, START, TABLE, WILL_WRITE, global_export,
 };
 use sandbox::{
-    Caps, CompileError, Compiled, Compiler, ModuleSource, NotPrepared, Preparer, PreparerConfig, engine,
+    Caps, CompileError, Compiled, Compiler, ModuleSource, NotPrepared, Preparer, PreparerConfig,
+    engine,
 };
 use sha2::{Digest, Sha256};
 use state::{ModuleHash, RejectCode};
@@ -101,7 +102,8 @@ impl Running {
         let engine = engine::engine().unwrap();
         // SAFETY: the preparer's own artefact, which nobody touches.
         let module =
-            unsafe { engine::load(&engine, &preparer.open_artefact(&hash(&wasm)).unwrap()) }.unwrap();
+            unsafe { engine::load(&engine, &preparer.open_artefact(&hash(&wasm)).unwrap()) }
+                .unwrap();
         let mut store = Store::new(&engine, Seen::default());
         store.set_fuel(1_000_000_000).unwrap();
         let instance = linker(&engine, &module).instantiate(&mut store, &module).unwrap();
@@ -109,8 +111,10 @@ impl Running {
     }
 
     fn call(&mut self, name: &str) -> wasmtime::Result<()> {
-        let function =
-            self.instance.get_func(&mut self.store, name).unwrap_or_else(|| panic!("no export {name}"));
+        let function = self
+            .instance
+            .get_func(&mut self.store, name)
+            .unwrap_or_else(|| panic!("no export {name}"));
         function.call(&mut self.store, &[], &mut [])
     }
 
@@ -133,8 +137,8 @@ impl Running {
     }
 }
 
-/// Links `thimble.will_write` so that it notes its arguments, and every function of `ic0` so that it does
-/// nothing.
+/// Links `thimble.will_write` so that it notes its arguments, and every function of `ic0` so that
+/// it does nothing.
 fn linker(engine: &Engine, module: &Module) -> Linker<Seen> {
     let mut linker = Linker::new(engine);
     let word = |val: &Val| match val {
@@ -179,8 +183,9 @@ fn data_is_applied_on_request_and_in_order() {
 
 #[test]
 fn data_out_of_bounds_traps_as_instantiation_would() {
-    let mut canister =
-        Running::new(r#"(module (memory 1) (data (i32.const 0) "kept") (data (i32.const 65535) "ab"))"#);
+    let mut canister = Running::new(
+        r#"(module (memory 1) (data (i32.const 0) "kept") (data (i32.const 65535) "ab"))"#,
+    );
     let trap = canister.call(INIT_MEMORY).unwrap_err().downcast::<wasmtime::Trap>().unwrap();
     assert_eq!(trap, wasmtime::Trap::MemoryOutOfBounds);
     let mut canister = Running::new(r#"(module (memory 0) (data (i32.const 1) ""))"#);
@@ -221,7 +226,9 @@ fn mutable_globals_are_exported_in_order_and_nothing_else() {
     assert!(matches!(canister.global(2), Some(Val::V128(value)) if value.as_u128() == 6 << 64 | 5));
     assert!(canister.global(3).is_none());
     assert!(canister.has(TABLE) && canister.has(MEMORY) && canister.has("canister_query q"));
-    assert!(!canister.has("mine") && !canister.has("t") && !canister.has("m") && !canister.has("f"));
+    assert!(
+        !canister.has("mine") && !canister.has("t") && !canister.has("m") && !canister.has("f")
+    );
 }
 
 #[test]
@@ -264,8 +271,8 @@ fn bulk_writes_are_reported_before_they_happen() {
     }
 }
 
-/// A canister whose methods `copy` and `fill` are the operations with operands out of globals; entry points
-/// have no parameters.
+/// A canister whose methods `copy` and `fill` are the operations with operands out of globals;
+/// entry points have no parameters.
 fn operator(memory64: bool) -> Running {
     let (ty, memory) = if memory64 { ("i64", "i64 1") } else { ("i32", "1") };
     Running::new(&format!(
@@ -279,10 +286,12 @@ fn operator(memory64: bool) -> Running {
 impl Running {
     /// Runs `copy` or `fill` of [`operator`].
     fn operate(&mut self, copy: bool, memory64: bool, dst: u64, second: u64, len: u64) -> bool {
-        let address =
-            |value: u64| if memory64 { Val::I64(value as i64) } else { Val::I32(value as u32 as i32) };
-        for (n, value) in
-            [address(dst), address(second), address(len), Val::I32(second as i32)].into_iter().enumerate()
+        let address = |value: u64| {
+            if memory64 { Val::I64(value as i64) } else { Val::I32(value as u32 as i32) }
+        };
+        for (n, value) in [address(dst), address(second), address(len), Val::I32(second as i32)]
+            .into_iter()
+            .enumerate()
         {
             let global = self.instance.get_global(&mut self.store, &global_export(n)).unwrap();
             global.set(&mut self.store, value).unwrap();
@@ -310,12 +319,21 @@ fn bulk_operations_of_every_length_do_what_they_did() {
                 (SIZE as usize - len, 5),
                 (9, SIZE as usize - len),
             ] {
-                assert!(canister.operate(true, memory64, dst as u64, src as u64, len as u64), "copy {len}");
+                assert!(
+                    canister.operate(true, memory64, dst as u64, src as u64, len as u64),
+                    "copy {len}"
+                );
                 expected.copy_within(src..src + len, dst);
-                assert!(memory.data(&canister.store) == expected, "copy {len} bytes from {src} to {dst}");
+                assert!(
+                    memory.data(&canister.store) == expected,
+                    "copy {len} bytes from {src} to {dst}"
+                );
             }
             for (dst, value) in [(2_000, 0x1ff), (SIZE as usize - len, 3)] {
-                assert!(canister.operate(false, memory64, dst as u64, value, len as u64), "fill {len}");
+                assert!(
+                    canister.operate(false, memory64, dst as u64, value, len as u64),
+                    "fill {len}"
+                );
                 expected[dst..dst + len].fill(value as u8);
                 assert!(memory.data(&canister.store) == expected, "fill {len} bytes at {dst}");
             }
@@ -332,18 +350,27 @@ fn bulk_operations_of_every_length_trap_where_they_did() {
         for len in 0..70 {
             for at in [SIZE - len + 1, SIZE, SIZE + 1, top - len, top - len / 2, top] {
                 let inside = at.checked_add(len).is_some_and(|end| end <= SIZE);
-                assert_eq!(canister.operate(true, memory64, at, 0, len), inside, "copy {len} bytes to {at}");
+                assert_eq!(
+                    canister.operate(true, memory64, at, 0, len),
+                    inside,
+                    "copy {len} bytes to {at}"
+                );
                 assert_eq!(
                     canister.operate(true, memory64, 0, at, len),
                     inside,
                     "copy {len} bytes from {at}"
                 );
-                assert_eq!(canister.operate(false, memory64, at, 1, len), inside, "fill {len} bytes at {at}");
+                assert_eq!(
+                    canister.operate(false, memory64, at, 1, len),
+                    inside,
+                    "fill {len} bytes at {at}"
+                );
             }
         }
         for len in [SIZE + 1, top, top - 3, top / 2] {
             assert!(
-                !canister.operate(true, memory64, 0, 0, len) && !canister.operate(false, memory64, 0, 0, len)
+                !canister.operate(true, memory64, 0, 0, len)
+                    && !canister.operate(false, memory64, 0, 0, len)
             );
         }
     }
@@ -407,7 +434,8 @@ fn too_deep_recursion_traps() {
     let run = || {
         let mut canister =
             Running::new(r#"(module (func $f (export "canister_query f") (call $f) (call $f)))"#);
-        let trap = canister.call("canister_query f").unwrap_err().downcast::<wasmtime::Trap>().unwrap();
+        let trap =
+            canister.call("canister_query f").unwrap_err().downcast::<wasmtime::Trap>().unwrap();
         assert_eq!(trap, wasmtime::Trap::StackOverflow);
         canister.store.get_fuel().unwrap()
     };
@@ -442,7 +470,8 @@ fn a_module_is_compiled_once_and_found_again() {
 #[test]
 fn gzip_and_plain_are_two_modules_of_one_content() {
     let dir = tempfile::tempdir().unwrap();
-    let wasm = wat::parse_str(r#"(module (memory 1) (func (export "canister_update u")))"#).unwrap();
+    let wasm =
+        wat::parse_str(r#"(module (memory 1) (func (export "canister_update u")))"#).unwrap();
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     encoder.write_all(&wasm).unwrap();
     let packed = encoder.finish().unwrap();
@@ -456,12 +485,16 @@ fn callers_of_one_module_share_its_compilation() {
     let dir = tempfile::tempdir().unwrap();
     let preparer = preparer(dir.path());
     let wasms: Vec<Vec<u8>> = (0..3)
-        .map(|n| wat::parse_str(format!("(module (func (export \"canister_update u{n}\")))")).unwrap())
+        .map(|n| {
+            wat::parse_str(format!("(module (func (export \"canister_update u{n}\")))")).unwrap()
+        })
         .collect();
     std::thread::scope(|scope| {
         for n in 0..12 {
             let (preparer, wasm) = (&preparer, &wasms[n % 3]);
-            scope.spawn(move || assert_eq!(preparer.prepare(wasm).unwrap().updates, [format!("u{}", n % 3)]));
+            scope.spawn(move || {
+                assert_eq!(preparer.prepare(wasm).unwrap().updates, [format!("u{}", n % 3)])
+            });
         }
     });
     assert_eq!(preparer.cache_usage().1, 3);
@@ -494,7 +527,8 @@ fn a_lost_or_damaged_artefact_is_made_again() {
         preparer(dir.path()).open_artefact(&hash(&wasm)).is_err(),
         "without the module there is nothing to make it from"
     );
-    let preparer = preparer_with(dir.path(), |config| config.source = Some(Arc::new(Kept(wasm.clone()))));
+    let preparer =
+        preparer_with(dir.path(), |config| config.source = Some(Arc::new(Kept(wasm.clone()))));
     let mut again = Vec::new();
     preparer.open_artefact(&hash(&wasm)).unwrap().read_to_end(&mut again).unwrap();
     assert!(again == good, "compilation is deterministic to the byte");
@@ -511,7 +545,10 @@ fn an_invalid_module_is_refused_with_the_reason() {
         reject.message,
         "Canister's Wasm module is not valid: import `env.abort`: only functions of module `ic0` can be imported"
     );
-    assert_eq!((reject.code, reject.error_code.to_string().as_str()), (RejectCode::CanisterError, "IC0505"));
+    assert_eq!(
+        (reject.code, reject.error_code.to_string().as_str()),
+        (RejectCode::CanisterError, "IC0505")
+    );
     assert!(preparer.prepare(b"").unwrap_err().to_string().contains("not a WebAssembly binary"));
     assert!(
         preparer
@@ -521,7 +558,11 @@ fn an_invalid_module_is_refused_with_the_reason() {
             .contains("`module.wasm_bytes` is 31457280")
     );
     assert_eq!(preparer.cache_usage(), (0, 0));
-    assert_eq!(std::fs::read_dir(dir.path().join("artefacts")).unwrap().count(), 0, "nothing is left behind");
+    assert_eq!(
+        std::fs::read_dir(dir.path().join("artefacts")).unwrap().count(),
+        0,
+        "nothing is left behind"
+    );
 }
 
 /// Compiles without a cache, with the given caps.
@@ -550,8 +591,10 @@ fn caps() -> Caps {
 /// Functions that give the optimiser something to do.
 fn heavy(functions: usize, statements: usize) -> Vec<u8> {
     let statement = "(local.set 0 (i64.xor (i64.mul (local.get 0) (local.get 1)) (i64.load (i32.wrap_i64 (local.get 0)))))";
-    let function =
-        format!("(func (param i64 i64) (result i64) {} (local.get 0))", statement.repeat(statements));
+    let function = format!(
+        "(func (param i64 i64) (result i64) {} (local.get 0))",
+        statement.repeat(statements)
+    );
     wat::parse_str(format!("(module (memory 1) {})", function.repeat(functions))).unwrap()
 }
 
@@ -581,7 +624,8 @@ fn the_projects_canisters_compile_within_half_of_a_node_s_caps() {
     for path in files {
         let wasm = std::fs::read(&path).unwrap();
         let start = Instant::now();
-        // In C; in Motoko and Rust; a JavaScript engine with its canister. docs/operating.md names these sizes.
+        // In C; in Motoko and Rust; a JavaScript engine with its canister. docs/operating.md names
+        // these sizes.
         let budget_bytes = match wasm.len() {
             ..100_000 => limits::Limits::smallest_bytes(),
             100_000..1_000_000 => 192 << 20,

@@ -1,6 +1,6 @@
-//! Valid modules with random damage: validation never panics, and whatever it still accepts is valid
-//! WebAssembly after instrumentation. The same property is fuzzed by `fuzz/`; this is the part of it that
-//! every test run repeats, with the same modules each time.
+//! Valid modules with random damage: validation never panics, and whatever it still accepts is
+//! valid WebAssembly after instrumentation. The same property is fuzzed by `fuzz/`; this is the
+//! part of it that every test run repeats, with the same modules each time.
 #![allow(clippy::unwrap_used)]
 
 use limits::ModuleLimits;
@@ -52,7 +52,8 @@ fn damage() -> impl Strategy<Value = Damage> {
             .prop_map(|(at, byte)| Damage::Add(at, byte)),
         (any::<Index>(), any::<u8>()).prop_map(|(at, byte)| Damage::Insert(at, byte)),
         any::<Index>().prop_map(Damage::Delete),
-        (any::<Index>(), any::<Index>(), 1..16_u8).prop_map(|(from, to, len)| Damage::Splice(from, to, len)),
+        (any::<Index>(), any::<Index>(), 1..16_u8)
+            .prop_map(|(from, to, len)| Damage::Splice(from, to, len)),
     ]
 }
 
@@ -77,7 +78,8 @@ fn injure(mut wasm: Vec<u8>, injuries: &[Damage]) -> Vec<u8> {
             }
             Damage::Splice(from, to, len) => {
                 let (from, to) = (from.index(body.len()), to.index(body.len()));
-                let stretch: Vec<u8> = body[from..].iter().copied().take(usize::from(*len)).collect();
+                let stretch: Vec<u8> =
+                    body[from..].iter().copied().take(usize::from(*len)).collect();
                 for (target, byte) in body[to..].iter_mut().zip(stretch) {
                     *target = byte;
                 }
@@ -89,13 +91,16 @@ fn injure(mut wasm: Vec<u8>, injuries: &[Damage]) -> Vec<u8> {
 
 #[test]
 fn damaged_modules_are_refused_or_instrument_to_valid_ones() {
-    let seeds: Vec<Vec<u8>> =
-        include_str!("seeds.wat").split(";; ----").map(|wat| wat::parse_str(wat).unwrap()).collect();
+    let seeds: Vec<Vec<u8>> = include_str!("seeds.wat")
+        .split(";; ----")
+        .map(|wat| wat::parse_str(wat).unwrap())
+        .collect();
     for seed in &seeds {
         module::process(seed, &limits()).unwrap();
     }
     let config = Config { cases: 20_000, failure_persistence: None, ..Config::default() };
-    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let mut runner =
+        TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let accepted = std::cell::Cell::new(0);
     runner
         .run(&(0..seeds.len(), vec(damage(), 1..4)), |(seed, injuries)| {

@@ -1,7 +1,8 @@
-//! What a round costs the certified state: new calls, answers, the root, a certificate; and what a checkpoint costs.
+//! What a round costs the certified state: new calls, answers, the root, a certificate; and what a
+//! checkpoint costs.
 //!
-//! Prints the parameters and, for each step, the median and the worst of the rounds: wall time, and time on a processor,
-//! which a busy machine does not stretch. `cargo bench -p state [entries]`.
+//! Prints the parameters and, for each step, the median and the worst of the rounds: wall time, and
+//! time on a processor, which a busy machine does not stretch. `cargo bench -p state [entries]`.
 
 use std::{
     sync::Arc,
@@ -10,8 +11,9 @@ use std::{
 
 use ic_principal::Principal;
 use state::{
-    CanisterMap, CheckpointDelta, Height, HistoryLimits, Ingress, IngressHistory, RequestId, StateStore,
-    SubnetInfo, SubnetMetrics, SubnetTree, SubnetType, Time, UncertifiedState, tree::leaf_digest,
+    CanisterMap, CheckpointDelta, Height, HistoryLimits, Ingress, IngressHistory, RequestId,
+    StateStore, SubnetInfo, SubnetMetrics, SubnetTree, SubnetType, Time, UncertifiedState,
+    tree::leaf_digest,
 };
 
 const ROUNDS: u64 = 40;
@@ -66,11 +68,13 @@ fn report(name: &str, times: Vec<[Duration; 2]>) {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let entries: u64 = std::env::args().find_map(|argument| argument.parse().ok()).unwrap_or(50_000);
+    let entries: u64 =
+        std::env::args().find_map(|argument| argument.parse().ok()).unwrap_or(50_000);
     println!(
         "{entries} calls known, {CALLS_PER_ROUND} new and answered per round, replies of {REPLY_BYTES} bytes, {ROUNDS} rounds"
     );
-    let mut history = IngressHistory::new(HistoryLimits { bytes_max: 1 << 32, unfinished_max: 1 << 32 });
+    let mut history =
+        IngressHistory::new(HistoryLimits { bytes_max: 1 << 32, unfinished_max: 1 << 32 });
     let mut canisters = CanisterMap::new();
     for number in 0..entries {
         history.receive(&call(number), Time(1))?;
@@ -115,8 +119,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         root.push(start.elapsed());
         let state = state.certify(vec![0; 48]);
         let start = Watch::start();
-        bytes =
-            state.certificate(&[vec![b"request_status".to_vec(), request(numbers.start).0.to_vec()]]).len();
+        bytes = state
+            .certificate(&[vec![b"request_status".to_vec(), request(numbers.start).0.to_vec()]])
+            .len();
         certify.push(start.elapsed());
         // The newest certified state is held by readers while the next round runs.
         held = Some(state);

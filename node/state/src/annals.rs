@@ -1,6 +1,8 @@
-//! What is written down about a canister: its log, its history of changes, and what it spent on what.
+//! What is written down about a canister: its log, its history of changes, and what it spent on
+//! what.
 //!
-//! Log and history are short lists whose oldest entries go first; their entries are shared with snapshots. Nothing here knows why something happened.
+//! Log and history are short lists whose oldest entries go first; their entries are shared with
+//! snapshots. Nothing here knows why something happened.
 
 use std::collections::VecDeque;
 
@@ -9,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CanisterId, CyclesTotal, ModuleHash, Shared, Time};
 
-/// Bytes a line of a log takes at least when lines are counted, so that empty lines have a bound, too.
+/// Bytes a line of a log takes at least when lines are counted, so that empty lines have a bound,
+/// too.
 const LINE_BYTES_MIN: u64 = 16;
 /// Changes kept in a canister's history.
 pub const CHANGES_KEPT: usize = 20;
@@ -45,7 +48,8 @@ impl CanisterLog {
         self.bytes
     }
 
-    /// Adds a line, cut to `bytes_max`, and drops the oldest ones until all fit: `bytes_max` bytes, and one line for every [`LINE_BYTES_MIN`] of them.
+    /// Adds a line, cut to `bytes_max`, and drops the oldest ones until all fit: `bytes_max` bytes,
+    /// and one line for every [`LINE_BYTES_MIN`] of them.
     pub fn push(&mut self, time: Time, mut content: Vec<u8>, bytes_max: u64) {
         content.truncate(usize::try_from(bytes_max).unwrap_or(usize::MAX));
         self.bytes += content.len() as u64;
@@ -129,9 +133,8 @@ pub struct Change {
 impl Change {
     fn accounted_bytes(&self) -> u64 {
         let controllers = match &self.details {
-            ChangeDetails::Creation { controllers, .. } | ChangeDetails::ControllersChange(controllers) => {
-                controllers.len()
-            }
+            ChangeDetails::Creation { controllers, .. }
+            | ChangeDetails::ControllersChange(controllers) => controllers.len(),
             _ => 0,
         };
         96 + 30 * controllers as u64

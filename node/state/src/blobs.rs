@@ -1,9 +1,11 @@
-//! Files named by the SHA-256 of their content: canister modules as they were uploaded, and chunks of modules.
+//! Files named by the SHA-256 of their content: canister modules as they were uploaded, and chunks
+//! of modules.
 //!
-//! A blob is written under a temporary name and renamed, so a name never stands for half a content. Blobs are not synced
-//! one by one: [`BlobStore::sync`] does it for all new ones, once, before the checkpoint that refers to them. A machine
-//! that loses power in between may leave a file whose content is wrong; nothing durable refers to it, reads verify the
-//! hash, and writing the same blob again replaces it.
+//! A blob is written under a temporary name and renamed, so a name never stands for half a content.
+//! Blobs are not synced one by one: [`BlobStore::sync`] does it for all new ones, once, before the
+//! checkpoint that refers to them. A machine that loses power in between may leave a file whose
+//! content is wrong; nothing durable refers to it, reads verify the hash, and writing the same blob
+//! again replaces it.
 //!
 //! Memory: one blob at a time, as large as the caller's; 32 bytes for each blob not yet synced.
 //!
@@ -79,8 +81,8 @@ pub enum BlobError {
 }
 
 impl BlobError {
-    /// Whether the same call may succeed later in the same process, because what is in its way can be freed
-    /// or mended from outside.
+    /// Whether the same call may succeed later in the same process, because what is in its way can
+    /// be freed or mended from outside.
     pub fn can_heal(&self) -> bool {
         match self {
             Self::DiskFull { .. } | Self::Unwritable { .. } => true,
@@ -121,7 +123,8 @@ impl BlobStore {
         Ok(store)
     }
 
-    /// Keeps a blob; durable after the next [`BlobStore::sync`]. Keeping one twice is keeping it once.
+    /// Keeps a blob; durable after the next [`BlobStore::sync`]. Keeping one twice is keeping it
+    /// once.
     pub fn put(&self, blob: &[u8]) -> Result<BlobHash, BlobError> {
         let bytes = blob.len() as u64;
         if bytes > self.blob_bytes_max {
@@ -187,7 +190,8 @@ impl BlobStore {
         }
     }
 
-    /// Fills `buffer` with what a blob has from `offset` on. Does not verify it: that takes the whole.
+    /// Fills `buffer` with what a blob has from `offset` on. Does not verify it: that takes the
+    /// whole.
     pub fn read(&self, hash: &BlobHash, offset: u64, buffer: &mut [u8]) -> Result<(), BlobError> {
         let path = self.path(hash);
         File::open(&path).and_then(|file| file.read_exact_at(buffer, offset)).map_err(|error| {
@@ -208,7 +212,8 @@ impl BlobStore {
         self.dir.join(file_name(hash))
     }
 
-    /// Makes every blob kept so far durable. Those that could not be synced are tried again next time.
+    /// Makes every blob kept so far durable. Those that could not be synced are tried again next
+    /// time.
     pub fn sync(&self) -> Result<(), BlobError> {
         let unsynced = self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if unsynced.is_empty() {
@@ -221,7 +226,8 @@ impl BlobStore {
                 // Let go of by `retain` in the meantime.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
-                    // The system may have dropped what was not written, and report a later sync of the same file as done: the next one is of another file.
+                    // The system may have dropped what was not written, and report a later sync of
+                    // the same file as done: the next one is of another file.
                     if let Ok(Some(blob)) = self.get(hash) {
                         let _ = self.write(&path, &blob);
                     }
@@ -230,12 +236,16 @@ impl BlobStore {
             }
         }
         self.disk.sync_folder(&self.dir).map_err(|error| io_error(&self.dir, error))?;
-        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).retain(|hash| !unsynced.contains(hash));
+        self.unsynced
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|hash| !unsynced.contains(hash));
         Ok(())
     }
 
-    /// Deletes every blob for which `live` is false; returns how many. To be called once a checkpoint is durable, with all
-    /// that the checkpoint or the state after it refers to, and not while a `put` whose blob is not yet referred to runs.
+    /// Deletes every blob for which `live` is false; returns how many. To be called once a
+    /// checkpoint is durable, with all that the checkpoint or the state after it refers to, and
+    /// not while a `put` whose blob is not yet referred to runs.
     pub fn retain(&self, live: impl Fn(&BlobHash) -> bool) -> Result<u64, BlobError> {
         self.delete(|name| parse_name(name).is_some_and(|hash| !live(&hash)))
     }

@@ -1,9 +1,11 @@
-//! Call contexts (calls a canister has to answer) and callbacks (calls it waits for), as one table per canister.
+//! Call contexts (calls a canister has to answer) and callbacks (calls it waits for), as one table
+//! per canister.
 //!
-//! A call context lives from the first message of a call until it is answered *and* no callback of it is open. Every callback belongs to one context.
-//! A callback is answered once: the first response that is queued for it marks it, later ones (a late answer to a best-effort call whose deadline has
-//! passed) are dropped. The table counts open callbacks per callee, so that the slots of a queue can be told without counting.
-//! This module must not know how messages are executed.
+//! A call context lives from the first message of a call until it is answered *and* no callback of
+//! it is open. Every callback belongs to one context. A callback is answered once: the first
+//! response that is queued for it marks it, later ones (a late answer to a best-effort call whose
+//! deadline has passed) are dropped. The table counts open callbacks per callee, so that the slots
+//! of a queue can be told without counting. This module must not know how messages are executed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -84,7 +86,8 @@ pub struct Callback {
     pub on_cleanup: Option<(u64, u64)>,
     /// Cycles sent along.
     pub cycles_sent: Cycles,
-    /// Taken from the balance for transmission, the response and the callback's execution; what is not used goes back.
+    /// Taken from the balance for transmission, the response and the callback's execution; what is
+    /// not used goes back.
     pub prepaid: Cycles,
     /// Bytes of the request that transmission is charged for.
     pub request_bytes: u64,
@@ -152,10 +155,15 @@ impl CallTable {
     /// Removes the context when it was answered and waits for nothing; it is returned then.
     pub fn close_if_done(&mut self, id: CallContextId) -> Option<CallContext> {
         let context = self.contexts.get(&id)?;
-        if context.responded && context.open_callbacks == 0 { self.contexts.remove(&id) } else { None }
+        if context.responded && context.open_callbacks == 0 {
+            self.contexts.remove(&id)
+        } else {
+            None
+        }
     }
 
-    /// The code is gone: every context is deleted. Those that were not answered are returned, as they were, to be rejected.
+    /// The code is gone: every context is deleted. Those that were not answered are returned, as
+    /// they were, to be rejected.
     pub fn delete_contexts(&mut self) -> Vec<CallContext> {
         let mut unanswered = Vec::new();
         for context in self.contexts.values_mut() {
@@ -208,7 +216,8 @@ impl CallTable {
         self.towards.iter().map(|(callee, open)| (*callee, *open))
     }
 
-    /// Marks that a response is queued. False when there is no such callback or it has one already: the response is to be dropped.
+    /// Marks that a response is queued. False when there is no such callback or it has one already:
+    /// the response is to be dropped.
     pub fn mark_answered(&mut self, id: CallbackId) -> bool {
         match self.callbacks.get_mut(&id) {
             Some(callback) if !callback.answered => {
@@ -241,7 +250,8 @@ impl CallTable {
         Some(callback)
     }
 
-    /// Calls with guaranteed responses that are not answered: each holds room for the largest response.
+    /// Calls with guaranteed responses that are not answered: each holds room for the largest
+    /// response.
     pub fn reserved_responses(&self) -> u64 {
         self.reserved_responses
     }
@@ -258,7 +268,11 @@ impl CallTable {
 
     /// Unanswered best-effort calls whose deadline has passed.
     pub fn expired(&self, now: Time) -> Vec<CallbackId> {
-        self.deadlines.iter().take_while(|(deadline, _)| *deadline < now).map(|(_, id)| *id).collect()
+        self.deadlines
+            .iter()
+            .take_while(|(deadline, _)| *deadline < now)
+            .map(|(_, id)| *id)
+            .collect()
     }
 }
 

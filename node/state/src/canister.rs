@@ -1,7 +1,10 @@
-//! One canister: what it is (controllers, settings, code), what it holds (cycles, memories, globals) and what it waits for (queues, calls).
+//! One canister: what it is (controllers, settings, code), what it holds (cycles, memories,
+//! globals) and what it waits for (queues, calls).
 //!
-//! A canister is a plain value: it is copied when a round first changes it, while snapshots of earlier heights keep the value they were made from. So
-//! everything large in it is shared ([`Shared`], `Arc`) or lies on disk ([`Memory`]). It must not know how it is executed, scheduled or stored.
+//! A canister is a plain value: it is copied when a round first changes it, while snapshots of
+//! earlier heights keep the value they were made from. So everything large in it is shared
+//! ([`Shared`], `Arc`) or lies on disk ([`Memory`]). It must not know how it is executed, scheduled
+//! or stored.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -142,7 +145,8 @@ pub struct Memory {
     pub id: MemoryId,
     /// Size in Wasm pages.
     pub wasm_pages: u64,
-    /// The version this state means. Not stored: after a restart it is what the checkpoint's index gives.
+    /// The version this state means. Not stored: after a restart it is what the checkpoint's index
+    /// gives.
     #[serde(skip)]
     pub layout: Option<MemoryLayout>,
 }
@@ -231,7 +235,8 @@ pub struct CanisterState {
     pub queues: InputQueues,
     /// What it answers and waits for.
     pub calls: CallTable,
-    /// Delta beyond what its rate allowed so far; it waits while this is not below one round's share.
+    /// Delta beyond what its rate allowed so far; it waits while this is not below one round's
+    /// share.
     pub delta_debit: u64,
     /// Height at which `delta_debit` was last lowered.
     pub delta_height: u64,
@@ -282,7 +287,8 @@ impl CanisterState {
         self.execution.as_ref().map(|execution| &*execution.module)
     }
 
-    /// Bytes of state by component; their sum is what storage is charged for and what counts against the subnet's capacity.
+    /// Bytes of state by component; their sum is what storage is charged for and what counts
+    /// against the subnet's capacity.
     pub fn memory_usage(&self) -> MemoryUsage {
         let execution = self.execution.as_ref();
         MemoryUsage {
@@ -290,20 +296,23 @@ impl CanisterState {
             stable: execution.map_or(0, |execution| execution.stable.bytes()),
             globals: execution.map_or(0, |execution| execution.globals.len() as u64 * 8),
             module: execution.map_or(0, |execution| execution.module.bytes),
-            custom_sections: execution.map_or(0, |execution| execution.module.custom_section_bytes()),
+            custom_sections: execution
+                .map_or(0, |execution| execution.module.custom_section_bytes()),
             history: self.history.bytes(),
             chunks: self.chunks.len() as u64 * CHUNK_ACCOUNTED_BYTES,
             log: self.log.bytes(),
         }
     }
 
-    /// Bytes that count against the subnet's capacity: what is used, or what was set aside if that is more.
+    /// Bytes that count against the subnet's capacity: what is used, or what was set aside if that
+    /// is more.
     pub fn memory_taken(&self) -> u64 {
         self.memory_usage().total().max(self.settings.memory_allocation)
     }
 
-    /// Message memory: bytes of guaranteed-response messages with the room kept for their responses; and bytes of everything that nobody promised to keep:
-    /// best-effort messages, a little for each best-effort call that waits, and users' messages.
+    /// Message memory: bytes of guaranteed-response messages with the room kept for their
+    /// responses; and bytes of everything that nobody promised to keep: best-effort messages, a
+    /// little for each best-effort call that waits, and users' messages.
     pub fn message_memory(&self, response_bytes: u64) -> (u64, u64) {
         (
             self.queues.guaranteed_bytes() + self.calls.reserved_responses() * response_bytes,
@@ -346,7 +355,8 @@ impl CanisterFacts for CanisterState {
     }
 
     fn metadata(&self) -> Option<(&[CustomSection], &Digest)> {
-        self.module().map(|module| (module.info.custom_sections.as_slice(), &module.metadata_digest))
+        self.module()
+            .map(|module| (module.info.custom_sections.as_slice(), &module.metadata_digest))
     }
 
     fn creation_time(&self) -> Option<Time> {
@@ -403,8 +413,13 @@ mod tests {
 
     #[test]
     fn a_record_comes_back_as_it_was_stored() {
-        let canister =
-            CanisterState::new(Principal::from_slice(&[1, 1]), vec![], Settings::default(), 5, Time(3));
+        let canister = CanisterState::new(
+            Principal::from_slice(&[1, 1]),
+            vec![],
+            Settings::default(),
+            5,
+            Time(3),
+        );
         let bytes = postcard::to_stdvec(&canister).unwrap();
         let back: CanisterState = postcard::from_bytes(&bytes).unwrap();
         assert_eq!(postcard::to_stdvec(&back).unwrap(), bytes);

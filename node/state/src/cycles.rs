@@ -1,7 +1,8 @@
 //! Cycles: one amount, and sums of many amounts.
 //!
-//! An amount (a balance, what a call carries) is a `u128`. Where canisters may be given cycles for nothing, all amounts together may be more than a `u128`
-//! holds, so whatever is summed over canisters or over time is a [`CyclesTotal`]. This module must not know who owns what.
+//! An amount (a balance, what a call carries) is a `u128`. Where canisters may be given cycles for
+//! nothing, all amounts together may be more than a `u128` holds, so whatever is summed over
+//! canisters or over time is a [`CyclesTotal`]. This module must not know who owns what.
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, SubAssign};
@@ -10,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CanisterState, Cycles};
 
-/// A sum of amounts of cycles, in 192 bits. Arithmetic is modulo 2^192, which fewer than 2^64 amounts cannot reach.
+/// A sum of amounts of cycles, in 192 bits. Arithmetic is modulo 2^192, which fewer than 2^64
+/// amounts cannot reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct CyclesTotal {
     // The order of the fields is the order of totals.
@@ -22,7 +24,8 @@ impl CyclesTotal {
     /// Nothing.
     pub const ZERO: Self = Self { high: 0, low: 0 };
 
-    /// The sum if it fits 128 bits, else the largest amount: for places whose format has no more room.
+    /// The sum if it fits 128 bits, else the largest amount: for places whose format has no more
+    /// room.
     pub fn saturated(self) -> Cycles {
         if self.high == 0 { self.low } else { Cycles::MAX }
     }
@@ -87,7 +90,8 @@ impl<T: Into<Self>> Sum<T> for CyclesTotal {
 }
 
 impl CanisterState {
-    /// Gives cycles back to a canister. A balance holds at most 2^128 - 1: what is beyond that is lost, and counted as burned. Where a caller can still be
+    /// Gives cycles back to a canister. A balance holds at most 2^128 - 1: what is beyond that is
+    /// lost, and counted as burned. Where a caller can still be
     /// refused, [`Self::room_for_cycles`] is asked instead.
     pub fn credit(&mut self, amount: Cycles) {
         let fits = amount.min(Cycles::MAX - self.cycles);
@@ -129,8 +133,13 @@ mod tests {
     #[test]
     fn a_full_balance_takes_nothing_and_nothing_goes_missing() {
         let settings = Settings::default();
-        let mut canister =
-            CanisterState::new(Principal::from_slice(&[1, 1]), vec![], settings, Cycles::MAX - 3, Time(0));
+        let mut canister = CanisterState::new(
+            Principal::from_slice(&[1, 1]),
+            vec![],
+            settings,
+            Cycles::MAX - 3,
+            Time(0),
+        );
         assert!(canister.room_for_cycles(3) && !canister.room_for_cycles(4));
         let before = canister.cycles_held();
         canister.credit(10);

@@ -1,25 +1,33 @@
-//! Ingress history: the status of every call the subnet knows, from induction until its expiry has passed.
+//! Ingress history: the status of every call the subnet knows, from induction until its expiry has
+//! passed.
 //!
-//! A call is `Received`, then `Processing`, then `Replied` or `Rejected`, and perhaps `Done` when its response was let go
-//! (interface specification, "Overview of canister calling"). Three rules bound it:
+//! A call is `Received`, then `Processing`, then `Replied` or `Rejected`, and perhaps `Done` when
+//! its response was let go (interface specification, "Overview of canister calling"). Three rules
+//! bound it:
 //!
-//! - Bytes: every entry is charged [`ENTRY_BYTES`] (what it measurably costs, see the tests) plus its response. When the
-//!   sum exceeds the cap, the responses that were given longest ago are let go: their calls stay as `Done`, so that they
-//!   cannot be replayed, or leave if their expiry has passed. New calls are refused once entries alone, without responses,
-//!   would fill more than seven eighths of the cap: the rest is always there for responses.
+//! - Bytes: every entry is charged [`ENTRY_BYTES`] (what it measurably costs, see the tests) plus
+//!   its response. When the sum exceeds the cap, the responses that were given longest ago are let
+//!   go: their calls stay as `Done`, so that they cannot be replayed, or leave if their expiry has
+//!   passed. New calls are refused once entries alone, without responses, would fill more than
+//!   seven eighths of the cap: the rest is always there for responses.
 //! - Count: calls not yet answered.
-//! - Time: an answered call leaves once its expiry has passed, and, while at most a quarter of the cap is taken, no earlier
-//!   than [`RESPONSE_RETENTION_SECONDS`] after its response. Never before its expiry, and never while unanswered.
+//! - Time: an answered call leaves once its expiry has passed, and, while at most a quarter of the
+//!   cap is taken, no earlier than [`RESPONSE_RETENTION_SECONDS`] after its response. Never before
+//!   its expiry, and never while unanswered.
 //!
-//! What happens depends on the entries and the agreed time alone, to the second, and not on the order in which entries
-//! came: ties are broken by request id. So a node that loaded a checkpoint goes on exactly as one that did not.
+//! What happens depends on the entries and the agreed time alone, to the second, and not on the
+//! order in which entries came: ties are broken by request id. So a node that loaded a checkpoint
+//! goes on exactly as one that did not.
 //!
-//! There are no side indexes. The forks of the map know the earliest expiry, the earliest response and the latest change
-//! below them, which is all that expiring, letting go and checkpointing need to find their entries in O(log n).
+//! There are no side indexes. The forks of the map know the earliest expiry, the earliest response
+//! and the latest change below them, which is all that expiring, letting go and checkpointing need
+//! to find their entries in O(log n).
 //!
-//! A checkpoint saves what changed since the last one that was saved: [`IngressHistory::begin_checkpoint`] takes a
-//! snapshot of it, and [`IngressHistory::finish_checkpoint`] is told once it is durable. Until then the ids of the calls
-//! that left are remembered, 32 bytes each: as many as blocks can bring in between two checkpoints.
+//! A checkpoint saves what changed since the last one that was saved:
+//! [`IngressHistory::begin_checkpoint`] takes a snapshot of it, and
+//! [`IngressHistory::finish_checkpoint`] is told once it is durable. Until then the ids of the
+//! calls that left are remembered, 32 bytes each: as many as blocks can bring in between two
+//! checkpoints.
 
 #[cfg(test)]
 mod tests;
@@ -151,12 +159,14 @@ pub struct HistoryEntry {
     pub status: Status,
     /// Agreed time of the response; meaningless before.
     finished: Time,
-    /// Number of the checkpoint interval in which it last changed; 0 for one that was loaded. This node's business only.
+    /// Number of the checkpoint interval in which it last changed; 0 for one that was loaded. This
+    /// node's business only.
     #[serde(skip)]
     changed: u32,
 }
 
-/// Least expiry, least response time and latest change of the entries below a fork. Seconds; `u32::MAX` is never.
+/// Least expiry, least response time and latest change of the entries below a fork. Seconds;
+/// `u32::MAX` is never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HistorySummary {
     /// When the first answered call may leave.
@@ -180,7 +190,8 @@ impl Summary for HistorySummary {
     }
 }
 
-/// The first whole second after `time`: a call whose expiry is the agreed time itself may still be inducted.
+/// The first whole second after `time`: a call whose expiry is the agreed time itself may still be
+/// inducted.
 fn seconds_after(time: Time) -> u32 {
     seconds_down(time).saturating_add(1).min(NEVER - 1)
 }
@@ -198,7 +209,10 @@ impl Certified for HistoryEntry {
             Status::Received | Status::Processing | Status::Done => vec![status],
             Status::Replied(reply) => vec![(label("reply"), Subtree::leaf(reply)), status],
             Status::Rejected(reject) => vec![
-                (label("error_code"), Subtree::Leaf(Cow::Owned(reject.error_code.to_string().into_bytes()))),
+                (
+                    label("error_code"),
+                    Subtree::Leaf(Cow::Owned(reject.error_code.to_string().into_bytes())),
+                ),
                 (label("reject_code"), Subtree::nat(reject.code as u64)),
                 (label("reject_message"), Subtree::leaf(reject.message.as_bytes())),
                 status,
@@ -310,7 +324,8 @@ impl IngressHistory {
         self.unfinished
     }
 
-    /// Builds the map anew in memory that lies together; see [`MerkleMap::repack`]. Changes nothing.
+    /// Builds the map anew in memory that lies together; see [`MerkleMap::repack`]. Changes
+    /// nothing.
     pub fn repack(&mut self) {
         self.map.repack(|entry| Arc::new(HistoryEntry::clone(entry)));
     }
@@ -343,13 +358,15 @@ impl IngressHistory {
         self.capacity_calls().saturating_sub(self.map.len() as u64)
     }
 
-    /// How many calls could be received now, one after the other, if none was answered or left meanwhile.
+    /// How many calls could be received now, one after the other, if none was answered or left
+    /// meanwhile.
     pub fn room_calls(&self) -> u64 {
         self.free_calls().min(self.limits.unfinished_max.saturating_sub(self.unfinished))
     }
 
-    /// Takes a call in as `Received`. Its expiry was checked against the agreed time by the caller, who must not induct a
-    /// call whose expiry has passed: such a call may have been here and left.
+    /// Takes a call in as `Received`. Its expiry was checked against the agreed time by the caller,
+    /// who must not induct a call whose expiry has passed: such a call may have been here and
+    /// left.
     pub fn receive(&mut self, ingress: &Ingress, now: Time) -> Result<(), HistoryError> {
         if self.map.contains(&ingress.request_id.0) {
             return Err(HistoryError::Known(ingress.request_id));
@@ -420,7 +437,8 @@ impl IngressHistory {
     pub fn expire(&mut self, now: Time) -> u64 {
         let now = seconds_down(now);
         let mut left = 0;
-        // Oldest answers first. One whose call may still be sent again ends it: those behind it were answered later.
+        // Oldest answers first. One whose call may still be sent again ends it: those behind it
+        // were answered later.
         while self.bytes() > self.limits.bytes_max / ROOMY_SHARE
             && let Some(entry) = self.map.least(|summary| summary.finished)
             && entry.summary().finished != NEVER
@@ -467,7 +485,8 @@ impl IngressHistory {
         changes
     }
 
-    /// The changes are durable. Not called for a checkpoint that failed, so that the next one holds its changes too.
+    /// The changes are durable. Not called for a checkpoint that failed, so that the next one holds
+    /// its changes too.
     pub fn finish_checkpoint(&mut self, changes: HistoryChanges) {
         self.saved_interval = changes.interval;
         self.removed.drain(..changes.removed.len().min(self.removed.len()));
@@ -547,7 +566,8 @@ impl HistoryChanges {
     /// Entries to write, and `None` for those that left.
     pub fn iter(&self) -> impl Iterator<Item = Result<Change<RequestId>, NotEncoded>> + '_ {
         let after = self.after_interval;
-        let left = self.removed.iter().filter(|id| !self.map.contains(&id.0)).map(|id| Ok((*id, None)));
+        let left =
+            self.removed.iter().filter(|id| !self.map.contains(&id.0)).map(|id| Ok((*id, None)));
         let changed = self.map.matching(move |summary| summary.changed > after);
         left.chain(changed.map(|entry| Ok((entry.id, Some(entry.to_record()?)))))
     }

@@ -1,4 +1,5 @@
-//! Replicated state: what every node of a subnet agrees on after each block, and how it is kept and proved.
+//! Replicated state: what every node of a subnet agrees on after each block, and how it is kept and
+//! proved.
 //!
 //! - [`tree`]: the certified tree, its hashes and witnesses.
 //! - [`history`]: the status of every call the subnet knows.
@@ -6,8 +7,8 @@
 //! - [`manifest`]: what a state consists of, as hashes of pieces that other nodes can fetch.
 //! - [`store`] and [`blobs`]: checkpoints and canister modules on disk.
 //!
-//! Deterministic throughout: no clock, no randomness, no iteration over unordered maps. It must never know of networks,
-//! of how blocks are agreed on, or of how a canister's code is run.
+//! Deterministic throughout: no clock, no randomness, no iteration over unordered maps. It must
+//! never know of networks, of how blocks are agreed on, or of how a canister's code is run.
 mod annals;
 pub mod blobs;
 mod calls;
@@ -32,7 +33,9 @@ pub use certified::{
     CanisterFacts, ManifestClaim, NodeInfo, SubnetInfo, SubnetMetrics, SubnetTree, SubnetType,
 };
 pub use cycles::*;
-pub use history::{HistoryChanges, HistoryEntry, HistoryError, HistoryLimits, IngressHistory, Status};
+pub use history::{
+    HistoryChanges, HistoryEntry, HistoryError, HistoryLimits, IngressHistory, Status,
+};
 pub use manifest::{ChunkId, ManifestClock, ManifestPace, ObjectId, RoundCost};
 pub use module::*;
 pub use queues::*;

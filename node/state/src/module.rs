@@ -1,6 +1,6 @@
 // SEAM
-//! What a canister's code is known by once it was validated: its methods, hooks and metadata, and the values its globals were left with.
-//! Nothing here knows how code is compiled or run.
+//! What a canister's code is known by once it was validated: its methods, hooks and metadata, and
+//! the values its globals were left with. Nothing here knows how code is compiled or run.
 
 use serde::{Deserialize, Serialize};
 
@@ -34,9 +34,11 @@ pub struct ModuleInfo {
     pub memory64: bool,
     /// Initial heap in Wasm pages.
     pub heap_initial_wasm_pages: u64,
-    /// Custom sections `icp:public <name>` / `icp:private <name>`: (public, name, content), ordered by name.
+    /// Custom sections `icp:public <name>` / `icp:private <name>`: (public, name, content),
+    /// ordered by name.
     pub custom_sections: Vec<CustomSection>,
-    /// Whether the module asks for enhanced orthogonal persistence (`enhanced-orthogonal-persistence` private section).
+    /// Whether the module asks for enhanced orthogonal persistence
+    /// (`enhanced-orthogonal-persistence` private section).
     pub enhanced_orthogonal_persistence: bool,
     /// Instructions charged for compiling it.
     pub compile_instructions: u64,

@@ -1,12 +1,15 @@
 //! Messages on their way to a canister, and the queues they wait in.
 //!
-//! There are no output queues: a call goes from the outcome of the message that made it straight into the callee's input queue when the outcomes of
-//! an iteration are merged, and its answer comes back the same way. What an output slot would bound is bounded at the caller instead: every call holds a
-//! [`crate::Callback`] until its answer ran, and a caller may hold at most `queue_slots` of them towards one callee. So a queue never holds more than
-//! `queue_slots` requests of one sender, and never more responses than there are callbacks.
+//! There are no output queues: a call goes from the outcome of the message that made it straight
+//! into the callee's input queue when the outcomes of an iteration are merged, and its answer comes
+//! back the same way. What an output slot would bound is bounded at the caller instead: every call
+//! holds a [`crate::Callback`] until its answer ran, and a caller may hold at most `queue_slots` of
+//! them towards one callee. So a queue never holds more than `queue_slots` requests of one sender,
+//! and never more responses than there are callbacks.
 //!
-//! Ingress, responses and requests are three classes served in turn; within requests the senders are served in turn. Order is kept per pair of canisters.
-//! This module must not know what a message does.
+//! Ingress, responses and requests are three classes served in turn; within requests the senders
+//! are served in turn. Order is kept per pair of canisters. This module must not know what a
+//! message does.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Deref;
@@ -177,8 +180,9 @@ impl InputQueues {
 
     /// Messages waiting.
     pub fn len(&self) -> u64 {
-        (self.ingress.len() + self.responses.len() + self.requests.values().map(VecDeque::len).sum::<usize>())
-            as u64
+        (self.ingress.len()
+            + self.responses.len()
+            + self.requests.values().map(VecDeque::len).sum::<usize>()) as u64
     }
 
     /// Responses waiting.
@@ -257,7 +261,8 @@ impl InputQueues {
         Some(response)
     }
 
-    /// Takes the next request or ingress message, whatever class is due; for a canister that takes nothing any more.
+    /// Takes the next request or ingress message, whatever class is due; for a canister that takes
+    /// nothing any more.
     pub fn pop_call(&mut self) -> Option<Input> {
         self.pop_ingress().map(Input::Ingress).or_else(|| self.pop_request().map(Input::Request))
     }
@@ -281,7 +286,8 @@ impl InputQueues {
         Some(request)
     }
 
-    /// Removes one ingress message that waited too long; `None` when it is not waiting here any more.
+    /// Removes one ingress message that waited too long; `None` when it is not waiting here any
+    /// more.
     pub fn remove_ingress(&mut self, request_id: &RequestId) -> Option<Shared<Ingress>> {
         let position = self.ingress.iter().position(|ingress| ingress.request_id == *request_id)?;
         let ingress = self.ingress.remove(position)?;

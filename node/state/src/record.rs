@@ -5,10 +5,13 @@ use std::fmt::Display;
 use serde::Serialize;
 use thiserror::Error;
 
-/// A record that cannot be written down. Types that are kept have nothing that cannot be encoded, so this is a defect; an empty record in its place
-/// would be found at the next start, when the checkpoint before is gone.
+/// A record that cannot be written down. Types that are kept have nothing that cannot be encoded,
+/// so this is a defect; an empty record in its place would be found at the next start, when the
+/// checkpoint before is gone.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("the record of {what} cannot be encoded ({reason}); this is a defect of the node: report it")]
+#[error(
+    "the record of {what} cannot be encoded ({reason}); this is a defect of the node: report it"
+)]
 pub struct NotEncoded {
     /// Whose.
     pub what: String,
@@ -41,6 +44,9 @@ mod tests {
     fn what_cannot_be_encoded_is_no_empty_record() {
         assert_eq!(encode_record("x", &7_u8), Ok(vec![7]));
         let error = encode_record(format_args!("canister {}", 5), &Unwritable).unwrap_err();
-        assert!(error.to_string().starts_with("the record of canister 5 cannot be encoded"), "{error}");
+        assert!(
+            error.to_string().starts_with("the record of canister 5 cannot be encoded"),
+            "{error}"
+        );
     }
 }

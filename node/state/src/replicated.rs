@@ -1,11 +1,15 @@
-//! The replicated state as a round works on it: all canisters, the calls to the subnet itself, and what the scheduler needs to find work.
+//! The replicated state as a round works on it: all canisters, the calls to the subnet itself, and
+//! what the scheduler needs to find work.
 //!
-//! Canisters rest in a persistent map that snapshots share ([`MerkleMap`]). The first change of a round copies a canister out into the *hot* set;
-//! [`ReplicatedState::settle`] puts the hot ones back at the end. Whoever changes a canister calls [`ReplicatedState::get_mut`] (or takes it away
-//! and puts it back), and [`ReplicatedState::refresh`] then brings the indexes and totals up to date for exactly the canisters that were touched.
+//! Canisters rest in a persistent map that snapshots share ([`MerkleMap`]). The first change of a
+//! round copies a canister out into the *hot* set; [`ReplicatedState::settle`] puts the hot ones
+//! back at the end. Whoever changes a canister calls [`ReplicatedState::get_mut`] (or takes it away
+//! and puts it back), and [`ReplicatedState::refresh`] then brings the indexes and totals up to
+//! date for exactly the canisters that were touched.
 //!
-//! The indexes (who has messages, whose timer is due, whose deadline comes first) are derived from the canisters and never stored: after a restart they
-//! are built from the records. They cost a few machine words per canister, and nothing per message. This module must not know what a
+//! The indexes (who has messages, whose timer is due, whose deadline comes first) are derived from
+//! the canisters and never stored: after a restart they are built from the records. They cost a few
+//! machine words per canister, and nothing per message. This module must not know what a
 //! message does, nor when anything is stored.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -16,8 +20,9 @@ use pages::{MemoryId, MemoryLayout};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, CyclesTotal, Height, IngressHistory,
-    LowMemoryHook, MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, Origin, SubnetKey, Time,
+    CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, CyclesTotal, Height,
+    IngressHistory, LowMemoryHook, MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, Origin,
+    SubnetKey, Time,
 };
 
 /// A call to the management canister, waiting its turn.
@@ -75,7 +80,8 @@ pub struct SubnetState {
     pub minted: CyclesTotal,
     /// Messages executed.
     pub update_transactions: u64,
-    /// The last canister that was served in its turn: the next iteration begins with the one behind it.
+    /// The last canister that was served in its turn: the next iteration begins with the one
+    /// behind it.
     pub served_last: Option<CanisterId>,
     /// State root after the last batch.
     pub root: [u8; 32],
@@ -229,7 +235,8 @@ impl ReplicatedState {
         self.hot.get_mut(id)
     }
 
-    /// Takes a canister away to be worked on; it must come back by [`Self::put`] before anything else happens.
+    /// Takes a canister away to be worked on; it must come back by [`Self::put`] before anything
+    /// else happens.
     pub fn take(&mut self, id: &CanisterId) -> Option<CanisterState> {
         match self.hot.remove(id) {
             Some(canister) => {
@@ -399,7 +406,8 @@ impl ReplicatedState {
         (&mut self.canisters, &mut self.history)
     }
 
-    /// Canisters changed or removed since [`Self::mark_saved`], with the record to be stored or `None`. Only between rounds.
+    /// Canisters changed or removed since [`Self::mark_saved`], with the record to be stored or
+    /// `None`. Only between rounds.
     pub fn unsaved(&self) -> impl Iterator<Item = (CanisterId, Option<&CanisterState>)> {
         self.unsaved.iter().map(|id| (*id, self.get(id)))
     }
@@ -409,8 +417,9 @@ impl ReplicatedState {
         self.unsaved.clear();
     }
 
-    /// Gives the resting canisters the layouts that `newest` knows for these memories. Content stays what it was: only files behind it moved, so the
-    /// records need not be stored again. Only between rounds.
+    /// Gives the resting canisters the layouts that `newest` knows for these memories. Content
+    /// stays what it was: only files behind it moved, so the records need not be stored again.
+    /// Only between rounds.
     pub fn renew_layouts(
         &mut self,
         memories: impl IntoIterator<Item = MemoryId>,
@@ -430,8 +439,8 @@ impl ReplicatedState {
         }
     }
 
-    /// Cycles of everything there is: balances, cycles held by calls, in messages and set aside for responses, spent and lost. Equal to what was
-    /// minted, always.
+    /// Cycles of everything there is: balances, cycles held by calls, in messages and set aside for
+    /// responses, spent and lost. Equal to what was minted, always.
     pub fn cycles_in_all(&self) -> CyclesTotal {
         let mut total: CyclesTotal = self.canisters().map(CanisterState::cycles_held).sum();
         total += self.subnet.calls.iter().map(|call| call.cycles).sum::<CyclesTotal>();
@@ -445,7 +454,8 @@ impl CanisterState {
     /// Cycles it has, holds for others, set aside, and ever spent.
     pub fn cycles_held(&self) -> CyclesTotal {
         let mut total = CyclesTotal::from(self.cycles) + self.reserved_cycles;
-        total += self.calls.contexts().map(|(_, context)| context.cycles_available).sum::<CyclesTotal>();
+        total +=
+            self.calls.contexts().map(|(_, context)| context.cycles_available).sum::<CyclesTotal>();
         total += self.calls.callbacks().map(|(_, callback)| callback.prepaid).sum::<CyclesTotal>();
         total += self.queues.requests().map(|request| request.cycles).sum::<CyclesTotal>();
         total += self.queues.responses().map(|response| response.refund).sum::<CyclesTotal>();
@@ -477,7 +487,10 @@ impl Facts {
             stopping: matches!(canister.status, CanisterStatus::Stopping(_)),
             stop_deadline,
             charged_until: canister.charged_until,
-            memories: canister.execution.as_ref().map(|execution| (execution.heap.id, execution.stable.id)),
+            memories: canister
+                .execution
+                .as_ref()
+                .map(|execution| (execution.heap.id, execution.stable.id)),
             totals: Totals {
                 memory_taken: canister.memory_taken(),
                 memory_used: usage.total(),

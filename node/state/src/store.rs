@@ -1,13 +1,15 @@
 //! Checkpoints of the replicated state's metadata in one embedded database file.
 //!
-//! A checkpoint is one transaction: the records that changed since the last, the height, and the caller's metadata. It is
-//! there whole or not at all, whatever kills the process, and durable once [`StateStore::write`] returns. Canister memory
-//! is not in here (only its index is), nor are modules.
+//! A checkpoint is one transaction: the records that changed since the last, the height, and the
+//! caller's metadata. It is there whole or not at all, whatever kills the process, and durable once
+//! [`StateStore::write`] returns. Canister memory is not in here (only its index is), nor are
+//! modules.
 //!
-//! Records are read and written one at a time and in parts, so neither needs more memory than one record and the
-//! database's own cache, whose bytes are given at [`StateStore::open`]. (The database allocates in powers of two: a large
-//! value in one piece would cost twice its size.) Every part carries a checksum over its key, its number and its bytes, and
-//! the checkpoint a tally of each table, because the database checks its own sums only when it recovers from a crash.
+//! Records are read and written one at a time and in parts, so neither needs more memory than one
+//! record and the database's own cache, whose bytes are given at [`StateStore::open`]. (The
+//! database allocates in powers of two: a large value in one piece would cost twice its size.)
+//! Every part carries a checksum over its key, its number and its bytes, and the checkpoint a tally
+//! of each table, because the database checks its own sums only when it recovers from a crash.
 //!
 //! The database takes an advisory lock on its file: a second process that opens it is told so.
 //!
@@ -31,7 +33,9 @@ use std::{
 
 use disk::{RealDisk, SharedDisk};
 use pages::{MemoryId, MemoryIndex};
-use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTableMetadata, TableDefinition, TableError};
+use redb::{
+    Database, ReadTransaction, ReadableDatabase, ReadableTableMetadata, TableDefinition, TableError,
+};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -44,7 +48,8 @@ pub use build::StoreBuilder;
 pub use leaves::{KnownLeaf, ManifestWriter, MemoryRow, WriteFailed};
 pub use rows::{Row, RowAt, RowError, RowKind, RowReader, RowStream};
 
-/// Version of what is in the file. Raised with any change to the tables or to the encoding of a record in them.
+/// Version of what is in the file. Raised with any change to the tables or to the encoding of a
+/// record in them.
 const FORMAT: u32 = 2;
 
 const FILE_NAME: &str = "state.redb";
@@ -161,8 +166,8 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Whether the same call may succeed later in the same process, because what is in its way can be freed
-    /// or mended from outside.
+    /// Whether the same call may succeed later in the same process, because what is in its way can
+    /// be freed or mended from outside.
     pub fn can_heal(&self) -> bool {
         match self {
             Self::DiskFull { .. } | Self::Unwritable { .. } => true,
@@ -181,7 +186,8 @@ impl StoreError {
 /// A record that a checkpoint writes; `None` removes it.
 pub type Change<K> = (K, Option<Vec<u8>>);
 
-/// Records that a checkpoint writes, made one at a time as they are written. At the first that cannot be encoded the checkpoint is not made.
+/// Records that a checkpoint writes, made one at a time as they are written. At the first that
+/// cannot be encoded the checkpoint is not made.
 pub type Changes<'a, K> = Box<dyn Iterator<Item = Result<Change<K>, NotEncoded>> + 'a>;
 
 /// What changed since the last checkpoint.
@@ -200,7 +206,8 @@ pub struct CheckpointDelta<'a> {
     pub written: Vec<(MemoryId, Vec<Range<u32>>)>,
 }
 
-/// See the module. One per data directory; used from one thread at a time, which the lock inside sees to.
+/// See the module. One per data directory; used from one thread at a time, which the lock inside
+/// sees to.
 #[derive(Debug)]
 pub struct StateStore {
     disk: SharedDisk,
@@ -231,9 +238,15 @@ impl StateStore {
         Self::with_disk(disk, false, dir, cache_bytes)
     }
 
-    fn with_disk(disk: SharedDisk, real: bool, dir: &Path, cache_bytes: u64) -> Result<Self, StoreError> {
+    fn with_disk(
+        disk: SharedDisk,
+        real: bool,
+        dir: &Path,
+        cache_bytes: u64,
+    ) -> Result<Self, StoreError> {
         let path = dir.join(FILE_NAME);
-        let store = StateStore { disk, real, path, cache_bytes, database: Mutex::new(Slot::Closed) };
+        let store =
+            StateStore { disk, real, path, cache_bytes, database: Mutex::new(Slot::Closed) };
         store.disk.create_folder(dir).map_err(|error| store.io(error))?;
         store.with_database(|_| Ok(()))?;
         Ok(store)
@@ -258,7 +271,9 @@ impl StateStore {
             };
             let metadata = Records::one(&transaction, HEADS, METADATA_KEY)?.unwrap_or_default();
             if crc32fast::hash(&metadata) != header.metadata_sum {
-                return Err(Failure::Corrupt("the checkpoint's metadata is missing or another's".into()));
+                return Err(Failure::Corrupt(
+                    "the checkpoint's metadata is missing or another's".into(),
+                ));
             }
             Ok(Some((header, metadata)))
         })?;
@@ -271,21 +286,26 @@ impl StateStore {
         }))
     }
 
-    /// Writes a checkpoint. When it returns, the checkpoint survives anything short of the disk's loss; when it fails, the
-    /// one before is still whole, and the write may be tried again. One of the same height is of the same state: what may
-    /// have changed is where its pages lie.
+    /// Writes a checkpoint. When it returns, the checkpoint survives anything short of the disk's
+    /// loss; when it fails, the one before is still whole, and the write may be tried again.
+    /// One of the same height is of the same state: what may have changed is where its pages
+    /// lie.
     pub fn write(&self, delta: CheckpointDelta<'_>) -> Result<(), StoreError> {
         let CheckpointDelta { height, metadata, canisters, history, memories, written } = delta;
         self.with_database(|database| {
             let newest = Header::read(&database.begin_read()?)?;
             if let Some(newest) = newest.filter(|newest| newest.height > height) {
-                return Err(Failure::Store(StoreError::Height { newest: newest.height, new: height }));
+                return Err(Failure::Store(StoreError::Height {
+                    newest: newest.height,
+                    new: height,
+                }));
             }
             let mut header = newest.unwrap_or_default();
             header.height = height;
             header.metadata_sum = crc32fast::hash(&metadata);
             let mut transaction = database.begin_write()?;
-            // After a crash the file is then opened at once, and not read from end to end to find its free space.
+            // After a crash the file is then opened at once, and not read from end to end to find
+            // its free space.
             transaction.set_quick_repair(true);
             let mut table = transaction.open_table(CANISTERS)?;
             for change in canisters {
@@ -302,7 +322,12 @@ impl StateStore {
             let mut table = transaction.open_table(MEMORIES)?;
             for (id, index) in &memories {
                 let record = index.as_ref().map(encode).transpose()?;
-                parts::put(&mut table, &mut header.memories, &id.0.to_be_bytes(), record.as_deref())?;
+                parts::put(
+                    &mut table,
+                    &mut header.memories,
+                    &id.0.to_be_bytes(),
+                    record.as_deref(),
+                )?;
                 if record.is_none() {
                     leaves::forget(&transaction, *id)?;
                 }
@@ -333,8 +358,12 @@ impl StateStore {
         })
     }
 
-    /// Runs `work` on the database, opening it first if need be. After an error of the disk it is opened anew next time.
-    fn with_database<R>(&self, work: impl FnOnce(&Database) -> Result<R, Failure>) -> Result<R, StoreError> {
+    /// Runs `work` on the database, opening it first if need be. After an error of the disk it is
+    /// opened anew next time.
+    fn with_database<R>(
+        &self,
+        work: impl FnOnce(&Database) -> Result<R, Failure>,
+    ) -> Result<R, StoreError> {
         let mut slot = self.database.lock().unwrap_or_else(PoisonError::into_inner);
         let result = self.guard(|| {
             if let Slot::Closed = *slot {
@@ -347,7 +376,8 @@ impl StateStore {
             }
         });
         match &result {
-            Ok(_) | Err(StoreError::Height { .. } | StoreError::GivenUp | StoreError::NotEncoded(_)) => {}
+            Ok(_)
+            | Err(StoreError::Height { .. } | StoreError::GivenUp | StoreError::NotEncoded(_)) => {}
             Err(StoreError::Corrupt { reason, .. }) => {
                 abandon(std::mem::replace(&mut *slot, Slot::Damaged(reason.clone())));
             }
@@ -366,14 +396,17 @@ impl StateStore {
         } else {
             builder.create_with_backend(Backend::open(self.disk.as_ref(), &self.path)?)?
         };
-        // Reads every page once and compares its checksum. Commits have two phases, so a crash leaves nothing to repair
-        // but the list of free pages: whatever else is wrong was not written by this node.
+        // Reads every page once and compares its checksum. Commits have two phases, so a crash
+        // leaves nothing to repair but the list of free pages: whatever else is wrong was
+        // not written by this node.
         match catch_unwind(AssertUnwindSafe(|| database.check_integrity())) {
             Ok(Ok(true)) => {}
             checked => {
                 abandon(Slot::Open(database));
                 return match checked {
-                    Ok(Ok(_)) => Err(Failure::Corrupt("its pages do not have their checksums".into())),
+                    Ok(Ok(_)) => {
+                        Err(Failure::Corrupt("its pages do not have their checksums".into()))
+                    }
                     Ok(Err(error)) => Err(error.into()),
                     Err(panic) => std::panic::resume_unwind(panic),
                 };
@@ -436,8 +469,9 @@ fn close(slot: Slot) {
     let _ = catch_unwind(AssertUnwindSafe(move || drop(slot)));
 }
 
-/// Leaves a damaged database as it is. Closing would write to it on the word of pages that are not what they were, and a
-/// failure within a failure ends the process. It keeps its lock and its cache until the process, which cannot go on, ends.
+/// Leaves a damaged database as it is. Closing would write to it on the word of pages that are not
+/// what they were, and a failure within a failure ends the process. It keeps its lock and its cache
+/// until the process, which cannot go on, ends.
 fn abandon(slot: Slot) {
     std::mem::forget(slot);
 }
@@ -461,12 +495,16 @@ pub struct LoadedCheckpoint {
 
 impl LoadedCheckpoint {
     /// Canister records by id, read one at a time.
-    pub fn canisters(&self) -> Result<impl Iterator<Item = Loaded<(CanisterId, Vec<u8>)>> + '_, StoreError> {
+    pub fn canisters(
+        &self,
+    ) -> Result<impl Iterator<Item = Loaded<(CanisterId, Vec<u8>)>> + '_, StoreError> {
         self.records(CANISTERS, self.header.canisters, |key| CanisterId::try_from_slice(key).ok())
     }
 
     /// Ingress history entries by id, read one at a time.
-    pub fn history(&self) -> Result<impl Iterator<Item = Loaded<(RequestId, Vec<u8>)>> + '_, StoreError> {
+    pub fn history(
+        &self,
+    ) -> Result<impl Iterator<Item = Loaded<(RequestId, Vec<u8>)>> + '_, StoreError> {
         self.records(HISTORY, self.header.history, |key| key.try_into().ok().map(RequestId))
     }
 
@@ -491,7 +529,8 @@ impl LoadedCheckpoint {
         tally: Tally,
         key: impl Fn(&[u8]) -> Option<K> + 'a,
     ) -> Result<impl Iterator<Item = Loaded<(K, Vec<u8>)>> + 'a, StoreError> {
-        let mut records = Some(guard(&self.path, || Records::new(&self.transaction, table, tally))?);
+        let mut records =
+            Some(guard(&self.path, || Records::new(&self.transaction, table, tally))?);
         Ok(std::iter::from_fn(move || {
             let next = guard(&self.path, || records.as_mut().and_then(Iterator::next).transpose());
             let result = match next {
@@ -547,14 +586,16 @@ impl<E: Into<redb::Error>> From<E> for Failure {
     }
 }
 
-/// Runs `work` and says what went wrong in this file. The database answers some kinds of damage with a panic; it holds no
-/// state that outlives the error, so the panic ends here.
+/// Runs `work` and says what went wrong in this file. The database answers some kinds of damage
+/// with a panic; it holds no state that outlives the error, so the panic ends here.
 fn guard<R>(path: &Path, work: impl FnOnce() -> Result<R, Failure>) -> Result<R, StoreError> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(result)) => Ok(result),
         Ok(Err(Failure::Store(error))) => Err(error),
         Ok(Err(Failure::GivenUp)) => Err(StoreError::GivenUp),
-        Ok(Err(Failure::Corrupt(reason))) => Err(StoreError::Corrupt { path: path.to_path_buf(), reason }),
+        Ok(Err(Failure::Corrupt(reason))) => {
+            Err(StoreError::Corrupt { path: path.to_path_buf(), reason })
+        }
         Ok(Err(Failure::Redb(error))) => Err(redb_error(path, error)),
         Err(panic) => {
             let reason = panic
@@ -570,9 +611,10 @@ fn guard<R>(path: &Path, work: impl FnOnce() -> Result<R, Failure>) -> Result<R,
 fn redb_error(path: &Path, error: redb::Error) -> StoreError {
     match error {
         redb::Error::DatabaseAlreadyOpen => StoreError::Locked { path: path.to_path_buf() },
-        redb::Error::UpgradeRequired(version) => {
-            StoreError::Format { path: path.to_path_buf(), found: format!("database file version {version}") }
-        }
+        redb::Error::UpgradeRequired(version) => StoreError::Format {
+            path: path.to_path_buf(),
+            found: format!("database file version {version}"),
+        },
         // The database's word for a file that does not begin as its own do.
         redb::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => {
             StoreError::Corrupt { path: path.to_path_buf(), reason: error.to_string() }

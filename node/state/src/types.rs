@@ -1,5 +1,6 @@
 // SEAM
-//! The small words every floor of the node shares: heights, times, request ids, rejects, ingress messages.
+//! The small words every floor of the node shares: heights, times, request ids, rejects, ingress
+//! messages.
 
 use std::fmt;
 
@@ -10,12 +11,17 @@ use sha2::{Digest as _, Sha256};
 
 use crate::NodeInfo;
 
-/// Number of a block, of the batch made from it, and of the state after it. Genesis is 0; the first batch is 1.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// Number of a block, of the batch made from it, and of the state after it. Genesis is 0; the first
+/// batch is 1.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Height(pub u64);
 
 /// Nanoseconds since 1970-01-01, as agreed in blocks. Never a local clock inside execution.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Time(pub u64);
 
 /// A canister's principal.
@@ -35,7 +41,8 @@ impl fmt::Debug for RequestId {
     }
 }
 
-/// SHA-256 of a canister module exactly as it was uploaded (gzip included): what `canister_status` calls the module hash.
+/// SHA-256 of a canister module exactly as it was uploaded (gzip included): what `canister_status`
+/// calls the module hash.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ModuleHash(pub [u8; 32]);
 
@@ -140,7 +147,8 @@ impl IngressId {
     }
 }
 
-/// A call as its sender signed it. The ingress pool, the wire and the block log hold it in this form: it is there once, and whoever gets it can verify it.
+/// A call as its sender signed it. The ingress pool, the wire and the block log hold it in this
+/// form: it is there once, and whoever gets it can verify it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignedIngress {
     /// From the URL.
@@ -216,7 +224,8 @@ pub struct Batch {
     pub key: Option<SubnetKey>,
 }
 
-/// Who holds the subnet's key. Kept with the state for whoever takes the state over; execution looks at the nodes only.
+/// Who holds the subnet's key. Kept with the state for whoever takes the state over; execution
+/// looks at the nodes only.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubnetKey {
     /// What agreement keeps of the key: its committee, and how far the next one is.
@@ -239,12 +248,13 @@ impl SubnetKey {
     }
 }
 
-/// A message that operators ruled to be rejected, because it ends every worker that runs it, or the node itself. Recorded beside the batch, so that executing
-/// the batch again gives the same state.
+/// A message that operators ruled to be rejected, because it ends every worker that runs it, or the
+/// node itself. Recorded beside the batch, so that executing the batch again gives the same state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Fault {
     /// Whose message.
     pub canister_id: CanisterId,
-    /// Which of the messages that this canister takes up in the round, from 0; of the management canister: of the calls that it serves.
+    /// Which of the messages that this canister takes up in the round, from 0; of the management
+    /// canister: of the calls that it serves.
     pub ordinal: u64,
 }

@@ -1,7 +1,8 @@
-//! A full disk is an error with a name, costs nothing that was durable, and is over when there is room again.
+//! A full disk is an error with a name, costs nothing that was durable, and is over when there is
+//! room again.
 //!
-//! The limit on the size of files stands in for the disk: the kernel refuses writes beyond it as it does on a full disk.
-//! It holds for the whole process, so this file has one test.
+//! The limit on the size of files stands in for the disk: the kernel refuses writes beyond it as it
+//! does on a full disk. It holds for the whole process, so this file has one test.
 #![allow(clippy::unwrap_used)]
 
 use ic_principal::Principal;
@@ -14,8 +15,8 @@ fn file_bytes_max(bytes: Option<u64>) {
 }
 
 fn checkpoint(height: u64, bytes: usize) -> CheckpointDelta<'static> {
-    let canisters =
-        (0..8u8).map(move |number| (Principal::from_slice(&[number, 1]), Some(vec![height as u8; bytes])));
+    let canisters = (0..8u8)
+        .map(move |number| (Principal::from_slice(&[number, 1]), Some(vec![height as u8; bytes])));
     CheckpointDelta {
         height: Height(height),
         metadata: vec![height as u8],
@@ -28,7 +29,8 @@ fn checkpoint(height: u64, bytes: usize) -> CheckpointDelta<'static> {
 
 #[test]
 fn a_full_disk_refuses_and_recovers() {
-    // SAFETY: ignoring a signal has no handler that could run anywhere; no other thread of this process is concerned with it.
+    // SAFETY: ignoring a signal has no handler that could run anywhere; no other thread of this
+    // process is concerned with it.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let dir = tempfile::tempdir().unwrap();
     let store = StateStore::open(&dir.path().join("state"), 1 << 20).unwrap();
@@ -50,5 +52,9 @@ fn a_full_disk_refuses_and_recovers() {
     assert_eq!(store.load().unwrap().unwrap().height, Height(2));
     let name = blobs.put(&vec![7; 5 << 20]).unwrap();
     assert_eq!(blobs.get(&name).unwrap().unwrap().len(), 5 << 20);
-    assert_eq!(std::fs::read_dir(dir.path().join("blobs")).unwrap().count(), 1, "nothing half written stays");
+    assert_eq!(
+        std::fs::read_dir(dir.path().join("blobs")).unwrap().count(),
+        1,
+        "nothing half written stays"
+    );
 }

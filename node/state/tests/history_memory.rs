@@ -9,7 +9,8 @@ use std::{
 use ic_principal::Principal;
 use state::{HistoryLimits, Ingress, IngressHistory, RequestId, Time, history::ENTRY_BYTES};
 
-/// Counts live bytes of each thread as the node's allocator would hand them out: four sizes per power of two, at least 16.
+/// Counts live bytes of each thread as the node's allocator would hand them out: four sizes per
+/// power of two, at least 16.
 ///
 /// By thread, because the one that runs the tests takes and gives back at its own times.
 struct Counting;

@@ -1,4 +1,5 @@
-//! A cut of power at any operation of the disk loses no checkpoint that was told durable, and no blob that it refers to.
+//! A cut of power at any operation of the disk loses no checkpoint that was told durable, and no
+//! blob that it refers to.
 #![allow(clippy::unwrap_used)]
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
@@ -92,8 +93,8 @@ fn a_power_cut_loses_no_checkpoint_and_no_blob() {
                 }
             }
             simulated.cut_power().unwrap();
-            let (store, blobs) =
-                open(&disk, &root).unwrap_or_else(|error| panic!("seed {seed}, life {life}: {error}"));
+            let (store, blobs) = open(&disk, &root)
+                .unwrap_or_else(|error| panic!("seed {seed}, life {life}: {error}"));
             let found = verify_at_least(&store, &blobs, acknowledged, seed);
             assert!(found <= sent, "seed {seed}: {sent} sent, {found} there");
             acknowledged = found;

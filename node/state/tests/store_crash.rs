@@ -1,7 +1,8 @@
 //! A node that is killed at any moment loses no checkpoint it was told is durable.
 //!
-//! A child process writes checkpoints as fast as it can and says each height once its write has returned. The parent kills
-//! it (SIGKILL) at changing moments, opens what is left, and compares all of it with what that height must hold.
+//! A child process writes checkpoints as fast as it can and says each height once its write has
+//! returned. The parent kills it (SIGKILL) at changing moments, opens what is left, and compares
+//! all of it with what that height must hold.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -14,7 +15,9 @@ use std::{
 
 use ic_principal::Principal;
 use pages::{MemoryId, MemoryIndex, Run, SegmentId};
-use state::{BlobStore, CanisterId, CheckpointDelta, Height, RequestId, StateStore, tree::leaf_digest};
+use state::{
+    BlobStore, CanisterId, CheckpointDelta, Height, RequestId, StateStore, tree::leaf_digest,
+};
 
 const CACHE_BYTES: u64 = 1 << 20;
 const DIRECTORY: &str = "STATE_CRASH_TEST_DIRECTORY";
@@ -67,7 +70,10 @@ fn changes(height: u64) -> Changes {
             .into_iter()
             .chain(height.checked_sub(20).map(|old| (request(old), None)))
             .collect(),
-        memories: vec![(MemoryId(height % 4), Some(index(height))), (MemoryId((height + 2) % 4), None)],
+        memories: vec![
+            (MemoryId(height % 4), Some(index(height))),
+            (MemoryId((height + 2) % 4), None),
+        ],
         metadata: leaf_digest(&blob(height)).into_iter().chain(blob(height)).collect(),
     }
 }
@@ -116,7 +122,8 @@ fn check(dir: &Path) -> u64 {
     let blobs = BlobStore::open(&dir.join("blobs"), 1 << 20).unwrap();
     let Some(checkpoint) = store.load().unwrap() else { return 0 };
     let height = checkpoint.height.0;
-    let (mut canisters, mut history, mut memories) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    let (mut canisters, mut history, mut memories) =
+        (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     for height in 1..=height {
         let changes = changes(height);
         apply(&mut canisters, changes.canisters);
@@ -142,7 +149,13 @@ fn a_kill_at_any_moment_loses_no_durable_checkpoint() {
     let mut moment = 12345u64;
     for round in 0..25u64 {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "writes_until_killed", "--ignored", "--nocapture", "--test-threads=1"])
+            .args([
+                "--exact",
+                "writes_until_killed",
+                "--ignored",
+                "--nocapture",
+                "--test-threads=1",
+            ])
             .env(DIRECTORY, dir.path())
             .stdout(Stdio::piped())
             .spawn()
@@ -151,8 +164,9 @@ fn a_kill_at_any_moment_loses_no_durable_checkpoint() {
         let mut durable = 0;
         let mut read = |line: Option<Result<String, _>>| {
             let line: String = line?.unwrap();
-            let height =
-                line.split_once("durable ").and_then(|(_, height)| height.trim().parse::<u64>().ok());
+            let height = line
+                .split_once("durable ")
+                .and_then(|(_, height)| height.trim().parse::<u64>().ok());
             durable = height.unwrap_or(durable);
             Some(())
         };
@@ -166,7 +180,10 @@ fn a_kill_at_any_moment_loses_no_durable_checkpoint() {
         child.wait().unwrap();
         while read(lines.next()).is_some() {}
         let newest = check(dir.path());
-        assert!(newest >= durable, "checkpoint {durable} was durable, and {newest} is the newest there is");
+        assert!(
+            newest >= durable,
+            "checkpoint {durable} was durable, and {newest} is the newest there is"
+        );
         assert!(newest <= durable + 1 || durable == 0, "{newest} was never acknowledged");
     }
     assert!(check(dir.path()) > 50);

@@ -1,4 +1,5 @@
-//! Writing and reading a checkpoint takes the cache's bytes and one record, however much the checkpoint holds.
+//! Writing and reading a checkpoint takes the cache's bytes and one record, however much the
+//! checkpoint holds.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -51,8 +52,9 @@ fn a_checkpoint_of_many_times_the_cache_fits_beside_it() {
     let dir = tempfile::tempdir().unwrap();
     let store = StateStore::open(dir.path(), CACHE_BYTES).unwrap();
     let entries = |byte: u8| {
-        (0..ENTRIES)
-            .map(move |number: u32| (RequestId(leaf_digest(&number.to_le_bytes())), Some(vec![byte; 600])))
+        (0..ENTRIES).map(move |number: u32| {
+            (RequestId(leaf_digest(&number.to_le_bytes())), Some(vec![byte; 600]))
+        })
     };
     let canisters = |byte: u8| {
         (0..20u8).map(move |number| (Principal::from_slice(&[number, 1]), Some(vec![byte; LARGE])))
@@ -71,7 +73,10 @@ fn a_checkpoint_of_many_times_the_cache_fits_beside_it() {
                 .unwrap();
         });
         println!("write {round}: {most} bytes at most");
-        assert!(most < CACHE_BYTES as i64 + LARGE as i64 + MARGIN_BYTES, "write {round} took {most} bytes");
+        assert!(
+            most < CACHE_BYTES as i64 + LARGE as i64 + MARGIN_BYTES,
+            "write {round} took {most} bytes"
+        );
     }
     let most = peak(|| {
         let loaded = store.load().unwrap().unwrap();

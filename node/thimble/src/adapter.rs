@@ -1,4 +1,5 @@
-//! The node as the gateway sees it: the ingress pool for calls, the query service for queries, the newest certified state for everything that is read.
+//! The node as the gateway sees it: the ingress pool for calls, the query service for queries, the
+//! newest certified state for everything that is read.
 
 use std::{
     collections::BTreeMap,
@@ -141,7 +142,8 @@ impl Node for Adapter {
         signed: SignedIngress,
         validity: Validity,
     ) -> Result<Submitted, Refusal> {
-        // A call the state knows already is not ordered a second time; its certificate can be had at once.
+        // A call the state knows already is not ordered a second time; its certificate can be had
+        // at once.
         if self.reader.latest().is_some_and(|state| state.request(&ingress.request_id).is_some()) {
             return Ok(Submitted::Duplicate);
         }
@@ -152,9 +154,10 @@ impl Node for Adapter {
             Err(refusal @ PoolRefusal::Closed(_)) => {
                 Err(Refusal::Unavailable { message: refusal.to_string() })
             }
-            Err(refusal) => {
-                Err(Refusal::Full { message: refusal.to_string(), retry_after_seconds: RETRY_AFTER_SECONDS })
-            }
+            Err(refusal) => Err(Refusal::Full {
+                message: refusal.to_string(),
+                retry_after_seconds: RETRY_AFTER_SECONDS,
+            }),
         }
     }
 
@@ -188,7 +191,11 @@ impl Node for Adapter {
         let refusing = self.pool.refusing();
         let (healthy, status) = match refusing {
             Some(reason) => (false, reason),
-            None if self.subnet.as_ref().is_some_and(|subnet| subnet.status.state_sync().is_some()) => {
+            None if self
+                .subnet
+                .as_ref()
+                .is_some_and(|subnet| subnet.status.state_sync().is_some()) =>
+            {
                 (false, self.subnet.as_ref().map_or_else(String::new, Agreement::catching_up))
             }
             None if certified_height == Height(0) => (false, "starting".to_owned()),
@@ -237,7 +244,11 @@ impl Node for Adapter {
                 accounted_bytes: memory.accounted_bytes,
                 unaccounted_bytes: memory.unaccounted_bytes(),
                 group: watch.record.group(),
-                stalled_percent: watch.record.stalled().0.map(|hundredths| f64::from(hundredths) / 100.0),
+                stalled_percent: watch
+                    .record
+                    .stalled()
+                    .0
+                    .map(|hundredths| f64::from(hundredths) / 100.0),
             },
             allocator: watch.record.allocator(),
             pools: dashboard::pools(watch.ledger.snapshot()),
@@ -261,14 +272,21 @@ impl Adapter {
     /// The largest canisters of the newest certified state, and how many there are.
     fn largest_canisters(&self) -> (Vec<report::Canister>, u64) {
         let Some(state) = self.reader.latest() else { return (Vec::new(), 0) };
-        let mut sizes: Vec<(u64, CanisterId)> =
-            state.canisters().iter().map(|canister| (canister.memory_usage().total(), canister.id)).collect();
+        let mut sizes: Vec<(u64, CanisterId)> = state
+            .canisters()
+            .iter()
+            .map(|canister| (canister.memory_usage().total(), canister.id))
+            .collect();
         let total = sizes.len() as u64;
         sizes.sort_unstable_by(|a, b| b.cmp(a));
         let largest = sizes.into_iter().take(report::CANISTERS_MAX);
         let listed = largest.filter_map(|(memory_bytes, id)| {
             let canister = state.canister(&id)?;
-            Some(report::Canister { id: id.to_text(), memory_bytes, status: status_word(&canister).into() })
+            Some(report::Canister {
+                id: id.to_text(),
+                memory_bytes,
+                status: status_word(&canister).into(),
+            })
         });
         (listed.collect(), total)
     }

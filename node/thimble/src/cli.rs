@@ -40,8 +40,9 @@ const PROGRAM: heap::Program = heap::Program {
 
 /// An Internet-Computer-compatible replica that lives inside a stated memory budget.
 ///
-/// State how much memory the node may take; every pool, cache and queue is sized from that one number, the sum is checked before anything starts, and the
-/// node slows down before it outgrows it.
+/// State how much memory the node may take; every pool, cache and queue is sized from that one
+/// number, the sum is checked before anything starts, and the node slows down before it outgrows
+/// it.
 #[derive(Parser)]
 #[command(name = "thimble", version, max_term_width = 100)]
 pub(crate) struct Cli {
@@ -53,19 +54,21 @@ pub(crate) struct Cli {
 enum Command {
     /// Start the node; Ctrl-C stops it cleanly.
     ///
-    /// The first start makes the keys and an empty state in the data folder; later starts find them. After a crash the node
-    /// executes again what its block log holds above the newest checkpoint and compares every state root with the one it
-    /// certified before.
+    /// The first start makes the keys and an empty state in the data folder; later starts find
+    /// them. After a crash the node executes again what its block log holds above the newest
+    /// checkpoint and compares every state root with the one it certified before.
     ///
     /// Example: thimble run --memory 512MiB --listen 127.0.0.1:8080 --data-dir /var/lib/thimble
     Run {
         #[command(flatten)]
         settings: Settings,
-        /// Write the address being served to this file once it is, for scripts that listen on port 0.
+        /// Write the address being served to this file once it is, for scripts that listen on port
+        /// 0.
         #[arg(long, value_name = "FILE")]
         address_file: Option<PathBuf>,
     },
-    /// Write a commented configuration file into the data folder, and with --systemd a unit whose memory cap is the budget.
+    /// Write a commented configuration file into the data folder, and with --systemd a unit whose
+    /// memory cap is the budget.
     ///
     /// A file that is there and says something else stays.
     ///
@@ -77,11 +80,14 @@ enum Command {
         #[arg(long)]
         systemd: bool,
     },
-    /// Make this node's keys, and print the record that other nodes need of it: the first step towards a subnet of several nodes.
+    /// Make this node's keys, and print the record that other nodes need of it: the first step
+    /// towards a subnet of several nodes.
     ///
-    /// What is there stays, so it may be run again: for the same record, or with another address. The record is public; the keys in the data folder are not.
+    /// What is there stays, so it may be run again: for the same record, or with another address.
+    /// The record is public; the keys in the data folder are not.
     ///
-    /// Example: thimble keygen --data-dir /var/lib/thimble --address node1.example.org:4000 --out node1.json
+    /// Example: thimble keygen --data-dir /var/lib/thimble --address node1.example.org:4000 --out
+    /// node1.json
     Keygen {
         /// Folder of keys and state.
         #[arg(long, value_name = "DIR", default_value = "thimble-data")]
@@ -93,12 +99,15 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
-    /// The ceremony in which the nodes of a subnet make its key, which none of them knows: plan, deal, assemble, verify.
+    /// The ceremony in which the nodes of a subnet make its key, which none of them knows: plan,
+    /// deal, assemble, verify.
     #[command(subcommand)]
     Genesis(GenesisCommand),
-    /// Take this node's share out of a genesis: the data folder then belongs to that subnet, and `thimble run` starts a node of it.
+    /// Take this node's share out of a genesis: the data folder then belongs to that subnet, and
+    /// `thimble run` starts a node of it.
     ///
-    /// The genesis is verified from scratch first. May be run again; a data folder of another subnet is refused. A node that is not in the genesis gets to know the subnet, and takes
+    /// The genesis is verified from scratch first. May be run again; a data folder of another
+    /// subnet is refused. A node that is not in the genesis gets to know the subnet, and takes
     /// part once its members admit it: see `thimble members`.
     ///
     /// Example: thimble join --data-dir /var/lib/thimble --genesis genesis.json
@@ -113,10 +122,12 @@ enum Command {
     /// Who holds the subnet's key, and changes of who does, signed by the members.
     #[command(subcommand)]
     Members(MembersCommand),
-    /// Have a message rejected that no worker survives, or that makes the node panic: the way through, in the words the node prints.
+    /// Have a message rejected that no worker survives, or that makes the node panic: the way
+    /// through, in the words the node prints.
     ///
-    /// The message is rejected with a fixed text at its height, nothing of it is executed, and the node goes on after its next start. In a subnet this is done
-    /// on every node alike. Message n of canister aaaaa-aa is the nth management call of the round, from 0.
+    /// The message is rejected with a fixed text at its height, nothing of it is executed, and the
+    /// node goes on after its next start. In a subnet this is done on every node alike. Message
+    /// n of canister aaaaa-aa is the nth management call of the round, from 0.
     ///
     /// Example: thimble reject --data-dir /var/lib/thimble 1204 rwlgt-iiaaa-aaaaa-aaaaa-cai 0
     Reject {
@@ -132,8 +143,8 @@ enum Command {
     },
     /// Print the budget sheet: every pool with its cap, owner and reason, and every other limit.
     ///
-    /// The sum of the memory lines never exceeds the budget; a table that does not add up is refused with the line that
-    /// does not fit.
+    /// The sum of the memory lines never exceeds the budget; a table that does not add up is
+    /// refused with the line that does not fit.
     ///
     /// Example: thimble limits --memory 256MiB --json
     Limits {
@@ -143,13 +154,15 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Print what a running node does with its memory: anonymous memory against the budget, every pool, allocator, rounds, throttling, processes.
+    /// Print what a running node does with its memory: anonymous memory against the budget, every
+    /// pool, allocator, rounds, throttling, processes.
     ///
     /// The same figures are at /status.json, drawn at /dashboard, and for monitoring at /metrics.
     ///
     /// Example: thimble status --address 127.0.0.1:8080
     Status {
-        /// Address of the node's public HTTP interface. [default: as in --config, else 127.0.0.1:8080]
+        /// Address of the node's public HTTP interface. [default: as in --config, else
+        /// 127.0.0.1:8080]
         #[arg(long, value_name = "ADDRESS")]
         address: Option<SocketAddr>,
         /// The node's configuration file, for its address.
@@ -161,13 +174,17 @@ enum Command {
     },
     /// Print where a running node's memory went, by the functions that allocated it.
     ///
-    /// For each site: live bytes, which are not freed, and total bytes, which are all that were allocated since the node started, freed or not. The node must have been
-    /// started with --heap-profile; workers, which run canisters, are not looked into. --svg draws a flame graph, --pprof writes a profile for `go tool pprof`. For what happens
-    /// between two moments: --save before, later --since before. All figures are estimates from samples, with what sampling costs beside them.
+    /// For each site: live bytes, which are not freed, and total bytes, which are all that were
+    /// allocated since the node started, freed or not. The node must have been started with
+    /// --heap-profile; workers, which run canisters, are not looked into. --svg draws a flame
+    /// graph, --pprof writes a profile for `go tool pprof`. For what happens between two
+    /// moments: --save before, later --since before. All figures are estimates from samples, with
+    /// what sampling costs beside them.
     ///
     /// Example: thimble heap --address 127.0.0.1:8080 --svg heap.svg
     Heap {
-        /// Address of the node's public HTTP interface. [default: as in --config, else 127.0.0.1:8080]
+        /// Address of the node's public HTTP interface. [default: as in --config, else
+        /// 127.0.0.1:8080]
         #[arg(long, value_name = "ADDRESS")]
         address: Option<SocketAddr>,
         /// The node's configuration file, for its address.
@@ -196,7 +213,8 @@ pub(crate) struct Settings {
     /// Configuration file (TOML). Flags stand above it.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Memory all processes of the node may take together: 256MiB, 512MiB, 1GiB ... [default: 512MiB]
+    /// Memory all processes of the node may take together: 256MiB, 512MiB, 1GiB ... [default:
+    /// 512MiB]
     #[arg(long, value_name = "SIZE", conflicts_with = "preset")]
     pub(crate) memory: Option<String>,
     /// A named size: micro (256 MiB), nano (512 MiB), small (1 GiB).
@@ -214,14 +232,16 @@ pub(crate) struct Settings {
     /// Where a peer is reached, if elsewhere than the genesis says; once for each peer.
     #[arg(long = "p2p-peer", value_name = "NODE_ID=HOST:PORT", value_parser = peer)]
     pub(crate) p2p_peers: Vec<(String, String)>,
-    /// Whether everybody may make canisters and cycles out of nothing. The same on all nodes of a subnet. [default: true for a node alone, false in a subnet
-    /// of several]
+    /// Whether everybody may make canisters and cycles out of nothing. The same on all nodes of a
+    /// subnet. [default: true for a node alone, false in a subnet of several]
     #[arg(long, value_name = "BOOL")]
     pub(crate) provisional: Option<bool>,
-    /// Sample allocations, so that `thimble heap` can say where memory went. Costs some memory and time, which that command prints. [default: false]
+    /// Sample allocations, so that `thimble heap` can say where memory went. Costs some memory and
+    /// time, which that command prints. [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) heap_profile: Option<bool>,
-    /// What is logged to standard error: error, warn, info, debug, or a filter like `info,gateway=debug`. [default: info]
+    /// What is logged to standard error: error, warn, info, debug, or a filter like
+    /// `info,gateway=debug`. [default: info]
     #[arg(long, value_name = "FILTER")]
     pub(crate) log: Option<String>,
 }

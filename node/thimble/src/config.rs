@@ -25,17 +25,20 @@ pub(crate) struct Config {
     pub(crate) limits: Limits,
 }
 
-/// What the subnet offers. All members must offer the same: a batch comes to something else otherwise.
+/// What the subnet offers. All members must offer the same: a batch comes to something else
+/// otherwise.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Features {
-    /// Whether everybody may make canisters and cycles out of nothing (`provisional_*` of the management canister). Unset: see [`Self::provisional`].
+    /// Whether everybody may make canisters and cycles out of nothing (`provisional_*` of the
+    /// management canister). Unset: see [`Self::provisional`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) provisional: Option<bool>,
 }
 
 impl Features {
-    /// Whether `provisional_*` are on. Where nothing is set: on for a node that is alone in its subnet, and off where `several` agree.
+    /// Whether `provisional_*` are on. Where nothing is set: on for a node that is alone in its
+    /// subnet, and off where `several` agree.
     pub(crate) fn provisional(&self, several: bool) -> bool {
         self.provisional.unwrap_or(!several)
     }
@@ -78,7 +81,8 @@ struct File {
 }
 
 impl Config {
-    /// Reads the file if one is named, lays the flags over it, derives all limits and checks that they add up.
+    /// Reads the file if one is named, lays the flags over it, derives all limits and checks that
+    /// they add up.
     pub(crate) fn load(settings: &Settings) -> Result<Self> {
         let file = match &settings.config {
             Some(path) => {
@@ -90,14 +94,16 @@ impl Config {
                     "{} has {size} bytes; a configuration file has at most {FILE_BYTES_MAX}",
                     path.display()
                 );
-                let text = fs::read_to_string(path)
-                    .with_context(|| format!("reading the configuration file {}", path.display()))?;
+                let text = fs::read_to_string(path).with_context(|| {
+                    format!("reading the configuration file {}", path.display())
+                })?;
                 toml::from_str(&text)
                     .with_context(|| format!("in the configuration file {}", path.display()))?
             }
             None => File::default(),
         };
-        // A size named on the command line stands above a preset in the file, and the other way round.
+        // A size named on the command line stands above a preset in the file, and the other way
+        // round.
         let (memory, preset) = match (&settings.memory, &settings.preset) {
             (None, None) => (file.memory, file.preset),
             (memory, preset) => (memory.clone(), preset.clone()),
@@ -116,8 +122,15 @@ impl Config {
         check_peers(p2p.peers.iter())?;
         Ok(Self {
             memory: budget::format_size(limits.memory_budget_bytes),
-            listen: settings.listen.or(file.listen).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
-            data_dir: settings.data_dir.clone().or(file.data_dir).unwrap_or_else(|| "thimble-data".into()),
+            listen: settings
+                .listen
+                .or(file.listen)
+                .unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
+            data_dir: settings
+                .data_dir
+                .clone()
+                .or(file.data_dir)
+                .unwrap_or_else(|| "thimble-data".into()),
             log: settings.log.clone().or(file.log).unwrap_or_else(|| "info".into()),
             heap_profile: settings.heap_profile.or(file.heap_profile).unwrap_or(false),
             p2p,
@@ -126,7 +139,8 @@ impl Config {
         })
     }
 
-    /// What all members of a subnet must have alike, by name: what a batch comes to depends on it. The features must be settled.
+    /// What all members of a subnet must have alike, by name: what a batch comes to depends on it.
+    /// The features must be settled.
     pub(crate) fn agreed(&self) -> Result<Vec<(String, u64)>> {
         let provisional = self.features.provisional.unwrap_or_default();
         let mut agreed = self.limits.agreed();
@@ -180,9 +194,11 @@ mod tests {
         assert_eq!(config.limits.gateway.connections, 77);
         assert_eq!(config.log, "debug");
         assert_eq!(config.listen.port(), 8080);
-        let bigger =
-            load("preset = \"micro\"\n", Settings { memory: Some("1GiB".into()), ..Settings::default() })
-                .unwrap();
+        let bigger = load(
+            "preset = \"micro\"\n",
+            Settings { memory: Some("1GiB".into()), ..Settings::default() },
+        )
+        .unwrap();
         assert_eq!(bigger.limits.memory_budget_bytes, 1 << 30);
     }
 
@@ -205,7 +221,8 @@ mod tests {
         assert!(set.agreed().unwrap().contains(&("features.provisional".to_owned(), 1)));
         assert_eq!(unset.features.settled(true).provisional, Some(false));
         assert!(set.to_toml().unwrap().contains(text.trim()), "{}", set.to_toml().unwrap());
-        let flag = load(text, Settings { provisional: Some(false), ..Settings::default() }).unwrap();
+        let flag =
+            load(text, Settings { provisional: Some(false), ..Settings::default() }).unwrap();
         assert!(!flag.features.provisional(false));
         let unknown = load("[features]\nprovisonal = true\n", Settings::default()).unwrap_err();
         assert!(format!("{unknown:#}").contains("provisonal"), "{unknown:#}");
@@ -214,8 +231,9 @@ mod tests {
     #[test]
     fn peers_of_flags_stand_above_those_of_the_file() {
         let (one, two) = ("aaaaa-aa", "2vxsx-fae");
-        let text =
-            format!("[p2p]\nlisten = \"0.0.0.0:4000\"\n[p2p.peers]\n{one} = \"h:1\"\n{two} = \"h:2\"\n");
+        let text = format!(
+            "[p2p]\nlisten = \"0.0.0.0:4000\"\n[p2p.peers]\n{one} = \"h:1\"\n{two} = \"h:2\"\n"
+        );
         let flags = vec![(two.to_owned(), "h:3".to_owned())];
         let config = load(&text, Settings { p2p_peers: flags, ..Settings::default() }).unwrap();
         assert_eq!(config.p2p.listen, Some(SocketAddr::from(([0, 0, 0, 0], 4000))));

@@ -1,5 +1,6 @@
-//! `thimble keygen`, `thimble genesis ...`, `thimble join`: the ceremony's steps as commands. What the files are and what is checked is the crate `genesis`; what
-//! happens in a data folder is `keys`; here are files, flags and what a person reads.
+//! `thimble keygen`, `thimble genesis ...`, `thimble join`: the ceremony's steps as commands. What
+//! the files are and what is checked is the crate `genesis`; what happens in a data folder is
+//! `keys`; here are files, flags and what a person reads.
 
 use std::{
     fmt::Write as _,
@@ -10,8 +11,8 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use clap::Subcommand;
 use genesis::{
-    DEALING_BYTES_MAX, GENESIS_BYTES_MAX, Genesis, NodeRecord, PLAN_BYTES_MAX, Plan, RECORD_BYTES_MAX,
-    SignedDealing, Verified, faulty,
+    DEALING_BYTES_MAX, GENESIS_BYTES_MAX, Genesis, NodeRecord, PLAN_BYTES_MAX, Plan,
+    RECORD_BYTES_MAX, SignedDealing, Verified, faulty,
 };
 use rand::rngs::OsRng;
 use serde_json::json;
@@ -25,11 +26,14 @@ use crate::keys::{
 /// Steps of the ceremony that concern all nodes.
 #[derive(Subcommand)]
 pub(crate) enum GenesisCommand {
-    /// Lay the records of all nodes together into a plan: who the nodes are, how many sign, when the subnet begins.
+    /// Lay the records of all nodes together into a plan: who the nodes are, how many sign, when
+    /// the subnet begins.
     ///
-    /// The same records and the same time give the same plan, whatever their order. Its hash is printed: everybody compares it before dealing.
+    /// The same records and the same time give the same plan, whatever their order. Its hash is
+    /// printed: everybody compares it before dealing.
     ///
-    /// Example: thimble genesis plan --node a.json --node b.json --node c.json --node d.json --out plan.json
+    /// Example: thimble genesis plan --node a.json --node b.json --node c.json --node d.json --out
+    /// plan.json
     Plan {
         /// A node's record, as `thimble keygen` wrote it; once for each node.
         #[arg(long = "node", value_name = "FILE", required = true)]
@@ -43,9 +47,11 @@ pub(crate) enum GenesisCommand {
     },
     /// Make this node's part of the key, encrypted to all nodes and signed by this one.
     ///
-    /// The plan is checked first: this node must be in it with the keys and the address of its own record. A dealing that is there already is kept.
+    /// The plan is checked first: this node must be in it with the keys and the address of its own
+    /// record. A dealing that is there already is kept.
     ///
-    /// Example: thimble genesis deal --data-dir /var/lib/thimble --plan plan.json --out dealing.json
+    /// Example: thimble genesis deal --data-dir /var/lib/thimble --plan plan.json --out
+    /// dealing.json
     Deal {
         /// Folder of this node's keys.
         #[arg(long, value_name = "DIR", default_value = "thimble-data")]
@@ -57,11 +63,14 @@ pub(crate) enum GenesisCommand {
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
     },
-    /// Lay the dealings together: verifies every one of them and makes the subnet's public key out of all of them.
+    /// Lay the dealings together: verifies every one of them and makes the subnet's public key out
+    /// of all of them.
     ///
-    /// One dealing more than nodes that may be faulty is the least. All of them is better: the key is secret as long as one dealer was honest.
+    /// One dealing more than nodes that may be faulty is the least. All of them is better: the key
+    /// is secret as long as one dealer was honest.
     ///
-    /// Example: thimble genesis assemble --plan plan.json --dealing 1.json --dealing 2.json --dealing 3.json --dealing 4.json --out genesis.json
+    /// Example: thimble genesis assemble --plan plan.json --dealing 1.json --dealing 2.json
+    /// --dealing 3.json --dealing 4.json --out genesis.json
     Assemble {
         /// The plan.
         #[arg(long, value_name = "FILE")]
@@ -73,9 +82,11 @@ pub(crate) enum GenesisCommand {
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
     },
-    /// Check a genesis from scratch and print what people compare: subnet id, root key, threshold, nodes, hashes.
+    /// Check a genesis from scratch and print what people compare: subnet id, root key, threshold,
+    /// nodes, hashes.
     ///
-    /// Checks each node's record with its proof of possession, each dealer's signature and proofs, and that the transcript is exactly what the dealings give.
+    /// Checks each node's record with its proof of possession, each dealer's signature and proofs,
+    /// and that the transcript is exactly what the dealings give.
     ///
     /// Example: thimble genesis verify genesis.json
     Verify {
@@ -105,7 +116,12 @@ pub(crate) fn keygen(data: &Path, address: &str, out: Option<&Path>) -> Result<(
     match out {
         Some(out) => {
             files::write(out, record.to_json().as_bytes(), Readers::All)?;
-            println!("node {} at {}, its record is {}", record.node_id(), record.address(), out.display());
+            println!(
+                "node {} at {}, its record is {}",
+                record.node_id(),
+                record.address(),
+                out.display()
+            );
         }
         None => print!("{}", record.to_json()),
     }
@@ -183,12 +199,13 @@ fn assemble(plan: &Path, dealings: &[PathBuf], out: &Path) -> Result<()> {
     }
     let named = || {
         let files = dealings.iter().zip(&read);
-        let files =
-            files.map(|(path, dealing)| format!("{} is of node {}", path.display(), dealing.dealer()));
+        let files = files
+            .map(|(path, dealing)| format!("{} is of node {}", path.display(), dealing.dealer()));
         files.collect::<Vec<_>>().join("; ")
     };
-    let (genesis, verified) = Genesis::assemble(&keys::engine()?, plan, read.clone(), &mut OsRng)
-        .with_context(|| format!("putting the dealings together ({})", named()))?;
+    let (genesis, verified) =
+        Genesis::assemble(&keys::engine()?, plan, read.clone(), &mut OsRng)
+            .with_context(|| format!("putting the dealings together ({})", named()))?;
     files::write(out, genesis.to_json().as_bytes(), Readers::All)?;
     print!("{}", genesis_text(&verified));
     println!(
@@ -211,7 +228,8 @@ fn verify(path: &Path, json: bool) -> Result<()> {
 }
 
 fn read_plan(path: &Path) -> Result<Plan> {
-    Plan::from_json(&files::read(path, PLAN_BYTES_MAX)?).with_context(|| format!("in {}", path.display()))
+    Plan::from_json(&files::read(path, PLAN_BYTES_MAX)?)
+        .with_context(|| format!("in {}", path.display()))
 }
 
 fn read_genesis(path: &Path) -> Result<Genesis> {
@@ -272,8 +290,9 @@ fn genesis_json(genesis: &Verified) -> serde_json::Value {
 
 /// In a form that a person can compare with a clock.
 fn time_text(seconds: u64) -> String {
-    let time =
-        i64::try_from(seconds).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
+    let time = i64::try_from(seconds)
+        .ok()
+        .and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
     match time {
         Some(time) => format!("{} {} UTC ({seconds})", time.date(), clock(time)),
         None => format!("second {seconds}"),
@@ -285,7 +304,9 @@ fn clock(time: OffsetDateTime) -> String {
 }
 
 /// A number of nodes and their flags, for `p2p.peers`: at most as many as a subnet has.
-pub(crate) fn check_peers<'a>(peers: impl ExactSizeIterator<Item = (&'a String, &'a String)>) -> Result<()> {
+pub(crate) fn check_peers<'a>(
+    peers: impl ExactSizeIterator<Item = (&'a String, &'a String)>,
+) -> Result<()> {
     ensure!(
         peers.len() <= genesis::NODES_MAX,
         "{} peers; a subnet has at most {} nodes",
@@ -293,9 +314,11 @@ pub(crate) fn check_peers<'a>(peers: impl ExactSizeIterator<Item = (&'a String, 
         genesis::NODES_MAX
     );
     for (node, address) in peers {
-        let known = ic_principal::Principal::from_text(node).ok().filter(|id| id.to_text() == *node);
+        let known =
+            ic_principal::Principal::from_text(node).ok().filter(|id| id.to_text() == *node);
         ensure!(known.is_some(), "`{node}` is no node id, as `thimble keygen` prints it");
-        genesis::check_address(address).with_context(|| format!("the address of the peer {node}"))?;
+        genesis::check_address(address)
+            .with_context(|| format!("the address of the peer {node}"))?;
     }
     Ok(())
 }

@@ -1,6 +1,8 @@
-//! The governor: looks at the node's memory a few times a second, hands freed memory back, drops idle mappings, and says how far work is held back.
+//! The governor: looks at the node's memory a few times a second, hands freed memory back, drops
+//! idle mappings, and says how far work is held back.
 //!
-//! Its steps are those of every program ([`memory::Steps`]); this adds what the node alone has: workers, mappings, kept replies, gaps.
+//! Its steps are those of every program ([`memory::Steps`]); this adds what the node alone has:
+//! workers, mappings, kept replies, gaps.
 
 use std::{
     sync::{
@@ -127,7 +129,8 @@ impl Worker {
         let own = allocator::heap(false);
         let workers = self.parts.watch.sandbox.workers();
         let heaps = workers.iter().filter_map(|worker| {
-            // A worker's allocator counts tables that were never touched; the kernel knows what is really there.
+            // A worker's allocator counts tables that were never touched; the kernel knows what is
+            // really there.
             let anonymous =
                 memory.processes.iter().find(|process| process.pid == worker.pid)?.anonymous_bytes;
             let heap = worker.heap?;
@@ -144,7 +147,14 @@ impl Worker {
             .unwrap_or_default();
         let watch = &self.parts.watch;
         let purge = || allocator::heap(true).returned_bytes + watch.sandbox.heaps(true);
-        self.steps.hand_back(&watch.record, now, heap, memory.anonymous_bytes, stalled_hundredths, purge);
+        self.steps.hand_back(
+            &watch.record,
+            now,
+            heap,
+            memory.anonymous_bytes,
+            stalled_hundredths,
+            purge,
+        );
     }
 
     fn evict(&mut self, memory: &Reading) {

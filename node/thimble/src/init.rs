@@ -1,4 +1,5 @@
-//! `thimble init`: a commented configuration file for a data folder, and a unit for systemd whose memory cap is the budget.
+//! `thimble init`: a commented configuration file for a data folder, and a unit for systemd whose
+//! memory cap is the budget.
 
 use std::path::{Path, PathBuf};
 
@@ -11,11 +12,13 @@ use crate::{config::Config, node::descriptors_needed};
 /// Open files that a unit is given at least: what other services are given, too.
 const DESCRIPTORS_MIN: u64 = 65_536;
 
-/// Writes `thimble.toml`, and with `systemd` also `thimble.service`, into the data folder. A file that is there and says something else stays.
+/// Writes `thimble.toml`, and with `systemd` also `thimble.service`, into the data folder. A file
+/// that is there and says something else stays.
 pub(crate) fn run(config: &Config, systemd: bool) -> Result<()> {
     let text = |data: &Path| toml(config, data);
-    let unit =
-        |place: Place| unit(&config.limits, place.program, place.file, place.data, place.user, place.group);
+    let unit = |place: Place| {
+        unit(&config.limits, place.program, place.file, place.data, place.user, place.group)
+    };
     setup::init("thimble", &config.data_dir, "thimble.toml", text, systemd.then_some(unit))
 }
 
@@ -172,7 +175,11 @@ mod tests {
         let huge = Limits::derive(16 << 30).unwrap();
         let descriptors = descriptors_needed(&huge);
         assert!(descriptors > DESCRIPTORS_MIN);
-        assert!(unit(&huge, "/var/lib/thimble").unwrap().contains(&format!("LimitNOFILE={descriptors}\n")));
+        assert!(
+            unit(&huge, "/var/lib/thimble")
+                .unwrap()
+                .contains(&format!("LimitNOFILE={descriptors}\n"))
+        );
         assert!(unit(&limits, "/a b").unwrap_err().to_string().contains("/a b"));
     }
 }

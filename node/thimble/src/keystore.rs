@@ -1,4 +1,5 @@
-//! What agreement asks of the node's files for the subnet's key: its share in each epoch, and changes of the members that its operator wants.
+//! What agreement asks of the node's files for the subnet's key: its share in each epoch, and
+//! changes of the members that its operator wants.
 
 use std::{
     fs, io,
@@ -33,7 +34,10 @@ impl KeyFiles {
         let bytes = match files::read(&self.change, CHANGE_BYTES_MAX) {
             Ok(bytes) => bytes,
             Err(error) => {
-                tracing::error!(error = format!("{error:#}"), "the change of members cannot be read");
+                tracing::error!(
+                    error = format!("{error:#}"),
+                    "the change of members cannot be read"
+                );
                 return None;
             }
         };
@@ -69,7 +73,10 @@ impl KeyStore for KeyFiles {
         }
         // For `thimble members`, which works on files. Nothing else depends on it.
         if let Err(error) = write_summary(&self.keys, summary) {
-            tracing::warn!(error = format!("{error:#}"), "the summary of the subnet's key cannot be written");
+            tracing::warn!(
+                error = format!("{error:#}"),
+                "the summary of the subnet's key cannot be written"
+            );
         }
         Ok(share)
     }
@@ -77,9 +84,11 @@ impl KeyStore for KeyFiles {
     fn voted(&self) -> Result<Option<u64>, String> {
         let path = self.keys.join(VOTED);
         match fs::read_to_string(&path) {
-            Ok(text) => {
-                text.trim().parse().map(Some).map_err(|error| format!("in {}: {error}", path.display()))
-            }
+            Ok(text) => text
+                .trim()
+                .parse()
+                .map(Some)
+                .map_err(|error| format!("in {}: {error}", path.display())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(format!("reading {}: {error}", path.display())),
         }
@@ -131,7 +140,8 @@ mod tests {
 
     fn node(number: u8) -> (SigningKey, NodeRecord) {
         let key = SigningKey::from_bytes(&[number; 32]);
-        let (public, _) = generate_key_pair(genesis::node_id(&key.verifying_key()).as_slice(), &mut OsRng);
+        let (public, _) =
+            generate_key_pair(genesis::node_id(&key.verifying_key()).as_slice(), &mut OsRng);
         let record = NodeRecord::new(&key, public, &format!("h:{number}")).unwrap();
         (key, record)
     }
@@ -150,7 +160,8 @@ mod tests {
         assert!(keys.membership_change(&summary).is_none());
 
         let five = node(5).1;
-        let mut change = MembershipChange::new(summary.public_key(), 0, vec![five], vec![]).unwrap();
+        let mut change =
+            MembershipChange::new(summary.public_key(), 0, vec![five], vec![]).unwrap();
         for (key, _) in &nodes[1..] {
             change.sign(key).unwrap();
         }
@@ -164,7 +175,8 @@ mod tests {
         after.close_epoch();
         assert!(keys.membership_change(&after).is_none() && !path.exists(), "accepted");
         // To one that is behind it is no reason to give up.
-        let mut later = MembershipChange::new(summary.public_key(), 1, vec![node(6).1], vec![]).unwrap();
+        let mut later =
+            MembershipChange::new(summary.public_key(), 1, vec![node(6).1], vec![]).unwrap();
         for (key, _) in &nodes[1..] {
             later.sign(key).unwrap();
         }
@@ -172,7 +184,8 @@ mod tests {
         assert!(keys.membership_change(&summary).is_none() && path.exists());
         assert!(keys.membership_change(&after).is_some());
 
-        let unsigned = MembershipChange::new(summary.public_key(), 0, vec![node(7).1], vec![]).unwrap();
+        let unsigned =
+            MembershipChange::new(summary.public_key(), 0, vec![node(7).1], vec![]).unwrap();
         submit(&unsigned);
         assert!(keys.membership_change(&summary).is_none() && !path.exists(), "not signed");
         fs::write(&path, "no change").unwrap();

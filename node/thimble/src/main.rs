@@ -1,6 +1,8 @@
-//! The node's binary: wires the parts, owns configuration, signals and exit codes, and decides nothing about messages or state.
+//! The node's binary: wires the parts, owns configuration, signals and exit codes, and decides
+//! nothing about messages or state.
 //!
-//! The same binary is the worker and the compiler of the sandbox (hidden subcommands): one file to install, and its code pages are shared.
+//! The same binary is the worker and the compiler of the sandbox (hidden subcommands): one file to
+//! install, and its code pages are shared.
 
 mod adapter;
 mod allocator;
@@ -28,8 +30,9 @@ use clap::Parser;
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// How jemalloc is set up in every process of the node, read by it before `main`. Few arenas, because each keeps memory of its own; unused address space goes
-/// back (`retain:false`), because a compile child's cap counts it; freed pages go back to the kernel within a second of further use.
+/// How jemalloc is set up in every process of the node, read by it before `main`. Few arenas,
+/// because each keeps memory of its own; unused address space goes back (`retain:false`), because a
+/// compile child's cap counts it; freed pages go back to the kernel within a second of further use.
 #[unsafe(export_name = "malloc_conf")]
 static MALLOC_CONF: Option<&'static std::ffi::c_char> = {
     const TEXT: &std::ffi::CStr = c"background_thread:false,narenas:2,tcache_max:4096,retain:false,dirty_decay_ms:1000,muzzy_decay_ms:0";
@@ -38,7 +41,8 @@ static MALLOC_CONF: Option<&'static std::ffi::c_char> = {
 };
 
 fn main() -> ExitCode {
-    // Workers and compilers are started by the node itself, many times: they skip everything a person's command needs.
+    // Workers and compilers are started by the node itself, many times: they skip everything a
+    // person's command needs.
     let mut arguments = std::env::args_os().skip(1);
     match arguments.next().as_deref().and_then(|name| name.to_str()) {
         Some("sandbox-worker") => return sandbox::worker_main_with(arguments, allocator::heap),

@@ -1,6 +1,8 @@
-//! `thimble members ...`: who holds the subnet's key, and changes of who does. What a change is and what is checked is the crate `genesis`; here are files, flags and what a person reads.
+//! `thimble members ...`: who holds the subnet's key, and changes of who does. What a change is and
+//! what is checked is the crate `genesis`; here are files, flags and what a person reads.
 //!
-//! A change that is complete waits in the data folder of the node that it was submitted to, [`CHANGE`], until that node puts it into a block (`keystore`).
+//! A change that is complete waits in the data folder of the node that it was submitted to,
+//! [`CHANGE`], until that node puts it into a block (`keystore`).
 
 use std::{
     collections::BTreeSet,
@@ -11,7 +13,8 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use clap::Subcommand;
 use genesis::{
-    CHANGE_BYTES_MAX, ChangeError, MembershipChange, NodeRecord, RECORD_BYTES_MAX, Summary, faulty, threshold,
+    CHANGE_BYTES_MAX, ChangeError, MembershipChange, NodeRecord, RECORD_BYTES_MAX, Summary, faulty,
+    threshold,
 };
 use ic_principal::Principal;
 use serde_json::json;
@@ -35,12 +38,15 @@ pub(crate) enum MembersCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Make a change of the members, for the members to sign: nodes to add, by their records, and nodes to remove.
+    /// Make a change of the members, for the members to sign: nodes to add, by their records, and
+    /// nodes to remove.
     ///
-    /// A node that is removed and added at once gets the new record: another address, or another encryption key when it lost the old one. After the change there must be one
-    /// member, or 4 to 64, or as many as before, and one old member at least.
+    /// A node that is removed and added at once gets the new record: another address, or another
+    /// encryption key when it lost the old one. After the change there must be one member, or 4
+    /// to 64, or as many as before, and one old member at least.
     ///
-    /// Example: thimble members change --data-dir /var/lib/thimble --add node5.json --remove 3xwgx-... --out change.json
+    /// Example: thimble members change --data-dir /var/lib/thimble --add node5.json --remove
+    /// 3xwgx-... --out change.json
     Change {
         /// Folder of a node of the subnet.
         #[arg(long, value_name = "DIR", default_value = "thimble-data")]
@@ -55,7 +61,8 @@ pub(crate) enum MembersCommand {
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
     },
-    /// Add this node's signature to a change, in its file. As many members must sign as sign for the subnet.
+    /// Add this node's signature to a change, in its file. As many members must sign as sign for
+    /// the subnet.
     ///
     /// Compare the hash it prints with the others before. Signing again changes nothing.
     ///
@@ -82,9 +89,11 @@ pub(crate) enum MembersCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Hand a change that has its signatures to this node, which puts it into a block when it leads one. One member is enough; it may be running.
+    /// Hand a change that has its signatures to this node, which puts it into a block when it leads
+    /// one. One member is enough; it may be running.
     ///
-    /// The members change at the end of the epoch after the one in which that block is, or later if the key is not handed on in it.
+    /// The members change at the end of the epoch after the one in which that block is, or later if
+    /// the key is not handed on in it.
     ///
     /// Example: thimble members submit --data-dir /var/lib/thimble change.json
     Submit {
@@ -184,7 +193,10 @@ fn submit(data: &Path, path: &Path) -> Result<()> {
     let out = data.join(CHANGE);
     files::write(&out, change.to_json().as_bytes(), Readers::Owner)?;
     print!("{}", change_text(&summary, &change)?);
-    println!("handed to the node as {}: it goes into the next block that this node leads", out.display());
+    println!(
+        "handed to the node as {}: it goes into the next block that this node leads",
+        out.display()
+    );
     Ok(())
 }
 
@@ -277,7 +289,8 @@ fn change_text(summary: &Summary, change: &MembershipChange) -> Result<String> {
     let (have, need) = summary.signatures_of(change)?;
     let before = ids(summary.next_members());
     let stay = after.iter().filter(|node| before.contains(&node.node_id())).count();
-    let mut text = format!("change hash  {}\nnumber       {}\n", hex::encode(change.hash()), change.number());
+    let mut text =
+        format!("change hash  {}\nnumber       {}\n", hex::encode(change.hash()), change.number());
     for node in change.added() {
         let _ = writeln!(text, "add          {} {}", node.node_id(), node.address());
     }

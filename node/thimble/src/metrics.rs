@@ -1,6 +1,8 @@
-//! The node's own figures on `/metrics`: memory as the ledger and as the operating system see it, rounds, messages, checkpoints, workers.
+//! The node's own figures on `/metrics`: memory as the ledger and as the operating system see it,
+//! rounds, messages, checkpoints, workers.
 //!
-//! Counters are bumped by the round loop. Everything that is a reading (memory, pools, workers) is read when somebody scrapes, so an idle node reads nothing.
+//! Counters are bumped by the round loop. Everything that is a reading (memory, pools, workers) is
+//! read when somebody scrapes, so an idle node reads nothing.
 
 use std::{
     fmt,
@@ -63,21 +65,37 @@ impl RoundMetrics {
             longest_stall_micros: Arc::default(),
         };
         registry.register("rounds", "Batches executed", metrics.rounds.clone());
-        registry.register("messages_executed", "Canister messages executed", metrics.messages.clone());
+        registry.register(
+            "messages_executed",
+            "Canister messages executed",
+            metrics.messages.clone(),
+        );
         registry.register(
             "instructions_executed",
             "Instructions of replicated execution",
             metrics.instructions.clone(),
         );
-        registry.register("ingress_in_blocks", "Ingress messages in blocks", metrics.ingress.clone());
-        registry.register("verdicts", "Messages rejected by verdicts of operators", metrics.verdicts.clone());
+        registry.register(
+            "ingress_in_blocks",
+            "Ingress messages in blocks",
+            metrics.ingress.clone(),
+        );
+        registry.register(
+            "verdicts",
+            "Messages rejected by verdicts of operators",
+            metrics.verdicts.clone(),
+        );
         registry.register(
             "rounds_skipped",
             "Times execution waited for memory or for the delta log",
             metrics.skipped.clone(),
         );
         registry.register("checkpoints", "Checkpoints made", metrics.checkpoints.clone());
-        registry.register("round_seconds", "Time to execute a batch", metrics.round_seconds.clone());
+        registry.register(
+            "round_seconds",
+            "Time to execute a batch",
+            metrics.round_seconds.clone(),
+        );
         registry.register(
             "checkpoint_seconds",
             "Time to make a checkpoint",
@@ -178,7 +196,12 @@ impl Readings {
             None,
             MetricType::Gauge,
         )?)?;
-        gauge(encoder, "memory_budget_bytes", "What the operator stated", self.watch.record.budget_bytes)?;
+        gauge(
+            encoder,
+            "memory_budget_bytes",
+            "What the operator stated",
+            self.watch.record.budget_bytes,
+        )?;
         if let Some(group) = &self.watch.record.cgroup
             && let Ok(memory) = group.memory()
         {
@@ -194,7 +217,12 @@ impl Readings {
                 "Anonymous memory of the process group",
                 memory.anonymous_bytes,
             )?;
-            gauge(encoder, "cgroup_file_bytes", "Page cache of the process group", memory.file_bytes)?;
+            gauge(
+                encoder,
+                "cgroup_file_bytes",
+                "Page cache of the process group",
+                memory.file_bytes,
+            )?;
             if let Some(limit) = memory.limit_bytes {
                 gauge(encoder, "cgroup_limit_bytes", "The process group's cap", limit)?;
             }
@@ -229,10 +257,14 @@ impl Readings {
         let workers = self.watch.sandbox.workers();
         type Figure = fn(&HeapFigures) -> u64;
         let figures: [(&str, &str, Figure); 2] = [
-            ("worker_live_bytes", "Allocated by a worker when it was last asked", |heap| heap.live_bytes),
-            ("worker_resident_bytes", "Resident for a worker's allocator when it was last asked", |heap| {
-                heap.resident_bytes
+            ("worker_live_bytes", "Allocated by a worker when it was last asked", |heap| {
+                heap.live_bytes
             }),
+            (
+                "worker_resident_bytes",
+                "Resident for a worker's allocator when it was last asked",
+                |heap| heap.resident_bytes,
+            ),
         ];
         for (name, help, figure) in figures {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -250,12 +282,8 @@ impl Readings {
             ("returned_bytes", "Handed back to the operating system", &purges.returned_bytes),
         ];
         for (name, help, counter) in counters {
-            ConstCounter::new(counter.load(Ordering::Relaxed)).encode(encoder.encode_descriptor(
-                name,
-                help,
-                None,
-                MetricType::Counter,
-            )?)?;
+            ConstCounter::new(counter.load(Ordering::Relaxed))
+                .encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
         }
         let seconds = purges.cpu_nanos.load(Ordering::Relaxed) as f64 / 1e9;
         ConstCounter::new(seconds).encode(encoder.encode_descriptor(
@@ -315,7 +343,12 @@ impl Collector for Readings {
             self.rounds.height.load(Ordering::Relaxed),
         )?;
         let waiting = self.ingress.status();
-        gauge(encoder, "ingress_waiting_messages", "Ingress messages waiting for a block", waiting.messages)?;
+        gauge(
+            encoder,
+            "ingress_waiting_messages",
+            "Ingress messages waiting for a block",
+            waiting.messages,
+        )?;
         gauge(
             encoder,
             "ingress_waiting_bytes",

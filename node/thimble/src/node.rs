@@ -11,11 +11,11 @@ use std::{
 use anyhow::{Context, Result, bail};
 use budget::{Ledger, Pool, cgroup::Cgroup};
 use consensus::{
-    BlockLog, Certifier, Consensus, IngressPool, LogReplay, SingleNode, Subnet, SubnetConfig, SystemClock,
-    SystemRandom, Wiring,
+    BlockLog, Certifier, Consensus, IngressPool, LogReplay, SingleNode, Subnet, SubnetConfig,
+    SystemClock, SystemRandom, Wiring,
 };
-use execution::{Executor, ExecutorConfig, QueryService};
 use envelope::CallVerifier;
+use execution::{Executor, ExecutorConfig, QueryService};
 use gateway::{Gateway, GatewayConfig, GatewayHandle, Waiters};
 use limits::{Limits, pool};
 use nidkg::EngineConfig;
@@ -54,7 +54,8 @@ const BLOCK_SEGMENT_BYTES: u64 = 8 << 20;
 /// Time for requests in flight when the node stops.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
-/// Runs the node until SIGINT or SIGTERM. When a state was taken over from peers, the process becomes a new one on top of it, by the same arguments.
+/// Runs the node until SIGINT or SIGTERM. When a state was taken over from peers, the process
+/// becomes a new one on top of it, by the same arguments.
 pub(crate) fn run(config: Config, address_file: Option<&Path>) -> Result<()> {
     if config.heap_profile {
         allocator::start_sampling(&config.data_dir, &config.limits.heap)?;
@@ -65,7 +66,8 @@ pub(crate) fn run(config: Config, address_file: Option<&Path>) -> Result<()> {
     }
 }
 
-/// Replaces this process by a fresh one. Everything is closed; the number of the process and its group stay.
+/// Replaces this process by a fresh one. Everything is closed; the number of the process and its
+/// group stay.
 fn start_again() -> Result<()> {
     use std::os::unix::process::CommandExt as _;
     let mut arguments = std::env::args_os();
@@ -80,7 +82,8 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
     let started = Instant::now();
     start_logging(&config.log)?;
     let data = &config.data_dir;
-    fs::create_dir_all(data).with_context(|| format!("making the data folder {}", data.display()))?;
+    fs::create_dir_all(data)
+        .with_context(|| format!("making the data folder {}", data.display()))?;
     let _lock = lock(data)?;
     let keys = Keys::open_or_create(&data.join("keys"))?;
     config.features = config.features.settled(several(&keys));
@@ -104,7 +107,8 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
         .enable_all()
         .build()
         .context("starting the HTTP runtime")?;
-    // A file that may not grow any more is an error that is waited for like a full disk, and not the end, which this signal is unless somebody takes it.
+    // A file that may not grow any more is an error that is waited for like a full disk, and not
+    // the end, which this signal is unless somebody takes it.
     let _too_large = {
         let _entered = runtime.enter();
         signal(SignalKind::from_raw(SIGXFSZ)).context("taking SIGXFSZ")?
@@ -118,8 +122,8 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
         governor::Parts { watch, rounds, latencies: latencies.clone(), queries, busy },
         &limits,
     )?;
-    let gateway =
-        runtime.block_on(start_gateway(&config, &ledger, &keys, adapter, waiters, registry, latencies))?;
+    let gateway = runtime
+        .block_on(start_gateway(&config, &ledger, &keys, adapter, waiters, registry, latencies))?;
     tracing::info!(
         address = %gateway.local_addr(),
         budget = %config.memory,
@@ -157,14 +161,16 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
     }
 }
 
-/// Executes the block log to its end and makes a checkpoint there, by the limits of this configuration; nothing is served.
+/// Executes the block log to its end and makes a checkpoint there, by the limits of this
+/// configuration; nothing is served.
 fn replay(config: &Config) -> Result<()> {
     let keys = Keys::open_or_create(&config.data_dir.join("keys"))?;
     let limits = Arc::new(config.limits.clone());
     let ledger = limits.ledger()?;
     let registry = Mutex::new(Registry::default());
     let cgroup = Cgroup::own().unwrap_or_default();
-    let Parts { driver, pool, .. } = open(config, &limits, &ledger, cgroup, keys, &registry, Role::Replay)?;
+    let Parts { driver, pool, .. } =
+        open(config, &limits, &ledger, cgroup, keys, &registry, Role::Replay)?;
     // The round loop executes what the log holds; then it stops, with a checkpoint.
     pool.close();
     match futures::executor::block_on(driver.run())? {
@@ -264,13 +270,21 @@ fn open(
         provisional: config.features.provisional(several(&keys)),
         subnet_admins: vec![],
     };
-    let named = |name| ledger.pool(name).with_context(|| format!("the ledger has no pool `{name}`"));
-    let budgeted = Budgeted::new(sandbox.clone(), named(pool::EXECUTIONS)?, named(pool::QUERIES)?, limits);
+    let named =
+        |name| ledger.pool(name).with_context(|| format!("the ledger has no pool `{name}`"));
+    let budgeted =
+        Budgeted::new(sandbox.clone(), named(pool::EXECUTIONS)?, named(pool::QUERIES)?, limits);
     let ingress = Arc::new(IngressPool::new(&limits.consensus));
     ingress.count_in(&named(pool::INGRESS_POOL)?);
     let patience = Arc::new(NodePatience::new(ingress.clone(), data));
-    let mut executor =
-        Executor::open(config_of_executor, Arc::new(budgeted), pages.clone(), store, blobs, patience)?;
+    let mut executor = Executor::open(
+        config_of_executor,
+        Arc::new(budgeted),
+        pages.clone(),
+        store,
+        blobs,
+        patience,
+    )?;
     executor.cache_queries(named(pool::QUERY_CACHE)?);
     let height = executor.height();
     if height.0 > 0 {
@@ -427,7 +441,10 @@ fn agreement(
 /// How far ahead a call may expire, and the drift of clocks allowed on top.
 fn ingress_window(limits: &Limits) -> (Duration, Duration) {
     let seconds = Duration::from_secs;
-    (seconds(limits.consensus.ingress_expiry_seconds), seconds(limits.consensus.ingress_drift_seconds))
+    (
+        seconds(limits.consensus.ingress_expiry_seconds),
+        seconds(limits.consensus.ingress_drift_seconds),
+    )
 }
 
 async fn start_gateway(
@@ -463,7 +480,8 @@ async fn start_gateway(
     Ok(Gateway::start(gateway, Arc::new(adapter), waiters, registry).await?)
 }
 
-/// What the agreement library says of its own steps is nothing that an operator can use: unless the filter names it, it is heard from warnings on.
+/// What the agreement library says of its own steps is nothing that an operator can use: unless the
+/// filter names it, it is heard from warnings on.
 const LIBRARY: &str = "commonware";
 
 fn log_filter(text: &str) -> Result<EnvFilter> {
@@ -481,7 +499,8 @@ fn start_logging(filter: &str) -> Result<()> {
     let filter = log_filter(filter)?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // A log that cannot be written is no reason to end: there would be nowhere to say so either.
+        // A log that cannot be written is no reason to end: there would be nowhere to say so
+        // either.
         .log_internal_errors(false)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
@@ -489,9 +508,11 @@ fn start_logging(filter: &str) -> Result<()> {
     Ok(())
 }
 
-/// Descriptors of the node besides those of canisters and connections: logs, sockets of workers, the stores.
+/// Descriptors of the node besides those of canisters and connections: logs, sockets of workers,
+/// the stores.
 const DESCRIPTORS_OWN: u64 = 64;
-/// Descriptors of one canister in memory: base file and open segment of two memories, and one being replaced.
+/// Descriptors of one canister in memory: base file and open segment of two memories, and one being
+/// replaced.
 const DESCRIPTORS_PER_CANISTER: u64 = 5;
 
 /// Open files that all canisters and connections may come to.
@@ -500,8 +521,8 @@ pub(crate) fn descriptors_needed(limits: &Limits) -> u64 {
     DESCRIPTORS_OWN.saturating_add(canisters).saturating_add(limits.gateway.connections)
 }
 
-/// Takes as many open files as the system allows. Fewer than what all canisters and connections may need is refused: the lack would show when a canister is
-/// installed that cannot be served.
+/// Takes as many open files as the system allows. Fewer than what all canisters and connections may
+/// need is refused: the lack would show when a canister is installed that cannot be served.
 fn raise_descriptor_limit(limits: &Limits) -> Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);

@@ -1,4 +1,5 @@
-//! What the node makes of its rounds: figures, the ledger's readings, answers to clients that wait, and memory that is held back.
+//! What the node makes of its rounds: figures, the ledger's readings, answers to clients that wait,
+//! and memory that is held back.
 
 use std::{
     sync::{
@@ -42,7 +43,8 @@ impl Observer<Executor> for NodeObserver {
     }
 
     fn between_batches(&mut self, executor: &mut Executor) {
-        // Only what fits into the gaps that are there is moved, so that moving takes no memory of its own.
+        // Only what fits into the gaps that are there is moved, so that moving takes no memory of
+        // its own.
         if self.watch.repack_below(executor.state().history.bytes()) {
             executor.repack_history();
         }
@@ -82,7 +84,8 @@ impl Observer<Executor> for NodeObserver {
     }
 }
 
-/// Pools of the ledger that the rules of replicated state hold to their caps: counted after every round, so that the ledger says what they hold.
+/// Pools of the ledger that the rules of replicated state hold to their caps: counted after every
+/// round, so that the ledger says what they hold.
 pub(crate) struct Observed {
     history: Option<Observation>,
     guaranteed: Option<Observation>,

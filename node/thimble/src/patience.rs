@@ -1,5 +1,6 @@
-//! How the node waits when its own machine fails a round (see `execution::Patience`): updates are refused with the reason, which `/health` shows too, and the
-//! step is tried again after a wait that grows to five seconds and ends at once when the node closes.
+//! How the node waits when its own machine fails a round (see `execution::Patience`): updates are
+//! refused with the reason, which `/health` shows too, and the step is tried again after a wait
+//! that grows to five seconds and ends at once when the node closes.
 
 use std::{
     path::Path,
@@ -38,12 +39,14 @@ impl NodePatience {
         Self { pool, disk, waiting: Mutex::default() }
     }
 
-    /// Bytes free on the node's disk, if those are next to none. Canister memory is mapped: where there is no room for a page, its worker is killed.
+    /// Bytes free on the node's disk, if those are next to none. Canister memory is mapped: where
+    /// there is no room for a page, its worker is killed.
     fn full_disk(&self) -> Option<u64> {
         self.disk.free_bytes().ok().filter(|free| *free < FULL_BYTES)
     }
 
-    /// In the words of an operator: what is waited for, and the command through where one may be needed.
+    /// In the words of an operator: what is waited for, and the command through where one may be
+    /// needed.
     fn reason(&self, trouble: &Trouble) -> String {
         if let Some(free) = self.full_disk() {
             return format!(
@@ -123,7 +126,8 @@ mod tests {
     }
 
     fn trouble(canister: u64, attempt: u32) -> Trouble {
-        let message = Fault { canister_id: ExecutorConfig::canister_id(canister), ordinal: canister };
+        let message =
+            Fault { canister_id: ExecutorConfig::canister_id(canister), ordinal: canister };
         Trouble {
             place: Place { height: Height(7), message: Some(message) },
             what: format!("disk of {canister} is full"),
@@ -162,7 +166,10 @@ mod tests {
         patience.wait(&killer(ATTEMPTS_BEFORE_VERDICT)).unwrap();
         let reason = pool.refusing().unwrap();
         let canister = ExecutorConfig::canister_id(1);
-        assert!(reason.contains(&format!("thimble reject --data-dir /data 7 {canister} 1")), "{reason}");
+        assert!(
+            reason.contains(&format!("thimble reject --data-dir /data 7 {canister} 1")),
+            "{reason}"
+        );
         patience.over(&killer(ATTEMPTS_BEFORE_VERDICT));
         assert_eq!(pool.refusing(), None);
     }

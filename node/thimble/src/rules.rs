@@ -1,11 +1,15 @@
 //! The rules that rounds were executed by, recorded beside the block log.
 //!
-//! What a block comes to depends on the agreed limits, on the features and on the program. Blocks above the newest checkpoint are executed again after a crash and have
-//! to come to the same, so the file `rules` in the data folder says by which rules they were executed first. A start with other ones (another `--memory`, say) first
-//! executes the log to its end by the recorded rules and makes a checkpoint there; then the new rules are written down, durably, and only then anything is executed
-//! by them. A crash in between leaves the old rules with blocks that were executed by them, or with none, or the new rules with none: each is a pair that fits.
+//! What a block comes to depends on the agreed limits, on the features and on the program. Blocks
+//! above the newest checkpoint are executed again after a crash and have to come to the same, so
+//! the file `rules` in the data folder says by which rules they were executed first. A start with
+//! other ones (another `--memory`, say) first executes the log to its end by the recorded rules and
+//! makes a checkpoint there; then the new rules are written down, durably, and only then anything
+//! is executed by them. A crash in between leaves the old rules with blocks that were executed by
+//! them, or with none, or the new rules with none: each is a pair that fits.
 //!
-//! Rules of another version of the program cannot be followed by this one: with blocks to execute it refuses, naming both.
+//! Rules of another version of the program cannot be followed by this one: with blocks to execute
+//! it refuses, naming both.
 //!
 //! This module must never know what the rules say.
 
@@ -62,8 +66,9 @@ impl Rules {
     /// The first few that differ, for a person.
     fn differences(&self, other: &Self) -> String {
         const NAMED: usize = 3;
-        let now =
-            |name: &str| other.agreed.iter().find(|(agreed, _)| agreed == name).map(|(_, value)| *value);
+        let now = |name: &str| {
+            other.agreed.iter().find(|(agreed, _)| agreed == name).map(|(_, value)| *value)
+        };
         let differ: Vec<_> = self
             .agreed
             .iter()
@@ -75,7 +80,9 @@ impl Rules {
             .collect();
         match differ.len() {
             0 => "the version".into(),
-            count if count > NAMED => format!("{} and {} more", differ[..NAMED].join(", "), count - NAMED),
+            count if count > NAMED => {
+                format!("{} and {} more", differ[..NAMED].join(", "), count - NAMED)
+            }
             _ => differ.join(", "),
         }
     }
@@ -86,24 +93,30 @@ impl Rules {
         let features = serde_json::from_value(self.features.clone())?;
         let before = Config { limits, features, ..config.clone() };
         let differences = self.differences(&Self::of(&before)?);
-        anyhow::ensure!(before.agreed()? == self.agreed, "this program has other rules: {differences}");
+        anyhow::ensure!(
+            before.agreed()? == self.agreed,
+            "this program has other rules: {differences}"
+        );
         Ok(before)
     }
 }
 
-/// Sees to it that what the log holds is executed by the rules it was executed by, and that the configured rules are recorded before anything is executed by them.
-/// `replay` executes the log to its end, under the configuration it is given, and makes a checkpoint there. Nothing of the node is open meanwhile.
+/// Sees to it that what the log holds is executed by the rules it was executed by, and that the
+/// configured rules are recorded before anything is executed by them. `replay` executes the log to
+/// its end, under the configuration it is given, and makes a checkpoint there. Nothing of the node
+/// is open meanwhile.
 pub(crate) fn settle(
     config: &Config,
     segment_bytes: u64,
     mut replay: impl FnMut(&Config) -> Result<()>,
 ) -> Result<()> {
-    let slot = RecordSlot { disk: RealDisk::shared(), path: config.data_dir.join("rules"), kind: KIND };
+    let slot =
+        RecordSlot { disk: RealDisk::shared(), path: config.data_dir.join("rules"), kind: KIND };
     let configured = Rules::of(config)?;
     let write = |rules: &Rules| -> Result<()> { Ok(slot.write(&serde_json::to_vec(rules)?)?) };
     let Some(bytes) = slot.read()? else { return write(&configured) };
-    let recorded: Rules =
-        serde_json::from_slice(&bytes).with_context(|| format!("{} does not decode", slot.path.display()))?;
+    let recorded: Rules = serde_json::from_slice(&bytes)
+        .with_context(|| format!("{} does not decode", slot.path.display()))?;
     if recorded.same(&configured) {
         return Ok(());
     }
@@ -137,7 +150,9 @@ pub(crate) fn settle(
         // The round loop may end with a checkpoint before the log does.
         while let Some((first, last)) = to_be_executed(&config.data_dir, segment_bytes)? {
             if first <= begun {
-                bail!("blocks {first} to {last} are still above the newest checkpoint; start the node again");
+                bail!(
+                    "blocks {first} to {last} are still above the newest checkpoint; start the node again"
+                );
             }
             begun = first;
             replay(&before)?;
@@ -169,8 +184,11 @@ mod tests {
     const SEGMENT_BYTES: u64 = 1 << 20;
 
     fn config(data: &Path, memory: &str) -> Config {
-        let settings =
-            Settings { memory: Some(memory.into()), data_dir: Some(data.into()), ..Settings::default() };
+        let settings = Settings {
+            memory: Some(memory.into()),
+            data_dir: Some(data.into()),
+            ..Settings::default()
+        };
         Config::load(&settings).unwrap()
     }
 
@@ -224,7 +242,8 @@ mod tests {
             assert!(ended.is_err());
         }
         assert!(settle(&small, SEGMENT_BYTES, |_| Ok(())).is_err(), "the blocks are still there");
-        // With the checkpoint and without the new rules: the old ones stand, with nothing to execute.
+        // With the checkpoint and without the new rules: the old ones stand, with nothing to
+        // execute.
         let cut = settle(&small, SEGMENT_BYTES, |_| {
             checkpoint(data, 1);
             anyhow::bail!("cut off")

@@ -1,4 +1,5 @@
-//! `thimble status`: asks a running node for its status report and prints it for people, or as it is for machines.
+//! `thimble status`: asks a running node for its status report and prints it for people, or as it
+//! is for machines.
 
 use std::{fmt::Write as _, net::SocketAddr};
 
@@ -118,8 +119,13 @@ fn text(report: &Report) -> String {
         if report.canisters.is_empty() { "" } else { "; the largest:" }
     );
     for canister in report.canisters.iter().take(CANISTERS_SHOWN.min(CANISTERS_MAX)) {
-        let _ =
-            writeln!(out, "{:<30} {:>10}  {}", canister.id, short(canister.memory_bytes), canister.status);
+        let _ = writeln!(
+            out,
+            "{:<30} {:>10}  {}",
+            canister.id,
+            short(canister.memory_bytes),
+            canister.status
+        );
     }
     out
 }
@@ -140,9 +146,15 @@ mod tests {
     #[test]
     fn an_empty_report_is_printed_whole() {
         let text = text(&Report { status: "healthy".into(), ..Report::default() });
-        for word in
-            ["healthy", "memory", "allocator", "rounds", "delta log", "nothing is held back", "0 canisters"]
-        {
+        for word in [
+            "healthy",
+            "memory",
+            "allocator",
+            "rounds",
+            "delta log",
+            "nothing is held back",
+            "0 canisters",
+        ] {
             assert!(text.contains(word), "{word} is missing in\n{text}");
         }
     }

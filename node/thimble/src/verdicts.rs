@@ -1,9 +1,11 @@
-//! Operators' verdicts: messages that are to be rejected without being executed, because every worker that runs them dies, or because they make the node
-//! panic. `thimble reject` writes them into the data folder; the node reads them when it starts and gives them to execution at their height. Once such a
-//! round is executed, its verdicts stand in the block log beside the outcome, and replays take them from there.
+//! Operators' verdicts: messages that are to be rejected without being executed, because every
+//! worker that runs them dies, or because they make the node panic. `thimble reject` writes them
+//! into the data folder; the node reads them when it starts and gives them to execution at their
+//! height. Once such a round is executed, its verdicts stand in the block log beside the outcome,
+//! and replays take them from there.
 //!
-//! One file of text, `HEIGHT CANISTER ORDINAL` on each line, replaced whole. In a subnet every operator gives the same verdict, or the roots of their nodes
-//! differ and the fewer stop.
+//! One file of text, `HEIGHT CANISTER ORDINAL` on each line, replaced whole. In a subnet every
+//! operator gives the same verdict, or the roots of their nodes differ and the fewer stop.
 
 use std::{
     collections::BTreeMap,
@@ -36,7 +38,9 @@ impl Verdicts {
         };
         let mut verdicts = Self::default();
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            verdicts.add(line).with_context(|| format!("{}, line {}", path.display(), number + 1))?;
+            verdicts
+                .add(line)
+                .with_context(|| format!("{}, line {}", path.display(), number + 1))?;
         }
         Ok(verdicts)
     }
@@ -46,9 +50,10 @@ impl Verdicts {
         let [height, canister, ordinal] = words[..] else {
             bail!("a verdict is HEIGHT CANISTER ORDINAL, and this is `{}`", line.escape_debug())
         };
-        let height = height.parse().map(Height).with_context(|| format!("`{height}` is no height"))?;
-        let canister_id =
-            Principal::from_text(canister).with_context(|| format!("`{canister}` is no canister id"))?;
+        let height =
+            height.parse().map(Height).with_context(|| format!("`{height}` is no height"))?;
+        let canister_id = Principal::from_text(canister)
+            .with_context(|| format!("`{canister}` is no canister id"))?;
         let ordinal = ordinal.parse().with_context(|| format!("`{ordinal}` is no number"))?;
         let verdict = Fault { canister_id, ordinal };
         let known = self.0.entry(height).or_default();
@@ -63,7 +68,8 @@ impl Verdicts {
         Ok(())
     }
 
-    /// Messages of a height that are to be rejected. `recorded` are those that an earlier run rejected: what was executed once is not judged anew.
+    /// Messages of a height that are to be rejected. `recorded` are those that an earlier run
+    /// rejected: what was executed once is not judged anew.
     pub(crate) fn at(&self, height: Height, recorded: Option<Vec<Fault>>) -> Vec<Fault> {
         let given = self.0.get(&height).cloned().unwrap_or_default();
         match recorded {
@@ -82,7 +88,8 @@ impl Verdicts {
 
     fn write(&self, data_dir: &Path) -> Result<()> {
         let (path, fresh) = (data_dir.join(FILE), data_dir.join(format!("{FILE}.new")));
-        let mut file = File::create(&fresh).with_context(|| format!("making {}", fresh.display()))?;
+        let mut file =
+            File::create(&fresh).with_context(|| format!("making {}", fresh.display()))?;
         for (height, verdicts) in &self.0 {
             for Fault { canister_id, ordinal } in verdicts {
                 writeln!(file, "{} {canister_id} {ordinal}", height.0)?;

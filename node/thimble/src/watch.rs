@@ -1,7 +1,9 @@
-//! What is known of the node at a moment: readings of the memory of its processes, and the record of the governor ([`memory::Record`]).
+//! What is known of the node at a moment: readings of the memory of its processes, and the record
+//! of the governor ([`memory::Record`]).
 //!
-//! One [`Watch`] is shared by the governor (which writes), the metrics and the status report (which read), the gateway's adapter and the round loop (which ask how
-//! far work is held back). Everything kept here has a fixed size.
+//! One [`Watch`] is shared by the governor (which writes), the metrics and the status report (which
+//! read), the gateway's adapter and the round loop (which ask how far work is held back).
+//! Everything kept here has a fixed size.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
@@ -33,7 +35,8 @@ pub(crate) struct Watch {
     pub(crate) queries: AtomicU64,
     // State.
     pub(crate) record: Record<report::Sample, report::Level>,
-    /// Bytes that lie in gaps between allocations of an idle node, once they are worth closing; 0 otherwise.
+    /// Bytes that lie in gaps between allocations of an idle node, once they are worth closing; 0
+    /// otherwise.
     gaps: AtomicU64,
     /// `program_bytes` of every process that was there at the last look.
     program: Mutex<Option<Observation>>,
@@ -50,7 +53,8 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Anonymous memory that no pool of the ledger holds: what the processes need at rest, and what nobody reserved. Negative while reservations are not used up.
+    /// Anonymous memory that no pool of the ledger holds: what the processes need at rest, and what
+    /// nobody reserved. Negative while reservations are not used up.
     pub(crate) fn unaccounted_bytes(&self) -> i64 {
         budget::unaccounted(self.anonymous_bytes, self.accounted_bytes).unaccounted_bytes
     }
@@ -80,7 +84,8 @@ impl Watch {
         }
     }
 
-    /// Memory of every process of the node, and what pools hold of it. Processes that end meanwhile are left out.
+    /// Memory of every process of the node, and what pools hold of it. Processes that end meanwhile
+    /// are left out.
     pub(crate) fn memory(&self) -> Reading {
         let (processes, accounted_bytes) = held_beside(&self.ledger, || self.processes());
         Reading {
@@ -113,9 +118,11 @@ impl Watch {
                 })
             })
             .collect();
-        // A compile child is not among them: what is reserved for a compilation is for all that its process takes.
+        // A compile child is not among them: what is reserved for a compilation is for all that its
+        // process takes.
         let count = processes.iter().filter(|process| process.role != COMPILER).count() as u64;
-        if let Some(program) = self.program.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+        if let Some(program) = self.program.lock().unwrap_or_else(PoisonError::into_inner).as_mut()
+        {
             program.set(count.saturating_mul(self.program_bytes));
         }
         processes
@@ -138,13 +145,15 @@ impl Watch {
     }
 }
 
-/// What `read` saw of memory, and what pools held while it looked. Processes are read one after the other: a message that ends meanwhile was seen with all
-/// its pages, and its reservation is gone a moment later. So of each pool the larger amount of before and after counts.
+/// What `read` saw of memory, and what pools held while it looked. Processes are read one after the
+/// other: a message that ends meanwhile was seen with all its pages, and its reservation is gone a
+/// moment later. So of each pool the larger amount of before and after counts.
 fn held_beside<T>(ledger: &Ledger, read: impl FnOnce() -> T) -> (T, u64) {
     let before = ledger.snapshot().pools;
     let seen = read();
     let after = ledger.snapshot().pools;
-    let most = before.iter().zip(&after).map(|(before, after)| before.used_bytes.max(after.used_bytes));
+    let most =
+        before.iter().zip(&after).map(|(before, after)| before.used_bytes.max(after.used_bytes));
     (seen, most.fold(0, u64::saturating_add))
 }
 
@@ -167,7 +176,8 @@ mod tests {
             answer = Some(pool("responses").try_reserve(5).unwrap());
             60
         });
-        // Its pages were seen, and so is what was reserved for them; what came meanwhile is seen too.
+        // Its pages were seen, and so is what was reserved for them; what came meanwhile is seen
+        // too.
         assert_eq!((seen, held), (60, 65));
         assert_eq!(held_beside(&ledger, || ()).1, 5);
     }

@@ -73,12 +73,28 @@ impl Limits {
         );
         rules.within(streams, limit!(self.connections.streams), "it is a part of all streams");
         let unread = limit!(self.connections.unread_bytes_per_connection);
-        rules.within(limit!(self.messages.frame_bytes), unread, "the largest frame could never be received");
-        rules.within(unread, limit!(self.connections.unread_bytes), "it is a part of all that is unread");
+        rules.within(
+            limit!(self.messages.frame_bytes),
+            unread,
+            "the largest frame could never be received",
+        );
+        rules.within(
+            unread,
+            limit!(self.connections.unread_bytes),
+            "it is a part of all that is unread",
+        );
         let socket = limit!(self.connections.socket_buffer_bytes);
         rules.at_least(socket, 16 * KIB, "throughput would be one packet per round trip");
-        rules.at_most(socket, 4 * MIB, "the kernel's memory for peers that do not read is the relay's");
-        rules.at_least(limit!(self.connections.stalled_seconds), 1, "honest peers on slow links would go");
+        rules.at_most(
+            socket,
+            4 * MIB,
+            "the kernel's memory for peers that do not read is the relay's",
+        );
+        rules.at_least(
+            limit!(self.connections.stalled_seconds),
+            1,
+            "honest peers on slow links would go",
+        );
         rules.at_most(
             limit!(self.connections.stalled_seconds),
             600,
@@ -86,7 +102,11 @@ impl Limits {
         );
         let unused = limit!(self.connections.unused_seconds);
         rules.at_least(unused, 1, "a client could not ask for anything in less");
-        rules.within(unused, limit!(self.connections.idle_seconds), "who asked for something stays longer");
+        rules.within(
+            unused,
+            limit!(self.connections.idle_seconds),
+            "who asked for something stays longer",
+        );
         rules.within(
             limit!(self.filter.ping_seconds),
             limit!(self.connections.idle_seconds),
@@ -103,7 +123,11 @@ impl Limits {
         rules.within(message, frame, "a message comes in a frame");
         rules.at_most(frame, MESSAGE_BYTES + 64 * KIB, "no peer sends a longer one");
         rules.within(frame, limit!(self.messages.receiving_bytes), "the largest frame must fit");
-        rules.within(message, limit!(self.messages.appending_bytes), "the largest message must fit");
+        rules.within(
+            message,
+            limit!(self.messages.appending_bytes),
+            "the largest message must fit",
+        );
         rules.at_least(chunk, KIB, "sending would be all system calls");
         rules.within(chunk, limit!(self.messages.sending_bytes), "one chunk must fit");
         rules.at_least(limit!(self.messages.clock_seconds), 1, "clocks are never the same");
@@ -131,9 +155,17 @@ impl Limits {
         );
         rules.within(peers, limit!(self.connections.connections), "each has a connection");
         let topics = limit!(self.gossip.topics_per_peer);
-        rules.within(limit!(self.gossip.topics), topics, "a peer may be in all topics of this relay");
+        rules.within(
+            limit!(self.gossip.topics),
+            topics,
+            "a peer may be in all topics of this relay",
+        );
         rules.at_most(topics, SHARDS, "a cluster has no more shards");
-        rules.at_least(limit!(self.gossip.heartbeat_millis), 100, "there would be nothing but heartbeats");
+        rules.at_least(
+            limit!(self.gossip.heartbeat_millis),
+            100,
+            "there would be nothing but heartbeats",
+        );
         rules.at_most(limit!(self.gossip.heartbeat_millis), 10_000, "a mesh would heal too late");
         rules.within(
             limit!(self.gossip.history_gossip),
@@ -144,7 +176,10 @@ impl Limits {
         let kept = self.gossip.history.saturating_mul(self.gossip.heartbeat_millis);
         rules.within(
             Named::number("gossip.history x gossip.heartbeat_millis", kept),
-            Named::number("gossip.seen_seconds x 1000", self.gossip.seen_seconds.saturating_mul(1000)),
+            Named::number(
+                "gossip.seen_seconds x 1000",
+                self.gossip.seen_seconds.saturating_mul(1000),
+            ),
             "what peers may still fetch must not be taken again",
         );
         rules.within(
@@ -205,7 +240,11 @@ impl Limits {
             limit!(self.connections.streams_per_connection),
             "each push is a stream",
         );
-        rules.at_least(limit!(self.filter.content_topic_bytes), 16, "hardly any content topic would fit");
+        rules.at_least(
+            limit!(self.filter.content_topic_bytes),
+            16,
+            "hardly any content topic would fit",
+        );
         let topic = limit!(self.filter.content_topic_bytes);
         rules.at_most(topic, CONTENT_TOPIC_BYTES, "no message has a longer one");
         let topics = limit!(self.filter.topics_per_request);
@@ -243,7 +282,11 @@ impl Limits {
             10_000,
             "each may begin a handshake, which is kept for a second",
         );
-        rules.at_most(limit!(self.peers.node_list_names), 100_000, "names asked for are kept until the end");
+        rules.at_most(
+            limit!(self.peers.node_list_names),
+            100_000,
+            "names asked for are kept until the end",
+        );
         rules.within(
             limit!(self.peers.outbound_relay_peers),
             limit!(self.gossip.peers),
@@ -264,7 +307,11 @@ impl Limits {
     fn check_store(&self, rules: &mut Rules) {
         let segment = limit!(self.store.segment_bytes);
         rules.at_least(limit!(self.store.retention_hours), 1, "a partition is an hour");
-        rules.at_most(limit!(self.store.retention_hours), 24 * 366, "each hour has an index of its own");
+        rules.at_most(
+            limit!(self.store.retention_hours),
+            24 * 366,
+            "each hour has an index of its own",
+        );
         rules.at_least(segment, MIB, "the log would be all small files");
         rules.within(
             Named::size("store.segment_bytes x 4", segment.value().saturating_mul(4)),
@@ -279,15 +326,27 @@ impl Limits {
             SEGMENTS_MAX,
             "each is a file",
         );
-        rules.within(segment, limit!(self.store.disk_reserve_bytes), "a segment that began must be finished");
+        rules.within(
+            segment,
+            limit!(self.store.disk_reserve_bytes),
+            "a segment that began must be finished",
+        );
         rules.at_least(limit!(self.store.sync_millis), 10, "there would be nothing but syncs");
-        rules.at_most(limit!(self.store.sync_millis), 60_000, "a loss of power would cost too much");
+        rules.at_most(
+            limit!(self.store.sync_millis),
+            60_000,
+            "a loss of power would cost too much",
+        );
         rules.within(
             Named::number("store.query_threads + 1", self.store.query_threads.saturating_add(1)),
             limit!(self.store.index_connections),
             "each query reads by a connection, and the writer has one",
         );
-        rules.at_least(limit!(self.store.index_cache_bytes), 64 * KIB, "every row would be read twice");
+        rules.at_least(
+            limit!(self.store.index_cache_bytes),
+            64 * KIB,
+            "every row would be read twice",
+        );
         rules.at_most(
             limit!(self.store.page_messages_max),
             PAGE_MESSAGES,
@@ -308,19 +367,30 @@ impl Limits {
             rules.at_least(limit, 1, "the service could not be used");
         }
         rules.at_most(limit!(self.store.query_threads), 64, "queries are bound by the disk");
-        rules.at_most(limit!(self.store.spare_segments), 64, "a few seconds of messages are enough");
+        rules.at_most(
+            limit!(self.store.spare_segments),
+            64,
+            "a few seconds of messages are enough",
+        );
     }
 
     fn check_http(&self, rules: &mut Rules) {
-        let encoded = self.messages.message_bytes.div_ceil(3).saturating_mul(4).saturating_add(4 * KIB);
+        let encoded =
+            self.messages.message_bytes.div_ceil(3).saturating_mul(4).saturating_add(4 * KIB);
         let encoded = Named::size("messages.message_bytes in base64 + 4 KiB", encoded);
         let body = limit!(self.http.body_bytes);
         rules.within(encoded, body, "the largest message must fit a body");
         rules.within(body, limit!(self.http.bodies_bytes), "the largest body must fit");
-        rules.within(encoded, limit!(self.http.responses_bytes), "the largest message must fit a response");
-        for limit in
-            [limit!(self.http.connections), limit!(self.http.subscriptions), limit!(self.http.cache_messages)]
-        {
+        rules.within(
+            encoded,
+            limit!(self.http.responses_bytes),
+            "the largest message must fit a response",
+        );
+        for limit in [
+            limit!(self.http.connections),
+            limit!(self.http.subscriptions),
+            limit!(self.http.cache_messages),
+        ] {
             rules.at_least(limit, 1, "clients could not be served");
         }
         let timeout = limit!(self.http.read_timeout_millis);
@@ -334,7 +404,8 @@ impl Limits {
             limit!(self.governor.refuse_pushes_percent),
             limit!(self.governor.pause_reading_percent),
         ];
-        let because = ["queries are refused before messages", "messages are refused before everything waits"];
+        let because =
+            ["queries are refused before messages", "messages are refused before everything waits"];
         self.governor.hand_back.check(rules, levels, because);
     }
 }

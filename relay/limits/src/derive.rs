@@ -121,9 +121,16 @@ impl Table for Limits {
         let frame = self.messages.message_bytes.saturating_add(FRAME_EXTRA_BYTES);
         set("messages.frame_bytes", &mut self.messages.frame_bytes, frame);
         let half = self.connections.connections.div_ceil(2);
-        set("connections.connections_per_address", &mut self.connections.connections_per_address, half);
-        let reserve =
-            self.store.segment_bytes.saturating_mul(DISK_RESERVE_SEGMENTS).max(DISK_RESERVE_BYTES_MIN);
+        set(
+            "connections.connections_per_address",
+            &mut self.connections.connections_per_address,
+            half,
+        );
+        let reserve = self
+            .store
+            .segment_bytes
+            .saturating_mul(DISK_RESERVE_SEGMENTS)
+            .max(DISK_RESERVE_BYTES_MIN);
         set("store.disk_reserve_bytes", &mut self.store.disk_reserve_bytes, reserve);
     }
 

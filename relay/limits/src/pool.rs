@@ -16,8 +16,8 @@ pub const STREAMS: &str = "streams";
 pub const UNREAD: &str = "unread";
 /// Frames being read and decoded, by their announced length. Full: the stream is not read.
 pub const RECEIVING: &str = "receiving";
-/// Messages waiting for the log's writer: bounded by its queue (observed), and counted in `receiving`
-/// until they are written. Full: light push answers 429, gossip frames wait.
+/// Messages waiting for the log's writer: bounded by its queue (observed), and counted in
+/// `receiving` until they are written. Full: light push answers 429, gossip frames wait.
 pub const APPENDING: &str = "appending";
 /// Buffers of messages being written to peers: [`crate::MessageLimits::sending_chunk_bytes`] each.
 /// Full: the stream waits.

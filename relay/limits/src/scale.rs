@@ -42,7 +42,8 @@ pub(crate) const HISTORY_MESSAGES: Sized =
     SCALE.values([8192, 12_288, 16_384, 32_768, 65_536, 131_072, 262_144]);
 pub(crate) const SEEN_ENTRIES: Sized =
     SCALE.values([24_576, 40_960, 65_536, 131_072, 262_144, 524_288, 1_048_576]);
-pub(crate) const QUEUE_PER_PEER: Sized = SCALE.values([1024, 2048, 4096, 8192, 8192, 16_384, 16_384]);
+pub(crate) const QUEUE_PER_PEER: Sized =
+    SCALE.values([1024, 2048, 4096, 8192, 8192, 16_384, 16_384]);
 pub(crate) const GOSSIP_QUEUES: Sized = SCALE.mib([1, 2, 3, 6, 12, 24, 64]);
 pub(crate) const IHAVE_IDS: Sized = SCALE.values([400, 500, 750, 1200, 2500, 5000, 5000]);
 pub(crate) const IWANT_IDS: Sized = SCALE.values([400, 500, 750, 1200, 2500, 5000, 5000]);
@@ -50,8 +51,10 @@ pub(crate) const IDONTWANT_IDS: Sized = SCALE.values([256, 384, 512, 768, 1024, 
 
 // Filter.
 pub(crate) const RECEIVERS: Sized = SCALE.values([48, 80, 128, 256, 512, 1024, 3072]);
-pub(crate) const SUBSCRIPTIONS: Sized = SCALE.values([4096, 6144, 8192, 16_384, 32_768, 65_536, 262_144]);
-pub(crate) const QUEUE_PER_RECEIVER: Sized = SCALE.values([4096, 6144, 8192, 16_384, 32_768, 65_536, 65_536]);
+pub(crate) const SUBSCRIPTIONS: Sized =
+    SCALE.values([4096, 6144, 8192, 16_384, 32_768, 65_536, 262_144]);
+pub(crate) const QUEUE_PER_RECEIVER: Sized =
+    SCALE.values([4096, 6144, 8192, 16_384, 32_768, 65_536, 65_536]);
 pub(crate) const PUSH_QUEUES: Sized = SCALE.mib([2, 3, 4, 8, 16, 32, 128]);
 pub(crate) const PUSHES_IN_FLIGHT: Sized = SCALE.values([4, 4, 4, 8, 8, 16, 16]);
 
@@ -63,7 +66,8 @@ pub(crate) const RETENTION: Sized = SCALE.mib([1024, 2048, 4096, 8192, 16_384, 3
 pub(crate) const SEGMENT: Sized = SCALE.mib([16, 16, 32, 64, 64, 64, 128]);
 pub(crate) const INDEX_CONNECTIONS: Sized = SCALE.values([3, 3, 4, 6, 8, 16, 16]);
 pub(crate) const INDEX_CACHE: Sized = SCALE.granules([8, 12, 16, 32, 64, 64, 128]);
-pub(crate) const INDEX_QUEUE: Sized = SCALE.values([4096, 6144, 8192, 16_384, 32_768, 65_536, 131_072]);
+pub(crate) const INDEX_QUEUE: Sized =
+    SCALE.values([4096, 6144, 8192, 16_384, 32_768, 65_536, 131_072]);
 pub(crate) const QUERY_THREADS: Sized = SCALE.values([1, 1, 2, 2, 4, 4, 8]);
 pub(crate) const QUERIES_WAITING: Sized = SCALE.values([8, 12, 16, 32, 64, 128, 512]);
 
@@ -83,7 +87,9 @@ pub(crate) const CACHE_MESSAGES: Sized = SCALE.values([64, 64, 64, 128, 128, 256
 const _: () = {
     assert!(CONNECTIONS.covers(&HANDSHAKES) && CONNECTIONS.covers(&GOSSIP_PEERS));
     assert!(CONNECTIONS.covers(&RECEIVERS) && GOSSIP_PEERS.covers(&OUTBOUND));
-    assert!(STREAMS.covers(&STREAMS_PER_CONNECTION) && STREAMS_PER_CONNECTION.covers(&PUSHES_IN_FLIGHT));
+    assert!(
+        STREAMS.covers(&STREAMS_PER_CONNECTION) && STREAMS_PER_CONNECTION.covers(&PUSHES_IN_FLIGHT)
+    );
     assert!(UNREAD.covers(&UNREAD_PER_CONNECTION));
     assert!(TOPICS_PER_PEER.covers(&TOPICS) && SCALE.flat(1024).covers(&TOPICS_PER_PEER));
     assert!(INDEX_CONNECTIONS.covers(&QUERY_THREADS));

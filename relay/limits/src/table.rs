@@ -107,7 +107,8 @@ pub struct ConnectionLimits {
     /// Connections from one IP address (an IPv6 prefix of 64 bits counts as one). Beyond it a new
     /// one is closed before it is negotiated.
     pub connections_per_address: u64,
-    /// Inbound connections being negotiated at once. Beyond it they wait in the listener's backlog.
+    /// Inbound connections being negotiated at once. Beyond it they wait in the listener's
+    /// backlog.
     pub handshakes: u64,
     /// Time to negotiate a connection; then it is closed.
     pub handshake_seconds: u64,
@@ -118,16 +119,16 @@ pub struct ConnectionLimits {
     pub streams: u64,
     /// Open streams of one connection, in each direction. Beyond it a new one is reset.
     pub streams_per_connection: u64,
-    /// Bytes one connection's multiplexer may hold that no stream consumed. Beyond it the socket is
-    /// not read.
+    /// Bytes one connection's multiplexer may hold that no stream consumed. Beyond it the socket
+    /// is not read.
     pub unread_bytes_per_connection: u64,
     /// The same over all connections: the pool `unread`.
     pub unread_bytes: u64,
     /// Send buffer and receive buffer of a socket, each, as the kernel is told it. Bounds what it
     /// holds for a peer that does not read.
     pub socket_buffer_bytes: u64,
-    /// A stream with bytes to write that takes none for so long is reset, and its peer disconnected
-    /// if it takes none at all.
+    /// A stream with bytes to write that takes none for so long is reset, and its peer
+    /// disconnected if it takes none at all.
     pub stalled_seconds: u64,
     /// When nearly all places are taken, a connection on which nothing was asked for so long, and
     /// whose peer neither gossips nor subscribes, is closed for a new one.
@@ -263,8 +264,9 @@ pub struct LightPushLimits {
     pub messages_per_second: u64,
     /// Messages of one peer at once after a pause.
     pub messages_burst: u64,
-    /// Messages whose receivers, or all relay peers, read slower than messages come are held back, but a
-    /// topic is not slowed down below this rate, nor below the next: then the oldest in their queues leave.
+    /// Messages whose receivers, or all relay peers, read slower than messages come are held back,
+    /// but a topic is not slowed down below this rate, nor below the next: then the oldest in
+    /// their queues leave.
     pub hold_back_messages_per_second: u64,
     /// The same in bytes.
     pub hold_back_bytes_per_second: u64,
@@ -304,8 +306,8 @@ pub struct StoreLimits {
     pub requests_burst: u64,
     /// Free disk below which messages are refused with the reason; relay goes on.
     pub disk_reserve_bytes: u64,
-    /// Files of 4 MiB made while there is room: what relay peers bring is passed on in them while the
-    /// disk has no byte left.
+    /// Files of 4 MiB made while there is room: what relay peers bring is passed on in them while
+    /// the disk has no byte left.
     pub spare_segments: u64,
 }
 

@@ -22,7 +22,9 @@ fn the_smallest_relay_takes_64_mib() {
     assert!(tiny.filter.receivers >= 32 && tiny.gossip.peers >= 3 * tiny.gossip.d_high);
     for bytes in [0, 1, MIB, 32 * MIB, 63 * MIB, 64 * MIB - 1] {
         let error = Limits::derive(bytes).unwrap_err();
-        let LimitsError::TooSmall { line, smallest_bytes, .. } = error.clone() else { panic!("{error}") };
+        let LimitsError::TooSmall { line, smallest_bytes, .. } = error.clone() else {
+            panic!("{error}")
+        };
         assert_eq!(smallest_bytes, 64 * MIB);
         assert!(error.to_string().contains(&format!("`{line}`")), "{error}");
     }
@@ -33,7 +35,10 @@ fn the_smallest_relay_takes_64_mib() {
 #[test]
 fn presets_are_derived_and_named() {
     for preset in PRESETS {
-        assert_eq!(Limits::preset(preset.name).unwrap(), Limits::derive(preset.memory_bytes).unwrap());
+        assert_eq!(
+            Limits::preset(preset.name).unwrap(),
+            Limits::derive(preset.memory_bytes).unwrap()
+        );
     }
     let text = Limits::preset("tinny").unwrap_err().to_string();
     assert!(text.contains("`tiny`") && text.contains("micro (128 MiB)"), "{text}");
@@ -45,9 +50,13 @@ fn every_mib_adds_up_and_more_memory_never_means_less() {
     for mib in 64..=4096 {
         let limits = Limits::derive(mib * MIB).unwrap_or_else(|error| panic!("{mib} MiB: {error}"));
         assert!(limits.sheet().sum_bytes() <= mib * MIB);
-        assert!(anonymous_bytes(&limits) * 100 <= mib * MIB * 80, "{mib} MiB: short before it is full");
+        assert!(
+            anonymous_bytes(&limits) * 100 <= mib * MIB * 80,
+            "{mib} MiB: short before it is full"
+        );
         if let Some(before) = before {
-            for ((name, smaller), (_, larger)) in numbers(&before).into_iter().zip(numbers(&limits)) {
+            for ((name, smaller), (_, larger)) in numbers(&before).into_iter().zip(numbers(&limits))
+            {
                 assert!(smaller <= larger, "{name} falls from {smaller} to {larger} at {mib} MiB");
             }
         }
@@ -69,10 +78,17 @@ fn what_the_protocols_and_clients_demand_holds_at_every_size() {
         let limits = Limits::preset(preset.name).unwrap();
         assert_eq!(limits.messages.message_bytes, 150 * KIB);
         assert_eq!(limits.messages.frame_bytes, 214 * KIB);
-        assert_eq!((limits.filter.topics_per_request, limits.filter.criteria_per_peer), (100, 1000));
+        assert_eq!(
+            (limits.filter.topics_per_request, limits.filter.criteria_per_peer),
+            (100, 1000)
+        );
         assert_eq!((limits.filter.ping_seconds, limits.store.page_messages_max), (300, 100));
-        let GossipLimits { d, d_low, d_high, d_out, d_lazy, history, history_gossip, .. } = limits.gossip;
-        assert_eq!((d, d_low, d_high, d_out, d_lazy, history, history_gossip), (6, 4, 8, 3, 6, 6, 3));
+        let GossipLimits { d, d_low, d_high, d_out, d_lazy, history, history_gossip, .. } =
+            limits.gossip;
+        assert_eq!(
+            (d, d_low, d_high, d_out, d_lazy, history, history_gossip),
+            (6, 4, 8, 3, 6, 6, 3)
+        );
         let GossipLimits { heartbeat_millis, fanout_seconds, seen_seconds, .. } = limits.gossip;
         assert_eq!((heartbeat_millis, fanout_seconds, seen_seconds), (1000, 60, 120));
         assert_eq!((limits.gossip.prune_backoff_seconds, limits.messages.clock_seconds), (60, 20));
@@ -154,7 +170,8 @@ fn consequences_follow_unless_they_are_stated() {
 #[test]
 fn unknown_limits_are_answered_in_the_relays_name() {
     let mut limits = Limits::preset("micro").unwrap();
-    let text = limits.apply_overrides(&json!({"gossip": {"seen_second": 1}})).unwrap_err().to_string();
+    let text =
+        limits.apply_overrides(&json!({"gossip": {"seen_second": 1}})).unwrap_err().to_string();
     assert!(text.contains("`seen_seconds`") && text.contains("`thimble-relay limits`"), "{text}");
     let text = limits.apply_overrides(&json!({"consensus": {}})).unwrap_err().to_string();
     assert!(text.contains("[limits.connections]") && text.contains("light_push"), "{text}");
@@ -178,16 +195,31 @@ fn contradictions_are_named_with_both_limits() {
         ),
         (json!({"gossip": {"d": 3}}), vec!["gossip.d_low", "gossip.d"]),
         (json!({"gossip": {"d_out": 4}}), vec!["gossip.d_out + 1", "gossip.d_out x 2"]),
-        (json!({"gossip": {"seen_seconds": 5}}), vec!["gossip.history x gossip.heartbeat_millis", "(5000)"]),
-        (json!({"gossip": {"queues_bytes": "64KiB"}}), vec!["gossip.queue_messages_per_peer x 64 B"]),
+        (
+            json!({"gossip": {"seen_seconds": 5}}),
+            vec!["gossip.history x gossip.heartbeat_millis", "(5000)"],
+        ),
+        (
+            json!({"gossip": {"queues_bytes": "64KiB"}}),
+            vec!["gossip.queue_messages_per_peer x 64 B"],
+        ),
         (
             json!({"filter": {"queues_bytes": "64KiB"}}),
             vec!["filter.queue_messages_per_receiver x 64 B", "(512 KiB)"],
         ),
-        (json!({"filter": {"ping_seconds": 900}}), vec!["filter.ping_seconds", "connections.idle_seconds"]),
-        (json!({"store": {"query_threads": 4}}), vec!["store.query_threads + 1", "store.index_connections"]),
+        (
+            json!({"filter": {"ping_seconds": 900}}),
+            vec!["filter.ping_seconds", "connections.idle_seconds"],
+        ),
+        (
+            json!({"store": {"query_threads": 4}}),
+            vec!["store.query_threads + 1", "store.index_connections"],
+        ),
         (json!({"store": {"retention_bytes": "64MiB"}}), vec!["store.segment_bytes x 4"]),
-        (json!({"store": {"page_messages_max": 101}}), vec!["store.page_messages_max", "at most 100"]),
+        (
+            json!({"store": {"page_messages_max": 101}}),
+            vec!["store.page_messages_max", "at most 100"],
+        ),
         (json!({"http": {"body_bytes": "128KiB"}}), vec!["base64", "http.body_bytes"]),
         (
             json!({"governor": {"refuse_pushes_percent": 84}}),
@@ -207,9 +239,13 @@ fn a_sum_above_the_budget_names_the_line_that_was_raised() {
     limits.apply_overrides(&json!({"filter": {"queues_bytes": "24MiB"}})).unwrap();
     let text = limits.check().unwrap_err().to_string();
     assert!(text.contains("`push_queues` (24 MiB, 4 MiB by derivation)"), "{text}");
-    limits.apply_overrides(&json!({"connections": {"connections": 128, "unread_bytes": "1MiB"}})).unwrap();
     limits
-        .apply_overrides(&json!({"gossip": {"seen_entries": 16_384, "ihave_ids_per_heartbeat": 100}}))
+        .apply_overrides(&json!({"connections": {"connections": 128, "unread_bytes": "1MiB"}}))
+        .unwrap();
+    limits
+        .apply_overrides(
+            &json!({"gossip": {"seen_entries": 16_384, "ihave_ids_per_heartbeat": 100}}),
+        )
         .unwrap();
     limits.apply_overrides(&json!({"process": {"page_cache_floor_bytes": "10MiB"}})).unwrap();
     limits.check().unwrap();

@@ -29,8 +29,8 @@ const PROGRAM: heap::Program = heap::Program {
 /// A Waku service node that lives inside a stated memory budget.
 ///
 /// State how much memory the node may take; every pool, cache and queue is sized from that one
-/// number, and the node refuses work before it outgrows it. Serves relay, light push, filter, store,
-/// peer exchange and metadata to stock clients.
+/// number, and the node refuses work before it outgrows it. Serves relay, light push, filter,
+/// store, peer exchange and metadata to stock clients.
 #[derive(Parser)]
 #[command(name = "thimble-relay", version, max_term_width = 100)]
 pub(crate) struct Cli {
@@ -49,8 +49,9 @@ enum Command {
     Run {
         #[command(flatten)]
         settings: Box<Settings>,
-        /// Write the addresses being served to this file once they are, one on each line, for scripts
-        /// that listen on port 0: multiaddresses, and the URL of the HTTP interface last.
+        /// Write the addresses being served to this file once they are, one on each line, for
+        /// scripts that listen on port 0: multiaddresses, and the URL of the HTTP
+        /// interface last.
         #[arg(long, value_name = "FILE")]
         address_file: Option<PathBuf>,
     },
@@ -76,8 +77,8 @@ enum Command {
         #[arg(long)]
         systemd: bool,
     },
-    /// Print what a running relay does: memory against the budget, every pool, rates, peers, pushes,
-    /// the store, refusals by reason, and how far work is held back.
+    /// Print what a running relay does: memory against the budget, every pool, rates, peers,
+    /// pushes, the store, refusals by reason, and how far work is held back.
     ///
     /// The same figures are at /status.json, drawn at /dashboard, and for monitoring at /metrics.
     ///
@@ -121,10 +122,11 @@ enum Command {
         #[command(flatten)]
         options: heap::Options,
     },
-    /// Print the node's peer id, and its record (ENR) with --record; makes its key if there is none.
+    /// Print the node's peer id, and its record (ENR) with --record; makes its key if there is
+    /// none.
     ///
-    /// The record says what the same flags would have the node serve. Others find the node by it, so
-    /// it needs --announce; a node that runs prints its own, which knows more.
+    /// The record says what the same flags would have the node serve. Others find the node by it,
+    /// so it needs --announce; a node that runs prints its own, which knows more.
     ///
     /// Example: thimble-relay key --data-dir /var/lib/relay
     Key {
@@ -207,8 +209,8 @@ pub(crate) struct Settings {
     /// Its key (PEM, PKCS#8).
     #[arg(long, value_name = "FILE", visible_alias = "websocket-secure-key-path")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Sample allocations, so that `thimble-relay heap` can say where memory went. Costs some memory
-    /// and time, which that command prints. [default: false]
+    /// Sample allocations, so that `thimble-relay heap` can say where memory went. Costs some
+    /// memory and time, which that command prints. [default: false]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
     pub(crate) heap_profile: Option<bool>,
     /// What is logged to standard error: error, warn, info, debug, or a filter like

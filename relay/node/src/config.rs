@@ -98,16 +98,16 @@ impl Config {
         };
         let flags = settings.clone();
         let memory = flags.memory.or(file.memory).unwrap_or_else(|| "128MiB".into());
-        let bytes =
-            budget::parse_size(&memory).with_context(|| format!("memory = \"{memory}\" is not a size"))?;
+        let bytes = budget::parse_size(&memory)
+            .with_context(|| format!("memory = \"{memory}\" is not a size"))?;
         let mut limits = Limits::derive(bytes)?;
         limits.apply_overrides(&serde_json::to_value(&file.limits)?)?;
         limits.check()?;
         let cluster = flags.cluster.or(file.cluster).unwrap_or(0);
         let shards_in_cluster =
             flags.shards_in_cluster.or(file.shards_in_cluster).unwrap_or(SHARDS_IN_CLUSTER);
-        let shards =
-            list(flags.shards, file.shards).unwrap_or_else(|| (0..shards_in_cluster.get()).collect());
+        let shards = list(flags.shards, file.shards)
+            .unwrap_or_else(|| (0..shards_in_cluster.get()).collect());
         let listen = list(flags.listen, file.listen).unwrap_or_else(default_listen);
         let config = Self {
             memory,
@@ -123,8 +123,10 @@ impl Config {
             store: flags.store.or(file.store).unwrap_or(true),
             discv5: flags.discv5.or(file.discv5),
             discv5_port: flags.discv5_port.or(file.discv5_port).unwrap_or(DISCV5_PORT),
-            discv5_bootstrap: list(flags.discv5_bootstrap, file.discv5_bootstrap).unwrap_or_default(),
-            dns_discovery_urls: list(flags.dns_discovery_urls, file.dns_discovery_urls).unwrap_or_default(),
+            discv5_bootstrap: list(flags.discv5_bootstrap, file.discv5_bootstrap)
+                .unwrap_or_default(),
+            dns_discovery_urls: list(flags.dns_discovery_urls, file.dns_discovery_urls)
+                .unwrap_or_default(),
             dns_servers: list(flags.dns_servers, file.dns_servers).unwrap_or_default(),
             ask_peers: flags.ask_peers.or(file.ask_peers),
             heap_profile: flags.heap_profile.or(file.heap_profile).unwrap_or(false),
@@ -195,8 +197,8 @@ impl Config {
         )
     }
 
-    /// Relay peers without which light push is refused: as stated; else one where the node is to have
-    /// any, and none for a node that is alone.
+    /// Relay peers without which light push is refused: as stated; else one where the node is to
+    /// have any, and none for a node that is alone.
     pub(crate) fn least_relay_peers(&self) -> usize {
         let stated = self.min_relay_peers.map(crate::settings::count);
         stated.unwrap_or(usize::from(!self.peers.is_empty() || self.finds_peers()))
@@ -219,13 +221,15 @@ impl Config {
 
     /// Records of the nodes at which discovery begins.
     pub(crate) fn bootstrap_records(&self) -> Result<Vec<NodeRecord>> {
-        let read = |text: &String| text.parse().with_context(|| format!("discv5_bootstrap `{text}`"));
+        let read =
+            |text: &String| text.parse().with_context(|| format!("discv5_bootstrap `{text}`"));
         self.discv5_bootstrap.iter().map(read).collect()
     }
 
     /// Lists of nodes in the DNS.
     pub(crate) fn node_lists(&self) -> Result<Vec<ListLink>> {
-        let read = |text: &String| text.parse().with_context(|| format!("dns_discovery_urls `{text}`"));
+        let read =
+            |text: &String| text.parse().with_context(|| format!("dns_discovery_urls `{text}`"));
         self.dns_discovery_urls.iter().map(read).collect()
     }
 
@@ -261,7 +265,10 @@ fn default_listen() -> Vec<Multiaddr> {
 fn read(path: &PathBuf) -> Result<File> {
     let bytes = fs::metadata(path).with_context(|| format!("reading {}", path.display()))?.len();
     if bytes > FILE_BYTES_MAX {
-        bail!("{} has {bytes} bytes; a configuration file has at most {FILE_BYTES_MAX}", path.display());
+        bail!(
+            "{} has {bytes} bytes; a configuration file has at most {FILE_BYTES_MAX}",
+            path.display()
+        );
     }
     let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
     toml::from_str(&text).with_context(|| format!("in {}", path.display()))
@@ -319,10 +326,14 @@ mod tests {
 
     #[test]
     fn damaged_records_and_lists_are_refused_at_the_start() {
-        let bootstrap = Settings { discv5_bootstrap: vec!["enr:-IS4".into()], ..Settings::default() };
+        let bootstrap =
+            Settings { discv5_bootstrap: vec!["enr:-IS4".into()], ..Settings::default() };
         let refused = format!("{:#}", Config::load(&bootstrap).unwrap_err());
         assert!(refused.contains("discv5_bootstrap `enr:-IS4`"), "{refused}");
-        let list = Settings { dns_discovery_urls: vec!["enrtree://KEY@a.org".into()], ..Settings::default() };
+        let list = Settings {
+            dns_discovery_urls: vec!["enrtree://KEY@a.org".into()],
+            ..Settings::default()
+        };
         let refused = format!("{:#}", Config::load(&list).unwrap_err());
         assert!(refused.contains("enrtree://KEY@DOMAIN"), "{refused}");
         assert_eq!(dns_server("192.0.2.1").unwrap().port(), 53);

@@ -77,8 +77,8 @@ pub(crate) struct Counters {
     pub(crate) relay_refused: ByReason,
     /// Clients' messages that were held back and then refused: those they go to are slow.
     pub(crate) held_back: AtomicU64,
-    /// Messages passed on and not kept for queries: ephemeral ones, those whose timestamp is too far off
-    /// this machine's clock, and those for which the disk has no room.
+    /// Messages passed on and not kept for queries: ephemeral ones, those whose timestamp is too
+    /// far off this machine's clock, and those for which the disk has no room.
     pub(crate) ephemeral: AtomicU64,
     pub(crate) off_the_clock: AtomicU64,
     pub(crate) without_room: AtomicU64,

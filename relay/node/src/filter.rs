@@ -1,9 +1,10 @@
 //! Filter subscriptions, and the queues of pushes.
 //!
 //! A receiver is a peer with at least one criterion: a shard and a content topic. What it is to be
-//! sent waits in its queue as references; the oldest leave when there are too many, and are counted.
-//! A receiver that reads holds publishers of its topics back before that ([`Filter::has_room`], within
-//! the bounds of [`crate::pace`]): what was accepted reaches whoever reads.
+//! sent waits in its queue as references; the oldest leave when there are too many, and are
+//! counted. A receiver that reads holds publishers of its topics back before that
+//! ([`Filter::has_room`], within the bounds of [`crate::pace`]): what was accepted reaches whoever
+//! reads.
 //!
 //! Bounds: receivers, criteria of one and of all, references in each queue; all in [`Bounds`].
 //! What it must never know: streams and connections.
@@ -114,7 +115,12 @@ pub(crate) struct Held {
 
 impl Filter {
     pub(crate) fn new(bounds: Bounds) -> Self {
-        Self { bounds, state: Mutex::default(), queued: AtomicU64::new(0), dropped: AtomicU64::new(0) }
+        Self {
+            bounds,
+            state: Mutex::default(),
+            queued: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -268,10 +274,15 @@ impl Filter {
     /// Forgets receivers that are silent for too long; how many.
     pub(crate) fn expire(&self, now: Instant) -> usize {
         let mut state = self.lock();
-        let silent =
-            |receiver: &Receiver| now.saturating_duration_since(receiver.heard) >= self.bounds.silence;
-        let gone: Vec<PeerId> =
-            state.receivers.iter().filter(|(_, receiver)| silent(receiver)).map(|(peer, _)| *peer).collect();
+        let silent = |receiver: &Receiver| {
+            now.saturating_duration_since(receiver.heard) >= self.bounds.silence
+        };
+        let gone: Vec<PeerId> = state
+            .receivers
+            .iter()
+            .filter(|(_, receiver)| silent(receiver))
+            .map(|(peer, _)| *peer)
+            .collect();
         gone.iter().filter(|peer| state.remove(peer)).count()
     }
 

@@ -1,5 +1,5 @@
-//! The governor: looks at the relay's memory a few times a second, hands freed memory back, says how
-//! far work is held back, and samples for the dashboard.
+//! The governor: looks at the relay's memory a few times a second, hands freed memory back, says
+//! how far work is held back, and samples for the dashboard.
 //!
 //! Its steps are those of every program ([`memory::Steps`]). What is refused at which level is said
 //! here ([`Work`]) and asked where the work comes in; nothing that was accepted is lost by it.
@@ -81,21 +81,26 @@ impl Watch {
         Self { record, levels: limits.levels() }
     }
 
-    /// Why work is held back, in a sentence that names what was measured and the limit; `None` while
-    /// it is taken.
+    /// Why work is held back, in a sentence that names what was measured and the limit; `None`
+    /// while it is taken.
     pub(crate) fn held_back(&self, work: Work) -> Option<String> {
         let [queries, pushes, reading] = self.levels;
         let (from, what, limit, percent) = match work {
-            Work::Queries => {
-                (budget::Level::Queries, "no store queries and REST reads", "refuse_queries_percent", queries)
-            }
+            Work::Queries => (
+                budget::Level::Queries,
+                "no store queries and REST reads",
+                "refuse_queries_percent",
+                queries,
+            ),
             Work::Pushes => (
                 budget::Level::Ingress,
                 "no pushes, subscriptions and connections",
                 "refuse_pushes_percent",
                 pushes,
             ),
-            Work::Reading => (budget::Level::Execution, "nothing", "pause_reading_percent", reading),
+            Work::Reading => {
+                (budget::Level::Execution, "nothing", "pause_reading_percent", reading)
+            }
         };
         if self.record.level() < from {
             return None;
@@ -116,7 +121,8 @@ impl Watch {
 /// Starts the thread.
 pub(crate) fn start(node: Arc<Node>, limits: &GovernorLimits) -> Result<GovernorThread> {
     let record = &node.watch.record;
-    let steps = Steps::new(&limits.hand_back, limits.levels(), record.budget_bytes, record.cgroup.as_ref());
+    let steps =
+        Steps::new(&limits.hand_back, limits.levels(), record.budget_bytes, record.cgroup.as_ref());
     let mut worker = Worker { node, steps, before: [0; 4] };
     GovernorThread::start(move || worker.look()).context("starting the governor's thread")
 }
@@ -181,7 +187,10 @@ mod tests {
         let reason = "anonymous memory is 56 MiB, 87 % of the budget of 64 MiB";
         watch.record.set_level(budget::Level::Queries, reason.into());
         let text = watch.held_back(Work::Queries).unwrap();
-        assert!(text.contains(reason) && text.contains("governor.refuse_queries_percent is 85"), "{text}");
+        assert!(
+            text.contains(reason) && text.contains("governor.refuse_queries_percent is 85"),
+            "{text}"
+        );
         assert!(watch.held_back(Work::Pushes).is_none());
         watch.record.set_level(budget::Level::Ingress, reason.into());
         let text = watch.held_back(Work::Pushes).unwrap();

@@ -12,8 +12,8 @@ use std::{
 use budget::Reservation;
 use bytes::Bytes;
 use protocol::{
-    ContentTopic, MessageError, MessageHash, PubsubTopic, WakuMessage, autoshard, gossip::message_id,
-    message_hash,
+    ContentTopic, MessageError, MessageHash, PubsubTopic, WakuMessage, autoshard,
+    gossip::message_id, message_hash,
 };
 use router::{Offer, Peer, Shard};
 use store::{AppendError, Appended, Arrival};
@@ -69,7 +69,9 @@ impl Rejected {
     /// Under which it is counted.
     pub(crate) fn reason(&self) -> Reason {
         match self {
-            Self::Invalid(MessageError::TooLarge { .. }) | Self::TooLarge { .. } => Reason::TooLarge,
+            Self::Invalid(MessageError::TooLarge { .. }) | Self::TooLarge { .. } => {
+                Reason::TooLarge
+            }
             Self::Invalid(_) => Reason::Invalid,
             Self::Topic(_) => Reason::Topic,
             Self::NoPeers { .. } => Reason::NoPeers,
@@ -112,7 +114,8 @@ impl Node {
 
     /// The shard of a pubsub topic of this node's cluster.
     pub(crate) fn shard_of(&self, pubsub_topic: &str) -> Result<Shard, Rejected> {
-        let topic: PubsubTopic = pubsub_topic.parse().map_err(|error| Rejected::Topic(format!("{error}")))?;
+        let topic: PubsubTopic =
+            pubsub_topic.parse().map_err(|error| Rejected::Topic(format!("{error}")))?;
         if topic.cluster == self.settings.cluster && topic.shard < router::SHARDS {
             return Ok(topic.shard);
         }
@@ -159,8 +162,9 @@ impl Node {
         let (hash, Appended { message: stored, known, .. }) =
             self.append(Source::Client, shard, &message, bytes, held).await?;
         if known {
-            // It was handed on when it came first. What came now may be other bytes under the same hash, of
-            // which the log has none: whoever fetched them by their id would get something else.
+            // It was handed on when it came first. What came now may be other bytes under the same
+            // hash, of which the log has none: whoever fetched them by their id would
+            // get something else.
             return Ok(Accepted { hash, relay_peers: 0, known });
         }
         let relay_peers = self.router().publish(shard, id, stored.clone(), self.now());
@@ -170,8 +174,8 @@ impl Node {
         Ok(Accepted { hash, relay_peers, known: false })
     }
 
-    /// Holds a client's message back while those it goes to have no room: for a moment, and within the
-    /// bounds of [`crate::pace`].
+    /// Holds a client's message back while those it goes to have no room: for a moment, and within
+    /// the bounds of [`crate::pace`].
     async fn wait_for_room(&self, shard: Shard, content_topic: &str) -> Result<(), Rejected> {
         let deadline = Instant::now() + HOLD_BACK;
         loop {
@@ -185,7 +189,9 @@ impl Node {
             };
             if now >= deadline {
                 self.counters.held_back.fetch_add(1, Relaxed);
-                return Err(Rejected::Busy(format!("{slow} read slower than messages come; try again")));
+                return Err(Rejected::Busy(format!(
+                    "{slow} read slower than messages come; try again"
+                )));
             }
             tokio::time::sleep(RETRY).await;
         }
@@ -251,7 +257,8 @@ impl Node {
     /// This node may take less than the network does; that is no fault of whoever sends more.
     fn check_size(&self, bytes: &Bytes) -> Result<(), Rejected> {
         let (bytes, most) = (bytes.len(), self.settings.message_bytes);
-        // What is too large for everybody is refused where it is decoded, and counts against its peer.
+        // What is too large for everybody is refused where it is decoded, and counts against its
+        // peer.
         if bytes > most && bytes <= protocol::message::MESSAGE_BYTES_MAX {
             return Err(Rejected::TooLarge { bytes, most });
         }
@@ -283,8 +290,10 @@ impl Node {
             may_pass: matches!(source, Source::Relay(_)),
         };
         // Its memory stays held until the bytes are written.
-        let appending =
-            self.store.append(arrival, bytes, held).map_err(|full| Rejected::Busy(full.to_string()))?;
+        let appending = self
+            .store
+            .append(arrival, bytes, held)
+            .map_err(|full| Rejected::Busy(full.to_string()))?;
         match appending.await {
             Ok(appended) => {
                 let counters = &self.counters;

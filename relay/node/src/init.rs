@@ -11,11 +11,12 @@ use crate::config::Config;
 /// Open files that a unit is given at least: what other services are given, too.
 const DESCRIPTORS_MIN: u64 = 65_536;
 
-/// Writes `relay.toml`, and with `systemd` also `thimble-relay.service`, into the data folder. A file
-/// that is there and says something else stays.
+/// Writes `relay.toml`, and with `systemd` also `thimble-relay.service`, into the data folder. A
+/// file that is there and says something else stays.
 pub(crate) fn run(config: &Config, systemd: bool) -> Result<()> {
     let text = |data: &Path| toml(config, data);
-    let unit = |place: Place| unit(config, place.program, place.file, place.data, place.user, place.group);
+    let unit =
+        |place: Place| unit(config, place.program, place.file, place.data, place.user, place.group);
     setup::init("thimble-relay", &config.data_dir, "relay.toml", text, systemd.then_some(unit))
 }
 
@@ -38,10 +39,13 @@ fn texts<T: ToString>(list: &[T]) -> Option<String> {
 }
 
 fn toml(config: &Config, data: &Path) -> String {
-    let shards: Vec<toml::Value> = config.shards.iter().map(|shard| i64::from(*shard).into()).collect();
+    let shards: Vec<toml::Value> =
+        config.shards.iter().map(|shard| i64::from(*shard).into()).collect();
     let path = |path: &Option<PathBuf>| path.as_ref().map(|path| value(&*path.to_string_lossy()));
-    let announce = line("announce", texts(&config.announce), "[\"/dns4/relay.example.org/tcp/60000\"]");
-    let peers = line("peers", texts(&config.peers), "[\"/dns4/other.example.org/tcp/60000/p2p/...\"]");
+    let announce =
+        line("announce", texts(&config.announce), "[\"/dns4/relay.example.org/tcp/60000\"]");
+    let peers =
+        line("peers", texts(&config.peers), "[\"/dns4/other.example.org/tcp/60000/p2p/...\"]");
     let least = config.min_relay_peers.map(|least| least.to_string());
     let least = line("min_relay_peers", least, "1");
     let certificate = line("tls_certificate", path(&config.tls_certificate), "\"chain.pem\"");
@@ -168,7 +172,8 @@ mod tests {
         let settings = Settings { memory: Some("64MiB".into()), ..Settings::default() };
         let config = Config::load(&settings).unwrap();
         let file = "/var/lib/relay/relay.toml".into();
-        let unit = unit(&config, "/usr/bin/thimble-relay".into(), file, "/var/lib/relay".into(), 1, 2);
+        let unit =
+            unit(&config, "/usr/bin/thimble-relay".into(), file, "/var/lib/relay".into(), 1, 2);
         let text = unit.text().unwrap();
         for line in [
             "MemoryMax=67108864",

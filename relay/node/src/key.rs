@@ -1,5 +1,5 @@
-//! The node's key: secp256k1, in a file that only its owner may read. Its public half is the peer id
-//! by which other nodes know this one.
+//! The node's key: secp256k1, in a file that only its owner may read. Its public half is the peer
+//! id by which other nodes know this one.
 
 use std::{
     fs::{self, OpenOptions},
@@ -40,8 +40,9 @@ pub(crate) fn load_or_create(path: &Path) -> Result<Keypair> {
             file.take(FILE_BYTES_MAX + 1)
                 .read_to_string(&mut text)
                 .with_context(|| format!("reading {}", path.display()))?;
-            parse(&text)
-                .with_context(|| format!("{} is damaged: put the key back from a copy", path.display()))
+            parse(&text).with_context(|| {
+                format!("{} is damaged: put the key back from a copy", path.display())
+            })
         }
         Err(error) if error.kind() == ErrorKind::NotFound => create(path),
         Err(error) => Err(error).with_context(|| format!("opening {}", path.display())),

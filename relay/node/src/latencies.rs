@@ -6,7 +6,8 @@ use prometheus_client::metrics::histogram::Histogram;
 
 /// Upper bounds of the buckets, in seconds: from a message that is only appended to one that waited
 /// for its receivers.
-const SECONDS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 20.0];
+const SECONDS: [f64; 12] =
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 20.0];
 
 /// Fixed buckets for each kind of request: the same few hundred bytes whatever the load.
 #[derive(Clone)]

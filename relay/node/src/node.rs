@@ -185,8 +185,8 @@ fn unix_nanos() -> i64 {
 }
 
 impl Node {
-    /// `cgroup` is the process group, if there is one; `own` is this node's peer id; `seed` is where its
-    /// randomness comes from.
+    /// `cgroup` is the process group, if there is one; `own` is this node's peer id; `seed` is
+    /// where its randomness comes from.
     pub(crate) fn open(
         config: &Config,
         cgroup: Option<Cgroup>,
@@ -198,7 +198,8 @@ impl Node {
         let settings = config.settings();
         let clock: Arc<dyn Fn() -> i64 + Send + Sync> = Arc::new(unix_nanos);
         let folder = config.data_dir.join("messages");
-        let store = Store::open(settings::store(limits, folder), Arc::new(disk::RealDisk), clock.clone())?;
+        let store =
+            Store::open(settings::store(limits, folder), Arc::new(disk::RealDisk), clock.clone())?;
         let mut router = Router::new(settings::gossip(limits), seed);
         settings.shards.iter().for_each(|shard| router.subscribe(shard, Duration::ZERO));
         let peers = count(limits.connections.connections) * 2;
@@ -315,7 +316,8 @@ pub(crate) struct Connected {
     pub(crate) gossips: bool,
 }
 
-/// Streams of one connection for which a protocol is being agreed on. Further ones wait in the multiplexer.
+/// Streams of one connection for which a protocol is being agreed on. Further ones wait in the
+/// multiplexer.
 const NEGOTIATING: usize = 16;
 /// Asks waiting at once.
 const ASKS: usize = 64;
@@ -380,7 +382,9 @@ impl Network {
         };
         let swarm_config = swarm::Config::with_tokio_executor()
             .with_substream_upgrade_protocol_override(libp2p::core::upgrade::Version::V1Lazy)
-            .with_max_negotiating_inbound_streams(NEGOTIATING.min(node.settings.streams_per_connection));
+            .with_max_negotiating_inbound_streams(
+                NEGOTIATING.min(node.settings.streams_per_connection),
+            );
         let mut swarm = Swarm::new(transport, behaviour, keys.public().to_peer_id(), swarm_config);
         for address in &config.listen {
             swarm.listen_on(address.clone()).with_context(|| format!("listening on {address}"))?;
@@ -446,7 +450,8 @@ impl Network {
     fn addresses(&self) -> Vec<Multiaddr> {
         let peer = *self.swarm.local_peer_id();
         let all = self.swarm.external_addresses().chain(self.swarm.listeners());
-        let mut addresses: Vec<Multiaddr> = all.map(|address| with_peer(address.clone(), peer)).collect();
+        let mut addresses: Vec<Multiaddr> =
+            all.map(|address| with_peer(address.clone(), peer)).collect();
         addresses.dedup();
         addresses
     }
@@ -464,9 +469,11 @@ impl Network {
             SwarmEvent::IncomingConnectionError { error, send_back_addr, .. } => {
                 tracing::debug!(%error, address = %send_back_addr, "a connection was not taken");
             }
-            SwarmEvent::Behaviour(AllEvent::Ping(ping::Event { connection, result: Err(error), .. }))
-                if !matches!(error, ping::Failure::Unsupported) =>
-            {
+            SwarmEvent::Behaviour(AllEvent::Ping(ping::Event {
+                connection,
+                result: Err(error),
+                ..
+            })) if !matches!(error, ping::Failure::Unsupported) => {
                 // Nobody is at the other end any more; pushes would wait for it.
                 self.swarm.close_connection(connection);
             }
@@ -523,7 +530,8 @@ impl Network {
 
     /// Dials whom the known peers say, and asks for further ones.
     fn find_peers(&mut self) {
-        let connections = if self.finds_peers { self.connections() } else { Connections::default() };
+        let connections =
+            if self.finds_peers { self.connections() } else { Connections::default() };
         let now = self.node.now();
         let (dials, wants) = {
             let mut peers = self.node.peers();
@@ -546,7 +554,11 @@ impl Network {
             }
         }
         let pause = self.asked_peers.is_some_and(|last| last.elapsed() < ASK_PEERS);
-        if self.asks_peers && wants && !pause && self.swarm.behaviour_mut().waku.ask_peers(rand::random()) {
+        if self.asks_peers
+            && wants
+            && !pause
+            && self.swarm.behaviour_mut().waku.ask_peers(rand::random())
+        {
             self.asked_peers = Some(Instant::now());
         }
     }

@@ -35,7 +35,8 @@ impl Observed {
     pub(crate) fn new(ledger: &Ledger) -> Result<Self> {
         let observe = |name| anyhow::Ok(of(ledger, name)?.observe());
         let mut program = observe(pool::PROGRAM)?;
-        // Nothing hangs on it but a figure, which is too low by as much where the kernel does not say.
+        // Nothing hangs on it but a figure, which is too low by as much where the kernel does not
+        // say.
         program.set(process::relocated_bytes(Pid::own()).unwrap_or_default());
         Ok(Self {
             _program: program,
@@ -56,8 +57,8 @@ impl Observed {
     /// Looks at all of them.
     pub(crate) fn look(&mut self, node: &Node) {
         use relay_limits::{
-            CRITERION_BYTES, GOSSIP_PEER_BYTES, HISTORY_BYTES, INDEX_ROW_BYTES, PEER_BYTES, QUERY_BYTES,
-            REFERENCE_BYTES, SEEN_BYTES,
+            CRITERION_BYTES, GOSSIP_PEER_BYTES, HISTORY_BYTES, INDEX_ROW_BYTES, PEER_BYTES,
+            QUERY_BYTES, REFERENCE_BYTES, SEEN_BYTES,
         };
         let set = |observation: &mut Observation, entries: usize, bytes: u64| {
             observation.set(entries as u64 * bytes);

@@ -1,9 +1,10 @@
 //! How fast messages go to those who get them, and whether publishers wait for those who are slow.
 //!
-//! A receiver that reads is waited for, so that what was accepted reaches it. But whoever subscribes
-//! to a topic could slow its publishers down by reading slowly. So a receiver is waited for only while
-//! it takes [`LIVE_MESSAGES`] a second, and only while it is sent at least the messages or the bytes
-//! per second of [`Floor`]: publishers are never slowed down below that on its account.
+//! A receiver that reads is waited for, so that what was accepted reaches it. But whoever
+//! subscribes to a topic could slow its publishers down by reading slowly. So a receiver is waited
+//! for only while it takes [`LIVE_MESSAGES`] a second, and only while it is sent at least the
+//! messages or the bytes per second of [`Floor`]: publishers are never slowed down below that on
+//! its account.
 //!
 //! Counted by windows of a second: this one, and the share of the one before that lies within a
 //! second of now. What it must never know: queues, topics, peers.
@@ -16,7 +17,8 @@ use std::{
 
 use router::Shard;
 
-/// A receiver with waiting messages that took fewer than these within two windows is not waited for.
+/// A receiver with waiting messages that took fewer than these within two windows is not waited
+/// for.
 pub(crate) const LIVE_MESSAGES: u64 = 20;
 const WINDOW: Duration = Duration::from_secs(1);
 
@@ -46,7 +48,12 @@ pub(crate) struct Pace {
 
 impl Pace {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { window: now, this: Counted::default(), before: Counted::default(), waiting_since: None }
+        Self {
+            window: now,
+            this: Counted::default(),
+            before: Counted::default(),
+            waiting_since: None,
+        }
     }
 
     fn turn(&mut self, now: Instant) {
@@ -81,7 +88,8 @@ impl Pace {
     /// Whether publishers wait until its queue has room.
     pub(crate) fn is_waited_for(&mut self, floor: Floor, now: Instant) -> bool {
         self.turn(now);
-        let fresh = self.waiting_since.is_none_or(|since| now.saturating_duration_since(since) < WINDOW);
+        let fresh =
+            self.waiting_since.is_none_or(|since| now.saturating_duration_since(since) < WINDOW);
         let live = fresh || self.this.taken + self.before.taken >= LIVE_MESSAGES;
         live && self.is_above(floor, now)
     }
@@ -89,8 +97,10 @@ impl Pace {
     /// Whether it is sent as much as the floor states.
     pub(crate) fn is_above(&mut self, floor: Floor, now: Instant) -> bool {
         self.turn(now);
-        let old = WINDOW.saturating_sub(now.saturating_duration_since(self.window)).as_millis() as u64;
-        let rate = |this: u64, before: u64| this + before.saturating_mul(old) / WINDOW.as_millis() as u64;
+        let old =
+            WINDOW.saturating_sub(now.saturating_duration_since(self.window)).as_millis() as u64;
+        let rate =
+            |this: u64, before: u64| this + before.saturating_mul(old) / WINDOW.as_millis() as u64;
         rate(self.this.messages, self.before.messages) >= floor.messages_per_second
             || rate(self.this.bytes, self.before.bytes) >= floor.bytes_per_second
     }
@@ -177,6 +187,9 @@ mod tests {
         assert!(pace.is_waited_for(FLOOR, late));
         pace.emptied();
         assert!(pace.is_waited_for(FLOOR, late));
-        assert!(!pace.is_waited_for(FLOOR, late + Duration::from_secs(2)), "nothing was sent lately");
+        assert!(
+            !pace.is_waited_for(FLOOR, late + Duration::from_secs(2)),
+            "nothing was sent lately"
+        );
     }
 }

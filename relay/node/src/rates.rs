@@ -11,7 +11,9 @@ use thiserror::Error;
 
 /// A peer asked too often.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
-#[error("{what}: at most {per_second} a second and {burst} at once are taken of one peer; wait a moment")]
+#[error(
+    "{what}: at most {per_second} a second and {burst} at once are taken of one peer; wait a moment"
+)]
 pub(crate) struct RateLimited {
     what: &'static str,
     per_second: u64,
@@ -51,7 +53,8 @@ impl Rate {
         if buckets.len() >= self.peers && !buckets.contains_key(peer) {
             // Full buckets say nothing; what else is left has been used lately.
             let full = |since: Instant, left: f64| {
-                left + now.saturating_duration_since(since).as_secs_f64() * per_second as f64 >= burst as f64
+                left + now.saturating_duration_since(since).as_secs_f64() * per_second as f64
+                    >= burst as f64
             };
             buckets.retain(|_, (left, since)| !full(*since, *left));
             if buckets.len() >= self.peers {

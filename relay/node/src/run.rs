@@ -50,7 +50,11 @@ fn sampler(config: &Config) -> Result<Sampler> {
     Sampler::start("thimble-relay", &config.data_dir, settings)
 }
 
-async fn serve(config: &Config, sampler: Option<Arc<Sampler>>, address_file: Option<&Path>) -> Result<()> {
+async fn serve(
+    config: &Config,
+    sampler: Option<Arc<Sampler>>,
+    address_file: Option<&Path>,
+) -> Result<()> {
     let tls = tls(config)?;
     let cgroup = Cgroup::own().unwrap_or_default();
     memory::check_group(
@@ -126,10 +130,9 @@ fn close(node: Arc<Node>) -> Result<()> {
 
 fn tls(config: &Config) -> Result<Option<Tls>> {
     let (Some(chain), Some(key)) = (&config.tls_certificate, &config.tls_key) else {
-        let secure = config
-            .listen
-            .iter()
-            .find(|address| address.iter().any(|part| matches!(part, libp2p::multiaddr::Protocol::Wss(_))));
+        let secure = config.listen.iter().find(|address| {
+            address.iter().any(|part| matches!(part, libp2p::multiaddr::Protocol::Wss(_)))
+        });
         if let Some(address) = secure {
             bail!("{address} needs tls_certificate and tls_key");
         }
@@ -141,8 +144,8 @@ fn tls(config: &Config) -> Result<Option<Tls>> {
     if certificates.is_empty() {
         bail!("{} holds no certificate (PEM)", chain.display());
     }
-    let key =
-        PrivateKeyDer::from_pem_file(key).with_context(|| format!("reading the key of {}", key.display()))?;
+    let key = PrivateKeyDer::from_pem_file(key)
+        .with_context(|| format!("reading the key of {}", key.display()))?;
     // The transport takes bytes, and insists on telling the kind of key by them.
     if PrivateKeyDer::try_from(key.secret_der().to_vec()).is_err() {
         bail!("the key beside {} is of no known kind: PKCS#8, PKCS#1 or SEC1 is", chain.display());

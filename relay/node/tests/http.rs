@@ -117,7 +117,8 @@ impl Answer {
     }
 
     fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
     /// The JSON of an answer that must be 200.
@@ -131,7 +132,8 @@ fn dechunked(mut rest: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     loop {
         let line = rest.windows(2).position(|two| two == b"\r\n").expect("a whole chunk");
-        let length = usize::from_str_radix(std::str::from_utf8(&rest[..line]).unwrap(), 16).unwrap();
+        let length =
+            usize::from_str_radix(std::str::from_utf8(&rest[..line]).unwrap(), 16).unwrap();
         rest = &rest[line + 2..];
         if length == 0 {
             return body;
@@ -150,7 +152,8 @@ impl Node {
         let mut stream = self.connect();
         let mut head = format!("{method} {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\n");
         if let Some(body) = body {
-            head += &format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
+            head +=
+                &format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
         }
         stream.write_all((head + "\r\n").as_bytes()).unwrap();
         stream.write_all(body.unwrap_or_default()).unwrap();
@@ -180,7 +183,9 @@ impl Node {
 fn encoded(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => (byte as char).to_string(),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => {
+                (byte as char).to_string()
+            }
             _ => format!("%{byte:02X}"),
         })
         .collect()
@@ -232,7 +237,8 @@ fn what_is_published_is_read_by_everybody_who_subscribed() {
 
     let ping = node.get("/filter/v2/subscriptions/first");
     assert_eq!((ping.status, &ping.json()["requestId"]), (404, &json!("first")));
-    let subscribe = json!({ "requestId": "r1", "contentFilters": [CONTENT_TOPIC], "pubsubTopic": topic });
+    let subscribe =
+        json!({ "requestId": "r1", "contentFilters": [CONTENT_TOPIC], "pubsubTopic": topic });
     let subscribed = node.post("/filter/v2/subscriptions", &subscribe).ok();
     assert_eq!(subscribed, json!({ "requestId": "r1", "statusDesc": "OK" }));
     assert_eq!(node.send("PUT", "/filter/v2/subscriptions", &subscribe).status, 200);
@@ -279,7 +285,9 @@ fn messages_may_be_as_large_as_the_network_has_them_and_lie_in_memory_one_at_a_t
     }
     assert_eq!(node.metric("thimble_relay_http_dropped_total"), 6.0);
     for pool in ["responses", "request_bodies", "receiving", "http_connections"] {
-        let figure = |name: &str| node.metric(&format!("thimble_relay_pool_{name}_bytes{{pool=\"{pool}\"}}"));
+        let figure = |name: &str| {
+            node.metric(&format!("thimble_relay_pool_{name}_bytes{{pool=\"{pool}\"}}"))
+        };
         let (high, cap) = (figure("high_water"), figure("cap"));
         assert!(high > 0.0 && high <= cap, "{pool}: {high} of {cap}");
     }
@@ -305,7 +313,8 @@ fn the_store_is_read_page_by_page() {
     let mut cursor = String::new();
     let (mut numbers, mut sizes) = (Vec::new(), Vec::new());
     loop {
-        let path = format!("/store/v3/messages?includeData=true&pageSize=10&{topics}&cursor={cursor}");
+        let path =
+            format!("/store/v3/messages?includeData=true&pageSize=10&{topics}&cursor={cursor}");
         let page = node.get(&path).ok();
         assert_eq!((&page["statusCode"], &page["statusDesc"]), (&json!(200), &json!("OK")));
         let messages = page["messages"].as_array().unwrap();
@@ -389,10 +398,22 @@ fn what_cannot_be_served_is_refused_by_its_name() {
         ("POST", relay, json!({ "payload": "", "contentTopic": long }), 400, "256"),
         ("POST", relay, json!([good]), 400, "the body cannot be read"),
         ("POST", "/relay/v1/messages/other", good.clone(), 400, "not a sharded topic"),
-        ("POST", "/relay/v1/messages/%2Fwaku%2F2%2Frs%2F16%2F7", good.clone(), 400, "does not serve"),
+        (
+            "POST",
+            "/relay/v1/messages/%2Fwaku%2F2%2Frs%2F16%2F7",
+            good.clone(),
+            400,
+            "does not serve",
+        ),
         ("POST", "/relay/v1/messages/%2Fwaku%2F2%2Frs%2F3%2F1", good.clone(), 400, "cluster 16"),
         ("POST", "/relay/v1/auto/messages", json!({ "payload": "" }), 400, "contentTopic"),
-        ("POST", push, json!({ "message": good, "pubsubTopic": "/waku/2/rs/16/7" }), 421, "does not serve"),
+        (
+            "POST",
+            push,
+            json!({ "message": good, "pubsubTopic": "/waku/2/rs/16/7" }),
+            421,
+            "does not serve",
+        ),
         (
             "POST",
             push,
@@ -400,9 +421,21 @@ fn what_cannot_be_served_is_refused_by_its_name() {
             420,
             "256",
         ),
-        ("POST", push, json!({ "message": { "payload": "", "contentTopic": "plain" } }), 421, "pubsub topic"),
+        (
+            "POST",
+            push,
+            json!({ "message": { "payload": "", "contentTopic": "plain" } }),
+            421,
+            "pubsub topic",
+        ),
         ("POST", push, json!({ "pubsubTopic": served }), 400, "message"),
-        ("POST", "/lightpush/v1/message", json!({ "message": good, "pubsubTopic": "x" }), 400, "sharded"),
+        (
+            "POST",
+            "/lightpush/v1/message",
+            json!({ "message": good, "pubsubTopic": "x" }),
+            400,
+            "sharded",
+        ),
         ("POST", "/relay/v1/subscriptions", json!(["/waku/2/rs/16/7"]), 400, "does not serve"),
         ("POST", "/relay/v1/subscriptions", json!(vec![served; 257]), 400, "256"),
         ("POST", "/relay/v1/auto/subscriptions", json!([long]), 400, "256"),
@@ -413,7 +446,13 @@ fn what_cannot_be_served_is_refused_by_its_name() {
             400,
             "contentFilters",
         ),
-        ("POST", "/filter/v2/subscriptions", json!({ "contentFilters": ["/a/1/b/c"] }), 400, "requestId"),
+        (
+            "POST",
+            "/filter/v2/subscriptions",
+            json!({ "contentFilters": ["/a/1/b/c"] }),
+            400,
+            "requestId",
+        ),
         (
             "PUT",
             "/filter/v2/subscriptions",
@@ -442,7 +481,11 @@ fn what_cannot_be_served_is_refused_by_its_name() {
         ("/store/v3/messages", 412, "keeps no messages"),
         ("/store/v3/messages?pageSize=many", 400, "pageSize"),
         ("/admin/v1/peer/nobody", 400, "peer id"),
-        ("/admin/v1/peer/16Uiu2HAmVFXtAfSj4EiR7mL2KvL4EE2wztuQgUSBoj2Jx2KeXFLN", 404, "not connected"),
+        (
+            "/admin/v1/peer/16Uiu2HAmVFXtAfSj4EiR7mL2KvL4EE2wztuQgUSBoj2Jx2KeXFLN",
+            404,
+            "not connected",
+        ),
         ("/admin/v1/peers/mesh/on/1024", 400, "1023"),
         ("/lightpush/v3/message", 405, "POST"),
     ] {
@@ -466,7 +509,10 @@ fn what_cannot_be_served_is_refused_by_its_name() {
     .unwrap();
     let answer = Answer::read(&mut stream);
     assert!(answer.status == 400 && answer.text().contains("application/json"));
-    assert!(node.metric("thimble_relay_messages_refused_total{source=\"client\",reason=\"damaged\"}") >= 5.0);
+    assert!(
+        node.metric("thimble_relay_messages_refused_total{source=\"client\",reason=\"damaged\"}")
+            >= 5.0
+    );
 }
 
 #[test]
@@ -565,10 +611,13 @@ fn one_connection_too_many_is_told_so() {
     assert!(text.contains("http.connections = 3") && text.contains("http_connections"), "{text}");
     drop(beyond);
     held.pop();
-    let served = until("a place", || Some(node.get("/health")).filter(|answer| answer.status == 200));
+    let served =
+        until("a place", || Some(node.get("/health")).filter(|answer| answer.status == 200));
     assert_eq!(served.json()["nodeHealth"], "Ready");
     drop(held);
-    until("places for the metrics", || Some(node.get("/metrics")).filter(|answer| answer.status == 200));
+    until("places for the metrics", || {
+        Some(node.get("/metrics")).filter(|answer| answer.status == 200)
+    });
     assert!(node.metric("thimble_relay_http_connections_refused_total") >= 1.0);
 }
 
@@ -581,7 +630,10 @@ fn slow_clients_are_cut_off() {
     let mut ignored = Vec::new();
     // Closed, by an end or by a reset.
     let _ = drip.read_to_end(&mut ignored);
-    assert!(ignored.is_empty() || ignored.starts_with(b"HTTP/1.1 408"), "half a head is no request");
+    assert!(
+        ignored.is_empty() || ignored.starts_with(b"HTTP/1.1 408"),
+        "half a head is no request"
+    );
 
     let mut torn = node.connect();
     write!(
@@ -640,7 +692,10 @@ fn metrics_are_prometheus_text_under_the_names_dashboards_use() {
         ("waku_store_errors_total{type=\"damaged\"}", 1.0),
         ("waku_filter_subscriptions", 0.0),
         ("waku_lightpush_v3_messages_total{type=\"PushRequest\"}", 3.0),
-        ("waku_service_requests_total{service=\"/vac/waku/store-query/3.0.0\",state=\"served\"}", 1.0),
+        (
+            "waku_service_requests_total{service=\"/vac/waku/store-query/3.0.0\",state=\"served\"}",
+            1.0,
+        ),
         ("libp2p_peers", 0.0),
         ("libp2p_pubsub_topics", 8.0),
         ("libp2p_gossipsub_peers_per_topic_mesh{topic=\"/waku/2/rs/16/0\"}", 0.0),
@@ -654,8 +709,12 @@ fn metrics_are_prometheus_text_under_the_names_dashboards_use() {
     assert!(samples["thimble_relay_memory_anonymous_bytes"] < (64 << 20) as f64);
 
     let status = node.get("/status.json").ok();
-    let pools: BTreeSet<&str> =
-        status["pools"].as_array().unwrap().iter().map(|pool| pool["name"].as_str().unwrap()).collect();
+    let pools: BTreeSet<&str> = status["pools"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|pool| pool["name"].as_str().unwrap())
+        .collect();
     assert_eq!(pools, relay_limits::pool::ALL.into_iter().collect());
     assert_eq!(status["messages"]["client"]["accepted"], 3);
     assert_eq!(status["store"]["messages"], 3);
@@ -708,7 +767,11 @@ fn two_nodes_are_introduced_and_one_hears_what_the_other_publishes() {
 
     let nobody = "/ip4/127.0.0.1/tcp/1/p2p/16Uiu2HAmVFXtAfSj4EiR7mL2KvL4EE2wztuQgUSBoj2Jx2KeXFLN";
     let refused = here.post("/admin/v1/peers", &json!([nobody]));
-    assert!(refused.status == 400 && refused.text().contains("cannot connect"), "{}", refused.text());
+    assert!(
+        refused.status == 400 && refused.text().contains("cannot connect"),
+        "{}",
+        refused.text()
+    );
 }
 
 #[test]
@@ -770,7 +833,8 @@ fn the_node_stops_though_clients_hold_connections() {
     assert!(kept.read(&mut [0; 64]).unwrap() > 0);
     let mut begun = node.connect();
     begun.write_all(b"GET /health HTTP/1.1\r\n").unwrap();
-    let asked = Command::new("kill").args(["-TERM", &node.child.id().to_string()]).status().unwrap();
+    let asked =
+        Command::new("kill").args(["-TERM", &node.child.id().to_string()]).status().unwrap();
     assert!(asked.success());
     let status = until("the end", || node.child.try_wait().unwrap());
     assert!(status.success(), "{status}");

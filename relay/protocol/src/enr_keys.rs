@@ -98,7 +98,11 @@ impl Capabilities {
     pub fn decode(value: &[u8]) -> Result<Self, RecordError> {
         match value {
             [bits] => Ok(Self(*bits)),
-            _ => Err(RecordError::WrongLength { key: CAPABILITIES_KEY, bytes: value.len(), expected: 1 }),
+            _ => Err(RecordError::WrongLength {
+                key: CAPABILITIES_KEY,
+                bytes: value.len(),
+                expected: 1,
+            }),
         }
     }
 }
@@ -157,8 +161,11 @@ impl ShardList {
 
     /// Reads the value of `rs`. Errors: a length that does not fit its count, a shard over 1023.
     pub fn decode_list(value: &[u8]) -> Result<Self, RecordError> {
-        let length =
-            |expected| RecordError::WrongLength { key: SHARD_LIST_KEY, bytes: value.len(), expected };
+        let length = |expected| RecordError::WrongLength {
+            key: SHARD_LIST_KEY,
+            bytes: value.len(),
+            expected,
+        };
         let [high, low, count, shards @ ..] = value else { return Err(length(3)) };
         if shards.len() != 2 * usize::from(*count) {
             return Err(length(3 + 2 * usize::from(*count)));
@@ -179,7 +186,10 @@ impl ShardList {
         }
         let (cluster, bits) = value.split_at(2);
         let has = |shard: &u16| bits[usize::from(shard / 8)] & (1 << (shard % 8)) != 0;
-        Self::new(u16::from_be_bytes([cluster[0], cluster[1]]), (0..SHARDS_PER_CLUSTER_MAX).filter(has))
+        Self::new(
+            u16::from_be_bytes([cluster[0], cluster[1]]),
+            (0..SHARDS_PER_CLUSTER_MAX).filter(has),
+        )
     }
 }
 
@@ -213,7 +223,11 @@ pub fn decode_addresses(value: &Bytes) -> Result<Vec<Bytes>, RecordError> {
     let mut addresses = Vec::new();
     let mut at = 0;
     while at < value.len() {
-        let wrong = |expected| RecordError::WrongLength { key: ADDRESSES_KEY, bytes: value.len(), expected };
+        let wrong = |expected| RecordError::WrongLength {
+            key: ADDRESSES_KEY,
+            bytes: value.len(),
+            expected,
+        };
         let Some(&[high, low]) = value.get(at..at + 2) else { return Err(wrong(at + 2)) };
         let bytes = usize::from(u16::from_be_bytes([high, low]));
         let end = at + 2 + bytes;

@@ -34,8 +34,9 @@ pub const REPLY_BYTES_MAX: usize = 8 * 1024;
 /// Longest push, in bytes: one message and its pubsub topic.
 pub const PUSH_BYTES_MAX: usize = MESSAGE_BYTES_MAX + FRAME_OVERHEAD_BYTES;
 
-const _: () =
-    assert!(2 * CONTENT_TOPICS_PER_REQUEST_MAX * (CONTENT_TOPIC_BYTES_MAX + 3) + 1024 < REQUEST_BYTES_MAX);
+const _: () = assert!(
+    2 * CONTENT_TOPICS_PER_REQUEST_MAX * (CONTENT_TOPIC_BYTES_MAX + 3) + 1024 < REQUEST_BYTES_MAX
+);
 const _: () = assert!(REQUEST_ID_BYTES_MAX + STATUS_TEXT_BYTES_MAX + 64 < REPLY_BYTES_MAX);
 
 /// What a client asks for.
@@ -69,7 +70,9 @@ impl Action {
             1 => Ok(Self::Subscribe),
             2 => Ok(Self::Unsubscribe),
             3 => Ok(Self::UnsubscribeAll),
-            value => Err(DecodeError::OutOfRange { field: "filter_subscribe_type", value, value_max: 3 }),
+            value => {
+                Err(DecodeError::OutOfRange { field: "filter_subscribe_type", value, value_max: 3 })
+            }
         }
     }
 }
@@ -141,7 +144,8 @@ pub struct Reply {
 impl Reply {
     /// Reads a reply without its length prefix. Errors: damaged, a text that is too long.
     pub fn decode(input: Bytes) -> Result<Self, DecodeError> {
-        let mut reply = Self { request_id: Text::default(), status: StatusCode::Other(0), status_text: None };
+        let mut reply =
+            Self { request_id: Text::default(), status: StatusCode::Other(0), status_text: None };
         for field in Fields::new(&input) {
             let field = field?;
             match field.tag {

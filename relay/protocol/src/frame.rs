@@ -58,7 +58,10 @@ pub fn encode_length(bytes: usize) -> LengthPrefix {
 /// Reads the length at the start of `received`: the length of the frame's body and that of the
 /// prefix itself, both in bytes, or nothing while the prefix is not complete. Errors: longer than
 /// `bytes_max`, or not finished after [`LENGTH_PREFIX_BYTES_MAX`] bytes.
-pub fn decode_length(received: &[u8], bytes_max: usize) -> Result<Option<(usize, usize)>, FrameError> {
+pub fn decode_length(
+    received: &[u8],
+    bytes_max: usize,
+) -> Result<Option<(usize, usize)>, FrameError> {
     let mut length = 0u64;
     for (index, byte) in received.iter().take(LENGTH_PREFIX_BYTES_MAX).enumerate() {
         length |= u64::from(byte & 0x7f) << (7 * index);

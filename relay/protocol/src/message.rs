@@ -141,8 +141,10 @@ impl WakuMessage {
     pub fn encoded_len(&self) -> usize {
         let bytes = |tag, len| wire::bytes_field_len(tag, len);
         let unless_empty = |tag, len| if len == 0 { 0 } else { bytes(tag, len) };
-        let optional = |tag, part: &Option<Bytes>| part.as_ref().map_or(0, |part| bytes(tag, part.len()));
-        let number = |tag, value: Option<u64>| value.map_or(0, |value| wire::varint_field_len(tag, value));
+        let optional =
+            |tag, part: &Option<Bytes>| part.as_ref().map_or(0, |part| bytes(tag, part.len()));
+        let number =
+            |tag, value: Option<u64>| value.map_or(0, |value| wire::varint_field_len(tag, value));
         unless_empty(tag::PAYLOAD, self.payload.len())
             + unless_empty(tag::CONTENT_TOPIC, self.content_topic.len())
             + number(tag::VERSION, self.version.map(u64::from))

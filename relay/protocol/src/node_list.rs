@@ -3,7 +3,8 @@
 //!
 //! The root names two subtrees by the hash of their first entry: node records, and links to other
 //! lists. An entry is a branch (hashes of further entries), a record or a link, and is found at
-//! `HASH.DOMAIN`. As every entry must hash to its name, all that can be read is what the key signed.
+//! `HASH.DOMAIN`. As every entry must hash to its name, all that can be read is what the key
+//! signed.
 //!
 //! What bounds it: [`ENTRY_BYTES_MAX`], and with it the children of a branch. What it must never
 //! know: how entries are looked up, how many, and in which order.
@@ -92,8 +93,10 @@ impl FromStr for ListLink {
             return Err(ListError::TooLong { bytes: text.len() });
         }
         let wrong = || form("a URL (enrtree://KEY@DOMAIN)");
-        let (key, domain) =
-            text.strip_prefix(LINK_PREFIX).and_then(|rest| rest.split_once('@')).ok_or_else(wrong)?;
+        let (key, domain) = text
+            .strip_prefix(LINK_PREFIX)
+            .and_then(|rest| rest.split_once('@'))
+            .ok_or_else(wrong)?;
         let key = BASE32_NOPAD.decode(key.as_bytes()).map_err(|_| wrong())?;
         VerifyingKey::from_sec1_bytes(&key).map_err(|_| wrong())?;
         let public_key = key.try_into().map_err(|_| wrong())?;
@@ -181,7 +184,8 @@ impl ListRoot {
         let wrong = || form("a root");
         let fields = text.strip_prefix(ROOT_PREFIX).ok_or_else(wrong)?;
         let mut fields = fields.split(' ');
-        let mut field = |name| fields.next().and_then(|field| field.strip_prefix(name)).ok_or_else(wrong);
+        let mut field =
+            |name| fields.next().and_then(|field| field.strip_prefix(name)).ok_or_else(wrong);
         let (records, links) = (field("e=")?.parse()?, field("l=")?.parse()?);
         let sequence = field("seq=")?.parse().map_err(|_| wrong())?;
         let signature = BASE64URL_NOPAD.decode(field("sig=")?.trim_end_matches('=').as_bytes());
@@ -211,7 +215,8 @@ impl ListRoot {
     pub fn sign(&self, secret: &[u8; 32]) -> Result<String, ListError> {
         let key = SigningKey::from_slice(secret).map_err(|_| ListError::Signature)?;
         let text = self.signed_text();
-        let signature: Signature = key.sign_prehash(&keccak(&text)).map_err(|_| ListError::Signature)?;
+        let signature: Signature =
+            key.sign_prehash(&keccak(&text)).map_err(|_| ListError::Signature)?;
         let mut bytes = signature.to_bytes().to_vec();
         bytes.push(0);
         Ok(format!("{text} sig={}", BASE64URL_NOPAD.encode(&bytes)))
@@ -251,7 +256,9 @@ impl ListEntry {
             if children.is_empty() {
                 return Ok(Self::Branch(Vec::new()));
             }
-            return Ok(Self::Branch(children.split(',').map(str::parse).collect::<Result<_, _>>()?));
+            return Ok(Self::Branch(
+                children.split(',').map(str::parse).collect::<Result<_, _>>()?,
+            ));
         }
         if text.starts_with(LINK_PREFIX) {
             return Ok(Self::Link(text.parse()?));

@@ -28,7 +28,8 @@ pub const REQUEST_BYTES_MAX: usize = 1024;
 /// Longest reply, in bytes: [`PEERS_MAX`] records of full length and a text.
 pub const REPLY_BYTES_MAX: usize = 64 * 1024;
 
-const _: () = assert!(PEERS_MAX * (RECORD_BYTES_MAX + 8) + STATUS_TEXT_BYTES_MAX + 64 < REPLY_BYTES_MAX);
+const _: () =
+    assert!(PEERS_MAX * (RECORD_BYTES_MAX + 8) + STATUS_TEXT_BYTES_MAX + 64 < REPLY_BYTES_MAX);
 
 /// A request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

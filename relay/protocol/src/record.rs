@@ -89,7 +89,8 @@ impl NodeRecord {
             return Err(NodeRecordError::TooLong { bytes: bytes.len() });
         }
         let mut rest = bytes;
-        let record = <Enr<SigningKey> as alloy_rlp::Decodable>::decode(&mut rest).map_err(damaged)?;
+        let record =
+            <Enr<SigningKey> as alloy_rlp::Decodable>::decode(&mut rest).map_err(damaged)?;
         if !rest.is_empty() {
             return Err(damaged("something follows it"));
         }
@@ -98,13 +99,17 @@ impl NodeRecord {
             Some(Ok(value)) => Ok(Some(value)),
             Some(Err(error)) => Err(damaged(format!("{key}: {error}"))),
         };
-        let capabilities = value(CAPABILITIES_KEY)?.map(|bits| Capabilities::decode(&bits)).transpose()?;
+        let capabilities =
+            value(CAPABILITIES_KEY)?.map(|bits| Capabilities::decode(&bits)).transpose()?;
         let shards = match value(SHARD_LIST_KEY)? {
             Some(list) => Some(ShardList::decode_list(&list)?),
             None => value(SHARD_BITS_KEY)?.map(|bits| ShardList::decode_bits(&bits)).transpose()?,
         };
         let addresses = value(ADDRESSES_KEY)?.map(|all| decode_addresses(&all)).transpose()?;
-        let tcp = [record.tcp4_socket().map(SocketAddr::from), record.tcp6_socket().map(SocketAddr::from)];
+        let tcp = [
+            record.tcp4_socket().map(SocketAddr::from),
+            record.tcp6_socket().map(SocketAddr::from),
+        ];
         let public_key: &[u8] = &record.public_key().encode();
         Ok(Self {
             bytes: Bytes::copy_from_slice(bytes),
@@ -114,7 +119,9 @@ impl NodeRecord {
             shards,
             tcp: tcp.into_iter().flatten().collect(),
             udp: record.udp4_socket().map(SocketAddr::from),
-            tcp_without_ip: record.tcp4().is_some() && record.ip4().is_none() && record.ip6().is_none(),
+            tcp_without_ip: record.tcp4().is_some()
+                && record.ip4().is_none()
+                && record.ip6().is_none(),
             addresses: addresses.unwrap_or_default(),
         })
     }
@@ -128,7 +135,8 @@ impl FromStr for NodeRecord {
         if text.len() > RECORD_TEXT_MAX {
             return Err(NodeRecordError::TooLong { bytes: text.len() });
         }
-        let digits = text.strip_prefix(TEXT_PREFIX).ok_or_else(|| damaged("it does not begin with enr:"))?;
+        let digits =
+            text.strip_prefix(TEXT_PREFIX).ok_or_else(|| damaged("it does not begin with enr:"))?;
         Self::decode(&BASE64URL_NOPAD.decode(digits.as_bytes()).map_err(damaged)?)
     }
 }

@@ -139,7 +139,8 @@ impl<'a> ContentTopic<'a> {
 /// SHA-256 over application and version, as a big-endian number, modulo `shards`.
 /// Source: waku-org/specs relay-sharding, automatic sharding.
 pub fn autoshard(topic: &ContentTopic<'_>, shards: NonZeroU16) -> u16 {
-    let digest = Sha256::new().chain_update(topic.application).chain_update(topic.version).finalize();
+    let digest =
+        Sha256::new().chain_update(topic.application).chain_update(topic.version).finalize();
     let mut last = [0; 8];
     last.copy_from_slice(&digest[24..]);
     (u64::from_be_bytes(last) % u64::from(shards.get())) as u16

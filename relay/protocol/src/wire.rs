@@ -11,7 +11,9 @@
 //! Source: the encoding guide of protocol buffers; varints and keys by `prost::encoding`.
 
 use bytes::Bytes;
-use prost::encoding::{WireType, decode_key, decode_varint, encode_key, encode_varint, encoded_len_varint};
+use prost::encoding::{
+    WireType, decode_key, decode_varint, encode_key, encode_varint, encoded_len_varint,
+};
 use thiserror::Error;
 
 /// Why the bytes of a protobuf message are not a message of the expected type.
@@ -155,7 +157,12 @@ impl<'a> Field<'a> {
 
     /// The value as at most `bytes_max` bytes of `input`, shared and not copied. `input` must be
     /// what this field was read from. Errors: another wire type, too long.
-    pub fn shared(&self, input: &Bytes, name: &'static str, bytes_max: usize) -> Result<Bytes, DecodeError> {
+    pub fn shared(
+        &self,
+        input: &Bytes,
+        name: &'static str,
+        bytes_max: usize,
+    ) -> Result<Bytes, DecodeError> {
         let bytes = self.bytes()?;
         if bytes.len() > bytes_max {
             return Err(DecodeError::TooLong { field: name, bytes: bytes.len(), bytes_max });

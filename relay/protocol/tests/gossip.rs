@@ -8,8 +8,8 @@ use proptest::collection::vec;
 use proptest::option::of;
 use proptest::prelude::*;
 use protocol::gossip::{
-    CONTROL_FRAME_BYTES_MIN, Control, IHave, Limits, MessageId, Prune, PrunePeer, Publish, RPC_BYTES_MAX,
-    Rpc, Subscription, control_frames, message_id,
+    CONTROL_FRAME_BYTES_MIN, Control, IHave, Limits, MessageId, Prune, PrunePeer, Publish,
+    RPC_BYTES_MAX, Rpc, Subscription, control_frames, message_id,
 };
 use protocol::wire::put_bytes;
 use protocol::{DecodeError, Text, frame};
@@ -193,16 +193,16 @@ fn rpc() -> impl Strategy<Value = Rpc> {
     let data = |least| vec(any::<u8>(), least..60).prop_map(Bytes::from);
     let subscription =
         (topic(), any::<bool>()).prop_map(|(topic, subscribe)| Subscription { topic, subscribe });
-    let publish =
-        (topic(), data(1), any::<bool>()).prop_map(|(topic, data, signed)| Publish { topic, data, signed });
-    let ihave = (topic(), ids(200)).prop_map(|(topic, ids)| IHave { topic, ids });
-    let peer =
-        (data(1), of(data(0))).prop_map(|(peer_id, signed_record)| PrunePeer { peer_id, signed_record });
-    let prune = (topic(), of(any::<u64>()), vec(peer, 0..4)).prop_map(|(topic, backoff_s, peers)| Prune {
+    let publish = (topic(), data(1), any::<bool>()).prop_map(|(topic, data, signed)| Publish {
         topic,
-        backoff_s,
-        peers,
+        data,
+        signed,
     });
+    let ihave = (topic(), ids(200)).prop_map(|(topic, ids)| IHave { topic, ids });
+    let peer = (data(1), of(data(0)))
+        .prop_map(|(peer_id, signed_record)| PrunePeer { peer_id, signed_record });
+    let prune = (topic(), of(any::<u64>()), vec(peer, 0..4))
+        .prop_map(|(topic, backoff_s, peers)| Prune { topic, backoff_s, peers });
     (
         (vec(subscription, 0..30), vec(publish, 0..5), vec(ihave, 0..5)),
         (ids(200), vec(topic(), 0..9), vec(prune, 0..5), ids(200)),
@@ -277,7 +277,8 @@ proptest! {
 /// A record that does not fit the frame is left out, the PRUNE is not.
 #[test]
 fn peers_that_do_not_fit_are_left_out_of_a_prune() {
-    let peer = |bytes| PrunePeer { peer_id: "p".into(), signed_record: Some(Bytes::from(vec![0; bytes])) };
+    let peer =
+        |bytes| PrunePeer { peer_id: "p".into(), signed_record: Some(Bytes::from(vec![0; bytes])) };
     let peers = [peer(900), peer(900), peer(20)];
     let prune = Control::Prune { topic: "/t", backoff_s: Some(60), peers: &peers };
     let frames = control_frames(&[prune], 1024);

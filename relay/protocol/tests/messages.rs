@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use protocol::message::{MESSAGE_BYTES_MAX, META_BYTES_MAX, NotAHash};
 use protocol::wire::{put_bytes, put_varint};
 use protocol::{
-    DecodeError, MessageError, MessageHash, StatusCode, Text, WakuMessage, filter, light_push, message_hash,
-    metadata, peer_exchange, store,
+    DecodeError, MessageError, MessageHash, StatusCode, Text, WakuMessage, filter, light_push,
+    message_hash, metadata, peer_exchange, store,
 };
 
 const TOPIC: &str = "/waku/2/default-waku/proto";
@@ -32,8 +32,14 @@ fn the_hash_is_that_of_the_specification() {
             sample(payload, Some("73757065722d736563726574")),
             "0x64cce733fed134e83da02b02c6f689814872b1a0ac97ea56b76095c3c72bfe05",
         ),
-        (sample(payload, Some(&long)), "0x7158b6498753313368b9af8f6e0a0a05104f68f972981da42a43bc53fb0c1b27"),
-        (sample(payload, None), "0xa2554498b31f5bcdfcbf7fa58ad1c2d45f0254f3f8110a85588ec3cf10720fd8"),
+        (
+            sample(payload, Some(&long)),
+            "0x7158b6498753313368b9af8f6e0a0a05104f68f972981da42a43bc53fb0c1b27",
+        ),
+        (
+            sample(payload, None),
+            "0xa2554498b31f5bcdfcbf7fa58ad1c2d45f0254f3f8110a85588ec3cf10720fd8",
+        ),
         (
             sample("", Some("73757065722d736563726574")),
             "0x483ea950cb63f9b9d6926b262bb36194d3f40a0463ce8446228350bd44e96de4",
@@ -205,7 +211,10 @@ fn hashes_and_cursors_have_32_bytes() {
 
     let mut bytes = Vec::new();
     put_bytes(20, &[], &mut bytes);
-    assert_eq!(store::Reply::decode(bytes.into()), Err(DecodeError::Missing { field: "message_hash" }));
+    assert_eq!(
+        store::Reply::decode(bytes.into()),
+        Err(DecodeError::Missing { field: "message_hash" })
+    );
 }
 
 #[test]
@@ -219,7 +228,8 @@ fn status_codes_keep_their_numbers() {
 }
 
 fn text(bytes_max: usize) -> impl Strategy<Value = Text> {
-    vec(any::<char>(), 0..=bytes_max / 4).prop_map(|chars| Text::from(chars.into_iter().collect::<String>()))
+    vec(any::<char>(), 0..=bytes_max / 4)
+        .prop_map(|chars| Text::from(chars.into_iter().collect::<String>()))
 }
 
 fn data(bytes_max: usize) -> impl Strategy<Value = Bytes> {
@@ -237,14 +247,16 @@ fn message() -> impl Strategy<Value = WakuMessage> {
         of(data(99)),
         of(any::<bool>()),
     )
-        .prop_map(|(payload, content_topic, version, timestamp, meta, proof, ephemeral)| WakuMessage {
-            payload,
-            content_topic,
-            version,
-            timestamp,
-            meta,
-            rate_limit_proof: proof,
-            ephemeral,
+        .prop_map(|(payload, content_topic, version, timestamp, meta, proof, ephemeral)| {
+            WakuMessage {
+                payload,
+                content_topic,
+                version,
+                timestamp,
+                meta,
+                rate_limit_proof: proof,
+                ephemeral,
+            }
         })
 }
 

@@ -1,4 +1,5 @@
-//! Node records and lists of them, as other implementations write them and as strangers damage them.
+//! Node records and lists of them, as other implementations write them and as strangers damage
+//! them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -54,7 +55,8 @@ fn what_was_signed_is_read() {
 #[test]
 fn addresses_that_do_not_fit_are_left_out_from_the_end() {
     let addresses: Vec<Vec<u8>> = (0..6).map(|number| vec![number; 50]).collect();
-    let record = RecordContent { addresses: addresses.clone(), ..content(1) }.sign(&[3; 32]).unwrap();
+    let record =
+        RecordContent { addresses: addresses.clone(), ..content(1) }.sign(&[3; 32]).unwrap();
     let kept = record.addresses.len();
     assert!((1..6).contains(&kept) && record.bytes.len() <= RECORD_BYTES_MAX);
     assert!(record.addresses.iter().eq(&addresses[..kept]));
@@ -76,13 +78,16 @@ fn a_changed_byte_is_noticed() {
 #[test]
 fn the_list_of_the_specification_is_read() {
     // The example of EIP-1459; its records are of another network.
-    let url = "enrtree://AM5FCQLWIZX2QFPNJAP7VUERCCRNGRHWZG3YYHIUV7BVDQ5FDPRT2@morenodes.example.org";
+    let url =
+        "enrtree://AM5FCQLWIZX2QFPNJAP7VUERCCRNGRHWZG3YYHIUV7BVDQ5FDPRT2@morenodes.example.org";
     let link: ListLink = url.parse().unwrap();
     assert_eq!((link.domain.as_str(), link.to_string().as_str()), ("morenodes.example.org", url));
     let branch = "enrtree-branch:2XS2367YHAXJFGLZHVAWLQD4ZY,H4FHT4B454P6UXFD7JCYQ5PWDY,\
                   MHTDO6TMUBRIA2XWG5LUDACK24";
     let name: EntryHash = "JWXYDBPXYWG6FX3GMDIBFA6CJ4".parse().unwrap();
-    let ListEntry::Branch(children) = ListEntry::decode(branch, &name).unwrap() else { panic!("a branch") };
+    let ListEntry::Branch(children) = ListEntry::decode(branch, &name).unwrap() else {
+        panic!("a branch")
+    };
     assert_eq!(children.len(), 3);
     let entry = ListEntry::decode(url, &"C7HRFPF3BLGF3YR4DY5KX3SMBE".parse().unwrap()).unwrap();
     assert_eq!(entry, ListEntry::Link(link));
@@ -90,7 +95,9 @@ fn the_list_of_the_specification_is_read() {
                 sig=o908WmNp7LibOfPsr4btQwatZJ5URBr2ZAuxvK4UWHlsB9sUOTJQaGAlLPVAhM__XJesCHxLISo94z5Z2a463gA";
     // go-ethereum's key of this root.
     let key: ListLink =
-        "enrtree://AKPYQIUQIL7PSIACI32J7FGZW56E5FKHEFCCOFHILBIMW3M6LWXS2@nodes.example.org".parse().unwrap();
+        "enrtree://AKPYQIUQIL7PSIACI32J7FGZW56E5FKHEFCCOFHILBIMW3M6LWXS2@nodes.example.org"
+            .parse()
+            .unwrap();
     assert_eq!(ListRoot::decode(root, &key.public_key).unwrap().sequence, 1);
     let other = root.replace("seq=1", "seq=2");
     assert_eq!(ListRoot::decode(&other, &key.public_key), Err(ListError::Signature));
@@ -103,7 +110,10 @@ fn only_what_hashes_to_its_name_is_read() {
     assert_eq!(ListEntry::decode(&text, &EntryHash::of(&text)).unwrap(), record);
     assert_eq!(ListEntry::decode(&text, &EntryHash::of("another")), Err(ListError::Hash));
     let long = format!("enrtree-branch:{}", "A".repeat(2000));
-    assert!(matches!(ListEntry::decode(&long, &EntryHash::of(&long)), Err(ListError::TooLong { .. })));
+    assert!(matches!(
+        ListEntry::decode(&long, &EntryHash::of(&long)),
+        Err(ListError::TooLong { .. })
+    ));
 }
 
 proptest! {

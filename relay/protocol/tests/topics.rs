@@ -7,7 +7,8 @@ use bytes::Bytes;
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 use protocol::enr_keys::{
-    Capabilities, RecordError, SHARD_BITS_KEY, SHARD_LIST_KEY, ShardList, decode_addresses, encode_addresses,
+    Capabilities, RecordError, SHARD_BITS_KEY, SHARD_LIST_KEY, ShardList, decode_addresses,
+    encode_addresses,
 };
 use protocol::{ContentTopic, PubsubTopic, TopicError, autoshard};
 
@@ -90,7 +91,10 @@ fn a_list_of_shards_is_that_of_the_specification() {
     assert_eq!(ShardList::decode_bits(&bits), Ok(list));
 
     for damaged in [&value[..2], &value[..8], &[0, 16, 1, 0, 1, 0][..], &[]] {
-        assert!(matches!(ShardList::decode_list(damaged), Err(RecordError::WrongLength { key: "rs", .. })));
+        assert!(matches!(
+            ShardList::decode_list(damaged),
+            Err(RecordError::WrongLength { key: "rs", .. })
+        ));
     }
     let beyond = ShardList::decode_list(&[0, 1, 1, 4, 0]);
     assert_eq!(beyond, Err(RecordError::NoSuchShard { shard: 1024 }));

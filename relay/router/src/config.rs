@@ -55,7 +55,8 @@ pub struct Config {
     pub iwant_ids: usize,
     /// How often one peer may fetch the same message.
     pub retransmissions: u8,
-    /// What a peer offered and was asked for comes within this time, or counts as a broken promise.
+    /// What a peer offered and was asked for comes within this time, or counts as a broken
+    /// promise.
     pub iwant_followup: Duration,
     /// Messages from this size on are announced by IDONTWANT before they are forwarded.
     pub idontwant_bytes: usize,
@@ -67,7 +68,8 @@ pub struct Config {
     pub opportunistic_heartbeats: u64,
     /// Peers grafted then.
     pub opportunistic_peers: usize,
-    /// Whether messages of this node's own clients go to every peer of the topic, not to its mesh only.
+    /// Whether messages of this node's own clients go to every peer of the topic, not to its mesh
+    /// only.
     pub flood_publish: bool,
     /// Peer scores.
     pub score: ScoreConfig,

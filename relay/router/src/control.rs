@@ -48,7 +48,11 @@ impl Control {
     }
 
     /// Adds ids up to `most` waiting; the newest of more are left out.
-    pub(crate) fn add_ids(ids: &mut Vec<MessageId>, more: impl IntoIterator<Item = MessageId>, most: usize) {
+    pub(crate) fn add_ids(
+        ids: &mut Vec<MessageId>,
+        more: impl IntoIterator<Item = MessageId>,
+        most: usize,
+    ) {
         let room = most.saturating_sub(ids.len());
         ids.extend(more.into_iter().take(room));
     }

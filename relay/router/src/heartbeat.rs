@@ -93,7 +93,8 @@ impl<M: Clone> Router<M> {
         let mut ranked = self.mesh(shard);
         ranked.shuffle(&mut self.random);
         let score = |router: &Self, peer: &Peer| router.score(*peer, now).unwrap_or(f64::MIN);
-        ranked.sort_by(|a, b| score(self, b).partial_cmp(&score(self, a)).unwrap_or(Ordering::Equal));
+        ranked
+            .sort_by(|a, b| score(self, b).partial_cmp(&score(self, a)).unwrap_or(Ordering::Equal));
         let best = self.config.d_score.min(ranked.len());
         if let Some(rest) = ranked.get_mut(best..) {
             rest.shuffle(&mut self.random);
@@ -130,7 +131,8 @@ impl<M: Clone> Router<M> {
             return;
         }
         let better = |router: &Self, peer| {
-            router.may_graft(peer, shard, now) && router.score(peer, now).is_some_and(|score| score > median)
+            router.may_graft(peer, shard, now)
+                && router.score(peer, now).is_some_and(|score| score > median)
         };
         for peer in self.choose(shard, self.config.opportunistic_peers, better) {
             self.graft(peer, shard, now);
@@ -145,7 +147,8 @@ impl<M: Clone> Router<M> {
         fits: impl Fn(&Self, Peer) -> bool,
     ) -> BTreeSet<Peer> {
         let topic = self.peers.iter().filter(|(_, state)| state.topics.contains(shard));
-        let mut fitting: Vec<Peer> = topic.map(|(peer, _)| *peer).filter(|peer| fits(self, *peer)).collect();
+        let mut fitting: Vec<Peer> =
+            topic.map(|(peer, _)| *peer).filter(|peer| fits(self, *peer)).collect();
         fitting.shuffle(&mut self.random);
         fitting.into_iter().take(count).collect()
     }
@@ -160,7 +163,8 @@ impl<M: Clone> Router<M> {
     }
 
     pub(crate) fn graft(&mut self, peer: Peer, shard: Shard, now: Duration) {
-        let (Some(mesh), Some(state)) = (self.meshes.get_mut(&shard), self.peers.get_mut(&peer)) else {
+        let (Some(mesh), Some(state)) = (self.meshes.get_mut(&shard), self.peers.get_mut(&peer))
+        else {
             return;
         };
         mesh.insert(peer);
@@ -170,7 +174,8 @@ impl<M: Clone> Router<M> {
     }
 
     fn prune(&mut self, peer: Peer, shard: Shard, now: Duration) {
-        let (Some(mesh), Some(state)) = (self.meshes.get_mut(&shard), self.peers.get_mut(&peer)) else {
+        let (Some(mesh), Some(state)) = (self.meshes.get_mut(&shard), self.peers.get_mut(&peer))
+        else {
             return;
         };
         mesh.remove(&peer);

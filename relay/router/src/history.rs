@@ -109,7 +109,11 @@ mod tests {
         for beat in 0..6 {
             assert_eq!(history.recent(7).count(), usize::from(beat < 3), "{beat}");
             assert_eq!(history.recent(8).count(), 0);
-            assert_eq!(history.fetch(&MessageId([1; 32]), Peer(beat), 3), Some((7, "one")), "{beat}");
+            assert_eq!(
+                history.fetch(&MessageId([1; 32]), Peer(beat), 3),
+                Some((7, "one")),
+                "{beat}"
+            );
             history.shift();
         }
         assert_eq!((history.fetch(&MessageId([1; 32]), Peer(9), 3), history.len()), (None, 0));
@@ -119,7 +123,8 @@ mod tests {
     fn a_peer_fetches_a_message_three_times_and_no_more() {
         let mut history = History::new(6, 3, 100);
         history.insert(MessageId([1; 32]), 7, ());
-        let fetched = |history: &mut History<()>, peer| history.fetch(&MessageId([1; 32]), peer, 3).is_some();
+        let fetched =
+            |history: &mut History<()>, peer| history.fetch(&MessageId([1; 32]), peer, 3).is_some();
         assert!((0..3).all(|_| fetched(&mut history, Peer(1))));
         assert!(!fetched(&mut history, Peer(1)) && fetched(&mut history, Peer(2)));
     }

@@ -13,8 +13,8 @@
 //!    [`Router::forget`] if this machine could not keep it (it may come again).
 //! 3. Accepting puts the reference into the queues of the peers that get it: all peers of the
 //!    topic's mesh but the sender; for a message of this node's own clients, all peers of the topic
-//!    (flood publishing). Peers outside the mesh hear of it by IHAVE at the next heartbeats, and get
-//!    it from the history by IWANT.
+//!    (flood publishing). Peers outside the mesh hear of it by IHAVE at the next heartbeats, and
+//!    get it from the history by IWANT.
 //! 4. [`Router::poll_next`] hands a peer's connection what is to be sent next: control messages
 //!    first, then references.
 //!

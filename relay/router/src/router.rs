@@ -190,7 +190,13 @@ impl<M: Clone> Router<M> {
     /// connections, `address` where it is (none if that says nothing, as on this machine).
     ///
     /// Says whether it is taken: there are at most `peers` of them.
-    pub fn connected(&mut self, peer: Peer, name: Vec<u8>, address: Option<Vec<u8>>, outbound: bool) -> bool {
+    pub fn connected(
+        &mut self,
+        peer: Peer,
+        name: Vec<u8>,
+        address: Option<Vec<u8>>,
+        outbound: bool,
+    ) -> bool {
         if self.peers.len() >= self.config.peers || self.peers.contains_key(&peer) {
             return false;
         }
@@ -199,15 +205,16 @@ impl<M: Clone> Router<M> {
         if let Some(address) = &address {
             *self.colocated.entry(address.clone()).or_default() += 1;
         }
-        let mut state = PeerState::new(name, address, outbound, score.unwrap_or_default(), self.heartbeats);
+        let mut state =
+            PeerState::new(name, address, outbound, score.unwrap_or_default(), self.heartbeats);
         state.control.subscriptions = self.meshes.keys().map(|shard| (*shard, true)).collect();
         self.peers.insert(peer, state);
         true
     }
 
     /// The peer that gives way to a new one when all places are taken: the worst of those that
-    /// behaved badly, else one that had time to subscribe to a topic of this node and did not. Peers
-    /// that this node dialled stay unless they behave badly.
+    /// behaved badly, else one that had time to subscribe to a topic of this node and did not.
+    /// Peers that this node dialled stay unless they behave badly.
     pub fn gives_way(&self, now: Duration) -> Option<Peer> {
         if self.peers.len() < self.config.peers {
             return None;
@@ -220,7 +227,8 @@ impl<M: Clone> Router<M> {
                 && heartbeats >= self.config.newcomer_heartbeats
                 && !self.meshes.keys().any(|shard| state.topics.contains(*shard))
         };
-        let strangers = || self.peers.iter().find(|(_, state)| stranger(state)).map(|(peer, _)| *peer);
+        let strangers =
+            || self.peers.iter().find(|(_, state)| stranger(state)).map(|(peer, _)| *peer);
         worst.map(|(peer, _)| peer).or_else(strangers)
     }
 
@@ -289,7 +297,8 @@ impl<M: Clone> Router<M> {
             if state.topics.len() >= self.config.topics_per_peer || !state.topics.insert(shard) {
                 return;
             }
-            let wanting = self.meshes.get(&shard).is_some_and(|mesh| mesh.len() < self.config.d_low);
+            let wanting =
+                self.meshes.get(&shard).is_some_and(|mesh| mesh.len() < self.config.d_low);
             if wanting && self.may_graft(peer, shard, now) {
                 self.graft(peer, shard, now);
             }
@@ -339,7 +348,13 @@ impl<M: Clone> Router<M> {
     }
 
     /// A peer left this node's mesh of a topic, and does not want to be grafted for a time.
-    pub fn on_prune(&mut self, peer: Peer, shard: Shard, backoff_seconds: Option<u64>, now: Duration) {
+    pub fn on_prune(
+        &mut self,
+        peer: Peer,
+        shard: Shard,
+        backoff_seconds: Option<u64>,
+        now: Duration,
+    ) {
         let Some(mesh) = self.meshes.get_mut(&shard) else { return };
         mesh.remove(&peer);
         let Some(state) = self.peers.get_mut(&peer) else { return };
@@ -368,8 +383,11 @@ impl<M: Clone> Router<M> {
         if state.ihave_heard > self.config.ihave_messages || room == 0 {
             return;
         }
-        let mut wanted: Vec<MessageId> =
-            ids.into_iter().take(self.config.ihave_ids).filter(|id| !self.seen.contains(id)).collect();
+        let mut wanted: Vec<MessageId> = ids
+            .into_iter()
+            .take(self.config.ihave_ids)
+            .filter(|id| !self.seen.contains(id))
+            .collect();
         // Which ones are asked for is chance, so that two peers' offers complete one another.
         wanted.shuffle(&mut self.random);
         wanted.truncate(room);
@@ -381,7 +399,12 @@ impl<M: Clone> Router<M> {
     }
 
     /// A peer fetches messages.
-    pub fn on_iwant(&mut self, peer: Peer, ids: impl IntoIterator<Item = MessageId>, now: Duration) {
+    pub fn on_iwant(
+        &mut self,
+        peer: Peer,
+        ids: impl IntoIterator<Item = MessageId>,
+        now: Duration,
+    ) {
         if !self.scores_at_least(peer, self.config.score.gossip_threshold, now) {
             return;
         }
@@ -412,7 +435,14 @@ impl<M: Clone> Router<M> {
     // Messages.
 
     /// A peer brought a message of `bytes` bytes. A new one is remembered as seen from here on.
-    pub fn offer(&mut self, peer: Peer, shard: Shard, id: MessageId, bytes: usize, now: Duration) -> Offer {
+    pub fn offer(
+        &mut self,
+        peer: Peer,
+        shard: Shard,
+        id: MessageId,
+        bytes: usize,
+        now: Duration,
+    ) -> Offer {
         if !self.is_heard(peer, now) {
             self.counters.refused += 1;
             return Offer::Refused(Refusal::Graylisted);
@@ -475,13 +505,16 @@ impl<M: Clone> Router<M> {
         peers.filter(|(peer, _)| self.scores_at_least(**peer, threshold, now)).count()
     }
 
-    /// Whether a message of this node's clients would get to somebody: any peer of the topic's mesh has
-    /// room in its queue for as many as wait in it, or there is none.
+    /// Whether a message of this node's clients would get to somebody: any peer of the topic's mesh
+    /// has room in its queue for as many as wait in it, or there is none.
     pub fn has_room(&self, shard: Shard) -> bool {
-        let mesh = self.meshes.get(&shard).or_else(|| self.fanout.get(&shard).map(|(peers, _)| peers));
+        let mesh =
+            self.meshes.get(&shard).or_else(|| self.fanout.get(&shard).map(|(peers, _)| peers));
         let Some(mesh) = mesh.filter(|mesh| !mesh.is_empty()) else { return true };
         let most = self.config.queue_messages / 2;
-        mesh.iter().filter_map(|peer| self.peers.get(peer)).any(|state| state.queue.len() < most.max(1))
+        mesh.iter()
+            .filter_map(|peer| self.peers.get(peer))
+            .any(|state| state.queue.len() < most.max(1))
     }
 
     fn publish_to(&mut self, shard: Shard, now: Duration) -> Vec<Peer> {
@@ -503,11 +536,18 @@ impl<M: Clone> Router<M> {
         to
     }
 
-    fn send(&mut self, to: impl IntoIterator<Item = Peer>, shard: Shard, id: MessageId, message: M) -> usize {
+    fn send(
+        &mut self,
+        to: impl IntoIterator<Item = Peer>,
+        shard: Shard,
+        id: MessageId,
+        message: M,
+    ) -> usize {
         let mut count = 0;
         for peer in to {
             let Some(state) = self.peers.get_mut(&peer) else { continue };
-            self.counters.dropped += state.push(shard, id, message.clone(), self.config.queue_messages);
+            self.counters.dropped +=
+                state.push(shard, id, message.clone(), self.config.queue_messages);
             count += 1;
         }
         self.counters.queued += count as u64;
@@ -543,7 +583,8 @@ impl<M: Clone> Router<M> {
         }
     }
 
-    /// The same without waiting: `None` for a peer that is gone, `Some(None)` when there is nothing.
+    /// The same without waiting: `None` for a peer that is gone, `Some(None)` when there is
+    /// nothing.
     pub fn next(&mut self, peer: Peer) -> Option<Option<Outgoing<M>>> {
         let state = self.peers.get_mut(&peer)?;
         if !state.control.is_empty() {

@@ -6,8 +6,8 @@ use crate::MessageId;
 
 /// Ids seen within a time: three generations, of which the oldest is dropped whole.
 ///
-/// An id is remembered for at least `keep` and at most one and a half times as long, unless more than
-/// `entries` come within it: then a generation ends early. Iteration order is never used.
+/// An id is remembered for at least `keep` and at most one and a half times as long, unless more
+/// than `entries` come within it: then a generation ends early. Iteration order is never used.
 #[derive(Debug)]
 pub(crate) struct Seen {
     generation: Duration,

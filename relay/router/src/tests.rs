@@ -24,7 +24,8 @@ struct Network {
 impl Network {
     fn new(count: usize, config: &Config, links: impl Fn(usize, usize) -> bool) -> Self {
         let seed = |index: usize| [u8::try_from(index).unwrap(); 32];
-        let mut routers: Vec<_> = (0..count).map(|index| Router::new(config.clone(), seed(index))).collect();
+        let mut routers: Vec<_> =
+            (0..count).map(|index| Router::new(config.clone(), seed(index))).collect();
         for (at, router) in routers.iter_mut().enumerate() {
             for other in (0..count).filter(|other| *other != at) {
                 if links(at.min(other), at.max(other)) {
@@ -520,10 +521,13 @@ fn nonsense_from_peers_keeps_every_bound() {
         for _ in 0..3000 {
             let peer = Peer(random.gen_range(0..15));
             let shard = random.gen_range(0..4) * 341;
-            let ids: Vec<_> = (0..random.gen_range(0..60)).map(|_| id(random.gen_range(0..500))).collect();
+            let ids: Vec<_> =
+                (0..random.gen_range(0..60)).map(|_| id(random.gen_range(0..500))).collect();
             let one = id(random.gen_range(0..500));
             match random.gen_range(0..14) {
-                0 => drop(router.connected(peer, vec![peer.0 as u8], Some(vec![1]), random.r#gen())),
+                0 => {
+                    drop(router.connected(peer, vec![peer.0 as u8], Some(vec![1]), random.r#gen()))
+                }
                 1 => router.disconnected(peer, now),
                 2 => router.on_subscription(peer, shard, random.r#gen(), now),
                 3 => router.on_graft(peer, shard, now),
@@ -532,7 +536,8 @@ fn nonsense_from_peers_keeps_every_bound() {
                 6 => router.on_iwant(peer, ids, now),
                 7 => router.on_idontwant(peer, ids),
                 8 | 9 => {
-                    if router.offer(peer, shard, one, random.gen_range(0..3000), now) == Offer::New {
+                    if router.offer(peer, shard, one, random.gen_range(0..3000), now) == Offer::New
+                    {
                         match random.gen_range(0..3) {
                             0 => drop(router.accept(peer, shard, one, 1)),
                             1 => router.reject(peer),

@@ -32,13 +32,22 @@ fn hash(number: u64) -> [u8; 32] {
     hash
 }
 
-async fn run(store: &Store, name: &str, first: u64, count: u64, bytes: usize, kept: bool, in_flight: usize) {
+async fn run(
+    store: &Store,
+    name: &str,
+    first: u64,
+    count: u64,
+    bytes: usize,
+    kept: bool,
+    in_flight: usize,
+) {
     // A second argument runs the rows that have it in their names.
     if std::env::args().nth(2).is_some_and(|only| !name.contains(&only)) {
         return;
     }
     let pool = Pool::standalone("bench", 1 << 30);
-    let topics: Vec<Arc<str>> = (0..50).map(|topic| format!("/bench/1/topic-{topic}/proto").into()).collect();
+    let topics: Vec<Arc<str>> =
+        (0..50).map(|topic| format!("/bench/1/topic-{topic}/proto").into()).collect();
     let pubsub: Arc<str> = "/waku/2/rs/1/0".into();
     let message = Bytes::from(vec![7; bytes]);
     let (begun, cpu_begun) = (Instant::now(), cpu());
@@ -107,7 +116,13 @@ fn main() {
             let (begun, mut cursor, mut found, mut pages) = (Instant::now(), None, 0, 0);
             while pages < 200 {
                 let topics = vec!["/bench/1/topic-7/proto".to_string()];
-                let query = Query { content_topics: topics, forward, limit: 100, cursor, ..Query::default() };
+                let query = Query {
+                    content_topics: topics,
+                    forward,
+                    limit: 100,
+                    cursor,
+                    ..Query::default()
+                };
                 let page = store.query(query).await.unwrap();
                 (found, pages, cursor) = (found + page.messages.len(), pages + 1, page.cursor);
                 if cursor.is_none() {

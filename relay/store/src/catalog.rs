@@ -108,7 +108,9 @@ impl Partition {
     pub(crate) fn bytes(&self) -> u64 {
         let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
         let segments: u64 = segments.values().map(|segment| segment.length()).sum();
-        segments + self.index_bytes.load(Ordering::Relaxed) + self.aside_bytes.load(Ordering::Relaxed)
+        segments
+            + self.index_bytes.load(Ordering::Relaxed)
+            + self.aside_bytes.load(Ordering::Relaxed)
     }
 
     /// Looks how long the index is.

@@ -19,8 +19,8 @@ pub struct Config {
     /// larger: a restart reads more, as the segment that was being written is read through.
     pub segment_bytes: u64,
     /// Messages older than this are removed, a partition (at most an hour, at most an eighth of
-    /// this) at a time; the partition that was written to before a restart, up to an hour later. At
-    /// least 1 s.
+    /// this) at a time; the partition that was written to before a restart, up to an hour later.
+    /// At least 1 s.
     pub retention: Duration,
     /// Most bytes of segments and indexes together; the oldest partitions go first, each about an
     /// eighth of it. It is passed for a moment by what arrives until they are removed. At least 8
@@ -38,12 +38,12 @@ pub struct Config {
     /// Bytes of all SQLite page caches together: half for writing, half for queries. Below 1 MiB a
     /// partition with many messages is indexed slowly.
     pub index_cache_bytes: u64,
-    /// Free bytes the file system must keep: appends are refused below. Messages that are not kept may
-    /// use three quarters of it. It has to cover what the index writes for the messages in its queue;
-    /// 16 MiB or more.
+    /// Free bytes the file system must keep: appends are refused below. Messages that are not kept
+    /// may use three quarters of it. It has to cover what the index writes for the messages in
+    /// its queue; 16 MiB or more.
     pub disk_reserve_bytes: u64,
-    /// Files of 4 MiB that are made while there is room for them besides the reserve. Messages that
-    /// are not kept are written over them while the disk has no room; 0 to 64.
+    /// Files of 4 MiB that are made while there is room for them besides the reserve. Messages
+    /// that are not kept are written over them while the disk has no room; 0 to 64.
     pub spare_segments: usize,
     /// Threads that answer queries, 1 to 64. More answer more queries at once and share the page
     /// cache.

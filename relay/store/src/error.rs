@@ -90,7 +90,9 @@ pub enum AppendError {
 #[derive(Clone, Debug, Error)]
 pub enum QueryError {
     /// Too many queries at once.
-    #[error("{queue} queries wait already, the most allowed; try again in a moment, or raise query_queue")]
+    #[error(
+        "{queue} queries wait already, the most allowed; try again in a moment, or raise query_queue"
+    )]
     Busy {
         /// The most that may wait.
         queue: usize,

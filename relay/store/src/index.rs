@@ -173,11 +173,16 @@ impl Index {
 
     /// Every segment it knows of.
     pub(crate) fn positions(&self) -> rusqlite::Result<Vec<Position>> {
-        let mut statement = self.connection.prepare("SELECT number, indexed, sealed FROM segments")?;
+        let mut statement =
+            self.connection.prepare("SELECT number, indexed, sealed FROM segments")?;
         let rows = statement.query_map([], |row| {
             let (indexed, sealed): (i64, Option<i64>) = (row.get(1)?, row.get(2)?);
             let sealed = sealed.and_then(|sealed| u64::try_from(sealed).ok());
-            Ok(Position { number: row.get(0)?, indexed: u64::try_from(indexed).unwrap_or(0), sealed })
+            Ok(Position {
+                number: row.get(0)?,
+                indexed: u64::try_from(indexed).unwrap_or(0),
+                sealed,
+            })
         })?;
         rows.collect()
     }
@@ -257,7 +262,9 @@ impl Index {
                 )?
                 .execute(params![number, end as i64])?;
         }
-        transaction.prepare_cached("UPDATE figures SET messages = messages + ?1")?.execute([added as i64])?;
+        transaction
+            .prepare_cached("UPDATE figures SET messages = messages + ?1")?
+            .execute([added as i64])?;
         transaction.commit()?;
         Ok(added as u64)
     }
@@ -284,7 +291,9 @@ fn topic(connection: &Connection, known: &mut Topics, row: &Row) -> rusqlite::Re
         return Ok(*ids);
     }
     let name = &*row.pubsub_topic;
-    connection.prepare_cached("INSERT OR IGNORE INTO pubsubs (name) VALUES (?1)")?.execute([name])?;
+    connection
+        .prepare_cached("INSERT OR IGNORE INTO pubsubs (name) VALUES (?1)")?
+        .execute([name])?;
     let pubsub: i64 = connection
         .prepare_cached("SELECT id FROM pubsubs WHERE name = ?1")?
         .query_row([name], |row| row.get(0))?;

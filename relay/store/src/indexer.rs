@@ -57,7 +57,15 @@ pub(crate) struct Indexer {
 impl Indexer {
     pub(crate) fn new(shared: Arc<Shared>, unopened: Vec<Arc<Partition>>) -> Self {
         let (open, unbuilt) = (Vec::new(), Vec::new());
-        Self { shared, open, unbuilt, unopened, attempts: 0, tried: Instant::now(), given_up: false }
+        Self {
+            shared,
+            open,
+            unbuilt,
+            unopened,
+            attempts: 0,
+            tried: Instant::now(),
+            given_up: false,
+        }
     }
 
     /// Until the queue is closed and empty.
@@ -65,7 +73,9 @@ impl Indexer {
         let shared = self.shared.clone();
         loop {
             shared.rows.gather(GATHER_ROWS, IDLE, GATHER);
-            let Some(batch) = shared.rows.take(BATCH_ROWS_MAX, u64::MAX, Duration::ZERO) else { break };
+            let Some(batch) = shared.rows.take(BATCH_ROWS_MAX, u64::MAX, Duration::ZERO) else {
+                break;
+            };
             let mut rows: Option<(Arc<Partition>, Vec<Row>)> = None;
             for event in batch {
                 match event {

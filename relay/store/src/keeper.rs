@@ -6,7 +6,9 @@ use std::{
     sync::{Condvar, Mutex, PoisonError, atomic::Ordering},
 };
 
-use crate::{catalog::remove_if_there, config::nanos, indexer::Event, spare::SPARE_BYTES, store::Shared};
+use crate::{
+    catalog::remove_if_there, config::nanos, indexer::Event, spare::SPARE_BYTES, store::Shared,
+};
 use disk::Open;
 
 /// Wakes the keeper before its interval is over.
@@ -41,9 +43,9 @@ pub(crate) fn run(shared: &Shared) {
     loop {
         let bell = &shared.keeper;
         let state = bell.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = bell
-            .rung
-            .wait_timeout_while(state, shared.config.sync_interval, |state| !state.rung && !state.closed);
+        let waited = bell.rung.wait_timeout_while(state, shared.config.sync_interval, |state| {
+            !state.rung && !state.closed
+        });
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         state.rung = false;
         if state.closed {
@@ -87,7 +89,8 @@ fn sync(shared: &Shared) {
         let sealed = segment.sealed.load(Ordering::Acquire);
         let length = segment.length();
         if segment.synced.load(Ordering::Acquire) < length {
-            let synced = shared.disk.open(&segment.path, Open::Write).and_then(|file| file.sync_data());
+            let synced =
+                shared.disk.open(&segment.path, Open::Write).and_then(|file| file.sync_data());
             match synced {
                 Ok(()) => segment.synced.store(length, Ordering::Release),
                 Err(error) => {

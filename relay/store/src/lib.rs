@@ -24,7 +24,8 @@
 //!   set.
 //! - **index**: follows the writer through a queue of [`Config::index_queue_messages`]; one SQLite
 //!   connection for the current partition, and one more while a partition changes.
-//! - **keeper**: syncs at an interval, retires partitions and transit segments, makes spare segments.
+//! - **keeper**: syncs at an interval, retires partitions and transit segments, makes spare
+//!   segments.
 //! - **queries** ([`Config::query_threads`]): four SQLite connections each.
 //!
 //! All page caches together hold at most [`Config::index_cache_bytes`]. SQLite's memory map is off:

@@ -86,7 +86,13 @@ impl Message {
 
 impl fmt::Debug for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Message({} at {}, {} bytes)", self.segment.path.display(), self.start, self.length)
+        write!(
+            f,
+            "Message({} at {}, {} bytes)",
+            self.segment.path.display(),
+            self.start,
+            self.length
+        )
     }
 }
 
@@ -137,11 +143,22 @@ enum Handle {
 }
 
 impl Segment {
-    pub(crate) fn new(disk: SharedDisk, files: Arc<Files>, path: PathBuf, number: u32) -> Arc<Self> {
+    pub(crate) fn new(
+        disk: SharedDisk,
+        files: Arc<Files>,
+        path: PathBuf,
+        number: u32,
+    ) -> Arc<Self> {
         Arc::new(Self::of(disk, files, path, number, false))
     }
 
-    pub(crate) fn of(disk: SharedDisk, files: Arc<Files>, path: PathBuf, number: u32, spare: bool) -> Self {
+    pub(crate) fn of(
+        disk: SharedDisk,
+        files: Arc<Files>,
+        path: PathBuf,
+        number: u32,
+        spare: bool,
+    ) -> Self {
         Self {
             number,
             path,
@@ -211,10 +228,13 @@ impl Files {
         if let Handle::Open(file) | Handle::Pinned(file) = &*segment.handle() {
             return Ok(file.clone());
         }
-        open.retain(|other| other.upgrade().is_some_and(|other| matches!(*other.handle(), Handle::Open(_))));
+        open.retain(|other| {
+            other.upgrade().is_some_and(|other| matches!(*other.handle(), Handle::Open(_)))
+        });
         if open.len() >= self.max {
-            let used =
-                |other: &Weak<Segment>| other.upgrade().map_or(0, |other| other.used.load(Ordering::Relaxed));
+            let used = |other: &Weak<Segment>| {
+                other.upgrade().map_or(0, |other| other.used.load(Ordering::Relaxed))
+            };
             let oldest = open.iter().enumerate().min_by_key(|(_, other)| used(other));
             if let Some((position, _)) = oldest {
                 let closed = open.swap_remove(position);

@@ -123,7 +123,11 @@ pub(crate) async fn answer(shared: Arc<Shared>, query: Query) -> Result<Page, Qu
     let (answer, answered) = oneshot::channel();
     let job = Job { query, answer };
     if shared.jobs.try_push(job, 0).is_err() {
-        return Err(if shared.jobs.is_closed() { QueryError::Closed } else { QueryError::Busy { queue } });
+        return Err(if shared.jobs.is_closed() {
+            QueryError::Closed
+        } else {
+            QueryError::Busy { queue }
+        });
     }
     answered.await.unwrap_or(Err(QueryError::Closed))
 }
@@ -236,7 +240,8 @@ impl Connections<'_> {
 
     fn connection(&mut self, partition: &Arc<Partition>) -> rusqlite::Result<&Connection> {
         let found = self.open.iter().position(|open| Arc::ptr_eq(&open.partition, partition));
-        let mut open = found.and_then(|found| self.open.remove(found)).filter(|open| !open.is_over());
+        let mut open =
+            found.and_then(|found| self.open.remove(found)).filter(|open| !open.is_over());
         if open.is_none() {
             self.open.truncate(CONNECTIONS_MAX - 1);
             let generation = partition.generation.load(Ordering::Acquire);
@@ -295,7 +300,11 @@ impl Connections<'_> {
         Err(QueryError::UnknownCursor { cursor })
     }
 
-    fn hits_of(&mut self, partition: &Arc<Partition>, hashes: &[[u8; 32]]) -> Result<Vec<Hit>, QueryError> {
+    fn hits_of(
+        &mut self,
+        partition: &Arc<Partition>,
+        hashes: &[[u8; 32]],
+    ) -> Result<Vec<Hit>, QueryError> {
         if partition.aside || partition.figures().span.is_none() {
             return Ok(Vec::new());
         }
@@ -304,7 +313,11 @@ impl Connections<'_> {
     }
 
     /// In the query's order, all of them: at most as many as hashes.
-    fn by_hashes(&mut self, query: &Query, cursor: Option<(i64, [u8; 32])>) -> Result<Vec<Hit>, QueryError> {
+    fn by_hashes(
+        &mut self,
+        query: &Query,
+        cursor: Option<(i64, [u8; 32])>,
+    ) -> Result<Vec<Hit>, QueryError> {
         let mut hashes = query.hashes.clone();
         hashes.sort_unstable();
         hashes.dedup();
@@ -358,7 +371,8 @@ impl Connections<'_> {
             if full {
                 break;
             }
-            let found = self.ask(&partition, |connection| entries(connection, query, &bounds, count))?;
+            let found =
+                self.ask(&partition, |connection| entries(connection, query, &bounds, count))?;
             hits.extend(found.into_iter().map(|entry| (partition.clone(), entry)));
             order(&mut hits, query.forward);
             hits.truncate(count);
@@ -367,7 +381,11 @@ impl Connections<'_> {
     }
 
     /// Reads what an entry refers to; nothing of a partition that was removed meanwhile.
-    fn found(&mut self, partition: &Arc<Partition>, entry: Entry) -> Result<Option<Found>, QueryError> {
+    fn found(
+        &mut self,
+        partition: &Arc<Partition>,
+        entry: Entry,
+    ) -> Result<Option<Found>, QueryError> {
         let Some(segment) = partition.segment(entry.segment) else {
             if partition.dropped.load(Ordering::Acquire) {
                 return Ok(None);
@@ -380,7 +398,10 @@ impl Connections<'_> {
             Ok(()) => {}
             Err(_) if partition.dropped.load(Ordering::Acquire) => return Ok(None),
             Err(CheckError::Io(error)) => {
-                return Err(QueryError::Index { path: segment.path.clone(), what: error.to_string() });
+                return Err(QueryError::Index {
+                    path: segment.path.clone(),
+                    what: error.to_string(),
+                });
             }
             Err(CheckError::Damage(what)) => {
                 let offset = u64::from(entry.place.record);

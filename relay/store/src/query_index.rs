@@ -72,7 +72,8 @@ impl Entry {
     /// every record of the segment was written or checked by this process.
     pub(crate) fn check(&self, segment: &Arc<Segment>) -> Result<(), CheckError> {
         let place = self.place;
-        let read = |buffer: &mut [u8], offset: u64| read_exact(segment.file()?.as_ref(), buffer, offset);
+        let read =
+            |buffer: &mut [u8], offset: u64| read_exact(segment.file()?.as_ref(), buffer, offset);
         let mut head = [0; HEAD_BYTES as usize + FIXED_BYTES];
         read(&mut head, u64::from(place.record))?;
         let payload_at = u64::from(place.record) + HEAD_BYTES;
@@ -84,7 +85,9 @@ impl Entry {
             && u64::from(place.start) > payload_at
             && length <= KIND.bytes_max;
         if !agrees {
-            return Err(CheckError::Damage("a record is not the message its index says".to_string()));
+            return Err(CheckError::Damage(
+                "a record is not the message its index says".to_string(),
+            ));
         }
         if segment.checked.load(Ordering::Acquire) {
             return Ok(());
@@ -99,7 +102,9 @@ impl Entry {
             left -= part;
         }
         if hasher.finalize() != checksum {
-            return Err(CheckError::Damage("the checksum of a record's payload does not match".to_string()));
+            return Err(CheckError::Damage(
+                "the checksum of a record's payload does not match".to_string(),
+            ));
         }
         Ok(())
     }
@@ -170,7 +175,11 @@ pub(crate) fn entries(
                     found.extend(id);
                 }
                 None => {
-                    found.extend(ids(&transaction, "SELECT id FROM topics WHERE content = ?1", content)?);
+                    found.extend(ids(
+                        &transaction,
+                        "SELECT id FROM topics WHERE content = ?1",
+                        content,
+                    )?);
                 }
             }
         }
@@ -186,8 +195,8 @@ pub(crate) fn entries(
     let mut found: Vec<Entry> = Vec::new();
     for id in ids {
         let (from, to) = (&bounds.from, &bounds.to);
-        let rows =
-            statement.query_map(params![id, from.0, from.1, to.0, to.1, count as i64], Entry::decode)?;
+        let rows = statement
+            .query_map(params![id, from.0, from.1, to.0, to.1, count as i64], Entry::decode)?;
         for row in rows {
             found.push(row?);
         }
@@ -203,9 +212,13 @@ pub(crate) fn entries(
 }
 
 /// Entries of these messages, in no order.
-pub(crate) fn by_hash(connection: &Connection, hashes: &[[u8; 32]]) -> rusqlite::Result<Vec<Entry>> {
+pub(crate) fn by_hash(
+    connection: &Connection,
+    hashes: &[[u8; 32]],
+) -> rusqlite::Result<Vec<Entry>> {
     let transaction = connection.unchecked_transaction()?;
-    let mut places = transaction.prepare_cached("SELECT pubsub, timestamp FROM hashes WHERE prefix = ?1")?;
+    let mut places =
+        transaction.prepare_cached("SELECT pubsub, timestamp FROM hashes WHERE prefix = ?1")?;
     let mut messages = transaction.prepare_cached(
         "SELECT timestamp, hash, topic, segment, record, start, length FROM messages
          WHERE pubsub = ?1 AND timestamp = ?2 AND hash = ?3",
@@ -216,8 +229,9 @@ pub(crate) fn by_hash(connection: &Connection, hashes: &[[u8; 32]]) -> rusqlite:
         let mut rows = places.query([prefix(hash)])?;
         while let Some(row) = rows.next()? {
             let (pubsub, timestamp): (i64, i64) = (row.get(0)?, row.get(1)?);
-            let entry =
-                messages.query_row(params![pubsub, timestamp, hash.as_slice()], Entry::decode).optional()?;
+            let entry = messages
+                .query_row(params![pubsub, timestamp, hash.as_slice()], Entry::decode)
+                .optional()?;
             if let Some(entry) = entry {
                 found.push(entry);
                 break;

@@ -40,7 +40,8 @@ pub(crate) enum Refused {
 
 impl<T> Queue<T> {
     pub(crate) fn new(count_max: usize, bytes_max: u64) -> Self {
-        let state = State { items: VecDeque::new(), bytes: 0, closed: false, enough: 1, hurried: false };
+        let state =
+            State { items: VecDeque::new(), bytes: 0, closed: false, enough: 1, hurried: false };
         Self {
             state: Mutex::new(state),
             filled: Condvar::new(),
@@ -56,7 +57,8 @@ impl<T> Queue<T> {
 
     fn fits(&self, state: &State<T>, bytes: u64) -> bool {
         state.items.is_empty()
-            || state.items.len() < self.count_max && state.bytes.saturating_add(bytes) <= self.bytes_max
+            || state.items.len() < self.count_max
+                && state.bytes.saturating_add(bytes) <= self.bytes_max
     }
 
     /// Never waits.
@@ -99,8 +101,8 @@ impl<T> Queue<T> {
     }
 
     /// Lets items gather until so many wait, for `linger` from the first one on at most; not when
-    /// somebody hurries, or waits for room. Returns without items after `patience`. For a queue with
-    /// one taker.
+    /// somebody hurries, or waits for room. Returns without items after `patience`. For a queue
+    /// with one taker.
     pub(crate) fn gather(&self, enough: usize, patience: Duration, linger: Duration) {
         let mut state = self.wait(self.state(), patience);
         if state.items.is_empty() {
@@ -116,14 +118,27 @@ impl<T> Queue<T> {
         self.filled.notify_all();
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State<T>>, patience: Duration) -> MutexGuard<'a, State<T>> {
-        let gathers = |state: &mut State<T>| !state.closed && (state.items.is_empty() || !state.is_enough());
-        self.filled.wait_timeout_while(state, patience, gathers).unwrap_or_else(PoisonError::into_inner).0
+    fn wait<'a>(
+        &self,
+        state: MutexGuard<'a, State<T>>,
+        patience: Duration,
+    ) -> MutexGuard<'a, State<T>> {
+        let gathers =
+            |state: &mut State<T>| !state.closed && (state.items.is_empty() || !state.is_enough());
+        self.filled
+            .wait_timeout_while(state, patience, gathers)
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
     }
 
     /// Waits for at least one item, at most `patience`, and takes what waits, at most so much.
     /// Empty after the patience; `None` when the queue is closed and empty.
-    pub(crate) fn take(&self, count_max: usize, bytes_max: u64, patience: Duration) -> Option<Vec<T>> {
+    pub(crate) fn take(
+        &self,
+        count_max: usize,
+        bytes_max: u64,
+        patience: Duration,
+    ) -> Option<Vec<T>> {
         let mut state = self.wait(self.state(), patience);
         if state.items.is_empty() {
             return if state.closed { None } else { Some(Vec::new()) };

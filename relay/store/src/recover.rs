@@ -88,7 +88,10 @@ pub(crate) fn recover(shared: &Arc<Shared>) -> Result<Vec<Arc<Partition>>, OpenE
 }
 
 /// Puts a partition that could not be opened into service. Errors: it still cannot.
-pub(crate) fn open_again(shared: &Arc<Shared>, unopened: &Arc<Partition>) -> Result<(), PartitionError> {
+pub(crate) fn open_again(
+    shared: &Arc<Shared>,
+    unopened: &Arc<Partition>,
+) -> Result<(), PartitionError> {
     let end_ns = unopened.end_ns.load(Ordering::Acquire);
     let partition = Partition::new(unopened.start_ns, end_ns, unopened.folder.clone(), false);
     let partition = Arc::new(partition);
@@ -123,7 +126,8 @@ pub(crate) enum PartitionError {
 }
 
 impl PartitionError {
-    /// Trouble of the disk: the partition keeps its name, and is out of service until it can be opened.
+    /// Trouble of the disk: the partition keeps its name, and is out of service until it can be
+    /// opened.
     fn can_heal(&self) -> bool {
         match self {
             Self::Io(error) => error.kind() != io::ErrorKind::NotADirectory,
@@ -168,7 +172,10 @@ fn open_partition(shared: &Arc<Shared>, partition: &Arc<Partition>) -> Result<()
 }
 
 /// The index that is there, brought up to its segments; none when it has to be made anew.
-fn open_index(shared: &Arc<Shared>, partition: &Arc<Partition>) -> Result<Option<Index>, PartitionError> {
+fn open_index(
+    shared: &Arc<Shared>,
+    partition: &Arc<Partition>,
+) -> Result<Option<Index>, PartitionError> {
     if !partition.index_path().exists() {
         return Ok(None);
     }
@@ -276,7 +283,10 @@ fn sync_and_seal(
 }
 
 /// Makes the index of a partition anew from its segments; those that are damaged are set aside.
-pub(crate) fn rebuild(shared: &Arc<Shared>, partition: &Arc<Partition>) -> Result<Index, PartitionError> {
+pub(crate) fn rebuild(
+    shared: &Arc<Shared>,
+    partition: &Arc<Partition>,
+) -> Result<Index, PartitionError> {
     shared.rebuilt_indexes.fetch_add(1, Ordering::Relaxed);
     loop {
         for path in partition.index_files() {

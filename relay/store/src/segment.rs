@@ -127,7 +127,13 @@ impl SegmentWriter {
         Ok(Self::begin(segment, file, 0, 0, SPARE_BYTES))
     }
 
-    fn begin(segment: Arc<Segment>, file: Box<dyn DiskFile>, salt: u64, length: u64, bytes_max: u64) -> Self {
+    fn begin(
+        segment: Arc<Segment>,
+        file: Box<dyn DiskFile>,
+        salt: u64,
+        length: u64,
+        bytes_max: u64,
+    ) -> Self {
         let (buffer, large) = (Vec::new(), Vec::new());
         Self { segment, file, salt, length, bytes_max, buffer, large, pending: 0, broken: false }
     }
@@ -185,7 +191,8 @@ impl SegmentWriter {
         head[16..].copy_from_slice(&crc32fast::hash(&covered).to_le_bytes());
         self.pending += HEAD_BYTES as usize + length as usize;
         let start = record + HEAD_BYTES + header_bytes as u64;
-        let place = Place { record: record as u32, start: start as u32, length: message.len() as u32 };
+        let place =
+            Place { record: record as u32, start: start as u32, length: message.len() as u32 };
         if message.len() >= LARGE_BYTES {
             self.large.push((self.buffer.len(), message));
         } else {
@@ -299,7 +306,8 @@ pub(crate) fn scan<E>(
     }
     if cut && let End::Torn(offset) = reader.end() {
         tracing::warn!(path = %path.display(), offset, "cutting off the torn end of a segment");
-        let cut = |source| RecordError::Io { path: path.into(), doing: "cutting off a torn end", source };
+        let cut =
+            |source| RecordError::Io { path: path.into(), doing: "cutting off a torn end", source };
         let file = disk.open(path, Open::Write).map_err(cut).map_err(ScanError::Records)?;
         file.set_len(offset).map_err(cut).map_err(ScanError::Records)?;
         file.sync_all().map_err(cut).map_err(ScanError::Records)?;
@@ -324,7 +332,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let disk = disk::RealDisk::shared();
         let path = folder.path().join(file_name(7));
-        let mut writer = SegmentWriter::create(&disk, &Files::new(1), path.clone(), 7, u64::MAX).unwrap();
+        let mut writer =
+            SegmentWriter::create(&disk, &Files::new(1), path.clone(), 7, u64::MAX).unwrap();
         let arrival = |number: u8| Arrival {
             hash: [number; 32],
             timestamp_ns: -2,
@@ -356,14 +365,15 @@ mod tests {
         payload.extend(b"pubcontent\x01\x01\x01\x01\x01");
         assert_eq!(bytes[52..52 + payload.len()], payload);
         let mut read = Vec::new();
-        let scanned: Result<u64, ScanError<()>> = scan(disk.as_ref(), &path, None, true, |header, place| {
-            assert_eq!((header.pubsub_topic, header.content_topic), ("pub", "content"));
-            assert_eq!((header.hash, header.timestamp_ns), ([read.len() as u8; 32], -2));
-            let (start, length) = (place.start as usize, place.length as usize);
-            assert_eq!(bytes[start..start + length], messages[read.len()]);
-            read.push(place);
-            Ok(())
-        });
+        let scanned: Result<u64, ScanError<()>> =
+            scan(disk.as_ref(), &path, None, true, |header, place| {
+                assert_eq!((header.pubsub_topic, header.content_topic), ("pub", "content"));
+                assert_eq!((header.hash, header.timestamp_ns), ([read.len() as u8; 32], -2));
+                let (start, length) = (place.start as usize, place.length as usize);
+                assert_eq!(bytes[start..start + length], messages[read.len()]);
+                read.push(place);
+                Ok(())
+            });
         assert!(matches!(scanned, Ok(length) if length == bytes.len() as u64));
         assert_eq!(read, places);
     }

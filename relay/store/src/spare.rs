@@ -4,8 +4,8 @@
 //! A spare is written to anew when nobody refers to what it held, so it may fall short: messages
 //! are refused then. Its content is never read by another process.
 //!
-//! Bounds: [`Config::spare_segments`] files of [`SPARE_BYTES`], made by the keeper, which go on lying
-//! there when the store is closed: a disk may be full at the next start already.
+//! Bounds: [`Config::spare_segments`] files of [`SPARE_BYTES`], made by the keeper, which go on
+//! lying there when the store is closed: a disk may be full at the next start already.
 //!
 //! [`Config::spare_segments`]: crate::Config::spare_segments
 
@@ -69,7 +69,10 @@ impl Spares {
     }
 
     /// One that nobody refers to; `begin` makes a segment of it.
-    pub(crate) fn begin(&self, begin: impl FnOnce(PathBuf) -> io::Result<Arc<Segment>>) -> io::Result<bool> {
+    pub(crate) fn begin(
+        &self,
+        begin: impl FnOnce(PathBuf) -> io::Result<Arc<Segment>>,
+    ) -> io::Result<bool> {
         let mut slots = self.slots();
         let free = slots.iter_mut().find(|slot| slot.made && slot.segment.strong_count() == 0);
         let Some(slot) = free else { return Ok(false) };
@@ -87,7 +90,9 @@ impl Spares {
 
 /// It was written to its end.
 fn is_whole(disk: &dyn Disk, path: &Path) -> bool {
-    disk.open(path, Open::Read).and_then(|file| file.length()).is_ok_and(|length| length == SPARE_BYTES)
+    disk.open(path, Open::Read)
+        .and_then(|file| file.length())
+        .is_ok_and(|length| length == SPARE_BYTES)
 }
 
 /// Writing takes the space on any file system; reserving it does on some.

@@ -59,8 +59,8 @@ pub struct Arrival {
 pub struct Appended {
     /// The message in the log.
     pub message: Message,
-    /// It arrived before, within the last two minutes, and was not written again. It has the same hash;
-    /// its bytes may differ in what the hash does not cover.
+    /// It arrived before, within the last two minutes, and was not written again. It has the same
+    /// hash; its bytes may differ in what the hash does not cover.
     pub known: bool,
     /// Whether queries find it.
     pub kept: bool,
@@ -178,9 +178,16 @@ impl Shared {
     }
 
     /// Takes a damaged segment out of service, and has the index of its partition made anew.
-    pub(crate) fn set_aside(&self, partition: &Arc<Partition>, segment: &Segment, offset: u64, what: &str) {
+    pub(crate) fn set_aside(
+        &self,
+        partition: &Arc<Partition>,
+        segment: &Segment,
+        offset: u64,
+        what: &str,
+    ) {
         // Once, whoever else noticed.
-        if partition.dropped.load(Ordering::Acquire) || partition.segment(segment.number).is_none() {
+        if partition.dropped.load(Ordering::Acquire) || partition.segment(segment.number).is_none()
+        {
             return;
         }
         let path = segment.path.display();
@@ -319,7 +326,9 @@ impl Store {
             ("a content topic", arrival.content_topic.len(), TOPIC_BYTES_MAX),
         ];
         let refused = match limits.into_iter().find(|(_, bytes, bytes_max)| bytes > bytes_max) {
-            Some((what, bytes, bytes_max)) => Some(AppendError::TooLarge { what, bytes, bytes_max }),
+            Some((what, bytes, bytes_max)) => {
+                Some(AppendError::TooLarge { what, bytes, bytes_max })
+            }
             None => {
                 let bytes = record_bytes(&arrival, &message);
                 let pending = Pending { arrival, message, held, answer };
@@ -350,7 +359,10 @@ impl Store {
     ///
     /// # Errors
     /// See [`QueryError`].
-    pub fn query(&self, query: Query) -> impl Future<Output = Result<Page, QueryError>> + Send + use<> {
+    pub fn query(
+        &self,
+        query: Query,
+    ) -> impl Future<Output = Result<Page, QueryError>> + Send + use<> {
         query::answer(self.0.shared.clone(), query)
     }
 
@@ -401,8 +413,10 @@ impl Store {
             }
         }
         status.transit_bytes = shared.transit().iter().map(|segment| segment.length()).sum();
-        let unsynced = |segment: &Segment| segment.length() - segment.synced.load(Ordering::Acquire);
-        status.unsynced_bytes = shared.unsynced().iter().map(|(_, segment)| unsynced(segment)).sum();
+        let unsynced =
+            |segment: &Segment| segment.length() - segment.synced.load(Ordering::Acquire);
+        status.unsynced_bytes =
+            shared.unsynced().iter().map(|(_, segment)| unsynced(segment)).sum();
         let age = (shared.clock)().saturating_sub(shared.last_sync_ns.load(Ordering::Acquire));
         status.sync_age = Duration::from_nanos(u64::try_from(age).unwrap_or(0));
         status
@@ -427,7 +441,8 @@ impl Running {
         shared.jobs.close();
         shared.appends.close();
         let join = |threads: &Mutex<Vec<JoinHandle<()>>>| {
-            let threads = std::mem::take(&mut *threads.lock().unwrap_or_else(PoisonError::into_inner));
+            let threads =
+                std::mem::take(&mut *threads.lock().unwrap_or_else(PoisonError::into_inner));
             for thread in threads {
                 if thread.join().is_err() {
                     tracing::error!("a thread of the store had panicked");

@@ -90,7 +90,9 @@ impl Writer {
     pub(crate) fn run(mut self) {
         let patience = Duration::from_secs(1);
         let queue = self.shared.clone();
-        while let Some(batch) = queue.appends.take(BATCH_MESSAGES_MAX, BATCH_BYTES_MAX as u64, patience) {
+        while let Some(batch) =
+            queue.appends.take(BATCH_MESSAGES_MAX, BATCH_BYTES_MAX as u64, patience)
+        {
             let now_ns = (self.shared.clock)();
             self.recent.forget(now_ns);
             (self.free_bytes, self.looked) = (self.shared.free_bytes(), false);
@@ -179,11 +181,16 @@ impl Writer {
         };
         let config = &self.shared.config;
         let lane = if kept { &self.kept } else { &self.transit };
-        let full = lane.writer.as_ref().is_none_or(|writer| writer.is_broken() || !writer.fits(bytes));
-        let other = lane.writer.as_ref().is_some_and(|writer| writer.segment.spare != no_room.is_some());
+        let full =
+            lane.writer.as_ref().is_none_or(|writer| writer.is_broken() || !writer.fits(bytes));
+        let other =
+            lane.writer.as_ref().is_some_and(|writer| writer.segment.spare != no_room.is_some());
         let over = if kept {
             let look = !std::mem::replace(&mut self.looked, true);
-            look && lane.partition.as_ref().is_none_or(|partition| config.is_over(partition, now_ns))
+            look && lane
+                .partition
+                .as_ref()
+                .is_none_or(|partition| config.is_over(partition, now_ns))
         } else {
             now_ns.saturating_sub(lane.begun_ns) > nanos(config.keep_transit) / 2
         };
@@ -249,8 +256,13 @@ impl Writer {
         } else {
             shared.transit_folder().join(file_name(number))
         };
-        let writer =
-            SegmentWriter::create(&shared.disk, &shared.files, path, number, shared.config.segment_bytes)?;
+        let writer = SegmentWriter::create(
+            &shared.disk,
+            &shared.files,
+            path,
+            number,
+            shared.config.segment_bytes,
+        )?;
         // Before the keeper sees it: one that is empty is not old.
         writer.segment.newest_arrival_ns.store(now_ns, Ordering::Release);
         match (&lane.partition, kept) {
@@ -353,8 +365,9 @@ struct Recent {
 
 impl Recent {
     fn new(max: usize) -> Self {
-        // Seven eighths of a table's buckets, a power of two, are room. Once the places of entries that
-        // left are used up, a table that is not half empty doubles: with so many it does so once.
+        // Seven eighths of a table's buckets, a power of two, are room. Once the places of entries
+        // that left are used up, a table that is not half empty doubles: with so many it
+        // does so once.
         let max = max.min((max.next_power_of_two() * 7).div_ceil(8));
         Self { max, settled: false, known: HashMap::new(), order: VecDeque::new(), now_ns: 0 }
     }

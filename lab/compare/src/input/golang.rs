@@ -1,8 +1,8 @@
 //! Go's test output: `go test -json`, `go test -v`, and benchmarks of both (`-bench`, `-benchmem`).
 //!
 //! A test is called by its package and its name, a benchmark's value by its unit too unless that is
-//! time. The number of processors behind a benchmark's name is left out. Times of tests that failed or
-//! were skipped do not count.
+//! time. The number of processors behind a benchmark's name is left out. Times of tests that failed
+//! or were skipped do not count.
 //!
 //! What bounds it: [`PACKAGES_MAX`] outputs joined, [`LINE_BYTES_MAX`], values as in `input`.
 
@@ -113,7 +113,8 @@ pub(crate) fn read_text(text: &str) -> Result<Readings, String> {
             .iter()
             .find_map(|head| Some((&head[4..8], line.strip_prefix(head)?)));
         if let Some((outcome, rest)) = result {
-            let (test, time) = rest.rsplit_once(" (").ok_or_else(|| format!("no time in {line:?}"))?;
+            let (test, time) =
+                rest.rsplit_once(" (").ok_or_else(|| format!("no time in {line:?}"))?;
             let time = time.trim_end_matches("s)").parse();
             let seconds: f64 = time.map_err(|_| format!("no time in {line:?}"))?;
             if !test.starts_with("Benchmark") {
@@ -130,7 +131,11 @@ pub(crate) fn read_text(text: &str) -> Result<Readings, String> {
     Ok(readings)
 }
 
-fn flush(waiting: &mut Vec<(&str, &str, f64)>, package: &str, readings: &mut Readings) -> Result<(), String> {
+fn flush(
+    waiting: &mut Vec<(&str, &str, f64)>,
+    package: &str,
+    readings: &mut Readings,
+) -> Result<(), String> {
     for (outcome, test, seconds) in waiting.drain(..) {
         let name = name(package, test);
         match outcome {

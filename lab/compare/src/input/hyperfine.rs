@@ -15,7 +15,8 @@ pub(crate) fn read(value: &Value) -> Result<Readings, String> {
     let mut readings = Readings::default();
     let results = value.get("results").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     for result in results {
-        let command = result.get("command").and_then(Value::as_str).ok_or("a result has no command")?;
+        let command =
+            result.get("command").and_then(Value::as_str).ok_or("a result has no command")?;
         match result.get("times").and_then(Value::as_array) {
             Some(times) if !times.is_empty() => {
                 for time in times {
@@ -24,7 +25,8 @@ pub(crate) fn read(value: &Value) -> Result<Readings, String> {
                 }
             }
             _ => {
-                let mean = result.get("mean").and_then(Value::as_f64).ok_or("a mean is no number")?;
+                let mean =
+                    result.get("mean").and_then(Value::as_f64).ok_or("a mean is no number")?;
                 readings.add(command, mean, "s", None)?;
             }
         }

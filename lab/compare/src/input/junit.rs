@@ -1,8 +1,8 @@
 //! JUnit XML, as test runners of most languages write it.
 //!
-//! A test is called by its class and its name; where the class says nothing (it is missing, or `test`
-//! as Node's reporter writes), by the suites around it. Times of tests that failed or were skipped
-//! are not compared: they ended early. Entities that a document declares are not expanded.
+//! A test is called by its class and its name; where the class says nothing (it is missing, or
+//! `test` as Node's reporter writes), by the suites around it. Times of tests that failed or were
+//! skipped are not compared: they ended early. Entities that a document declares are not expanded.
 //!
 //! What bounds it: [`DEPTH_MAX`], [`ATTRIBUTE_BYTES_MAX`], values as in `input`.
 
@@ -28,7 +28,9 @@ pub(crate) fn root(text: &str) -> Result<String, String> {
     let mut reader = Reader::from_str(text);
     loop {
         match reader.read_event().map_err(|error| error.to_string())? {
-            Event::Start(start) | Event::Empty(start) => return Ok(start.local_name().as_ref().to_owned()),
+            Event::Start(start) | Event::Empty(start) => {
+                return Ok(start.local_name().as_ref().to_owned());
+            }
             Event::Eof => return Err("no element in it".into()),
             _ => {}
         }
@@ -167,7 +169,9 @@ fn attributes<const N: usize>(
             return Err(format!("an attribute is longer than {ATTRIBUTE_BYTES_MAX} bytes"));
         }
         // Knows XML's five entities and no others: what a document declares is not looked at.
-        let value = attribute.normalized_value(XmlVersion::Implicit1_0).map_err(|error| error.to_string())?;
+        let value = attribute
+            .normalized_value(XmlVersion::Implicit1_0)
+            .map_err(|error| error.to_string())?;
         *place = Some(value.into_owned());
     }
     Ok(found)

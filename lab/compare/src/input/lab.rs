@@ -1,9 +1,9 @@
 //! What the lab's own benches and storms write.
 //!
-//! A document of figures (`bench`, anything else that writes one), rows that carry figures (`storm`,
-//! `bench-net`), reports of `stress` and `bench-relay`, of the hammer, and the summary of a capped run.
-//! Turns of one node in one file are several values of a test. Nodes beside the first one of a bench
-//! are named in the test.
+//! A document of figures (`bench`, anything else that writes one), rows that carry figures
+//! (`storm`, `bench-net`), reports of `stress` and `bench-relay`, of the hammer, and the summary of
+//! a capped run. Turns of one node in one file are several values of a test. Nodes beside the first
+//! one of a bench are named in the test.
 //!
 //! What bounds it: values as in `input`, [`SERIES_LINES_MAX`] lines of a series.
 
@@ -36,7 +36,9 @@ pub(crate) fn is_report(value: &Value) -> bool {
         || value.get("phases").is_some_and(Value::is_array)
         || value.get("runs").is_some_and(Value::is_array)
         || value.get("modes").is_some_and(Value::is_array)
-        || value.as_array().is_some_and(|turns| turns.iter().any(|turn| turn.get("phases").is_some()))
+        || value
+            .as_array()
+            .is_some_and(|turns| turns.iter().any(|turn| turn.get("phases").is_some()))
 }
 
 fn is_row(value: &Value) -> bool {
@@ -98,27 +100,35 @@ fn stress(report: &Value, before: &str, readings: &mut Readings) -> Result<(), S
     let number = |value: &Value, pointer: &str| value.pointer(pointer).and_then(Value::as_f64);
     for phase in array(report, "phases") {
         let phase_name = phase.get("name").and_then(Value::as_str).unwrap_or("phase");
-        let mut add = |what: &str, value: Option<f64>, unit: &str, better: Option<Better>| match value {
-            Some(value) => readings.add(&format!("{before}{phase_name} > {what}"), value, unit, better),
-            None => Ok(()),
-        };
+        let mut add =
+            |what: &str, value: Option<f64>, unit: &str, better: Option<Better>| match value {
+                Some(value) => {
+                    readings.add(&format!("{before}{phase_name} > {what}"), value, unit, better)
+                }
+                None => Ok(()),
+            };
         let seconds = number(phase, "/seconds").filter(|seconds| *seconds > 0.0);
         let accepted = number(phase, "/accepted");
         let rate = accepted.zip(seconds).map(|(accepted, seconds)| accepted / seconds);
         add("reached", rate, "/s", None)?;
         let answers = array(phase, "answers");
-        let good = answers.iter().find(|one| one.get("answer").and_then(Value::as_str) == Some("200"));
+        let good =
+            answers.iter().find(|one| one.get("answer").and_then(Value::as_str) == Some("200"));
         let counted = |latency: &&Value| number(latency, "/count").is_some_and(|count| count > 0.0);
         let mut latency = |what: &str, latency: Option<&Value>| {
             let latency = latency.filter(counted);
             for quantile in QUANTILES {
-                let value = latency.and_then(|latency| number(latency, &format!("/{quantile}_millis")));
+                let value =
+                    latency.and_then(|latency| number(latency, &format!("/{quantile}_millis")));
                 add(&format!("{what}, {quantile}"), value, "ms", None)?;
             }
             Ok::<(), String>(())
         };
         latency("answered 200", good.and_then(|answers| answers.get("latency")))?;
-        latency("received after", array(phase, "receivers").first().and_then(|one| one.get("delay")))?;
+        latency(
+            "received after",
+            array(phase, "receivers").first().and_then(|one| one.get("delay")),
+        )?;
         latency("store queries", phase.pointer("/queries/latency"))?;
         let missing = |one: &Value| number(one, "/missing").unwrap_or(0.0);
         let lost = array(phase, "receivers").iter().map(missing).fold(f64::NAN, f64::max);
@@ -132,11 +142,14 @@ fn stress(report: &Value, before: &str, readings: &mut Readings) -> Result<(), S
     }
     for (index, node) in array(report, "nodes").iter().enumerate() {
         let mut add = |what: &str, value: Option<f64>, unit: &str| match value {
-            Some(value) => readings.add(&format!("{before}node {index}, {what}"), value, unit, None),
+            Some(value) => {
+                readings.add(&format!("{before}node {index}, {what}"), value, unit, None)
+            }
             None => Ok(()),
         };
         add("anonymous memory, idle", number(node, "/idle/anonymous_bytes"), "bytes")?;
-        let after = array(node, "after").last().and_then(|after| number(after, "/memory/anonymous_bytes"));
+        let after =
+            array(node, "after").last().and_then(|after| number(after, "/memory/anonymous_bytes"));
         add("anonymous memory, after", after, "bytes")?;
         add("OOM kills", number(node, "/oom_kills"), "kills")?;
     }
@@ -155,7 +168,8 @@ fn hammer(report: &Value, readings: &mut Readings) -> Result<(), String> {
                 continue;
             }
             let phase_name = phase.get("name").and_then(Value::as_str).unwrap_or("phase");
-            let seconds = phase.get("seconds").and_then(Value::as_f64).filter(|seconds| *seconds > 0.0);
+            let seconds =
+                phase.get("seconds").and_then(Value::as_f64).filter(|seconds| *seconds > 0.0);
             let kinds = phase.get("kinds").and_then(Value::as_object);
             for (kind, stats) in kinds.into_iter().flatten() {
                 let name = format!("{mode_name} > {phase_name} > {kind}");
@@ -163,7 +177,8 @@ fn hammer(report: &Value, readings: &mut Readings) -> Result<(), String> {
                 let Some((done, seconds)) = done.zip(seconds) else { continue };
                 readings.add(&name, done / seconds, "/s", None)?;
                 for quantile in QUANTILES {
-                    let latency = stats.pointer(&format!("/latency_ms/{quantile}")).and_then(Value::as_f64);
+                    let latency =
+                        stats.pointer(&format!("/latency_ms/{quantile}")).and_then(Value::as_f64);
                     if let Some(latency) = latency {
                         readings.add(&format!("{name}, {quantile}"), latency, "ms", None)?;
                     }
@@ -192,7 +207,8 @@ pub(crate) fn read_series(text: &str) -> Result<Readings, String> {
         ("oom_kills", "OOM kills", "kills"),
     ];
     let mut lines = text.lines().take(SERIES_LINES_MAX);
-    let header: Value = lines.next().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();
+    let header: Value =
+        lines.next().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();
     let name = header.get("name").and_then(Value::as_str).unwrap_or("run").to_owned();
     let is_summary = |value: &Value| value.get("kind").and_then(Value::as_str) == Some("summary");
     let summary = lines

@@ -1,8 +1,8 @@
 //! Files of measurements, whatever tool wrote them, as readings: name, value, unit.
 //!
-//! What a file is, its content says, not its name. Files come from outside: what is declared in them
-//! is not believed, and everything is counted before it is kept. What cannot be read is refused with
-//! what it looks like.
+//! What a file is, its content says, not its name. Files come from outside: what is declared in
+//! them is not believed, and everything is counted before it is kept. What cannot be read is
+//! refused with what it looks like.
 //!
 //! What bounds it: [`FILE_BYTES_MAX`], [`READINGS_MAX`], depths in the parsers. What it must never
 //! know: what is compared with what.
@@ -129,7 +129,12 @@ impl Readings {
 
     /// Keeps the name of a test without a value.
     pub(crate) fn add_without_value(&mut self, name: &str, unit: Unit) -> Result<(), String> {
-        self.push(Reading { name: shortened(name.trim(), NAME_BYTES_MAX), value: None, unit, better: None })
+        self.push(Reading {
+            name: shortened(name.trim(), NAME_BYTES_MAX),
+            value: None,
+            unit,
+            better: None,
+        })
     }
 
     fn push(&mut self, reading: Reading) -> Result<(), String> {
@@ -227,7 +232,10 @@ fn load(path: &Path, shown: &str) -> Result<Vec<u8>, InputError> {
     }
     // A series of samples may be long; only its summary is wanted.
     if !lab::is_series(&bytes) {
-        return Err(InputError::TooLong { path: shown.to_owned(), bytes: length.max(bytes.len() as u64) });
+        return Err(InputError::TooLong {
+            path: shown.to_owned(),
+            bytes: length.max(bytes.len() as u64),
+        });
     }
     let line = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(0);
     bytes.truncate(line + 1);
@@ -272,7 +280,9 @@ pub fn parse(bytes: &[u8]) -> Result<(Kind, Readings), Looks> {
             Ok(root) if root == "testsuites" || root == "testsuite" => {
                 as_kind(Kind::JUnit, junit::read(start))
             }
-            Ok(root) => Err(Looks::Unknown(format!("XML of another kind (<{}>)", shortened(&root, 40)))),
+            Ok(root) => {
+                Err(Looks::Unknown(format!("XML of another kind (<{}>)", shortened(&root, 40))))
+            }
             Err(fault) => Err(Looks::Unknown(format!("damaged XML ({fault})"))),
         };
     }
@@ -310,8 +320,9 @@ fn json(
         }
     }
     // serde_json goes 128 levels deep and no further.
-    let value: Value = serde_json::from_str(text)
-        .map_err(|error| Looks::Unknown(format!("damaged JSON ({error}); was its writer cut short?")))?;
+    let value: Value = serde_json::from_str(text).map_err(|error| {
+        Looks::Unknown(format!("damaged JSON ({error}); was its writer cut short?"))
+    })?;
     if hyperfine::is_report(&value) {
         return as_kind(Kind::Hyperfine, hyperfine::read(&value));
     }
@@ -323,7 +334,8 @@ fn json(
     }
     let what = match &value {
         Value::Object(fields) => {
-            let names: Vec<String> = fields.keys().take(5).map(|name| shortened(name, 24)).collect();
+            let names: Vec<String> =
+                fields.keys().take(5).map(|name| shortened(name, 24)).collect();
             format!("JSON of another kind (an object with {})", names.join(", "))
         }
         Value::Array(items) => format!("JSON of another kind (a list of {})", items.len()),

@@ -1,7 +1,7 @@
 //! The list that `pytest --durations=0 -vv` prints: `0.12s call test_x.py::test_a`.
 //!
-//! Setup, call and teardown of a test are added up. pytest leaves out what took less than 5 ms unless
-//! it is told `-vv`; its JUnit XML (`--junitxml`) has every test.
+//! Setup, call and teardown of a test are added up. pytest leaves out what took less than 5 ms
+//! unless it is told `-vv`; its JUnit XML (`--junitxml`) has every test.
 //!
 //! What bounds it: values as in `input`.
 
@@ -21,7 +21,8 @@ fn entry(line: &str) -> Option<(f64, &str)> {
 /// Whether text has such a list.
 pub(crate) fn is_text(text: &str) -> bool {
     let is_head = |line: &str| line.contains("slowest") && line.contains("durations");
-    text.lines().any(is_head) || text.lines().find(|line| !line.trim().is_empty()).and_then(entry).is_some()
+    text.lines().any(is_head)
+        || text.lines().find(|line| !line.trim().is_empty()).and_then(entry).is_some()
 }
 
 /// Reads the list; other lines are passed over.

@@ -1,7 +1,8 @@
 //! Plain CSV: a name and a value in each line, with a header or without.
 //!
-//! A header may name the columns `name`, `value`, `unit` and `better` (`less` or `more`) in any order;
-//! instead of `value` it may say `seconds`, `ms` or another unit. Commas, semicolons or tabs separate.
+//! A header may name the columns `name`, `value`, `unit` and `better` (`less` or `more`) in any
+//! order; instead of `value` it may say `seconds`, `ms` or another unit. Commas, semicolons or tabs
+//! separate.
 //!
 //! What bounds it: values as in `input`.
 
@@ -28,10 +29,13 @@ struct Columns {
 
 fn columns(heads: &csv::StringRecord) -> Option<Columns> {
     let find = |names: &[&str]| {
-        heads.iter().position(|head| names.iter().any(|name| head.trim().eq_ignore_ascii_case(name)))
+        heads
+            .iter()
+            .position(|head| names.iter().any(|name| head.trim().eq_ignore_ascii_case(name)))
     };
     let name = find(&["name", "test", "benchmark", "what"])?;
-    let is_unit = |head: &str| !matches!(Unit::parse(&head.trim().to_lowercase()).0, Unit::Other(_));
+    let is_unit =
+        |head: &str| !matches!(Unit::parse(&head.trim().to_lowercase()).0, Unit::Other(_));
     let (value, unit_of_all) = match find(&["value", "measured"]) {
         Some(value) => (value, String::new()),
         None => match find(&["time", "duration"]) {
@@ -64,7 +68,13 @@ pub(crate) fn read(text: &str) -> Result<Readings, Fault> {
         let Some(shape) = &shape else {
             let headless = record.get(1).is_some_and(|value| value.parse::<f64>().is_ok());
             let found = if headless {
-                Some(Columns { name: 0, value: 1, unit: None, better: None, unit_of_all: String::new() })
+                Some(Columns {
+                    name: 0,
+                    value: 1,
+                    unit: None,
+                    better: None,
+                    unit_of_all: String::new(),
+                })
             } else {
                 columns(&record)
             };
@@ -79,20 +89,29 @@ pub(crate) fn read(text: &str) -> Result<Readings, Fault> {
     Ok(readings)
 }
 
-fn add(readings: &mut Readings, record: &csv::StringRecord, shape: &Columns, line: u64) -> Result<(), Fault> {
+fn add(
+    readings: &mut Readings,
+    record: &csv::StringRecord,
+    shape: &Columns,
+    line: u64,
+) -> Result<(), Fault> {
     let damaged = |fault: &str| Fault::Damaged(format!("line {line}: {fault}"));
     let name = record.get(shape.name).filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| damaged("there is no name"))?;
     let value = record.get(shape.value).ok_or_else(|| damaged("there is no value"))?;
-    let number: f64 =
-        value.parse().map_err(|_| damaged(&format!("the value {:?} is no number", shortened(value, 40))))?;
+    let number: f64 = value
+        .parse()
+        .map_err(|_| damaged(&format!("the value {:?} is no number", shortened(value, 40))))?;
     let unit = shape.unit.and_then(|column| record.get(column)).unwrap_or(&shape.unit_of_all);
     let better = match shape.better.and_then(|column| record.get(column)).unwrap_or_default() {
         "" => None,
         "less" | "lower" => Some(Better::Less),
         "more" | "higher" => Some(Better::More),
         other => {
-            return Err(damaged(&format!("better is {:?}; write less or more", shortened(other, 40))));
+            return Err(damaged(&format!(
+                "better is {:?}; write less or more",
+                shortened(other, 40)
+            )));
         }
     };
     readings.add(name, number, unit, better).map_err(Fault::Damaged)

@@ -1,9 +1,9 @@
 //! What alternating turns say: each turn is a pair, and a pair shares what the machine was like.
 //!
-//! The difference of a turn is the logarithm of candidate over baseline. If nothing changed, its sign
-//! means nothing: the probability of a mean as far from zero is counted over all ways to turn signs
-//! over (or many random ones). How many turns a difference needs follows from the spread of the
-//! differences alone, never from their mean, so that ending by it does not favour a verdict.
+//! The difference of a turn is the logarithm of candidate over baseline. If nothing changed, its
+//! sign means nothing: the probability of a mean as far from zero is counted over all ways to turn
+//! signs over (or many random ones). How many turns a difference needs follows from the spread of
+//! the differences alone, never from their mean, so that ending by it does not favour a verdict.
 //!
 //! What bounds it: turns. What it must never know: what was measured.
 
@@ -55,8 +55,9 @@ pub fn judge(differences: &[f64]) -> Option<Paired> {
 fn signs(differences: &[f64]) -> f64 {
     let seen = differences.iter().sum::<f64>().abs() * (1.0 - 1e-12);
     let sum = |signs: u64| {
-        let one =
-            |(index, value): (usize, &f64)| if signs >> (index % 64) & 1 == 1 { -value } else { *value };
+        let one = |(index, value): (usize, &f64)| {
+            if signs >> (index % 64) & 1 == 1 { -value } else { *value }
+        };
         differences.iter().enumerate().map(one).sum::<f64>().abs()
     };
     if differences.len() <= EXACT_MAX {
@@ -74,8 +75,9 @@ fn signs(differences: &[f64]) -> f64 {
     f64::from(far) / f64::from(DRAWS + 1)
 }
 
-/// Turns after which a change by `part` is told with probability [`POWER`], when it is the only one of
-/// `asked` figures that changed: what is asked of the least probability (Benjamini and Hochberg).
+/// Turns after which a change by `part` is told with probability [`POWER`], when it is the only one
+/// of `asked` figures that changed: what is asked of the least probability (Benjamini and
+/// Hochberg).
 pub(crate) fn turns_needed(spread: f64, part: f64, asked: usize) -> usize {
     const MOST: usize = 1_000_000;
     let wanted = part.ln_1p();
@@ -136,7 +138,8 @@ mod tests {
         assert!(wrong < 0.05 + 0.021, "{wrong}");
         assert_eq!(turns_needed(0.0, 0.05, 1), TURNS_MIN);
         assert!(turns_needed(0.05, 0.01, 1) > 190);
-        // Of 64 figures, one is told with a probability of 0.05 / 64, which takes 12 turns at least.
+        // Of 64 figures, one is told with a probability of 0.05 / 64, which takes 12 turns at
+        // least.
         assert_eq!(turns_needed(0.0, 0.05, 64), 12);
         assert!(turns_needed(0.05, 0.05, 64) > turns);
     }

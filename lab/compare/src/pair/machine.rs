@@ -23,7 +23,11 @@ pub fn describe() -> String {
         .find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok())
         .unwrap_or(0);
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    format!("{cores} cores of {model}, {:.1} GiB, Linux {}", kib as f64 / 1_048_576.0, kernel.trim())
+    format!(
+        "{cores} cores of {model}, {:.1} GiB, Linux {}",
+        kib as f64 / 1_048_576.0,
+        kernel.trim()
+    )
 }
 
 /// The counters at one moment.
@@ -80,14 +84,21 @@ impl Counters {
     /// Since `self`, while a command took `own_seconds` of CPU.
     pub fn until(&self, later: &Self, own_seconds: f64, ticks_per_second: f64) -> Busy {
         let all = later.all - self.all;
-        let others = later.busy - self.busy + later.stolen - self.stolen - own_seconds * ticks_per_second;
+        let others =
+            later.busy - self.busy + later.stolen - self.stolen - own_seconds * ticks_per_second;
         let seconds = later.at.duration_since(self.at).as_secs_f64();
         Busy {
-            others: if all > 0.0 && others > TICKS_MIN { (others / all).clamp(0.0, 1.0) } else { 0.0 },
-            pressure: self.waited.zip(later.waited).filter(|_| seconds > 0.0).map(|(before, after)| {
-                // The kernel's figure runs behind by up to two seconds.
-                ((after - before) / seconds).clamp(0.0, 1.0)
-            }),
+            others: if all > 0.0 && others > TICKS_MIN {
+                (others / all).clamp(0.0, 1.0)
+            } else {
+                0.0
+            },
+            pressure: self.waited.zip(later.waited).filter(|_| seconds > 0.0).map(
+                |(before, after)| {
+                    // The kernel's figure runs behind by up to two seconds.
+                    ((after - before) / seconds).clamp(0.0, 1.0)
+                },
+            ),
         }
     }
 }
@@ -106,7 +117,8 @@ mod tests {
         let calm = at(100, 100, 0).until(&at(150, 200, 0), 0.5, 100.0);
         assert_eq!(calm, Busy { others: 0.0, pressure: None });
         assert_eq!(Counters::parse("", Some("odd")).waited, None);
-        let told = Counters::parse("", Some("some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000\n"));
+        let told =
+            Counters::parse("", Some("some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000\n"));
         assert_eq!(told.waited, Some(2.5));
     }
 

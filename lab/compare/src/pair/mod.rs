@@ -1,12 +1,12 @@
 //! `compare --pair`: two commands in alternating turns.
 //!
-//! A turn runs both, and the order swaps from turn to turn (A B, B A, ...), so that a machine that gets
-//! slower does not favour one. A turn during which the machine was busy with something else counts for
-//! nothing and is repeated. What is compared: wall time, CPU time, peak memory, and with `--read` the
-//! figures of a file that the commands write.
+//! A turn runs both, and the order swaps from turn to turn (A B, B A, ...), so that a machine that
+//! gets slower does not favour one. A turn during which the machine was busy with something else
+//! counts for nothing and is repeated. What is compared: wall time, CPU time, peak memory, and with
+//! `--read` the figures of a file that the commands write.
 //!
-//! What bounds it: turns and minutes by flags; as many turns may be dropped as are wanted. What it must
-//! never know: what the commands do.
+//! What bounds it: turns and minutes by flags; as many turns may be dropped as are wanted. What it
+//! must never know: what the commands do.
 
 pub(crate) mod analysis;
 pub(crate) mod machine;
@@ -107,7 +107,8 @@ pub(crate) struct Metric {
     pub(crate) baseline_median: f64,
     /// Likewise.
     pub(crate) candidate_median: f64,
-    /// Candidate over baseline less 1, geometric mean over turns; none with zeros or negative values.
+    /// Candidate over baseline less 1, geometric mean over turns; none with zeros or negative
+    /// values.
     pub(crate) change: Option<f64>,
     /// The interval that has it with 95 %.
     pub(crate) between: Option<[f64; 2]>,
@@ -125,7 +126,9 @@ pub(crate) struct Metric {
 
 /// Measures and prints. Exit status as for comparing files, 130 after Ctrl-C.
 pub(crate) async fn run(options: &Options, asked: &Asked) -> Result<ExitCode> {
-    let [first, second] = options.pair.as_slice() else { anyhow::bail!("--pair takes two commands") };
+    let [first, second] = options.pair.as_slice() else {
+        anyhow::bail!("--pair takes two commands")
+    };
     let commands = [first.clone(), second.clone()];
     let running = Arc::new(Running::default());
     let stop = Arc::new(AtomicBool::new(false));
@@ -191,7 +194,8 @@ fn measure(
     stop: &AtomicBool,
 ) -> Result<Measured> {
     let limit = Duration::from_secs(options.patience.unwrap_or(600).into());
-    let deadline = Instant::now() + Duration::from_secs(u64::from(options.minutes.unwrap_or(30)) * 60);
+    let deadline =
+        Instant::now() + Duration::from_secs(u64::from(options.minutes.unwrap_or(30)) * 60);
     let mut measured = Measured { turns: Vec::new(), interrupted: false, ended: None };
     let one = |side: usize| -> Result<(Figures, Busy)> {
         let who = if side == 0 { "the baseline" } else { "the candidate" };
@@ -225,10 +229,11 @@ fn measure(
         measured.turns.push(Turn { candidate_first, baseline, candidate, busy: [before, after] });
         let (kept, dropped) = sift(&measured.turns, options.busy.unwrap_or(0.1));
         let needed = needed(&kept, options.tell);
-        let more = needed.map_or_else(String::new, |needed| match needed.saturating_sub(kept.len()) {
-            0 => "; enough to tell".to_owned(),
-            more => format!("; {more} more to tell"),
-        });
+        let more =
+            needed.map_or_else(String::new, |needed| match needed.saturating_sub(kept.len()) {
+                0 => "; enough to tell".to_owned(),
+                more => format!("; {more} more to tell"),
+            });
         eprintln!("compare: {} of {} turns, {dropped} dropped{more}", kept.len(), options.turns());
         let enough = options.tell.is_some() && needed.is_some_and(|needed| kept.len() >= needed);
         if enough || kept.len() >= options.turns() {
@@ -239,7 +244,8 @@ fn measure(
             return Ok(measured);
         }
     }
-    measured.ended = Some("too many turns were dropped: the machine is busy with something else".into());
+    measured.ended =
+        Some("too many turns were dropped: the machine is busy with something else".into());
     Ok(measured)
 }
 
@@ -343,7 +349,8 @@ fn judge(kept: &[&Turn], asked: &Asked, options: &Options) -> Vec<Metric> {
     // What was asked for by itself comes first.
     keys.sort_by_key(|key| (**key != wall(), key.0 != "CPU time", *key));
     let count = keys.len();
-    let mut metrics: Vec<Metric> = keys.into_iter().map(|key| metric(kept, key, count, options)).collect();
+    let mut metrics: Vec<Metric> =
+        keys.into_iter().map(|key| metric(kept, key, count, options)).collect();
     let mut order: Vec<(f64, usize)> =
         metrics.iter().enumerate().filter_map(|(index, metric)| Some((metric.p?, index))).collect();
     order.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -354,7 +361,8 @@ fn judge(kept: &[&Turn], asked: &Asked, options: &Options) -> Vec<Metric> {
             metric.q = Some(least);
             let improves =
                 metric.change.is_some_and(|change| change > 0.0) == (metric.better == Better::More);
-            let large = metric.change.is_some_and(|change| change.ln_1p().abs() >= asked.least.ln_1p());
+            let large =
+                metric.change.is_some_and(|change| change.ln_1p().abs() >= asked.least.ln_1p());
             metric.verdict = match (least <= asked.error && large, improves) {
                 (true, true) => Verdict::Faster,
                 (true, false) => Verdict::Slower,

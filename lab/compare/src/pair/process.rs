@@ -1,8 +1,8 @@
 //! One run of a command: wall time, CPU time, peak memory.
 //!
-//! The command runs in a process group of its own, so that all of it can be ended, and nothing of it is
-//! left for the next run. CPU time is that of the command and of what it waited for; peak memory is of
-//! the largest of these processes, as the kernel keeps it.
+//! The command runs in a process group of its own, so that all of it can be ended, and nothing of
+//! it is left for the next run. CPU time is that of the command and of what it waited for; peak
+//! memory is of the largest of these processes, as the kernel keeps it.
 //!
 //! What bounds it: a time limit for each run.
 
@@ -49,7 +49,8 @@ pub(crate) fn run(command: &str, limit: Duration, running: &Running) -> Result<U
     sh.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
     let started = Instant::now();
     let child = sh.spawn().context("starting sh")?;
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("sh has no process id")?;
+    let pid =
+        i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("sh has no process id")?;
     running.set(Some(pid));
     let (ended, watch) = mpsc::channel::<()>();
     let (waited, wall_seconds, too_long) = std::thread::scope(|scope| {
@@ -94,9 +95,10 @@ fn reap(pid: Pid) -> Result<(i32, libc::rusage)> {
     let mut status = 0;
     // SAFETY: rusage is plain numbers, for which zero is a value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: both pointers are to locals that live through the call; the process is our child and has
-    // not been waited for, which only this function does.
-    let got = unsafe { libc::wait4(pid.as_raw_nonzero().get(), &raw mut status, 0, &raw mut usage) };
+    // SAFETY: both pointers are to locals that live through the call; the process is our child and
+    // has not been waited for, which only this function does.
+    let got =
+        unsafe { libc::wait4(pid.as_raw_nonzero().get(), &raw mut status, 0, &raw mut usage) };
     if got < 0 {
         return Err(std::io::Error::last_os_error()).context("waiting for the command");
     }
@@ -120,8 +122,13 @@ mod tests {
     #[test]
     fn time_and_memory_are_those_of_the_command() {
         let running = Running::default();
-        let usage = run("head -c 60000000 /dev/zero | tail -c 50000000 >/dev/null", LIMIT, &running).unwrap();
-        assert!(usage.peak_bytes > 50e6 && usage.wall_seconds > 0.0 && usage.cpu_seconds > 0.0, "{usage:?}");
+        let usage =
+            run("head -c 60000000 /dev/zero | tail -c 50000000 >/dev/null", LIMIT, &running)
+                .unwrap();
+        assert!(
+            usage.peak_bytes > 50e6 && usage.wall_seconds > 0.0 && usage.cpu_seconds > 0.0,
+            "{usage:?}"
+        );
     }
 
     #[test]
@@ -130,7 +137,9 @@ mod tests {
         let error = |command: &str, limit| run(command, limit, &running).unwrap_err().to_string();
         assert_eq!(error("exit 3", LIMIT), "ended with exit status 3");
         assert_eq!(error("kill -9 $$", LIMIT), "ended with signal 9");
-        assert!(error("sleep 60 & sleep 60", Duration::from_millis(50)).contains("did not end within"));
+        assert!(
+            error("sleep 60 & sleep 60", Duration::from_millis(50)).contains("did not end within")
+        );
     }
 
     #[test]

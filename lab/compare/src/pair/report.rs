@@ -60,8 +60,14 @@ impl Report {
             counts: kept.iter().any(|one| std::ptr::eq(*one, turn)),
             others: turn.busy.map(|busy| busy.others),
             pressure: turn.busy.map(|busy| busy.pressure),
-            baseline: metrics.iter().map(|metric| turn.baseline.get(&metric.key).copied()).collect(),
-            candidate: metrics.iter().map(|metric| turn.candidate.get(&metric.key).copied()).collect(),
+            baseline: metrics
+                .iter()
+                .map(|metric| turn.baseline.get(&metric.key).copied())
+                .collect(),
+            candidate: metrics
+                .iter()
+                .map(|metric| turn.candidate.get(&metric.key).copied())
+                .collect(),
         });
         let values = values.collect();
         let [baseline, candidate] = commands.clone();
@@ -158,6 +164,8 @@ fn cells(metric: &Metric) -> [String; 6] {
         value(metric.baseline_median, unit),
         value(metric.candidate_median, unit),
         metric.change.map_or_else(|| "-".into(), percent),
-        metric.between.map_or_else(|| "-".into(), |[a, b]| format!("{} and {}", percent(a), percent(b))),
+        metric
+            .between
+            .map_or_else(|| "-".into(), |[a, b]| format!("{} and {}", percent(a), percent(b))),
     ]
 }

@@ -72,11 +72,11 @@ pub(crate) fn page(report: &Report) -> String {
     }
     let rows = picture::rows(&outcome.tests);
     if !rows.is_empty() {
-        let any = outcome
-            .tests
-            .iter()
-            .any(|test| matches!(test.verdict, Verdict::Slower | Verdict::Faster | Verdict::Outlier));
-        let head = if any { "Tests that stand out" } else { "Nothing stands out; the nearest to it" };
+        let any = outcome.tests.iter().any(|test| {
+            matches!(test.verdict, Verdict::Slower | Verdict::Faster | Verdict::Outlier)
+        });
+        let head =
+            if any { "Tests that stand out" } else { "Nothing stands out; the nearest to it" };
         let _ = writeln!(
             html,
             "<h2>{head}</h2>\n<figure>{rows}<figcaption>Strokes: baseline runs. Points: candidate runs. Shaded: \
@@ -142,7 +142,9 @@ fn table(html: &mut String, tests: &[Judged]) {
 }
 
 fn row(html: &mut String, test: &Judged) {
-    let of = |mean: Option<f64>| mean.map_or_else(|| "-".into(), |mean| escape(&value(mean, &test.unit)));
+    let of = |mean: Option<f64>| {
+        mean.map_or_else(|| "-".into(), |mean| escape(&value(mean, &test.unit)))
+    };
     let part = |part: Option<f64>| part.map_or_else(|| "-".into(), unsigned);
     let _ = writeln!(
         html,

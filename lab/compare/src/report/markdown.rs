@@ -26,7 +26,8 @@ pub(crate) fn markdown(report: &Report) -> String {
         table(&mut text, &loud);
     }
     if !quiet.is_empty() {
-        let _ = writeln!(text, "\n<details><summary>{} within their noise</summary>\n", quiet.len());
+        let _ =
+            writeln!(text, "\n<details><summary>{} within their noise</summary>\n", quiet.len());
         table(&mut text, &quiet);
         text.push_str("\n</details>\n");
     }
@@ -41,7 +42,9 @@ fn table(text: &mut String, tests: &[&Judged]) {
     text.push_str("| verdict | test | baseline | candidate | change | noise | q |\n");
     text.push_str("|---|---|---:|---:|---:|---:|---:|\n");
     for test in tests.iter().take(ROWS_MAX) {
-        let of = |mean: Option<f64>| mean.map_or_else(|| "-".into(), |mean| plain(&value(mean, &test.unit)));
+        let of = |mean: Option<f64>| {
+            mean.map_or_else(|| "-".into(), |mean| plain(&value(mean, &test.unit)))
+        };
         let _ = writeln!(
             text,
             "| {} | {} | {} | {} | {} | {} | {} |",
@@ -67,7 +70,8 @@ fn code(name: &str) -> String {
 
 /// Units are of others too.
 fn plain(text: &str) -> String {
-    let is_markup = |c: char| matches!(c, '|' | '<' | '>' | '`' | '@' | '#' | '[' | ']' | '*' | '_' | '&');
+    let is_markup =
+        |c: char| matches!(c, '|' | '<' | '>' | '`' | '@' | '#' | '[' | ']' | '*' | '_' | '&');
     text.chars().map(|c| if is_markup(c) { ' ' } else { c }).collect()
 }
 

@@ -1,6 +1,7 @@
 //! The outcome, for people and machines.
 //!
-//! Names come from files of others: control characters, markup and mentions in them do nothing here.
+//! Names come from files of others: control characters, markup and mentions in them do nothing
+//! here.
 //!
 //! What bounds it: rows by each form. What it must never know: how verdicts come about.
 
@@ -71,7 +72,8 @@ pub(crate) struct Report {
 
 /// Without what a terminal would act on.
 pub(crate) fn clean(text: &str) -> String {
-    let is_odd = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let is_odd =
+        |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     text.chars().map(|c| if is_odd(c) { '\u{fffd}' } else { c }).collect()
 }
 

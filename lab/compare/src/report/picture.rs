@@ -74,8 +74,9 @@ pub(crate) fn scatter(tests: &[Judged]) -> String {
     let most = points.iter().map(|(_, _, y)| y.abs()).fold(0.05, f64::max).min(cap) * 1.08;
     let low = points.iter().map(|(_, x, _)| *x).fold(f64::INFINITY, f64::min).max(1e-5) / 1.3;
     let high = points.iter().map(|(_, x, _)| *x).fold(0.0, f64::max).clamp(low * 4.0, 1e3) * 1.3;
-    let x =
-        |noise: f64| LEFT + (noise.clamp(low, high) / low).ln() / (high / low).ln() * (WIDTH - LEFT - RIGHT);
+    let x = |noise: f64| {
+        LEFT + (noise.clamp(low, high) / low).ln() / (high / low).ln() * (WIDTH - LEFT - RIGHT)
+    };
     let y = |change: f64| {
         let middle = f64::midpoint(TOP, HEIGHT - BOTTOM);
         middle - change.clamp(-most, most) / most * (HEIGHT - BOTTOM - TOP) / 2.0
@@ -172,8 +173,10 @@ pub(crate) fn rows(tests: &[Judged]) -> String {
     const ROW: f64 = 24.0;
     const TOP: f64 = 30.0;
     const ORDER: [Verdict; 3] = [Verdict::Slower, Verdict::Faster, Verdict::Outlier];
-    let mut shown: Vec<&Judged> =
-        tests.iter().filter(|test| ORDER.contains(&test.verdict) && test.change.is_some()).collect();
+    let mut shown: Vec<&Judged> = tests
+        .iter()
+        .filter(|test| ORDER.contains(&test.verdict) && test.change.is_some())
+        .collect();
     // Where nothing stands out, those that come nearest to it.
     if shown.is_empty() {
         shown = tests.iter().filter(|test| test.change.is_some() && test.p.is_some()).collect();
@@ -197,7 +200,8 @@ pub(crate) fn rows(tests: &[Judged]) -> String {
         let all = test.baseline.iter().chain(&test.candidate).flatten();
         all.filter_map(|value| relative(test, value)).collect()
     };
-    let reach = shown.iter().flat_map(values).map(f64::abs).fold(0.05, f64::max).min(FACTOR_MAX.ln()) * 1.1;
+    let reach =
+        shown.iter().flat_map(values).map(f64::abs).fold(0.05, f64::max).min(FACTOR_MAX.ln()) * 1.1;
     let height = TOP + ROW * shown.len() as f64 + 14.0;
     let x = |relative: f64| {
         let middle = f64::midpoint(NAMES, WIDTH - RIGHT);
@@ -240,7 +244,8 @@ pub(crate) fn rows(tests: &[Judged]) -> String {
                 16.0
             );
         }
-        for at in test.baseline.iter().flatten().filter_map(|value| relative(test, value)).take(100) {
+        for at in test.baseline.iter().flatten().filter_map(|value| relative(test, value)).take(100)
+        {
             let _ = writeln!(
                 svg,
                 "<line class=\"run\" x1=\"{0:.1}\" x2=\"{0:.1}\" y1=\"{1:.1}\" y2=\"{2:.1}\"/>",
@@ -249,7 +254,9 @@ pub(crate) fn rows(tests: &[Judged]) -> String {
                 middle + 6.0
             );
         }
-        for at in test.candidate.iter().flatten().filter_map(|value| relative(test, value)).take(100) {
+        for at in
+            test.candidate.iter().flatten().filter_map(|value| relative(test, value)).take(100)
+        {
             let _ = writeln!(
                 svg,
                 "<circle class=\"dot {}\" cx=\"{:.1}\" cy=\"{middle:.1}\" r=\"5\"><title>{}: {}</title></circle>",

@@ -23,7 +23,8 @@ pub(crate) fn text(report: &Report, all: bool) -> String {
         report.outcome.tests.iter().partition(|test| test.verdict != Verdict::Noise);
     let shown: Vec<&Judged> =
         loud.iter().take(ROWS_MAX).chain(quiet.iter().take(quiet_max)).copied().collect();
-    const HEADS: [&str; 8] = ["test", "better", "baseline", "candidate", "change", "noise", "tells", "q"];
+    const HEADS: [&str; 8] =
+        ["test", "better", "baseline", "candidate", "change", "noise", "tells", "q"];
     let rows: Vec<[String; 8]> = shown.iter().map(|test| cells(test)).collect();
     let mut widths = HEADS.map(str::len);
     for row in &rows {

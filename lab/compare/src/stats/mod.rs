@@ -1,29 +1,30 @@
 //! What a change in a test means, given what its values did while nothing changed.
 //!
-//! **The model.** Of positive values the logarithms are taken, so that a change is a ratio. The value
-//! of test `i` in run `j` is the test's own level, plus what the whole run was off (`runs`), plus noise
-//! of the test. The difference between the means of candidate and baseline is divided by its standard
-//! error. That has two parts: the noise of the test, whose variance is moderated by those of all tests
-//! ([`prior`]), and the variance between whole runs, which few runs say little about. Degrees of
-//! freedom of the sum are Satterthwaite's, so that a change that is no larger than runs differ as a
-//! whole is judged with the few degrees of freedom that runs have.
+//! **The model.** Of positive values the logarithms are taken, so that a change is a ratio. The
+//! value of test `i` in run `j` is the test's own level, plus what the whole run was off (`runs`),
+//! plus noise of the test. The difference between the means of candidate and baseline is divided by
+//! its standard error. That has two parts: the noise of the test, whose variance is moderated by
+//! those of all tests ([`prior`]), and the variance between whole runs, which few runs say little
+//! about. Degrees of freedom of the sum are Satterthwaite's, so that a change that is no larger
+//! than runs differ as a whole is judged with the few degrees of freedom that runs have.
 //!
-//! **The tail.** The baseline's own runs, each left out in turn, say how often values lie far from the
-//! others although nothing changed ([`tail`]); no probability is taken for smaller than they allow.
+//! **The tail.** The baseline's own runs, each left out in turn, say how often values lie far from
+//! the others although nothing changed ([`tail`]); no probability is taken for smaller than they
+//! allow.
 //!
 //! **Many tests.** Probabilities are corrected for the number of tests by Benjamini and Hochberg's
 //! procedure: of the tests that are called faster or slower, at most the stated part is called so
 //! wrongly, on average; when nothing changed at all, that is the probability that any is.
 //!
 //! **What cannot be known.** One value on each side says nothing of noise: there is a ratio and no
-//! probability. With fewer than [`TESTS_MIN`] tests nothing is pooled, and each test is judged by its
-//! own values alone (Student's t with equal variances). Tests with zero or negative values have no
-//! logarithm; they are judged by differences and not pooled.
+//! probability. With fewer than [`TESTS_MIN`] tests nothing is pooled, and each test is judged by
+//! its own values alone (Student's t with equal variances). Tests with zero or negative values have
+//! no logarithm; they are judged by differences and not pooled.
 //!
 //! The error rates are checked by simulation in `simulation.rs`.
 //!
-//! What bounds it: time linear in tests and runs, both bounded by the readers. What it must never know:
-//! units, files, which direction is better.
+//! What bounds it: time linear in tests and runs, both bounded by the readers. What it must never
+//! know: units, files, which direction is better.
 
 pub(crate) mod noise;
 mod prior;
@@ -117,8 +118,8 @@ struct Prepared {
     squares: Squares,
 }
 
-/// Judges all tests. `shared_runs`: values with the same index are of one run, whose speed as a whole
-/// they share. `error` is the part of calls that may be wrong.
+/// Judges all tests. `shared_runs`: values with the same index are of one run, whose speed as a
+/// whole they share. `error` is the part of calls that may be wrong.
 pub(crate) fn find(tests: &[Values], shared_runs: bool, error: f64) -> Findings {
     let mut prepared: Vec<Prepared> = tests.iter().map(prepare).collect();
     let runs = if shared_runs { Runs::fit(&prepared) } else { Runs::default() };
@@ -175,7 +176,8 @@ fn prepare(test: &Values) -> Prepared {
     let least = test.resolution / 2.0;
     // What is written as 0.00 took less than half of the last digit.
     let liftable = least > 0.0 && all().all(|value| value >= 0.0) && all().any(|value| value > 0.0);
-    let scale = if all().all(|value| value > 0.0) || liftable { Scale::Ratio } else { Scale::Difference };
+    let scale =
+        if all().all(|value| value > 0.0) || liftable { Scale::Ratio } else { Scale::Difference };
     let map = |values: &[Option<f64>]| -> Vec<Option<f64>> {
         let one = |value: f64| match scale {
             Scale::Ratio => value.max(least).ln(),
@@ -210,7 +212,12 @@ fn floored(test: &Prepared) -> Squares {
 
 /// Judges each value of a side against the others of its side, by all that is known of the test's
 /// spread without it. `see` gets its index, the probability and the sign.
-fn left_out(test: &Prepared, side: &[Option<f64>], prior: Prior, mut see: impl FnMut(usize, f64, f64)) {
+fn left_out(
+    test: &Prepared,
+    side: &[Option<f64>],
+    prior: Prior,
+    mut see: impl FnMut(usize, f64, f64),
+) {
     let values = count(side);
     if values < 2 {
         return;
@@ -228,7 +235,11 @@ fn left_out(test: &Prepared, side: &[Option<f64>], prior: Prior, mut see: impl F
         let (variance, df) = prior.moderate(own);
         let variance = variance.max(test.floor);
         if df > 0.0 && variance > 0.0 {
-            see(index, two_sided(away / (variance * (1.0 + 1.0 / others)).sqrt(), df), away.signum());
+            see(
+                index,
+                two_sided(away / (variance * (1.0 + 1.0 / others)).sqrt(), df),
+                away.signum(),
+            );
         }
         // Of two values each is as far from the other.
         if values == 2 {
@@ -279,7 +290,10 @@ fn one(test: &Prepared, prior: Prior, runs: &Runs, tail: Tail, told: &mut Told) 
         if df <= 0.0 || variance <= 0.0 {
             return None;
         }
-        let p = two_sided(difference / (variance * scatter).sqrt(), together(own, df, between, runs.df));
+        let p = two_sided(
+            difference / (variance * scatter).sqrt(),
+            together(own, df, between, runs.df),
+        );
         Some(if pooled { tail.widen(p) } else { p })
     };
     let mut far = None;
@@ -299,10 +313,12 @@ fn one(test: &Prepared, prior: Prior, runs: &Runs, tail: Tail, told: &mut Told) 
     });
     let p = judge(difference, scatter);
     let standard_error = (variance * scatter).sqrt();
-    let tells =
-        p.map(|_| told.errors(together(own, df, between, runs.df)) * standard_error).filter(|_| df > 0.0);
+    let tells = p
+        .map(|_| told.errors(together(own, df, between, runs.df)) * standard_error)
+        .filter(|_| df > 0.0);
     let base = || test.baseline.iter().flatten().copied();
-    let (low, high) = base().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
+    let (low, high) =
+        base().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
     let candidate = mean(&test.baseline) + difference;
     Finding {
         scale: test.scale,

@@ -1,11 +1,12 @@
 //! What the spreads of all tests of a suite say about the spread of one: moderated variances.
 //!
-//! Three baseline runs tell little of one test's spread (two degrees of freedom), but a hundred tests
-//! tell how spreads are distributed. The variances are taken for draws from a scaled inverse
-//! chi-squared distribution, whose scale and degrees of freedom are fitted to the mean and variance of
-//! their logarithms (Smyth, "Linear models and empirical Bayes methods", 2004, section 6.2). A test's
-//! own variance is then averaged with the fitted one, each with the weight of its degrees of freedom.
-//! When tests differ much in noise, the fit has few degrees of freedom and every test keeps its own.
+//! Three baseline runs tell little of one test's spread (two degrees of freedom), but a hundred
+//! tests tell how spreads are distributed. The variances are taken for draws from a scaled inverse
+//! chi-squared distribution, whose scale and degrees of freedom are fitted to the mean and variance
+//! of their logarithms (Smyth, "Linear models and empirical Bayes methods", 2004, section 6.2). A
+//! test's own variance is then averaged with the fitted one, each with the weight of its degrees of
+//! freedom. When tests differ much in noise, the fit has few degrees of freedom and every test
+//! keeps its own.
 //!
 //! What bounds it: one pass over the tests. What it must never know: what is measured.
 
@@ -64,7 +65,8 @@ impl Prior {
             })
             .collect();
         let mean = logs.iter().sum::<f64>() / count;
-        let spread = logs.iter().map(|log| (log - mean) * (log - mean)).sum::<f64>() / (count - 1.0);
+        let spread =
+            logs.iter().map(|log| (log - mean) * (log - mean)).sum::<f64>() / (count - 1.0);
         let own = variances.iter().map(|(_, df)| trigamma(df / 2.0)).sum::<f64>() / count;
         // What all tests together know is the most that any can be told by them.
         let df_max: f64 = variances.iter().map(|(_, df)| df).sum();

@@ -1,8 +1,8 @@
 //! What whole runs differ by: a machine that was slower for an hour makes every test of it slower.
 //!
-//! The offset of a run is the median over tests of what they were off in it, which a few changed tests
-//! cannot move. How much offsets vary is estimated within each side, from as many degrees of freedom as
-//! there are runs less sides: with three runs against one, two.
+//! The offset of a run is the median over tests of what they were off in it, which a few changed
+//! tests cannot move. How much offsets vary is estimated within each side, from as many degrees of
+//! freedom as there are runs less sides: with three runs against one, two.
 //!
 //! What bounds it: tests and runs. What it must never know: what is measured.
 
@@ -27,7 +27,9 @@ impl Runs {
     pub(crate) fn fit(tests: &[Prepared]) -> Self {
         let mut runs = Self::default();
         let mut squares = 0.0;
-        for of in [|test: &Prepared| test.baseline.clone(), |test: &Prepared| test.candidate.clone()] {
+        for of in
+            [|test: &Prepared| test.baseline.clone(), |test: &Prepared| test.candidate.clone()]
+        {
             let sides: Vec<Vec<Option<f64>>> =
                 tests.iter().filter(|test| test.scale == Scale::Ratio).map(of).collect();
             let length = sides.iter().map(Vec::len).max().unwrap_or(0);
@@ -38,7 +40,11 @@ impl Runs {
                 squares += offsets.iter().map(|offset| offset * offset).sum::<f64>();
                 runs.df += length as f64 - 1.0;
             }
-            if runs.baseline.is_empty() { runs.baseline = offsets } else { runs.candidate = offsets }
+            if runs.baseline.is_empty() {
+                runs.baseline = offsets
+            } else {
+                runs.candidate = offsets
+            }
         }
         if runs.df > 0.0 {
             runs.known = true;
@@ -58,8 +64,8 @@ impl Runs {
         }
     }
 
-    /// What [`Runs::remove`] took from the difference of the means: nothing where a test has values in
-    /// all runs.
+    /// What [`Runs::remove`] took from the difference of the means: nothing where a test has values
+    /// in all runs.
     pub(crate) fn difference(&self, test: &Prepared) -> f64 {
         if test.scale != Scale::Ratio {
             return 0.0;

@@ -1,7 +1,8 @@
 //! The error rates that the documentation states, checked by seeded simulation.
 //!
-//! Each study makes many comparisons of one kind and counts what is called. With `SIMULATION_ROUNDS`
-//! it makes more of them and prints the rates (docs/compare.md has the figures).
+//! Each study makes many comparisons of one kind and counts what is called. With
+//! `SIMULATION_ROUNDS` it makes more of them and prints the rates (docs/compare.md has the
+//! figures).
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha20Rng;
@@ -112,7 +113,8 @@ fn run(name: &str, study: Study, few: usize) -> Rates {
 }
 
 fn draw(study: &Study, rng: &mut ChaCha20Rng) -> Vec<Values> {
-    let mut offset = |runs: usize| -> Vec<f64> { (0..runs).map(|_| normal(rng) * study.runs).collect() };
+    let mut offset =
+        |runs: usize| -> Vec<f64> { (0..runs).map(|_| normal(rng) * study.runs).collect() };
     let (baseline, candidate) = (offset(study.baseline), offset(study.candidate));
     (0..study.tests)
         .map(|index| {

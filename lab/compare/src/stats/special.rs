@@ -19,7 +19,8 @@ pub(crate) fn trigamma(mut x: f64) -> f64 {
         x += 1.0;
     }
     let square = 1.0 / (x * x);
-    let series = square * (1.0 / 6.0 - square * (1.0 / 30.0 - square * (1.0 / 42.0 - square / 30.0)));
+    let series =
+        square * (1.0 / 6.0 - square * (1.0 / 30.0 - square * (1.0 / 42.0 - square / 30.0)));
     sum + 1.0 / x + square / 2.0 + series / x
 }
 

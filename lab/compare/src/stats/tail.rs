@@ -1,10 +1,10 @@
 //! Whether far values are as rare as the model says: the baseline's own runs tell.
 //!
-//! Every run of a side that has several is left out in turn and judged against the rest as if it were
-//! the candidate. Nothing changed, so the deviates should be normal; where the machine has heavier
-//! tails (a run in fifty that is twice as long), they are not. A scaled Student's distribution is
-//! fitted to them by maximum likelihood, and a candidate's probability is never taken for smaller than
-//! that distribution says.
+//! Every run of a side that has several is left out in turn and judged against the rest as if it
+//! were the candidate. Nothing changed, so the deviates should be normal; where the machine has
+//! heavier tails (a run in fifty that is twice as long), they are not. A scaled Student's
+//! distribution is fitted to them by maximum likelihood, and a candidate's probability is never
+//! taken for smaller than that distribution says.
 //!
 //! What bounds it: at most [`DEVIATES_MAX`] deviates. What it must never know: what is measured.
 
@@ -17,7 +17,8 @@ const DEVIATES_MAX: usize = 20_000;
 /// Fewer than this say nothing about tails.
 const DEVIATES_MIN: usize = 30;
 /// Degrees of freedom that are tried.
-const SHAPES: [f64; 14] = [1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 13.0, 17.0, 25.0, 40.0, 80.0];
+const SHAPES: [f64; 14] =
+    [1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 13.0, 17.0, 25.0, 40.0, 80.0];
 /// How much less likely than the best fit a tail may be, as a logarithm of likelihood.
 const DOUBT: f64 = 2.0;
 const ITERATIONS: usize = 30;
@@ -47,8 +48,10 @@ impl Tail {
         }
         let count = squares.len() as f64;
         let variance = squares.iter().sum::<f64>() / count;
-        let likelihood = -0.5 * count * (variance.max(1e-12) * std::f64::consts::TAU).ln() - count / 2.0;
-        // The heaviest tail that the deviates do not speak against: three runs say little about tails.
+        let likelihood =
+            -0.5 * count * (variance.max(1e-12) * std::f64::consts::TAU).ln() - count / 2.0;
+        // The heaviest tail that the deviates do not speak against: three runs say little about
+        // tails.
         let mut fits: Vec<(f64, f64, f64)> = SHAPES
             .iter()
             .map(|df| {
@@ -80,8 +83,9 @@ fn student(squares: &[f64], df: f64) -> (f64, f64) {
         let weighted = squares.iter().map(|square| square * (df + 1.0) / (df + square / variance));
         variance = (weighted.sum::<f64>() / count).max(1e-12);
     }
-    let one =
-        ln_gamma((df + 1.0) / 2.0) - ln_gamma(df / 2.0) - 0.5 * (df * std::f64::consts::PI * variance).ln();
+    let one = ln_gamma((df + 1.0) / 2.0)
+        - ln_gamma(df / 2.0)
+        - 0.5 * (df * std::f64::consts::PI * variance).ln();
     let rest: f64 = squares.iter().map(|square| (square / (df * variance)).ln_1p()).sum();
     (count * one - (df + 1.0) / 2.0 * rest, variance)
 }

@@ -1,9 +1,9 @@
 //! Whether the whole is faster: one probability over all tests.
 //!
-//! Tests are resampled with replacement, because others of their kind might have been asked; in each
-//! resample, the mean change is shifted by what whole runs are off by chance. That part is drawn from
-//! Student's distribution with the runs' own spread and degrees of freedom: three runs can be resampled
-//! in ten ways only, which would make their spread look smaller than it is.
+//! Tests are resampled with replacement, because others of their kind might have been asked; in
+//! each resample, the mean change is shifted by what whole runs are off by chance. That part is
+//! drawn from Student's distribution with the runs' own spread and degrees of freedom: three runs
+//! can be resampled in ten ways only, which would make their spread look smaller than it is.
 //!
 //! What bounds it: [`WORK_MAX`] additions. What it must never know: units.
 
@@ -31,7 +31,8 @@ pub(crate) struct Whole {
     pub(crate) tests: usize,
 }
 
-/// `higher[i]`: whether more is better of test `i`; none leaves it out. None without tests that count.
+/// `higher[i]`: whether more is better of test `i`; none leaves it out. None without tests that
+/// count.
 pub(crate) fn judge(
     tests: &[Values],
     higher: &[Option<bool>],
@@ -45,7 +46,8 @@ pub(crate) fn judge(
         .filter_map(|((values, higher), finding)| {
             let finding = finding.as_ref().filter(|finding| finding.scale == Scale::Ratio)?;
             let sign = if (*higher)? { 1.0 } else { -1.0 };
-            let scatter = 1.0 / count(&values.baseline) as f64 + 1.0 / count(&values.candidate) as f64;
+            let scatter =
+                1.0 / count(&values.baseline) as f64 + 1.0 / count(&values.candidate) as f64;
             let error = finding.spread.map_or(0.0, |spread| spread * scatter.sqrt());
             Some((values, sign, sign * finding.difference, error))
         })
@@ -67,7 +69,8 @@ pub(crate) fn judge(
             sum = improvement * number;
         } else {
             for _ in 0..used.len() {
-                sum += used.get(rng.gen_range(0..used.len())).map_or(0.0, |(_, _, change, _)| *change);
+                sum +=
+                    used.get(rng.gen_range(0..used.len())).map_or(0.0, |(_, _, change, _)| *change);
             }
         }
         let drawn = sum / number + variance.sqrt() * student(rng, df);
@@ -83,10 +86,13 @@ pub(crate) fn judge(
 fn run_error(used: &[(&Values, f64, f64, f64)], shared_runs: bool) -> Option<(f64, f64)> {
     if !shared_runs {
         // Values of different tests have nothing in common: their errors add up.
-        let df: usize =
-            used.iter().map(|(v, ..)| (count(&v.baseline) + count(&v.candidate)).saturating_sub(2)).sum();
+        let df: usize = used
+            .iter()
+            .map(|(v, ..)| (count(&v.baseline) + count(&v.candidate)).saturating_sub(2))
+            .sum();
         let number = used.len() as f64;
-        let error = used.iter().map(|(_, _, _, error)| error * error).sum::<f64>() / (number * number);
+        let error =
+            used.iter().map(|(_, _, _, error)| error * error).sum::<f64>() / (number * number);
         return (df > 0).then_some((error, df as f64));
     }
     let (mut squares, mut df, mut scatter) = (0.0, 0.0, 0.0);

@@ -1,4 +1,5 @@
-//! The first process of a virtual machine that runs one node. It is no program for a shell: see the crate.
+//! The first process of a virtual machine that runs one node. It is no program for a shell: see the
+//! crate.
 
 fn main() -> std::process::ExitCode {
     if std::process::id() != 1 {

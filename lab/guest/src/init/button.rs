@@ -24,7 +24,8 @@ pub(super) fn watch(pressed: impl Fn() + Clone + Send + 'static) {
         }
         let Ok(device) = File::open(entry.path()) else { continue };
         let pressed = pressed.clone();
-        let started = thread::Builder::new().stack_size(64 << 10).spawn(move || listen(device, pressed));
+        let started =
+            thread::Builder::new().stack_size(64 << 10).spawn(move || listen(device, pressed));
         watched += usize::from(started.is_ok());
     }
     if watched == 0 {

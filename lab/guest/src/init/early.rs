@@ -39,7 +39,8 @@ pub(super) fn run() -> Result<Then> {
     rustix::process::chroot(".").context("changing the root")?;
     std::env::set_current_dir("/")?;
     // Comes back only if it could not be started.
-    Err(Command::new(IN_ROOT).arg(LATE).exec()).with_context(|| format!("starting {IN_ROOT} from the root"))
+    Err(Command::new(IN_ROOT).arg(LATE).exec())
+        .with_context(|| format!("starting {IN_ROOT} from the root"))
 }
 
 fn wait_for(device: &Path) -> Result<()> {
@@ -64,7 +65,9 @@ fn empty(folder: &Path) {
         let Ok(kind) = entry.file_type() else { continue };
         if !kind.is_dir() {
             let _ = fs::remove_file(&path);
-        } else if path != Path::new(NEW_ROOT) && !KERNEL_MOUNTS.iter().any(|mount| path == Path::new(mount)) {
+        } else if path != Path::new(NEW_ROOT)
+            && !KERNEL_MOUNTS.iter().any(|mount| path == Path::new(mount))
+        {
             empty(&path);
         }
     }

@@ -1,4 +1,5 @@
-//! From the root: the node within what is left of the memory, until it ends or the power button is pressed.
+//! From the root: the node within what is left of the memory, until it ends or the power button is
+//! pressed.
 
 use std::{
     fs::{self, File},
@@ -35,7 +36,8 @@ pub(super) fn run() -> Result<Then> {
     let port = PORT.get_or_init(|| Port::open().unwrap_or_else(|error| fail(&error)));
     mounts::state()?;
     button::watch(|| node.stop());
-    let machine = config::read(File::open(CONFIG_DEVICE).context("there is no configuration disk")?)?;
+    let machine =
+        config::read(File::open(CONFIG_DEVICE).context("there is no configuration disk")?)?;
     let _ = sethostname(machine.name.as_bytes());
     network::up(&machine.interfaces)?;
     seed(Path::new(node::DATA))?;
@@ -46,7 +48,11 @@ pub(super) fn run() -> Result<Then> {
         Ok(budget_bytes) => budget_bytes,
         Err(why) => {
             say(&why);
-            port.ended(Ended { how: why, was_asked: false, then: Then::PowerOff.words().to_owned() });
+            port.ended(Ended {
+                how: why,
+                was_asked: false,
+                then: Then::PowerOff.words().to_owned(),
+            });
             return Ok(Then::PowerOff);
         }
     };

@@ -1,15 +1,16 @@
 //! The first process.
 //!
-//! It runs twice. In the first file system in memory it loads the kernel's modules for the disk, takes that
-//! disk's first part as the root, read-only, and starts itself from there ([`early`]): the memory of the first
-//! file system is free again. From the root it mounts what a node needs, brings up the network, starts the node
-//! within what is left of the memory, and waits for its end or for the power button ([`late`]).
+//! It runs twice. In the first file system in memory it loads the kernel's modules for the disk,
+//! takes that disk's first part as the root, read-only, and starts itself from there ([`early`]):
+//! the memory of the first file system is free again. From the root it mounts what a node needs,
+//! brings up the network, starts the node within what is left of the memory, and waits for its end
+//! or for the power button ([`late`]).
 //!
-//! The node is its child and not the first process itself: the kernel panics when that one ends, and somebody
-//! has to reap, report and power off after a node that was killed.
+//! The node is its child and not the first process itself: the kernel panics when that one ends,
+//! and somebody has to reap, report and power off after a node that was killed.
 //!
-//! What goes wrong is said on the console, and the machine powers off: a machine that cannot run its node is of
-//! no use, and one that hangs is worse.
+//! What goes wrong is said on the console, and the machine powers off: a machine that cannot run
+//! its node is of no use, and one that hangs is worse.
 
 mod button;
 mod early;
@@ -29,7 +30,8 @@ use rustix::system::{RebootCommand, reboot};
 pub const IN_ROOT: &str = "/sbin/thimble-guest";
 /// What it is called there, so that it knows where it is.
 const LATE: &str = "late";
-/// The kernel's modules in the first file system, in the order in which they are loaded, one path a line.
+/// The kernel's modules in the first file system, in the order in which they are loaded, one path a
+/// line.
 pub const MODULES: &str = "/modules.list";
 /// The root: first part of the first disk.
 const ROOT_DEVICE: &str = "/dev/vda1";

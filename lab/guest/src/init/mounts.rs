@@ -57,7 +57,8 @@ pub(super) fn state() -> Result<()> {
     mount_bind(temporary, "/tmp").context("mounting /tmp")
 }
 
-/// Makes the file system of the state as large as its part of the disk; the kernel does it while it is in use.
+/// Makes the file system of the state as large as its part of the disk; the kernel does it while it
+/// is in use.
 fn grow() -> Result<()> {
     let bytes = File::open(STATE_DEVICE)?.seek(SeekFrom::End(0))?;
     let state = File::open("/state")?;

@@ -13,7 +13,8 @@ use crate::config::Interface;
 
 /// Brings up the loopback and every card that is named.
 pub(super) fn up(interfaces: &[Interface]) -> Result<()> {
-    let socket = UdpSocket::bind(("0.0.0.0", 0)).context("making a socket for the network's settings")?;
+    let socket =
+        UdpSocket::bind(("0.0.0.0", 0)).context("making a socket for the network's settings")?;
     set("lo", Ipv4Addr::LOCALHOST, 8, socket.as_raw_fd()).context("bringing up lo")?;
     for interface in interfaces {
         let name = find(&interface.hardware)?;
@@ -27,7 +28,8 @@ pub(super) fn up(interfaces: &[Interface]) -> Result<()> {
 fn find(hardware: &str) -> Result<String> {
     let mut seen = Vec::new();
     for entry in fs::read_dir("/sys/class/net")?.flatten() {
-        let address = fs::read_to_string(Path::new(&entry.path()).join("address")).unwrap_or_default();
+        let address =
+            fs::read_to_string(Path::new(&entry.path()).join("address")).unwrap_or_default();
         if address.trim().eq_ignore_ascii_case(hardware) {
             return Ok(entry.file_name().to_string_lossy().into_owned());
         }
@@ -60,7 +62,8 @@ fn request(name: &str, address: Option<Ipv4Addr>) -> Result<libc::ifreq> {
         // The port, which means nothing here, and the address.
         let mut data = [0; 14];
         data[2..6].copy_from_slice(&[a, b, c, d]);
-        request.ifr_ifru.ifru_addr = libc::sockaddr { sa_family: libc::AF_INET as _, sa_data: data };
+        request.ifr_ifru.ifru_addr =
+            libc::sockaddr { sa_family: libc::AF_INET as _, sa_data: data };
     }
     Ok(request)
 }

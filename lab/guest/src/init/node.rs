@@ -18,7 +18,8 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 use super::{NODE_USER, say};
 use crate::config::Machine;
 
-/// Between the power button and the end of a node that does not stop: a host has some patience, too.
+/// Between the power button and the end of a node that does not stop: a host has some patience,
+/// too.
 const STOPPED_WITHIN: Duration = Duration::from_secs(50);
 /// Where the node keeps everything.
 pub(super) const DATA: &str = "/state/data";
@@ -71,7 +72,8 @@ impl Node {
     }
 
     fn signal(&self, signal: Signal) {
-        // Waiting for a child is done under the same lock: an id in here is of a process that is there.
+        // Waiting for a child is done under the same lock: an id in here is of a process that is
+        // there.
         if let Ok(pid) = self.pid.lock()
             && let Some(pid) = *pid
         {
@@ -88,7 +90,10 @@ impl Node {
         self.signal(Signal::TERM);
         let _ = thread::Builder::new().stack_size(64 << 10).spawn(|| {
             thread::sleep(STOPPED_WITHIN);
-            say(&format!("the node did not stop within {} s; it is killed", STOPPED_WITHIN.as_secs()));
+            say(&format!(
+                "the node did not stop within {} s; it is killed",
+                STOPPED_WITHIN.as_secs()
+            ));
             self.signal(Signal::KILL);
         });
     }
@@ -98,7 +103,8 @@ impl Node {
         loop {
             // Sleeps until some child has ended, without reaping it.
             let any = rustix::process::WaitId::All;
-            let peek = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+            let peek =
+                rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
             match rustix::process::waitid(any, peek) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 // No children: the button was pressed before there was a node.

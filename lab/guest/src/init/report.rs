@@ -24,7 +24,8 @@ impl Port {
             .write(true)
             .open(REPORT_DEVICE)
             .with_context(|| format!("opening {REPORT_DEVICE}"))?;
-        // SAFETY: an all-zero termios is a value of it, which tcgetattr overwrites; the descriptor is open.
+        // SAFETY: an all-zero termios is a value of it, which tcgetattr overwrites; the descriptor
+        // is open.
         unsafe {
             let mut settings: libc::termios = std::mem::zeroed();
             if libc::tcgetattr(file.as_raw_fd(), &mut settings) == 0 {
@@ -106,7 +107,8 @@ impl Table {
 
     /// 0 where it is not told.
     fn get(&self, name: &str) -> u64 {
-        let line = self.0.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next());
+        let line =
+            self.0.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next());
         line.and_then(|number| number.parse().ok()).unwrap_or(0)
     }
 }
@@ -122,7 +124,13 @@ fn cpu_seconds() -> f64 {
     let ticks: u64 = text
         .lines()
         .next()
-        .map(|line| line.split_whitespace().skip(1).take(3).filter_map(|word| word.parse::<u64>().ok()).sum())
+        .map(|line| {
+            line.split_whitespace()
+                .skip(1)
+                .take(3)
+                .filter_map(|word| word.parse::<u64>().ok())
+                .sum()
+        })
         .unwrap_or(0);
     ticks as f64 / rustix::param::clock_ticks_per_second() as f64
 }
@@ -137,7 +145,9 @@ fn pressure() -> Option<f64> {
 fn processes() -> Vec<Process> {
     let mut processes = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
         // Threads of the kernel have none.
         let Ok(memory) = process::memory(Pid(pid)) else { continue };
         if pid == 1 || memory.resident_bytes() == 0 {

@@ -55,7 +55,11 @@ pub(crate) fn make(folder: &Path, from: &Path, size: u64, stop: &Stop) -> Result
             "e2fsprogs",
         )?;
         stop.check()?;
-        tool(Command::new("zstd").args(["-q", "-T0", "-f", "-o"]).args([&packed, &raw]), "zstd", "zstd")?;
+        tool(
+            Command::new("zstd").args(["-q", "-T0", "-f", "-o"]).args([&packed, &raw]),
+            "zstd",
+            "zstd",
+        )?;
         fs::rename(&packed, &image)?;
         Ok(())
     })();
@@ -75,7 +79,8 @@ fn with_sbin() -> std::ffi::OsString {
 /// Runs a tool of the distribution.
 pub(crate) fn tool(command: &mut Command, name: &str, package: &str) -> Result<()> {
     let output = command.stdin(Stdio::null()).stdout(Stdio::null()).output();
-    let output = output.with_context(|| format!("starting {name}; it comes with the package {package}"))?;
+    let output =
+        output.with_context(|| format!("starting {name}; it comes with the package {package}"))?;
     if !output.status.success() {
         bail!("{name}: {}", String::from_utf8_lossy(&output.stderr).trim());
     }

@@ -31,8 +31,16 @@ pub(crate) fn is_goal(name: &str) -> bool {
 
 /// All of them.
 pub(crate) const METHODS: &[Method] = &[
-    Method { name: "unpack each, in sequence", before: None, work: |place, to| place.unpack_each(to, false) },
-    Method { name: "unpack each, in parallel", before: None, work: |place, to| place.unpack_each(to, true) },
+    Method {
+        name: "unpack each, in sequence",
+        before: None,
+        work: |place, to| place.unpack_each(to, false),
+    },
+    Method {
+        name: "unpack each, in parallel",
+        before: None,
+        work: |place, to| place.unpack_each(to, true),
+    },
     Method {
         name: "unpack once + cp --reflink=auto, in parallel",
         before: None,
@@ -41,7 +49,8 @@ pub(crate) const METHODS: &[Method] = &[
             place.every(true, &|index| {
                 let mut cp = Command::new("cp");
                 tool(
-                    cp.args(["--reflink=auto", "--sparse=auto"]).args([to.join("base"), disk(to, index)]),
+                    cp.args(["--reflink=auto", "--sparse=auto"])
+                        .args([to.join("base"), disk(to, index)]),
                     "cp",
                     "coreutils",
                 )
@@ -143,14 +152,17 @@ impl Place {
         stop: &Stop,
     ) -> Result<Self> {
         let own = std::env::current_exe()?.into_os_string().into_string();
-        let own = own.map_err(|path| anyhow!("the path of this program is no text: {}", path.display()))?;
+        let own =
+            own.map_err(|path| anyhow!("the path of this program is no text: {}", path.display()))?;
         let place = Self {
             image: image.to_owned(),
             work: folder.join("work"),
             warm: folder.join("cache"),
             compressed: folder.join("cache-compressed"),
             machines,
-            program: std::iter::once(own).chain(subcommand.iter().map(|word| (*word).to_owned())).collect(),
+            program: std::iter::once(own)
+                .chain(subcommand.iter().map(|word| (*word).to_owned()))
+                .collect(),
             settings: Settings { talks: true, stop: stop.clone(), ..Settings::default() },
         };
         place.clear()?;
@@ -218,7 +230,8 @@ impl Place {
             });
         }
         thread::scope(|scope| {
-            let threads: Vec<_> = (0..self.machines).map(|index| scope.spawn(move || work(index))).collect();
+            let threads: Vec<_> =
+                (0..self.machines).map(|index| scope.spawn(move || work(index))).collect();
             threads
                 .into_iter()
                 .try_for_each(|thread| thread.join().unwrap_or_else(|_| bail!("a thread panicked")))
@@ -239,7 +252,10 @@ impl Place {
 
     fn overlays(&self, cache: &Cache, id: &BaseId, to: &Path) -> Result<()> {
         (0..self.machines).try_for_each(|index| {
-            cache.overlay(id, &disk(to, index), OverlayOptions::default()).map(drop).map_err(Into::into)
+            cache
+                .overlay(id, &disk(to, index), OverlayOptions::default())
+                .map(drop)
+                .map_err(Into::into)
         })
     }
 
@@ -247,7 +263,11 @@ impl Place {
     fn command(&self, to: &Path) -> Result<()> {
         let (program, arguments) = self.program.split_first().context("no program")?;
         let mut command = Command::new(program);
-        command.args(arguments).args(["overlay", "--quiet", "--cache"]).arg(&self.warm).arg(&self.image);
+        command
+            .args(arguments)
+            .args(["overlay", "--quiet", "--cache"])
+            .arg(&self.warm)
+            .arg(&self.image);
         command.args((0..self.machines).map(|index| disk(to, index)));
         tool(&mut command, "image overlay", "this program")
     }
@@ -261,7 +281,9 @@ impl Place {
         cache.overlay(&base.id, &disk, OverlayOptions::default())?;
         let mut convert = Command::new("qemu-img");
         convert.args(["convert", "-n", "-f", "qcow2"]).arg(&disk);
-        convert.arg("--target-image-opts").arg(format!("driver=null-co,size={}", base.virtual_bytes));
+        convert
+            .arg("--target-image-opts")
+            .arg(format!("driver=null-co,size={}", base.virtual_bytes));
         tool(&mut convert, "qemu-img", "qemu-utils")
     }
 }

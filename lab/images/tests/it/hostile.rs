@@ -30,7 +30,9 @@ fn what_is_cut_off_or_damaged_is_refused() {
     for extension in ["zst", "gz", "xz", "tar", "tar.zst", "tar.gz", "tar.xz"] {
         let image = pack(&raw, extension);
         let whole = fs::read(&image).unwrap();
-        for at in [1, 2, 3].map(|quarter| whole.len() / 4 * quarter).into_iter().chain([whole.len() - 1]) {
+        for at in
+            [1, 2, 3].map(|quarter| whole.len() / 4 * quarter).into_iter().chain([whole.len() - 1])
+        {
             // The zeros behind a tar archive's end mark are nobody's.
             if extension == "tar" && at == whole.len() - 1 {
                 continue;
@@ -95,7 +97,10 @@ fn bombs_stop_at_the_limit() {
     }
     // Not a bomb with a higher limit: zeros take no room.
     let added = lab.run("add", ["--json".as_ref(), pack(&zeros, "gz").as_os_str()]).good().json();
-    assert_eq!((added["disk_bytes"].as_u64(), added["virtual_bytes"].as_u64()), (Some(0), Some(256 << 20)));
+    assert_eq!(
+        (added["disk_bytes"].as_u64(), added["virtual_bytes"].as_u64()),
+        (Some(0), Some(256 << 20))
+    );
     assert!(added["ratio"].as_f64().unwrap() > 900.0, "{added}");
     lab.run("remove", [added["id"].as_str().unwrap()]).good();
     // A qcow2 file of a few kilobytes with a disk of two terabytes.
@@ -105,9 +110,12 @@ fn bombs_stop_at_the_limit() {
     let nested = pack(&file(&lab, "small", &[1; 512]), "gz.zst.xz.gz.zst");
     refused(&lab, &nested, &["packed more than 3 times (zstd, gzip, xz, and more inside)"]);
     // An archive that declares nine exabytes, and one whose description of an entry is as large.
-    for (kind, word) in
-        [(b'0', "cut off"), (b'x', "at most 65536"), (b'L', "at most 65536"), (b'g', "at most 65536")]
-    {
+    for (kind, word) in [
+        (b'0', "cut off"),
+        (b'x', "at most 65536"),
+        (b'L', "at most 65536"),
+        (b'g', "at most 65536"),
+    ] {
         let archive = [&header("disk", u64::MAX >> 1, kind)[..], &[1; 4096]].concat();
         refused(&lab, &file(&lab, "huge.tar", &archive), &[word]);
     }
@@ -144,19 +152,32 @@ fn an_archive_holds_one_disk_and_nothing_that_leads_out() {
     tool(folder, "ln", ["one.raw", "hard.raw"]);
     tool(folder, "mkfifo", ["fifo"]);
     fs::File::create(lab.path("sparse.raw")).unwrap().set_len(1 << 20).unwrap();
-    fs::OpenOptions::new().append(true).open(lab.path("sparse.raw")).unwrap().write_all(&[1; 512]).unwrap();
+    fs::OpenOptions::new()
+        .append(true)
+        .open(lab.path("sparse.raw"))
+        .unwrap()
+        .write_all(&[1; 512])
+        .unwrap();
     let tar = |name: &str, arguments: &[&str]| {
         tool(folder, "tar", ["-cPf", name].iter().chain(arguments));
         lab.path(name)
     };
-    refused(&lab, &tar("two.tar", &["one.raw", "two.raw"]), &["more than one file, one.raw and two.raw"]);
+    refused(
+        &lab,
+        &tar("two.tar", &["one.raw", "two.raw"]),
+        &["more than one file, one.raw and two.raw"],
+    );
     refused(&lab, &tar("none.tar", &["folder"]), &["no regular file"]);
     refused(
         &lab,
         &tar("climbs.tar", &["--transform=s,^,../../,", "one.raw"]),
         &["../../one.raw", "leads out"],
     );
-    refused(&lab, &tar("root.tar", &["--transform=s,^,/etc/,", "one.raw"]), &["/etc/one.raw", "leads out"]);
+    refused(
+        &lab,
+        &tar("root.tar", &["--transform=s,^,/etc/,", "one.raw"]),
+        &["/etc/one.raw", "leads out"],
+    );
     refused(&lab, &tar("link.tar", &["link.raw"]), &["link.raw", "a symbolic link"]);
     refused(&lab, &tar("hard.tar", &["one.raw", "hard.raw"]), &["hard.raw", "a hard link"]);
     refused(&lab, &tar("fifo.tar", &["fifo", "one.raw"]), &["fifo", "a FIFO"]);
@@ -270,6 +291,9 @@ fn an_image_that_changes_while_it_is_read_is_refused() {
     // xz may meet what was appended first.
     let run = running.end();
     assert_eq!(run.code, Some(1), "{run:?}");
-    assert!(run.err.contains("changed while it was read") || run.err.contains("damaged"), "{run:?}");
+    assert!(
+        run.err.contains("changed while it was read") || run.err.contains("damaged"),
+        "{run:?}"
+    );
     lab.assert_only(bases);
 }

@@ -26,7 +26,10 @@ fn check(lab: &Lab, image: &std::path::Path, disk: &[u8], moment: &str) {
         // Whoever asks for it now gets the whole disk.
         let listed = lab.run("list", ["--json"]).good().json();
         assert_eq!(listed[0]["state"], "whole", "{moment}: {listed}");
-        assert!(fs::read(listed[0]["path"].as_str().unwrap()).unwrap() == disk, "{moment}: half a base");
+        assert!(
+            fs::read(listed[0]["path"].as_str().unwrap()).unwrap() == disk,
+            "{moment}: half a base"
+        );
     }
     let added = lab.add(image);
     assert!(fs::read(added["path"].as_str().unwrap()).unwrap() == disk, "{moment}");
@@ -131,12 +134,22 @@ fn removing_at_every_system_call() {
     let image = lab.disk("disk", 300 << 10, 7);
     let disk = content(300 << 10, 7);
     let (mut kills, mut left) = (0, 0);
-    for call in ["openat", "rename", "renameat", "unlink", "unlinkat", "rmdir", "fsync", "flock", "ftruncate"]
-    {
+    for call in [
+        "openat",
+        "rename",
+        "renameat",
+        "unlink",
+        "unlinkat",
+        "rmdir",
+        "fsync",
+        "flock",
+        "ftruncate",
+    ] {
         for when in 1..=KILLS_MAX {
             let _ = fs::remove_dir_all(&lab.cache);
             let id = lab.add(&image)["id"].as_str().unwrap().to_owned();
-            let arguments = ["remove".as_ref(), "--cache".as_ref(), lab.cache.as_ref(), id.as_ref()];
+            let arguments =
+                ["remove".as_ref(), "--cache".as_ref(), lab.cache.as_ref(), id.as_ref()];
             if killed_at(call, when, &arguments).status.success() {
                 break;
             }

@@ -132,7 +132,9 @@ pub(crate) fn content(bytes: usize, seed: u64) -> Vec<u8> {
 
 pub(crate) fn names(folder: &Path) -> Vec<String> {
     let mut names: Vec<_> = fs::read_dir(folder)
-        .map(|entries| entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect())
+        .map(|entries| {
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        })
         .unwrap_or_default();
     names.sort();
     names
@@ -146,8 +148,8 @@ pub(crate) fn tool<A: AsRef<std::ffi::OsStr>>(
     arguments: impl IntoIterator<Item = A>,
 ) -> Vec<u8> {
     let output = Command::new(program).args(arguments).current_dir(folder).output();
-    let output =
-        output.unwrap_or_else(|error| panic!("{program}: {error}; scripts/setup.sh clients installs it"));
+    let output = output
+        .unwrap_or_else(|error| panic!("{program}: {error}; scripts/setup.sh clients installs it"));
     assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
     output.stdout
 }
@@ -167,13 +169,21 @@ pub(crate) fn pack(file: &Path, extension: &str) -> PathBuf {
                 "zstd",
                 ["-q".as_ref(), "-f".as_ref(), "-o".as_ref(), next.as_os_str(), &name],
             )),
-            "gz" => fs::write(&next, tool(folder, "gzip", ["-c".as_ref(), name.as_os_str()])).unwrap(),
+            "gz" => {
+                fs::write(&next, tool(folder, "gzip", ["-c".as_ref(), name.as_os_str()])).unwrap()
+            }
             "xz" => fs::write(
                 &next,
-                tool(folder, "xz", ["-1".as_ref(), "-T1".as_ref(), "-c".as_ref(), name.as_os_str()]),
+                tool(
+                    folder,
+                    "xz",
+                    ["-1".as_ref(), "-T1".as_ref(), "-c".as_ref(), name.as_os_str()],
+                ),
             )
             .unwrap(),
-            "tar" => drop(tool(folder, "tar", ["-cf".as_ref(), next.as_os_str(), name.as_os_str()])),
+            "tar" => {
+                drop(tool(folder, "tar", ["-cf".as_ref(), next.as_os_str(), name.as_os_str()]))
+            }
             _ => panic!("{layer}"),
         }
         current = next;
@@ -197,7 +207,12 @@ pub(crate) struct Running(Option<Child>);
 impl Running {
     pub(crate) fn start(command: &mut Command) -> Self {
         Self(Some(
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap(),
+            command
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .stdin(Stdio::null())
+                .spawn()
+                .unwrap(),
         ))
     }
 
@@ -251,7 +266,8 @@ pub(crate) fn halfway(lab: &Lab) -> (Running, PathBuf) {
     for seed in 0..50 {
         let image = pack(&lab.disk(&format!("halfway-{seed}"), 24 << 20, seed), "xz");
         let before = names(&lab.cache.join("bases")).len();
-        let mut running = Running::start(lab.command("add").args(["--json".as_ref(), image.as_path()]));
+        let mut running =
+            Running::start(lab.command("add").args(["--json".as_ref(), image.as_path()]));
         until("unpacking", || running.is_over() || !names(&lab.cache.join("scratch")).is_empty());
         if !running.is_over() {
             running.signal(rustix::process::Signal::STOP);

@@ -23,7 +23,8 @@ fn guest_writes(disk: &Path, byte: u8) {
 
 fn guest_reads(disk: &Path, byte: u8) -> bool {
     let read = format!("read -P {byte} 1M 128k");
-    let run = Command::new("qemu-io").args(["-f", "qcow2", "-c", &read]).arg(disk).output().unwrap();
+    let run =
+        Command::new("qemu-io").args(["-f", "qcow2", "-c", &read]).arg(disk).output().unwrap();
     let out = String::from_utf8(run.stdout).unwrap();
     assert!(out.contains("read 131072/131072"), "{out}");
     !out.contains("verification failed")
@@ -88,7 +89,11 @@ fn an_overlay_is_like_one_that_qemu_img_makes() {
             let end = info(&lab.path("ours"))["virtual-size"].as_u64().unwrap() - (64 << 10);
             for disk in ["ours", "theirs"] {
                 let last = format!("write -P 9 {end} 64k");
-                tool(folder, "qemu-io", ["-f", "qcow2", "-c", "write -P 7 1M 128k", "-c", &last, disk]);
+                tool(
+                    folder,
+                    "qemu-io",
+                    ["-f", "qcow2", "-c", "write -P 7 1M 128k", "-c", &last, disk],
+                );
                 tool(folder, "qemu-img", ["check", "-q", disk]);
             }
             if size != "4T" {
@@ -118,11 +123,9 @@ fn it_is_used_again_and_made_anew_only_when_asked() {
     // What a killed process left is tidied up by the next one for the same place.
     let left = lab.run("list", ["--json"]).good().json()[0]["overlays"][0].clone();
     assert_eq!(left, vm.to_str().unwrap());
-    assert!(
-        !fs::read_dir(lab.folder.path())
-            .unwrap()
-            .any(|entry| { entry.unwrap().file_name().to_str().unwrap().starts_with(".thimble-overlay") })
-    );
+    assert!(!fs::read_dir(lab.folder.path()).unwrap().any(|entry| {
+        entry.unwrap().file_name().to_str().unwrap().starts_with(".thimble-overlay")
+    }));
 }
 
 #[test]
@@ -170,8 +173,10 @@ fn an_overlay_in_use_is_left_alone() {
         line.clear();
         assert!(output.read_line(&mut line).unwrap() > 0, "qemu-io ended");
     }
-    lab.run("overlay", ["--fresh", &id, vm.to_str().unwrap()]).bad(&["a machine runs on this overlay"]);
-    lab.run("overlay", ["--grow", "1GiB", &id, vm.to_str().unwrap()]).bad(&["qemu-img resize", "lock"]);
+    lab.run("overlay", ["--fresh", &id, vm.to_str().unwrap()])
+        .bad(&["a machine runs on this overlay"]);
+    lab.run("overlay", ["--grow", "1GiB", &id, vm.to_str().unwrap()])
+        .bad(&["qemu-img resize", "lock"]);
     assert_eq!(lab.overlay(&id, "vm", &[])["made"], "reused");
     drop(input);
     assert!(machine.wait().unwrap().success());
@@ -186,7 +191,8 @@ fn nothing_else_is_overwritten() {
     let (two, _) = lab.base(2);
     let place = lab.path("place");
     fs::write(&place, b"somebody's thesis").unwrap();
-    let run = |flags: &[&str]| lab.run("overlay", [&*one, place.to_str().unwrap()].iter().chain(flags));
+    let run =
+        |flags: &[&str]| lab.run("overlay", [&*one, place.to_str().unwrap()].iter().chain(flags));
     run(&[]).bad(&["something else than an overlay"]);
     run(&["--fresh"]).bad(&["something else than an overlay"]);
     assert_eq!(fs::read(&place).unwrap(), b"somebody's thesis");
@@ -208,8 +214,10 @@ fn nothing_else_is_overwritten() {
     lab.run("remove", [&one]).bad(&["in use by overlay", place.to_str().unwrap()]);
     let within = lab.cache.join("vm");
     lab.run("overlay", [&one, within.to_str().unwrap()]).bad(&["do not belong into the cache"]);
-    lab.run("overlay", [&one, lab.path("nowhere/vm").to_str().unwrap()]).bad(&["nowhere", "No such file"]);
-    lab.run("overlay", ["abcdef", place.to_str().unwrap()]).bad(&["there is no base abcdef", "image list"]);
+    lab.run("overlay", [&one, lab.path("nowhere/vm").to_str().unwrap()])
+        .bad(&["nowhere", "No such file"]);
+    lab.run("overlay", ["abcdef", place.to_str().unwrap()])
+        .bad(&["there is no base abcdef", "image list"]);
 }
 
 #[test]
@@ -217,9 +225,11 @@ fn many_processes_make_one_overlay() {
     let lab = Lab::new();
     let (id, _) = lab.base(1);
     let vm = lab.path("vm");
-    let all: Vec<_> =
-        (0..8).map(|_| Running::start(lab.command("overlay").args(["--json", &id]).arg(&vm))).collect();
-    let made: Vec<_> = all.into_iter().map(|one| one.end().good().json()[0]["made"].clone()).collect();
+    let all: Vec<_> = (0..8)
+        .map(|_| Running::start(lab.command("overlay").args(["--json", &id]).arg(&vm)))
+        .collect();
+    let made: Vec<_> =
+        all.into_iter().map(|one| one.end().good().json()[0]["made"].clone()).collect();
     assert_eq!(made.iter().filter(|made| **made == "new").count(), 1, "{made:?}");
     assert_eq!(made.iter().filter(|made| **made == "reused").count(), 7, "{made:?}");
 }
@@ -233,7 +243,11 @@ fn a_base_in_use_is_not_removed() {
     for index in 0..12 {
         lab.overlay(&id, &format!("vm-{index}"), &[]);
     }
-    lab.run("remove", [&id]).bad(&["in use by overlays", lab.path("vm-0").to_str().unwrap(), "and 4 more"]);
+    lab.run("remove", [&id]).bad(&[
+        "in use by overlays",
+        lab.path("vm-0").to_str().unwrap(),
+        "and 4 more",
+    ]);
     for index in 1..12 {
         fs::remove_file(lab.path(&format!("vm-{index}"))).unwrap();
     }
@@ -265,7 +279,10 @@ fn a_base_deleted_under_overlays_is_named_with_them_and_comes_back() {
         let verified = lab.run("verify", ["--json"]);
         assert_eq!(verified.code, Some(1));
         let verified = verified.json();
-        assert_eq!((&verified[0]["state"], &verified[0]["overlays"]), (&json!("missing"), &json!([vm])));
+        assert_eq!(
+            (&verified[0]["state"], &verified[0]["overlays"]),
+            (&json!("missing"), &json!([vm]))
+        );
         let listed = lab.run("list", [""; 0]).good().out;
         assert!(listed.contains("MISSING") && listed.contains(vm.to_str().unwrap()), "{listed}");
         // What is needed is not forgotten, whatever is collected.

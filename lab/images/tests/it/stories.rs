@@ -18,13 +18,18 @@ fn every_packing_gives_the_same_disk() {
     let lab = Lab::new();
     let raw = lab.disk("disk.raw", 6 << 20, 1);
     for (index, extension) in
-        ["", "zst", "gz", "xz", "tar", "tar.zst", "tar.gz", "tar.xz", "zst.tar.gz"].iter().enumerate()
+        ["", "zst", "gz", "xz", "tar", "tar.zst", "tar.gz", "tar.xz", "zst.tar.gz"]
+            .iter()
+            .enumerate()
     {
         let image = if extension.is_empty() { raw.clone() } else { pack(&raw, extension) };
         let added = lab.add(&image);
         assert_eq!((&added["is_new"], &added["format"]), (&json!(true), &json!("raw")), "{added}");
         assert_eq!(added["virtual_bytes"], 6 << 20);
-        assert_eq!(added["layers"].as_array().unwrap().len(), extension.split_terminator('.').count());
+        assert_eq!(
+            added["layers"].as_array().unwrap().len(),
+            extension.split_terminator('.').count()
+        );
         // The key is what everybody prints beside a download.
         let sum = String::from_utf8(tool(lab.folder.path(), "sha256sum", [&image])).unwrap();
         assert_eq!(added["id"], format!("{}-raw", sum.split(' ').next().unwrap()));
@@ -54,12 +59,15 @@ fn a_qcow2_file_stays_packed_unless_asked() {
         let kept = lab.add(&image);
         assert_eq!((&kept["format"], &kept["virtual_bytes"]), (&json!("qcow2"), &json!(8 << 20)));
         assert!(fs::read(kept["path"].as_str().unwrap()).unwrap() == fs::read(&qcow2).unwrap());
-        let unpacked =
-            lab.run("add", ["--json".as_ref(), "--unpacked".as_ref(), image.as_os_str()]).good().json();
+        let unpacked = lab
+            .run("add", ["--json".as_ref(), "--unpacked".as_ref(), image.as_os_str()])
+            .good()
+            .json();
         assert_eq!((&unpacked["format"], &unpacked["is_new"]), (&json!("raw"), &json!(true)));
         assert!(fs::read(unpacked["path"].as_str().unwrap()).unwrap() == fs::read(&raw).unwrap());
     }
-    let packed = lab.run("add", ["--json".as_ref(), "--compressed".as_ref(), raw.as_os_str()]).good().json();
+    let packed =
+        lab.run("add", ["--json".as_ref(), "--compressed".as_ref(), raw.as_os_str()]).good().json();
     assert!(packed["id"].as_str().unwrap().ends_with("-zstd"), "{packed}");
     let path = packed["path"].as_str().unwrap();
     tool(folder, "qemu-img", ["compare", "-f", "qcow2", "-F", "raw", path, "disk.raw"]);
@@ -67,7 +75,8 @@ fn a_qcow2_file_stays_packed_unless_asked() {
     assert!(info.contains("compression type: zstd"), "{info}");
     lab.assert_only(5);
     // Two forms of one file: its digits alone do not say which.
-    let digits = lab.run("list", ["--json"]).good().json()[0]["id"].as_str().unwrap()[..20].to_owned();
+    let digits =
+        lab.run("list", ["--json"]).good().json()[0]["id"].as_str().unwrap()[..20].to_owned();
     let same = lab.run("overlay", [digits.as_ref(), lab.path("vm").as_os_str()]);
     if same.code != Some(0) {
         same.bad(&["several bases begin with"]);
@@ -81,8 +90,11 @@ fn two_processes_add_the_same_image_at_once() {
     let (mut first, image) = halfway(&lab);
     let mut second = Running::start(lab.command("add").args(["--json".as_ref(), image.as_path()]));
     let words = second.line();
-    let expected =
-        format!("image: waiting for process {}, which is adding {} since 20", first.pid(), image.display());
+    let expected = format!(
+        "image: waiting for process {}, which is adding {} since 20",
+        first.pid(),
+        image.display()
+    );
     assert!(words.starts_with(&expected), "{words}");
     first.signal(Signal::CONT);
     let (first, second) = (first.end().good().json(), second.end().good().json());
@@ -148,8 +160,9 @@ fn hanging(lab: &Lab) -> (Running, String) {
     let slow = lab.path("slow");
     fs::write(&slow, "#!/bin/sh\necho $$ > \"$0.pid\"\nexec sleep 600\n").unwrap();
     fs::set_permissions(&slow, fs::Permissions::from_mode(0o755)).unwrap();
-    let running =
-        Running::start(lab.command("add").arg("--compressed").arg("--qemu-img").arg(&slow).arg(&raw));
+    let running = Running::start(
+        lab.command("add").arg("--compressed").arg("--qemu-img").arg(&slow).arg(&raw),
+    );
     let pid = lab.path("slow.pid");
     until("the child", || fs::read_to_string(&pid).is_ok_and(|pid| pid.ends_with('\n')));
     (running, fs::read_to_string(&pid).unwrap())
@@ -191,8 +204,13 @@ fn without_qemu_img_raw_images_work_and_the_rest_says_what_to_install() {
     let broken = lab.path("broken");
     fs::write(&broken, "#!/bin/sh\necho 'qemu-img: the moon is in the way' >&2\nexit 1\n").unwrap();
     fs::set_permissions(&broken, fs::Permissions::from_mode(0o755)).unwrap();
-    let failed =
-        lab.command("add").arg("--qemu-img").arg(&broken).arg(lab.path("disk.qcow2")).output().unwrap();
+    let failed = lab
+        .command("add")
+        .arg("--qemu-img")
+        .arg(&broken)
+        .arg(lab.path("disk.qcow2"))
+        .output()
+        .unwrap();
     Run::new(failed).bad(&["the moon is in the way", "qemu-img info"]);
     lab.assert_only(1);
 }
@@ -206,15 +224,19 @@ fn collect_keeps_what_is_used() {
         let added = lab.add(&lab.disk(&format!("disk-{seed}"), 3 << 20, seed));
         let id = added["id"].as_str().unwrap().to_owned();
         // Used so many days ago.
-        let used =
-            fs::File::options().write(true).open(lab.cache.join("bases").join(&id).join("used")).unwrap();
+        let used = fs::File::options()
+            .write(true)
+            .open(lab.cache.join("bases").join(&id).join("used"))
+            .unwrap();
         used.set_modified(SystemTime::now() - Duration::from_secs(86_400 * (10 - seed))).unwrap();
         ids.push(id);
     }
     let vm = lab.path("vm");
     lab.run("overlay", [ids[0].as_ref(), vm.as_os_str()]).good();
-    let used =
-        fs::File::options().write(true).open(lab.cache.join("bases").join(&ids[0]).join("used")).unwrap();
+    let used = fs::File::options()
+        .write(true)
+        .open(lab.cache.join("bases").join(&ids[0]).join("used"))
+        .unwrap();
     used.set_modified(SystemTime::now() - Duration::from_secs(86_400 * 20)).unwrap();
     let dry = lab.run("collect", ["--keep", "200h", "--dry-run", "--json"]).good().json();
     assert_eq!((&dry["removed"], &dry["in_use"]), (&json!([ids[1]]), &json!([ids[0]])));
@@ -262,7 +284,8 @@ fn the_same_unchanged_file_is_hashed_once() {
     fs::write(&image, changed).unwrap();
     let again = lab.add(&image);
     assert_eq!((&again["hash_was_known"], &again["is_new"]), (&json!(false), &json!(true)));
-    let rehashed = lab.run("add", ["--rehash".as_ref(), "--json".as_ref(), image.as_os_str()]).good().json();
+    let rehashed =
+        lab.run("add", ["--rehash".as_ref(), "--json".as_ref(), image.as_os_str()]).good().json();
     assert_eq!(rehashed["hash_was_known"], false);
     lab.assert_only(2);
 }

@@ -22,7 +22,8 @@ pub(crate) enum Class {
     Reject { code: u8, error_code: String },
     /// The answer came and its certificate or signature does not verify.
     Certificate,
-    /// A call between canisters inside an operation was rejected or could not be sent; the operation itself went on.
+    /// A call between canisters inside an operation was rejected or could not be sent; the
+    /// operation itself went on.
     InnerCall(&'static str),
     /// The run was stopped while it waited.
     Interrupted,
@@ -78,12 +79,18 @@ impl Failure {
     /// What `ic-agent` reports; `retry_after` is what the last answer's header said.
     pub(crate) fn agent(error: &AgentError, retry_after: Option<Duration>) -> Self {
         let reject = |reject: &RejectResponse| {
-            Self::reject(reject.reject_code as u8, reject.error_code.as_deref(), &reject.reject_message)
+            Self::reject(
+                reject.reject_code as u8,
+                reject.error_code.as_deref(),
+                &reject.reject_message,
+            )
         };
         match error {
             AgentError::CertifiedReject { reject: response, .. }
             | AgentError::UncertifiedReject { reject: response, .. } => reject(response),
-            AgentError::HttpError(payload) => Self::http(payload.status, retry_after, &payload.content),
+            AgentError::HttpError(payload) => {
+                Self::http(payload.status, retry_after, &payload.content)
+            }
             AgentError::TimeoutWaitingForResponse() => Self::new(Class::Timeout, error.to_string()),
             AgentError::TransportError(TransportError::Reqwest(inner)) => Self::transport(inner),
             AgentError::TransportError(_) => Self::new(Class::Transport, error.to_string()),
@@ -121,8 +128,9 @@ impl Failure {
         matches!(self.class, Class::Refused(_))
     }
 
-    /// Whether the update may have been executed although nobody said so. A reject is an answer; everything else leaves it open, refusals too: an answer
-    /// may be refused after the call ran.
+    /// Whether the update may have been executed although nobody said so. A reject is an answer;
+    /// everything else leaves it open, refusals too: an answer may be refused after the call
+    /// ran.
     pub(crate) fn may_have_executed(&self) -> bool {
         !matches!(self.class, Class::Reject { .. })
     }
@@ -142,7 +150,10 @@ mod tests {
         assert_eq!(class(503, None), Class::Http(503));
         assert_eq!(class(413, second), Class::Http(413));
         assert_eq!(Failure::http(503, second, b"why").text, "why");
-        assert!(Failure::http(503, second, b"").is_refusal() && !Failure::http(503, None, b"").is_refusal());
+        assert!(
+            Failure::http(503, second, b"").is_refusal()
+                && !Failure::http(503, None, b"").is_refusal()
+        );
     }
 
     #[test]
@@ -163,9 +174,13 @@ mod tests {
         let timeout = agent(AgentError::TimeoutWaitingForResponse());
         assert_eq!(timeout.class, Class::Timeout);
         assert!(timeout.may_have_executed());
-        let payload = HttpErrorPayload { status: 429, content_type: None, content: b"full".to_vec() };
+        let payload =
+            HttpErrorPayload { status: 429, content_type: None, content: b"full".to_vec() };
         let refused = Failure::agent(&AgentError::HttpError(payload), Some(Duration::from_secs(2)));
-        assert_eq!((refused.class.to_string(), refused.text.as_str()), ("refused 429".into(), "full"));
+        assert_eq!(
+            (refused.class.to_string(), refused.text.as_str()),
+            ("refused 429".into(), "full")
+        );
         assert_eq!(refused.retry_after, Some(Duration::from_secs(2)));
     }
 }

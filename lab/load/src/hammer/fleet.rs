@@ -1,8 +1,10 @@
-//! The canisters under load, the connections to them, and the books that are kept of what they acknowledged.
+//! The canisters under load, the connections to them, and the books that are kept of what they
+//! acknowledged.
 //!
-//! For every page of memory the book has the newest generation that was acknowledged; for every counter it has how many counts were acknowledged and how
-//! many are open: sent, and of unknown outcome. A page or a counter below what was acknowledged has lost an update; a counter above the sum of both has
-//! counted something twice.
+//! For every page of memory the book has the newest generation that was acknowledged; for every
+//! counter it has how many counts were acknowledged and how many are open: sent, and of unknown
+//! outcome. A page or a counter below what was acknowledged has lost an update; a counter above the
+//! sum of both has counted something twice.
 
 use std::{
     sync::{
@@ -31,7 +33,8 @@ use crate::client;
 const MODULE: &[u8] = include_bytes!("../../../../canisters/wasm/hammer-c.wasm");
 /// Cycles of a new canister: a million trillions, so that a soak of days never runs out.
 const CYCLES: u64 = 1_000_000_000_000_000_000;
-/// One read in this many is summed up byte for byte here too; the canister checks every byte of every read.
+/// One read in this many is summed up byte for byte here too; the canister checks every byte of
+/// every read.
 const WHOLE_READS: u64 = 8;
 const HEALTHY_WITHIN: Duration = Duration::from_secs(15);
 /// Tries to ask for `info` while the node is busy.
@@ -104,7 +107,8 @@ impl Counts {
         self.open.fetch_add(count, Ordering::SeqCst);
     }
 
-    /// Of `opened` counts `done` are acknowledged and `open` stay open; the others certainly did not happen.
+    /// Of `opened` counts `done` are acknowledged and `open` stay open; the others certainly did
+    /// not happen.
     fn settle(&self, opened: u64, done: u64, open: u64) {
         self.acknowledged.fetch_add(done, Ordering::SeqCst);
         self.open.fetch_sub(opened.saturating_sub(open), Ordering::SeqCst);
@@ -204,7 +208,8 @@ impl Fleet {
                 .with_arc_identity(identity.clone())
                 .with_arc_http_middleware(http.clone())
                 .with_max_concurrent_requests(in_flight + 8)
-                // A node remembers a call until then; whoever sends thousands a second does well to sign for a short time.
+                // A node remembers a call until then; whoever sends thousands a second does well to
+                // sign for a short time.
                 .with_ingress_expiry(Duration::from_secs(60))
                 .with_max_polling_time(parameters.timeout())
                 .build()?;
@@ -279,7 +284,8 @@ impl Fleet {
                 client::install(agent, canister.id, mode, MODULE.to_vec(), argument).await?;
                 *lock(&canister.floors) = Floors::default();
             }
-            // A node that is a round behind does not know the canister yet, or knows the one before.
+            // A node that is a round behind does not know the canister yet, or knows the one
+            // before.
             if self.endpoints.len() > 1 {
                 self.settle_one(index).await?;
             }
@@ -327,19 +333,28 @@ impl Fleet {
                 })
                 .await;
             match asked {
-                Ok(reply) => return Info::decode(&reply).map_err(|text| anyhow!("canister {id}: {text}")),
+                Ok(reply) => {
+                    return Info::decode(&reply).map_err(|text| anyhow!("canister {id}: {text}"));
+                }
                 Err(Failure { retry_after: Some(told), .. }) => {
                     tokio::time::sleep(endpoint.http.back_off.wait(told)).await;
                 }
                 Err(failure) => {
-                    bail!("asking canister {id} for its counters: {}: {}", failure.class, failure.text)
+                    bail!(
+                        "asking canister {id} for its counters: {}: {}",
+                        failure.class,
+                        failure.text
+                    )
                 }
             }
         }
-        bail!("canister {id} could not be asked for its counters: the node refused {INFO_TRIES} times")
+        bail!(
+            "canister {id} could not be asked for its counters: the node refused {INFO_TRIES} times"
+        )
     }
 
-    /// Waits until all endpoints say the same of every canister, which with one endpoint is so at once. Nothing may be in flight.
+    /// Waits until all endpoints say the same of every canister, which with one endpoint is so at
+    /// once. Nothing may be in flight.
     pub(crate) async fn settle(&self) -> Result<()> {
         if self.endpoints.len() > 1 {
             for canister in 0..self.len() {
@@ -411,13 +426,16 @@ impl Fleet {
         TRAFFIC
             .scope(Traffic::default(), async {
                 let mut outcome = Outcome::default();
-                let result =
-                    tokio::time::timeout(self.parameters.timeout(), self.attempt(job, index, &mut outcome))
-                        .await;
+                let result = tokio::time::timeout(
+                    self.parameters.timeout(),
+                    self.attempt(job, index, &mut outcome),
+                )
+                .await;
                 outcome.failure = match result {
                     Ok(result) => result.err(),
                     Err(_) => {
-                        let text = format!("no outcome within {} s", self.parameters.timeout_seconds);
+                        let text =
+                            format!("no outcome within {} s", self.parameters.timeout_seconds);
                         Some(Failure::new(Class::Timeout, text))
                     }
                 };
@@ -461,14 +479,17 @@ impl Fleet {
             }
             Action::Write { space, offset, bytes } => {
                 let method = if space == Space::Heap { "heap_write" } else { "write" };
-                let reply = self.update(job, index, method, protocol::words(&[offset, bytes])).await?;
+                let reply =
+                    self.update(job, index, method, protocol::words(&[offset, bytes])).await?;
                 let generation = protocol::first_word(&reply).map_err(unreadable)?;
                 lock(&canister.floors).raise(space, offset, bytes, generation);
                 outcome.touched_bytes = bytes;
             }
             Action::Read { space, offset, bytes, by } => {
-                // With several endpoints a query may be answered by a node that is behind, unless all were waited for.
-                let held = by == By::Update || self.endpoints.len() == 1 || job.kind == Kind::VerifyRead;
+                // With several endpoints a query may be answered by a node that is behind, unless
+                // all were waited for.
+                let held =
+                    by == By::Update || self.endpoints.len() == 1 || job.kind == Kind::VerifyRead;
                 let floors = match held {
                     true => lock(&canister.floors).read(space, offset, bytes),
                     false => vec![0; (bytes / PAGE_BYTES) as usize],
@@ -476,14 +497,21 @@ impl Fleet {
                 let argument = protocol::words(&[offset, bytes, mix(self.parameters.seed ^ index)]);
                 let reply = match (space, by) {
                     (Space::Stable, By::Query) => self.query(job, index, "read", argument).await,
-                    (Space::Stable, By::Update) => self.update(job, index, "read_update", argument).await,
+                    (Space::Stable, By::Update) => {
+                        self.update(job, index, "read_update", argument).await
+                    }
                     (Space::Heap, By::Query) => self.query(job, index, "heap_read", argument).await,
-                    (Space::Heap, By::Update) => self.update(job, index, "heap_read_update", argument).await,
+                    (Space::Heap, By::Update) => {
+                        self.update(job, index, "heap_read_update", argument).await
+                    }
                 }?;
-                let first = (offset / PAGE_BYTES) | if space == Space::Heap { HEAP_PAGES } else { 0 };
-                let judged = ReadReply::decode(&reply)
-                    .and_then(|reply| reply.judge(seed, first, &floors, index.is_multiple_of(WHOLE_READS)));
-                outcome.wrong = judged.err().map(|text| format!("canister {}: {text}", canister.id));
+                let first =
+                    (offset / PAGE_BYTES) | if space == Space::Heap { HEAP_PAGES } else { 0 };
+                let judged = ReadReply::decode(&reply).and_then(|reply| {
+                    reply.judge(seed, first, &floors, index.is_multiple_of(WHOLE_READS))
+                });
+                outcome.wrong =
+                    judged.err().map(|text| format!("canister {}: {text}", canister.id));
                 outcome.touched_bytes = bytes;
             }
             Action::Chain { depth } => {
@@ -563,14 +591,26 @@ impl Fleet {
             )
             .await;
         }
-        let reply = endpoint.agent.update(&canister, method).with_arg(argument).call_and_wait().await;
+        let reply =
+            endpoint.agent.update(&canister, method).with_arg(argument).call_and_wait().await;
         reply.map_err(|error| Failure::agent(&error, told()))
     }
 
-    async fn query(&self, job: Job, index: u64, method: &str, argument: Vec<u8>) -> Result<Vec<u8>, Failure> {
+    async fn query(
+        &self,
+        job: Job,
+        index: u64,
+        method: &str,
+        argument: Vec<u8>,
+    ) -> Result<Vec<u8>, Failure> {
         let endpoint = &self.endpoints[index as usize % self.endpoints.len()];
         let canister = self.canisters[job.canister].id;
-        let reply = endpoint.agent.query(&canister, method).with_arg(argument).call_with_verification().await;
+        let reply = endpoint
+            .agent
+            .query(&canister, method)
+            .with_arg(argument)
+            .call_with_verification()
+            .await;
         reply.map_err(|error| Failure::agent(&error, told()))
     }
 }

@@ -1,11 +1,15 @@
-//! `thimble-lab hammer`: puts work on a node through its public endpoint, checks every byte that comes back, and says what it cost.
+//! `thimble-lab hammer`: puts work on a node through its public endpoint, checks every byte that
+//! comes back, and says what it cost.
 //!
-//! It knows nothing of the node's insides. Its canister, `canisters/hammer-c`, writes memory in a pattern that both sides can compute (`pattern`), so a read
-//! proves every byte, and gives every write a generation, so a read proves that no acknowledged write is lost. The books of what was acknowledged are kept
-//! in `fleet`; `schedule` decides when operations start and from when their latency counts; `modes` says what each mode is made of; `failure` sorts what
-//! goes wrong, and `stats` and `report` count and print it.
+//! It knows nothing of the node's insides. Its canister, `canisters/hammer-c`, writes memory in a
+//! pattern that both sides can compute (`pattern`), so a read proves every byte, and gives every
+//! write a generation, so a read proves that no acknowledged write is lost. The books of what was
+//! acknowledged are kept in `fleet`; `schedule` decides when operations start and from when their
+//! latency counts; `modes` says what each mode is made of; `failure` sorts what goes wrong, and
+//! `stats` and `report` count and print it.
 //!
-//! Nothing grows with the length of a run: histograms have fixed bounds, classes and texts of failures are capped, operations in flight are limited.
+//! Nothing grows with the length of a run: histograms have fixed bounds, classes and texts of
+//! failures are capped, operations in flight are limited.
 
 mod failure;
 mod fleet;
@@ -42,9 +46,11 @@ struct Line {
     options: Options,
 }
 
-/// Calls between canisters that were made and answered, per second: mode calls with these flags. Any error or wrong byte is an error.
+/// Calls between canisters that were made and answered, per second: mode calls with these flags.
+/// Any error or wrong byte is an error.
 pub(crate) async fn inter_canister_messages_per_second(flags: &[&str]) -> Result<f64> {
-    let line = Line::try_parse_from(["hammer", "--mode", "calls", "--no-progress"].iter().chain(flags))?;
+    let line =
+        Line::try_parse_from(["hammer", "--mode", "calls", "--no-progress"].iter().chain(flags))?;
     let parameters = Parameters::of(&line.options)?;
     let (_stopper, stop) = watch::channel(false);
     let report = hammer(parameters, false, false, Stop(stop)).await?;
@@ -105,7 +111,11 @@ async fn hammer(parameters: Parameters, progress: bool, keep: bool, stop: Stop) 
         seed: parameters.seed,
         progress,
     };
-    let watch = if parameters.watch_nodes { Some(endpoints::Watch::start(&parameters.urls)?) } else { None };
+    let watch = if parameters.watch_nodes {
+        Some(endpoints::Watch::start(&parameters.urls)?)
+    } else {
+        None
+    };
     let modes = Modes { parameters: &parameters, fleet: fleet.clone(), runner };
     let mut reports = Vec::new();
     for mode in &parameters.modes {

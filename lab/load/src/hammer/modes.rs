@@ -1,4 +1,5 @@
-//! What each mode does: which phases it has, which operations they are made of, what is checked at the end.
+//! What each mode does: which phases it has, which operations they are made of, what is checked at
+//! the end.
 
 use std::{sync::Arc, time::Duration};
 
@@ -132,7 +133,8 @@ impl Modes<'_> {
         let on = move |index: u64| (index % n) as usize;
         match mode {
             Mode::Throughput => {
-                let count = move |index, _| Job::new(Kind::Count, on(index), Action::Count).signed();
+                let count =
+                    move |index, _| Job::new(Kind::Count, on(index), Action::Count).signed();
                 self.phase(report, "updates", Arc::new(count)).await;
             }
             Mode::Compute => {
@@ -171,7 +173,8 @@ impl Modes<'_> {
             Mode::Read => {
                 self.fill(report, Space::Stable, p.fill_bytes).await?;
                 self.read_probes(report).await;
-                let reads = reads(n, Space::Stable, Pieces { bytes: p.fill_bytes, size: p.read_bytes });
+                let reads =
+                    reads(n, Space::Stable, Pieces { bytes: p.fill_bytes, size: p.read_bytes });
                 self.phase(report, "reads", reads).await;
             }
             Mode::Heap => self.heap(report).await?,
@@ -199,7 +202,8 @@ impl Modes<'_> {
             Mode::Hybrid | Mode::Soak => {
                 self.fill(report, Space::Stable, p.fill_bytes).await?;
                 let source = self.hybrid(mode);
-                self.phase(report, if mode == Mode::Soak { "soak" } else { "hybrid" }, source).await;
+                self.phase(report, if mode == Mode::Soak { "soak" } else { "hybrid" }, source)
+                    .await;
                 self.read_back(report, Space::Stable, p.fill_bytes).await;
             }
             Mode::All => {}
@@ -210,15 +214,26 @@ impl Modes<'_> {
     /// The measured part of a mode.
     async fn phase(&self, report: &mut ModeReport, name: &str, source: Source) {
         let p = self.parameters;
-        let shape = (report.mode == Mode::Soak)
-            .then(|| Shape { seed: p.seed, period: Duration::from_secs_f64(p.soak_period_seconds) });
-        let limit = p.operations.map_or(Limit::Time(Duration::from_secs_f64(p.seconds)), Limit::Operations);
-        let order = Order { mode: report.mode.name(), name: name.into(), limit, shape, preparation: false };
+        let shape = (report.mode == Mode::Soak).then(|| Shape {
+            seed: p.seed,
+            period: Duration::from_secs_f64(p.soak_period_seconds),
+        });
+        let limit =
+            p.operations.map_or(Limit::Time(Duration::from_secs_f64(p.seconds)), Limit::Operations);
+        let order =
+            Order { mode: report.mode.name(), name: name.into(), limit, shape, preparation: false };
         report.phases.push(self.runner.run(order, source).await);
     }
 
-    /// A fixed number of operations that a mode needs before or after what it measures. The error is the first failure's text.
-    async fn prepare(&self, report: &mut ModeReport, name: &str, operations: u64, source: Source) -> Step {
+    /// A fixed number of operations that a mode needs before or after what it measures. The error
+    /// is the first failure's text.
+    async fn prepare(
+        &self,
+        report: &mut ModeReport,
+        name: &str,
+        operations: u64,
+        source: Source,
+    ) -> Step {
         let order = Order {
             mode: report.mode.name(),
             name: name.into(),
@@ -237,14 +252,17 @@ impl Modes<'_> {
         match failure {
             Some(text) => Err(text),
             None if self.runner.stop.is_set() => Err("stopped".into()),
-            None if given_up > 0 => Err(format!("{name}: the node refused {given_up} operations to the end")),
+            None if given_up > 0 => {
+                Err(format!("{name}: the node refused {given_up} operations to the end"))
+            }
             None => Ok(()),
         }
     }
 
     /// Grows every canister in one message.
     async fn grow(&self, report: &mut ModeReport, space: Space, bytes: u64) -> Step {
-        let grow = move |index, _| Job::new(Kind::Grow, index as usize, Action::Grow { space, bytes });
+        let grow =
+            move |index, _| Job::new(Kind::Grow, index as usize, Action::Grow { space, bytes });
         self.prepare(report, "growing", self.fleet.len() as u64, Arc::new(grow)).await
     }
 
@@ -260,7 +278,8 @@ impl Modes<'_> {
         self.prepare(report, "filling", pieces.count() * n, Arc::new(fill)).await
     }
 
-    /// Reads everything that was written once more, by query, and holds it against what was acknowledged.
+    /// Reads everything that was written once more, by query, and holds it against what was
+    /// acknowledged.
     async fn read_back(&self, report: &mut ModeReport, space: Space, bytes: u64) {
         if let Err(error) = self.fleet.settle().await {
             report.incomplete = Some(format!("what was written could not be read back: {error:#}"));
@@ -272,8 +291,9 @@ impl Modes<'_> {
         let mut jobs = Vec::new();
         for canister in 0..n {
             let Ok(info) = self.fleet.info(canister).await else {
-                report.incomplete =
-                    Some("what was written could not be read back: a canister does not answer".into());
+                report.incomplete = Some(
+                    "what was written could not be read back: a canister does not answer".into(),
+                );
                 return;
             };
             let has = if space == Space::Heap { info.heap_bytes } else { info.stable_bytes };
@@ -303,7 +323,8 @@ impl Modes<'_> {
         let reads = Pieces { bytes: p.fill_bytes, size: p.read_bytes };
         let writes = Pieces { bytes: p.fill_bytes, size: p.write_bytes };
         let depth = p.depth;
-        // Each sort gets a third of what is in flight, or of what is started when there are no workers to divide.
+        // Each sort gets a third of what is in flight, or of what is started when there are no
+        // workers to divide.
         let by_worker = mode == Mode::Hybrid && p.rate.is_none() && p.concurrency >= 3;
         let seed = p.seed;
         Arc::new(move |index: u64, worker| {
@@ -316,12 +337,17 @@ impl Modes<'_> {
             match sort {
                 0 => {
                     let (offset, bytes) = reads.at(index / n);
-                    let action = Action::Read { space: Space::Stable, offset, bytes, by: By::Query };
+                    let action =
+                        Action::Read { space: Space::Stable, offset, bytes, by: By::Query };
                     Job::new(Kind::ReadQuery, canister, action)
                 }
                 1 => {
                     let (offset, bytes) = writes.at(index / n);
-                    Job::new(Kind::Write, canister, Action::Write { space: Space::Stable, offset, bytes })
+                    Job::new(
+                        Kind::Write,
+                        canister,
+                        Action::Write { space: Space::Stable, offset, bytes },
+                    )
                 }
                 _ => Job::new(Kind::Chain, canister, Action::Chain { depth }),
             }
@@ -332,8 +358,13 @@ impl Modes<'_> {
         let p = self.parameters;
         let n = self.fleet.len() as u64;
         let most = p.probe_bytes[2];
-        self.probe(report, "grow the heap in one message", Expected::Anything, grow_job(Space::Heap, most))
-            .await;
+        self.probe(
+            report,
+            "grow the heap in one message",
+            Expected::Anything,
+            grow_job(Space::Heap, most),
+        )
+        .await;
         for bytes in p.probe_bytes {
             let name = format!("write {} of heap in one message", budget::format_size(bytes));
             self.probe(report, &name, Expected::Anything, write_job(Space::Heap, bytes)).await;
@@ -365,8 +396,12 @@ impl Modes<'_> {
         };
         let phase = self.runner.run(order, Arc::new(move |_, _| job)).await;
         let stats = phase.kinds.values().next().cloned().unwrap_or_default();
-        let failure =
-            stats.errors.0.iter().next().map(|(class, counted)| (class.clone(), counted.text.clone()));
+        let failure = stats
+            .errors
+            .0
+            .iter()
+            .next()
+            .map(|(class, counted)| (class.clone(), counted.text.clone()));
         stats.verification_failures.texts.iter().for_each(|text| report.counters.add(text));
         report.probes.push(Probe {
             name: name.into(),
@@ -392,11 +427,18 @@ impl Modes<'_> {
         self.probe(report, &name, Expected::NamedLimit, write_job(Space::Heap, large)).await;
         let count = Job::new(Kind::Count, 0, Action::Count);
         self.probe(report, "a small update: the node is alive", Expected::Success, count).await;
-        let name =
-            format!("read {} of stable memory back: the writes that trapped left nothing", size(small));
-        self.probe(report, &name, Expected::Success, read_job(Kind::ReadQuery, small, By::Query)).await;
-        let upper =
-            Action::Read { space: Space::Stable, offset: small, bytes: medium - small, by: By::Query };
+        let name = format!(
+            "read {} of stable memory back: the writes that trapped left nothing",
+            size(small)
+        );
+        self.probe(report, &name, Expected::Success, read_job(Kind::ReadQuery, small, By::Query))
+            .await;
+        let upper = Action::Read {
+            space: Space::Stable,
+            offset: small,
+            bytes: medium - small,
+            by: By::Query,
+        };
         let name = format!("read the {} above it", size(medium - small));
         self.probe(report, &name, Expected::Success, Job::new(Kind::ReadQuery, 0, upper)).await;
     }

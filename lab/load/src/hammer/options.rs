@@ -21,15 +21,19 @@ pub enum Mode {
     Throughput,
     /// Updates that burn --instructions each.
     Compute,
-    /// Updates that write --write-size of stable memory at rotating offsets, then a read of everything written.
+    /// Updates that write --write-size of stable memory at rotating offsets, then a read of
+    /// everything written.
     Dirty,
-    /// Stable memory grows by --write-size per update up to --grow-to per canister; then the same pages are rewritten.
+    /// Stable memory grows by --write-size per update up to --grow-to per canister; then the same
+    /// pages are rewritten.
     Growth,
     /// Single writes around the limits, whose outcomes are known; exit code 1 when one is not met.
     Probe,
-    /// Stable reads of --read-size over all of --fill, by query and by update, and one read of twice the size.
+    /// Stable reads of --read-size over all of --fill, by query and by update, and one read of
+    /// twice the size.
     Read,
-    /// Heap writes of 24, 48 and 96 MiB once, a storm of --write-size heap writes, heap reads of --read-size.
+    /// Heap writes of 24, 48 and 96 MiB once, a storm of --write-size heap writes, heap reads of
+    /// --read-size.
     Heap,
     /// Reads of --read-size in a large heap region that is filled in steps, by query and by update.
     Heapread,
@@ -47,7 +51,8 @@ pub enum Mode {
 
 impl Mode {
     /// Without `--mode`.
-    pub(crate) const DEFAULT: [Self; 4] = [Self::Throughput, Self::Compute, Self::Dirty, Self::Growth];
+    pub(crate) const DEFAULT: [Self; 4] =
+        [Self::Throughput, Self::Compute, Self::Dirty, Self::Growth];
     const EVERY: [Self; 12] = [
         Self::Probe,
         Self::Throughput,
@@ -70,17 +75,20 @@ impl Mode {
 
 /// `thimble-lab hammer`
 ///
-/// Puts work on a node through its public endpoint with the published client, checks every byte that comes back, and says what it cost.
+/// Puts work on a node through its public endpoint with the published client, checks every byte
+/// that comes back, and says what it cost.
 ///
-/// Exit codes: 0 all is well (errors of the node included, unless --strict), 1 a verification failed or a probe's expectation was not met, 2 the command
-/// line cannot be followed, 130 after Ctrl-C, which prints what there is.
+/// Exit codes: 0 all is well (errors of the node included, unless --strict), 1 a verification
+/// failed or a probe's expectation was not met, 2 the command line cannot be followed, 130 after
+/// Ctrl-C, which prints what there is.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// A public endpoint of a node; repeatable, for the nodes of one subnet.
     ///
-    /// Operations go to the endpoints in turn, and every certificate is held against the one root key; endpoints with different ones are refused. With several, a
-    /// query may see an older state than the last acknowledged update, so while the load goes on queries are not held to the newest acknowledged write; at the end
-    /// every endpoint is.
+    /// Operations go to the endpoints in turn, and every certificate is held against the one root
+    /// key; endpoints with different ones are refused. With several, a query may see an older
+    /// state than the last acknowledged update, so while the load goes on queries are not held to
+    /// the newest acknowledged write; at the end every endpoint is.
     ///
     /// Default: http://127.0.0.1:8080. Example: --endpoint http://10.0.0.1:8080 --endpoint http://10.0.0.2:8080
     #[arg(
@@ -90,24 +98,28 @@ pub struct Options {
         hide_default_value = true
     )]
     pub url: Vec<String>,
-    /// The folder of a net (thimble-lab net): all its nodes' endpoints. Without a value `thimble-net`, where `net up` puts one.
+    /// The folder of a net (thimble-lab net): all its nodes' endpoints. Without a value
+    /// `thimble-net`, where `net up` puts one.
     ///
     /// Example: --net thimble-net
     #[arg(long, value_name = "DIR", conflicts_with = "url", num_args = 0..=1, default_missing_value = "thimble-net")]
     pub net: Option<PathBuf>,
     /// What to do; repeatable, in that order.
     ///
-    /// Default: throughput, compute, dirty, growth. `all` is every mode in turn. Example: --mode calls --mode fanout
+    /// Default: throughput, compute, dirty, growth. `all` is every mode in turn. Example: --mode
+    /// calls --mode fanout
     #[arg(long, value_enum)]
     pub mode: Vec<Mode>,
     /// Canisters to work with, which hold the hammer module already.
     ///
     /// They are used as they are: not reinstalled between modes and not deleted.
     ///
-    /// Default: --canister-count new ones. Example: --canisters rrkah-fqaaa-aaaaa-aaaaq-cai,ryjl3-tyaaa-aaaaa-aaaba-cai
+    /// Default: --canister-count new ones. Example: --canisters
+    /// rrkah-fqaaa-aaaaa-aaaaq-cai,ryjl3-tyaaa-aaaaa-aaaba-cai
     #[arg(long, value_delimiter = ',', conflicts_with = "canister_count")]
     pub canisters: Vec<Principal>,
-    /// How many canisters to create; each mode starts with them empty, and they are deleted at the end.
+    /// How many canisters to create; each mode starts with them empty, and they are deleted at the
+    /// end.
     ///
     /// Default: 3. Example: --canister-count 8
     #[arg(long, default_value_t = 3, hide_default_value = true)]
@@ -122,7 +134,8 @@ pub struct Options {
     pub concurrency: usize,
     /// Seconds per mode, and per part of a mode that has several.
     ///
-    /// What is filled before a mode is not counted. Default: 10; 14400 for soak alone. Example: --seconds 60
+    /// What is filled before a mode is not counted. Default: 10; 14400 for soak alone. Example:
+    /// --seconds 60
     #[arg(long, conflicts_with = "operations")]
     pub seconds: Option<f64>,
     /// End a mode after this many operations instead.
@@ -132,8 +145,9 @@ pub struct Options {
     pub operations: Option<u64>,
     /// Open loop: start this many operations per second, at fixed times, whatever the node does.
     ///
-    /// Latency is measured from the time an operation was due, so a slow node cannot hide it. At most --outstanding are in flight; an operation that finds
-    /// no room at its time is not started, and counted as such.
+    /// Latency is measured from the time an operation was due, so a slow node cannot hide it. At
+    /// most --outstanding are in flight; an operation that finds no room at its time is not
+    /// started, and counted as such.
     ///
     /// Default: closed loop. Example: --rate 200
     #[arg(long)]
@@ -150,13 +164,15 @@ pub struct Options {
     pub instructions: u64,
     /// Calls in one chain.
     ///
-    /// A call with a guaranteed response reserves memory for the largest response (2 MiB) from when it is made until it is answered, and in a chain the calls
-    /// are nested: --concurrency times --depth of them are open at once. Deeper chains want --best-effort.
+    /// A call with a guaranteed response reserves memory for the largest response (2 MiB) from
+    /// when it is made until it is answered, and in a chain the calls are nested:
+    /// --concurrency times --depth of them are open at once. Deeper chains want --best-effort.
     ///
     /// Default: 3. Example: --depth 50 --best-effort 30
     #[arg(long, default_value_t = 3, hide_default_value = true)]
     pub depth: u64,
-    /// Canisters that one fanout message calls at once (the ring is gone round as often as it takes).
+    /// Canisters that one fanout message calls at once (the ring is gone round as often as it
+    /// takes).
     ///
     /// Default: 8. Example: --fanout 32
     #[arg(long, default_value_t = 8, hide_default_value = true)]
@@ -166,7 +182,8 @@ pub struct Options {
     /// Default: 2. Example: --multiplier 4
     #[arg(long, default_value_t = 2, hide_default_value = true)]
     pub multiplier: u64,
-    /// Make calls between canisters with best-effort responses and this deadline in seconds, instead of guaranteed responses.
+    /// Make calls between canisters with best-effort responses and this deadline in seconds,
+    /// instead of guaranteed responses.
     ///
     /// Default: guaranteed. Example: --best-effort 10
     #[arg(long)]
@@ -183,12 +200,14 @@ pub struct Options {
     pub write_size: Option<u64>,
     /// Bytes that one read reads, in whole pages of 4 KiB.
     ///
-    /// Default: 24MiB of stable memory, 40MiB of heap in mode heap, 96MiB in heapread, each times --scale. Example: --read-size 8MiB
+    /// Default: 24MiB of stable memory, 40MiB of heap in mode heap, 96MiB in heapread, each times
+    /// --scale. Example: --read-size 8MiB
     #[arg(long, value_parser = budget::parse_size)]
     pub read_size: Option<u64>,
     /// Bytes of each canister's memory that writes rotate over and reads cycle through.
     ///
-    /// Default: 128MiB of stable memory, 48MiB of heap in mode heap, 96MiB in heapread, each times --scale. Example: --fill 64MiB
+    /// Default: 128MiB of stable memory, 48MiB of heap in mode heap, 96MiB in heapread, each times
+    /// --scale. Example: --fill 64MiB
     #[arg(long, value_parser = budget::parse_size)]
     pub fill: Option<u64>,
     /// Bytes of one write while memory is filled before it is read.
@@ -203,21 +222,26 @@ pub struct Options {
     pub grow_to: Option<u64>,
     /// Multiplies all default sizes, those of the probes included.
     ///
-    /// The defaults suit a node with a budget of 512 MiB; at 256 MiB the limits per message are half of that or less, and the node's reject texts name them.
+    /// The defaults suit a node with a budget of 512 MiB; at 256 MiB the limits per message are
+    /// half of that or less, and the node's reject texts name them.
     ///
     /// Default: 1. Example: --scale 0.5
     #[arg(long, default_value_t = 1.0, hide_default_value = true)]
     pub scale: f64,
-    /// Seed of everything random: the content of memory, the samples compared, the jitter of back-offs, the pattern of soak.
+    /// Seed of everything random: the content of memory, the samples compared, the jitter of
+    /// back-offs, the pattern of soak.
     ///
     /// Default: 1. Example: --seed 42
     #[arg(long, default_value_t = 1, hide_default_value = true)]
     pub seed: u64,
-    /// Verify the certificate of every Nth reply in the modes throughput and calls; 0 verifies none.
+    /// Verify the certificate of every Nth reply in the modes throughput and calls; 0 verifies
+    /// none.
     ///
-    /// Verifying one costs the client about 3 ms of CPU. In those two modes calls are signed by the published client, sent over plain HTTP, and the reply is
-    /// taken out of the certificate, whose signature is verified once in N. Every other mode uses the published client as it is, with full verification of
-    /// certificates and of query signatures. `--verify-every 1` does so in all modes.
+    /// Verifying one costs the client about 3 ms of CPU. In those two modes calls are signed by
+    /// the published client, sent over plain HTTP, and the reply is taken out of the
+    /// certificate, whose signature is verified once in N. Every other mode uses the published
+    /// client as it is, with full verification of certificates and of query signatures.
+    /// `--verify-every 1` does so in all modes.
     ///
     /// Default: 64. Example: --verify-every 1
     #[arg(long, default_value_t = 64, hide_default_value = true)]
@@ -232,10 +256,12 @@ pub struct Options {
     /// Default: 30. Example: --soak-period 300
     #[arg(long, default_value_t = 30.0, hide_default_value = true)]
     pub soak_period: f64,
-    /// Fail (exit code 1) on any error of the node, not only on wrong bytes. Refusals with Retry-After are no errors.
+    /// Fail (exit code 1) on any error of the node, not only on wrong bytes. Refusals with
+    /// Retry-After are no errors.
     #[arg(long)]
     pub strict: bool,
-    /// Write everything as JSON to this file; `-` is standard output, and the table is then left out.
+    /// Write everything as JSON to this file; `-` is standard output, and the table is then left
+    /// out.
     ///
     /// Example: --json storm.json
     #[arg(long)]
@@ -324,7 +350,9 @@ impl Parameters {
             ));
         }
         let urls = match &options.net {
-            Some(dir) => endpoints::of_net(dir).map_err(|error| Usage(format!("--net: {error:#}")))?,
+            Some(dir) => {
+                endpoints::of_net(dir).map_err(|error| Usage(format!("--net: {error:#}")))?
+            }
             None => options.url.clone(),
         };
         if urls.len() > ENDPOINTS_MAX {
@@ -343,13 +371,18 @@ impl Parameters {
             [] => Mode::DEFAULT.to_vec(),
             modes => modes
                 .iter()
-                .flat_map(|mode| if *mode == Mode::All { Mode::EVERY.to_vec() } else { vec![*mode] })
+                .flat_map(
+                    |mode| if *mode == Mode::All { Mode::EVERY.to_vec() } else { vec![*mode] },
+                )
                 .collect(),
         };
         let soak_alone = modes == [Mode::Soak];
         let fill_bytes = size(options.fill, 128 * MIB);
-        let count =
-            if options.canisters.is_empty() { options.canister_count } else { options.canisters.len() };
+        let count = if options.canisters.is_empty() {
+            options.canister_count
+        } else {
+            options.canisters.len()
+        };
         let parameters = Self {
             watch_nodes: options.net.is_some() || urls.len() > 1,
             urls,
@@ -389,7 +422,9 @@ impl Parameters {
             ("--write-size", parameters.write_bytes, "--grow-to", parameters.grow_to_bytes),
         ] {
             if bytes > whole {
-                return usage(format!("{what} is {bytes} bytes, which is more than {of}, {whole} bytes"));
+                return usage(format!(
+                    "{what} is {bytes} bytes, which is more than {of}, {whole} bytes"
+                ));
             }
         }
         if fill_bytes > 1 << 40 || parameters.grow_to_bytes > 1 << 40 {
@@ -429,16 +464,24 @@ mod tests {
     fn scale_multiplies_defaults_and_nothing_else() {
         let plain = parameters("").unwrap();
         assert_eq!(plain.modes, Mode::DEFAULT);
-        assert_eq!((plain.write_bytes, plain.read_bytes, plain.fill_bytes), (8 * MIB, 24 * MIB, 128 * MIB));
+        assert_eq!(
+            (plain.write_bytes, plain.read_bytes, plain.fill_bytes),
+            (8 * MIB, 24 * MIB, 128 * MIB)
+        );
         let half = parameters("--scale 0.5 --read-size 20MiB").unwrap();
-        assert_eq!((half.write_bytes, half.read_bytes, half.fill_bytes), (4 * MIB, 20 * MIB, 64 * MIB));
+        assert_eq!(
+            (half.write_bytes, half.read_bytes, half.fill_bytes),
+            (4 * MIB, 20 * MIB, 64 * MIB)
+        );
         assert_eq!(half.probe_bytes, [12 * MIB, 24 * MIB, 48 * MIB]);
         assert_eq!(parameters("--scale 0.5 --write-size 5000").unwrap().write_bytes, 4096);
     }
 
     #[test]
     fn a_net_without_a_name_is_where_nets_are_put() {
-        let net = |words: &[&str]| Cli::try_parse_from([&["hammer"], words].concat()).unwrap().options.net;
+        let net = |words: &[&str]| {
+            Cli::try_parse_from([&["hammer"], words].concat()).unwrap().options.net
+        };
         assert_eq!(net(&["--net", "--mode", "hybrid"]), Some(PathBuf::from("thimble-net")));
         assert_eq!(net(&["--net", "other"]), Some(PathBuf::from("other")));
         assert_eq!(net(&[]), None);
@@ -470,10 +513,14 @@ mod tests {
         let plain = parameters("").unwrap();
         assert_eq!((plain.urls.len(), plain.watch_nodes), (1, false));
         let two = parameters("--endpoint http://a:1 --url http://b:2").unwrap();
-        assert_eq!((two.urls, two.watch_nodes), (vec!["http://a:1".into(), "http://b:2".into()], true));
+        assert_eq!(
+            (two.urls, two.watch_nodes),
+            (vec!["http://a:1".into(), "http://b:2".into()], true)
+        );
         let folder = std::env::temp_dir().join(format!("hammer-net-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        std::fs::write(folder.join("net.json"), r#"{"nodes": [{"http": "127.0.0.1:5", "x": 1}]}"#).unwrap();
+        std::fs::write(folder.join("net.json"), r#"{"nodes": [{"http": "127.0.0.1:5", "x": 1}]}"#)
+            .unwrap();
         let net = parameters(&format!("--net {}", folder.display()));
         std::fs::remove_dir_all(&folder).unwrap();
         let net = net.unwrap();

@@ -1,13 +1,17 @@
-//! The content of patterned memory, computed here exactly as `canisters/hammer-c/hammer.c` computes it.
+//! The content of patterned memory, computed here exactly as `canisters/hammer-c/hammer.c` computes
+//! it.
 //!
-//! A page of 4096 bytes is a function of (seed of the canister, number of the page, generation that wrote it), so whoever reads a page can tell every byte
-//! of it. The canister gives out generations, one per write, in the order in which writes run; generation 0 is a page that nobody wrote.
+//! A page of 4096 bytes is a function of (seed of the canister, number of the page, generation that
+//! wrote it), so whoever reads a page can tell every byte of it. The canister gives out
+//! generations, one per write, in the order in which writes run; generation 0 is a page that nobody
+//! wrote.
 
 /// Bytes of a page.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 /// Words of a page.
 pub(crate) const PAGE_WORDS: u64 = PAGE_BYTES / 8;
-/// Set in the number of a page of the heap region, so that heap and stable memory never hold the same page.
+/// Set in the number of a page of the heap region, so that heap and stable memory never hold the
+/// same page.
 pub(crate) const HEAP_PAGES: u64 = 1 << 40;
 
 const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -45,7 +49,8 @@ pub(crate) fn page_sum(seed: u64, page: u64, generation: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The wasm module computes the same: `lab/thimble-lab/tests` runs it. These constants pin this side.
+    /// The wasm module computes the same: `lab/thimble-lab/tests` runs it. These constants pin this
+    /// side.
     #[test]
     fn the_pattern_is_pinned() {
         assert_eq!(mix(0), 0);
@@ -73,8 +78,9 @@ mod tests {
     #[test]
     fn the_sum_is_that_of_the_words() {
         for generation in [0, 1, u64::MAX] {
-            let sum = (0..PAGE_WORDS)
-                .fold(0_u64, |sum, index| sum.wrapping_add(word(9, HEAP_PAGES | 5, generation, index)));
+            let sum = (0..PAGE_WORDS).fold(0_u64, |sum, index| {
+                sum.wrapping_add(word(9, HEAP_PAGES | 5, generation, index))
+            });
             assert_eq!(page_sum(9, HEAP_PAGES | 5, generation), sum);
         }
     }

@@ -1,4 +1,5 @@
-//! What the hammer canister's methods take and reply: little-endian words. `canisters/hammer-c/hammer.c` is the other side.
+//! What the hammer canister's methods take and reply: little-endian words.
+//! `canisters/hammer-c/hammer.c` is the other side.
 
 use candid::Principal;
 
@@ -82,7 +83,8 @@ pub(crate) struct Route<'a> {
 impl Route<'_> {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let members = (self.ring.len() / MEMBER_BYTES) as u64;
-        let mut bytes = words(&[self.hops_left, self.hop, self.member, members, self.timeout_seconds]);
+        let mut bytes =
+            words(&[self.hops_left, self.hop, self.member, members, self.timeout_seconds]);
         bytes.extend_from_slice(self.ring);
         bytes.resize(bytes.len() + self.payload_bytes as usize, 0x5A);
         bytes
@@ -114,11 +116,13 @@ pub(crate) struct ReadReply {
 
 impl ReadReply {
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let short =
-            || format!("a read replied {} bytes, which is not the form of a read's reply", bytes.len());
+        let short = || {
+            format!("a read replied {} bytes, which is not the form of a read's reply", bytes.len())
+        };
         let words = to_words(bytes);
         let (head, rest) = words.split_first_chunk::<8>().ok_or_else(short)?;
-        let [pages, wrong_words, first_wrong_page, sum, generation, runs, runs_in_all, samples] = *head;
+        let [pages, wrong_words, first_wrong_page, sum, generation, runs, runs_in_all, samples] =
+            *head;
         if runs > RUNS_MAX || samples > SAMPLES_MAX {
             return Err(short());
         }
@@ -131,16 +135,36 @@ impl ReadReply {
             .map(|sample| Sample { page: sample[0], word: sample[1], words: sample[2..].to_vec() })
             .collect();
         let runs = runs.as_chunks::<2>().0.iter().map(|run| (run[0], run[1])).collect();
-        Ok(Self { pages, wrong_words, first_wrong_page, sum, generation, runs, runs_in_all, samples })
+        Ok(Self {
+            pages,
+            wrong_words,
+            first_wrong_page,
+            sum,
+            generation,
+            runs,
+            runs_in_all,
+            samples,
+        })
     }
 
-    /// Judges the reply to a read of the pages from `first` on. `floors` has, per page, the newest generation that was acknowledged before the read was
-    /// sent; `whole` asks for the sum of every byte to be computed here too.
+    /// Judges the reply to a read of the pages from `first` on. `floors` has, per page, the newest
+    /// generation that was acknowledged before the read was sent; `whole` asks for the sum of
+    /// every byte to be computed here too.
     ///
     /// Returns what is wrong.
-    pub(crate) fn judge(&self, seed: u64, first: u64, floors: &[u64], whole: bool) -> Result<(), String> {
+    pub(crate) fn judge(
+        &self,
+        seed: u64,
+        first: u64,
+        floors: &[u64],
+        whole: bool,
+    ) -> Result<(), String> {
         if self.pages != floors.len() as u64 {
-            return Err(format!("{} pages were asked for and {} were read", floors.len(), self.pages));
+            return Err(format!(
+                "{} pages were asked for and {} were read",
+                floors.len(),
+                self.pages
+            ));
         }
         if self.wrong_words > 0 {
             return Err(format!(
@@ -153,12 +177,19 @@ impl ReadReply {
             let truncated = self.runs_in_all > self.runs.len() as u64;
             let end = match self.runs.get(index + 1) {
                 Some(&(next, _)) => next,
-                // The reply does not say where the last of too many runs ends; its first page is known.
+                // The reply does not say where the last of too many runs ends; its first page is
+                // known.
                 None if truncated => page + 1,
                 None => first + self.pages,
             };
-            if page < first || end > first + self.pages || page >= end || (index == 0 && page != first) {
-                return Err(format!("the run of pages {page:#x}..{end:#x} is not one of the range read"));
+            if page < first
+                || end > first + self.pages
+                || page >= end
+                || (index == 0 && page != first)
+            {
+                return Err(format!(
+                    "the run of pages {page:#x}..{end:#x} is not one of the range read"
+                ));
             }
             if generation > self.generation {
                 return Err(format!(
@@ -166,7 +197,8 @@ impl ReadReply {
                     self.generation
                 ));
             }
-            for (offset, floor) in floors[(page - first) as usize..(end - first) as usize].iter().enumerate()
+            for (offset, floor) in
+                floors[(page - first) as usize..(end - first) as usize].iter().enumerate()
             {
                 if generation < *floor {
                     return Err(format!(
@@ -176,8 +208,9 @@ impl ReadReply {
                 }
             }
             if whole {
-                sum = (page..end)
-                    .fold(sum, |sum, page| sum.wrapping_add(pattern::page_sum(seed, page, generation)));
+                sum = (page..end).fold(sum, |sum, page| {
+                    sum.wrapping_add(pattern::page_sum(seed, page, generation))
+                });
             }
         }
         for sample in &self.samples {
@@ -221,8 +254,9 @@ mod tests {
     /// Two generations over four pages, as the canister would reply.
     fn reply(seed: u64) -> Vec<u64> {
         let pages = [(8, 5), (9, 5), (10, 6), (11, 0)];
-        let sum =
-            pages.iter().fold(0_u64, |sum, (page, g)| sum.wrapping_add(pattern::page_sum(seed, *page, *g)));
+        let sum = pages
+            .iter()
+            .fold(0_u64, |sum, (page, g)| sum.wrapping_add(pattern::page_sum(seed, *page, *g)));
         let mut words = vec![4, 0, u64::MAX, sum, 6, 3, 3, 1, 8, 5, 10, 6, 11, 0, 10, 17];
         words.extend((0..8).map(|index| pattern::word(seed, 10, 6, 17 + index)));
         words
@@ -265,9 +299,15 @@ mod tests {
     #[test]
     fn a_route_is_head_ring_and_payload() {
         let ring = ring(&[Principal::from_slice(&[1, 2, 3]), Principal::management_canister()]);
-        let route =
-            Route { hops_left: 4, hop: 0, member: 1, ring: &ring, timeout_seconds: 9, payload_bytes: 5 }
-                .encode();
+        let route = Route {
+            hops_left: 4,
+            hop: 0,
+            member: 1,
+            ring: &ring,
+            timeout_seconds: 9,
+            payload_bytes: 5,
+        }
+        .encode();
         assert_eq!(route.len(), 40 + 60 + 5);
         assert_eq!(to_words(&route[..40]), [4, 0, 1, 2, 9]);
         assert_eq!(route[40..44], [3, 1, 2, 3]);

@@ -58,7 +58,9 @@ impl Report {
         let p = &self.parameters;
         let _ = writeln!(out, "machine: {}", self.machine);
         let loop_kind = match p.rate {
-            Some(rate) => format!("open loop, {rate} operations/s, at most {} in flight", p.outstanding),
+            Some(rate) => {
+                format!("open loop, {rate} operations/s, at most {} in flight", p.outstanding)
+            }
             None => format!("closed loop, {} in flight", p.concurrency),
         };
         let _ = writeln!(
@@ -108,7 +110,11 @@ fn mode_table(out: &mut String, mode: &ModeReport) {
         let _ = writeln!(out, "{verdict} {}: {outcome}", probe.name);
     }
     if !mode.phases.is_empty() {
-        let _ = write!(out, "{:<14}{:<19}{:>9}{:>8}{:>10}", "phase", "operation", "seconds", "done", "per s");
+        let _ = write!(
+            out,
+            "{:<14}{:<19}{:>9}{:>8}{:>10}",
+            "phase", "operation", "seconds", "done", "per s"
+        );
         for (quantile, _) in QUANTILES {
             let _ = write!(out, "{:>10}", format!("{quantile} ms"));
         }
@@ -211,6 +217,10 @@ fn phase_texts(out: &mut String, phase: &Phase) {
         );
     }
     if phase.interrupted {
-        let _ = writeln!(out, "{}: stopped with operations in flight, whose outcome is unknown", phase.name);
+        let _ = writeln!(
+            out,
+            "{}: stopped with operations in flight, whose outcome is unknown",
+            phase.name
+        );
     }
 }

@@ -1,9 +1,11 @@
 //! When operations start: closed loop (a fixed number in flight) or open loop (fixed times).
 //!
-//! In the open loop the latency of an operation counts from the time at which it was due, so that waiting which the node causes is part of it. The number in
-//! flight is bounded; an operation that finds no room at its time is not started, and counted.
+//! In the open loop the latency of an operation counts from the time at which it was due, so that
+//! waiting which the node causes is part of it. The number in flight is bounded; an operation that
+//! finds no room at its time is not started, and counted.
 //!
-//! An operation that the node refused with `Retry-After` is tried again after the back-off, until the phase is over.
+//! An operation that the node refused with `Retry-After` is tried again after the back-off, until
+//! the phase is over.
 
 use std::{
     io::{IsTerminal, Write},
@@ -259,7 +261,9 @@ impl Runner {
             tokio::spawn(progress(label, phase.clone(), started))
         });
         match self.rate {
-            Some(rate) if !order.preparation => running.open(Schedule { rate }, self.outstanding).await,
+            Some(rate) if !order.preparation => {
+                running.open(Schedule { rate }, self.outstanding).await
+            }
             _ => {
                 let mut workers = JoinSet::new();
                 for worker in 0..self.concurrency {
@@ -300,9 +304,11 @@ async fn progress(label: String, phase: Arc<Mutex<Phase>>, started: Instant) {
             at(0.99),
             phase.errors()
         );
-        for (what, count) in
-            [("refused", phase.refusals()), ("not started", phase.not_started), ("WRONG", phase.wrong())]
-        {
+        for (what, count) in [
+            ("refused", phase.refusals()),
+            ("not started", phase.not_started),
+            ("WRONG", phase.wrong()),
+        ] {
             if count > 0 {
                 line.push_str(&format!(", {what} {count}"));
             }
@@ -339,7 +345,9 @@ mod tests {
     fn the_shape_repeats_with_its_seed_and_varies() {
         let shape = |seed| Shape { seed, period: Duration::from_secs(10) };
         let pattern = |seed| -> Vec<usize> {
-            (0..50).map(|period| shape(seed).workers(Duration::from_secs(period * 10 + 5), 20)).collect()
+            (0..50)
+                .map(|period| shape(seed).workers(Duration::from_secs(period * 10 + 5), 20))
+                .collect()
         };
         assert_eq!(pattern(1), pattern(1));
         assert_ne!(pattern(1), pattern(2));

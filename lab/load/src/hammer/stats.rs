@@ -1,4 +1,5 @@
-//! What is counted while operations run: per kind of operation a latency histogram, bytes, failures by class, wrong bytes.
+//! What is counted while operations run: per kind of operation a latency histogram, bytes, failures
+//! by class, wrong bytes.
 
 use std::{
     collections::BTreeMap,
@@ -80,7 +81,8 @@ impl Classes {
         if self.0.len() >= CLASSES_MAX && !self.0.contains_key(&key) {
             key = "further classes".into();
         }
-        let entry = self.0.entry(key).or_insert_with(|| Counted { count: 0, text: shortened(text) });
+        let entry =
+            self.0.entry(key).or_insert_with(|| Counted { count: 0, text: shortened(text) });
         entry.count += count;
     }
 
@@ -182,7 +184,9 @@ impl KindStats {
                 self.hops += outcome.hops;
                 self.latency.saturating_record(latency.as_micros().max(1) as u64);
             }
-            Some(failure) if failure.is_refusal() => self.refusals.add(&failure.class, 1, &failure.text),
+            Some(failure) if failure.is_refusal() => {
+                self.refusals.add(&failure.class, 1, &failure.text)
+            }
             Some(failure) => self.errors.add(&failure.class, 1, &failure.text),
         }
         if let Some(text) = &outcome.wrong {

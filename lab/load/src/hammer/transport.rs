@@ -1,8 +1,10 @@
 //! The HTTP of every operation, below `ic-agent` and beside it.
 //!
-//! `ic-agent` by itself repeats what was answered 429 or 503, silently, and loses the `Retry-After` header. This client does neither: a refused call or
-//! query comes back to the driver, which counts it and waits as told. Only while polling for a call that the node has accepted does it wait here, because
-//! giving up would turn a known outcome into an unknown one; those refusals are counted too.
+//! `ic-agent` by itself repeats what was answered 429 or 503, silently, and loses the `Retry-After`
+//! header. This client does neither: a refused call or query comes back to the driver, which counts
+//! it and waits as told. Only while polling for a call that the node has accepted does it wait
+//! here, because giving up would turn a known outcome into an unknown one; those refusals are
+//! counted too.
 
 use std::{cell::Cell, sync::Mutex, time::Duration};
 
@@ -50,7 +52,8 @@ pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds).min(RETRY_AFTER_MAX))
 }
 
-/// How long to wait when told to wait `told`: never less, and up to half as much again so that clients spread.
+/// How long to wait when told to wait `told`: never less, and up to half as much again so that
+/// clients spread.
 #[derive(Debug)]
 pub(crate) struct BackOff {
     random: Mutex<ChaCha8Rng>,
@@ -75,7 +78,10 @@ pub(crate) struct Http {
 }
 
 impl Http {
-    async fn once(&self, request: http::Request<Bytes>) -> Result<http::Response<Bytes>, AgentError> {
+    async fn once(
+        &self,
+        request: http::Request<Bytes>,
+    ) -> Result<http::Response<Bytes>, AgentError> {
         let sent = request.body().len();
         let request = reqwest::Request::try_from(request)
             .map_err(|error| AgentError::InvalidReplicaUrl(error.to_string()))?;
@@ -106,8 +112,9 @@ impl HttpService for Http {
             let answer = self.once(request).await?;
             match (answer.status().as_u16(), retry_after(answer.headers())) {
                 (429 | 503, Some(told)) if polling => {
-                    let _ = TRAFFIC
-                        .try_with(|traffic| traffic.polls_refused.set(traffic.polls_refused.get() + 1));
+                    let _ = TRAFFIC.try_with(|traffic| {
+                        traffic.polls_refused.set(traffic.polls_refused.get() + 1)
+                    });
                     tokio::time::sleep(self.back_off.wait(told)).await;
                 }
                 _ => return Ok(answer),
@@ -131,8 +138,8 @@ struct CallAnswer {
     error_code: Option<String>,
 }
 
-/// An update that the agent signs and that is sent over plain HTTP. The reply is taken out of the certificate; the certificate's signature is verified when
-/// `verify` says so.
+/// An update that the agent signs and that is sent over plain HTTP. The reply is taken out of the
+/// certificate; the certificate's signature is verified when `verify` says so.
 pub(crate) async fn update_signed(
     agent: &Agent,
     http: &Http,
@@ -145,7 +152,8 @@ pub(crate) async fn update_signed(
     let signed = agent.update(&canister, method).with_arg(argument).sign().map_err(of_agent)?;
     let url = format!("{}/api/v4/canister/{canister}/call", url.trim_end_matches('/'));
     Traffic::count(signed.signed_update.len(), 0, None);
-    let request = http.client.post(url).header("content-type", "application/cbor").body(signed.signed_update);
+    let request =
+        http.client.post(url).header("content-type", "application/cbor").body(signed.signed_update);
     let response = request.send().await.map_err(|error| Failure::transport(&error))?;
     let (status, told) = (response.status().as_u16(), retry_after(response.headers()));
     let body = response.bytes().await.map_err(|error| Failure::transport(&error))?;
@@ -153,12 +161,17 @@ pub(crate) async fn update_signed(
     match status {
         200 => {}
         202 => {
-            return agent.wait(&signed.request_id, canister).await.map(|(reply, _)| reply).map_err(of_agent);
+            return agent
+                .wait(&signed.request_id, canister)
+                .await
+                .map(|(reply, _)| reply)
+                .map_err(of_agent);
         }
         _ => return Err(Failure::http(status, told, &body)),
     }
     let unknown = |text: String| Failure::new(Class::Protocol, text);
-    let answer: CallAnswer = serde_cbor::from_slice(&body).map_err(|error| unknown(error.to_string()))?;
+    let answer: CallAnswer =
+        serde_cbor::from_slice(&body).map_err(|error| unknown(error.to_string()))?;
     match answer.status.as_str() {
         "replied" => {}
         "non_replicated_rejection" => {
@@ -190,13 +203,15 @@ pub(crate) fn outcome(certificate: &Certificate, request: &RequestId) -> Result<
     };
     match look("status") {
         Some(b"replied") => {
-            let absent =
-                || Failure::new(Class::Certificate, "the certificate says `replied` without a reply");
+            let absent = || {
+                Failure::new(Class::Certificate, "the certificate says `replied` without a reply")
+            };
             look("reply").map(<[u8]>::to_vec).ok_or_else(absent)
         }
         Some(b"rejected") => {
             let text = |label| look(label).map(|bytes| String::from_utf8_lossy(bytes).into_owned());
-            let code = look("reject_code").and_then(|bytes| bytes.first().copied()).unwrap_or_default();
+            let code =
+                look("reject_code").and_then(|bytes| bytes.first().copied()).unwrap_or_default();
             Err(Failure::reject(
                 code,
                 text("error_code").as_deref(),
@@ -205,7 +220,10 @@ pub(crate) fn outcome(certificate: &Certificate, request: &RequestId) -> Result<
         }
         status => {
             let status = status.map(|bytes| String::from_utf8_lossy(bytes).into_owned());
-            Err(Failure::new(Class::Protocol, format!("the certificate's status of the call is {status:?}")))
+            Err(Failure::new(
+                Class::Protocol,
+                format!("the certificate's status of the call is {status:?}"),
+            ))
         }
     }
 }

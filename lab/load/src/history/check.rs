@@ -1,21 +1,30 @@
 //! The checker: what a history may not contain, whatever the net went through.
 //!
-//! The canisters are chosen so that the final state says which calls happened and in which order. Every append has a page of its own, and a canister numbers its
-//! writes: the *generation* on a page is the place of its write in the canister's order. So, for every canister:
+//! The canisters are chosen so that the final state says which calls happened and in which order.
+//! Every append has a page of its own, and a canister numbers its writes: the *generation* on a
+//! page is the place of its write in the canister's order. So, for every canister:
 //!
-//! 1. *Nothing acknowledged is lost*: on every node, the page of every acknowledged append carries the generation that was acknowledged.
-//! 2. *Nothing runs twice, nothing is made up*: the generations on the pages are exactly 1 to the number of writes, each on the page of a call that was sent and was not
-//!    rejected. (A write that ran twice leaves its first generation on no page.)
-//! 3. *Order*: a call that was sent after another one was acknowledged comes after it, whoever the clients are; so it does for one client's calls. (Together with 1 and
-//!    2 this is linearizability of the appends.)
-//! 4. *Reads*: every read saw the state as it was after some number of writes, all of it: the final state without the later generations. A certified read saw all that was
-//!    acknowledged before it was sent; no read saw what was sent after it was answered.
-//! 5. *Counters*: acknowledged counts are different and in order; those in between belong to calls of unknown outcome that were under way early enough; the calls from
-//!    canister to canister that arrived are at least those acknowledged and at most those sent.
-//! 6. *Nodes agree*: all nodes hold the same in the end, and whenever two certificates have the same time they sign the same root.
-//! 7. *Progress*: after healing, an update through every endpoint was acknowledged within the limit.
+//! 1. *Nothing acknowledged is lost*: on every node, the page of every acknowledged append carries
+//!    the generation that was acknowledged.
+//! 2. *Nothing runs twice, nothing is made up*: the generations on the pages are exactly 1 to the
+//!    number of writes, each on the page of a call that was sent and was not rejected. (A write
+//!    that ran twice leaves its first generation on no page.)
+//! 3. *Order*: a call that was sent after another one was acknowledged comes after it, whoever the
+//!    clients are; so it does for one client's calls. (Together with 1 and 2 this is
+//!    linearizability of the appends.)
+//! 4. *Reads*: every read saw the state as it was after some number of writes, all of it: the final
+//!    state without the later generations. A certified read saw all that was acknowledged before it
+//!    was sent; no read saw what was sent after it was answered.
+//! 5. *Counters*: acknowledged counts are different and in order; those in between belong to calls
+//!    of unknown outcome that were under way early enough; the calls from canister to canister that
+//!    arrived are at least those acknowledged and at most those sent.
+//! 6. *Nodes agree*: all nodes hold the same in the end, and whenever two certificates have the
+//!    same time they sign the same root.
+//! 7. *Progress*: after healing, an update through every endpoint was acknowledged within the
+//!    limit.
 //!
-//! The checker reads nothing but the history, and every rule has a test with a made-up history that breaks it.
+//! The checker reads nothing but the history, and every rule has a test with a made-up history that
+//! breaks it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -144,7 +153,9 @@ impl Verdict {
             self.heights_compared,
         );
         if let Some(millis) = self.progress_millis {
-            text.push_str(&format!("history: progress through every endpoint {millis} ms after healing\n"));
+            text.push_str(&format!(
+                "history: progress through every endpoint {millis} ms after healing\n"
+            ));
         }
         for (rule, broken) in &self.broken {
             text.push_str(&format!("BROKEN: {}: {}\n", rule.words(), broken.count));
@@ -152,7 +163,11 @@ impl Verdict {
                 text.push_str(&format!("  {line}\n"));
             }
         }
-        text.push_str(if self.is_good() { "history: nothing is broken\n" } else { "history: BROKEN\n" });
+        text.push_str(if self.is_good() {
+            "history: nothing is broken\n"
+        } else {
+            "history: BROKEN\n"
+        });
         text
     }
 }
@@ -250,7 +265,8 @@ fn pages(runs: &[Run], first: u64, count: u64) -> BTreeMap<u64, u64> {
     pages
 }
 
-/// What every canister is in the end, if the nodes agree on it; where they do not, as the first one has it.
+/// What every canister is in the end, if the nodes agree on it; where they do not, as the first one
+/// has it.
 fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Option<State>> {
     let mut states = Vec::new();
     for canister in 0..header.canisters.len() {
@@ -281,8 +297,12 @@ fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Opti
                 }
             }
             seen.retain(|_, generation| *generation > 0);
-            let state =
-                State { count: last.count, hops: last.hops, generation: last.generation, pages: seen };
+            let state = State {
+                count: last.count,
+                hops: last.hops,
+                generation: last.generation,
+                pages: seen,
+            };
             lost(verdict, history, canister, endpoint, &state);
             match &first {
                 None => first = Some((endpoint, state)),
@@ -297,9 +317,11 @@ fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Opti
                             format!("canister {canister}, {what}: {one} on endpoint {other}, {two} on endpoint {endpoint}")
                         });
                     }
-                    let all: BTreeSet<&u64> = reference.pages.keys().chain(state.pages.keys()).collect();
-                    for page in
-                        all.into_iter().filter(|page| reference.pages.get(page) != state.pages.get(page))
+                    let all: BTreeSet<&u64> =
+                        reference.pages.keys().chain(state.pages.keys()).collect();
+                    for page in all
+                        .into_iter()
+                        .filter(|page| reference.pages.get(page) != state.pages.get(page))
                     {
                         verdict.broken(Rule::Disagreement, || {
                             format!(
@@ -320,7 +342,9 @@ fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Opti
 /// Rule 1, on one node.
 fn lost(verdict: &mut Verdict, history: &History, canister: usize, endpoint: usize, state: &State) {
     for call in history.calls.iter().filter(|call| call.canister == canister) {
-        let (Work::Append { page }, Outcome::Acknowledged { value, .. }) = (call.work, &call.outcome) else {
+        let (Work::Append { page }, Outcome::Acknowledged { value, .. }) =
+            (call.work, &call.outcome)
+        else {
             continue;
         };
         match state.pages.get(&page) {
@@ -348,7 +372,9 @@ fn appends(verdict: &mut Verdict, history: &History, canister: usize, state: &St
     for (&page, &generation) in &state.pages {
         if let Some(other) = pages_of.insert(generation, page) {
             verdict.broken(Rule::MadeUp, || {
-                format!("canister {canister}: pages {other} and {page} are both of write {generation}")
+                format!(
+                    "canister {canister}: pages {other} and {page} are both of write {generation}"
+                )
             });
         }
         match callers.get(&page).map(|call| (call, &call.outcome)) {
@@ -408,7 +434,9 @@ fn order(verdict: &mut Verdict, canister: usize, what: &str, mut placed: Vec<(&C
     let mut ended = ended.into_iter().peekable();
     let mut highest: Option<(&Call, u64)> = None;
     for (call, place) in placed {
-        while let Some((before, at)) = ended.next_if(|(before, _)| before.ended_micros < call.sent_micros) {
+        while let Some((before, at)) =
+            ended.next_if(|(before, _)| before.ended_micros < call.sent_micros)
+        {
             if highest.is_none_or(|(_, highest)| at > highest) {
                 highest = Some((before, at));
             }
@@ -428,7 +456,8 @@ fn order(verdict: &mut Verdict, canister: usize, what: &str, mut placed: Vec<(&C
 
 /// Rule 4.
 fn reads(verdict: &mut Verdict, history: &History, canister: usize, state: &State) {
-    // Acknowledged appends by the time at which they were known, with the highest generation so far; and all appends by sending, with the lowest from there on.
+    // Acknowledged appends by the time at which they were known, with the highest generation so
+    // far; and all appends by sending, with the lowest from there on.
     let mut known: Vec<(u64, u64)> = Vec::new();
     let mut sent: Vec<(u64, u64)> = Vec::new();
     for call in history.calls.iter().filter(|call| call.canister == canister) {
@@ -438,7 +467,8 @@ fn reads(verdict: &mut Verdict, history: &History, canister: usize, state: &Stat
                 known.push((call.ended_micros, value));
                 sent.push((call.sent_micros, value));
             }
-            _ => sent.extend(state.pages.get(&page).map(|generation| (call.sent_micros, *generation))),
+            _ => sent
+                .extend(state.pages.get(&page).map(|generation| (call.sent_micros, *generation))),
         }
     }
     known.sort_unstable();
@@ -456,11 +486,16 @@ fn reads(verdict: &mut Verdict, history: &History, canister: usize, state: &Stat
     for read in history.reads.iter().filter(|read| read.canister == canister) {
         let name = if read.certified { "certified read" } else { "query" };
         let who = || {
-            format!("a {name} of client {} at endpoint {}, canister {canister}", read.client, read.endpoint)
+            format!(
+                "a {name} of client {} at endpoint {}, canister {canister}",
+                read.client, read.endpoint
+            )
         };
         let before = known.partition_point(|(ended, _)| *ended < read.sent_micros);
-        let floor =
-            before.checked_sub(1).and_then(|last| known.get(last)).map_or(0, |(_, generation)| *generation);
+        let floor = before
+            .checked_sub(1)
+            .and_then(|last| known.get(last))
+            .map_or(0, |(_, generation)| *generation);
         if read.certified && read.generation < floor {
             verdict.broken(Rule::Read, || {
                 format!(
@@ -532,8 +567,9 @@ fn counts(verdict: &mut Verdict, history: &History, canister: usize, state: &Sta
         }
     }
     order(verdict, canister, "count", known.iter().map(|(value, call)| (*call, *value)).collect());
-    // Counts that nobody knows of belong to calls of unknown outcome that had been sent before a higher count was acknowledged. Such a deadline never falls from
-    // one count to the next, so the call that was sent first may as well have had the lowest.
+    // Counts that nobody knows of belong to calls of unknown outcome that had been sent before a
+    // higher count was acknowledged. Such a deadline never falls from one count to the next, so
+    // the call that was sent first may as well have had the lowest.
     open.sort_unstable();
     let mut open = open.into_iter();
     let mut deadlines: Vec<(u64, u64)> = Vec::new();
@@ -621,14 +657,18 @@ fn roots(verdict: &mut Verdict, header: &Header, history: &History) {
         }
     }
     if header.endpoints.len() > 1 && verdict.heights_compared == 0 {
-        verdict.broken(Rule::Incomplete, || "no two nodes showed a certificate of the same height".into());
+        verdict.broken(Rule::Incomplete, || {
+            "no two nodes showed a certificate of the same height".into()
+        });
     }
 }
 
 /// Rule 7.
 fn progress(verdict: &mut Verdict, header: &Header, history: &History) {
     for endpoint in 0..header.endpoints.len() {
-        let Some(progress) = history.progress.iter().rfind(|progress| progress.endpoint == endpoint) else {
+        let Some(progress) =
+            history.progress.iter().rfind(|progress| progress.endpoint == endpoint)
+        else {
             verdict.broken(Rule::Incomplete, || {
                 format!("whether endpoint {endpoint} makes progress is not known")
             });
@@ -806,8 +846,14 @@ mod tests {
     fn a_good_history_is_good_and_counted() {
         let verdict = check(&good(), 0);
         assert!(verdict.is_good(), "{}", verdict.text());
-        assert_eq!((verdict.calls, verdict.acknowledged, verdict.rejected, verdict.unknown), (10, 6, 1, 3));
-        assert_eq!((verdict.unknown_done, verdict.reads_certified, verdict.reads_queried), (1, 1, 1));
+        assert_eq!(
+            (verdict.calls, verdict.acknowledged, verdict.rejected, verdict.unknown),
+            (10, 6, 1, 3)
+        );
+        assert_eq!(
+            (verdict.unknown_done, verdict.reads_certified, verdict.reads_queried),
+            (1, 1, 1)
+        );
         assert_eq!((verdict.heights_seen, verdict.heights_compared, verdict.faults), (4, 1, 1));
         assert_eq!((verdict.pages_compared, verdict.progress_millis), (18, Some(0)));
         assert!(verdict.text().ends_with("nothing is broken\n"));
@@ -819,7 +865,10 @@ mod tests {
         let gone = |last: &mut Final| last.runs[1] = (1, 0);
         assert_eq!(broken(&with_final(&[0, 1], gone)), [Rule::Lost, Rule::Read]);
         let verdict = check(&with_final(&[1], gone), 0);
-        assert_eq!(verdict.broken.keys().copied().collect::<Vec<_>>(), [Rule::Lost, Rule::Disagreement]);
+        assert_eq!(
+            verdict.broken.keys().copied().collect::<Vec<_>>(),
+            [Rule::Lost, Rule::Disagreement]
+        );
         assert!(verdict.text().contains("endpoint 1 has None"), "{}", verdict.text());
         // Acknowledged as a write that the canister has not come to.
         let ahead = with_call(4, |call| call.outcome = acknowledged(5, 7));
@@ -835,7 +884,8 @@ mod tests {
         };
         let verdict = check(&with_final(&[0, 1], twice), 0);
         assert!(verdict.broken.contains_key(&Rule::Twice), "{}", verdict.text());
-        // Call 2, which nobody knows of: its first run, write 3, was overwritten by its second, write 5.
+        // Call 2, which nobody knows of: its first run, write 3, was overwritten by its second,
+        // write 5.
         let twice = |last: &mut Final| {
             last.runs[2] = (2, 5);
             last.generation = 5;
@@ -869,7 +919,8 @@ mod tests {
 
     #[test]
     fn order_that_contradicts_time_is_told() {
-        // Call 4 is write 4 and was sent at 50; now call 1, write 2, is sent after call 4 was acknowledged.
+        // Call 4 is write 4 and was sent at 50; now call 1, write 2, is sent after call 4 was
+        // acknowledged.
         let late = with_call(1, |call| (call.sent_micros, call.ended_micros) = (80, 85));
         assert!(broken(&late).contains(&Rule::Order), "{:?}", broken(&late));
         // The same of a call of unknown outcome, whose place only the state knows.
@@ -901,10 +952,13 @@ mod tests {
         };
         assert_eq!(with_read(true, &old), [Rule::Read]);
         assert_eq!(with_read(false, &old), []);
-        // A write that was lost between the read and the end; one that was not there yet; one that is missing.
-        for runs in
-            [vec![(0, 1), (1, 2), (2, 3), (3, 1)], vec![(0, 1), (1, 2), (2, 4), (3, 0)], vec![(0, 1), (1, 0)]]
-        {
+        // A write that was lost between the read and the end; one that was not there yet; one that
+        // is missing.
+        for runs in [
+            vec![(0, 1), (1, 2), (2, 3), (3, 1)],
+            vec![(0, 1), (1, 2), (2, 4), (3, 0)],
+            vec![(0, 1), (1, 0)],
+        ] {
             assert_eq!(with_read(true, &|read| read.runs = runs.clone()), [Rule::Read], "{runs:?}");
         }
         // Write 4 was sent at 50.
@@ -919,8 +973,11 @@ mod tests {
     #[test]
     fn counters_are_checked_like_registers() {
         assert_eq!(broken(&with_final(&[0, 1], |last| last.count = 2)), [Rule::Lost]);
-        assert!(broken(&with_call(8, |call| call.outcome = acknowledged(1, 6))).contains(&Rule::Lost));
-        // Count 2 is missing, and the only call that could have had it was sent after count 3 was acknowledged.
+        assert!(
+            broken(&with_call(8, |call| call.outcome = acknowledged(1, 6))).contains(&Rule::Lost)
+        );
+        // Count 2 is missing, and the only call that could have had it was sent after count 3 was
+        // acknowledged.
         assert_eq!(broken(&with_call(7, |call| call.sent_micros = 41)), [Rule::MadeUp]);
         assert_eq!(
             broken(&with_call(7, |call| call.outcome = Outcome::Rejected { text: String::new() })),
@@ -992,7 +1049,8 @@ mod tests {
 
     #[test]
     fn wrong_certificates_and_gaps_in_the_history_are_told() {
-        let wrong = |call: &mut Call| call.outcome = Outcome::Wrong { text: "does not verify".into() };
+        let wrong =
+            |call: &mut Call| call.outcome = Outcome::Wrong { text: "does not verify".into() };
         assert!(broken(&with_call(5, wrong)).contains(&Rule::Certificate));
         assert_eq!(broken(&without(|line| matches!(line, Line::Header(_)))), [Rule::Incomplete]);
         assert_eq!(

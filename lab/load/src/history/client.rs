@@ -1,8 +1,11 @@
-//! One client's way to have a call done by a subnet of which any node may be dead, asleep or cut off.
+//! One client's way to have a call done by a subnet of which any node may be dead, asleep or cut
+//! off.
 //!
-//! A call is signed once. It is sent to one endpoint; when that does not take it or falls silent, the same bytes go to the next one, so that however often it is sent it
-//! is one call. Once an endpoint has taken it, its status is asked for, at that endpoint and then at others. Only a verified certificate is an acknowledgement. A client
-//! gives up after [`PATIENCE`]: then nobody knows, and the call may still happen until it expires.
+//! A call is signed once. It is sent to one endpoint; when that does not take it or falls silent,
+//! the same bytes go to the next one, so that however often it is sent it is one call. Once an
+//! endpoint has taken it, its status is asked for, at that endpoint and then at others. Only a
+//! verified certificate is an acknowledgement. A client gives up after [`PATIENCE`]: then nobody
+//! knows, and the call may still happen until it expires.
 
 use std::{sync::Arc, time::Duration};
 
@@ -88,7 +91,10 @@ fn leb128(bytes: &[u8]) -> Option<u64> {
 }
 
 /// A verified certificate of the time alone.
-pub(super) async fn time_certificate(endpoint: &Endpoint, canister: Principal) -> Result<(u64, String)> {
+pub(super) async fn time_certificate(
+    endpoint: &Endpoint,
+    canister: Principal,
+) -> Result<(u64, String)> {
     let path: Vec<Label<Vec<u8>>> = vec!["time".into()];
     let asked = endpoint.agent.read_state_raw(vec![path], canister);
     let certificate = timeout(ANSWER_PATIENCE, asked).await.context("no answer")??;
@@ -135,7 +141,9 @@ pub(super) async fn call(
     let done = |outcome, attempts| Done { outcome, reply: vec![], attempts };
     let signed = match endpoints[first].agent.update(&canister, method).with_arg(argument).sign() {
         Ok(signed) => signed,
-        Err(error) => return done(Outcome::Rejected { text: format!("it could not be signed: {error}") }, 0),
+        Err(error) => {
+            return done(Outcome::Rejected { text: format!("it could not be signed: {error}") }, 0);
+        }
     };
     let (mut at, mut attempts, mut taken, mut certain) = (first, 0, false, true);
     let mut last = String::new();
@@ -159,7 +167,8 @@ pub(super) async fn call(
             Said::Nothing(text) => {
                 last = format!("{}: {text}", endpoint.url);
                 certain = false;
-                // Another node may never have seen it: it is sent there again, which makes it no second call.
+                // Another node may never have seen it: it is sent there again, which makes it no
+                // second call.
                 taken = false;
                 at = (at + 1) % endpoints.len();
                 sleep(ASK_AGAIN).await;
@@ -182,25 +191,35 @@ async fn send(
     body: Vec<u8>,
 ) -> Said {
     let url = format!("{}/api/v4/canister/{canister}/call", endpoint.url);
-    let sent =
-        endpoint.http.client.post(url).header("content-type", "application/cbor").body(body).send().await;
+    let sent = endpoint
+        .http
+        .client
+        .post(url)
+        .header("content-type", "application/cbor")
+        .body(body)
+        .send()
+        .await;
     let (status, told, bytes) = match sent {
         Ok(response) => {
-            let (status, told) = (response.status().as_u16(), transport::retry_after(response.headers()));
+            let (status, told) =
+                (response.status().as_u16(), transport::retry_after(response.headers()));
             match response.bytes().await {
                 Ok(bytes) => (status, told, bytes),
                 Err(error) => return Said::Nothing(error.to_string()),
             }
         }
         // Nothing was sent to a node that does not listen.
-        Err(error) if error.is_connect() => return Said::Refused("it does not listen".into(), ASK_AGAIN),
+        Err(error) if error.is_connect() => {
+            return Said::Refused("it does not listen".into(), ASK_AGAIN);
+        }
         Err(error) => return Said::Nothing(error.to_string()),
     };
     let text = || String::from_utf8_lossy(&bytes).chars().take(300).collect::<String>();
     match status {
         200 => {}
         202 => return Said::Taken,
-        // The node answers so before it takes a call, or because it could not wait for what became of it.
+        // The node answers so before it takes a call, or because it could not wait for what became
+        // of it.
         429 | 503 => {
             sleep(told.unwrap_or(ASK_AGAIN).min(Duration::from_secs(2))).await;
             return Said::Nothing(format!("{status}: {}", text()));
@@ -234,7 +253,8 @@ async fn send(
 
 async fn ask(endpoint: &Endpoint, index: usize, canister: Principal, request: &RequestId) -> Said {
     for _ in 0..ASKS_PER_ENDPOINT {
-        let asked = timeout(ANSWER_PATIENCE, endpoint.agent.request_status_raw(request, canister)).await;
+        let asked =
+            timeout(ANSWER_PATIENCE, endpoint.agent.request_status_raw(request, canister)).await;
         match asked {
             Err(_) => return Said::Nothing("no answer".into()),
             Ok(Err(error)) => return unverified(&error),
@@ -253,12 +273,15 @@ async fn ask(endpoint: &Endpoint, index: usize, canister: Principal, request: &R
 fn acknowledged(certificate: &Certificate, endpoint: usize, reply: Vec<u8>) -> Said {
     match root_of(certificate) {
         // The value is filled in by whoever understands the reply.
-        Ok((time, root)) => Said::Outcome(Outcome::Acknowledged { value: 0, time, root, endpoint }, reply),
+        Ok((time, root)) => {
+            Said::Outcome(Outcome::Acknowledged { value: 0, time, root, endpoint }, reply)
+        }
         Err(text) => Said::Outcome(Outcome::Wrong { text }, vec![]),
     }
 }
 
-/// A certificate that is forged, or no certificate at all; one that is only old comes from a node that was asleep.
+/// A certificate that is forged, or no certificate at all; one that is only old comes from a node
+/// that was asleep.
 fn unverified(error: &AgentError) -> Said {
     match error {
         AgentError::CertificateVerificationFailed()

@@ -1,4 +1,5 @@
-//! After everything was healed: does every node make progress, do all hold the same, and what is it.
+//! After everything was healed: does every node make progress, do all hold the same, and what is
+//! it.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -61,7 +62,9 @@ pub(super) async fn run(path: &Path, identity: Arc<dyn Identity>, limit: Duratio
 
     // A call whose client gave up may happen until it expires.
     let open = lines.iter().filter_map(|line| match line {
-        Line::Call(call) if matches!(call.outcome, Outcome::Unknown { .. }) => Some(call.sent_micros),
+        Line::Call(call) if matches!(call.outcome, Outcome::Unknown { .. }) => {
+            Some(call.sent_micros)
+        }
         _ => None,
     });
     if let Some(sent) = open.max() {
@@ -108,7 +111,8 @@ async fn progress(
     };
     loop {
         let sent_micros = now_micros();
-        let mut done = client::call(std::slice::from_ref(endpoint), 0, canister, "inc", vec![]).await;
+        let mut done =
+            client::call(std::slice::from_ref(endpoint), 0, canister, "inc", vec![]).await;
         let ended_micros = now_micros();
         match &mut done.outcome {
             Outcome::Acknowledged { value, endpoint, .. } => {
@@ -184,7 +188,8 @@ async fn info(endpoint: &Endpoint, canister: Principal) -> Result<Info> {
     Info::decode(&query(endpoint, canister, "info", vec![]).await?).map_err(anyhow::Error::msg)
 }
 
-/// Waits until all nodes say the same. When they do not within the limit, the checker will tell the difference.
+/// Waits until all nodes say the same. When they do not within the limit, the checker will tell the
+/// difference.
 async fn until_same(endpoints: &[Endpoint], canisters: &[Principal]) -> Result<()> {
     let deadline = Instant::now() + SAME_WITHIN;
     loop {

@@ -1,7 +1,9 @@
-//! The history file: one JSON object per line, appended as things happen, by the recorder and by whoever makes the faults.
+//! The history file: one JSON object per line, appended as things happen, by the recorder and by
+//! whoever makes the faults.
 //!
-//! Times are microseconds of the machine's monotonic clock, the same in every process. Canisters and endpoints are numbers into the header's lists. A reader skips
-//! lines that it cannot read (the last one may be cut off), and counts them.
+//! Times are microseconds of the machine's monotonic clock, the same in every process. Canisters
+//! and endpoints are numbers into the header's lists. A reader skips lines that it cannot read (the
+//! last one may be cut off), and counts them.
 
 use std::{
     fs::{File, OpenOptions},
@@ -64,14 +66,16 @@ pub struct Header {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {
-    /// Writes this page, which no other call ever writes. The value is the canister's generation: how many writes it had seen.
+    /// Writes this page, which no other call ever writes. The value is the canister's generation:
+    /// how many writes it had seen.
     Append {
         /// Its number.
         page: u64,
     },
     /// Counts one. The value is the count.
     Count,
-    /// Makes so many calls from canister to canister around the ring. The value is how many were answered.
+    /// Makes so many calls from canister to canister around the ring. The value is how many were
+    /// answered.
     Chain {
         /// How many.
         depth: u64,
@@ -249,7 +253,8 @@ impl Writer {
 
 /// Every line of a history that can be read, and how many cannot.
 pub(crate) fn read(path: &Path) -> Result<(Vec<Line>, u64)> {
-    let file = File::open(path).with_context(|| format!("opening the history {}", path.display()))?;
+    let file =
+        File::open(path).with_context(|| format!("opening the history {}", path.display()))?;
     let mut file = BufReader::new(file);
     let (mut lines, mut unreadable) = (Vec::new(), 0);
     let mut line = Vec::new();

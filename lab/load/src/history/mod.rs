@@ -1,7 +1,9 @@
-//! `thimble-lab history`: what clients were told by a subnet that is being hurt, written down, and whether it can be true.
+//! `thimble-lab history`: what clients were told by a subnet that is being hurt, written down, and
+//! whether it can be true.
 //!
-//! Three steps, each usable alone: *record* works on the subnet and writes every call with its outcome; *finish* asks, once everything is healed, what every node holds;
-//! *check* reads the file and nothing else. [`lines`] is the file, [`check`] says what may not be in it.
+//! Three steps, each usable alone: *record* works on the subnet and writes every call with its
+//! outcome; *finish* asks, once everything is healed, what every node holds; *check* reads the file
+//! and nothing else. [`lines`] is the file, [`check`] says what may not be in it.
 
 mod check;
 mod client;
@@ -40,13 +42,15 @@ pub struct Options {
 enum Command {
     /// Work on a subnet and write down every call with what came of it, until Ctrl-C.
     ///
-    /// Clients append to registers, count, make canisters call each other, and read, each at one endpoint after the other until one answers. Calls are signed once; only a
+    /// Clients append to registers, count, make canisters call each other, and read, each at one
+    /// endpoint after the other until one answers. Calls are signed once; only a
     /// verified certificate is an acknowledgement. Prints a line when they work.
     Record {
         /// The history.
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
-        /// The folder of a net (thimble-lab net): all its nodes' endpoints. Without a value `thimble-net`, where `net up` puts one.
+        /// The folder of a net (thimble-lab net): all its nodes' endpoints. Without a value
+        /// `thimble-net`, where `net up` puts one.
         #[arg(
             long,
             value_name = "DIR",
@@ -64,7 +68,8 @@ enum Command {
         /// Canisters.
         #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=16))]
         canisters: u8,
-        /// Pages of 4 KiB of each canister, one for each append; when they are used up, clients count instead.
+        /// Pages of 4 KiB of each canister, one for each append; when they are used up, clients
+        /// count instead.
         #[arg(long, default_value_t = 8192)]
         pages: u64,
         /// Calls and reads a second, of all clients together, at most.
@@ -85,7 +90,8 @@ enum Command {
         #[arg(long, default_value_t = 60)]
         progress_within: u64,
     },
-    /// Say whether a history can be true: nothing lost, nothing twice, in an order that agrees with time, the same on every node.
+    /// Say whether a history can be true: nothing lost, nothing twice, in an order that agrees with
+    /// time, the same on every node.
     ///
     /// Exit status: 0 when it can, 1 when it cannot or does not say enough.
     Check {
@@ -101,7 +107,10 @@ enum Command {
 pub async fn run(options: Options) -> Result<ExitCode> {
     match options.command {
         Command::Record { out, net, endpoint, clients, canisters, pages, rate, seed, seconds } => {
-            ensure!(rate > 0.0 && rate <= 10_000.0, "--rate is above 0 and at most 10000, not {rate}");
+            ensure!(
+                rate > 0.0 && rate <= 10_000.0,
+                "--rate is above 0 and at most 10000, not {rate}"
+            );
             ensure!((1..=PAGES_MAX).contains(&pages), "--pages is 1 to {PAGES_MAX}, not {pages}");
             let plan = Plan {
                 urls: match net {

@@ -1,7 +1,10 @@
-//! The recorder: clients that work on a subnet and write down what they sent and what they were told.
+//! The recorder: clients that work on a subnet and write down what they sent and what they were
+//! told.
 //!
-//! Each client has one call or read at a time, at an endpoint of its choice, and pauses so that all of them together do `rate` a second. What they do follows from the
-//! seed, though not when. Every append takes the next page of a canister; the pages were all there from the start, so a read of a page that nobody wrote is all zero.
+//! Each client has one call or read at a time, at an endpoint of its choice, and pauses so that all
+//! of them together do `rate` a second. What they do follows from the seed, though not when. Every
+//! append takes the next page of a canister; the pages were all there from the start, so a read of
+//! a page that nobody wrote is all zero.
 
 use std::{
     path::Path,
@@ -144,20 +147,27 @@ async fn install(endpoints: &[Endpoint], plan: &Plan) -> Result<Vec<Principal>> 
     for index in 0..plan.canisters {
         let canister = Box::pin(basics::create(agent, Some(CYCLES))).await?;
         let seed = protocol::words(&[mix(plan.seed ^ mix(index as u64 + 1))]);
-        basics::install(agent, canister, CanisterInstallMode::Install, MODULE.to_vec(), seed).await?;
+        basics::install(agent, canister, CanisterInstallMode::Install, MODULE.to_vec(), seed)
+            .await?;
         let argument = protocol::words(&[plan.pages * PAGE_BYTES]);
         let reply = agent.update(&canister, "grow").with_arg(argument).call_and_wait().await?;
         let has = protocol::first_word(&reply).map_err(anyhow::Error::msg)?;
-        ensure!(has >= plan.pages * PAGE_BYTES, "canister {canister} has {has} bytes of stable memory");
+        ensure!(
+            has >= plan.pages * PAGE_BYTES,
+            "canister {canister} has {has} bytes of stable memory"
+        );
         canisters.push(canister);
     }
     // A node that is a round behind does not know them yet.
     for endpoint in endpoints {
         let deadline = Instant::now() + Duration::from_secs(30);
         for canister in &canisters {
-            while let Err(error) = endpoint.agent.query(canister, "info").with_arg(vec![]).call().await {
+            while let Err(error) =
+                endpoint.agent.query(canister, "info").with_arg(vec![]).call().await
+            {
                 if Instant::now() > deadline {
-                    return Err(error).context(format!("{} does not know canister {canister}", endpoint.url));
+                    return Err(error)
+                        .context(format!("{} does not know canister {canister}", endpoint.url));
                 }
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -212,7 +222,8 @@ async fn make(shared: &Shared, number: usize, endpoint: usize, canister: usize, 
     let id = shared.next_call.fetch_add(1, Ordering::Relaxed);
     let sent_micros = now_micros();
     let mut done =
-        client::call(&shared.endpoints, endpoint, shared.canisters[canister], method, argument).await;
+        client::call(&shared.endpoints, endpoint, shared.canisters[canister], method, argument)
+            .await;
     let ended_micros = now_micros();
     if let Outcome::Acknowledged { value, .. } = &mut done.outcome {
         // A chain replies [calls, replies]; the others one word.

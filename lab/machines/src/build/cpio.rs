@@ -42,7 +42,8 @@ impl Archive {
         self.inode += 1;
         let length = name.len() as u32 + 1;
         self.bytes.extend_from_slice(b"070701");
-        // Inode, mode, user, group, links, time, size, four numbers of devices, length of the name, no checksum.
+        // Inode, mode, user, group, links, time, size, four numbers of devices, length of the name,
+        // no checksum.
         for field in [self.inode, mode, 0, 0, 1, 0, content.len() as u32, 0, 0, 0, 0, length, 0] {
             self.bytes.extend_from_slice(format!("{field:08x}").as_bytes());
         }

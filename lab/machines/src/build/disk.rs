@@ -1,8 +1,8 @@
 //! The disk: a table of two parts, the root, and an empty file system for the state.
 //!
-//! The second part reaches to the end of the largest disk the table can tell of; a kernel takes as much of it as
-//! the machine's disk has, and the first process makes the file system as large. So one base serves machines
-//! with disks of any size.
+//! The second part reaches to the end of the largest disk the table can tell of; a kernel takes as
+//! much of it as the machine's disk has, and the first process makes the file system as large. So
+//! one base serves machines with disks of any size.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -46,19 +46,33 @@ pub(super) fn make(path: &Path, root: &Path, work: &Work) -> Result<u64> {
         let mut command = Command::new(mke2fs());
         command
             .env("E2FSPROGS_FAKE_TIME", TIME)
-            .args(["-q", "-F", "-t", "ext4", "-m", "0", "-b", &BLOCK_BYTES.to_string(), "-U", id, "-E"])
+            .args([
+                "-q",
+                "-F",
+                "-t",
+                "ext4",
+                "-m",
+                "0",
+                "-b",
+                &BLOCK_BYTES.to_string(),
+                "-U",
+                id,
+                "-E",
+            ])
             .arg(format!("offset={at},hash_seed={HASH_SEED},nodiscard,root_owner=0:0{options}"));
         command
     };
     // Read only: without a journal, and with as many inodes as it has files.
     let mut command = part(ROOT_ID, MIB, "");
     command.args(["-O", "^has_journal,^resize_inode", "-N", "256", "-d"]).arg(root);
-    tool(command.arg(path).arg(format!("{}k", root_bytes / 1024)), "e2fsprogs").context("making the root")?;
+    tool(command.arg(path).arg(format!("{}k", root_bytes / 1024)), "e2fsprogs")
+        .context("making the root")?;
     let blocks_max = STATE_BYTES_MAX / BLOCK_BYTES;
     let options = format!(",resize={blocks_max},lazy_itable_init=0,lazy_journal_init=0");
     let mut command = part(STATE_ID, state_at, &options);
     command.args(["-i", "65536", "-J", &format!("size={JOURNAL_MIB}")]).arg(path);
-    tool(command.arg(format!("{}k", STATE_BYTES / 1024)), "e2fsprogs").context("making the state")?;
+    tool(command.arg(format!("{}k", STATE_BYTES / 1024)), "e2fsprogs")
+        .context("making the state")?;
     OpenOptions::new().write(true).open(path)?.sync_all()?;
     Ok(root_bytes)
 }

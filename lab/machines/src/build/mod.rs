@@ -1,9 +1,9 @@
 //! `thimble-lab image build`: the smallest disk that starts a node.
 //!
-//! It has two parts: the root, read-only, with the node's program, the first process and the libraries of both;
-//! and the state, a file system that the machine itself makes as large as its disk. The kernel is the
-//! distribution's own, out of its package; it is started directly, with a first file system in memory that holds
-//! the modules for the disk, so there is no boot loader.
+//! It has two parts: the root, read-only, with the node's program, the first process and the
+//! libraries of both; and the state, a file system that the machine itself makes as large as its
+//! disk. The kernel is the distribution's own, out of its package; it is started directly, with a
+//! first file system in memory that holds the modules for the disk, so there is no boot loader.
 //!
 //! The same programs and the same kernel make the same disk, byte for byte, and so the same base.
 
@@ -36,8 +36,10 @@ use self::{cpio::Archive, package::Kernel, programs::Program, work::Work};
 use crate::image::{self, FORMAT, Image};
 
 /// What machines need of the kernel besides what is built in.
-const MODULES_WANTED: [&str; 6] = ["virtio_pci", "virtio_blk", "virtio_net", "virtio_rng", "button", "evdev"];
-/// For every machine. A panic starts it anew after a second; large pages would be memory that nobody asked for.
+const MODULES_WANTED: [&str; 6] =
+    ["virtio_pci", "virtio_blk", "virtio_net", "virtio_rng", "button", "evdev"];
+/// For every machine. A panic starts it anew after a second; large pages would be memory that
+/// nobody asked for.
 const COMMAND_LINE: &str =
     "console=ttyS0 panic=1 loglevel=4 psi=1 transparent_hugepage=never random.trust_cpu=on audit=0";
 
@@ -53,7 +55,8 @@ pub struct Options {
     /// The first process. [default: thimble-guest beside this program]
     #[arg(long, value_name = "FILE")]
     guest: Option<PathBuf>,
-    /// The kernel's package (.deb), and others that hold its modules. [default: downloaded by apt-get]
+    /// The kernel's package (.deb), and others that hold its modules. [default: downloaded by
+    /// apt-get]
     #[arg(long, value_name = "FILE")]
     kernel: Vec<PathBuf>,
     /// Folder of the cache. Default: $THIMBLE_IMAGES, or thimble/images in $XDG_CACHE_HOME or
@@ -201,7 +204,11 @@ fn beside(named: Option<&Path>, usual: &str, flag: &str) -> Result<PathBuf> {
         Some(named) => std::path::absolute(named)?,
         None => std::env::current_exe().context("finding this program")?.with_file_name(usual),
     };
-    ensure!(path.is_file(), "there is no {}; build it (make build) or name it with {flag}", path.display());
+    ensure!(
+        path.is_file(),
+        "there is no {}; build it (make build) or name it with {flag}",
+        path.display()
+    );
     Ok(path)
 }
 
@@ -231,7 +238,8 @@ fn initrd(guest: &Program, kernel: &Kernel, modules: &[PathBuf]) -> Result<Vec<u
     }
     let mut list = String::new();
     for module in modules {
-        let name = module.file_name().context("a module has a name")?.to_string_lossy().into_owned();
+        let name =
+            module.file_name().context("a module has a name")?.to_string_lossy().into_owned();
         let name = format!("/modules/{}", modules::plain_name(&name));
         archive.file(&name, 0o644, modules::read(&kernel.folder.join(module))?);
         list.push_str(&format!("{name}\n"));
@@ -240,7 +248,8 @@ fn initrd(guest: &Program, kernel: &Kernel, modules: &[PathBuf]) -> Result<Vec<u
     zstd::encode_all(archive.finish().as_slice(), 12).context("packing the first file system")
 }
 
-/// Puts the image into its place, whole, and makes it the newest of its role; says whether it was not there.
+/// Puts the image into its place, whole, and makes it the newest of its role; says whether it was
+/// not there.
 fn publish(made: &Image, kernel: &Kernel, initrd: &[u8], work: &Work) -> Result<bool> {
     let scratch = work.folder("image")?;
     fs::copy(&kernel.file, scratch.join("kernel"))?;
@@ -253,7 +262,8 @@ fn publish(made: &Image, kernel: &Kernel, initrd: &[u8], work: &Work) -> Result<
         // The folder of an earlier build: machines that run have read it.
         fs::rename(&made.folder, work.path("before"))?;
     }
-    fs::rename(&scratch, &made.folder).with_context(|| format!("making {}", made.folder.display()))?;
+    fs::rename(&scratch, &made.folder)
+        .with_context(|| format!("making {}", made.folder.display()))?;
     let newest = image::record(work.cache(), made.role);
     let file = work.path("newest.json");
     fs::write(&file, &record)?;

@@ -1,7 +1,7 @@
 //! Which modules of the kernel are needed, in which order, and what is in them.
 //!
-//! The package holds no table of dependencies (the distribution makes one when it installs); each module names
-//! its own, in a section of lines `key=value`.
+//! The package holds no table of dependencies (the distribution makes one when it installs); each
+//! module names its own, in a section of lines `key=value`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +23,8 @@ const MODULES_MAX: usize = 64;
 pub(super) fn in_order(kernel: &Kernel, wanted: &[&str]) -> Result<Vec<PathBuf>> {
     let by_name: BTreeMap<String, &PathBuf> =
         kernel.modules.iter().map(|path| (name_of(path), path)).collect();
-    let built_in: BTreeSet<String> = kernel.built_in.lines().map(|line| name_of(Path::new(line))).collect();
+    let built_in: BTreeSet<String> =
+        kernel.built_in.lines().map(|line| name_of(Path::new(line))).collect();
     let mut search = Search { kernel, by_name, built_in, order: vec![], under_way: vec![] };
     for name in wanted {
         search.visit(name)?;
@@ -93,7 +94,10 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
             other => bail!("it is packed as .{other}, which is not known"),
         };
         decoder.take(MODULE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-        ensure!(bytes.len() as u64 <= MODULE_BYTES_MAX, "it has more than {MODULE_BYTES_MAX} bytes");
+        ensure!(
+            bytes.len() as u64 <= MODULE_BYTES_MAX,
+            "it has more than {MODULE_BYTES_MAX} bytes"
+        );
         Ok(bytes)
     };
     read().with_context(|| format!("reading the module {}", path.display()))
@@ -102,7 +106,10 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
 /// The modules that one needs: those it takes functions of, and those it asks for.
 fn needs(module: &[u8]) -> Vec<String> {
     let values = |key: &'static [u8]| {
-        module.split(|byte| *byte == 0).filter_map(move |line| line.strip_prefix(key)).take(MODULES_MAX)
+        module
+            .split(|byte| *byte == 0)
+            .filter_map(move |line| line.strip_prefix(key))
+            .take(MODULES_MAX)
     };
     let names = |text: &[u8]| String::from_utf8_lossy(text).replace('-', "_");
     let mut needed = Vec::new();

@@ -1,7 +1,7 @@
 //! The distribution's kernel: which package, how it is had, what is taken out of it.
 //!
-//! A package (deb(5)) is an `ar` archive of three members; the third is the tar archive of files, packed by xz
-//! or zstd. Of it only the kernel and its modules are unpacked.
+//! A package (deb(5)) is an `ar` archive of three members; the third is the tar archive of files,
+//! packed by xz or zstd. Of it only the kernel and its modules are unpacked.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -57,7 +57,10 @@ pub(super) fn download(folder: &Path, work: &Work, say: &impl Fn(&str)) -> Resul
     let like = format!("{} {}", field("ID"), field("ID_LIKE"));
     let package = PACKAGES.iter().find(|(id, _)| like.split(' ').any(|word| word == *id));
     let Some((_, package)) = package else {
-        bail!("which package of this distribution ({}) is a kernel is not known; {BY_HAND}", field("ID"));
+        bail!(
+            "which package of this distribution ({}) is a kernel is not known; {BY_HAND}",
+            field("ID")
+        );
     };
     let packages = kernel_packages(package)?;
     fs::create_dir_all(folder)?;
@@ -105,8 +108,10 @@ fn kernel_packages(package: &str) -> Result<Vec<String>> {
         if is_kernel(&package) {
             found.push(package.clone());
         }
-        let said =
-            tool(apt("apt-cache").args(["depends", "--no-recommends", "--no-suggests", &package]), "apt");
+        let said = tool(
+            apt("apt-cache").args(["depends", "--no-recommends", "--no-suggests", &package]),
+            "apt",
+        );
         let said = said.with_context(|| {
             format!("looking for the package {package}; are there lists of packages (apt-get update)? Or {BY_HAND}")
         })?;
@@ -149,7 +154,8 @@ fn file_of(package: &str) -> Result<(String, u64)> {
 /// Takes the kernel and its modules out of packages.
 pub(super) fn unpack(packages: &[PathBuf], into: &Path, work: &Work) -> Result<Kernel> {
     for package in packages {
-        unpack_one(package, into, work).with_context(|| format!("reading {}", package.display()))?;
+        unpack_one(package, into, work)
+            .with_context(|| format!("reading {}", package.display()))?;
     }
     let boot = into.join("boot");
     let kernel = fs::read_dir(&boot).into_iter().flatten().flatten().find_map(|entry| {
@@ -175,7 +181,8 @@ fn unpack_one(package: &Path, into: &Path, work: &Work) -> Result<()> {
         ensure!(count < ENTRIES_MAX, "it has more than {ENTRIES_MAX} entries");
         work.check()?;
         let mut entry = entry?;
-        let path: PathBuf = entry.path()?.components().filter(|part| *part != Component::CurDir).collect();
+        let path: PathBuf =
+            entry.path()?.components().filter(|part| *part != Component::CurDir).collect();
         if !is_wanted(&path) || !entry.header().entry_type().is_file() {
             continue;
         }
@@ -206,7 +213,9 @@ fn data_member(file: &mut (impl Read + 'static)) -> Result<Box<dyn Read + '_>> {
     loop {
         let mut header = [0; 60];
         file.read_exact(&mut header).context("it holds no data.tar")?;
-        let text = |range: std::ops::Range<usize>| String::from_utf8_lossy(&header[range]).trim().to_owned();
+        let text = |range: std::ops::Range<usize>| {
+            String::from_utf8_lossy(&header[range]).trim().to_owned()
+        };
         let name = text(0..16).trim_end_matches('/').to_owned();
         let size: u64 = text(48..58).parse().context("a member has no size")?;
         if let Some(kind) = name.strip_prefix("data.tar") {
@@ -243,8 +252,15 @@ mod tests {
         let mut bytes = b"!<arch>\n".to_vec();
         for (name, content) in [("debian-binary", &b"2.0\n"[..]), ("data.tar.zst", &data)] {
             bytes.extend_from_slice(
-                format!("{name:<16}{:<12}{:<6}{:<6}{:<8}{:<10}`\n", 0, 0, 0, 100_644, content.len())
-                    .as_bytes(),
+                format!(
+                    "{name:<16}{:<12}{:<6}{:<6}{:<8}{:<10}`\n",
+                    0,
+                    0,
+                    0,
+                    100_644,
+                    content.len()
+                )
+                .as_bytes(),
             );
             bytes.extend_from_slice(content);
             if content.len() % 2 == 1 {
@@ -273,7 +289,8 @@ mod tests {
             assert!(error.contains(part), "{name}: {error}");
         }
         let folder = tempfile::tempdir().unwrap();
-        let (path, work) = (folder.path().join("x.deb"), Work::new(folder.path(), Stop::default()).unwrap());
+        let (path, work) =
+            (folder.path().join("x.deb"), Work::new(folder.path(), Stop::default()).unwrap());
         for bytes in [&b""[..], b"!<arch>\n", b"PK\x03\x04 something else altogether"] {
             fs::write(&path, bytes).unwrap();
             assert!(unpack(std::slice::from_ref(&path), folder.path(), &work).is_err());
@@ -284,6 +301,8 @@ mod tests {
     fn packages_are_followed_to_the_kernel() {
         let said = "linux-image-virtual\n  Depends: linux-image-6.8.0-31-generic\n  Depends: libc6\n |Depends: linux-image-generic\n";
         assert_eq!(dependencies(said).collect::<Vec<_>>(), ["linux-image-6.8.0-31-generic"]);
-        assert!(is_kernel("linux-modules-6.8.0-31-generic") && !is_kernel("linux-image-cloud-amd64"));
+        assert!(
+            is_kernel("linux-modules-6.8.0-31-generic") && !is_kernel("linux-image-cloud-amd64")
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Programs, without their symbols, and the libraries they are linked with, where the loader finds them.
+//! Programs, without their symbols, and the libraries they are linked with, where the loader finds
+//! them.
 
 use std::{
     fs,
@@ -68,7 +69,8 @@ pub(super) fn tree(root: &Path, programs: &[Program], kernel: &str) -> Result<()
     let users = "root:x:0:0::/:/bin/false\nnode:x:1000:1000::/state:/bin/false\n";
     fs::write(root.join("etc/passwd"), users)?;
     fs::write(root.join("etc/group"), "root:x:0:\nnode:x:1000:\n")?;
-    // A relay does not start without the address of a server for names; behind a card of a machine there is none.
+    // A relay does not start without the address of a server for names; behind a card of a machine
+    // there is none.
     fs::write(root.join("etc/resolv.conf"), "nameserver 127.0.0.1\n")?;
     fs::write(root.join("etc/hosts"), "127.0.0.1 localhost\n")?;
     // A disk is of one kernel: another one makes another base.
@@ -114,7 +116,10 @@ mod tests {
     #[test]
     fn libraries_are_taken_from_what_the_loader_says() {
         let said = "\tlinux-vdso.so.1 (0x00007f)\n\tlibc.so.6 => /lib/x/libc.so.6 (0x00007f)\n\t/lib64/ld.so.2 (0x7f)\n";
-        assert_eq!(parse(said).unwrap(), [Path::new("/lib/x/libc.so.6"), Path::new("/lib64/ld.so.2")]);
+        assert_eq!(
+            parse(said).unwrap(),
+            [Path::new("/lib/x/libc.so.6"), Path::new("/lib64/ld.so.2")]
+        );
         assert!(parse("\tlibx.so => not found\n").unwrap_err().to_string().contains("libx.so"));
         assert!(parse("\tstatically linked\n").unwrap().is_empty());
     }

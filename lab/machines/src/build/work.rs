@@ -1,4 +1,5 @@
-//! Where an image is built: a folder of its own beside the images, gone afterwards however that comes.
+//! Where an image is built: a folder of its own beside the images, gone afterwards however that
+//! comes.
 
 use std::{
     fs::{self, File},
@@ -32,7 +33,8 @@ impl Work {
             flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
             Ok((folder, lock))
         };
-        let (folder, _lock) = make().with_context(|| format!("making a folder in {}", machines.display()))?;
+        let (folder, _lock) =
+            make().with_context(|| format!("making a folder in {}", machines.display()))?;
         Ok(Self { machines: machines.to_owned(), folder, stop, _lock })
     }
 

@@ -1,4 +1,5 @@
-//! The series of several nodes on one axis of time: as a table for other programs, and as one series, of which a picture is drawn.
+//! The series of several nodes on one axis of time: as a table for other programs, and as one
+//! series, of which a picture is drawn.
 
 use std::{
     fs::File,
@@ -35,11 +36,13 @@ pub(crate) struct Point {
 pub(crate) struct NodeSeries {
     pub(crate) points: Vec<Point>,
     pub(crate) oom_kills: u64,
-    /// Processes that took the place of others, compilers not counted: they are meant to come again.
+    /// Processes that took the place of others, compilers not counted: they are meant to come
+    /// again.
     pub(crate) restarts: u64,
 }
 
-/// Reads the runs of a node, the earlier ones first. `began` is when the whole began, on the monotonic clock.
+/// Reads the runs of a node, the earlier ones first. `began` is when the whole began, on the
+/// monotonic clock.
 pub(crate) fn read(runs: &[PathBuf], began: f64) -> Result<NodeSeries> {
     let mut node = NodeSeries::default();
     let mut cpu_before = 0.0;
@@ -89,7 +92,8 @@ impl NodeSeries {
 
     /// What anonymous memory mostly was.
     pub(crate) fn median(&self, from: f64, to: f64) -> Option<u64> {
-        let mut values: Vec<u64> = self.within(from, to).map(|point| point.anonymous_bytes).collect();
+        let mut values: Vec<u64> =
+            self.within(from, to).map(|point| point.anonymous_bytes).collect();
         values.sort_unstable();
         values.get(values.len() / 2).copied()
     }
@@ -113,7 +117,8 @@ impl NodeSeries {
 
 /// `seconds,node,anonymous_bytes,file_bytes,charged_bytes,cpu_seconds`, a line per sample.
 pub(crate) fn write_table(nodes: &[NodeSeries], path: &Path) -> Result<()> {
-    let mut file = BufWriter::new(File::create(path).with_context(|| format!("making {}", path.display()))?);
+    let mut file =
+        BufWriter::new(File::create(path).with_context(|| format!("making {}", path.display()))?);
     writeln!(file, "seconds,node,anonymous_bytes,file_bytes,charged_bytes,cpu_seconds")?;
     for (index, node) in nodes.iter().enumerate() {
         for point in &node.points {
@@ -148,8 +153,11 @@ pub(crate) fn write_series(
             pid: None,
         }))?;
     }
-    let end =
-        nodes.iter().filter_map(|node| node.points.last()).map(|point| point.seconds).fold(0.0, f64::max);
+    let end = nodes
+        .iter()
+        .filter_map(|node| node.points.last())
+        .map(|point| point.seconds)
+        .fold(0.0, f64::max);
     for step in 0..=(end / STEP_SECONDS) as u64 {
         let seconds = step as f64 * STEP_SECONDS;
         let mut sample = Sample { seconds, ..Sample::default() };
@@ -183,8 +191,12 @@ mod tests {
         writer.write(&Line::Header(header)).unwrap();
         for (index, bytes) in anonymous.iter().enumerate() {
             let seconds = index as f64;
-            let sample =
-                Sample { seconds, anonymous_bytes: *bytes, cpu_seconds: seconds / 10.0, ..Sample::default() };
+            let sample = Sample {
+                seconds,
+                anonymous_bytes: *bytes,
+                cpu_seconds: seconds / 10.0,
+                ..Sample::default()
+            };
             writer.write(&Line::Sample(sample)).unwrap();
         }
         path
@@ -210,8 +222,13 @@ mod tests {
 
         let other = read(&[run(folder.path(), "c", 1001.0, &[100; 10])], 1000.0).unwrap();
         let all = folder.path().join("all.jsonl");
-        write_series(&[node.clone(), other.clone()], Header::default(), &[(1.0, "idle".into())], &all)
-            .unwrap();
+        write_series(
+            &[node.clone(), other.clone()],
+            Header::default(),
+            &[(1.0, "idle".into())],
+            &all,
+        )
+        .unwrap();
         let (mut seen, mut cpu) = (Vec::new(), 0.0);
         series::read(&all, |line| {
             if let Line::Sample(sample) = line {
@@ -222,7 +239,9 @@ mod tests {
         })
         .unwrap();
         assert!(
-            seen.contains(&(0.5, 10, 1)) && seen.contains(&(1.5, 130, 2)) && seen.contains(&(6.0, 100, 1))
+            seen.contains(&(0.5, 10, 1))
+                && seen.contains(&(1.5, 130, 2))
+                && seen.contains(&(6.0, 100, 1))
         );
         let table = folder.path().join("all.csv");
         write_table(&[node, other], &table).unwrap();

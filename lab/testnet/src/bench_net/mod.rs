@@ -1,7 +1,10 @@
-//! `thimble-lab bench-net`: what a subnet on this machine costs and how fast it is, held against its goals.
+//! `thimble-lab bench-net`: what a subnet on this machine costs and how fast it is, held against
+//! its goals.
 //!
-//! The net, the load and the pictures are other parts of this program; this one only says what is done when ([`phases`](Bench)), and judges. Every phase is a mark in the
-//! picture. Figures come from the nodes' groups (memory, CPU), from the hammer (latencies, rates, wrong bytes) and from the nodes' reports (heights).
+//! The net, the load and the pictures are other parts of this program; this one only says what is
+//! done when ([`phases`](Bench)), and judges. Every phase is a mark in the picture. Figures come
+//! from the nodes' groups (memory, CPU), from the hammer (latencies, rates, wrong bytes) and from
+//! the nodes' reports (heights).
 
 mod merge;
 
@@ -49,7 +52,8 @@ const SYNC_SECONDS_MAX: f64 = 30.0;
 const SYNC_EXTRA_BYTES_MAX: u64 = 64 * MIB;
 /// What is fetched, over three canisters.
 const SYNC_STATE_MIB: u64 = 300;
-/// Rounds after which blocks are not kept any more and a manifest was made since: what is kept, and some more.
+/// Rounds after which blocks are not kept any more and a manifest was made since: what is kept, and
+/// some more.
 const SYNC_ROUNDS: u64 = 1_100;
 /// A node that does not come back by then will not.
 const SYNC_PATIENCE: Duration = Duration::from_secs(180);
@@ -116,7 +120,8 @@ pub struct Options {
 pub async fn run(options: Options) -> Result<ExitCode> {
     parse_size(&options.memory)?;
     let folder = options.out.join(machine::now().1);
-    fs::create_dir_all(&folder).with_context(|| format!("making the folder {}", folder.display()))?;
+    fs::create_dir_all(&folder)
+        .with_context(|| format!("making the folder {}", folder.display()))?;
     let mut bench = Bench::new(options, folder)?;
     let mut terminate = signal(SignalKind::terminate())?;
     let done = tokio::select! {
@@ -145,7 +150,10 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     print!("{}", table(&bench.rows));
     fs::write(bench.folder.join("table.json"), serde_json::to_string_pretty(&bench.rows)?)?;
     println!("\ntables, picture, reports and logs: {}", bench.folder.display());
-    println!("{}", if good { "bench-net: every goal is met" } else { "bench-net: a goal is missed" });
+    println!(
+        "{}",
+        if good { "bench-net: every goal is met" } else { "bench-net: a goal is missed" }
+    );
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -202,7 +210,13 @@ impl Bench {
     }
 
     fn row(&mut self, what: &str, measured: String, goal: &str, met: Option<bool>) {
-        self.rows.push(Row { what: what.to_owned(), measured, goal: goal.to_owned(), met, figures: vec![] });
+        self.rows.push(Row {
+            what: what.to_owned(),
+            measured,
+            goal: goal.to_owned(),
+            met,
+            figures: vec![],
+        });
     }
 
     /// Adds a figure to the last row, for thimble-lab compare.
@@ -286,7 +300,12 @@ impl Bench {
         let tip = tip(&reports);
         for (index, report) in reports.iter().enumerate() {
             if let Some(report) = report {
-                writeln!(self.heights, "{now:.3},{index},{},{}", report.height, tip - report.height)?;
+                writeln!(
+                    self.heights,
+                    "{now:.3},{index},{},{}",
+                    report.height,
+                    tip - report.height
+                )?;
             }
         }
         Ok(reports)
@@ -297,7 +316,8 @@ impl Bench {
         let end = Instant::now() + time;
         while Instant::now() < end {
             self.reports().await?;
-            tokio::time::sleep(HEIGHTS_EVERY.min(end.saturating_duration_since(Instant::now()))).await;
+            tokio::time::sleep(HEIGHTS_EVERY.min(end.saturating_duration_since(Instant::now())))
+                .await;
         }
         Ok(())
     }
@@ -338,12 +358,13 @@ impl Bench {
             self.reports().await?;
             tokio::time::sleep(HEIGHTS_EVERY).await;
         };
-        let report = fs::read(&json).ok().and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
+        let report =
+            fs::read(&json).ok().and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
         match report {
             Some(report) => Ok(report),
             None => {
-                let said =
-                    fs::read_to_string(self.folder.join(format!("hammer-{name}.log"))).unwrap_or_default();
+                let said = fs::read_to_string(self.folder.join(format!("hammer-{name}.log")))
+                    .unwrap_or_default();
                 bail!("the hammer ended with {status}: {}", said.trim())
             }
         }
@@ -392,8 +413,16 @@ impl Bench {
 
     async fn latency(&mut self) -> Result<()> {
         self.phase("latency");
-        let flags =
-            ["--mode", "throughput", "--operations", "300", "--concurrency", "1", "--verify-every", "1"];
+        let flags = [
+            "--mode",
+            "throughput",
+            "--operations",
+            "300",
+            "--concurrency",
+            "1",
+            "--verify-every",
+            "1",
+        ];
         let endpoints = self.endpoints()?;
         let report = self.hammer("latency", &endpoints, &flags).await?;
         let latency = kind(&report, "count").and_then(|kind| kind.get("latency_ms"));
@@ -417,7 +446,8 @@ impl Bench {
         self.phase("calls");
         let seconds = self.options.seconds.to_string();
         let endpoints = self.endpoints()?;
-        let flags = ["--mode", "calls", "--seconds", &seconds, "--concurrency", "8", "--depth", "3"];
+        let flags =
+            ["--mode", "calls", "--seconds", &seconds, "--concurrency", "8", "--depth", "3"];
         let report = self.hammer("calls", &endpoints, &flags).await?;
         let deep = [
             "--mode",
@@ -439,7 +469,12 @@ impl Bench {
                 .unwrap_or(0.0)
         };
         let best = rate(&report).max(rate(&best_effort));
-        self.row("inter-canister messages, 8 chains of 3", format!("{:.0}/s", rate(&report)), "", None);
+        self.row(
+            "inter-canister messages, 8 chains of 3",
+            format!("{:.0}/s", rate(&report)),
+            "",
+            None,
+        );
         self.tells("messages between canisters, chains of 3", rate(&report), "/s");
         self.row(
             "inter-canister messages, 32 best-effort chains of 20",
@@ -447,7 +482,11 @@ impl Bench {
             "",
             None,
         );
-        self.tells("messages between canisters, best-effort chains of 20", rate(&best_effort), "/s");
+        self.tells(
+            "messages between canisters, best-effort chains of 20",
+            rate(&best_effort),
+            "/s",
+        );
         self.row(
             "inter-canister messages, the better of both",
             format!("{best:.0}/s"),
@@ -464,7 +503,8 @@ impl Bench {
         let seconds = (self.options.minutes * 60.0).to_string();
         let endpoints = self.endpoints()?;
         let before: u64 = workers(&self.reports().await?);
-        let report = self.hammer("storm", &endpoints, &["--mode", "hybrid", "--seconds", &seconds]).await?;
+        let report =
+            self.hammer("storm", &endpoints, &["--mode", "hybrid", "--seconds", &seconds]).await?;
         let reports = self.reports().await?;
         let to = self.now();
         let series = self.series()?;
@@ -495,7 +535,9 @@ impl Bench {
             .collect();
         let words: Vec<String> = behind
             .iter()
-            .map(|rounds| if *rounds == u64::MAX { "silent".to_owned() } else { rounds.to_string() })
+            .map(
+                |rounds| if *rounds == u64::MAX { "silent".to_owned() } else { rounds.to_string() },
+            )
             .collect();
         let subnet = !self.options.independent;
         self.row(
@@ -504,9 +546,15 @@ impl Bench {
             &format!("<= {STORM_BEHIND_MAX}"),
             subnet.then(|| behind.iter().all(|rounds| *rounds <= STORM_BEHIND_MAX)),
         );
-        let done = |name: &str| kind(&report, name).and_then(|kind| kind.get("done")?.as_u64()).unwrap_or(0);
-        let words =
-            format!("{} writes, {} reads, {} chains", done("write"), done("read-query"), done("chain"));
+        let done = |name: &str| {
+            kind(&report, name).and_then(|kind| kind.get("done")?.as_u64()).unwrap_or(0)
+        };
+        let words = format!(
+            "{} writes, {} reads, {} chains",
+            done("write"),
+            done("read-query"),
+            done("chain")
+        );
         self.row("storm: operations", words, "some", Some(done("write") > 0));
         for name in ["write", "read-query", "chain"] {
             let per_second = done(name) as f64 / (self.options.minutes * 60.0);
@@ -522,7 +570,12 @@ impl Bench {
         let text = wrong.map_or("not told".to_owned(), |wrong| wrong.to_string());
         self.row(&format!("{name}: verification failures"), text, "0", Some(wrong == Some(0)));
         if let Some(errors) = number("errors").filter(|errors| *errors > 0) {
-            self.row(&format!("{name}: errors the hammer was answered with"), errors.to_string(), "", None);
+            self.row(
+                &format!("{name}: errors the hammer was answered with"),
+                errors.to_string(),
+                "",
+                None,
+            );
         }
     }
 
@@ -612,10 +665,17 @@ impl Bench {
             "state sync: anonymous peak above idle, per node",
             words.join(", "),
             &format!("< {} MiB", SYNC_EXTRA_BYTES_MAX / MIB),
-            Some(extra.len() == series.len() && extra.iter().all(|bytes| *bytes < SYNC_EXTRA_BYTES_MAX)),
+            Some(
+                extra.len() == series.len()
+                    && extra.iter().all(|bytes| *bytes < SYNC_EXTRA_BYTES_MAX),
+            ),
         );
         if let Some(most) = extra.iter().max() {
-            self.tells("state sync, anonymous peak above idle of the worst node", *most as f64, "bytes");
+            self.tells(
+                "state sync, anonymous peak above idle of the worst node",
+                *most as f64,
+                "bytes",
+            );
         }
         Ok(())
     }

@@ -2,14 +2,18 @@
 //!
 //! Three kinds, in the order in which they are tried:
 //!
-//! * **v2**: a version 2 control group, below or beside that of the caller, where its memory controller is at hand.
-//! * **v1**: a version 1 control group below that of the caller, and a version 2 group for the same processes, without limits, for its pressure and CPU time.
-//! * **systemd**: a scope, made by `systemd-run`, where the caller may not make groups but a service manager does it for him.
+//! * **v2**: a version 2 control group, below or beside that of the caller, where its memory
+//!   controller is at hand.
+//! * **v1**: a version 1 control group below that of the caller, and a version 2 group for the same
+//!   processes, without limits, for its pressure and CPU time.
+//! * **systemd**: a scope, made by `systemd-run`, where the caller may not make groups but a
+//!   service manager does it for him.
 //!
-//! A kind counts as possible only when a process of ours has run in it: permission to make a group is not permission to enter it.
+//! A kind counts as possible only when a process of ours has run in it: permission to make a group
+//! is not permission to enter it.
 //!
-//! The name of a group says whose it is (namespace of process ids, process id, start time), so that the next run can tell groups of runs that were killed from
-//! groups of runs that go on.
+//! The name of a group says whose it is (namespace of process ids, process id, start time), so that
+//! the next run can tell groups of runs that were killed from groups of runs that go on.
 
 use std::{
     ffi::OsString,
@@ -105,7 +109,8 @@ pub(crate) struct Group {
 impl Group {
     /// Makes a group of the kind asked for, or the first that is possible.
     pub(crate) fn make(wanted: Option<Kind>, caps: Caps) -> Result<Self, Impossible> {
-        let kinds = wanted.map_or_else(|| vec![Kind::V2, Kind::V1, Kind::Systemd], |kind| vec![kind]);
+        let kinds =
+            wanted.map_or_else(|| vec![Kind::V2, Kind::V1, Kind::Systemd], |kind| vec![kind]);
         let mut reasons = Vec::new();
         for kind in kinds {
             let made = match kind {
@@ -142,13 +147,16 @@ impl Group {
             };
             return Err(reason);
         }
-        // Below our own group, if it can hand the controller down: one that has processes cannot, but for the root. Else beside it.
+        // Below our own group, if it can hand the controller down: one that has processes cannot,
+        // but for the root. Else beside it.
         let mut parent = own.directory.clone();
         if !has(&parent, "cgroup.subtree_control")
             && fs::write(parent.join("cgroup.subtree_control"), "+memory").is_err()
         {
             parent = match own.directory.parent() {
-                Some(above) if own.directory != own.mount && has(above, "cgroup.subtree_control") => {
+                Some(above)
+                    if own.directory != own.mount && has(above, "cgroup.subtree_control") =>
+                {
                     above.to_owned()
                 }
                 _ => {
@@ -173,7 +181,9 @@ impl Group {
 
     fn make_v1(caps: Caps) -> Result<Self, String> {
         let places = Places::of(Pid::own()).map_err(|error| error.to_string())?;
-        let own = places.memory_v1.ok_or("no version 1 hierarchy with the memory controller is mounted")?;
+        let own = places
+            .memory_v1
+            .ok_or("no version 1 hierarchy with the memory controller is mounted")?;
         remove_stale(&own.directory);
         let mut group = Self::new(Kind::V1, caps);
         let directory = group.add(&own.directory)?;
@@ -188,12 +198,14 @@ impl Group {
         } else if caps.swap_bytes == 0 {
             write(&directory, "memory.swappiness", 0)?;
         }
-        // For pressure and CPU time only: without it the machine's are told, so a failure is no reason to give up.
+        // For pressure and CPU time only: without it the machine's are told, so a failure is no
+        // reason to give up.
         let unified = places.unified.and_then(|place| {
             remove_stale(&place.directory);
             group.add(&place.directory).ok()
         });
-        group.readings = Some(Cgroup::at(Version::V1, Place { directory, mount: own.mount }, unified));
+        group.readings =
+            Some(Cgroup::at(Version::V1, Place { directory, mount: own.mount }, unified));
         Ok(group)
     }
 
@@ -229,7 +241,12 @@ impl Group {
             return Ok(());
         }
         let text = String::from_utf8_lossy(&output.stderr);
-        let text = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+        let text = text
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.is_empty())
+            .collect::<Vec<_>>()
+            .join(" ");
         Err(format!(
             "a process put into it ended with {}: {}",
             output.status,
@@ -275,8 +292,9 @@ impl Group {
         for directory in &self.directories {
             doors.push(fs::OpenOptions::new().write(true).open(directory.join("cgroup.procs"))?);
         }
-        // SAFETY: between fork and exec only system calls are made (write, sigprocmask), nothing is allocated and no lock is taken; the files were
-        // opened before and live in the closure.
+        // SAFETY: between fork and exec only system calls are made (write, sigprocmask), nothing is
+        // allocated and no lock is taken; the files were opened before and live in the
+        // closure.
         unsafe {
             command.pre_exec(move || {
                 for mut door in &doors {
@@ -391,12 +409,15 @@ fn remove_all(directories: &[PathBuf]) -> Result<(), String> {
     Ok(())
 }
 
-/// A group's directory cannot be emptied file by file: only the groups in it are removed, the innermost first.
+/// A group's directory cannot be emptied file by file: only the groups in it are removed, the
+/// innermost first.
 fn remove_tree(directory: &Path, depth: usize) -> io::Result<()> {
     if depth > 0
         && let Ok(entries) = fs::read_dir(directory)
     {
-        for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        for entry in
+            entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        {
             remove_tree(&entry.path(), depth - 1)?;
         }
     }
@@ -431,7 +452,8 @@ fn own_name() -> String {
     format!("{NAME}-{}-{}-{started}", pid_namespace(), Pid::own())
 }
 
-/// Whether a group of this name belongs to a run that is over. Only of our own namespace of process ids can that be told.
+/// Whether a group of this name belongs to a run that is over. Only of our own namespace of process
+/// ids can that be told.
 fn is_stale(name: &str) -> bool {
     let mut numbers = match name.strip_prefix(NAME).and_then(|rest| rest.strip_prefix('-')) {
         Some(rest) => rest.split('-').map(str::parse::<u64>),
@@ -453,7 +475,8 @@ fn is_stale(name: &str) -> bool {
 /// Removes groups below `parent` whose run was killed, with what still runs in them.
 fn remove_stale(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
-    for entry in entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(is_stale)) {
+    for entry in entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(is_stale))
+    {
         let directory = entry.path();
         match remove_all(std::slice::from_ref(&directory)) {
             Ok(()) => eprintln!(
@@ -493,15 +516,19 @@ mod tests {
         assert!(is_stale(&format!("{NAME}-{namespace}-{own}-1")), "an earlier process had our id");
         assert!(is_stale(&format!("{NAME}-{namespace}-4194999-77")), "no such process");
         assert!(!is_stale(&format!("{NAME}-{}-4194999-77", namespace + 1)), "of another namespace");
-        for name in ["", NAME, "user.slice", "thimble-cap-1-2", "thimble-cap-1-2-3-4", "thimble-cap-1-x-3"] {
+        for name in
+            ["", NAME, "user.slice", "thimble-cap-1-2", "thimble-cap-1-2-3-4", "thimble-cap-1-x-3"]
+        {
             assert!(!is_stale(name), "{name}");
         }
     }
 
     #[test]
     fn a_refusal_gives_every_reason_and_what_helps() {
-        let reasons =
-            vec![(Kind::V2, "no hierarchy".to_owned()), (Kind::Systemd, "not installed".to_owned())];
+        let reasons = vec![
+            (Kind::V2, "no hierarchy".to_owned()),
+            (Kind::Systemd, "not installed".to_owned()),
+        ];
         let text = Impossible(reasons).to_string();
         for part in ["\n  v2: no hierarchy", "\n  systemd: not installed", "What helps: "] {
             assert!(text.contains(part), "{text}");

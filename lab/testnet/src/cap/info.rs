@@ -1,4 +1,5 @@
-//! Who runs in which group, in a file, for programs that act on a run from outside: find its processes, read its group, learn how it ended.
+//! Who runs in which group, in a file, for programs that act on a run from outside: find its
+//! processes, read its group, learn how it ended.
 
 use std::{
     fs, io,
@@ -22,7 +23,8 @@ const BYTES_MAX: u64 = 64 << 10;
 pub(crate) struct Info {
     /// The command's process.
     pub(crate) pid: u32,
-    /// When it was started, in the kernel's clock ticks: tells it from a later process with its id.
+    /// When it was started, in the kernel's clock ticks: tells it from a later process with its
+    /// id.
     pub(crate) started_ticks: u64,
     /// `v1`, `v2` or `systemd`.
     pub(crate) group: String,
@@ -61,7 +63,8 @@ impl Info {
     pub(crate) fn of(main: Pid, group: &Group, readings: &Cgroup) -> Result<Self> {
         Ok(Self {
             pid: main.0,
-            // A command that has ended already is a zombie that we have not waited for: it still has a start time.
+            // A command that has ended already is a zombie that we have not waited for: it still
+            // has a start time.
             started_ticks: process::started_ticks(main)?,
             group: group.kind().to_string(),
             directory: readings.directory().to_owned(),
@@ -69,7 +72,8 @@ impl Info {
         })
     }
 
-    /// Writes the file, so that a reader finds the old one or the new one. A failure must not end what is being measured.
+    /// Writes the file, so that a reader finds the old one or the new one. A failure must not end
+    /// what is being measured.
     pub(crate) fn write(&self, path: Option<&Path>) {
         let Some(path) = path else { return };
         let written = serde_json::to_vec_pretty(self).map_err(io::Error::from).and_then(|bytes| {

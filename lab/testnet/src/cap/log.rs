@@ -1,5 +1,6 @@
-//! What the command prints, into a file of bounded size. One thread reads the pipe for as long as anybody of the group may write into it, whatever becomes of the
-//! file: a command must never wait because its log cannot be written.
+//! What the command prints, into a file of bounded size. One thread reads the pipe for as long as
+//! anybody of the group may write into it, whatever becomes of the file: a command must never wait
+//! because its log cannot be written.
 
 use std::{
     io::{self, PipeReader, Read},
@@ -20,7 +21,8 @@ pub(crate) struct Pump {
 }
 
 impl Pump {
-    /// Leads the command's output and errors into `log`. To be called once signals are blocked: the thread inherits that.
+    /// Leads the command's output and errors into `log`. To be called once signals are blocked: the
+    /// thread inherits that.
     pub(crate) fn start(command: &mut Command, log: Rotating) -> io::Result<Self> {
         let (reader, writer) = io::pipe()?;
         command.stdout(writer.try_clone()?).stderr(writer);
@@ -54,7 +56,10 @@ fn pump(mut reader: PipeReader, mut log: Rotating) {
         if let Err(error) = anew.and_then(|()| log.write(&chunk[..length]))
             && !std::mem::replace(&mut complained, true)
         {
-            eprintln!("thimble-lab cap: the log {} cannot be written: {error}", log.path().display());
+            eprintln!(
+                "thimble-lab cap: the log {} cannot be written: {error}",
+                log.path().display()
+            );
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The mark file: other programs append lines to it, and each becomes an event at the time at which it was noticed.
+//! The mark file: other programs append lines to it, and each becomes an event at the time at which
+//! it was noticed.
 
 use std::{
     fs::File,
@@ -50,7 +51,11 @@ impl Marks {
         String::from_utf8_lossy(&bytes[..whole])
             .lines()
             .map(|line| {
-                line.trim().chars().filter(|c| !c.is_control()).take(MARK_CHARS_MAX).collect::<String>()
+                line.trim()
+                    .chars()
+                    .filter(|c| !c.is_control())
+                    .take(MARK_CHARS_MAX)
+                    .collect::<String>()
             })
             .filter(|line| !line.is_empty())
             .collect()

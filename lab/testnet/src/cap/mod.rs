@@ -1,10 +1,13 @@
 //! `thimble-lab cap`: a command in a memory-capped process group, and what its memory did.
 //!
-//! One thread does everything: it sleeps until the next sample is due or a signal arrives ([`signals`]), reads the group ([`group`], [`sampler`]), and writes
-//! what it read to the series file ([`series`]), from which the picture ([`picture`]) is made at the end. Nothing is kept in memory in proportion to time.
+//! One thread does everything: it sleeps until the next sample is due or a signal arrives
+//! ([`signals`]), reads the group ([`group`], [`sampler`]), and writes what it read to the series
+//! file ([`series`]), from which the picture ([`picture`]) is made at the end. Nothing is kept in
+//! memory in proportion to time.
 //!
-//! The command stays in the process group of the terminal's foreground, and in the group of the cap from its first instruction on. We stay outside the cap: the
-//! measuring must neither count nor die with what is measured.
+//! The command stays in the process group of the terminal's foreground, and in the group of the cap
+//! from its first instruction on. We stay outside the cap: the measuring must neither count nor die
+//! with what is measured.
 
 mod group;
 pub(crate) mod info;
@@ -61,7 +64,8 @@ const KEPT_BYTES_MIN: u64 = 64 << 10;
 /// `thimble-lab cap`
 #[derive(Args)]
 pub struct Options {
-    /// Most memory the group may hold, page cache and the kernel's share included: 256MiB, 1GiB ...
+    /// Most memory the group may hold, page cache and the kernel's share included: 256MiB, 1GiB
+    /// ...
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     memory: u64,
     /// Most swap it may use besides.
@@ -70,10 +74,12 @@ pub struct Options {
     /// Write every sample and event to this file, one JSON object per line.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Most bytes of that file: when half of it is written, it is renamed to FILE.1 and begun anew. [default: no limit]
+    /// Most bytes of that file: when half of it is written, it is renamed to FILE.1 and begun
+    /// anew. [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_kept, requires = "json")]
     json_size: Option<u64>,
-    /// Draw the run into this file (SVG); with --json-size, as much of the run as the file still holds.
+    /// Draw the run into this file (SVG); with --json-size, as much of the run as the file still
+    /// holds.
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
     /// What the run is called in the file and in the picture. [default: the name of the command]
@@ -91,7 +97,8 @@ pub struct Options {
     /// Most bytes of the log: when half of it is written, it is renamed to FILE.1 and begun anew.
     #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_kept)]
     log_size: u64,
-    /// Write to this file, as JSON, which process runs in which group, and at the end how it ended.
+    /// Write to this file, as JSON, which process runs in which group, and at the end how it
+    /// ended.
     #[arg(long, value_name = "FILE")]
     info_file: Option<PathBuf>,
     /// Kind of group. [default: the first that is possible, in this order]
@@ -137,7 +144,8 @@ fn parse_swap(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| error.to_string())
 }
 
-/// Runs the command; the exit status is the help text's. Must be called before the process has other threads, because signals are blocked thread by thread.
+/// Runs the command; the exit status is the help text's. Must be called before the process has
+/// other threads, because signals are blocked thread by thread.
 pub fn run(options: Options) -> ExitCode {
     match run_inner(&options) {
         Ok(status) => ExitCode::from(status),
@@ -154,7 +162,8 @@ fn run_inner(options: &Options) -> Result<u8> {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
             .context("asking to end with the program that started this one")?;
     }
-    // Orphans of the group come to us and not to process 1, which in a container may never take their exit status; the group could then not be removed.
+    // Orphans of the group come to us and not to process 1, which in a container may never take
+    // their exit status; the group could then not be removed.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .context("becoming the subreaper")?;
     let caps = Caps { memory_bytes: options.memory, swap_bytes: options.swap };
@@ -208,7 +217,8 @@ fn run_inner(options: &Options) -> Result<u8> {
     };
     let main = Pid(child.id());
     group.entered(main)?;
-    let readings = group.readings().context("the group is known once the command is in it")?.clone();
+    let readings =
+        group.readings().context("the group is known once the command is in it")?.clone();
     let mut info = Info::of(main, &group, &readings)?;
     info.write(options.info_file.as_deref());
     let mut run = Run {
@@ -326,7 +336,8 @@ impl Run<'_> {
             if now >= due {
                 self.sample(true)?;
                 due += interval;
-                // A sample that comes late, because the machine is busy or was asleep, is not made up for.
+                // A sample that comes late, because the machine is busy or was asleep, is not made
+                // up for.
                 due = due.max(Instant::now());
             }
             for arrived in signals.wait(due.saturating_duration_since(Instant::now()))? {
@@ -341,7 +352,8 @@ impl Run<'_> {
         }
     }
 
-    /// Takes the exit status of all children that have one: the command's, and those of orphans that came to us.
+    /// Takes the exit status of all children that have one: the command's, and those of orphans
+    /// that came to us.
     fn reap(&self) -> Option<WaitStatus> {
         let mut ended = None;
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
@@ -396,7 +408,8 @@ impl Run<'_> {
         summary.shared_peak_bytes = summary.shared_peak_bytes.max(sample.shared_bytes);
         summary.charged_peak_bytes = summary.charged_peak_bytes.max(sample.charged_bytes);
         summary.oom_kills = sample.oom_kills;
-        let worst = |before: Option<f64>, now: Option<f64>| before.into_iter().chain(now).reduce(f64::max);
+        let worst =
+            |before: Option<f64>, now: Option<f64>| before.into_iter().chain(now).reduce(f64::max);
         summary.pressure_some_percent_max =
             worst(summary.pressure_some_percent_max, sample.pressure_some_percent);
         summary.pressure_full_percent_max =
@@ -454,10 +467,12 @@ impl Run<'_> {
 /// As a shell tells it, and in words.
 fn exit_status(ended: WaitStatus) -> (u8, String) {
     if let Some(signal) = ended.terminating_signal() {
-        let name = Signal::try_from(signal).map_or_else(|_| signal.to_string(), |signal| signal.to_string());
+        let name = Signal::try_from(signal)
+            .map_or_else(|_| signal.to_string(), |signal| signal.to_string());
         return (u8::try_from(128 + signal).unwrap_or(u8::MAX), format!("ended by {name}"));
     }
-    let status = ended.exit_status().and_then(|status| u8::try_from(status).ok()).unwrap_or(u8::MAX);
+    let status =
+        ended.exit_status().and_then(|status| u8::try_from(status).ok()).unwrap_or(u8::MAX);
     (status, format!("exit {status}"))
 }
 

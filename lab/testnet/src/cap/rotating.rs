@@ -1,4 +1,5 @@
-//! A file that grows up to half of what it may take; then it becomes `FILE.1`, in place of the one before, and is begun anew.
+//! A file that grows up to half of what it may take; then it becomes `FILE.1`, in place of the one
+//! before, and is begun anew.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -34,7 +35,8 @@ impl Rotating {
         &self.path
     }
 
-    /// Whether so many more bytes call for a new file. A file that is empty takes anything: it would not become emptier.
+    /// Whether so many more bytes call for a new file. A file that is empty takes anything: it
+    /// would not become emptier.
     pub fn is_full_with(&self, more: usize) -> bool {
         self.bytes > 0 && self.bytes.saturating_add(more as u64) > self.bytes_max / 2
     }

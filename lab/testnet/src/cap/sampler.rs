@@ -1,7 +1,10 @@
-//! Takes samples, and notices what happened between two of them: kills, processes that came and went, restarts.
+//! Takes samples, and notices what happened between two of them: kills, processes that came and
+//! went, restarts.
 //!
-//! A process is announced in the second sample that sees it, under the time of the first: between fork and exec it would go by the name of its parent. One that
-//! lives for less than a sample is not seen at all. What is held in memory is bounded by the processes that are alive, never by how long the run takes.
+//! A process is announced in the second sample that sees it, under the time of the first: between
+//! fork and exec it would go by the name of its parent. One that lives for less than a sample is
+//! not seen at all. What is held in memory is bounded by the processes that are alive, never by how
+//! long the run takes.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +22,8 @@ use crate::machine;
 
 /// Most processes listed in a sample, the largest first.
 const LISTED_MAX: usize = 64;
-/// Most processes watched; a group with more is sampled as a whole, and the rest of its processes are only counted.
+/// Most processes watched; a group with more is sampled as a whole, and the rest of its processes
+/// are only counted.
 const WATCHED_MAX: usize = 512;
 /// Most roles whose restarts are counted.
 const ROLES_MAX: usize = 128;
@@ -65,7 +69,9 @@ impl Sampler {
             // The machine's counter has run since long before.
             stalled_micros_before: match group.tells_pressure() {
                 true => 0,
-                false => pressure::machine_memory().map_or(0, |pressure| pressure.some.total_micros),
+                false => {
+                    pressure::machine_memory().map_or(0, |pressure| pressure.some.total_micros)
+                }
             },
             stalled_micros: None,
         }
@@ -79,7 +85,8 @@ impl Sampler {
         let mut events = Vec::new();
         if memory.oom_kills > self.oom_kills {
             let kills = memory.oom_kills - self.oom_kills;
-            let text = if kills == 1 { "OOM kill".to_owned() } else { format!("{kills} OOM kills") };
+            let text =
+                if kills == 1 { "OOM kill".to_owned() } else { format!("{kills} OOM kills") };
             events.push(Event { seconds, what: What::OomKill, text, pid: None });
             self.oom_kills = memory.oom_kills;
         }
@@ -90,7 +97,8 @@ impl Sampler {
         let alive = self.watched.values().map(|watched| watched.cpu).sum::<Duration>();
         let percent = |hundredths: u32| f64::from(hundredths) / 100.0;
         if let Some(pressure) = pressure {
-            self.stalled_micros = Some(pressure.some.total_micros.saturating_sub(self.stalled_micros_before));
+            self.stalled_micros =
+                Some(pressure.some.total_micros.saturating_sub(self.stalled_micros_before));
         }
         let sample = Sample {
             seconds,
@@ -102,7 +110,9 @@ impl Sampler {
             swap_bytes: memory.swap_bytes,
             pressure_some_percent: pressure.map(|pressure| percent(pressure.some.avg10_hundredths)),
             pressure_full_percent: pressure.map(|pressure| percent(pressure.full.avg10_hundredths)),
-            cpu_seconds: round(group.cpu_time().unwrap_or(self.cpu_of_the_dead + alive).as_secs_f64()),
+            cpu_seconds: round(
+                group.cpu_time().unwrap_or(self.cpu_of_the_dead + alive).as_secs_f64(),
+            ),
             major_faults: memory.major_faults,
             oom_kills: memory.oom_kills,
             load: machine::load(),
@@ -118,7 +128,9 @@ impl Sampler {
         let mut arrived = Vec::new();
         for pid in pids.iter().copied().take(WATCHED_MAX) {
             // One that ends while it is read is missed by the next sample.
-            let (Ok(memory), Ok(role)) = (process::memory(pid), process::role(pid)) else { continue };
+            let (Ok(memory), Ok(role)) = (process::memory(pid), process::role(pid)) else {
+                continue;
+            };
             let cpu = process::cpu_time(pid).unwrap_or_default();
             let watched = match self.watched.remove(&pid) {
                 // Less CPU time than before: another process with its id.
@@ -188,7 +200,9 @@ impl Sampler {
     /// By role, those that happened.
     pub(crate) fn restarts(&self) -> Vec<Restarts> {
         let restarted = self.roles.iter().filter(|(_, role)| role.restarts > 0);
-        restarted.map(|(name, role)| Restarts { role: name.clone(), count: role.restarts }).collect()
+        restarted
+            .map(|(name, role)| Restarts { role: name.clone(), count: role.restarts })
+            .collect()
     }
 
     /// Time in which somebody waited for memory since the start.

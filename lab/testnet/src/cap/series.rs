@@ -1,8 +1,9 @@
 //! The series file: JSON lines, written as the run goes and read back without holding it.
 //!
-//! The first line is the header. Then samples and events come in the order in which they were noticed; an event carries the time at which it happened, which
-//! may lie a sample earlier. The last line is the summary; a run that was killed has none, and its last line may be cut off. A reader skips lines it does not
-//! understand, so that later versions may add kinds and fields.
+//! The first line is the header. Then samples and events come in the order in which they were
+//! noticed; an event carries the time at which it happened, which may lie a sample earlier. The
+//! last line is the summary; a run that was killed has none, and its last line may be cut off. A
+//! reader skips lines it does not understand, so that later versions may add kinds and fields.
 
 use std::{
     fs::File,
@@ -56,7 +57,8 @@ pub struct Header {
     pub interval_millis: u64,
     /// When the command was started, in UTC.
     pub started: String,
-    /// The same on the machine's monotonic clock, so that series of several commands can be laid on one axis.
+    /// The same on the machine's monotonic clock, so that series of several commands can be laid
+    /// on one axis.
     #[serde(default)]
     pub started_monotonic_seconds: f64,
 }
@@ -66,7 +68,8 @@ pub struct Header {
 pub struct Sample {
     /// Since the start of the command.
     pub seconds: f64,
-    /// Anonymous memory of the group: what the kernel cannot take back without swap. Shared memory is not in it.
+    /// Anonymous memory of the group: what the kernel cannot take back without swap. Shared memory
+    /// is not in it.
     pub anonymous_bytes: u64,
     /// Page cache of the group, shared memory included.
     pub file_bytes: u64,
@@ -129,7 +132,8 @@ pub struct Event {
     pub pid: Option<u32>,
 }
 
-/// Kinds of events, the more telling ones first: where a picture has no room for all, the later ones go without a label.
+/// Kinds of events, the more telling ones first: where a picture has no room for all, the later
+/// ones go without a label.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "snake_case")]
 pub enum What {
@@ -179,7 +183,8 @@ pub struct Summary {
     pub file_peak_bytes: u64,
     /// Most shared memory in any sample.
     pub shared_peak_bytes: u64,
-    /// Most that was ever charged: as the kernel keeps it, between samples too, where it does; else of the samples.
+    /// Most that was ever charged: as the kernel keeps it, between samples too, where it does;
+    /// else of the samples.
     pub charged_peak_bytes: u64,
     /// Processes killed for lack of memory.
     pub oom_kills: u64,
@@ -261,7 +266,10 @@ pub fn read_tail(path: &Path, bytes: u64) -> io::Result<Vec<Line>> {
     let mut tail = Vec::new();
     file.take(bytes).read_to_end(&mut tail)?;
     // The first line may be a part of one, and is then no JSON; the last may still be written.
-    Ok(tail.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
+    Ok(tail
+        .split(|byte| *byte == b'\n')
+        .filter_map(|line| serde_json::from_slice(line).ok())
+        .collect())
 }
 
 #[cfg(test)]
@@ -277,7 +285,12 @@ mod tests {
         let lines = [
             Line::Header(Header { format: FORMAT, cap_bytes: 7, ..Header::default() }),
             Line::Sample(Sample { seconds: 0.25, kernel_bytes: Some(1), ..Sample::default() }),
-            Line::Event(Event { seconds: 0.5, what: What::OomKill, text: "x".into(), pid: Some(3) }),
+            Line::Event(Event {
+                seconds: 0.5,
+                what: What::OomKill,
+                text: "x".into(),
+                pid: Some(3),
+            }),
             Line::Summary(Summary { exit_status: 137, ..Summary::default() }),
         ];
         let mut writer = Writer::create(&path, None).unwrap();
@@ -302,7 +315,9 @@ mod tests {
         let header = Line::Header(Header { name: "long".into(), ..Header::default() });
         writer.write(&header).unwrap();
         for index in 0..2000 {
-            writer.write(&Line::Sample(Sample { seconds: f64::from(index), ..Sample::default() })).unwrap();
+            writer
+                .write(&Line::Sample(Sample { seconds: f64::from(index), ..Sample::default() }))
+                .unwrap();
         }
         for file in [path.clone(), folder.path().join("series.jsonl.1")] {
             assert!(std::fs::metadata(&file).unwrap().len() <= 32 << 10);

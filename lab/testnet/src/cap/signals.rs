@@ -1,7 +1,9 @@
 //! Signals as data: they are blocked and read from a descriptor, together with who sent them.
 //!
-//! Who sent one matters. Ctrl-C at a terminal goes from the kernel to every process of the foreground group, the command included; forwarding it would give it
-//! to the command twice, and many programs take a second Ctrl-C for "now, not cleanly". A signal that a process sent to us alone has to be forwarded.
+//! Who sent one matters. Ctrl-C at a terminal goes from the kernel to every process of the
+//! foreground group, the command included; forwarding it would give it to the command twice, and
+//! many programs take a second Ctrl-C for "now, not cleanly". A signal that a process sent to us
+//! alone has to be forwarded.
 
 use std::{os::fd::AsFd, time::Duration};
 
@@ -33,7 +35,8 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Blocks the signals in this thread. To be called before any other thread is started: one that has them unblocked would be ended by them.
+    /// Blocks the signals in this thread. To be called before any other thread is started: one that
+    /// has them unblocked would be ended by them.
     pub(crate) fn block() -> Result<Self> {
         let mut set = SigSet::empty();
         set.add(Signal::SIGCHLD);
@@ -62,11 +65,13 @@ impl Signals {
         }
         let mut arrived = Vec::new();
         while let Some(info) = self.descriptor.read_signal().context("reading a signal")? {
-            match i32::try_from(info.ssi_signo).ok().and_then(|number| Signal::try_from(number).ok()) {
+            match i32::try_from(info.ssi_signo)
+                .ok()
+                .and_then(|number| Signal::try_from(number).ok())
+            {
                 Some(Signal::SIGCHLD) => arrived.push(Arrived::Child),
-                Some(signal) => {
-                    arrived.push(Arrived::Stop { signal, by_terminal: info.ssi_code == libc::SI_KERNEL })
-                }
+                Some(signal) => arrived
+                    .push(Arrived::Stop { signal, by_terminal: info.ssi_code == libc::SI_KERNEL }),
                 None => {}
             }
         }

@@ -37,14 +37,23 @@ pub(crate) fn text(summary: &Summary, header: &Header) -> String {
         shared => format!(", {} of it at most shared memory", mib(shared)),
     };
     line("file", format!("peak {}{shared}", mib(summary.file_peak_bytes)));
-    line("charged", format!("peak {} of {}", mib(summary.charged_peak_bytes), mib(header.cap_bytes)));
+    line(
+        "charged",
+        format!("peak {} of {}", mib(summary.charged_peak_bytes), mib(header.cap_bytes)),
+    );
     line("OOM kills", summary.oom_kills.to_string());
-    let restarts: Vec<String> =
-        summary.restarts.iter().map(|restarts| format!("{} {}", restarts.role, restarts.count)).collect();
+    let restarts: Vec<String> = summary
+        .restarts
+        .iter()
+        .map(|restarts| format!("{} {}", restarts.role, restarts.count))
+        .collect();
     line("restarts", if restarts.is_empty() { "0".to_owned() } else { restarts.join(", ") });
-    if let (Some(some), Some(full)) = (summary.pressure_some_percent_max, summary.pressure_full_percent_max) {
+    if let (Some(some), Some(full)) =
+        (summary.pressure_some_percent_max, summary.pressure_full_percent_max)
+    {
         let stalled = summary.stalled_some_seconds.unwrap_or(0.0);
-        let whose = if header.pressure_of == "group" { "the group's own" } else { "of the whole machine" };
+        let whose =
+            if header.pressure_of == "group" { "the group's own" } else { "of the whole machine" };
         line(
             "pressure",
             format!(
@@ -52,7 +61,13 @@ pub(crate) fn text(summary: &Summary, header: &Header) -> String {
             ),
         );
     }
-    line("CPU", format!("{:.2} s, {} page faults read from disk", summary.cpu_seconds, summary.major_faults));
+    line(
+        "CPU",
+        format!(
+            "{:.2} s, {} page faults read from disk",
+            summary.cpu_seconds, summary.major_faults
+        ),
+    );
     text
 }
 
@@ -78,17 +93,25 @@ mod tests {
 
     #[test]
     fn durations_read_as_clocks() {
-        for (seconds, text) in
-            [(0.0, "0.00 s"), (0.251, "0.25 s"), (12.34, "12.3 s"), (125.4, "2:05"), (3725.0, "1:02:05")]
-        {
+        for (seconds, text) in [
+            (0.0, "0.00 s"),
+            (0.251, "0.25 s"),
+            (12.34, "12.3 s"),
+            (125.4, "2:05"),
+            (3725.0, "1:02:05"),
+        ] {
             assert_eq!(duration(seconds), text);
         }
     }
 
     #[test]
     fn an_exit_status_that_is_not_the_commands_is_explained() {
-        let summary =
-            Summary { exit_status: 137, ended: "exit 0".into(), oom_kills: 1, ..Summary::default() };
+        let summary = Summary {
+            exit_status: 137,
+            ended: "exit 0".into(),
+            oom_kills: 1,
+            ..Summary::default()
+        };
         let text = text(&summary, &Header::default());
         assert!(text.contains("exit 0, passed on as 137 because of an OOM kill"), "{text}");
     }

@@ -1,8 +1,8 @@
 //! Trouble of one machine, made for real: a disk that is full, descriptors that run out.
 //!
-//! A node of a net that chaos made itself has its data folder on a file system of its own, an ext4 in
-//! a file (so that its pages are page cache, which the node's group can give back; a tmpfs would count
-//! as the node's memory). It fills up by a file that takes all there is.
+//! A node of a net that chaos made itself has its data folder on a file system of its own, an ext4
+//! in a file (so that its pages are page cache, which the node's group can give back; a tmpfs would
+//! count as the node's memory). It fills up by a file that takes all there is.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -29,12 +29,14 @@ const DISK_BYTES: u64 = 4 << 30;
 pub(super) struct Disks(Vec<PathBuf>);
 
 impl Disks {
-    /// Makes and mounts one for each node of a net that is not there yet. The error says what is missing.
+    /// Makes and mounts one for each node of a net that is not there yet. The error says what is
+    /// missing.
     pub(super) fn make(place: &Place, nodes: usize) -> Result<Self> {
         let mut disks = Self::default();
         for index in 0..nodes {
             let (image, data) = (place.node(index).join("disk.ext4"), place.data(index));
-            fs::create_dir_all(&data).with_context(|| format!("making the folder {}", data.display()))?;
+            fs::create_dir_all(&data)
+                .with_context(|| format!("making the folder {}", data.display()))?;
             File::create(&image)?.set_len(DISK_BYTES)?;
             // No blocks kept for root: the node may be root, and its disk is to be full for it.
             tool(Command::new("mkfs.ext4").args(["-q", "-m", "0"]).arg(&image))?;
@@ -96,7 +98,9 @@ pub(super) fn fill(place: &Place, node: usize) -> Result<()> {
 /// Gives it back.
 pub(super) fn empty(place: &Place, node: usize) -> Result<()> {
     match fs::remove_file(filler(place, node)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).context("emptying a node's disk"),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).context("emptying a node's disk")
+        }
         _ => Ok(()),
     }
 }

@@ -1,7 +1,9 @@
-//! `thimble-lab chaos`: a net is hurt at random while clients work on it; then it is healed, and what the clients were told is checked.
+//! `thimble-lab chaos`: a net is hurt at random while clients work on it; then it is healed, and
+//! what the clients were told is checked.
 //!
-//! This part hurts ([`plan`]) and keeps time. The clients and the checker are `thimble-lab history`, a program of its own: it never knows what was done to the net, but for
-//! lines in the history that are there for people.
+//! This part hurts ([`plan`]) and keeps time. The clients and the checker are `thimble-lab
+//! history`, a program of its own: it never knows what was done to the net, but for lines in the
+//! history that are there for people.
 
 mod local;
 mod plan;
@@ -72,7 +74,8 @@ pub struct Options {
     /// Of which faults, and of what the clients do. [default: another one each time; printed]
     #[arg(long)]
     seed: Option<u64>,
-    /// Folder of a net that runs already and is left running. [default: a new net, removed in the end]
+    /// Folder of a net that runs already and is left running. [default: a new net, removed in the
+    /// end]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Nodes of a new net.
@@ -87,7 +90,8 @@ pub struct Options {
     /// The binary of a new net's nodes. [default: thimble beside this program]
     #[arg(long, value_name = "FILE", conflicts_with = "dir")]
     node: Option<PathBuf>,
-    /// Seconds within which an update through every node must be acknowledged once everything is healed.
+    /// Seconds within which an update through every node must be acknowledged once everything is
+    /// healed.
     #[arg(long, default_value_t = 60)]
     progress_within: u64,
     /// Clients.
@@ -137,8 +141,13 @@ impl Files {
 pub async fn run(options: Options) -> Result<ExitCode> {
     let seed = options.seed.unwrap_or_else(|| rand::thread_rng().gen_range(0..1_000_000));
     let files = Files(options.out.join(format!("{}-{seed}", machine::now().1)));
-    fs::create_dir_all(&files.0).with_context(|| format!("making the folder {}", files.0.display()))?;
-    println!("chaos: seed {seed}, {} s of faults; everything is in {}", options.duration, files.0.display());
+    fs::create_dir_all(&files.0)
+        .with_context(|| format!("making the folder {}", files.0.display()))?;
+    println!(
+        "chaos: seed {seed}, {} s of faults; everything is in {}",
+        options.duration,
+        files.0.display()
+    );
     let own = options.dir.is_none();
     let place = Place::new(&options.dir.clone().unwrap_or_else(|| files.0.join("net")))?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -164,7 +173,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         left?;
         return Ok(ExitCode::from(EXIT_INTERRUPTED));
     };
-    let good = done.with_context(|| format!("seed {seed}; what there is lies in {}", files.0.display()))?;
+    let good =
+        done.with_context(|| format!("seed {seed}; what there is lies in {}", files.0.display()))?;
     left?;
     println!("machine: {}", machine::describe());
     println!("chaos: seed {seed}; the history that was checked: {}", files.history().display());
@@ -172,7 +182,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// A net of our own is stopped, and removed when nobody needs to look at it; another one is only healed.
+/// A net of our own is stopped, and removed when nobody needs to look at it; another one is only
+/// healed.
 fn leave(place: &Place, own: bool, disks: Disks, remove: bool) -> Result<()> {
     if !place.exists() {
         return Ok(());
@@ -210,14 +221,21 @@ fn heal(session: &mut Session) -> Result<()> {
 }
 
 /// Says whether nothing is broken.
-async fn chaos(options: &Options, seed: u64, place: &Place, files: &Files, disks: &Disks) -> Result<bool> {
+async fn chaos(
+    options: &Options,
+    seed: u64,
+    place: &Place,
+    files: &Files,
+    disks: &Disks,
+) -> Result<bool> {
     let program = std::env::current_exe().context("finding this program")?;
     if options.dir.is_none() {
         start_net(options, &program, place).await?;
     }
     let net = place.load()?;
     let mut recorder = Recorder::start(options, seed, &program, place, files).await?;
-    // A node alone has nobody who would go on meanwhile, and little time for queries that never end.
+    // A node alone has nobody who would go on meanwhile, and little time for queries that never
+    // end.
     let misuse = net.is_subnet() && !options.without.contains(&Local::Misuse);
     let mut misuse = misuse.then(|| Misuse::start(&net, seed, &program, files)).transpose()?;
     let mut chaos = Chaos {
@@ -291,7 +309,11 @@ async fn chaos(options: &Options, seed: u64, place: &Place, files: &Files, disks
 
 async fn start_net(options: &Options, program: &Path, place: &Place) -> Result<()> {
     let mut command = Command::new(program);
-    command.args(["net", "--dir"]).arg(place.dir()).args(["up", "--nodes", &options.nodes.to_string()]);
+    command.args(["net", "--dir"]).arg(place.dir()).args([
+        "up",
+        "--nodes",
+        &options.nodes.to_string(),
+    ]);
     command.args(["--memory", &options.memory]);
     if let Some(network) = options.network {
         command.args(["--network", network.name()]);
@@ -321,7 +343,11 @@ impl Recorder {
     ) -> Result<Self> {
         let pages = options.duration.saturating_mul(PAGES_PER_SECOND).clamp(1024, 65_536);
         let mut command = Command::new(program);
-        command.args(["history", "record", "--net"]).arg(place.dir()).arg("--out").arg(files.history());
+        command
+            .args(["history", "record", "--net"])
+            .arg(place.dir())
+            .arg("--out")
+            .arg(files.history());
         command
             .args(["--seed", &seed.to_string(), "--clients", &options.clients.to_string()])
             .args(["--rate", &options.rate.to_string(), "--pages", &pages.to_string()])
@@ -338,8 +364,9 @@ impl Recorder {
             let _ = first.send(lines.next().is_some_and(|line| line.is_ok()));
             lines.for_each(drop);
         });
-        let ready =
-            tokio::time::timeout(RECORDER_PATIENCE, said).await.context("the recorder does not begin")?;
+        let ready = tokio::time::timeout(RECORDER_PATIENCE, said)
+            .await
+            .context("the recorder does not begin")?;
         let mut recorder = Self(child);
         if !ready.unwrap_or(false) {
             tokio::time::sleep(LOOK_EVERY).await;
@@ -414,7 +441,8 @@ impl Chaos {
         println!("chaos: {:>6.1} s: {text}", self.began.elapsed().as_secs_f64());
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let at_micros = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
-        let mut line = serde_json::json!({"kind": "fault", "at_micros": at_micros, "text": text}).to_string();
+        let mut line =
+            serde_json::json!({"kind": "fault", "at_micros": at_micros, "text": text}).to_string();
         line.push('\n');
         self.history.write_all(line.as_bytes()).context("writing the history")
     }
@@ -424,7 +452,9 @@ impl Chaos {
         loop {
             let net = self.place.load()?;
             for node in &net.nodes {
-                if let Condition::Ended(how) = net::session::condition(&net, &self.place, node.index) {
+                if let Condition::Ended(how) =
+                    net::session::condition(&net, &self.place, node.index)
+                {
                     self.ended(node.index, &how)?;
                 }
             }
@@ -437,7 +467,9 @@ impl Chaos {
                 .collect();
             for index in recovering {
                 let report = self.asker.report(&net.nodes[index].url()).await;
-                if report.is_ok_and(|report| report.healthy && report.behind.unwrap_or(0) <= BEHIND_MAX) {
+                if report
+                    .is_ok_and(|report| report.healthy && report.behind.unwrap_or(0) <= BEHIND_MAX)
+                {
                     self.plan.serves(index);
                 }
             }
@@ -513,7 +545,9 @@ impl Chaos {
             Action::KillCompiler(node) => {
                 // Something is compiled now and then: the first that comes up is hit.
                 let deadline = Instant::now() + COMPILER_PATIENCE;
-                while session.kill_compiler(node).ok().flatten().is_none() && Instant::now() < deadline {
+                while session.kill_compiler(node).ok().flatten().is_none()
+                    && Instant::now() < deadline
+                {
                     std::thread::sleep(Duration::from_millis(2));
                 }
             }
@@ -545,7 +579,8 @@ impl Chaos {
         }
         let goal = Goal { moving: session.net.is_subnet(), patience };
         let say = |words: &str| println!("chaos: {words}");
-        // A net that does not come back is what the history's last part tells; but a node that ended is told here.
+        // A net that does not come back is what the history's last part tells; but a node that
+        // ended is told here.
         if let Err(error) = wait::until_serving(&session, &self.asker, &all, goal, say).await {
             self.surprises.push(format!("after healing: {error:#}"));
         }

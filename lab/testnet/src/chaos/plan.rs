@@ -1,6 +1,8 @@
-//! What is done to the net next: a random walk that never has more nodes hurt at once than the subnet tolerates, but for the moments at which all of them are killed.
+//! What is done to the net next: a random walk that never has more nodes hurt at once than the
+//! subnet tolerates, but for the moments at which all of them are killed.
 //!
-//! A node is hurt from when something is done to it until it serves again, not only until it was told to. The walk follows from the seed and from when nodes serve again.
+//! A node is hurt from when something is done to it until it serves again, not only until it was
+//! told to. The walk follows from the seed and from when nodes serve again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -138,7 +140,8 @@ impl Plan {
             return self.start_all();
         }
         let room = self.tolerated().saturating_sub(self.hurt.len());
-        let mut well: Vec<usize> = (0..self.nodes).filter(|node| !self.hurt.contains_key(node)).collect();
+        let mut well: Vec<usize> =
+            (0..self.nodes).filter(|node| !self.hurt.contains_key(node)).collect();
         well.shuffle(&mut self.random);
         let repairable: Vec<(usize, Hurt)> = self
             .hurt
@@ -146,7 +149,8 @@ impl Plan {
             .filter(|(_, hurt)| **hurt != Hurt::Recovering)
             .map(|(node, hurt)| (*node, *hurt))
             .collect();
-        // All at once: rarely, and only from a net that is well, so that it is known to have come back from the last time.
+        // All at once: rarely, and only from a net that is well, so that it is known to have come
+        // back from the last time.
         let every = if self.tolerated() == 0 { 0.6 } else { 0.06 };
         if self.hurt.is_empty() && self.random.gen_bool(every) {
             self.hurt = (0..self.nodes).map(|node| (node, Hurt::Killed)).collect();
@@ -276,8 +280,14 @@ mod tests {
                 }
                 Action::Slow(..) | Action::SlowOff(_) | Action::Wait => {}
             }
-            let hurt: BTreeSet<usize> =
-                down.iter().chain(&paused).chain(&cut).chain(&full).chain(&exhausted).copied().collect();
+            let hurt: BTreeSet<usize> = down
+                .iter()
+                .chain(&paused)
+                .chain(&cut)
+                .chain(&full)
+                .chain(&exhausted)
+                .copied()
+                .collect();
             assert!(
                 hurt.len() <= plan.tolerated() || hurt.len() == nodes,
                 "{hurt:?} of {nodes} after {action:?}"
@@ -332,11 +342,15 @@ mod tests {
 
     #[test]
     fn a_node_that_does_not_come_back_stays_hurt() {
-        let possible = Possible { cut: false, slow: false, fill: false, exhaust: true, compile: true };
+        let possible =
+            Possible { cut: false, slow: false, fill: false, exhaust: true, compile: true };
         let mut plan = Plan::new(4, possible, ChaCha8Rng::seed_from_u64(3));
         plan.recovers(2);
         for _ in 0..200 {
-            assert!(matches!(plan.next(), Action::Wait | Action::KillWorker(..) | Action::KillCompiler(_)));
+            assert!(matches!(
+                plan.next(),
+                Action::Wait | Action::KillWorker(..) | Action::KillCompiler(_)
+            ));
         }
         plan.serves(2);
         assert!((0..200).any(|_| matches!(plan.next(), Action::Kill(_))));

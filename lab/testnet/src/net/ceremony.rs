@@ -1,7 +1,10 @@
-//! How nodes that know nothing of each other become one subnet: every node makes its keys, anyone plans, every node deals, anyone puts the dealings together, every node
-//! joins. All of it is done by the node's own binary, as operators of different machines would do it; this only carries the files.
+//! How nodes that know nothing of each other become one subnet: every node makes its keys, anyone
+//! plans, every node deals, anyone puts the dealings together, every node joins. All of it is done
+//! by the node's own binary, as operators of different machines would do it; this only carries the
+//! files.
 //!
-//! Each step is repeated without harm: keys that are there stay, a genesis that is there is joined again.
+//! Each step is repeated without harm: keys that are there stay, a genesis that is there is joined
+//! again.
 
 use std::{
     fs,
@@ -20,7 +23,8 @@ const RECORD_BYTES_MAX: u64 = 1 << 20;
 /// Makes the nodes of `net` one subnet and notes their ids. Says what it does through `say`.
 pub(crate) fn hold(net: &mut Net, place: &Place, mut say: impl FnMut(&str)) -> Result<()> {
     let folder = place.file("ceremony");
-    fs::create_dir_all(&folder).with_context(|| format!("making the folder {}", folder.display()))?;
+    fs::create_dir_all(&folder)
+        .with_context(|| format!("making the folder {}", folder.display()))?;
     let genesis = folder.join("genesis.json");
     let file = |name: &str, index: usize| folder.join(format!("{name}-{index}.json"));
     let tool = Tool(&net.binary);
@@ -35,26 +39,34 @@ pub(crate) fn hold(net: &mut Net, place: &Place, mut say: impl FnMut(&str)) -> R
         if !done {
             fs::create_dir_all(&data)?;
             let address = PathBuf::from(node.p2p.to_string());
-            tool.run(&["keygen"], &[("--data-dir", &data), ("--address", &address), ("--out", &record)])?;
+            tool.run(
+                &["keygen"],
+                &[("--data-dir", &data), ("--address", &address), ("--out", &record)],
+            )?;
         }
         ids.push(node_id(&record)?);
     }
     if !done {
         let plan = folder.join("plan.json");
         let records: Vec<PathBuf> = net.nodes.iter().map(|node| file("node", node.index)).collect();
-        let mut flags: Vec<Flag> = records.iter().map(|record| ("--node", record.as_path())).collect();
+        let mut flags: Vec<Flag> =
+            records.iter().map(|record| ("--node", record.as_path())).collect();
         flags.push(("--out", &plan));
         tool.run(&["genesis", "plan"], &flags)?;
         say("ceremony: every node deals its share of the subnet's key");
         let mut dealings = Vec::new();
         for node in &net.nodes {
             let (data, dealing) = (place.data(node.index), file("dealing", node.index));
-            tool.run(&["genesis", "deal"], &[("--data-dir", &data), ("--plan", &plan), ("--out", &dealing)])?;
+            tool.run(
+                &["genesis", "deal"],
+                &[("--data-dir", &data), ("--plan", &plan), ("--out", &dealing)],
+            )?;
             dealings.push(dealing);
         }
         // Under another name until it is whole: its being there says that the ceremony is over.
         let scratch = folder.join("genesis-new.json");
-        let mut flags: Vec<Flag> = dealings.iter().map(|dealing| ("--dealing", dealing.as_path())).collect();
+        let mut flags: Vec<Flag> =
+            dealings.iter().map(|dealing| ("--dealing", dealing.as_path())).collect();
         flags.extend([("--plan", plan.as_path()), ("--out", scratch.as_path())]);
         tool.run(&["genesis", "assemble"], &flags)?;
         tool.run(&["genesis", "verify", &scratch.to_string_lossy()], &[])?;

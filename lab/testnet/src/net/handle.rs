@@ -1,5 +1,5 @@
-//! A process that an earlier command started, and that may have ended since: its id together with its start time, so that a later process with the same id is never
-//! taken for it.
+//! A process that an earlier command started, and that may have ended since: its id together with
+//! its start time, so that a later process with the same id is never taken for it.
 
 use std::{fs, io};
 
@@ -31,7 +31,8 @@ impl Handle {
 
     /// Whether it still runs. One that has ended and was not waited for does not.
     pub(crate) fn is_alive(self) -> bool {
-        // Were we the ones who started it, it would stay a zombie until we asked; for anybody else this is an error that means nothing.
+        // Were we the ones who started it, it would stay a zombie until we asked; for anybody else
+        // this is an error that means nothing.
         let _ = waitpid(self.raw(), WaitOptions::NOHANG);
         process::started_ticks(Pid(self.pid)).is_ok_and(|ticks| ticks == self.started_ticks)
             && !is_zombie(self.pid)
@@ -40,7 +41,8 @@ impl Handle {
     /// Sends a signal; says whether the process was there to get it.
     pub(crate) fn signal(self, signal: Signal) -> io::Result<bool> {
         let Some(raw) = self.raw() else { return Ok(false) };
-        // The descriptor is of one process for ever: what is checked after it was opened holds when the signal is sent.
+        // The descriptor is of one process for ever: what is checked after it was opened holds when
+        // the signal is sent.
         let descriptor = match pidfd_open(raw, PidfdFlags::empty()) {
             Ok(descriptor) => descriptor,
             Err(Errno::SRCH) => return Ok(false),

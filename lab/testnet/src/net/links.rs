@@ -1,4 +1,5 @@
-//! The links between nodes, each in one direction, and what is wrong with them: cut, slow, lossy. This is what is wanted; the namespaces' tools or the relay make it so.
+//! The links between nodes, each in one direction, and what is wrong with them: cut, slow, lossy.
+//! This is what is wanted; the namespaces' tools or the relay make it so.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -68,7 +69,8 @@ impl Links {
         self.built.keys().chain(self.slowed.keys()).any(|link| !self.quality(*link).is_good())
     }
 
-    /// Cuts every link between two different groups. A node in no group keeps its links. Replaces an earlier partition.
+    /// Cuts every link between two different groups. A node in no group keeps its links. Replaces
+    /// an earlier partition.
     pub(crate) fn partition(&mut self, groups: &[Vec<usize>]) {
         self.cut.clear();
         for (index, group) in groups.iter().enumerate() {
@@ -116,11 +118,16 @@ impl Links {
         for link in known {
             let quality = self.quality(link);
             if !quality.is_good() {
-                by_quality.entry(quality.words()).or_default().push(format!("{}>{}", link.0, link.1));
+                by_quality
+                    .entry(quality.words())
+                    .or_default()
+                    .push(format!("{}>{}", link.0, link.1));
             }
         }
         words.extend(
-            by_quality.into_iter().map(|(quality, links)| format!("slow ({quality}): {}", links.join(" "))),
+            by_quality
+                .into_iter()
+                .map(|(quality, links)| format!("slow ({quality}): {}", links.join(" "))),
         );
         words
     }
@@ -158,9 +165,10 @@ pub(crate) fn parse_latency(text: &str) -> Result<u64, String> {
         "s" => 1e6,
         _ => return Err(format!("`{text}` is not a latency; write 50ms, 1.5s or 200us")),
     };
-    let micros =
-        number.parse::<f64>().map_err(|_| format!("`{text}` is not a latency; write 50ms, 1.5s or 200us"))?
-            * factor;
+    let micros = number
+        .parse::<f64>()
+        .map_err(|_| format!("`{text}` is not a latency; write 50ms, 1.5s or 200us"))?
+        * factor;
     if micros > LATENCY_MAX.as_micros() as f64 {
         return Err(format!("`{text}` is more than {} s", LATENCY_MAX.as_secs()));
     }
@@ -183,11 +191,10 @@ pub(crate) fn parse_groups(arguments: &[String], nodes: usize) -> Result<Vec<Vec
     for text in arguments.iter().flat_map(|argument| argument.split('|')) {
         let mut group = Vec::new();
         for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
-            let node = name
-                .parse::<usize>()
-                .ok()
-                .filter(|node| *node < nodes)
-                .ok_or_else(|| format!("there is no node `{name}`; the nodes are 0 to {}", nodes - 1))?;
+            let node =
+                name.parse::<usize>().ok().filter(|node| *node < nodes).ok_or_else(|| {
+                    format!("there is no node `{name}`; the nodes are 0 to {}", nodes - 1)
+                })?;
             if !seen.insert(node) {
                 return Err(format!("node {node} is named twice"));
             }
@@ -211,12 +218,16 @@ mod tests {
     fn a_partition_cuts_between_groups_only_and_heals() {
         let mut links = Links::default();
         links.partition(&parse_groups(&["0,1|2,3".into()], 5).unwrap());
-        for (a, b, cut) in [(0, 1, false), (2, 3, false), (0, 2, true), (3, 1, true), (4, 0, false)] {
+        for (a, b, cut) in [(0, 1, false), (2, 3, false), (0, 2, true), (3, 1, true), (4, 0, false)]
+        {
             assert_eq!((links.is_cut((a, b)), links.is_cut((b, a))), (cut, cut), "{a} {b}");
         }
         assert_eq!(links.words(), ["cut: 0-2 0-3 1-2 1-3"]);
         links.partition(&parse_groups(&["0".into(), "1,2,3,4".into()], 5).unwrap());
-        assert!(links.is_cut((0, 4)) && !links.is_cut((1, 2)), "a new partition replaces the old one");
+        assert!(
+            links.is_cut((0, 4)) && !links.is_cut((1, 2)),
+            "a new partition replaces the old one"
+        );
         links.heal();
         assert_eq!(links, Links::default());
     }

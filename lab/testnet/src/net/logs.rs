@@ -14,10 +14,12 @@ use crate::cap;
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Prints the log, its older half first; the last `lines` of it when that is said. With `follow`, goes on until it is dropped.
+/// Prints the log, its older half first; the last `lines` of it when that is said. With `follow`,
+/// goes on until it is dropped.
 pub(crate) async fn print(path: &Path, lines: Option<usize>, follow: bool) -> Result<()> {
     let mut text = fs::read(cap::older(path)).unwrap_or_default();
-    let mut file = File::open(path).with_context(|| format!("there is no log at {}", path.display()))?;
+    let mut file =
+        File::open(path).with_context(|| format!("there is no log at {}", path.display()))?;
     file.read_to_end(&mut text)?;
     let from = lines.map_or(0, |lines| beginning_of_last(&text, lines));
     let mut out = io::stdout();
@@ -52,7 +54,8 @@ pub(crate) async fn print(path: &Path, lines: Option<usize>, follow: bool) -> Re
 /// Where the last so many lines begin.
 fn beginning_of_last(text: &[u8], lines: usize) -> usize {
     let body = text.strip_suffix(b"\n").unwrap_or(text);
-    let mut ends = body.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1);
+    let mut ends =
+        body.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1);
     if lines == 0 { text.len() } else { ends.nth(lines - 1).unwrap_or(0) }
 }
 
@@ -69,7 +72,11 @@ mod tests {
             ("a\nb\n", 0, ""),
             ("", 3, ""),
         ] {
-            assert_eq!(&text[beginning_of_last(text.as_bytes(), lines)..], rest, "{text:?} {lines}");
+            assert_eq!(
+                &text[beginning_of_last(text.as_bytes(), lines)..],
+                rest,
+                "{text:?} {lines}"
+            );
         }
     }
 }

@@ -1,9 +1,13 @@
-//! `thimble-lab net`: several nodes on this machine, each in its own memory-capped group, started as a subnet, hurt on purpose, and looked at.
+//! `thimble-lab net`: several nodes on this machine, each in its own memory-capped group, started
+//! as a subnet, hurt on purpose, and looked at.
 //!
-//! A net is a folder ([`state`]). Each command takes its lock, does one thing to it ([`session`]) and ends; what it started runs on. Nodes find each other over one of
-//! three networks: namespaces ([`namespaces`]), a relay ([`relay`]), or nothing at all. What is wrong with the links is data ([`links`]), the same for all three.
+//! A net is a folder ([`state`]). Each command takes its lock, does one thing to it ([`session`])
+//! and ends; what it started runs on. Nodes find each other over one of three networks: namespaces
+//! ([`namespaces`]), a relay ([`relay`]), or nothing at all. What is wrong with the links is data
+//! ([`links`]), the same for all three.
 //!
-//! Only the start knows whether the nodes are one subnet ([`ceremony`]) or each its own; everything after is the same.
+//! Only the start knows whether the nodes are one subnet ([`ceremony`]) or each its own; everything
+//! after is the same.
 
 mod ceremony;
 pub(crate) mod handle;
@@ -58,20 +62,29 @@ pub struct Options {
 enum Command {
     /// Start a net: a new one, or what does not run of one that is there.
     ///
-    /// With --relay the nodes are Waku relays (thimble-relay) that gossip with each other on one shard, for `thimble-lab stress --net`; kill, pause, partition and
-    /// the other commands act on them as on nodes of a subnet.
+    /// With --relay the nodes are Waku relays (thimble-relay) that gossip with each other on one
+    /// shard, for `thimble-lab stress --net`; kill, pause, partition and the other commands act
+    /// on them as on nodes of a subnet.
     ///
-    /// A new net holds the ceremony of genesis with the node's own commands: every node makes its keys, all deal, nobody knows the subnet's key. Then the nodes
-    /// are started, each in a process group of its own that holds --memory and no more, and waited for until every one serves and the certified heights move.
-    /// Nodes run on when this command has ended. Ctrl-C while it waits stops what it started.
+    /// A new net holds the ceremony of genesis with the node's own commands: every node makes its
+    /// keys, all deal, nobody knows the subnet's key. Then the nodes are started, each in a
+    /// process group of its own that holds --memory and no more, and waited for until every one
+    /// serves and the certified heights move. Nodes run on when this command has ended. Ctrl-C
+    /// while it waits stops what it started.
     ///
-    /// Networks: `namespaces` gives every node a network namespace of its own on a bridge; partitions and delays are made by the kernel. It needs root, ip, tc and
-    /// nsenter. `proxies` is plain loopback with a relay process that every link goes through and that cuts and slows links by itself; it needs nothing. Without
-    /// --network, namespaces are taken where all faults can be made with them (root, and a kernel with netem), else proxies. `direct` puts nothing between the
-    /// nodes, for measuring; partition and slow are then refused. The nodes' HTTP endpoints are reachable from this machine in all three, partitioned or not.
+    /// Networks: `namespaces` gives every node a network namespace of its own on a bridge;
+    /// partitions and delays are made by the kernel. It needs root, ip, tc and
+    /// nsenter. `proxies` is plain loopback with a relay process that every link goes through and
+    /// that cuts and slows links by itself; it needs nothing. Without --network, namespaces are
+    /// taken where all faults can be made with them (root, and a kernel with netem), else proxies.
+    /// `direct` puts nothing between the nodes, for measuring; partition and slow are then
+    /// refused. The nodes' HTTP endpoints are reachable from this machine in all three, partitioned
+    /// or not.
     ///
-    /// With --backend vm every node is a QEMU machine with a kernel and a disk of its own, started from an image that `thimble-lab image build` made; --memory is
-    /// then the machine's, and a node's budget what its kernel leaves of it, or `--memory` behind `--`. It needs no root. Without KVM it is slow, and says so.
+    /// With --backend vm every node is a QEMU machine with a kernel and a disk of its own, started
+    /// from an image that `thimble-lab image build` made; --memory is then the machine's, and a
+    /// node's budget what its kernel leaves of it, or `--memory` behind `--`. It needs no root.
+    /// Without KVM it is slow, and says so.
     ///
     /// Example: thimble-lab net up --nodes 4 --memory 512MiB
     ///
@@ -87,7 +100,8 @@ enum Command {
         #[arg(long)]
         delete: bool,
     },
-    /// What every node does: height, rounds behind, memory now and at its peak, restarts, and what is wrong with the links.
+    /// What every node does: height, rounds behind, memory now and at its peak, restarts, and what
+    /// is wrong with the links.
     ///
     /// Exit status: 0 when every node runs and answers, 1 when one does not.
     Status {
@@ -140,7 +154,8 @@ enum Command {
     Heal,
     /// Make all links of a node slow or lossy, in both directions.
     ///
-    /// With proxies, loss is what TCP makes of it: what was lost arrives a retransmission later, and everything behind it too.
+    /// With proxies, loss is what TCP makes of it: what was lost arrives a retransmission later,
+    /// and everything behind it too.
     ///
     /// Example: thimble-lab net slow 2 --latency 50ms --loss 1%
     Slow {
@@ -233,10 +248,13 @@ async fn other(place: Place, command: Command) -> Result<ExitCode> {
                 };
                 let goal = Goal { moving: false, patience };
                 let say = |words: &str| println!("net: {words}");
-                let reports = wait::until_serving(&session, &Asker::new()?, &[node], goal, say).await?;
+                let reports =
+                    wait::until_serving(&session, &Asker::new()?, &[node], goal, say).await?;
                 let report = reports.into_iter().next().unwrap_or_default();
                 match report.relay {
-                    Some(relay) => println!("net: node {node} serves, {} peers in its mesh", relay.mesh),
+                    Some(relay) => {
+                        println!("net: node {node} serves, {} peers in its mesh", relay.mesh)
+                    }
                     None => println!("net: node {node} serves at height {}", report.height),
                 }
             }
@@ -257,7 +275,8 @@ async fn other(place: Place, command: Command) -> Result<ExitCode> {
         }
         Command::Partition { groups } => {
             let mut session = Session::open(place)?;
-            let groups = parse_groups(&groups, session.net.nodes.len()).map_err(anyhow::Error::msg)?;
+            let groups =
+                parse_groups(&groups, session.net.nodes.len()).map_err(anyhow::Error::msg)?;
             session.change_links(|links| links.partition(&groups))?;
             links_words(&session);
         }
@@ -270,7 +289,8 @@ async fn other(place: Place, command: Command) -> Result<ExitCode> {
             let mut session = Session::open(place)?;
             session.net.node(node)?;
             let nodes = session.net.nodes.len();
-            let quality = Quality { latency_micros: latency.unwrap_or(0), loss: loss.unwrap_or(0.0) };
+            let quality =
+                Quality { latency_micros: latency.unwrap_or(0), loss: loss.unwrap_or(0.0) };
             session.change_links(|links| match off {
                 true => links.slow_off(node),
                 false => links.slow(node, nodes, quality),
@@ -287,7 +307,10 @@ async fn other(place: Place, command: Command) -> Result<ExitCode> {
 
 fn links_words(session: &Session) {
     let words = session.net.links.words();
-    println!("net: links: {}", if words.is_empty() { "all well".to_owned() } else { words.join("; ") });
+    println!(
+        "net: links: {}",
+        if words.is_empty() { "all well".to_owned() } else { words.join("; ") }
+    );
 }
 
 fn down(place: Place, delete: bool) -> Result<()> {
@@ -301,7 +324,11 @@ fn down(place: Place, delete: bool) -> Result<()> {
     session.disconnect()?;
     if delete {
         std::fs::remove_dir_all(session.place.dir())?;
-        println!("net: {} nodes are stopped, and {} is removed", all.len(), session.place.dir().display());
+        println!(
+            "net: {} nodes are stopped, and {} is removed",
+            all.len(),
+            session.place.dir().display()
+        );
     } else {
         println!("net: {} nodes are stopped; `net up` starts them again", all.len());
     }

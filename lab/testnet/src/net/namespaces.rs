@@ -1,11 +1,15 @@
-//! The network as the kernel makes it: every node in a namespace of its own, one end of a veth pair in it as `eth0`, the other on a bridge that this machine is on, too.
+//! The network as the kernel makes it: every node in a namespace of its own, one end of a veth pair
+//! in it as `eth0`, the other on a bridge that this machine is on, too.
 //!
-//! A *cut* link: the sender's namespace is told, for good, that the receiver has a hardware address that nobody has. Packets leave and reach no one, on connections that
-//! exist and on new ones, as with a cable that was pulled. (A route that refuses would make `connect` fail at once, which no cut does.) This machine's own way to the nodes
-//! is not touched, so their HTTP endpoints stay reachable.
+//! A *cut* link: the sender's namespace is told, for good, that the receiver has a hardware address
+//! that nobody has. Packets leave and reach no one, on connections that exist and on new ones, as
+//! with a cable that was pulled. (A route that refuses would make `connect` fail at once, which no
+//! cut does.) This machine's own way to the nodes is not touched, so their HTTP endpoints stay
+//! reachable.
 //!
-//! A *slow* link: a class per receiver at the sender's `eth0`, with netem in it, and a filter by address. It needs a kernel with netem; where there is none, that is said
-//! when somebody asks for it.
+//! A *slow* link: a class per receiver at the sender's `eth0`, with netem in it, and a filter by
+//! address. It needs a kernel with netem; where there is none, that is said when somebody asks for
+//! it.
 
 use std::{fs, path::Path, process::Command};
 
@@ -45,17 +49,22 @@ pub(crate) fn has_netem() -> bool {
     let tried = ip(&["netns", "add", &probe]).and_then(|()| {
         tool(
             "ip",
-            &["netns", "exec", &probe, "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"],
+            &[
+                "netns", "exec", &probe, "tc", "qdisc", "add", "dev", "lo", "root", "netem",
+                "delay", "1ms",
+            ],
         )
     });
     let _ = ip(&["netns", "del", &probe]);
     tried.is_ok()
 }
 
-/// The third byte of the addresses: the first from the net's own on that no interface of this machine uses.
+/// The third byte of the addresses: the first from the net's own on that no interface of this
+/// machine uses.
 pub(crate) fn free_block(id: &str) -> Result<u8> {
     let wanted = u8::from_str_radix(id.get(..2).unwrap_or("0"), 16).unwrap_or(0);
-    let used = Command::new("ip").args(["-o", "-4", "addr"]).output().context("running ip addr")?.stdout;
+    let used =
+        Command::new("ip").args(["-o", "-4", "addr"]).output().context("running ip addr")?.stdout;
     let used = String::from_utf8_lossy(&used).into_owned();
     (0..=u8::MAX)
         .map(|step| wanted.wrapping_add(step))
@@ -125,7 +134,8 @@ pub(crate) fn apply(net: &Net, before: &Links) -> Result<()> {
                 ip(&command.iter().map(String::as_str).collect::<Vec<_>>())?;
             }
         }
-        let slow = |links: &Links| (0..nodes).map(|to| links.quality((from, to))).collect::<Vec<_>>();
+        let slow =
+            |links: &Links| (0..nodes).map(|to| links.quality((from, to))).collect::<Vec<_>>();
         if slow(before) != slow(&net.links) {
             let name = name(net, from);
             // Not there when nothing was slow.
@@ -144,7 +154,9 @@ fn cut_commands(net: &Net, (from, to): Link, before: &Links) -> Vec<Vec<String>>
     let words = |text: String| text.split(' ').map(str::to_owned).collect();
     match (before.is_cut((from, to)), net.links.is_cut((from, to))) {
         (false, true) => {
-            vec![words(format!("-n {name} neigh replace {receiver} lladdr {NOBODY} nud permanent dev eth0"))]
+            vec![words(format!(
+                "-n {name} neigh replace {receiver} lladdr {NOBODY} nud permanent dev eth0"
+            ))]
         }
         (true, false) => vec![words(format!("-n {name} neigh del {receiver} dev eth0"))],
         _ => vec![],
@@ -166,7 +178,9 @@ fn slow_commands(net: &Net, from: usize) -> Vec<Vec<String>> {
     let mut commands = vec![format!("-n {name} qdisc add dev eth0 root handle 1: htb")];
     for (to, quality) in slow {
         let (class, receiver) = (to + 1, text(address(net.address_block, to)));
-        commands.push(format!("-n {name} class add dev eth0 parent 1: classid 1:{class:x} htb rate 10gbit"));
+        commands.push(format!(
+            "-n {name} class add dev eth0 parent 1: classid 1:{class:x} htb rate 10gbit"
+        ));
         commands.push(format!(
             "-n {name} qdisc add dev eth0 parent 1:{class:x} netem delay {}us loss {}% limit 10000",
             quality.latency_micros,
@@ -201,7 +215,8 @@ fn ip(arguments: &[&str]) -> Result<()> {
 }
 
 fn tool(name: &str, arguments: &[&str]) -> Result<()> {
-    let output = Command::new(name).args(arguments).output().with_context(|| format!("running {name}"))?;
+    let output =
+        Command::new(name).args(arguments).output().with_context(|| format!("running {name}"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         bail!(

@@ -10,7 +10,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-/// Blocks are looked for from here on, below the ports that the kernel gives to outgoing connections.
+/// Blocks are looked for from here on, below the ports that the kernel gives to outgoing
+/// connections.
 const FIRST: u16 = 18_000;
 const LAST: u16 = 32_000;
 /// Between the ports of HTTP and those of the other nodes: as many as there may be nodes.
@@ -18,7 +19,8 @@ pub(crate) const P2P_OFFSET: u16 = 100;
 /// To those of the links.
 pub(crate) const LINKS_OFFSET: u16 = 200;
 
-/// Ports of a net that is being started, kept from other starts until this is dropped: then the nodes hold them themselves.
+/// Ports of a net that is being started, kept from other starts until this is dropped: then the
+/// nodes hold them themselves.
 pub(crate) struct Claim {
     pub(crate) base: u16,
     _claim: UnixListener,
@@ -38,7 +40,8 @@ pub(crate) fn claim(nodes: usize, links: bool, base: Option<u16>) -> Result<Clai
             "--base-port {base}: {nodes} nodes take {size} ports from there on, and there are none above {}",
             u16::MAX
         );
-        // Taken ports are a matter of the nodes, which say so by name; but two starts at once would not notice each other.
+        // Taken ports are a matter of the nodes, which say so by name; but two starts at once would
+        // not notice each other.
         return take(base)
             .map(|claim| Claim { base, _claim: claim })
             .with_context(|| format!("another net is just being started from port {base} on"));
@@ -53,7 +56,9 @@ pub(crate) fn claim(nodes: usize, links: bool, base: Option<u16>) -> Result<Clai
         }
         base += size.next_multiple_of(1000);
     }
-    anyhow::bail!("no {size} free ports in a row between {FIRST} and {LAST}; name some with --base-port")
+    anyhow::bail!(
+        "no {size} free ports in a row between {FIRST} and {LAST}; name some with --base-port"
+    )
 }
 
 fn take(base: u16) -> std::io::Result<UnixListener> {

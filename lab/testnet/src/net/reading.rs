@@ -1,4 +1,5 @@
-//! What nodes and their groups say: the node's own report over HTTP, the group's memory from the kernel, peaks from the series.
+//! What nodes and their groups say: the node's own report over HTTP, the group's memory from the
+//! kernel, peaks from the series.
 
 use std::{path::Path, time::Duration};
 
@@ -59,8 +60,9 @@ pub(crate) struct RelayReport {
 impl RelayReport {
     fn of(value: &Value) -> Option<Self> {
         let shards = value.pointer("/gossip/by_shard")?.as_object()?;
-        let most =
-            |name: &str| shards.values().filter_map(|shard| shard.get(name)?.as_u64()).max().unwrap_or(0);
+        let most = |name: &str| {
+            shards.values().filter_map(|shard| shard.get(name)?.as_u64()).max().unwrap_or(0)
+        };
         let stored = value.pointer("/store/messages").and_then(Value::as_u64).unwrap_or(0);
         Some(Self { peers: most("subscribed"), mesh: most("mesh"), stored })
     }
@@ -74,7 +76,8 @@ impl Report {
             return Self {
                 // Alone it would take messages that nobody gets.
                 healthy: relay.mesh > 0,
-                status: if relay.mesh > 0 { "healthy" } else { "without a peer in its mesh" }.into(),
+                status: if relay.mesh > 0 { "healthy" } else { "without a peer in its mesh" }
+                    .into(),
                 uptime_millis: (uptime * 1000.0) as u64,
                 relay: Some(relay),
                 ..Self::default()
@@ -85,16 +88,21 @@ impl Report {
         let members = value.pointer("/subnet/members").and_then(Value::as_array);
         let own = number("/subnet/place");
         let heard = |(place, member): &(usize, &Value)| {
-            Some(*place as u64) != own && member.get("heard_height").and_then(Value::as_u64) > Some(0)
+            Some(*place as u64) != own
+                && member.get("heard_height").and_then(Value::as_u64) > Some(0)
         };
         Self {
             healthy: value.get("healthy").and_then(Value::as_bool).unwrap_or(false),
             status: text("/status").unwrap_or_default(),
-            height: number("/subnet/certified_height").or_else(|| number("/rounds/height")).unwrap_or(0),
+            height: number("/subnet/certified_height")
+                .or_else(|| number("/rounds/height"))
+                .unwrap_or(0),
             finalised: number("/subnet/finalised_height"),
             behind: number("/subnet/behind"),
-            peers_heard: members.map(|members| members.iter().enumerate().filter(heard).count() as u64),
-            catching_up: value.pointer("/subnet/catching_up").and_then(Value::as_bool) == Some(true),
+            peers_heard: members
+                .map(|members| members.iter().enumerate().filter(heard).count() as u64),
+            catching_up: value.pointer("/subnet/catching_up").and_then(Value::as_bool)
+                == Some(true),
             syncing: value.pointer("/subnet/state_sync").is_some_and(Value::is_object),
             worker_restarts: number("/rounds/worker_restarts").unwrap_or(0),
             uptime_millis: number("/uptime_millis").unwrap_or(0),
@@ -109,7 +117,12 @@ pub(crate) struct Asker(reqwest::Client);
 
 impl Asker {
     pub(crate) fn new() -> anyhow::Result<Self> {
-        Ok(Self(reqwest::Client::builder().timeout(ANSWER_PATIENCE).pool_max_idle_per_host(1).build()?))
+        Ok(Self(
+            reqwest::Client::builder()
+                .timeout(ANSWER_PATIENCE)
+                .pool_max_idle_per_host(1)
+                .build()?,
+        ))
     }
 
     /// The whole document, or why there is none.
@@ -206,7 +219,11 @@ pub(crate) async fn rows(net: &Net, place: &Place, asker: &Asker) -> Vec<Row> {
                 Backend::Process => group(place, node.index),
                 Backend::Vm => machine_group(place, node.index),
             },
-            host_bytes: if runs && net.backend == Backend::Vm { host_bytes(place, node.index) } else { None },
+            host_bytes: if runs && net.backend == Backend::Vm {
+                host_bytes(place, node.index)
+            } else {
+                None
+            },
             report: report.filter(|_| runs),
             silent: silent.filter(|_| runs),
             behind: None,
@@ -214,7 +231,8 @@ pub(crate) async fn rows(net: &Net, place: &Place, asker: &Asker) -> Vec<Row> {
     }
     // Heights of different subnets have nothing to do with each other.
     if net.is_subnet() {
-        let tip = rows.iter().filter_map(|row| row.report.as_ref()).map(|report| report.height).max();
+        let tip =
+            rows.iter().filter_map(|row| row.report.as_ref()).map(|report| report.height).max();
         for row in &mut rows {
             row.behind = row.report.as_ref().and_then(|report| Some(tip? - report.height));
         }

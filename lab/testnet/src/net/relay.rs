@@ -1,17 +1,23 @@
-//! The relay: one small process between the nodes of a net, through which every link goes, and which cuts and slows links without any privilege.
+//! The relay: one small process between the nodes of a net, through which every link goes, and
+//! which cuts and slows links without any privilege.
 //!
-//! A node dials another one at an address of the relay's that stands for this very link. Bytes in the direction of the dialling follow the state of that link, bytes
-//! back follow the state of the link the other way.
+//! A node dials another one at an address of the relay's that stands for this very link. Bytes in
+//! the direction of the dialling follow the state of that link, bytes back follow the state of the
+//! link the other way.
 //!
-//! What a fault looks like to TCP: a *cut* link carries nothing, neither bytes nor the end of a connection, and nothing is lost: it comes when the link heals, as it
-//! would after a retransmission. *Latency* is added to every piece. A *lost* packet is what its sender's TCP makes of it, a delay of a retransmission for it and for
-//! everything behind it. What differs from a real network: a dial across a cut link is accepted and then hears nothing, and TCP's growing pauses between retransmissions
-//! are not imitated, so links come back at once.
+//! What a fault looks like to TCP: a *cut* link carries nothing, neither bytes nor the end of a
+//! connection, and nothing is lost: it comes when the link heals, as it would after a
+//! retransmission. *Latency* is added to every piece. A *lost* packet is what its sender's TCP
+//! makes of it, a delay of a retransmission for it and for everything behind it. What differs from
+//! a real network: a dial across a cut link is accepted and then hears nothing, and TCP's growing
+//! pauses between retransmissions are not imitated, so links come back at once.
 //!
-//! Between machines there is a switch instead ([`machines::switch`]): the same process with the same orders, which carries frames and not connections.
+//! Between machines there is a switch instead ([`machines::switch`]): the same process with the
+//! same orders, which carries frames and not connections.
 //!
-//! Bounds: [`CONNECTIONS_MAX`] connections per link, [`PIECES_MAX`] pieces of [`PIECE_BYTES`] on their way per direction of a connection; beyond, the relay does not
-//! read on, and the sender's own TCP waits.
+//! Bounds: [`CONNECTIONS_MAX`] connections per link, [`PIECES_MAX`] pieces of [`PIECE_BYTES`] on
+//! their way per direction of a connection; beyond, the relay does not read on, and the sender's
+//! own TCP waits.
 
 use std::{collections::BTreeMap, fs, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -123,8 +129,9 @@ pub(crate) async fn run(place: Place) -> Result<()> {
     let mut hangup = signal(SignalKind::hangup())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut orders = read()?;
-    let states: Arc<States> =
-        Arc::new(orders.links.iter().map(|order| (order.link, watch::channel(State::default()).0)).collect());
+    let states: Arc<States> = Arc::new(
+        orders.links.iter().map(|order| (order.link, watch::channel(State::default()).0)).collect(),
+    );
     let (table, told) = watch::channel(switch::Table::new());
     let mut switch = tokio::spawn(switch::run(orders.ports.clone(), told));
     let is_switch = !orders.ports.is_empty();
@@ -167,7 +174,9 @@ fn acknowledge(place: &Place, generation: u64) -> Result<()> {
 /// Which orders the relay followed last.
 pub(crate) fn followed(place: &Place) -> Option<u64> {
     let path: PathBuf = place.file("relay.json");
-    serde_json::from_slice::<Followed>(&fs::read(path).ok()?).ok().map(|followed| followed.generation)
+    serde_json::from_slice::<Followed>(&fs::read(path).ok()?)
+        .ok()
+        .map(|followed| followed.generation)
 }
 
 /// Accepts what is dialled on one link.
@@ -199,7 +208,8 @@ async fn connection(near: TcpStream, order: &Order, states: &States, number: u64
     if until_open(&mut there).await.is_none() {
         return;
     }
-    let Ok(Ok(far)) = tokio::time::timeout(DIAL_PATIENCE, TcpStream::connect(order.forward)).await else {
+    let Ok(Ok(far)) = tokio::time::timeout(DIAL_PATIENCE, TcpStream::connect(order.forward)).await
+    else {
         return;
     };
     let _ = (near.set_nodelay(true), far.set_nodelay(true));
@@ -285,11 +295,14 @@ mod tests {
     fn delays_are_latency_and_now_and_then_a_retransmission() {
         let mut random = ChaCha8Rng::seed_from_u64(1);
         let quality = Quality { latency_micros: 50_000, loss: 0.1 };
-        let delays: Vec<u128> = (0..1000).map(|_| delay(quality, 100, &mut random).as_millis()).collect();
+        let delays: Vec<u128> =
+            (0..1000).map(|_| delay(quality, 100, &mut random).as_millis()).collect();
         let lost = delays.iter().filter(|millis| **millis == 250).count();
         assert_eq!(delays.iter().filter(|millis| **millis == 50).count() + lost, 1000);
         assert!((50..200).contains(&lost), "{lost} of 1000 at 10 %");
-        let whole = (0..1000).filter(|_| delay(quality, PIECE_BYTES, &mut random).as_millis() == 250).count();
+        let whole = (0..1000)
+            .filter(|_| delay(quality, PIECE_BYTES, &mut random).as_millis() == 250)
+            .count();
         assert!(whole > 600, "a piece of twelve packets is hit more often: {whole}");
         assert_eq!(delay(Quality::default(), PIECE_BYTES, &mut random), Duration::ZERO);
     }

@@ -1,5 +1,5 @@
-//! Nets whose nodes are Waku relays: their keys, who dials whom, how one is started; and where others
-//! find them.
+//! Nets whose nodes are Waku relays: their keys, who dials whom, how one is started; and where
+//! others find them.
 //!
 //! Each relay dials its next [`NEIGHBOURS`] in a ring, so that a node has at most twice as many
 //! peers. From eight nodes on, nobody is connected with the node across the ring: what one gets
@@ -49,10 +49,12 @@ pub(crate) fn make_keys(net: &mut Net, place: &Place) -> Result<()> {
             continue;
         }
         let data = place.data(index);
-        fs::create_dir_all(&data).with_context(|| format!("making the folder {}", data.display()))?;
+        fs::create_dir_all(&data)
+            .with_context(|| format!("making the folder {}", data.display()))?;
         let mut command = Command::new(&net.binary);
         command.args(["key", "--data-dir"]).arg(&data);
-        let output = command.output().with_context(|| format!("running {}", net.binary.display()))?;
+        let output =
+            command.output().with_context(|| format!("running {}", net.binary.display()))?;
         let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
         if !output.status.success() {
             let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
@@ -75,9 +77,10 @@ pub(crate) fn make_keys(net: &mut Net, place: &Place) -> Result<()> {
 pub(crate) fn arguments(net: &Net, place: &Place, index: usize) -> Result<Vec<String>> {
     let node = net.node(index)?;
     let mut arguments = vec!["run".to_owned()];
-    for (flag, value) in
-        [("--memory", node.memory_bytes.to_string()), ("--data-dir", place.data(index).display().to_string())]
-    {
+    for (flag, value) in [
+        ("--memory", node.memory_bytes.to_string()),
+        ("--data-dir", place.data(index).display().to_string()),
+    ] {
         if !node.arguments.iter().any(|argument| argument == flag) {
             arguments.extend([flag.to_owned(), value]);
         }
@@ -152,7 +155,11 @@ impl Relays {
             );
         };
         let relay = |node: &super::state::Node| {
-            ensure!(node.node_id.is_some(), "node {} was never started; thimble-lab net up does", node.index);
+            ensure!(
+                node.node_id.is_some(),
+                "node {} was never started; thimble-lab net up does",
+                node.index
+            );
             Ok(Relay {
                 multiaddr: node.multiaddr(),
                 memory_bytes: node.memory_bytes,
@@ -186,7 +193,8 @@ mod tests {
     fn every_relay_has_the_same_number_of_peers_and_the_one_across_the_ring_is_none() {
         for count in 2..=20 {
             let links = links(count);
-            let degree = |node: usize| links.iter().filter(|(a, b)| *a == node || *b == node).count();
+            let degree =
+                |node: usize| links.iter().filter(|(a, b)| *a == node || *b == node).count();
             let expected = (count - 1).min(2 * NEIGHBOURS);
             assert!((0..count).all(|node| degree(node) == expected), "{count}: {links:?}");
         }

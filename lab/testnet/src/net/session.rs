@@ -1,7 +1,10 @@
-//! A net while one command changes it: nodes started, stopped, killed and paused, links cut and slowed.
+//! A net while one command changes it: nodes started, stopped, killed and paused, links cut and
+//! slowed.
 //!
-//! Every node runs under `thimble-lab cap`, which is told from the outside: it makes the group, keeps the node's log and its series, and removes the group when the node
-//! has ended, however that came. It is in a session of its own, so that neither the end of the command nor a Ctrl-C reaches it.
+//! Every node runs under `thimble-lab cap`, which is told from the outside: it makes the group,
+//! keeps the node's log and its series, and removes the group when the node has ended, however that
+//! came. It is in a session of its own, so that neither the end of the command nor a Ctrl-C reaches
+//! it.
 
 use std::{
     fs::{self, File},
@@ -83,7 +86,10 @@ pub(crate) fn condition(net: &Net, place: &Place, index: usize) -> Condition {
             let ended = place.info(index).and_then(|info| info.ended);
             Condition::Ended(match ended {
                 Some(ended) if ended.oom_kills > 0 => {
-                    format!("{}, {} processes killed for lack of memory", ended.how, ended.oom_kills)
+                    format!(
+                        "{}, {} processes killed for lack of memory",
+                        ended.how, ended.oom_kills
+                    )
                 }
                 Some(ended) => ended.how,
                 None => "what kept it was killed, or could not start it".into(),
@@ -156,7 +162,9 @@ impl Session {
         let memory = node.memory_bytes.to_string();
         let mut command = Command::new(std::env::current_exe().context("finding this program")?);
         if net.backend == Backend::Vm {
-            command.args(["net", "machine", "--index", &index.to_string(), "--dir"]).arg(place.dir());
+            command
+                .args(["net", "machine", "--index", &index.to_string(), "--dir"])
+                .arg(place.dir());
             return Ok(command);
         }
         command
@@ -170,11 +178,17 @@ impl Session {
             .arg(place.info_file(index))
             .arg("--");
         if net.network == Network::Namespaces {
-            // Not `ip netns exec`: that hides the control groups from the node, which reads its own.
-            command.arg("nsenter").arg(format!("--net=/run/netns/{}", namespaces::name(net, index)));
+            // Not `ip netns exec`: that hides the control groups from the node, which reads its
+            // own.
+            command
+                .arg("nsenter")
+                .arg(format!("--net=/run/netns/{}", namespaces::name(net, index)));
         }
         if let Kind::Relays { .. } = net.kind {
-            command.arg(&net.binary).args(relays::arguments(net, place, index)?).args(&node.arguments);
+            command
+                .arg(&net.binary)
+                .args(relays::arguments(net, place, index)?)
+                .args(&node.arguments);
             return Ok(command);
         }
         command
@@ -213,7 +227,8 @@ impl Session {
         true
     }
 
-    /// Asks nodes to stop, all at once, and waits until they have. Those that do not run are left as they are.
+    /// Asks nodes to stop, all at once, and waits until they have. Those that do not run are left
+    /// as they are.
     pub(crate) fn stop(&mut self, indices: &[usize]) -> Result<()> {
         let mut asked = Vec::new();
         for &index in indices {
@@ -239,7 +254,10 @@ impl Session {
             if self.wait_for_end(index, patience) {
                 continue;
             }
-            eprintln!("net: node {index} did not stop within {} s; it is killed", patience.as_secs());
+            eprintln!(
+                "net: node {index} did not stop within {} s; it is killed",
+                patience.as_secs()
+            );
             // The second one makes the keeper kill the group.
             keeper.signal(Signal::TERM)?;
             ensure!(
@@ -259,7 +277,8 @@ impl Session {
             if matches!(self.condition(index), Condition::Running | Condition::Paused) {
                 let info = self.info(index)?;
                 killed.push((index, Handle { pid: info.pid, started_ticks: info.started_ticks }));
-                // Before the signal: were we killed now, the net would rather think too little of the node than wonder at its end.
+                // Before the signal: were we killed now, the net would rather think too little of
+                // the node than wonder at its end.
                 self.tell(index, Told::Kill)?;
             }
         }
@@ -327,7 +346,9 @@ impl Session {
             }
         } else if empty {
             let data = self.place.data(index);
-            for entry in fs::read_dir(&data).with_context(|| format!("reading {}", data.display()))? {
+            for entry in
+                fs::read_dir(&data).with_context(|| format!("reading {}", data.display()))?
+            {
                 let entry = entry?;
                 if entry.file_name() == "keys" || entry.file_name() == relays::KEY_FILE {
                     continue;
@@ -432,7 +453,8 @@ impl Session {
                 let _ = fs::remove_file(self.place.file("relay.json"));
                 self.write_orders()?;
                 let log = File::create(self.place.file("relay.log"))?;
-                let mut command = Command::new(std::env::current_exe().context("finding this program")?);
+                let mut command =
+                    Command::new(std::env::current_exe().context("finding this program")?);
                 command.args(["net", "relay", "--dir"]).arg(self.place.dir());
                 command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
                 leave_session(&mut command);
@@ -451,7 +473,8 @@ impl Session {
 
     fn order_relay(&mut self) -> Result<()> {
         let relay = self.net.relay.filter(|relay| relay.is_alive());
-        let relay = relay.context("the relay between the nodes does not run; `net up` starts it again")?;
+        let relay =
+            relay.context("the relay between the nodes does not run; `net up` starts it again")?;
         self.write_orders()?;
         relay.signal(Signal::HUP)?;
         self.wait_for_relay()
@@ -480,7 +503,11 @@ impl Session {
                     relay.signal(Signal::TERM)?;
                     let deadline = Instant::now() + FOLLOWED_WITHIN;
                     while relay.is_alive() {
-                        ensure!(Instant::now() < deadline, "the relay (process {}) does not end", relay.pid);
+                        ensure!(
+                            Instant::now() < deadline,
+                            "the relay (process {}) does not end",
+                            relay.pid
+                        );
                         std::thread::sleep(Duration::from_millis(2));
                     }
                 }
@@ -500,11 +527,13 @@ fn signal_group(info: &Info, signal: Signal) -> Result<()> {
     loop {
         let mut new = false;
         for pid in group.processes()? {
-            let Some(raw) = i32::try_from(pid.0).ok().and_then(rustix::process::Pid::from_raw) else {
+            let Some(raw) = i32::try_from(pid.0).ok().and_then(rustix::process::Pid::from_raw)
+            else {
                 continue;
             };
             let Ok(descriptor) = pidfd_open(raw, PidfdFlags::empty()) else { continue };
-            // What the descriptor is of has this id for as long as it lives: if the id is in the group now, so is it.
+            // What the descriptor is of has this id for as long as it lives: if the id is in the
+            // group now, so is it.
             if told.insert(pid) && group.processes()?.contains(&pid) {
                 new = true;
                 let _ = pidfd_send_signal(descriptor, signal);

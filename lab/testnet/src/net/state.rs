@@ -1,5 +1,5 @@
-//! What is known of a net between two commands: a folder with a file that says which nodes there are, where they serve, which processes run them, what is wrong with
-//! their links.
+//! What is known of a net between two commands: a folder with a file that says which nodes there
+//! are, where they serve, which processes run them, what is wrong with their links.
 //!
 //! ```text
 //! DIR/net.json              this file
@@ -45,13 +45,16 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(300);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Network {
-    /// Every node in a network namespace of its own, on a bridge. Needs root, ip and tc; slow needs a kernel with netem.
+    /// Every node in a network namespace of its own, on a bridge. Needs root, ip and tc; slow needs
+    /// a kernel with netem.
     Namespaces,
-    /// Plain loopback; every link goes through a relay process, which can cut it and slow it. Needs nothing.
+    /// Plain loopback; every link goes through a relay process, which can cut it and slow it. Needs
+    /// nothing.
     Proxies,
     /// Plain loopback and nothing between the nodes: links cannot be cut or slowed.
     Direct,
-    /// A switch between virtual machines, which can cut and slow links; it comes with `--backend vm`.
+    /// A switch between virtual machines, which can cut and slow links; it comes with `--backend
+    /// vm`.
     #[value(skip)]
     Machines,
 }
@@ -63,7 +66,8 @@ pub(crate) enum Backend {
     /// A process group with a cap.
     #[default]
     Process,
-    /// A virtual machine of QEMU's, with a kernel and a disk of its own. Needs no root, but an image: `thimble-lab image build`.
+    /// A virtual machine of QEMU's, with a kernel and a disk of its own. Needs no root, but an
+    /// image: `thimble-lab image build`.
     Vm,
 }
 
@@ -213,7 +217,9 @@ impl Net {
 
     pub(crate) fn node(&self, index: usize) -> Result<&Node> {
         let last = self.nodes.len().saturating_sub(1);
-        self.nodes.get(index).with_context(|| format!("there is no node {index}; the nodes are 0 to {last}"))
+        self.nodes
+            .get(index)
+            .with_context(|| format!("there is no node {index}; the nodes are 0 to {last}"))
     }
 
     /// Behind `thimble run`, what makes a node find the other members of its subnet.
@@ -224,13 +230,15 @@ impl Net {
             return Ok(arguments);
         }
         arguments.extend(["--p2p-listen".to_owned(), node.p2p.to_string()]);
-        // Everything of the lab makes its canisters out of nothing. A node's own arguments stand behind and may say otherwise.
+        // Everything of the lab makes its canisters out of nothing. A node's own arguments stand
+        // behind and may say otherwise.
         if !node.arguments.iter().any(|argument| argument.starts_with("--provisional")) {
             arguments.extend(["--provisional".to_owned(), "true".to_owned()]);
         }
         for (peer, other) in self.nodes.iter().enumerate().filter(|(peer, _)| *peer != index) {
             let id = other.node_id.as_deref().context("the ceremony gave every node its id")?;
-            arguments.extend(["--p2p-peer".to_owned(), format!("{id}={}", self.dialled((index, peer)))]);
+            arguments
+                .extend(["--p2p-peer".to_owned(), format!("{id}={}", self.dialled((index, peer)))]);
         }
         Ok(arguments)
     }
@@ -295,8 +303,12 @@ impl Place {
 
     /// Six hexadecimal digits that follow from the path.
     fn id(&self) -> String {
-        let hash =
-            self.0.as_os_str().as_encoded_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        let hash = self
+            .0
+            .as_os_str()
+            .as_encoded_bytes()
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
                 (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
             });
         format!("{:06x}", (hash ^ (hash >> 24) ^ (hash >> 48)) & 0xff_ffff)
@@ -311,13 +323,23 @@ impl Place {
         let path = self.file("net.json");
         let read = || -> Result<Net> {
             let size = fs::metadata(&path)?.len();
-            ensure!(size <= FILE_BYTES_MAX, "it has {size} bytes; at most {FILE_BYTES_MAX} make sense");
+            ensure!(
+                size <= FILE_BYTES_MAX,
+                "it has {size} bytes; at most {FILE_BYTES_MAX} make sense"
+            );
             let net: Net = serde_json::from_slice(&fs::read(&path)?)?;
-            ensure!(net.format == FORMAT, "its format is {}, this program knows {FORMAT}", net.format);
+            ensure!(
+                net.format == FORMAT,
+                "its format is {}, this program knows {FORMAT}",
+                net.format
+            );
             Ok(net)
         };
         if !path.exists() {
-            bail!("there is no net in {}; make one with: thimble-lab net up --dir {0}", self.0.display());
+            bail!(
+                "there is no net in {}; make one with: thimble-lab net up --dir {0}",
+                self.0.display()
+            );
         }
         read().with_context(|| format!("reading {}", path.display()))
     }
@@ -338,7 +360,8 @@ impl Place {
 
     /// Waits until no other command changes the net.
     pub(crate) fn lock(&self) -> Result<Lock> {
-        fs::create_dir_all(&self.0).with_context(|| format!("making the folder {}", self.0.display()))?;
+        fs::create_dir_all(&self.0)
+            .with_context(|| format!("making the folder {}", self.0.display()))?;
         let path = self.file("net.lock");
         let mut file = OpenOptions::new()
             .create(true)

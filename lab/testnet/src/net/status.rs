@@ -29,7 +29,8 @@ pub(crate) async fn run(net: &Net, place: &Place, json: bool) -> Result<ExitCode
     if json {
         let dir = place.dir().display().to_string();
         let qemu = net.machines.as_ref().map(|machines| &machines.qemu);
-        let status = Status { dir, network: net.network, backend: net.backend, qemu, nodes: &rows, links };
+        let status =
+            Status { dir, network: net.network, backend: net.backend, qemu, nodes: &rows, links };
         println!("{}", serde_json::to_string_pretty(&status)?);
     } else {
         print!("{}", table(net, &rows));
@@ -49,7 +50,11 @@ pub(crate) fn machines_words(net: &Net, rows: &[Row]) -> Option<String> {
     let machines = net.machines.as_ref()?;
     let taken: Vec<u64> = rows.iter().filter_map(|row| row.host_bytes).collect();
     let sum = size(Some(taken.iter().sum()));
-    Some(format!("machines {}; {} of them take {sum} of this host", machines.qemu.words(), taken.len()))
+    Some(format!(
+        "machines {}; {} of them take {sum} of this host",
+        machines.qemu.words(),
+        taken.len()
+    ))
 }
 
 /// For a person.

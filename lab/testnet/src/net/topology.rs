@@ -1,4 +1,5 @@
-//! What a net consists of: how many nodes, how much memory each, which links are slow from the start. From the command line for nets of equal nodes, from a file for others.
+//! What a net consists of: how many nodes, how much memory each, which links are slow from the
+//! start. From the command line for nets of equal nodes, from a file for others.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -8,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::links::{Quality, parse_latency, parse_loss};
 
-/// Most nodes of a net: what the addresses of one network of namespaces are enough for, and more than one machine bears.
+/// Most nodes of a net: what the addresses of one network of namespaces are enough for, and more
+/// than one machine bears.
 pub(crate) const NODES_MAX: usize = 100;
 /// A topology file larger than this is not one.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -87,7 +89,10 @@ impl Topology {
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let read = || -> Result<Self> {
             let size = fs::metadata(path)?.len();
-            ensure!(size <= FILE_BYTES_MAX, "it has {size} bytes; a topology has at most {FILE_BYTES_MAX}");
+            ensure!(
+                size <= FILE_BYTES_MAX,
+                "it has {size} bytes; a topology has at most {FILE_BYTES_MAX}"
+            );
             Self::parse(&fs::read_to_string(path)?)
         };
         read().with_context(|| format!("in the topology file {}", path.display()))
@@ -136,7 +141,11 @@ impl Topology {
         let differing = self.nodes.iter().zip(memory_of_nodes).enumerate();
         differing.into_iter().find(|(_, (plan, has))| plan.memory_bytes != **has).map(
             |(index, (plan, has))| {
-                format!("gives node {index} {}, not {}", format_size(*has), format_size(plan.memory_bytes))
+                format!(
+                    "gives node {index} {}, not {}",
+                    format_size(*has),
+                    format_size(plan.memory_bytes)
+                )
             },
         )
     }
@@ -198,7 +207,8 @@ mod tests {
         assert_eq!(memory, [256, 1024, 256]);
         assert_eq!(topology.nodes[1].arguments, ["--log", "warn", "--x"]);
         assert_eq!(topology.nodes[1].http_port, Some(8080));
-        let latency = |from, to| topology.links.get(&(from, to)).map(|quality| quality.latency_micros);
+        let latency =
+            |from, to| topology.links.get(&(from, to)).map(|quality| quality.latency_micros);
         assert_eq!(latency(0, 1), Some(20_000));
         assert_eq!(latency(2, 0), Some(20_000));
         assert_eq!((latency(1, 2), latency(2, 1)), (Some(50_000), None));

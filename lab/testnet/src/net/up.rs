@@ -32,7 +32,8 @@ pub(crate) struct Options {
     /// How many nodes. [default: 4]
     #[arg(long)]
     pub(crate) nodes: Option<usize>,
-    /// So many Waku relays instead of nodes of a subnet. Each dials its three next neighbours in a ring; what one gets reaches those it has no connection with by gossip.
+    /// So many Waku relays instead of nodes of a subnet. Each dials its three next neighbours in a
+    /// ring; what one gets reaches those it has no connection with by gossip.
     #[arg(long, value_name = "COUNT", conflicts_with_all = ["nodes", "topology", "independent"])]
     pub(crate) relay: Option<usize>,
     /// Cluster of the relays.
@@ -47,8 +48,8 @@ pub(crate) struct Options {
     /// A file for nets whose nodes or links are not all alike (docs/net.md).
     #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "memory"])]
     pub(crate) topology: Option<PathBuf>,
-    /// First port: the nodes' HTTP endpoints from there on, their ports for each other from 100 above, links from 200 above. [default: the first free block from
-    /// 18000 on]
+    /// First port: the nodes' HTTP endpoints from there on, their ports for each other from 100
+    /// above, links from 200 above. [default: the first free block from 18000 on]
     #[arg(long, value_name = "N")]
     pub(crate) base_port: Option<u16>,
     /// What holds each node within its memory. [default: process]
@@ -57,7 +58,8 @@ pub(crate) struct Options {
     /// With --backend vm: folder of the cache with the image. [default: as `thimble-lab image`]
     #[arg(long, value_name = "DIR")]
     pub(crate) image_cache: Option<PathBuf>,
-    /// With --backend vm: size of each machine's disk; it takes room on this host as it is written. [default: 4GiB]
+    /// With --backend vm: size of each machine's disk; it takes room on this host as it is
+    /// written. [default: 4GiB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) disk: Option<String>,
     /// With --backend vm: a node's budget may be more than its machine has left.
@@ -116,7 +118,11 @@ fn say(words: &str) {
 }
 
 /// Runs until all nodes serve, or `stop`.
-pub(crate) async fn run(place: Place, options: Options, stop: impl Future<Output = ()>) -> Result<ExitCode> {
+pub(crate) async fn run(
+    place: Place,
+    options: Options,
+    stop: impl Future<Output = ()>,
+) -> Result<ExitCode> {
     let began = Instant::now();
     let (mut session, _ports) = prepare(place, &options)?;
     let mut started = Vec::new();
@@ -153,7 +159,9 @@ pub(crate) async fn run(place: Place, options: Options, stop: impl Future<Output
             let words = match started.len() {
                 0 => "all of them run already".to_owned(),
                 count if count == all.len() => format!("{count} nodes are started"),
-                count => format!("{count} of {} nodes are started, the others run already", all.len()),
+                count => {
+                    format!("{count} of {} nodes are started, the others run already", all.len())
+                }
             };
             say(&format!("{words}; waiting until every one serves"));
             let patience = Duration::from_secs(options.wait.unwrap_or(match session.net.backend {
@@ -197,7 +205,8 @@ pub(crate) async fn run(place: Place, options: Options, stop: impl Future<Output
     Ok(ExitCode::SUCCESS)
 }
 
-/// The net as it is, or a new one that nothing was started of yet; and its ports, kept for as long as they are not taken.
+/// The net as it is, or a new one that nothing was started of yet; and its ports, kept for as long
+/// as they are not taken.
 fn prepare(place: Place, options: &Options) -> Result<(Session, Option<Claim>)> {
     let lock = place.lock()?;
     let wanted = match &options.topology {
@@ -309,15 +318,21 @@ fn plan(place: &Place, options: &Options, topology: &Topology) -> Result<(Net, C
             Network::Namespaces => IpAddr::from(namespaces::address(net.address_block, index)),
             Network::Proxies | Network::Direct | Network::Machines => local,
         };
-        let port = |named: Option<u16>, offset: u16| named.unwrap_or(claim.base + offset + index as u16);
-        let arguments: Vec<String> = plan.arguments.iter().chain(&options.arguments).cloned().collect();
+        let port =
+            |named: Option<u16>, offset: u16| named.unwrap_or(claim.base + offset + index as u16);
+        let arguments: Vec<String> =
+            plan.arguments.iter().chain(&options.arguments).cloned().collect();
         let own = SocketAddr::new(ip, port(plan.p2p_port, P2P_OFFSET));
-        // Between machines every node has an address of its own; what is forwarded from this host is for clients.
+        // Between machines every node has an address of its own; what is forwarded from this host
+        // is for clients.
         let (p2p, clients) = match net.backend {
             Backend::Process => (own, None),
             Backend::Vm => {
                 machine::check_arguments(&arguments)?;
-                (machine::p2p_address(index), matches!(net.kind, Kind::Relays { .. }).then_some(own))
+                (
+                    machine::p2p_address(index),
+                    matches!(net.kind, Kind::Relays { .. }).then_some(own),
+                )
             }
         };
         net.nodes.push(Node {
@@ -344,7 +359,9 @@ fn choose(wanted: Option<Network>) -> Result<Network> {
             None => Ok(Network::Namespaces),
         },
         Some(network) => Ok(network),
-        None if namespaces::unavailable().is_none() && namespaces::has_netem() => Ok(Network::Namespaces),
+        None if namespaces::unavailable().is_none() && namespaces::has_netem() => {
+            Ok(Network::Namespaces)
+        }
         None => Ok(Network::Proxies),
     }
 }

@@ -21,12 +21,14 @@ const MACHINE_LAST_WORDS_BYTES: usize = 6 << 10;
 /// What is waited for.
 #[derive(Clone, Copy)]
 pub(crate) struct Goal {
-    /// Certified heights have to move, not only be there: the nodes are one subnet, which makes blocks by itself.
+    /// Certified heights have to move, not only be there: the nodes are one subnet, which makes
+    /// blocks by itself.
     pub(crate) moving: bool,
     pub(crate) patience: Duration,
 }
 
-/// What a node still lacks; `None` when it lacks nothing. `first` is the height at which it was seen first.
+/// What a node still lacks; `None` when it lacks nothing. `first` is the height at which it was
+/// seen first.
 fn missing(answer: &Result<Report, String>, first: Option<u64>, goal: Goal) -> Option<String> {
     match answer {
         Err(why) => Some(why.clone()),
@@ -36,7 +38,11 @@ fn missing(answer: &Result<Report, String>, first: Option<u64>, goal: Goal) -> O
         }
         Ok(report) if goal.moving && first.is_none_or(|first| report.height <= first) => {
             let peers = report.peers_heard.map(|peers| format!(", it has heard of {peers} others"));
-            Some(format!("its certified height stays at {}{}", report.height, peers.unwrap_or_default()))
+            Some(format!(
+                "its certified height stays at {}{}",
+                report.height,
+                peers.unwrap_or_default()
+            ))
         }
         Ok(_) => None,
     }
@@ -82,9 +88,12 @@ pub(crate) async fn until_serving(
         let words = lacking.join("; ");
         if started.elapsed() > goal.patience {
             let logs = "their logs: thimble-lab net logs N";
-            // A machine that prints nothing more says why in its last words; nodes of groups say it themselves.
+            // A machine that prints nothing more says why in its last words; nodes of groups say it
+            // themselves.
             let last = match session.net.backend {
-                Backend::Vm => silent.first().map_or_else(String::new, |index| last_words(session, *index)),
+                Backend::Vm => {
+                    silent.first().map_or_else(String::new, |index| last_words(session, *index))
+                }
                 Backend::Process => String::new(),
             };
             bail!(
@@ -130,7 +139,10 @@ mod tests {
             ..Report::default()
         };
         let lacks = |answer: Result<Report, String>, first| missing(&answer, first, goal);
-        assert_eq!(lacks(Err("it does not listen yet".into()), None).unwrap(), "it does not listen yet");
+        assert_eq!(
+            lacks(Err("it does not listen yet".into()), None).unwrap(),
+            "it does not listen yet"
+        );
         assert_eq!(lacks(Ok(report(false, 3)), None).unwrap(), "it is recovering");
         let stuck = "its certified height stays at 3, it has heard of 1 others";
         assert_eq!(lacks(Ok(report(true, 3)), None).unwrap(), stuck);

@@ -1,8 +1,11 @@
-//! `thimble-lab storm`: a node in a memory-capped group, worked on by the hammer, with a verdict on what its memory did.
+//! `thimble-lab storm`: a node in a memory-capped group, worked on by the hammer, with a verdict on
+//! what its memory did.
 //!
-//! The story, whose phases are marks in the series and in the picture: the node starts and idles; the hammer storms it; it cools down; it is stopped with
-//! SIGTERM. Anonymous memory before and after is compared, the peak in between is held against a goal, and nothing may have been killed, restarted or answered
-//! wrongly. The cap ([`crate::cap`]) and the hammer are child processes, other subcommands of this program, so that each can be used and looked at alone.
+//! The story, whose phases are marks in the series and in the picture: the node starts and idles;
+//! the hammer storms it; it cools down; it is stopped with SIGTERM. Anonymous memory before and
+//! after is compared, the peak in between is held against a goal, and nothing may have been killed,
+//! restarted or answered wrongly. The cap ([`crate::cap`]) and the hammer are child processes,
+//! other subcommands of this program, so that each can be used and looked at alone.
 
 mod node;
 mod verdict;
@@ -27,7 +30,8 @@ use self::{
 };
 use crate::{cap, child::Reaped, machine};
 
-/// Below this budget the limits per message are about half of those the hammer's default sizes suit.
+/// Below this budget the limits per message are about half of those the hammer's default sizes
+/// suit.
 const FULL_SIZE_BYTES_MIN: u64 = 384 * MIB;
 /// What the hammer's modes do besides storming for the seconds asked for: fill, read back, delete.
 const HAMMER_PATIENCE: Duration = Duration::from_secs(600);
@@ -84,7 +88,8 @@ impl Files {
     fn make(options: &Options, memory_bytes: u64) -> Result<Self> {
         let size = format_size(memory_bytes).replace(' ', "");
         let folder = options.out.join(format!("{}-{}-{size}", machine::now().1, options.mode));
-        fs::create_dir_all(&folder).with_context(|| format!("making the folder {}", folder.display()))?;
+        fs::create_dir_all(&folder)
+            .with_context(|| format!("making the folder {}", folder.display()))?;
         Ok(Self { folder })
     }
 
@@ -174,14 +179,16 @@ async fn storm(options: &Options, memory_bytes: u64, files: &Files) -> Result<Fi
     );
 
     let mut node =
-        CappedNode::start(&program, &binary, options.group, memory_bytes, &options.mode, files).await?;
+        CappedNode::start(&program, &binary, options.group, memory_bytes, &options.mode, files)
+            .await?;
     files.mark("idle")?;
     node.watch(Duration::from_secs(options.idle_seconds)).await?;
     let idle_bytes = node.anonymous_now()?;
     let unaccounted_idle_bytes = verdict::unaccounted(&node.metrics().await?);
 
     files.mark(&format!("storm: {}", options.mode))?;
-    let (hammer, unaccounted_bytes) = hammer(options, memory_bytes, &program, &mut node, files).await?;
+    let (hammer, unaccounted_bytes) =
+        hammer(options, memory_bytes, &program, &mut node, files).await?;
 
     files.mark("cool-down")?;
     node.watch(Duration::from_secs(options.cool_down_seconds)).await?;
@@ -217,7 +224,15 @@ async fn hammer(
     let seconds = options.seconds.unwrap_or(if options.mode == "all" { 20 } else { 120 });
     let mut command = Command::new(program);
     command
-        .args(["hammer", "--mode", &options.mode, "--seconds", &seconds.to_string(), "--url", node.url()])
+        .args([
+            "hammer",
+            "--mode",
+            &options.mode,
+            "--seconds",
+            &seconds.to_string(),
+            "--url",
+            node.url(),
+        ])
         .arg("--json")
         .arg(files.hammer_json());
     if memory_bytes < FULL_SIZE_BYTES_MIN {

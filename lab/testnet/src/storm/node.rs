@@ -19,7 +19,8 @@ use crate::cap::{
 
 const HEALTHY_WITHIN: Duration = Duration::from_secs(60);
 const STOPPED_WITHIN: Duration = Duration::from_secs(60);
-/// Anonymous memory "now" is the median of the samples of so many seconds: one sample may fall into a round.
+/// Anonymous memory "now" is the median of the samples of so many seconds: one sample may fall into
+/// a round.
 const NOW_SECONDS: f64 = 5.0;
 /// Enough of the series for as long.
 const TAIL_BYTES: u64 = 512 << 10;
@@ -46,7 +47,8 @@ impl CappedNode {
         let memory = memory_bytes.to_string();
         let log = File::create(files.log())?;
         let mut command = Command::new(program);
-        // Sampled more finely than by default: a message's memory comes and goes within tenths of a second.
+        // Sampled more finely than by default: a message's memory comes and goes within tenths of a
+        // second.
         command.args([
             "cap",
             "--memory",
@@ -68,7 +70,16 @@ impl CappedNode {
             .arg(files.marks())
             .arg("--")
             .arg(binary)
-            .args(["run", "--memory", &memory, "--listen", "127.0.0.1:0", "--log", "info", "--data-dir"])
+            .args([
+                "run",
+                "--memory",
+                &memory,
+                "--listen",
+                "127.0.0.1:0",
+                "--log",
+                "info",
+                "--data-dir",
+            ])
             .arg(files.data())
             .arg("--address-file")
             .arg(&address)
@@ -120,7 +131,9 @@ impl CappedNode {
     /// An error when the cap, and so the node, has ended.
     pub(crate) fn check(&mut self) -> Result<()> {
         match self.child.try_wait()? {
-            Some(status) => bail!("the node or its cap ended with {status}:\n{}", self.last_words()),
+            Some(status) => {
+                bail!("the node or its cap ended with {status}:\n{}", self.last_words())
+            }
             None => Ok(()),
         }
     }
@@ -181,7 +194,8 @@ impl CappedNode {
             Line::Summary(line) => summary = Some(line),
             _ => {}
         })?;
-        let summary = summary.with_context(|| format!("the cap left no summary:\n{}", self.last_words()))?;
+        let summary =
+            summary.with_context(|| format!("the cap left no summary:\n{}", self.last_words()))?;
         Ok((header.group, summary))
     }
 
@@ -194,7 +208,8 @@ impl CappedNode {
 
 impl Drop for CappedNode {
     fn drop(&mut self) {
-        // The second SIGTERM makes the cap kill the group; it is never killed itself, because it has the group to remove.
+        // The second SIGTERM makes the cap kill the group; it is never killed itself, because it
+        // has the group to remove.
         for patience in [Duration::from_secs(20), Duration::from_secs(20)] {
             let deadline = Instant::now() + patience;
             if matches!(self.child.try_wait(), Ok(Some(_)) | Err(_)) {

@@ -70,15 +70,24 @@ pub(crate) fn judge(findings: &Findings) -> Vec<Row> {
     let Findings { memory_bytes, summary, hammer, .. } = findings;
     let mut rows = Vec::new();
     let mut row = |what: &str, measured: String, goal: &str, met: Option<bool>| {
-        rows.push(Row { what: what.to_owned(), measured, goal: goal.to_owned(), met, figures: vec![] });
+        rows.push(Row {
+            what: what.to_owned(),
+            measured,
+            goal: goal.to_owned(),
+            met,
+            figures: vec![],
+        });
     };
     let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / MIB as f64);
 
     row("OOM kills", summary.oom_kills.to_string(), "0", Some(summary.oom_kills == 0));
     match metric(&findings.metrics, "thimble_worker_restarts_total") {
-        Some(restarts) => {
-            row("worker restarts (the node's word)", format!("{restarts:.0}"), "0", Some(restarts < 0.5))
-        }
+        Some(restarts) => row(
+            "worker restarts (the node's word)",
+            format!("{restarts:.0}"),
+            "0",
+            Some(restarts < 0.5),
+        ),
         None => row("worker restarts (the node's word)", "not told".into(), "0", Some(false)),
     }
     let restarted: Vec<String> = summary
@@ -144,7 +153,10 @@ pub(crate) fn judge(findings: &Findings) -> Vec<Row> {
             |peak| format!("{} in {} samples", signed(peak), samples.len()),
         ),
         &format!("at most {} ({UNACCOUNTED_STORM_PERCENT_MAX} %)", mib(most)),
-        Some(samples.len() >= UNACCOUNTED_SAMPLES_MIN && peak.is_some_and(|peak| peak <= most as i64)),
+        Some(
+            samples.len() >= UNACCOUNTED_SAMPLES_MIN
+                && peak.is_some_and(|peak| peak <= most as i64),
+        ),
     );
     row("charged memory, peak (page cache included)", mib(summary.charged_peak_bytes), "", None);
     let told = |name: &str, digits: usize| {
@@ -153,10 +165,17 @@ pub(crate) fn judge(findings: &Findings) -> Vec<Row> {
     };
     row("longest stall of rounds, seconds", told("thimble_longest_stall_seconds", 3), "", None);
     row("rounds skipped", told("thimble_rounds_skipped_total", 0), "", None);
-    if let (Some(some), Some(full)) = (summary.pressure_some_percent_max, summary.pressure_full_percent_max) {
+    if let (Some(some), Some(full)) =
+        (summary.pressure_some_percent_max, summary.pressure_full_percent_max)
+    {
         row("memory pressure, worst 10 s", format!("some {some:.1} %, full {full:.1} %"), "", None);
     }
-    row("the node's end after SIGTERM", summary.ended.clone(), "exit 0", Some(summary.ended == "exit 0"));
+    row(
+        "the node's end after SIGTERM",
+        summary.ended.clone(),
+        "exit 0",
+        Some(summary.ended == "exit 0"),
+    );
     tell(findings, &mut rows);
     rows
 }
@@ -165,8 +184,9 @@ pub(crate) fn judge(findings: &Findings) -> Vec<Row> {
 fn tell(findings: &Findings, rows: &mut [Row]) {
     let Some(row) = rows.last_mut() else { return };
     let Findings { summary, mode, .. } = findings;
-    let mut add =
-        |name: &str, value: f64, unit: &str| row.tells(&format!("storm {mode} > {name}"), value, unit);
+    let mut add = |name: &str, value: f64, unit: &str| {
+        row.tells(&format!("storm {mode} > {name}"), value, unit)
+    };
     add("anonymous memory, idle before", findings.idle_bytes as f64, "bytes");
     add("anonymous memory, peak", summary.anonymous_peak_bytes as f64, "bytes");
     add("anonymous memory, after", findings.after_bytes as f64, "bytes");
@@ -189,7 +209,8 @@ fn tell(findings: &Findings, rows: &mut [Row]) {
 pub(crate) fn table(rows: &[Row]) -> String {
     let heads = ("what", "measured", "goal");
     let width = |of: fn(&Row) -> &str, head: &str, least: usize| {
-        rows.iter().map(|row| of(row).chars().count()).chain([head.len(), least]).max().unwrap_or(0) + 2
+        rows.iter().map(|row| of(row).chars().count()).chain([head.len(), least]).max().unwrap_or(0)
+            + 2
     };
     let what = width(|row| &row.what, heads.0, 44);
     let measured = width(|row| &row.measured, heads.1, 26);
@@ -197,7 +218,8 @@ pub(crate) fn table(rows: &[Row]) -> String {
     let mut text = format!("\n{:<what$}{:<measured$}{:<goal$}met\n", heads.0, heads.1, heads.2);
     for row in rows {
         let met = row.met.map_or("", |met| if met { "yes" } else { "NO" });
-        let line = format!("{:<what$}{:<measured$}{:<goal$}{met}", row.what, row.measured, row.goal);
+        let line =
+            format!("{:<what$}{:<measured$}{:<goal$}{met}", row.what, row.measured, row.goal);
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{}", line.trim_end());
     }
@@ -268,13 +290,19 @@ mod tests {
 
     /// What is not met.
     fn failing(findings: &Findings) -> Vec<String> {
-        judge(findings).into_iter().filter(|row| row.met == Some(false)).map(|row| row.what).collect()
+        judge(findings)
+            .into_iter()
+            .filter(|row| row.met == Some(false))
+            .map(|row| row.what)
+            .collect()
     }
 
     #[test]
     fn a_calm_storm_is_good_at_the_limit() {
         assert_eq!(failing(&good()), [""; 0]);
-        assert!(judge(&good()).iter().any(|row| row.what == "operations done" && row.measured == "42"));
+        assert!(
+            judge(&good()).iter().any(|row| row.what == "operations done" && row.measured == "42")
+        );
     }
 
     #[test]
@@ -287,20 +315,27 @@ mod tests {
             }),
             ("worker restarts (the node's word)", |findings| findings.metrics.clear()),
             ("process restarts (seen from outside)", |findings| {
-                findings.summary.restarts.push(Restarts { role: "thimble sandbox-worker".into(), count: 1 });
+                findings
+                    .summary
+                    .restarts
+                    .push(Restarts { role: "thimble sandbox-worker".into(), count: 1 });
             }),
             ("hammer", |findings| findings.hammer.success = false),
             ("verification failures", |findings| {
-                findings.hammer.report = Some(serde_json::json!({"verification_failures": 1, "done": 1}));
+                findings.hammer.report =
+                    Some(serde_json::json!({"verification_failures": 1, "done": 1}));
             }),
             ("operations done", |findings| {
-                findings.hammer.report = Some(serde_json::json!({"verification_failures": 0, "done": 0}));
+                findings.hammer.report =
+                    Some(serde_json::json!({"verification_failures": 0, "done": 0}));
             }),
             ("anonymous memory, peak", |findings| findings.summary.anonymous_peak_bytes += 1),
             ("anonymous memory, 60 s after", |findings| findings.after_bytes += 1),
             ("memory that no pool holds, peak", |findings| findings.unaccounted_bytes[0] += 1),
             ("memory that no pool holds, peak", |findings| findings.unaccounted_bytes.truncate(9)),
-            ("the node's end after SIGTERM", |findings| findings.summary.ended = "ended by SIGKILL".into()),
+            ("the node's end after SIGTERM", |findings| {
+                findings.summary.ended = "ended by SIGKILL".into()
+            }),
         ];
         for (line, fault) in faults {
             let mut findings = good();
@@ -316,7 +351,10 @@ mod tests {
         findings.summary.anonymous_peak_bytes = 512 * MIB;
         assert_eq!(failing(&findings), [""; 0]);
         findings.memory_bytes = 256 * MIB;
-        assert_eq!(failing(&findings), ["anonymous memory, peak", "memory that no pool holds, peak"]);
+        assert_eq!(
+            failing(&findings),
+            ["anonymous memory, peak", "memory that no pool holds, peak"]
+        );
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! `+RTS -S`: one line for each collection, between a header and a summary.
 //!
-//! Columns: bytes allocated since the one before, bytes copied, bytes live, CPU and elapsed seconds of
-//! the collection, CPU and elapsed seconds since the start, two counts of page faults, the generation.
-//! Live bytes are true after a collection of the oldest generation only, and 0 with the non-moving
-//! collector while it still marks. With one generation (`-G1`) every line says generation 0, which
-//! looks like a minor one.
+//! Columns: bytes allocated since the one before, bytes copied, bytes live, CPU and elapsed seconds
+//! of the collection, CPU and elapsed seconds since the start, two counts of page faults, the
+//! generation. Live bytes are true after a collection of the oldest generation only, and 0 with the
+//! non-moving collector while it still marks. With one generation (`-G1`) every line says
+//! generation 0, which looks like a minor one.
 
 use super::{Collection, bytes, number};
 
@@ -69,7 +69,8 @@ mod tests {
 
     #[test]
     fn the_oldest_of_three_generations_is_the_major_one_and_live_may_be_untold() {
-        let line = |generation, live| format!("1 1 {live} 0.1 0.1 1.0 1.0 0 0  (Gen:  {generation})");
+        let line =
+            |generation, live| format!("1 1 {live} 0.1 0.1 1.0 1.0 0 0  (Gen:  {generation})");
         let mut reader = Reader::default();
         assert!(reader.line(&line(2, 10)).unwrap().major);
         assert!(!reader.line(&line(1, 10)).unwrap().major);

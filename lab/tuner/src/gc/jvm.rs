@@ -1,14 +1,15 @@
-//! `-Xlog:gc` and `-Xlog:gc*` (unified logging) with any decorations, as long as the uptime is among
-//! them when times are wanted.
+//! `-Xlog:gc` and `-Xlog:gc*` (unified logging) with any decorations, as long as the uptime is
+//! among them when times are wanted.
 //!
-//! * Serial, Parallel and G1 tell a collection in one line, `Pause Young ... 24M->4M(256M) 3.2ms`; with
-//!   `gc*` a line with its CPU time follows.
-//! * Concurrent cycles of G1, Shenandoah and ZGC tell their pauses one by one, with other collections in
-//!   between; they are put together by the number of the collection, and complete with the line that
-//!   ends the cycle, or, for a short cycle of Shenandoah, with the first line of the next.
+//! * Serial, Parallel and G1 tell a collection in one line, `Pause Young ... 24M->4M(256M) 3.2ms`;
+//!   with `gc*` a line with its CPU time follows.
+//! * Concurrent cycles of G1, Shenandoah and ZGC tell their pauses one by one, with other
+//!   collections in between; they are put together by the number of the collection, and complete
+//!   with the line that ends the cycle, or, for a short cycle of Shenandoah, with the first line of
+//!   the next.
 //!
-//! ZGC tells its pauses with `gc*` only. Threads that had to wait for memory (allocation stalls) are not
-//! pauses of a collection and are not counted.
+//! ZGC tells its pauses with `gc*` only. Threads that had to wait for memory (allocation stalls)
+//! are not pauses of a collection and are not counted.
 
 use super::{Collection, bytes, number};
 
@@ -41,7 +42,10 @@ impl Reader {
         let id: u64 = id.parse().ok()?;
         // Phases are indented, or marked with the generation: `Y: Pause Mark Start`.
         let text = text.trim();
-        let text = text.split_once(": ").filter(|(mark, _)| mark.len() == 1).map_or(text, |(_, rest)| rest);
+        let text = text
+            .split_once(": ")
+            .filter(|(mark, _)| mark.len() == 1)
+            .map_or(text, |(_, rest)| rest);
         let seconds = uptime(decorations);
         if let Some(cpu) = text.strip_prefix("User=") {
             return self.cpu(id, cpu);
@@ -76,8 +80,12 @@ impl Reader {
         if text.starts_with("Concurrent cleanup ") {
             let (_, live, heap) = sizes(text)?;
             let cycle = self.cycle(id)?;
-            cycle.told =
-                Collection { seconds, live_bytes: Some(live), heap_bytes: Some(heap), ..cycle.told.clone() };
+            cycle.told = Collection {
+                seconds,
+                live_bytes: Some(live),
+                heap_bytes: Some(heap),
+                ..cycle.told.clone()
+            };
             cycle.cleaned = true;
             return cycle.updated.then(|| self.take(id)).flatten().map(Cycle::whole);
         }
@@ -218,7 +226,10 @@ mod tests {
              [2026-11-23T08:02:30.917+0000][59ms] GC(1) Pause Young (Allocation Failure) 17M->1M(61M) 3.974ms\n",
         );
         assert_eq!(found.len(), 3);
-        assert_eq!((found[0].seconds, found[0].pause_millis, found[0].major), (Some(0.055), 1.755, false));
+        assert_eq!(
+            (found[0].seconds, found[0].pause_millis, found[0].major),
+            (Some(0.055), 1.755, false)
+        );
         assert_eq!((found[0].live_bytes, found[0].heap_bytes), (Some(MIB), Some(64 * MIB)));
         assert_eq!((found[1].major, found[1].live_bytes), (true, Some(512 << 10)));
         assert_eq!(found[2].seconds, Some(0.059));
@@ -248,7 +259,10 @@ mod tests {
         );
         assert_eq!(found.len(), 2);
         assert!(!found[0].major);
-        assert_eq!((found[1].major, found[1].pause_millis, found[1].seconds), (true, 2.5, Some(1.4)));
+        assert_eq!(
+            (found[1].major, found[1].pause_millis, found[1].seconds),
+            (true, 2.5, Some(1.4))
+        );
         assert_eq!((found[1].live_bytes, found[1].heap_bytes), (Some(27 * MIB), Some(60 * MIB)));
     }
 

@@ -1,8 +1,9 @@
 //! What garbage collectors say of themselves while they run: one [`Collection`] for each line (or
 //! group of lines) of the log of a runtime.
 //!
-//! Logs are read as from a stranger: a line longer than [`LINE_BYTES_MAX`] is passed over, numbers have
-//! to be finite, not negative and below [`NUMBER_MAX`], and no reader holds more than a few collections.
+//! Logs are read as from a stranger: a line longer than [`LINE_BYTES_MAX`] is passed over, numbers
+//! have to be finite, not negative and below [`NUMBER_MAX`], and no reader holds more than a few
+//! collections.
 
 mod ghc;
 mod go;
@@ -11,7 +12,8 @@ mod node;
 
 /// Longest line that is read. GHC's have some 100 bytes, those of a JVM some 200.
 pub const LINE_BYTES_MAX: usize = 4096;
-/// Largest number believed: a terabyte in MiB, a year in milliseconds and a petabyte in bytes are below.
+/// Largest number believed: a terabyte in MiB, a year in milliseconds and a petabyte in bytes are
+/// below.
 pub const NUMBER_MAX: f64 = 1e16;
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -55,8 +57,8 @@ pub struct Collection {
     pub cpu_millis: Option<f64>,
     /// What was still in use after it.
     pub live_bytes: Option<u64>,
-    /// What the runtime holds for its heap after it. For Go this is the size it lets the heap grow to
-    /// before the next collection.
+    /// What the runtime holds for its heap after it. For Go this is the size it lets the heap grow
+    /// to before the next collection.
     pub heap_bytes: Option<u64>,
 }
 
@@ -110,7 +112,9 @@ mod tests {
 
     #[test]
     fn no_number_is_believed_that_is_none() {
-        for text in ["", "-1", "nan", "inf", "1e3", "99999999999999999999", "1.2.3", "+1", "0x1", "."] {
+        for text in
+            ["", "-1", "nan", "inf", "1e3", "99999999999999999999", "1.2.3", "+1", "0x1", "."]
+        {
             assert_eq!(number(text), None, "{text}");
         }
         assert_eq!(number("0.50"), Some(0.5));
@@ -119,8 +123,7 @@ mod tests {
 
     #[test]
     fn a_line_without_end_is_passed_over() {
-        let line =
-            "gc 1 @0.001s 10%: 0.11+0.27+0.008 ms clock, 0.22+0.16/0/0+0.017 ms cpu, 3->4->0 MB, 4 MB goal";
+        let line = "gc 1 @0.001s 10%: 0.11+0.27+0.008 ms clock, 0.22+0.16/0/0+0.017 ms cpu, 3->4->0 MB, 4 MB goal";
         assert!(Reader::new(Dialect::Go).line(line).is_some());
         let long = format!("{line}{}", " ".repeat(LINE_BYTES_MAX));
         assert_eq!(Reader::new(Dialect::Go).line(&long), None);

@@ -4,7 +4,8 @@
 use super::{Collection, mebibytes, number};
 
 pub(super) fn line(line: &str) -> Option<Collection> {
-    // [process:isolate] milliseconds ms: kind used (held) -> used (held) MB, pause / external ms ...
+    // [process:isolate] milliseconds ms: kind used (held) -> used (held) MB, pause / external ms
+    // ...
     let (_, rest) = line.strip_prefix('[')?.split_once(']')?;
     let (millis, rest) = rest.split_once(" ms: ")?;
     let (before, rest) = rest.split_once(" -> ")?;

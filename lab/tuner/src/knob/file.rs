@@ -53,7 +53,8 @@ pub(crate) struct Log {
 impl Log {
     /// Whether it goes to a file of its own.
     pub(crate) fn has_file(&self) -> bool {
-        let in_argument = |argument: &Argument| argument.template.iter().any(|word| word.contains("{file}"));
+        let in_argument =
+            |argument: &Argument| argument.template.iter().any(|word| word.contains("{file}"));
         self.way.text.contains("{file}") || self.way.argument.as_ref().is_some_and(in_argument)
     }
 }
@@ -154,7 +155,11 @@ pub(crate) fn read(path: &Path) -> Result<Runtime> {
 
 fn parse(text: &str) -> Result<Runtime> {
     let file: File = toml::from_str(text)?;
-    ensure!(file.knob.len() <= KNOBS_MAX, "{} knobs, but {KNOBS_MAX} at most are searched", file.knob.len());
+    ensure!(
+        file.knob.len() <= KNOBS_MAX,
+        "{} knobs, but {KNOBS_MAX} at most are searched",
+        file.knob.len()
+    );
     short(&file.name, "name")?;
     short(&file.title, "title")?;
     let pass = file.pass;
@@ -247,12 +252,16 @@ fn value(value: &toml::Value, relative: Option<Relative>, suffix: Option<Suffix>
     short(&text, "value")?;
     let Some(Relative::Peak) = relative else { return Ok(Value::Fixed(text)) };
     let part: f64 = text.parse().with_context(|| format!("`{text}` is no part of the peak"))?;
-    ensure!(part > 0.0 && part <= 10.0, "{part} is no part of the peak: more than 0, and 10 at most");
+    ensure!(
+        part > 0.0 && part <= 10.0,
+        "{part} is no part of the peak: more than 0, and 10 at most"
+    );
     Ok(Value::OfPeak(part, suffix.context("`relative` wants a `suffix`: m, MiB, hex or nothing")?))
 }
 
 fn way(form: Form) -> Result<Way> {
-    let argument = form.argument.map(|words| Argument { template: words.list(), place: form.place });
+    let argument =
+        form.argument.map(|words| Argument { template: words.list(), place: form.place });
     ensure!(
         argument.is_some() || form.environment.is_some(),
         "it does not say how a value gets to the program: `argument` or `environment`"
@@ -262,7 +271,10 @@ fn way(form: Form) -> Result<Way> {
     }
     if let Some(name) = &form.environment {
         short(name, "environment")?;
-        ensure!(!name.is_empty() && !name.contains(['=', '\0']), "`{name}` is no name of a variable");
+        ensure!(
+            !name.is_empty() && !name.contains(['=', '\0']),
+            "`{name}` is no name of a variable"
+        );
     }
     let environment = form.environment.map(|name| Variable { name, join: form.join });
     Ok(Way { argument, environment, text: form.text.unwrap_or_default() })
@@ -327,7 +339,10 @@ mod tests {
             ("values = [1]", "how a value gets to the program"),
             ("values = [1]\nargument = '--x'", "no `{}` for the value"),
             ("values = [[1]]\nargument = '{}'", "a text or a number"),
-            ("values = ['a']\nrelative = 'peak'\nsuffix = 'm'\nargument = '{}'", "no part of the peak"),
+            (
+                "values = ['a']\nrelative = 'peak'\nsuffix = 'm'\nargument = '{}'",
+                "no part of the peak",
+            ),
             ("values = [0.5]\nrelative = 'peak'\nargument = '{}'", "wants a `suffix`"),
             ("values = [1]\nenvironment = 'A=B'", "no name of a variable"),
             ("values = [1]\nargument = '{}'\nodd = 1", "odd"),

@@ -1,7 +1,9 @@
-//! Settings that can be tried: a file for each runtime, and files of the user's own in the same form.
+//! Settings that can be tried: a file for each runtime, and files of the user's own in the same
+//! form.
 //!
 //! A knob has a name, a sentence that says what it does and costs, the values that are tried beside
-//! the default, and how a value gets to the program: as arguments or in a variable of the environment.
+//! the default, and how a value gets to the program: as arguments or in a variable of the
+//! environment.
 //!
 //! What bounds it: the bytes of a file, [`KNOBS_MAX`], [`VALUES_MAX`] and [`TEXT_BYTES_MAX`].
 //! What it must never know: what a setting did.
@@ -73,7 +75,8 @@ pub(crate) struct Way {
     pub(crate) text: String,
 }
 
-/// Words of the command line; `{}` as a word of its own takes the texts of all knobs that have the same template.
+/// Words of the command line; `{}` as a word of its own takes the texts of all knobs that have the
+/// same template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Argument {
     pub(crate) template: Vec<String>,
@@ -176,6 +179,9 @@ mod tests {
         assert_eq!(of(Suffix::Hex), format!("{:x}", 620_u64 << 20));
         assert_eq!(Value::OfPeak(0.1, Suffix::None).text(1 << 20), "1", "never nothing");
         assert_eq!(Value::Fixed("off".into()).text(0), "off");
-        assert_eq!((rounded(99), rounded(104), rounded(105), rounded(9_949)), (99, 100, 110, 9_900));
+        assert_eq!(
+            (rounded(99), rounded(104), rounded(105), rounded(9_949)),
+            (99, 100, 110, 9_900)
+        );
     }
 }

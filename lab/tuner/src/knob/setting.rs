@@ -64,7 +64,8 @@ pub(crate) struct Applied {
     pub(crate) command: Vec<String>,
     /// Variables, beside those that the command gets anyway.
     pub(crate) environment: Vec<(String, String)>,
-    /// Lines of a configuration file, which the command is given as the file [`CONFIG`] stands for.
+    /// Lines of a configuration file, which the command is given as the file [`CONFIG`] stands
+    /// for.
     pub(crate) config: Vec<String>,
     front: Vec<String>,
     end: Vec<(Vec<String>, Vec<String>)>,
@@ -76,7 +77,8 @@ impl Applied {
         Self { command: command.to_vec(), ..Self::default() }
     }
 
-    /// Turns knobs. `inherited` is a variable's value in the environment, to which a joined one is added.
+    /// Turns knobs. `inherited` is a variable's value in the environment, to which a joined one is
+    /// added.
     pub(crate) fn turned(
         command: &[String],
         texts: &[(&super::Way, String)],
@@ -89,7 +91,8 @@ impl Applied {
             match way.chosen(by) {
                 Chosen::Argument(argument) => applied.add_argument(argument, &text),
                 Chosen::Environment(variable) => {
-                    let known = applied.environment.iter_mut().find(|(name, _)| *name == variable.name);
+                    let known =
+                        applied.environment.iter_mut().find(|(name, _)| *name == variable.name);
                     match (known, &variable.join) {
                         (Some((_, known)), Some(join)) => {
                             known.push_str(join);
@@ -131,10 +134,12 @@ impl Applied {
         }
         match argument.place {
             Place::First => self.front.extend(fill(&argument.template, &words)),
-            Place::End => match self.end.iter_mut().find(|(template, _)| *template == argument.template) {
-                Some((_, all)) => all.extend(words),
-                None => self.end.push((argument.template.clone(), words)),
-            },
+            Place::End => {
+                match self.end.iter_mut().find(|(template, _)| *template == argument.template) {
+                    Some((_, all)) => all.extend(words),
+                    None => self.end.push((argument.template.clone(), words)),
+                }
+            }
         }
     }
 
@@ -167,7 +172,12 @@ mod tests {
     use super::super::{read, shipped};
     use super::*;
 
-    fn turned(runtime: &str, command: &[&str], values: &[(&str, &str)], by: By) -> (String, String) {
+    fn turned(
+        runtime: &str,
+        command: &[&str],
+        values: &[(&str, &str)],
+        by: By,
+    ) -> (String, String) {
         let runtime = shipped(runtime).unwrap();
         let texts: Vec<_> = values
             .iter()
@@ -196,7 +206,8 @@ mod tests {
             ("node run".into(), "GHCRTS=-A4m -c".into())
         );
         assert_eq!(
-            turned("jvm", &["java", "-jar", "x.jar"], &[("MaxHeapFreeRatio", "10")], By::Argument).0,
+            turned("jvm", &["java", "-jar", "x.jar"], &[("MaxHeapFreeRatio", "10")], By::Argument)
+                .0,
             "java -XX:MinHeapFreeRatio=5 -XX:MaxHeapFreeRatio=10 -jar x.jar"
         );
         assert_eq!(
@@ -223,12 +234,20 @@ mod tests {
     #[test]
     fn lines_of_a_configuration_file_are_gathered() {
         let runtime = shipped("thimble").unwrap();
-        let texts: Vec<_> = runtime.knobs.iter().take(2).map(|knob| (&knob.way, "7".to_owned())).collect();
-        let applied =
-            Applied::turned(&["thimble".to_owned(), "run".to_owned()], &texts, By::Argument, |_| None);
+        let texts: Vec<_> =
+            runtime.knobs.iter().take(2).map(|knob| (&knob.way, "7".to_owned())).collect();
+        let applied = Applied::turned(
+            &["thimble".to_owned(), "run".to_owned()],
+            &texts,
+            By::Argument,
+            |_| None,
+        );
         assert_eq!(applied.config.len(), 2);
         assert!(
-            applied.config.iter().all(|line| line.starts_with("limits.governor.") && line.ends_with("= 7"))
+            applied
+                .config
+                .iter()
+                .all(|line| line.starts_with("limits.governor.") && line.ends_with("= 7"))
         );
         assert_eq!(applied.with_config_at("/x").command.join(" "), "thimble run --config /x");
     }

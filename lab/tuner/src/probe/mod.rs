@@ -1,5 +1,5 @@
-//! Asks a program at a set rate, and notes how late each answer is against the moment at which it was
-//! asked for: an answer that keeps the next question waiting is late for both (open loop).
+//! Asks a program at a set rate, and notes how late each answer is against the moment at which it
+//! was asked for: an answer that keeps the next question waiting is late for both (open loop).
 //!
 //! What bounds it: [`IN_FLIGHT_MAX`] questions without an answer, [`PATIENCE`] for each; more that
 //! fall due meanwhile are misses.
@@ -63,8 +63,10 @@ pub(crate) async fn ask(
             drop(permit);
         });
     }
-    // Answers that are still awaited: the program is alive yet, and gets as long as its goal may take.
-    let _ = tokio::time::timeout(PATIENCE, async { while asked.join_next().await.is_some() {} }).await;
+    // Answers that are still awaited: the program is alive yet, and gets as long as its goal may
+    // take.
+    let _ =
+        tokio::time::timeout(PATIENCE, async { while asked.join_next().await.is_some() {} }).await;
 }
 
 fn note(samples: &Mutex<Samples>, answer: Result<f64, String>) {

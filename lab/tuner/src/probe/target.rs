@@ -37,12 +37,12 @@ impl Target {
     /// `parameters`: JSON, an array or an object.
     pub(crate) fn rpc(address: &str, method: &str, parameters: Option<&str>) -> Result<Self> {
         let parameters: serde_json::Value = match parameters {
-            Some(text) => {
-                serde_json::from_str(text).with_context(|| format!("the parameters `{text}` are no JSON"))?
-            }
+            Some(text) => serde_json::from_str(text)
+                .with_context(|| format!("the parameters `{text}` are no JSON"))?,
             None => serde_json::json!([]),
         };
-        let body = serde_json::json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters});
+        let body =
+            serde_json::json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters});
         Ok(Self::Rpc(client()?, checked(address)?, body.to_string()))
     }
 
@@ -60,11 +60,13 @@ impl Target {
                 let request = client.post(address).header("content-type", "application/json");
                 let answer = request.body(body.clone()).send().await.map_err(words)?;
                 let body = read(answer).await?;
-                let answer: serde_json::Value =
-                    serde_json::from_slice(&body).map_err(|_| "the answer is no JSON".to_owned())?;
+                let answer: serde_json::Value = serde_json::from_slice(&body)
+                    .map_err(|_| "the answer is no JSON".to_owned())?;
                 match answer.get("error").filter(|error| !error.is_null()) {
                     Some(error) => Err(format!("the answer is an error: {error}")),
-                    None if answer.get("result").is_none() => Err("the answer has no result".into()),
+                    None if answer.get("result").is_none() => {
+                        Err("the answer has no result".into())
+                    }
                     None => Ok(()),
                 }
             }
@@ -73,7 +75,11 @@ impl Target {
                 shell.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::null());
                 shell.stderr(Stdio::null()).kill_on_drop(true);
                 let status = shell.status().await.map_err(|error| format!("sh: {error}"))?;
-                if status.success() { Ok(()) } else { Err(format!("the probe ended with {status}")) }
+                if status.success() {
+                    Ok(())
+                } else {
+                    Err(format!("the probe ended with {status}"))
+                }
             }
         }
     }

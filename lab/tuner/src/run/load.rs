@@ -1,4 +1,5 @@
-//! The work that is put on a program: a command of the shell, or one of our own load drivers by name.
+//! The work that is put on a program: a command of the shell, or one of our own load drivers by
+//! name.
 
 use std::{path::Path, process::Stdio, time::Duration};
 
@@ -37,7 +38,8 @@ impl Load {
         shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child =
             shell.process_group(0).kill_on_drop(true).spawn().context("starting the load (sh)")?;
-        let group = child.id().and_then(|pid| i32::try_from(pid).ok()).map(nix::unistd::Pid::from_raw);
+        let group =
+            child.id().and_then(|pid| i32::try_from(pid).ok()).map(nix::unistd::Pid::from_raw);
         let (output, error) = (child.stdout.take(), child.stderr.take());
         let printed = tokio::spawn(async move {
             let (output, error) = tokio::join!(tail(output), tail(error));

@@ -2,10 +2,11 @@
 //! and what the kernel, the runtime and the clock say of it.
 //!
 //! The command runs under `thimble-lab cap`, in a process of its own, which ends with us and leaves
-//! nothing behind; its memory is that of all its processes. The work put on it stands outside the cap.
+//! nothing behind; its memory is that of all its processes. The work put on it stands outside the
+//! cap.
 //!
-//! What bounds it: the plan's times; a run ends [`STOP_PATIENCE`] after it is told to at the latest.
-//! What it must never know: which setting is better.
+//! What bounds it: the plan's times; a run ends [`STOP_PATIENCE`] after it is told to at the
+//! latest. What it must never know: which setting is better.
 
 mod load;
 mod outcome;
@@ -163,7 +164,8 @@ async fn measure(
         miss: plan.miss.clone(),
         dialect: plan.log.as_ref().filter(|log| !log.has_file()).map(|log| log.dialect),
     };
-    let waits_for_line = patterns.ready.is_some() || (plan.beat.is_some() && ready_target.is_none());
+    let waits_for_line =
+        patterns.ready.is_some() || (plan.beat.is_some() && ready_target.is_none());
     let output = Output::new(patterns);
     let readers = [
         child.stdout.take().map(|pipe| tokio::spawn(output.clone().read(pipe))),
@@ -251,7 +253,8 @@ struct UnderWay<'a> {
 }
 
 impl UnderWay<'_> {
-    /// Until the command is ready, has been worked on and asked for as long as planned, or ended before.
+    /// Until the command is ready, has been worked on and asked for as long as planned, or ended
+    /// before.
     async fn until_end(&self, child: &mut Child) -> Result<(Verdict, Work)> {
         let mut work = Work { ready_at: None, ended: None, lateness: None };
         let mut stop = self.stop.clone();
@@ -263,8 +266,11 @@ impl UnderWay<'_> {
             _ = stop.wait_for(|stop| *stop) => return self.stopped(child).await,
         };
         let Some(at) = waited else {
-            let verdict =
-                if work.ended.is_some() { Verdict::Fine } else { Verdict::NotReady(self.started.elapsed()) };
+            let verdict = if work.ended.is_some() {
+                Verdict::Fine
+            } else {
+                Verdict::NotReady(self.started.elapsed())
+            };
             return Ok((verdict, work));
         };
         work.ready_at = Some(at);
@@ -272,10 +278,9 @@ impl UnderWay<'_> {
 
         let samples = Arc::new(Mutex::new(Samples::default()));
         let (end_asking, asking) = watch::channel(false);
-        let asker = self
-            .target
-            .clone()
-            .map(|target| tokio::spawn(probe::ask(target, self.plan.per_second, samples.clone(), asking)));
+        let asker = self.target.clone().map(|target| {
+            tokio::spawn(probe::ask(target, self.plan.per_second, samples.clone(), asking))
+        });
         let mut load = match &self.plan.load {
             Some(load) => Some(Load::start(&self.names.fill(load), &self.plan.exe)?),
             None => None,
@@ -324,13 +329,15 @@ impl UnderWay<'_> {
             } else {
                 let _ = asker.await;
             }
-            let asked = std::mem::take(&mut *samples.lock().unwrap_or_else(PoisonError::into_inner));
+            let asked =
+                std::mem::take(&mut *samples.lock().unwrap_or_else(PoisonError::into_inner));
             all.add(asked);
         }
         if let Some(load) = load {
             load.stop().await;
         }
-        let is_asked = self.plan.probe.is_some() || self.plan.beat.is_some() || self.plan.miss.is_some();
+        let is_asked =
+            self.plan.probe.is_some() || self.plan.beat.is_some() || self.plan.miss.is_some();
         work.lateness = is_asked.then(|| all.summary());
         Ok((verdict, work))
     }
@@ -357,7 +364,8 @@ async fn end(child: &mut Child, has_ended: bool) -> Result<()> {
     let signal = |child: &Child| {
         if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
             // It may have ended, which is what is wanted.
-            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::SIGTERM);
+            let _ =
+                nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::SIGTERM);
         }
     };
     if !has_ended {
@@ -373,7 +381,13 @@ async fn end(child: &mut Child, has_ended: bool) -> Result<()> {
     Ok(())
 }
 
-fn outcome(verdict: Verdict, summary: &Summary, stopped_by_us: bool, left: u64, output: &Output) -> Outcome {
+fn outcome(
+    verdict: Verdict,
+    summary: &Summary,
+    stopped_by_us: bool,
+    left: u64,
+    output: &Output,
+) -> Outcome {
     let tail = || output.tail();
     if summary.oom_kills > 0 {
         let at = budget::format_size(summary.anonymous_peak_bytes.max(summary.shared_peak_bytes));
@@ -385,7 +399,11 @@ fn outcome(verdict: Verdict, summary: &Summary, stopped_by_us: bool, left: u64, 
     }
     match verdict {
         Verdict::NotReady(waited) => {
-            return Outcome::NeverReady(format!("not within {:.0} s\n{}", waited.as_secs_f64(), tail()));
+            return Outcome::NeverReady(format!(
+                "not within {:.0} s\n{}",
+                waited.as_secs_f64(),
+                tail()
+            ));
         }
         Verdict::Load(words) => return Outcome::LoadFailed(words),
         Verdict::Fine => {}
@@ -410,14 +428,16 @@ fn outcome(verdict: Verdict, summary: &Summary, stopped_by_us: bool, left: u64, 
 fn own_cpu_seconds() -> f64 {
     let of = |who| {
         getrusage(who).map_or(0.0, |usage| {
-            let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+            let seconds =
+                |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
             seconds(usage.user_time()) + seconds(usage.system_time())
         })
     };
     of(UsageWho::RUSAGE_SELF) + of(UsageWho::RUSAGE_CHILDREN)
 }
 
-/// Memory that cannot be dropped: anonymous, and shared memory, in which some collectors keep the heap.
+/// Memory that cannot be dropped: anonymous, and shared memory, in which some collectors keep the
+/// heap.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
     peak_bytes: u64,

@@ -1,8 +1,8 @@
 //! What a command prints, line by line as it comes: when it is ready, its beats, its misses, its
 //! collector's report, and the last lines for the words of an error.
 //!
-//! What bounds it: [`LINE_BYTES_MAX`] of a line are looked at, [`TAIL_LINES`] are kept. A command is
-//! never kept waiting: what it prints is taken off the pipe as fast as it comes.
+//! What bounds it: [`LINE_BYTES_MAX`] of a line are looked at, [`TAIL_LINES`] are kept. A command
+//! is never kept waiting: what it prints is taken off the pipe as fast as it comes.
 
 use std::{
     collections::VecDeque,
@@ -130,7 +130,9 @@ impl Output {
         let mut line = Vec::new();
         while let Ok(count @ 1..) = from.read(&mut buffer).await {
             let now = Instant::now();
-            for part in buffer.get(..count).unwrap_or_default().split_inclusive(|byte| *byte == b'\n') {
+            for part in
+                buffer.get(..count).unwrap_or_default().split_inclusive(|byte| *byte == b'\n')
+            {
                 let room = LINE_BYTES_MAX.saturating_sub(line.len());
                 line.extend_from_slice(part.get(..room).unwrap_or(part));
                 if part.ends_with(b"\n") {
@@ -160,7 +162,10 @@ impl Output {
         }
         let beat = patterns.beat.as_ref().and_then(|beat| beat.captures(text));
         if let Some(beat) = &beat {
-            match (beat.get(1).map(|group| group.as_str().trim().parse::<f64>()), patterns.beat_period) {
+            match (
+                beat.get(1).map(|group| group.as_str().trim().parse::<f64>()),
+                patterns.beat_period,
+            ) {
                 (Some(Ok(millis)), _) => seen.samples.late(millis),
                 (Some(Err(_)), _) => {
                     seen.samples.missed(&format!("a beat does not say how late it is: {text}"));
@@ -236,7 +241,8 @@ mod tests {
     async fn beats_say_how_late_they_are() {
         let output = Output::new(patterns(r"late ([0-9.]+) ms"));
         let text =
-            b"loading\nbeat 1 late 1.5 ms\nbeat 2 late 40 ms\nlate . ms\nend without a newline".as_slice();
+            b"loading\nbeat 1 late 1.5 ms\nbeat 2 late 40 ms\nlate . ms\nend without a newline"
+                .as_slice();
         output.clone().read(text).await;
         let lateness = output.samples().summary();
         assert_eq!((lateness.count, lateness.max_millis, lateness.misses), (2, 40.0, 1));
@@ -255,7 +261,8 @@ mod tests {
         });
         let start = Instant::now();
         for (index, late) in [5, 0, 30, 0].into_iter().enumerate() {
-            let at = start + Duration::from_millis(100) * index as u32 + Duration::from_millis(late);
+            let at =
+                start + Duration::from_millis(100) * index as u32 + Duration::from_millis(late);
             output.line("tick", at, None);
         }
         output.line("MISSED slot 7", start, None);

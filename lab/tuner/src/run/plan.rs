@@ -75,7 +75,8 @@ pub(crate) struct Names(Vec<(&'static str, String)>);
 impl Names {
     pub(crate) fn new(folder: &str, ports: &[u16]) -> Self {
         let names = ["{port}", "{port2}", "{port3}"].into_iter();
-        let mut all: Vec<_> = names.zip(ports).map(|(name, port)| (name, port.to_string())).collect();
+        let mut all: Vec<_> =
+            names.zip(ports).map(|(name, port)| (name, port.to_string())).collect();
         all.push(("{folder}", folder.to_owned()));
         Self(all)
     }
@@ -87,10 +88,13 @@ impl Names {
 
 /// Free ports of the loopback address: nobody had them a moment ago.
 pub(crate) fn free_ports(count: usize) -> Result<Vec<u16>> {
-    let open: Vec<_> =
-        (0..count).map(|_| std::net::TcpListener::bind(("127.0.0.1", 0))).collect::<Result<_, _>>()?;
-    let ports: Vec<u16> =
-        open.iter().map(|socket| Ok(socket.local_addr()?.port())).collect::<std::io::Result<_>>()?;
+    let open: Vec<_> = (0..count)
+        .map(|_| std::net::TcpListener::bind(("127.0.0.1", 0)))
+        .collect::<Result<_, _>>()?;
+    let ports: Vec<u16> = open
+        .iter()
+        .map(|socket| Ok(socket.local_addr()?.port()))
+        .collect::<std::io::Result<_>>()?;
     ensure!(ports.len() == count, "{count} ports were asked for, and {} are free", ports.len());
     Ok(ports)
 }
@@ -105,6 +109,9 @@ mod tests {
         let names = Names::new("/tmp/x", &ports);
         let filled = names.fill("serve --port {port} --peer {port2} --data {folder}/data {port}");
         let [first, second, _] = ports.as_slice() else { panic!("three were asked for") };
-        assert_eq!(filled, format!("serve --port {first} --peer {second} --data /tmp/x/data {first}"));
+        assert_eq!(
+            filled,
+            format!("serve --port {first} --peer {second} --data /tmp/x/data {first}")
+        );
     }
 }

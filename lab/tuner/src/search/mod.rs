@@ -4,15 +4,16 @@
 //! 2. Each knob alone, at its most saving value and, if that does nothing, at its last. A knob that
 //!    changes nothing in either is dead (the program overrides it, or it does not matter here).
 //! 3. Together: all values that help alone at once; then steps from the best setting, one knob at a
-//!    time, the most promising first. A step is taken when it is better by more than its own spread,
-//!    over runs of both in turns.
-//! 4. Confirmation: the best against the default, in turns, judged by the method of
-//!    `thimble-lab compare --pair`. One that fails there makes room for the next.
+//!    time, the most promising first. A step is taken when it is better by more than its own
+//!    spread, over runs of both in turns.
+//! 4. Confirmation: the best against the default, in turns, judged by the method of `thimble-lab
+//!    compare --pair`. One that fails there makes room for the next.
 //!
-//! What follows is decided by what was measured and by the time that was spent, both of which are in
-//! the journal: a search begun again goes on where it stopped.
+//! What follows is decided by what was measured and by the time that was spent, both of which are
+//! in the journal: a search begun again goes on where it stopped.
 //!
-//! What bounds it: the time budget, and [`RUNS_MAX`] runs. What it must never know: how a run is made.
+//! What bounds it: the time budget, and [`RUNS_MAX`] runs. What it must never know: how a run is
+//! made.
 
 mod alone;
 mod table;
@@ -51,7 +52,8 @@ const LADDER_MAX: usize = 12;
 
 /// Makes runs, or knows them from before.
 pub(crate) trait Bench {
-    /// Runs the setting once. Errors end the search: the user's stop, a machine too busy to judge on.
+    /// Runs the setting once. Errors end the search: the user's stop, a machine too busy to judge
+    /// on.
     async fn run(&mut self, setting: &Setting, why: &str) -> Result<Measured>;
     /// Runs the default once under another cap.
     async fn run_capped(&mut self, cap_bytes: u64) -> Result<Measured>;
@@ -113,7 +115,8 @@ pub(crate) struct Found {
 pub(crate) enum End {
     /// A setting that is better than the default.
     Better(Confirmed),
-    /// The default is as good as anything that was tried; with the best that was confirmed and was not.
+    /// The default is as good as anything that was tried; with the best that was confirmed and was
+    /// not.
     Default(Option<Confirmed>),
     /// Nothing lives under the cap: the smallest larger one under which the default did.
     Killed { lived_at: Option<u64>, tried: Vec<u64> },
@@ -128,8 +131,8 @@ pub(crate) enum End {
 pub(crate) struct Confirmed {
     pub(crate) setting: Setting,
     pub(crate) turns: usize,
-    /// Logarithms of the setting's figure over the default's, over turns; none where the default does
-    /// not live or meet the goal.
+    /// Logarithms of the setting's figure over the default's, over turns; none where the default
+    /// does not live or meet the goal.
     pub(crate) memory: Option<Paired>,
     pub(crate) cpu: Option<Paired>,
     /// Settings that came before it and did not hold.
@@ -162,7 +165,8 @@ pub(crate) async fn search<B: Bench>(bench: &mut B, asked: &Asked) -> Result<Fou
     for _ in 0..DEFAULT_RUNS {
         let run = search.run(&default, "the default").await?;
         let is_memory = matches!(run.outcome, Outcome::OutOfMemory(_))
-            || asked.is_capped && !matches!(run.outcome, Outcome::LeftBehind(_) | Outcome::LoadFailed(_));
+            || asked.is_capped
+                && !matches!(run.outcome, Outcome::LeftBehind(_) | Outcome::LoadFailed(_));
         if !run.outcome.lived() && !is_memory {
             bail!(Unusable(run.outcome));
         }
@@ -194,7 +198,14 @@ pub(crate) async fn measure<B: Bench>(bench: &mut B, asked: &Asked, runs: usize)
         search.run(&Setting::default(), "as it is").await?;
     }
     let table = search.table;
-    Ok(Found { table, judge, fates: Vec::new(), end: End::Measured, goal_of_default: None, peak_bytes: 0 })
+    Ok(Found {
+        table,
+        judge,
+        fates: Vec::new(),
+        end: End::Measured,
+        goal_of_default: None,
+        peak_bytes: 0,
+    })
 }
 
 impl<B: Bench> Search<'_, B> {
@@ -215,19 +226,32 @@ impl<B: Bench> Search<'_, B> {
         }
         let counts = default.runs.iter().filter_map(late).any(|lateness| lateness.count > 0);
         let worst = |of: fn(&Lateness) -> f64| {
-            default.runs.iter().filter(|run| run.outcome.lived()).filter_map(late).map(of).reduce(f64::max)
+            default
+                .runs
+                .iter()
+                .filter(|run| run.outcome.lived())
+                .filter_map(late)
+                .map(of)
+                .reduce(f64::max)
         };
         if counts {
             let p99 = worst(|lateness| lateness.p99_millis)?;
-            return Some(Goal { figure: Figure::P99, below: p99 * SAME_LATENESS + SAME_LATENESS_MILLIS });
+            return Some(Goal {
+                figure: Figure::P99,
+                below: p99 * SAME_LATENESS + SAME_LATENESS_MILLIS,
+            });
         }
-        Some(Goal { figure: Figure::Misses, below: worst(|lateness| lateness.misses as f64)? + 1.0 })
+        Some(Goal {
+            figure: Figure::Misses,
+            below: worst(|lateness| lateness.misses as f64)? + 1.0,
+        })
     }
 
     /// How long a run takes, from start to end.
     fn run_length(&self) -> Duration {
         let runs = self.table.0.values().flat_map(|trial| &trial.runs);
-        let lengths: Vec<f64> = runs.filter(|run| run.outcome.lived()).map(|run| run.seconds + 0.3).collect();
+        let lengths: Vec<f64> =
+            runs.filter(|run| run.outcome.lived()).map(|run| run.seconds + 0.3).collect();
         let mean = lengths.iter().sum::<f64>() / lengths.len().max(1) as f64;
         Duration::from_secs_f64(mean.clamp(0.5, 86_400.0))
     }
@@ -281,15 +305,16 @@ impl<B: Bench> Search<'_, B> {
         self.climb().await
     }
 
-    /// Of the settings that chance may have put behind the best, the one with the fewest knobs: nothing
-    /// is changed for nothing.
+    /// Of the settings that chance may have put behind the best, the one with the fewest knobs:
+    /// nothing is changed for nothing.
     fn simplest_of_the_best(&self, failed: &[Setting]) -> Option<Setting> {
         let mut ranked = self.table.ranked(&self.judge);
         ranked.retain(|(_, setting)| !failed.contains(setting));
         let (least, _) = *ranked.first()?;
         let near = least + self.table.score_spread(&self.judge);
         let near = ranked.iter().take_while(|(score, _)| *score <= near);
-        near.min_by_key(|(_, setting)| setting.spots().count()).map(|(_, setting)| (*setting).clone())
+        near.min_by_key(|(_, setting)| setting.spots().count())
+            .map(|(_, setting)| (*setting).clone())
     }
 
     /// Runs the setting and the default in turns; none if the setting does not hold.

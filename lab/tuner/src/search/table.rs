@@ -8,8 +8,8 @@ use crate::{knob::Setting, lateness::Goal, run::Measured};
 
 /// Spread of a score that is taken for granted: no two runs are more alike.
 const SPREAD_MIN: f64 = 0.004;
-/// Weight of CPU time where memory is what counts, so that nothing is paid for nothing: a percent of
-/// memory is worth twenty percent of CPU time.
+/// Weight of CPU time where memory is what counts, so that nothing is paid for nothing: a percent
+/// of memory is worth twenty percent of CPU time.
 const CPU_BESIDE_MEMORY: f64 = 0.05;
 
 /// What is to be made small.
@@ -121,8 +121,8 @@ impl Table {
         self.trial(setting).map_or(0, |trial| trial.runs.len())
     }
 
-    /// Standard deviation of a run's figure about the mean of its setting, over all settings that ran
-    /// more than once.
+    /// Standard deviation of a run's figure about the mean of its setting, over all settings that
+    /// ran more than once.
     pub(crate) fn spread(&self, least: f64, of: impl Fn(&Measured) -> Option<f64>) -> f64 {
         let (mut squares, mut freedom) = (0.0, 0.0);
         for trial in self.0.values() {
@@ -149,8 +149,8 @@ impl Table {
         2.0 * spread * (1.0 / count(first) + 1.0 / count(second)).sqrt()
     }
 
-    /// Settings that live and meet the goal, the best first: by what they may be with bad luck, so that
-    /// one lucky run is not the best of all.
+    /// Settings that live and meet the goal, the best first: by what they may be with bad luck, so
+    /// that one lucky run is not the best of all.
     pub(crate) fn ranked(&self, judge: &Judge) -> Vec<(f64, &Setting)> {
         let spread = self.score_spread(judge);
         let mut ranked: Vec<(f64, &Setting)> = self
@@ -164,7 +164,8 @@ impl Table {
         ranked
     }
 
-    /// Settings that live and meet the goal, and than which none has both less memory and less CPU time.
+    /// Settings that live and meet the goal, and than which none has both less memory and less CPU
+    /// time.
     pub(crate) fn frontier(&self, judge: &Judge) -> Vec<&Setting> {
         let mut good: Vec<(f64, f64, &Setting)> = self
             .0
@@ -199,7 +200,9 @@ mod tests {
     #[test]
     fn the_frontier_is_what_nothing_beats_in_both() {
         let mut table = Table::default();
-        for (index, (mib, cpu)) in [(100, 9.0), (120, 5.0), (130, 6.0), (200, 2.0)].into_iter().enumerate() {
+        for (index, (mib, cpu)) in
+            [(100, 9.0), (120, 5.0), (130, 6.0), (200, 2.0)].into_iter().enumerate()
+        {
             table.add(&value(index), run(mib, cpu));
         }
         let mut dead = run(50, 1.0);

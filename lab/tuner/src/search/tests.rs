@@ -66,7 +66,8 @@ impl Model {
 
     fn measured(&mut self, setting: &Setting, cap_mib: f64) -> Measured {
         let (memory, cpu, late) = self.truth(setting);
-        let mut noisy = |value: f64| value * (1.0 + self.noise * (self.rng.r#gen::<f64>() - 0.5) * 3.4);
+        let mut noisy =
+            |value: f64| value * (1.0 + self.noise * (self.rng.r#gen::<f64>() - 0.5) * 3.4);
         let (memory, cpu, late) = (noisy(memory), noisy(cpu), noisy(late));
         let mut run = Measured {
             peak_bytes: (memory * MIB) as u64,

@@ -29,7 +29,11 @@ impl<B: Bench> Search<'_, B> {
 
     /// The best so far; the default where nothing lives and meets the goal.
     fn best(&self) -> Setting {
-        self.table.ranked(&self.judge).first().map(|(_, setting)| (*setting).clone()).unwrap_or_default()
+        self.table
+            .ranked(&self.judge)
+            .first()
+            .map(|(_, setting)| (*setting).clone())
+            .unwrap_or_default()
     }
 
     /// Every knob at the value that did best alone, if it did any good.
@@ -53,7 +57,8 @@ impl<B: Bench> Search<'_, B> {
         // All, then half of them: together they may be too much.
         let mut count = gains.len();
         while count >= 2 && self.has_time_for(1) {
-            let setting = gains.iter().take(count).fold(Setting::default(), |all, (_, spot)| all.with(*spot));
+            let setting =
+                gains.iter().take(count).fold(Setting::default(), |all, (_, spot)| all.with(*spot));
             let run = self.run(&setting, "all that helps at once").await?;
             if self.judge.meets(&run) {
                 break;
@@ -62,12 +67,11 @@ impl<B: Bench> Search<'_, B> {
         }
         // Where nothing lives, the most saving values of all knobs at once are the last hope.
         if self.table.ranked(&self.judge).is_empty() && self.has_time_for(1) {
-            let all = self
-                .fates
-                .iter()
-                .enumerate()
-                .filter_map(|(knob, fate)| matches!(fate, Fate::Alive | Fate::Dead).then_some(knob));
-            let setting = all.fold(Setting::default(), |all, knob| all.with(Spot { knob, value: 0 }));
+            let all = self.fates.iter().enumerate().filter_map(|(knob, fate)| {
+                matches!(fate, Fate::Alive | Fate::Dead).then_some(knob)
+            });
+            let setting =
+                all.fold(Setting::default(), |all, knob| all.with(Spot { knob, value: 0 }));
             self.run(&setting, "the most saving of all").await?;
         }
         Ok(())

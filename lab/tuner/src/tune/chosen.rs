@@ -1,5 +1,5 @@
-//! Which settings are searched: those of the runtimes that are seen in the program or named, less what
-//! this version does not have and what the user leaves alone.
+//! Which settings are searched: those of the runtimes that are seen in the program or named, less
+//! what this version does not have and what the user leaves alone.
 
 use std::{
     io::Read,
@@ -37,7 +37,11 @@ impl Chosen {
     pub(super) fn of(options: &Options, program: &str) -> Result<Self> {
         // What `env` starts is the program, and it inherits the environment.
         let is_wrapped = Path::new(program).file_name().is_some_and(|name| name == "env");
-        let inner = options.command.iter().skip(1).find(|word| !word.starts_with('-') && !word.contains('='));
+        let inner = options
+            .command
+            .iter()
+            .skip(1)
+            .find(|word| !word.starts_with('-') && !word.contains('='));
         let program = inner.filter(|_| is_wrapped).map_or(program, String::as_str);
         let path = found_program(program);
         let seen = path.as_deref().map(recognise::program).unwrap_or_default();
@@ -50,7 +54,9 @@ impl Chosen {
                 names.truncate(1);
             }
             let own = path.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy());
-            names.extend(own.filter(|name| name.starts_with("thimble")).map(|name| name.into_owned()));
+            names.extend(
+                own.filter(|name| name.starts_with("thimble")).map(|name| name.into_owned()),
+            );
             names.retain(|name| knob::shipped_names().contains(&name.as_str()));
         }
         for name in &names {
@@ -111,7 +117,12 @@ impl Chosen {
         let mut text = format!("{}, by {:?}\n", self.titles.join(", "), self.by).to_lowercase();
         for knob in &self.knobs {
             let values: Vec<String> = knob.values.iter().map(knob::Value::shown).collect();
-            text.push_str(&format!("  {:<24} {}\n      {}\n", knob.name, values.join(", "), knob.why));
+            text.push_str(&format!(
+                "  {:<24} {}\n      {}\n",
+                knob.name,
+                values.join(", "),
+                knob.why
+            ));
         }
         if !self.absent.is_empty() {
             text.push_str(&format!("  not in this runtime: {}\n", self.absent.join(", ")));
@@ -124,11 +135,13 @@ impl Chosen {
 /// lists none of them does not understand the question: then all are tried.
 fn leave_out_absent(runtime: &mut Runtime, path: &Path) -> Vec<String> {
     let listing = listing(path, &runtime.help);
-    let has = |knob: &Knob| knob.listed.as_ref().is_none_or(|listed| listing.contains(listed.as_str()));
+    let has =
+        |knob: &Knob| knob.listed.as_ref().is_none_or(|listed| listing.contains(listed.as_str()));
     if !runtime.knobs.iter().any(|knob| knob.listed.is_some() && has(knob)) {
         return Vec::new();
     }
-    let absent = runtime.knobs.iter().filter(|knob| !has(knob)).map(|knob| knob.name.clone()).collect();
+    let absent =
+        runtime.knobs.iter().filter(|knob| !has(knob)).map(|knob| knob.name.clone()).collect();
     runtime.knobs.retain(has);
     absent
 }

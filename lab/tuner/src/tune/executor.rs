@@ -16,7 +16,8 @@ use crate::{
 
 /// Runs in a row during which the machine was busy before the search gives up.
 const BUSY_IN_A_ROW: u32 = 6;
-/// How long the first repetition waits for the machine to calm down; each further one as long again.
+/// How long the first repetition waits for the machine to calm down; each further one as long
+/// again.
 const CALM_WAIT: Duration = Duration::from_secs(2);
 
 /// The machine does other things.
@@ -96,8 +97,8 @@ impl<'a> Executor<'a> {
             let measured = run::run(&plan, &ways, &self.stop).await?;
             self.spent += started.elapsed();
             let busy = measured.others_percent > self.busy_percent;
-            let discarded =
-                busy.then(|| format!("others took {:.0} % of all processors", measured.others_percent));
+            let discarded = busy
+                .then(|| format!("others took {:.0} % of all processors", measured.others_percent));
             let record = Record {
                 setting: named.clone(),
                 cap_bytes,
@@ -200,7 +201,8 @@ pub(super) fn words(setting: &[(String, String)]) -> String {
 }
 
 pub(super) fn figures(measured: &Measured) -> String {
-    let mut text = format!("{:>9}  {:>6.1} s CPU", mib(measured.peak_bytes as f64), measured.cpu_seconds);
+    let mut text =
+        format!("{:>9}  {:>6.1} s CPU", mib(measured.peak_bytes as f64), measured.cpu_seconds);
     if let Some(lateness) = &measured.lateness {
         text.push_str(&format!("  p99 {:.1} ms", lateness.p99_millis));
         if lateness.misses > 0 {

@@ -1,5 +1,5 @@
-//! `thimble-lab tune`: finds the settings of a program's runtime with which it needs least and keeps
-//! its deadline, and proves them.
+//! `thimble-lab tune`: finds the settings of a program's runtime with which it needs least and
+//! keeps its deadline, and proves them.
 
 mod chosen;
 mod executor;
@@ -95,7 +95,8 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
     let machine = machine_bytes()?;
     let cap_bytes = options.memory.unwrap_or(machine);
     let folder = options.state.clone().unwrap_or_else(|| {
-        let name = Path::new(program).file_stem().map_or("command".into(), |name| name.to_string_lossy());
+        let name =
+            Path::new(program).file_stem().map_or("command".into(), |name| name.to_string_lossy());
         PathBuf::from(format!("tune-{name}"))
     });
     let identity = format!(
@@ -116,7 +117,8 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
     let scratch = folder.canonicalize()?.join("scratch");
     // What a search that was killed left there.
     if scratch.exists() {
-        std::fs::remove_dir_all(&scratch).with_context(|| format!("removing {}", scratch.display()))?;
+        std::fs::remove_dir_all(&scratch)
+            .with_context(|| format!("removing {}", scratch.display()))?;
     }
     std::fs::create_dir_all(&scratch)?;
     let plan = Plan {

@@ -25,21 +25,24 @@ const PATTERN_BYTES_MAX: usize = 1 << 20;
 /// `thimble-lab tune`
 #[derive(Args)]
 pub struct Options {
-    /// Most memory the command may hold, page cache included (as `thimble-lab cap`). [default: the machine's]
+    /// Most memory the command may hold, page cache included (as `thimble-lab cap`). [default: the
+    /// machine's]
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     pub(super) memory: Option<u64>,
-    /// The deadline: p50, p90, p99 or max of what is asked or of its beats, or misses: 'p99<50ms', 'max<1s',
-    /// 'misses<1'. [default: about that of the default settings, where lateness is measured]
+    /// The deadline: p50, p90, p99 or max of what is asked or of its beats, or misses: 'p99<50ms',
+    /// 'max<1s', 'misses<1'. [default: about that of the default settings, where lateness is
+    /// measured]
     #[arg(long, value_name = "GOAL")]
     pub(super) lateness: Option<Goal>,
     /// What is to be made small.
     #[arg(long, value_name = "GOAL", value_enum, default_value_t)]
     pub(super) goal: Aim,
-    /// Most time in all, confirmation included: 90s, 10m, 1h. A search begun again gets what is left.
+    /// Most time in all, confirmation included: 90s, 10m, 1h. A search begun again gets what is
+    /// left.
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = time)]
     pub(super) budget: Duration,
-    /// How long each run is measured once the command is ready; with --load, the most a load may take.
-    /// [default: 10, with --load 600]
+    /// How long each run is measured once the command is ready; with --load, the most a load may
+    /// take. [default: 10, with --load 600]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(super) seconds: Option<f64>,
     /// Work that is put on the command in each run, as for a shell; the run ends with it. Our own
@@ -64,8 +67,8 @@ pub struct Options {
     /// Questions per second.
     #[arg(long, value_name = "NUMBER", default_value_t = 20.0, value_parser = rate)]
     pub(super) rate: f64,
-    /// Lines of the command that are beats (a regular expression): group 1 is how late the beat is in
-    /// milliseconds; without a group, a beat is due every --beat-every.
+    /// Lines of the command that are beats (a regular expression): group 1 is how late the beat is
+    /// in milliseconds; without a group, a beat is due every --beat-every.
     #[arg(long, value_name = "PATTERN", value_parser = pattern)]
     pub(super) beat: Option<Regex>,
     /// Time between two beats.
@@ -74,7 +77,8 @@ pub struct Options {
     /// Lines of the command that tell of a missed deadline (a regular expression).
     #[arg(long, value_name = "PATTERN", value_parser = pattern)]
     pub(super) miss: Option<Regex>,
-    /// When the command is ready: 'line:PATTERN', 'http:URL' or 'tcp:HOST:PORT'. [default: its first answer or beat]
+    /// When the command is ready: 'line:PATTERN', 'http:URL' or 'tcp:HOST:PORT'. [default: its
+    /// first answer or beat]
     #[arg(long, value_name = "SIGN", value_parser = ready)]
     pub(super) ready: Option<Ready>,
     /// How long it may take to be ready.
@@ -90,7 +94,8 @@ pub struct Options {
     /// Leave this setting alone; may be repeated.
     #[arg(long, value_name = "KNOB", allow_hyphen_values = true)]
     pub(super) skip: Vec<String>,
-    /// How settings get to the program where both is possible. [default: as arguments, to a script by variables]
+    /// How settings get to the program where both is possible. [default: as arguments, to a script
+    /// by variables]
     #[arg(long, value_enum)]
     pub(super) by: Option<By>,
     /// A run counts for nothing, and is repeated, when others took more of all processors.
@@ -115,8 +120,8 @@ pub struct Options {
     /// Print the reports of these files (--json) as one table, and nothing else.
     #[arg(long, value_name = "FILE", num_args = 1.., exclusive = true)]
     pub(super) table: Vec<PathBuf>,
-    /// The command and its arguments. {port}, {port2}, {port3} and {folder} stand for free ports and a
-    /// fresh folder of each run, here, in --load and in what is asked.
+    /// The command and its arguments. {port}, {port2}, {port3} and {folder} stand for free ports
+    /// and a fresh folder of each run, here, in --load and in what is asked.
     #[arg(last = true, required_unless_present = "table", value_name = "COMMAND")]
     pub(super) command: Vec<String>,
 }
@@ -225,7 +230,8 @@ fn ready(text: &str) -> Result<Ready, String> {
         Some(("tcp", address)) => Ok(Ready::Answer(Probe::Tcp(address.to_owned()))),
         // The scheme may stand once or twice: http:http://... and http://...
         Some(("http", rest)) => {
-            let address = if rest.starts_with("http://") { rest.to_owned() } else { text.to_owned() };
+            let address =
+                if rest.starts_with("http://") { rest.to_owned() } else { text.to_owned() };
             Ok(Ready::Answer(Probe::Http(address)))
         }
         _ => Err(format!("`{text}` is no sign; signs are line:PATTERN, http:URL, tcp:HOST:PORT")),
@@ -235,7 +241,8 @@ fn ready(text: &str) -> Result<Ready, String> {
 /// The machine's memory.
 pub(super) fn machine_bytes() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").context("reading /proc/meminfo")?;
-    let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next());
+    let kib =
+        text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next());
     let kib: u64 = kib.and_then(|kib| kib.parse().ok()).context("/proc/meminfo has no MemTotal")?;
     ensure!(kib > 0, "/proc/meminfo says that there is no memory");
     Ok(kib << 10)

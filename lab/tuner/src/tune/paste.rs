@@ -51,7 +51,8 @@ pub(crate) fn paste(
     let config = applied.config.clone();
     let applied = applied.with_config_at(CONFIG_NAME);
     let words: Vec<String> = applied.command.iter().map(|word| quoted(word)).collect();
-    let variables = applied.environment.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
+    let variables =
+        applied.environment.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
     let command_line = variables.chain(words).collect::<Vec<_>>().join(" ");
     let why = setting
         .spots()
@@ -85,7 +86,9 @@ fn drop_in(
         let path = program.map(|path| path.to_string_lossy().into_owned());
         let command = path.iter().chain(applied.command.iter().skip(usize::from(path.is_some())));
         let words: Vec<String> = command
-            .map(|word| if is_plain(word) { word.clone() } else { format!("\"{}\"", escaped(word)) })
+            .map(
+                |word| if is_plain(word) { word.clone() } else { format!("\"{}\"", escaped(word)) },
+            )
             .collect();
         text.push_str(&format!("ExecStart=\nExecStart={}\n", words.join(" ")));
     }
@@ -122,7 +125,14 @@ mod tests {
             setting.with(Spot { knob, value: 0 })
         });
         let command = ["./node".to_owned(), "it's".to_owned()];
-        paste(&command, &knobs, &setting, 100 << 20, by, (Some(64 << 20), Some(Path::new("/opt/node"))))
+        paste(
+            &command,
+            &knobs,
+            &setting,
+            100 << 20,
+            by,
+            (Some(64 << 20), Some(Path::new("/opt/node"))),
+        )
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What a search says: the verdict, the frontier, what became of each knob, what failed and how, how
-//! sure it is, and the settings to paste.
+//! What a search says: the verdict, the frontier, what became of each knob, what failed and how,
+//! how sure it is, and the settings to paste.
 
 use std::fmt::Write as _;
 
@@ -137,7 +137,9 @@ pub(crate) struct About<'a> {
 impl Report {
     pub(crate) fn new(found: &Found, about: About<'_>) -> Self {
         let named = |setting: &Setting| setting.named(about.knobs, found.peak_bytes);
-        let row = |setting: &Setting| found.table.trial(setting).map(|trial| Row::new(named(setting), trial));
+        let row = |setting: &Setting| {
+            found.table.trial(setting).map(|trial| Row::new(named(setting), trial))
+        };
         let confirmed = match &found.end {
             End::Better(confirmed) => Some(confirmed),
             End::Default(confirmed) => confirmed.as_ref(),
@@ -226,7 +228,8 @@ impl Report {
         rows.extend(self.default.iter().map(|row| ("default", row)));
         rows.extend(self.winner.iter().map(|row| ("found", row)));
         let known = |row: &Row| rows.iter().any(|(_, other)| other.setting == row.setting);
-        let others: Vec<_> = self.frontier.iter().filter(|row| !known(row)).map(|row| ("", row)).collect();
+        let others: Vec<_> =
+            self.frontier.iter().filter(|row| !known(row)).map(|row| ("", row)).collect();
         rows.extend(others);
         let _ = writeln!(
             text,
@@ -245,10 +248,12 @@ impl Report {
     }
 
     fn fates(&self, text: &mut String) {
-        let of =
-            |fate: &str| -> Vec<&KnobLine> { self.knobs.iter().filter(|knob| knob.fate == fate).collect() };
-        let names =
-            |lines: &[&KnobLine]| lines.iter().map(|line| line.name.as_str()).collect::<Vec<_>>().join(", ");
+        let of = |fate: &str| -> Vec<&KnobLine> {
+            self.knobs.iter().filter(|knob| knob.fate == fate).collect()
+        };
+        let names = |lines: &[&KnobLine]| {
+            lines.iter().map(|line| line.name.as_str()).collect::<Vec<_>>().join(", ")
+        };
         let _ = writeln!(text);
         for (fate, what) in [
             ("alive", "Changes something"),
@@ -261,7 +266,8 @@ impl Report {
             }
         }
         if !self.absent.is_empty() {
-            let _ = writeln!(text, "Not in this version of the runtime: {}", self.absent.join(", "));
+            let _ =
+                writeln!(text, "Not in this version of the runtime: {}", self.absent.join(", "));
         }
         for line in of("refused") {
             let _ = writeln!(text, "Refused: {}: {}", line.name, telling_lines(&line.words, 2));
@@ -312,8 +318,10 @@ impl Report {
                     let _ = writeln!(text, "  {what:<9} {}", interval.text());
                 }
                 None => {
-                    let _ =
-                        writeln!(text, "  {what:<9} the default did not live, so there is no change to tell");
+                    let _ = writeln!(
+                        text,
+                        "  {what:<9} the default did not live, so there is no change to tell"
+                    );
                 }
             }
         }
@@ -325,8 +333,9 @@ impl Report {
 
 impl Row {
     fn new(setting: Vec<(String, String)>, trial: &Trial) -> Self {
-        let late =
-            |of: fn(&crate::lateness::Lateness) -> f64| trial.median(|run| run.lateness.as_ref().map(of));
+        let late = |of: fn(&crate::lateness::Lateness) -> f64| {
+            trial.median(|run| run.lateness.as_ref().map(of))
+        };
         let worst = trial.runs.iter().find(|run| !run.outcome.lived()).or(trial.runs.first());
         Self {
             setting,
@@ -346,7 +355,8 @@ impl Row {
     }
 
     fn line(&self, what: &str) -> String {
-        let or_dash = |value: Option<f64>, text: fn(f64) -> String| value.map_or("-".to_owned(), text);
+        let or_dash =
+            |value: Option<f64>, text: fn(f64) -> String| value.map_or("-".to_owned(), text);
         let settings = match self.outcome.as_str() {
             "lived" => words(&self.setting),
             outcome => format!("{} ({outcome})", words(&self.setting)),
@@ -379,7 +389,8 @@ impl Interval {
     fn text(&self) -> String {
         let p = match self.p {
             Some(p) => format!("p = {p:.3}"),
-            None => "too few turns for a probability; the interval is that of a t distribution".to_owned(),
+            None => "too few turns for a probability; the interval is that of a t distribution"
+                .to_owned(),
         };
         format!("{:+.1} % (95 %: {:+.1} to {:+.1} %; {p})", self.change, self.from, self.to)
     }
@@ -458,15 +469,23 @@ fn summary(
 fn failed(found: &Found, named: &impl Fn(&Setting) -> Vec<(String, String)>) -> Vec<Failed> {
     let mut list = Vec::new();
     for (setting, trial) in &found.table.0 {
-        let of = |outcome: &'static str, words: String| Failed { setting: named(setting), outcome, words };
+        let of = |outcome: &'static str, words: String| Failed {
+            setting: named(setting),
+            outcome,
+            words,
+        };
         if let Some(run) = trial.runs.iter().find(|run| !run.outcome.lived()) {
             list.push(of(run.outcome.short(), run.outcome.words().to_owned()));
         } else if let (None, Some(goal)) = (trial.score(&found.judge), found.judge.goal) {
             let lateness = |run: &Measured| run.lateness.clone();
-            let worst =
-                trial.runs.iter().filter_map(lateness).max_by(|a, b| goal.of(a).total_cmp(&goal.of(b)));
+            let worst = trial
+                .runs
+                .iter()
+                .filter_map(lateness)
+                .max_by(|a, b| goal.of(a).total_cmp(&goal.of(b)));
             let words = worst.map_or(String::new(), |worst| {
-                let mut words = format!("{} {:.2}{}", goal.figure.name(), goal.of(&worst), goal.unit());
+                let mut words =
+                    format!("{} {:.2}{}", goal.figure.name(), goal.of(&worst), goal.unit());
                 if let Some(miss) = worst.miss {
                     words.push_str(&format!("; {} missed, the last: {miss}", worst.misses));
                 }
@@ -488,7 +507,8 @@ fn near(found: &Found, named: &impl Fn(&Setting) -> Vec<(String, String)>) -> Ve
         .iter()
         .filter(|(_, trial)| trial.lived())
         .filter_map(|(setting, trial)| {
-            let value = trial.median(|run| run.lateness.as_ref().map(|lateness| goal.of(lateness)))?;
+            let value =
+                trial.median(|run| run.lateness.as_ref().map(|lateness| goal.of(lateness)))?;
             Some(Near { setting: named(setting), value })
         })
         .collect();

@@ -23,7 +23,8 @@ pub(super) fn table(paths: &[PathBuf]) -> Result<String> {
     );
     for path in paths {
         let report = read(path)?;
-        let name = path.file_stem().map_or(String::new(), |name| name.to_string_lossy().into_owned());
+        let name =
+            path.file_stem().map_or(String::new(), |name| name.to_string_lossy().into_owned());
         let _ = writeln!(text, "{}", line(&name, &report));
     }
     Ok(text)
@@ -34,8 +35,12 @@ fn read(path: &Path) -> Result<Value> {
     let file = File::open(path).with_context(|| format!("opening {shown}"))?;
     let mut bytes = Vec::new();
     file.take(REPORT_BYTES_MAX).read_to_end(&mut bytes)?;
-    let report: Value = serde_json::from_slice(&bytes).with_context(|| format!("{shown} is no report"))?;
-    ensure!(report.get("verdict").is_some_and(Value::is_string), "{shown} is no report of a search");
+    let report: Value =
+        serde_json::from_slice(&bytes).with_context(|| format!("{shown} is no report"))?;
+    ensure!(
+        report.get("verdict").is_some_and(Value::is_string),
+        "{shown} is no report of a search"
+    );
     Ok(report)
 }
 
@@ -43,8 +48,11 @@ fn line(name: &str, report: &Value) -> String {
     let number = |path: &str| report.pointer(path).and_then(Value::as_f64);
     let or_dash = |value: Option<f64>, text: fn(f64) -> String| value.map_or("-".to_owned(), text);
     let lived = report.pointer("/default/outcome").and_then(Value::as_str).unwrap_or_default();
-    let default =
-        if lived == "lived" { or_dash(number("/default/peak_bytes"), mib) } else { "killed".into() };
+    let default = if lived == "lived" {
+        or_dash(number("/default/peak_bytes"), mib)
+    } else {
+        "killed".into()
+    };
     let percent = |value: f64| format!("{value:+.0} %");
     let millis = |value: f64| format!("{value:.1} ms");
     let setting: Vec<(String, String)> = report

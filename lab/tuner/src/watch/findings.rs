@@ -1,5 +1,5 @@
-//! What is wrong with a program's memory, in plain words, and which setting to try: one small rule for
-//! each fault, over [`Facts`].
+//! What is wrong with a program's memory, in plain words, and which setting to try: one small rule
+//! for each fault, over [`Facts`].
 
 use budget::{MIB, format_size};
 use serde::Serialize;
@@ -38,7 +38,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) before_peak_bytes: u64,
     pub(crate) live_bytes: Option<u64>,
     pub(crate) heap_bytes: Option<u64>,
-    /// Over time: live after major collections, anonymous memory, and anonymous memory beside the heap.
+    /// Over time: live after major collections, anonymous memory, and anonymous memory beside the
+    /// heap.
     pub(crate) lives: &'a [(f64, u64)],
     pub(crate) residents: &'a [(f64, u64)],
     pub(crate) outsides: &'a [(f64, u64)],
@@ -106,7 +107,10 @@ fn kills(facts: &Facts<'_>) -> Option<Finding> {
             } else {
                 format!("{} processes", facts.oom_kills)
             },
-            facts.cap_bytes.map(|cap| format!(" under its cap of {}", format_size(cap))).unwrap_or_default()
+            facts
+                .cap_bytes
+                .map(|cap| format!(" under its cap of {}", format_size(cap)))
+                .unwrap_or_default()
         ),
         knobs: knobs::smaller_heap(facts.runtime),
     })
@@ -263,8 +267,8 @@ fn swap(facts: &Facts<'_>) -> Option<Finding> {
     })
 }
 
-/// Whether the lows of four equal parts of the time rise each time, and by something: from, to, seconds.
-/// What grows at first and then stays is no growth.
+/// Whether the lows of four equal parts of the time rise each time, and by something: from, to,
+/// seconds. What grows at first and then stays is no growth.
 fn growth(values: &[(f64, u64)], seconds_min: f64) -> Option<(u64, u64, f64)> {
     let (first, last) = (values.first()?.0, values.last()?.0);
     let seconds = last - first;
@@ -372,7 +376,8 @@ mod tests {
     #[test]
     fn live_memory_that_grows_is_no_matter_of_settings() {
         let lives = rising(5 * MIB);
-        let facts = Facts { runtime: "node", lives: &lives, live_bytes: Some(1), ..Facts::default() };
+        let facts =
+            Facts { runtime: "node", lives: &lives, live_bytes: Some(1), ..Facts::default() };
         let findings = all(&facts);
         assert_eq!(findings[0].name, "live_grows");
         assert!(findings[0].text.contains("no setting"));
@@ -413,7 +418,8 @@ mod tests {
 
     #[test]
     fn growth_without_a_log_has_to_last() {
-        let slow: Vec<_> = rising(5 * MIB).into_iter().map(|(at, bytes)| (at * 10.0, bytes)).collect();
+        let slow: Vec<_> =
+            rising(5 * MIB).into_iter().map(|(at, bytes)| (at * 10.0, bytes)).collect();
         let mut facts = Facts { runtime: "glibc", residents: &slow, ..Facts::default() };
         assert_eq!(names(&facts), ["resident_grows"]);
         let fast = rising(5 * MIB);
@@ -423,7 +429,8 @@ mod tests {
 
     #[test]
     fn growth_beside_the_heap_names_threads() {
-        let outsides: Vec<_> = rising(8 * MIB).into_iter().map(|(at, bytes)| (at * 2.0, bytes)).collect();
+        let outsides: Vec<_> =
+            rising(8 * MIB).into_iter().map(|(at, bytes)| (at * 2.0, bytes)).collect();
         let facts = Facts {
             runtime: "jvm",
             outsides: &outsides,

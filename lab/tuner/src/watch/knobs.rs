@@ -7,7 +7,10 @@ const fn knob(setting: &'static str, why: &'static str) -> Knob {
 }
 
 const GLIBC_GIVE_BACK: [Knob; 2] = [
-    knob("MALLOC_ARENA_MAX=2", "every thread may get an arena of its own, and each keeps what it once had"),
+    knob(
+        "MALLOC_ARENA_MAX=2",
+        "every thread may get an arena of its own, and each keeps what it once had",
+    ),
     knob(
         "GLIBC_TUNABLES=glibc.malloc.trim_threshold=131072:glibc.malloc.mmap_threshold=131072",
         "fixed thresholds: large blocks go back at once, and the top of the heap when it is free",
@@ -18,7 +21,10 @@ const GLIBC_GIVE_BACK: [Knob; 2] = [
 pub(crate) fn give_back(runtime: &str) -> Vec<Knob> {
     match runtime {
         "ghc" => vec![
-            knob("+RTS -I0.3 -Iw60 -RTS", "a major collection after 0.3 s at rest, at most one a minute"),
+            knob(
+                "+RTS -I0.3 -Iw60 -RTS",
+                "a major collection after 0.3 s at rest, at most one a minute",
+            ),
             knob(
                 "+RTS --disable-delayed-os-memory-return -RTS",
                 "free memory leaves the process at once, not when the kernel is short of it",
@@ -26,7 +32,10 @@ pub(crate) fn give_back(runtime: &str) -> Vec<Knob> {
             knob("+RTS -Fd1 -RTS", "keeps less free memory after a peak (from GHC 9.2 on)"),
         ],
         "go" => vec![
-            knob("GOMEMLIMIT=<a little above live>", "the collector works harder near it, and gives back"),
+            knob(
+                "GOMEMLIMIT=<a little above live>",
+                "the collector works harder near it, and gives back",
+            ),
             knob("GOGC=50", "collects when the heap has grown by half, not by all of it"),
             knob(
                 "GODEBUG=madvdontneed=1",
@@ -34,7 +43,10 @@ pub(crate) fn give_back(runtime: &str) -> Vec<Knob> {
             ),
         ],
         "jvm" => vec![
-            knob("-XX:G1PeriodicGCInterval=30000", "G1 collects at rest, and gives back (from JDK 12 on)"),
+            knob(
+                "-XX:G1PeriodicGCInterval=30000",
+                "G1 collects at rest, and gives back (from JDK 12 on)",
+            ),
             knob(
                 "-XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30",
                 "the heap shrinks when more than 30 % of it is free after a full collection",
@@ -47,7 +59,10 @@ pub(crate) fn give_back(runtime: &str) -> Vec<Knob> {
         ],
         "node" => vec![
             knob("--optimize-for-size", "V8 prefers a small heap"),
-            knob("--max-semi-space-size=2", "MiB for new objects; it grows to 16 and more by default"),
+            knob(
+                "--max-semi-space-size=2",
+                "MiB for new objects; it grows to 16 and more by default",
+            ),
             knob("--max-old-space-size=<MiB>", "a bound makes V8 collect and compact before it"),
         ],
         "dotnet" => vec![
@@ -101,12 +116,17 @@ pub(crate) fn smaller_heap(runtime: &str) -> Vec<Knob> {
             knob("+RTS -F1.5 -RTS", "collects when the heap is 1.5 times what lived, not twice"),
             knob("+RTS -M<size> -RTS", "a bound, with compacting before it"),
         ],
-        "go" => vec![knob("GOMEMLIMIT=<nine tenths of the cap>", "the collector keeps below it if it can")],
+        "go" => vec![knob(
+            "GOMEMLIMIT=<nine tenths of the cap>",
+            "the collector keeps below it if it can",
+        )],
         "jvm" => vec![
             knob("-Xmx<size>", "a bound of the heap; leave room for what is beside it"),
             knob("-XX:MaxRAMPercentage=50", "the same as a share of the cap"),
         ],
-        "node" => vec![knob("--max-old-space-size=<MiB>", "a bound of the heap; leave room for buffers")],
+        "node" => {
+            vec![knob("--max-old-space-size=<MiB>", "a bound of the heap; leave room for buffers")]
+        }
         "dotnet" => vec![knob("DOTNET_GCHeapHardLimit=<hex bytes>", "a bound of the heap")],
         _ => give_back(runtime),
     }
@@ -124,7 +144,9 @@ pub(crate) fn larger_heap(runtime: &str) -> Vec<Knob> {
             knob("-Xmx<size>", "a larger heap is collected less often"),
             knob("-XX:NewSize=<size>", "more room for new objects"),
         ],
-        "node" => vec![knob("--max-semi-space-size=32", "MiB; fewer objects get old before they die")],
+        "node" => {
+            vec![knob("--max-semi-space-size=32", "MiB; fewer objects get old before they die")]
+        }
         "dotnet" => vec![knob("DOTNET_GCgen0size=<hex bytes>", "more room for new objects")],
         _ => Vec::new(),
     }
@@ -146,9 +168,14 @@ pub(crate) fn shorter_pauses(runtime: &str) -> Vec<Knob> {
         )],
         "jvm" => vec![
             knob("-XX:MaxGCPauseMillis=50", "G1 and Parallel try to keep it"),
-            knob("-XX:+UseShenandoahGC", "or -XX:+UseZGC: almost all of the work is done beside the program"),
+            knob(
+                "-XX:+UseShenandoahGC",
+                "or -XX:+UseZGC: almost all of the work is done beside the program",
+            ),
         ],
-        "node" => vec![knob("--max-semi-space-size=8", "a smaller young generation is copied faster")],
+        "node" => {
+            vec![knob("--max-semi-space-size=8", "a smaller young generation is copied faster")]
+        }
         "dotnet" => vec![knob("DOTNET_gcConcurrent=1", "old data is collected beside the program")],
         _ => Vec::new(),
     }
@@ -158,7 +185,10 @@ pub(crate) fn shorter_pauses(runtime: &str) -> Vec<Knob> {
 pub(crate) fn outside(runtime: &str) -> Vec<Knob> {
     let mut knobs = match runtime {
         "jvm" => vec![
-            knob("-XX:NativeMemoryTracking=summary", "then `jcmd PID VM.native_memory` says what it is"),
+            knob(
+                "-XX:NativeMemoryTracking=summary",
+                "then `jcmd PID VM.native_memory` says what it is",
+            ),
             knob("-XX:MaxDirectMemorySize=<size>", "bounds buffers outside the heap"),
             knob("-Xss256k", "smaller stacks of threads"),
         ],
@@ -173,9 +203,14 @@ pub(crate) fn outside(runtime: &str) -> Vec<Knob> {
 pub(crate) fn heap_profile(runtime: &str) -> Vec<Knob> {
     match runtime {
         "ghc" => vec![knob("+RTS -hT -RTS", "a profile of the heap by kind of data")],
-        "go" => vec![knob("go tool pprof http://.../debug/pprof/heap", "what was allocated where and lives")],
+        "go" => vec![knob(
+            "go tool pprof http://.../debug/pprof/heap",
+            "what was allocated where and lives",
+        )],
         "jvm" => vec![knob("jcmd PID GC.class_histogram", "what lives, by class")],
-        "node" => vec![knob("--heapsnapshot-signal=SIGUSR2", "writes what lives when the signal comes")],
+        "node" => {
+            vec![knob("--heapsnapshot-signal=SIGUSR2", "writes what lives when the signal comes")]
+        }
         "dotnet" => vec![knob("dotnet-gcdump collect -p PID", "what lives, by type")],
         _ => Vec::new(),
     }

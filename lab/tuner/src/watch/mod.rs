@@ -1,11 +1,11 @@
-//! `thimble-lab watch`: what a running program does with its memory, from outside: what the kernel says
-//! of the process and its descendants, and what its runtime's collector writes to its log. Says in plain
-//! words what is wrong and which setting to try.
+//! `thimble-lab watch`: what a running program does with its memory, from outside: what the kernel
+//! says of the process and its descendants, and what its runtime's collector writes to its log.
+//! Says in plain words what is wrong and which setting to try.
 //!
-//! * `tree`: the process and its descendants; `place`: what it was told, and where its log is; `tail`:
-//!   following that log.
-//! * `tally`: what is known so far; `history`: samples over any time; `findings`: the rules; `knobs`:
-//!   their settings.
+//! * `tree`: the process and its descendants; `place`: what it was told, and where its log is;
+//!   `tail`: following that log.
+//! * `tally`: what is known so far; `history`: samples over any time; `findings`: the rules;
+//!   `knobs`: their settings.
 //! * `report`: lines, summary and JSON; `page`: the same in a browser.
 //!
 //! What bounds it: everything held is bounded by constants of these modules, never by how long the
@@ -57,7 +57,8 @@ use crate::{
     recognise::{self, Found},
 };
 
-/// The runtime is looked for again after so many samples, for a program that is started by a script.
+/// The runtime is looked for again after so many samples, for a program that is started by a
+/// script.
 const LOOK_AGAIN_SAMPLES: u64 = 5;
 /// Most processes of the tree whose runtime is looked for.
 const LOOKED_AT_MAX: usize = 16;
@@ -88,7 +89,8 @@ pub struct Options {
     /// Write every sample to this file, one JSON object per line; - is standard output.
     #[arg(long, value_name = "FILE|-")]
     json: Option<PathBuf>,
-    /// Most bytes of that file: when half of it is written, it is renamed to FILE.1 and begun anew.
+    /// Most bytes of that file: when half of it is written, it is renamed to FILE.1 and begun
+    /// anew.
     #[arg(long, value_name = "SIZE", default_value = JSON_BYTES_MAX, value_parser = parse_kept)]
     json_size: u64,
     /// Where the page is served.
@@ -145,13 +147,16 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 fn parse_kept(text: &str) -> Result<u64, String> {
     let bytes = budget::parse_size(text).map_err(|error| error.to_string())?;
     if bytes < JSON_BYTES_MIN {
-        return Err(format!("{text} is too little; the least is {}", budget::format_size(JSON_BYTES_MIN)));
+        return Err(format!(
+            "{text} is too little; the least is {}",
+            budget::format_size(JSON_BYTES_MIN)
+        ));
     }
     Ok(bytes)
 }
 
-/// Watches. Exit status: 0 when the process or the watch ended, 1 when there is no such process, it may
-/// not be read, or something else cannot be had.
+/// Watches. Exit status: 0 when the process or the watch ended, 1 when there is no such process, it
+/// may not be read, or something else cannot be had.
 pub async fn run(options: Options) -> Result<ExitCode> {
     // Before anything else: a signal that nobody listens to ends the program without its summary.
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -223,12 +228,14 @@ struct Lines {
 
 impl Lines {
     fn new(to_stderr: bool) -> Self {
-        let is_terminal = if to_stderr { io::stderr().is_terminal() } else { io::stdout().is_terminal() };
+        let is_terminal =
+            if to_stderr { io::stderr().is_terminal() } else { io::stdout().is_terminal() };
         Self { is_terminal, to_stderr, written: false }
     }
 
     fn show(&mut self, sample: &Sample, watch: &Watch) {
-        let names: Vec<_> = watch.seen.iter().filter(|seen| seen.now).map(|seen| seen.finding.name).collect();
+        let names: Vec<_> =
+            watch.seen.iter().filter(|seen| seen.now).map(|seen| seen.finding.name).collect();
         let longest = watch.tally.pause_max_millis;
         let text = match self.is_terminal {
             true => format!("\r\x1b[2K{}", report::short_line(sample, longest, names.len())),
@@ -288,11 +295,16 @@ impl Watch {
                 io::ErrorKind::PermissionDenied => bail!(
                     "process {pid} belongs to somebody else and may not be read; run this as its user or as root"
                 ),
-                _ => bail!("process {pid} has no program (it is the kernel's, or it ended just now)"),
+                _ => {
+                    bail!("process {pid} has no program (it is the kernel's, or it ended just now)")
+                }
             }
         }
         let group = Cgroup::of(pid).ok().flatten();
-        let kills = group.as_ref().and_then(|group| group.memory().ok()).map_or(0, |memory| memory.oom_kills);
+        let kills = group
+            .as_ref()
+            .and_then(|group| group.memory().ok())
+            .map_or(0, |memory| memory.oom_kills);
         let now = Instant::now();
         let mut watch = Self {
             pid,
@@ -319,7 +331,8 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Which runtime it is and where its log is; again when the program or its processes have changed.
+    /// Which runtime it is and where its log is; again when the program or its processes have
+    /// changed.
     fn look(&mut self, tree: &Tree, options: &Options) -> Result<()> {
         let program = std::fs::read_link(format!("/proc/{}/exe", self.pid)).unwrap_or_default();
         let looked_at = (program, tree.pids.len());
@@ -366,8 +379,9 @@ impl Watch {
         };
         let Some(place) = place else {
             let advice = place::advice(dialect);
-            self.notes
-                .push(format!("No log of its collector was found, so live memory is not known. {advice}"));
+            self.notes.push(format!(
+                "No log of its collector was found, so live memory is not known. {advice}"
+            ));
             return Ok(());
         };
         match Tail::open(&place.path) {
@@ -455,7 +469,8 @@ impl Watch {
             collector_percent_max: options.collector_limit as f64,
             cap_bytes: memory.and_then(|memory| memory.limit_bytes),
             group_bytes: memory.map_or(0, |memory| memory.anonymous_bytes),
-            oom_kills: memory.map_or(0, |memory| memory.oom_kills.saturating_sub(self.kills_before)),
+            oom_kills: memory
+                .map_or(0, |memory| memory.oom_kills.saturating_sub(self.kills_before)),
             ..self.tally.facts()
         });
         self.keep(findings);
@@ -473,9 +488,12 @@ impl Watch {
                 Some(seen) => {
                     (seen.finding, seen.last_seconds, seen.now) = (finding, seconds, true);
                 }
-                None => {
-                    self.seen.push(Seen { finding, first_seconds: seconds, last_seconds: seconds, now: true })
-                }
+                None => self.seen.push(Seen {
+                    finding,
+                    first_seconds: seconds,
+                    last_seconds: seconds,
+                    now: true,
+                }),
             }
         }
     }
@@ -492,7 +510,10 @@ impl Watch {
         let mut notes = self.notes.clone();
         if let Some((tail, _, name)) = &self.log {
             if tail.begun_anew > 0 {
-                notes.push(format!("The log {name} was cut off or replaced {} times.", tail.begun_anew));
+                notes.push(format!(
+                    "The log {name} was cut off or replaced {} times.",
+                    tail.begun_anew
+                ));
             }
             if tail.skipped_bytes > 0 {
                 let skipped = budget::format_size(tail.skipped_bytes);

@@ -1,7 +1,7 @@
 //! The page of a watch: `/` draws what `/status.json` says.
 //!
-//! What bounds it: connections at a time, one request on each, its head, and the time for all of it.
-//! It only answers GET. On a loopback address a request has to name a loopback host: a page of
+//! What bounds it: connections at a time, one request on each, its head, and the time for all of
+//! it. It only answers GET. On a loopback address a request has to name a loopback host: a page of
 //! elsewhere whose name was made to point here (DNS rebinding) gets nothing.
 
 use std::{
@@ -56,9 +56,9 @@ impl Shown {
 
 /// Serves until the program ends. Returns the address; errors: it cannot be listened on.
 pub(crate) async fn serve(address: SocketAddr, shown: Shown) -> Result<SocketAddr> {
-    let listener = TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot serve the page on {address}; another --listen, or --no-page"))?;
+    let listener = TcpListener::bind(address).await.with_context(|| {
+        format!("cannot serve the page on {address}; another --listen, or --no-page")
+    })?;
     let address = listener.local_addr()?;
     tokio::spawn(async move {
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
@@ -95,7 +95,8 @@ async fn connection(stream: TcpStream, ip: IpAddr, shown: Shown) -> hyper::Resul
 
 fn answer<B>(request: &Request<B>, ip: IpAddr, shown: &Shown) -> Response<Full<Bytes>> {
     const TEXT: &str = "text/plain; charset=utf-8";
-    let words = |status, text: &'static str| respond(status, TEXT, Bytes::from_static(text.as_bytes()));
+    let words =
+        |status, text: &'static str| respond(status, TEXT, Bytes::from_static(text.as_bytes()));
     if ip.is_loopback() && !names_loopback(request) {
         let text = "This page is served to this machine only: the request names another host.\n";
         return words(StatusCode::MISDIRECTED_REQUEST, text);
@@ -107,8 +108,11 @@ fn answer<B>(request: &Request<B>, ip: IpAddr, shown: &Shown) -> Response<Full<B
     }
     match request.uri().path() {
         "/" => {
-            let mut response =
-                respond(StatusCode::OK, "text/html; charset=utf-8", Bytes::from_static(PAGE.as_bytes()));
+            let mut response = respond(
+                StatusCode::OK,
+                "text/html; charset=utf-8",
+                Bytes::from_static(PAGE.as_bytes()),
+            );
             let headers = response.headers_mut();
             headers.insert(header::CONTENT_SECURITY_POLICY, dashboard::page::policy(PAGE));
             headers.insert(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
@@ -137,9 +141,12 @@ fn respond(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Full
 fn names_loopback<B>(request: &Request<B>) -> bool {
     let mut hosts = request.headers().get_all(header::HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
-    let Ok(authority) = hyper::http::uri::Authority::try_from(host.as_bytes()) else { return false };
+    let Ok(authority) = hyper::http::uri::Authority::try_from(host.as_bytes()) else {
+        return false;
+    };
     let name = authority.host().trim_start_matches('[').trim_end_matches(']');
-    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    name.eq_ignore_ascii_case("localhost")
+        || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 #[cfg(test)]
@@ -158,7 +165,11 @@ mod tests {
     fn only_get_of_two_paths_by_a_loopback_name_is_answered() {
         for host in ["127.0.0.1:80", "localhost", "LOCALHOST:1", "[::1]:9", "127.1.2.3"] {
             for path in ["/", "/status.json"] {
-                assert_eq!(status(Method::GET, path, &[host], "127.0.0.1"), StatusCode::OK, "{host}");
+                assert_eq!(
+                    status(Method::GET, path, &[host], "127.0.0.1"),
+                    StatusCode::OK,
+                    "{host}"
+                );
             }
         }
         for hosts in [
@@ -175,15 +186,25 @@ mod tests {
             assert_eq!(status(Method::GET, "/", hosts, "127.0.0.1"), refused, "{hosts:?}");
         }
         assert_eq!(status(Method::GET, "/", &["node7.example"], "10.0.0.1"), StatusCode::OK);
-        assert_eq!(status(Method::POST, "/", &["localhost"], "::1"), StatusCode::METHOD_NOT_ALLOWED);
-        assert_eq!(status(Method::GET, "/etc/passwd", &["localhost"], "::1"), StatusCode::NOT_FOUND);
+        assert_eq!(
+            status(Method::POST, "/", &["localhost"], "::1"),
+            StatusCode::METHOD_NOT_ALLOWED
+        );
+        assert_eq!(
+            status(Method::GET, "/etc/passwd", &["localhost"], "::1"),
+            StatusCode::NOT_FOUND
+        );
     }
 
     #[test]
     fn the_page_is_one_small_file_that_names_no_other_place() {
         assert!(PAGE.len() < 40 << 10, "the page has {} bytes", PAGE.len());
         for tag in ["script", "style"] {
-            assert_eq!(PAGE.matches(&format!("<{tag}")).count(), 1, "one {tag}, without attributes");
+            assert_eq!(
+                PAGE.matches(&format!("<{tag}")).count(),
+                1,
+                "one {tag}, without attributes"
+            );
         }
         let places = PAGE.replace("http://www.w3.org/2000/svg", "");
         for place in ["http:", "https:", "//cdn", "@import", "url(", "innerHTML", " style=\""] {

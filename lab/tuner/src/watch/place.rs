@@ -1,5 +1,5 @@
-//! What the process was told when it was started: where its collector's log goes, and the settings of
-//! its runtime. Of the environment only the variables in [`VARIABLES`] are looked at.
+//! What the process was told when it was started: where its collector's log goes, and the settings
+//! of its runtime. Of the environment only the variables in [`VARIABLES`] are looked at.
 
 use std::{
     fs::{self, File},
@@ -52,7 +52,9 @@ impl Told {
                 // What was read before an error counts.
                 let _ = file.take(TEXT_BYTES_MAX).read_to_end(&mut bytes);
             }
-            let words = bytes.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
+            let words = bytes
+                .split(|byte| *byte == 0)
+                .map(|word| String::from_utf8_lossy(word).into_owned());
             words.collect::<Vec<_>>()
         };
         let pairs = words("environ").into_iter().filter_map(|pair| {
@@ -75,7 +77,8 @@ impl Told {
         self.variables.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
     }
 
-    /// Words for the runtime: of GHC those between `+RTS` and `-RTS`; of others those that are options.
+    /// Words for the runtime: of GHC those between `+RTS` and `-RTS`; of others those that are
+    /// options.
     pub(crate) fn settings(&self, runtime: &str) -> Vec<&str> {
         let of_variable = |name| self.variable(name).unwrap_or_default().split_ascii_whitespace();
         let mut words: Vec<&str> = match runtime {
@@ -105,14 +108,18 @@ impl Told {
         words
     }
 
-    /// Where the collector's log goes, as far as it was told; `None` when it writes none, or to what
-    /// cannot be followed.
+    /// Where the collector's log goes, as far as it was told; `None` when it writes none, or to
+    /// what cannot be followed.
     pub(crate) fn log(&self, pid: Pid, dialect: Dialect) -> Option<Place> {
         match dialect {
             Dialect::Ghc => {
                 let words = self.settings("ghc");
                 let file = words.iter().rev().find_map(|word| word.strip_prefix("-S"))?;
-                if file.is_empty() || file == "stderr" { stream(pid, 2) } else { Some(file_of(pid, file)) }
+                if file.is_empty() || file == "stderr" {
+                    stream(pid, 2)
+                } else {
+                    Some(file_of(pid, file))
+                }
             }
             Dialect::Go => {
                 let debug = self.variable("GODEBUG")?;
@@ -163,8 +170,11 @@ fn jvm_log(pid: Pid, word: &str) -> Option<Place> {
 
 /// A file as the process sees it: below its root, and from its folder.
 fn file_of(pid: Pid, name: &str) -> Place {
-    let folder =
-        if name.starts_with('/') { format!("/proc/{pid}/root") } else { format!("/proc/{pid}/cwd/") };
+    let folder = if name.starts_with('/') {
+        format!("/proc/{pid}/root")
+    } else {
+        format!("/proc/{pid}/cwd/")
+    };
     Place { path: PathBuf::from(folder + name), name: name.to_owned() }
 }
 
@@ -214,7 +224,10 @@ mod tests {
             Some("/tmp/gc")
         );
         assert_eq!(of(&["p", "--", "+RTS", "-S/tmp/gc"]), None);
-        assert_eq!(log(Dialect::Ghc, &["p"], &[("GHCRTS", "-I0 -Sgc.log")]).as_deref(), Some("gc.log"));
+        assert_eq!(
+            log(Dialect::Ghc, &["p"], &[("GHCRTS", "-I0 -Sgc.log")]).as_deref(),
+            Some("gc.log")
+        );
         // Standard error of a process that is not there is no file.
         assert_eq!(of(&["p", "+RTS", "-S"]), None);
     }
@@ -222,7 +235,10 @@ mod tests {
     #[test]
     fn a_jvm_is_told_in_many_ways() {
         let of = |word: &str| log(Dialect::Jvm, &["java", word, "Main"], &[]);
-        assert_eq!(of("-Xlog:gc*:file=/tmp/gc.log:time,uptime:filecount=3").as_deref(), Some("/tmp/gc.log"));
+        assert_eq!(
+            of("-Xlog:gc*:file=/tmp/gc.log:time,uptime:filecount=3").as_deref(),
+            Some("/tmp/gc.log")
+        );
         assert_eq!(of("-Xlog:gc:gc-%p.log").as_deref(), Some("gc-4194999.log"));
         assert_eq!(of("-Xlog:gc+heap,safepoint:file=\"/tmp/a:b\"").as_deref(), Some("/tmp/a:b"));
         assert_eq!(of("-Xlog:class+load:file=/tmp/classes"), None);

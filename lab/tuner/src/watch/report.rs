@@ -96,7 +96,11 @@ pub(crate) fn summary(report: &Report) -> String {
         "{} (pid {}), {}, watched for {:.1} s{}",
         report.program,
         report.pid,
-        if report.runtimes.is_empty() { "runtime unknown".to_owned() } else { report.runtimes.join(" on ") },
+        if report.runtimes.is_empty() {
+            "runtime unknown".to_owned()
+        } else {
+            report.runtimes.join(" on ")
+        },
         last.seconds,
         if report.ended { "; it has ended" } else { "" }
     ));

@@ -1,7 +1,7 @@
 //! Follows a log while others write it, cut it off or put another in its place.
 //!
-//! What bounds it: how much of a log that was there before is read, how much at a time, and the length
-//! of a line. A log that grows faster than it is read loses its middle, which is counted.
+//! What bounds it: how much of a log that was there before is read, how much at a time, and the
+//! length of a line. A log that grows faster than it is read loses its middle, which is counted.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -62,8 +62,9 @@ impl Tail {
         // Another file in its place: the old one was read to its end just now.
         let place = fs::metadata(&self.path).ok();
         let own = self.file.metadata()?;
-        if place.is_some_and(|place| place.is_file() && (place.dev(), place.ino()) != (own.dev(), own.ino()))
-        {
+        if place.is_some_and(|place| {
+            place.is_file() && (place.dev(), place.ino()) != (own.dev(), own.ino())
+        }) {
             self.file = open(&self.path)?;
             self.begin_anew();
             let length = self.file.metadata()?.len();

@@ -86,8 +86,8 @@ impl Tally {
         self.step.collector_seconds += collection.cpu_millis.unwrap_or(pause) / 1000.0;
     }
 
-    /// What the kernel said at `seconds`, `elapsed` after the sample before. Returns the CPU share in per
-    /// cent of one processor.
+    /// What the kernel said at `seconds`, `elapsed` after the sample before. Returns the CPU share
+    /// in per cent of one processor.
     pub(crate) fn sample(
         &mut self,
         seconds: f64,
@@ -116,11 +116,15 @@ impl Tally {
             cpu_seconds: cpu.as_secs_f64(),
             ..std::mem::take(&mut self.step)
         };
-        let percent = if step.seconds > 0.0 { 100.0 * step.cpu_seconds / step.seconds } else { 0.0 };
-        self.idle_seconds = if percent < IDLE_CPU_PERCENT { self.idle_seconds + step.seconds } else { 0.0 };
+        let percent =
+            if step.seconds > 0.0 { 100.0 * step.cpu_seconds / step.seconds } else { 0.0 };
+        self.idle_seconds =
+            if percent < IDLE_CPU_PERCENT { self.idle_seconds + step.seconds } else { 0.0 };
         self.steps.push_back(step);
         let all = |steps: &VecDeque<Step>| steps.iter().map(|step| step.seconds).sum::<f64>();
-        while self.steps.len() > SHARES_MAX || (self.steps.len() > 1 && all(&self.steps) > SHARE_SECONDS) {
+        while self.steps.len() > SHARES_MAX
+            || (self.steps.len() > 1 && all(&self.steps) > SHARE_SECONDS)
+        {
             self.steps.pop_front();
         }
         percent
@@ -128,7 +132,10 @@ impl Tally {
 
     /// Pauses since the sample before: all, and the longest.
     pub(crate) fn take_pauses(&mut self) -> (f64, f64) {
-        (std::mem::take(&mut self.step_pause_millis), std::mem::take(&mut self.step_pause_max_millis))
+        (
+            std::mem::take(&mut self.step_pause_millis),
+            std::mem::take(&mut self.step_pause_max_millis),
+        )
     }
 
     /// Share of the collector in the CPU time of the last half minute, in per cent.
@@ -182,8 +189,12 @@ mod tests {
         assert_eq!((tally.peak_bytes, tally.before_peak_bytes, tally.peak_seconds), (400, 50, 2.0));
         assert_eq!(tally.idle_seconds, 1.0);
         assert_eq!(tally.collector_percent(), None);
-        let collection =
-            Collection { major: true, pause_millis: 600.0, live_bytes: Some(7), ..Collection::default() };
+        let collection = Collection {
+            major: true,
+            pause_millis: 600.0,
+            live_bytes: Some(7),
+            ..Collection::default()
+        };
         tally.collection(&collection, 4.0, true, 100.0);
         assert_eq!((tally.pauses_long, tally.live_bytes, tally.collections), (0, Some(7), 1));
         tally.collection(&collection, 4.0, false, 100.0);
@@ -196,15 +207,27 @@ mod tests {
     fn nothing_grows_with_time() {
         let mut tally = Tally::default();
         for second in 0..50_000_u32 {
-            let collection =
-                Collection { major: true, live_bytes: Some(1), heap_bytes: Some(2), ..Collection::default() };
+            let collection = Collection {
+                major: true,
+                live_bytes: Some(1),
+                heap_bytes: Some(2),
+                ..Collection::default()
+            };
             tally.collection(&collection, f64::from(second), false, 1.0);
-            tally.sample(f64::from(second), Duration::from_millis(100), Duration::ZERO, &memory(5), 1);
+            tally.sample(
+                f64::from(second),
+                Duration::from_millis(100),
+                Duration::ZERO,
+                &memory(5),
+                1,
+            );
         }
         assert!(tally.steps.len() <= SHARES_MAX);
         let facts = tally.facts();
         assert!(
-            [facts.lives, facts.residents, facts.outsides].iter().all(|values| values.len() <= VALUES_MAX)
+            [facts.lives, facts.residents, facts.outsides]
+                .iter()
+                .all(|values| values.len() <= VALUES_MAX)
         );
     }
 }

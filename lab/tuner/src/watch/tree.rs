@@ -44,7 +44,8 @@ impl Reader {
         Self { root, started_ticks, ticks: BTreeMap::new() }
     }
 
-    /// The tree now, and what CPU time it used since the last one; `None` when the process has ended.
+    /// The tree now, and what CPU time it used since the last one; `None` when the process has
+    /// ended.
     pub(crate) fn take(&mut self) -> Option<(Tree, Duration)> {
         let root = stat(self.root)?;
         if root.is_dead || root.started_ticks != self.started_ticks {
@@ -65,15 +66,17 @@ impl Reader {
             tree.threads = tree.threads.saturating_add(stat.threads);
             tree.pids.push(pid);
             let before = self.ticks.get(&pid).filter(|(started, _)| *started == stat.started_ticks);
-            // What one used before it was first seen was used by a child that is new, or before the watch.
+            // What one used before it was first seen was used by a child that is new, or before the
+            // watch.
             let before = before.map_or(stat.ticks, |(_, ticks)| *ticks);
             used = used.saturating_add(stat.ticks.saturating_sub(before));
             ticks.insert(pid, (stat.started_ticks, stat.ticks));
         }
         self.ticks = ticks;
         let per_second = rustix::param::clock_ticks_per_second().max(1);
-        let used =
-            Duration::from_millis(used.saturating_mul(1000).checked_div(per_second).unwrap_or_default());
+        let used = Duration::from_millis(
+            used.saturating_mul(1000).checked_div(per_second).unwrap_or_default(),
+        );
         (!tree.pids.is_empty()).then_some((tree, used))
     }
 }
@@ -102,7 +105,8 @@ fn descendants(root: Pid, of_root: Stat) -> Vec<(Pid, Stat)> {
 
 fn listed() -> Vec<Pid> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let names = entries.take(LISTED_MAX).filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let names =
+        entries.take(LISTED_MAX).filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     names.map(Pid).collect()
 }
 
@@ -132,8 +136,7 @@ mod tests {
 
     #[test]
     fn a_stat_is_read_behind_any_command_name() {
-        let text =
-            "19307 (a) R (b c) S 1 19307 19307 0 -1 4194304 1 2 3 4 250 50 7 8 20 0 9 0 100 3133440 419";
+        let text = "19307 (a) R (b c) S 1 19307 19307 0 -1 4194304 1 2 3 4 250 50 7 8 20 0 9 0 100 3133440 419";
         let stat = parse(text).unwrap();
         assert_eq!((stat.parent, stat.ticks, stat.threads, stat.started_ticks), (1, 300, 9, 100));
         assert!(!stat.is_dead && parse(&text.replace(") S ", ") Z ")).unwrap().is_dead);
@@ -142,7 +145,8 @@ mod tests {
 
     #[test]
     fn children_of_children_belong_to_it_and_its_end_is_seen() {
-        let mut child = Command::new("sh").args(["-c", "sh -c 'sleep 60; :' & wait; :"]).spawn().unwrap();
+        let mut child =
+            Command::new("sh").args(["-c", "sh -c 'sleep 60; :' & wait; :"]).spawn().unwrap();
         let pid = Pid(child.id());
         let mut reader = Reader::new(pid, stat(pid).unwrap().started_ticks);
         let mut tree = reader.take().unwrap().0;

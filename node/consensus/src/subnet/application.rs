@@ -1,12 +1,18 @@
-//! What the engine asks of the node: blocks to propose, blocks to judge, and that finalised ones are taken.
+//! What the engine asks of the node: blocks to propose, blocks to judge, and that finalised ones
+//! are taken.
 //!
-//! Pace. With calls or other work waiting, a block follows its parent at once; without, after the idle interval. Consensus does not slow down by itself when
-//! execution does, so a proposal waits while execution lags, and declines if it lags on: the chain then goes at the speed of 2f+1 nodes' execution.
+//! Pace. With calls or other work waiting, a block follows its parent at once; without, after the
+//! idle interval. Consensus does not slow down by itself when execution does, so a proposal waits
+//! while execution lags, and declines if it lags on: the chain then goes at the speed of 2f+1
+//! nodes' execution.
 //!
-//! Judging. A block is voted for when its time lies after its parent's and not beyond this node's clock and drift, its seed is the one of the parent's
-//! round, the lengths it names fit a block together, and its calls are there, were signed by their senders and are valid at its time. A refusal is for good, and a
-//! function of what all nodes have alike: the block, its parent, the envelopes it names by their digests, limits that members compare. What is a matter of this node (calls under
-//! way, its clock, its execution, its disk) is waited for, until the engine gives the round up. A call that an ancestor names too is passed over when it is executed, and no
+//! Judging. A block is voted for when its time lies after its parent's and not beyond this node's
+//! clock and drift, its seed is the one of the parent's round, the lengths it names fit a block
+//! together, and its calls are there, were signed by their senders and are valid at its time. A
+//! refusal is for good, and a function of what all nodes have alike: the block, its parent, the
+//! envelopes it names by their digests, limits that members compare. What is a matter of this node
+//! (calls under way, its clock, its execution, its disk) is waited for, until the engine gives the
+//! round up. A call that an ancestor names too is passed over when it is executed, and no
 //! reason against a block: which ancestors a node still has to execute is its own affair.
 
 use std::{
@@ -48,9 +54,11 @@ use super::{
 };
 use crate::{Demand, IngressPool, SyncProgress, WallClock};
 
-/// How long a proposal waits for execution before it declines. Declining hands the lead on at once, so lagging nodes would pass it round in circles.
+/// How long a proposal waits for execution before it declines. Declining hands the lead on at once,
+/// so lagging nodes would pass it round in circles.
 const PATIENCE: Duration = Duration::from_millis(250);
-/// How long a proposal waits for the seed of its parent's round, which comes with the certificate that made the parent final enough to build on.
+/// How long a proposal waits for the seed of its parent's round, which comes with the certificate
+/// that made the parent final enough to build on.
 const SEED_PATIENCE: Duration = Duration::from_millis(500);
 /// How far a block's time may be ahead of a voter's clock: beyond, the vote waits.
 const DRIFT: Duration = Duration::from_millis(500);
@@ -169,7 +177,8 @@ impl Shared {
         inner.heard[place] = inner.heard[place].max(height);
     }
 
-    /// Says so when this node is behind and its peers' blocks bring it closer. To be called every second or so.
+    /// Says so when this node is behind and its peers' blocks bring it closer. To be called every
+    /// second or so.
     pub(super) fn watch(&self, now: SystemTime) {
         let mut inner = self.inner.lock();
         let Progress { finalised, executed, .. } = inner.progress;
@@ -177,7 +186,9 @@ impl Shared {
         if executed > watched.executed || finalised.0 <= executed.0 + 1 {
             *watched = Watched { executed, moved: Some(now), said: watched.said };
         }
-        let since = |time: Option<SystemTime>| time.map(|time| now.duration_since(time).unwrap_or_default());
+        let since = |time: Option<SystemTime>| {
+            time.map(|time| now.duration_since(time).unwrap_or_default())
+        };
         let behind = finalised.0.saturating_sub(executed.0);
         let due = since(watched.said).is_none_or(|since| since >= SAY_AGAIN);
         match since(watched.moved) {
@@ -252,8 +263,10 @@ impl Shared {
     /// The finalization of this block, the one of the earliest round if there are several.
     fn opening(&self, block: &Digest) -> Option<Opening> {
         let inner = self.inner.lock();
-        let mut known =
-            inner.finalizations.values().filter(|finalization| finalization.proposal.payload == *block);
+        let mut known = inner
+            .finalizations
+            .values()
+            .filter(|finalization| finalization.proposal.payload == *block);
         let first = known.next().cloned()?;
         // What a leader that wants to bias the epoch's first block could choose among.
         tracing::debug!(
@@ -328,14 +341,16 @@ pub(super) struct Application<S> {
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Application<S> {
-    /// Whether execution is close enough behind agreement to go on. What is not final does not count: a chain of blocks that were agreed on in rounds whose
-    /// finalisation was missed becomes final by the next block only, so that must not wait for it.
+    /// Whether execution is close enough behind agreement to go on. What is not final does not
+    /// count: a chain of blocks that were agreed on in rounds whose finalisation was missed
+    /// becomes final by the next block only, so that must not wait for it.
     fn keeps_up(&self) -> bool {
         let Progress { finalised, executed, .. } = self.shared.progress();
         finalised.0.saturating_sub(executed.0) <= self.limits.execution_lag_blocks
     }
 
-    /// What ancestors hold that are not executed: the calls they name, and what they carry for the key.
+    /// What ancestors hold that are not executed: the calls they name, and what they carry for the
+    /// key.
     async fn taken(
         &self,
         parent: &Block,
@@ -349,7 +364,8 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         };
         take(parent);
         let executed = self.shared.progress().executed.0;
-        // Blocks final here left the pool; those between them and the parent are read from the chain.
+        // Blocks final here left the pool; those between them and the parent are read from the
+        // chain.
         while let Some(block) = ancestors.next().await {
             if block.height().get() <= executed {
                 break;
@@ -363,10 +379,13 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
     /// Whether a block is due before the idle interval is over.
     fn has_work(&self, taken: &BTreeSet<IngressId>, now: Time) -> bool {
         let demand = self.shared.inner.lock().demand;
-        demand.more || demand.next_timer.is_some_and(|timer| timer <= now) || self.pool.has_more_than(taken)
+        demand.more
+            || demand.next_timer.is_some_and(|timer| timer <= now)
+            || self.pool.has_more_than(taken)
     }
 
-    /// The seed a block built on `parent` in this round must carry, and the finalization that shows it where the epoch begins.
+    /// The seed a block built on `parent` in this round must carry, and the finalization that shows
+    /// it where the epoch begins.
     async fn seed_for(
         &self,
         clock: &impl Clock,
@@ -380,7 +399,8 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
             tokio::pin!(moved);
             moved.as_mut().enable();
             if parent_view == View::zero() {
-                // The first block of an epoch: its parent was agreed on in the epoch before, in a round that may have been repeated.
+                // The first block of an epoch: its parent was agreed on in the epoch before, in a
+                // round that may have been repeated.
                 if round.epoch().previous().is_none() {
                     return Some((None, None));
                 }
@@ -413,9 +433,11 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
             (Some(seed), None) => {
                 !begins
                     && seed.round == Round::new(round.epoch(), parent_view)
-                    && (self.shared.seed(seed.round).as_ref() == Some(seed) || seed.verify(&self.verifier))
+                    && (self.shared.seed(seed.round).as_ref() == Some(seed)
+                        || seed.verify(&self.verifier))
             }
-            // A leader has no choice among rounds that were given up, or in which something else was agreed on.
+            // A leader has no choice among rounds that were given up, or in which something else
+            // was agreed on.
             (Some(seed), Some(opening)) => {
                 begins
                     && Some(opening.epoch()) == round.epoch().previous()
@@ -427,9 +449,15 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         }
     }
 
-    /// Makes the block's calls durable, if it may hold them. Trouble of this node's disk, or a full journal, is no reason against the block: the vote waits until that is over,
+    /// Makes the block's calls durable, if it may hold them. Trouble of this node's disk, or a full
+    /// journal, is no reason against the block: the vote waits until that is over,
     /// or the engine gives the round up.
-    async fn keep(&self, clock: &impl Clock, block: &Block, calls: Vec<Gathered>) -> Result<(), String> {
+    async fn keep(
+        &self,
+        clock: &impl Clock,
+        block: &Block,
+        calls: Vec<Gathered>,
+    ) -> Result<(), String> {
         let at = (Height(block.height.get()), block.time);
         let mut said = false;
         loop {
@@ -456,11 +484,16 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         parent: &Block,
     ) -> Result<(), String> {
         if block.time <= parent.time {
-            return Err(format!("its time {} is not after its parent's, {}", block.time.0, parent.time.0));
+            return Err(format!(
+                "its time {} is not after its parent's, {}",
+                block.time.0, parent.time.0
+            ));
         }
-        // Of the names alone: whatever envelopes this node was sent, and before anything is fetched.
+        // Of the names alone: whatever envelopes this node was sent, and before anything is
+        // fetched.
         block.check_names(&self.names)?;
-        // Who executes slowly does not help the chain away from itself; so the shares of state roots come from 2f+1 nodes that are close together.
+        // Who executes slowly does not help the chain away from itself; so the shares of state
+        // roots come from 2f+1 nodes that are close together.
         while !self.keeps_up() {
             let moved = self.shared.moved.notified();
             tokio::pin!(moved);
@@ -489,7 +522,9 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
     }
 }
 
-impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E> for Application<S> {
+impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
+    for Application<S>
+{
     type SigningScheme = Scheme;
     type Context = Context<Digest, PublicKey>;
     type Block = Block;
@@ -515,7 +550,8 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
                 () = clock.sleep_until(until) => return None,
             }
         }
-        let (seed, opening) = self.seed_for(&clock, context.round, context.parent.0, parent.inner()).await?;
+        let (seed, opening) =
+            self.seed_for(&clock, context.round, context.parent.0, parent.inner()).await?;
         let (taken, payloads) = self.taken(parent.inner(), ancestry).await;
         let idle = Duration::from_millis(self.limits.idle_round_millis);
         // A clock that is behind the others' does not make this node wait for longer.
@@ -531,7 +567,8 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
                 break;
             }
             let timer = self.shared.inner.lock().demand.next_timer;
-            let wake = timer.filter(|timer| *timer > now).map_or(left, |timer| span(now, timer).min(left));
+            let wake =
+                timer.filter(|timer| *timer > now).map_or(left, |timer| span(now, timer).min(left));
             select! {
                 () = work => {},
                 () = clock.sleep(wake) => {},
@@ -547,7 +584,8 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
         );
         let height = parent.height().next();
         let calls: Option<Vec<_>> = ingress.iter().map(|name| self.calls.waiting(name)).collect();
-        let ingress = match calls.map(|calls| self.calls.keep(&ingress, calls, (Height(height.get()), time)))
+        let ingress = match calls
+            .map(|calls| self.calls.keep(&ingress, calls, (Height(height.get()), time)))
         {
             Some(Ok(())) => ingress,
             Some(Err(NotKept::Trouble(reason) | NotKept::Invalid(reason))) => {
@@ -557,7 +595,8 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
             None => Vec::new(),
         };
         let payload = self.handover.payload(height, &payloads);
-        let block = Block { parent: parent.digest(), height, time, seed, opening, ingress, payload };
+        let block =
+            Block { parent: parent.digest(), height, time, seed, opening, ingress, payload };
         Some(Digested::compute(block, &Sequential).await)
     }
 

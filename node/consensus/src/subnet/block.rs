@@ -1,8 +1,10 @@
-//! What the nodes agree on: a short header, the names of calls, and now and then something of the subnet's key.
+//! What the nodes agree on: a short header, the names of calls, and now and then something of the
+//! subnet's key.
 //!
-//! A call is named by the digest and the length of the one envelope that is meant, so that every node judges, counts and executes the same bytes, whatever other
-//! envelope of the same request it was sent. Calls themselves travel apart (see [`super::calls`]), so each crosses a wire once and is in memory once, however often the block that names it is
-//! proposed, voted on and stored.
+//! A call is named by the digest and the length of the one envelope that is meant, so that every
+//! node judges, counts and executes the same bytes, whatever other envelope of the same request it
+//! was sent. Calls themselves travel apart (see [`super::calls`]), so each crosses a wire once and
+//! is in memory once, however often the block that names it is proposed, voted on and stored.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +28,8 @@ pub(super) type Opening = Finalization<Scheme, Digest>;
 const SEED_BYTES_MAX: usize = 1 + 10 + 10 + 48;
 
 /// A call as a block names it: by its id, and by the one envelope that is meant. A client may have
-/// sent several envelopes of one id; what a block is judged by, executed from and stored as is the one it names.
+/// sent several envelopes of one id; what a block is judged by, executed from and stored as is the
+/// one it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct CallName {
     /// Of the request, and of the canister in the URL.
@@ -126,10 +129,12 @@ pub(super) struct Block {
     pub(super) parent: Digest,
     pub(super) height: Height,
     pub(super) time: Time,
-    /// Randomness of the round in which the parent was agreed on, known to nobody before that: this block's randomness comes of it. None in the first block.
+    /// Randomness of the round in which the parent was agreed on, known to nobody before that:
+    /// this block's randomness comes of it. None in the first block.
     pub(super) seed: Option<Seed>,
-    /// In the first block of an epoch but the first: the finalization of the parent that the seed is of. An epoch's last block may be proposed and finalised again
-    /// in further rounds, until all nodes left the epoch, so its round does not follow from it.
+    /// In the first block of an epoch but the first: the finalization of the parent that the seed
+    /// is of. An epoch's last block may be proposed and finalised again in further rounds,
+    /// until all nodes left the epoch, so its round does not follow from it.
     pub(super) opening: Option<Opening>,
     pub(super) ingress: Vec<CallName>,
     /// In most blocks none.
@@ -150,13 +155,16 @@ impl Block {
         }
     }
 
-    /// Randomness for execution: of the seed and the height, as one seed never serves two blocks of a chain.
+    /// Randomness for execution: of the seed and the height, as one seed never serves two blocks of
+    /// a chain.
     pub(super) fn randomness(&self) -> [u8; 32] {
         let height = self.height.get().to_be_bytes();
         let digest = match &self.seed {
-            Some(seed) => {
-                Sha256::hash(&[b"thimble-randomness", &commonware_codec::Encode::encode(seed), &height])
-            }
+            Some(seed) => Sha256::hash(&[
+                b"thimble-randomness",
+                &commonware_codec::Encode::encode(seed),
+                &height,
+            ]),
             None => Sha256::hash(&[b"thimble-randomness", self.parent.as_ref(), &height]),
         };
         digest.0
@@ -226,18 +234,24 @@ impl commonware_consensus::Block for Block {
 }
 
 impl Block {
-    /// Why no node votes for a block that names these calls, as far as the names alone say. A function of the block
-    /// and of limits that members compare: nothing has to be fetched for it, and every honest node says the same.
+    /// Why no node votes for a block that names these calls, as far as the names alone say. A
+    /// function of the block and of limits that members compare: nothing has to be fetched for
+    /// it, and every honest node says the same.
     pub(super) fn check_names(&self, bounds: &NameBounds) -> Result<(), String> {
         let named = self.ingress.len() as u64;
         if named > bounds.calls {
-            return Err(format!("it names {named} calls, over block_ingress_messages = {}", bounds.calls));
+            return Err(format!(
+                "it names {named} calls, over block_ingress_messages = {}",
+                bounds.calls
+            ));
         }
         let ids: BTreeSet<_> = self.ingress.iter().map(|name| name.id).collect();
         if ids.len() != self.ingress.len() {
             return Err("it names a call twice".into());
         }
-        if let Some(name) = self.ingress.iter().find(|name| u64::from(name.bytes) > bounds.call_bytes) {
+        if let Some(name) =
+            self.ingress.iter().find(|name| u64::from(name.bytes) > bounds.call_bytes)
+        {
             return Err(format!(
                 "it names a call of {} bytes, over body_bytes = {}",
                 name.bytes, bounds.call_bytes
@@ -246,7 +260,10 @@ impl Block {
         // One call always fits, or it could never be executed.
         let bytes: u64 = self.ingress.iter().map(CallName::accounted_bytes).sum();
         if named > 1 && bytes > bounds.bytes {
-            return Err(format!("its calls have {bytes} bytes, over block_ingress_bytes = {}", bounds.bytes));
+            return Err(format!(
+                "its calls have {bytes} bytes, over block_ingress_bytes = {}",
+                bounds.bytes
+            ));
         }
         Ok(())
     }
@@ -298,10 +315,14 @@ mod tests {
 
     #[test]
     fn a_block_is_judged_by_the_lengths_it_names() {
-        let refused = |calls: &[(u8, u32)]| named(calls).check_names(&BOUNDS).err().unwrap_or_default();
+        let refused =
+            |calls: &[(u8, u32)]| named(calls).check_names(&BOUNDS).err().unwrap_or_default();
         assert_eq!(refused(&[]), "");
         assert_eq!(refused(&[(1, 3_000), (2, 3_000), (3, 3_000)]), "");
-        assert!(refused(&[(1, 5_000), (2, 5_000)]).contains("10256 bytes, over block_ingress_bytes = 10000"));
+        assert!(
+            refused(&[(1, 5_000), (2, 5_000)])
+                .contains("10256 bytes, over block_ingress_bytes = 10000")
+        );
         assert_eq!(refused(&[(1, 20_000)]), "", "one call always fits");
         assert!(refused(&[(1, 20_001)]).contains("over body_bytes = 20000"));
         assert!(refused(&[(1, 0), (2, 0), (3, 0), (4, 0)]).contains("block_ingress_messages = 3"));

@@ -1,24 +1,33 @@
-//! Calls between nodes: offered to everybody when a client brings one, asked for when a block names one that did not arrive.
+//! Calls between nodes: offered to everybody when a client brings one, asked for when a block names
+//! one that did not arrive.
 //!
-//! A call crosses each wire once when all goes well. What a peer offers is verified like what a client sends, and takes its place in the ingress pool, of
-//! which no peer gets more than its share. What a block names and nobody offered is asked for, and kept in a store of its own that takes nothing else:
-//! so a full pool never keeps a node from voting, and nobody can fill the store with what was not asked for.
+//! A call crosses each wire once when all goes well. What a peer offers is verified like what a
+//! client sends, and takes its place in the ingress pool, of which no peer gets more than its
+//! share. What a block names and nobody offered is asked for, and kept in a store of its own that
+//! takes nothing else: so a full pool never keeps a node from voting, and nobody can fill the store
+//! with what was not asked for.
 //!
-//! A block names the digest of the one envelope that is meant ([`CallName`]). Whoever holds another envelope of the same request, because a client sent several,
-//! lacks the call like anybody else and asks for it. What comes is hashed when it comes, and verified once, off the threads that vote: a peer that states one digest and
-//! sends other bytes is cut off, and wanting goes on with the others. Whether a call may be in a block depends on its bytes and the block's time alone, so all nodes
-//! that vote come to the same.
+//! A block names the digest of the one envelope that is meant ([`CallName`]). Whoever holds another
+//! envelope of the same request, because a client sent several, lacks the call like anybody else
+//! and asks for it. What comes is hashed when it comes, and verified once, off the threads that
+//! vote: a peer that states one digest and sends other bytes is cut off, and wanting goes on with
+//! the others. Whether a call may be in a block depends on its bytes and the block's time alone, so
+//! all nodes that vote come to the same.
 //!
 //! Calls of a block that is voted for are on disk first (see [`super::journal`]).
 //!
 //! # Bounds
 //!
-//! The pool by its limits; the store by [`STORE_BLOCKS`] blocks in bytes and calls; what is wanted by the blocks being gathered, and by as many calls as the store
-//! has room for; a message by [`OFFER_BYTES`] or one call, by [`OFFER_CALLS_MAX`] calls and [`WANT_MAX`] names, checked while it is decoded. Per peer and second
-//! ([`super::peers`]): calls and bytes offered, by [`OFFER_BLOCKS`] blocks, which this node keeps to as well; bytes given that were not asked for;
-//! names asked for and bytes answered. What is beyond is not looked at, and a peer that goes on is cut off. Offers are decoded, counted and compared with
-//! the room their sender has in the pool before a signature is verified; a call whose signature does not hold is its sender's fault, as nobody may hand on what it did
-//! not verify. Old blocks are read for peers on a thread of their own, from a queue of [`OLD_WAITING`] requests, [`OLD_WAITING_PER_PEER`] of each peer.
+//! The pool by its limits; the store by [`STORE_BLOCKS`] blocks in bytes and calls; what is wanted
+//! by the blocks being gathered, and by as many calls as the store has room for; a message by
+//! [`OFFER_BYTES`] or one call, by [`OFFER_CALLS_MAX`] calls and [`WANT_MAX`] names, checked while
+//! it is decoded. Per peer and second ([`super::peers`]): calls and bytes offered, by
+//! [`OFFER_BLOCKS`] blocks, which this node keeps to as well; bytes given that were not asked for;
+//! names asked for and bytes answered. What is beyond is not looked at, and a peer that goes on is
+//! cut off. Offers are decoded, counted and compared with the room their sender has in the pool
+//! before a signature is verified; a call whose signature does not hold is its sender's fault, as
+//! nobody may hand on what it did not verify. Old blocks are read for peers on a thread of their
+//! own, from a queue of [`OLD_WAITING`] requests, [`OLD_WAITING_PER_PEER`] of each peer.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -47,7 +56,8 @@ use crate::{
     pool::Source,
 };
 
-/// Blocks whose calls the store has room for: those being voted on, and those finalised that wait to be made durable.
+/// Blocks whose calls the store has room for: those being voted on, and those finalised that wait
+/// to be made durable.
 const STORE_BLOCKS: u64 = 4;
 /// Envelopes offered or given in one message, in bytes, unless a single one is larger.
 const OFFER_BYTES: usize = 256 << 10;
@@ -57,12 +67,13 @@ const OFFER_CALLS_MAX: usize = 1_024;
 const PER_CALL_BYTES: usize = 128;
 /// Names in one request.
 const WANT_MAX: usize = 256;
-/// A call that was offered to this node may still be on its way when the block that names it arrives.
+/// A call that was offered to this node may still be on its way when the block that names it
+/// arrives.
 const GRACE: Duration = Duration::from_millis(60);
 /// Between two requests for the same call; the second and later go to everybody.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
-/// Blocks' worth of calls that a node offers per second: more than a subnet agrees on. What clients bring beyond waits in the pool, and a block
-/// that names it gets it.
+/// Blocks' worth of calls that a node offers per second: more than a subnet agrees on. What clients
+/// bring beyond waits in the pool, and a block that names it gets it.
 const OFFER_BLOCKS: u64 = 4;
 /// What a peer may exceed that by: its clock and the network are not even.
 const OFFER_SLACK: u64 = 2;
@@ -212,7 +223,10 @@ impl Meters {
     fn new(bounds: &NameBounds) -> Self {
         let (calls, bytes) = (bounds.calls, bounds.bytes.max(bounds.call_bytes));
         let blocks = |one: u64, per_second: u64, burst: u64| {
-            Meter::new(Rate { per_second: one.saturating_mul(per_second), burst: one.saturating_mul(burst) })
+            Meter::new(Rate {
+                per_second: one.saturating_mul(per_second),
+                burst: one.saturating_mul(burst),
+            })
         };
         let offered = OFFER_BLOCKS * OFFER_SLACK;
         Self {
@@ -298,7 +312,8 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         }
     }
 
-    /// Takes and answers what peers send. Verifies signatures: meant for a thread of its own. Ends when the network does.
+    /// Takes and answers what peers send. Verifies signatures: meant for a thread of its own. Ends
+    /// when the network does.
     pub(super) async fn serve(
         mut self,
         clock: impl Clock,
@@ -321,7 +336,9 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
                     }
                 }
                 Message::Give(calls) => self.given(&from, calls.0, now),
-                Message::Want { height, names } => self.answer(&mut old, &from, height, names.0, now),
+                Message::Want { height, names } => {
+                    self.answer(&mut old, &from, height, names.0, now)
+                }
             }
         }
     }
@@ -341,7 +358,8 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         let bytes: u64 = calls.iter().map(|call| call.envelope.len() as u64).sum();
         let within = {
             let Meters { offered_calls, offered_bytes, .. } = &mut *self.meters.lock();
-            offered_calls.spend(from, calls.len() as u64, now) && offered_bytes.spend(from, bytes, now)
+            offered_calls.spend(from, calls.len() as u64, now)
+                && offered_bytes.spend(from, bytes, now)
         };
         if !within {
             self.blame.too_much(from, "calls offered", now);
@@ -349,7 +367,8 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         }
         for signed in calls {
             if let Err(reason) = self.offered(place, signed) {
-                self.blame.at_fault(from, &format!("it offers a call that no client may make: {reason}"));
+                self.blame
+                    .at_fault(from, &format!("it offers a call that no client may make: {reason}"));
                 return;
             }
         }
@@ -459,13 +478,15 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     }
 
     fn get(&self, name: &CallName) -> Option<Gathered> {
-        let verified = |(signed, validity)| Gathered { signed, verdict: Some(Ok((name.id, validity))) };
+        let verified =
+            |(signed, validity)| Gathered { signed, verdict: Some(Ok((name.id, validity))) };
         let stored = || self.store.lock().calls.get(&name.digest).cloned();
         let kept = || self.journal.lock().get(name).map(verified);
         self.waiting(name).or_else(kept).or_else(stored)
     }
 
-    /// All calls of a block, in its order, once they are there: asked of `first` and then of everybody, again and again. `height` if the block is final.
+    /// All calls of a block, in its order, once they are there: asked of `first` and then of
+    /// everybody, again and again. `height` if the block is final.
     pub(super) async fn gather(
         &self,
         clock: &impl Clock,
@@ -473,8 +494,11 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         height: Option<Height>,
         first: Option<&PublicKey>,
     ) -> Vec<Gathered> {
-        let mut wanting =
-            Wanting { store: self.store.clone(), digests: BTreeSet::new(), votes: height.is_none() };
+        let mut wanting = Wanting {
+            store: self.store.clone(),
+            digests: BTreeSet::new(),
+            votes: height.is_none(),
+        };
         let mut ask_at = clock.current() + if height.is_some() { Duration::ZERO } else { GRACE };
         let mut asked = false;
         loop {
@@ -482,8 +506,12 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
             tokio::pin!(arrived);
             arrived.as_mut().enable();
             let calls: Vec<_> = names.iter().map(|name| self.get(name)).collect();
-            let missing: Vec<_> =
-                names.iter().zip(&calls).filter(|(_, call)| call.is_none()).map(|(name, _)| *name).collect();
+            let missing: Vec<_> = names
+                .iter()
+                .zip(&calls)
+                .filter(|(_, call)| call.is_none())
+                .map(|(name, _)| *name)
+                .collect();
             if missing.is_empty() {
                 return calls.into_iter().flatten().collect();
             }
@@ -507,17 +535,25 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         }
     }
 
-    fn ask(&self, to: &Recipients<PublicKey>, height: Option<Height>, missing: &[CallName], now: SystemTime) {
+    fn ask(
+        &self,
+        to: &Recipients<PublicKey>,
+        height: Option<Height>,
+        missing: &[CallName],
+        now: SystemTime,
+    ) {
         let mut copy = self.clone();
         for names in missing.chunks(WANT_MAX) {
             let bytes: u64 = names.iter().map(|name| u64::from(name.bytes)).sum();
-            let asked = copy.send(to.clone(), &Message::Want { height, names: Bounded(names.to_vec()) });
+            let asked =
+                copy.send(to.clone(), &Message::Want { height, names: Bounded(names.to_vec()) });
             let given = &mut self.meters.lock().given_bytes;
             asked.iter().for_each(|peer| given.grant(peer, bytes, now));
         }
     }
 
-    /// Makes the calls of a block of this height and time durable, if it may hold them: then it may be voted for.
+    /// Makes the calls of a block of this height and time durable, if it may hold them: then it may
+    /// be voted for.
     pub(super) fn keep(
         &self,
         names: &[CallName],
@@ -541,7 +577,11 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         time: Time,
     ) -> Result<Validity, String> {
         if signed.envelope.len() as u64 != u64::from(name.bytes) {
-            return Err(format!("a call has {} bytes where {} are named", signed.envelope.len(), name.bytes));
+            return Err(format!(
+                "a call has {} bytes where {} are named",
+                signed.envelope.len(),
+                name.bytes
+            ));
         }
         let (id, validity) = verdict.unwrap_or_else(|| self.verdict(signed))?;
         if id != name.id {
@@ -567,8 +607,14 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         order.retain(|digest| calls.contains_key(digest));
     }
 
-    /// Answers requests for calls of blocks that are long in the log. Reads the disk: meant for a thread of its own. Ends with the last [`OldCalls`].
-    pub(super) async fn serve_old(mut self, clock: impl Clock, log: Log, mut requests: OldRequests) {
+    /// Answers requests for calls of blocks that are long in the log. Reads the disk: meant for a
+    /// thread of its own. Ends with the last [`OldCalls`].
+    pub(super) async fn serve_old(
+        mut self,
+        clock: impl Clock,
+        log: Log,
+        mut requests: OldRequests,
+    ) {
         let mut late = Late { log, places: BTreeMap::new() };
         while let Some(Old { to, height, digests }) = requests.queue.next().await {
             requests.waiting.lock().entry(to.clone()).and_modify(|waiting| *waiting -= 1);
@@ -619,14 +665,20 @@ impl OldCalls {
     }
 }
 
-/// Reads old blocks for peers that catch up. Each asks height by height, so the place in the log is kept.
+/// Reads old blocks for peers that catch up. Each asks height by height, so the place in the log is
+/// kept.
 struct Late {
     log: Log,
     places: BTreeMap<PublicKey, (Height, Replay)>,
 }
 
 impl Late {
-    fn calls(&mut self, to: &PublicKey, height: Height, digests: &BTreeSet<[u8; 32]>) -> Vec<Given> {
+    fn calls(
+        &mut self,
+        to: &PublicKey,
+        height: Height,
+        digests: &BTreeSet<[u8; 32]>,
+    ) -> Vec<Given> {
         let block = match self.block(to, height) {
             Ok(Some(block)) => block,
             Ok(None) => return Vec::new(),
@@ -640,7 +692,11 @@ impl Late {
         block.ingress.into_iter().map(given).filter(|call| digests.contains(&call.digest)).collect()
     }
 
-    fn block(&mut self, to: &PublicKey, height: Height) -> Result<Option<FinalisedBlock>, LogError> {
+    fn block(
+        &mut self,
+        to: &PublicKey,
+        height: Height,
+    ) -> Result<Option<FinalisedBlock>, LogError> {
         let mut replay = match self.places.remove(to) {
             Some((next, replay)) if next == height => replay,
             _ => self.log.lock().read_from(Height(height.0.saturating_sub(1)))?,
@@ -654,7 +710,8 @@ impl Late {
     }
 }
 
-/// Starts the two tasks that serve peers, each on a thread of its own where the runtime has threads.
+/// Starts the two tasks that serve peers, each on a thread of its own where the runtime has
+/// threads.
 pub(super) fn start<E, S, R>(context: &E, calls: &Calls<S>, places: Places, log: &Log, receiver: R)
 where
     E: Clock + Spawner,
@@ -714,7 +771,11 @@ mod tests {
 
         fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
             let claimed = self.claim(signed)?;
-            if signed.envelope[0] == 1 { Ok(claimed) } else { Err("its signature does not hold".into()) }
+            if signed.envelope[0] == 1 {
+                Ok(claimed)
+            } else {
+                Err("its signature does not hold".into())
+            }
         }
 
         fn claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
@@ -785,7 +846,8 @@ mod tests {
                 Arc::new(move |peer: &PublicKey| cut.lock().push(peer.clone()))
             });
             let journal =
-                Journal::open(disk::RealDisk::shared(), &folder.path().join("voted"), 1 << 20).unwrap();
+                Journal::open(disk::RealDisk::shared(), &folder.path().join("voted"), 1 << 20)
+                    .unwrap();
             let log = Arc::new(Mutex::new(BlockLog::open(folder.path(), 1 << 20).unwrap()));
             let (sender, receiver) = ends.remove(0);
             let journal = Arc::new(Mutex::new(journal));
@@ -797,10 +859,12 @@ mod tests {
                 sender,
             );
             let members = keys.clone();
-            let places: Places = Arc::new(move |peer| members.iter().position(|member| member == peer));
+            let places: Places =
+                Arc::new(move |peer| members.iter().position(|member| member == peer));
             start(&context, &calls, places, &log, receiver);
             let me = keys.remove(0);
-            let peers = keys.into_iter().zip(ends).map(|(key, (out, into))| (key, out, into)).collect();
+            let peers =
+                keys.into_iter().zip(ends).map(|(key, (out, into))| (key, out, into)).collect();
             test(Bench { context, calls, pool, cut, me, peers, _folder: folder }).await;
         });
     }
@@ -833,11 +897,16 @@ mod tests {
             let wanted = name(&named);
             // A client sent this node another envelope of the same request.
             bench.pool.submit(wanted.id, Time(u64::MAX), other.clone()).unwrap();
-            let gathering = bench.context.child("gather").spawn({
-                let (calls, first) = (bench.calls.clone(), bench.peers[0].0.clone());
-                move |context| async move { calls.gather(&context, &[wanted], None, Some(&first)).await }
-            });
-            let Message::Want { height: None, names } = bench.hears(0).await else { panic!("no request") };
+            let gathering =
+                bench.context.child("gather").spawn({
+                    let (calls, first) = (bench.calls.clone(), bench.peers[0].0.clone());
+                    move |context| async move {
+                        calls.gather(&context, &[wanted], None, Some(&first)).await
+                    }
+                });
+            let Message::Want { height: None, names } = bench.hears(0).await else {
+                panic!("no request")
+            };
             assert_eq!(names.0, [wanted]);
             bench.says(0, &give(wanted.digest, &other));
             bench.settle().await;
@@ -868,8 +937,13 @@ mod tests {
             };
             let (good, unsigned) = (envelope(true, 7, 300), envelope(false, 7, 300));
             assert!(keep(name(&unsigned), &unsigned).contains("signature"));
-            assert!(keep(CallName { bytes: 299, ..name(&good) }, &good).contains("300 bytes where 299"));
-            assert!(keep(CallName { id: IngressId([9; 32]), ..name(&good) }, &good).contains("its id names"));
+            assert!(
+                keep(CallName { bytes: 299, ..name(&good) }, &good).contains("300 bytes where 299")
+            );
+            assert!(
+                keep(CallName { id: IngressId([9; 32]), ..name(&good) }, &good)
+                    .contains("its id names")
+            );
         });
     }
 
@@ -931,7 +1005,11 @@ mod tests {
             let offer = |calls: Vec<SignedIngress>| Message::Offer(Bounded(calls));
             bench.says(
                 0,
-                &offer(vec![envelope(true, 1, 100), envelope(true, 1, 100), envelope(true, 2, 100)]),
+                &offer(vec![
+                    envelope(true, 1, 100),
+                    envelope(true, 1, 100),
+                    envelope(true, 2, 100),
+                ]),
             );
             bench.settle().await;
             assert_eq!(bench.pool.status().messages, 2);
@@ -941,7 +1019,8 @@ mod tests {
                 (bench.pool.status().messages, bench.cut.lock().clone()),
                 (2, vec![bench.peers[1].0.clone()])
             );
-            // Eight blocks' worth of calls at once is what a peer gets; what it sends beyond is not looked at.
+            // Eight blocks' worth of calls at once is what a peer gets; what it sends beyond is not
+            // looked at.
             for number in 0..40 {
                 bench.says(0, &offer((0..50).map(|_| envelope(true, 5 + number, 100)).collect()));
             }
@@ -975,7 +1054,8 @@ mod tests {
             }
             bench.context.sleep(Duration::from_secs(5)).await;
             assert!(bench.cut.lock().contains(&bench.peers[0].0), "who floods is cut off");
-            let answered = std::iter::from_fn(|| futures::FutureExt::now_or_never(bench.peers[0].2.recv()));
+            let answered =
+                std::iter::from_fn(|| futures::FutureExt::now_or_never(bench.peers[0].2.recv()));
             assert!(answered.count() < 500);
         });
     }

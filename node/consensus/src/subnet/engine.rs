@@ -1,9 +1,13 @@
-//! The engine of one node: block dissemination and storage, a simplex engine per epoch, and the tasks that carry calls and state roots.
+//! The engine of one node: block dissemination and storage, a simplex engine per epoch, and the
+//! tasks that carry calls and state roots.
 //!
-//! Generic in the runtime and the network, so that the fault tests run exactly this under a simulated clock, network and disk.
+//! Generic in the runtime and the network, so that the fault tests run exactly this under a
+//! simulated clock, network and disk.
 //!
-//! What is finalised is handed out in height order, each block once its calls are there; the next blocks wait behind it, at most
-//! [`PENDING_MAX`] of them, in storage otherwise. A block is acknowledged, and so never handed out again after a restart, when its receiver says that it is durable.
+//! What is finalised is handed out in height order, each block once its calls are there; the next
+//! blocks wait behind it, at most [`PENDING_MAX`] of them, in storage otherwise. A block is
+//! acknowledged, and so never handed out again after a restart, when its receiver says that it is
+//! durable.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -17,7 +21,8 @@ use commonware_consensus::{
         standard::{Inline, Standard},
     },
     simplex::{
-        self, Engine, Floor as EngineFloor, ForwardPolicy, SkipBudget, SkipPolicy, elector::RoundRobin,
+        self, Engine, Floor as EngineFloor, ForwardPolicy, SkipBudget, SkipPolicy,
+        elector::RoundRobin,
     },
     types::{Epoch, Epocher as _, FixedEpocher, Height as EngineHeight, ViewDelta},
 };
@@ -80,7 +85,8 @@ const MAILBOX: usize = 64;
 
 pub(super) type Mailbox = MarshalMailbox<Scheme, Standard<Block>>;
 
-/// The channels of a node: a sender and a receiver each, over one network, numbered from 0 in this order.
+/// The channels of a node: a sender and a receiver each, over one network, numbered from 0 in this
+/// order.
 pub struct Channels<S, R> {
     /// Votes on blocks.
     pub votes: (S, R),
@@ -100,7 +106,8 @@ pub struct Channels<S, R> {
     pub sync: (S, R),
 }
 
-/// Schemes by epoch. Epochs this node has no share for still verify by the subnet's key, which stays.
+/// Schemes by epoch. Epochs this node has no share for still verify by the subnet's key, which
+/// stays.
 #[derive(Clone)]
 pub(super) struct Schemes {
     known: Arc<Mutex<BTreeMap<Epoch, Arc<Scheme>>>>,
@@ -148,7 +155,8 @@ pub(super) struct Timing {
 }
 
 impl Timing {
-    /// A leader may take the idle interval before it proposes, and some more when the machine is busy.
+    /// A leader may take the idle interval before it proposes, and some more when the machine is
+    /// busy.
     pub(super) fn of(limits: &ConsensusLimits) -> Self {
         let idle = Duration::from_millis(limits.idle_round_millis);
         let leader = idle + Duration::from_millis(1_500);
@@ -197,14 +205,16 @@ pub(super) struct Setup<S, R, P, B> {
     pub(super) commands: futures::channel::mpsc::Receiver<Command>,
     /// Tells the network whom to connect to, by epoch.
     pub(super) peering: Peering,
-    /// What block times and the validity of calls go by. Everything else goes by the runtime's clock, which never jumps.
+    /// What block times and the validity of calls go by. Everything else goes by the runtime's
+    /// clock, which never jumps.
     pub(super) clock: Arc<dyn WallClock>,
 }
 
 /// Tells the network whom to connect to. Called with every epoch.
 pub type Peering = Box<dyn FnMut(&Summary) + Send>;
 
-/// Bytes of the cache over the engine's own storage: half a megabyte, where its authors' examples take a hundred and sixty.
+/// Bytes of the cache over the engine's own storage: half a megabyte, where its authors' examples
+/// take a hundred and sixty.
 fn page_cache() -> CacheRef {
     CacheRef::new(NZU16!(4084), NZUsize!(128))
 }
@@ -271,11 +281,19 @@ where
     let bounds = bounds(&limits);
     let sync_bytes_per_second = limits.sync_bytes_per_second;
 
-    let names =
-        NameBounds { calls: limits.block_ingress_messages, bytes: limits.block_ingress_bytes, call_bytes };
+    let names = NameBounds {
+        calls: limits.block_ingress_messages,
+        bytes: limits.block_ingress_bytes,
+        call_bytes,
+    };
     let blame = Blame::new(peers::cut_with(blocker.clone()));
-    let calls =
-        Calls::new((pool.clone(), envelopes, clock.clone()), journal, names, blame.clone(), channels.calls.0);
+    let calls = Calls::new(
+        (pool.clone(), envelopes, clock.clone()),
+        journal,
+        names,
+        blame.clone(),
+        channels.calls.0,
+    );
     pool.share_among(handover.summary().members().len(), {
         let (work, out) = (shared.work.clone(), out.clone());
         let pool = Arc::downgrade(&pool);
@@ -348,8 +366,10 @@ where
         context.child("certificates"),
         archive(&storage, "certificates", &cache, unbounded),
     );
-    let blocks =
-        prunable::Archive::init(context.child("blocks"), archive(&storage, "blocks", &cache, bounds));
+    let blocks = prunable::Archive::init(
+        context.child("blocks"),
+        archive(&storage, "blocks", &cache, bounds),
+    );
     let (certificates, blocks) = match (certificates.await, blocks.await) {
         (Ok(certificates), Ok(blocks)) => (certificates, blocks),
         (Err(error), _) | (_, Err(error)) => {
@@ -361,7 +381,10 @@ where
     let floor = floor.filter(|floor| {
         let holds = floor.finalization.verify(&mut context, &*schemes.lasting, &Sequential);
         if !holds {
-            tracing::error!(height = floor.height.0, "the finalization to begin above is not the subnet's");
+            tracing::error!(
+                height = floor.height.0,
+                "the finalization to begin above is not the subnet's"
+            );
         }
         holds
     });
@@ -416,7 +439,9 @@ where
 
     // Each epoch's engine talks on its own subchannel of the three consensus channels.
     let (mux, mut votes, mut strangers) =
-        mux::Muxer::builder(context.child("votes"), channels.votes.0, channels.votes.1).with_backup().build();
+        mux::Muxer::builder(context.child("votes"), channels.votes.0, channels.votes.1)
+            .with_backup()
+            .build();
     mux.start();
     let (mux, mut certs) =
         mux::Muxer::new(context.child("certs"), channels.certificates.0, channels.certificates.1);
@@ -425,7 +450,8 @@ where
         mux::Muxer::new(context.child("fetches"), channels.resolver.0, channels.resolver.1);
     mux.start();
 
-    // Where to resume: above what marshal handed out and what is in the block log, whichever is more. The block before an epoch's first is final and in both.
+    // Where to resume: above what marshal handed out and what is in the block log, whichever is
+    // more. The block before an epoch's first is final and in both.
     let processed = processed.processed().map_or(0, |processed| processed.height().get());
     let next = EngineHeight::new(processed.max(shared.logged().0) + 1);
     let Some(mut epoch) = epocher.containing(next).map(|bounds| bounds.epoch()) else {
@@ -434,7 +460,9 @@ where
     };
     let mut root = match floor {
         // One that marshal is past says nothing any more.
-        Some(Floor { height, finalization, .. }) if height.0 > processed && finalization.epoch() == epoch => {
+        Some(Floor { height, finalization, .. })
+            if height.0 > processed && finalization.epoch() == epoch =>
+        {
             EngineFloor::Finalized(finalization)
         }
         _ => EngineFloor::Genesis(handover.boundary()),
@@ -512,16 +540,21 @@ where
                 certification_timeout: timing.certification,
                 timeout_retry: timing.retry,
                 view_retention: ViewDelta::new(32),
-                skip: SkipPolicy::Enabled { timeout: timing.skip, budget: SkipBudget::Participants },
+                skip: SkipPolicy::Enabled {
+                    timeout: timing.skip,
+                    budget: SkipBudget::Participants,
+                },
                 fetch_timeout: NZDuration!(Duration::from_secs(1)),
                 fetch_retry_delay: Duration::from_millis(100),
                 forward: ForwardPolicy::SilentVoters,
             },
         );
         let channel = epoch.get();
-        let (Ok(vote), Ok(cert), Ok(fetch)) =
-            (votes.register(channel).await, certs.register(channel).await, fetches.register(channel).await)
-        else {
+        let (Ok(vote), Ok(cert), Ok(fetch)) = (
+            votes.register(channel).await,
+            certs.register(channel).await,
+            fetches.register(channel).await,
+        ) else {
             return;
         };
         let vote = (vote.0, presence.attend(vote.1, &scheme, epoch));
@@ -569,7 +602,8 @@ where
         }
         // Its storage can be open once only.
         let _ = engine.await;
-        // The engine of the epoch before cannot be entered again: what it voted is of no use to anybody.
+        // The engine of the epoch before cannot be entered again: what it voted is of no use to
+        // anybody.
         if let Some(before) = epoch.previous() {
             match context.remove(&votes_partition(&storage, before), None).await {
                 Ok(()) | Err(commonware_runtime::Error::PartitionMissing(_)) => {}
@@ -628,7 +662,11 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
     }
 
     /// Returns when the block is durable.
-    async fn deliver<E: Clock + Spawner + CryptoRng>(&mut self, context: &E, block: &Block) -> Option<()> {
+    async fn deliver<E: Clock + Spawner + CryptoRng>(
+        &mut self,
+        context: &E,
+        block: &Block,
+    ) -> Option<()> {
         let height = Height(block.height.get());
         if height <= self.shared.logged() {
             // Durable before a restart.
@@ -640,8 +678,13 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
         let key = self.handover.apply(context, block).await.ok()?;
         self.shared.delivered(height, block.ingress.iter().map(|name| name.id).collect());
         let (durable, written) = oneshot::channel();
-        let block_of_calls =
-            FinalisedBlock { height, time: block.time, randomness: block.randomness(), ingress, key };
+        let block_of_calls = FinalisedBlock {
+            height,
+            time: block.time,
+            randomness: block.randomness(),
+            ingress,
+            key,
+        };
         self.out.send(Input::Block(Delivered { block: block_of_calls, durable })).await.ok()?;
         written.await.ok()?;
         self.pool.remove(&block.ingress);
@@ -660,7 +703,8 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
         let summary = self.handover.summary();
         let entered = loop {
             let handover = self.handover.clone();
-            let entered = context.child("enter").shared(true).spawn(move |_| async move { handover.enter() });
+            let entered =
+                context.child("enter").shared(true).spawn(move |_| async move { handover.enter() });
             match entered.await {
                 Ok(Ok(entered)) => break entered,
                 // The disk may be full, and get room again.
@@ -677,15 +721,24 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
             }
         };
         if !self.handover.belongs() && member {
-            tracing::info!(epoch = summary.epoch(), "this node is no longer a member of the subnet");
+            tracing::info!(
+                epoch = summary.epoch(),
+                "this node is no longer a member of the subnet"
+            );
             return false;
         }
         match (member, entered.term.share.is_some()) {
             (false, true) => {
-                tracing::info!(epoch = summary.epoch(), "this node is a member of the subnet from here on")
+                tracing::info!(
+                    epoch = summary.epoch(),
+                    "this node is a member of the subnet from here on"
+                )
             }
             (true, false) => {
-                tracing::info!(epoch = summary.epoch(), "this node follows this epoch without a vote")
+                tracing::info!(
+                    epoch = summary.epoch(),
+                    "this node follows this epoch without a vote"
+                )
             }
             _ => {}
         }
@@ -693,7 +746,11 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
             epoch = summary.epoch(),
             members = summary.members().len(),
             "a new epoch: the committee that holds the subnet's key{}",
-            if u64::from(summary.key_epoch().0) == summary.epoch() { " has new shares" } else { " stays" }
+            if u64::from(summary.key_epoch().0) == summary.epoch() {
+                " has new shares"
+            } else {
+                " stays"
+            }
         );
         self.schemes.insert(entered.epoch, entered.scheme);
         self.terms.begin(entered.from, entered.term);
@@ -703,7 +760,12 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
     }
 }
 
-fn archive<C>(storage: &str, name: &str, cache: &CacheRef, codec: C) -> prunable::Config<EightCap, C> {
+fn archive<C>(
+    storage: &str,
+    name: &str,
+    cache: &CacheRef,
+    codec: C,
+) -> prunable::Config<EightCap, C> {
     prunable::Config {
         translator: EightCap,
         metadata_partition: format!("{storage}{name}-metadata"),

@@ -1,7 +1,8 @@
 //! Whether all members run with the same limits, as far as what a batch comes to depends on them.
 //!
-//! Members that do not would execute the same block to different states, sooner or later. So each tells the others its limits when it starts, and asks for theirs until
-//! it heard them. Who differs is named, with the limit; a node that differs from more others than can be wrong ends.
+//! Members that do not would execute the same block to different states, sooner or later. So each
+//! tells the others its limits when it starts, and asks for theirs until it heard them. Who differs
+//! is named, with the limit; a node that differs from more others than can be wrong ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,7 +36,12 @@ pub(super) struct Greeting {
 
 impl Greeting {
     pub(super) fn new(me: PublicKey, own: Vec<(String, u64)>) -> Self {
-        Self { me, own: own.into_iter().collect(), heard: BTreeSet::new(), differing: BTreeSet::new() }
+        Self {
+            me,
+            own: own.into_iter().collect(),
+            heard: BTreeSet::new(),
+            differing: BTreeSet::new(),
+        }
     }
 
     pub(super) fn own(&self) -> Vec<(String, u64)> {
@@ -44,7 +50,10 @@ impl Greeting {
 
     /// Members that were not heard yet.
     pub(super) fn missing(&self, members: Vec<PublicKey>) -> Vec<PublicKey> {
-        members.into_iter().filter(|member| *member != self.me && !self.heard.contains(member)).collect()
+        members
+            .into_iter()
+            .filter(|member| *member != self.me && !self.heard.contains(member))
+            .collect()
     }
 
     /// A peer told its limits; who is no member does not count, and who was one no longer does.
@@ -67,7 +76,11 @@ impl Greeting {
             .into_iter()
             .filter(|name| self.own.get(*name) != theirs.get(*name))
             .map(|name| {
-                format!("{name} is {} here and {} there", value(self.own.get(name)), value(theirs.get(name)))
+                format!(
+                    "{name} is {} here and {} there",
+                    value(self.own.get(name)),
+                    value(theirs.get(name))
+                )
             })
             .collect();
         if differences.is_empty() {
@@ -121,7 +134,8 @@ mod tests {
         let peer = |number: u8| key::node_key(&[number; 32]).unwrap().public_key();
         let limits = |rounds: u64| vec![("a.rounds".to_owned(), rounds)];
         let mut greeting = Greeting::new(peer(1), limits(50));
-        // Members come and go, each with limits of its own: with one at a time nobody is outnumbered, and all are heard.
+        // Members come and go, each with limits of its own: with one at a time nobody is
+        // outnumbered, and all are heard.
         for newest in 5..60 {
             let members: Vec<_> = [1, 2, 3, newest].map(peer).into();
             greeting.heard(&peer(newest), limits(60), &members).unwrap();

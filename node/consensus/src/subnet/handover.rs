@@ -1,14 +1,18 @@
 //! The subnet's key as blocks go by: who holds it, and how it is handed on.
 //!
-//! Agreement runs in epochs of a fixed number of blocks, and each epoch has a committee that holds shares of the key. While it lasts, its members deal their shares anew
-//! to the committee of the next epoch, each in a block it leads. With enough dealings in final blocks everybody can compute the next committee; it takes over
-//! at the epoch's end, with the same key and other shares. If the dealings do not come together, the committee stays for one epoch more.
+//! Agreement runs in epochs of a fixed number of blocks, and each epoch has a committee that holds
+//! shares of the key. While it lasts, its members deal their shares anew to the committee of the
+//! next epoch, each in a block it leads. With enough dealings in final blocks everybody can compute
+//! the next committee; it takes over at the epoch's end, with the same key and other shares. If the
+//! dealings do not come together, the committee stays for one epoch more.
 //!
-//! Everything here follows from the final blocks: the [`Summary`] moves with them, is written beside the block that moved it, and goes with the state from there on, so
-//! that a restart, or a node that takes the state over, goes on from it. What is each node's own is its shares, behind [`KeyStore`].
+//! Everything here follows from the final blocks: the [`Summary`] moves with them, is written
+//! beside the block that moved it, and goes with the state from there on, so that a restart, or a
+//! node that takes the state over, goes on from it. What is each node's own is its shares, behind
+//! [`KeyStore`].
 //!
-//! Arithmetic runs on threads that may block, in the key generation's own pool with its share of the cores; nothing that votes waits for it, but for votes on
-//! a block that brings a dealing.
+//! Arithmetic runs on threads that may block, in the key generation's own pool with its share of
+//! the cores; nothing that votes waits for it, but for votes on a block that brings a dealing.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -34,7 +38,8 @@ use crate::certifier::Term;
 
 /// This node's shares of the subnet's key. Used from threads that may block.
 pub trait KeyStore: Send + Sync {
-    /// The share of the committee that `summary` names, durable before it is returned. None if this node is not a member.
+    /// The share of the committee that `summary` names, durable before it is returned. None if this
+    /// node is not a member.
     ///
     /// # Errors
     /// When it cannot be opened or kept.
@@ -76,7 +81,8 @@ struct Inner {
 
 /// Between two tries of what must come to pass.
 const RETRY: Duration = Duration::from_secs(1);
-/// Payloads whose check is remembered. Few blocks that were voted on are not final, and few carry any.
+/// Payloads whose check is remembered. Few blocks that were voted on are not final, and few carry
+/// any.
 const CHECKED_MAX: usize = 4;
 
 /// What a node takes part in an epoch with.
@@ -102,7 +108,8 @@ fn bytes(key: &PublicKey) -> [u8; 32] {
 }
 
 impl Handover {
-    /// `summary` is that of the state at `height`, `boundary` names the last block of the epoch before it.
+    /// `summary` is that of the state at `height`, `boundary` names the last block of the epoch
+    /// before it.
     pub(super) fn new(
         (summary, height, boundary): (Summary, Height, Digest),
         keys: Box<dyn KeyStore>,
@@ -151,20 +158,26 @@ impl Handover {
 
     /// Those of the epoch after.
     pub(super) fn next_members(&self) -> Vec<PublicKey> {
-        let keys: Vec<_> =
-            self.summary().next_members().iter().map(|member| member.node_key().to_bytes()).collect();
+        let keys: Vec<_> = self
+            .summary()
+            .next_members()
+            .iter()
+            .map(|member| member.node_key().to_bytes())
+            .collect();
         key::members(&keys).map_or_else(|_| Vec::new(), |members| members.into_iter().collect())
     }
 
     /// Number of a member among the others, or behind them of one that is to be a member next.
     pub(super) fn peer(&self, peer: &PublicKey) -> Option<usize> {
         let (summary, key) = (self.summary(), bytes(peer));
-        let next = || summary.next_members().iter().position(|member| member.node_key().to_bytes() == key);
+        let next =
+            || summary.next_members().iter().position(|member| member.node_key().to_bytes() == key);
         let place = summary.place_of(&key).map(|place| place.0 as usize);
         place.or_else(|| next().map(|next| summary.members().len() + next))
     }
 
-    /// What this node takes part in the epoch with that its summary is of, or follows it with if it is not a member.
+    /// What this node takes part in the epoch with that its summary is of, or follows it with if it
+    /// is not a member.
     pub(super) fn enter(&self) -> Result<Entered, StartError> {
         let summary = self.summary();
         if self.silent_until.is_some_and(|epoch| summary.epoch() <= epoch) {
@@ -192,9 +205,11 @@ impl Handover {
         }
         let epoch = Epoch::new(summary.epoch());
         let from = self.epocher.first(epoch).map_or(first, |first| first);
-        let keys: Vec<_> = summary.members().iter().map(|member| member.node_key().to_bytes()).collect();
+        let keys: Vec<_> =
+            summary.members().iter().map(|member| member.node_key().to_bytes()).collect();
         let committee = summary.committee().clone();
-        let scheme = key::scheme(&self.namespace, &key::members(&keys)?, &committee, share.as_ref())?;
+        let scheme =
+            key::scheme(&self.namespace, &key::members(&keys)?, &committee, share.as_ref())?;
         Ok(Entered {
             epoch,
             from: Height(from.get()),
@@ -211,12 +226,17 @@ impl Handover {
     /// Whether this node is a member, or is to be one.
     pub(super) fn belongs(&self) -> bool {
         let summary = self.summary();
-        let next =
-            || summary.next_members().iter().any(|member| member.node_key().to_bytes() == self.node_key);
+        let next = || {
+            summary
+                .next_members()
+                .iter()
+                .any(|member| member.node_key().to_bytes() == self.node_key)
+        };
         summary.place_of(&self.node_key).is_some() || next()
     }
 
-    /// What a block of this node's may carry on top of `before`: what its ancestors carry that are not final yet, with their heights.
+    /// What a block of this node's may carry on top of `before`: what its ancestors carry that are
+    /// not final yet, with their heights.
     pub(super) fn payload(
         &self,
         height: EngineHeight,
@@ -230,8 +250,11 @@ impl Handover {
             (inner.summary.clone(), inner.height, inner.dealing.clone())
         };
         let me = summary.place_of(&self.node_key)?;
-        let coming: Vec<_> =
-            before.iter().filter(|(height, _)| *height > known).map(|(_, payload)| payload).collect();
+        let coming: Vec<_> = before
+            .iter()
+            .filter(|(height, _)| *height > known)
+            .map(|(_, payload)| payload)
+            .collect();
         if coming.iter().any(|payload| payload.leader == me.0) {
             return None;
         }
@@ -255,12 +278,15 @@ impl Handover {
         if summary.epoch() != epoch.get() || self.is_last(block.height()) {
             return Err("it carries something of the key in a block where that has no place".into());
         }
-        let Some(place) = summary.place_of(&bytes(leader)).filter(|place| place.0 == payload.leader) else {
+        let Some(place) =
+            summary.place_of(&bytes(leader)).filter(|place| place.0 == payload.leader)
+        else {
             return Err("it carries something of the key in another node's name".into());
         };
         let this = self.clone();
         let checked = context.child("judge").shared(true).spawn(move |mut context| async move {
-            let engine = nidkg::Engine::new(this.arithmetic.clone()).map_err(|error| error.to_string())?;
+            let engine =
+                nidkg::Engine::new(this.arithmetic.clone()).map_err(|error| error.to_string())?;
             let checked = summary
                 .check(&engine, place, &payload.bytes, &mut seed(&mut context))
                 .map_err(|error| error.to_string())?;
@@ -274,7 +300,8 @@ impl Handover {
         checked.await.map_err(|error| error.to_string())?
     }
 
-    /// Takes the next final block; how the key is held from there on, if that changed. An error when the node is ending: the block was not taken.
+    /// Takes the next final block; how the key is held from there on, if that changed. An error
+    /// when the node is ending: the block was not taken.
     pub(super) async fn apply<E: Clock + Spawner + CryptoRng>(
         self: &Arc<Self>,
         context: &E,
@@ -298,8 +325,8 @@ impl Handover {
         Ok(Some(stored(&inner)))
     }
 
-    /// The summary with this payload taken in, if that changes it. What comes of it must not depend on this machine: when there are no threads for the
-    /// arithmetic, that is waited for.
+    /// The summary with this payload taken in, if that changes it. What comes of it must not depend
+    /// on this machine: when there are no threads for the arithmetic, that is waited for.
     async fn applied<E: Clock + Spawner + CryptoRng>(
         self: &Arc<Self>,
         context: &E,
@@ -307,21 +334,24 @@ impl Handover {
     ) -> Result<Option<Summary>, commonware_runtime::Error> {
         loop {
             let (this, payload) = (self.clone(), payload.clone());
-            let applied = context.child("apply").shared(true).spawn(move |mut context| async move {
-                let engine = nidkg::Engine::new(this.arithmetic.clone())?;
-                let mut summary = Summary::clone(&this.summary());
-                let known = {
-                    let mut inner = this.inner.lock();
-                    let at = inner.checked.iter().position(|(known, _)| *known == payload);
-                    at.and_then(|at| inner.checked.remove(at))
-                };
-                let (place, rng) = (NodeIndex(payload.leader), &mut seed(&mut context));
-                let changed = match known {
-                    Some((_, checked)) => summary.apply_checked(&engine, &payload.bytes, &checked, rng),
-                    None => summary.apply(&engine, place, &payload.bytes, rng),
-                };
-                Ok::<_, nidkg::EngineError>(changed.then_some(summary))
-            });
+            let applied =
+                context.child("apply").shared(true).spawn(move |mut context| async move {
+                    let engine = nidkg::Engine::new(this.arithmetic.clone())?;
+                    let mut summary = Summary::clone(&this.summary());
+                    let known = {
+                        let mut inner = this.inner.lock();
+                        let at = inner.checked.iter().position(|(known, _)| *known == payload);
+                        at.and_then(|at| inner.checked.remove(at))
+                    };
+                    let (place, rng) = (NodeIndex(payload.leader), &mut seed(&mut context));
+                    let changed = match known {
+                        Some((_, checked)) => {
+                            summary.apply_checked(&engine, &payload.bytes, &checked, rng)
+                        }
+                        None => summary.apply(&engine, place, &payload.bytes, rng),
+                    };
+                    Ok::<_, nidkg::EngineError>(changed.then_some(summary))
+                });
             match applied.await? {
                 Ok(summary) => return Ok(summary),
                 Err(error) => {
@@ -335,7 +365,8 @@ impl Handover {
     /// Deals for the next committee, unless that was done. Meant to run beside everything else.
     pub(super) async fn deal<E: Spawner + CryptoRng>(self: Arc<Self>, context: E) {
         let summary = self.summary();
-        let Some(me) = summary.place_of(&self.node_key).filter(|me| summary.wants_dealing(*me)) else {
+        let Some(me) = summary.place_of(&self.node_key).filter(|me| summary.wants_dealing(*me))
+        else {
             return;
         };
         if self.inner.lock().dealing.as_ref().is_some_and(|(epoch, _)| *epoch == summary.epoch()) {
@@ -345,8 +376,11 @@ impl Handover {
         let of = summary.epoch();
         let dealt = context.child("deal").shared(true).spawn(move |mut context| async move {
             let share = this.keys.share(&summary)?.ok_or("this node has no share")?;
-            let engine = nidkg::Engine::new(this.arithmetic.clone()).map_err(|error| error.to_string())?;
-            summary.deal(&engine, me, &share, &mut seed(&mut context)).map_err(|error| error.to_string())
+            let engine =
+                nidkg::Engine::new(this.arithmetic.clone()).map_err(|error| error.to_string())?;
+            summary
+                .deal(&engine, me, &share, &mut seed(&mut context))
+                .map_err(|error| error.to_string())
         });
         match dealt.await.map_err(|error| error.to_string()).flatten() {
             Ok(dealing) => self.inner.lock().dealing = Some((of, dealing)),
@@ -363,5 +397,9 @@ fn stored(inner: &Inner) -> SubnetKey {
         node_id: member.node_id(),
         public_key_der: genesis::node_key_der(member.node_key()),
     });
-    SubnetKey { summary: inner.summary.to_bytes(), boundary: inner.boundary.0, nodes: nodes.collect() }
+    SubnetKey {
+        summary: inner.summary.to_bytes(),
+        boundary: inner.boundary.0,
+        nodes: nodes.collect(),
+    }
 }

@@ -1,16 +1,23 @@
 //! Calls of blocks this node voted for, on disk before the vote.
 //!
-//! A vote says that the block can be executed. Were its calls in memory only, all nodes losing power at once would leave a final block that nobody can execute, and
-//! the chain would stand for ever. So whoever votes has the calls on disk, and 2f+1 vote for each final block.
+//! A vote says that the block can be executed. Were its calls in memory only, all nodes losing
+//! power at once would leave a final block that nobody can execute, and the chain would stand for
+//! ever. So whoever votes has the calls on disk, and 2f+1 vote for each final block.
 //!
-//! One record file ([`disk::records`]). A call is in it once, however many blocks name it, by the digest of its envelope: two envelopes of one request are two calls
-//! here. With it stands the greatest height of a block that names it and was voted for; a vote at a greater height adds a short record. A call leaves when the block of that
-//! height is in the block log, because then the blocks that name it are in the log or can never become final, or when it is void. So blocks that were voted for and
-//! lost their round do not fill the journal. The file is written again when more than [`DEAD_BYTES`] of it are calls that left; until then they come back with a restart
-//! and leave soon, which does no harm. A write that a crash tore is cut off: the vote had not been cast.
+//! One record file ([`disk::records`]). A call is in it once, however many blocks name it, by the
+//! digest of its envelope: two envelopes of one request are two calls here. With it stands the
+//! greatest height of a block that names it and was voted for; a vote at a greater height adds a
+//! short record. A call leaves when the block of that height is in the block log, because then the
+//! blocks that name it are in the log or can never become final, or when it is void. So blocks that
+//! were voted for and lost their round do not fill the journal. The file is written again when more
+//! than [`DEAD_BYTES`] of it are calls that left; until then they come back with a restart
+//! and leave soon, which does no harm. A write that a crash tore is cut off: the vote had not been
+//! cast.
 //!
-//! Damage is told in the log, and every record that can be read is kept, those behind it too. A call that cannot be read is one copy less of the 2f+1 that its block's
-//! votes stand for: it is asked of the others like any that did not arrive, so the node goes on. After a failed sync the file is written anew before the next vote.
+//! Damage is told in the log, and every record that can be read is kept, those behind it too. A
+//! call that cannot be read is one copy less of the 2f+1 that its block's votes stand for: it is
+//! asked of the others like any that did not arrive, so the node goes on. After a failed sync the
+//! file is written anew before the next vote.
 //!
 //! Bounded: beyond `bytes_max` of live calls nothing is taken, and the vote waits.
 
@@ -69,8 +76,11 @@ impl Journal {
     /// Opens the journal at `path`, made if absent.
     pub(super) fn open(disk: SharedDisk, path: &Path, bytes_max: u64) -> Result<Self, RecordError> {
         if let Some(folder) = path.parent() {
-            let failed =
-                |source| RecordError::Io { path: folder.to_path_buf(), doing: "creating the folder", source };
+            let failed = |source| RecordError::Io {
+                path: folder.to_path_buf(),
+                doing: "creating the folder",
+                source,
+            };
             disk.create_folder(folder).map_err(failed)?;
         }
         let (mut calls, mut damaged) = (Vec::new(), false);
@@ -87,8 +97,14 @@ impl Journal {
             }
             Err(error) => return Err(error),
         };
-        let mut journal =
-            Self { disk, path: path.to_owned(), file, live: BTreeMap::new(), live_bytes: 0, bytes_max };
+        let mut journal = Self {
+            disk,
+            path: path.to_owned(),
+            file,
+            live: BTreeMap::new(),
+            live_bytes: 0,
+            bytes_max,
+        };
         calls.into_iter().for_each(|record| journal.add(record));
         if damaged {
             journal.rewrite()?;
@@ -143,8 +159,8 @@ impl Journal {
         Ok(())
     }
 
-    /// The block of this height and time is in the block log: lets go of calls that no later block voted for names, and of all
-    /// that are void.
+    /// The block of this height and time is in the block log: lets go of calls that no later block
+    /// voted for names, and of all that are void.
     pub(super) fn passed(&mut self, height: Height, time: Time) -> io::Result<()> {
         self.live.retain(|_, kept| kept.height > height && kept.validity.until >= time);
         self.live_bytes = self.live.values().map(|kept| kept.signed.accounted_bytes()).sum();
@@ -194,7 +210,9 @@ fn read(
 ) -> Result<Option<Reader>, RecordError> {
     let length = bytes_max.saturating_mul(3).saturating_add(4 * DEAD_BYTES);
     let mut reader = match Reader::open(disk.as_ref(), path, KIND, Some(length)) {
-        Err(RecordError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(RecordError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Ok(None);
+        }
         opened => opened?,
     };
     loop {
@@ -389,7 +407,8 @@ mod tests {
             let root = folder.path().join("disk");
             let disk = SimulatedDisk::new(&root, seed).unwrap();
             let path = root.join("voted");
-            let mut journal = Journal::open(std::sync::Arc::new(disk.clone()), &path, 1 << 20).unwrap();
+            let mut journal =
+                Journal::open(std::sync::Arc::new(disk.clone()), &path, 1 << 20).unwrap();
             disk.end_after(5 + seed % 60, seed.is_multiple_of(2));
             let mut voted = vec![];
             for number in 1..30 {
@@ -402,7 +421,10 @@ mod tests {
             disk.cut_power().unwrap();
             let journal = Journal::open(std::sync::Arc::new(disk), &path, 1 << 20).unwrap();
             let there = numbers(&journal);
-            assert!(voted.iter().all(|number| there.contains(number)), "seed {seed}: {voted:?}, {there:?}");
+            assert!(
+                voted.iter().all(|number| there.contains(number)),
+                "seed {seed}: {voted:?}, {there:?}"
+            );
         }
     }
 }

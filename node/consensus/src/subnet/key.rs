@@ -1,9 +1,11 @@
 //! The subnet's key as the engine wants it.
 //!
-//! One key serves both ends: the engine's votes and certificates, and the certificates clients verify. Both are BLS signatures in G1 by shares of the same
-//! polynomial; what keeps one from passing for the other is the tag messages are hashed to the curve under: `..._POP_` with the engine's namespace here,
-//! `..._NUL_` with the Internet Computer's separator there. One key means one generation, one resharing and one thing to verify at genesis; a second
-//! would buy nothing, as whoever holds 2f+1 shares of either has the subnet anyway.
+//! One key serves both ends: the engine's votes and certificates, and the certificates clients
+//! verify. Both are BLS signatures in G1 by shares of the same polynomial; what keeps one from
+//! passing for the other is the tag messages are hashed to the curve under: `..._POP_` with the
+//! engine's namespace here, `..._NUL_` with the Internet Computer's separator there. One key means
+//! one generation, one resharing and one thing to verify at genesis; a second would buy nothing, as
+//! whoever holds 2f+1 shares of either has the subnet anyway.
 
 use commonware_codec::{Copying, Decode, DecodeExt, Error, Write};
 use commonware_consensus::simplex::scheme::bls12381_threshold::vrf;
@@ -41,7 +43,9 @@ pub enum KeyError {
         reason: String,
     },
     /// Parts of different keys.
-    #[error("{0} does not belong to the subnet's public polynomial: files of two subnets were mixed")]
+    #[error(
+        "{0} does not belong to the subnet's public polynomial: files of two subnets were mixed"
+    )]
     Mismatch(&'static str),
     /// Members out of order.
     #[error("members must be sorted by node key, each once: member {0} is not")]
@@ -57,10 +61,12 @@ pub(super) fn node_key(secret: &[u8; 32]) -> Result<PrivateKey, KeyError> {
     PrivateKey::decode(Copying(secret)).map_err(decode_error("the node key"))
 }
 
-/// Members in the order of their places, which is that of their keys: place and share have one number.
+/// Members in the order of their places, which is that of their keys: place and share have one
+/// number.
 pub(super) fn members(keys: &[[u8; 32]]) -> Result<Set<PublicKey>, KeyError> {
-    let decode =
-        |key: &[u8; 32]| PublicKey::decode(Copying(key)).map_err(decode_error("a member's node key"));
+    let decode = |key: &[u8; 32]| {
+        PublicKey::decode(Copying(key)).map_err(decode_error("a member's node key"))
+    };
     let keys = keys.iter().map(decode).collect::<Result<Vec<_>, _>>()?;
     if let Some(place) = keys.windows(2).position(|pair| pair[0] >= pair[1]) {
         return Err(KeyError::Order(place + 1));
@@ -70,7 +76,8 @@ pub(super) fn members(keys: &[[u8; 32]]) -> Result<Set<PublicKey>, KeyError> {
 
 /// Verifies certificates of all epochs, as the key stays, and signs none.
 pub(super) fn verifier(namespace: &[u8], key: &nidkg::PublicKey) -> Result<Scheme, KeyError> {
-    let identity = DecodeExt::decode(Copying(key.as_bytes())).map_err(decode_error("the public key"))?;
+    let identity =
+        DecodeExt::decode(Copying(key.as_bytes())).map_err(decode_error("the public key"))?;
     Ok(Scheme::certificate_verifier(namespace, identity))
 }
 
@@ -86,10 +93,12 @@ pub(super) fn scheme(
     if members.len() != committee.shares.len() {
         return Err(KeyError::Mismatch("the list of members"));
     }
-    let coefficients = committee
-        .coefficients()
-        .map_err(|error| KeyError::Decode { what: "the public polynomial", reason: error.to_string() })?;
-    // The engine's type is made from its encoding only: how places become arguments of the polynomial (0: place + 1), their number, the coefficients.
+    let coefficients = committee.coefficients().map_err(|error| KeyError::Decode {
+        what: "the public polynomial",
+        reason: error.to_string(),
+    })?;
+    // The engine's type is made from its encoding only: how places become arguments of the
+    // polynomial (0: place + 1), their number, the coefficients.
     let mut encoded = Vec::with_capacity(16 + coefficients.len() * POINT);
     Mode::NonZeroCounter.write(&mut encoded);
     places.write(&mut encoded);
@@ -112,9 +121,12 @@ pub(super) fn scheme(
             return Err(KeyError::Mismatch("the public key of a share"));
         }
     }
-    let Some(share) = share else { return Ok(Scheme::verifier(namespace, members.clone(), sharing)) };
+    let Some(share) = share else {
+        return Ok(Scheme::verifier(namespace, members.clone(), sharing));
+    };
     let secret = Zeroizing::new(share.to_bytes());
     let private = Private::decode(Copying(&*secret)).map_err(decode_error("the secret share"))?;
     let share = Share::new(Participant::new(share.index.0), private);
-    Scheme::signer(namespace, members.clone(), sharing, share).ok_or(KeyError::Mismatch("the secret share"))
+    Scheme::signer(namespace, members.clone(), sharing, share)
+        .ok_or(KeyError::Mismatch("the secret share"))
 }

@@ -6,11 +6,13 @@
 //!    application -> engine (simplex, marshal) -> delivery -> driver (the seam) -> execution
 //! ```
 //!
-//! Agreement is the work of commonware's simplex with threshold signatures; marshal stores what is agreed on and fetches what is missing. Everything here but
-//! [`network`] is generic in runtime and network, and none of it knows what a call means.
+//! Agreement is the work of commonware's simplex with threshold signatures; marshal stores what is
+//! agreed on and fetches what is missing. Everything here but [`network`] is generic in runtime and
+//! network, and none of it knows what a call means.
 //!
-//! What is durable when: the engine's own journal keeps a node from voting twice; a block is in the block log, synced, before its execution begins and before
-//! marshal hears that it was taken; so whatever a certificate covers is in the logs of the 2f+1 nodes that signed it.
+//! What is durable when: the engine's own journal keeps a node from voting twice; a block is in the
+//! block log, synced, before its execution begins and before marshal hears that it was taken; so
+//! whatever a certificate covers is in the logs of the 2f+1 nodes that signed it.
 
 mod application;
 mod block;
@@ -125,7 +127,8 @@ enum Input {
     Ended,
 }
 
-/// Tells the driver when it is dropped that the engine is over: others hold on to its channel, so that this would not show by itself.
+/// Tells the driver when it is dropped that the engine is over: others hold on to its channel, so
+/// that this would not show by itself.
 struct TellsEnd(mpsc::Sender<Input>);
 
 impl Drop for TellsEnd {
@@ -297,10 +300,12 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Runs until the task is aborted, the subnet's [`Subnet`] is dropped, or a part of the engine ends.
+    /// Runs until the task is aborted, the subnet's [`Subnet`] is dropped, or a part of the engine
+    /// ends.
     ///
-    /// `storage` begins the names of everything that is stored in the runtime's storage. `peers` says whom the
-    /// network is connected to, `blocker` cuts a peer off, `peering` hears whom to connect to.
+    /// `storage` begins the names of everything that is stored in the runtime's storage. `peers`
+    /// says whom the network is connected to, `blocker` cuts a peer off, `peering` hears whom
+    /// to connect to.
     pub async fn run<E, S, R, P, B>(
         self,
         context: E,
@@ -315,9 +320,12 @@ impl Engine {
         P: Provider<PublicKey = PublicKey>,
         B: Blocker<PublicKey = PublicKey>,
     {
-        // An actor that panics, as it does when the disk fails it for good, ends the task that this runs in.
-        let context =
-            Layered::new(context.child("machine"), Patience::new(context, self.pool.health().clone()));
+        // An actor that panics, as it does when the disk fails it for good, ends the task that this
+        // runs in.
+        let context = Layered::new(
+            context.child("machine"),
+            Patience::new(context, self.pool.health().clone()),
+        );
         engine::run(context, self.setup(storage, channels, (peers, blocker), peering)).await;
     }
 
@@ -361,8 +369,13 @@ impl Engine {
 }
 
 impl Subnet {
-    /// Connects to the other members and takes part. `resume_from` is the height execution restarted from.
-    pub fn start(wiring: Wiring, config: SubnetConfig, resume_from: Height) -> Result<Self, StartError> {
+    /// Connects to the other members and takes part. `resume_from` is the height execution
+    /// restarted from.
+    pub fn start(
+        wiring: Wiring,
+        config: SubnetConfig,
+        resume_from: Height,
+    ) -> Result<Self, StartError> {
         let addresses = config
             .addresses
             .iter()
@@ -372,7 +385,8 @@ impl Subnet {
             (key::node_key(&config.node_secret)?, config.listen, config.directory.clone());
         // The engine opens its own: this one is to have the answer now, and in words.
         drop(TcpListener::bind(listen).map_err(|error| StartError::Listen { listen, error })?);
-        let call_bytes = usize::try_from(config.call_bytes).unwrap_or(usize::MAX / 2) + OVERHEAD_BYTES;
+        let call_bytes =
+            usize::try_from(config.call_bytes).unwrap_or(usize::MAX / 2) + OVERHEAD_BYTES;
         let namespace = namespace(&config.genesis);
         let (mut subnet, prepared) = Self::assemble(wiring, config, resume_from)?;
         let block_bytes = engine::block_message_bytes(genesis::NODES_MAX, &prepared.limits);
@@ -385,16 +399,18 @@ impl Subnet {
             directory,
         };
         let ended = TellsEnd(prepared.out.clone());
-        subnet.engine = Some(std::thread::Builder::new().name("consensus".into()).spawn(move || {
-            // However the thread ends, by a panic too.
-            let _ended = ended;
-            network::run(network, prepared);
-        })?);
+        subnet.engine =
+            Some(std::thread::Builder::new().name("consensus".into()).spawn(move || {
+                // However the thread ends, by a panic too.
+                let _ended = ended;
+                network::run(network, prepared);
+            })?);
         Ok(subnet)
     }
 
-    /// A member over any runtime and network: [`Subnet::start`] is this on the machine's runtime and on sockets.
-    /// The engine is to be run beside whatever drives the subnet; either ends with the other.
+    /// A member over any runtime and network: [`Subnet::start`] is this on the machine's runtime
+    /// and on sockets. The engine is to be run beside whatever drives the subnet; either ends
+    /// with the other.
     ///
     /// `config.listen` and `config.addresses` are not used.
     ///
@@ -412,14 +428,16 @@ impl Subnet {
         let public_key = config.genesis.committee().public_key;
         let genesis = Block::genesis(public_key.as_bytes(), config.genesis_time);
         if log.last().is_some_and(|last| last < resume_from) {
-            // The state was taken over from peers: blocks below it serve nobody, and between them and the next there is a gap.
+            // The state was taken over from peers: blocks below it serve nobody, and between them
+            // and the next there is a gap.
             log.clear()?;
         }
         let floor_path = catchup::floor_path(&config.directory);
         let disk = log.disk().clone();
         let floor = Floor::read(&disk, &floor_path, resume_from);
         let logged = log.last().unwrap_or(resume_from).max(resume_from);
-        // The key as of the newest block, which is ahead of the state when blocks are executed again.
+        // The key as of the newest block, which is ahead of the state when blocks are executed
+        // again.
         let mut newest = config.key;
         let mut blocks = log.read_from(resume_from)?;
         while let Some(logged) = blocks.next_block()? {
@@ -428,7 +446,10 @@ impl Subnet {
         let (summary, boundary) = match newest {
             Some(key) => {
                 let read = Summary::from_bytes(&key.summary);
-                (read.map_err(|error| StartError::Summary(error.to_string()))?, Digest::from(key.boundary))
+                (
+                    read.map_err(|error| StartError::Summary(error.to_string()))?,
+                    Digest::from(key.boundary),
+                )
             }
             None => (config.genesis, genesis.digest()),
         };
@@ -446,7 +467,8 @@ impl Subnet {
             silent_until,
         );
         let entered = match handover.enter() {
-            // Everything but the keys was lost, and those are of a later epoch by now: it takes over a state, and then has its share of that epoch.
+            // Everything but the keys was lost, and those are of a later epoch by now: it takes
+            // over a state, and then has its share of that epoch.
             Err(StartError::Share(reason)) if logged == Height(0) && handover.belongs() => {
                 tracing::warn!(%reason, "this node begins from nothing without its share of the subnet's first key: it follows until it has taken over a state");
                 handover.follow()?
@@ -472,8 +494,10 @@ impl Subnet {
                 .max(config.call_bytes.saturating_add(state::INGRESS_OVERHEAD_BYTES))
                 .saturating_mul(JOURNAL_BLOCKS),
         )?;
-        let retention =
-            Retention { rounds: limits.retention_rounds, block_bytes: limits.retention_block_bytes };
+        let retention = Retention {
+            rounds: limits.retention_rounds,
+            block_bytes: limits.retention_block_bytes,
+        };
         let log = Arc::new(Mutex::new(log));
         let shared = Shared::new(resume_from, logged);
         let (out, input) = mpsc::channel(INPUT_MAX);
@@ -572,7 +596,8 @@ impl Subnet {
                     return self.hand_out(&delivered.block, None);
                 }
                 Some(Input::Certified(certificate)) => {
-                    // A certificate may come before the blocks it covers: the log is held to what it has.
+                    // A certificate may come before the blocks it covers: the log is held to what
+                    // it has.
                     let mut log = self.wiring.log.lock();
                     let covered = log.last().unwrap_or_default().min(certificate.height);
                     log.certified(covered)?;
@@ -618,7 +643,8 @@ impl Subnet {
             Some(_) => {}
             None => {
                 let mut log = self.wiring.log.lock();
-                // While older blocks are handed out again nothing may be appended behind newer ones.
+                // While older blocks are handed out again nothing may be appended behind newer
+                // ones.
                 if log.last() == Some(height) {
                     log.append_outcome(height, root, &faults)?;
                 }
@@ -642,8 +668,9 @@ impl Subnet {
         fetched.await.map_err(|_| ConsensusError::EngineEnded)
     }
 
-    /// Blocks at and below are needed by nobody: this node has two checkpoints above them, and so has every state that is shown to others. Blocks above are
-    /// kept for peers as far as the limits go.
+    /// Blocks at and below are needed by nobody: this node has two checkpoints above them, and so
+    /// has every state that is shown to others. Blocks above are kept for peers as far as the
+    /// limits go.
     fn retention_floor(&self) -> Option<Height> {
         if self.checkpoints.len() < CHECKPOINTS_KEPT {
             return None;
@@ -651,7 +678,8 @@ impl Subnet {
         let (oldest, newest) = (self.checkpoints.front()?, self.checkpoints.back()?);
         let shown = self.states.as_ref().and_then(|states| states.oldest());
         // Whoever takes over a state begins with a finalised block just below it.
-        let needed = oldest.0.min(shown.map_or(u64::MAX, |shown| shown.0)).saturating_sub(FLOOR_DEPTH);
+        let needed =
+            oldest.0.min(shown.map_or(u64::MAX, |shown| shown.0)).saturating_sub(FLOOR_DEPTH);
         let too_old = newest.0.saturating_sub(self.retention.rounds);
         let too_many = self.wiring.log.lock().height_beyond(self.retention.block_bytes);
         Some(Height(needed.min(too_old.max(too_many.0))))

@@ -1,4 +1,5 @@
-//! Real connections between members: TCP, authenticated by node keys and encrypted, on the engine's own runtime.
+//! Real connections between members: TCP, authenticated by node keys and encrypted, on the engine's
+//! own runtime.
 
 use std::{
     collections::BTreeMap,
@@ -40,7 +41,8 @@ use super::{
 const SYNCHRONY: Duration = Duration::from_secs(30);
 const HANDSHAKE_AGE: Duration = Duration::from_secs(10);
 
-/// Messages that wait for a peer which takes none: they are held for each such peer, whatever their size.
+/// Messages that wait for a peer which takes none: they are held for each such peer, whatever their
+/// size.
 const OUTBOUND_MAX: NonZeroUsize = NZUsize!(8);
 /// Room for peers at least.
 const PEERS_MIN: usize = 8;
@@ -122,7 +124,8 @@ pub(super) fn address(text: &str) -> Result<Address, StartError> {
     Ok(Address::Asymmetric { ingress: Ingress::Dns { host, port }, egress })
 }
 
-/// Whom to connect to: the members, and those who are to be members next, who may have to fetch the state.
+/// Whom to connect to: the members, and those who are to be members next, who may have to fetch the
+/// state.
 ///
 /// At most `peers_max`: queues are made for so many when the node starts.
 fn peers(
@@ -150,7 +153,8 @@ fn peers(
 /// Members, then those who are to be members next and are not.
 fn distinct(summary: &Summary) -> Vec<&NodeRecord> {
     let members = summary.members();
-    let is_member = |node: &&NodeRecord| members.iter().any(|member| member.node_key() == node.node_key());
+    let is_member =
+        |node: &&NodeRecord| members.iter().any(|member| member.node_key() == node.node_key());
     members.iter().chain(summary.next_members().iter().filter(|node| !is_member(node))).collect()
 }
 
@@ -165,7 +169,8 @@ pub(super) fn run(network: Network, prepared: Engine) {
     runtime::Runner::new(config).start(|context| async move {
         let steady = Steady::starting_at(context.current());
         let context = Layered::new(context, steady);
-        // Memory is taken for each: twice as many as there are leaves room to grow until the next start.
+        // Memory is taken for each: twice as many as there are leaves room to grow until the next
+        // start.
         let peers_max = (2 * distinct(&prepared.handover.summary()).len()).max(PEERS_MIN);
         let members = NonZeroUsize::new(peers_max).unwrap_or(NonZeroUsize::MIN);
         let handshake = Cups::<_, ChaCha20Poly1305>::new(
@@ -200,7 +205,8 @@ pub(super) fn run(network: Network, prepared: Engine) {
             }
         });
 
-        // What arrives and is not taken yet is bounded per channel by burst times peers: small where messages are large.
+        // What arrives and is not taken yet is bounded per channel by burst times peers: small
+        // where messages are large.
         let small = Quota::per_second(NZU32!(512)).allow_burst(NZU32!(64));
         let large = |per_second: u32, burst: u32| {
             let nonzero = |n| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN);
@@ -221,7 +227,8 @@ pub(super) fn run(network: Network, prepared: Engine) {
         let node = context.child("node").spawn(move |context| {
             prepared.run(context, String::new(), channels, (oracle.clone(), oracle), peering)
         });
-        // An actor that panics, as it does when the disk fails it, ends the node's task; without connections a node would only seem to take part.
+        // An actor that panics, as it does when the disk fails it, ends the node's task; without
+        // connections a node would only seem to take part.
         select! {
             _ = node => {},
             _ = network => tracing::error!("this node's connections to the other members ended"),

@@ -1,9 +1,13 @@
-//! The engine's storage waits for the disk: what cannot be done now, because there is no room or nothing more can be opened, is tried again in place.
+//! The engine's storage waits for the disk: what cannot be done now, because there is no room or
+//! nothing more can be opened, is tried again in place.
 //!
-//! The engine's actors take a failed write for the end of the world and panic, and a node whose disk was full for a moment would have to be started again. A write says
-//! where it goes, so it may be repeated. A failed sync is handed on: after it nobody knows what is on the disk, and the engine has to end.
+//! The engine's actors take a failed write for the end of the world and panic, and a node whose
+//! disk was full for a moment would have to be started again. A write says where it goes, so it may
+//! be repeated. A failed sync is handed on: after it nobody knows what is on the disk, and the
+//! engine has to end.
 //!
-//! While anything waits updates are refused, and `/health` says why. Execution goes on with what was agreed on.
+//! While anything waits updates are refused, and `/health` says why. Execution goes on with what
+//! was agreed on.
 
 use std::{sync::Arc, time::Duration};
 
@@ -35,7 +39,11 @@ impl<C> Patience<C> {
 
 impl<C> Clone for Patience<C> {
     fn clone(&self) -> Self {
-        Self { clock: self.clock.clone(), health: self.health.clone(), waiting: self.waiting.clone() }
+        Self {
+            clock: self.clock.clone(),
+            health: self.health.clone(),
+            waiting: self.waiting.clone(),
+        }
     }
 }
 
@@ -106,8 +114,10 @@ impl<C: Clock> Layer for Patience<C> {
             loop {
                 match attempt().await {
                     Err(error) if may_heal(operation, &error) => {
-                        let reason =
-                            format!("the disk takes no votes and blocks now ({}: {error})", words(operation));
+                        let reason = format!(
+                            "the disk takes no votes and blocks now ({}: {error})",
+                            words(operation)
+                        );
                         if waiting.is_none() {
                             tracing::error!(%reason, "updates are refused until this is mended");
                         }
@@ -129,7 +139,8 @@ mod tests {
     use super::*;
     use crate::subnet::runtime::Layered;
     use commonware_runtime::{
-        Blob as _, Runner as _, Spawner as _, Storage as _, Supervisor as _, WriteOptions, deterministic,
+        Blob as _, Runner as _, Spawner as _, Storage as _, Supervisor as _, WriteOptions,
+        deterministic,
     };
 
     /// What is done with a storage that fails, and how often it still fails.
@@ -150,7 +161,8 @@ mod tests {
                 fails
             };
             let done = async move {
-                // As it is with a folder that cannot be opened to be synced: something was done before.
+                // As it is with a folder that cannot be opened to be synced: something was done
+                // before.
                 let done = attempt().await;
                 match operation {
                     _ if !fails => done,
@@ -163,13 +175,15 @@ mod tests {
         }
     }
 
-    /// What comes of writing, listing and removing a file on a storage that fails `times` at `operation`; with what was told meanwhile.
+    /// What comes of writing, listing and removing a file on a storage that fails `times` at
+    /// `operation`; with what was told meanwhile.
     fn with_failures(operation: Operation, times: u32) -> (Result<(), Error>, Vec<String>) {
         deterministic::Runner::default().start(|context| async move {
             let failing = Failing(Arc::new(Mutex::new((operation, times, Vec::new()))));
             let health = Health::new();
             let storage = Layered::new(context.child("machine"), failing.clone());
-            let storage = Layered::new(storage, Patience::new(context.child("patience"), health.clone()));
+            let storage =
+                Layered::new(storage, Patience::new(context.child("patience"), health.clone()));
             let told = Arc::new(Mutex::new(Vec::new()));
             let listens = context.child("listens").spawn({
                 let (told, health) = (told.clone(), health.clone());

@@ -1,8 +1,10 @@
 //! What one peer may cost this node, and what becomes of a peer that costs more.
 //!
-//! Every kind of work that a message can cause has a [`Meter`]: so much per second and peer, with a burst. What goes beyond is not done; honest members
-//! stay well below, since the same constants bound what they send, and what is not done for them comes again by other ways. A peer that goes on all the
-//! same, and one that sends what no honest member can send, is cut off: the network drops the connection and takes none from it for [`BLOCKED`].
+//! Every kind of work that a message can cause has a [`Meter`]: so much per second and peer, with a
+//! burst. What goes beyond is not done; honest members stay well below, since the same constants
+//! bound what they send, and what is not done for them comes again by other ways. A peer that goes
+//! on all the same, and one that sends what no honest member can send, is cut off: the network
+//! drops the connection and takes none from it for [`BLOCKED`].
 //!
 //! Bounded: a meter remembers [`PEERS_MAX`] peers.
 
@@ -16,8 +18,8 @@ use commonware_cryptography::ed25519::PublicKey;
 use commonware_p2p::Blocker;
 use commonware_utils::sync::Mutex;
 
-/// A peer that was cut off may connect again after this time: long enough that whatever it costs per connection is nothing, short enough that a node that
-/// was repaired is soon back.
+/// A peer that was cut off may connect again after this time: long enough that whatever it costs
+/// per connection is nothing, short enough that a node that was repaired is soon back.
 pub(super) const BLOCKED: Duration = Duration::from_secs(300);
 /// Members of two epochs, and those who are to be members.
 const PEERS_MAX: usize = 4 * genesis::NODES_MAX;
@@ -83,10 +85,11 @@ impl Meter {
         true
     }
 
-    /// What the peer may cause is more by `amount`, because this node asked for it; up to a few bursts, as a peer that never answers must not
-    /// save anything up.
+    /// What the peer may cause is more by `amount`, because this node asked for it; up to a few
+    /// bursts, as a peer that never answers must not save anything up.
     pub(super) fn grant(&mut self, peer: &PublicKey, amount: u64, now: SystemTime) {
-        let most = i64::try_from(self.rate.burst.saturating_mul(GRANTED_BURSTS)).unwrap_or(i64::MAX);
+        let most =
+            i64::try_from(self.rate.burst.saturating_mul(GRANTED_BURSTS)).unwrap_or(i64::MAX);
         let bucket = self.bucket(peer, now);
         let granted = bucket.level.saturating_add(i64::try_from(amount).unwrap_or(i64::MAX));
         bucket.level = granted.min(most.max(bucket.level));
@@ -123,7 +126,8 @@ impl Blame {
         (self.cut)(peer);
     }
 
-    /// Something was not done for the peer because it caused too much of it. One that goes on is cut off.
+    /// Something was not done for the peer because it caused too much of it. One that goes on is
+    /// cut off.
     pub(super) fn too_much(&self, peer: &PublicKey, what: &str, now: SystemTime) {
         if !self.strikes.lock().spend(peer, 1, now) {
             tracing::warn!(%peer, what, seconds = BLOCKED.as_secs(), "a peer floods this node and is cut off for a while");

@@ -1,10 +1,10 @@
 //! Who was heard of late, for the engine of an epoch that begins.
 //!
-//! The engine skips a leader it has not heard for some time, and one that has only begun has heard nobody:
-//! as soon as a quorum has spoken, the member that speaks last counts as gone. If that one leads the second
-//! round, some members give the round up at once and others vote for its block; neither side is a quorum,
-//! and the round lasts until its longest timeout. So who was heard within that time, in whichever epoch,
-//! counts as heard when the engine begins.
+//! The engine skips a leader it has not heard for some time, and one that has only begun has heard
+//! nobody: as soon as a quorum has spoken, the member that speaks last counts as gone. If that one
+//! leads the second round, some members give the round up at once and others vote for its block;
+//! neither side is a quorum, and the round lasts until its longest timeout. So who was heard within
+//! that time, in whichever epoch, counts as heard when the engine begins.
 //!
 //! This moves a timeout and nothing else: which blocks get a vote does not depend on it.
 
@@ -57,15 +57,22 @@ impl<C: Clock> Presence<C> {
         heard.retain(|peer, _| members.position(peer).is_some());
         let is_present = |peer: &&PublicKey| {
             let last = heard.get(*peer).unwrap_or(&self.started);
-            **peer != self.me && now.duration_since(*last).is_ok_and(|silent| silent < self.patience)
+            **peer != self.me
+                && now.duration_since(*last).is_ok_and(|silent| silent < self.patience)
         };
         members.iter().filter(is_present).cloned().collect()
     }
 
-    /// What the engine of an epoch receives as votes. It takes note of whoever sends one, and drops,
-    /// unread, votes of rounds far ahead of its own: so the first ones are of a round that never comes, as
-    /// if from each member that was heard of late. They are made here and leave the node nowhere.
-    pub(super) fn attend<R>(self: &Arc<Self>, inner: R, scheme: &Scheme, epoch: Epoch) -> Attended<C, R> {
+    /// What the engine of an epoch receives as votes. It takes note of whoever sends one, and
+    /// drops, unread, votes of rounds far ahead of its own: so the first ones are of a round
+    /// that never comes, as if from each member that was heard of late. They are made here and
+    /// leave the node nowhere.
+    pub(super) fn attend<R>(
+        self: &Arc<Self>,
+        inner: R,
+        scheme: &Scheme,
+        epoch: Epoch,
+    ) -> Attended<C, R> {
         let mut first = VecDeque::new();
         let round = Round::new(epoch, View::new(u64::MAX));
         // Who has no share gives no round up.

@@ -1,6 +1,8 @@
-//! A runtime with something between it and whoever uses it: another clock, a storage that waits, in tests a disk that fails.
+//! A runtime with something between it and whoever uses it: another clock, a storage that waits, in
+//! tests a disk that fails.
 //!
-//! The engine takes everything it does with the machine from the runtime it is given. A [`Layer`] says what it changes of that; [`Layered`] hands on the rest as it is.
+//! The engine takes everything it does with the machine from the runtime it is given. A [`Layer`]
+//! says what it changes of that; [`Layered`] hands on the rest as it is.
 
 use std::{
     convert::Infallible,
@@ -13,8 +15,8 @@ use std::{
 };
 
 use commonware_runtime::{
-    Blob, BlobVersion, Clock, Error, Handle, IoBufs, IoBufsMut, Metrics, Name, Network, ReadOptions,
-    Resolver, SinkOf, Spawner, Storage, StreamOf, Supervisor, WriteOptions,
+    Blob, BlobVersion, Clock, Error, Handle, IoBufs, IoBufsMut, Metrics, Name, Network,
+    ReadOptions, Resolver, SinkOf, Spawner, Storage, StreamOf, Supervisor, WriteOptions,
     signal::Signal,
     telemetry::metrics::{Metric, Registered},
 };
@@ -48,7 +50,8 @@ pub trait Layer: Clone + Send + Sync + 'static {
         now
     }
 
-    /// Does something with storage, by `attempt`. It may be repeated when it failed, but for reading.
+    /// Does something with storage, by `attempt`. It may be repeated when it failed, but for
+    /// reading.
     fn storage<'a, T: Send + 'a>(
         &'a self,
         operation: Operation,
@@ -59,7 +62,8 @@ pub trait Layer: Clone + Send + Sync + 'static {
     }
 }
 
-/// Does something with storage, once. Boxed, because the compiler cannot tell of the closures' own types that they may go from thread to thread.
+/// Does something with storage, once. Boxed, because the compiler cannot tell of the closures' own
+/// types that they may go from thread to thread.
 pub type Attempt<'a, T> = Box<dyn FnMut() -> BoxFuture<'a, Result<T, Error>> + Send + 'a>;
 
 /// A runtime and what is changed of it.
@@ -97,7 +101,12 @@ impl<L: Layer, B: Blob> Blob for LayeredBlob<L, B> {
         self.layer.storage(Operation::Read, Box::new(read)).await
     }
 
-    async fn read_at(&self, offset: u64, len: usize, options: ReadOptions) -> Result<IoBufsMut, Error> {
+    async fn read_at(
+        &self,
+        offset: u64,
+        len: usize,
+        options: ReadOptions,
+    ) -> Result<IoBufsMut, Error> {
         let read = move || self.inner.read_at(offset, len, options).boxed();
         self.layer.storage(Operation::Read, Box::new(read)).await
     }
@@ -108,8 +117,9 @@ impl<L: Layer, B: Blob> Blob for LayeredBlob<L, B> {
         bufs: impl Into<IoBufs> + Send,
         options: WriteOptions,
     ) -> Result<(), Error> {
-        // In two steps where one would do: what fails while both are made in one counts as a failed sync, after which nothing can be repeated, and it may
-        // only have been the room for the write that was missing.
+        // In two steps where one would do: what fails while both are made in one counts as a failed
+        // sync, after which nothing can be repeated, and it may only have been the room for
+        // the write that was missing.
         let durable = options.contains(WriteOptions::SYNC);
         let options = options.without(WriteOptions::SYNC);
         // Copies share their bytes.
@@ -181,7 +191,10 @@ impl<C: Clock, L: Layer> Clock for Layered<C, L> {
         self.inner.sleep(duration)
     }
 
-    fn sleep_until(&self, deadline: SystemTime) -> impl Future<Output = ()> + Send + 'static + use<C, L> {
+    fn sleep_until(
+        &self,
+        deadline: SystemTime,
+    ) -> impl Future<Output = ()> + Send + 'static + use<C, L> {
         self.inner.sleep(deadline.duration_since(self.current()).unwrap_or_default())
     }
 }
@@ -289,8 +302,9 @@ impl<C: TryRng<Error = Infallible>, L> TryRng for Layered<C, L> {
 
 impl<C: TryCryptoRng<Error = Infallible>, L> TryCryptoRng for Layered<C, L> {}
 
-/// Time that goes on evenly whatever becomes of the wall clock. The machine's runtimes measure timeouts, quotas and
-/// waits by the wall clock: one that is set back would hold all of them up for as long.
+/// Time that goes on evenly whatever becomes of the wall clock. The machine's runtimes measure
+/// timeouts, quotas and waits by the wall clock: one that is set back would hold all of them up for
+/// as long.
 #[derive(Clone)]
 pub(super) struct Steady(Arc<(SystemTime, Instant)>);
 

@@ -1,8 +1,10 @@
-//! State roots: every node signs what execution gave, tells the others, and puts together what it hears.
+//! State roots: every node signs what execution gave, tells the others, and puts together what it
+//! hears.
 //!
-//! A share travels once when all goes well. Nodes execute at different speeds, so shares for heights this node has not reached are kept for a while. Who misses
-//! shares (it was cut off, or all nodes stopped at once) repeats its own for the newest height until that is certified, and whoever has the certificate
-//! answers with it.
+//! A share travels once when all goes well. Nodes execute at different speeds, so shares for
+//! heights this node has not reached are kept for a while. Who misses shares (it was cut off, or
+//! all nodes stopped at once) repeats its own for the newest height until that is certified, and
+//! whoever has the certificate answers with it.
 //!
 //! Certificates need not come for every height: a later one covers what earlier states hold.
 
@@ -38,7 +40,8 @@ use crate::{
 const REPEAT: Duration = Duration::from_millis(1_000);
 /// Longest message: a list of limits with their names.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
-/// How often a peer may tell its limits and have this node's: each asks once a second until it heard them, and is asked as often.
+/// How often a peer may tell its limits and have this node's: each asks once a second until it
+/// heard them, and is asked as often.
 const LIMITS_RATE: Rate = Rate { per_second: 4, burst: 32 };
 /// Certificates kept for those who ask.
 const CERTIFICATES_KEPT: usize = 16;
@@ -184,9 +187,14 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
             Message::Share { height, root, share, again } => {
                 let Some(place) = self.place(&from, height) else { return Ok(()) };
                 self.shared.hear(place, height);
-                if let Some(Certificate { height, root, signature }) = self.kept.get(&height).cloned() {
+                if let Some(Certificate { height, root, signature }) =
+                    self.kept.get(&height).cloned()
+                {
                     if again {
-                        self.send(Recipients::One(from), &Message::Certificate { height, root, signature });
+                        self.send(
+                            Recipients::One(from),
+                            &Message::Certificate { height, root, signature },
+                        );
                     }
                     return Ok(());
                 }
@@ -213,7 +221,10 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                 }
                 if ask {
                     let limits = Bounded(self.greeting.own());
-                    self.send(Recipients::One(from.clone()), &Message::Limits { limits, ask: false });
+                    self.send(
+                        Recipients::One(from.clone()),
+                        &Message::Limits { limits, ask: false },
+                    );
                 }
                 let members = self.handover.members();
                 self.greeting.heard(&from, limits.0, &members).map_err(Input::Differs)?;

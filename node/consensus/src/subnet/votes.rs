@@ -1,10 +1,13 @@
 //! Whether this node still knows how it voted.
 //!
-//! The engine's journal keeps a node from voting twice in a round. A node whose files were lost, all but its keys, has no such journal and could vote against what it said
-//! before. So it is silent, following without a share, up to the end of the newest epoch in which it may have voted; that epoch is noted beside its keys.
+//! The engine's journal keeps a node from voting twice in a round. A node whose files were lost,
+//! all but its keys, has no such journal and could vote against what it said before. So it is
+//! silent, following without a share, up to the end of the newest epoch in which it may have voted;
+//! that epoch is noted beside its keys.
 //!
-//! The silence is written down with the new folder of the engine, in one step: were it not, a restart would forget it. A node that starts for the first time has voted
-//! nowhere and is not silent.
+//! The silence is written down with the new folder of the engine, in one step: were it not, a
+//! restart would forget it. A node that starts for the first time has voted nowhere and is not
+//! silent.
 
 use std::{io, path::Path};
 
@@ -17,17 +20,21 @@ const FILE: &str = "silent-until";
 /// One record: the epoch (little-endian).
 const KIND: Kind = Kind { name: *b"silent\0\0", version: 1, bytes_max: 8 };
 
-/// The last epoch in which this node has to be silent, if there is one. `voted` is the newest in which it may have voted. Makes the engine's folder if it is absent.
+/// The last epoch in which this node has to be silent, if there is one. `voted` is the newest in
+/// which it may have voted. Makes the engine's folder if it is absent.
 ///
 /// # Errors
-/// Those of the disk, and [`RecordError::Damaged`]: a node that does not know whether it has to be silent does not start.
+/// Those of the disk, and [`RecordError::Damaged`]: a node that does not know whether it has to be
+/// silent does not start.
 pub(super) fn silent_until(
     disk: &SharedDisk,
     directory: &Path,
     voted: Option<u64>,
 ) -> Result<Option<u64>, RecordError> {
-    let slot = |folder: &Path| RecordSlot { disk: disk.clone(), path: folder.join(FILE), kind: KIND };
-    let failed = |doing| move |source| RecordError::Io { path: directory.to_path_buf(), doing, source };
+    let slot =
+        |folder: &Path| RecordSlot { disk: disk.clone(), path: folder.join(FILE), kind: KIND };
+    let failed =
+        |doing| move |source| RecordError::Io { path: directory.to_path_buf(), doing, source };
     match disk.list(directory) {
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -50,7 +57,9 @@ pub(super) fn silent_until(
         offset: disk::records::HEADER_BYTES,
         what: "its record is no epoch".into(),
     };
-    record.map(|record| record.try_into().map(u64::from_le_bytes).map_err(|_| damaged())).transpose()
+    record
+        .map(|record| record.try_into().map(u64::from_le_bytes).map_err(|_| damaged()))
+        .transpose()
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Bounds of what peers send, before and while it is decoded.
 //!
-//! A message that does not decode, or is longer than any honest one, was not made by this program: its sender is blamed.
+//! A message that does not decode, or is longer than any honest one, was not made by this program:
+//! its sender is blamed.
 
 use std::{fmt, marker::PhantomData};
 
@@ -9,8 +10,8 @@ use serde::{
     de::{Error as _, SeqAccess, Visitor},
 };
 
-/// A list that is refused while it is decoded if it has more than `MAX` elements, so that a short message never
-/// becomes a long list in memory.
+/// A list that is refused while it is decoded if it has more than `MAX` elements, so that a short
+/// message never becomes a long list in memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub(super) struct Bounded<T, const MAX: usize>(pub(super) Vec<T>);

@@ -1,21 +1,24 @@
-//! Canister signatures (interface specification, "Canister signatures") and the certificates they rest on
-//! ("Certification").
+//! Canister signatures (interface specification, "Canister signatures") and the certificates they
+//! rest on ("Certification").
 //!
-//! A canister signs by certifying a hash tree that holds `sig/<hash of seed>/<hash of payload>`. The signature is
-//! that tree and a certificate showing that the tree's root hash is the canister's certified data. A certificate is
-//! signed by the root key, or by a subnet key that a certificate of the root key delegates to; then the delegation
-//! must cover the canister, and the subnet must have a type other than `cloud_engine`.
+//! A canister signs by certifying a hash tree that holds `sig/<hash of seed>/<hash of payload>`.
+//! The signature is that tree and a certificate showing that the tree's root hash is the canister's
+//! certified data. A certificate is signed by the root key, or by a subnet key that a certificate
+//! of the root key delegates to; then the delegation must cover the canister, and the subnet must
+//! have a type other than `cloud_engine`.
 //!
-//! Trees come from outside: they are decoded by the bounded reader, and depth and item count bound every recursion
-//! below. A pairing takes about a millisecond, so pairs of key and root hash that verified before are remembered in
-//! [`CertificateVerifier`], a bounded set.
+//! Trees come from outside: they are decoded by the bounded reader, and depth and item count bound
+//! every recursion below. A pairing takes about a millisecond, so pairs of key and root hash that
+//! verified before are remembered in [`CertificateVerifier`], a bounded set.
 
 use std::{
     collections::{HashSet, VecDeque},
     sync::{Mutex, PoisonError},
 };
 
-use ic_certification::hash_tree::{self, HashTree, HashTreeNode, LookupResult, SubtreeLookupResult};
+use ic_certification::hash_tree::{
+    self, HashTree, HashTreeNode, LookupResult, SubtreeLookupResult,
+};
 use ic_principal::Principal;
 use sha2::{Digest, Sha256};
 
@@ -25,7 +28,8 @@ use crate::{
     hash::{self, Hash},
 };
 
-/// A hash tree has one level of CBOR per level of the tree; certificates of large states stay under 100.
+/// A hash tree has one level of CBOR per level of the tree; certificates of large states stay under
+/// 100.
 const CERTIFICATE_BOUNDS: Bounds = Bounds { depth: 128, items: 16_384 };
 /// Ranges of one shard are pairs of principals.
 const RANGES_BOUNDS: Bounds = Bounds { depth: 4, items: 65_536 };
@@ -54,8 +58,8 @@ struct Certificate<'a> {
     delegation: Option<(&'a [u8], &'a [u8])>,
 }
 
-/// Builds the tree from `[0]`, `[1, left, right]`, `[2, label, tree]`, `[3, value]` and `[4, hash]`. Recursion is
-/// bounded by the reader's depth.
+/// Builds the tree from `[0]`, `[1, left, right]`, `[2, label, tree]`, `[3, value]` and `[4,
+/// hash]`. Recursion is bounded by the reader's depth.
 fn tree<'a>(value: &'a Value<'a>) -> Option<Tree<'a>> {
     let elements = value.as_array()?;
     match elements {
@@ -63,12 +67,15 @@ fn tree<'a>(value: &'a Value<'a>) -> Option<Tree<'a>> {
         [Value::Nat(1), left, right] => Some(hash_tree::fork(tree(left)?, tree(right)?)),
         [Value::Nat(2), label, below] => Some(hash_tree::label(label.as_bytes()?, tree(below)?)),
         [Value::Nat(3), value] => Some(hash_tree::leaf(value.as_bytes()?)),
-        [Value::Nat(4), digest] => Some(hash_tree::pruned(Hash::try_from(digest.as_bytes()?).ok()?)),
+        [Value::Nat(4), digest] => {
+            Some(hash_tree::pruned(Hash::try_from(digest.as_bytes()?).ok()?))
+        }
         _ => None,
     }
 }
 
-/// Whether labels rise strictly on each level and no leaf stands beside another node (specification, `well_formed`).
+/// Whether labels rise strictly on each level and no leaf stands beside another node
+/// (specification, `well_formed`).
 fn well_formed(node: &HashTreeNode<&[u8]>) -> bool {
     fn forest<'t>(node: &'t HashTreeNode<&[u8]>, last: &mut Option<&'t [u8]>) -> bool {
         match node {
@@ -93,9 +100,10 @@ fn certificate<'a>(value: &'a Value<'a>) -> Option<Certificate<'a>> {
     }
     let delegation = match value.field("delegation") {
         None => None,
-        Some(delegation) => {
-            Some((delegation.field("subnet_id")?.as_bytes()?, delegation.field("certificate")?.as_bytes()?))
-        }
+        Some(delegation) => Some((
+            delegation.field("subnet_id")?.as_bytes()?,
+            delegation.field("certificate")?.as_bytes()?,
+        )),
     };
     Some(Certificate { tree, signature: value.field("signature")?.as_bytes()?, delegation })
 }
@@ -121,13 +129,17 @@ fn in_ranges(encoded: &[u8], canister: &[u8]) -> bool {
     })
 }
 
-/// Whether a delegation's tree gives the subnet the canister: in the sharded form, or in the older form of one list.
+/// Whether a delegation's tree gives the subnet the canister: in the sharded form, or in the older
+/// form of one list.
 fn covers(tree: &Tree<'_>, subnet_id: &[u8], canister: &[u8]) -> bool {
     let shards = match tree.lookup_subtree([&b"canister_ranges"[..], subnet_id]) {
-        SubtreeLookupResult::Found(shards) => shards.list_paths().iter().any(|path| match path.as_slice() {
-            [shard] => found(&shards, &[shard.as_bytes()]).is_some_and(|ranges| in_ranges(ranges, canister)),
-            _ => false,
-        }),
+        SubtreeLookupResult::Found(shards) => {
+            shards.list_paths().iter().any(|path| match path.as_slice() {
+                [shard] => found(&shards, &[shard.as_bytes()])
+                    .is_some_and(|ranges| in_ranges(ranges, canister)),
+                _ => false,
+            })
+        }
         _ => false,
     };
     shards
@@ -150,13 +162,17 @@ impl CertificateVerifier {
         let signature = cbor::decode(signature, CERTIFICATE_BOUNDS).ok()?;
         let signed = tree(signature.field("tree")?)?;
         let (seed, message) = (hash::of_bytes(key.seed), hash::of_bytes(payload));
-        if !well_formed(signed.as_ref()) || found(&signed, &[b"sig", &seed, &message]) != Some(&[]) {
+        if !well_formed(signed.as_ref()) || found(&signed, &[b"sig", &seed, &message]) != Some(&[])
+        {
             return None;
         }
-        let decoded = cbor::decode(signature.field("certificate")?.as_bytes()?, CERTIFICATE_BOUNDS).ok()?;
+        let decoded =
+            cbor::decode(signature.field("certificate")?.as_bytes()?, CERTIFICATE_BOUNDS).ok()?;
         let certificate = certificate(&decoded)?;
         let canister = key.canister_id.as_slice();
-        if found(&certificate.tree, &[b"canister", canister, b"certified_data"]) != Some(&signed.digest()) {
+        if found(&certificate.tree, &[b"canister", canister, b"certified_data"])
+            != Some(&signed.digest())
+        {
             return None;
         }
         self.check_certificate(&certificate, &key.canister_id)

@@ -1,11 +1,13 @@
-//! Public keys as the interface encodes them (DER, SubjectPublicKeyInfo) and the plain signature schemes.
+//! Public keys as the interface encodes them (DER, SubjectPublicKeyInfo) and the plain signature
+//! schemes.
 //!
-//! The DER reader accepts exactly the encodings the specification names: no optional parameters, no trailing bytes,
-//! uncompressed points only. Which scheme a key belongs to is said by its object identifiers alone.
+//! The DER reader accepts exactly the encodings the specification names: no optional parameters, no
+//! trailing bytes, uncompressed points only. Which scheme a key belongs to is said by its object
+//! identifiers alone.
 //!
-//! Ed25519 is verified by ed25519-dalek (strict: no small-order keys, canonical scalars), P-256 and RSA by ring,
-//! secp256k1 by k256. ECDSA signatures are accepted with either sign of `s`, as the specification does not restrict
-//! it.
+//! Ed25519 is verified by ed25519-dalek (strict: no small-order keys, canonical scalars), P-256 and
+//! RSA by ring, secp256k1 by k256. ECDSA signatures are accepted with either sign of `s`, as the
+//! specification does not restrict it.
 
 use ic_principal::Principal;
 use thiserror::Error;
@@ -121,7 +123,9 @@ impl<'a> PublicKey<'a> {
         let mut algorithm = Der(info.element(0x30)?);
         let bits = info.element(0x03)?;
         info.end()?;
-        let (0, key) = bits.split_first().map(|(unused, key)| (*unused, key)).ok_or(KeyError::NotDer)? else {
+        let (0, key) =
+            bits.split_first().map(|(unused, key)| (*unused, key)).ok_or(KeyError::NotDer)?
+        else {
             return Err(KeyError::NotDer);
         };
         let scheme = algorithm.element(0x06)?;
@@ -143,8 +147,9 @@ impl<'a> PublicKey<'a> {
             (OID_EC, OID_SECP256K1) => point().map(Self::Secp256k1),
             (OID_COSE, _) => CoseKey::from_cbor(key).map(Self::WebAuthn),
             (OID_CANISTER, _) => {
-                let malformed =
-                    KeyError::Malformed { expected: "a length byte, the signing canister's id and a seed" };
+                let malformed = KeyError::Malformed {
+                    expected: "a length byte, the signing canister's id and a seed",
+                };
                 let (&length, rest) = key.split_first().ok_or(malformed.clone())?;
                 let (canister_id, seed) =
                     rest.split_at_checked(usize::from(length)).ok_or(malformed.clone())?;
@@ -186,5 +191,6 @@ pub(crate) fn verify_secp256k1(point: &[u8; 65], message: &[u8], signature: &[u8
     use k256::ecdsa::signature::Verifier as _;
     let Ok(signature) = k256::ecdsa::Signature::from_slice(signature) else { return false };
     let signature = signature.normalize_s().unwrap_or(signature);
-    k256::ecdsa::VerifyingKey::from_sec1_bytes(point).is_ok_and(|key| key.verify(message, &signature).is_ok())
+    k256::ecdsa::VerifyingKey::from_sec1_bytes(point)
+        .is_ok_and(|key| key.verify(message, &signature).is_ok())
 }

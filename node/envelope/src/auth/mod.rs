@@ -1,18 +1,20 @@
-//! Who sent a request: the envelope authentication of the interface specification, with no HTTP in it.
+//! Who sent a request: the envelope authentication of the interface specification, with no HTTP in
+//! it.
 //!
-//! [`authenticate`] decides, for an envelope and a time, whether its sender is who it claims to be and may send this
-//! kind of request to this canister. Cheap checks come first: expiry, the sender's principal, the shape of the
-//! delegation chain, its expirations, targets and permissions. Signatures are verified only for a request that passes
-//! all of them, the request's own first.
+//! [`authenticate`] decides, for an envelope and a time, whether its sender is who it claims to be
+//! and may send this kind of request to this canister. Cheap checks come first: expiry, the
+//! sender's principal, the shape of the delegation chain, its expirations, targets and permissions.
+//! Signatures are verified only for a request that passes all of them, the request's own first.
 //!
-//! Costs, on one core of a 2020s server: an Ed25519 or ECDSA signature takes 40 to 150 microseconds, RSA about as
-//! much, a canister signature one to three milliseconds the first time its certificate is seen. Callers run this on
-//! bounded threads.
+//! Costs, on one core of a 2020s server: an Ed25519 or ECDSA signature takes 40 to 150
+//! microseconds, RSA about as much, a canister signature one to three milliseconds the first time
+//! its certificate is seen. Callers run this on bounded threads.
 //!
 //! Rules worth knowing:
-//! - Anonymous queries and read_states may carry any expiry; every other request must expire within the window.
-//! - Each key appears once in a chain. A chain's targets are the intersection of its links' targets, and the callee
-//!   must be among them.
+//! - Anonymous queries and read_states may carry any expiry; every other request must expire within
+//!   the window.
+//! - Each key appears once in a chain. A chain's targets are the intersection of its links'
+//!   targets, and the callee must be among them.
 //! - A link with `permissions: "queries"` anywhere in the chain rules out calls.
 //! - `sender_info` must be signed by the canister whose key is `sender_pubkey`.
 
@@ -47,7 +49,11 @@ pub struct AuthConfig {
 
 impl AuthConfig {
     /// `root_key` is what canister signatures are verified against.
-    pub fn new(root_key: nidkg::PublicKey, ingress_expiry: Duration, ingress_drift: Duration) -> Self {
+    pub fn new(
+        root_key: nidkg::PublicKey,
+        ingress_expiry: Duration,
+        ingress_drift: Duration,
+    ) -> Self {
         Self { ingress_expiry, ingress_drift, certificates: CertificateVerifier::new(root_key) }
     }
 
@@ -62,8 +68,8 @@ impl AuthConfig {
 pub struct Authenticated {
     /// The sender; the anonymous principal for unsigned requests.
     pub sender: Principal,
-    /// Canisters the delegation chain is restricted to; `None` is unrestricted. Calls and queries were checked
-    /// against it already.
+    /// Canisters the delegation chain is restricted to; `None` is unrestricted. Calls and queries
+    /// were checked against it already.
     pub targets: Option<BTreeSet<Principal>>,
     /// Verified sender information.
     pub sender_info: Option<SenderInfo>,
@@ -181,7 +187,9 @@ pub enum AuthError {
     #[error("`sender_info` requires that `sender_pubkey` is a canister signature key")]
     SenderInfoWithoutCanisterKey,
     /// Another signer.
-    #[error("`sender_info.signer` is {signer}, but `sender_pubkey` belongs to the canister {canister_id}")]
+    #[error(
+        "`sender_info.signer` is {signer}, but `sender_pubkey` belongs to the canister {canister_id}"
+    )]
     SenderInfoSigner {
         /// Claimed signer.
         signer: Principal,
@@ -191,7 +199,8 @@ pub enum AuthError {
 }
 
 impl AuthError {
-    /// Whether the request is refused for lack of authority rather than for its form or timing: 403 rather than 400.
+    /// Whether the request is refused for lack of authority rather than for its form or timing: 403
+    /// rather than 400.
     pub fn is_forbidden(&self) -> bool {
         !matches!(
             self,
@@ -214,7 +223,9 @@ impl AuthError {
             Self::NotATarget { .. } => "delegation_target",
             Self::QueriesOnly { .. } => "delegation_permissions",
             Self::Key { .. } => "key",
-            Self::WrongSender { .. } | Self::Unsigned { .. } | Self::AnonymousWith { .. } => "sender",
+            Self::WrongSender { .. } | Self::Unsigned { .. } | Self::AnonymousWith { .. } => {
+                "sender"
+            }
             Self::BadSignature { .. } => "signature",
             Self::SenderInfoWithoutCanisterKey | Self::SenderInfoSigner { .. } => "sender_info",
         }
@@ -222,17 +233,25 @@ impl AuthError {
 }
 
 /// Decides who sent `envelope`, which came at `now`.
-pub fn authenticate(envelope: &Envelope, now: Time, config: &AuthConfig) -> Result<Authenticated, AuthError> {
+pub fn authenticate(
+    envelope: &Envelope,
+    now: Time,
+    config: &AuthConfig,
+) -> Result<Authenticated, AuthError> {
     check(envelope, Some(now), config)
 }
 
-/// Decides who signed `envelope`, whatever the time: the answer is the same on every node, and stays. When it counts
-/// is for [`validity`] to say.
-pub fn authenticate_signer(envelope: &Envelope, config: &AuthConfig) -> Result<Authenticated, AuthError> {
+/// Decides who signed `envelope`, whatever the time: the answer is the same on every node, and
+/// stays. When it counts is for [`validity`] to say.
+pub fn authenticate_signer(
+    envelope: &Envelope,
+    config: &AuthConfig,
+) -> Result<Authenticated, AuthError> {
     check(envelope, None, config)
 }
 
-/// When a call like this is accepted: [`authenticate`] says so at these times and no others, if it does at any.
+/// When a call like this is accepted: [`authenticate`] says so at these times and no others, if it
+/// does at any.
 pub fn validity(envelope: &Envelope, config: &AuthConfig) -> Validity {
     let expiry = envelope.content.ingress_expiry;
     let chain = envelope.sender_delegation.as_deref().unwrap_or_default();
@@ -240,7 +259,11 @@ pub fn validity(envelope: &Envelope, config: &AuthConfig) -> Validity {
     Validity { from: Time(expiry.saturating_sub(config.window_nanos())), until: Time(until) }
 }
 
-fn check(envelope: &Envelope, now: Option<Time>, config: &AuthConfig) -> Result<Authenticated, AuthError> {
+fn check(
+    envelope: &Envelope,
+    now: Option<Time>,
+    config: &AuthConfig,
+) -> Result<Authenticated, AuthError> {
     let content = &envelope.content;
     let anonymous = content.sender == Principal::anonymous();
     if let Some(now) = now
@@ -252,17 +275,22 @@ fn check(envelope: &Envelope, now: Option<Time>, config: &AuthConfig) -> Result<
         return anonymous_sender(envelope);
     }
     let sender = content.sender;
-    let pubkey =
-        envelope.sender_pubkey.as_deref().ok_or(AuthError::Unsigned { sender, field: "sender_pubkey" })?;
-    let signature =
-        envelope.sender_sig.as_deref().ok_or(AuthError::Unsigned { sender, field: "sender_sig" })?;
+    let pubkey = envelope
+        .sender_pubkey
+        .as_deref()
+        .ok_or(AuthError::Unsigned { sender, field: "sender_pubkey" })?;
+    let signature = envelope
+        .sender_sig
+        .as_deref()
+        .ok_or(AuthError::Unsigned { sender, field: "sender_sig" })?;
     let derived = Principal::self_authenticating(pubkey);
     if derived != sender {
         return Err(AuthError::WrongSender { sender, derived });
     }
     let chain = envelope.sender_delegation.as_deref().unwrap_or_default();
     let targets = check_chain(pubkey, chain, &content.request, now)?;
-    let authenticated = Authenticated { sender, targets, sender_info: sender_info(&content.request) };
+    let authenticated =
+        Authenticated { sender, targets, sender_info: sender_info(&content.request) };
     if let Request::Call(call) | Request::Query(call) = &content.request
         && !authenticated.may_target(&call.canister_id)
     {
@@ -288,7 +316,12 @@ fn check_expiry(expiry: u64, now: Time, config: &AuthConfig) -> Result<(), AuthE
         return Err(AuthError::Expired { expiry, now: now.0 });
     }
     if expiry > limit {
-        return Err(AuthError::TooFarAhead { expiry, now: now.0, limit, window_seconds: window.as_secs() });
+        return Err(AuthError::TooFarAhead {
+            expiry,
+            now: now.0,
+            limit,
+            window_seconds: window.as_secs(),
+        });
     }
     Ok(())
 }
@@ -302,16 +335,21 @@ fn anonymous_sender(envelope: &Envelope) -> Result<Authenticated, AuthError> {
     ];
     match present.into_iter().find(|(_, present)| *present) {
         Some((field, _)) => Err(AuthError::AnonymousWith { field }),
-        None => Ok(Authenticated { sender: Principal::anonymous(), targets: None, sender_info: None }),
+        None => {
+            Ok(Authenticated { sender: Principal::anonymous(), targets: None, sender_info: None })
+        }
     }
 }
 
 fn sender_info(request: &Request) -> Option<SenderInfo> {
     let (Request::Call(call) | Request::Query(call)) = request else { return None };
-    call.sender_info.as_ref().map(|signed| SenderInfo { info: signed.info.clone(), signer: signed.signer })
+    call.sender_info
+        .as_ref()
+        .map(|signed| SenderInfo { info: signed.info.clone(), signer: signed.signer })
 }
 
-/// What can be said of a chain without verifying a signature. Returns the intersection of its targets.
+/// What can be said of a chain without verifying a signature. Returns the intersection of its
+/// targets.
 fn check_chain(
     pubkey: &[u8],
     chain: &[SignedDelegation],
@@ -325,7 +363,11 @@ fn check_chain(
             return Err(AuthError::DelegationCycle { index });
         }
         if let Some(now) = now.filter(|now| link.expiration < now.0) {
-            return Err(AuthError::DelegationExpired { index, expiration: link.expiration, now: now.0 });
+            return Err(AuthError::DelegationExpired {
+                index,
+                expiration: link.expiration,
+                now: now.0,
+            });
         }
         if link.permissions == Permissions::Queries && matches!(request, Request::Call(_)) {
             return Err(AuthError::QueriesOnly { index });
@@ -353,8 +395,10 @@ fn verify_chain(
         .map_err(|error| AuthError::Key { which: "`sender_pubkey`".to_owned(), error })?;
     let mut keys = vec![first];
     for (index, link) in chain.iter().enumerate() {
-        let key = PublicKey::from_der(&link.pubkey)
-            .map_err(|error| AuthError::Key { which: format!("`pubkey` of delegation {index}"), error })?;
+        let key = PublicKey::from_der(&link.pubkey).map_err(|error| AuthError::Key {
+            which: format!("`pubkey` of delegation {index}"),
+            error,
+        })?;
         keys.push(key);
     }
     if let Some(last) = keys.last()
@@ -383,12 +427,21 @@ fn verify_chain(
     }
 }
 
-fn verify_sender_info(request: &Request, key: &PublicKey<'_>, config: &AuthConfig) -> Result<(), AuthError> {
+fn verify_sender_info(
+    request: &Request,
+    key: &PublicKey<'_>,
+    config: &AuthConfig,
+) -> Result<(), AuthError> {
     let (Request::Call(call) | Request::Query(call)) = request else { return Ok(()) };
     let Some(info) = &call.sender_info else { return Ok(()) };
-    let PublicKey::Canister(signer) = key else { return Err(AuthError::SenderInfoWithoutCanisterKey) };
+    let PublicKey::Canister(signer) = key else {
+        return Err(AuthError::SenderInfoWithoutCanisterKey);
+    };
     if signer.canister_id != info.signer {
-        return Err(AuthError::SenderInfoSigner { signer: info.signer, canister_id: signer.canister_id });
+        return Err(AuthError::SenderInfoSigner {
+            signer: info.signer,
+            canister_id: signer.canister_id,
+        });
     }
     if !verify(key, &[SENDER_INFO_DOMAIN, &info.info].concat(), &info.sig, config) {
         let which = "`sender_info.sig`".to_owned();

@@ -1,9 +1,10 @@
 //! Web authentication signatures (interface specification, "Web Authentication").
 //!
-//! A key is a COSE key: ECDSA on P-256, RSA PKCS#1 v1.5 or EdDSA on Ed25519, all over SHA-256 of what the
-//! authenticator signed. A signature is a CBOR map of authenticator data, client data (JSON) and the authenticator's
-//! signature. It holds if the client data's challenge is the base64url text of the payload and the authenticator
-//! signed `authenticator_data || SHA-256(client_data_json)`.
+//! A key is a COSE key: ECDSA on P-256, RSA PKCS#1 v1.5 or EdDSA on Ed25519, all over SHA-256 of
+//! what the authenticator signed. A signature is a CBOR map of authenticator data, client data
+//! (JSON) and the authenticator's signature. It holds if the client data's challenge is the
+//! base64url text of the payload and the authenticator signed `authenticator_data ||
+//! SHA-256(client_data_json)`.
 
 use ring::signature::{
     ECDSA_P256_SHA256_ASN1, RSA_PKCS1_2048_8192_SHA256, RsaPublicKeyComponents, UnparsedPublicKey,
@@ -49,11 +50,13 @@ impl CoseKey {
             expected: "a COSE key of ECDSA P-256 (ES256), RSA (RS256) or Ed25519 (EdDSA)",
         };
         let Ok(Value::Map(entries)) = cbor::decode(bytes, BOUNDS) else { return Err(malformed()) };
-        let get = |wanted: i64| entries.iter().find(|(key, _)| *key == label(wanted)).map(|(_, value)| value);
+        let get = |wanted: i64| {
+            entries.iter().find(|(key, _)| *key == label(wanted)).map(|(_, value)| value)
+        };
         let is = |wanted: i64, number: i64| get(wanted) == Some(&label(number));
         let blob = |wanted: i64| get(wanted).and_then(Value::as_bytes).ok_or_else(malformed);
-        // 1 is the key type, 3 the algorithm; -1 is the curve or the modulus, -2 and -3 are coordinates or the
-        // exponent.
+        // 1 is the key type, 3 the algorithm; -1 is the curve or the modulus, -2 and -3 are
+        // coordinates or the exponent.
         match () {
             () if is(1, 2) && is(3, -7) && is(-1, 1) => {
                 let (x, y) = (blob(-2)?, blob(-3)?);
@@ -63,7 +66,9 @@ impl CoseKey {
                 }
                 point.try_into().map(Self::P256).map_err(|_| malformed())
             }
-            () if is(1, 3) && is(3, -257) => Ok(Self::Rsa { n: blob(-1)?.to_vec(), e: blob(-2)?.to_vec() }),
+            () if is(1, 3) && is(3, -257) => {
+                Ok(Self::Rsa { n: blob(-1)?.to_vec(), e: blob(-2)?.to_vec() })
+            }
             () if is(1, 1) && is(3, -8) && is(-1, 6) => {
                 blob(-2)?.try_into().map(Self::Ed25519).map_err(|_| malformed())
             }
@@ -82,9 +87,9 @@ impl CoseKey {
 
     fn verify_raw(&self, message: &[u8], signature: &[u8]) -> bool {
         match self {
-            Self::P256(point) => {
-                UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, point).verify(message, signature).is_ok()
-            }
+            Self::P256(point) => UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, point)
+                .verify(message, signature)
+                .is_ok(),
             Self::Rsa { n, e } => RsaPublicKeyComponents { n, e }
                 .verify(&RSA_PKCS1_2048_8192_SHA256, message, signature)
                 .is_ok(),
@@ -122,8 +127,8 @@ fn base64url(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {
-        let group =
-            (0..3).fold(0u32, |group, at| group << 8 | u32::from(chunk.get(at).copied().unwrap_or(0)));
+        let group = (0..3)
+            .fold(0u32, |group, at| group << 8 | u32::from(chunk.get(at).copied().unwrap_or(0)));
         for position in 0..=chunk.len() {
             let index = (group >> (18 - 6 * position)) & 0x3f;
             text.extend(ALPHABET.get(index as usize).map(|letter| char::from(*letter)));

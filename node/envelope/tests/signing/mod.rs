@@ -43,8 +43,10 @@ impl Tree {
         match self {
             Self::Leaf(value) => leaf(value.clone()),
             Self::Fork(children) => {
-                let mut nodes: Vec<HashTree> =
-                    children.iter().map(|(label, child)| labeled(label.clone(), child.hash_tree())).collect();
+                let mut nodes: Vec<HashTree> = children
+                    .iter()
+                    .map(|(label, child)| labeled(label.clone(), child.hash_tree()))
+                    .collect();
                 while nodes.len() > 1 {
                     nodes = nodes
                         .chunks(2)
@@ -126,7 +128,10 @@ pub fn ranges(ranges: &[(Principal, Principal)]) -> Vec<u8> {
     let ranges: Vec<_> = ranges
         .iter()
         .map(|(first, last)| {
-            [serde_bytes::ByteBuf::from(first.as_slice()), serde_bytes::ByteBuf::from(last.as_slice())]
+            [
+                serde_bytes::ByteBuf::from(first.as_slice()),
+                serde_bytes::ByteBuf::from(last.as_slice()),
+            ]
         })
         .collect();
     encode(&ranges)
@@ -200,7 +205,9 @@ pub fn read_state(sender: Principal, paths: &[&[&[u8]]]) -> EnvelopeContent {
         sender,
         paths: paths
             .iter()
-            .map(|path| path.iter().map(|label| ic_certification::Label::from_bytes(label)).collect())
+            .map(|path| {
+                path.iter().map(|label| ic_certification::Label::from_bytes(label)).collect()
+            })
             .collect(),
     }
 }

@@ -1,7 +1,9 @@
 //! Making canisters, for cycles or out of nothing.
 
 use ic_management_canister_types::CanisterIdRecord;
-use state::{CanisterId, CanisterState, Change, ChangeDetails, Cycles, Reject, Settings, SubnetCall};
+use state::{
+    CanisterId, CanisterState, Change, ChangeDetails, Cycles, Reject, Settings, SubnetCall,
+};
 
 use super::settings::{self, check_promises, read};
 use super::types::{CreateCanister, ProvisionalCreateCanister, SettingsArgument};
@@ -15,22 +17,38 @@ const RETIRED_MAX: usize = 65_536;
 
 impl Desk<'_> {
     pub(super) fn create_canister(&mut self, call: &SubnetCall) -> Handling {
-        let argument: CreateCanister =
-            if call.arg == super::no_value() { CreateCanister::default() } else { decode(&call.arg)? };
+        let argument: CreateCanister = if call.arg == super::no_value() {
+            CreateCanister::default()
+        } else {
+            decode(&call.arg)?
+        };
         self.check_sender_version(call, argument.sender_canister_version)?;
-        // Subnets with admins make canisters free of charge (interface specification, `create_canister`).
-        let fee = if self.core.config.subnet_admins.is_empty() { self.core.costs.create_canister } else { 0 };
+        // Subnets with admins make canisters free of charge (interface specification,
+        // `create_canister`).
+        let fee = if self.core.config.subnet_admins.is_empty() {
+            self.core.costs.create_canister
+        } else {
+            0
+        };
         if call.cycles < fee {
             return Err(reject::reject(
                 403,
-                format!("Creating a canister costs {fee} cycles and {} came with the call.", call.cycles),
+                format!(
+                    "Creating a canister costs {fee} cycles and {} came with the call.",
+                    call.cycles
+                ),
             )
             .into());
         }
         let id = self.fresh_id()?;
         let settings = argument.settings.unwrap_or_default();
-        let mut canister =
-            self.new_canister(call, id, settings, call.cycles - fee, argument.sender_canister_version)?;
+        let mut canister = self.new_canister(
+            call,
+            id,
+            settings,
+            call.cycles - fee,
+            argument.sender_canister_version,
+        )?;
         canister.consumption.canister_creation += fee;
         self.admit_canister(canister)?;
         Ok(Handled::ReplyWithRefund(encode(&CanisterIdRecord { canister_id: id })?, 0))
@@ -48,7 +66,8 @@ impl Desk<'_> {
             None => self.fresh_id()?,
         };
         let settings = argument.settings.unwrap_or_default();
-        let canister = self.new_canister(call, id, settings, amount, argument.sender_canister_version)?;
+        let canister =
+            self.new_canister(call, id, settings, amount, argument.sender_canister_version)?;
         self.admit_canister(canister)?;
         self.state.subnet.minted += amount;
         Ok(Handled::Reply(encode(&CanisterIdRecord { canister_id: id })?))
@@ -75,7 +94,8 @@ impl Desk<'_> {
         let environment_hash = asked.environment_hash();
         let settings = asked.settings().clone();
         let controllers = asked.controllers.unwrap_or_else(|| vec![call.origin.caller()]);
-        let mut canister = CanisterState::new(id, controllers.clone(), settings, cycles, self.round.time);
+        let mut canister =
+            CanisterState::new(id, controllers.clone(), settings, cycles, self.round.time);
         canister.history.push(Change {
             time: self.round.time,
             version: 0,
@@ -94,7 +114,8 @@ impl Desk<'_> {
     }
 
     fn fresh_id(&mut self) -> Result<CanisterId, Reject> {
-        // Ids asked for by name may lie in the way; there are no more of them than canisters and remembered ids.
+        // Ids asked for by name may lie in the way; there are no more of them than canisters and
+        // remembered ids.
         let attempts = self.state.len() + self.state.subnet.retired.len() as u64 + 1;
         for _ in 0..attempts {
             let id = ExecutorConfig::canister_id(self.state.subnet.next_canister);
@@ -120,9 +141,13 @@ impl Desk<'_> {
             reject::invalid_payload(format!("{id} does not have the form of a canister id."))
         })?;
         // Whatever was given out without being asked for is used up, also when it was deleted.
-        let given = (self.core.config.first_canister..self.state.subnet.next_canister).contains(&number);
+        let given =
+            (self.core.config.first_canister..self.state.subnet.next_canister).contains(&number);
         if self.state.contains(&id) || self.state.subnet.retired.contains(&id) || given {
-            return Err(reject::reject(205, format!("Canister id {id} exists already or was used before.")));
+            return Err(reject::reject(
+                205,
+                format!("Canister id {id} exists already or was used before."),
+            ));
         }
         if self.state.subnet.retired.len() >= RETIRED_MAX {
             return Err(reject::subnet_oversubscribed(format!(

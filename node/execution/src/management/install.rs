@@ -1,13 +1,17 @@
 //! Installing, reinstalling and upgrading code.
 //!
-//! An installation is atomic: it happens whole or leaves nothing but its costs and its log lines behind. Up to two executions belong to it, the old code's
-//! `canister_pre_upgrade` and the new code's `(start)` with `canister_init` or `canister_post_upgrade`. Nothing either of them writes is committed before both
-//! have ended well: what the first wrote is mounted for the second as an overlay that no other execution ever sees, and then the pages of both
-//! are committed as one version.
+//! An installation is atomic: it happens whole or leaves nothing but its costs and its log lines
+//! behind. Up to two executions belong to it, the old code's `canister_pre_upgrade` and the new
+//! code's `(start)` with `canister_init` or `canister_post_upgrade`. Nothing either of them writes
+//! is committed before both have ended well: what the first wrote is mounted for the second as an
+//! overlay that no other execution ever sees, and then the pages of both are committed as one
+//! version.
 
 use std::collections::BTreeSet;
 
-use ic_management_canister_types::{CanisterInstallMode, InstallChunkedCodeArgs, WasmMemoryPersistence};
+use ic_management_canister_types::{
+    CanisterInstallMode, InstallChunkedCodeArgs, WasmMemoryPersistence,
+};
 use pages::{AppendTarget, MemoryId, MemoryLayout, PAGE_BYTES};
 use sandbox::{Changes, Entry, MessageLimits, NotPrepared};
 use sha2::{Digest, Sha256};
@@ -45,7 +49,8 @@ struct Plan {
     keeps_stable: bool,
 }
 
-/// Room for everything an installation may write. `heap` is of the memory that the canister has afterwards.
+/// Room for everything an installation may write. `heap` is of the memory that the canister has
+/// afterwards.
 struct Room {
     heap: AppendTarget,
     stable: AppendTarget,
@@ -100,7 +105,8 @@ impl Desk<'_> {
                 .ok()
                 .and_then(|name| store.chunks.get(&name).map(|bytes| (name, *bytes)));
             let Some((name, chunk_bytes)) = known else {
-                let name: String = hash.hash.iter().take(32).map(|byte| format!("{byte:02x}")).collect();
+                let name: String =
+                    hash.hash.iter().take(32).map(|byte| format!("{byte:02x}")).collect();
                 return Err(reject::invalid_payload(format!(
                     "Chunk {name} is not in the chunk store of canister {store_id}."
                 ))
@@ -115,7 +121,8 @@ impl Desk<'_> {
         }
         let mut wasm = Vec::with_capacity(usize::try_from(bytes).unwrap_or(0));
         for name in names {
-            let chunk = self.core.attempts(self.place.clone()).until(|| self.core.blobs.get(&name))?;
+            let chunk =
+                self.core.attempts(self.place.clone()).until(|| self.core.blobs.get(&name))?;
             wasm.extend_from_slice(&chunk.ok_or_else(|| FatalError::Record {
                 what: format!("a chunk of canister {store_id}"),
                 reason: "its bytes are not in the module store".into(),
@@ -151,11 +158,13 @@ impl Desk<'_> {
         }
         check_mode(&canister, &order.mode)?;
 
-        // Nothing is unpacked, hashed or compiled for a canister that cannot pay for the most it may come to.
+        // Nothing is unpacked, hashed or compiled for a canister that cannot pay for the most it
+        // may come to.
         let install_limits = core.install_limits();
         let unpacked_max = sandbox::module::unpacked_bytes_max(order.wasm, &limits.module);
         let compile_most = limits.module.compile_instructions_max(unpacked_max);
-        let prepaid = core.costs.execution(install_limits.instructions) + core.costs.execution(compile_most);
+        let prepaid =
+            core.costs.execution(install_limits.instructions) + core.costs.execution(compile_most);
         let liquid = core.costs.liquid(&canister);
         if liquid < prepaid {
             return Err(reject::out_of_cycles(
@@ -183,8 +192,8 @@ impl Desk<'_> {
         core.note_prepared(hash);
         let module = InstalledModule::new(hash, wasm_bytes, info);
         let sections_before = canister.module().map_or(0, InstalledModule::custom_section_bytes);
-        let sections =
-            self.state.totals().custom_section_bytes - sections_before + module.custom_section_bytes();
+        let sections = self.state.totals().custom_section_bytes - sections_before
+            + module.custom_section_bytes();
         if sections > limits.subnet.wasm_custom_sections_bytes {
             let reject = reject::subnet_oversubscribed(format!(
                 "Metadata sections of all modules would take {sections} bytes of the subnet's {} (subnet.wasm_custom_sections_bytes).",
@@ -199,24 +208,39 @@ impl Desk<'_> {
         let result = self.install_on(&canister, &mut next, plan, &order, prepaid, install_limits);
         let failure = match result {
             Ok(tally) => {
-                self.finish_install(call, &canister, next, plan, &order, tally, prepaid, compile_cost)?;
+                self.finish_install(
+                    call,
+                    &canister,
+                    next,
+                    plan,
+                    &order,
+                    tally,
+                    prepaid,
+                    compile_cost,
+                )?;
                 return Ok(Handled::Reply(no_value()));
             }
             Err((failure, tally)) => {
                 created.iter().for_each(|memory| core.pages.remove(*memory));
-                // Overlays of memories that stay were mounted too, and the next attempt's would look the same.
-                core.sandbox.forget(&created.into_iter().chain(memories(&canister)).collect::<Vec<_>>());
+                // Overlays of memories that stay were mounted too, and the next attempt's would
+                // look the same.
+                core.sandbox
+                    .forget(&created.into_iter().chain(memories(&canister)).collect::<Vec<_>>());
                 if let (Refusal::Reject(reject), None) = (&failure, &tally) {
                     return self.refuse_compiled(&order.id, compile_cost, reject.clone());
                 }
                 if let Some(tally) = tally {
-                    let cost = (core.costs.execution(tally.instructions) + compile_cost).min(prepaid);
+                    let cost =
+                        (core.costs.execution(tally.instructions) + compile_cost).min(prepaid);
                     let log_bytes_max = canister.settings.log_memory_limit;
                     let time = self.round.time;
                     let canister = self.target_mut(&order.id)?;
                     canister.cycles -= cost;
                     canister.consumption.instructions += cost;
-                    tally.log.iter().for_each(|line| canister.log.push(time, line.to_vec(), log_bytes_max));
+                    tally
+                        .log
+                        .iter()
+                        .for_each(|line| canister.log.push(time, line.to_vec(), log_bytes_max));
                     self.count(tally.instructions, 0);
                 }
                 failure
@@ -225,7 +249,8 @@ impl Desk<'_> {
         Err(failure)
     }
 
-    /// Refuses an installation of which nothing ran, but whose module was compiled or at least judged: that is paid for.
+    /// Refuses an installation of which nothing ran, but whose module was compiled or at least
+    /// judged: that is paid for.
     fn refuse_compiled(&mut self, id: &CanisterId, cost: Cycles, reject: Reject) -> Handling {
         let canister = self.target_mut(id)?;
         canister.cycles -= cost;
@@ -233,7 +258,8 @@ impl Desk<'_> {
         Err(reject.into())
     }
 
-    /// Validates and compiles, however often this machine fails at it. The inner result is the module's, the same on every node.
+    /// Validates and compiles, however often this machine fails at it. The inner result is the
+    /// module's, the same on every node.
     fn prepare(
         &mut self,
         canister: &CanisterState,
@@ -251,7 +277,8 @@ impl Desk<'_> {
         }
     }
 
-    /// Gives `next` its code and the memories it starts with. Returns the memories that were created.
+    /// Gives `next` its code and the memories it starts with. Returns the memories that were
+    /// created.
     fn lay_out(
         &mut self,
         next: &mut CanisterState,
@@ -259,7 +286,8 @@ impl Desk<'_> {
         plan: Plan,
     ) -> Result<BTreeSet<MemoryId>, Refusal> {
         let limits = &self.core.limits().module;
-        let heap_bytes = if module.info.memory64 { limits.heap64_bytes } else { limits.heap32_bytes };
+        let heap_bytes =
+            if module.info.memory64 { limits.heap64_bytes } else { limits.heap32_bytes };
         let (old_heap, old_stable) = match next.execution.take() {
             Some(execution) => (Some(execution.heap), Some(execution.stable)),
             None => (None, None),
@@ -366,8 +394,12 @@ impl Desk<'_> {
                     first.stable_wasm_pages,
                 );
                 if plan.keeps_heap {
-                    heap_used =
-                        mount_over(&mut execution.heap, &room.heap, &first.heap_runs, first.heap_wasm_pages);
+                    heap_used = mount_over(
+                        &mut execution.heap,
+                        &room.heap,
+                        &first.heap_runs,
+                        first.heap_wasm_pages,
+                    );
                 }
             }
         }
@@ -396,10 +428,10 @@ impl Desk<'_> {
                 - execution.heap.wasm_pages
                 - execution.stable.wasm_pages
         });
-        let needed = self
-            .core
-            .costs
-            .freezing_limit_with(next, next.memory_usage().total() + grown * state::WASM_PAGE_BYTES);
+        let needed = self.core.costs.freezing_limit_with(
+            next,
+            next.memory_usage().total() + grown * state::WASM_PAGE_BYTES,
+        );
         let balance = next.cycles + (prepaid - cost);
         if balance < needed {
             let reject = reject::reject(
@@ -467,7 +499,8 @@ impl Desk<'_> {
         });
         watch_memory(core, &mut next);
         let kept: Vec<MemoryId> = memories(&next).collect();
-        let gone: Vec<MemoryId> = memories(before).filter(|memory| !kept.contains(memory)).collect();
+        let gone: Vec<MemoryId> =
+            memories(before).filter(|memory| !kept.contains(memory)).collect();
         gone.iter().for_each(|memory| core.pages.remove(*memory));
         // Mappings of what is gone, and of overlays that never were a version.
         core.sandbox.forget(&memories(before).collect::<Vec<_>>());
@@ -512,13 +545,15 @@ fn room(
     let Some(execution) = &next.execution else { return Ok(None) };
     let pages = |bytes: u64| bytes.div_ceil(PAGE_BYTES);
     let twice = 1 + u64::from(plan.runs_pre_upgrade);
-    let old_heap = canister.execution.as_ref().filter(|_| plan.runs_pre_upgrade && !plan.keeps_heap);
+    let old_heap =
+        canister.execution.as_ref().filter(|_| plan.runs_pre_upgrade && !plan.keeps_heap);
     Ok(Some(Room {
         old_heap: old_heap
             .map(|old| machine.reserve_pages(old.heap.id, pages(limits.heap_dirty_bytes)))
             .transpose()?,
         heap: machine.reserve_pages(execution.heap.id, twice * pages(limits.heap_dirty_bytes))?,
-        stable: machine.reserve_pages(execution.stable.id, twice * pages(limits.stable_dirty_bytes))?,
+        stable: machine
+            .reserve_pages(execution.stable.id, twice * pages(limits.stable_dirty_bytes))?,
     }))
 }
 
@@ -535,7 +570,10 @@ fn layouts(canister: &CanisterState) -> (Option<MemoryLayout>, Option<MemoryLayo
 }
 
 fn module_too_large(bytes: u64, limit: u64) -> Reject {
-    reject::reject(505, format!("The module has {bytes} bytes, the most is {limit} (module.wasm_bytes)."))
+    reject::reject(
+        505,
+        format!("The module has {bytes} bytes, the most is {limit} (module.wasm_bytes)."),
+    )
 }
 
 fn check_mode(canister: &CanisterState, mode: &CanisterInstallMode) -> Result<(), Reject> {
@@ -554,21 +592,31 @@ fn check_mode(canister: &CanisterState, mode: &CanisterInstallMode) -> Result<()
     }
 }
 
-fn plan(canister: &CanisterState, mode: &CanisterInstallMode, info: &ModuleInfo) -> Result<Plan, Reject> {
+fn plan(
+    canister: &CanisterState,
+    mode: &CanisterInstallMode,
+    info: &ModuleInfo,
+) -> Result<Plan, Reject> {
     let CanisterInstallMode::Upgrade(flags) = mode else {
         let deployment = if matches!(mode, CanisterInstallMode::Install) {
             DeploymentMode::Install
         } else {
             DeploymentMode::Reinstall
         };
-        return Ok(Plan { deployment, runs_pre_upgrade: false, keeps_heap: false, keeps_stable: false });
+        return Ok(Plan {
+            deployment,
+            runs_pre_upgrade: false,
+            keeps_heap: false,
+            keeps_stable: false,
+        });
     };
     let old = canister.module().ok_or_else(|| reject::no_module(&canister.id))?;
     let persistence = flags.as_ref().and_then(|flags| flags.wasm_memory_persistence);
     let skip = flags.as_ref().and_then(|flags| flags.skip_pre_upgrade).unwrap_or(false);
     let keeps_heap = persistence == Some(WasmMemoryPersistence::Keep);
-    let refuse =
-        |what: &str| Err(reject::reject(504, format!("Error from Canister {}: {what}", canister.id)));
+    let refuse = |what: &str| {
+        Err(reject::reject(504, format!("Error from Canister {}: {what}", canister.id)))
+    };
     if old.info.enhanced_orthogonal_persistence && persistence.is_none() {
         return refuse(
             "Missing upgrade option: the installed module uses enhanced orthogonal persistence, so the upgrade must say what becomes of its heap (wasm_memory_persistence keep or replace).",
@@ -580,7 +628,9 @@ fn plan(canister: &CanisterState, mode: &CanisterInstallMode, info: &ModuleInfo)
         );
     }
     if keeps_heap && old.info.memory64 != info.memory64 {
-        return refuse("Invalid upgrade option: a heap cannot be kept between a 32-bit and a 64-bit module.");
+        return refuse(
+            "Invalid upgrade option: a heap cannot be kept between a 32-bit and a 64-bit module.",
+        );
     }
     Ok(Plan {
         deployment: DeploymentMode::Upgrade,

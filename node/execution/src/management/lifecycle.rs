@@ -23,8 +23,10 @@ impl Desk<'_> {
         canister.version += 1;
         if let CanisterStatus::Stopping(waiters) = before {
             for waiter in waiters {
-                let cancelled =
-                    reject::reject(511, format!("Canister {id} was started again before it had stopped."));
+                let cancelled = reject::reject(
+                    511,
+                    format!("Canister {id} was started again before it had stopped."),
+                );
                 let unclaimed =
                     self.effects.answer(&waiter.origin, Payload::Reject(cancelled), waiter.cycles);
                 canister.consumption.uninstall += unclaimed;
@@ -56,8 +58,10 @@ impl Desk<'_> {
             .state
             .get_mut(&argument.canister_id)
             .ok_or_else(|| reject::canister_not_found(&argument.canister_id))?;
-        let rejection =
-            reject::rejected_message(format!("Code of canister {} was uninstalled.", argument.canister_id));
+        let rejection = reject::rejected_message(format!(
+            "Code of canister {} was uninstalled.",
+            argument.canister_id
+        ));
         uninstall(core, canister, &mut self.effects, &rejection);
         canister.history.push(Change {
             time,
@@ -72,9 +76,11 @@ impl Desk<'_> {
         let id = decode::<CanisterArgument>(&call.arg)?.canister_id;
         let canister = self.target(&id)?;
         if canister.status != CanisterStatus::Stopped {
-            return Err(
-                reject::reject(510, format!("Canister {id} must be stopped before it is deleted.")).into()
-            );
+            return Err(reject::reject(
+                510,
+                format!("Canister {id} must be stopped before it is deleted."),
+            )
+            .into());
         }
         if call.origin.caller() == id {
             return Err(reject::reject(512, format!("Canister {id} cannot delete itself.")).into());
@@ -108,7 +114,8 @@ impl Desk<'_> {
     }
 }
 
-/// Takes code, memories, chunks' users and open calls away from a canister; answers everyone who waits for it. The version moves on.
+/// Takes code, memories, chunks' users and open calls away from a canister; answers everyone who
+/// waits for it. The version moves on.
 pub(crate) fn uninstall(
     core: &Core,
     canister: &mut CanisterState,
@@ -122,8 +129,11 @@ pub(crate) fn uninstall(
     canister.log.clear();
     canister.version += 1;
     for context in canister.calls.delete_contexts() {
-        let unclaimed =
-            effects.answer(&context.origin, Payload::Reject(rejection.clone()), context.cycles_available);
+        let unclaimed = effects.answer(
+            &context.origin,
+            Payload::Reject(rejection.clone()),
+            context.cycles_available,
+        );
         canister.consumption.uninstall += unclaimed;
     }
 }

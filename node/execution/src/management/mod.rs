@@ -1,11 +1,13 @@
-//! The management canister, `aaaaa-aa`: a facade with which canisters are made, changed and looked at.
+//! The management canister, `aaaaa-aa`: a facade with which canisters are made, changed and looked
+//! at.
 //!
-//! Calls wait in one queue of the subnet and are served one at a time between the iterations of a round, before canisters run. A call is answered at once,
-//! or it waits for something (a stop, randomness). What the sender attached and the method did not keep goes
-//! back.
+//! Calls wait in one queue of the subnet and are served one at a time between the iterations of a
+//! round, before canisters run. A call is answered at once, or it waits for something (a stop,
+//! randomness). What the sender attached and the method did not keep goes back.
 //!
-//! Each method says in [`Method::of`] who may call it and whether users may; the gateway's check before a call is taken in, the check at induction (which
-//! charges the canister) and the call itself use that same table. This module must not know how a round is put together.
+//! Each method says in [`Method::of`] who may call it and whether users may; the gateway's check
+//! before a call is taken in, the check at induction (which charges the canister) and the call
+//! itself use that same table. This module must not know how a round is put together.
 
 mod chunks;
 mod create;
@@ -20,8 +22,8 @@ mod types;
 use candid::{CandidType, Principal};
 use serde::de::DeserializeOwned;
 use state::{
-    CanisterId, CanisterState, ChangeOrigin, Cycles, Ingress, Origin, Payload, RandomnessWaiter, Reject,
-    ReplicatedState, SubnetCall, Visibility,
+    CanisterId, CanisterState, ChangeOrigin, Cycles, Ingress, Origin, Payload, RandomnessWaiter,
+    Reject, ReplicatedState, SubnetCall, Visibility,
 };
 
 use crate::config::FatalError;
@@ -32,7 +34,8 @@ use crate::reject;
 
 pub(crate) use lifecycle::{STOP_TIMEOUT_SECONDS, uninstall};
 
-/// Candid work that skipping unknown fields may do, besides what it takes per byte: bounds what a small type table can make the decoder do.
+/// Candid work that skipping unknown fields may do, besides what it takes per byte: bounds what a
+/// small type table can make the decoder do.
 const SKIPPING_QUOTA: usize = 50_000;
 /// Candid work that decoding may do, besides what it takes per byte of the argument.
 const DECODING_QUOTA: usize = 2_000_000;
@@ -73,11 +76,12 @@ fn reason(error: &candid::Error) -> String {
     without_place(&text).chars().take(CHARACTERS_MAX).collect()
 }
 
-/// Candid names the line of its own source that refused. Where that lies depends on the machine that built the node, and a reply is part of the state that all
-/// nodes must have alike.
+/// Candid names the line of its own source that refused. Where that lies depends on the machine
+/// that built the node, and a reply is part of the state that all nodes must have alike.
 fn without_place(text: &str) -> &str {
-    let is_place =
-        |at: &usize| text[*at..].split_whitespace().nth(1).is_some_and(|word| word.contains(".rs:"));
+    let is_place = |at: &usize| {
+        text[*at..].split_whitespace().nth(1).is_some_and(|word| word.contains(".rs:"))
+    };
     match text.match_indices(" at ").map(|(at, _)| at).find(is_place) {
         Some(at) => &text[..at],
         None => text,
@@ -111,7 +115,8 @@ struct Method {
 
 impl Method {
     fn of(core: &Core, name: &str) -> Option<Self> {
-        let method = |access, ingress, names_canister| Some(Self { access, ingress, names_canister });
+        let method =
+            |access, ingress, names_canister| Some(Self { access, ingress, names_canister });
         match name {
             "install_code" | "install_chunked_code" | "update_settings" => {
                 method(Access::Controllers, true, true)
@@ -122,12 +127,18 @@ impl Method {
             "start_canister" | "stop_canister" | "uninstall_code" | "delete_canister"
             | "canister_metrics" => method(Access::ControllersAndAdmins, true, true),
             "canister_status" => method(Access::StatusViewers, true, true),
-            "create_canister" => method(Access::Anyone, !core.config.subnet_admins.is_empty(), false),
+            "create_canister" => {
+                method(Access::Anyone, !core.config.subnet_admins.is_empty(), false)
+            }
             "provisional_create_canister_with_cycles" if core.config.provisional => {
                 method(Access::Anyone, true, false)
             }
-            "provisional_top_up_canister" if core.config.provisional => method(Access::Anyone, true, true),
-            "canister_info" | "canister_metadata" | "deposit_cycles" => method(Access::Anyone, false, true),
+            "provisional_top_up_canister" if core.config.provisional => {
+                method(Access::Anyone, true, true)
+            }
+            "canister_info" | "canister_metadata" | "deposit_cycles" => {
+                method(Access::Anyone, false, true)
+            }
             "raw_rand" | "subnet_info" => method(Access::Anyone, false, false),
             _ => None,
         }
@@ -163,7 +174,8 @@ pub(crate) fn named_canister(
     }))
 }
 
-/// Whether a call of a user may be taken in. `target` is the canister that [`named_canister`] found, if it exists.
+/// Whether a call of a user may be taken in. `target` is the canister that [`named_canister`]
+/// found, if it exists.
 pub(crate) fn check_ingress(
     core: &Core,
     ingress: &Ingress,
@@ -178,7 +190,8 @@ pub(crate) fn check_ingress(
     if !method.names_canister {
         return Ok(());
     }
-    let target = target.ok_or_else(|| reject::canister_not_found(&ingress.effective_canister_id))?;
+    let target =
+        target.ok_or_else(|| reject::canister_not_found(&ingress.effective_canister_id))?;
     if target.id != ingress.effective_canister_id {
         return Err(reject::invalid_payload(format!(
             "The call is about canister {} but came with effective canister id {}.",
@@ -188,7 +201,8 @@ pub(crate) fn check_ingress(
     check_access(core, method.access, target, &ingress.sender)
 }
 
-/// Whether the canister pays for the induction of this call. Cycles from nothing cost nothing, and a frozen canister must be able to get out of it.
+/// Whether the canister pays for the induction of this call. Cycles from nothing cost nothing, and
+/// a frozen canister must be able to get out of it.
 pub(crate) fn is_charged(method_name: &str) -> bool {
     !method_name.starts_with("provisional_") && method_name != "create_canister"
 }
@@ -207,7 +221,9 @@ fn check_access(
         Access::ControllersAndSelf => controller || *caller == target.id,
         Access::ControllersAndAdmins => controller || admin,
         Access::StatusViewers => {
-            admin || *caller == target.id || may_view(&target.settings.status_visibility, target, caller)
+            admin
+                || *caller == target.id
+                || may_view(&target.settings.status_visibility, target, caller)
         }
     };
     if allowed { Ok(()) } else { Err(reject::invalid_controller(&target.id, caller)) }
@@ -218,7 +234,9 @@ fn may_view(visibility: &Visibility, target: &CanisterState, caller: &Principal)
     match visibility {
         Visibility::Public => true,
         Visibility::Controllers => target.is_controller(caller),
-        Visibility::AllowedViewers(viewers) => target.is_controller(caller) || viewers.contains(caller),
+        Visibility::AllowedViewers(viewers) => {
+            target.is_controller(caller) || viewers.contains(caller)
+        }
     }
 }
 
@@ -289,7 +307,8 @@ impl Desk<'_> {
     pub(crate) fn serve(&mut self, call: SubnetCall) -> Result<(), FatalError> {
         self.effects.work += CALL_INSTRUCTIONS;
         self.effects.messages += 1;
-        let verdict = self.place.message.as_ref().and_then(|m| self.round.verdict(m.canister_id, m.ordinal));
+        let verdict =
+            self.place.message.as_ref().and_then(|m| self.round.verdict(m.canister_id, m.ordinal));
         let handling = match verdict {
             Some(verdict) => {
                 self.effects.verdicts.push(verdict);
@@ -358,7 +377,9 @@ impl Desk<'_> {
 
     fn refuse_method(&self, name: &str) -> Reject {
         let what = match name {
-            "http_request" | "flexible_http_request" => "HTTPS outcalls are switched off on this subnet.",
+            "http_request" | "flexible_http_request" => {
+                "HTTPS outcalls are switched off on this subnet."
+            }
             "ecdsa_public_key" | "sign_with_ecdsa" | "schnorr_public_key" | "sign_with_schnorr"
             | "vetkd_public_key" | "vetkd_derive_key" => "This subnet holds no threshold keys.",
             _ if name.starts_with("bitcoin_") => "This subnet has no Bitcoin adapter.",
@@ -381,7 +402,9 @@ impl Desk<'_> {
         match (call.sender_version, told) {
             (Some(version), Some(told)) if version != told => Err(reject::reject(
                 504,
-                format!("sender_canister_version is {told}, but the calling canister has version {version}."),
+                format!(
+                    "sender_canister_version is {told}, but the calling canister has version {version}."
+                ),
             )),
             _ => Ok(()),
         }
@@ -395,8 +418,9 @@ impl Desk<'_> {
     }
 
     fn raw_rand(&mut self, call: &SubnetCall) -> Handling {
-        candid::decode_args::<()>(&call.arg)
-            .map_err(|error| reject::invalid_payload(format!("raw_rand takes no argument: {error}")))?;
+        candid::decode_args::<()>(&call.arg).map_err(|error| {
+            reject::invalid_payload(format!("raw_rand takes no argument: {error}"))
+        })?;
         // The randomness of this round was known when the call was made; that of the next is not.
         self.state
             .subnet
@@ -416,7 +440,8 @@ impl Desk<'_> {
     }
 
     fn provisional_top_up(&mut self, call: &SubnetCall) -> Handling {
-        let argument: ic_management_canister_types::ProvisionalTopUpCanisterArgs = decode(&call.arg)?;
+        let argument: ic_management_canister_types::ProvisionalTopUpCanisterArgs =
+            decode(&call.arg)?;
         let amount = settings::cycles(&argument.amount, "amount")?;
         let canister = self.target_mut(&argument.canister_id)?;
         if !canister.room_for_cycles(amount) {
@@ -439,7 +464,10 @@ mod tests {
             without_place("Subtyping error: Type mismatch at /home/me/candid/src/de.rs:1443"),
             "Subtyping error: Type mismatch"
         );
-        assert_eq!(without_place("unexpected end at byte offset 4"), "unexpected end at byte offset 4");
+        assert_eq!(
+            without_place("unexpected end at byte offset 4"),
+            "unexpected end at byte offset 4"
+        );
         // A principal where a number is expected, in every type that a refusal is made of.
         let principal = candid::encode_one(Principal::anonymous()).unwrap();
         let refused = decode::<u64>(&principal).unwrap_err().message;

@@ -1,15 +1,17 @@
 //! Pages that are written but not committed yet, laid over a memory for one more execution.
 //!
-//! An installation may run two executions before it knows whether either counts. What the first wrote lies in an append target; here it becomes a layout that the
-//! second can mount, the rest of the target becomes the second one's, and in the end the runs of both become one list that can be committed. What
-//! comes from workers was checked before it is laid over anything.
+//! An installation may run two executions before it knows whether either counts. What the first
+//! wrote lies in an append target; here it becomes a layout that the second can mount, the rest of
+//! the target becomes the second one's, and in the end the runs of both become one list that can be
+//! committed. What comes from workers was checked before it is laid over anything.
 
 use std::sync::Arc;
 
 use pages::{AppendTarget, MemoryLayout, PAGE_BYTES, Run};
 use state::Memory;
 
-/// A part of a target: `pages_max` beyond its first `skip` pages. The whole stays the one that counts.
+/// A part of a target: `pages_max` beyond its first `skip` pages. The whole stays the one that
+/// counts.
 pub(super) fn part(target: &AppendTarget, skip: u64, bytes_max: u64) -> AppendTarget {
     AppendTarget {
         id: target.id,
@@ -20,8 +22,14 @@ pub(super) fn part(target: &AppendTarget, skip: u64, bytes_max: u64) -> AppendTa
     }
 }
 
-/// Mounts what an execution wrote over a memory, as a version that is never seen again. Returns how many pages of the target are used.
-pub(super) fn mount_over(memory: &mut Memory, target: &AppendTarget, runs: &[Run], wasm_pages: u64) -> u64 {
+/// Mounts what an execution wrote over a memory, as a version that is never seen again. Returns how
+/// many pages of the target are used.
+pub(super) fn mount_over(
+    memory: &mut Memory,
+    target: &AppendTarget,
+    runs: &[Run],
+    wasm_pages: u64,
+) -> u64 {
     /// Set in the versions of overlays, which no commit ever reaches.
     const OVERLAY: u64 = 1 << 63;
     memory.wasm_pages = wasm_pages;
@@ -40,7 +48,8 @@ pub(super) fn mount_over(memory: &mut Memory, target: &AppendTarget, runs: &[Run
     runs.iter().map(|run| run.offset_page + run.pages - target.offset_page).max().unwrap_or(0)
 }
 
-/// Runs of `below` where `above` has none, and those of `above`. Both ordered and disjoint, as is the result.
+/// Runs of `below` where `above` has none, and those of `above`. Both ordered and disjoint, as is
+/// the result.
 pub(super) fn overlay(below: &[Run], above: &[Run]) -> Vec<Run> {
     let mut result: Vec<Run> = above.to_vec();
     let mut hiding = above.iter().peekable();

@@ -1,4 +1,5 @@
-//! Methods of the management canister that can be queried. They read one certified state and change nothing.
+//! Methods of the management canister that can be queried. They read one certified state and change
+//! nothing.
 
 use candid::Principal;
 use ic_management_canister_types as ic;
@@ -50,16 +51,24 @@ fn target(state: &CertifiedState, arg: &[u8]) -> Result<SharedCanister, Reject> 
     state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))
 }
 
-fn fetch_canister_logs(state: &CertifiedState, caller: &Principal, arg: &[u8]) -> Result<Vec<u8>, Reject> {
+fn fetch_canister_logs(
+    state: &CertifiedState,
+    caller: &Principal,
+    arg: &[u8],
+) -> Result<Vec<u8>, Reject> {
     let argument: ic::FetchCanisterLogsArgs = decode(arg)?;
     let id = argument.canister_id;
     let canister = state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))?;
     if !may_view(&canister.settings.log_visibility, &canister, caller) {
-        return Err(reject::rejected_message(format!("{caller} may not read the log of canister {id}.")));
+        return Err(reject::rejected_message(format!(
+            "{caller} may not read the log of canister {id}."
+        )));
     }
     let wanted = |record: &&state::LogRecord| match &argument.filter {
         None => true,
-        Some(ic::CanisterLogFilter::ByIdx { start, end }) => (*start..=*end).contains(&record.index),
+        Some(ic::CanisterLogFilter::ByIdx { start, end }) => {
+            (*start..=*end).contains(&record.index)
+        }
         Some(ic::CanisterLogFilter::ByTimestampNanos { start, end }) => {
             (*start..=*end).contains(&record.time.0)
         }
@@ -77,7 +86,11 @@ fn fetch_canister_logs(state: &CertifiedState, caller: &Principal, arg: &[u8]) -
     encode(&ic::FetchCanisterLogsResult { canister_log_records })
 }
 
-fn list_canisters(core: &Core, state: &CertifiedState, caller: &Principal) -> Result<Vec<u8>, Reject> {
+fn list_canisters(
+    core: &Core,
+    state: &CertifiedState,
+    caller: &Principal,
+) -> Result<Vec<u8>, Reject> {
     if !core.config.subnet_admins.contains(caller) {
         return Err(reject::rejected_message(format!(
             "Only subnet admins may list canisters; {caller} is none."

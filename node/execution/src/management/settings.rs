@@ -1,4 +1,5 @@
-//! Settings of canisters: reading them from Candid, checking them against limits and against each other, putting them in force.
+//! Settings of canisters: reading them from Candid, checking them against limits and against each
+//! other, putting them in force.
 //!
 //! Nothing is in force before everything was checked: a refused call changed nothing.
 
@@ -6,7 +7,8 @@ use candid::{Nat, Principal};
 use ic_management_canister_types::{LogVisibility, SnapshotVisibility};
 use sha2::{Digest, Sha256};
 use state::{
-    CanisterState, Change, ChangeDetails, Cycles, Reject, ReplicatedState, Settings, SubnetCall, Visibility,
+    CanisterState, Change, ChangeDetails, Cycles, Reject, ReplicatedState, Settings, SubnetCall,
+    Visibility,
 };
 
 use super::types::{SettingsArgument, UpdateSettings};
@@ -20,22 +22,28 @@ const ENVIRONMENT_VARIABLES_MAX: usize = 20;
 const ENVIRONMENT_BYTES_MAX: usize = 128;
 const WASM_MEMORY_LIMIT_MAX: u64 = 1 << 48;
 
-/// A number of 128 bits. One that is larger may have millions of digits: it is neither copied nor written out, which would take time that grows with their square.
+/// A number of 128 bits. One that is larger may have millions of digits: it is neither copied nor
+/// written out, which would take time that grows with their square.
 fn small(value: &Nat) -> Option<u128> {
     u128::try_from(&value.0).ok()
 }
 
 /// An amount of cycles.
 pub(super) fn cycles(value: &Nat, what: &str) -> Result<Cycles, Reject> {
-    small(value)
-        .ok_or_else(|| reject::invalid_payload(format!("{what} is over 2^128 - 1, which is the most.")))
+    small(value).ok_or_else(|| {
+        reject::invalid_payload(format!("{what} is over 2^128 - 1, which is the most."))
+    })
 }
 
 fn number(value: &Nat, what: &str, max: u64) -> Result<u64, Reject> {
     match small(value) {
         Some(number) if number <= Cycles::from(max) => Ok(u64::try_from(number).unwrap_or(max)),
-        Some(number) => Err(reject::invalid_payload(format!("{what} is {number}, the most is {max}."))),
-        None => Err(reject::invalid_payload(format!("{what} is over 2^128 - 1, the most is {max}."))),
+        Some(number) => {
+            Err(reject::invalid_payload(format!("{what} is {number}, the most is {max}.")))
+        }
+        None => {
+            Err(reject::invalid_payload(format!("{what} is over 2^128 - 1, the most is {max}.")))
+        }
     }
 }
 
@@ -63,7 +71,11 @@ pub(super) struct Asked {
 }
 
 /// Reads settings; what is not named stays as in `current`.
-pub(super) fn read(core: &Core, asked: SettingsArgument, current: &Settings) -> Result<Asked, Reject> {
+pub(super) fn read(
+    core: &Core,
+    asked: SettingsArgument,
+    current: &Settings,
+) -> Result<Asked, Reject> {
     let limits = core.limits();
     let mut settings = current.clone();
     let controllers = match asked.controllers {
@@ -94,7 +106,8 @@ pub(super) fn read(core: &Core, asked: SettingsArgument, current: &Settings) -> 
         settings.reserved_cycles_limit = cycles(value, "reserved_cycles_limit")?;
     }
     if let Some(value) = &asked.minimum_incoming_canister_call_cycles {
-        settings.minimum_incoming_call_cycles = cycles(value, "minimum_incoming_canister_call_cycles")?;
+        settings.minimum_incoming_call_cycles =
+            cycles(value, "minimum_incoming_canister_call_cycles")?;
     }
     if let Some(value) = asked.log_visibility {
         settings.log_visibility = viewers(value, "log_visibility")?;
@@ -111,13 +124,15 @@ pub(super) fn read(core: &Core, asked: SettingsArgument, current: &Settings) -> 
         settings.snapshot_visibility = viewers(value, "snapshot_visibility")?;
     }
     if let Some(value) = &asked.log_memory_limit {
-        settings.log_memory_limit = number(value, "log_memory_limit", limits.subnet.canister_log_bytes)?;
+        settings.log_memory_limit =
+            number(value, "log_memory_limit", limits.subnet.canister_log_bytes)?;
     }
     if let Some(value) = &asked.wasm_memory_limit {
         settings.wasm_memory_limit = number(value, "wasm_memory_limit", WASM_MEMORY_LIMIT_MAX)?;
     }
     if let Some(value) = &asked.wasm_memory_threshold {
-        settings.wasm_memory_threshold = number(value, "wasm_memory_threshold", WASM_MEMORY_LIMIT_MAX)?;
+        settings.wasm_memory_threshold =
+            number(value, "wasm_memory_threshold", WASM_MEMORY_LIMIT_MAX)?;
     }
     let names_environment = asked.environment_variables.is_some();
     if let Some(variables) = asked.environment_variables {
@@ -139,7 +154,10 @@ pub(super) fn read(core: &Core, asked: SettingsArgument, current: &Settings) -> 
             }
         }
         variables.sort();
-        if variables.windows(2).any(|pair| matches!(pair, [(first, _), (second, _)] if first == second)) {
+        if variables
+            .windows(2)
+            .any(|pair| matches!(pair, [(first, _), (second, _)] if first == second))
+        {
             return Err(reject::invalid_payload("Two environment variables have the same name."));
         }
         settings.environment = variables;
@@ -153,13 +171,15 @@ impl Asked {
         &self.settings
     }
 
-    /// Hash of the environment variables if there were any in the call, as the canister history shows it.
+    /// Hash of the environment variables if there were any in the call, as the canister history
+    /// shows it.
     pub(super) fn environment_hash(&self) -> Option<[u8; 32]> {
         self.names_environment.then(|| environment_hash(&self.settings.environment))
     }
 }
 
-/// Representation-independent hash of a map from names to values (interface specification, "hash of map").
+/// Representation-independent hash of a map from names to values (interface specification, "hash of
+/// map").
 fn environment_hash(variables: &[(String, String)]) -> [u8; 32] {
     let hash = |text: &str| -> [u8; 32] { Sha256::digest(text.as_bytes()).into() };
     let mut pairs: Vec<[[u8; 32]; 2]> =
@@ -168,7 +188,8 @@ fn environment_hash(variables: &[(String, String)]) -> [u8; 32] {
     Sha256::digest(pairs.as_flattened().as_flattened()).into()
 }
 
-/// Whether the subnet can promise what `next` asks beyond what `current` has (`None` for a new canister).
+/// Whether the subnet can promise what `next` asks beyond what `current` has (`None` for a new
+/// canister).
 pub(super) fn check_promises(
     core: &Core,
     state: &ReplicatedState,
@@ -256,7 +277,10 @@ mod tests {
     #[test]
     fn the_environment_hash_does_not_depend_on_order() {
         let pair = |name: &str| (name.to_string(), "value".to_string());
-        assert_eq!(environment_hash(&[pair("a"), pair("b")]), environment_hash(&[pair("b"), pair("a")]));
+        assert_eq!(
+            environment_hash(&[pair("a"), pair("b")]),
+            environment_hash(&[pair("b"), pair("a")])
+        );
         assert_ne!(environment_hash(&[pair("a")]), environment_hash(&[pair("b")]));
     }
 }

@@ -4,8 +4,8 @@ use candid::Nat;
 use ic_management_canister_types as ic;
 use serde_bytes::ByteBuf;
 use state::{
-    CanisterState, CanisterStatus, Change, ChangeDetails, ChangeOrigin, CyclesTotal, DeploymentMode, Reject,
-    SubnetCall, Visibility,
+    CanisterState, CanisterStatus, Change, ChangeDetails, ChangeOrigin, CyclesTotal,
+    DeploymentMode, Reject, SubnetCall, Visibility,
 };
 
 use super::types::{DefiniteSettings, StatusResult, SubnetArgument};
@@ -25,7 +25,9 @@ fn snapshot_visibility(visibility: &Visibility) -> ic::SnapshotVisibility {
     match visibility {
         Visibility::Controllers => ic::SnapshotVisibility::Controllers,
         Visibility::Public => ic::SnapshotVisibility::Public,
-        Visibility::AllowedViewers(viewers) => ic::SnapshotVisibility::AllowedViewers(viewers.clone()),
+        Visibility::AllowedViewers(viewers) => {
+            ic::SnapshotVisibility::AllowedViewers(viewers.clone())
+        }
     }
 }
 
@@ -40,7 +42,9 @@ pub(super) fn canister_status(core: &Core, canister: &CanisterState) -> Result<V
             CanisterStatus::Stopping(_) => ic::CanisterStatusType::Stopping,
             CanisterStatus::Stopped => ic::CanisterStatusType::Stopped,
         },
-        ready_for_migration: stopped && canister.queues.is_empty() && canister.calls.callbacks_open() == 0,
+        ready_for_migration: stopped
+            && canister.queues.is_empty()
+            && canister.calls.callbacks_open() == 0,
         version: canister.version,
         settings: DefiniteSettings {
             controllers: canister.controllers.clone(),
@@ -58,7 +62,10 @@ pub(super) fn canister_status(core: &Core, canister: &CanisterState) -> Result<V
             environment_variables: settings
                 .environment
                 .iter()
-                .map(|(name, value)| ic::EnvironmentVariable { name: name.clone(), value: value.clone() })
+                .map(|(name, value)| ic::EnvironmentVariable {
+                    name: name.clone(),
+                    value: value.clone(),
+                })
                 .collect(),
         },
         module_hash: canister.module().map(|module| ByteBuf::from(module.hash.0)),
@@ -161,10 +168,16 @@ impl Desk<'_> {
         let argument: ic::CanisterInfoArgs = decode(&call.arg)?;
         let canister = self.target(&argument.canister_id)?;
         let kept = canister.history.changes().len();
-        let asked = usize::try_from(argument.num_requested_changes.unwrap_or(0)).unwrap_or(usize::MAX);
+        let asked =
+            usize::try_from(argument.num_requested_changes.unwrap_or(0)).unwrap_or(usize::MAX);
         let result = ic::CanisterInfoResult {
             total_num_changes: canister.history.total(),
-            recent_changes: canister.history.changes().skip(kept.saturating_sub(asked)).map(change).collect(),
+            recent_changes: canister
+                .history
+                .changes()
+                .skip(kept.saturating_sub(asked))
+                .map(change)
+                .collect(),
             module_hash: canister.module().map(|module| module.hash.0.to_vec()),
             controllers: canister.controllers.clone(),
         };
@@ -176,15 +189,17 @@ impl Desk<'_> {
         let caller = call.origin.caller();
         let canister = self.target(&argument.canister_id)?;
         let module = canister.module().ok_or_else(|| reject::no_module(&canister.id))?;
-        let section = module.info.custom_sections.iter().find(|section| section.name == argument.name);
         let section =
-            section.filter(|section| section.public || canister.is_controller(&caller)).ok_or_else(|| {
-                reject::rejected_message(format!(
-                    "Canister {} has no metadata section '{}' that {caller} may read.",
-                    canister.id,
-                    argument.name.escape_debug()
-                ))
-            })?;
+            module.info.custom_sections.iter().find(|section| section.name == argument.name);
+        let section = section
+            .filter(|section| section.public || canister.is_controller(&caller))
+            .ok_or_else(|| {
+            reject::rejected_message(format!(
+                "Canister {} has no metadata section '{}' that {caller} may read.",
+                canister.id,
+                argument.name.escape_debug()
+            ))
+        })?;
         Ok(Handled::Reply(encode(&ic::CanisterMetadataResult { value: section.content.clone() })?))
     }
 

@@ -1,9 +1,10 @@
-//! Candid shapes that go beyond the published types: settings and status with every field of the specification, and large blobs decoded as one piece.
+//! Candid shapes that go beyond the published types: settings and status with every field of the
+//! specification, and large blobs decoded as one piece.
 
 use candid::{CandidType, Nat, Principal};
 use ic_management_canister_types::{
-    CanisterInstallMode, CanisterStatusType, EnvironmentVariable, LogVisibility, MemoryMetrics, QueryStats,
-    SnapshotVisibility,
+    CanisterInstallMode, CanisterStatusType, EnvironmentVariable, LogVisibility, MemoryMetrics,
+    QueryStats, SnapshotVisibility,
 };
 use serde::Deserialize;
 use serde_bytes::ByteBuf;
@@ -56,8 +57,8 @@ pub(crate) struct InstallCode {
     pub(crate) sender_canister_version: Option<u64>,
 }
 
-/// Arguments that name a canister; whatever else they hold is skipped. The large blobs of such arguments are named, because candid reads a blob in one piece
-/// and skips a field byte by byte.
+/// Arguments that name a canister; whatever else they hold is skipped. The large blobs of such
+/// arguments are named, because candid reads a blob in one piece and skips a field byte by byte.
 #[derive(CandidType, Deserialize, Debug)]
 pub(crate) struct CanisterArgument {
     pub(crate) canister_id: Principal,

@@ -1,5 +1,6 @@
-//! Computing a manifest: hashing the leaves that were written, the records and new blobs, and laying the body down in the store. In steps, so that it can be
-//! stopped; whatever was hashed before stays.
+//! Computing a manifest: hashing the leaves that were written, the records and new blobs, and
+//! laying the body down in the store. In steps, so that it can be stopped; whatever was hashed
+//! before stays.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -141,7 +142,9 @@ fn lay_down(
     for (id, layout) in layouts {
         go_on()?;
         checkpoint.memory_leaves(*id, |row| match row {
-            MemoryRow::Count(count) => body.object(writer, &ObjectId::Memory(*id), layout.base_bytes, count),
+            MemoryRow::Count(count) => {
+                body.object(writer, &ObjectId::Memory(*id), layout.base_bytes, count)
+            }
             MemoryRow::Leaf(index, hash) => body.leaf(writer, index, &hash),
         })??;
     }

@@ -13,19 +13,23 @@
 //! sync/complete                 everything above is durable: from here on the new state counts
 //! ```
 //!
-//! Every chunk is checked against the certified root before a byte of it is written, so whoever sent a wrong one is known at once. Which chunks are there
-//! already is not written down anywhere: whoever begins again, after a crash or with a newer manifest, looks at what is in the files, leaf by leaf, and
-//! believes hashes alone. Files that were cut short, written over or half written cost fetching what is wrong in them.
+//! Every chunk is checked against the certified root before a byte of it is written, so whoever
+//! sent a wrong one is known at once. Which chunks are there already is not written down anywhere:
+//! whoever begins again, after a crash or with a newer manifest, looks at what is in the files,
+//! leaf by leaf, and believes hashes alone. Files that were cut short, written over or half written
+//! cost fetching what is wrong in them.
 //!
 //! A leaf that this node's own state has with the same hash is copied from there.
 //!
 //! # The swap
 //!
-//! `complete` is written and synced; then `pages` and `state` are each moved aside and the new ones moved in; then `complete` goes. Before `complete` the old
-//! state counts, whatever happens; after it [`complete_install`], which every start of the node must call first, carries on where the moving stopped. Each
-//! step is a rename, and the directories are synced between them.
+//! `complete` is written and synced; then `pages` and `state` are each moved aside and the new ones
+//! moved in; then `complete` goes. Before `complete` the old state counts, whatever happens; after
+//! it [`complete_install`], which every start of the node must call first, carries on where the
+//! moving stopped. Each step is a rename, and the directories are synced between them.
 //!
-//! The block log is not touched: after the installation it must continue behind the height of the state.
+//! The block log is not touched: after the installation it must continue behind the height of the
+//! state.
 
 mod plan;
 mod staging;
@@ -40,8 +44,8 @@ use disk::{RealDisk, SharedDisk};
 use limits::Limits;
 use pages::{HeldLayout, MemoryId, PAGE_BYTES, PageStore, PagesError, StagedMemory};
 use state::manifest::{
-    Header, LEAF_BYTES, LeafError, LeafHash, ManifestError, ObjectId, encode_leaf, leaf_hash, piece_hash,
-    root_of, stream_leaf_bytes, unpack_leaf,
+    Header, LEAF_BYTES, LeafError, LeafHash, ManifestError, ObjectId, encode_leaf, leaf_hash,
+    piece_hash, root_of, stream_leaf_bytes, unpack_leaf,
 };
 use state::store::{KnownLeaf, LoadedCheckpoint, RowAt, RowError, RowKind, StoreBuilder};
 use state::{BlobError, BlobStore, ChunkId, Height, StateStore, StoreError};
@@ -88,7 +92,8 @@ pub enum InstallError {
     /// The old state's modules.
     #[error(transparent)]
     Blobs(#[from] BlobError),
-    /// The manifest has the certified root and cannot be read: the nodes that certified it run another version.
+    /// The manifest has the certified root and cannot be read: the nodes that certified it run
+    /// another version.
     #[error("the certified manifest cannot be read ({0}): is this node of the subnet's version?")]
     Manifest(#[from] ManifestError),
     /// The same of the records.
@@ -142,8 +147,9 @@ impl InstallError {
         }
     }
 
-    /// Whether the same call may succeed later in the same process, because what is in its way can be freed
-    /// or mended from outside. A certified state that this version cannot read or hold is for a person.
+    /// Whether the same call may succeed later in the same process, because what is in its way can
+    /// be freed or mended from outside. A certified state that this version cannot read or hold
+    /// is for a person.
     pub fn can_heal(&self) -> bool {
         match self {
             Self::DiskFull { .. } => true,
@@ -251,7 +257,10 @@ impl LocalState {
             .into_iter()
             .map(|id| Ok((id, super::held(&pages, id)?)))
             .collect::<Result<_, PagesError>>()?;
-        let blobs = Arc::new(BlobStore::open(&data_dir.join("state").join("blobs"), blob_bytes_max(limits))?);
+        let blobs = Arc::new(BlobStore::open(
+            &data_dir.join("state").join("blobs"),
+            blob_bytes_max(limits),
+        )?);
         Ok(Some(Self { checkpoint, layouts, blobs, _store: Some(store) }))
     }
 }
@@ -305,8 +314,9 @@ pub struct StateInstaller {
 }
 
 impl StateInstaller {
-    /// Begins to install the state of `height` whose manifest has this certified root, or goes on: whatever an earlier attempt fetched, for this height or another,
-    /// is used as far as it is right. `local` is a state to copy from.
+    /// Begins to install the state of `height` whose manifest has this certified root, or goes on:
+    /// whatever an earlier attempt fetched, for this height or another, is used as far as it is
+    /// right. `local` is a state to copy from.
     ///
     /// # Errors
     /// When the disk fails, or another installation into this directory runs.
@@ -354,8 +364,10 @@ impl StateInstaller {
         Ok(installer)
     }
 
-    /// Up to `max` chunks to fetch next. Those given before and not offered yet are given again, first. Looks through a bounded number of leaves per call, copying
-    /// what this node has, so it may give none although some are missing: until [`StateInstaller::is_complete`], call again.
+    /// Up to `max` chunks to fetch next. Those given before and not offered yet are given again,
+    /// first. Looks through a bounded number of leaves per call, copying what this node has, so
+    /// it may give none although some are missing: until [`StateInstaller::is_complete`], call
+    /// again.
     ///
     /// # Errors
     /// When the disk fails.
@@ -400,8 +412,8 @@ impl StateInstaller {
     /// Takes a chunk that [`StateInstaller::missing`] named.
     ///
     /// # Errors
-    /// When it is not what the certified root leads to ([`OfferError::is_peer_fault`]), is not wanted, or cannot be written; in all cases it is as if it had not
-    /// been offered.
+    /// When it is not what the certified root leads to ([`OfferError::is_peer_fault`]), is not
+    /// wanted, or cannot be written; in all cases it is as if it had not been offered.
     pub fn offer(&mut self, chunk: ChunkId, bytes: &[u8]) -> Result<(), OfferError> {
         let (wrong, not_wanted) = (Rejected::Wrong { chunk }, Rejected::NotWanted { chunk });
         match (&mut self.stage, chunk) {
@@ -454,8 +466,9 @@ impl StateInstaller {
         Ok(())
     }
 
-    /// Makes the state durable and puts it in the place of the one that is there, which nobody may have open. On an error before the swap the old state counts and
-    /// everything fetched is kept; after a crash in the middle of it [`complete_install`] ends it.
+    /// Makes the state durable and puts it in the place of the one that is there, which nobody may
+    /// have open. On an error before the swap the old state counts and everything fetched is
+    /// kept; after a crash in the middle of it [`complete_install`] ends it.
     ///
     /// # Errors
     /// When chunks are missing, the old state is in use, or the disk fails.
@@ -471,11 +484,13 @@ impl StateInstaller {
         Ok(installed)
     }
 
-    /// Makes the state durable and whole beside the one that is there, which may be in use. From here on it counts: the next [`complete_install`] puts it in
-    /// place, and whatever the old one becomes until then is lost.
+    /// Makes the state durable and whole beside the one that is there, which may be in use. From
+    /// here on it counts: the next [`complete_install`] puts it in place, and whatever the old
+    /// one becomes until then is lost.
     ///
     /// # Errors
-    /// When chunks are missing or the disk fails: then the old state counts, and everything fetched is kept.
+    /// When chunks are missing or the disk fails: then the old state counts, and everything fetched
+    /// is kept.
     pub fn prepare(mut self) -> Result<Installed, InstallError> {
         let Stage::Leaves { header, plan, .. } = &self.stage else {
             return Err(InstallError::Incomplete { missing: 1 });
@@ -548,7 +563,11 @@ impl StateInstaller {
         if at.row == planned.leaves {
             *cursor = Cursor { object: at.object + 1, ..Cursor::default() };
             if at.existed {
-                self.clear(&planned, at.next_index, u32::try_from(planned.leaves_of()).unwrap_or(u32::MAX))?;
+                self.clear(
+                    &planned,
+                    at.next_index,
+                    u32::try_from(planned.leaves_of()).unwrap_or(u32::MAX),
+                )?;
             }
             return Ok(Look::There);
         }
@@ -590,8 +609,14 @@ impl StateInstaller {
         Ok(&self.memory.insert((id, memory)).1)
     }
 
-    /// Whether the leaf is in the staging files already. If they hold anything else there, it is cleared.
-    fn is_staged(&mut self, planned: &Planned, index: u32, hash: &LeafHash) -> Result<bool, InstallError> {
+    /// Whether the leaf is in the staging files already. If they hold anything else there, it is
+    /// cleared.
+    fn is_staged(
+        &mut self,
+        planned: &Planned,
+        index: u32,
+        hash: &LeafHash,
+    ) -> Result<bool, InstallError> {
         let start = u64::from(index) * LEAF_BYTES as u64;
         let bytes = (planned.length - start).min(LEAF_BYTES as u64);
         let mut buffer = std::mem::take(&mut self.buffer);
@@ -624,7 +649,12 @@ impl StateInstaller {
     }
 
     /// Copies the leaf from this node's own state if that has it.
-    fn copy_local(&mut self, planned: &Planned, index: u32, hash: &LeafHash) -> Result<bool, InstallError> {
+    fn copy_local(
+        &mut self,
+        planned: &Planned,
+        index: u32,
+        hash: &LeafHash,
+    ) -> Result<bool, InstallError> {
         let Some(local) = &self.local else { return Ok(false) };
         let mut reader = std::mem::take(&mut self.reader);
         let found = local.read(planned, index, hash, &mut reader);
@@ -658,8 +688,11 @@ impl StateInstaller {
 
     /// Makes the store out of the records and the manifest.
     fn build_store(&self, header: &Header, plan: &Plan) -> Result<(), InstallError> {
-        let mut builder =
-            StoreBuilder::create_on(self.disk.as_ref(), &self.staging.state_dir(), STORE_CACHE_BYTES)?;
+        let mut builder = StoreBuilder::create_on(
+            self.disk.as_ref(),
+            &self.staging.state_dir(),
+            STORE_CACHE_BYTES,
+        )?;
         let mut rows = self.staging.records(plan)?;
         let (mut at, mut leaf) = (0u64, 0u32);
         let mut framed = Vec::new();
@@ -672,7 +705,8 @@ impl StateInstaller {
             let end = at + framed.len() as u64;
             while u64::from(leaf) * (LEAF_BYTES as u64) < end {
                 let skip = (u64::from(leaf) * LEAF_BYTES as u64 - at) as u32;
-                let start = RowAt { kind: row.kind, key: row.key.clone(), number: row.number, skip };
+                let start =
+                    RowAt { kind: row.kind, key: row.key.clone(), number: row.number, skip };
                 builder.start(leaf, &start)?;
                 leaf += 1;
             }
@@ -711,7 +745,8 @@ impl StateInstaller {
 
     /// The subnet's record begins with the height.
     fn check_height(&self, metadata: &[u8]) -> Result<(), InstallError> {
-        let found = postcard::take_from_bytes::<Height>(metadata).map_or(Height(0), |(height, _)| height);
+        let found =
+            postcard::take_from_bytes::<Height>(metadata).map_or(Height(0), |(height, _)| height);
         if found == self.height {
             return Ok(());
         }
@@ -757,7 +792,11 @@ impl LocalState {
                     return Ok(false);
                 }
                 reader.encoded.resize(planned.leaf_bytes(index) as usize, 0);
-                self.blobs.read(&blob, u64::from(index) * LEAF_BYTES as u64, &mut reader.encoded)?;
+                self.blobs.read(
+                    &blob,
+                    u64::from(index) * LEAF_BYTES as u64,
+                    &mut reader.encoded,
+                )?;
                 Ok(piece_hash(&reader.encoded) == *hash)
             }
         }

@@ -1,4 +1,5 @@
-//! State sync, all but its network: a state as a manifest and pieces, shown by one node and put together by another.
+//! State sync, all but its network: a state as a manifest and pieces, shown by one node and put
+//! together by another.
 //!
 //! ```text
 //! the node that has it                                    the node that wants it
@@ -12,36 +13,45 @@
 //!
 //! # Heights and roots
 //!
-//! Which heights get a manifest is replicated ([`state::ManifestClock`]); subnets of one node have none, for nobody could fetch it. After such a height the
-//! driver must make the checkpoint before it executes another batch ([`Executor::manifest_owed`]): a state that was passed over cannot be hashed any more.
-//! Other checkpoints come whenever a node likes. One that comes while a manifest is computed waits for it, because the hashes in the store belong to the state
-//! that is there.
+//! Which heights get a manifest is replicated ([`state::ManifestClock`]); subnets of one node have
+//! none, for nobody could fetch it. After such a height the driver must make the checkpoint before
+//! it executes another batch ([`Executor::manifest_owed`]): a state that was passed over cannot be
+//! hashed any more. Other checkpoints come whenever a node likes. One that comes while a manifest
+//! is computed waits for it, because the hashes in the store belong to the state that is there.
 //!
-//! The root is computed on a thread of its own and enters the tree a fixed number of rounds later (or with the next manifest, if that comes first); a round
-//! that needs it sooner than it is there waits. Since it is part of the tree, a node whose state differs in any byte, even one that no client can read, gets
-//! another state root than the others at that height and must stop.
+//! The root is computed on a thread of its own and enters the tree a fixed number of rounds later
+//! (or with the next manifest, if that comes first); a round that needs it sooner than it is there
+//! waits. Since it is part of the tree, a node whose state differs in any byte, even one that no
+//! client can read, gets another state root than the others at that height and must stop.
 //!
 //! # What is hashed again
 //!
-//! Leaves that were written since: the page store knows them from its segments, and the checkpoint that covers them marks them in its own transaction. Of the
-//! records everything is hashed again: they are small beside memories, and under load most of them changed. A crash at any point leaves marks or hashes that
-//! are right, and the next start goes on.
+//! Leaves that were written since: the page store knows them from its segments, and the checkpoint
+//! that covers them marks them in its own transaction. Of the records everything is hashed again:
+//! they are small beside memories, and under load most of them changed. A crash at any point leaves
+//! marks or hashes that are right, and the next start goes on.
 //!
 //! # What a snapshot holds, and until when
 //!
-//! A read transaction of the store, and the layouts of all memories as of H. Both keep old versions alive while the node goes on: pages that were overwritten
-//! stay in delta segments, and what was written after H cannot be folded. So at most two are kept: the newest that is certified, and, while a peer has a lease
-//! on it, the one before, for at most `pages.manifest_lease_rounds`. When the delta log is nearly full both are given up at once; peers go on with the next
-//! manifest and keep what they have of the unchanged rest.
+//! A read transaction of the store, and the layouts of all memories as of H. Both keep old versions
+//! alive while the node goes on: pages that were overwritten stay in delta segments, and what was
+//! written after H cannot be folded. So at most two are kept: the newest that is certified, and,
+//! while a peer has a lease on it, the one before, for at most `pages.manifest_lease_rounds`. When
+//! the delta log is nearly full both are given up at once; peers go on with the next manifest and
+//! keep what they have of the unchanged rest.
 //!
 //! # Bounds
 //!
-//! - Hashing holds one leaf, and the hashes of [`compute::BATCH_LEAVES`] leaves; the rest is in the store, 32 bytes and a key per leaf.
+//! - Hashing holds one leaf, and the hashes of [`compute::BATCH_LEAVES`] leaves; the rest is in the
+//!   store, 32 bytes and a key per leaf.
 //! - Showing holds one chunk per call, at most [`state::manifest::CHUNK_BYTES_MAX`].
-//! - A snapshot holds a layout per memory (a few hundred bytes, and two descriptors besides those the node has open anyway) and 32 bytes per blob.
-//! - Installing holds one leaf, a word per object, two bits per leaf and the cache of the store it writes.
+//! - A snapshot holds a layout per memory (a few hundred bytes, and two descriptors besides those
+//!   the node has open anyway) and 32 bytes per blob.
+//! - Installing holds one leaf, a word per object, two bits per leaf and the cache of the store it
+//!   writes.
 //!
-//! No part of this knows of peers: who is asked, in which order, how often and how fast is consensus's (`subnet/catchup` there).
+//! No part of this knows of peers: who is asked, in which order, how often and how fast is
+//! consensus's (`subnet/catchup` there).
 
 mod compute;
 mod install;
@@ -50,8 +60,8 @@ mod source;
 mod worker;
 
 pub use install::{
-    InstallError, Installed, LocalState, OfferError, Progress, Rejected, StateInstaller, complete_install,
-    complete_install_on,
+    InstallError, Installed, LocalState, OfferError, Progress, Rejected, StateInstaller,
+    complete_install, complete_install_on,
 };
 pub use snapshot::ServeError;
 pub use source::{SnapshotLease, SnapshotSource};
@@ -81,8 +91,8 @@ impl Executor {
         self.snapshots.clone()
     }
 
-    /// Whether the state after the last batch is to be given a manifest and its checkpoint has not been made: [`Executor::checkpoint`] must succeed before the
-    /// next batch.
+    /// Whether the state after the last batch is to be given a manifest and its checkpoint has not
+    /// been made: [`Executor::checkpoint`] must succeed before the next batch.
     pub fn manifest_owed(&self) -> bool {
         self.manifest_owed
     }
@@ -92,7 +102,8 @@ impl Executor {
         self.store.disk().clone()
     }
 
-    /// What this node has, for an installer to take from instead of fetching. Holds the layouts of all memories: folding waits for it.
+    /// What this node has, for an installer to take from instead of fetching. Holds the layouts of
+    /// all memories: folding waits for it.
     ///
     /// # Errors
     /// When the disk fails.
@@ -111,7 +122,8 @@ impl Executor {
         }
     }
 
-    /// Moves the clock by the round that was executed. Waits for a root that has to enter the tree and is not known yet.
+    /// Moves the clock by the round that was executed. Waits for a root that has to enter the tree
+    /// and is not known yet.
     pub(crate) fn advance_manifest(&mut self, work: &RoundWork) -> Result<(), FatalError> {
         let height = self.height();
         if self.core.subnet_nodes() < NODES_MIN {
@@ -129,7 +141,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Gives the snapshots up while the delta log is nearly full: they hold up the folding that would empty it.
+    /// Gives the snapshots up while the delta log is nearly full: they hold up the folding that
+    /// would empty it.
     pub(crate) fn relieve_snapshots(&self) {
         let limits = &self.core.limits().pages;
         let full_above = limits.delta_capacity_bytes.saturating_sub(limits.delta_reserve_bytes);
@@ -194,10 +207,12 @@ impl Executor {
     }
 }
 
-/// The newest version of a memory, held: whoever reads it hashes what it reads or sends it to others, and could not take it back.
+/// The newest version of a memory, held: whoever reads it hashes what it reads or sends it to
+/// others, and could not take it back.
 pub(crate) fn held(pages: &PageStore, memory: MemoryId) -> Result<HeldLayout, PagesError> {
     loop {
-        // The newest version is never cut off; should another become the newest in between, that one is not.
+        // The newest version is never cut off; should another become the newest in between, that
+        // one is not.
         if let Some(layout) = HeldLayout::new(pages.layout(memory)?) {
             return Ok(layout);
         }

@@ -114,7 +114,11 @@ impl Snapshot {
                 let length = self.pinned.blob_store.bytes(&hash)?.ok_or("its file is gone")?;
                 let Some(bytes) = stream_leaf_bytes(length, index) else { return Ok(None) };
                 let mut leaf = vec![0; bytes];
-                self.pinned.blob_store.read(&hash, u64::from(index) * LEAF_BYTES as u64, &mut leaf)?;
+                self.pinned.blob_store.read(
+                    &hash,
+                    u64::from(index) * LEAF_BYTES as u64,
+                    &mut leaf,
+                )?;
                 Ok(Some(leaf))
             }
         }

@@ -1,4 +1,5 @@
-//! Which snapshots are kept, and reading them from other threads. Replaced as newer manifests are certified; see the module above for what ends one early.
+//! Which snapshots are kept, and reading them from other threads. Replaced as newer manifests are
+//! certified; see the module above for what ends one early.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,7 +41,8 @@ impl SnapshotSource {
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The newest state that can be fetched here: its height and the certified root of its manifest.
+    /// The newest state that can be fetched here: its height and the certified root of its
+    /// manifest.
     pub fn newest(&self) -> Option<(Height, LeafHash)> {
         self.lock().newest.as_ref().map(|snapshot| (snapshot.height(), snapshot.root()))
     }
@@ -65,8 +67,8 @@ impl SnapshotSource {
         self.chunk(height, ChunkId::Manifest(index))
     }
 
-    /// One chunk of the state of a height, at most [`state::manifest::CHUNK_BYTES_MAX`] bytes. Takes about twice that while it runs; the caller bounds how many
-    /// run at once.
+    /// One chunk of the state of a height, at most [`state::manifest::CHUNK_BYTES_MAX`] bytes.
+    /// Takes about twice that while it runs; the caller bounds how many run at once.
     ///
     /// # Errors
     /// When the height is not kept, has no such chunk, or cannot be read.
@@ -85,8 +87,9 @@ impl SnapshotSource {
         })
     }
 
-    /// Asks that the snapshot of this height be kept when a newer one replaces it: for a bounded number of rounds, while there is room in the delta log, and one
-    /// such snapshot at a time. `None` if it is not kept even now, or 64 peers have leases. Dropping the lease ends it.
+    /// Asks that the snapshot of this height be kept when a newer one replaces it: for a bounded
+    /// number of rounds, while there is room in the delta log, and one such snapshot at a time.
+    /// `None` if it is not kept even now, or 64 peers have leases. Dropping the lease ends it.
     pub fn lease(&self, height: Height) -> Option<SnapshotLease> {
         let mut shelf = self.lock();
         let kept = shelf.newest.iter().any(|snapshot| snapshot.height() == height)
@@ -108,7 +111,9 @@ impl SnapshotSource {
     /// The subnet signed a tree that shows this manifest.
     pub(crate) fn certified(&self, height: Height, root: LeafHash) {
         let mut shelf = self.lock();
-        let ready = shelf.computed.take_if(|snapshot| snapshot.height() == height && snapshot.root() == root);
+        let ready = shelf
+            .computed
+            .take_if(|snapshot| snapshot.height() == height && snapshot.root() == root);
         let Some(ready) = ready else { return };
         let replaced_at = shelf.height;
         let mut gone = None;
@@ -129,7 +134,8 @@ impl SnapshotSource {
         let mut shelf = self.lock();
         shelf.height = height;
         let over = shelf.older.as_ref().is_some_and(|(snapshot, since)| {
-            height.0.saturating_sub(since.0) > lease_rounds || !shelf.leases.contains_key(&snapshot.height())
+            height.0.saturating_sub(since.0) > lease_rounds
+                || !shelf.leases.contains_key(&snapshot.height())
         });
         let gone = if over { shelf.older.take() } else { None };
         shelf.dropped |= gone.is_some();
@@ -162,7 +168,12 @@ impl SnapshotSource {
     pub(crate) fn has_blob(&self, blob: &BlobHash) -> bool {
         let shelf = self.lock();
         let older = shelf.older.as_ref().map(|(snapshot, _)| snapshot);
-        shelf.computed.iter().chain(&shelf.newest).chain(older).any(|snapshot| snapshot.has_blob(blob))
+        shelf
+            .computed
+            .iter()
+            .chain(&shelf.newest)
+            .chain(older)
+            .any(|snapshot| snapshot.has_blob(blob))
     }
 
     /// Whether a snapshot went since this was last asked.

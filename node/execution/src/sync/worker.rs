@@ -1,7 +1,8 @@
 //! The thread that computes manifests, one at a time, and who waits for them.
 //!
-//! A disk that is full or does not answer does not end the node: the computation is tried again, with a warning, and a round that needs the root waits
-//! meanwhile. Only when that has gone on for [`ATTEMPTS_MAX`] attempts, or what is on disk is damaged, does waiting end with the error.
+//! A disk that is full or does not answer does not end the node: the computation is tried again,
+//! with a warning, and a round that needs the root waits meanwhile. Only when that has gone on for
+//! [`ATTEMPTS_MAX`] attempts, or what is on disk is damaged, does waiting end with the error.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -57,7 +58,10 @@ pub(crate) struct ManifestWorker {
 }
 
 impl ManifestWorker {
-    pub(crate) fn start(store: Arc<StateStore>, snapshots: SnapshotSource) -> Result<Self, FatalError> {
+    pub(crate) fn start(
+        store: Arc<StateStore>,
+        snapshots: SnapshotSource,
+    ) -> Result<Self, FatalError> {
         let desk = Arc::new(Desk::default());
         let (jobs, received) = sync_channel::<Job>(1);
         let shared = Arc::clone(&desk);
@@ -86,7 +90,8 @@ impl ManifestWorker {
         self.desk.set(Work::Known(height, root));
     }
 
-    /// The root of the manifest of this height, waited for. A computation that failed for good fails everyone who asks.
+    /// The root of the manifest of this height, waited for. A computation that failed for good
+    /// fails everyone who asks.
     pub(crate) fn wait(&self, height: Height) -> Result<LeafHash, FatalError> {
         let mut work = self.desk.lock();
         while matches!(*work, Work::Running) {
@@ -137,7 +142,12 @@ fn work_on(desk: &Desk, store: &StateStore, snapshots: &SnapshotSource, job: Job
     desk.set(outcome);
 }
 
-fn show(store: &StateStore, snapshots: &SnapshotSource, header: state::manifest::Header, job: Job) -> Work {
+fn show(
+    store: &StateStore,
+    snapshots: &SnapshotSource,
+    header: state::manifest::Header,
+    job: Job,
+) -> Work {
     let (height, root) = (header.height, header.root());
     match store.load() {
         Ok(Some(checkpoint)) if checkpoint.height == height => {

@@ -1,4 +1,5 @@
-//! A node without network: batches go straight into the executor, "signatures" are zeros, and the block log is a vector.
+//! A node without network: batches go straight into the executor, "signatures" are zeros, and the
+//! block log is a vector.
 #![allow(dead_code, missing_docs, unreachable_pub, unused_imports, clippy::unwrap_used)]
 
 pub mod script;
@@ -14,8 +15,8 @@ use pages::PageStore;
 use sandbox::Sandbox;
 use serde::de::DeserializeOwned;
 use state::{
-    Batch, BlobStore, CanisterId, CanisterState, Fault, Height, Ingress, ModuleHash, Reject, RequestId,
-    StateStore, Status, SubnetInfo, Time,
+    Batch, BlobStore, CanisterId, CanisterState, Fault, Height, Ingress, ModuleHash, Reject,
+    RequestId, StateStore, Status, SubnetInfo, Time,
     certified::{NodeInfo, SubnetType},
 };
 
@@ -43,7 +44,10 @@ pub fn config(limits: Limits) -> ExecutorConfig {
             subnet_id: Principal::self_authenticating(&public_key_der),
             public_key_der: public_key_der.clone(),
             subnet_type: SubnetType::Application,
-            canister_ranges: vec![(ExecutorConfig::canister_id(0), ExecutorConfig::canister_id(0xf_ffff))],
+            canister_ranges: vec![(
+                ExecutorConfig::canister_id(0),
+                ExecutorConfig::canister_id(0xf_ffff),
+            )],
             nodes: vec![],
         },
         root_key_der: public_key_der,
@@ -139,7 +143,8 @@ fn open(
     };
     let pages = Arc::new(PageStore::open(dir.join("pages"), &config.limits.pages, index).unwrap());
     let executor =
-        Executor::open(config.clone(), sandbox, Arc::clone(&pages), store, blobs, patience).unwrap();
+        Executor::open(config.clone(), sandbox, Arc::clone(&pages), store, blobs, patience)
+            .unwrap();
     (pages, executor)
 }
 
@@ -172,7 +177,9 @@ impl Node {
     /// The node in a directory, whatever is there.
     pub fn at(dir: PathBuf, config: ExecutorConfig, make: Option<MakeSandbox>) -> Self {
         let sandbox = Arc::new(ScriptSandbox::default());
-        let used = make.as_ref().map_or_else(|| Arc::clone(&sandbox) as Arc<dyn Sandbox>, |make| make(&dir));
+        let used = make
+            .as_ref()
+            .map_or_else(|| Arc::clone(&sandbox) as Arc<dyn Sandbox>, |make| make(&dir));
         let patience = Arc::new(Waiting::default());
         let (pages, executor) = open(&dir, &config, used, patience.clone());
         Self {
@@ -253,7 +260,11 @@ impl Node {
 
     pub fn check_conservation(&self) {
         let state = self.executor.state();
-        assert_eq!(state.cycles_in_all(), state.subnet.minted, "cycles came from nowhere or got lost");
+        assert_eq!(
+            state.cycles_in_all(),
+            state.subnet.minted,
+            "cycles came from nowhere or got lost"
+        );
     }
 
     /// Rounds until nothing is left to do.
@@ -347,7 +358,12 @@ impl Node {
     }
 
     /// A call of any method with any argument, answered.
-    pub fn update(&mut self, id: CanisterId, method: &str, arg: Vec<u8>) -> Result<Vec<u8>, Reject> {
+    pub fn update(
+        &mut self,
+        id: CanisterId,
+        method: &str,
+        arg: Vec<u8>,
+    ) -> Result<Vec<u8>, Reject> {
         let request = self.ingress(user(1), id, id, method, arg);
         self.settle();
         self.result(&request)
@@ -379,7 +395,10 @@ impl Node {
         self.executor.state().get(&id).unwrap()
     }
 
-    pub fn status_of(&mut self, id: CanisterId) -> ic_management_canister_types::CanisterStatusResult {
+    pub fn status_of(
+        &mut self,
+        id: CanisterId,
+    ) -> ic_management_canister_types::CanisterStatusResult {
         let record = ic_management_canister_types::CanisterIdRecord { canister_id: id };
         decode(&self.manage(user(1), id, "canister_status", &record).unwrap())
     }
@@ -389,7 +408,8 @@ impl Node {
         BlobStore::open(&self.dir.join("state").join("blobs"), 16 << 20).unwrap().path(&module.0)
     }
 
-    /// Throws the process away and starts from the disk; the log is repeated from there and must give the same roots.
+    /// Throws the process away and starts from the disk; the log is repeated from there and must
+    /// give the same roots.
     pub fn restart(self) -> Self {
         let Self {
             dir,
@@ -410,7 +430,9 @@ impl Node {
         drop(pages);
         drop(sandbox);
         let sandbox = Arc::new(ScriptSandbox::default());
-        let used = make.as_ref().map_or_else(|| Arc::clone(&sandbox) as Arc<dyn Sandbox>, |make| make(&dir));
+        let used = make
+            .as_ref()
+            .map_or_else(|| Arc::clone(&sandbox) as Arc<dyn Sandbox>, |make| make(&dir));
         let patience = Arc::new(Waiting::default());
         let (pages, executor) = open(&dir, &config, used, patience.clone());
         let mut node = Self {
@@ -435,7 +457,11 @@ impl Node {
             }
             let height = batch.height;
             let result = node.execute(batch, &verdicts);
-            assert_eq!(result.root, root, "the root of height {} differs after the restart", height.0);
+            assert_eq!(
+                result.root, root,
+                "the root of height {} differs after the restart",
+                height.0
+            );
             assert_eq!(result.verdicts, verdicts);
         }
         node

@@ -1,5 +1,6 @@
-//! A sandbox without WebAssembly: "modules" are encoded [`Spec`]s, and the argument of a call is the program it runs. What a canister remembers lies in its
-//! heap, written as real pages through real append targets, so that versions, checkpoints and restarts are exercised as with real code.
+//! A sandbox without WebAssembly: "modules" are encoded [`Spec`]s, and the argument of a call is
+//! the program it runs. What a canister remembers lies in its heap, written as real pages through
+//! real append targets, so that versions, checkpoints and restarts are exercised as with real code.
 //!
 //! Deterministic: nothing but the request decides what comes out.
 
@@ -11,8 +12,8 @@ use std::sync::{Arc, Barrier, Mutex};
 use ic_principal::Principal;
 use pages::{MemoryId, MemoryLayout, PAGE_BYTES, Run, read_pages};
 use sandbox::{
-    Call, CallbackKind, Changes, CustomSection, Entry, Hooks, Lane, ModuleInfo, Mount, NotPrepared, Outcome,
-    Request, Response, Sandbox, Trap, WorkerTrouble,
+    Call, CallbackKind, Changes, CustomSection, Entry, Hooks, Lane, ModuleInfo, Mount, NotPrepared,
+    Outcome, Request, Response, Sandbox, Trap, WorkerTrouble,
 };
 use serde::{Deserialize, Serialize};
 use state::{Cycles, ErrorCode, Global, Reject, RejectCode, Time};
@@ -227,7 +228,8 @@ impl Sandbox for ScriptSandbox {
 
     fn execute(&self, _lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {
         self.executions.fetch_add(1, Ordering::Relaxed);
-        let spec = self.specs.lock().unwrap().get(&request.module.0).cloned().expect("prepared before");
+        let spec =
+            self.specs.lock().unwrap().get(&request.module.0).cloned().expect("prepared before");
         let fresh = matches!(request.entry, Entry::Init | Entry::PostUpgrade { keep_heap: false });
         let heap = match request.keep_token {
             Some(token) => self.kept.lock().unwrap().get(&token).cloned().expect("kept"),
@@ -364,8 +366,11 @@ impl<'a> Running<'a> {
     }
 
     fn trap(&self, code: u16, message: impl Into<String>) -> Trap {
-        let reject =
-            Reject { code: RejectCode::CanisterError, message: message.into(), error_code: ErrorCode(code) };
+        let reject = Reject {
+            code: RejectCode::CanisterError,
+            message: message.into(),
+            error_code: ErrorCode(code),
+        };
         Trap { reject }
     }
 
@@ -408,10 +413,15 @@ impl<'a> Running<'a> {
                 let notes = postcard::to_stdvec(&self.heap.notes).unwrap();
                 self.respond(Response::Reply(notes))?;
             }
-            Op::ReplyBalance => self.respond(Response::Reply(self.balance.to_string().into_bytes()))?,
+            Op::ReplyBalance => {
+                self.respond(Response::Reply(self.balance.to_string().into_bytes()))?
+            }
             Op::ReplyCertificate => {
-                let certificate =
-                    context.data_certificate.as_ref().map(|bytes| bytes.to_vec()).unwrap_or_default();
+                let certificate = context
+                    .data_certificate
+                    .as_ref()
+                    .map(|bytes| bytes.to_vec())
+                    .unwrap_or_default();
                 self.respond(Response::Reply(certificate))?;
             }
             Op::Reject(message) => self.respond(Response::Reject(message.clone()))?,
@@ -435,8 +445,9 @@ impl<'a> Running<'a> {
             Op::NoteReject => self.heap.notes.push(self.reject_text()),
             Op::Call(call) => self.call(call),
             Op::Accept(amount) => {
-                let amount =
-                    (*amount).min(context.cycles_available - self.accepted).min(Cycles::MAX - self.balance);
+                let amount = (*amount)
+                    .min(context.cycles_available - self.accepted)
+                    .min(Cycles::MAX - self.balance);
                 self.accepted += amount;
                 self.balance += amount;
             }
@@ -450,8 +461,10 @@ impl<'a> Running<'a> {
             Op::Dirty(pages) => {
                 self.dirty += pages;
                 if self.dirty * PAGE_BYTES > self.request.limits.stable_dirty_bytes {
-                    return Err(self
-                        .trap(524, format!("dirtied more than {}", self.request.limits.stable_dirty_bytes)));
+                    return Err(self.trap(
+                        524,
+                        format!("dirtied more than {}", self.request.limits.stable_dirty_bytes),
+                    ));
                 }
                 if self.dirty * PAGE_BYTES > self.stable_pages * 65536 {
                     return Err(self.trap(502, "out of bounds"));
@@ -485,7 +498,8 @@ impl<'a> Running<'a> {
         let context = &self.request.context;
         let payload = (call.method.len() + call.arg.len()) as u64;
         let costs = &context.costs;
-        let composite = matches!(self.request.entry, Entry::CompositeQuery(_)) || !context.replicated;
+        let composite =
+            matches!(self.request.entry, Entry::CompositeQuery(_)) || !context.replicated;
         let prepaid = if composite {
             0
         } else {
@@ -565,7 +579,8 @@ impl<'a> Running<'a> {
             certified_data: self.certified.map(serde_bytes::ByteBuf::from),
             global_timer: self.timer,
         };
-        let fresh = matches!(self.request.entry, Entry::Init | Entry::PostUpgrade { keep_heap: false });
+        let fresh =
+            matches!(self.request.entry, Entry::Init | Entry::PostUpgrade { keep_heap: false });
         if let Some(target) =
             self.request.heap.append.as_ref().filter(|_| fresh || self.heap != self.heap_before)
         {
@@ -588,7 +603,10 @@ impl<'a> Running<'a> {
             assert!(self.dirty <= target.pages_max);
             let page = vec![self.dirty as u8; PAGE_BYTES as usize];
             for number in 0..self.dirty {
-                target.file.write_all_at(&page, (target.offset_page + number) * PAGE_BYTES).unwrap();
+                target
+                    .file
+                    .write_all_at(&page, (target.offset_page + number) * PAGE_BYTES)
+                    .unwrap();
             }
             changes.stable_runs.push(Run {
                 start_page: 0,
@@ -597,8 +615,12 @@ impl<'a> Running<'a> {
                 offset_page: target.offset_page,
             });
         }
-        if let Some(target) =
-            self.request.stable.append.as_ref().filter(|_| self.dirty == 0 && !self.written.is_empty())
+        if let Some(target) = self
+            .request
+            .stable
+            .append
+            .as_ref()
+            .filter(|_| self.dirty == 0 && !self.written.is_empty())
         {
             for (offset, (page, seed)) in (target.offset_page..).zip(&self.written) {
                 target.file.write_all_at(&page_of(*page, *seed), offset * PAGE_BYTES).unwrap();
@@ -623,7 +645,8 @@ pub fn page_of(page: u64, seed: u64) -> Vec<u8> {
     if seed == 0 {
         return vec![0; PAGE_BYTES as usize];
     }
-    let mut word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ page.wrapping_mul(0xd1b5_4a32_d192_ed03) | 1;
+    let mut word =
+        seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ page.wrapping_mul(0xd1b5_4a32_d192_ed03) | 1;
     let mut bytes = Vec::with_capacity(PAGE_BYTES as usize);
     while bytes.len() < PAGE_BYTES as usize {
         word ^= word << 13;

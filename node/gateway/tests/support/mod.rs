@@ -1,5 +1,5 @@
-//! A node that does as it is told, and a client that may do what no library would: what the stories of the other
-//! files are told with.
+//! A node that does as it is told, and a client that may do what no library would: what the stories
+//! of the other files are told with.
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
@@ -21,14 +21,16 @@ mod signing;
 use budget::Pool;
 use ed25519_dalek::SigningKey;
 use gateway::{
-    CertifiedView, Gateway, GatewayConfig, GatewayHandle, Health, Latencies, Node, QueryRequest, Refusal,
-    RequestFacts, Submitted, Waiters, report::Report,
+    CertifiedView, Gateway, GatewayConfig, GatewayHandle, Health, Latencies, Node, QueryRequest,
+    Refusal, RequestFacts, Submitted, Waiters, report::Report,
 };
 use ic_agent::Agent;
 use ic_principal::Principal;
 use prometheus_client::registry::Registry;
 pub use signing::*;
-use state::{ErrorCode, Height, Ingress, Reject, RejectCode, RequestId, SignedIngress, Time, Validity};
+use state::{
+    ErrorCode, Height, Ingress, Reject, RejectCode, RequestId, SignedIngress, Time, Validity,
+};
 
 #[derive(Clone, Debug)]
 enum Outcome {
@@ -143,16 +145,23 @@ impl Script {
             consumed_cycles_total: 5,
             update_transactions_total: 6,
         };
-        tree.set(&[b"subnet", subnet.as_slice(), b"metrics"], serde_cbor::to_vec(&metrics).unwrap());
+        tree.set(
+            &[b"subnet", subnet.as_slice(), b"metrics"],
+            serde_cbor::to_vec(&metrics).unwrap(),
+        );
         tree.set(&[b"canister", canister(1).as_slice(), b"module_hash"], vec![7; 32]);
         tree.set(
             &[b"canister", canister(1).as_slice(), b"controllers"],
             encode(&[serde_bytes::ByteBuf::from(canister(2).as_slice())]),
         );
-        tree.set(&[b"canister", canister(1).as_slice(), b"metadata", b"candid:service"], "service : {}");
+        tree.set(
+            &[b"canister", canister(1).as_slice(), b"metadata", b"candid:service"],
+            "service : {}",
+        );
         tree.set(&[b"canister", canister(1).as_slice(), b"metadata", b"secret"], "for controllers");
         for (id, known) in self.known.lock().unwrap().iter() {
-            let mut set = |name: &[u8], value: Vec<u8>| tree.set(&[b"request_status", &id.0, name], value);
+            let mut set =
+                |name: &[u8], value: Vec<u8>| tree.set(&[b"request_status", &id.0, name], value);
             match &known.outcome {
                 Outcome::Pending => set(b"status", b"processing".to_vec()),
                 Outcome::Replied(reply) => {
@@ -177,7 +186,11 @@ pub fn node_key_der(key: &SigningKey) -> Vec<u8> {
 }
 
 pub fn reject() -> Reject {
-    Reject { code: RejectCode::CanisterReject, message: "as you wish".to_owned(), error_code: ErrorCode(406) }
+    Reject {
+        code: RejectCode::CanisterReject,
+        message: "as you wish".to_owned(),
+        error_code: ErrorCode(406),
+    }
 }
 
 /// A view is made for every look, so it signs lazily.
@@ -212,10 +225,15 @@ impl Node for ScriptNode {
         validity: Validity,
     ) -> Result<Submitted, Refusal> {
         self.0.submitted.fetch_add(1, Ordering::SeqCst);
-        let sent =
-            envelope::Envelope::decode(&signed.envelope, &envelope::EnvelopeBounds::new(&gateway_limits()))
-                .unwrap();
-        assert_eq!(sent.request_id, ingress.request_id, "the envelope handed on is the one that was sent");
+        let sent = envelope::Envelope::decode(
+            &signed.envelope,
+            &envelope::EnvelopeBounds::new(&gateway_limits()),
+        )
+        .unwrap();
+        assert_eq!(
+            sent.request_id, ingress.request_id,
+            "the envelope handed on is the one that was sent"
+        );
         assert_eq!(signed.effective_canister_id, ingress.effective_canister_id);
         assert!(validity.from < ingress.ingress_expiry && validity.until <= ingress.ingress_expiry);
         self.0.last_signed.lock().unwrap().replace(signed);
@@ -223,7 +241,11 @@ impl Node for ScriptNode {
             return Err(refusal);
         }
         *self.0.last_ingress.lock().unwrap() = Some(ingress.clone());
-        self.0.known.lock().unwrap().insert(ingress.request_id, Known { ingress, outcome: Outcome::Pending });
+        self.0
+            .known
+            .lock()
+            .unwrap()
+            .insert(ingress.request_id, Known { ingress, outcome: Outcome::Pending });
         if self.0.at_once.load(Ordering::SeqCst) {
             self.0.certify();
         }
@@ -341,9 +363,10 @@ impl World {
             latencies: latencies.clone(),
             shutdown_grace: Duration::from_secs(5),
         };
-        let gateway = Gateway::start(config, Arc::new(ScriptNode(script.clone())), waiters, registry.clone())
-            .await
-            .unwrap();
+        let gateway =
+            Gateway::start(config, Arc::new(ScriptNode(script.clone())), waiters, registry.clone())
+                .await
+                .unwrap();
         let address = gateway.local_addr();
         Self { script, gateway, registry, address, bodies, responses, latencies }
     }
@@ -370,13 +393,17 @@ impl World {
     }
 
     pub async fn get(&self, path: &str) -> Answered {
-        self.send(format!("GET {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\r\n").into_bytes())
-            .await
+        self.send(
+            format!("GET {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\r\n").into_bytes(),
+        )
+        .await
     }
 
     pub async fn metric(&self, line: &str) -> Option<f64> {
         let text = self.get("/metrics").await.text();
-        text.lines().find_map(|found| found.strip_prefix(line)).map(|value| value.trim().parse().unwrap())
+        text.lines()
+            .find_map(|found| found.strip_prefix(line))
+            .map(|value| value.trim().parse().unwrap())
     }
 }
 
@@ -427,7 +454,11 @@ pub fn receive(stream: &mut TcpStream) -> Answered {
                 .collect();
             let length = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
             if bytes.len() >= end + 4 + length {
-                return Answered { status, headers, body: bytes[end + 4..end + 4 + length].to_vec() };
+                return Answered {
+                    status,
+                    headers,
+                    body: bytes[end + 4..end + 4 + length].to_vec(),
+                };
             }
         }
         match stream.read(&mut buffer) {

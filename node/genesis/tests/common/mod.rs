@@ -12,8 +12,9 @@ use nidkg::{EncryptionSecretKey, Engine, EngineConfig, generate_key_pair};
 use rand::SeedableRng;
 use rand_chacha::ChaCha20Rng;
 
-pub(crate) static ENGINE: LazyLock<Engine> =
-    LazyLock::new(|| Engine::new(EngineConfig::for_this_machine()).expect("threads can be started"));
+pub(crate) static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
+    Engine::new(EngineConfig::for_this_machine()).expect("threads can be started")
+});
 
 pub(crate) fn rng(seed: u64) -> ChaCha20Rng {
     ChaCha20Rng::seed_from_u64(seed)

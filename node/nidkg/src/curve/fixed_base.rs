@@ -1,7 +1,8 @@
 //! Tables of multiples of a base that is multiplied often: the generators, and each receiver's key.
 //!
-//! The scalar is written in 52 signed digits of 5 bits; row `w` of the table holds `1..=16` times `32^w` times the base. A multiplication is one
-//! addition per row. The digit's entry is found by reading the whole row, so neither branches nor addresses depend on the scalar.
+//! The scalar is written in 52 signed digits of 5 bits; row `w` of the table holds `1..=16` times
+//! `32^w` times the base. A multiplication is one addition per row. The digit's entry is found by
+//! reading the whole row, so neither branches nor addresses depend on the scalar.
 
 use blst::{blst_fp_cneg, blst_fp2_cneg};
 use zeroize::{Zeroize, Zeroizing};
@@ -146,7 +147,8 @@ impl<G: TableGroup> FixedBase<G> {
         self.mul_rows(factor, ROWS)
     }
 
-    /// The same for a scalar of at most 64 bits, in a quarter of the time. Constant time among such scalars.
+    /// The same for a scalar of at most 64 bits, in a quarter of the time. Constant time among such
+    /// scalars.
     pub(crate) fn mul_u64(&self, factor: u64) -> G {
         self.mul_rows(&Scalar::from_u64(factor), 64 / DIGIT_BITS + 2)
     }
@@ -169,12 +171,15 @@ impl<G: TableGroup> FixedBase<G> {
             let digit = ((limbs[limb] >> shift | high) & 31) + carry;
             // A digit above 16 becomes itself minus 32, with a carry into the next.
             carry = (16u64.wrapping_sub(digit)) >> 63;
-            let magnitude = digit ^ ((digit ^ 32u64.wrapping_sub(digit)) & 0u64.wrapping_sub(carry));
+            let magnitude =
+                digit ^ ((digit ^ 32u64.wrapping_sub(digit)) & 0u64.wrapping_sub(carry));
             let mut entry = G::Affine::default();
             for (index, candidate) in entries.iter().enumerate() {
                 let differs = (index as u64 + 1) ^ magnitude;
-                // All ones where the entry is the wanted one. The barrier keeps the compiler from making a branch of it.
-                let mask = std::hint::black_box((differs.wrapping_sub(1) & !differs) >> 63).wrapping_neg();
+                // All ones where the entry is the wanted one. The barrier keeps the compiler from
+                // making a branch of it.
+                let mask =
+                    std::hint::black_box((differs.wrapping_sub(1) & !differs) >> 63).wrapping_neg();
                 G::or_masked(&mut entry, candidate, mask);
             }
             G::negate_if(&mut entry, carry == 1);

@@ -2,7 +2,8 @@
 
 use blst::{
     blst_final_exp, blst_fp6, blst_fp12, blst_fp12_conjugate, blst_fp12_is_one, blst_fp12_mul,
-    blst_miller_loop_lines, blst_miller_loop_n, blst_p1_affine, blst_p2_affine, blst_precompute_lines,
+    blst_miller_loop_lines, blst_miller_loop_n, blst_p1_affine, blst_p2_affine,
+    blst_precompute_lines,
 };
 
 use zeroize::Zeroize;
@@ -44,8 +45,9 @@ impl Gt {
         })
     }
 
-    /// 64 bits that an element and its inverse share, as they differ in the sign of one half only, and others do not but for chance. The library
-    /// keeps limbs reduced, so equal elements agree.
+    /// 64 bits that an element and its inverse share, as they differ in the sign of one half only,
+    /// and others do not but for chance. The library keeps limbs reduced, so equal elements
+    /// agree.
     pub(crate) fn fingerprint_up_to_inverse(&self) -> u64 {
         let limb = self.0.fp6[0].fp2[0].fp[0].l[0];
         limb.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.0.fp6[0].fp2[1].fp[0].l[0]
@@ -83,19 +85,25 @@ impl PreparedG2 {
 fn miller(pairs: &[(G1Affine, G2Affine)]) -> blst_fp12 {
     let mut out = blst_fp12::default();
     // A pair with infinity contributes one; the library's loop wants none of them.
-    let pairs: Vec<_> = pairs.iter().filter(|(p, q)| !p.is_identity() && !q.is_identity()).collect();
+    let pairs: Vec<_> =
+        pairs.iter().filter(|(p, q)| !p.is_identity() && !q.is_identity()).collect();
     if pairs.is_empty() {
         return out;
     }
-    let g1s: Vec<*const blst_p1_affine> = pairs.iter().map(|(point, _)| &raw const point.0).collect();
-    let g2s: Vec<*const blst_p2_affine> = pairs.iter().map(|(_, point)| &raw const point.0).collect();
+    let g1s: Vec<*const blst_p1_affine> =
+        pairs.iter().map(|(point, _)| &raw const point.0).collect();
+    let g2s: Vec<*const blst_p2_affine> =
+        pairs.iter().map(|(_, point)| &raw const point.0).collect();
     // SAFETY: both lists have `pairs.len()` valid pointers.
     unsafe { blst_miller_loop_n(&mut out, g2s.as_ptr(), g1s.as_ptr(), pairs.len()) };
     out
 }
 
 /// The product of the pairings of all pairs: one final exponentiation for all of them.
-pub(crate) fn pairing_product(prepared: &[(G1Affine, &PreparedG2)], pairs: &[(G1Affine, G2Affine)]) -> Gt {
+pub(crate) fn pairing_product(
+    prepared: &[(G1Affine, &PreparedG2)],
+    pairs: &[(G1Affine, G2Affine)],
+) -> Gt {
     let mut product = Gt(miller(pairs));
     for (point, lines) in prepared.iter().filter(|(point, _)| !point.is_identity()) {
         product = product.mul(&Gt(lines.miller(point)));

@@ -3,7 +3,8 @@
 use blst::{
     blst_bendian_from_scalar, blst_fr, blst_fr_add, blst_fr_eucl_inverse, blst_fr_from_scalar,
     blst_fr_from_uint64, blst_fr_mul, blst_fr_sub, blst_scalar, blst_scalar_fr_check,
-    blst_scalar_from_be_bytes, blst_scalar_from_bendian, blst_scalar_from_fr, blst_scalar_from_le_bytes,
+    blst_scalar_from_be_bytes, blst_scalar_from_bendian, blst_scalar_from_fr,
+    blst_scalar_from_le_bytes,
 };
 use rand::{CryptoRng, RngCore};
 use zeroize::{DefaultIsZeroes, Zeroize, Zeroizing};
@@ -40,7 +41,8 @@ impl Scalar {
     /// Reduces 48 uniform bytes; the bias is below 2^-128.
     pub(crate) fn from_wide_bytes(bytes: &[u8; 48]) -> Self {
         let mut scalar = blst_scalar::default();
-        // SAFETY: the function reads the stated number of bytes; it returns false only for zero, which is a valid element.
+        // SAFETY: the function reads the stated number of bytes; it returns false only for zero,
+        // which is a valid element.
         unsafe { blst_scalar_from_be_bytes(&mut scalar, bytes.as_ptr(), bytes.len()) };
         let out = Self::from_reduced(&scalar);
         scalar.b.zeroize();
@@ -110,7 +112,9 @@ impl Scalar {
     /// Little-endian 64-bit limbs of the number itself.
     pub(crate) fn to_limbs(self) -> [u64; 4] {
         let bytes = self.to_le_bytes();
-        std::array::from_fn(|limb| u64::from_le_bytes(std::array::from_fn(|byte| bytes[limb * 8 + byte])))
+        std::array::from_fn(|limb| {
+            u64::from_le_bytes(std::array::from_fn(|byte| bytes[limb * 8 + byte]))
+        })
     }
 
     pub(crate) fn add(&self, other: &Self) -> Self {
@@ -160,9 +164,11 @@ pub(crate) fn evaluate(coefficients: &[Scalar], x: &Scalar) -> Scalar {
 /// The weights that interpolate, at 0, a polynomial known at these distinct nonzero public places.
 pub(crate) fn lagrange_at_zero(places: &[u64]) -> Vec<Scalar> {
     let places: Vec<_> = places.iter().map(|place| Scalar::from_u64(*place)).collect();
-    let others =
-        |own: usize| places.iter().enumerate().filter(move |(index, _)| *index != own).map(|(_, x)| x);
-    let numerators = (0..places.len()).map(|own| others(own).fold(Scalar::one(), |n, other| n.mul(other)));
+    let others = |own: usize| {
+        places.iter().enumerate().filter(move |(index, _)| *index != own).map(|(_, x)| x)
+    };
+    let numerators =
+        (0..places.len()).map(|own| others(own).fold(Scalar::one(), |n, other| n.mul(other)));
     let denominators: Vec<_> = (0..places.len())
         .map(|own| others(own).fold(Scalar::one(), |d, other| d.mul(&other.sub(&places[own]))))
         .collect();
@@ -175,7 +181,8 @@ pub(crate) fn lagrange_at_zero(places: &[u64]) -> Vec<Scalar> {
             Some(before)
         })
         .collect();
-    let whole = denominators.iter().fold(Scalar::one(), |product, denominator| product.mul(denominator));
+    let whole =
+        denominators.iter().fold(Scalar::one(), |product, denominator| product.mul(denominator));
     let mut rest = whole.inverse_of_public();
     let mut inverses = vec![Scalar::zero(); places.len()];
     for index in (0..places.len()).rev() {

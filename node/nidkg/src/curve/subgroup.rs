@@ -1,12 +1,14 @@
 //! Membership of many points of G1 in the prime-order group at once.
 //!
-//! One check costs a 128-bit multiplication. The curve's cofactor has only odd prime factors, the smallest 3, so a random sum of points with
-//! coefficients -1, 0, 1 stays inside the group, although one of the points is outside, with probability at most 1/3: fix all coefficients but
-//! that of a point with a part of prime order `q >= 3` outside the group; the three values of the last one move the sum by three different
-//! amounts. [`ROUNDS`] independent sums let a bad point through with probability at most `3^-ROUNDS`.
+//! One check costs a 128-bit multiplication. The curve's cofactor has only odd prime factors, the
+//! smallest 3, so a random sum of points with coefficients -1, 0, 1 stays inside the group,
+//! although one of the points is outside, with probability at most 1/3: fix all coefficients but
+//! that of a point with a part of prime order `q >= 3` outside the group; the three values of the
+//! last one move the sum by three different amounts. [`ROUNDS`] independent sums let a bad point
+//! through with probability at most `3^-ROUNDS`.
 //!
-//! The sums share work: points are taken in groups of [`GROUP`], all 13 combinations of a group (up to sign) are made once, and each round adds
-//! one of them per group.
+//! The sums share work: points are taken in groups of [`GROUP`], all 13 combinations of a group (up
+//! to sign) are made once, and each round adds one of them per group.
 
 use rand::RngCore;
 use rayon::prelude::*;
@@ -14,25 +16,29 @@ use rayon::prelude::*;
 use super::{G1, G1Affine};
 use crate::oracle::seeded;
 
-/// 3^-41 < 2^-64: the coefficients are the verifier's own, drawn after the points are fixed, so an adversary gets one attempt per dealing sent
-/// and no chance to search.
+/// 3^-41 < 2^-64: the coefficients are the verifier's own, drawn after the points are fixed, so an
+/// adversary gets one attempt per dealing sent and no chance to search.
 const ROUNDS: usize = 41;
 const GROUP: usize = 3;
 /// Combinations of three points with coefficients -1, 0, 1, without zero, up to sign.
 const COMBINATIONS: usize = 13;
-/// Points of one item of work: bounds the scratch to forty kilobytes, whatever the number of points.
+/// Points of one item of work: bounds the scratch to forty kilobytes, whatever the number of
+/// points.
 const BLOCK: usize = GROUP * 24;
 /// Below this number checking one by one is as cheap.
 const BATCH_MIN: usize = 96;
 
-/// Whether every point is in the prime-order group, up to an error of `3^-ROUNDS` on the side of yes.
+/// Whether every point is in the prime-order group, up to an error of `3^-ROUNDS` on the side of
+/// yes.
 pub(crate) fn all_in_group(points: &[G1Affine], rng: &mut impl RngCore) -> bool {
     if points.len() < BATCH_MIN {
         return points.iter().all(G1Affine::in_group);
     }
-    // Coefficients are drawn in order, a seed per block, so that the answer does not depend on scheduling.
+    // Coefficients are drawn in order, a seed per block, so that the answer does not depend on
+    // scheduling.
     let seeds: Vec<_> = points.chunks(BLOCK).map(|_| seeded(rng)).collect();
-    let partial = points.par_chunks(BLOCK).zip(seeds).map(|(block, mut rng)| block_sums(block, &mut rng));
+    let partial =
+        points.par_chunks(BLOCK).zip(seeds).map(|(block, mut rng)| block_sums(block, &mut rng));
     let sums = partial.reduce(
         || [G1::identity(); ROUNDS],
         |left, right| std::array::from_fn(|round| left[round].add(&right[round])),

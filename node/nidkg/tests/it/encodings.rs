@@ -1,8 +1,8 @@
 //! Encodings: canonical, length-checked, pinned.
 
 use nidkg::{
-    Dealing, DecodeError, EncryptionPublicKey, EncryptionSecretKey, Epoch, KeyError, Source, Transcript,
-    create_transcript, generate_key_pair,
+    Dealing, DecodeError, EncryptionPublicKey, EncryptionSecretKey, Epoch, KeyError, Source,
+    Transcript, create_transcript, generate_key_pair,
 };
 use sha2::{Digest, Sha256};
 
@@ -12,8 +12,9 @@ fn hash(bytes: &[u8]) -> String {
     hex::encode(&Sha256::digest(bytes)[..16])
 }
 
-/// Known answers: everything is a function of its arguments and the seed. A hash that changes means another format, other parameters or other
-/// proofs; old and new nodes then do not understand each other, and the version byte has to be raised.
+/// Known answers: everything is a function of its arguments and the seed. A hash that changes means
+/// another format, other parameters or other proofs; old and new nodes then do not understand each
+/// other, and the version byte has to be raised.
 #[test]
 fn known_answers() {
     let (engine, mut rng) = (engine(), rng(1_000));
@@ -103,7 +104,11 @@ fn every_encoding_round_trips_and_refuses_every_cut_and_every_surplus() {
     type Decode<'a> = Box<dyn Fn(&[u8]) -> Option<Vec<u8>> + 'a>;
     let cases: [(&str, &[u8], Decode<'_>); 4] = [
         ("dealing", &dealing, Box::new(|b| Some(Dealing::from_bytes(b).ok()?.to_bytes()))),
-        ("transcript", &transcript, Box::new(|b| Some(Transcript::from_bytes(&engine, b).ok()?.to_bytes()))),
+        (
+            "transcript",
+            &transcript,
+            Box::new(|b| Some(Transcript::from_bytes(&engine, b).ok()?.to_bytes())),
+        ),
         (
             "secret key",
             &secret,
@@ -112,7 +117,9 @@ fn every_encoding_round_trips_and_refuses_every_cut_and_every_surplus() {
         (
             "public key",
             &public,
-            Box::new(|b| Some(EncryptionPublicKey::from_bytes(b, &0u32.to_be_bytes()).ok()?.to_bytes())),
+            Box::new(|b| {
+                Some(EncryptionPublicKey::from_bytes(b, &0u32.to_be_bytes()).ok()?.to_bytes())
+            }),
         ),
     ];
     for (name, bytes, decode) in cases {
@@ -133,7 +140,10 @@ fn every_encoding_round_trips_and_refuses_every_cut_and_every_surplus() {
 fn counts_outside_their_bounds_allocate_nothing() {
     let mut bytes = vec![3, 1];
     bytes.extend(129u32.to_be_bytes());
-    assert!(matches!(Dealing::from_bytes(&bytes), Err(DecodeError::OutOfRange { value: 129, max: 128, .. })));
+    assert!(matches!(
+        Dealing::from_bytes(&bytes),
+        Err(DecodeError::OutOfRange { value: 129, max: 128, .. })
+    ));
     let mut bytes = vec![3, 1];
     bytes.extend(128u32.to_be_bytes());
     bytes.extend(128u32.to_be_bytes());

@@ -77,7 +77,10 @@ fn too_few_or_repeated_dealings_make_no_transcript() {
         Err(TranscriptError::TwiceDealt(NodeIndex(1)))
     ));
     let other = nodes.fresh(2, 0);
-    assert!(matches!(create_transcript(&engine, &other, &dealings), Err(TranscriptError::OtherSession(_))));
+    assert!(matches!(
+        create_transcript(&engine, &other, &dealings),
+        Err(TranscriptError::OtherSession(_))
+    ));
 }
 
 #[test]
@@ -96,7 +99,8 @@ fn a_batch_names_every_bad_dealer_and_keeps_the_good_ones() {
 
     let results = verify_dealings(&engine, &session, dealings, &mut rng);
     let error = |index: usize| results[index].as_ref().err().cloned();
-    let moved = |index| DealingError::Rejected { dealer: NodeIndex(index), check: Check::Integrity };
+    let moved =
+        |index| DealingError::Rejected { dealer: NodeIndex(index), check: Check::Integrity };
     for good in [0, 2, 3, 6] {
         assert_eq!(error(good), None);
     }
@@ -142,19 +146,22 @@ fn after_an_update_earlier_ciphertexts_cannot_be_opened_from_what_is_stored() {
     assert_eq!(key.retain_active_keys(&[Epoch(9), Epoch(7)], &mut rng).unwrap(), Epoch(7));
     let stored = nidkg::EncryptionSecretKey::from_bytes(&key.to_bytes()).unwrap();
     stored.check(&nodes.public[2]).unwrap();
-    let load = |index: usize| transcripts[index].load(&engine, &sessions[index], NodeIndex(2), &stored);
+    let load =
+        |index: usize| transcripts[index].load(&engine, &sessions[index], NodeIndex(2), &stored);
     let past = KeyError::Past { asked: 6, current: 7 };
     assert_eq!(load(0).unwrap_err(), TranscriptError::Key(past.clone()));
     for later in [1, 2, 3] {
         load(later).unwrap();
     }
 
-    // The refusal is not a matter of a number in a header: with the epoch overwritten the cover no longer fits, and a cover that is made to fit opens nothing.
+    // The refusal is not a matter of a number in a header: with the epoch overwritten the cover no
+    // longer fits, and a cover that is made to fit opens nothing.
     let mut bytes = stored.to_bytes();
     bytes[2..6].copy_from_slice(&6u32.to_be_bytes());
     reseal(&mut bytes);
     assert_eq!(nidkg::EncryptionSecretKey::from_bytes(&bytes).unwrap_err(), KeyError::Mismatch);
-    // The first node of epoch 7 is its leaf: relabel it as the leaf of epoch 6, and give the key that leaf of 7 once more after it.
+    // The first node of epoch 7 is its leaf: relabel it as the leaf of epoch 6, and give the key
+    // that leaf of 7 once more after it.
     let leaf = 10..10 + 8 + 96 + 3 * 192;
     let mut forged = bytes[..leaf.start].to_vec();
     let count = u32::from_be_bytes(bytes[6..10].try_into().unwrap());

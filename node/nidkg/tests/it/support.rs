@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use budget::Pool;
 use nidkg::{
-    Committee, Dealing, DealingError, EncryptionPublicKey, EncryptionSecretKey, Engine, EngineConfig, Epoch,
-    NodeIndex, SecretShare, Session, Source, Transcript, VerifiedDealing, combine, create_dealing,
-    create_transcript, generate_key_pair, verify, verify_dealings,
+    Committee, Dealing, DealingError, EncryptionPublicKey, EncryptionSecretKey, Engine,
+    EngineConfig, Epoch, NodeIndex, SecretShare, Session, Source, Transcript, VerifiedDealing,
+    combine, create_dealing, create_transcript, generate_key_pair, verify, verify_dealings,
 };
 use rand::SeedableRng;
 use rand_chacha::ChaCha20Rng;
@@ -37,7 +37,8 @@ pub(crate) struct Nodes {
 
 impl Nodes {
     pub(crate) fn new(count: u32, rng: &mut ChaCha20Rng) -> Self {
-        let (public, secret) = (0..count).map(|index| generate_key_pair(&index.to_be_bytes(), rng)).unzip();
+        let (public, secret) =
+            (0..count).map(|index| generate_key_pair(&index.to_be_bytes(), rng)).unzip();
         Self { public, secret }
     }
 
@@ -59,7 +60,9 @@ impl Nodes {
     ) -> Vec<SecretShare> {
         let nodes = self.secret.iter().enumerate();
         nodes
-            .map(|(index, key)| transcript.load(engine, session, NodeIndex(index as u32), key).unwrap())
+            .map(|(index, key)| {
+                transcript.load(engine, session, NodeIndex(index as u32), key).unwrap()
+            })
             .collect()
     }
 }
@@ -114,16 +117,22 @@ pub(crate) fn generate(
     (transcript, shares)
 }
 
-/// Signs with the last `threshold` shares, checks every share, and checks the signature with the published verifier.
+/// Signs with the last `threshold` shares, checks every share, and checks the signature with the
+/// published verifier.
 pub(crate) fn sign_and_verify(committee: &Committee, shares: &[SecretShare]) {
     let message = nidkg::state_root_message(&[7; 32]);
     let used = &shares[shares.len() - committee.threshold as usize..];
-    let signed: BTreeMap<_, _> = used.iter().map(|share| (share.index, share.sign(&message))).collect();
+    let signed: BTreeMap<_, _> =
+        used.iter().map(|share| (share.index, share.sign(&message))).collect();
     for (index, share) in &signed {
         committee.verify_share(*index, &message, share).unwrap();
     }
     let signature = combine(committee, &signed).unwrap();
     assert!(verify(&committee.public_key, &message, &signature.0));
-    ic_verify_bls_signature::verify_bls_signature(&signature.0, &message, committee.public_key.as_bytes())
-        .unwrap();
+    ic_verify_bls_signature::verify_bls_signature(
+        &signature.0,
+        &message,
+        committee.public_key.as_bytes(),
+    )
+    .unwrap();
 }

@@ -1,5 +1,5 @@
-//! What the stories share: a stand-in for the worker that writes pages, a stand-in for the metadata store that keeps the durable index, and a
-//! model of memory content.
+//! What the stories share: a stand-in for the worker that writes pages, a stand-in for the metadata
+//! store that keeps the durable index, and a model of memory content.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::{
@@ -12,7 +12,8 @@ use std::{
 
 use limits::PagesLimits;
 use pages::{
-    AppendTarget, MemoryId, MemoryIndex, MemoryLayout, PAGE_BYTES, PageStore, PagesError, Run, read_pages,
+    AppendTarget, MemoryId, MemoryIndex, MemoryLayout, PAGE_BYTES, PageStore, PagesError, Run,
+    read_pages,
 };
 
 pub const MIB: u64 = 1 << 20;
@@ -42,7 +43,8 @@ pub fn page(tag: u64) -> Vec<u8> {
     tag.to_le_bytes().repeat(PAGE / 8)
 }
 
-/// The worker: writes `(start, pages)` ranges one after the other into the target and returns the runs. All pages carry `tag`.
+/// The worker: writes `(start, pages)` ranges one after the other into the target and returns the
+/// runs. All pages carry `tag`.
 pub fn write(target: &AppendTarget, ranges: &[(u64, u64)], tag: u64) -> io::Result<Vec<Run>> {
     let mut offset_page = target.offset_page;
     let mut runs = Vec::new();
@@ -131,13 +133,16 @@ pub fn fold_all(store: &PageStore) {
 }
 
 pub fn file_names(dir: &Path) -> Vec<String> {
-    let mut names: Vec<String> =
-        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
 
-/// An index that is durable together with the number of the last step it covers: written aside, synced, renamed.
+/// An index that is durable together with the number of the last step it covers: written aside,
+/// synced, renamed.
 pub struct IndexFile {
     dir: PathBuf,
 }
@@ -186,7 +191,8 @@ impl Rng {
     }
 }
 
-/// What step `step` of a seeded history does to the content of memory. Folds and checkpoints are not part of it: they must not change any.
+/// What step `step` of a seeded history does to the content of memory. Folds and checkpoints are
+/// not part of it: they must not change any.
 pub enum Change {
     Create(MemoryId),
     Remove(MemoryId),

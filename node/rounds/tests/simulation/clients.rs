@@ -1,4 +1,5 @@
-//! The clients of a simulated subnet: what they want, how it travels, and what becomes of it in a block.
+//! The clients of a simulated subnet: what they want, how it travels, and what becomes of it in a
+//! block.
 
 use std::time::Duration;
 
@@ -120,7 +121,8 @@ impl Envelopes for Calls {
     }
 
     fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
-        let (content, claimed) = signed.envelope.split_last_chunk::<32>().ok_or("it is too short")?;
+        let (content, claimed) =
+            signed.envelope.split_last_chunk::<32>().ok_or("it is too short")?;
         if *claimed != signature(content) {
             return Err("nobody signed it".into());
         }
@@ -138,8 +140,8 @@ impl Envelopes for Calls {
     }
 }
 
-/// Brings the canisters of the workload into being. What goes with the pool of a node that ends is sent again: a canister more than needed stays empty, and
-/// none takes code twice.
+/// Brings the canisters of the workload into being. What goes with the pool of a node that ends is
+/// sent again: a canister more than needed stays empty, and none takes code twice.
 pub(crate) async fn deploy(context: &Context, net: &mut Net) {
     let until = context.current() + MENDED;
     let mut number = DEPLOYMENT;

@@ -1,8 +1,10 @@
 //! Trouble of one machine: what a replica meets whose disk is full.
 //!
-//! A full disk refuses whatever a checkpoint or an installation of the real state writes, as one does that copies what it overwrites; its own code meets that. What
-//! threads of the executor write on their own (folding, manifests) is refused only where it falls into such a time, and manifests never: a round waits for
-//! them in the time of the machine that simulates, where nothing would ever empty the disk.
+//! A full disk refuses whatever a checkpoint or an installation of the real state writes, as one
+//! does that copies what it overwrites; its own code meets that. What threads of the executor write
+//! on their own (folding, manifests) is refused only where it falls into such a time, and manifests
+//! never: a round waits for them in the time of the machine that simulates, where nothing would
+//! ever empty the disk.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,5 @@
-//! A member that sends what it should not: every node's messages about calls, state roots and states go through
-//! here, and one node's are changed, cut, or sent again and again.
+//! A member that sends what it should not: every node's messages about calls, state roots and
+//! states go through here, and one node's are changed, cut, or sent again and again.
 
 use std::{
     sync::{
@@ -72,7 +72,10 @@ impl<S: LimitedSender> LimitedSender for Liar<S> {
     where
         S: 'a;
 
-    fn check(&mut self, recipients: Recipients<S::PublicKey>) -> Result<Self::Checked<'_>, SystemTime> {
+    fn check(
+        &mut self,
+        recipients: Recipients<S::PublicKey>,
+    ) -> Result<Self::Checked<'_>, SystemTime> {
         let again = self.inner.clone();
         Ok(Checked { inner: self.inner.check(recipients)?, again, lies: self.lies.clone() })
     }

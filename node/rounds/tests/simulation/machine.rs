@@ -1,5 +1,5 @@
-//! The disk and the wall clock of a simulated node: the disk can be slow, and the node can end in the middle of any
-//! of its operations; the clock can jump.
+//! The disk and the wall clock of a simulated node: the disk can be slow, and the node can end in
+//! the middle of any of its operations; the clock can jump.
 
 use std::{
     sync::{
@@ -16,7 +16,8 @@ use state::Time;
 
 use crate::{Context, hurt::Trouble, net::time_of};
 
-/// Reads and writes mostly meet the operating system's cache: they wait for this part of what making durable takes.
+/// Reads and writes mostly meet the operating system's cache: they wait for this part of what
+/// making durable takes.
 const CACHED: u64 = 20;
 
 /// No operation is the last.
@@ -58,7 +59,8 @@ impl Disk {
         self.sync_millis.store(sync_millis, Ordering::Relaxed);
     }
 
-    /// The operation of this number, counted from now, is the last; it may be done, or not even begun.
+    /// The operation of this number, counted from now, is the last; it may be done, or not even
+    /// begun.
     pub(crate) fn end_with(&self, operation: u64, done: bool) {
         self.operations_left.store(operation, Ordering::Relaxed);
         self.last_is_done.store(done, Ordering::Relaxed);
@@ -109,8 +111,10 @@ impl Layer for OnDisk {
         mut attempt: Attempt<'a, T>,
     ) -> BoxFuture<'a, Result<T, Error>> {
         let meets = async move {
-            let durable = matches!(operation, Operation::Open | Operation::Remove | Operation::Sync);
-            let millis = self.disk.sync_millis.load(Ordering::Relaxed) / if durable { 1 } else { CACHED };
+            let durable =
+                matches!(operation, Operation::Open | Operation::Remove | Operation::Sync);
+            let millis =
+                self.disk.sync_millis.load(Ordering::Relaxed) / if durable { 1 } else { CACHED };
             if millis > 0 {
                 self.clock.sleep(Duration::from_millis(millis)).await;
             }

@@ -1,29 +1,38 @@
-//! A subnet of four to six under a simulated clock, network and disk: everything but the sockets, driven by the round
-//! loop of this crate.
+//! A subnet of four to six under a simulated clock, network and disk: everything but the sockets,
+//! driven by the round loop of this crate.
 //!
-//! What it agrees on is executed by the replicated state itself in every other history ([`real`]: executor, stores and state sync, with scripted code in
-//! its canisters), and by a hash with a memory in the others ([`toy`]), so that hundreds of them stay quick.
+//! What it agrees on is executed by the replicated state itself in every other history ([`real`]:
+//! executor, stores and state sync, with scripted code in its canisters), and by a hash with a
+//! memory in the others ([`toy`]), so that hundreds of them stay quick.
 //!
 //! An epoch is short here, so every history hands the subnet's key on several times.
 //!
-//! Each seed draws a history: lossy and slow links, nodes cut off, the subnet split in halves, nodes that crash (alone, or all at once) and lose what
-//! their disk had not synced, disks that fail at any operation, disks that are full, workers and compilations that are killed, queries that hold on to old states, delta logs that are soon full, a node whose every life ends in the middle of one, a disk that is slow, a node that
-//! executes slowly, a node whose wall clock jumps, a node that is in two places and says different things in each, or
-//! that sends what it should not ([`net`], [`machine`], [`liar`]). Clients call throughout ([`clients`]), some of them every node in another envelope, and
-//! operators change the members: nodes move, join and leave ([`operators`]). Then everything is mended, and the checks are:
+//! Each seed draws a history: lossy and slow links, nodes cut off, the subnet split in halves,
+//! nodes that crash (alone, or all at once) and lose what their disk had not synced, disks that
+//! fail at any operation, disks that are full, workers and compilations that are killed, queries
+//! that hold on to old states, delta logs that are soon full, a node whose every life ends in the
+//! middle of one, a disk that is slow, a node that executes slowly, a node whose wall clock jumps,
+//! a node that is in two places and says different things in each, or that sends what it should not
+//! ([`net`], [`machine`], [`liar`]). Clients call throughout ([`clients`]), some of them every node
+//! in another envelope, and operators change the members: nodes move, join and leave
+//! ([`operators`]). Then everything is mended, and the checks are:
 //!
-//! * one state root per height, whichever node and whichever run of it computed it, and no certificate for another; and one way in which the key is held;
-//! * every call that a certificate covered is executed, once, on every member: the state itself says so, from the canisters' memory if it is the real one;
-//! * the chain goes on after mending, with every member in it: those that were away for longer than blocks are kept take over a state.
+//! * one state root per height, whichever node and whichever run of it computed it, and no
+//!   certificate for another; and one way in which the key is held;
+//! * every call that a certificate covered is executed, once, on every member: the state itself
+//!   says so, from the canisters' memory if it is the real one;
+//! * the chain goes on after mending, with every member in it: those that were away for longer than
+//!   blocks are kept take over a state.
 //!
-//! `SIMULATE_SEEDS=200` runs that many, `SIMULATE_FIRST=17` begins there, `SIMULATE_REAL=1` executes all of them for real; a failure names its seed, and the
-//! same seed gives the same run.
+//! `SIMULATE_SEEDS=200` runs that many, `SIMULATE_FIRST=17` begins there, `SIMULATE_REAL=1`
+//! executes all of them for real; a failure names its seed, and the same seed gives the same run.
 //!
-//! Every life ends with a cut of the power: what agreement keeps, the block log, the journal and all files of the real state
-//! (records, blobs, canister memory, a state being taken over) lose or tear what was not synced. Threads of the executor meet it
-//! wherever they are; a checkpoint or a step of taking over a state is a whole operation in the simulation's time, so tests of
-//! their own cut those short (`pages`, `state` and `execution`). Folders are durable when they are made or renamed, as
-//! [`disk::SimulatedDisk`] says.
+//! Every life ends with a cut of the power: what agreement keeps, the block log, the journal and
+//! all files of the real state (records, blobs, canister memory, a state being taken over) lose or
+//! tear what was not synced. Threads of the executor meet it wherever they are; a checkpoint or a
+//! step of taking over a state is a whole operation in the simulation's time, so tests of their own
+//! cut those short (`pages`, `state` and `execution`). Folders are durable when they are made or
+//! renamed, as [`disk::SimulatedDisk`] says.
 
 #![allow(clippy::unwrap_used)]
 
@@ -104,7 +113,8 @@ fn is_real(seed: u64) -> bool {
     seed.is_multiple_of(2) || number("SIMULATE_REAL", 0) != 0
 }
 
-/// What runs the history of this seed. With RUST_LOG it tells what its nodes say; one seed at a time is readable.
+/// What runs the history of this seed. With RUST_LOG it tells what its nodes say; one seed at a
+/// time is readable.
 fn history(seed: u64) -> deterministic::Config {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
@@ -224,7 +234,13 @@ fn simulate(seed: u64) -> Outcome {
     })
 }
 
-async fn storm(context: &Context, net: &mut Net, rng: &mut StdRng, faulty: Option<usize>, success: f64) {
+async fn storm(
+    context: &Context,
+    net: &mut Net,
+    rng: &mut StdRng,
+    faulty: Option<usize>,
+    success: f64,
+) {
     let until = context.current() + STORM;
     let mut quiet_until = context.current() + Duration::from_secs(5);
     while context.current() < until {
@@ -246,7 +262,8 @@ async fn storm(context: &Context, net: &mut Net, rng: &mut StdRng, faulty: Optio
         let place = *places.choose(rng).unwrap();
         let all = 0..net.members.len();
         match rng.gen_range(0..14) {
-            // One wall clock at a time, and beside no other fault: agreement bears f members that are wrong.
+            // One wall clock at a time, and beside no other fault: agreement bears f members that
+            // are wrong.
             6 if faulty.is_none() => {
                 net.members.iter().for_each(|member| member.disk.jump(0));
                 net.members[place].disk.jump(rng.gen_range(-900_000..900_000));
@@ -277,7 +294,8 @@ async fn storm(context: &Context, net: &mut Net, rng: &mut StdRng, faulty: Optio
                 }
                 deploy_another(context, net);
             }
-            // With a node in two places the others must be whole for the chain to go on; safety must hold whatever happens.
+            // With a node in two places the others must be whole for the chain to go on; safety
+            // must hold whatever happens.
             0 | 1 if Some(place) != faulty => {
                 net.kill(place).await;
             }
@@ -339,12 +357,21 @@ fn check(seed: u64, net: &Net, honest: &[usize]) {
     let found = net.found.lock();
     assert!(found.failures.is_empty(), "seed {seed}: {:?}", found.failures);
     for (height, root) in &found.certified {
-        assert_eq!(found.roots.get(height), Some(root), "seed {seed}: certificate of height {height}");
+        assert_eq!(
+            found.roots.get(height),
+            Some(root),
+            "seed {seed}: certificate of height {height}"
+        );
     }
-    assert!(!found.acknowledged.is_empty(), "seed {seed}: nothing was acknowledged in the whole run");
+    assert!(
+        !found.acknowledged.is_empty(),
+        "seed {seed}: nothing was acknowledged in the whole run"
+    );
     // The slowest is at this height; what was acknowledged above is on its way there.
-    let reached = honest.iter().map(|place| net.members[*place].durable.lock().height).min().unwrap();
-    let under_way: BTreeSet<_> = found.calls.range(reached + 1..).flat_map(|(_, calls)| calls).collect();
+    let reached =
+        honest.iter().map(|place| net.members[*place].durable.lock().height).min().unwrap();
+    let under_way: BTreeSet<_> =
+        found.calls.range(reached + 1..).flat_map(|(_, calls)| calls).collect();
     for place in honest {
         let durable = net.members[*place].durable.lock();
         for call in found.acknowledged.iter().filter(|call| !under_way.contains(call)) {
@@ -361,9 +388,9 @@ fn check(seed: u64, net: &Net, honest: &[usize]) {
 }
 
 fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name)
-        .ok()
-        .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
+    std::env::var(name).ok().map_or(default, |text| {
+        text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}"))
+    })
 }
 
 #[test]
@@ -425,12 +452,17 @@ async fn reach(context: &Context, net: &mut Net, place: usize, height: u64) {
         for place in ended {
             net.start(place).await;
         }
-        assert!(context.current() < until, "node {place} does not reach {height}: {:?}", net.heights());
+        assert!(
+            context.current() < until,
+            "node {place} does not reach {height}: {:?}",
+            net.heights()
+        );
         context.sleep(Duration::from_millis(500)).await;
     }
 }
 
-/// One node is away for longer than the others keep blocks, with its disk or without it, and one of those it asks lies.
+/// One node is away for longer than the others keep blocks, with its disk or without it, and one of
+/// those it asks lies.
 fn heals(seed: u64, loses_disk: bool, real: bool) -> (u64, String) {
     let config = history(seed);
     deterministic::Runner::new(config).start(|context| async move {
@@ -542,7 +574,12 @@ fn a_node_may_end_at_any_operation_of_its_disk() {
 async fn becomes(context: &Context, net: &mut Net, rng: &mut StdRng, members: &[usize]) {
     let until = context.current() + 2 * MENDED;
     while net.committee() != members {
-        assert!(context.current() < until, "the members are {:?}: {:?}", net.committee(), net.heights());
+        assert!(
+            context.current() < until,
+            "the members are {:?}: {:?}",
+            net.committee(),
+            net.heights()
+        );
         for place in net.dead() {
             net.start(place).await;
         }
@@ -551,7 +588,8 @@ async fn becomes(context: &Context, net: &mut Net, rng: &mut StdRng, members: &[
     }
 }
 
-/// Those that join have their keys and the genesis, and blocks of the beginning are kept nowhere any more.
+/// Those that join have their keys and the genesis, and blocks of the beginning are kept nowhere
+/// any more.
 fn joins_and_leaves(seed: u64, real: bool) -> String {
     let config = history(seed);
     deterministic::Runner::new(config).start(|context| async move {
@@ -585,7 +623,10 @@ fn joins_and_leaves(seed: u64, real: bool) -> String {
         net.start(1).await;
         reach(&context, &mut net, 1, goal).await;
         for place in [3, 4] {
-            assert!(!net.places().contains(&place), "node {place} was told that it is no member any more");
+            assert!(
+                !net.places().contains(&place),
+                "node {place} was told that it is no member any more"
+            );
         }
         check(seed, &net, &[0, 1, 2, 5]);
         assert_eq!(net.found.lock().joined_and_left(), (2, 2));
@@ -620,8 +661,8 @@ fn waits(seed: u64) -> Vec<Duration> {
         let net = Net::started(&context, rng, false).await;
         context.sleep(Duration::from_secs(10)).await;
         let mut waits = Vec::new();
-        // Between two idle blocks, again and again through the same node, while the lead goes round and epochs
-        // end.
+        // Between two idle blocks, again and again through the same node, while the lead goes round
+        // and epochs end.
         for number in 0..40 {
             context.sleep(Duration::from_millis(1_150)).await;
             let before = net.found.lock().acknowledged.len();
@@ -645,6 +686,9 @@ fn waits(seed: u64) -> Vec<Duration> {
 fn a_call_does_not_wait_for_the_idle_block_whoever_leads() {
     for seed in 1..=4 {
         let waits = waits(seed);
-        assert!(waits.iter().all(|waited| *waited < Duration::from_millis(700)), "seed {seed}: {waits:?}");
+        assert!(
+            waits.iter().all(|waited| *waited < Duration::from_millis(700)),
+            "seed {seed}: {waits:?}"
+        );
     }
 }

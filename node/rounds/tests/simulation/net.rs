@@ -35,8 +35,8 @@ use state::{CertifiedReader, CertifiedState, SubnetKey, Time};
 use zeroize::Zeroizing;
 
 use consensus::{
-    BlockLog, Channels, ConsensusError, IngressPool, KeyStore, Layered, StateServer, Subnet, SubnetConfig,
-    Wiring,
+    BlockLog, Channels, ConsensusError, IngressPool, KeyStore, Layered, StateServer, Subnet,
+    SubnetConfig, Wiring,
 };
 use disk::SimulatedDisk;
 use rounds::{Driver, RoundError, Settings};
@@ -125,7 +125,10 @@ impl Findings {
     pub(crate) fn joined_and_left(&self) -> (u64, u64) {
         let epochs = self.members.values().zip(self.members.values().skip(1));
         epochs.fold((0, 0), |(joined, left), (before, after)| {
-            (joined + after.difference(before).count() as u64, left + before.difference(after).count() as u64)
+            (
+                joined + after.difference(before).count() as u64,
+                left + before.difference(after).count() as u64,
+            )
         })
     }
 
@@ -169,8 +172,9 @@ impl KeyStore for Opened {
             return Ok(Some(SecretShare::from_bytes(place, bytes).unwrap()));
         }
         let engine = nidkg::Engine::new(arithmetic()).unwrap();
-        let share =
-            summary.open_share(&engine, place, &self.0.encryption).map_err(|error| error.to_string())?;
+        let share = summary
+            .open_share(&engine, place, &self.0.encryption)
+            .map_err(|error| error.to_string())?;
         self.0.shares.lock().insert(epoch, share.to_bytes());
         Ok(Some(share))
     }
@@ -407,14 +411,16 @@ impl Net {
     /// How the key is held, as the newest block has it.
     pub(crate) fn summary(&self) -> Summary {
         let found = self.found.lock();
-        let newest = found.newest_key.as_ref().map(|key| Summary::from_bytes(&key.summary).unwrap());
+        let newest =
+            found.newest_key.as_ref().map(|key| Summary::from_bytes(&key.summary).unwrap());
         newest.unwrap_or_else(|| self.genesis.clone())
     }
 
     /// Members now.
     pub(crate) fn committee(&self) -> Vec<usize> {
         let summary = self.summary();
-        let is_member = |place: &usize| summary.place_of(&self.members[*place].vault.node_key).is_some();
+        let is_member =
+            |place: &usize| summary.place_of(&self.members[*place].vault.node_key).is_some();
         (0..self.members.len()).filter(is_member).collect()
     }
 
@@ -485,22 +491,27 @@ impl Net {
         let trouble = self.members[place].trouble.clone();
         disk.limit_growth_in(&folder.join("log"), trouble.is_disk_full().then_some(0));
         let pool = Arc::new(IngressPool::new(&limits()));
-        let log = match BlockLog::open_on(Arc::new(disk.clone()), &folder.join("log/blocks"), 16 << 10) {
-            Ok(log) => log,
-            // It is started again later.
-            Err(_) if trouble.is_disk_full() => return,
-            Err(error) => panic!("node {place} cannot start: {error}"),
-        };
+        let log =
+            match BlockLog::open_on(Arc::new(disk.clone()), &folder.join("log/blocks"), 16 << 10) {
+                Ok(log) => log,
+                // It is started again later.
+                Err(_) if trouble.is_disk_full() => return,
+                Err(error) => panic!("node {place} cannot start: {error}"),
+            };
         let recovered_at = log.last().unwrap_or(replica.height()).max(replica.height());
         let wiring = Wiring {
             pool: pool.clone(),
             log,
-            clock: Arc::new(WallClockOf(self.context.child("wall"), self.members[place].disk.clone())),
+            clock: Arc::new(WallClockOf(
+                self.context.child("wall"),
+                self.members[place].disk.clone(),
+            )),
             envelopes: Arc::new(Calls),
             limits: limits(),
             states: Some(states),
         };
-        let config = SubnetConfig { directory: folder.join("log/consensus"), ..self.config(place, key) };
+        let config =
+            SubnetConfig { directory: folder.join("log/consensus"), ..self.config(place, key) };
         let (subnet, engine) = match Subnet::assemble(wiring, config, replica.height()) {
             Ok(assembled) => assembled,
             Err(_) if trouble.is_disk_full() => return,
@@ -512,7 +523,8 @@ impl Net {
             found.lives += 1;
             found.lives
         };
-        let context = self.context.child("node").with_attribute("node", place).with_attribute("life", life);
+        let context =
+            self.context.child("node").with_attribute("node", place).with_attribute("life", life);
         let member = &self.members[place];
         if let Some(operation) = member.ends_with {
             member.disk.end_with(operation, life.is_multiple_of(2));
@@ -533,7 +545,8 @@ impl Net {
         let driver = Driver::new((consensus, replica), machine, pool.clone(), settings);
         let channels = lying(channels, &member.sends_lies);
         let (found, manager) = (self.found.clone(), self.oracle.manager());
-        let (disk, trouble, is_wanted) = (member.disk.clone(), trouble.clone(), member.is_wanted.clone());
+        let (disk, trouble, is_wanted) =
+            (member.disk.clone(), trouble.clone(), member.is_wanted.clone());
         let task = context.spawn(move |context| async move {
             let on_disk = OnDisk { clock: Arc::new(context.child("disk")), disk, trouble };
             let on_disk = Layered::new(context.child("engine"), on_disk);
@@ -548,7 +561,9 @@ impl Net {
                     Err(RoundError::Consensus(ConsensusError::Left { .. })) => {
                         is_wanted.store(false, Ordering::Relaxed);
                     }
-                    Err(error) => found.lock().failures.push(format!("node {place}: {}", error.told())),
+                    Err(error) => {
+                        found.lock().failures.push(format!("node {place}: {}", error.told()))
+                    }
                 }
             };
             futures::pin_mut!(rounds);
@@ -573,8 +588,11 @@ impl Net {
     /// Nodes whose tasks ended by themselves, as they do when the disk fails them.
     pub(crate) fn dead(&mut self) -> Vec<usize> {
         let ended = |task: &mut Handle<()>| task.now_or_never().is_some();
-        let places: Vec<_> =
-            self.running.iter_mut().filter_map(|(place, (task, _))| ended(task).then_some(*place)).collect();
+        let places: Vec<_> = self
+            .running
+            .iter_mut()
+            .filter_map(|(place, (task, _))| ended(task).then_some(*place))
+            .collect();
         places.iter().for_each(|place| drop(self.running.remove(place)));
         places
     }
@@ -593,20 +611,24 @@ impl Net {
 }
 
 /// Sends of one twin reach `a`, of the other `b`; both hear everybody.
-pub(crate) fn divide(a: Vec<PublicKey>, b: Vec<PublicKey>) -> impl simulated::SplitForwarder<PublicKey> {
+pub(crate) fn divide(
+    a: Vec<PublicKey>,
+    b: Vec<PublicKey>,
+) -> impl simulated::SplitForwarder<PublicKey> {
     move |origin: simulated::SplitOrigin, to: &Recipients<PublicKey>, _: &IoBuf| {
         let mine = if origin == simulated::SplitOrigin::Primary { &a } else { &b };
         match to {
             Recipients::All => Some(Recipients::Some(mine.clone())),
-            Recipients::Some(some) => {
-                Some(Recipients::Some(some.iter().filter(|peer| mine.contains(peer)).cloned().collect()))
-            }
+            Recipients::Some(some) => Some(Recipients::Some(
+                some.iter().filter(|peer| mine.contains(peer)).cloned().collect(),
+            )),
             Recipients::One(one) => mine.contains(one).then(|| Recipients::One(one.clone())),
         }
     }
 }
 
-/// Puts a node in two places, each with a disk of its own: an equivocating leader made of unmodified code.
+/// Puts a node in two places, each with a disk of its own: an equivocating leader made of
+/// unmodified code.
 pub(crate) async fn twins(net: &mut Net, rng: &mut StdRng, place: usize) {
     let mut others: Vec<usize> = (0..NODES).filter(|other| *other != place).collect();
     others.shuffle(rng);
@@ -620,7 +642,8 @@ pub(crate) async fn twins(net: &mut Net, rng: &mut StdRng, place: usize) {
     let context = net.context.child("twins");
     let halves = |name: &'static str, (sender, receiver): Ends| {
         let (first, second) = sender.split_with(forward.clone());
-        let (hears, too) = receiver.split_with(context.child(name), |_| simulated::SplitTarget::Both);
+        let (hears, too) =
+            receiver.split_with(context.child(name), |_| simulated::SplitTarget::Both);
         ((first, hears), (second, too))
     };
     let all = net.channels(place).await;

@@ -1,8 +1,10 @@
-//! What operators do in a history, by changes of the members that all of them sign and some of the nodes are handed: a member gets another address, nodes
-//! join with nothing but their keys and the genesis, members leave, one goes as another comes.
+//! What operators do in a history, by changes of the members that all of them sign and some of the
+//! nodes are handed: a member gets another address, nodes join with nothing but their keys and the
+//! genesis, members leave, one goes as another comes.
 //!
-//! A node that was away, or joins, asks those that were members as far as it knows, and believes what more of them say than can be faulty. So three of the
-//! four of the beginning stay in every history; one of these may be faulty.
+//! A node that was away, or joins, asks those that were members as far as it knows, and believes
+//! what more of them say than can be faulty. So three of the four of the beginning stay in every
+//! history; one of these may be faulty.
 
 use std::sync::atomic::Ordering;
 
@@ -21,7 +23,8 @@ pub(crate) struct Change {
     pub(crate) remove: Vec<usize>,
 }
 
-/// Hands a change to some of the nodes, as a rule when there is none that waits; where one does, it is replaced, and may be in a block already.
+/// Hands a change to some of the nodes, as a rule when there is none that waits; where one does, it
+/// is replaced, and may be in a block already.
 pub(crate) async fn change_members(net: &mut Net, rng: &mut StdRng) {
     let number = net.summary().changes();
     let waits = |change: &MembershipChange| change.number() == number;
@@ -45,12 +48,17 @@ fn draw(net: &Net, rng: &mut StdRng) -> Change {
             .any(|next| next.node_key().to_bytes() == net.members[*place].vault.node_key)
     };
     let (members, others): (Vec<_>, Vec<_>) = (0..net.members.len()).partition(is_next);
-    let may_leave: Vec<_> =
-        members.iter().copied().filter(|place| *place >= NODES || *place == net.may_leave).collect();
+    let may_leave: Vec<_> = members
+        .iter()
+        .copied()
+        .filter(|place| *place >= NODES || *place == net.may_leave)
+        .collect();
     let coming = others.choose(rng).copied();
     let going = may_leave.choose(rng).copied();
     match (rng.gen_range(0..4), coming, going) {
-        (0, Some(coming), _) if members.len() < MEMBERS_MAX => Change { add: vec![coming], remove: vec![] },
+        (0, Some(coming), _) if members.len() < MEMBERS_MAX => {
+            Change { add: vec![coming], remove: vec![] }
+        }
         (1, _, Some(going)) if members.len() > NODES => Change { add: vec![], remove: vec![going] },
         (2, Some(coming), Some(going)) => Change { add: vec![coming], remove: vec![going] },
         _ => {
@@ -60,18 +68,21 @@ fn draw(net: &Net, rng: &mut StdRng) -> Change {
     }
 }
 
-/// Makes the change, has it signed by all members, hands it to these nodes, and starts those that join.
+/// Makes the change, has it signed by all members, hands it to these nodes, and starts those that
+/// join.
 pub(crate) async fn propose(net: &mut Net, change: &Change, handed_to: &[usize], rng: &mut StdRng) {
     let summary = net.summary();
     for place in &change.add {
         let member = &mut net.members[*place];
         let signer = ed25519_dalek::SigningKey::from_bytes(&member.secret);
         let address = format!("127.0.0.1:{}", 20_000 + rng.gen_range(0..6_000) * 6 + place);
-        member.record = genesis::NodeRecord::new(&signer, *member.record.encryption_key(), &address).unwrap();
+        member.record =
+            genesis::NodeRecord::new(&signer, *member.record.encryption_key(), &address).unwrap();
     }
     let records = change.add.iter().map(|place| net.members[*place].record.clone()).collect();
     let ids = change.remove.iter().map(|place| net.members[*place].record.node_id()).collect();
-    let mut signed = MembershipChange::new(summary.public_key(), summary.changes(), records, ids).unwrap();
+    let mut signed =
+        MembershipChange::new(summary.public_key(), summary.changes(), records, ids).unwrap();
     for place in net.committee() {
         signed.sign(&ed25519_dalek::SigningKey::from_bytes(&net.members[place].secret)).unwrap();
     }

@@ -89,7 +89,8 @@ impl<R: Audited> Observer<R> for Probe {
             found.failures.push(format!("a certificate of another root at height {height}"));
         }
         found.certified.insert(height, certificate.root);
-        let covered: Vec<_> = found.calls.range(..=height).flat_map(|(_, calls)| calls.clone()).collect();
+        let covered: Vec<_> =
+            found.calls.range(..=height).flat_map(|(_, calls)| calls.clone()).collect();
         found.acknowledged.extend(covered);
         found.equivocations = found.equivocations.max(self.status.progress().equivocations);
     }

@@ -1,12 +1,16 @@
-//! The replicated state itself in a simulated node: an executor over stores in the node's own folder. Only the canisters' code is scripted, as in the tests of
-//! execution: the argument of a call is the program it runs.
+//! The replicated state itself in a simulated node: an executor over stores in the node's own
+//! folder. Only the canisters' code is scripted, as in the tests of execution: the argument of a
+//! call is the program it runs.
 //!
-//! A crash drops the executor, and a power cut leaves of its files what was synced and any part of the rest. What they hold is real, and so are the threads of the
-//! executor: neither may have a say in what comes out.
+//! A crash drops the executor, and a power cut leaves of its files what was synced and any part of
+//! the rest. What they hold is real, and so are the threads of the executor: neither may have a say
+//! in what comes out.
 //!
-//! Three canisters are created and installed at the beginning by calls to the management canister. Then every call notes its number in the heap, writes
-//! pages and certified data, and about half of them call another canister, which calls a third, traps or answers. A round is small, so work is left over
-//! for the next one and queues are part of states and checkpoints. What was executed how often is read from the heaps in the end.
+//! Three canisters are created and installed at the beginning by calls to the management canister.
+//! Then every call notes its number in the heap, writes pages and certified data, and about half of
+//! them call another canister, which calls a third, traps or answers. A round is small, so work is
+//! left over for the next one and queues are part of states and checkpoints. What was executed how
+//! often is read from the heaps in the end.
 
 use std::{
     any::Any,
@@ -62,7 +66,8 @@ const MANIFEST_LAG: u64 = 3;
 /// The call expired in the queue of its canister: nothing of it was executed.
 const EXPIRED: u16 = 202;
 
-/// A delta log that is full after a few rounds without a checkpoint, and readers of old states that are cut off at once.
+/// A delta log that is full after a few rounds without a checkpoint, and readers of old states that
+/// are cut off at once.
 fn tight(limits: &mut Limits) {
     const MIB: u64 = 1 << 20;
     limits.pages.delta_capacity_bytes = 6 * MIB;
@@ -96,7 +101,10 @@ fn config(genesis: &Summary, is_tight: bool) -> ExecutorConfig {
             subnet_id: Principal::self_authenticating(&public_key_der),
             public_key_der: public_key_der.clone(),
             subnet_type: SubnetType::Application,
-            canister_ranges: vec![(ExecutorConfig::canister_id(0), ExecutorConfig::canister_id(0xf_ffff))],
+            canister_ranges: vec![(
+                ExecutorConfig::canister_id(0),
+                ExecutorConfig::canister_id(0xf_ffff),
+            )],
             nodes: nodes.collect(),
         },
         root_key_der: public_key_der,
@@ -115,7 +123,8 @@ fn canister(number: usize) -> CanisterId {
     ExecutorConfig::canister_id(FIRST_CANISTER + number as u64)
 }
 
-/// The executor of a node whose data lies in `folder` of its disk, at genesis or at its newest checkpoint.
+/// The executor of a node whose data lies in `folder` of its disk, at genesis or at its newest
+/// checkpoint.
 pub(crate) fn open(
     disk: &SimulatedDisk,
     folder: &Path,
@@ -132,13 +141,17 @@ pub(crate) fn open(
     let index = match store.load().unwrap() {
         Some(checkpoint) => {
             let memories = checkpoint.memories().unwrap();
-            memories.map(|record| record.map(|(id, (index, bytes))| (id, index, bytes)).unwrap()).collect()
+            memories
+                .map(|record| record.map(|(id, (index, bytes))| (id, index, bytes)).unwrap())
+                .collect()
         }
         None => vec![],
     };
     let config = config(genesis, is_tight);
-    let pages = PageStore::open_on(disk, folder.join("pages"), &config.limits.pages, index).unwrap();
-    Executor::open(config, sandbox, Arc::new(pages), store, Arc::new(blobs), Arc::new(Persistent)).unwrap()
+    let pages =
+        PageStore::open_on(disk, folder.join("pages"), &config.limits.pages, index).unwrap();
+    Executor::open(config, sandbox, Arc::new(pages), store, Arc::new(blobs), Arc::new(Persistent))
+        .unwrap()
 }
 
 impl Audited for Executor {
@@ -166,7 +179,8 @@ impl Audited for Executor {
     fn executed(&self) -> BTreeMap<String, u32> {
         let mut noted = BTreeMap::new();
         for canister in self.state().canisters() {
-            let heap = canister.execution.as_ref().and_then(|execution| execution.heap.layout.as_ref());
+            let heap =
+                canister.execution.as_ref().and_then(|execution| execution.heap.layout.as_ref());
             for note in heap.map(script::notes).unwrap_or_default() {
                 *noted.entry(String::from_utf8_lossy(&note).into_owned()).or_default() += 1;
             }

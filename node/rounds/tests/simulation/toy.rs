@@ -1,4 +1,5 @@
-//! What stands in for the replicated state: a hash over everything executed, how often each call was, and manifests of itself at the heights of checkpoints.
+//! What stands in for the replicated state: a hash over everything executed, how often each call
+//! was, and manifests of itself at the heights of checkpoints.
 
 use std::{
     any::Any,
@@ -65,7 +66,8 @@ impl Toy {
         hash.update(batch.randomness);
         for call in &batch.ingress {
             assert!(call.ingress_expiry >= batch.time, "a void call in a block");
-            // One that somebody brings again is passed over, as by the ingress history of the real state.
+            // One that somebody brings again is passed over, as by the ingress history of the real
+            // state.
             if let Entry::Vacant(first) = self.executed.entry(name_of(call)) {
                 hash.update(call.request_id.0);
                 first.insert(1);
@@ -314,7 +316,8 @@ impl ToyStates {
         let Some(tree) = shelf.trees.remove(&height.0) else { return };
         shelf.trees = shelf.trees.split_off(&height.0);
         let Some((height, root)) = tree.shown else { return };
-        let is_shown = |snapshot: &mut Snapshot| snapshot.height == height && snapshot.root() == root;
+        let is_shown =
+            |snapshot: &mut Snapshot| snapshot.height == height && snapshot.root() == root;
         if let Some(ready) = shelf.computed.take_if(is_shown) {
             shelf.shown.insert(0, ready);
             shelf.shown.truncate(2);

@@ -1,5 +1,5 @@
-//! The hidden subcommands of the node's binary alone, for the tests of this crate, and one that tries what a
-//! compile child must not be able to do.
+//! The hidden subcommands of the node's binary alone, for the tests of this crate, and one that
+//! tries what a compile child must not be able to do.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! How the compile child confines itself: resource limits, no new rights, and a system call filter that
-//! leaves memory, the descriptors it has, and its end.
+//! How the compile child confines itself: resource limits, no new rights, and a system call filter
+//! that leaves memory, the descriptors it has, and its end.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,8 +22,8 @@ pub(super) fn limit(caps: &Caps) -> io::Result<()> {
     // Best effort: without it the kernel may choose another process.
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
     set_limit(libc::RLIMIT_DATA, caps.memory_bytes, caps.memory_bytes)?;
-    // The soft limit ends the process with a signal of its own; the hard one would be indistinguishable from
-    // a kill.
+    // The soft limit ends the process with a signal of its own; the hard one would be
+    // indistinguishable from a kill.
     set_limit(libc::RLIMIT_CPU, caps.seconds, caps.seconds.saturating_add(1))?;
     set_limit(libc::RLIMIT_FSIZE, caps.artefact_bytes, caps.artefact_bytes)?;
     set_limit(libc::RLIMIT_CORE, 0, 0)?;
@@ -57,8 +57,8 @@ impl Meter {
         Ok(Self(File::open("/proc/self/status")?))
     }
 
-    /// CPU milliseconds and most resident bytes so far. (`getrusage` would count what the parent had resident
-    /// before it executed this program.)
+    /// CPU milliseconds and most resident bytes so far. (`getrusage` would count what the parent
+    /// had resident before it executed this program.)
     pub(super) fn read(mut self) -> io::Result<(u64, u64)> {
         // SAFETY: an all-zero `rusage` is a valid value, and it lives through the call.
         let usage = unsafe {
@@ -75,15 +75,19 @@ impl Meter {
         let mut status = String::new();
         self.0.read_to_string(&mut status)?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kibibytes =
-            line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok()).unwrap_or_default();
-        Ok((millis(usage.ru_utime).saturating_add(millis(usage.ru_stime)), kibibytes.saturating_mul(1_024)))
+        let kibibytes = line
+            .and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok())
+            .unwrap_or_default();
+        Ok((
+            millis(usage.ru_utime).saturating_add(millis(usage.ru_stime)),
+            kibibytes.saturating_mul(1_024),
+        ))
     }
 }
 
-/// Installs the filter on all threads of the process (an allocator may have one of its own). A call outside
-/// the list fails with `EPERM`; memory can never become executable, because the child generates code but must
-/// not run any.
+/// Installs the filter on all threads of the process (an allocator may have one of its own). A call
+/// outside the list fails with `EPERM`; memory can never become executable, because the child
+/// generates code but must not run any.
 pub(super) fn filter() -> Result<(), Box<dyn std::error::Error>> {
     let anything = [
         libc::SYS_read,
@@ -119,18 +123,28 @@ pub(super) fn filter() -> Result<(), Box<dyn std::error::Error>> {
         anything.into_iter().map(|call| (call, Vec::new())).collect();
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         let executable = libc::PROT_EXEC as u64;
-        let never = SeccompCondition::new(2, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(executable), 0)?;
+        let never = SeccompCondition::new(
+            2,
+            SeccompCmpArgLen::Dword,
+            SeccompCmpOp::MaskedEq(executable),
+            0,
+        )?;
         rules.insert(call, vec![SeccompRule::new(vec![never])?]);
     }
     let refuse = SeccompAction::Errno(libc::EPERM as u32);
-    let filter = SeccompFilter::new(rules, refuse, SeccompAction::Allow, std::env::consts::ARCH.try_into()?)?;
+    let filter = SeccompFilter::new(
+        rules,
+        refuse,
+        SeccompAction::Allow,
+        std::env::consts::ARCH.try_into()?,
+    )?;
     let program: seccompiler::BpfProgram = filter.try_into()?;
     seccompiler::apply_filter_all_threads(&program)?;
     Ok(())
 }
 
-/// Confines this process as a compile child is, then attempts what one must not be able to do. Returns each
-/// attempt with the error number it ended with, 0 for one that succeeded.
+/// Confines this process as a compile child is, then attempts what one must not be able to do.
+/// Returns each attempt with the error number it ended with, 0 for one that succeeded.
 pub(super) fn probe(caps: &Caps) -> Result<Vec<(&'static str, i32)>, Box<dyn std::error::Error>> {
     limit(caps)?;
     filter()?;
@@ -141,25 +155,39 @@ pub(super) fn probe(caps: &Caps) -> Result<Vec<(&'static str, i32)>, Box<dyn std
     let here = libc::AT_FDCWD;
     let mut results = Vec::new();
     let mut attempt = |what, result: libc::c_long| {
-        let error = if result < 0 { io::Error::last_os_error().raw_os_error().unwrap_or(-1) } else { 0 };
+        let error =
+            if result < 0 { io::Error::last_os_error().raw_os_error().unwrap_or(-1) } else { 0 };
         results.push((what, error));
     };
-    // SAFETY: every pointer is to something that lives through the call and is as large as the call writes.
-    // The calls are meant to fail; what one of them does when it succeeds harms no other process.
+    // SAFETY: every pointer is to something that lives through the call and is as large as the call
+    // writes. The calls are meant to fail; what one of them does when it succeeds harms no
+    // other process.
     unsafe {
         attempt("open a file", libc::syscall(libc::SYS_openat, here, path, libc::O_RDONLY));
         attempt("stat a path", libc::syscall(libc::SYS_newfstatat, here, path, buffer, 0));
         attempt("statx a path", libc::syscall(libc::SYS_statx, here, path, 0, 0, buffer));
-        attempt("ask for access to a path", libc::syscall(libc::SYS_faccessat, here, path, libc::R_OK));
+        attempt(
+            "ask for access to a path",
+            libc::syscall(libc::SYS_faccessat, here, path, libc::R_OK),
+        );
         attempt("read a link", libc::syscall(libc::SYS_readlinkat, here, path, buffer, 512));
         attempt("remove a path", libc::syscall(libc::SYS_unlinkat, here, none, 0));
-        attempt("open a socket", libc::syscall(libc::SYS_socket, libc::AF_INET, libc::SOCK_STREAM, 0));
+        attempt(
+            "open a socket",
+            libc::syscall(libc::SYS_socket, libc::AF_INET, libc::SOCK_STREAM, 0),
+        );
         attempt("signal its parent", libc::syscall(libc::SYS_kill, libc::getppid(), 0));
         attempt("execute a program", libc::syscall(libc::SYS_execve, none, 0, 0));
-        attempt("raise a limit", libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, 0, buffer));
+        attempt(
+            "raise a limit",
+            libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, 0, buffer),
+        );
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_EXEC, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        attempt("map executable memory", libc::syscall(libc::SYS_mmap, 0, 4096, protection, flags, -1, 0));
+        attempt(
+            "map executable memory",
+            libc::syscall(libc::SYS_mmap, 0, 4096, protection, flags, -1, 0),
+        );
     }
     Ok(results)
 }

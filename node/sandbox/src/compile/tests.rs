@@ -29,14 +29,19 @@ fn a_job_survives_the_command_line() {
 #[test]
 fn every_end_of_the_child_has_its_name_and_value() {
     let judge = |status, output: &[u8]| compiler().judge(status, output).unwrap_err();
-    assert!(judge(signal(libc::SIGXCPU), b"").to_string().contains("`sandbox.compile_seconds` of 30 s"));
+    assert!(
+        judge(signal(libc::SIGXCPU), b"").to_string().contains("`sandbox.compile_seconds` of 30 s")
+    );
     assert!(
         judge(signal(libc::SIGXFSZ), b"")
             .to_string()
             .contains("`sandbox.compilation_cache_bytes` of 67108864 bytes")
     );
     let memory = judge(signal(libc::SIGABRT), b"memory allocation of 1048576 bytes failed\n");
-    assert!(memory.to_string().contains("`sandbox.compile_memory_bytes` of 268435456 bytes"), "{memory}");
+    assert!(
+        memory.to_string().contains("`sandbox.compile_memory_bytes` of 268435456 bytes"),
+        "{memory}"
+    );
     let panic = judge(
         ExitStatus::from_raw(101 << 8),
         b"thread 'main' panicked at map.rs: unhandled out-of-memory error: out of memory",
@@ -67,7 +72,9 @@ fn only_a_refusal_is_about_the_module() {
         let text = trouble.to_string();
         assert_eq!(NotPrepared::from(trouble), NotPrepared::Trouble(text));
     }
-    let NotPrepared::Refused(reject) = CompileError::Refused("x".to_owned()).into() else { panic!() };
+    let NotPrepared::Refused(reject) = CompileError::Refused("x".to_owned()).into() else {
+        panic!()
+    };
     assert_eq!(
         (reject.code, reject.error_code.to_string().as_str(), reject.message.as_str()),
         (RejectCode::CanisterError, "IC0505", "Canister's Wasm module is not valid: x")

@@ -1,18 +1,19 @@
 //! The functions that stand for bulk operations on memory.
 //!
-//! Such an operation writes inside the engine, where a page that is not to be written any more could not be
-//! refused. So each is replaced by a call of a function with the same operands, which reports the range to
-//! `thimble.will_write` first and then does what the operation does.
+//! Such an operation writes inside the engine, where a page that is not to be written any more
+//! could not be refused. So each is replaced by a call of a function with the same operands, which
+//! reports the range to `thimble.will_write` first and then does what the operation does.
 //!
-//! Most copies of real programs are short strings, for which the report would cost more than the copy. From
-//! [`SHORT_MIN`] to [`SHORT_MAX`] bytes the function uses ordinary loads and stores instead, which need no
-//! report because they are counted like any other store: two accesses of the largest width that fits, one
-//! from the beginning and one to the end, overlapping in the middle, both loads before both stores so that
-//! overlapping ranges come out right.
+//! Most copies of real programs are short strings, for which the report would cost more than the
+//! copy. From [`SHORT_MIN`] to [`SHORT_MAX`] bytes the function uses ordinary loads and stores
+//! instead, which need no report because they are counted like any other store: two accesses of the
+//! largest width that fits, one from the beginning and one to the end, overlapping in the middle,
+//! both loads before both stores so that overlapping ranges come out right.
 //!
-//! Bounds: the first access covers at least half the range from its beginning, so the address of the second,
-//! at most `width - 1` further, cannot wrap around; it traps exactly when the range ends outside. A trapping
-//! operation may have written its first half, which nobody sees, since a trap discards the message.
+//! Bounds: the first access covers at least half the range from its beginning, so the address of
+//! the second, at most `width - 1` further, cannot wrap around; it traps exactly when the range
+//! ends outside. A trapping operation may have written its first half, which nobody sees, since a
+//! trap discards the message.
 
 use wasm_encoder::{BlockType, Function, Instruction as I, MemArg, ValType};
 
@@ -70,9 +71,24 @@ const ANYWHERE: MemArg = MemArg { offset: 0, align: 0, memory_index: 0 };
 /// From wide to narrow; each is good for ranges from its size to just under twice that.
 fn widths() -> [Width; 3] {
     [
-        Width { bytes: 16, ty: ValType::V128, load: I::V128Load(ANYWHERE), store: I::V128Store(ANYWHERE) },
-        Width { bytes: 8, ty: ValType::I64, load: I::I64Load(ANYWHERE), store: I::I64Store(ANYWHERE) },
-        Width { bytes: 4, ty: ValType::I32, load: I::I32Load(ANYWHERE), store: I::I32Store(ANYWHERE) },
+        Width {
+            bytes: 16,
+            ty: ValType::V128,
+            load: I::V128Load(ANYWHERE),
+            store: I::V128Store(ANYWHERE),
+        },
+        Width {
+            bytes: 8,
+            ty: ValType::I64,
+            load: I::I64Load(ANYWHERE),
+            store: I::I64Store(ANYWHERE),
+        },
+        Width {
+            bytes: 4,
+            ty: ValType::I32,
+            load: I::I32Load(ANYWHERE),
+            store: I::I32Store(ANYWHERE),
+        },
     ]
 }
 
@@ -102,10 +118,14 @@ impl Guard {
         let mut body = Function::new(widths.iter().map(|width| (2, width.ty)));
         self.short(&mut body, |body, n, width| {
             let (first, last) = (TEMPORARY + 2 * n, TEMPORARY + 2 * n + 1);
-            body.instruction(&I::LocalGet(SECOND)).instruction(&width.load).instruction(&I::LocalSet(first));
+            body.instruction(&I::LocalGet(SECOND))
+                .instruction(&width.load)
+                .instruction(&I::LocalSet(first));
             self.last(body, SECOND, width);
             body.instruction(&width.load).instruction(&I::LocalSet(last));
-            body.instruction(&I::LocalGet(DST)).instruction(&I::LocalGet(first)).instruction(&width.store);
+            body.instruction(&I::LocalGet(DST))
+                .instruction(&I::LocalGet(first))
+                .instruction(&width.store);
             self.last(body, DST, width);
             body.instruction(&I::LocalGet(last)).instruction(&width.store);
         });
@@ -143,7 +163,9 @@ impl Guard {
     /// Runs `write` with the width that fits and returns, if the range is short.
     fn short(&self, body: &mut Function, write: impl Fn(&mut Function, u32, &Width)) {
         let [subtract, less] = self.arithmetic();
-        body.instruction(&I::LocalGet(LEN)).instruction(&self.constant(SHORT_MIN)).instruction(&subtract);
+        body.instruction(&I::LocalGet(LEN))
+            .instruction(&self.constant(SHORT_MIN))
+            .instruction(&subtract);
         body.instruction(&self.constant(SHORT_MAX - SHORT_MIN + 1))
             .instruction(&less)
             .instruction(&I::If(BlockType::Empty));

@@ -1,4 +1,5 @@
-//! Names of exported functions: which ones the interface specification gives a meaning ("Entry points").
+//! Names of exported functions: which ones the interface specification gives a meaning ("Entry
+//! points").
 
 use crate::Hooks;
 
@@ -22,8 +23,8 @@ pub(super) enum MethodKind {
     CompositeQuery,
 }
 
-/// Reads the name of an exported function. There is exactly one space between the kind of a method and its
-/// name; the name may hold anything.
+/// Reads the name of an exported function. There is exactly one space between the kind of a method
+/// and its name; the name may hold anything.
 pub(super) fn export_name(name: &str) -> ExportName<'_> {
     let Some(rest) = name.strip_prefix("canister_") else { return ExportName::Other };
     if let Some((kind, method)) = rest.split_once(' ') {

@@ -1,8 +1,9 @@
 //! The System API as a table: every function of `ic0` with its signature.
 //!
-//! Source: interface specification, "Overview of imports". Addresses and sizes are of type `I`, which is
-//! `i32` for a module with a 32-bit memory or none and `i64` for one with a 64-bit memory; [`Word::I`] stands
-//! for it. Validation refuses an import that is not here or has another type; the worker links exactly these.
+//! Source: interface specification, "Overview of imports". Addresses and sizes are of type `I`,
+//! which is `i32` for a module with a 32-bit memory or none and `i64` for one with a 64-bit memory;
+//! [`Word::I`] stands for it. Validation refuses an import that is not here or has another type;
+//! the worker links exactly these.
 
 use wasmparser::ValType;
 
@@ -59,7 +60,11 @@ const fn f(name: &'static str, params: &'static [Word], result: Option<Word>) ->
     Ic0Function { name, params, result, only32: false }
 }
 
-const fn f32_only(name: &'static str, params: &'static [Word], result: Option<Word>) -> Ic0Function {
+const fn f32_only(
+    name: &'static str,
+    params: &'static [Word],
+    result: Option<Word>,
+) -> Ic0Function {
     Ic0Function { name, params, result, only32: true }
 }
 
@@ -138,8 +143,8 @@ pub const IC0_FUNCTIONS: &[Ic0Function] = &[
     f32_only("stable_size", &[], Some(I32)),
     f32_only("stable_write", &[I32, I32, I32], None),
     f("subnet_self_copy", &[I, I, I], None),
-    // Not in the specification's overview yet, but canisters built with `ic0` 1.2 import it: how many nodes
-    // the subnet has.
+    // Not in the specification's overview yet, but canisters built with `ic0` 1.2 import it: how
+    // many nodes the subnet has.
     f("subnet_self_node_count", &[], Some(I32)),
     f("subnet_self_size", &[], Some(I)),
     f("time", &[], Some(I64)),

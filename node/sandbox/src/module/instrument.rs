@@ -1,32 +1,34 @@
 //! Rewrites a validated module into the form the folder's documentation describes.
 //!
 //! Sections are built one by one in their order; bodies and expressions pass through wasm-encoder's
-//! re-encoder, which asks here for every function index and instruction. Three index spaces change, all at
-//! their ends but one:
+//! re-encoder, which asks here for every function index and instruction. Three index spaces change,
+//! all at their ends but one:
 //!
 //! - types: those of the added functions follow the module's own;
-//! - functions: `thimble.will_write` is the last import, so defined functions move up by one, and the added
-//!   functions come after them;
-//! - data segments: all become passive, and an empty one follows them. Instructions that named an active
-//!   segment name the empty one instead, because instantiation would have dropped it: what traps there still
-//!   traps.
+//! - functions: `thimble.will_write` is the last import, so defined functions move up by one, and
+//!   the added functions come after them;
+//! - data segments: all become passive, and an empty one follows them. Instructions that named an
+//!   active segment name the empty one instead, because instantiation would have dropped it: what
+//!   traps there still traps.
 //!
-//! Bulk operations on memory become calls of added functions, see `bulk.rs`. An operation is one instruction
-//! before and after, so control flow stays as it was.
+//! Bulk operations on memory become calls of added functions, see `bulk.rs`. An operation is one
+//! instruction before and after, so control flow stays as it was.
 
 use limits::ModuleLimits;
 use wasm_encoder::reencode::{self, Reencode, utils};
 use wasm_encoder::{
-    CodeSection, DataCountSection, DataSection, ElementSection, Elements, Encode, EntityType, ExportKind,
-    ExportSection, Function, FunctionSection, GlobalSection, ImportSection, Instruction, MemorySection,
-    MemoryType, Module, TableSection, TypeSection, ValType,
+    CodeSection, DataCountSection, DataSection, ElementSection, Elements, Encode, EntityType,
+    ExportKind, ExportSection, Function, FunctionSection, GlobalSection, ImportSection,
+    Instruction, MemorySection, MemoryType, Module, TableSection, TypeSection, ValType,
 };
 use wasmparser::{DataKind, Operator, Parser, Payload};
 
 use super::bulk::{ActiveSegment, Bulk, Guard};
 use super::error::ModuleError;
 use super::validate::{Shape, Validated};
-use super::{INIT_MEMORY, MEMORY, RUNTIME_MODULE, START, TABLE, WILL_WRITE, features, global_export};
+use super::{
+    INIT_MEMORY, MEMORY, RUNTIME_MODULE, START, TABLE, WILL_WRITE, features, global_export,
+};
 
 /// Size of a page of WebAssembly memory.
 const WASM_PAGE_BYTES: u64 = 65_536;
@@ -39,7 +41,11 @@ const SEGMENTS_PER_FUNCTION: usize = 256;
 /// # Errors
 ///
 /// None for a module that [`super::validate`](fn@super::validate) accepted with the same limits.
-pub fn instrument(wasm: &[u8], validated: &Validated, limits: &ModuleLimits) -> Result<Vec<u8>, ModuleError> {
+pub fn instrument(
+    wasm: &[u8],
+    validated: &Validated,
+    limits: &ModuleLimits,
+) -> Result<Vec<u8>, ModuleError> {
     let shape = &validated.shape;
     let mut sections = Sections::default();
     let mut rewriter = Rewriter::new(shape);
@@ -88,7 +94,8 @@ impl Sections {
             Payload::TableSection(section) => self.tables(rewriter, shape, limits, section)?,
             Payload::MemorySection(section) => {
                 for memory in section {
-                    self.memories.memory(bounded(rewriter.memory_type(memory?).map_err(failed)?, limits));
+                    self.memories
+                        .memory(bounded(rewriter.memory_type(memory?).map_err(failed)?, limits));
                 }
             }
             Payload::GlobalSection(section) => {
@@ -122,7 +129,8 @@ impl Sections {
         Ok(())
     }
 
-    /// Bounds how far tables grow: together they stay within the limit, the first ones are served first.
+    /// Bounds how far tables grow: together they stay within the limit, the first ones are served
+    /// first.
     fn tables(
         &mut self,
         rewriter: &mut Rewriter<'_>,
@@ -177,8 +185,12 @@ impl Sections {
                 let ty = added.ty(&mut self.types, &[]);
                 let mut all = Function::new([]);
                 for segments in self.active.chunks(SEGMENTS_PER_FUNCTION) {
-                    let part =
-                        added.function(&mut self.functions, &mut self.code, ty, &guard.apply(segments));
+                    let part = added.function(
+                        &mut self.functions,
+                        &mut self.code,
+                        ty,
+                        &guard.apply(segments),
+                    );
                     all.instruction(&Instruction::Call(part));
                 }
                 all.instruction(&Instruction::End);
@@ -186,10 +198,14 @@ impl Sections {
                 exports.export(INIT_MEMORY, ExportKind::Func, init);
             }
         }
-        // An export declares a function for `ref.func`; what is no longer exported is declared here.
+        // An export declares a function for `ref.func`; what is no longer exported is declared
+        // here.
         if !shape.other_exported_functions.is_empty() {
-            let functions: Vec<u32> =
-                shape.other_exported_functions.iter().map(|function| rewriter.moved(*function)).collect();
+            let functions: Vec<u32> = shape
+                .other_exported_functions
+                .iter()
+                .map(|function| rewriter.moved(*function))
+                .collect();
             self.elements.declared(Elements::Functions(functions.into()));
         }
         if !self.data.is_empty() {
@@ -200,8 +216,16 @@ impl Sections {
 
     fn assemble(self, exports: &ExportSection) -> Vec<u8> {
         let mut module = Module::new();
-        module.section(&self.types).section(&self.imports).section(&self.functions).section(&self.tables);
-        module.section(&self.memories).section(&self.globals).section(exports).section(&self.elements);
+        module
+            .section(&self.types)
+            .section(&self.imports)
+            .section(&self.functions)
+            .section(&self.tables);
+        module
+            .section(&self.memories)
+            .section(&self.globals)
+            .section(exports)
+            .section(&self.elements);
         if !self.data.is_empty() {
             module.section(&DataCountSection { count: self.data.len() });
         }
@@ -265,7 +289,11 @@ impl<'a> Rewriter<'a> {
     }
 
     fn moved(&self, function: u32) -> u32 {
-        if function < self.shape.imported_functions { function } else { function.saturating_add(self.shift) }
+        if function < self.shape.imported_functions {
+            function
+        } else {
+            function.saturating_add(self.shift)
+        }
     }
 
     /// The segment itself if it was passive, the empty one behind all others if it was active.
@@ -295,7 +323,8 @@ impl<'a> Rewriter<'a> {
             // Validation has checked the segment's index.
             None => count,
         };
-        (self.shape.imported_functions + self.shift + self.shape.defined_functions).saturating_add(place - 1)
+        (self.shape.imported_functions + self.shift + self.shape.defined_functions)
+            .saturating_add(place - 1)
     }
 }
 
@@ -326,7 +355,8 @@ impl Reencode for Rewriter<'_> {
 
 /// Bounds how far a memory grows by its limit, so that no memory creator sees more.
 fn bounded(mut memory: MemoryType, limits: &ModuleLimits) -> MemoryType {
-    let limit = if memory.memory64 { limits.heap64_bytes } else { limits.heap32_bytes.min(1 << 32) };
+    let limit =
+        if memory.memory64 { limits.heap64_bytes } else { limits.heap32_bytes.min(1 << 32) };
     let pages = (limit / WASM_PAGE_BYTES).max(memory.minimum);
     memory.maximum = Some(memory.maximum.unwrap_or(u64::MAX).min(pages));
     memory

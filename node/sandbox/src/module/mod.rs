@@ -1,32 +1,32 @@
 //! A canister module between upload and compilation: unpacked, judged, rewritten.
 //!
-//! Everything here is a pure function of the bytes and of [`limits::ModuleLimits`]: no clock, no file, no
-//! engine. The same module is accepted or refused, with the same text, on every node. It runs inside the
-//! compile child, because the bytes come from outside.
+//! Everything here is a pure function of the bytes and of [`limits::ModuleLimits`]: no clock, no
+//! file, no engine. The same module is accepted or refused, with the same text, on every node. It
+//! runs inside the compile child, because the bytes come from outside.
 //!
 //! The path of a module:
 //!
 //! 1. [`unpack`] — gunzip under a cap, magic and version.
-//! 2. [`validate`] — WebAssembly validation with the one feature set of [`features`], the canister rules of
-//!    the interface specification ("WebAssembly module requirements"), and every limit. What was found is
-//!    [`ModuleInfo`](crate::ModuleInfo).
-//! 3. [`instrument`] — rewrites the module so that a worker can run every message in a fresh instance over
-//!    kept memory and globals.
+//! 2. [`validate`] — WebAssembly validation with the one feature set of [`features`], the canister
+//!    rules of the interface specification ("WebAssembly module requirements"), and every limit.
+//!    What was found is [`ModuleInfo`](crate::ModuleInfo).
+//! 3. [`instrument`] — rewrites the module so that a worker can run every message in a fresh
+//!    instance over kept memory and globals.
 //!
 //! # What an instrumented module looks like
 //!
-//! It imports functions of `ic0` and, when it has a memory, [`RUNTIME_MODULE`]`.`[`WILL_WRITE`]. It exports
-//! nothing but
+//! It imports functions of `ic0` and, when it has a memory, [`RUNTIME_MODULE`]`.`[`WILL_WRITE`]. It
+//! exports nothing but
 //!
 //! - the entry points (`canister_init`, `canister_update <name>` ...) under their own names,
 //! - [`MEMORY`] and [`TABLE`], when there are any, whatever the module called them,
 //! - [`START`], the function of its `(start)` section, which is gone,
-//! - [`INIT_MEMORY`], which applies the data segments that were active, in their order, trapping where
-//!   instantiation would have,
+//! - [`INIT_MEMORY`], which applies the data segments that were active, in their order, trapping
+//!   where instantiation would have,
 //! - its mutable globals, in index order, as [`global_export`]`(0)`, `global_export(1)` ...
 //!
-//! Other exports of the canister are dropped, so no name of a canister can clash with these. Element segments
-//! stay active: every instance begins with the table the module describes.
+//! Other exports of the canister are dropped, so no name of a canister can clash with these.
+//! Element segments stay active: every instance begins with the table the module describes.
 
 mod bulk;
 mod entry;
@@ -47,12 +47,12 @@ pub use instrument::instrument;
 pub use unpack::{unpack, unpacked_bytes_max};
 pub use validate::{Validated, validate};
 
-/// Counts changes to what modules weigh (`weight.rs`) and to any other rule by which one is refused: nodes that
-/// judge modules differently must not be in one subnet.
+/// Counts changes to what modules weigh (`weight.rs`) and to any other rule by which one is
+/// refused: nodes that judge modules differently must not be in one subnet.
 pub const RULES_VERSION: u32 = 1;
 
-/// The whole path: what was uploaded in; what to compile, what was found out, and the size of the unpacked
-/// module out.
+/// The whole path: what was uploaded in; what to compile, what was found out, and the size of the
+/// unpacked module out.
 pub fn process(
     uploaded: &[u8],
     limits: &ModuleLimits,
@@ -67,9 +67,9 @@ pub fn process(
 pub const RUNTIME_MODULE: &str = "thimble";
 
 /// `thimble.will_write : (dst : I, len : I) -> ()`: called before a bulk memory operation writes
-/// `memory[dst..dst+len]`. The callee counts the pages, traps past the cap, and lets an out-of-bounds range
-/// pass (the operation itself traps then). `I` is the address type of the memory. Short copies and fills are
-/// made of ordinary stores and are not reported.
+/// `memory[dst..dst+len]`. The callee counts the pages, traps past the cap, and lets an
+/// out-of-bounds range pass (the operation itself traps then). `I` is the address type of the
+/// memory. Short copies and fills are made of ordinary stores and are not reported.
 pub const WILL_WRITE: &str = "will_write";
 
 /// Export: the memory.
@@ -89,9 +89,9 @@ pub fn global_export(n: usize) -> String {
     format!("__thimble_g{n}")
 }
 
-/// The WebAssembly a canister may use: the features that are deterministic and that toolchains emit. Threads,
-/// exceptions, garbage collection, several memories and relaxed SIMD are not among them, nor are extended
-/// constant expressions, because initialisers run unmetered.
+/// The WebAssembly a canister may use: the features that are deterministic and that toolchains
+/// emit. Threads, exceptions, garbage collection, several memories and relaxed SIMD are not among
+/// them, nor are extended constant expressions, because initialisers run unmetered.
 pub fn features() -> wasmparser::WasmFeatures {
     use wasmparser::WasmFeatures as F;
     F::MUTABLE_GLOBAL

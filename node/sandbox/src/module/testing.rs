@@ -27,7 +27,8 @@ pub(crate) fn limits() -> ModuleLimits {
     }
 }
 
-/// Modules that are valid canisters and between them have everything instrumentation treats specially.
+/// Modules that are valid canisters and between them have everything instrumentation treats
+/// specially.
 pub(crate) fn valid() -> impl Iterator<Item = &'static str> {
     include_str!("../../tests/seeds.wat").split(";; ----")
 }

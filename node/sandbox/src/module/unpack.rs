@@ -40,8 +40,8 @@ pub fn unpack<'a>(uploaded: &'a [u8], limits: &ModuleLimits) -> Result<Cow<'a, [
     Ok(wasm)
 }
 
-/// The most that `uploaded` may come to when it is unpacked, by its size alone: Deflate packs at most 1,032 bytes
-/// into one.
+/// The most that `uploaded` may come to when it is unpacked, by its size alone: Deflate packs at
+/// most 1,032 bytes into one.
 pub fn unpacked_bytes_max(uploaded: &[u8], limits: &ModuleLimits) -> u64 {
     let bytes = uploaded.len() as u64;
     let most = if uploaded.starts_with(&GZIP_MAGIC) { bytes.saturating_mul(1_032) } else { bytes };
@@ -106,9 +106,16 @@ mod tests {
     fn what_is_no_module_is_refused() {
         let mut small = limits();
         small.wasm_bytes = 10;
-        assert!(matches!(unpack(&[0; 11], &small), Err(ModuleError::Limit { limit_name: "wasm_bytes", .. })));
+        assert!(matches!(
+            unpack(&[0; 11], &small),
+            Err(ModuleError::Limit { limit_name: "wasm_bytes", .. })
+        ));
         assert_eq!(unpack(b"", &limits()), Err(ModuleError::NotWasm));
-        assert_eq!(unpack(b"\0asm\x0d\0\x01\0", &limits()), Err(ModuleError::NotWasm), "a component");
+        assert_eq!(
+            unpack(b"\0asm\x0d\0\x01\0", &limits()),
+            Err(ModuleError::NotWasm),
+            "a component"
+        );
         assert_eq!(unpack(&gzip(b"text"), &limits()), Err(ModuleError::NotWasm));
         let mut cut = gzip(&wat::parse_str("(module)").unwrap());
         cut.truncate(cut.len() - 9);

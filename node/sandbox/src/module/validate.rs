@@ -1,17 +1,19 @@
-//! Judges a module: WebAssembly validation, the canister rules of the interface specification ("WebAssembly
-//! module requirements") and every limit of [`ModuleLimits`], in one pass over the sections.
+//! Judges a module: WebAssembly validation, the canister rules of the interface specification
+//! ("WebAssembly module requirements") and every limit of [`ModuleLimits`], in one pass over the
+//! sections.
 //!
-//! Counts are held against their limits before anything of that size is built, and each function is validated
-//! as it is met, so memory stays in proportion to the module's bytes. What instrumentation needs to know is
-//! gathered on the way as [`Shape`].
+//! Counts are held against their limits before anything of that size is built, and each function is
+//! validated as it is met, so memory stays in proportion to the module's bytes. What
+//! instrumentation needs to know is gathered on the way as [`Shape`].
 
 use std::collections::BTreeSet;
 
 use limits::ModuleLimits;
 use wasmparser::{
-    BlockType, CustomSectionReader, DataKind, Element, ElementItems, ElementKind, Export, ExternalKind,
-    FuncType, FuncValidator, FuncValidatorAllocations, FunctionBody, Import, Operator, OperatorsReader,
-    Parser, Payload, TypeRef, ValType, ValidPayload, Validator, ValidatorResources,
+    BlockType, CustomSectionReader, DataKind, Element, ElementItems, ElementKind, Export,
+    ExternalKind, FuncType, FuncValidator, FuncValidatorAllocations, FunctionBody, Import,
+    Operator, OperatorsReader, Parser, Payload, TypeRef, ValType, ValidPayload, Validator,
+    ValidatorResources,
 };
 
 use super::entry::{ExportName, MethodKind, export_name};
@@ -166,7 +168,8 @@ impl<'a> Pass<'a> {
                 within("number of imports", "functions", limits.functions, section.count().into())
             }
             Payload::FunctionSection(section) => {
-                let functions = u64::from(section.count()) + u64::from(self.shape.imported_functions);
+                let functions =
+                    u64::from(section.count()) + u64::from(self.shape.imported_functions);
                 within("number of functions", "functions", limits.functions, functions)
             }
             Payload::GlobalSection(section) => {
@@ -181,18 +184,24 @@ impl<'a> Pass<'a> {
                 limits.data_segments,
                 section.count().into(),
             ),
-            Payload::DataCountSection { count, .. } => {
-                within("number of data segments", "data_segments", limits.data_segments, (*count).into())
-            }
+            Payload::DataCountSection { count, .. } => within(
+                "number of data segments",
+                "data_segments",
+                limits.data_segments,
+                (*count).into(),
+            ),
             Payload::DataSection(section) => within(
                 "number of data segments",
                 "data_segments",
                 limits.data_segments,
                 section.count().into(),
             ),
-            Payload::CodeSectionStart { size, .. } => {
-                within(CODE_SECTION, "code_section_bytes", limits.code_section_bytes, (*size).into())
-            }
+            Payload::CodeSectionStart { size, .. } => within(
+                CODE_SECTION,
+                "code_section_bytes",
+                limits.code_section_bytes,
+                (*size).into(),
+            ),
             Payload::CodeSectionEntry(body) => {
                 within(FUNCTION, "function_bytes", limits.function_bytes, size(body))
             }
@@ -249,14 +258,23 @@ impl<'a> Pass<'a> {
                 for memory in section.clone() {
                     let memory = memory?;
                     let (what, limit_name, limit) = match memory.memory64 {
-                        false => ("initial size of the memory in bytes", "heap32_bytes", limits.heap32_bytes),
+                        false => (
+                            "initial size of the memory in bytes",
+                            "heap32_bytes",
+                            limits.heap32_bytes,
+                        ),
                         true => (
                             "initial size of the 64-bit memory in bytes",
                             "heap64_bytes",
                             limits.heap64_bytes,
                         ),
                     };
-                    within(what, limit_name, limit, memory.initial.saturating_mul(WASM_PAGE_BYTES))?;
+                    within(
+                        what,
+                        limit_name,
+                        limit,
+                        memory.initial.saturating_mul(WASM_PAGE_BYTES),
+                    )?;
                     self.info.memory64 = memory.memory64;
                     self.info.heap_initial_wasm_pages = memory.initial;
                     self.shape.memory = Some(memory);
@@ -317,7 +335,8 @@ impl<'a> Pass<'a> {
         within(WEIGHT, "weight", self.limits.weight, self.weight)
     }
 
-    /// Counts a function that needs code through which the host, or a call through a table, enters it.
+    /// Counts a function that needs code through which the host, or a call through a table, enters
+    /// it.
     fn reach(&mut self, function: u32) -> Result<(), ModuleError> {
         let functions = self.functions.len();
         if self.reachable.len() < functions {
@@ -357,7 +376,8 @@ impl<'a> Pass<'a> {
             }
             _ => false,
         };
-        self.elements_laid_out &= within_table && matches!(element.items, ElementItems::Functions(_));
+        self.elements_laid_out &=
+            within_table && matches!(element.items, ElementItems::Functions(_));
         let each = if self.elements_laid_out { 1 } else { weight::ELEMENT };
         self.add(weight::ELEMENT_SEGMENT + count * each)?;
         match &element.items {
@@ -403,14 +423,16 @@ impl<'a> Pass<'a> {
                 }
                 Operator::CallIndirect { type_index, .. }
                 | Operator::ReturnCallIndirect { type_index, .. } => self.type_words(type_index),
-                Operator::Block { blockty } | Operator::Loop { blockty } | Operator::If { blockty } => {
-                    match blockty {
-                        BlockType::Empty => 0,
-                        BlockType::Type(_) => 1,
-                        BlockType::FuncType(ty) => self.type_words(ty),
-                    }
-                }
-                Operator::BrTable { ref targets } if targets.len() > weight::BRANCH_TABLE_TARGETS_MAX => {
+                Operator::Block { blockty }
+                | Operator::Loop { blockty }
+                | Operator::If { blockty } => match blockty {
+                    BlockType::Empty => 0,
+                    BlockType::Type(_) => 1,
+                    BlockType::FuncType(ty) => self.type_words(ty),
+                },
+                Operator::BrTable { ref targets }
+                    if targets.len() > weight::BRANCH_TABLE_TARGETS_MAX =>
+                {
                     return Err(ModuleError::BranchTable {
                         targets: targets.len(),
                         most: weight::BRANCH_TABLE_TARGETS_MAX,
@@ -434,10 +456,16 @@ impl<'a> Pass<'a> {
 
     fn import(&mut self, import: Import<'_>) -> Result<(), ModuleError> {
         let TypeRef::Func(ty) = import.ty else {
-            return Err(ModuleError::Import { module: shown(import.module), name: shown(import.name) });
+            return Err(ModuleError::Import {
+                module: shown(import.module),
+                name: shown(import.name),
+            });
         };
         if import.module != "ic0" {
-            return Err(ModuleError::Import { module: shown(import.module), name: shown(import.name) });
+            return Err(ModuleError::Import {
+                module: shown(import.module),
+                name: shown(import.name),
+            });
         }
         let Some(function) = ic0_function(import.name, false) else {
             return Err(ModuleError::UnknownImport { name: shown(import.name), width: 32 });
@@ -486,7 +514,8 @@ impl<'a> Pass<'a> {
                 list.push(name.to_owned());
             }
         }
-        let ty = self.functions.get(export.index as usize).and_then(|ty| self.types.get(*ty as usize));
+        let ty =
+            self.functions.get(export.index as usize).and_then(|ty| self.types.get(*ty as usize));
         if ty.is_none_or(|ty| !ty.params().is_empty() || !ty.results().is_empty()) {
             return Err(ModuleError::EntryType(shown(export.name)));
         }
@@ -518,7 +547,8 @@ impl<'a> Pass<'a> {
             limits.custom_sections_bytes,
             self.section_bytes,
         )?;
-        self.info.enhanced_orthogonal_persistence |= !public && name == ENHANCED_ORTHOGONAL_PERSISTENCE;
+        self.info.enhanced_orthogonal_persistence |=
+            !public && name == ENHANCED_ORTHOGONAL_PERSISTENCE;
         self.info.custom_sections.push(CustomSection {
             public,
             name: name.to_owned(),
@@ -550,7 +580,8 @@ impl<'a> Pass<'a> {
         if found.is_some_and(|found| found.params() == params && found.results() == result) {
             return Ok(());
         }
-        let found = found.map(|found| signature(found.params(), found.results())).unwrap_or_default();
+        let found =
+            found.map(|found| signature(found.params(), found.results())).unwrap_or_default();
         Err(ModuleError::ImportType {
             name: function.name.to_owned(),
             width,
@@ -566,7 +597,8 @@ fn size(body: &FunctionBody<'_>) -> u64 {
 
 /// `(i32, i64) -> (i32)`.
 fn signature(params: &[ValType], results: &[ValType]) -> String {
-    let list = |types: &[ValType]| types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let list =
+        |types: &[ValType]| types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     format!("({}) -> ({})", list(params), list(results))
 }
 

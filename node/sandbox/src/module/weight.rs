@@ -1,24 +1,26 @@
 //! What a function weighs for the compiler.
 //!
-//! The memory and time that code generation needs do not follow the bytes of a module: a square root takes eight
-//! times what an addition takes, a copy between tables seventy times, and a branch costs by the values that are alive
-//! when it is taken. So each function is weighed: a sum over its instructions of what the code generator was
-//! measured to need for them, in **units of 256 bytes** of working memory, rounded up to the worst of a class.
-//! `module.function_weight` bounds one function, whose working memory is freed before the next one's turn;
-//! `module.weight` bounds all of them, whose code and tables are kept until the artefact is written.
+//! The memory and time that code generation needs do not follow the bytes of a module: a square
+//! root takes eight times what an addition takes, a copy between tables seventy times, and a branch
+//! costs by the values that are alive when it is taken. So each function is weighed: a sum over its
+//! instructions of what the code generator was measured to need for them, in **units of 256 bytes**
+//! of working memory, rounded up to the worst of a class. `module.function_weight` bounds one
+//! function, whose working memory is freed before the next one's turn; `module.weight` bounds all
+//! of them, whose code and tables are kept until the artefact is written.
 //!
-//! A weight is a function of the module's bytes, so every node comes to the same. That a module within both limits
-//! compiles within half of the child's memory is what `tests/hostile.rs` shows, shape by shape.
+//! A weight is a function of the module's bytes, so every node comes to the same. That a module
+//! within both limits compiles within half of the child's memory is what `tests/hostile.rs` shows,
+//! shape by shape.
 //!
 //! # Terms
 //!
 //! - an instruction weighs what [`Weigher::instruction`] says;
-//! - a function weighs [`FUNCTION`] for its own tables and the code that enters it, and [`WORD`] for each parameter
-//!   and result; so does each of its calls for the callee's;
+//! - a function weighs [`FUNCTION`] for its own tables and the code that enters it, and [`WORD`]
+//!   for each parameter and result; so does each of its calls for the callee's;
 //! - a local weighs 1;
-//! - an **edge** is a way from one straight run of code to another. The code generator keeps account, for each, of
-//!   what is alive: an edge weighs [`EDGE`] and one more for every [`VALUES_PER_UNIT`] locals that the function uses and
-//!   operands that are on the stack.
+//! - an **edge** is a way from one straight run of code to another. The code generator keeps
+//!   account, for each, of what is alive: an edge weighs [`EDGE`] and one more for every
+//!   [`VALUES_PER_UNIT`] locals that the function uses and operands that are on the stack.
 
 use wasmparser::Operator as O;
 
@@ -33,7 +35,8 @@ pub(super) const TYPE: u64 = 28;
 /// See [`TYPE`].
 pub(super) const TYPE_WORD: u64 = 4;
 
-/// Units of an element of a segment that is not laid out before the module runs but written by code.
+/// Units of an element of a segment that is not laid out before the module runs but written by
+/// code.
 pub(super) const ELEMENT: u64 = 16;
 
 /// Units of an element segment, and of a data segment.
@@ -44,7 +47,8 @@ pub(super) const DATA_SEGMENT: u64 = 16;
 /// So much weight of functions, whose working memory is freed, leaves one unit behind: their code.
 pub(super) const INSTRUCTIONS_PER_UNIT: u64 = 64;
 
-/// A way out of a branch table has code of its own for each value that is alive; so many of these leave one unit.
+/// A way out of a branch table has code of its own for each value that is alive; so many of these
+/// leave one unit.
 const TABLE_VALUES_PER_UNIT: u64 = 24;
 
 /// Parameters and results of functions, beside their calls, that weigh one unit.
@@ -97,7 +101,8 @@ impl Weigher {
             self.used_in.resize(locals, 0);
         }
         self.used = 0;
-        self.units = FUNCTION.saturating_add(words.saturating_mul(WORD)).saturating_add(locals as u64);
+        self.units =
+            FUNCTION.saturating_add(words.saturating_mul(WORD)).saturating_add(locals as u64);
         self.indirect_calls = 0;
         self.targets = 0;
         self.target_operands = 0;
@@ -107,8 +112,8 @@ impl Weigher {
         self.memory64 = memory64;
     }
 
-    /// Adds an instruction before which `operands` are on the stack. `words` are the parameters and results of
-    /// the function it calls or the block it opens.
+    /// Adds an instruction before which `operands` are on the stack. `words` are the parameters and
+    /// results of the function it calls or the block it opens.
     pub(super) fn instruction(&mut self, operator: &O<'_>, operands: u32, words: u64) {
         let memory = if self.memory64 { 24 } else { 8 };
         let shift = if self.after_constant { 6 } else { 36 };
@@ -145,7 +150,10 @@ impl Weigher {
                 self.indirect_calls = self.indirect_calls.saturating_add(1);
                 (60_u64.saturating_add(words.saturating_mul(WORD)), 5)
             }
-            O::GlobalGet { .. } | O::GlobalSet { .. } | O::MemorySize { .. } | O::TableSize { .. } => (8, 0),
+            O::GlobalGet { .. }
+            | O::GlobalSet { .. }
+            | O::MemorySize { .. }
+            | O::TableSize { .. } => (8, 0),
             O::Select | O::TypedSelect { .. } => (16, 0),
             O::I32Load { .. }
             | O::I64Load { .. }
@@ -172,18 +180,23 @@ impl Weigher {
             | O::I64Store32 { .. }
             | O::V128Load { .. }
             | O::V128Store { .. } => (memory, 0),
-            O::I32Eqz | O::I32Eq | O::I32Ne | O::I32LtS | O::I32LtU | O::I32GtS | O::I32GtU => (6, 0),
+            O::I32Eqz | O::I32Eq | O::I32Ne | O::I32LtS | O::I32LtU | O::I32GtS | O::I32GtU => {
+                (6, 0)
+            }
             O::I32LeS | O::I32LeU | O::I32GeS | O::I32GeU => (6, 0),
-            O::I64Eqz | O::I64Eq | O::I64Ne | O::I64LtS | O::I64LtU | O::I64GtS | O::I64GtU => (6, 0),
+            O::I64Eqz | O::I64Eq | O::I64Ne | O::I64LtS | O::I64LtU | O::I64GtS | O::I64GtU => {
+                (6, 0)
+            }
             O::I64LeS | O::I64LeU | O::I64GeS | O::I64GeU => (6, 0),
             O::I32Add | O::I32Sub | O::I32And | O::I32Or | O::I32Xor => (6, 0),
             O::I64Add | O::I64Sub | O::I64And | O::I64Or | O::I64Xor => (6, 0),
             O::I32WrapI64 | O::I64ExtendI32S | O::I64ExtendI32U => (6, 0),
             O::I32Extend8S | O::I32Extend16S => (6, 0),
             O::I64Extend8S | O::I64Extend16S | O::I64Extend32S => (6, 0),
-            O::I32ReinterpretF32 | O::I64ReinterpretF64 | O::F32ReinterpretI32 | O::F64ReinterpretI64 => {
-                (6, 0)
-            }
+            O::I32ReinterpretF32
+            | O::I64ReinterpretF64
+            | O::F32ReinterpretI32
+            | O::F64ReinterpretI64 => (6, 0),
             O::I32Shl | O::I32ShrS | O::I32ShrU | O::I32Rotl | O::I32Rotr => (shift, 0),
             O::I64Shl | O::I64ShrS | O::I64ShrU | O::I64Rotl | O::I64Rotr => (shift, 0),
             O::I32Mul | O::I64Mul => (12, 0),
@@ -197,9 +210,12 @@ impl Weigher {
             O::TableCopy { .. } | O::TableInit { .. } | O::TableFill { .. } => (320, 10),
             O::TableGet { .. } | O::TableSet { .. } => (80, 6),
             O::TableGrow { .. } => (200, 6),
-            O::RefFunc { .. } | O::MemoryGrow { .. } | O::ElemDrop { .. } | O::DataDrop { .. } => (80, 1),
+            O::RefFunc { .. } | O::MemoryGrow { .. } | O::ElemDrop { .. } | O::DataDrop { .. } => {
+                (80, 1)
+            }
             O::MemoryCopy { .. } | O::MemoryFill { .. } | O::MemoryInit { .. } => (40, 1),
-            // Arithmetic of floats, whose results are made canonical, conversions, and vectors: the worst of them.
+            // Arithmetic of floats, whose results are made canonical, conversions, and vectors: the
+            // worst of them.
             _ => (64, 0),
         };
         self.units = self.units.saturating_add(units);
@@ -228,6 +244,8 @@ impl Weigher {
     /// The weight of what was added since `begin`.
     pub(super) fn weight(&self) -> u64 {
         let alive = self.edges.saturating_mul(self.used).saturating_add(self.operands);
-        self.units.saturating_add(self.edges.saturating_mul(EDGE)).saturating_add(alive / VALUES_PER_UNIT)
+        self.units
+            .saturating_add(self.edges.saturating_mul(EDGE))
+            .saturating_add(alive / VALUES_PER_UNIT)
     }
 }

@@ -1,8 +1,8 @@
 //! One worker process and the pool's end of its wire.
 //!
-//! A [`Worker`] is exclusive: whoever holds it sends an order and waits for the report. Any failure of it —
-//! the wire, the time limit, an impossible outcome — ends the process; the lane starts another one for the
-//! next message, waiting longer the more often that happens in a row.
+//! A [`Worker`] is exclusive: whoever holds it sends an order and waits for the report. Any failure
+//! of it — the wire, the time limit, an impossible outcome — ends the process; the lane starts
+//! another one for the next message, waiting longer the more often that happens in a row.
 
 use std::{
     borrow::Cow,
@@ -32,7 +32,9 @@ use crate::{
     prepare::{PrepareError, Preparer},
     worker::{
         PROBES_ARGUMENT,
-        protocol::{AppendOrder, Execute, Forget, HeapFigures, MapOrder, MountOrder, Order, Probe, Report},
+        protocol::{
+            AppendOrder, Execute, Forget, HeapFigures, MapOrder, MountOrder, Order, Probe, Report,
+        },
     },
 };
 
@@ -109,8 +111,8 @@ struct Kept {
 }
 
 impl Worker {
-    /// Starts a process. Must be called on a thread that lives as long as the worker should: the kernel kills
-    /// the worker when that thread ends.
+    /// Starts a process. Must be called on a thread that lives as long as the worker should: the
+    /// kernel kills the worker when that thread ends.
     pub(super) fn start(
         exe: &Path,
         memories_max: usize,
@@ -166,8 +168,8 @@ impl Worker {
         !self.kept.is_empty()
     }
 
-    /// Runs one message. `settle` says of heap and stable memory whether another worker appended to it since
-    /// this one did; `timeout_factor` times the usual limit is what it may take.
+    /// Runs one message. `settle` says of heap and stable memory whether another worker appended to
+    /// it since this one did; `timeout_factor` times the usual limit is what it may take.
     pub(super) fn execute(
         &mut self,
         request: &Request,
@@ -180,18 +182,22 @@ impl Worker {
         if request.keep_token.is_some_and(|token| !self.kept.contains_key(&token)) {
             return Err(WorkerError::NotKept);
         }
-        let instructions = Duration::from_secs(request.limits.instructions / INSTRUCTIONS_PER_SECOND);
+        let instructions =
+            Duration::from_secs(request.limits.instructions / INSTRUCTIONS_PER_SECOND);
         self.channel.set_timeout(Some((GRACE + instructions).saturating_mul(timeout_factor)))?;
         for _ in 0..2 {
             let now = Instant::now();
-            let keep_as =
-                (request.keep_token.is_none() && !request.context.replicated && self.kept.len() < KEPT_MAX)
-                    .then_some(self.next_token);
+            let keep_as = (request.keep_token.is_none()
+                && !request.context.replicated
+                && self.kept.len() < KEPT_MAX)
+                .then_some(self.next_token);
             self.order(request, preparer, keep_as, settle, now)?;
-            let (report, _) = self.channel.receive::<Report>(verdict::outcome_bytes_max(request))?;
+            let (report, _) =
+                self.channel.receive::<Report>(verdict::outcome_bytes_max(request))?;
             match report {
                 Report::Outcome(outcome) => {
-                    verdict::check(request, &outcome, globals_max, keep_as).map_err(WorkerError::Lied)?;
+                    verdict::check(request, &outcome, globals_max, keep_as)
+                        .map_err(WorkerError::Lied)?;
                     self.settle(request, &outcome, keep_as);
                     return Ok(*outcome);
                 }
@@ -243,12 +249,15 @@ impl Worker {
         };
         let descriptors: Vec<_> = files.owned.iter().map(|file| file.as_fd()).collect();
         self.channel.send(&Order::Execute(Box::new(execute)), &descriptors)?;
-        // Whatever was mapped is the worker's now; a failure ends it, so there is no way back to consider.
+        // Whatever was mapped is the worker's now; a failure ends it, so there is no way back to
+        // consider.
         self.modules.insert(request.module, now);
         if !continues {
             for mount in [&request.heap, &request.stable] {
-                let view =
-                    self.memories.entry(mount.layout.id).or_insert_with(|| View::new(&mount.layout, now));
+                let view = self
+                    .memories
+                    .entry(mount.layout.id)
+                    .or_insert_with(|| View::new(&mount.layout, now));
                 view.planned(&mount.layout, now);
                 if let Some(append) = &mount.append {
                     view.append = Some(append.segment);
@@ -259,10 +268,21 @@ impl Worker {
     }
 
     /// What to tell the worker of a memory; the descriptors that go with it are added to `files`.
-    fn mount(&mut self, mount: &Mount, continues: bool, settle: bool, files: &mut Files) -> MountOrder {
+    fn mount(
+        &mut self,
+        mount: &Mount,
+        continues: bool,
+        settle: bool,
+        files: &mut Files,
+    ) -> MountOrder {
         let layout = &mount.layout;
-        let mut order =
-            MountOrder { id: layout.id, wasm_pages: mount.wasm_pages, settle, map: None, append: None };
+        let mut order = MountOrder {
+            id: layout.id,
+            wasm_pages: mount.wasm_pages,
+            settle,
+            map: None,
+            append: None,
+        };
         if continues {
             return order;
         }
@@ -273,11 +293,15 @@ impl Worker {
             Plan::Fresh => {
                 self.memories.remove(&layout.id);
                 files.owned.push(read_only(&layout.base));
-                Some(MapOrder { base: Some(layout.base_bytes), ..files.map(layout, layout.runs.to_vec()) })
+                Some(MapOrder {
+                    base: Some(layout.base_bytes),
+                    ..files.map(layout, layout.runs.to_vec())
+                })
             }
         };
         order.append = mount.append.as_ref().map(|append| {
-            let file = self.memories.get(&layout.id).and_then(|view| view.append) != Some(append.segment);
+            let file =
+                self.memories.get(&layout.id).and_then(|view| view.append) != Some(append.segment);
             if file {
                 files.owned.push(append.file.clone());
             }
@@ -310,7 +334,10 @@ impl Worker {
                 .collect();
             self.kept.insert(
                 token,
-                Kept { views, _layouts: [request.heap.layout.clone(), request.stable.layout.clone()] },
+                Kept {
+                    views,
+                    _layouts: [request.heap.layout.clone(), request.stable.layout.clone()],
+                },
             );
         }
         self.trim();
@@ -343,7 +370,9 @@ impl Worker {
             self.forget(oldest);
         }
         while self.modules.len() > self.memories_max.div_ceil(2) {
-            if let Some(oldest) = self.modules.iter().min_by_key(|(_, used)| **used).map(|(hash, _)| *hash) {
+            if let Some(oldest) =
+                self.modules.iter().min_by_key(|(_, used)| **used).map(|(hash, _)| *hash)
+            {
                 self.modules.remove(&oldest);
                 self.forget.modules.push(oldest);
             }
@@ -352,11 +381,19 @@ impl Worker {
 
     /// Lets go of what was not used since `before`, and tells the worker now.
     pub(super) fn evict(&mut self, before: Instant) -> Result<(), WorkerError> {
-        let idle: Vec<MemoryId> =
-            self.memories.iter().filter(|(_, view)| view.used < before).map(|(id, _)| *id).collect();
+        let idle: Vec<MemoryId> = self
+            .memories
+            .iter()
+            .filter(|(_, view)| view.used < before)
+            .map(|(id, _)| *id)
+            .collect();
         self.forget(idle);
-        let modules: Vec<ModuleHash> =
-            self.modules.iter().filter(|(_, used)| **used < before).map(|(hash, _)| *hash).collect();
+        let modules: Vec<ModuleHash> = self
+            .modules
+            .iter()
+            .filter(|(_, used)| **used < before)
+            .map(|(hash, _)| *hash)
+            .collect();
         for module in modules {
             self.modules.remove(&module);
             self.forget.modules.push(module);
@@ -441,8 +478,9 @@ impl Files {
     }
 }
 
-/// The same file, without the right to write. Where the system does not let it be opened again, the file as
-/// it is.
+/// The same file, without the right to write. Where the system does not let it be opened again, the
+/// file as it is.
 fn read_only(file: &Arc<File>) -> Arc<File> {
-    File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).map_or_else(|_| file.clone(), Arc::new)
+    File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+        .map_or_else(|_| file.clone(), Arc::new)
 }

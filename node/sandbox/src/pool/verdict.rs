@@ -1,11 +1,12 @@
 //! Whether an outcome is one an honest worker could give. Nobody checks it again.
 //!
-//! A worker runs hostile code and may have been taken over, so nothing it says is believed that can be
-//! checked against the request: cycles must add up to the last one, memories may only grow within what was
-//! granted, runs must lie in the append target, and every collection is within the bound the System API
-//! keeps. It takes time in proportion to the outcome (times a logarithm for calls): the time is nobody's fuel.
-//! What cannot be checked here is the content of the canister's own pages and replies, which are the
-//! canister's to choose anyway. [`pages::PageStore`] checks runs once more against its index.
+//! A worker runs hostile code and may have been taken over, so nothing it says is believed that can
+//! be checked against the request: cycles must add up to the last one, memories may only grow
+//! within what was granted, runs must lie in the append target, and every collection is within the
+//! bound the System API keeps. It takes time in proportion to the outcome (times a logarithm for
+//! calls): the time is nobody's fuel. What cannot be checked here is the content of the canister's
+//! own pages and replies, which are the canister's to choose anyway. [`pages::PageStore`] checks
+//! runs once more against its index.
 
 use std::collections::BTreeMap;
 
@@ -25,8 +26,8 @@ const METHOD_NAME_BYTES: usize = 20_000;
 
 /// Bytes an outcome may take on the wire, for a request.
 pub(crate) fn outcome_bytes_max(request: &Request) -> usize {
-    // A run is at most four numbers of ten bytes, a global 18 bytes, a call has some hundred bytes besides
-    // its payload.
+    // A run is at most four numbers of ten bytes, a global 18 bytes, a call has some hundred bytes
+    // besides its payload.
     let pages = (request.limits.heap_dirty_bytes + request.limits.stable_dirty_bytes) / PAGE_BYTES;
     let runs = pages.saturating_mul(40);
     let payloads = request.context.payload_max_bytes.saturating_mul(9);
@@ -67,9 +68,13 @@ pub(crate) fn check(
                 Response::Reply(bytes) => bytes.len(),
                 Response::Reject(message) => message.len(),
             };
-            ensure(bytes as u64 <= context.payload_max_bytes, "a response beyond the largest payload")?;
             ensure(
-                *response == Response::None || (!context.already_responded && may_respond(&request.entry)),
+                bytes as u64 <= context.payload_max_bytes,
+                "a response beyond the largest payload",
+            )?;
+            ensure(
+                *response == Response::None
+                    || (!context.already_responded && may_respond(&request.entry)),
                 "a response nobody waits for",
             )?;
             let keeps = changes_state(&request.entry, context.replicated);
@@ -97,22 +102,32 @@ pub(crate) fn check(
 
 fn check_changes(request: &Request, changes: &Changes, globals_max: usize) -> Result<(), String> {
     let context = &request.context;
-    let same_type =
-        |(one, other): (&Global, &Global)| std::mem::discriminant(one) == std::mem::discriminant(other);
+    let same_type = |(one, other): (&Global, &Global)| {
+        std::mem::discriminant(one) == std::mem::discriminant(other)
+    };
     ensure(changes.globals.len() <= globals_max, "more globals than a module may have")?;
     if !request.globals.is_empty() {
         ensure(changes.globals.len() == request.globals.len(), "another number of globals")?;
-        ensure(request.globals.iter().zip(&changes.globals).all(same_type), "globals of other types")?;
+        ensure(
+            request.globals.iter().zip(&changes.globals).all(same_type),
+            "globals of other types",
+        )?;
     }
 
     let heap_max = request.limits.heap_max_bytes[0].max(request.limits.heap_max_bytes[1]);
     let heap_growth = grown(&request.heap, changes.heap_wasm_pages, heap_max)?;
-    let stable_growth = grown(&request.stable, changes.stable_wasm_pages, request.limits.stable_max_bytes)?;
+    let stable_growth =
+        grown(&request.stable, changes.stable_wasm_pages, request.limits.stable_max_bytes)?;
     ensure(
         heap_growth.checked_add(stable_growth).is_some_and(|bytes| bytes <= context.growable_bytes),
         "more growth than granted",
     )?;
-    runs(&request.heap, &changes.heap_runs, changes.heap_wasm_pages, request.limits.heap_dirty_bytes)?;
+    runs(
+        &request.heap,
+        &changes.heap_runs,
+        changes.heap_wasm_pages,
+        request.limits.heap_dirty_bytes,
+    )?;
     runs(
         &request.stable,
         &changes.stable_runs,
@@ -135,7 +150,10 @@ fn check_changes(request: &Request, changes: &Changes, globals_max: usize) -> Re
         spent += call.cycles;
         spent += prepaid;
     }
-    ensure(changes.cycles_accepted <= context.cycles_available, "more cycles accepted than offered")?;
+    ensure(
+        changes.cycles_accepted <= context.cycles_available,
+        "more cycles accepted than offered",
+    )?;
     let had = CyclesTotal::from(context.balance) + changes.cycles_accepted;
     ensure(had == spent + changes.balance, "cycles that do not add up")?;
     ensure(
@@ -195,7 +213,10 @@ fn grown(mount: &Mount, wasm_pages: u64, max_bytes: u64) -> Result<u64, String> 
         .and_then(|pages| pages.checked_mul(WASM_PAGE_BYTES))
         .ok_or("a memory that shrank")?;
     let bytes = wasm_pages.checked_mul(WASM_PAGE_BYTES).ok_or("a memory beyond all bounds")?;
-    ensure(growth == 0 || bytes <= max_bytes.min(mount.layout.base_bytes), "a memory beyond its limit")?;
+    ensure(
+        growth == 0 || bytes <= max_bytes.min(mount.layout.base_bytes),
+        "a memory beyond its limit",
+    )?;
     Ok(growth)
 }
 
@@ -214,7 +235,9 @@ fn runs(mount: &Mount, runs: &[Run], wasm_pages: u64, dirty_max: u64) -> Result<
             .filter(|end| run.pages > 0 && *end <= end_of_memory)
             .ok_or("pages outside the memory")?;
         ensure(
-            run.segment == target.segment && run.start_page >= next_page && run.offset_page == next_offset,
+            run.segment == target.segment
+                && run.start_page >= next_page
+                && run.offset_page == next_offset,
             "pages out of order",
         )?;
         next_page = end;
@@ -228,7 +251,10 @@ fn runs(mount: &Mount, runs: &[Run], wasm_pages: u64, dirty_max: u64) -> Result<
 }
 
 fn may_respond(entry: &Entry) -> bool {
-    matches!(entry, Entry::Update(_) | Entry::Query(_) | Entry::CompositeQuery(_) | Entry::Callback { .. })
+    matches!(
+        entry,
+        Entry::Update(_) | Entry::Query(_) | Entry::CompositeQuery(_) | Entry::Callback { .. }
+    )
 }
 
 /// Whether an entry that ends well has changes.
@@ -269,8 +295,13 @@ mod tests {
             runs: Arc::new([]),
             pin: Arc::default(),
         };
-        let append =
-            AppendTarget { id: layout.id, segment: SegmentId(3), file, offset_page: 10, pages_max: 100 };
+        let append = AppendTarget {
+            id: layout.id,
+            segment: SegmentId(3),
+            file,
+            offset_page: 10,
+            pages_max: 100,
+        };
         Mount { layout, wasm_pages: 2, append: Some(append) }
     }
 
@@ -501,7 +532,10 @@ mod tests {
             ("many lines", Outcome { log: vec![ByteBuf::new(); 100], ..honest() }),
             ("accepted", Outcome { accepted: true, ..honest() }),
             ("a long reply", Outcome { result: Ok(Response::Reply(vec![0; 1001])), ..honest() }),
-            ("a long reject", Outcome { result: Ok(Response::Reject("x".repeat(1001))), ..honest() }),
+            (
+                "a long reject",
+                Outcome { result: Ok(Response::Reject("x".repeat(1001))), ..honest() },
+            ),
             ("no changes", Outcome { changes: None, ..honest() }),
             ("changes of a failure", Outcome { result: Err(trap(10)), ..honest() }),
             ("a long trap", failed(trap(TRAP_TEXT_BYTES + 1))),
@@ -521,6 +555,9 @@ mod tests {
         query.entry = Entry::Callback { fun: 0, env: 0, kind: CallbackKind::Reply };
         query.context.replicated = false;
         assert!(check(&query, &honest(), 10, None).is_err(), "changes of a query");
-        assert!(check(&request(), &honest(), 0, None).is_err(), "more globals than a module may have");
+        assert!(
+            check(&request(), &honest(), 0, None).is_err(),
+            "more globals than a module may have"
+        );
     }
 }

@@ -1,14 +1,16 @@
 //! What the pool believes a worker has mapped, and the least it must send to bring that up to date.
 //!
-//! A [`View`] of a memory is the run list the worker last mapped, plus the runs it appended and mapped itself
-//! since. Before a message, [`View::plan`] compares that with the layout of the message. Usually nothing is
-//! to be done; after commits through other lanes the new runs are mapped over; and when the files behind
-//! changed, or when changes of this worker were thrown away by execution, the memory is mapped afresh.
+//! A [`View`] of a memory is the run list the worker last mapped, plus the runs it appended and
+//! mapped itself since. Before a message, [`View::plan`] compares that with the layout of the
+//! message. Usually nothing is to be done; after commits through other lanes the new runs are
+//! mapped over; and when the files behind changed, or when changes of this worker were thrown away
+//! by execution, the memory is mapped afresh.
 //!
-//! Versions are not consulted: a version that was thrown away may come again with other content. What is
-//! compared is where every page lies.
+//! Versions are not consulted: a version that was thrown away may come again with other content.
+//! What is compared is where every page lies.
 //!
-//! A view keeps no pin, because a worker reads only while a message runs, whose request holds the layout.
+//! A view keeps no pin, because a worker reads only while a message runs, whose request holds the
+//! layout.
 
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
@@ -41,7 +43,13 @@ pub(super) enum Plan {
 impl View {
     /// The view after `layout` was mapped.
     pub(super) fn new(layout: &MemoryLayout, now: Instant) -> Self {
-        Self { epoch: layout.epoch, runs: layout.runs.clone(), own: Vec::new(), append: None, used: now }
+        Self {
+            epoch: layout.epoch,
+            runs: layout.runs.clone(),
+            own: Vec::new(),
+            append: None,
+            used: now,
+        }
     }
 
     /// How to get from here to `layout`.
@@ -52,7 +60,8 @@ impl View {
         if self.own.is_empty() && Arc::ptr_eq(&self.runs, &layout.runs) {
             return Plan::Current;
         }
-        if !self.own.iter().all(|run| holds(&layout.runs, run)) || !covers(&layout.runs, &self.runs) {
+        if !self.own.iter().all(|run| holds(&layout.runs, run)) || !covers(&layout.runs, &self.runs)
+        {
             return Plan::Fresh;
         }
         let new: Vec<Run> = layout
@@ -80,7 +89,10 @@ impl View {
 /// The run among `runs`, ordered and disjoint, that may contain `page`.
 fn at(runs: &[Run], page: u64) -> Option<&Run> {
     let after = runs.partition_point(|run| run.start_page <= page);
-    after.checked_sub(1).and_then(|index| runs.get(index)).filter(|run| page - run.start_page < run.pages)
+    after
+        .checked_sub(1)
+        .and_then(|index| runs.get(index))
+        .filter(|run| page - run.start_page < run.pages)
 }
 
 /// Whether every page of `run` lies where a run of `runs` says.
@@ -100,7 +112,10 @@ fn covers(new: &[Run], old: &[Run]) -> bool {
     for run in old {
         rest.push_back((run.start_page, run.start_page + run.pages));
         while let Some((start, end)) = rest.pop_front() {
-            while candidates.next_if(|candidate| candidate.start_page + candidate.pages <= start).is_some() {}
+            while candidates
+                .next_if(|candidate| candidate.start_page + candidate.pages <= start)
+                .is_some()
+            {}
             match candidates.peek() {
                 Some(candidate) if candidate.start_page <= start => {
                     let covered = candidate.start_page + candidate.pages;
@@ -173,14 +188,19 @@ mod tests {
         let old = layout(0, &[run(1, 2, 1, 0)]);
         let view = View::new(&old, Instant::now());
         assert_eq!(view.plan(&layout(1, &[run(1, 2, 1, 0)])), Plan::Fresh);
-        assert_eq!(view.plan(&layout(0, &[run(1, 1, 1, 0)])), Plan::Fresh, "a page fell back to the base");
+        assert_eq!(
+            view.plan(&layout(0, &[run(1, 1, 1, 0)])),
+            Plan::Fresh,
+            "a page fell back to the base"
+        );
     }
 
     /// Where each page lies.
     fn places(runs: &[Run]) -> std::collections::BTreeMap<u64, (u64, u64)> {
         runs.iter()
             .flat_map(|run| {
-                (0..run.pages).map(move |n| (run.start_page + n, (run.segment.0, run.offset_page + n)))
+                (0..run.pages)
+                    .map(move |n| (run.start_page + n, (run.segment.0, run.offset_page + n)))
             })
             .collect()
     }

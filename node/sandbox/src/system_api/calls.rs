@@ -48,9 +48,9 @@ impl Host {
     }
 
     fn pending(&mut self, function: &str) -> Result<&mut PendingCall, Failure> {
-        self.pending_call
-            .as_mut()
-            .ok_or_else(|| Failure::contract(&format!("ic0.{function}: no call is under construction")))
+        self.pending_call.as_mut().ok_or_else(|| {
+            Failure::contract(&format!("ic0.{function}: no call is under construction"))
+        })
     }
 
     pub(super) fn call_new(&mut self, call: NewCall) -> Result<(), Failure> {
@@ -85,20 +85,26 @@ impl Host {
             )));
         }
         let bytes = self.read_heap(function, src, size)?;
-        Principal::try_from_slice(bytes)
-            .map_err(|error| Failure::contract(&format!("ic0.{function}: not a principal: {error}")))
+        Principal::try_from_slice(bytes).map_err(|error| {
+            Failure::contract(&format!("ic0.{function}: not a principal: {error}"))
+        })
     }
 
     pub(super) fn call_on_cleanup(&mut self, fun: u64, env: u64) -> Result<(), Failure> {
         let pending = self.pending("call_on_cleanup")?;
         if pending.on_cleanup.is_some() {
-            return Err(Failure::contract("ic0.call_on_cleanup: this call has a cleanup callback already"));
+            return Err(Failure::contract(
+                "ic0.call_on_cleanup: this call has a cleanup callback already",
+            ));
         }
         pending.on_cleanup = Some((fun, env));
         Ok(())
     }
 
-    pub(super) fn call_with_best_effort_response(&mut self, timeout_seconds: u32) -> Result<(), Failure> {
+    pub(super) fn call_with_best_effort_response(
+        &mut self,
+        timeout_seconds: u32,
+    ) -> Result<(), Failure> {
         let pending = self.pending("call_with_best_effort_response")?;
         if pending.timeout_seconds.is_some() {
             return Err(Failure::contract(
@@ -124,7 +130,11 @@ impl Host {
         Ok(())
     }
 
-    pub(super) fn call_cycles_add(&mut self, function: &str, amount: Cycles) -> Result<(), Failure> {
+    pub(super) fn call_cycles_add(
+        &mut self,
+        function: &str,
+        amount: Cycles,
+    ) -> Result<(), Failure> {
         let liquid = self.liquid_balance();
         let pending = self.pending(function)?;
         if amount > liquid {

@@ -54,7 +54,9 @@ impl Context {
             (Entry::Callback { kind: CallbackKind::Reply, .. }, true) => Self::Reply,
             (Entry::Callback { kind: CallbackKind::Reject { .. }, .. }, true) => Self::Reject,
             (Entry::Callback { kind: CallbackKind::Reply, .. }, false) => Self::CompositeReply,
-            (Entry::Callback { kind: CallbackKind::Reject { .. }, .. }, false) => Self::CompositeReject,
+            (Entry::Callback { kind: CallbackKind::Reject { .. }, .. }, false) => {
+                Self::CompositeReject
+            }
             (Entry::Cleanup { .. }, true) => Self::Cleanup,
             (Entry::Cleanup { .. }, false) => Self::CompositeCleanup,
             (Entry::Heartbeat | Entry::GlobalTimer | Entry::OnLowWasmMemory, _) => Self::Task,
@@ -128,13 +130,17 @@ pub(crate) fn permitted(function: &str) -> Option<Contexts> {
         "msg_reject_code" => set(&[RY, RT, CRY, CRT, C]),
         "msg_reject_msg_size" | "msg_reject_msg_copy" => set(&[RT, CRT]),
         "msg_deadline" => set(&[U, RQ, NRQ, CQ, RY, RT, CRY, CRT]),
-        "msg_reply_data_append" | "msg_reply" | "msg_reject" => set(&[U, RQ, NRQ, CQ, RY, RT, CRY, CRT]),
+        "msg_reply_data_append" | "msg_reply" | "msg_reject" => {
+            set(&[U, RQ, NRQ, CQ, RY, RT, CRY, CRT])
+        }
         "msg_cycles_available" | "msg_cycles_available128" => set(&[U, RQ, RT, RY]),
         "msg_cycles_refunded" | "msg_cycles_refunded128" => set(&[RT, RY]),
         "msg_cycles_accept" | "msg_cycles_accept128" => set(&[U, RQ, RT, RY]),
         "cycles_burn128" => set(&[I, G, U, RQ, RY, RT, C, T]),
         "canister_self_size" | "canister_self_copy" => ALL,
-        "canister_cycle_balance" | "canister_cycle_balance128" | "canister_liquid_cycle_balance128" => ALL,
+        "canister_cycle_balance"
+        | "canister_cycle_balance128"
+        | "canister_liquid_cycle_balance128" => ALL,
         "canister_status" | "canister_version" => ALL,
         "subnet_self_size" | "subnet_self_copy" => ALL,
         // Not in the overview; canister libraries import it.

@@ -4,8 +4,8 @@ use state::Cycles;
 
 use super::{Failure, Host};
 
-/// Names of threshold keys that have a price. The subnet need not hold them: a call that uses one is answered
-/// by the management canister.
+/// Names of threshold keys that have a price. The subnet need not hold them: a call that uses one
+/// is answered by the management canister.
 const KEY_NAMES: [&str; 3] = ["dfx_test_key", "test_key_1", "key_1"];
 
 /// Longest key name looked at; a longer one is no key's name.
@@ -29,7 +29,12 @@ impl Host {
         self.balance.saturating_sub(self.context.freezing_threshold)
     }
 
-    pub(super) fn write_cycles(&mut self, function: &str, dst: u64, amount: Cycles) -> Result<(), Failure> {
+    pub(super) fn write_cycles(
+        &mut self,
+        function: &str,
+        dst: u64,
+        amount: Cycles,
+    ) -> Result<(), Failure> {
         self.write_heap(function, dst, &amount.to_le_bytes())
     }
 
@@ -58,7 +63,8 @@ impl Host {
     }
 
     pub(super) fn msg_cycles_accept(&mut self, amount_max: Cycles) -> Cycles {
-        // Balance and what the call under construction holds stay one amount together: it may come back to the balance.
+        // Balance and what the call under construction holds stay one amount together: it may come
+        // back to the balance.
         let held = self.balance + self.pending_call.as_ref().map_or(0, |call| call.cycles);
         let amount = amount_max.min(self.cycles_available).min(Cycles::MAX - held);
         self.cycles_available -= amount;
@@ -80,8 +86,8 @@ impl Host {
             .saturating_add(per_response_byte.saturating_mul(response_bytes_max.into()))
     }
 
-    /// `ic0.cost_sign_with_ecdsa` and its like: 0 and the price at `dst`, or 1 for an unknown curve or
-    /// algorithm, 2 for an unknown key.
+    /// `ic0.cost_sign_with_ecdsa` and its like: 0 and the price at `dst`, or 1 for an unknown curve
+    /// or algorithm, 2 for an unknown key.
     pub(super) fn cost_of_key(
         &mut self,
         function: &str,

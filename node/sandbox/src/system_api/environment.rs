@@ -100,9 +100,9 @@ impl Host {
     fn env_value(&mut self, function: &str, src: u64, size: u64) -> Result<Blob, Failure> {
         match self.env_by_name(function, src, size)? {
             (_, Some(at)) => Ok(Blob::EnvValue(at)),
-            (name, None) => {
-                Err(Failure::contract(&format!("ic0.{function}: there is no environment variable '{name}'")))
-            }
+            (name, None) => Err(Failure::contract(&format!(
+                "ic0.{function}: there is no environment variable '{name}'"
+            ))),
         }
     }
 

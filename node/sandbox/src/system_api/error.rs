@@ -1,8 +1,8 @@
 //! Why a message of a canister failed: the error code and the text that its caller reads.
 //!
-//! The codes are those clients know from the public network (`IC0502` trapped, `IC0504` contract violation,
-//! ...), so that their error handling works unchanged. A text that stems from a limit names the limit and its
-//! value.
+//! The codes are those clients know from the public network (`IC0502` trapped, `IC0504` contract
+//! violation, ...), so that their error handling works unchanged. A text that stems from a limit
+//! names the limit and its value.
 
 use state::{ErrorCode, Reject, RejectCode};
 
@@ -68,7 +68,9 @@ impl Failure {
     pub(crate) fn instructions(limit: u64) -> Self {
         Self::new(
             522,
-            format!("Canister exceeded the limit of {limit} instructions for single message execution."),
+            format!(
+                "Canister exceeded the limit of {limit} instructions for single message execution."
+            ),
         )
     }
 
@@ -109,14 +111,19 @@ impl Failure {
         Self::new(536, format!("Canister has no {what}."))
     }
 
-    /// The engine refused the module: not the canister's fault at run time, but its message cannot run.
+    /// The engine refused the module: not the canister's fault at run time, but its message cannot
+    /// run.
     pub(crate) fn engine(what: &str) -> Self {
         Self::new(521, format!("Canister encountered a Wasm engine error: {what}"))
     }
 
     /// As its caller sees it.
     pub(crate) fn reject(self) -> Reject {
-        Reject { code: RejectCode::CanisterError, message: self.message, error_code: ErrorCode(self.code) }
+        Reject {
+            code: RejectCode::CanisterError,
+            message: self.message,
+            error_code: ErrorCode(self.code),
+        }
     }
 }
 

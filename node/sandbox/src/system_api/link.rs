@@ -1,7 +1,7 @@
 //! The functions of `ic0` as wasmtime sees them: names, types, permissions, one line each.
 //!
-//! The lines below are generic over the address type `I`. Every argument reaches the implementation widened
-//! to 64 bits, every result leaves it narrowed to its type.
+//! The lines below are generic over the address type `I`. Every argument reaches the implementation
+//! widened to 64 bits, every result leaves it narrowed to its type.
 
 use wasmtime::{Caller, Engine, Linker, WasmTy};
 
@@ -55,8 +55,8 @@ impl Word for u64 {
     }
 }
 
-/// Runs one function of the system: charges for the call, checks that it may be called from here, keeps fuel
-/// in step.
+/// Runs one function of the system: charges for the call, checks that it may be called from here,
+/// keeps fuel in step.
 fn enter<R>(
     caller: &mut Caller<'_, Host>,
     function: &str,
@@ -232,15 +232,21 @@ mod tests {
         let engine = engine::engine().unwrap();
         for memory64 in [false, true] {
             let linker = linker(&engine, memory64).unwrap();
-            // A module that imports every function with the types of the table, and nothing else, must link.
+            // A module that imports every function with the types of the table, and nothing else,
+            // must link.
             let mut imports = String::new();
             let word = |word: crate::module::Word| word.val_type(memory64).to_string();
             for function in IC0_FUNCTIONS.iter().filter(|function| !(memory64 && function.only32)) {
                 let params: String =
                     function.params.iter().map(|param| format!(" {}", word(*param))).collect();
-                let result =
-                    function.result.map(|result| format!("(result {})", word(result))).unwrap_or_default();
-                imports += &format!("(import \"ic0\" \"{}\" (func (param{params}) {result}))", function.name);
+                let result = function
+                    .result
+                    .map(|result| format!("(result {})", word(result)))
+                    .unwrap_or_default();
+                imports += &format!(
+                    "(import \"ic0\" \"{}\" (func (param{params}) {result}))",
+                    function.name
+                );
             }
             let wasm = wat::parse_str(format!("(module {imports})")).unwrap();
             let module = wasmtime::Module::new(&engine, wasm).unwrap();

@@ -34,7 +34,8 @@ impl Host {
         let before = self.stable.size_bytes();
         let limit_bytes = limit_bytes.min(self.limits.stable_max_bytes);
         let more = pages.checked_mul(WASM_PAGE_BYTES).filter(|more| *more <= self.growable_bytes);
-        let after = more.and_then(|more| before.checked_add(more)).filter(|after| *after <= limit_bytes);
+        let after =
+            more.and_then(|more| before.checked_add(more)).filter(|after| *after <= limit_bytes);
         match after {
             Some(after) if self.stable.grow(after) => {
                 self.growable_bytes -= after - before;
@@ -44,7 +45,12 @@ impl Host {
         }
     }
 
-    fn stable_range(&self, function: &str, offset: u64, size: u64) -> Result<std::ops::Range<u64>, Failure> {
+    fn stable_range(
+        &self,
+        function: &str,
+        offset: u64,
+        size: u64,
+    ) -> Result<std::ops::Range<u64>, Failure> {
         let memory_bytes = self.stable.size_bytes();
         match offset.checked_add(size).filter(|end| *end <= memory_bytes) {
             Some(end) => Ok(offset..end),
@@ -75,7 +81,9 @@ impl Host {
         self.stable_range(function, offset, size)?;
         let range = self.heap_range(function, src, size)?;
         let before = self.stable.dirty_pages();
-        self.stable.write(offset, self.heap.read(range)).map_err(|refused| self.stable_refused(refused))?;
+        self.stable
+            .write(offset, self.heap.read(range))
+            .map_err(|refused| self.stable_refused(refused))?;
         let pages = self.stable.dirty_pages() - before;
         self.charge(pages.saturating_mul(DIRTY_PAGE_INSTRUCTIONS))
     }
@@ -96,10 +104,13 @@ impl Host {
         }
     }
 
-    /// Whether the heap may grow from `before` to `after` bytes. What must end the message is an error.
+    /// Whether the heap may grow from `before` to `after` bytes. What must end the message is an
+    /// error.
     pub(crate) fn heap_may_grow(&mut self, before: u64, after: u64) -> Result<bool, Failure> {
-        if let Some(limit) =
-            self.context.wasm_memory_limit.filter(|limit| after > *limit && self.enforce_wasm_memory_limit)
+        if let Some(limit) = self
+            .context
+            .wasm_memory_limit
+            .filter(|limit| after > *limit && self.enforce_wasm_memory_limit)
         {
             return Err(Failure::wasm_memory_limit(after, limit));
         }

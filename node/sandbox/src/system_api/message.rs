@@ -39,7 +39,9 @@ impl Host {
                 Blob::DataCertificate
             }
             BlobName::DataCertificate => {
-                return Err(Failure::contract(&format!("ic0.{function}: there is no data certificate")));
+                return Err(Failure::contract(&format!(
+                    "ic0.{function}: there is no data certificate"
+                )));
             }
         })
     }

@@ -2,23 +2,23 @@
 //!
 //! # How a call travels
 //!
-//! [`link`] defines every function twice, with 32-bit and with 64-bit addresses, over one implementation on
-//! [`Host`]. Each call is charged a fixed number of instructions, checked against the permission table
-//! ([`contexts`]), and then runs: addresses are checked in 64-bit arithmetic that cannot overflow, the bytes
-//! that move are charged, and only then do they move. The first thing that is wrong ends the message with a
-//! [`Failure`].
+//! [`link`] defines every function twice, with 32-bit and with 64-bit addresses, over one
+//! implementation on [`Host`]. Each call is charged a fixed number of instructions, checked against
+//! the permission table ([`contexts`]), and then runs: addresses are checked in 64-bit arithmetic
+//! that cannot overflow, the bytes that move are charged, and only then do they move. The first
+//! thing that is wrong ends the message with a [`Failure`].
 //!
 //! # What it may not do
 //!
-//! Nothing outside the worker is reached from here: what the canister may know came with the message
-//! ([`SystemContext`]), what it did leaves with its outcome. Time, balances and limits are values, so the
-//! same message gives the same outcome wherever it runs.
+//! Nothing outside the worker is reached from here: what the canister may know came with the
+//! message ([`SystemContext`]), what it did leaves with its outcome. Time, balances and limits are
+//! values, so the same message gives the same outcome wherever it runs.
 //!
 //! # Bounds
 //!
 //! The reply, the call being assembled and everything queued are bounded by the largest payload
-//! ([`Host::outgoing_bytes_max`]), calls by `calls_max`, the log by `log_max_bytes`; heap and stable memory
-//! by the caps of the message.
+//! ([`Host::outgoing_bytes_max`]), calls by `calls_max`, the log by `log_max_bytes`; heap and
+//! stable memory by the caps of the message.
 
 mod calls;
 mod contexts;
@@ -47,10 +47,12 @@ use crate::{
 /// Instructions of every call into the system, whatever it does.
 const CALL_INSTRUCTIONS: u64 = 100;
 
-/// Instructions for the first write to a page: a fault, two system calls and a copy take about as long.
+/// Instructions for the first write to a page: a fault, two system calls and a copy take about as
+/// long.
 pub(crate) const DIRTY_PAGE_INSTRUCTIONS: u64 = 5_000;
 
-/// Payloads of the largest size that one message may hold at once, over its reply and all its calls.
+/// Payloads of the largest size that one message may hold at once, over its reply and all its
+/// calls.
 const OUTGOING_PAYLOADS: u64 = 8;
 
 /// Longest text of a trap that is reported.
@@ -192,7 +194,12 @@ impl Host {
     }
 
     /// Checks that `memory[at..at + size]` exists, and charges for `size` bytes.
-    fn heap_range(&mut self, function: &str, at: u64, size: u64) -> Result<std::ops::Range<u64>, Failure> {
+    fn heap_range(
+        &mut self,
+        function: &str,
+        at: u64,
+        size: u64,
+    ) -> Result<std::ops::Range<u64>, Failure> {
         let memory_bytes = self.heap.size_bytes();
         match at.checked_add(size).filter(|end| *end <= memory_bytes) {
             Some(end) => {
@@ -210,7 +217,13 @@ impl Host {
     }
 
     /// A text of at most `size_max` bytes.
-    fn read_text(&mut self, function: &str, src: u64, size: u64, size_max: u64) -> Result<String, Failure> {
+    fn read_text(
+        &mut self,
+        function: &str,
+        src: u64,
+        size: u64,
+        size_max: u64,
+    ) -> Result<String, Failure> {
         if size > size_max {
             return Err(Failure::contract(&format!(
                 "ic0.{function}: a text of {size} bytes, the limit is {size_max} bytes"
@@ -219,7 +232,9 @@ impl Host {
         let bytes = self.read_heap(function, src, size)?;
         match std::str::from_utf8(bytes) {
             Ok(text) => Ok(text.to_owned()),
-            Err(_) => Err(Failure::contract(&format!("ic0.{function}: the text is not valid UTF-8"))),
+            Err(_) => {
+                Err(Failure::contract(&format!("ic0.{function}: the text is not valid UTF-8")))
+            }
         }
     }
 
@@ -262,33 +277,46 @@ impl Host {
     /// Called before a bulk operation of the canister writes.
     pub(crate) fn will_write(&mut self, dst: u64, len: u64) -> Result<(), Failure> {
         match dst.checked_add(len) {
-            Some(end) => self.heap.will_write(dst..end).map_err(|refused| self.write_refused(refused)),
+            Some(end) => {
+                self.heap.will_write(dst..end).map_err(|refused| self.write_refused(refused))
+            }
             None => Ok(()),
         }
     }
 
     /// The cap on heap pages was reached.
     pub(crate) fn heap_cap(&self) -> Failure {
-        Failure::memory_access("bytes written to pages of the Wasm memory", self.limits.heap_dirty_bytes)
+        Failure::memory_access(
+            "bytes written to pages of the Wasm memory",
+            self.limits.heap_dirty_bytes,
+        )
     }
 
     fn blob(&self, blob: Blob) -> &[u8] {
         match blob {
             Blob::Argument => &self.context.arg,
             Blob::Caller => self.context.caller.as_slice(),
-            Blob::CallerInfoData => self.context.caller_info.as_ref().map_or(&[], |info| &info.info),
+            Blob::CallerInfoData => {
+                self.context.caller_info.as_ref().map_or(&[], |info| &info.info)
+            }
             Blob::CallerInfoSigner => {
                 self.context.caller_info.as_ref().map_or(&[], |info| info.signer.as_slice())
             }
-            Blob::RejectMessage => self.reject.as_ref().map_or(&[], |(_, message)| message.as_bytes()),
+            Blob::RejectMessage => {
+                self.reject.as_ref().map_or(&[], |(_, message)| message.as_bytes())
+            }
             Blob::CanisterSelf => self.context.canister_id.as_slice(),
             Blob::SubnetSelf => self.context.subnet_id.as_slice(),
             Blob::MethodName => self.method_name.as_bytes(),
             Blob::RootKey => &self.context.root_key,
-            Blob::DataCertificate => {
-                self.context.data_certificate.as_ref().map_or(&[], |certificate| certificate.as_slice())
+            Blob::DataCertificate => self
+                .context
+                .data_certificate
+                .as_ref()
+                .map_or(&[], |certificate| certificate.as_slice()),
+            Blob::EnvName(index) => {
+                self.context.env_vars.get(index).map_or(&[], |(name, _)| name.as_bytes())
             }
-            Blob::EnvName(index) => self.context.env_vars.get(index).map_or(&[], |(name, _)| name.as_bytes()),
             Blob::EnvValue(index) => {
                 self.context.env_vars.get(index).map_or(&[], |(_, value)| value.as_bytes())
             }

@@ -1,39 +1,42 @@
-//! What a worker may not do: the barrier between a canister that escaped the engine and the machine.
+//! What a worker may not do: the barrier between a canister that escaped the engine and the
+//! machine.
 //!
-//! [`prepare`] runs first: die with the parent, no new privileges, no core dumps, nobody may attach, no
-//! environment, no descriptors but the socket, few descriptors, a stack large enough for what the engine
-//! grants canisters. [`confine`] runs once everything is allocated that needs more: from then on a system
-//! call that is not on the list kills the process. The list holds what running takes (memory, the socket, the
-//! append files, signals) and nothing that names a file, makes a socket or a process.
+//! [`prepare`] runs first: die with the parent, no new privileges, no core dumps, nobody may
+//! attach, no environment, no descriptors but the socket, few descriptors, a stack large enough for
+//! what the engine grants canisters. [`confine`] runs once everything is allocated that needs more:
+//! from then on a system call that is not on the list kills the process. The list holds what
+//! running takes (memory, the socket, the append files, signals) and nothing that names a file,
+//! makes a socket or a process.
 //!
-//! Some calls are narrowed by argument: `fcntl` only duplicates descriptors, `tgkill` only reaches the own
-//! process, `statx` and `newfstatat` only take the flag that asks about a descriptor. A filter cannot see the
-//! path behind that flag, so the one thing an escaped canister can still learn of the file system is whether
-//! a path exists and its metadata.
+//! Some calls are narrowed by argument: `fcntl` only duplicates descriptors, `tgkill` only reaches
+//! the own process, `statx` and `newfstatat` only take the flag that asks about a descriptor. A
+//! filter cannot see the path behind that flag, so the one thing an escaped canister can still
+//! learn of the file system is whether a path exists and its metadata.
 
 use std::{collections::BTreeMap, io, os::fd::AsRawFd};
 
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    TargetArch,
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch,
 };
 
 use super::protocol::Probe;
 use crate::engine::{HOST_STACK_BYTES, WASM_STACK_BYTES};
 
-/// Descriptors a worker may hold: one append file for each memory it ran an update of lately, and those of
-/// one order.
+/// Descriptors a worker may hold: one append file for each memory it ran an update of lately, and
+/// those of one order.
 const DESCRIPTORS_MAX: u64 = 4096;
 
-/// When memory runs out the kernel should choose a worker (or a compile child) and not the node: what runs
-/// in a worker is tried again, the node takes everything with it. The most there is: with half of it a node
-/// whose code was mapped went first in a group of 25 MiB.
+/// When memory runs out the kernel should choose a worker (or a compile child) and not the node:
+/// what runs in a worker is tried again, the node takes everything with it. The most there is: with
+/// half of it a node whose code was mapped went first in a group of 25 MiB.
 const OOM_SCORE_ADJ: &[u8] = b"1000";
 
 /// Start-up, before anything is allocated. `parent` is the pool's process.
 pub(super) fn prepare(parent: u32) -> io::Result<()> {
-    // Best effort: without it the kernel may choose the node. Later the file belongs to somebody else.
+    // Best effort: without it the kernel may choose the node. Later the file belongs to somebody
+    // else.
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     // The parent may have died before it could be asked for.
@@ -44,8 +47,9 @@ pub(super) fn prepare(parent: u32) -> io::Result<()> {
     rustix::thread::set_no_new_privs(true)?;
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
     close_descriptors()?;
-    let limit =
-        |resource, value: u64| setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) });
+    let limit = |resource, value: u64| {
+        setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) })
+    };
     limit(Resource::Core, 0)?;
     limit(
         Resource::Nofile,
@@ -55,20 +59,19 @@ pub(super) fn prepare(parent: u32) -> io::Result<()> {
     let stack = getrlimit(Resource::Stack);
     if stack.current.is_some_and(|current| current < stack_bytes) {
         // The main thread's stack grows on demand up to the limit at that time.
-        setrlimit(Resource::Stack, Rlimit { current: Some(stack_bytes), maximum: stack.maximum }).map_err(
-            |error| {
-                io::Error::other(format!(
-                    "a stack of {stack_bytes} bytes is needed, the limit is {:?}: {error}",
-                    stack.maximum
-                ))
-            },
-        )?;
+        setrlimit(Resource::Stack, Rlimit { current: Some(stack_bytes), maximum: stack.maximum })
+            .map_err(|error| {
+            io::Error::other(format!(
+                "a stack of {stack_bytes} bytes is needed, the limit is {:?}: {error}",
+                stack.maximum
+            ))
+        })?;
     }
     Ok(())
 }
 
-/// Leaves the socket (descriptor 0) alone open; 1 and 2 lead to nowhere, so that no file received later can
-/// take their place.
+/// Leaves the socket (descriptor 0) alone open; 1 and 2 lead to nowhere, so that no file received
+/// later can take their place.
 fn close_descriptors() -> io::Result<()> {
     let nowhere = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
     for standard in [libc::STDOUT_FILENO, libc::STDERR_FILENO] {
@@ -140,7 +143,10 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
         rules.insert(call, Vec::new());
     }
     // Size and kind of a file by its descriptor.
-    rules.insert(libc::SYS_statx, vec![argument(2, SeccompCmpArgLen::Dword, libc::AT_EMPTY_PATH as u64)?]);
+    rules.insert(
+        libc::SYS_statx,
+        vec![argument(2, SeccompCmpArgLen::Dword, libc::AT_EMPTY_PATH as u64)?],
+    );
     rules.insert(
         libc::SYS_newfstatat,
         vec![argument(3, SeccompCmpArgLen::Dword, libc::AT_EMPTY_PATH as u64)?],

@@ -1,27 +1,28 @@
 //! Which pages a message wrote: an exact count against a cap, and the list of pages at the end.
 //!
-//! A cap that changes an outcome must be reached at the same write on every node, so pages are counted by
-//! what the canister did, never by what the kernel happens to have mapped. A [`Tracker`] is told of every
-//! first write, by the fault of a protected page or ahead of a write of known extent, and refuses the one that
-//! would pass the cap.
+//! A cap that changes an outcome must be reached at the same write on every node, so pages are
+//! counted by what the canister did, never by what the kernel happens to have mapped. A [`Tracker`]
+//! is told of every first write, by the fault of a protected page or ahead of a write of known
+//! extent, and refuses the one that would pass the cap.
 //!
 //! # Scattered writes
 //!
-//! Every separate stretch of unprotected pages costs the kernel up to two mappings, and a process may have
-//! 65,530. So the granule that a write opens ([`Tracker::open`]) grows with the number of stretches: a page
-//! while there are fewer than [`STRETCHES_PER_PAGE`], a Wasm page (16 pages) until twice that, then 256 pages
-//! (1 MiB). Pages of the granule count as written whether the canister wrote them or not. The rule looks at
-//! nothing but the writes before it, so the count is still the same everywhere; a message needs more than
-//! 8,192 separate stretches to notice. With a cap of `c` pages the stretches stay below
-//! `2 * STRETCHES_PER_PAGE + c / 256`, which leaves room for what else a worker maps.
+//! Every separate stretch of unprotected pages costs the kernel up to two mappings, and a process
+//! may have 65,530. So the granule that a write opens ([`Tracker::open`]) grows with the number of
+//! stretches: a page while there are fewer than [`STRETCHES_PER_PAGE`], a Wasm page (16 pages)
+//! until twice that, then 256 pages (1 MiB). Pages of the granule count as written whether the
+//! canister wrote them or not. The rule looks at nothing but the writes before it, so the count is
+//! still the same everywhere; a message needs more than 8,192 separate stretches to notice. With a
+//! cap of `c` pages the stretches stay below `2 * STRETCHES_PER_PAGE + c / 256`, which leaves room
+//! for what else a worker maps.
 //!
 //! Stable memory is never protected, so there every page is counted by itself ([`Tracker::mark`]).
 //!
 //! # Bounds
 //!
-//! One bit per page of the largest memory this worker has seen, allocated but untouched until used, and one
-//! entry per stretch found, at most one per page of the cap. [`Tracker::open`] allocates nothing, because it
-//! runs in a signal handler.
+//! One bit per page of the largest memory this worker has seen, allocated but untouched until used,
+//! and one entry per stretch found, at most one per page of the cap. [`Tracker::open`] allocates
+//! nothing, because it runs in a signal handler.
 
 use std::ops::Range;
 
@@ -48,7 +49,8 @@ pub(crate) struct Tracker {
 }
 
 impl Tracker {
-    /// Prepares for an execution over a memory of at most `memory_pages` that may write `pages_max`.
+    /// Prepares for an execution over a memory of at most `memory_pages` that may write
+    /// `pages_max`.
     pub(crate) fn begin(&mut self, memory_pages: u64, pages_max: u64) {
         self.clear();
         self.pages_max = pages_max.min(memory_pages);
@@ -72,9 +74,9 @@ impl Tracker {
         self.bits.get((page / 64) as usize).is_some_and(|word| word & (1 << (page % 64)) != 0)
     }
 
-    /// A first write to `range` of a memory of `memory_pages`, where unmarked pages are protected: marks
-    /// it, widened to the granule that the number of stretches calls for, telling `fresh` of each part that
-    /// is to be unprotected.
+    /// A first write to `range` of a memory of `memory_pages`, where unmarked pages are protected:
+    /// marks it, widened to the granule that the number of stretches calls for, telling `fresh`
+    /// of each part that is to be unprotected.
     pub(crate) fn open(
         &mut self,
         range: Range<u64>,
@@ -94,8 +96,8 @@ impl Tracker {
         self.mark(start..end, fresh)
     }
 
-    /// Marks `range`, telling `fresh` of each part of it that was not. When the cap is passed nothing is
-    /// marked.
+    /// Marks `range`, telling `fresh` of each part of it that was not. When the cap is passed
+    /// nothing is marked.
     pub(crate) fn mark(
         &mut self,
         range: Range<u64>,
@@ -121,7 +123,8 @@ impl Tracker {
                 }
                 page += 1;
             }
-            let joined = u64::from(start > 0 && self.contains(start - 1)) + u64::from(self.contains(page));
+            let joined =
+                u64::from(start > 0 && self.contains(start - 1)) + u64::from(self.contains(page));
             self.stretches = (self.stretches + 1).saturating_sub(joined);
             self.pages += page - start;
             self.marked.push(start..page);
@@ -130,8 +133,8 @@ impl Tracker {
         Ok(())
     }
 
-    /// Ends the execution: the marked pages as disjoint ranges in order, none adjacent. The tracker is empty
-    /// afterwards.
+    /// Ends the execution: the marked pages as disjoint ranges in order, none adjacent. The tracker
+    /// is empty afterwards.
     pub(crate) fn take(&mut self) -> Vec<Range<u64>> {
         self.marked.sort_unstable_by_key(|range| range.start);
         let mut ranges: Vec<Range<u64>> = Vec::with_capacity(self.stretches as usize);

@@ -1,23 +1,24 @@
-//! The Wasm memory of the running message: what wasmtime, the fault handler and the System API share.
+//! The Wasm memory of the running message: what wasmtime, the fault handler and the System API
+//! share.
 //!
 //! wasmtime is given host memory: [`Creator`] answers every instantiation with the heap that
-//! [`HeapCell::enter`] put in place, a mapping of the canister's files that is write-protected. The first
-//! write to a page faults; [`HeapCell::fault`] counts the page, unprotects it and lets the write happen
-//! again. Past the cap it declines, wasmtime turns the fault into a trap, and [`HeapCell::cap_reached`] says
-//! why. Bulk operations and the System API announce their writes with [`HeapCell::will_write`], because a
-//! fault inside the runtime could not become a trap.
+//! [`HeapCell::enter`] put in place, a mapping of the canister's files that is write-protected. The
+//! first write to a page faults; [`HeapCell::fault`] counts the page, unprotects it and lets the
+//! write happen again. Past the cap it declines, wasmtime turns the fault into a trap, and
+//! [`HeapCell::cap_reached`] says why. Bulk operations and the System API announce their writes
+//! with [`HeapCell::will_write`], because a fault inside the runtime could not become a trap.
 //!
 //! # Continuing a composite query
 //!
-//! A callback of a composite query starts from memory its query wrote and that no file holds. Should it trap,
-//! exactly that must come back: pages that were dirty before it are saved when it first writes to them
-//! ([`Undo`]), within the same cap on dirty pages.
+//! A callback of a composite query starts from memory its query wrote and that no file holds.
+//! Should it trap, exactly that must come back: pages that were dirty before it are saved when it
+//! first writes to them ([`Undo`]), within the same cap on dirty pages.
 //!
 //! # Threads
 //!
-//! A worker runs one message at a time on one thread, and the handler interrupts only that thread, only in
-//! code that holds no borrow of this module's state: a fault comes from a write to the heap, and nothing here
-//! writes to the heap except [`Undo`], to pages it made writable.
+//! A worker runs one message at a time on one thread, and the handler interrupts only that thread,
+//! only in code that holds no borrow of this module's state: a fault comes from a write to the
+//! heap, and nothing here writes to the heap except [`Undo`], to pages it made writable.
 
 use std::{
     cell::{Cell, UnsafeCell},
@@ -55,16 +56,21 @@ pub(crate) struct HeapCell {
     kernel_refused: Cell<bool>,
 }
 
-// SAFETY: see "Threads" above: one thread uses a cell, the bounds are demanded by wasmtime for embedders that
-// have more.
+// SAFETY: see "Threads" above: one thread uses a cell, the bounds are demanded by wasmtime for
+// embedders that have more.
 unsafe impl Send for HeapCell {}
 // SAFETY: as above.
 unsafe impl Sync for HeapCell {}
 
 impl HeapCell {
-    /// Puts `mapping` in place for a message that may write `dirty_pages_max` pages of it. With `kept`, the
-    /// pages dirty already are remembered as they are.
-    pub(crate) fn enter(&self, mapping: Mapping, dirty_pages_max: u64, kept: Option<&[Range<u64>]>) {
+    /// Puts `mapping` in place for a message that may write `dirty_pages_max` pages of it. With
+    /// `kept`, the pages dirty already are remembered as they are.
+    pub(crate) fn enter(
+        &self,
+        mapping: Mapping,
+        dirty_pages_max: u64,
+        kept: Option<&[Range<u64>]>,
+    ) {
         let memory_pages = mapping.file_bytes() as u64 / PAGE_BYTES;
         self.with_tracker(|tracker| tracker.begin(memory_pages, dirty_pages_max));
         // SAFETY: no message runs, so nobody else refers to the cells.
@@ -80,7 +86,9 @@ impl HeapCell {
         self.cap_reached.set(false);
         self.kernel_refused.set(false);
         // SAFETY: the message is over, so nobody else refers to the cells.
-        unsafe { (*self.mapping.get()).take().map(|mapping| (mapping, dirty, (*self.undo.get()).take())) }
+        unsafe {
+            (*self.mapping.get()).take().map(|mapping| (mapping, dirty, (*self.undo.get()).take()))
+        }
     }
 
     /// The message tried to write more pages than it may.
@@ -108,12 +116,15 @@ impl HeapCell {
         self.mapping().map_or(0, |mapping| mapping.file_bytes() as u64)
     }
 
-    /// The bytes of `range`, which must be checked to lie below [`Self::size_bytes`]; empty otherwise.
+    /// The bytes of `range`, which must be checked to lie below [`Self::size_bytes`]; empty
+    /// otherwise.
     pub(crate) fn read(&self, range: Range<u64>) -> &[u8] {
         match self.mapping() {
-            // SAFETY: the range is accessible; System API functions are the only callers, they run while no
-            // canister code does, and drop the slice before they write.
-            Some(mapping) if range.start <= range.end && range.end <= mapping.size_bytes() as u64 => unsafe {
+            // SAFETY: the range is accessible; System API functions are the only callers, they run
+            // while no canister code does, and drop the slice before they write.
+            Some(mapping)
+                if range.start <= range.end && range.end <= mapping.size_bytes() as u64 =>
+            unsafe {
                 std::slice::from_raw_parts(
                     mapping.base().as_ptr().add(range.start as usize),
                     (range.end - range.start) as usize,
@@ -123,8 +134,8 @@ impl HeapCell {
         }
     }
 
-    /// Counts and unprotects the pages of `range` before they are written. A range that is out of bounds is
-    /// let pass: its write will fail.
+    /// Counts and unprotects the pages of `range` before they are written. A range that is out of
+    /// bounds is let pass: its write will fail.
     pub(crate) fn will_write(&self, range: Range<u64>) -> Result<(), WriteRefused> {
         let Some(mapping) = self.mapping() else { return Ok(()) };
         if range.is_empty() || range.end > mapping.size_bytes() as u64 {
@@ -157,8 +168,8 @@ impl HeapCell {
         }
         self.will_write(at..end)?;
         if let Some(mapping) = self.mapping() {
-            // SAFETY: the range is accessible and now writable. `bytes` may come from stable memory or the
-            // heap of no other message, never from this heap.
+            // SAFETY: the range is accessible and now writable. `bytes` may come from stable memory
+            // or the heap of no other message, never from this heap.
             unsafe {
                 std::ptr::copy_nonoverlapping(
                     bytes.as_ptr(),
@@ -170,8 +181,8 @@ impl HeapCell {
         Ok(())
     }
 
-    /// Handles a fault at `address`: whether the access may be tried again. Runs in a signal handler:
-    /// allocates nothing, takes no lock.
+    /// Handles a fault at `address`: whether the access may be tried again. Runs in a signal
+    /// handler: allocates nothing, takes no lock.
     pub(crate) fn fault(&self, address: usize) -> bool {
         let Some(mapping) = self.mapping() else { return false };
         let Some(offset) = address
@@ -220,8 +231,8 @@ impl HeapCell {
     }
 
     fn mapping(&self) -> Option<&Mapping> {
-        // SAFETY: only `enter`, `leave` and `grow` change the cell; the first two run between messages, the
-        // last while no slice of the heap is alive.
+        // SAFETY: only `enter`, `leave` and `grow` change the cell; the first two run between
+        // messages, the last while no slice of the heap is alive.
         unsafe { (*self.mapping.get()).as_ref() }
     }
 
@@ -230,11 +241,11 @@ impl HeapCell {
         act(unsafe { &mut *self.tracker.get() })
     }
 
-    /// Grows to `bytes`, unless the file behind does not reach so far. What the kernel refuses is noted: the
-    /// worker ends for it.
+    /// Grows to `bytes`, unless the file behind does not reach so far. What the kernel refuses is
+    /// noted: the worker ends for it.
     fn grow(&self, bytes: usize) -> io::Result<()> {
-        // SAFETY: called by wasmtime from `memory.grow` or instantiation: no other borrow of the cell is
-        // alive.
+        // SAFETY: called by wasmtime from `memory.grow` or instantiation: no other borrow of the
+        // cell is alive.
         match unsafe { (*self.mapping.get()).as_mut() } {
             Some(mapping) if (mapping.size_bytes()..=mapping.file_bytes()).contains(&bytes) => {
                 mapping.set_size(bytes).inspect_err(|_| self.kernel_refused.set(true))
@@ -244,8 +255,8 @@ impl HeapCell {
     }
 }
 
-/// Contents of pages that were dirty before a callback of a composite query, saved as the callback first
-/// writes to them.
+/// Contents of pages that were dirty before a callback of a composite query, saved as the callback
+/// first writes to them.
 #[derive(Debug)]
 pub(crate) struct Undo {
     /// A bit per page: dirty before.
@@ -265,7 +276,8 @@ impl Undo {
                 pages += 1;
             }
         }
-        // All the room there can be need for: nothing is allocated in the handler. Untouched until used.
+        // All the room there can be need for: nothing is allocated in the handler. Untouched until
+        // used.
         Self {
             kept: bits,
             saved: Vec::with_capacity(pages),
@@ -275,7 +287,10 @@ impl Undo {
 
     pub(crate) fn save(&mut self, base: NonNull<u8>, pages: &Range<u64>) {
         for page in pages.clone() {
-            let kept = self.kept.get((page / 64) as usize).is_some_and(|word| word & (1 << (page % 64)) != 0);
+            let kept = self
+                .kept
+                .get((page / 64) as usize)
+                .is_some_and(|word| word & (1 << (page % 64)) != 0);
             if kept && self.saved.len() < self.saved.capacity() {
                 // SAFETY: the page is accessible, and nothing writes to it meanwhile.
                 let content = unsafe {
@@ -298,8 +313,8 @@ impl Undo {
     /// Puts the saved contents back. The pages are still writable.
     pub(crate) fn restore(&self, base: NonNull<u8>) {
         for (page, content) in self.saved.iter().zip(self.bytes.chunks_exact(PAGE_BYTES as usize)) {
-            // SAFETY: the page was accessible and writable when it was saved and is still; the message is
-            // over.
+            // SAFETY: the page was accessible and writable when it was saved and is still; the
+            // message is over.
             unsafe {
                 std::ptr::copy_nonoverlapping(
                     content.as_ptr(),
@@ -314,9 +329,9 @@ impl Undo {
 /// Gives wasmtime the heap that was put in place.
 pub(crate) struct Creator(pub(crate) Arc<HeapCell>);
 
-// SAFETY: the memory handed out is the reservation of the mapping in place, which lives until the message is
-// over and the instance with it; it is inaccessible beyond its size for as far as the engine's configuration
-// promises, which `new_memory` checks.
+// SAFETY: the memory handed out is the reservation of the mapping in place, which lives until the
+// message is over and the instance with it; it is inaccessible beyond its size for as far as the
+// engine's configuration promises, which `new_memory` checks.
 unsafe impl MemoryCreator for Creator {
     fn new_memory(
         &self,

@@ -1,7 +1,7 @@
 //! What outlives a message, and what becomes of the pages a message wrote.
 //!
-//! A [`Keeper`] holds loaded modules and mapped memories by what the pool calls them. For each message it
-//! brings the two memories up to date, runs it, and settles:
+//! A [`Keeper`] holds loaded modules and mapped memories by what the pool calls them. For each
+//! message it brings the two memories up to date, runs it, and settles:
 //!
 //! | the message | its pages |
 //! |---|---|
@@ -11,10 +11,10 @@
 //!
 //! # Bounds
 //!
-//! The pool decides how many memories, modules and kept executions there are and says what to forget. Three
-//! bounds are the worker's own: [`MAPPINGS_ALL_MAX`] kernel mappings over all memories (the memory used
-//! longest ago goes first), [`MEMORIES_MAX`] memories, and for all kept executions together as many dirty
-//! bytes as one message may write.
+//! The pool decides how many memories, modules and kept executions there are and says what to
+//! forget. Three bounds are the worker's own: [`MAPPINGS_ALL_MAX`] kernel mappings over all
+//! memories (the memory used longest ago goes first), [`MEMORIES_MAX`] memories, and for all kept
+//! executions together as many dirty bytes as one message may write.
 
 use std::{collections::BTreeMap, fs::File, ops::Range, os::fd::OwnedFd, sync::Arc};
 
@@ -37,8 +37,8 @@ use crate::{
 
 const WASM_PAGE_BYTES: u64 = 64 << 10;
 
-/// Kernel mappings of all memories together. The rest of the 65,530 a process may have is for the pages of
-/// the running message, see [`super::dirty`].
+/// Kernel mappings of all memories together. The rest of the 65,530 a process may have is for the
+/// pages of the running message, see [`super::dirty`].
 const MAPPINGS_ALL_MAX: usize = 24_000;
 
 /// Memories mapped at once.
@@ -134,7 +134,9 @@ impl Keeper {
             if let Some(kept) = self.kept.remove(token) {
                 for memory in kept.heap.into_iter().chain([kept.stable]) {
                     let KeptMemory { mut mapping, dirty, size_before } = memory;
-                    mapping.discard(&dirty, size_before).map_err(text("dropping a kept execution"))?;
+                    mapping
+                        .discard(&dirty, size_before)
+                        .map_err(text("dropping a kept execution"))?;
                     // A newer mapping of the same memory wins.
                     if !self.memories.contains_key(&mapping.id()) {
                         self.put(mapping);
@@ -162,28 +164,35 @@ impl Keeper {
         let mut files = descriptors.into_iter().map(File::from);
         if order.artefact {
             let file = files.next().ok_or("an artefact was announced and not sent")?;
-            // SAFETY: the pool hands out artefacts of its cache only, verified, which nobody changes.
-            let module = unsafe { engine::load(&self.engine, &file) }.map_err(text("loading an artefact"))?;
-            let module = LoadedModule::new(&module, &self.linkers).map_err(text("linking a module"))?;
+            // SAFETY: the pool hands out artefacts of its cache only, verified, which nobody
+            // changes.
+            let module = unsafe { engine::load(&self.engine, &file) }
+                .map_err(text("loading an artefact"))?;
+            let module =
+                LoadedModule::new(&module, &self.linkers).map_err(text("linking a module"))?;
             self.modules.insert(order.module, module);
         }
         let Some(module) = self.modules.get(&order.module) else { return Ok(Report::Missing) };
         let has_memory = module.has_memory;
 
-        // Both mounts are brought up to date before anything may be found missing, so that what came with the
-        // order is never lost.
+        // Both mounts are brought up to date before anything may be found missing, so that what
+        // came with the order is never lost.
         let heap_ready = self.mount(Kind::Heap, &order.heap, &mut files)?;
         let stable_ready = self.mount(Kind::Stable, &order.stable, &mut files)?;
 
         let (globals, heap, stable) = if let Some(token) = order.keep_token {
-            let Some(kept) = self.kept.remove(&token).filter(|kept| kept.module == order.module) else {
+            let Some(kept) = self.kept.remove(&token).filter(|kept| kept.module == order.module)
+            else {
                 return Ok(Report::Outcome(Box::new(failed(Failure::engine(
                     "the composite query is no longer kept",
                 )))));
             };
             let resume = |memory: KeptMemory| {
                 let size_before = memory.mapping.size_bytes();
-                (memory.mapping, Taken { size_before, kept: Some((memory.dirty, memory.size_before)) })
+                (
+                    memory.mapping,
+                    Taken { size_before, kept: Some((memory.dirty, memory.size_before)) },
+                )
             };
             (kept.globals, kept.heap.map(resume), resume(kept.stable))
         } else {
@@ -223,9 +232,11 @@ impl Keeper {
         };
         let Some(module) = self.modules.get(&order.module) else { return Ok(Report::Missing) };
         let Ran { instructions, failure, globals: globals_after, query_for_update, did, stable } =
-            run(&self.engine, module, message, &self.heap, stable).map_err(text("running a message"))?;
+            run(&self.engine, module, message, &self.heap, stable)
+                .map_err(text("running a message"))?;
         let mut ended = Ended { instructions, failure, globals: globals_after, did };
-        // Whatever the canister was told instead must not count: another machine would not have said it.
+        // Whatever the canister was told instead must not count: another machine would not have
+        // said it.
         if self.heap.kernel_refused() || stable.kernel_refused() {
             return Err(
                 "the kernel refused to change the protection of a memory: memory is short, or vm.max_map_count too low"
@@ -267,7 +278,8 @@ impl Keeper {
             }
             Fate::Drop => {
                 let sizes = (
-                    heap.as_ref().map_or(order.heap.wasm_pages, |heap| wasm_pages(heap.taken.size_before)),
+                    heap.as_ref()
+                        .map_or(order.heap.wasm_pages, |heap| wasm_pages(heap.taken.size_before)),
                     wasm_pages(stable.taken.size_before),
                 );
                 for after in heap.into_iter().chain([stable]) {
@@ -293,7 +305,8 @@ impl Keeper {
         Ok(Report::Outcome(Box::new(outcome)))
     }
 
-    /// Maps what the order brings; whether the memory is mapped now, with its append file if it has one.
+    /// Maps what the order brings; whether the memory is mapped now, with its append file if it has
+    /// one.
     fn mount(
         &mut self,
         kind: Kind,
@@ -310,15 +323,18 @@ impl Keeper {
             if let Some((base, base_bytes)) = base {
                 // Two reservations of one memory are never needed.
                 self.memories.remove(&order.id);
-                let mut mapping =
-                    Mapping::new(order.id, kind, &base, base_bytes).map_err(text("mapping a memory"))?;
+                let mut mapping = Mapping::new(order.id, kind, &base, base_bytes)
+                    .map_err(text("mapping a memory"))?;
                 mapping
                     .set_size(order.wasm_pages.saturating_mul(WASM_PAGE_BYTES) as usize)
                     .map_err(text("sizing a memory"))?;
                 self.put(mapping);
             }
             if let Some(memory) = self.memories.get_mut(&order.id) {
-                memory.mapping.map_runs(map, &segments).map_err(text("mapping the runs of a memory"))?;
+                memory
+                    .mapping
+                    .map_runs(map, &segments)
+                    .map_err(text("mapping the runs of a memory"))?;
             }
         }
         let memory = self.memories.get_mut(&order.id).filter(|memory| !memory.mapping.broken());
@@ -330,7 +346,10 @@ impl Keeper {
             };
             let Some(memory) = memory else { return Ok(false) };
             if let Some(file) = file {
-                memory.mapping.set_append(append.segment, file).map_err(text("changing the append file"))?;
+                memory
+                    .mapping
+                    .set_append(append.segment, file)
+                    .map_err(text("changing the append file"))?;
             }
             return Ok(memory.mapping.has_append(append.segment));
         }
@@ -339,7 +358,9 @@ impl Keeper {
 
     /// Takes a memory out for a message, sized as the order says.
     fn take(&mut self, order: &MountOrder) -> Result<Option<(Mapping, Taken)>, String> {
-        let Some(Memory { mut mapping, .. }) = self.memories.remove(&order.id) else { return Ok(None) };
+        let Some(Memory { mut mapping, .. }) = self.memories.remove(&order.id) else {
+            return Ok(None);
+        };
         let size_before = order.wasm_pages.saturating_mul(WASM_PAGE_BYTES) as usize;
         if mapping.size_bytes() != size_before {
             mapping.set_size(size_before).map_err(text("sizing a memory"))?;
@@ -391,8 +412,12 @@ impl Keeper {
         let After { mut mapping, dirty, .. } = after;
         let runs = match append {
             _ if dirty.is_empty() => Vec::new(),
-            Some(append) => mapping.commit(&dirty, &append).map_err(text("appending dirty pages"))?,
-            None => return Err("a message that keeps its changes has nowhere to append them".into()),
+            Some(append) => {
+                mapping.commit(&dirty, &append).map_err(text("appending dirty pages"))?
+            }
+            None => {
+                return Err("a message that keeps its changes has nowhere to append them".into());
+            }
         };
         let size = wasm_pages(mapping.size_bytes());
         self.put(mapping);
@@ -401,7 +426,9 @@ impl Keeper {
 
     fn drop_changes(&mut self, after: After) -> Result<(), String> {
         let After { mut mapping, dirty, taken, .. } = after;
-        mapping.discard(&dirty, taken.size_before).map_err(text("dropping the changes of a message"))?;
+        mapping
+            .discard(&dirty, taken.size_before)
+            .map_err(text("dropping the changes of a message"))?;
         self.put(mapping);
         Ok(())
     }
@@ -432,7 +459,8 @@ impl Keeper {
             ));
         }
         self.kept.insert(token, kept);
-        let calls = if ended.failure.is_some() { Vec::new() } else { std::mem::take(&mut ended.did.calls) };
+        let calls =
+            if ended.failure.is_some() { Vec::new() } else { std::mem::take(&mut ended.did.calls) };
         Ok(outcome(ended, None, calls, Some(token)))
     }
 
@@ -444,7 +472,8 @@ impl Keeper {
         while self.memories.len() > MEMORIES_MAX
             || (self.memories.len() > 2 && mappings(&self.memories) > MAPPINGS_ALL_MAX)
         {
-            let oldest = self.memories.iter().min_by_key(|(_, memory)| memory.used).map(|(id, _)| *id);
+            let oldest =
+                self.memories.iter().min_by_key(|(_, memory)| memory.used).map(|(id, _)| *id);
             match oldest {
                 Some(id) => self.memories.remove(&id),
                 None => return,
@@ -455,8 +484,9 @@ impl Keeper {
 
 impl Kept {
     fn dirty_bytes(&self) -> u64 {
-        let pages =
-            |memory: &KeptMemory| memory.dirty.iter().map(|range| range.end - range.start).sum::<u64>();
+        let pages = |memory: &KeptMemory| {
+            memory.dirty.iter().map(|range| range.end - range.start).sum::<u64>()
+        };
         (self.heap.as_ref().map_or(0, pages) + pages(&self.stable)) * PAGE_BYTES
     }
 }
@@ -469,7 +499,9 @@ fn keep_memory(after: After, failed: bool) -> Result<KeptMemory, String> {
         let undo = undo.ok_or("a failed execution that was not kept before")?;
         undo.restore(mapping.base());
         let fresh = subtract(&dirty, &undo);
-        mapping.discard(&fresh, taken.size_before).map_err(text("dropping the changes of a callback"))?;
+        mapping
+            .discard(&fresh, taken.size_before)
+            .map_err(text("dropping the changes of a callback"))?;
     } else {
         all = union(all, dirty);
     }

@@ -1,28 +1,31 @@
 //! One canister memory in a worker's address space.
 //!
-//! A [`Mapping`] is a reservation into which files are mapped privately: the base file first, the runs of the
-//! delta over it. Pages the canister writes become private copies, everything else is page cache that the
-//! kernel may take back. When a message's changes are kept, [`Mapping::commit`] appends the dirty pages to
-//! the segment file and maps that file over them, so the private copies are gone; when they are not,
-//! [`Mapping::discard`] drops the copies and the files show through again.
+//! A [`Mapping`] is a reservation into which files are mapped privately: the base file first, the
+//! runs of the delta over it. Pages the canister writes become private copies, everything else is
+//! page cache that the kernel may take back. When a message's changes are kept, [`Mapping::commit`]
+//! appends the dirty pages to the segment file and maps that file over them, so the private copies
+//! are gone; when they are not, [`Mapping::discard`] drops the copies and the files show through
+//! again.
 //!
-//! A few pages may keep their private copies after a commit ([`RETAINED_PAGES_MAX`]): those that every message
-//! writes. Such a copy equals what the append file holds, as long as nobody else appends to it; the pool says when
-//! somebody did, and [`Mapping::distrust`] maps the file in their place.
+//! A few pages may keep their private copies after a commit ([`RETAINED_PAGES_MAX`]): those that
+//! every message writes. Such a copy equals what the append file holds, as long as nobody else
+//! appends to it; the pool says when somebody did, and [`Mapping::distrust`] maps the file in their
+//! place.
 //!
 //! # A heap
 //!
-//! is readable up to its size and inaccessible from there to the end of the reservation, so that code without
-//! bounds checks faults. Its pages are write-protected; [`super::heap`] lifts that page by page. *Stable
-//! memory* is read and written by the System API alone, which checks and counts, so it is never protected.
+//! is readable up to its size and inaccessible from there to the end of the reservation, so that
+//! code without bounds checks faults. Its pages are write-protected; [`super::heap`] lifts that
+//! page by page. *Stable memory* is read and written by the System API alone, which checks and
+//! counts, so it is never protected.
 //!
 //! # Bounds
 //!
 //! The kernel allows a process 65,530 mappings. A mapping knows how many it may have split into
-//! ([`Mapping::mappings`]), the worker adds them up and drops the memories used longest ago. One memory may
-//! use [`MAPPINGS_MAX`]: runs beyond that are copied into private pages instead of mapped, which costs memory
-//! (at most the delta capacity) but works; such a memory is folded by the next checkpoint and mapped afresh
-//! then.
+//! ([`Mapping::mappings`]), the worker adds them up and drops the memories used longest ago. One
+//! memory may use [`MAPPINGS_MAX`]: runs beyond that are copied into private pages instead of
+//! mapped, which costs memory (at most the delta capacity) but works; such a memory is folded by
+//! the next checkpoint and mapped afresh then.
 
 use std::{
     collections::BTreeMap,
@@ -37,7 +40,9 @@ use std::{
 use pages::{MemoryId, PAGE_BYTES, Run, SegmentId};
 use rustix::{
     io::pwritev,
-    mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap},
+    mm::{
+        Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
+    },
 };
 
 use super::protocol::{AppendOrder, MapOrder};
@@ -46,8 +51,8 @@ use crate::engine::{HEAP_GUARD_BYTES, HEAP_RESERVATION_BYTES};
 /// Kernel mappings that the runs of one memory may take.
 pub(crate) const MAPPINGS_MAX: usize = 12_000;
 
-/// Pages of one memory whose private copies stay after a commit. Pages that every message writes then cost
-/// neither a mapping nor a copy per message.
+/// Pages of one memory whose private copies stay after a commit. Pages that every message writes
+/// then cost neither a mapping nor a copy per message.
 pub(crate) const RETAINED_PAGES_MAX: usize = 32;
 
 /// Set by a probe: memories grow no more, as if the kernel refused.
@@ -86,8 +91,8 @@ pub(crate) struct Mapping {
     broken: bool,
 }
 
-// SAFETY: the reservation belongs to this value alone, as a `Vec`'s allocation does; nothing about it is tied
-// to a thread.
+// SAFETY: the reservation belongs to this value alone, as a `Vec`'s allocation does; nothing about
+// it is tied to a thread.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
@@ -111,8 +116,8 @@ impl Mapping {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )?
         };
-        let start =
-            NonNull::new(start.cast::<u8>()).ok_or_else(|| io::Error::other("a mapping at address zero"))?;
+        let start = NonNull::new(start.cast::<u8>())
+            .ok_or_else(|| io::Error::other("a mapping at address zero"))?;
         let mapping = Self {
             id,
             kind,
@@ -132,8 +137,8 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Maps the runs of `order` over what is mapped. `segments` are the files of `order.segments`, in their
-    /// order.
+    /// Maps the runs of `order` over what is mapped. `segments` are the files of `order.segments`,
+    /// in their order.
     pub(crate) fn map_runs(&mut self, order: &MapOrder, segments: &[File]) -> io::Result<()> {
         self.broken = true;
         for run in &order.runs {
@@ -142,7 +147,8 @@ impl Mapping {
                 .iter()
                 .position(|segment| *segment == run.segment)
                 .and_then(|place| segments.get(place));
-            let file = place.ok_or_else(|| io::Error::other("a run in a segment that was not sent"))?;
+            let file =
+                place.ok_or_else(|| io::Error::other("a run in a segment that was not sent"))?;
             let range = self.run_bytes(run)?;
             let mappable = self.mappings + 2 <= MAPPINGS_MAX;
             if mappable {
@@ -150,8 +156,8 @@ impl Mapping {
                 self.mappings += 2;
             } else {
                 self.protect(range.clone(), MprotectFlags::READ | MprotectFlags::WRITE)?;
-                // SAFETY: the range lies in this mapping, was just made writable, and no reference into it
-                // exists.
+                // SAFETY: the range lies in this mapping, was just made writable, and no reference
+                // into it exists.
                 let bytes = unsafe {
                     std::slice::from_raw_parts_mut(self.base.as_ptr().add(range.start), range.len())
                 };
@@ -175,7 +181,8 @@ impl Mapping {
         self.protect(beyond, MprotectFlags::empty())
     }
 
-    /// Makes exactly the first `bytes` accessible: read-only for a heap, writable for stable memory.
+    /// Makes exactly the first `bytes` accessible: read-only for a heap, writable for stable
+    /// memory.
     pub(crate) fn set_size(&mut self, bytes: usize) -> io::Result<()> {
         if bytes > self.file_bytes {
             return Err(io::Error::other(format!(
@@ -196,7 +203,11 @@ impl Mapping {
     }
 
     /// Writes the pages of `dirty` to the append file and maps it over them.
-    pub(crate) fn commit(&mut self, dirty: &[Range<u64>], order: &AppendOrder) -> io::Result<Vec<Run>> {
+    pub(crate) fn commit(
+        &mut self,
+        dirty: &[Range<u64>],
+        order: &AppendOrder,
+    ) -> io::Result<Vec<Run>> {
         if dirty.is_empty() {
             return Ok(Vec::new());
         }
@@ -224,8 +235,8 @@ impl Mapping {
             let mut vectors = Vec::with_capacity(part.len());
             for run in part {
                 let range = self.run_bytes(run)?;
-                // SAFETY: the range is accessible (the message wrote to it) and nothing writes to it while
-                // the slice lives.
+                // SAFETY: the range is accessible (the message wrote to it) and nothing writes to
+                // it while the slice lives.
                 vectors.push(IoSlice::new(unsafe {
                     std::slice::from_raw_parts(self.base.as_ptr().add(range.start), range.len())
                 }));
@@ -243,8 +254,9 @@ impl Mapping {
         }
         if pages <= RETAINED_PAGES_MAX {
             for run in &runs {
-                self.retained
-                    .extend((0..run.pages).map(|page| (run.start_page + page, run.offset_page + page)));
+                self.retained.extend(
+                    (0..run.pages).map(|page| (run.start_page + page, run.offset_page + page)),
+                );
             }
             self.rest(dirty)?;
         } else {
@@ -254,8 +266,8 @@ impl Mapping {
         Ok(runs)
     }
 
-    /// Maps the append file over pages that were written to it. What would map beyond the allowance stays as
-    /// it is, only protected again; whether all was mapped.
+    /// Maps the append file over pages that were written to it. What would map beyond the allowance
+    /// stays as it is, only protected again; whether all was mapped.
     fn map_appended(&mut self, runs: &[Run]) -> io::Result<bool> {
         let Some((_, file)) = &self.append else { return Err(io::Error::other("no append file")) };
         let mappable = runs.len().min(MAPPINGS_MAX.saturating_sub(self.mappings) / 2);
@@ -282,7 +294,8 @@ impl Mapping {
         for (page, offset_page) in std::mem::take(&mut self.retained) {
             match runs.last_mut() {
                 Some(run)
-                    if run.start_page + run.pages == page && run.offset_page + run.pages == offset_page =>
+                    if run.start_page + run.pages == page
+                        && run.offset_page + run.pages == offset_page =>
                 {
                     run.pages += 1;
                 }
@@ -300,10 +313,12 @@ impl Mapping {
     }
 
     fn forget_retained(&mut self, run: &Run) {
-        self.retained.retain(|page, _| page.checked_sub(run.start_page).is_none_or(|at| at >= run.pages));
+        self.retained
+            .retain(|page, _| page.checked_sub(run.start_page).is_none_or(|at| at >= run.pages));
     }
 
-    /// Drops the private copies of `dirty` and shrinks to `size_bytes`, the size before the execution.
+    /// Drops the private copies of `dirty` and shrinks to `size_bytes`, the size before the
+    /// execution.
     pub(crate) fn discard(&mut self, dirty: &[Range<u64>], size_bytes: usize) -> io::Result<()> {
         if self.copied && !dirty.is_empty() {
             // A dirty page may have been a copy, and what it held is in no mapping any more.
@@ -314,14 +329,20 @@ impl Mapping {
         for range in dirty {
             let bytes = self.page_bytes(range)?;
             self.drop_copies(bytes)?;
-            // What was committed before this message is not in what shows through now, but in the append file.
+            // What was committed before this message is not in what shows through now, but in the
+            // append file.
             let committed: Vec<_> =
                 self.retained.range(range.clone()).map(|(page, at)| (*page, *at)).collect();
             if let Some((segment, _)) = self.append.as_ref().filter(|_| !committed.is_empty()) {
                 let segment = *segment;
                 let runs: Vec<Run> = committed
                     .iter()
-                    .map(|(page, at)| Run { start_page: *page, pages: 1, segment, offset_page: *at })
+                    .map(|(page, at)| Run {
+                        start_page: *page,
+                        pages: 1,
+                        segment,
+                        offset_page: *at,
+                    })
                     .collect();
                 if !self.map_appended(&runs)? {
                     return Ok(());
@@ -335,8 +356,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// Write-protects from the first to the last of `pages`, if this is a heap. One call, because what lies
-    /// between is protected already and the kernel joins the pieces.
+    /// Write-protects from the first to the last of `pages`, if this is a heap. One call, because
+    /// what lies between is protected already and the kernel joins the pieces.
     fn rest(&self, pages: &[Range<u64>]) -> io::Result<()> {
         match (pages.first(), pages.last(), self.kind) {
             (Some(first), Some(last), Kind::Heap) => {
@@ -441,8 +462,8 @@ impl Mapping {
         protection: ProtFlags,
     ) -> io::Result<()> {
         debug_assert!(range.end <= self.reserved_bytes);
-        // SAFETY: the range lies in the reservation of this value; replacing what is mapped there is the
-        // purpose, and no reference into it exists.
+        // SAFETY: the range lies in the reservation of this value; replacing what is mapped there
+        // is the purpose, and no reference into it exists.
         let mapped = unsafe {
             let address = self.base.as_ptr().add(range.start).cast();
             mmap(
@@ -462,16 +483,17 @@ impl Mapping {
             return Ok(());
         }
         debug_assert!(range.end <= self.reserved_bytes);
-        // SAFETY: the range lies in the reservation of this value; no Rust reference into it exists while
-        // protections change.
+        // SAFETY: the range lies in the reservation of this value; no Rust reference into it exists
+        // while protections change.
         unsafe {
-            mprotect(self.base.as_ptr().add(range.start).cast(), range.len(), flags).map_err(Into::into)
+            mprotect(self.base.as_ptr().add(range.start).cast(), range.len(), flags)
+                .map_err(Into::into)
         }
     }
 
     fn drop_copies(&self, range: Range<usize>) -> io::Result<()> {
-        // SAFETY: the range lies in the reservation of this value and is mapped from files, which show
-        // through again.
+        // SAFETY: the range lies in the reservation of this value and is mapped from files, which
+        // show through again.
         unsafe {
             madvise(self.base.as_ptr().add(range.start).cast(), range.len(), Advice::LinuxDontNeed)
                 .map_err(Into::into)
@@ -481,8 +503,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the reservation is this value's own and nothing refers to it any more. Failing leaves it
-        // mapped, which is harmless.
+        // SAFETY: the reservation is this value's own and nothing refers to it any more. Failing
+        // leaves it mapped, which is harmless.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.reserved_bytes) };
     }
 }

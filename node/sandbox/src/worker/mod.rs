@@ -1,27 +1,27 @@
 //! The worker: a process that runs canister code and nothing else.
 //!
-//! A worker is born with one socket, confines itself ([`confine`]), and then answers orders of the pool one
-//! at a time: map these files, run this message, say what it did. It knows no clock, no path and no other
-//! canister's business than that of the message at hand; everything it may tell a canister came with the
-//! order.
+//! A worker is born with one socket, confines itself ([`confine`]), and then answers orders of the
+//! pool one at a time: map these files, run this message, say what it did. It knows no clock, no
+//! path and no other canister's business than that of the message at hand; everything it may tell a
+//! canister came with the order.
 //!
 //! # Anatomy
 //!
 //! - [`protocol`] — orders and reports.
-//! - [`keeper`] — what outlives a message: modules, mapped memories, kept composite queries; and what becomes
-//!   of a message's pages.
-//! - [`mapping`] — one memory in the address space. [`dirty`] — which pages a message wrote. [`heap`],
-//!   [`stable`] — the two memories of the running message.
+//! - [`keeper`] — what outlives a message: modules, mapped memories, kept composite queries; and
+//!   what becomes of a message's pages.
+//! - [`mapping`] — one memory in the address space. [`dirty`] — which pages a message wrote.
+//!   [`heap`], [`stable`] — the two memories of the running message.
 //! - [`run`] — one message in one instance.
 //! - [`confine`] — what the process may not do.
 //!
 //! # Threat model
 //!
-//! Canister code is hostile and may escape the engine. It then controls a process with no network, no file
-//! system, no way to make a process, no privileges, and descriptors of this shape: base files and segments
-//! read-only, and for each memory it ran an update of, that memory's open segment for writing. It can lie to
-//! the pool about the canisters of its lane; the pool checks what it says against what is possible, but
-//! cannot tell a plausible lie.
+//! Canister code is hostile and may escape the engine. It then controls a process with no network,
+//! no file system, no way to make a process, no privileges, and descriptors of this shape: base
+//! files and segments read-only, and for each memory it ran an update of, that memory's open
+//! segment for writing. It can lie to the pool about the canisters of its lane; the pool checks
+//! what it says against what is possible, but cannot tell a plausible lie.
 
 mod confine;
 mod dirty;
@@ -47,7 +47,8 @@ use keeper::Keeper;
 pub use protocol::HeapFigures;
 use protocol::{Order, Probe, Report};
 
-/// Largest order a worker reads. The pool is trusted; this only keeps a mistake from taking the memory.
+/// Largest order a worker reads. The pool is trusted; this only keeps a mistake from taking the
+/// memory.
 const ORDER_BYTES_MAX: usize = 64 << 20;
 
 /// Longest text of a failure that is reported.
@@ -56,25 +57,28 @@ const FAILURE_TEXT_BYTES: usize = 4 << 10;
 /// The one argument of a worker that permits [`Order::Probe`]. The node never passes it.
 pub(crate) const PROBES_ARGUMENT: &str = "--probes";
 
-/// Entry point of `thimble sandbox-worker`. Standard input is the socket of the pool; the first argument is
-/// the process id of the pool.
+/// Entry point of `thimble sandbox-worker`. Standard input is the socket of the pool; the first
+/// argument is the process id of the pool.
 pub fn worker_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     worker_main_with(args, |_| HeapFigures::default())
 }
 
-/// [`worker_main`] in a program that knows its allocator: `heap` reads it, after handing back what is freed if asked to.
+/// [`worker_main`] in a program that knows its allocator: `heap` reads it, after handing back what
+/// is freed if asked to.
 pub fn worker_main_with(
     args: impl IntoIterator<Item = OsString>,
     heap: impl Fn(bool) -> HeapFigures,
 ) -> ExitCode {
     let mut args = args.into_iter();
     let Some(parent) = args.next().and_then(|id| id.to_str()?.parse().ok()) else {
-        eprintln!("sandbox-worker is started by the node itself, with the node's process id as its argument");
+        eprintln!(
+            "sandbox-worker is started by the node itself, with the node's process id as its argument"
+        );
         return ExitCode::from(64);
     };
     let probes = args.any(|argument| argument == PROBES_ARGUMENT);
-    // SAFETY: standard input is open, is the socket the pool passed, and nothing else in this process uses
-    // it.
+    // SAFETY: standard input is open, is the socket the pool passed, and nothing else in this
+    // process uses it.
     let mut channel = Channel::new(unsafe { UnixStream::from_raw_fd(libc::STDIN_FILENO) });
     match serve(&mut channel, parent, probes, heap) {
         Ok(()) | Err(Stop::Wire(IpcError::Closed)) => ExitCode::SUCCESS,
@@ -108,16 +112,19 @@ fn serve(
 ) -> Result<(), Stop> {
     // A panic is reported over the wire; standard error leads nowhere.
     std::panic::set_hook(Box::new(|_| {}));
-    confine::prepare(parent).map_err(|error| Stop::Failed(format!("cannot prepare the worker: {error}")))?;
+    confine::prepare(parent)
+        .map_err(|error| Stop::Failed(format!("cannot prepare the worker: {error}")))?;
     let mut keeper =
         Keeper::new().map_err(|error| Stop::Failed(format!("cannot start the engine: {error}")))?;
-    confine::confine().map_err(|error| Stop::Failed(format!("cannot confine the worker: {error}")))?;
+    confine::confine()
+        .map_err(|error| Stop::Failed(format!("cannot confine the worker: {error}")))?;
     channel.send(&Report::Ready, &[])?;
     loop {
         let (order, descriptors) = channel.receive::<Order<'static>>(ORDER_BYTES_MAX)?;
         let report = match order {
             Order::Execute(execute) => {
-                let executed = catch_unwind(AssertUnwindSafe(|| keeper.execute(*execute, descriptors)));
+                let executed =
+                    catch_unwind(AssertUnwindSafe(|| keeper.execute(*execute, descriptors)));
                 executed.unwrap_or_else(|panic| Err(panic_text(&*panic))).map_err(Stop::Failed)?
             }
             Order::Forget(forget) => {
@@ -150,8 +157,10 @@ fn attempt(probe: Probe) -> Report {
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text =
-        panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    let text = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied());
     format!("the worker panicked: {}", text.unwrap_or("without a text"))
 }
 

@@ -1,12 +1,13 @@
 //! What the pool and a worker say to each other, and in which order the descriptors of a frame lie.
 //!
-//! The pool sends one [`Order`], the worker answers with one [`Report`]. The pool remembers what each worker
-//! has mapped and sends only what is new; the worker answers [`Report::Missing`] when it does not have what
-//! the pool took for granted, and the pool sends the order again with everything.
+//! The pool sends one [`Order`], the worker answers with one [`Report`]. The pool remembers what
+//! each worker has mapped and sends only what is new; the worker answers [`Report::Missing`] when
+//! it does not have what the pool took for granted, and the pool sends the order again with
+//! everything.
 //!
-//! Descriptors of [`Order::Execute`], in this order: the artefact, when [`Execute::artefact`]; then for the
-//! heap and for the stable memory, each: the base file, when [`MapOrder::base`]; the segments of
-//! [`MapOrder::segments`]; the append file, when [`AppendOrder::file`].
+//! Descriptors of [`Order::Execute`], in this order: the artefact, when [`Execute::artefact`]; then
+//! for the heap and for the stable memory, each: the base file, when [`MapOrder::base`]; the
+//! segments of [`MapOrder::segments`]; the append file, when [`AppendOrder::file`].
 
 use std::borrow::Cow;
 
@@ -23,13 +24,14 @@ pub(crate) enum Order<'a> {
     Execute(Box<Execute<'a>>),
     /// Drop kept executions, mappings and modules; answered by [`Report::Done`].
     Forget(Forget),
-    /// Say how much the allocator holds, after freed memory was handed back if so ordered; answered by [`Report::Heap`].
+    /// Say how much the allocator holds, after freed memory was handed back if so ordered; answered
+    /// by [`Report::Heap`].
     Heap {
         /// Hand back first.
         trim: bool,
     },
-    /// Attempt what the filter forbids; answered by [`Report::Done`] by a worker that is not confined. For
-    /// tests of the confinement only.
+    /// Attempt what the filter forbids; answered by [`Report::Done`] by a worker that is not
+    /// confined. For tests of the confinement only.
     Probe(Probe),
 }
 
@@ -96,8 +98,9 @@ pub(crate) struct MountOrder {
     pub(crate) id: MemoryId,
     /// Size in Wasm pages.
     pub(crate) wasm_pages: u64,
-    /// Another worker appended to this memory since this one did: private copies of what this one appended may
-    /// be of pages that were never committed, whose place in the file holds something else by now.
+    /// Another worker appended to this memory since this one did: private copies of what this one
+    /// appended may be of pages that were never committed, whose place in the file holds
+    /// something else by now.
     pub(crate) settle: bool,
     /// What to map first; `None` when the mapping at hand is current.
     pub(crate) map: Option<MapOrder>,
@@ -159,7 +162,8 @@ pub(crate) enum Report {
     Outcome(Box<Outcome>),
     /// Nothing was run: the worker lacks the module, a mapping or an append file.
     Missing,
-    /// The worker failed in a way that is not the canister's doing; it ends after this. Bounded text.
+    /// The worker failed in a way that is not the canister's doing; it ends after this. Bounded
+    /// text.
     Failed(String),
     /// [`Order::Forget`] or [`Order::Probe`] is done.
     Done,

@@ -1,18 +1,19 @@
 //! One message in one instance.
 //!
-//! Every message gets a new store and a new instance of its module over the canister's kept memory; its
-//! mutable globals are put in before and read out after. So nothing of an instance outlives a message, and
-//! what a canister's table or passive segments looked like cannot depend on which worker ran it before.
+//! Every message gets a new store and a new instance of its module over the canister's kept memory;
+//! its mutable globals are put in before and read out after. So nothing of an instance outlives a
+//! message, and what a canister's table or passive segments looked like cannot depend on which
+//! worker ran it before.
 //!
-//! An installation runs in three steps inside one message: the data segments are written, `(start)` runs,
-//! then `canister_init` or `canister_post_upgrade`.
+//! An installation runs in three steps inside one message: the data segments are written, `(start)`
+//! runs, then `canister_init` or `canister_post_upgrade`.
 
 use std::sync::Arc;
 
 use state::Global;
 use wasmtime::{
-    Engine, Extern, ExternType, Instance, InstancePre, Linker, Module, ModuleExport, Ref, ResourceLimiter,
-    Store, Trap, Val, unix::StoreExt,
+    Engine, Extern, ExternType, Instance, InstancePre, Linker, Module, ModuleExport, Ref,
+    ResourceLimiter, Store, Trap, Val, unix::StoreExt,
 };
 
 use super::{HeapCell, Stable};
@@ -38,7 +39,8 @@ pub(crate) struct LoadedModule {
 impl LoadedModule {
     /// Links `module`; `linkers` for 32-bit and for 64-bit addresses.
     pub(crate) fn new(module: &Module, linkers: &[Linker<Host>; 2]) -> wasmtime::Result<Self> {
-        let memory = module.exports().find(|export| export.name() == MEMORY).map(|export| export.ty());
+        let memory =
+            module.exports().find(|export| export.name() == MEMORY).map(|export| export.ty());
         let memory64 = matches!(&memory, Some(ExternType::Memory(memory)) if memory.is_64());
         let mut globals = Vec::new();
         while let Some(global) = module.get_export_index(&global_export(globals.len())) {
@@ -76,7 +78,8 @@ pub(crate) struct Ran {
     pub(crate) stable: Stable,
 }
 
-/// Runs `message` over the heap that is in place in `heap`, if the module has one, and over `stable`.
+/// Runs `message` over the heap that is in place in `heap`, if the module has one, and over
+/// `stable`.
 pub(crate) fn run(
     engine: &Engine,
     module: &LoadedModule,
@@ -91,9 +94,9 @@ pub(crate) fn run(
     store.limiter(|host| host);
     if module.has_memory {
         let cell = heap.clone();
-        // SAFETY: the handler is async-signal-safe: `fault` allocates nothing, takes no lock, and calls
-        // nothing but `mprotect` and copies. The kernel passes a valid `siginfo_t` to a handler installed
-        // with `SA_SIGINFO`, as wasmtime's is.
+        // SAFETY: the handler is async-signal-safe: `fault` allocates nothing, takes no lock, and
+        // calls nothing but `mprotect` and copies. The kernel passes a valid `siginfo_t` to
+        // a handler installed with `SA_SIGINFO`, as wasmtime's is.
         unsafe {
             store.set_signal_handler(move |signal, info, _| {
                 signal == libc::SIGSEGV && cell.fault((*info).si_addr() as usize)
@@ -153,28 +156,32 @@ fn enter(
                 host.mode = Context::ReplicatedQuery;
                 host.enforce_wasm_memory_limit = false;
                 if !call_if_present(store, &instance, &format!("canister_query {name}"))? {
-                    return Err(Failure::method_not_found(&format!("update method '{name}'")).into());
+                    return Err(
+                        Failure::method_not_found(&format!("update method '{name}'")).into()
+                    );
                 }
             }
         }
-        Entry::Query(name) => {
-            call(store, &instance, &format!("canister_query {name}"), || format!("query method '{name}'"))?
-        }
+        Entry::Query(name) => call(store, &instance, &format!("canister_query {name}"), || {
+            format!("query method '{name}'")
+        })?,
         Entry::CompositeQuery(name) => {
             call(store, &instance, &format!("canister_composite_query {name}"), || {
                 format!("composite query method '{name}'")
             })?;
         }
-        Entry::Heartbeat => call(store, &instance, "canister_heartbeat", || "canister_heartbeat".into())?,
+        Entry::Heartbeat => {
+            call(store, &instance, "canister_heartbeat", || "canister_heartbeat".into())?
+        }
         Entry::GlobalTimer => {
             call(store, &instance, "canister_global_timer", || "canister_global_timer".into())?
         }
-        Entry::OnLowWasmMemory => {
-            call(store, &instance, "canister_on_low_wasm_memory", || "canister_on_low_wasm_memory".into())?
-        }
-        Entry::InspectMessage { .. } => {
-            call(store, &instance, "canister_inspect_message", || "canister_inspect_message".into())?
-        }
+        Entry::OnLowWasmMemory => call(store, &instance, "canister_on_low_wasm_memory", || {
+            "canister_on_low_wasm_memory".into()
+        })?,
+        Entry::InspectMessage { .. } => call(store, &instance, "canister_inspect_message", || {
+            "canister_inspect_message".into()
+        })?,
         Entry::Callback { fun, env, .. } | Entry::Cleanup { fun, env, .. } => {
             call_back(store, module, &instance, *fun, *env)?
         }
@@ -183,7 +190,11 @@ fn enter(
 }
 
 /// The first steps of an installation: data segments, `(start)`.
-fn begin(store: &mut Store<Host>, instance: &Instance, data_segments: bool) -> wasmtime::Result<()> {
+fn begin(
+    store: &mut Store<Host>,
+    instance: &Instance,
+    data_segments: bool,
+) -> wasmtime::Result<()> {
     let mode = std::mem::replace(&mut store.data_mut().mode, Context::Start);
     if data_segments {
         call_if_present(store, instance, INIT_MEMORY)?;
@@ -193,7 +204,11 @@ fn begin(store: &mut Store<Host>, instance: &Instance, data_segments: bool) -> w
     Ok(())
 }
 
-fn call_if_present(store: &mut Store<Host>, instance: &Instance, name: &str) -> wasmtime::Result<bool> {
+fn call_if_present(
+    store: &mut Store<Host>,
+    instance: &Instance,
+    name: &str,
+) -> wasmtime::Result<bool> {
     match instance.get_func(&mut *store, name) {
         Some(function) => {
             function.typed::<(), ()>(&*store)?.call(&mut *store, ())?;
@@ -222,7 +237,8 @@ fn call_back(
     fun: u64,
     env: u64,
 ) -> wasmtime::Result<()> {
-    let missing = |what: &str| Failure::function_not_found(&format!("the callback at index {fun} {what}"));
+    let missing =
+        |what: &str| Failure::function_not_found(&format!("the callback at index {fun} {what}"));
     let table = instance.get_table(&mut *store, TABLE).ok_or_else(|| missing("needs a table"))?;
     let function = match table.get(&mut *store, fun) {
         Some(Ref::Func(Some(function))) => function,
@@ -230,23 +246,25 @@ fn call_back(
         None => return Err(missing("is outside the table").into()),
     };
     if module.memory64 {
-        let function =
-            function.typed::<u64, ()>(&*store).map_err(|_| missing("is not of type (i64) -> ()"))?;
+        let function = function
+            .typed::<u64, ()>(&*store)
+            .map_err(|_| missing("is not of type (i64) -> ()"))?;
         function.call(&mut *store, env)
     } else {
-        let function =
-            function.typed::<u32, ()>(&*store).map_err(|_| missing("is not of type (i32) -> ()"))?;
+        let function = function
+            .typed::<u32, ()>(&*store)
+            .map_err(|_| missing("is not of type (i32) -> ()"))?;
         // What `call_new` took was 32 bits wide.
         function.call(&mut *store, env as u32)
     }
 }
 
-/// What an error of the engine means for the canister. Texts are of this table, because callers on all nodes
-/// must read the same.
+/// What an error of the engine means for the canister. Texts are of this table, because callers on
+/// all nodes must read the same.
 ///
 /// # Errors
-/// With what is no trap of WebAssembly: the engine lacked something, which is this machine's trouble and ends the
-/// worker.
+/// With what is no trap of WebAssembly: the engine lacked something, which is this machine's
+/// trouble and ends the worker.
 fn failure_of(error: wasmtime::Error, store: &Store<Host>) -> wasmtime::Result<Failure> {
     let host = store.data();
     if let Some(failure) = error.downcast_ref::<Failure>() {
@@ -261,7 +279,9 @@ fn failure_of(error: wasmtime::Error, store: &Store<Host>) -> wasmtime::Result<F
         Some(Trap::MemoryOutOfBounds) => Failure::trapped("heap out of bounds"),
         Some(Trap::TableOutOfBounds) => Failure::trapped("table out of bounds"),
         Some(Trap::IndirectCallToNull) => Failure::trapped("call to an empty table element"),
-        Some(Trap::BadSignature) => Failure::trapped("function signature mismatch in call_indirect"),
+        Some(Trap::BadSignature) => {
+            Failure::trapped("function signature mismatch in call_indirect")
+        }
         Some(Trap::IntegerOverflow) => Failure::trapped("integer overflow"),
         Some(Trap::IntegerDivisionByZero) => Failure::trapped("integer divide by 0"),
         Some(Trap::BadConversionToInteger) => Failure::trapped("invalid conversion to integer"),

@@ -1,8 +1,8 @@
 //! Stable memory of the running message: checked, counted access for the System API.
 //!
-//! Only the System API touches stable memory, in ranges it knows, so pages written and pages accessed are
-//! counted exactly before anything moves and no page is ever protected. Both counts have a cap; the access
-//! that would pass one is refused and nothing of it happens.
+//! Only the System API touches stable memory, in ranges it knows, so pages written and pages
+//! accessed are counted exactly before anything moves and no page is ever protected. Both counts
+//! have a cap; the access that would pass one is refused and nothing of it happens.
 
 use std::ops::Range;
 
@@ -40,7 +40,8 @@ pub(crate) struct Stable {
 }
 
 impl Stable {
-    /// Prepares for a message; `kept` are the pages dirty already when it continues a composite query.
+    /// Prepares for a message; `kept` are the pages dirty already when it continues a composite
+    /// query.
     pub(crate) fn enter(
         mapping: Mapping,
         mut trackers: StableTrackers,
@@ -60,8 +61,8 @@ impl Stable {
         self.kernel_refused
     }
 
-    /// Ends the message: the mapping, the pages written, what was saved of pages dirty before, and the
-    /// trackers.
+    /// Ends the message: the mapping, the pages written, what was saved of pages dirty before, and
+    /// the trackers.
     pub(crate) fn leave(mut self) -> (Mapping, Vec<Range<u64>>, Option<Undo>, StableTrackers) {
         let dirty = self.trackers.dirty.take();
         self.trackers.accessed.take();
@@ -78,10 +79,11 @@ impl Stable {
         self.trackers.dirty.pages()
     }
 
-    /// Grows to `bytes`; false when the file behind does not reach so far, or the kernel refuses, which ends the
-    /// worker.
+    /// Grows to `bytes`; false when the file behind does not reach so far, or the kernel refuses,
+    /// which ends the worker.
     pub(crate) fn grow(&mut self, bytes: u64) -> bool {
-        let Some(bytes) = usize::try_from(bytes).ok().filter(|bytes| *bytes <= self.mapping.file_bytes())
+        let Some(bytes) =
+            usize::try_from(bytes).ok().filter(|bytes| *bytes <= self.mapping.file_bytes())
         else {
             return false;
         };
@@ -89,7 +91,8 @@ impl Stable {
         !self.kernel_refused
     }
 
-    /// The bytes of `range`, which must be checked to lie below [`Self::size_bytes`]; empty otherwise.
+    /// The bytes of `range`, which must be checked to lie below [`Self::size_bytes`]; empty
+    /// otherwise.
     pub(crate) fn read(&mut self, range: Range<u64>) -> Result<&[u8], StableRefused> {
         if range.is_empty() || range.end > self.size_bytes() {
             return Ok(&[]);
@@ -124,7 +127,8 @@ impl Stable {
             }
         });
         marked.map_err(|CapReached| StableRefused::Dirty)?;
-        // SAFETY: the range is accessible and writable; `bytes` lies in the heap, never in this mapping.
+        // SAFETY: the range is accessible and writable; `bytes` lies in the heap, never in this
+        // mapping.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 bytes.as_ptr(),

@@ -1,11 +1,12 @@
-//! Modules made to hurt the compiler, each of a shape that costs it something else and of a size that the caller
-//! chooses.
+//! Modules made to hurt the compiler, each of a shape that costs it something else and of a size
+//! that the caller chooses.
 #![allow(clippy::unwrap_used, dead_code, missing_docs, unreachable_pub)]
 
 use wasm_encoder::{
-    BlockType, CodeSection, ConstExpr, DataCountSection, DataSection, ElementSection, Elements, EntityType,
-    Function, FunctionSection, GlobalSection, GlobalType, ImportSection, Instruction as I, MemArg,
-    MemorySection, MemoryType, Module, RefType, TableSection, TableType, TypeSection, ValType,
+    BlockType, CodeSection, ConstExpr, DataCountSection, DataSection, ElementSection, Elements,
+    EntityType, Function, FunctionSection, GlobalSection, GlobalType, ImportSection,
+    Instruction as I, MemArg, MemorySection, MemoryType, Module, RefType, TableSection, TableType,
+    TypeSection, ValType,
 };
 
 /// A family of modules.
@@ -97,7 +98,12 @@ impl Parts {
             data.active(0, &ConstExpr::i32_const(0), bytes.iter().copied());
         }
         let mut module = Module::new();
-        module.section(&types).section(&imports).section(&functions).section(&tables).section(&memories);
+        module
+            .section(&types)
+            .section(&imports)
+            .section(&functions)
+            .section(&tables)
+            .section(&memories);
         module.section(&globals).section(&elements);
         if !self.data.is_empty() {
             module.section(&DataCountSection { count: data.len() });
@@ -139,7 +145,9 @@ fn repeated(n: u32, operations: &[I<'_>]) -> Function {
                 ValType::F64 => I::F64Load(arg(0)),
                 _ => I::V128Load(arg(0)),
             };
-            f.instruction(&I::I32Const(8)).instruction(&load).instruction(&I::LocalSet(local as u32));
+            f.instruction(&I::I32Const(8))
+                .instruction(&load)
+                .instruction(&I::LocalSet(local as u32));
         }
         for _ in 0..n {
             operations.iter().for_each(|operation| {
@@ -154,14 +162,21 @@ fn repeated(n: u32, operations: &[I<'_>]) -> Function {
                 ValType::F64 => I::F64Store(arg(0)),
                 _ => I::V128Store(arg(0)),
             };
-            f.instruction(&I::I32Const(8)).instruction(&I::LocalGet(local as u32)).instruction(&store);
+            f.instruction(&I::I32Const(8))
+                .instruction(&I::LocalGet(local as u32))
+                .instruction(&store);
         }
     })
 }
 
 /// Locals of [`repeated`].
-const SCRATCH: [(u32, ValType); 5] =
-    [(1, ValType::I32), (1, ValType::I64), (1, ValType::F32), (1, ValType::F64), (1, ValType::V128)];
+const SCRATCH: [(u32, ValType); 5] = [
+    (1, ValType::I32),
+    (1, ValType::I64),
+    (1, ValType::F32),
+    (1, ValType::F64),
+    (1, ValType::V128),
+];
 
 fn arg(align: u32) -> MemArg {
     MemArg { offset: 0, align, memory_index: 0 }
@@ -231,10 +246,14 @@ fn pressure(locals: u32, ty: ValType) -> Function {
     };
     body(&[(locals, ty)], |f| {
         for local in 0..locals {
-            f.instruction(&I::I32Const(local as i32)).instruction(&load).instruction(&I::LocalSet(local));
+            f.instruction(&I::I32Const(local as i32))
+                .instruction(&load)
+                .instruction(&I::LocalSet(local));
         }
         for local in 1..locals {
-            f.instruction(&I::LocalGet(local)).instruction(&I::LocalGet(local - 1)).instruction(&mix);
+            f.instruction(&I::LocalGet(local))
+                .instruction(&I::LocalGet(local - 1))
+                .instruction(&mix);
             f.instruction(&I::LocalSet(local));
         }
         for local in 0..locals {
@@ -274,7 +293,9 @@ fn live_over_ifs(locals: u32, blocks: u32) -> Function {
     body(&[(locals, ValType::I32)], |f| {
         set_all(f, locals);
         for _ in 0..blocks {
-            f.instruction(&I::GlobalGet(0)).instruction(&I::If(BlockType::Empty)).instruction(&I::End);
+            f.instruction(&I::GlobalGet(0))
+                .instruction(&I::If(BlockType::Empty))
+                .instruction(&I::End);
         }
         use_all(f, locals);
     })
@@ -287,7 +308,9 @@ fn stack_over_ifs(values: u32, blocks: u32) -> Function {
             f.instruction(&I::GlobalGet(0));
         }
         for _ in 0..blocks {
-            f.instruction(&I::GlobalGet(0)).instruction(&I::If(BlockType::Empty)).instruction(&I::End);
+            f.instruction(&I::GlobalGet(0))
+                .instruction(&I::If(BlockType::Empty))
+                .instruction(&I::End);
         }
         for _ in 0..values {
             f.instruction(&I::GlobalSet(0));
@@ -699,8 +722,8 @@ pub fn all() -> Vec<Shape> {
     shapes
 }
 
-/// The largest module of a shape that is accepted, within a sixteenth, and its size; none if the smallest is
-/// refused.
+/// The largest module of a shape that is accepted, within a sixteenth, and its size; none if the
+/// smallest is refused.
 pub fn largest(shape: &Shape, limits: &limits::ModuleLimits) -> Option<(u32, Vec<u8>)> {
     let accepted = |n: u32| {
         let wasm = (shape.make)(n);

@@ -44,7 +44,8 @@ const FILLER: &str = r#"(module
 fn anonymous_bytes(world: &World) -> u64 {
     let pids: Vec<u32> = world.pool.pids().into_iter().chain(world.pool.compiler_pids()).collect();
     let read = || -> Vec<u64> {
-        let memory = |pid: &u32| process::memory(Pid(*pid)).map_or(0, |memory| memory.anonymous_bytes);
+        let memory =
+            |pid: &u32| process::memory(Pid(*pid)).map_or(0, |memory| memory.anonymous_bytes);
         pids.iter().map(memory).collect()
     };
     let (first, second) = (read(), read());
@@ -80,7 +81,10 @@ fn dirty_pages_and_compilations_together_stay_within_what_was_reserved() {
     assert_eq!(message, HEAP_BYTES + STABLE_BYTES);
     // Room for two messages, of which four want to run; or for one and a compilation.
     let cap = (2 * message).max(message + compile);
-    assert!(cap < 3 * message, "a compilation takes {compile}: the messages have to be larger than that");
+    assert!(
+        cap < 3 * message,
+        "a compilation takes {compile}: the messages have to be larger than that"
+    );
     let executions = budget::Pool::standalone("executions", cap);
     let queries = budget::Pool::standalone("queries", 1);
     let budgeted = Budgeted::new(world.pool.clone(), executions.clone(), queries, &limits);
@@ -116,7 +120,9 @@ fn dirty_pages_and_compilations_together_stay_within_what_was_reserved() {
         });
         // Both kinds of work were seen in full: what two messages dirty at once, and compilations.
         let begin = Instant::now();
-        while (most.load(SeqCst) < 2 * message || compiled.load(SeqCst) < 3) && begin.elapsed() < PATIENCE {
+        while (most.load(SeqCst) < 2 * message || compiled.load(SeqCst) < 3)
+            && begin.elapsed() < PATIENCE
+        {
             most.fetch_max(anonymous_bytes(&world).saturating_sub(idle), SeqCst);
         }
         stop.store(true, SeqCst);

@@ -6,8 +6,8 @@ use state::ErrorCode;
 
 use super::{Canister, HOST, MIB, World};
 
-/// Calls `callee` (its id at 0, 10 bytes) as many times as its argument's first byte says, and replies with
-/// the result codes.
+/// Calls `callee` (its id at 0, 10 bytes) as many times as its argument's first byte says, and
+/// replies with the result codes.
 const CALLER: &str = r#"(module
     (import "ic0" "msg_arg_data_copy" (func $arg (param i32 i32 i32)))
     (import "ic0" "msg_reply" (func $reply))
@@ -200,8 +200,10 @@ fn cycles_are_accepted_and_burned_within_bounds() {
     let mut caller = Caller::new();
     let before = caller.canister.balance;
     let outcome = caller.update("money", |request| request.context.cycles_available = 100);
-    let amounts: Vec<u128> =
-        reply(&outcome).chunks(16).map(|bytes| u128::from_le_bytes(bytes.try_into().unwrap())).collect();
+    let amounts: Vec<u128> = reply(&outcome)
+        .chunks(16)
+        .map(|bytes| u128::from_le_bytes(bytes.try_into().unwrap()))
+        .collect();
     let threshold = 10_u128.pow(12);
     assert_eq!(amounts, [40, 60, 9, before + 100 - 9 - threshold]);
     let changes = outcome.changes.unwrap();
@@ -211,7 +213,8 @@ fn cycles_are_accepted_and_burned_within_bounds() {
     );
 }
 
-/// What is attached to a call under construction may come back, so it counts when cycles are accepted; and what was burned has a counter that ends.
+/// What is attached to a call under construction may come back, so it counts when cycles are
+/// accepted; and what was burned has a counter that ends.
 #[test]
 fn all_the_cycles_there_can_be_do_not_kill_a_worker() {
     const FULL: u128 = u128::MAX;
@@ -222,9 +225,12 @@ fn all_the_cycles_there_can_be_do_not_kill_a_worker() {
             request.context.freezing_threshold = 0;
             request.context.cycles_available = FULL;
         });
-        let amounts: Vec<u128> =
-            reply(&outcome).chunks(16).map(|bytes| u128::from_le_bytes(bytes.try_into().unwrap())).collect();
-        // Accepted while everything was attached; the balance when it came back; burned the second time, when the counter was full.
+        let amounts: Vec<u128> = reply(&outcome)
+            .chunks(16)
+            .map(|bytes| u128::from_le_bytes(bytes.try_into().unwrap()))
+            .collect();
+        // Accepted while everything was attached; the balance when it came back; burned the second
+        // time, when the counter was full.
         assert_eq!(amounts, [FULL - balance, FULL, 0], "{balance}");
         let changes = outcome.changes.unwrap();
         assert_eq!(changes.cycles_burned, FULL);
@@ -267,12 +273,13 @@ fn responses_follow_their_rules() {
 fn callbacks_are_called_by_their_index() {
     let mut caller = Caller::new();
     let back = |fun, env, kind| Entry::Callback { fun, env, kind };
-    let outcome =
-        caller.with(back(0, 11, CallbackKind::Reply), |request| request.context.cycles_refunded = 77);
+    let outcome = caller
+        .with(back(0, 11, CallbackKind::Reply), |request| request.context.cycles_refunded = 77);
     let bytes = reply(&outcome);
     assert_eq!(u128::from_le_bytes(bytes[..16].try_into().unwrap()), 77);
     assert_eq!(bytes[16..], [11, 0, 0, 0, 0, 0, 0, 0]);
-    let outcome = caller.with(back(1, 12, CallbackKind::Reject { code: 4, message: "no".into() }), |_| {});
+    let outcome =
+        caller.with(back(1, 12, CallbackKind::Reject { code: 4, message: "no".into() }), |_| {});
     assert_eq!(reply(&outcome), 4_u32.to_le_bytes());
     let outcome = caller.with(Entry::Cleanup { fun: 2, env: 13, reject_code: 0 }, |_| {});
     assert_eq!(outcome.changes.unwrap().globals, [sandbox::Global::I32(13)]);

@@ -83,7 +83,9 @@ fn entry_points_run_in_their_order() {
     canister.heap = world.memory(4 << 30);
     canister.heap_wasm_pages = 0;
     canister.globals.clear();
-    assert!(world.run(&mut canister, Entry::PostUpgrade { keep_heap: false }, |_| {}).result.is_ok());
+    assert!(
+        world.run(&mut canister, Entry::PostUpgrade { keep_heap: false }, |_| {}).result.is_ok()
+    );
     assert_eq!(reply(world.query(&canister, "get", b"")), expected(b"sihtlbsa", 2));
     kept.stable = world.memory(1 << 30);
     kept.stable_wasm_pages = 0;
@@ -96,8 +98,8 @@ fn entry_points_run_in_their_order() {
 fn timers_and_certified_data_are_changes() {
     let world = World::new(HOST);
     let mut canister = world.install(HOOKS);
-    let outcome =
-        world.run(&mut canister, Entry::GlobalTimer, |request| request.context.global_timer = Time(41));
+    let outcome = world
+        .run(&mut canister, Entry::GlobalTimer, |request| request.context.global_timer = Time(41));
     let changes = outcome.changes.unwrap();
     assert_eq!(changes.global_timer, Some(Time(42)));
     assert_eq!(changes.certified_data, Some(ByteBuf::from(b"segment")));
@@ -125,7 +127,11 @@ fn logs_are_bounded() {
     assert_eq!(outcome.log[0].as_ref(), b"segment");
     assert!(outcome.log[1].starts_with(b"(debug_print"));
     let bytes: usize = outcome.log.iter().map(|line| line.len()).sum();
-    assert!(bytes <= 4096 && outcome.log.len() <= 256, "{bytes} bytes, {} lines", outcome.log.len());
+    assert!(
+        bytes <= 4096 && outcome.log.len() <= 256,
+        "{bytes} bytes, {} lines",
+        outcome.log.len()
+    );
 }
 
 #[test]

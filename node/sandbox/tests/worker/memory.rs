@@ -247,7 +247,9 @@ fn scattered_writes_never_exhaust_the_kernels_mappings() {
         let (code, _) = reject(&toucher.run("store", 2, 8_500, 8_000));
         assert_eq!(code, ErrorCode(524));
     }
-    let Response::Reply(bytes) = toucher.run("read", 0, 65536, 10).result.unwrap() else { panic!() };
+    let Response::Reply(bytes) = toucher.run("read", 0, 65536, 10).result.unwrap() else {
+        panic!()
+    };
     assert!(
         bytes
             .chunks(2 * PAGE as usize)

@@ -1,5 +1,5 @@
-//! Every function of the System API from every kind of entry point: allowed or refused as the specification's
-//! table says.
+//! Every function of the System API from every kind of entry point: allowed or refused as the
+//! specification's table says.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use state::ErrorCode;
 
 use super::{HOST, World};
 
-/// The table of the specification ("Overview of imports"); `Q` is every kind of query method but composite
-/// ones, `*` everywhere but in `(start)`.
+/// The table of the specification ("Overview of imports"); `Q` is every kind of query method but
+/// composite ones, `*` everywhere but in `(start)`.
 const PERMITTED: &[(&str, &str)] = &[
     ("accept_message", "F"),
     ("call_cycles_add", "U Ry Rt T"),
@@ -92,7 +92,8 @@ const PERMITTED: &[(&str, &str)] = &[
     ("trap", "* s"),
 ];
 
-/// A canister whose every entry point calls the function of `ic0` that its global names, every argument zero.
+/// A canister whose every entry point calls the function of `ic0` that its global names, every
+/// argument zero.
 fn caller(start: bool) -> String {
     let mut imports = String::new();
     let mut cases = String::new();
@@ -101,10 +102,17 @@ fn caller(start: bool) -> String {
             Word::I | Word::I32 => "i32",
             Word::I64 => "i64",
         };
-        let params: String = function.params.iter().map(|word| format!(" {}", kind(word))).collect();
-        let result =
-            function.result.as_ref().map(|word| format!("(result {})", kind(word))).unwrap_or_default();
-        imports += &format!("(import \"ic0\" \"{}\" (func $f{n} (param{params}) {result}))\n", function.name);
+        let params: String =
+            function.params.iter().map(|word| format!(" {}", kind(word))).collect();
+        let result = function
+            .result
+            .as_ref()
+            .map(|word| format!("(result {})", kind(word)))
+            .unwrap_or_default();
+        imports += &format!(
+            "(import \"ic0\" \"{}\" (func $f{n} (param{params}) {result}))\n",
+            function.name
+        );
         let arguments: String =
             function.params.iter().map(|word| format!("({}.const 0)", kind(word))).collect();
         let call = format!("(call $f{n} {arguments})");
@@ -188,7 +196,8 @@ fn functions_may_be_called_from_where_the_specification_says() {
             );
         }
         let outcome = world.run(&mut starting.clone(), Entry::Init, which);
-        let from_start = matches!(&outcome.result, Err(trap) if trap.reject.message.contains("(start)"));
+        let from_start =
+            matches!(&outcome.result, Err(trap) if trap.reject.message.contains("(start)"));
         assert_eq!(
             from_start,
             !letters.contains(&"s"),
@@ -213,14 +222,17 @@ fn hostile_arguments_end_the_message_and_nothing_else() {
         let mut imports = String::new();
         let mut methods = String::new();
         for (n, function) in functions.iter().enumerate() {
-            let params: String = function.params.iter().map(|param| format!(" {}", word(param))).collect();
+            let params: String =
+                function.params.iter().map(|param| format!(" {}", word(param))).collect();
             let result = function
                 .result
                 .as_ref()
                 .map(|result| format!("(result {})", word(result)))
                 .unwrap_or_default();
-            imports +=
-                &format!("(import \"ic0\" \"{}\" (func $f{n} (param{params}) {result}))\n", function.name);
+            imports += &format!(
+                "(import \"ic0\" \"{}\" (func $f{n} (param{params}) {result}))\n",
+                function.name
+            );
             let arguments: String = function
                 .params
                 .iter()
@@ -235,7 +247,8 @@ fn hostile_arguments_end_the_message_and_nothing_else() {
             // A call under construction and some stable memory make more of the arguments matter.
             methods += &format!("(func (export \"canister_update {}\") {call})\n", function.name);
         }
-        let globals: String = (0..8).map(|n| format!("(global $g{n} (mut i64) (i64.const 0))")).collect();
+        let globals: String =
+            (0..8).map(|n| format!("(global $g{n} (mut i64) (i64.const 0))")).collect();
         let memory = if memory64 { "(memory i64 1)" } else { "(memory 1)" };
         let wat = format!("(module {imports} {memory} {globals} {methods})");
         let mut canister = world.empty(&wat);
@@ -262,7 +275,8 @@ fn hostile_arguments_end_the_message_and_nothing_else() {
                     request.globals = (0..8)
                         .map(|at| {
                             Global::I64(
-                                values[(round * (at + 1) + at * (round / values.len())) % values.len()],
+                                values[(round * (at + 1) + at * (round / values.len()))
+                                    % values.len()],
                             )
                         })
                         .collect();

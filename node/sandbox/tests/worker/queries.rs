@@ -106,7 +106,8 @@ fn a_composite_query_keeps_what_it_wrote_until_it_is_released() {
         },
     );
     assert!(over.unwrap_err().to_string().contains("no longer kept"));
-    let alone = asker.world.run(&mut asker.canister.clone(), Entry::CompositeQuery("alone".into()), |_| {});
+    let alone =
+        asker.world.run(&mut asker.canister.clone(), Entry::CompositeQuery("alone".into()), |_| {});
     assert_eq!((numbers(&alone), alone.keep_token), ([2, 2, 2, 0], None));
     assert_eq!(asker.get(), [1, 1, 1, 0]);
     assert_eq!(asker.world.pool.statistics().restarts, 0);

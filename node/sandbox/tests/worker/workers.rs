@@ -21,8 +21,9 @@ const LOOPS: &str = r#"(module
 fn loops_and_recursion_end_with_the_message() {
     let world = World::new(HOST);
     let mut canister = world.install(LOOPS);
-    let outcome = world
-        .run(&mut canister, Entry::Update("loop".into()), |request| request.limits.instructions = 50_000_000);
+    let outcome = world.run(&mut canister, Entry::Update("loop".into()), |request| {
+        request.limits.instructions = 50_000_000
+    });
     assert_eq!(outcome.instructions, 50_000_000);
     let reject = outcome.result.unwrap_err().reject;
     assert_eq!(reject.error_code, ErrorCode(522));
@@ -103,7 +104,10 @@ fn workers_cannot_reach_the_machine() {
     let world = World::with(HOST, |config| config.probes = true);
     let mut canister = world.install(COUNTER);
     for probe in [Probe::Open, Probe::Socket, Probe::Fork, Probe::Exec, Probe::Ptrace] {
-        assert!(!world.pool.probe(Lane::Update(0), probe, Duration::from_secs(20)), "{probe:?} succeeded");
+        assert!(
+            !world.pool.probe(Lane::Update(0), probe, Duration::from_secs(20)),
+            "{probe:?} succeeded"
+        );
         assert!(world.update(&mut canister, "inc", b"").result.is_ok());
     }
     for pid in world.pool.pids() {
@@ -143,7 +147,8 @@ fn lanes_run_at_the_same_time_and_see_each_others_commits() {
                 let world = &world;
                 scope.spawn(move || {
                     let request = world.request(canister, Entry::Update("inc".into()));
-                    let outcome = world.pool.execute(Lane::Update(lane as usize), &request).unwrap();
+                    let outcome =
+                        world.pool.execute(Lane::Update(lane as usize), &request).unwrap();
                     assert_eq!(counters(outcome.result.as_ref().unwrap()), [n; 3]);
                     world.commit(canister, request, &outcome);
                 });

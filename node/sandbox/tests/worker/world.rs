@@ -1,5 +1,5 @@
-//! A node in small: a pool of real worker processes, a real page store, and canisters whose state is kept
-//! here the way execution keeps it.
+//! A node in small: a pool of real worker processes, a real page store, and canisters whose state
+//! is kept here the way execution keeps it.
 
 use std::{
     path::PathBuf,
@@ -12,8 +12,8 @@ use std::{
 use ic_principal::Principal;
 use pages::{MemoryId, PageStore};
 use sandbox::{
-    CostTable, Entry, Global, Lane, MessageLimits, Mount, Outcome, Pool, Request, RunState, Sandbox,
-    SandboxConfig, SystemContext, WorkerTrouble,
+    CostTable, Entry, Global, Lane, MessageLimits, Mount, Outcome, Pool, Request, RunState,
+    Sandbox, SandboxConfig, SystemContext, WorkerTrouble,
 };
 use sha2::{Digest, Sha256};
 use state::{Cycles, ModuleHash, Time};
@@ -59,7 +59,12 @@ impl World {
             probes: false,
         };
         change(&mut config);
-        Self { pool: Arc::new(Pool::open(config).unwrap()), store, next_memory: AtomicU64::new(1), _dir: dir }
+        Self {
+            pool: Arc::new(Pool::open(config).unwrap()),
+            store,
+            next_memory: AtomicU64::new(1),
+            _dir: dir,
+        }
     }
 
     /// A new memory that may grow to `bytes`.
@@ -98,8 +103,10 @@ impl World {
 
     /// A request as execution would make it.
     pub(crate) fn request(&self, canister: &Canister, entry: Entry) -> Request {
-        let keeps =
-            !matches!(entry, Entry::Query(_) | Entry::CompositeQuery(_) | Entry::InspectMessage { .. });
+        let keeps = !matches!(
+            entry,
+            Entry::Query(_) | Entry::CompositeQuery(_) | Entry::InspectMessage { .. }
+        );
         let limits = limits();
         let mount = |id, wasm_pages, bytes: u64| Mount {
             layout: self.store.layout(id).unwrap(),
@@ -146,7 +153,9 @@ impl World {
     /// What execution does with an outcome.
     pub(crate) fn commit(&self, canister: &mut Canister, request: Request, outcome: &Outcome) {
         let Some(changes) = &outcome.changes else { return };
-        for (mount, runs) in [(request.heap, &changes.heap_runs), (request.stable, &changes.stable_runs)] {
+        for (mount, runs) in
+            [(request.heap, &changes.heap_runs), (request.stable, &changes.stable_runs)]
+        {
             if let (Some(target), false) = (mount.append, runs.is_empty()) {
                 self.store.commit(&target, runs).unwrap();
             }

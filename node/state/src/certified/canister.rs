@@ -11,8 +11,8 @@ use crate::{
 
 /// What the certified tree has to know of a canister.
 ///
-/// All of it is hashed again whenever the canister changed in any way, so it is small; metadata sections, which are not,
-/// come with a digest that was computed when the module was installed.
+/// All of it is hashed again whenever the canister changed in any way, so it is small; metadata
+/// sections, which are not, come with a digest that was computed when the module was installed.
 pub trait CanisterFacts {
     /// Whose.
     fn canister_id(&self) -> &CanisterId;
@@ -45,7 +45,9 @@ fn metadata_subtree(sections: &[CustomSection]) -> Subtree<'_> {
     Subtree::node(
         sections
             .iter()
-            .map(|section| (Cow::Borrowed(section.name.as_bytes()), Subtree::leaf(&section.content)))
+            .map(|section| {
+                (Cow::Borrowed(section.name.as_bytes()), Subtree::leaf(&section.content))
+            })
             .collect(),
     )
 }
@@ -67,8 +69,13 @@ impl<C: CanisterFacts> Certified for Arc<C> {
         if let Some(hash) = self.module_hash() {
             children.push((label("module_hash"), Subtree::leaf(&hash.0)));
         }
-        if let Some((sections, digest)) = self.metadata().filter(|(sections, _)| !sections.is_empty()) {
-            children.push((label("metadata"), Subtree::Known(*digest, Box::new(metadata_subtree(sections)))));
+        if let Some((sections, digest)) =
+            self.metadata().filter(|(sections, _)| !sections.is_empty())
+        {
+            children.push((
+                label("metadata"),
+                Subtree::Known(*digest, Box::new(metadata_subtree(sections))),
+            ));
         }
         if let Some(time) = self.creation_time() {
             children.push((label("canister_creation_timestamp"), Subtree::nat(time.0)));

@@ -1,6 +1,8 @@
-//! What a certificate says about the newest manifest, for a node that fetches that state from others.
+//! What a certificate says about the newest manifest, for a node that fetches that state from
+//! others.
 //!
-//! Reads bytes of a peer that may lie: everything is bounded, and nothing is believed before the caller has verified the signature over the root.
+//! Reads bytes of a peer that may lie: everything is bounded, and nothing is believed before the
+//! caller has verified the signature over the root.
 
 use ic_certification::{Certificate, LookupResult};
 
@@ -8,7 +10,8 @@ use crate::{Height, tree::Digest};
 
 /// The path under which the tree shows the newest manifest.
 pub(super) const MANIFEST_LABEL: &[u8] = b"state_manifest";
-/// A certificate that shows the manifest only is far smaller: a hash per level of the tree, one of the first row and a few values.
+/// A certificate that shows the manifest only is far smaller: a hash per level of the tree, one of
+/// the first row and a few values.
 pub const MANIFEST_CERTIFICATE_BYTES_MAX: usize = 16 << 10;
 
 /// A state that the subnet vouches for, if the signature is the subnet's and over `tree`.

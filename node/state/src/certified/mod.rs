@@ -1,9 +1,10 @@
 //! The state at one height that clients can have proved, and the certificates that prove it.
 //!
-//! After a round, [`Uncertified::new`] takes a snapshot of the maps (a few pointers), computes the missing hashes and so
-//! the root. Once the subnet has signed the root, [`Uncertified::certify`] makes the [`CertifiedStateOf`] that the gateway
-//! and queries read, and [`CertifiedReaderOf::publish`] shows it to them. Readers hold it as long as they need it and block
-//! nobody; what it costs is what changed since.
+//! After a round, [`Uncertified::new`] takes a snapshot of the maps (a few pointers), computes the
+//! missing hashes and so the root. Once the subnet has signed the root, [`Uncertified::certify`]
+//! makes the [`CertifiedStateOf`] that the gateway and queries read, and
+//! [`CertifiedReaderOf::publish`] shows it to them. Readers hold it as long as they need it and
+//! block nobody; what it costs is what changed since.
 //!
 //! The tree ("The system state tree" of the interface specification):
 //!
@@ -18,17 +19,19 @@
 //! /subnet_key
 //! ```
 //!
-//! `/state_manifest` is this node's own and not in the specification; it is there once a manifest ([`crate::manifest`]) is known: the height of a state before
-//! this one, as a LEB128 number, and its root. A node that lost too much to execute what it missed fetches that state piece by piece and believes nothing
-//! that does not lead up to a signed root.
+//! `/state_manifest` is this node's own and not in the specification; it is there once a manifest
+//! ([`crate::manifest`]) is known: the height of a state before this one, as a LEB128 number, and
+//! its root. A node that lost too much to execute what it missed fetches that state piece by piece
+//! and believes nothing that does not lead up to a signed root.
 //!
-//! `/subnet_key` is the subnet's own too: the hash of who holds its key and how far the handing on has come ([`crate::SubnetKey`]), once a block changed that. No
-//! client needs it. It is there so that a node which came to another view of it than the others notices at the next certificate, not when epochs later its
-//! shares do not fit.
+//! `/subnet_key` is the subnet's own too: the hash of who holds its key and how far the handing on
+//! has come ([`crate::SubnetKey`]), once a block changed that. No client needs it. It is there so
+//! that a node which came to another view of it than the others notices at the next certificate,
+//! not when epochs later its shares do not fit.
 //!
-//! Everything else, `/api_boundary_nodes` among it, is provably absent. Who may read what is the gateway's to decide; this
-//! module only refuses to reveal the whole of `/canister` or `/request_status`, which no rule allows and whose size
-//! nothing bounds.
+//! Everything else, `/api_boundary_nodes` among it, is provably absent. Who may read what is the
+//! gateway's to decide; this module only refuses to reveal the whole of `/canister` or
+//! `/request_status`, which no rule allows and whose size nothing bounds.
 
 mod canister;
 mod claim;
@@ -87,7 +90,8 @@ impl<C: CanisterFacts> Uncertified<C> {
         history: &mut IngressHistory,
         manifest: Option<(Height, Digest)>,
     ) -> Self {
-        // Sealed before they are shared: the snapshot and the next round then have the same hashes in common.
+        // Sealed before they are shared: the snapshot and the next round then have the same hashes
+        // in common.
         canisters.seal();
         history.seal();
         let mut state = Uncertified {
@@ -151,7 +155,10 @@ impl<C: CanisterFacts> Certified for Uncertified<C> {
             (label("time"), Subtree::nat(self.time.0)),
         ];
         if let Some((height, root)) = &self.manifest {
-            let parts = vec![(label("height"), Subtree::nat(height.0)), (label("root"), Subtree::leaf(root))];
+            let parts = vec![
+                (label("height"), Subtree::nat(height.0)),
+                (label("root"), Subtree::leaf(root)),
+            ];
             children.push((label("state_manifest"), Subtree::node(parts)));
         }
         if let Some(digest) = self.subnet.key_digest() {
@@ -186,10 +193,12 @@ impl<C: CanisterFacts> CertifiedStateOf<C> {
         &self.signature
     }
 
-    /// A certificate (self-described CBOR) that shows what stands at these paths and below, or that nothing does, and the
-    /// time. Its size is the values shown plus about one hash per doubling of the state for each path.
+    /// A certificate (self-described CBOR) that shows what stands at these paths and below, or that
+    /// nothing does, and the time. Its size is the values shown plus about one hash per
+    /// doubling of the state for each path.
     ///
-    /// A path that asks for all canisters, all requests or everything shows nothing: see the module.
+    /// A path that asks for all canisters, all requests or everything shows nothing: see the
+    /// module.
     pub fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8> {
         let certificate = Certificate {
             tree: self.state.witness(paths),
@@ -244,7 +253,8 @@ impl<C: CanisterFacts> CertifiedStateOf<C> {
         self.state.manifest
     }
 
-    /// A certificate of the newest manifest, for [`ManifestClaim::read`]; `None` while there is none.
+    /// A certificate of the newest manifest, for [`ManifestClaim::read`]; `None` while there is
+    /// none.
     pub fn manifest_certificate(&self) -> Option<(Height, Vec<u8>)> {
         let (height, _) = self.state.manifest?;
         Some((height, self.certificate(&[vec![claim::MANIFEST_LABEL.to_vec()]])))

@@ -1,7 +1,8 @@
-//! The part of the tree that describes the subnet itself: keys, type, nodes, canister ranges, metrics.
+//! The part of the tree that describes the subnet itself: keys, type, nodes, canister ranges,
+//! metrics.
 //!
-//! All but the metrics rarely changes, so it is built once and keeps its hashes; a round hashes its metrics and the few
-//! forks above them.
+//! All but the metrics rarely changes, so it is built once and keeps its hashes; a round hashes its
+//! metrics and the few forks above them.
 
 use std::borrow::Cow;
 
@@ -13,7 +14,8 @@ use crate::{
     tree::{Digest, Frozen, Subtree},
 };
 
-/// Ranges in one shard of `/canister_ranges/<subnet>`; clients look for the shard that starts at or before a canister.
+/// Ranges in one shard of `/canister_ranges/<subnet>`; clients look for the shard that starts at or
+/// before a canister.
 const RANGES_PER_SHARD: usize = 5;
 
 /// Kind of subnet, as `/subnet/<id>/type` spells it.
@@ -81,7 +83,8 @@ pub struct SubnetMetrics {
 }
 
 impl SubnetMetrics {
-    /// The CBOR map of the specification. The cycles are a map of their low and, if needed, high 64 bits.
+    /// The CBOR map of the specification. The cycles are a map of their low and, if needed, high 64
+    /// bits.
     pub fn to_cbor(&self) -> Vec<u8> {
         struct Halves(u128);
         impl Serialize for Halves {
@@ -132,7 +135,9 @@ impl SubnetTree {
         info.canister_ranges.sort();
         info.nodes.sort_by_key(|node| node.node_id);
         let shards = info.canister_ranges.chunks(RANGES_PER_SHARD).filter_map(|shard| {
-            shard.first().map(|(start, _)| (start.as_slice().to_vec(), Frozen::leaf(ranges_cbor(shard))))
+            shard
+                .first()
+                .map(|(start, _)| (start.as_slice().to_vec(), Frozen::leaf(ranges_cbor(shard))))
         });
         let nodes = info.nodes.iter().map(|node| {
             let key = Frozen::leaf(node.public_key_der.as_slice());

@@ -95,7 +95,8 @@ fn fixture() -> Fixture {
         controllers: vec![],
         module: Some((ModuleHash([5; 32]), sections, digest)),
     }));
-    let mut history = IngressHistory::new(HistoryLimits { bytes_max: 1 << 20, unfinished_max: 100 });
+    let mut history =
+        IngressHistory::new(HistoryLimits { bytes_max: 1 << 20, unfinished_max: 100 });
     for number in 0..40 {
         let ingress = Ingress {
             request_id: request_id(number),
@@ -112,7 +113,11 @@ fn fixture() -> Fixture {
     history.processing(&request_id(1));
     history.processing(&request_id(2));
     history.finish(&request_id(2), Ok(b"answer".to_vec()), Time(2));
-    let reject = Reject { code: RejectCode::CanisterError, message: "no".into(), error_code: ErrorCode(503) };
+    let reject = Reject {
+        code: RejectCode::CanisterError,
+        message: "no".into(),
+        error_code: ErrorCode(503),
+    };
     history.finish(&request_id(3), Err(reject), Time(2));
     Fixture { canisters, history }
 }
@@ -127,12 +132,19 @@ fn certified(fixture: &mut Fixture) -> CertifiedStateOf<Canister> {
     certified_with(fixture, None)
 }
 
-fn certified_with(fixture: &mut Fixture, manifest: Option<(Height, [u8; 32])>) -> CertifiedStateOf<Canister> {
+fn certified_with(
+    fixture: &mut Fixture,
+    manifest: Option<(Height, [u8; 32])>,
+) -> CertifiedStateOf<Canister> {
     let state = Uncertified::new(
         Height(4),
         Time(1_700_000_000_123_456_789),
         Arc::new(SubnetTree::new(subnet())),
-        SubnetMetrics { num_canisters: 50, consumed_cycles_total: (3 << 64) + 5, ..SubnetMetrics::default() },
+        SubnetMetrics {
+            num_canisters: 50,
+            consumed_cycles_total: (3 << 64) + 5,
+            ..SubnetMetrics::default()
+        },
         &mut fixture.canisters,
         &mut fixture.history,
         manifest,
@@ -151,8 +163,12 @@ fn verified(bytes: &[u8]) -> HashTree {
     let certificate: Certificate = serde_cbor::from_slice(bytes).unwrap();
     assert!(certificate.delegation.is_none());
     let message = signed_message(&certificate.tree.digest());
-    verify_bls_signature(&certificate.signature, &message, &key_of_subnet().public_key().serialize())
-        .unwrap();
+    verify_bls_signature(
+        &certificate.signature,
+        &message,
+        &key_of_subnet().public_key().serialize(),
+    )
+    .unwrap();
     certificate.tree
 }
 
@@ -164,7 +180,10 @@ fn path(labels: &[&[u8]]) -> Vec<Vec<u8>> {
 fn read(state: &CertifiedStateOf<Canister>, labels: &[&[u8]]) -> Option<Vec<u8>> {
     let path = path(labels);
     let tree = verified(&state.certificate(std::slice::from_ref(&path)));
-    assert!(matches!(tree.lookup_path([b"time"]), LookupResult::Found(_)), "the time is always there");
+    assert!(
+        matches!(tree.lookup_path([b"time"]), LookupResult::Found(_)),
+        "the time is always there"
+    );
     match tree.lookup_path(path.iter()) {
         LookupResult::Found(value) => Some(value.to_vec()),
         LookupResult::Absent => None,
@@ -184,7 +203,8 @@ fn every_path_of_the_specification_reads_as_it_says() {
     assert_eq!(read(&state, &[b"subnet", subnet_id, b"public_key"]), Some(vec![7; 133]));
     assert_eq!(read(&state, &[b"subnet", subnet_id, b"type"]), Some(b"application".to_vec()));
     for node in subnet.nodes {
-        let found = read(&state, &[b"subnet", subnet_id, b"node", node.node_id.as_slice(), b"public_key"]);
+        let found =
+            read(&state, &[b"subnet", subnet_id, b"node", node.node_id.as_slice(), b"public_key"]);
         assert_eq!(found, Some(node.public_key_der));
     }
     let metrics = read(&state, &[b"subnet", subnet_id, b"metrics"]).unwrap();
@@ -201,15 +221,22 @@ fn every_path_of_the_specification_reads_as_it_says() {
         Some(b"service : {}".to_vec())
     );
     assert_eq!(read(&state, &[b"canister", ten, b"metadata", b"secret"]), Some(b"hidden".to_vec()));
-    assert_eq!(read(&state, &[b"canister", ten, b"last_install_timestamp"]), Some(vec![0xac, 0x02]));
-    assert_eq!(read(&state, &[b"canister", ten, b"canister_creation_timestamp"]), Some(vec![0xe8, 0x07]));
+    assert_eq!(
+        read(&state, &[b"canister", ten, b"last_install_timestamp"]),
+        Some(vec![0xac, 0x02])
+    );
+    assert_eq!(
+        read(&state, &[b"canister", ten, b"canister_creation_timestamp"]),
+        Some(vec![0xe8, 0x07])
+    );
     let eleven = canister_id(11);
     let controllers = read(&state, &[b"canister", eleven.as_slice(), b"controllers"]).unwrap();
     assert_eq!(&controllers[..3], [0xd9, 0xd9, 0xf7]);
     let controllers: Vec<serde_bytes::ByteBuf> = serde_cbor::from_slice(&controllers).unwrap();
     assert_eq!(controllers, [Principal::anonymous().as_slice(), canister_id(3).as_slice()]);
 
-    let request = |number, name: &[u8]| read(&state, &[b"request_status", &request_id(number).0, name]);
+    let request =
+        |number, name: &[u8]| read(&state, &[b"request_status", &request_id(number).0, name]);
     assert_eq!(request(0, b"status"), Some(b"received".to_vec()));
     assert_eq!(request(1, b"status"), Some(b"processing".to_vec()));
     assert_eq!(request(2, b"status"), Some(b"replied".to_vec()));
@@ -228,7 +255,8 @@ fn two_views_of_how_the_key_is_held_have_two_roots() {
         let Fixture { mut canisters, mut history } = fixture();
         let tree = Arc::new(SubnetTree::holding(subnet(), key));
         let metrics = SubnetMetrics::default();
-        let state = Uncertified::new(Height(4), Time(5), tree, metrics, &mut canisters, &mut history, None);
+        let state =
+            Uncertified::new(Height(4), Time(5), tree, metrics, &mut canisters, &mut history, None);
         let signature = key_of_subnet().sign(&signed_message(&state.root())).serialize().to_vec();
         state.certify(signature)
     };
@@ -296,20 +324,30 @@ fn canister_ranges_are_the_same_in_both_forms() {
         assert_eq!(&bytes[..3], [0xd9, 0xd9, 0xf7]);
         serde_cbor::from_slice::<Ranges>(bytes).unwrap()
     };
-    let whole = decode(&read(&state, &[b"subnet", subnet_id.as_slice(), b"canister_ranges"]).unwrap());
+    let whole =
+        decode(&read(&state, &[b"subnet", subnet_id.as_slice(), b"canister_ranges"]).unwrap());
     assert_eq!(whole.len(), 7);
     assert!(whole.is_sorted());
     let tree = verified(&state.certificate(&[path(&[b"canister_ranges", subnet_id.as_slice()])]));
-    let shards: Vec<_> =
-        tree.list_paths().into_iter().filter(|path| path[0].as_bytes() == b"canister_ranges").collect();
+    let shards: Vec<_> = tree
+        .list_paths()
+        .into_iter()
+        .filter(|path| path[0].as_bytes() == b"canister_ranges")
+        .collect();
     assert_eq!(shards.len(), 2);
     let mut together = Ranges::new();
     for shard in shards {
-        let LookupResult::Found(ranges) = tree.lookup_path(shard.iter().map(|label| label.as_bytes())) else {
+        let LookupResult::Found(ranges) =
+            tree.lookup_path(shard.iter().map(|label| label.as_bytes()))
+        else {
             panic!()
         };
         let ranges = decode(ranges);
-        assert_eq!(ranges[0].0.as_slice(), shard[2].as_bytes(), "a shard is named by its first canister");
+        assert_eq!(
+            ranges[0].0.as_slice(),
+            shard[2].as_bytes(),
+            "a shard is named by its first canister"
+        );
         together.extend(ranges);
     }
     assert_eq!(together, whole);
@@ -322,8 +360,13 @@ fn a_subnet_path_shows_all_keys() {
     let subnet_id = state.subnet_id();
     let tree = verified(&state.certificate(&[path(&[b"subnet"])]));
     for node in state.node_ids() {
-        let found =
-            tree.lookup_path([b"subnet", subnet_id.as_slice(), b"node", node.as_slice(), b"public_key"]);
+        let found = tree.lookup_path([
+            b"subnet",
+            subnet_id.as_slice(),
+            b"node",
+            node.as_slice(),
+            b"public_key",
+        ]);
         assert!(matches!(found, LookupResult::Found(key) if key.len() == 44));
     }
 }
@@ -332,7 +375,11 @@ fn a_subnet_path_shows_all_keys() {
 fn nobody_gets_everything() {
     let mut fixture = fixture();
     let state = certified(&mut fixture);
-    let tree = verified(&state.certificate(&[path(&[]), path(&[b"canister"]), path(&[b"request_status"])]));
+    let tree = verified(&state.certificate(&[
+        path(&[]),
+        path(&[b"canister"]),
+        path(&[b"request_status"]),
+    ]));
     assert_eq!(tree.list_paths().len(), 1, "only the time");
 }
 
@@ -374,7 +421,10 @@ fn readers_see_the_newest_height_and_keep_what_they_hold() {
     assert_eq!(reader.clone().latest().unwrap().height(), Height(5));
     reader.publish(first.clone());
     assert_eq!(reader.latest().unwrap().height(), Height(5));
-    assert_eq!(read(&first, &[b"request_status", &request_id(0).0, b"status"]), Some(b"received".to_vec()));
+    assert_eq!(
+        read(&first, &[b"request_status", &request_id(0).0, b"status"]),
+        Some(b"received".to_vec())
+    );
 }
 
 #[test]
@@ -386,7 +436,8 @@ fn metrics_encode_with_and_without_a_high_part() {
             consumed_cycles_total: consumed,
             update_transactions_total: 4,
         };
-        let read: ic_transport_types::SubnetMetrics = serde_cbor::from_slice(&metrics.to_cbor()).unwrap();
+        let read: ic_transport_types::SubnetMetrics =
+            serde_cbor::from_slice(&metrics.to_cbor()).unwrap();
         assert_eq!(read.consumed_cycles_total, consumed);
         assert_eq!(read.canister_state_bytes, 2);
         assert_eq!(read.update_transactions_total, 4);
@@ -405,12 +456,16 @@ fn a_manifest_is_read_out_of_its_certificate_and_out_of_no_other() {
     assert_eq!((height, claim.height, claim.root), (Height(300), Height(300), [9; 32]));
     assert_eq!(claim.tree, state.state.subtree().digest());
     assert_eq!(claim.signature, state.signature());
-    // Whatever a peer changes, it says the same, says something else of another tree, or says nothing.
+    // Whatever a peer changes, it says the same, says something else of another tree, or says
+    // nothing.
     for at in 0..bytes.len() {
         let mut changed = bytes.to_vec();
         changed[at] ^= 1;
         if let Some(other) = ManifestClaim::read(&changed) {
-            assert!(other == claim || other.tree != claim.tree || other.signature != claim.signature, "{at}");
+            assert!(
+                other == claim || other.tree != claim.tree || other.signature != claim.signature,
+                "{at}"
+            );
         }
         assert_eq!(ManifestClaim::read(&bytes[..at]), None);
     }

@@ -24,7 +24,11 @@ fn call(number: u64, expiry_seconds: u64) -> Ingress {
 }
 
 fn reject() -> Reject {
-    Reject { code: RejectCode::CanisterReject, message: "not today".into(), error_code: ErrorCode(406) }
+    Reject {
+        code: RejectCode::CanisterReject,
+        message: "not today".into(),
+        error_code: ErrorCode(406),
+    }
 }
 
 fn limits(bytes_max: u64) -> HistoryLimits {
@@ -60,7 +64,8 @@ fn a_call_goes_forward_only() {
 #[test]
 fn a_call_stays_until_its_expiry_and_its_response_a_while() {
     let mut history = IngressHistory::new(limits(1 << 20));
-    // Answered at 2 and expiring just after 1,000: its expiry decides. Expiring just after 10: the retention does.
+    // Answered at 2 and expiring just after 1,000: its expiry decides. Expiring just after 10: the
+    // retention does.
     history.receive(&call(1, 1_000), at(1)).unwrap();
     history.receive(&call(2, 10), at(1)).unwrap();
     history.receive(&call(3, 10), at(1)).unwrap();
@@ -101,7 +106,8 @@ fn the_oldest_responses_go_when_room_is_needed() {
         history.finish(&id(number ^ 1), Ok(vec![0; 10_000]), at(20 + number));
         assert!(history.bytes() <= 90_000);
     }
-    // Room for eight large replies. The first went as soon as it had to; its expiry had passed, so it left altogether.
+    // Room for eight large replies. The first went as soon as it had to; its expiry had passed, so
+    // it left altogether.
     assert_eq!(status(&history, 1), None);
     assert_eq!(status(&history, 0), Some("done"));
     assert_eq!(status(&history, 3), Some("replied"));
@@ -132,7 +138,10 @@ fn refusals_name_the_limit() {
     assert!(refusal.to_string().contains("ingress_history_bytes"));
     let mut history = IngressHistory::new(HistoryLimits { bytes_max: 1 << 20, unfinished_max: 1 });
     history.receive(&call(1, 1_000), at(1)).unwrap();
-    assert_eq!(history.receive(&call(2, 1_000), at(1)), Err(HistoryError::UnfinishedFull { limit: 1 }));
+    assert_eq!(
+        history.receive(&call(2, 1_000), at(1)),
+        Err(HistoryError::UnfinishedFull { limit: 1 })
+    );
     assert_eq!(history.room(), Err(HistoryError::UnfinishedFull { limit: 1 }));
 }
 
@@ -299,7 +308,8 @@ fn packing_together_changes_nothing_anyone_can_see() {
 
 #[test]
 fn the_room_that_is_told_is_the_room_there_is() {
-    let mut history = IngressHistory::new(HistoryLimits { bytes_max: 20 * ENTRY_BYTES, unfinished_max: 5 });
+    let mut history =
+        IngressHistory::new(HistoryLimits { bytes_max: 20 * ENTRY_BYTES, unfinished_max: 5 });
     for number in 0.. {
         let told = history.room_calls();
         let received = history.receive(&call(number, 100), at(1));

@@ -1,13 +1,13 @@
-//! When a manifest is made, and when its root becomes part of the certified tree. Replicated: every node counts the same rounds, delta and instructions and
-//! so comes to the same heights.
+//! When a manifest is made, and when its root becomes part of the certified tree. Replicated: every
+//! node counts the same rounds, delta and instructions and so comes to the same heights.
 //!
 //! ```text
 //! height H     enough happened since the manifest before: the state after H is given a manifest. `pending` is H.
 //! H + lag, or the next such height if that comes first: the root of H enters the tree. `certified` is (H, root).
 //! ```
 //!
-//! The state after H holds `pending` and not its own root, so that the manifest of H is a function of the state after H; it does hold the root before, so
-//! manifests form a chain.
+//! The state after H holds `pending` and not its own root, so that the manifest of H is a function
+//! of the state after H; it does hold the root before, so manifests form a chain.
 
 use serde::{Deserialize, Serialize};
 
@@ -61,9 +61,15 @@ impl ManifestClock {
         self.certified
     }
 
-    /// Counts the round of this height. Returns the height whose root has to enter the tree with this round; [`ManifestClock::enter`] must follow, and
-    /// in any case [`ManifestClock::close`].
-    pub fn count(&mut self, height: Height, cost: RoundCost, pace: &ManifestPace) -> Option<Entering> {
+    /// Counts the round of this height. Returns the height whose root has to enter the tree with
+    /// this round; [`ManifestClock::enter`] must follow, and in any case
+    /// [`ManifestClock::close`].
+    pub fn count(
+        &mut self,
+        height: Height,
+        cost: RoundCost,
+        pace: &ManifestPace,
+    ) -> Option<Entering> {
         self.rounds += 1;
         self.delta_bytes = self.delta_bytes.saturating_add(cost.delta_bytes);
         self.instructions = self.instructions.saturating_add(cost.instructions);

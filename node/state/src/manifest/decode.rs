@@ -1,4 +1,5 @@
-//! Reading a body: from a reader, object by object and row by row, everything checked before it is used. Holds one row.
+//! Reading a body: from a reader, object by object and row by row, everything checked before it is
+//! used. Holds one row.
 
 use std::io::{self, Read};
 
@@ -96,7 +97,8 @@ impl<R: Read> Body<R> {
         }
     }
 
-    /// The next object, after the rows of the one before (those not read are checked and passed over); `None` at the end.
+    /// The next object, after the rows of the one before (those not read are checked and passed
+    /// over); `None` at the end.
     ///
     /// # Errors
     /// When the body is not one that [`super::BodyEncoder`] makes. Nothing after that counts.

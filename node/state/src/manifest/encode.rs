@@ -1,4 +1,5 @@
-//! Writing a body: objects one after the other, cut into pieces as they come, so that no more than a piece is held.
+//! Writing a body: objects one after the other, cut into pieces as they come, so that no more than
+//! a piece is held.
 
 use super::{Header, LEAF_BYTES, LeafHash, ObjectId, PIECE_BYTES, piece_hash};
 use crate::Height;
@@ -54,7 +55,8 @@ impl Default for BodyEncoder {
 }
 
 impl BodyEncoder {
-    /// Begins an object of so many bytes; `leaves` rows have to follow. Objects come in the order of their ids.
+    /// Begins an object of so many bytes; `leaves` rows have to follow. Objects come in the order
+    /// of their ids.
     ///
     /// # Errors
     /// Those of the sink.
@@ -77,7 +79,12 @@ impl BodyEncoder {
     ///
     /// # Errors
     /// Those of the sink.
-    pub fn leaf<S: PieceSink>(&mut self, sink: &mut S, index: u32, hash: &LeafHash) -> Result<(), S::Error> {
+    pub fn leaf<S: PieceSink>(
+        &mut self,
+        sink: &mut S,
+        index: u32,
+        hash: &LeafHash,
+    ) -> Result<(), S::Error> {
         self.put(sink, &body_row(index, hash))
     }
 
@@ -106,7 +113,11 @@ impl BodyEncoder {
     ///
     /// # Errors
     /// Those of the sink.
-    pub fn finish<S: PieceSink>(mut self, sink: &mut S, height: Height) -> Result<Header, S::Error> {
+    pub fn finish<S: PieceSink>(
+        mut self,
+        sink: &mut S,
+        height: Height,
+    ) -> Result<Header, S::Error> {
         if !self.piece.is_empty() {
             self.flush(sink)?;
         }

@@ -1,5 +1,6 @@
-//! One leaf of a memory as it is hashed and sent: a word whose bits say which of its 64 pages are not zero (the lowest bit is the first page), and those pages.
-//! A leaf of nothing but zeros has no encoding; the manifest leaves it out.
+//! One leaf of a memory as it is hashed and sent: a word whose bits say which of its 64 pages are
+//! not zero (the lowest bit is the first page), and those pages. A leaf of nothing but zeros has no
+//! encoding; the manifest leaves it out.
 
 use pages::PAGE_BYTES;
 use sha2::{Digest as _, Sha256};
@@ -37,7 +38,8 @@ pub enum LeafError {
     PastEnd,
 }
 
-/// Encodes the pages of a leaf (fewer than 64 at the end of a memory) into `encoded`, whose content is replaced. False, and nothing in `encoded`, if all are zero.
+/// Encodes the pages of a leaf (fewer than 64 at the end of a memory) into `encoded`, whose content
+/// is replaced. False, and nothing in `encoded`, if all are zero.
 pub fn encode_leaf(pages: &[u8], encoded: &mut Vec<u8>) -> bool {
     encoded.clear();
     let mut mask = 0u64;
@@ -62,8 +64,8 @@ pub fn leaf_hash(encoded: &[u8]) -> LeafHash {
     Sha256::digest(encoded).into()
 }
 
-/// The pages of an encoded leaf: for each run of pages that are not zero, the first page within the leaf and their bytes. `pages` is how many pages of the
-/// leaf the memory has.
+/// The pages of an encoded leaf: for each run of pages that are not zero, the first page within the
+/// leaf and their bytes. `pages` is how many pages of the leaf the memory has.
 ///
 /// # Errors
 /// When the bytes are not what [`encode_leaf`] makes of any leaf.

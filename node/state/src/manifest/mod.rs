@@ -1,20 +1,24 @@
-//! The manifest: what a state consists of at one height, as hashes of pieces that can be fetched and checked one by one.
+//! The manifest: what a state consists of at one height, as hashes of pieces that can be fetched
+//! and checked one by one.
 //!
 //! # What is in it
 //!
 //! A state is three kinds of objects, each cut into leaves of [`LEAF_BYTES`]:
 //!
-//! - the *records*, one stream: the subnet's own, canisters by id, statuses of calls by request id, row by row as the checkpoint store keeps them
-//!   ([`crate::store::Row`]);
-//! - *memories*, by id: canister heaps and stable memories from their first byte to the end of their base file. Leaves that are all zero are left out;
+//! - the *records*, one stream: the subnet's own, canisters by id, statuses of calls by request id,
+//!   row by row as the checkpoint store keeps them ([`crate::store::Row`]);
+//! - *memories*, by id: canister heaps and stable memories from their first byte to the end of
+//!   their base file. Leaves that are all zero are left out;
 //! - *blobs*, by hash: modules and chunks of modules.
 //!
-//! Only what is replicated is in it: checkpoint intervals, page indexes, segments, layouts and caches are each node's own and are not. Two nodes that executed
-//! the same batches have the same manifest, whenever they checkpointed, folded or restarted.
+//! Only what is replicated is in it: checkpoint intervals, page indexes, segments, layouts and
+//! caches are each node's own and are not. Two nodes that executed the same batches have the same
+//! manifest, whenever they checkpointed, folded or restarted.
 //!
 //! # Encoding
 //!
-//! The *body* lists objects in order, each with the index and the SHA-256 of its leaves; numbers are big-endian and of fixed width, so a body has one encoding:
+//! The *body* lists objects in order, each with the index and the SHA-256 of its leaves; numbers
+//! are big-endian and of fixed width, so a body has one encoding:
 //!
 //! ```text
 //! body    = object*                    records first, then memories by id, then blobs by hash
@@ -24,20 +28,24 @@
 //! rows    = count:u32 (index:u32 hash:32)*   by rising index
 //! ```
 //!
-//! The *header* names the body's pieces of [`PIECE_BYTES`] by their hashes, and the root is the header's hash:
+//! The *header* names the body's pieces of [`PIECE_BYTES`] by their hashes, and the root is the
+//! header's hash:
 //!
 //! ```text
 //! header  = version:u8 height:u64 body_bytes:u64 hash:32 per piece
 //! root    = SHA-256(22 "thimble-state-manifest" header)
 //! ```
 //!
-//! 36 bytes per leaf: about 290 KiB for 2 GiB of memory, fetched in pieces like everything else. The encoding is part of the agreement of a subnet: any
-//! change to it, to the leaves or to the records changes roots, and needs another [`VERSION`].
+//! 36 bytes per leaf: about 290 KiB for 2 GiB of memory, fetched in pieces like everything else.
+//! The encoding is part of the agreement of a subnet: any change to it, to the leaves or to the
+//! records changes roots, and needs another [`VERSION`].
 //!
 //! # When there is one
 //!
-//! [`ManifestClock`] is part of the replicated state and decides, from counters that every node has alike, after which heights a manifest is made and at which
-//! height its root enters the certified tree. What a node does besides (a checkpoint at shutdown, or because its disk is short) does not move it.
+//! [`ManifestClock`] is part of the replicated state and decides, from counters that every node has
+//! alike, after which heights a manifest is made and at which height its root enters the certified
+//! tree. What a node does besides (a checkpoint at shutdown, or because its disk is short) does not
+//! move it.
 //!
 //! This module must not know where bytes are kept, nor who asks for them.
 
@@ -67,7 +75,8 @@ pub const VERSION: u8 = 1;
 pub const LEAF_BYTES: usize = 256 << 10;
 /// Bytes of one piece of the body.
 pub const PIECE_BYTES: usize = 256 << 10;
-/// Longest chunk that is ever fetched: a leaf of a memory with no zero page. Headers of more pieces than fit are refused.
+/// Longest chunk that is ever fetched: a leaf of a memory with no zero page. Headers of more pieces
+/// than fit are refused.
 pub const CHUNK_BYTES_MAX: usize = LEAF_BYTES + leaf::MASK_BYTES;
 /// Pieces a body may have: bodies are at most 2 GiB, for states of 14 TiB.
 pub const PIECES_MAX: u64 = 8191;
@@ -121,9 +130,10 @@ impl ChunkId {
         match (tag, key.len()) {
             (0, 0) => Some(Self::Manifest(index)),
             (1, 0) => Some(Self::Leaf(ObjectId::Records, index)),
-            (2, _) => {
-                Some(Self::Leaf(ObjectId::Memory(MemoryId(u64::from_be_bytes(key.try_into().ok()?))), index))
-            }
+            (2, _) => Some(Self::Leaf(
+                ObjectId::Memory(MemoryId(u64::from_be_bytes(key.try_into().ok()?))),
+                index,
+            )),
             (3, _) => Some(Self::Leaf(ObjectId::Blob(key.try_into().ok()?), index)),
             _ => None,
         }
@@ -172,7 +182,8 @@ impl Header {
     /// Reads a header. Its size is bounded by that of `bytes`.
     ///
     /// # Errors
-    /// When it is of another version, does not have as many hashes as its body has pieces, or describes a body beyond [`PIECES_MAX`] pieces.
+    /// When it is of another version, does not have as many hashes as its body has pieces, or
+    /// describes a body beyond [`PIECES_MAX`] pieces.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ManifestError> {
         let Some((fixed, hashes)) = bytes.split_first_chunk::<{ Self::FIXED_BYTES }>() else {
             return Err(ManifestError::CutOff);
@@ -181,7 +192,8 @@ impl Header {
         if *version != VERSION {
             return Err(ManifestError::Version { found: *version });
         }
-        let number = |at: usize| numbers[at..].first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+        let number =
+            |at: usize| numbers[at..].first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
         let (height, body_bytes) = (Height(number(0)), number(8));
         let count = body_bytes.div_ceil(PIECE_BYTES as u64);
         if count > PIECES_MAX {

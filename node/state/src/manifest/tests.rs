@@ -54,14 +54,19 @@ fn dense(length: u64) -> Vec<(u32, LeafHash)> {
 
 fn state() -> impl Strategy<Value = Vec<Listed>> {
     let length = 0u64..(5 * LEAF_BYTES as u64);
-    let memory = (any::<u64>(), 1u64..2_000, prop::collection::btree_map(0u32..40, any::<[u8; 32]>(), 0..20));
+    let memory = (
+        any::<u64>(),
+        1u64..2_000,
+        prop::collection::btree_map(0u32..40, any::<[u8; 32]>(), 0..20),
+    );
     let blob = (any::<[u8; 32]>(), length.clone());
     (length, prop::collection::vec(memory, 0..5), prop::collection::vec(blob, 0..4)).prop_map(
         |(records, memories, blobs)| {
             let mut objects = vec![(ObjectId::Records, records, dense(records))];
             for (id, pages, rows) in memories {
                 let length = pages * PAGE_BYTES;
-                let rows = rows.into_iter().filter(|(index, _)| u64::from(*index) < leaves_of(length));
+                let rows =
+                    rows.into_iter().filter(|(index, _)| u64::from(*index) < leaves_of(length));
                 objects.push((ObjectId::Memory(MemoryId(id)), length, rows.collect()));
             }
             for (hash, length) in blobs {
@@ -78,21 +83,22 @@ fn chunk_id() -> impl Strategy<Value = ChunkId> {
     prop_oneof![
         any::<u32>().prop_map(ChunkId::Manifest),
         any::<u32>().prop_map(|index| ChunkId::Leaf(ObjectId::Records, index)),
-        any::<(u64, u32)>().prop_map(|(id, index)| ChunkId::Leaf(ObjectId::Memory(MemoryId(id)), index)),
-        any::<([u8; 32], u32)>().prop_map(|(hash, index)| ChunkId::Leaf(ObjectId::Blob(hash), index)),
+        any::<(u64, u32)>()
+            .prop_map(|(id, index)| ChunkId::Leaf(ObjectId::Memory(MemoryId(id)), index)),
+        any::<([u8; 32], u32)>()
+            .prop_map(|(hash, index)| ChunkId::Leaf(ObjectId::Blob(hash), index)),
     ]
 }
 
 fn leaf() -> impl Strategy<Value = Vec<u8>> {
-    (1usize..=64, prop::collection::vec((0usize..64, 0usize..PAGE_BYTES as usize, 1u8..), 0..70)).prop_map(
-        |(pages, bytes)| {
+    (1usize..=64, prop::collection::vec((0usize..64, 0usize..PAGE_BYTES as usize, 1u8..), 0..70))
+        .prop_map(|(pages, bytes)| {
             let mut leaf = vec![0; pages * PAGE_BYTES as usize];
             for (page, at, value) in bytes {
                 leaf[page % pages * PAGE_BYTES as usize + at] = value;
             }
             leaf
-        },
-    )
+        })
 }
 
 proptest! {
@@ -202,12 +208,21 @@ fn a_leaf_has_one_encoding() {
 
 #[test]
 fn headers_that_cannot_be_are_refused() {
-    let header =
-        Header { height: Height(7), body_bytes: PIECE_BYTES as u64 + 1, pieces: vec![[1; 32], [2; 32]] };
+    let header = Header {
+        height: Height(7),
+        body_bytes: PIECE_BYTES as u64 + 1,
+        pieces: vec![[1; 32], [2; 32]],
+    };
     let bytes = header.to_bytes();
     assert!(matches!(Header::from_bytes(&bytes[..16]), Err(ManifestError::CutOff)));
-    assert!(matches!(Header::from_bytes(&bytes[..bytes.len() - 32]), Err(ManifestError::Pieces { .. })));
-    assert!(matches!(Header::from_bytes(&bytes[..bytes.len() - 1]), Err(ManifestError::Pieces { .. })));
+    assert!(matches!(
+        Header::from_bytes(&bytes[..bytes.len() - 32]),
+        Err(ManifestError::Pieces { .. })
+    ));
+    assert!(matches!(
+        Header::from_bytes(&bytes[..bytes.len() - 1]),
+        Err(ManifestError::Pieces { .. })
+    ));
     let mut other = bytes.clone();
     other[0] = VERSION + 1;
     assert!(matches!(Header::from_bytes(&other), Err(ManifestError::Version { .. })));
@@ -260,7 +275,8 @@ fn pace() -> ManifestPace {
     ManifestPace { rounds: 10, delta_bytes: 1_000, instructions: 100, lag_rounds: 3 }
 }
 
-/// Runs the clock and returns the heights that were given a manifest and those at which a root entered, with whose root it was.
+/// Runs the clock and returns the heights that were given a manifest and those at which a root
+/// entered, with whose root it was.
 fn run(costs: &[RoundCost]) -> (Vec<u64>, Vec<(u64, u64)>) {
     let (mut clock, mut made, mut entered) = (ManifestClock::default(), vec![], vec![]);
     for (height, cost) in (1u64..).zip(costs) {

@@ -1,5 +1,7 @@
-//! A store put together from elsewhere: the rows of a stream, memories that lie in their base files alone, hashes that were checked already. Written in
-//! several transactions, because nothing opens the file before it is complete: the header comes last, and without it the file says that it is damaged.
+//! A store put together from elsewhere: the rows of a stream, memories that lie in their base files
+//! alone, hashes that were checked already. Written in several transactions, because nothing opens
+//! the file before it is complete: the header comes last, and without it the file says that it is
+//! damaged.
 
 use std::path::Path;
 
@@ -35,17 +37,21 @@ pub struct StoreBuilder {
 }
 
 impl StoreBuilder {
-    /// Begins a new store in `dir`, in place of whatever store is there. Caches at most `cache_bytes`.
+    /// Begins a new store in `dir`, in place of whatever store is there. Caches at most
+    /// `cache_bytes`.
     pub fn create(dir: &Path, cache_bytes: u64) -> Result<Self, StoreError> {
         Self::create_on(&RealDisk, dir, cache_bytes)
     }
 
-    /// The same on another disk. Nothing keeps a second process out: whoever builds holds a lock of their own.
+    /// The same on another disk. Nothing keeps a second process out: whoever builds holds a lock of
+    /// their own.
     pub fn create_on(disk: &dyn Disk, dir: &Path, cache_bytes: u64) -> Result<Self, StoreError> {
         let path = dir.join(super::FILE_NAME);
         let database = guard(&path, || {
             match disk.remove(&path) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(error.into());
+                }
                 _ => {}
             }
             let cache_bytes = usize::try_from(cache_bytes).unwrap_or(usize::MAX);
@@ -138,7 +144,12 @@ impl StoreBuilder {
     }
 
     /// A leaf of a blob.
-    pub fn blob_leaf(&mut self, blob: &BlobHash, leaf: u32, hash: &LeafHash) -> Result<(), StoreError> {
+    pub fn blob_leaf(
+        &mut self,
+        blob: &BlobHash,
+        leaf: u32,
+        hash: &LeafHash,
+    ) -> Result<(), StoreError> {
         self.manifest(128, |writer| writer.blob_leaf(blob, leaf, hash))
     }
 
@@ -164,7 +175,8 @@ impl StoreBuilder {
         })
     }
 
-    /// Completes the store: its checkpoint is of this height and its manifest has this header. Durable when it returns, but for the file's name.
+    /// Completes the store: its checkpoint is of this height and its manifest has this header.
+    /// Durable when it returns, but for the file's name.
     pub fn finish(mut self, height: Height, manifest: &manifest::Header) -> Result<(), StoreError> {
         let metadata_sum = self.metadata_sum.clone().finalize();
         self.write(BATCH_BYTES, |transaction, header| {

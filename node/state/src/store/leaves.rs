@@ -1,11 +1,15 @@
-//! What the store keeps of manifests: the hashes of leaves, so that only what changed is hashed again, and the newest manifest, so that it can be shown.
+//! What the store keeps of manifests: the hashes of leaves, so that only what changed is hashed
+//! again, and the newest manifest, so that it can be shown.
 //!
-//! - `leaves`: of each memory, by index: a hash, or nothing for a leaf that was written since it was hashed. A leaf that is not there was never written, or
-//!   was found to be zero. A checkpoint marks the leaves it covers in the transaction that names their pages, so the two never differ.
+//! - `leaves`: of each memory, by index: a hash, or nothing for a leaf that was written since it
+//!   was hashed. A leaf that is not there was never written, or was found to be zero. A checkpoint
+//!   marks the leaves it covers in the transaction that names their pages, so the two never differ.
 //! - `blob_leaves`: of each blob; blobs do not change.
-//! - `body` and `starts`: the body of the newest manifest in small rows, and where in the records each leaf of them begins.
+//! - `body` and `starts`: the body of the newest manifest in small rows, and where in the records
+//!   each leaf of them begins.
 //!
-//! Hashes are this node's work, kept to be used again; nothing in here is part of the replicated state.
+//! Hashes are this node's work, kept to be used again; nothing in here is part of the replicated
+//! state.
 
 use std::ops::Range;
 
@@ -23,16 +27,20 @@ use crate::{
 };
 
 /// (memory, leaf) to its hash, or to nothing when it has to be hashed.
-pub(super) const LEAVES: TableDefinition<'static, (u64, u32), &'static [u8]> = TableDefinition::new("leaves");
+pub(super) const LEAVES: TableDefinition<'static, (u64, u32), &'static [u8]> =
+    TableDefinition::new("leaves");
 /// (blob, leaf) to its hash.
 pub(super) const BLOB_LEAVES: TableDefinition<'static, (&'static [u8], u32), &'static [u8]> =
     TableDefinition::new("blob_leaves");
 /// (piece, part) of the newest manifest's body.
-pub(super) const BODY: TableDefinition<'static, (u32, u32), &'static [u8]> = TableDefinition::new("body");
+pub(super) const BODY: TableDefinition<'static, (u32, u32), &'static [u8]> =
+    TableDefinition::new("body");
 /// Leaf of the records to where it begins.
-pub(super) const STARTS: TableDefinition<'static, u32, &'static [u8]> = TableDefinition::new("starts");
+pub(super) const STARTS: TableDefinition<'static, u32, &'static [u8]> =
+    TableDefinition::new("starts");
 
-/// A row of the body's table: with its key within four pages of the database, which takes powers of two.
+/// A row of the body's table: with its key within four pages of the database, which takes powers of
+/// two.
 const BODY_PART_BYTES: usize = 15 << 10;
 
 /// What is known of a leaf.
@@ -67,12 +75,18 @@ pub(super) fn forget(transaction: &WriteTransaction, id: MemoryId) -> Result<(),
 }
 
 fn hash(value: &[u8]) -> Result<LeafHash, Failure> {
-    value.try_into().map_err(|_| Failure::Corrupt(format!("the hash of a leaf has {} bytes", value.len())))
+    value
+        .try_into()
+        .map_err(|_| Failure::Corrupt(format!("the hash of a leaf has {} bytes", value.len())))
 }
 
 impl StateStore {
-    /// Keeps what hashing found: a hash, or `None` for a leaf that is zero. Durable when it returns.
-    pub fn put_leaves(&self, leaves: &[(MemoryId, u32, Option<LeafHash>)]) -> Result<(), StoreError> {
+    /// Keeps what hashing found: a hash, or `None` for a leaf that is zero. Durable when it
+    /// returns.
+    pub fn put_leaves(
+        &self,
+        leaves: &[(MemoryId, u32, Option<LeafHash>)],
+    ) -> Result<(), StoreError> {
         self.transact(|transaction| {
             let mut table = transaction.open_table(LEAVES)?;
             for (id, leaf, hash) in leaves {
@@ -85,7 +99,8 @@ impl StateStore {
         })
     }
 
-    /// Replaces the manifest by what `make` writes and returns; all of it or, on an error of either kind, nothing.
+    /// Replaces the manifest by what `make` writes and returns; all of it or, on an error of either
+    /// kind, nothing.
     pub fn put_manifest<E>(
         &self,
         make: impl FnOnce(&mut ManifestWriter<'_>) -> Result<Header, E>,
@@ -124,7 +139,8 @@ pub(super) fn write_header(transaction: &WriteTransaction, header: &Header) -> R
     parts::put(&mut table, &mut Tally::default(), MANIFEST_KEY, Some(&header.to_bytes()))
 }
 
-/// Writes a manifest's parts within one transaction. An error of the disk is remembered and ends the whole; until then calls do nothing.
+/// Writes a manifest's parts within one transaction. An error of the disk is remembered and ends
+/// the whole; until then calls do nothing.
 pub struct ManifestWriter<'t> {
     body: redb::Table<'t, (u32, u32), &'static [u8]>,
     starts: redb::Table<'t, u32, &'static [u8]>,
@@ -146,7 +162,10 @@ impl<'t> ManifestWriter<'t> {
         })
     }
 
-    fn run(&mut self, work: impl FnOnce(&mut Self) -> Result<(), Failure>) -> Result<(), WriteFailed> {
+    fn run(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<(), Failure>,
+    ) -> Result<(), WriteFailed> {
         if self.failure.is_some() {
             return Err(WriteFailed);
         }
@@ -163,14 +182,20 @@ impl<'t> ManifestWriter<'t> {
     /// Where a leaf of the records begins.
     pub fn start(&mut self, leaf: u32, at: &RowAt) -> Result<(), WriteFailed> {
         self.run(|writer| {
-            let bytes = postcard::to_stdvec(at).map_err(|error| Failure::Corrupt(error.to_string()))?;
+            let bytes =
+                postcard::to_stdvec(at).map_err(|error| Failure::Corrupt(error.to_string()))?;
             writer.starts.insert(leaf, bytes.as_slice())?;
             Ok(())
         })
     }
 
     /// Leaf of a blob.
-    pub fn blob_leaf(&mut self, blob: &BlobHash, leaf: u32, hash: &LeafHash) -> Result<(), WriteFailed> {
+    pub fn blob_leaf(
+        &mut self,
+        blob: &BlobHash,
+        leaf: u32,
+        hash: &LeafHash,
+    ) -> Result<(), WriteFailed> {
         self.run(|writer| {
             writer.blobs.insert((blob.as_slice(), leaf), hash.as_slice())?;
             Ok(())
@@ -204,9 +229,12 @@ impl std::fmt::Debug for ManifestWriter<'_> {
 
 impl LoadedCheckpoint {
     /// Leaves that have to be hashed, by memory and index.
-    pub fn written_leaves(&self) -> Result<impl Iterator<Item = Loaded<(MemoryId, u32)>> + '_, StoreError> {
-        let mut range =
-            guard(&self.path, || Ok(self.transaction.open_table(LEAVES)?.range::<(u64, u32)>(..)?))?;
+    pub fn written_leaves(
+        &self,
+    ) -> Result<impl Iterator<Item = Loaded<(MemoryId, u32)>> + '_, StoreError> {
+        let mut range = guard(&self.path, || {
+            Ok(self.transaction.open_table(LEAVES)?.range::<(u64, u32)>(..)?)
+        })?;
         Ok(std::iter::from_fn(move || {
             loop {
                 let next = guard(&self.path, || {
@@ -223,7 +251,8 @@ impl LoadedCheckpoint {
         }))
     }
 
-    /// Hashes of the leaves of a memory that are not zero, given to `each` in order after their number.
+    /// Hashes of the leaves of a memory that are not zero, given to `each` in order after their
+    /// number.
     ///
     /// # Errors
     /// When one of them has to be hashed first, or `each` fails.
@@ -280,7 +309,8 @@ impl LoadedCheckpoint {
         })
     }
 
-    /// The encoded header of the newest manifest, if there is one. Of a height at or below the checkpoint's.
+    /// The encoded header of the newest manifest, if there is one. Of a height at or below the
+    /// checkpoint's.
     pub fn manifest_header(&self) -> Result<Option<Vec<u8>>, StoreError> {
         guard(&self.path, || Records::one(&self.transaction, HEADS, MANIFEST_KEY))
     }

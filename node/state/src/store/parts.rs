@@ -1,10 +1,12 @@
 //! Records in parts: how a value of any size is laid into tables whose values should stay small.
 //!
-//! Part number n of a record stands under (key, n). Its bytes: a CRC-32 (little endian) over key, number and all that
-//! follows; one byte, 1 for the record's last part and 0 for others; then the content, at most [`PART_BYTES`].
+//! Part number n of a record stands under (key, n). Its bytes: a CRC-32 (little endian) over key,
+//! number and all that follows; one byte, 1 for the record's last part and 0 for others; then the
+//! content, at most [`PART_BYTES`].
 //!
-//! A checksum does not tell that a record is missing altogether. So a table has a [`Tally`], kept elsewhere, of how many
-//! parts it holds and what their checksums add up to, and reading it to its end compares.
+//! A checksum does not tell that a record is missing altogether. So a table has a [`Tally`], kept
+//! elsewhere, of how many parts it holds and what their checksums add up to, and reading it to its
+//! end compares.
 
 use redb::{ReadTransaction, TableDefinition};
 use serde::{Deserialize, Serialize};
@@ -109,12 +111,22 @@ pub(super) fn put_part(
 }
 
 /// Verifies one part: whether it is its record's last, and its content.
-pub(super) fn open_part<'v>(key: &[u8], number: u32, value: &'v [u8]) -> Result<(bool, &'v [u8]), Failure> {
+pub(super) fn open_part<'v>(
+    key: &[u8],
+    number: u32,
+    value: &'v [u8],
+) -> Result<(bool, &'v [u8]), Failure> {
     let Some((sum, [last, content @ ..])) = value.split_first_chunk::<4>() else {
-        return Err(Failure::Corrupt(format!("part {number} of the record {} is cut off", hex(key))));
+        return Err(Failure::Corrupt(format!(
+            "part {number} of the record {} is cut off",
+            hex(key)
+        )));
     };
     if u32::from_le_bytes(*sum) != checksum(key, number, &value[4..]) {
-        return Err(Failure::Corrupt(format!("part {number} of the record {} fails its checksum", hex(key))));
+        return Err(Failure::Corrupt(format!(
+            "part {number} of the record {} fails its checksum",
+            hex(key)
+        )));
     }
     Ok((*last == 1, content))
 }
@@ -128,7 +140,11 @@ pub(super) struct Records {
 
 impl Records {
     /// All records of a table that has this tally.
-    pub(super) fn new(transaction: &ReadTransaction, table: Table, expected: Tally) -> Result<Self, Failure> {
+    pub(super) fn new(
+        transaction: &ReadTransaction,
+        table: Table,
+        expected: Tally,
+    ) -> Result<Self, Failure> {
         let parts = transaction.open_table(table)?.range::<(&[u8], u32)>(..)?;
         Ok(Records { parts, expected, found: Tally::default() })
     }
@@ -151,7 +167,9 @@ impl Records {
             let Some(part) = self.parts.next() else {
                 return match found {
                     None => Ok(None),
-                    Some((key, _)) => Err(Failure::Corrupt(format!("the record {} has no end", hex(&key)))),
+                    Some((key, _)) => {
+                        Err(Failure::Corrupt(format!("the record {} has no end", hex(&key))))
+                    }
                 };
             };
             let (key_guard, value_guard) = part?;

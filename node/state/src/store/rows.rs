@@ -1,7 +1,10 @@
-//! The records of a checkpoint as one stream of bytes: what state sync hashes, sends and lays down again.
+//! The records of a checkpoint as one stream of bytes: what state sync hashes, sends and lays down
+//! again.
 //!
-//! The stream is the rows of three tables in order (the caller's metadata, canisters by id, statuses by request id), a row being one part of a record. Rows are
-//! small and of the same bounds on every node, so a stream can be made, resumed anywhere and taken in without ever holding a whole record:
+//! The stream is the rows of three tables in order (the caller's metadata, canisters by id,
+//! statuses by request id), a row being one part of a record. Rows are small and of the same bounds
+//! on every node, so a stream can be made, resumed anywhere and taken in without ever holding a
+//! whole record:
 //!
 //! ```text
 //! row = kind:u8 key_bytes:u8 key last:u8 content_bytes:u32 content      numbers big-endian; last is 1 in a record's last row
@@ -121,7 +124,13 @@ impl LoadedCheckpoint {
                     let (key, value) = entry?;
                     let ((key, number), value) = (key.value(), value.value());
                     let (last, content) = parts::open_part(key, number, value)?;
-                    Ok(Some(Row { kind, key: key.to_vec(), number, last, content: content.to_vec() }))
+                    Ok(Some(Row {
+                        kind,
+                        key: key.to_vec(),
+                        number,
+                        last,
+                        content: content.to_vec(),
+                    }))
                 });
                 match row {
                     Ok(Some(row)) => return Some(Ok(row)),
@@ -235,7 +244,9 @@ impl<R: Read> RowReader<R> {
     }
 
     fn read(&mut self, bytes: &mut [u8]) -> Result<(), RowError> {
-        let Some(left) = self.left.checked_sub(bytes.len() as u64) else { return Err(RowError::CutOff) };
+        let Some(left) = self.left.checked_sub(bytes.len() as u64) else {
+            return Err(RowError::CutOff);
+        };
         self.reader.read_exact(bytes).map_err(|error| match error.kind() {
             std::io::ErrorKind::UnexpectedEof => RowError::CutOff,
             _ => RowError::Io(error),
@@ -269,7 +280,8 @@ impl LoadedCheckpoint {
 }
 
 impl RowStream<'_> {
-    /// Replaces `leaf` by up to `bytes` bytes of the stream and returns where they begin; `None`, and nothing, at the end.
+    /// Replaces `leaf` by up to `bytes` bytes of the stream and returns where they begin; `None`,
+    /// and nothing, at the end.
     ///
     /// # Errors
     /// When a row cannot be read.

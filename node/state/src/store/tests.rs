@@ -13,8 +13,12 @@ use crate::manifest::PieceSink;
 const CACHE: u64 = 1 << 20;
 
 fn index(runs: u64) -> MemoryIndex {
-    let run =
-        |number| Run { start_page: number * 10, pages: 3, segment: SegmentId(number), offset_page: number };
+    let run = |number| Run {
+        start_page: number * 10,
+        pages: 3,
+        segment: SegmentId(number),
+        offset_page: number,
+    };
     MemoryIndex { runs: (0..runs).map(run).collect() }
 }
 
@@ -235,8 +239,10 @@ fn a_record_that_cannot_be_encoded_leaves_the_checkpoint_before() {
     let before = read(&store.load().unwrap().unwrap()).unwrap();
     let not_encoded = || NotEncoded { what: "canister x".into(), reason: "no".into() };
     let id = Principal::from_slice(&[0, 1, 1]);
-    let canister =
-        CheckpointDelta { canisters: Box::new([Ok((id, None)), Err(not_encoded())].into_iter()), ..empty(2) };
+    let canister = CheckpointDelta {
+        canisters: Box::new([Ok((id, None)), Err(not_encoded())].into_iter()),
+        ..empty(2)
+    };
     let call = CheckpointDelta {
         canisters: Box::new(std::iter::once(Ok((id, None)))),
         history: Box::new(std::iter::once(Err(not_encoded()))),
@@ -315,12 +321,17 @@ fn a_directory_in_the_way_is_an_error() {
 #[test]
 fn errors_of_the_disk_have_their_own_names() {
     let path = Path::new("/data/state.redb");
-    assert!(matches!(io_error(path, io::ErrorKind::StorageFull.into()), StoreError::DiskFull { .. }));
+    assert!(matches!(
+        io_error(path, io::ErrorKind::StorageFull.into()),
+        StoreError::DiskFull { .. }
+    ));
     assert!(matches!(
         io_error(path, io::ErrorKind::ReadOnlyFilesystem.into()),
         StoreError::Unwritable { .. }
     ));
-    assert!(io_error(path, io::ErrorKind::StorageFull.into()).to_string().contains("/data/state.redb"));
+    assert!(
+        io_error(path, io::ErrorKind::StorageFull.into()).to_string().contains("/data/state.redb")
+    );
 }
 
 /// A checkpoint with records of every size, and some leaves.
@@ -334,7 +345,9 @@ fn with_records() -> CheckpointDelta<'static> {
         metadata: vec![9; part + 1],
         canisters: Box::new(canisters.map(Ok)),
         history: Box::new(history.map(Ok)),
-        memories: (1..4).map(|id| (MemoryId(id), Some((MemoryIndex::default(), 1 << 20)))).collect(),
+        memories: (1..4)
+            .map(|id| (MemoryId(id), Some((MemoryIndex::default(), 1 << 20))))
+            .collect(),
         written: vec![(MemoryId(1), vec![0..2, 7..8]), (MemoryId(3), vec![1..2])],
         ..empty(1)
     }
@@ -357,10 +370,16 @@ fn the_stream_of_records_can_be_taken_up_at_any_leaf_and_laid_down_elsewhere() {
     store.write(with_records()).unwrap();
     let checkpoint = store.load().unwrap().unwrap();
     let (leaves, stream) = leaves_of(&checkpoint);
-    assert!(leaves.len() > 5 && leaves[..leaves.len() - 1].iter().all(|(_, leaf)| leaf.len() == 100_000));
+    assert!(
+        leaves.len() > 5
+            && leaves[..leaves.len() - 1].iter().all(|(_, leaf)| leaf.len() == 100_000)
+    );
     for (at, expected) in &leaves {
         let mut leaf = vec![];
-        assert_eq!(checkpoint.row_stream(Some(at)).leaf(&mut leaf, 100_000).unwrap().as_ref(), Some(at));
+        assert_eq!(
+            checkpoint.row_stream(Some(at)).leaf(&mut leaf, 100_000).unwrap().as_ref(),
+            Some(at)
+        );
         assert_eq!(&leaf, expected);
     }
     let mut builder = StoreBuilder::create(dirs[1].path(), CACHE).unwrap();
@@ -418,7 +437,8 @@ fn a_stream_that_was_changed_anywhere_is_another_or_none() {
 #[test]
 fn a_builder_that_was_not_finished_left_no_store() {
     let dir = tempfile::tempdir().unwrap();
-    let row = Row { kind: RowKind::Canister, key: vec![1], number: 0, last: true, content: vec![1; 100] };
+    let row =
+        Row { kind: RowKind::Canister, key: vec![1], number: 0, last: true, content: vec![1; 100] };
     let mut builder = StoreBuilder::create(dir.path(), CACHE).unwrap();
     for number in 0..70_000u32 {
         builder.row(&Row { key: number.to_be_bytes().to_vec(), ..row.clone() }).unwrap();
@@ -433,7 +453,11 @@ fn a_builder_that_was_not_finished_left_no_store() {
 }
 
 fn written(checkpoint: &LoadedCheckpoint) -> Vec<(u64, u32)> {
-    checkpoint.written_leaves().unwrap().map(|leaf| leaf.map(|(id, leaf)| (id.0, leaf)).unwrap()).collect()
+    checkpoint
+        .written_leaves()
+        .unwrap()
+        .map(|leaf| leaf.map(|(id, leaf)| (id.0, leaf)).unwrap())
+        .collect()
 }
 
 #[test]
@@ -483,8 +507,11 @@ fn a_manifest_that_is_given_up_leaves_the_one_before() {
     let dir = tempfile::tempdir().unwrap();
     let store = StateStore::open(dir.path(), CACHE).unwrap();
     store.write(with_records()).unwrap();
-    let header =
-        |height| crate::manifest::Header { height: Height(height), body_bytes: 3, pieces: vec![[5; 32]] };
+    let header = |height| crate::manifest::Header {
+        height: Height(height),
+        body_bytes: 3,
+        pieces: vec![[5; 32]],
+    };
     let at = RowAt { kind: RowKind::History, key: vec![4; 32], number: 0, skip: 17 };
     let kept = store
         .put_manifest(|writer| {

@@ -1,4 +1,5 @@
-//! A small tree that keeps its hashes, for what rarely changes: the subnet's keys, ranges and nodes.
+//! A small tree that keeps its hashes, for what rarely changes: the subnet's keys, ranges and
+//! nodes.
 
 use std::borrow::Cow;
 

@@ -1,10 +1,12 @@
 //! Labels as strings of bits, in an order that is the lexicographic order of their bytes.
 //!
-//! Each byte becomes nine bits: a 1 that says "there is another byte", then its eight bits from the highest down. After
-//! the last byte come zeros for ever. So "ab" and "abc" differ first in the bit that says whether a third byte exists,
-//! the shorter one has the 0 and sorts first, and any two different labels differ in some bit.
+//! Each byte becomes nine bits: a 1 that says "there is another byte", then its eight bits from the
+//! highest down. After the last byte come zeros for ever. So "ab" and "abc" differ first in the bit
+//! that says whether a third byte exists, the shorter one has the 0 and sorts first, and any two
+//! different labels differ in some bit.
 
-/// Longest label a map takes: bit numbers must fit `u16`. Labels of the certified tree are principals and hashes.
+/// Longest label a map takes: bit numbers must fit `u16`. Labels of the certified tree are
+/// principals and hashes.
 pub const LABEL_BYTES_MAX: usize = 7_000;
 
 const BITS_PER_BYTE: usize = 9;
@@ -27,8 +29,9 @@ pub fn first_difference(left: &[u8], right: &[u8]) -> Option<u16> {
         None if left.len() == right.len() => return None,
         None => left.len().min(right.len()) * BITS_PER_BYTE,
     };
-    // Labels longer than the limit never enter a map; for short lists of children the bit only has to be the same for
-    // every reader, and two labels that agree on 7,000 bytes would still be ordered by `split_point`'s clamp.
+    // Labels longer than the limit never enter a map; for short lists of children the bit only has
+    // to be the same for every reader, and two labels that agree on 7,000 bytes would still be
+    // ordered by `split_point`'s clamp.
     Some(u16::try_from(index).unwrap_or(u16::MAX))
 }
 

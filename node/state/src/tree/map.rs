@@ -1,20 +1,23 @@
-//! A map from labels to values that hashes like the specification's tree, keeps its hashes, and snapshots for nothing.
+//! A map from labels to values that hashes like the specification's tree, keeps its hashes, and
+//! snapshots for nothing.
 //!
-//! Nodes are shared by reference count. A clone shares all of them; a change copies the nodes on the way to the changed
-//! value that a clone still holds, and changes the others in place. Each fork keeps the hashes of its two children.
-//! A change only forgets the hashes on its way; [`MerkleMap::seal`] computes what is missing, so many changes between
-//! two roots share the hashes of the forks they have in common. Reading never changes anything: a map that was not
+//! Nodes are shared by reference count. A clone shares all of them; a change copies the nodes on
+//! the way to the changed value that a clone still holds, and changes the others in place. Each
+//! fork keeps the hashes of its two children. A change only forgets the hashes on its way;
+//! [`MerkleMap::seal`] computes what is missing, so many changes between two roots share the hashes
+//! of the forks they have in common. Reading never changes anything: a map that was not
 //! sealed still answers, it only hashes more.
 //!
-//! Depth is at most nine bits per label byte and in practice log2 of the size, because labels are hashes or counters.
+//! Depth is at most nine bits per label byte and in practice log2 of the size, because labels are
+//! hashes or counters.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use ic_certification::hash_tree;
 
 use super::{
-    Certified, Digest, Keyed, Selection, Subtree, Summary, Trie, Witness, empty_digest, fork_digest, label,
-    labeled_digest, witness,
+    Certified, Digest, Keyed, Selection, Subtree, Summary, Trie, Witness, empty_digest,
+    fork_digest, label, labeled_digest, witness,
 };
 
 /// See the module.
@@ -114,12 +117,14 @@ impl<V: Keyed> MerkleMap<V> {
         self.matching(|_| true)
     }
 
-    /// The values whose summary satisfies `keep`, by label. `keep` must hold for a fork if it holds for any value below.
+    /// The values whose summary satisfies `keep`, by label. `keep` must hold for a fork if it holds
+    /// for any value below.
     pub fn matching<F: Fn(&V::Summary) -> bool>(&self, keep: F) -> Iter<'_, V, F> {
         Iter { stack: self.root.iter().collect(), keep }
     }
 
-    /// The value with the least `key`, the first of them by label. A merged summary's key must be the least of its parts'.
+    /// The value with the least `key`, the first of them by label. A merged summary's key must be
+    /// the least of its parts'.
     pub fn least<K: Ord>(&self, key: impl Fn(&V::Summary) -> K) -> Option<&V> {
         let mut at = self.root.as_ref()?;
         loop {
@@ -133,7 +138,8 @@ impl<V: Keyed> MerkleMap<V> {
         }
     }
 
-    /// The values next to where `label` stands or would stand: the last before it and the first after it.
+    /// The values next to where `label` stands or would stand: the last before it and the first
+    /// after it.
     pub fn neighbours(&self, label: &[u8]) -> (Option<&V>, Option<&V>) {
         let Some(root) = &self.root else { return (None, None) };
         let difference = label::first_difference(nearest(root, label).label(), label);
@@ -141,7 +147,8 @@ impl<V: Keyed> MerkleMap<V> {
         let mut at = root;
         loop {
             match at {
-                // All labels below agree with `label` up to the difference and fall on one side of it.
+                // All labels below agree with `label` up to the difference and fall on one side of
+                // it.
                 Link::Fork(fork) if difference.is_none_or(|bit| fork.bit < bit) => {
                     let [left, right] = &fork.children;
                     if label::bit(label, fork.bit) {
@@ -210,8 +217,9 @@ impl<V: Keyed> MerkleMap<V> {
         }
     }
 
-    /// Builds every node anew, in memory of its own, with values that `again` makes of the old ones (equal to them). What lay scattered among nodes that
-    /// are gone lies together afterwards, so that the allocator has whole pages to give back. Nothing is hashed again.
+    /// Builds every node anew, in memory of its own, with values that `again` makes of the old ones
+    /// (equal to them). What lay scattered among nodes that are gone lies together afterwards,
+    /// so that the allocator has whole pages to give back. Nothing is hashed again.
     pub fn repack(&mut self, again: impl Fn(&V) -> V) {
         self.root = self.root.take().map(|root| repack(&root, &again));
     }
@@ -295,7 +303,8 @@ impl<V: Keyed> Fork<V> {
         self.known[side].then(|| self.digests[side])
     }
 
-    /// To be called after the child on this side changed; `digest` is its new hash where that is known.
+    /// To be called after the child on this side changed; `digest` is its new hash where that is
+    /// known.
     fn child_changed(&mut self, side: usize, digest: Option<Digest>) {
         self.known[side] = digest.is_some();
         self.digests[side] = digest.unwrap_or_default();
@@ -303,7 +312,8 @@ impl<V: Keyed> Fork<V> {
     }
 }
 
-/// Hangs a fork at `bit` over the place where the new value branches off. `digest` is the hash of `link`, if known.
+/// Hangs a fork at `bit` over the place where the new value branches off. `digest` is the hash of
+/// `link`, if known.
 fn insert_new<V: Keyed>(link: &mut Link<V>, digest: Option<Digest>, value: V, bit: u16) {
     match link {
         Link::Fork(fork) if fork.bit < bit => {
@@ -366,8 +376,8 @@ fn change<V: Keyed, R>(link: &mut Link<V>, label: &[u8], apply: impl FnOnce(&mut
     }
 }
 
-/// Takes the value with this label, which must be below the fork `link`, and puts its sibling in the fork's place.
-/// Returns the value and the hash of what `link` now is, if known.
+/// Takes the value with this label, which must be below the fork `link`, and puts its sibling in
+/// the fork's place. Returns the value and the hash of what `link` now is, if known.
 fn remove<V: Keyed>(link: &mut Link<V>, label: &[u8]) -> Option<(V, Option<Digest>)> {
     let Link::Fork(shared) = link else { return None };
     let side = usize::from(label::bit(label, shared.bit));
@@ -451,7 +461,8 @@ impl<V: Keyed> Trie for MerkleMap<V> {
     fn reveal<'a>(&'a self, selection: &Selection<'_>) -> Witness<'a> {
         let Some(root) = &self.root else { return hash_tree::empty() };
         let everything = Selection::everything();
-        // Labels to show, each with what to show below it; `None` for a label that only proves its neighbour absent.
+        // Labels to show, each with what to show below it; `None` for a label that only proves its
+        // neighbour absent.
         let mut shown: BTreeMap<&[u8], Option<&Selection<'_>>> = BTreeMap::new();
         if selection.is_whole() {
             shown.extend(self.iter().map(|value| (value.label(), Some(&everything))));

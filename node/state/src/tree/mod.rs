@@ -1,21 +1,22 @@
 //! The certified tree: labelled data that hashes to one root and can prove any part of itself.
 //!
-//! The interface specification ("Certification") fixes what a node hashes to and how a client looks a path up; it
-//! leaves open how labelled children hang together. Here they always form a crit-bit trie over the labels' bits
-//! ([`label`]), so the shape, and with it the root, is a function of the content alone: neither the order of
-//! insertions nor earlier deletions leave a trace. Two nodes that hold the same data have the same root.
+//! The interface specification ("Certification") fixes what a node hashes to and how a client looks
+//! a path up; it leaves open how labelled children hang together. Here they always form a crit-bit
+//! trie over the labels' bits ([`label`]), so the shape, and with it the root, is a function of the
+//! content alone: neither the order of insertions nor earlier deletions leave a trace. Two nodes
+//! that hold the same data have the same root.
 //!
 //! Three things build trees:
 //!
-//! - [`MerkleMap`], for what there is much of (canisters, ingress history): persistent, so that a snapshot is one
-//!   pointer, with cached hashes, so that a change costs O(log n) of them.
-//! - [`Subtree`], for what hangs below one label: a short list of children made on demand out of the value itself.
-//!   Nothing but the value is kept in memory.
+//! - [`MerkleMap`], for what there is much of (canisters, ingress history): persistent, so that a
+//!   snapshot is one pointer, with cached hashes, so that a change costs O(log n) of them.
+//! - [`Subtree`], for what hangs below one label: a short list of children made on demand out of
+//!   the value itself. Nothing but the value is kept in memory.
 //! - [`Frozen`], for what rarely changes: a small tree that keeps its hashes.
 //!
-//! A [`witness`] shows the values at a set of paths and hides the rest behind hashes. Where a path does not exist it
-//! shows the two neighbouring labels, which is what clients take as proof of absence. Its size is at most one label
-//! and one hash per fork on the way to each path.
+//! A [`witness`] shows the values at a set of paths and hides the rest behind hashes. Where a path
+//! does not exist it shows the two neighbouring labels, which is what clients take as proof of
+//! absence. Its size is at most one label and one hash per fork on the way to each path.
 //!
 //! Nothing here knows what the tree means; the paths of the specification are made in `certified`.
 
@@ -36,19 +37,22 @@ use std::borrow::Cow;
 
 /// A value that has a place in the certified tree.
 pub trait Certified {
-    /// What hangs below the value's label. Made when asked for; the digest of it is [`Certified::digest`].
+    /// What hangs below the value's label. Made when asked for; the digest of it is
+    /// [`Certified::digest`].
     fn subtree(&self) -> Subtree<'_>;
 
-    /// Hash of [`Certified::subtree`], without the value's own label. Values that keep hashes override this.
+    /// Hash of [`Certified::subtree`], without the value's own label. Values that keep hashes
+    /// override this.
     fn digest(&self) -> Digest {
         self.subtree().digest()
     }
 }
 
-/// A value that can stand in a [`MerkleMap`]: it knows its label. Clones must be cheap (an `Arc`), because a map that
-/// shares nodes with a snapshot copies the nodes it changes.
+/// A value that can stand in a [`MerkleMap`]: it knows its label. Clones must be cheap (an `Arc`),
+/// because a map that shares nodes with a snapshot copies the nodes it changes.
 pub trait Keyed: Certified + Clone {
-    /// What a fork knows about the values below it; `()` when nothing is ever searched for but labels.
+    /// What a fork knows about the values below it; `()` when nothing is ever searched for but
+    /// labels.
     type Summary: Summary;
 
     /// The label. At most [`label::LABEL_BYTES_MAX`] long and never different for the same value.
@@ -129,7 +133,8 @@ impl<'a> Subtree<'a> {
     }
 }
 
-/// Hash of labelled children, given each one's label and labelled digest in label order: the trie rule for a list.
+/// Hash of labelled children, given each one's label and labelled digest in label order: the trie
+/// rule for a list.
 fn forest_digest(children: &[(&[u8], Digest)]) -> Digest {
     match children {
         [] => empty_digest(),
@@ -141,10 +146,12 @@ fn forest_digest(children: &[(&[u8], Digest)]) -> Digest {
     }
 }
 
-/// Where the trie forks a sorted list of at least two different labels: at the first bit in which they do not all
-/// agree, which is the first in which the outermost two differ.
+/// Where the trie forks a sorted list of at least two different labels: at the first bit in which
+/// they do not all agree, which is the first in which the outermost two differ.
 fn split_point<T>(sorted: &[T], label_of: impl Fn(&T) -> &[u8]) -> usize {
     let (Some(first), Some(last)) = (sorted.first(), sorted.last()) else { return 0 };
     let bit = label::first_difference(label_of(first), label_of(last)).unwrap_or(0);
-    sorted.partition_point(|item| !label::bit(label_of(item), bit)).clamp(1, sorted.len().max(2) - 1)
+    sorted
+        .partition_point(|item| !label::bit(label_of(item), bit))
+        .clamp(1, sorted.len().max(2) - 1)
 }

@@ -71,8 +71,12 @@ fn build(reference: &Reference) -> MerkleMap<Value> {
     reference.iter().map(|(label, content)| value(label, content)).collect()
 }
 
-/// The trie rule once more, as plainly as can be: bits of labels as vectors, split at the first disagreement.
-fn naive<T>(children: Vec<(Vec<u8>, T)>, below: &dyn Fn(T) -> HashTree<Vec<u8>>) -> HashTree<Vec<u8>> {
+/// The trie rule once more, as plainly as can be: bits of labels as vectors, split at the first
+/// disagreement.
+fn naive<T>(
+    children: Vec<(Vec<u8>, T)>,
+    below: &dyn Fn(T) -> HashTree<Vec<u8>>,
+) -> HashTree<Vec<u8>> {
     fn bits(label: &[u8]) -> Vec<bool> {
         let mut bits = Vec::new();
         for byte in label {
@@ -90,8 +94,9 @@ fn naive<T>(children: Vec<(Vec<u8>, T)>, below: &dyn Fn(T) -> HashTree<Vec<u8>>)
         }
         _ => {
             let first = bits(&children[0].0);
-            let at =
-                (0..).find(|at| children.iter().any(|(label, _)| bits(label)[*at] != first[*at])).unwrap();
+            let at = (0..)
+                .find(|at| children.iter().any(|(label, _)| bits(label)[*at] != first[*at]))
+                .unwrap();
             let (right, left): (Vec<_>, Vec<_>) =
                 children.into_iter().partition(|(label, _)| bits(label)[at]);
             hash_tree::fork(naive(left, below), naive(right, below))
@@ -138,7 +143,10 @@ fn flatten<S: AsRef<[u8]>>(tree: &HashTreeNode<S>) -> Vec<&HashTreeNode<S>> {
 }
 
 /// Interface specification, `lookup_path`, which is not always what a library does.
-fn specified_lookup<'t, S: AsRef<[u8]>>(path: &[Vec<u8>], tree: &'t HashTreeNode<S>) -> LookupResult<'t> {
+fn specified_lookup<'t, S: AsRef<[u8]>>(
+    path: &[Vec<u8>],
+    tree: &'t HashTreeNode<S>,
+) -> LookupResult<'t> {
     let Some((label, rest)) = path.split_first() else {
         return match tree {
             HashTreeNode::Empty() => LookupResult::Absent,
@@ -183,11 +191,13 @@ fn truth<'r>(reference: &'r Reference, path: &[Vec<u8>]) -> LookupResult<'r> {
             (Some(Content::One(_)), _) => LookupResult::Absent,
             (Some(Content::Some(children)), []) if children.is_empty() => LookupResult::Absent,
             (Some(Content::Some(_)), []) => LookupResult::Error,
-            (Some(Content::Some(children)), [label, rest @ ..]) => match (children.get(label), rest) {
-                (None, _) => LookupResult::Absent,
-                (Some(value), []) => found(value),
-                (Some(_), _) => LookupResult::Absent,
-            },
+            (Some(Content::Some(children)), [label, rest @ ..]) => {
+                match (children.get(label), rest) {
+                    (None, _) => LookupResult::Absent,
+                    (Some(value), []) => found(value),
+                    (Some(_), _) => LookupResult::Absent,
+                }
+            }
         },
     }
 }
@@ -352,7 +362,8 @@ proptest! {
 
 #[test]
 fn the_specifications_example_hashes_as_it_says() {
-    // The one tree whose root the specification prints hangs together differently, so its nodes are hashed by hand.
+    // The one tree whose root the specification prints hangs together differently, so its nodes are
+    // hashed by hand.
     let labeled = |label: &str, below: Digest| labeled_digest(label.as_bytes(), &below);
     let a = fork_digest(
         &fork_digest(&labeled("x", leaf_digest(b"hello")), &empty_digest()),
@@ -362,8 +373,9 @@ fn the_specifications_example_hashes_as_it_says() {
     let right = fork_digest(&labeled("c", empty_digest()), &labeled("d", leaf_digest(b"morning")));
     let root = fork_digest(&left, &right);
     let expected = [
-        0xeb, 0x5c, 0x5b, 0x21, 0x95, 0xe6, 0x2d, 0x99, 0x6b, 0x84, 0xc9, 0xbc, 0xc8, 0x25, 0x9d, 0x19, 0xa8,
-        0x37, 0x86, 0xa2, 0xf5, 0x9e, 0x08, 0x78, 0xce, 0xc8, 0x4c, 0x81, 0x1f, 0x66, 0x9a, 0xa0,
+        0xeb, 0x5c, 0x5b, 0x21, 0x95, 0xe6, 0x2d, 0x99, 0x6b, 0x84, 0xc9, 0xbc, 0xc8, 0x25, 0x9d,
+        0x19, 0xa8, 0x37, 0x86, 0xa2, 0xf5, 0x9e, 0x08, 0x78, 0xce, 0xc8, 0x4c, 0x81, 0x1f, 0x66,
+        0x9a, 0xa0,
     ];
     assert_eq!(root, expected);
 }
@@ -380,7 +392,8 @@ fn a_witness_takes_a_hash_per_doubling_for_each_path() {
         paths.iter().for_each(|path| selection.add(path));
         serde_cbor::to_vec(&witness(map.subtree(), &selection)).unwrap().len()
     };
-    // Per path: its fork levels (about 14, a few more where labels cluster), each a hash of 34 bytes and 1 of fork.
+    // Per path: its fork levels (about 14, a few more where labels cluster), each a hash of 34
+    // bytes and 1 of fork.
     let present = bytes_for(vec![vec![label_of(5)]]);
     assert!(present < 24 * 38, "{present}");
     let absent = bytes_for(vec![vec![label_of(1 << 20)]]);
@@ -395,7 +408,9 @@ fn snapshots_share_what_did_not_change() {
         (0..1000u32).map(|number| value(&number.to_be_bytes(), &Content::One(vec![1]))).collect();
     map.seal();
     let snapshot = map.clone();
-    map.update(&5u32.to_be_bytes(), |slot| *slot = value(&5u32.to_be_bytes(), &Content::One(vec![2])));
+    map.update(&5u32.to_be_bytes(), |slot| {
+        *slot = value(&5u32.to_be_bytes(), &Content::One(vec![2]))
+    });
     map.seal();
     let (then, now): (BTreeSet<_>, BTreeSet<_>) = (
         snapshot.iter().map(|value| Arc::as_ptr(&value.0)).collect(),

@@ -55,7 +55,8 @@ impl<'p> Selection<'p> {
 /// The part of `tree` that `selection` asks for; the rest are hashes.
 pub fn witness<'a>(tree: Subtree<'a>, selection: &Selection<'_>) -> Witness<'a> {
     match tree {
-        // A path that goes on below a value is absent, and only the value itself shows that nothing hangs there.
+        // A path that goes on below a value is absent, and only the value itself shows that nothing
+        // hangs there.
         Subtree::Leaf(value) => hash_tree::leaf(value),
         Subtree::Shared(part) => witness(part.subtree(), selection),
         Subtree::Known(_, part) => witness(*part, selection),
@@ -73,7 +74,8 @@ struct Child<'a> {
 enum Part<'a> {
     /// With the label.
     Shown(Witness<'a>),
-    /// Hash with the label. Only what is hidden is hashed: a witness that shows a large reply does not hash it.
+    /// Hash with the label. Only what is hidden is hashed: a witness that shows a large reply does
+    /// not hash it.
     Hidden(Digest),
 }
 
@@ -103,8 +105,12 @@ fn node<'a>(children: Vec<(Cow<'a, [u8]>, Subtree<'a>)>, selection: &Selection<'
         .map(|((label, tree), shown)| {
             let part = match shown {
                 None => Part::Hidden(labeled_digest(&label, &tree.digest())),
-                Some(None) => Part::Shown(hash_tree::label(label.clone(), hash_tree::pruned(tree.digest()))),
-                Some(Some(below)) => Part::Shown(hash_tree::label(label.clone(), witness(tree, below))),
+                Some(None) => {
+                    Part::Shown(hash_tree::label(label.clone(), hash_tree::pruned(tree.digest())))
+                }
+                Some(Some(below)) => {
+                    Part::Shown(hash_tree::label(label.clone(), witness(tree, below)))
+                }
             };
             Child { label, part }
         })

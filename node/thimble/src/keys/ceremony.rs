@@ -1,6 +1,8 @@
-//! A node's own steps in the ceremony: making its keys and its record, finding itself in a plan, taking its share out of a genesis.
+//! A node's own steps in the ceremony: making its keys and its record, finding itself in a plan,
+//! taking its share out of a genesis.
 //!
-//! Every step may be repeated, and may be cut off at any point and then repeated. What decides that a node belongs to a subnet is `subnet.json`, which is written last.
+//! Every step may be repeated, and may be cut off at any point and then repeated. What decides that
+//! a node belongs to a subnet is `subnet.json`, which is written last.
 
 use std::{fs, path::Path};
 
@@ -9,7 +11,9 @@ use budget::{MIB, Pool};
 use ed25519_dalek::SigningKey;
 use genesis::{GENESIS_EPOCH, NodeRecord, Plan, RECORD_BYTES_MAX, Summary, Verified};
 use ic_principal::Principal;
-use nidkg::{EncryptionSecretKey, Engine, EngineConfig, Epoch, NodeIndex, SecretShare, generate_key_pair};
+use nidkg::{
+    EncryptionSecretKey, Engine, EngineConfig, Epoch, NodeIndex, SecretShare, generate_key_pair,
+};
 use rand::rngs::OsRng;
 
 use super::{
@@ -23,17 +27,20 @@ use super::{
 /// What tables may take in a command: those of 40 receivers. With less room the work is slower.
 const TABLE_BYTES_MAX: u64 = 4 * MIB;
 
-/// Where a command does the heavy work of key generation: on half of the cores, behind everybody else.
+/// Where a command does the heavy work of key generation: on half of the cores, behind everybody
+/// else.
 pub(crate) fn engine() -> Result<Engine> {
     let tables = Pool::standalone(limits::pool::NIDKG_TABLES, TABLE_BYTES_MAX);
     Ok(Engine::new(EngineConfig { tables, ..EngineConfig::for_this_machine() })?)
 }
 
-/// The keys of a node of the ceremony, and its record with this address. Makes what is not there; what is there stays.
+/// The keys of a node of the ceremony, and its record with this address. Makes what is not there;
+/// what is there stays.
 pub(crate) fn keygen(data: &Path, address: &str) -> Result<NodeRecord> {
     // Before anything is made.
     genesis::check_address(address)?;
-    fs::create_dir_all(data).with_context(|| format!("making the data folder {}", data.display()))?;
+    fs::create_dir_all(data)
+        .with_context(|| format!("making the data folder {}", data.display()))?;
     let folder = data.join("keys");
     if let Some(record) = kept_record(&folder)?
         && record.address() == address
@@ -53,8 +60,11 @@ pub(crate) fn keygen(data: &Path, address: &str) -> Result<NodeRecord> {
         let record = NodeRecord::new(&node_key(data)?, *record.encryption_key(), address)?;
         files::write(&folder.join(RECORD), record.to_json().as_bytes(), Readers::All)?;
     } else {
-        // A member that lost its encryption key makes another here, for a record that the members exchange.
-        if let Some(subnet) = Subnet::read(&folder.join(SUBNET))?.filter(|subnet| subnet.origin.is_none()) {
+        // A member that lost its encryption key makes another here, for a record that the members
+        // exchange.
+        if let Some(subnet) =
+            Subnet::read(&folder.join(SUBNET))?.filter(|subnet| subnet.origin.is_none())
+        {
             bail!(
                 "the data folder {} belongs to the subnet {}: a node of another subnet needs a data folder of its own",
                 data.display(),
@@ -90,7 +100,8 @@ fn read_record(folder: &Path) -> Result<Option<NodeRecord>> {
 fn kept_record(folder: &Path) -> Result<Option<NodeRecord>> {
     let path = folder.join(RECORD);
     let Some(record) = read_record(folder)? else { return Ok(None) };
-    let node = read_node_key(folder)?.with_context(|| format!("{NODE_KEY} is missing beside {RECORD}"))?;
+    let node =
+        read_node_key(folder)?.with_context(|| format!("{NODE_KEY} is missing beside {RECORD}"))?;
     ensure!(
         *record.node_key() == node.verifying_key(),
         "{} is not the record of {NODE_KEY} beside it: files of two nodes were mixed",
@@ -137,17 +148,22 @@ fn refuse_state_without_keys(data: &Path) -> Result<()> {
 pub(crate) fn node_key(data: &Path) -> Result<SigningKey> {
     let folder = data.join("keys");
     read_node_key(&folder)?.with_context(|| {
-        format!("{} is missing: make this node's keys with `thimble keygen`", folder.join(NODE_KEY).display())
+        format!(
+            "{} is missing: make this node's keys with `thimble keygen`",
+            folder.join(NODE_KEY).display()
+        )
     })
 }
 
-/// The node key of this data folder, whose record must stand in the plan as it was made here: else the node would deal for others and never get its share.
+/// The node key of this data folder, whose record must stand in the plan as it was made here: else
+/// the node would deal for others and never get its share.
 pub(crate) fn node_of_plan(data: &Path, plan: &Plan) -> Result<SigningKey> {
     let node = node_key(data)?;
     let own = &plan.nodes()[plan.index_of(&node.verifying_key())?.0 as usize];
     let folder = data.join("keys");
-    let record = kept_record(&folder)?
-        .with_context(|| format!("{} is missing: run `thimble keygen`", folder.join(RECORD).display()))?;
+    let record = kept_record(&folder)?.with_context(|| {
+        format!("{} is missing: run `thimble keygen`", folder.join(RECORD).display())
+    })?;
     ensure!(
         own.encryption_key() == record.encryption_key(),
         "the plan has another encryption key for this node than {}: it was made of an older record, or of somebody else's",
@@ -172,7 +188,8 @@ pub(crate) struct Joined {
     pub(crate) before: bool,
 }
 
-/// Makes the data folder one of the subnet of this genesis. A node of its plan takes its share out of it; another one gets to know the subnet, and takes part once the members admit it.
+/// Makes the data folder one of the subnet of this genesis. A node of its plan takes its share out
+/// of it; another one gets to know the subnet, and takes part once the members admit it.
 pub(crate) fn join(data: &Path, genesis: &Verified, engine: &Engine) -> Result<Joined> {
     let folder = data.join("keys");
     let origin = Origin { hash: *genesis.hash(), time_seconds: genesis.plan().time_seconds() };
@@ -229,7 +246,10 @@ fn take_share(data: &Path, genesis: &Verified, engine: &Engine, index: NodeIndex
     let folder = data.join("keys");
     let mut key = read_encryption_key(&folder)?.with_context(|| lost_encryption_key(&folder))?;
     key.check(genesis.plan().nodes()[index.0 as usize].encryption_key()).with_context(|| {
-        format!("{} is not the key that the genesis has for this node", folder.join(ENCRYPTION_KEY).display())
+        format!(
+            "{} is not the key that the genesis has for this node",
+            folder.join(ENCRYPTION_KEY).display()
+        )
     })?;
     // A share that is there fits or is left over from a ceremony that came to nothing.
     match read_share(&folder, index)?.filter(|share| is_share(genesis, index, share)) {
@@ -238,7 +258,8 @@ fn take_share(data: &Path, genesis: &Verified, engine: &Engine, index: NodeIndex
         None if shares::moved_on(&folder) => {}
         None => {
             refuse_state_without_keys(data)?;
-            let share = genesis.open_share(engine, index, &key).context("opening this node's share")?;
+            let share =
+                genesis.open_share(engine, index, &key).context("opening this node's share")?;
             write_share(&folder, &share)?;
         }
     }
@@ -249,7 +270,8 @@ fn is_share(genesis: &Verified, index: NodeIndex, share: &SecretShare) -> bool {
     genesis.committee().shares.get(index.0 as usize) == Some(&share.public_key())
 }
 
-/// Whoever steals the key later opens nothing of this ceremony with it: the dealings are public for ever.
+/// Whoever steals the key later opens nothing of this ceremony with it: the dealings are public for
+/// ever.
 fn move_past_genesis(folder: &Path, key: &mut EncryptionSecretKey) -> Result<()> {
     let next = Epoch(GENESIS_EPOCH.0 + 1);
     if key.epoch() >= next {
@@ -299,8 +321,9 @@ pub(super) mod tests {
         let folder = tempfile::tempdir().unwrap();
         let data = ["a", "b"].map(|name| folder.path().join(name));
         let records = data.iter().enumerate();
-        let records =
-            records.map(|(index, data)| keygen(data, &format!("h:{}", index + 1)).unwrap()).collect();
+        let records = records
+            .map(|(index, data)| keygen(data, &format!("h:{}", index + 1)).unwrap())
+            .collect();
         let engine = engine().unwrap();
         let plan = Plan::new(records, 9).unwrap();
         let deal = |data: &PathBuf| {
@@ -434,7 +457,10 @@ pub(super) mod tests {
         assert_eq!(join(data, &second.genesis, &second.engine).unwrap().place, None);
         let joined = join(data, &first.genesis, &first.engine).unwrap();
         assert!(joined.place.is_some() && !joined.before);
-        assert_eq!(read_summary(&data.join("keys")).unwrap().subnet_id(), first.genesis.subnet_id());
+        assert_eq!(
+            read_summary(&data.join("keys")).unwrap().subnet_id(),
+            first.genesis.subnet_id()
+        );
         let error = join(data, &second.genesis, &second.engine).err().unwrap().to_string();
         let names = [first.genesis.subnet_id(), second.genesis.subnet_id()].map(|id| id.to_text());
         assert!(names.iter().all(|name| error.contains(name)), "{error}");
@@ -442,13 +468,25 @@ pub(super) mod tests {
         // A subnet of one takes no part.
         let folder = tempfile::tempdir().unwrap();
         Keys::open_or_create(&folder.path().join("keys")).unwrap();
-        assert!(keygen(folder.path(), "h:1").err().unwrap().to_string().contains("belongs to the subnet"));
+        assert!(
+            keygen(folder.path(), "h:1")
+                .err()
+                .unwrap()
+                .to_string()
+                .contains("belongs to the subnet")
+        );
         let error = join(folder.path(), &first.genesis, &first.engine).err().unwrap().to_string();
         assert!(error.contains("belongs to the subnet"), "{error}");
         // And state without keys is not taken over.
         fs::remove_dir_all(folder.path().join("keys")).unwrap();
         fs::create_dir(folder.path().join("blocks")).unwrap();
-        assert!(keygen(folder.path(), "h:1").err().unwrap().to_string().contains("state of another subnet"));
+        assert!(
+            keygen(folder.path(), "h:1")
+                .err()
+                .unwrap()
+                .to_string()
+                .contains("state of another subnet")
+        );
     }
 
     #[test]
@@ -466,7 +504,11 @@ pub(super) mod tests {
         assert!(keys.share.is_none());
         assert_eq!((keys.subnet_id(), keys.members.len()), (genesis.subnet_id(), 2));
         assert_eq!(keys.node_id(), record.node_id());
-        assert_eq!(read_encryption_key(&folder).unwrap().unwrap().epoch(), GENESIS_EPOCH, "it waits");
+        assert_eq!(
+            read_encryption_key(&folder).unwrap().unwrap().epoch(),
+            GENESIS_EPOCH,
+            "it waits"
+        );
 
         // A summary that was lost is asked for, and comes back; a newer one stays.
         for name in ["summary", "genesis-summary"] {
@@ -480,7 +522,10 @@ pub(super) mod tests {
         newer.close_epoch();
         write_summary(&folder, &newer).unwrap();
         join(&data, genesis, engine).unwrap();
-        assert_eq!((read_summary(&folder).unwrap().epoch(), keys.genesis_summary().unwrap().epoch()), (1, 0));
+        assert_eq!(
+            (read_summary(&folder).unwrap().epoch(), keys.genesis_summary().unwrap().epoch()),
+            (1, 0)
+        );
         fs::write(folder.join("summary"), "no summary").unwrap();
         assert!(format!("{:#}", read_summary(&folder).err().unwrap()).contains("the version is"));
 

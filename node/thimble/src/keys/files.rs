@@ -1,4 +1,5 @@
-//! Files of keys and of the ceremony on disk: written whole or not at all, read only up to a size, secrets for their owner's eyes and wiped after use.
+//! Files of keys and of the ceremony on disk: written whole or not at all, read only up to a size,
+//! secrets for their owner's eyes and wiped after use.
 
 use std::{
     fs,
@@ -33,7 +34,8 @@ pub(crate) fn create_folder(folder: &Path, fill: impl FnOnce(&Path) -> Result<()
     sync_folder_of(folder)
 }
 
-/// Writes a file under another name, syncs it, and gives it its name: whoever reads it sees the old one or the new one.
+/// Writes a file under another name, syncs it, and gives it its name: whoever reads it sees the old
+/// one or the new one.
 ///
 /// What is no file (a terminal, a pipe) is written as it is.
 pub(crate) fn write(path: &Path, bytes: &[u8], readers: Readers) -> Result<()> {
@@ -62,13 +64,15 @@ fn write_on(disk: &dyn Disk, path: &Path, bytes: &[u8], readers: Readers) -> Res
     done().with_context(|| format!("writing {}", path.display()))
 }
 
-/// Writes a secret in the place of an older one, and overwrites the older one on the medium, as far as the medium lets.
+/// Writes a secret in the place of an older one, and overwrites the older one on the medium, as far
+/// as the medium lets.
 pub(crate) fn replace_secret(path: &Path, bytes: &[u8]) -> Result<()> {
     replace_secret_on(&RealDisk, path, bytes)
 }
 
 fn replace_secret_on(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> Result<()> {
-    let old = disk.open(path, Open::Write).with_context(|| format!("opening {}", path.display()))?;
+    let old =
+        disk.open(path, Open::Write).with_context(|| format!("opening {}", path.display()))?;
     write_on(disk, path, bytes, Readers::Owner)?;
     overwrite(old.as_ref()).with_context(|| format!("erasing what {} was before", path.display()))
 }
@@ -118,10 +122,9 @@ pub(crate) fn read_secret(path: &Path, bytes_max: usize) -> Result<Option<Zeroiz
 /// A secret of exactly `N` bytes; none when there is no such file.
 pub(crate) fn read_secret_of<const N: usize>(path: &Path) -> Result<Option<Zeroizing<[u8; N]>>> {
     let Some(bytes) = read_secret(path, N)? else { return Ok(None) };
-    let array: [u8; N] = bytes
-        .as_slice()
-        .try_into()
-        .with_context(|| format!("{} has {} bytes and must have {N}", path.display(), bytes.len()))?;
+    let array: [u8; N] = bytes.as_slice().try_into().with_context(|| {
+        format!("{} has {} bytes and must have {N}", path.display(), bytes.len())
+    })?;
     Ok(Some(Zeroizing::new(array)))
 }
 
@@ -129,7 +132,11 @@ fn read_into(path: &Path, bytes_max: usize, mut bytes: Vec<u8>) -> Result<Vec<u8
     let read = fs::File::open(path)
         .and_then(|file| file.take(bytes_max as u64 + 1).read_to_end(&mut bytes))
         .with_context(|| format!("reading {}", path.display()))?;
-    ensure!(read <= bytes_max, "{} has more than {bytes_max} bytes, the most that are read", path.display());
+    ensure!(
+        read <= bytes_max,
+        "{} has more than {bytes_max} bytes, the most that are read",
+        path.display()
+    );
     Ok(bytes)
 }
 

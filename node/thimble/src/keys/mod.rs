@@ -10,9 +10,11 @@
 //! | `encryption.key` | what shares are encrypted to it with, and moves forward: nodes of a ceremony only |
 //! | `node.json` | the public record of this node: nodes of a ceremony only |
 //!
-//! A node without keys that is started makes a subnet of one and deals the key to itself. A node of several makes its keys before (`thimble keygen`) and gets its share in the
-//! ceremony (`thimble join`, `ceremony`); one that joins later has no share until the members admit it and the key is handed on to it. The folder is readable by its owner only, files are written whole or not at all (`files`), and
-//! bytes are wiped after use.
+//! A node without keys that is started makes a subnet of one and deals the key to itself. A node of
+//! several makes its keys before (`thimble keygen`) and gets its share in the ceremony (`thimble
+//! join`, `ceremony`); one that joins later has no share until the members admit it and the key is
+//! handed on to it. The folder is readable by its owner only, files are written whole or not at all
+//! (`files`), and bytes are wiped after use.
 
 mod ceremony;
 pub(crate) mod files;
@@ -53,11 +55,13 @@ const ENCRYPTION_KEY_BYTES_MAX: usize = 512 << 10;
 pub(crate) struct Keys {
     folder: PathBuf,
     pub(crate) node: SigningKey,
-    /// As it was dealt at first. None for a node that joined later, and none any more once the key was handed on twice: shares in use are those of [`Shares`].
+    /// As it was dealt at first. None for a node that joined later, and none any more once the key
+    /// was handed on twice: shares in use are those of [`Shares`].
     pub(crate) share: Option<SecretShare>,
     /// At the beginning.
     pub(crate) committee: Committee,
-    /// All nodes of the subnet at its beginning, by index. A subnet of one that dealt to itself has one without an address.
+    /// All nodes of the subnet at its beginning, by index. A subnet of one that dealt to itself
+    /// has one without an address.
     pub(crate) members: Vec<Member>,
     /// The ceremony the subnet came out of; none for a subnet of one that dealt to itself.
     pub(crate) origin: Option<Origin>,
@@ -85,13 +89,15 @@ pub(crate) struct Origin {
 }
 
 impl Keys {
-    /// Reads the keys in `folder`, or makes those of a subnet of one when the folder does not exist.
+    /// Reads the keys in `folder`, or makes those of a subnet of one when the folder does not
+    /// exist.
     pub(crate) fn open_or_create(folder: &Path) -> Result<Self> {
         if !folder.exists() {
             Self::create(folder)
                 .with_context(|| format!("making the node's keys in {}", folder.display()))?;
         }
-        Self::open(folder).with_context(|| format!("reading the node's keys in {}", folder.display()))
+        Self::open(folder)
+            .with_context(|| format!("reading the node's keys in {}", folder.display()))
     }
 
     fn create(folder: &Path) -> Result<()> {
@@ -114,8 +120,9 @@ impl Keys {
     }
 
     fn open(folder: &Path) -> Result<Self> {
-        let node = read_node_key(folder)?
-            .with_context(|| format!("{NODE_KEY} is missing: it cannot be made again, restore it"))?;
+        let node = read_node_key(folder)?.with_context(|| {
+            format!("{NODE_KEY} is missing: it cannot be made again, restore it")
+        })?;
         let Some(subnet) = Subnet::read(&folder.join(SUBNET))? else {
             bail!(
                 "this node has keys but belongs to no subnet yet: finish the ceremony with `thimble join`, or give a subnet of one a data folder of its own"
@@ -131,7 +138,12 @@ impl Keys {
             Some(_) => subnet.members,
             None => {
                 let node_id = genesis::node_id(&own_key);
-                let own = Member { index: 0, node_id, node_key: own_key.to_bytes(), address: String::new() };
+                let own = Member {
+                    index: 0,
+                    node_id,
+                    node_key: own_key.to_bytes(),
+                    address: String::new(),
+                };
                 vec![own]
             }
         };
@@ -160,7 +172,8 @@ impl Keys {
         })
     }
 
-    /// Who held the key when the subnet began: what a node without state starts from. Subnets of a ceremony only.
+    /// Who held the key when the subnet began: what a node without state starts from. Subnets of a
+    /// ceremony only.
     pub(crate) fn genesis_summary(&self) -> Result<Summary> {
         summary::read_genesis(&self.folder)
     }
@@ -221,18 +234,23 @@ fn first_share(folder: &Path, subnet: &Subnet, index: NodeIndex) -> Result<Optio
     Ok(Some(share))
 }
 
-/// Whether the node's key is the one that the public files beside it were made for. Their ids carry checksums, so it is the key that is not what it was: any 32
-/// bytes are some key, and a node that went on with another would compute other states and find its roots wrong.
+/// Whether the node's key is the one that the public files beside it were made for. Their ids carry
+/// checksums, so it is the key that is not what it was: any 32 bytes are some key, and a node that
+/// went on with another would compute other states and find its roots wrong.
 fn check_node_key(folder: &Path, key: &VerifyingKey, subnet: &Subnet) -> Result<()> {
     let own = genesis::node_id(key);
     let place = subnet.node_index.filter(|_| subnet.origin.is_some());
     let stated = match (place, subnet.node_id) {
-        (Some(index), _) => subnet.members.get(index.0 as usize).map(|member| (SUBNET, member.node_id)),
+        (Some(index), _) => {
+            subnet.members.get(index.0 as usize).map(|member| (SUBNET, member.node_id))
+        }
         (None, Some(node_id)) => Some((SUBNET, node_id)),
         // One that joined later is in no list, and one of earlier versions left no word of its key.
         (None, None) => recorded_node(folder)?.map(|node_id| (RECORD, node_id)),
     };
-    let Some((file, node_id)) = stated.filter(|(_, node_id)| *node_id != own) else { return Ok(()) };
+    let Some((file, node_id)) = stated.filter(|(_, node_id)| *node_id != own) else {
+        return Ok(());
+    };
     bail!(
         "{} is damaged or another node's: it is the key of node {own}, and {file} beside it was made for node {node_id}; restore {NODE_KEY} from a copy",
         folder.join(NODE_KEY).display()
@@ -255,13 +273,17 @@ fn write_share(folder: &Path, share: &SecretShare) -> Result<()> {
 fn read_share(folder: &Path, index: NodeIndex) -> Result<Option<SecretShare>> {
     let path = folder.join(SHARE_KEY);
     let Some(bytes) = files::read_secret_of(&path)? else { return Ok(None) };
-    SecretShare::from_bytes(index, &bytes).with_context(|| format!("in {}", path.display())).map(Some)
+    SecretShare::from_bytes(index, &bytes)
+        .with_context(|| format!("in {}", path.display()))
+        .map(Some)
 }
 
 fn read_encryption_key(folder: &Path) -> Result<Option<EncryptionSecretKey>> {
     let path = folder.join(ENCRYPTION_KEY);
     let Some(bytes) = files::read_secret(&path, ENCRYPTION_KEY_BYTES_MAX)? else { return Ok(None) };
-    EncryptionSecretKey::from_bytes(&bytes).with_context(|| format!("in {}", path.display())).map(Some)
+    EncryptionSecretKey::from_bytes(&bytes)
+        .with_context(|| format!("in {}", path.display()))
+        .map(Some)
 }
 
 #[cfg(test)]
@@ -296,7 +318,8 @@ mod tests {
         assert!(keys.origin.is_none());
         // As earlier versions wrote it.
         let file = path.join("subnet.json");
-        let mut subnet: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        let mut subnet: serde_json::Value =
+            serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
         for later in ["version", "node_id"] {
             subnet.as_object_mut().unwrap().remove(later).unwrap();
         }
@@ -340,7 +363,8 @@ mod tests {
         let file = path.join("subnet.json");
         let subnet = fs::read_to_string(&file).unwrap();
         let id = keys.node_id().to_text();
-        let changed = if id.starts_with('a') { id.replacen('a', "b", 1) } else { format!("a{}", &id[1..]) };
+        let changed =
+            if id.starts_with('a') { id.replacen('a', "b", 1) } else { format!("a{}", &id[1..]) };
         fs::write(&file, subnet.replace(&id, &changed)).unwrap();
         refused(&["subnet.json", "node_id is no id"]);
         fs::write(&file, &subnet).unwrap();

@@ -1,16 +1,20 @@
-//! This node's shares of the subnet's key, one for each time the key was handed on: `subnet-share.key` is that of the ceremony, `shares/<key epoch>` are those after it.
+//! This node's shares of the subnet's key, one for each time the key was handed on:
+//! `subnet-share.key` is that of the ceremony, `shares/<key epoch>` are those after it.
 //!
-//! A share is opened out of the transcript once, with the encryption key, which then moves past the epoch: whoever steals the folder later opens nothing of the past with it. In this order, each step durable before
-//! the next:
+//! A share is opened out of the transcript once, with the encryption key, which then moves past the
+//! epoch: whoever steals the folder later opens nothing of the past with it. In this order, each
+//! step durable before the next:
 //!
 //! 1. the share is written;
 //! 2. the encryption key moves past its epoch, and what it was is overwritten;
 //! 3. shares that are older than the one before are overwritten and removed.
 //!
-//! Cut off anywhere and asked again, it goes on where it was: until the first step is done the encryption key opens the share once more, from then on the share is there. The share before the newest stays, because
-//! a node that starts again may begin in the epoch before.
+//! Cut off anywhere and asked again, it goes on where it was: until the first step is done the
+//! encryption key opens the share once more, from then on the share is there. The share before the
+//! newest stays, because a node that starts again may begin in the epoch before.
 //!
-//! The point of removing them is that shares of one epoch are worth nothing among those of another: who wants the key must steal enough of them between two handings on.
+//! The point of removing them is that shares of one epoch are worth nothing among those of another:
+//! who wants the key must steal enough of them between two handings on.
 
 use std::{
     fs,
@@ -50,12 +54,14 @@ enum Step {
 }
 
 impl Shares {
-    /// The shares in `folder`. A share is opened on threads of `arithmetic`, which live for as long as that takes.
+    /// The shares in `folder`. A share is opened on threads of `arithmetic`, which live for as long
+    /// as that takes.
     pub(crate) fn new(folder: &Path, arithmetic: EngineConfig) -> Self {
         Self { folder: folder.to_owned(), arithmetic, turn: Mutex::new(()) }
     }
 
-    /// This node's share of the committee that `summary` names, durable; none if the node is not a member. See the module for what else it does.
+    /// This node's share of the committee that `summary` names, durable; none if the node is not a
+    /// member. See the module for what else it does.
     pub(crate) fn share(&self, summary: &Summary) -> Result<Option<SecretShare>> {
         self.share_in_steps(summary, &mut |_| Ok(()))
     }
@@ -66,8 +72,9 @@ impl Shares {
         done: &mut dyn FnMut(Step) -> Result<()>,
     ) -> Result<Option<SecretShare>> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let node = read_node_key(&self.folder)?
-            .with_context(|| format!("{} is missing: restore it", self.folder.join(NODE_KEY).display()))?;
+        let node = read_node_key(&self.folder)?.with_context(|| {
+            format!("{} is missing: restore it", self.folder.join(NODE_KEY).display())
+        })?;
         let share = match summary.place_of(&node.verifying_key().to_bytes()) {
             None => None,
             Some(place) => {
@@ -108,8 +115,8 @@ impl Shares {
     fn kept(&self, summary: &Summary, place: NodeIndex) -> Result<Option<SecretShare>> {
         let path = self.path(summary.key_epoch());
         let Some(bytes) = files::read_secret_of(&path)? else { return Ok(None) };
-        let share =
-            SecretShare::from_bytes(place, &bytes).with_context(|| format!("in {}", path.display()))?;
+        let share = SecretShare::from_bytes(place, &bytes)
+            .with_context(|| format!("in {}", path.display()))?;
         ensure!(
             summary.committee().shares[place.0 as usize] == share.public_key(),
             "{} is not this node's share of key epoch {}: files of two nodes were mixed, or it was damaged; restore it",
@@ -260,7 +267,8 @@ mod tests {
         fn hand_on(&mut self, folders: &[PathBuf]) {
             for folder in folders {
                 let share = shares(folder).share(&self.summary).unwrap().unwrap();
-                let payload = self.summary.deal(&self.stage.engine, share.index, &share, &mut OsRng).unwrap();
+                let payload =
+                    self.summary.deal(&self.stage.engine, share.index, &share, &mut OsRng).unwrap();
                 assert!(self.summary.apply(&self.stage.engine, share.index, &payload, &mut OsRng));
             }
             self.summary.close_epoch();
@@ -275,9 +283,11 @@ mod tests {
         Shares::new(folder, EngineConfig::for_this_machine())
     }
 
-    /// Names of the shares that are there, `first` for that of the ceremony, and the epoch of the encryption key.
+    /// Names of the shares that are there, `first` for that of the ceremony, and the epoch of the
+    /// encryption key.
     fn found(folder: &Path) -> (Vec<String>, u32) {
-        let mut names: Vec<_> = epochs(folder).unwrap().iter().map(|epoch| epoch.0.to_string()).collect();
+        let mut names: Vec<_> =
+            epochs(folder).unwrap().iter().map(|epoch| epoch.0.to_string()).collect();
         if folder.join(SHARE_KEY).exists() {
             names.insert(0, "first".to_owned());
         }
@@ -318,7 +328,8 @@ mod tests {
             let keys = Keys::open_or_create(&folders[0]).unwrap();
             assert_eq!(keys.share.is_some(), subnet.summary.epoch() == 1);
         }
-        let mode = |path: &str| fs::metadata(folders[0].join(path)).unwrap().permissions().mode() & 0o777;
+        let mode =
+            |path: &str| fs::metadata(folders[0].join(path)).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode("shares"), mode("shares/3")), (0o700, 0o600));
         // The epoch before can be begun again; what is older is gone.
         assert!(share(&summaries[2]).unwrap().is_some());
@@ -355,8 +366,9 @@ mod tests {
         let folders = subnet.both();
         subnet.hand_on(&folders);
         subnet.hand_on(&folders);
-        let own =
-            subnet.summary.place_of(&node_key(&subnet.stage.data[0]).unwrap().verifying_key().to_bytes());
+        let own = subnet
+            .summary
+            .place_of(&node_key(&subnet.stage.data[0]).unwrap().verifying_key().to_bytes());
         let public = subnet.summary.committee().shares[own.unwrap().0 as usize];
         for step in [Step::Written, Step::Moved, Step::Removed] {
             let scratch = tempfile::tempdir().unwrap();
@@ -429,7 +441,8 @@ mod tests {
 
         let gone = node_key(&subnet.stage.data[0]).unwrap().verifying_key();
         let remove = vec![genesis::node_id(&gone)];
-        let mut change = MembershipChange::new(subnet.summary.public_key(), 0, vec![record], remove).unwrap();
+        let mut change =
+            MembershipChange::new(subnet.summary.public_key(), 0, vec![record], remove).unwrap();
         subnet.stage.data.iter().for_each(|data| change.sign(&node_key(data).unwrap()).unwrap());
         let payload = Summary::change(&change);
         assert!(subnet.summary.apply(&subnet.stage.engine, NodeIndex(0), &payload, &mut OsRng));

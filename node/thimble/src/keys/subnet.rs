@@ -1,6 +1,8 @@
-//! `subnet.json`: what is public of the subnet a node belongs to, beside its secrets, so that a person can read it.
+//! `subnet.json`: what is public of the subnet a node belongs to, beside its secrets, so that a
+//! person can read it.
 //!
-//! Version 1 is a subnet of one, dealt by itself; it may lack its version. Version 2 came out of a ceremony and has members, coefficients and genesis.
+//! Version 1 is a subnet of one, dealt by itself; it may lack its version. Version 2 came out of a
+//! ceremony and has members, coefficients and genesis.
 
 use std::path::Path;
 
@@ -33,7 +35,8 @@ struct File {
     /// This node's place; none for one that joined later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     node_index: Option<u32>,
-    /// Whose file it is, in a subnet of one: the hash of its key, as text that has a checksum. Files of earlier versions lack it.
+    /// Whose file it is, in a subnet of one: the hash of its key, as text that has a checksum.
+    /// Files of earlier versions lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     node_id: Option<String>,
     /// By index.
@@ -66,7 +69,8 @@ pub(crate) struct Subnet {
     pub(crate) committee: Committee,
     /// None for a node that joined later.
     pub(crate) node_index: Option<NodeIndex>,
-    /// Whose file it is, in a subnet of one; where it is not known, the key beside it cannot be checked.
+    /// Whose file it is, in a subnet of one; where it is not known, the key beside it cannot be
+    /// checked.
     pub(crate) node_id: Option<Principal>,
     /// By index; none in the file of a subnet of one.
     pub(crate) members: Vec<Member>,
@@ -153,7 +157,11 @@ impl TryFrom<File> for Subnet {
                 None
             }
             (2, Some(hash), Some(time_seconds)) => {
-                ensure!(file.members.len() == count, "{} members with {count} shares", file.members.len());
+                ensure!(
+                    file.members.len() == count,
+                    "{} members with {count} shares",
+                    file.members.len()
+                );
                 Some(Origin { hash: bytes("the genesis hash", &hash)?, time_seconds })
             }
             (1 | 2, ..) => bail!("the genesis hash and time belong to version 2, and both of them"),
@@ -161,8 +169,11 @@ impl TryFrom<File> for Subnet {
         };
         let members = file.members.into_iter().enumerate();
         let members = members.map(|(place, entry)| member(place, entry)).collect::<Result<_>>()?;
-        let coefficients =
-            file.coefficients.iter().map(|text| bytes("a coefficient", text)).collect::<Result<Vec<_>>>()?;
+        let coefficients = file
+            .coefficients
+            .iter()
+            .map(|text| bytes("a coefficient", text))
+            .collect::<Result<Vec<_>>>()?;
         if origin.is_some() {
             ensure!(
                 committee.coefficients()? == coefficients,
@@ -193,6 +204,7 @@ fn member(place: usize, entry: MemberEntry) -> Result<Member> {
         "member {place} has the node key of {node_id}, not of {}",
         entry.node_id
     );
-    genesis::check_address(&entry.address).with_context(|| format!("the address of member {place}"))?;
+    genesis::check_address(&entry.address)
+        .with_context(|| format!("the address of member {place}"))?;
     Ok(Member { index: entry.index, node_id, node_key, address: entry.address })
 }

@@ -1,7 +1,10 @@
-//! The key summary on disk: who holds the subnet's key, for a node that starts and for the commands of its operator.
+//! The key summary on disk: who holds the subnet's key, for a node that starts and for the commands
+//! of its operator.
 //!
-//! Two files, because two are asked for. `genesis-summary` is how the ceremony left the key, and never changes: a node that has no state yet begins with it. `summary` is the newest that the node wrote down, at
-//! the ends of epochs: what `thimble members` goes by while nobody can be asked. What decides which shares a node signs with is neither, but the state.
+//! Two files, because two are asked for. `genesis-summary` is how the ceremony left the key, and
+//! never changes: a node that has no state yet begins with it. `summary` is the newest that the
+//! node wrote down, at the ends of epochs: what `thimble members` goes by while nobody can be
+//! asked. What decides which shares a node signs with is neither, but the state.
 
 use std::path::Path;
 
@@ -23,7 +26,8 @@ pub(crate) fn read_summary(folder: &Path) -> Result<Summary> {
     read(&folder.join(NEWEST))
 }
 
-/// What joining leaves: the first summary, and the newest unless a newer one of this subnet is there.
+/// What joining leaves: the first summary, and the newest unless a newer one of this subnet is
+/// there.
 pub(super) fn write_genesis(folder: &Path, summary: &Summary) -> Result<()> {
     if !read_summary(folder).is_ok_and(|there| there.public_key() == summary.public_key()) {
         write_summary(folder, summary)?;

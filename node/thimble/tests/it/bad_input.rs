@@ -22,9 +22,13 @@ async fn malformed_and_misaddressed_requests_are_refused_with_a_reason() {
     let url = format!("{}/api/v4/canister/{counter}/call", node.url);
     let good = || agent.update(&counter, "inc").with_arg(vec![]).sign().unwrap().signed_update;
 
-    for body in
-        [vec![], b"not cbor".to_vec(), vec![0x9f; 100_000], vec![0xd9, 0xd9, 0xf7], good()[..40].to_vec()]
-    {
+    for body in [
+        vec![],
+        b"not cbor".to_vec(),
+        vec![0x9f; 100_000],
+        vec![0xd9, 0xd9, 0xf7],
+        good()[..40].to_vec(),
+    ] {
         let (code, text) = post(url.clone(), body).await;
         assert_eq!(code, 400, "{}", String::from_utf8_lossy(&text));
         assert!(!text.is_empty());
@@ -43,7 +47,10 @@ async fn malformed_and_misaddressed_requests_are_refused_with_a_reason() {
     let (code, text) = post(url.clone(), vec![0; 6 << 20]).await;
     assert_eq!(code, 413);
     let text = String::from_utf8_lossy(&text).into_owned();
-    assert!(text.contains("body_bytes") || text.contains("MiB") || text.contains("4194304"), "{text}");
+    assert!(
+        text.contains("body_bytes") || text.contains("MiB") || text.contains("4194304"),
+        "{text}"
+    );
     // Wrong signature: flip a bit in the last bytes, where the signature is.
     let mut forged = good();
     let end = forged.len() - 5;
@@ -128,14 +135,18 @@ async fn modules_that_are_no_canisters_are_refused_with_the_limit() {
         ("gzip bomb", gzip_bomb(), &packed),
     ];
     for (name, module, expected) in cases {
-        let error = install(&agent, canister, CanisterInstallMode::Install, module, Encode!().unwrap()).await;
+        let error =
+            install(&agent, canister, CanisterInstallMode::Install, module, Encode!().unwrap())
+                .await;
         let (code, text, _) = rejected(error.expect_err(name));
-        let expected =
-            format!("Error from Canister {canister}: Canister's Wasm module is not valid: {expected}");
+        let expected = format!(
+            "Error from Canister {canister}: Canister's Wasm module is not valid: {expected}"
+        );
         assert_eq!((code, text), (5, expected), "{name}");
     }
     let traps = wat::parse_str("(module (func $s unreachable) (start $s))").unwrap();
-    let error = install(&agent, canister, CanisterInstallMode::Install, traps, Encode!().unwrap()).await;
+    let error =
+        install(&agent, canister, CanisterInstallMode::Install, traps, Encode!().unwrap()).await;
     let (code, text, _) = rejected(error.expect_err("start traps"));
     let expected = format!("Error from Canister {canister}: Canister trapped: unreachable");
     assert_eq!((code, text), (5, expected));
@@ -159,7 +170,8 @@ async fn a_canister_that_grows_without_end_is_stopped_by_its_cap() {
     let agent = node.agent(1).await;
     let bench = deploy(&agent, "workbench.wasm").await;
     // 16 GiB of stable memory fit no subnet of this size: refused, not granted.
-    let reply = update(&agent, bench, "stable_grow", Encode!(&(16u64 << 30 >> 16)).unwrap()).await.unwrap();
+    let reply =
+        update(&agent, bench, "stable_grow", Encode!(&(16u64 << 30 >> 16)).unwrap()).await.unwrap();
     assert_eq!(Decode!(&reply, u64).unwrap(), u64::MAX);
     let error = update(&agent, bench, "grow_heap", Encode!(&8_000u64).unwrap()).await;
     if let Ok(reply) = &error {

@@ -1,4 +1,5 @@
-//! The budget as an operator meets it: what the node says of its memory, when it hands memory back, what it refuses when memory is short.
+//! The budget as an operator meets it: what the node says of its memory, when it hands memory back,
+//! what it refuses when memory is short.
 
 use std::time::Duration;
 
@@ -26,8 +27,9 @@ fn status(node: &Node, flags: &[&str]) -> String {
 /// Anonymous memory that no pool holds at rest, in all processes together.
 const UNACCOUNTED_AT_REST_BYTES_MAX: i64 = 8 << 20;
 
-/// Constants of the node's program that hold addresses, as the kernel counts them in this process: the loader
-/// writes them once in each, so they are anonymous. The node counts them in the pool `program`.
+/// Constants of the node's program that hold addresses, as the kernel counts them in this process:
+/// the loader writes them once in each, so they are anonymous. The node counts them in the pool
+/// `program`.
 fn relocated_bytes(pid: u64) -> u64 {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
     let (mut within, mut kib) = (false, 0);
@@ -80,13 +82,17 @@ async fn status_tells_what_the_node_holds() {
         let pool = pools.iter().find(|pool| pool["name"] == line["name"]);
         assert_eq!(pool.unwrap_or_else(|| panic!("{line}"))["cap_bytes"], line["bytes"]);
     }
-    let held =
-        |name: &str, figure: &str| number(&pools.iter().find(|pool| pool["name"] == name).unwrap()[figure]);
-    // What is counted of the program's constants is what the kernel counts, and the sheet has room for it.
+    let held = |name: &str, figure: &str| {
+        number(&pools.iter().find(|pool| pool["name"] == name).unwrap()[figure])
+    };
+    // What is counted of the program's constants is what the kernel counts, and the sheet has room
+    // for it.
     let program = held("program", "used_bytes");
     assert!(program.abs_diff(relocated) <= 64 << 10, "{program} bytes counted, {relocated} there");
     assert!(program <= held("program", "cap_bytes"), "{program}");
-    for name in ["executions", "request_bodies", "connections", "ingress_pool", "blocks", "ingress_history"] {
+    for name in
+        ["executions", "request_bodies", "connections", "ingress_pool", "blocks", "ingress_history"]
+    {
         assert!(held(name, "high_water_bytes") > 0, "nothing was ever counted in {name}");
     }
     assert_eq!(held("executions", "used_bytes"), 0);
@@ -113,7 +119,8 @@ async fn an_idle_node_hands_memory_back() {
     let node = Node::start_as("512MiB", eager, "").await;
     let agent = node.agent(1).await;
     let workbench = deploy(&agent, "workbench.wasm").await;
-    // A megabyte and a half through the node, some times over; what becomes of the calls is no matter.
+    // A megabyte and a half through the node, some times over; what becomes of the calls is no
+    // matter.
     for _ in 0..4 {
         let large = vec![7_u8; 1_500_000];
         let _ = update(&agent, workbench, "no_such_method", large).await;
@@ -151,7 +158,8 @@ async fn short_of_memory_queries_are_refused_first_then_calls_and_what_was_accep
 
     node.reconfigure(&level(1, 90, 95)).await;
     let agent = node.agent(1).await;
-    until("queries are refused", async || report(&node).await["throttling"]["level"] == "queries").await;
+    until("queries are refused", async || report(&node).await["throttling"]["level"] == "queries")
+        .await;
     let ask = agent.query(&counter, "get").with_arg(vec![]).sign().unwrap().signed_query;
     let (code, text) = post(format!("{}/api/v3/canister/{counter}/query", node.url), ask).await;
     let text = String::from_utf8_lossy(&text).into_owned();
@@ -161,7 +169,8 @@ async fn short_of_memory_queries_are_refused_first_then_calls_and_what_was_accep
 
     node.reconfigure(&level(1, 1, 95)).await;
     let agent = node.agent(1).await;
-    until("calls are refused", async || report(&node).await["throttling"]["level"] == "ingress").await;
+    until("calls are refused", async || report(&node).await["throttling"]["level"] == "ingress")
+        .await;
     let call = agent.update(&counter, "inc").with_arg(vec![]).sign().unwrap().signed_update;
     let response = reqwest::Client::new()
         .post(format!("{}/api/v4/canister/{counter}/call", node.url))
@@ -175,12 +184,16 @@ async fn short_of_memory_queries_are_refused_first_then_calls_and_what_was_accep
     // Reading what was certified is not refused.
     assert_eq!(agent.read_state_canister_info(counter, "module_hash").await.unwrap().len(), 32);
 
-    // Rounds wait, but not forever: nobody may be left without a certificate because memory is not given back.
+    // Rounds wait, but not forever: nobody may be left without a certificate because memory is not
+    // given back.
     node.reconfigure(&level(1, 1, 1)).await;
-    until("execution waits", async || report(&node).await["throttling"]["level"] == "execution").await;
-    let before = report(&node).await["rounds"]["height"].as_u64().unwrap();
-    until("rounds go on", async || report(&node).await["rounds"]["height"].as_u64().unwrap() > before + 1)
+    until("execution waits", async || report(&node).await["throttling"]["level"] == "execution")
         .await;
+    let before = report(&node).await["rounds"]["height"].as_u64().unwrap();
+    until("rounds go on", async || {
+        report(&node).await["rounds"]["height"].as_u64().unwrap() > before + 1
+    })
+    .await;
     let events = report(&node).await["throttling"]["events"].clone();
     assert!(events[0]["reason"].as_str().unwrap().contains("% of the budget"), "{events}");
     assert!(node.metric("thimble_rounds_skipped_total").await > 0);
@@ -204,7 +217,10 @@ async fn a_call_the_history_has_no_room_for_is_refused_and_not_left_waiting() {
         let mut calls = tokio::task::JoinSet::new();
         for _ in 0..8 {
             let call = agent.update(&counter, "inc").with_arg(vec![]).sign().unwrap();
-            calls.spawn(post(format!("{}/api/v4/canister/{counter}/call", node.url), call.signed_update));
+            calls.spawn(post(
+                format!("{}/api/v4/canister/{counter}/call", node.url),
+                call.signed_update,
+            ));
         }
         for (code, text) in calls.join_all().await {
             let text = String::from_utf8_lossy(&text).into_owned();
@@ -269,7 +285,8 @@ async fn a_repeated_query_is_answered_from_the_cache_until_the_state_changes() {
     assert!(node.metric("thimble_query_cache_hits_total").await >= 1);
     // Empty rounds pass and change nothing.
     let height = node.metric("thimble_certified_height").await;
-    until("two rounds pass", async || node.metric("thimble_certified_height").await > height + 1).await;
+    until("two rounds pass", async || node.metric("thimble_certified_height").await > height + 1)
+        .await;
     let hits = node.metric("thimble_query_cache_hits_total").await;
     assert_eq!(count().await, 1);
     assert_eq!(node.metric("thimble_query_cache_hits_total").await, hits + 1);

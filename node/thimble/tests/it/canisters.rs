@@ -2,8 +2,8 @@
 
 use candid::{CandidType, Decode, Encode, Nat, Principal};
 use ic_management_canister_types::{
-    CanisterIdRecord, CanisterInstallMode, CanisterSettings, CanisterStatusResult, CanisterStatusType,
-    EnvironmentVariable, UpgradeFlags, WasmMemoryPersistence,
+    CanisterIdRecord, CanisterInstallMode, CanisterSettings, CanisterStatusResult,
+    CanisterStatusType, EnvironmentVariable, UpgradeFlags, WasmMemoryPersistence,
 };
 use serde::Deserialize;
 
@@ -120,9 +120,15 @@ async fn a_rust_canister_calls_times_certifies_and_pays() {
     let third = deploy(&agent, "workbench.wasm").await;
 
     // Calls: one hop, a chain around a ring, a fan-out, a composite query, best effort.
-    assert_eq!(number(&update(&agent, bench, "call_inc", Encode!(&other).unwrap()).await.unwrap()), 1);
+    assert_eq!(
+        number(&update(&agent, bench, "call_inc", Encode!(&other).unwrap()).await.unwrap()),
+        1
+    );
     let ring = vec![bench, other, third];
-    assert_eq!(number(&update(&agent, bench, "chain", Encode!(&ring, &9u32).unwrap()).await.unwrap()), 9);
+    assert_eq!(
+        number(&update(&agent, bench, "chain", Encode!(&ring, &9u32).unwrap()).await.unwrap()),
+        9
+    );
     #[derive(CandidType, Deserialize, Debug)]
     struct Fanout {
         first_failure: String,
@@ -131,28 +137,38 @@ async fn a_rust_canister_calls_times_certifies_and_pays() {
         refused: u64,
     }
     for method in ["fanout", "fanout_bounded"] {
-        let reply =
-            update(&agent, bench, method, Encode!(&vec![other, third], &10u32).unwrap()).await.unwrap();
+        let reply = update(&agent, bench, method, Encode!(&vec![other, third], &10u32).unwrap())
+            .await
+            .unwrap();
         let report = Decode!(&reply, Fanout).unwrap();
         assert_eq!((report.replied, report.rejected, report.refused), (20, 0, 0), "{report:?}");
         assert_eq!(report.first_failure, "");
     }
-    assert_eq!(number(&query(&agent, bench, "composite_get", Encode!(&other).unwrap()).await.unwrap()), 21);
+    assert_eq!(
+        number(&query(&agent, bench, "composite_get", Encode!(&other).unwrap()).await.unwrap()),
+        21
+    );
 
     // A callback that traps is cleaned up after, and leaves nothing.
-    rejected(update(&agent, bench, "call_trap_cleanup", Encode!(&other).unwrap()).await.unwrap_err());
+    rejected(
+        update(&agent, bench, "call_trap_cleanup", Encode!(&other).unwrap()).await.unwrap_err(),
+    );
     #[derive(CandidType, Deserialize)]
     struct Cleanup {
         cleanups: u64,
         leaked: u64,
     }
-    let report = Decode!(&query(&agent, bench, "cleanup_report", none()).await.unwrap(), Cleanup).unwrap();
+    let report =
+        Decode!(&query(&agent, bench, "cleanup_report", none()).await.unwrap(), Cleanup).unwrap();
     assert_eq!((report.cleanups, report.leaked), (1, 0));
 
     // Randomness, timers, certified data.
-    let first = Decode!(&update(&agent, bench, "raw_rand_via_mgmt", none()).await.unwrap(), Vec<u8>).unwrap();
+    let first =
+        Decode!(&update(&agent, bench, "raw_rand_via_mgmt", none()).await.unwrap(), Vec<u8>)
+            .unwrap();
     let second =
-        Decode!(&update(&agent, bench, "raw_rand_via_mgmt", none()).await.unwrap(), Vec<u8>).unwrap();
+        Decode!(&update(&agent, bench, "raw_rand_via_mgmt", none()).await.unwrap(), Vec<u8>)
+            .unwrap();
     assert_eq!(first.len(), 32);
     assert_ne!(first, second);
     update(&agent, bench, "start_timer", Encode!(&1_000_000u64).unwrap()).await.unwrap();
@@ -175,14 +191,18 @@ async fn a_rust_canister_calls_times_certifies_and_pays() {
 
     // Cycles move, and what is not accepted comes back.
     let sent = Nat::from(1_000_000u64);
-    let accepted = update(&agent, bench, "send_cycles", Encode!(&other, &sent).unwrap()).await.unwrap();
+    let accepted =
+        update(&agent, bench, "send_cycles", Encode!(&other, &sent).unwrap()).await.unwrap();
     assert_eq!(Decode!(&accepted, Nat).unwrap(), sent);
-    let back = update(&agent, bench, "send_cycles_refunded", Encode!(&other, &sent).unwrap()).await.unwrap();
+    let back = update(&agent, bench, "send_cycles_refunded", Encode!(&other, &sent).unwrap())
+        .await
+        .unwrap();
     assert_eq!(Decode!(&back, Nat).unwrap(), sent);
 
     // What the System API says of where it runs.
-    let (code, text, _) =
-        rejected(update(&agent, bench, "reject_with", Encode!(&"no thanks").unwrap()).await.unwrap_err());
+    let (code, text, _) = rejected(
+        update(&agent, bench, "reject_with", Encode!(&"no thanks").unwrap()).await.unwrap_err(),
+    );
     assert_eq!(code, 4, "{text}");
     assert!(text.contains("no thanks"), "{text}");
     let key = Decode!(&update(&agent, bench, "root_key", none()).await.unwrap(), Vec<u8>).unwrap();
@@ -200,20 +220,28 @@ async fn writes_are_bounded_per_message_and_the_limit_is_named() {
     let mib = |mib: u64| mib << 20;
     let fill = |len: u64| Encode!(&0u64, &len, &7u8).unwrap();
     update(&agent, bench, "stable_fill", fill(mib(24))).await.unwrap();
-    let sum = query(&agent, bench, "stable_read_sum", Encode!(&0u64, &mib(24)).unwrap()).await.unwrap();
+    let sum =
+        query(&agent, bench, "stable_read_sum", Encode!(&0u64, &mib(24)).unwrap()).await.unwrap();
     assert_eq!(number(&sum), 7 * mib(24));
-    let (code, text, _) = rejected(update(&agent, bench, "stable_fill", fill(mib(48))).await.unwrap_err());
+    let (code, text, _) =
+        rejected(update(&agent, bench, "stable_fill", fill(mib(48))).await.unwrap_err());
     assert_eq!(code, 5, "{text}");
-    assert!(text.contains("32") && text.to_lowercase().contains("stable"), "the limit is named: {text}");
+    assert!(
+        text.contains("32") && text.to_lowercase().contains("stable"),
+        "the limit is named: {text}"
+    );
     // Nothing of the failed write is seen.
-    let sum = query(&agent, bench, "stable_read_sum", Encode!(&mib(24), &mib(8)).unwrap()).await.unwrap();
+    let sum =
+        query(&agent, bench, "stable_read_sum", Encode!(&mib(24), &mib(8)).unwrap()).await.unwrap();
     assert_eq!(number(&sum), 0);
 
     update(&agent, bench, "heap_fill", Encode!(&mib(24), &3u8).unwrap()).await.unwrap();
-    let sum = query(&agent, bench, "heap_read_sum", Encode!(&0u64, &mib(24)).unwrap()).await.unwrap();
+    let sum =
+        query(&agent, bench, "heap_read_sum", Encode!(&0u64, &mib(24)).unwrap()).await.unwrap();
     assert_eq!(number(&sum), 3 * mib(24));
-    let (code, text, _) =
-        rejected(update(&agent, bench, "heap_fill", Encode!(&mib(96), &3u8).unwrap()).await.unwrap_err());
+    let (code, text, _) = rejected(
+        update(&agent, bench, "heap_fill", Encode!(&mib(96), &3u8).unwrap()).await.unwrap_err(),
+    );
     assert_eq!(code, 5, "{text}");
     assert!(text.contains("64 MiB") && text.contains("Wasm memory"), "the limit is named: {text}");
     assert_eq!(number(&update(&agent, bench, "inc", none()).await.unwrap()), 1);
@@ -231,10 +259,12 @@ async fn an_infinite_loop_ends_at_the_instruction_limit_and_the_node_goes_on() {
     .await;
     let agent = node.agent(1).await;
     let bench = deploy(&agent, "workbench.wasm").await;
-    let (code, text, _) = rejected(update(&agent, bench, "loop_forever", none()).await.unwrap_err());
+    let (code, text, _) =
+        rejected(update(&agent, bench, "loop_forever", none()).await.unwrap_err());
     assert_eq!(code, 5, "{text}");
     assert!(text.replace([',', '_'], "").contains("300000000"), "the limit is named: {text}");
-    let (_, text, _) = rejected(query(&agent, bench, "loop_forever_query", none()).await.unwrap_err());
+    let (_, text, _) =
+        rejected(query(&agent, bench, "loop_forever_query", none()).await.unwrap_err());
     assert!(text.replace([',', '_'], "").contains("200000000"), "the limit is named: {text}");
     assert_eq!(number(&update(&agent, bench, "inc", none()).await.unwrap()), 1);
 }
@@ -245,7 +275,8 @@ async fn a_canister_is_managed_through_its_life() {
     let agent = node.agent(1).await;
     let stranger = node.agent(2).await;
     let variables = vec![EnvironmentVariable { name: "COLOUR".into(), value: "green".into() }];
-    let settings = CanisterSettings { environment_variables: Some(variables), ..Default::default() };
+    let settings =
+        CanisterSettings { environment_variables: Some(variables), ..Default::default() };
     let canister = create_with(&agent, Some(settings)).await.unwrap();
     let record = Encode!(&CanisterIdRecord { canister_id: canister }).unwrap();
 
@@ -255,13 +286,16 @@ async fn a_canister_is_managed_through_its_life() {
 
     let module = std::fs::read(fixture("workbench.wasm")).unwrap();
     install(&agent, canister, CanisterInstallMode::Install, module.clone(), none()).await.unwrap();
-    let again = install(&agent, canister, CanisterInstallMode::Install, module.clone(), none()).await;
+    let again =
+        install(&agent, canister, CanisterInstallMode::Install, module.clone(), none()).await;
     rejected(again.unwrap_err());
     let colour = query(&agent, canister, "env_var", Encode!(&"COLOUR").unwrap()).await.unwrap();
     assert_eq!(Decode!(&colour, Option<String>).unwrap().as_deref(), Some("green"));
 
     update(&agent, canister, "set_text", Encode!(&"kept").unwrap()).await.unwrap();
-    install(&agent, canister, CanisterInstallMode::Upgrade(None), module.clone(), none()).await.unwrap();
+    install(&agent, canister, CanisterInstallMode::Upgrade(None), module.clone(), none())
+        .await
+        .unwrap();
     let text = query(&agent, canister, "get_text", none()).await.unwrap();
     assert_eq!(Decode!(&text, String).unwrap(), "kept");
     install(&agent, canister, CanisterInstallMode::Reinstall, module, none()).await.unwrap();

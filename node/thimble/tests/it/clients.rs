@@ -1,4 +1,5 @@
-//! The published clients of other languages, unmodified, against a started node. `tests/clients/setup.sh` installs them (as `make test` does).
+//! The published clients of other languages, unmodified, against a started node.
+//! `tests/clients/setup.sh` installs them (as `make test` does).
 
 use std::process::Command;
 
@@ -19,7 +20,9 @@ pub(crate) fn client_of(url: &str, program: &str, arguments: &[&str]) {
         .arg(fixtures)
         .current_dir(repository())
         .output()
-        .unwrap_or_else(|error| panic!("{program} cannot be started ({error}); `make test` installs it"));
+        .unwrap_or_else(|error| {
+            panic!("{program} cannot be started ({error}); `make test` installs it")
+        });
     let text = String::from_utf8_lossy(&output.stdout);
     println!("{text}");
     assert!(

@@ -1,4 +1,5 @@
-//! Clients that hold on: connections that say nothing, requests that trickle, answers nobody reads, and more of them than there are descriptors.
+//! Clients that hold on: connections that say nothing, requests that trickle, answers nobody reads,
+//! and more of them than there are descriptors.
 
 use std::time::Duration;
 
@@ -86,7 +87,8 @@ impl Kept {
 /// An update over this very connection; the agent's own would be opened anew.
 async fn count(kept: &mut Kept, agent: &Agent, counter: Principal) {
     let signed = agent.update(&counter, "inc").with_arg(vec![]).sign().unwrap();
-    let (status, text) = kept.post(&format!("/api/v4/canister/{counter}/call"), &signed.signed_update).await;
+    let (status, text) =
+        kept.post(&format!("/api/v4/canister/{counter}/call"), &signed.signed_update).await;
     assert_eq!(status, 200, "{}", String::from_utf8_lossy(&text));
 }
 
@@ -154,7 +156,12 @@ async fn ten_thousand_silent_connections_are_bounded_and_disturb_nobody() {
         most = most.max(figure(&metrics, "thimble_memory_anonymous_bytes"));
         assert!(figure(&metrics, "thimble_gateway_connections_used") <= limit);
     }
-    println!("{} connections: {} KiB of {} KiB at rest", silent_ones.len(), (most - idle) >> 10, idle >> 10);
+    println!(
+        "{} connections: {} KiB of {} KiB at rest",
+        silent_ones.len(),
+        (most - idle) >> 10,
+        idle >> 10
+    );
     assert!(silent_ones.len() > connections * 9 / 10, "{} connected", silent_ones.len());
     assert!(most < idle + 24 * MIB, "{idle} at rest, {most} with {connections} connections");
 
@@ -192,7 +199,8 @@ async fn trickle(node: std::net::SocketAddr, at_once: usize, bytes: Vec<u8>) -> 
         writer
     });
     let mut words = vec![];
-    let _ = timeout(PATIENCE, reader.read_to_end(&mut words)).await.expect("the node has enough of it");
+    let _ =
+        timeout(PATIENCE, reader.read_to_end(&mut words)).await.expect("the node has enough of it");
     writing.abort();
     String::from_utf8_lossy(&words).into_owned()
 }
@@ -213,8 +221,10 @@ async fn requests_that_trickle_lose_their_connection_and_others_go_on() {
         slow.spawn(async move { ("body", trickle(address, body.len() - 9_999, body).await) });
         slow.spawn(async move { ("head", trickle(address, 10, head.into_bytes()).await) });
     }
-    until("bodies trickle", async || node.metric("thimble_gateway_requests_in_flight_used").await == 100)
-        .await;
+    until("bodies trickle", async || {
+        node.metric("thimble_gateway_requests_in_flight_used").await == 100
+    })
+    .await;
     let mut kept = Kept::open(&node).await;
     let mut calls = 0;
     while !slow.is_empty() {
@@ -224,7 +234,8 @@ async fn requests_that_trickle_lose_their_connection_and_others_go_on() {
             let (kind, words) = done.unwrap();
             match kind {
                 "body" => assert!(
-                    words.starts_with("HTTP/1.1 408") && words.contains("read_timeout_millis = 2000"),
+                    words.starts_with("HTTP/1.1 408")
+                        && words.contains("read_timeout_millis = 2000"),
                     "{words}"
                 ),
                 // There is nobody yet to answer to.
@@ -254,7 +265,8 @@ async fn answers_that_nobody_reads_are_bounded_and_given_up() {
     let cap = node.metric("thimble_gateway_responses_limit_bytes").await;
     let (path, body) = large_query(&agent, bench, MIB);
 
-    // One request after the other on each connection, without waiting for answers, into a small window.
+    // One request after the other on each connection, without waiting for answers, into a small
+    // window.
     let mut deaf = vec![];
     for _ in 0..32 {
         let socket = TcpSocket::new_v4().unwrap();
@@ -265,7 +277,8 @@ async fn answers_that_nobody_reads_are_bounded_and_given_up() {
         }
         deaf.push(stream);
     }
-    // And over HTTP/2, where the window is the client's to say: none, while it keeps the connection alive.
+    // And over HTTP/2, where the window is the client's to say: none, while it keeps the connection
+    // alive.
     let (path, body) = large_query(&agent, bench, MIB / 4);
     let (streams, driver) = no_window(&node, &path, &body).await;
 
@@ -285,7 +298,10 @@ async fn answers_that_nobody_reads_are_bounded_and_given_up() {
         if used == 0 {
             break;
         }
-        assert!(std::time::Instant::now() < deadline, "{used} bytes of answers still wait for readers");
+        assert!(
+            std::time::Instant::now() < deadline,
+            "{used} bytes of answers still wait for readers"
+        );
         // Others are served; small answers pass where large ones have no room.
         count(&mut kept, &agent, counter).await;
         calls += 1;
@@ -347,10 +363,15 @@ async fn no_window(node: &Node, path: &str, body: &[u8]) -> (Streams, tokio::tas
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_with_few_descriptors_goes_on_with_more_connections_than_it_can_hold() {
-    // With so few, no node of this size starts: a canister would be installed one day that could not be served.
+    // With so few, no node of this size starts: a canister would be installed one day that could
+    // not be served.
     let folder = tempfile::tempdir().unwrap();
-    let refused =
-        thimble_after("ulimit -n 256").arg("run").arg("--data-dir").arg(folder.path()).output().unwrap();
+    let refused = thimble_after("ulimit -n 256")
+        .arg("run")
+        .arg("--data-dir")
+        .arg(folder.path())
+        .output()
+        .unwrap();
     let text = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success());
     assert!(text.contains("256 open files") && text.contains("subnet.canisters_max"), "{text}");
@@ -385,7 +406,8 @@ async fn a_node_with_few_descriptors_goes_on_with_more_connections_than_it_can_h
         .with_arg(Encode!(&arguments).unwrap())
         .sign()
         .unwrap();
-    let (status, text) = kept.post(&format!("/api/v4/canister/{empty}/call"), &signed.signed_update).await;
+    let (status, text) =
+        kept.post(&format!("/api/v4/canister/{empty}/call"), &signed.signed_update).await;
     assert!(matches!(status, 200 | 202), "{status} {}", String::from_utf8_lossy(&text));
     assert_eq!(kept.get("/health").await.0, 200);
 

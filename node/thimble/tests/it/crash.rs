@@ -17,18 +17,21 @@ use crate::harness::*;
 const KILLS: usize = 20;
 const CLIENTS: usize = 4;
 
-/// What a client knows: the highest count it saw acknowledged by a certified reply, and the most calls that can have counted.
+/// What a client knows: the highest count it saw acknowledged by a certified reply, and the most
+/// calls that can have counted.
 #[derive(Default)]
 struct Ledger {
     acknowledged: AtomicU64,
     sent: AtomicU64,
 }
 
-/// Increments its own counter until told to stop; every reply was verified by the agent before it counts.
+/// Increments its own counter until told to stop; every reply was verified by the agent before it
+/// counts.
 async fn load(agent: Agent, counter: Principal, ledger: Arc<Ledger>, stop: Arc<AtomicBool>) {
     while !stop.load(Ordering::Relaxed) {
         ledger.sent.fetch_add(1, Ordering::SeqCst);
-        let call = tokio::time::timeout(Duration::from_secs(5), update(&agent, counter, "inc", vec![]));
+        let call =
+            tokio::time::timeout(Duration::from_secs(5), update(&agent, counter, "inc", vec![]));
         if let Ok(Ok(reply)) = call.await {
             let count = u64::from_le_bytes(reply.try_into().unwrap());
             ledger.acknowledged.fetch_max(count, Ordering::SeqCst);
@@ -46,20 +49,24 @@ async fn certified_height(node: &Node) -> u64 {
 /// Height of the checkpoint that the last start began from.
 fn restored_height(log: &str) -> u64 {
     let line = log.lines().rev().find(|line| line.contains("restored the newest checkpoint"));
-    let height = line.and_then(|line| line.split("height=").nth(1)?.split_whitespace().next()?.parse().ok());
+    let height =
+        line.and_then(|line| line.split("height=").nth(1)?.split_whitespace().next()?.parse().ok());
     height.unwrap_or(0)
 }
 
 /// Root of the newest certified state, as a client computes it from a verified certificate.
 async fn certified_root(agent: &Agent, canister: Principal) -> String {
-    let certificate = agent.read_state_raw(vec![vec![b"time".as_slice().into()]], canister).await.unwrap();
+    let certificate =
+        agent.read_state_raw(vec![vec![b"time".as_slice().into()]], canister).await.unwrap();
     hex::encode(certificate.tree.digest())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn twenty_kills_of_node_or_worker_under_load_lose_nothing() {
-    let seed: u64 =
-        std::env::var("THIMBLE_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(rand::random);
+    let seed: u64 = std::env::var("THIMBLE_SEED")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or_else(rand::random);
     println!("seed {seed} (set THIMBLE_SEED to repeat)");
     let mut random = StdRng::seed_from_u64(seed);
     let mut node = Node::start().await;
@@ -93,7 +100,8 @@ async fn twenty_kills_of_node_or_worker_under_load_lose_nothing() {
             }
             let told = node.log().len();
             node.launch().await;
-            // A checkpoint of a later state, made between the certificate and the kill, leaves nothing to compute again.
+            // A checkpoint of a later state, made between the certificate and the kill, leaves
+            // nothing to compute again.
             let log = node.log()[told..].to_owned();
             if log.contains(&root) {
                 reproduced += 1;
@@ -120,15 +128,22 @@ async fn twenty_kills_of_node_or_worker_under_load_lose_nothing() {
             let count = u64::from_le_bytes(reply.try_into().unwrap());
             let (acknowledged, sent) =
                 (ledger.acknowledged.load(Ordering::SeqCst), ledger.sent.load(Ordering::SeqCst));
-            assert!(count >= acknowledged, "kill {kill}: {acknowledged} acknowledged, {count} there");
+            assert!(
+                count >= acknowledged,
+                "kill {kill}: {acknowledged} acknowledged, {count} there"
+            );
             assert!(count <= sent, "kill {kill}: {sent} sent, {count} counted");
         }
     }
-    let acknowledged: u64 = ledgers.iter().map(|ledger| ledger.acknowledged.load(Ordering::SeqCst)).sum();
+    let acknowledged: u64 =
+        ledgers.iter().map(|ledger| ledger.acknowledged.load(Ordering::SeqCst)).sum();
     println!(
         "{KILLS} kills ({node_kills} of the node), {acknowledged} updates acknowledged, none lost; {reproduced} roots reproduced"
     );
-    assert!(reproduced > 0, "no certified root was computed again in {node_kills} kills of the node");
+    assert!(
+        reproduced > 0,
+        "no certified root was computed again in {node_kills} kills of the node"
+    );
     assert!(acknowledged > KILLS as u64, "the clients hardly got through: {acknowledged}");
 }
 
@@ -152,14 +167,16 @@ async fn another_memory_after_a_crash_replays_by_the_limits_of_before() {
     let ledgers: Vec<Arc<Ledger>> = (0..CLIENTS).map(|_| Arc::default()).collect();
     for memory in ["256MiB", "512MiB", "300MiB"] {
         let stop = Arc::new(AtomicBool::new(false));
-        let before: u64 = ledgers.iter().map(|ledger| ledger.acknowledged.load(Ordering::SeqCst)).sum();
+        let before: u64 =
+            ledgers.iter().map(|ledger| ledger.acknowledged.load(Ordering::SeqCst)).sum();
         let mut clients = Vec::new();
         for (counter, ledger) in counters.iter().zip(&ledgers) {
             let agent = node.agent(1).await;
             clients.push(tokio::spawn(load(agent, *counter, ledger.clone(), stop.clone())));
         }
         until("updates go through", async || {
-            let now: u64 = ledgers.iter().map(|ledger| ledger.acknowledged.load(Ordering::SeqCst)).sum();
+            let now: u64 =
+                ledgers.iter().map(|ledger| ledger.acknowledged.load(Ordering::SeqCst)).sum();
             now > before + 40
         })
         .await;

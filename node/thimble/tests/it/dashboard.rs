@@ -1,4 +1,5 @@
-//! The dashboard in a real browser, headless. The story is told by `tests/clients/node/dashboard.mjs`; `make test` installs what it needs.
+//! The dashboard in a real browser, headless. The story is told by
+//! `tests/clients/node/dashboard.mjs`; `make test` installs what it needs.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,8 +10,10 @@ use crate::harness::*;
 
 /// Where the browser's pictures go: `THIMBLE_SCREENSHOTS`, or `screenshots` in the build directory.
 fn screenshots() -> PathBuf {
-    std::env::var_os("THIMBLE_SCREENSHOTS")
-        .map_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("screenshots"), PathBuf::from)
+    std::env::var_os("THIMBLE_SCREENSHOTS").map_or_else(
+        || Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("screenshots"),
+        PathBuf::from,
+    )
 }
 
 #[tokio::test]
@@ -25,7 +28,9 @@ async fn a_browser_sees_the_node_live_hanging_and_gone() {
         .arg(screenshots())
         .current_dir(repository())
         .output()
-        .unwrap_or_else(|error| panic!("node cannot be started ({error}); `make test` installs it"));
+        .unwrap_or_else(|error| {
+            panic!("node cannot be started ({error}); `make test` installs it")
+        });
     let text = String::from_utf8_lossy(&output.stdout);
     println!("{text}");
     assert!(

@@ -88,13 +88,17 @@ async fn a_disk_that_fills_up_stops_updates_and_loses_nothing() {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
 
-    // A kill on a full disk, then room again: everything acknowledged is there, and updates are taken.
+    // A kill on a full disk, then room again: everything acknowledged is there, and updates are
+    // taken.
     node.kill();
     std::fs::remove_file(&filler).unwrap();
     node.launch().await;
     let agent = node.agent(1).await;
     assert_eq!(query(&agent, counter, "get", vec![]).await.unwrap(), acknowledged.to_le_bytes());
-    assert_eq!(update(&agent, counter, "inc", vec![]).await.unwrap(), (acknowledged + 1).to_le_bytes());
+    assert_eq!(
+        update(&agent, counter, "inc", vec![]).await.unwrap(),
+        (acknowledged + 1).to_le_bytes()
+    );
 }
 
 #[tokio::test]
@@ -117,7 +121,10 @@ async fn updates_are_taken_again_when_the_disk_has_room_without_a_restart() {
     std::fs::remove_file(&filler).unwrap();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while update(&agent, counter, "inc", vec![]).await.is_err() {
-        assert!(std::time::Instant::now() < deadline, "updates are still refused with room on the disk");
+        assert!(
+            std::time::Instant::now() < deadline,
+            "updates are still refused with room on the disk"
+        );
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
 }
@@ -148,12 +155,14 @@ impl Written {
         }
     }
 
-    /// The canister holds one write as a whole: the last that was acknowledged, or a later one whose answer was lost.
+    /// The canister holds one write as a whole: the last that was acknowledged, or a later one
+    /// whose answer was lost.
     async fn check(&self, agent: &Agent) {
         let acknowledged = self.acknowledged.load(Ordering::SeqCst);
-        let sum = query(agent, self.canister, "heap_read_sum", Encode!(&0u64, &WRITE_BYTES).unwrap())
-            .await
-            .unwrap();
+        let sum =
+            query(agent, self.canister, "heap_read_sum", Encode!(&0u64, &WRITE_BYTES).unwrap())
+                .await
+                .unwrap();
         let sum = Decode!(&sum, u64).unwrap();
         let sent = self.sent.load(Ordering::SeqCst);
         assert!(
@@ -193,7 +202,8 @@ async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
     // The log lies elsewhere, so that it can tell what happened.
     let elsewhere = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(elsewhere.path().join("log"), disk.path().join("data.log")).unwrap();
-    // Next to no reserve: what meets the full disk is the writing of pages, not the node's foresight.
+    // Next to no reserve: what meets the full disk is the writing of pages, not the node's
+    // foresight.
     let config = "[limits.pages]\ndisk_reserve_bytes = 65536\n";
     let mut node = Node::start_as_in(disk.path().join("data"), None, "256MiB", config, "").await;
     let agent = node.agent(1).await;
@@ -217,8 +227,10 @@ async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
         let of = |writer: &Arc<Written>| writer.acknowledged.load(Ordering::SeqCst);
         writers.iter().map(of).collect::<Vec<u64>>()
     };
-    let failures = || writers.iter().map(|writer| writer.failures.load(Ordering::SeqCst)).sum::<u64>();
-    let all_beyond = |now: Vec<u64>, before: &[u64]| now.iter().zip(before).all(|(now, then)| now > then);
+    let failures =
+        || writers.iter().map(|writer| writer.failures.load(Ordering::SeqCst)).sum::<u64>();
+    let all_beyond =
+        |now: Vec<u64>, before: &[u64]| now.iter().zip(before).all(|(now, then)| now > then);
     until("everybody writes", async || all_beyond(acknowledged(), &[2; 4])).await;
 
     for _ in 0..2 {
@@ -228,7 +240,8 @@ async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
         let chunk = vec![0; 64 << 10];
         until("writers meet the full disk", async || {
             while file.write_all(&chunk).is_ok() {}
-            // Calls that were taken in before fail for nobody: they wait for the disk with their round.
+            // Calls that were taken in before fail for nobody: they wait for the disk with their
+            // round.
             node.metric("thimble_updates_refused").await == 1
         })
         .await;
@@ -322,8 +335,11 @@ async fn one_of_four_with_a_full_disk_waits_and_says_so_and_goes_on_when_there_i
     for byte in [7_u8, 9] {
         let mut filler = Filler::new(&disk);
         filler.fill();
-        // The others go on, with canister memory that the fourth cannot write and beyond a checkpoint.
-        update(&agent, bench, "stable_fill", Encode!(&0u64, &UNWRITABLE, &byte).unwrap()).await.unwrap();
+        // The others go on, with canister memory that the fourth cannot write and beyond a
+        // checkpoint.
+        update(&agent, bench, "stable_fill", Encode!(&0u64, &UNWRITABLE, &byte).unwrap())
+            .await
+            .unwrap();
         for _ in 0..60 {
             count = increment(&agent, counter).await;
         }
@@ -355,7 +371,8 @@ async fn one_of_four_with_a_full_disk_waits_and_says_so_and_goes_on_when_there_i
             let sum = query(&node.agent(1).await, bench, "stable_read_sum", sum).await.unwrap();
             assert_eq!(Decode!(&sum, u64).unwrap(), u64::from(byte) * UNWRITABLE);
         }
-        // The roots agree: with one of the others gone no certificate comes about without the fourth's share.
+        // The roots agree: with one of the others gone no certificate comes about without the
+        // fourth's share.
         subnet.nodes[1].kill();
         let own = subnet.nodes[3].agent(1).await;
         count = increment(&own, counter).await;
@@ -392,7 +409,8 @@ async fn one_of_four_that_can_open_nothing_more_waits_and_goes_on_when_it_can() 
         // As many as it closes.
         let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count() as u64;
         limit_descriptors(pid, (open, limits.1));
-        // The engine keeps its votes in files of a few rounds each, and removes old ones: it meets the limit soon.
+        // The engine keeps its votes in files of a few rounds each, and removes old ones: it meets
+        // the limit soon.
         let seen = subnet.nodes[3].log().matches("takes no votes and blocks").count();
         until("the fourth meets the limit", async || {
             count = increment(&agent, counter).await;
@@ -409,7 +427,8 @@ async fn one_of_four_that_can_open_nothing_more_waits_and_goes_on_when_it_can() 
         .await;
         assert_eq!(subnet.nodes[3].pid(), pid, "it heals without a restart");
     }
-    // The roots agree: with one of the others gone no certificate comes about without the fourth's share.
+    // The roots agree: with one of the others gone no certificate comes about without the fourth's
+    // share.
     subnet.nodes[1].kill();
     let own = subnet.nodes[3].agent(1).await;
     increment(&own, counter).await;
@@ -429,7 +448,8 @@ async fn files_that_may_not_grow_are_waited_for_and_named() {
         prlimit(Pid::from_raw(i32::try_from(pid).unwrap()), Resource::Fsize, limit).unwrap();
     };
     limit(Some(4096));
-    let _ = tokio::time::timeout(Duration::from_secs(3), update(&agent, counter, "inc", vec![])).await;
+    let _ =
+        tokio::time::timeout(Duration::from_secs(3), update(&agent, counter, "inc", vec![])).await;
     until("the node says what it waits for", async || !health(&node).await.0).await;
     limit(hard);
     until("it is well again", async || health(&node).await.0).await;
@@ -443,8 +463,11 @@ fn a_folder_that_cannot_be_written_is_named() {
     let file = folder.path().join("file");
     std::fs::write(&file, b"in the way").unwrap();
     let data = file.join("data");
-    let output =
-        thimble().args(["run", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&data).output().unwrap();
+    let output = thimble()
+        .args(["run", "--listen", "127.0.0.1:0", "--data-dir"])
+        .arg(&data)
+        .output()
+        .unwrap();
     assert!(!output.status.success());
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains(data.to_str().unwrap()), "{text}");
@@ -453,8 +476,11 @@ fn a_folder_that_cannot_be_written_is_named() {
 #[tokio::test]
 async fn a_second_node_in_the_same_folder_is_refused() {
     let node = Node::start().await;
-    let output =
-        thimble().args(["run", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&node.data).output().unwrap();
+    let output = thimble()
+        .args(["run", "--listen", "127.0.0.1:0", "--data-dir"])
+        .arg(&node.data)
+        .output()
+        .unwrap();
     assert!(!output.status.success());
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("another") || text.contains("in use"), "{text}");
@@ -463,7 +489,8 @@ async fn a_second_node_in_the_same_folder_is_refused() {
 /// Newest segment of a node's block log, and what it holds.
 fn newest_segment(node: &Node) -> (std::path::PathBuf, Vec<u8>) {
     let files = fs::read_dir(node.data.join("blocks")).unwrap().map(|entry| entry.unwrap().path());
-    let newest = files.filter(|path| path.extension().is_some_and(|end| end == "blocks")).max().unwrap();
+    let newest =
+        files.filter(|path| path.extension().is_some_and(|end| end == "blocks")).max().unwrap();
     let bytes = fs::read(&newest).unwrap();
     (newest, bytes)
 }

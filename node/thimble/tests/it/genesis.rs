@@ -71,7 +71,15 @@ impl Ceremony {
 
     pub(crate) fn keygen(&self, node: usize) -> String {
         let address = format!("10.0.0.{}:4000", node + 1);
-        self.ok(&["keygen", "--data-dir", &node.to_string(), "--address", &address, "--out", &record(node)])
+        self.ok(&[
+            "keygen",
+            "--data-dir",
+            &node.to_string(),
+            "--address",
+            &address,
+            "--out",
+            &record(node),
+        ])
     }
 
     fn plan(&self, out: &str, nodes: &[usize]) -> String {
@@ -162,7 +170,8 @@ fn four_nodes_make_their_key_and_join() {
     let verified = ceremony.ok(&["genesis", "verify", "genesis.json"]);
     assert!(told.starts_with(&verified), "{told}\n{verified}");
     let report: Value =
-        serde_json::from_str(&ceremony.ok(&["genesis", "verify", "genesis.json", "--json"])).unwrap();
+        serde_json::from_str(&ceremony.ok(&["genesis", "verify", "genesis.json", "--json"]))
+            .unwrap();
     assert_eq!((&report["threshold"], &report["plan_hash"]), (&json!(3), &json!(plan_hash)));
     assert_eq!(report["nodes"].as_array().unwrap().len(), 4);
     for name in ["genesis_hash", "subnet_id", "root_key"] {
@@ -172,9 +181,13 @@ fn four_nodes_make_their_key_and_join() {
     let mut places = Vec::new();
     for node in 0..4 {
         let data = node.to_string();
-        ceremony.refused(&["run", "--data-dir", &data], &["belongs to no subnet yet", "thimble join"]);
+        ceremony
+            .refused(&["run", "--data-dir", &data], &["belongs to no subnet yet", "thimble join"]);
         let told = ceremony.join(node);
-        assert!(told.starts_with("joined") && told.contains(report["subnet_id"].as_str().unwrap()), "{told}");
+        assert!(
+            told.starts_with("joined") && told.contains(report["subnet_id"].as_str().unwrap()),
+            "{told}"
+        );
         assert!(ceremony.join(node).starts_with("had joined before"));
         let keys = ceremony.path(&format!("{node}/keys"));
         assert_eq!(
@@ -185,7 +198,10 @@ fn four_nodes_make_their_key_and_join() {
         let subnet = ceremony.json(&format!("{node}/keys/subnet.json"));
         assert_eq!(subnet["genesis_hash"], report["genesis_hash"]);
         assert_eq!(subnet["genesis_time_seconds"], json!(1_700_000_000));
-        assert_eq!((&subnet["threshold"], &subnet["coefficients"][0]), (&json!(3), &subnet["public_key"]));
+        assert_eq!(
+            (&subnet["threshold"], &subnet["coefficients"][0]),
+            (&json!(3), &subnet["public_key"])
+        );
         assert_eq!(subnet["coefficients"].as_array().unwrap().len(), 3);
         let place = subnet["node_index"].as_u64().unwrap() as usize;
         assert_eq!(subnet["members"][place]["node_id"], json!(ceremony.node_id(node)));
@@ -233,7 +249,8 @@ fn what_was_tampered_with_is_refused_in_words() {
     };
     assemble("bad.json", ["dealing0.json", "dealing1.json"], &["dealing0.json", "is for the plan"]);
     // A dealing is kept from what is none of this node's.
-    let deal = ["genesis", "deal", "--data-dir", "0", "--plan", "plan.json", "--out", "dealing1.json"];
+    let deal =
+        ["genesis", "deal", "--data-dir", "0", "--plan", "plan.json", "--out", "dealing1.json"];
     ceremony.refused(&deal, &["dealing1.json is there and is not this node's"]);
 
     // A dealing, its signature, its dealer.
@@ -242,20 +259,31 @@ fn what_was_tampered_with_is_refused_in_words() {
     assemble("plan.json", ["dealing0.json", "bad.json"], &named);
     ceremony.changed("dealing2.json", "bad.json", |file| flip(&mut file["signature"], 5));
     assemble("plan.json", ["dealing0.json", "bad.json"], &named);
-    ceremony.changed("dealing2.json", "bad.json", |file| file["dealer"] = json!(ceremony.node_id(3)));
+    ceremony
+        .changed("dealing2.json", "bad.json", |file| file["dealer"] = json!(ceremony.node_id(3)));
     let named = ["bad.json", "signature of the dealing", &ceremony.node_id(3)];
     assemble("plan.json", ["dealing0.json", "bad.json"], &named);
     assemble("plan.json", ["dealing0.json", "dealing0.json"], &["two dealings of node"]);
-    let one = ["genesis", "assemble", "--out", "x", "--plan", "plan.json", "--dealing", "dealing0.json"];
+    let one =
+        ["genesis", "assemble", "--out", "x", "--plan", "plan.json", "--dealing", "dealing0.json"];
     ceremony.refused(&one, &["1 dealings; 2 are needed"]);
 
     // A genesis: by `verify` as by `join`.
     type Change = fn(&mut Value);
     let changes: [(Change, &[&str]); 5] = [
         (|file| file["plan"]["genesis_time_seconds"] = json!(1), &["is for the plan", &order[0]]),
-        (|file| flip(&mut file["dealings"][1]["dealing"], 9_000), &["signature of the dealing", &order[1]]),
-        (|file| flip(&mut file["dealings"][3]["signature"], 9), &["signature of the dealing", &order[3]]),
-        (|file| flip(&mut file["transcript"], 5_000), &["transcript is not the one that the dealings give"]),
+        (
+            |file| flip(&mut file["dealings"][1]["dealing"], 9_000),
+            &["signature of the dealing", &order[1]],
+        ),
+        (
+            |file| flip(&mut file["dealings"][3]["signature"], 9),
+            &["signature of the dealing", &order[3]],
+        ),
+        (
+            |file| flip(&mut file["transcript"], 5_000),
+            &["transcript is not the one that the dealings give"],
+        ),
         (|file| file["extra"] = json!(1), &["unknown field `extra`"]),
     ];
     for (change, words) in changes {
@@ -270,7 +298,8 @@ fn what_was_tampered_with_is_refused_in_words() {
 #[test]
 fn a_node_joins_its_own_subnet_with_its_own_keys() {
     let (ours, theirs) = (Ceremony::held(), Ceremony::held());
-    let join = |data: &str| vec!["join".to_owned(), "--data-dir".into(), data.into(), "--genesis".into()];
+    let join =
+        |data: &str| vec!["join".to_owned(), "--data-dir".into(), data.into(), "--genesis".into()];
     let refused = |data: &str, genesis: &Path, words: &[&str]| {
         let mut arguments = join(data);
         arguments.push(genesis.to_str().unwrap().to_owned());
@@ -284,7 +313,8 @@ fn a_node_joins_its_own_subnet_with_its_own_keys() {
     refused("0", &other, &["belongs to the subnet", "a data folder of its own"]);
     refused("nowhere", &own, &["node.key is missing", "thimble keygen"]);
 
-    // The encryption key is lost: named by every step that needs it, and the share opens when it is back.
+    // The encryption key is lost: named by every step that needs it, and the share opens when it is
+    // back.
     let key = ours.path("1/keys/encryption.key");
     let kept = fs::read(&key).unwrap();
     fs::remove_file(&key).unwrap();
@@ -311,14 +341,29 @@ fn a_node_joins_its_own_subnet_with_its_own_keys() {
 #[test]
 fn init_writes_what_run_reads() {
     let ceremony = Ceremony { folder: tempfile::tempdir().unwrap() };
-    let init = ["init", "--memory", "256MiB", "--listen", "127.0.0.1:9", "--data-dir", "data", "--systemd"];
+    let init = [
+        "init",
+        "--memory",
+        "256MiB",
+        "--listen",
+        "127.0.0.1:9",
+        "--data-dir",
+        "data",
+        "--systemd",
+    ];
     ceremony.ok(&init);
     ceremony.ok(&init);
     let printed = ceremony.ok(&["config", "--config", "data/thimble.toml"]);
-    assert!(printed.contains("memory = \"256 MiB\"") && printed.contains("127.0.0.1:9"), "{printed}");
+    assert!(
+        printed.contains("memory = \"256 MiB\"") && printed.contains("127.0.0.1:9"),
+        "{printed}"
+    );
     let unit = ceremony.text("data/thimble.service");
     assert!(unit.contains("MemoryMax=268435456\nMemorySwapMax=0\n"), "{unit}");
     let data = fs::canonicalize(ceremony.path("data")).unwrap();
     assert!(unit.contains(&format!("run --config {}/thimble.toml\n", data.display())), "{unit}");
-    ceremony.refused(&["init", "--data-dir", "data"], &["thimble.toml is there and says something else"]);
+    ceremony.refused(
+        &["init", "--data-dir", "data"],
+        &["thimble.toml is there and says something else"],
+    );
 }

@@ -27,7 +27,8 @@ pub(crate) struct Node {
     memory: String,
     config: Option<PathBuf>,
     log_filter: String,
-    /// Shell commands that run in the node's process before it becomes the node: its limits, its process group.
+    /// Shell commands that run in the node's process before it becomes the node: its limits, its
+    /// process group.
     prelude: String,
     /// More arguments for `thimble run`.
     pub(crate) arguments: Vec<String>,
@@ -56,8 +57,9 @@ pub(crate) fn thimble_after(prelude: &str) -> Command {
     shell
 }
 
-/// So many addresses on this machine that nothing listens on. Their ports are none that the system gives away by itself: one of those, free now, may be some
-/// connection's a moment later, or while its node is down.
+/// So many addresses on this machine that nothing listens on. Their ports are none that the system
+/// gives away by itself: one of those, free now, may be some connection's a moment later, or while
+/// its node is down.
 pub(crate) fn free_addresses(count: usize) -> Vec<String> {
     const PORTS: std::ops::Range<u16> = 10_000..18_000;
     static NEXT: AtomicU16 = AtomicU16::new(0);
@@ -97,11 +99,16 @@ impl Node {
     }
 
     /// A node in a folder that the caller keeps.
-    pub(crate) async fn start_in(data: PathBuf, memory: &str, folder: Option<tempfile::TempDir>) -> Self {
+    pub(crate) async fn start_in(
+        data: PathBuf,
+        memory: &str,
+        folder: Option<tempfile::TempDir>,
+    ) -> Self {
         Self::start_as_in(data, folder, memory, "", "").await
     }
 
-    /// A node with an empty folder, this configuration file (none when empty), started after this prelude.
+    /// A node with an empty folder, this configuration file (none when empty), started after this
+    /// prelude.
     pub(crate) async fn start_as(memory: &str, config: &str, prelude: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path().join("data");
@@ -160,7 +167,15 @@ impl Node {
         let _ = std::fs::remove_file(&address);
         let config = self.config.iter().flat_map(|path| ["--config".as_ref(), path.as_os_str()]);
         let child = thimble_after(&self.prelude)
-            .args(["run", "--memory", &self.memory, "--listen", "127.0.0.1:0", "--log", &self.log_filter])
+            .args([
+                "run",
+                "--memory",
+                &self.memory,
+                "--listen",
+                "127.0.0.1:0",
+                "--log",
+                &self.log_filter,
+            ])
             .args(config)
             .arg("--data-dir")
             .arg(&self.data)
@@ -193,7 +208,11 @@ impl Node {
                     return;
                 }
             }
-            assert!(Instant::now() < deadline, "the node was not healthy within 60 s\n{}", self.log());
+            assert!(
+                Instant::now() < deadline,
+                "the node was not healthy within 60 s\n{}",
+                self.log()
+            );
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -217,7 +236,8 @@ impl Node {
             return found;
         };
         for task in tasks.flatten() {
-            let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            let children =
+                std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
             found.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
         }
         found
@@ -290,7 +310,11 @@ impl Node {
             if let Some(status) = child.try_wait().unwrap() {
                 return status;
             }
-            assert!(Instant::now() < deadline, "the node runs on after {PATIENCE:?}\n{}", self.log());
+            assert!(
+                Instant::now() < deadline,
+                "the node runs on after {PATIENCE:?}\n{}",
+                self.log()
+            );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -300,7 +324,8 @@ impl Node {
         reqwest::get(format!("{}/status.json", self.url)).await.unwrap().json().await.unwrap()
     }
 
-    /// The same of a node that may not answer, or have started again in place, perhaps on another port.
+    /// The same of a node that may not answer, or have started again in place, perhaps on another
+    /// port.
     pub(crate) async fn try_status(&mut self) -> Option<serde_json::Value> {
         let address = std::fs::read_to_string(self.data.with_extension("address")).ok()?;
         self.url = format!("http://{}", address.strip_suffix('\n')?);
@@ -400,8 +425,13 @@ pub(crate) async fn install(
     wasm_module: Vec<u8>,
     arg: Vec<u8>,
 ) -> Result<(), AgentError> {
-    let arguments =
-        InstallCodeArgs { mode, canister_id: canister, wasm_module, arg, sender_canister_version: None };
+    let arguments = InstallCodeArgs {
+        mode,
+        canister_id: canister,
+        wasm_module,
+        arg,
+        sender_canister_version: None,
+    };
     manage(agent, canister, "install_code", Encode!(&arguments).unwrap()).await.map(drop)
 }
 
@@ -435,7 +465,9 @@ pub(crate) async fn install_in_chunks(
 pub(crate) async fn deploy(agent: &Agent, name: &str) -> Principal {
     let canister = create(agent).await;
     let module = std::fs::read(fixture(name)).unwrap();
-    install(agent, canister, CanisterInstallMode::Install, module, Encode!().unwrap()).await.unwrap();
+    install(agent, canister, CanisterInstallMode::Install, module, Encode!().unwrap())
+        .await
+        .unwrap();
     canister
 }
 
@@ -460,9 +492,12 @@ pub(crate) async fn query(
 /// Reject code and text of a failed call, certified or not.
 pub(crate) fn rejected(error: AgentError) -> (u64, String, String) {
     match error {
-        AgentError::CertifiedReject { reject, .. } | AgentError::UncertifiedReject { reject, .. } => {
-            (reject.reject_code as u64, reject.reject_message, reject.error_code.unwrap_or_default())
-        }
+        AgentError::CertifiedReject { reject, .. }
+        | AgentError::UncertifiedReject { reject, .. } => (
+            reject.reject_code as u64,
+            reject.reject_message,
+            reject.error_code.unwrap_or_default(),
+        ),
         other => panic!("not a reject: {other:?}"),
     }
 }

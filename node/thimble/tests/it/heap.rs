@@ -9,7 +9,8 @@ fn heap(node: &Node, arguments: &[&str]) -> String {
     let address = node.url.strip_prefix("http://").unwrap();
     let started = Instant::now();
     loop {
-        let output = thimble().args(["heap", "--address", address]).args(arguments).output().unwrap();
+        let output =
+            thimble().args(["heap", "--address", address]).args(arguments).output().unwrap();
         if output.status.success() {
             return String::from_utf8(output.stdout).unwrap();
         }
@@ -47,7 +48,10 @@ async fn an_operator_sees_which_functions_of_the_node_took_memory() {
         serde_json::from_str(&heap(&node, &["--json", "--by", "total", "--top", "1000"])).unwrap();
     // It became another program in place: who watches the process sees one.
     assert_eq!(report["pid"].as_u64(), Some(u64::from(pid)));
-    assert!(report["total_bytes"].as_i64().unwrap() > (REQUESTS * REQUEST_BYTES / 2) as i64, "{report}");
+    assert!(
+        report["total_bytes"].as_i64().unwrap() > (REQUESTS * REQUEST_BYTES / 2) as i64,
+        "{report}"
+    );
     let named = report["sites"].as_array().unwrap().iter().any(|site| {
         ["site", "caller"]
             .iter()

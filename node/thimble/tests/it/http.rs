@@ -1,4 +1,5 @@
-//! The public interface over plain HTTP: every version of every endpoint, as the agents of different ages use them.
+//! The public interface over plain HTTP: every version of every endpoint, as the agents of
+//! different ages use them.
 
 use std::time::Duration;
 
@@ -47,7 +48,8 @@ async fn calls_are_answered_at_once_or_polled_for_in_every_version() {
     let node = Node::start().await;
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
-    let url = |version: u32, what: &str| format!("{}/api/v{version}/canister/{counter}/{what}", node.url);
+    let url =
+        |version: u32, what: &str| format!("{}/api/v{version}/canister/{counter}/{what}", node.url);
 
     for (version, expected) in [(3, 1u64), (4, 2)] {
         let signed = agent.update(&counter, "inc").with_arg(vec![]).sign().unwrap();
@@ -69,7 +71,8 @@ async fn calls_are_answered_at_once_or_polled_for_in_every_version() {
             let (code, body) = post(url(version, "read_state"), poll.signed_request_status).await;
             assert_eq!(code, 200, "{}", String::from_utf8_lossy(&body));
             let answer: StateAnswer = serde_cbor::from_slice(&body).unwrap();
-            if let Some(reply) = reply_in(&agent, &answer.certificate, signed.request_id.as_slice(), counter)
+            if let Some(reply) =
+                reply_in(&agent, &answer.certificate, signed.request_id.as_slice(), counter)
             {
                 break reply;
             }
@@ -134,7 +137,8 @@ async fn status_health_and_metrics_say_how_the_node_is() {
     assert_eq!(status.root_key.unwrap().len(), 133);
     let health = reqwest::get(format!("{}/health", node.url)).await.unwrap();
     assert_eq!(health.status(), 200);
-    let metrics = reqwest::get(format!("{}/metrics", node.url)).await.unwrap().text().await.unwrap();
+    let metrics =
+        reqwest::get(format!("{}/metrics", node.url)).await.unwrap().text().await.unwrap();
     for name in [
         "thimble_memory_anonymous_bytes",
         "thimble_memory_file_bytes",

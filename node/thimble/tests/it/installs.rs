@@ -11,7 +11,8 @@ use crate::harness::*;
 fn heavy(number: usize) -> Vec<u8> {
     let statement = "(local.set 0 (i32.rotl (local.get 0) (local.get 0)))";
     let body = statement.repeat(5_000);
-    wat::parse_str(format!("(module (func (param i32) {body}) (global i32 (i32.const {number})))")).unwrap()
+    wat::parse_str(format!("(module (func (param i32) {body}) (global i32 (i32.const {number})))"))
+        .unwrap()
 }
 
 #[tokio::test]
@@ -33,8 +34,9 @@ async fn an_install_that_cannot_be_paid_compiles_nothing() {
     let artefacts = || std::fs::read_dir(node.data.join("artifacts")).unwrap().count();
     let before = artefacts();
     let empty = Encode!().unwrap();
-    let error =
-        install(&agent, poor, CanisterInstallMode::Install, heavy(0), empty.clone()).await.unwrap_err();
+    let error = install(&agent, poor, CanisterInstallMode::Install, heavy(0), empty.clone())
+        .await
+        .unwrap_err();
     let (code, text, _) = rejected(error);
     assert_eq!(code, 2, "{text}");
     assert!(text.contains("prepaying the installation of code needs"), "{text}");

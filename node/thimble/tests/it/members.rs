@@ -1,4 +1,5 @@
-//! Changes of a subnet's members from outside: who holds the key is shown, a fifth node gets ready, and a change passes from hand to hand until it is complete.
+//! Changes of a subnet's members from outside: who holds the key is shown, a fifth node gets ready,
+//! and a change passes from hand to hand until it is complete.
 
 use std::fs;
 
@@ -35,12 +36,16 @@ fn sign(ceremony: &Ceremony, node: usize) -> String {
 fn a_fifth_node_is_admitted_by_three_of_four() {
     let ceremony = five();
     let subnet: Value =
-        serde_json::from_str(&ceremony.ok(&["members", "show", "--data-dir", "4", "--json"])).unwrap();
+        serde_json::from_str(&ceremony.ok(&["members", "show", "--data-dir", "4", "--json"]))
+            .unwrap();
     assert_eq!(
         (&subnet["threshold"], &subnet["epoch"], &subnet["changes"]),
         (&json!(3), &json!(0), &json!(0))
     );
-    assert_eq!((&subnet["member"], subnet["members"].as_array().unwrap().len()), (&json!(false), 4));
+    assert_eq!(
+        (&subnet["member"], subnet["members"].as_array().unwrap().len()),
+        (&json!(false), 4)
+    );
     let shown = ceremony.ok(&["members", "show", "--data-dir", "4"]);
     assert!(shown.contains("3 of 4 members sign; 1 may be faulty"), "{shown}");
     assert!(shown.contains("this node is no member"), "{shown}");
@@ -50,13 +55,19 @@ fn a_fifth_node_is_admitted_by_three_of_four() {
     let told = change(&ceremony, "change.json", &["--add", &record(4)]);
     assert!(told.contains("5 after it, 4 before; 4 must then run and agree"), "{told}");
     let hash = told.lines().next().unwrap().to_owned();
-    ceremony
-        .refused(&["members", "submit", "--data-dir", "0", "change.json"], &["0 members signed", "3 must"]);
+    ceremony.refused(
+        &["members", "submit", "--data-dir", "0", "change.json"],
+        &["0 members signed", "3 must"],
+    );
     for (count, node) in [(1, 2), (2, 0), (2, 2)] {
         let told = sign(&ceremony, node);
-        assert!(told.starts_with(&hash) && told.contains(&format!("{count} of 3 needed")), "{told}");
+        assert!(
+            told.starts_with(&hash) && told.contains(&format!("{count} of 3 needed")),
+            "{told}"
+        );
     }
-    ceremony.refused(&["members", "submit", "--data-dir", "0", "change.json"], &["2 members signed"]);
+    ceremony
+        .refused(&["members", "submit", "--data-dir", "0", "change.json"], &["2 members signed"]);
     // It is for members to say, in words that are theirs.
     ceremony.refused(&["members", "sign", "--data-dir", "4", "change.json"], &["is no member"]);
     sign(&ceremony, 3);
@@ -75,7 +86,8 @@ fn a_change_that_cannot_be_is_refused_where_it_is_made_or_seen() {
     let ceremony = five();
     let id = |node| ceremony.node_id(node);
     let refused = |more: &[&str], words: &[&str]| {
-        let arguments = [&["members", "change", "--data-dir", "0", "--out", "no.json"][..], more].concat();
+        let arguments =
+            [&["members", "change", "--data-dir", "0", "--out", "no.json"][..], more].concat();
         ceremony.refused(&arguments, words);
         assert!(!ceremony.path("no.json").exists());
     };
@@ -90,11 +102,15 @@ fn a_change_that_cannot_be_is_refused_where_it_is_made_or_seen() {
     change(&ceremony, "change.json", &["--add", &record(4), "--remove", &id(1)]);
     sign(&ceremony, 0);
     ceremony.changed("change.json", "other.json", |file| file["remove"][0] = json!(id(2)));
-    ceremony
-        .refused(&["members", "verify", "--data-dir", "0", "other.json"], &["other.json", "does not verify"]);
+    ceremony.refused(
+        &["members", "verify", "--data-dir", "0", "other.json"],
+        &["other.json", "does not verify"],
+    );
     ceremony.changed("change.json", "other.json", |file| file["number"] = json!(1));
-    ceremony
-        .refused(&["members", "sign", "--data-dir", "0", "other.json"], &["has number 1", "has number 0"]);
+    ceremony.refused(
+        &["members", "sign", "--data-dir", "0", "other.json"],
+        &["has number 1", "has number 0"],
+    );
     let three = [0, 1, 2].map(id);
     let remove: Vec<_> = three[1..].iter().flat_map(|id| ["--remove", id]).collect();
     for node in 5..8 {
@@ -111,7 +127,10 @@ fn a_change_that_cannot_be_is_refused_where_it_is_made_or_seen() {
     // A node that has no subnet, and one whose summary was lost.
     ceremony.refused(&["members", "show", "--data-dir", "7"], &["7/keys/summary", "thimble join"]);
     fs::remove_file(ceremony.path("0/keys/summary")).unwrap();
-    ceremony.refused(&["members", "show", "--data-dir", "0"], &["run `thimble join` with the genesis again"]);
+    ceremony.refused(
+        &["members", "show", "--data-dir", "0"],
+        &["run `thimble join` with the genesis again"],
+    );
     ceremony.join(0);
     ceremony.ok(&["members", "show", "--data-dir", "0"]);
 }
@@ -131,7 +150,15 @@ impl Running {
         let address = free_addresses(1).remove(0);
         let running = Self { subnet, address };
         let (data, record) = (running.path("node4"), running.path("node4.json"));
-        running.run(&["keygen", "--data-dir", &data, "--address", &running.address, "--out", &record]);
+        running.run(&[
+            "keygen",
+            "--data-dir",
+            &data,
+            "--address",
+            &running.address,
+            "--out",
+            &record,
+        ]);
         running.run(&["join", "--data-dir", &data, "--genesis", &running.path("genesis.json")]);
         running
     }
@@ -142,14 +169,22 @@ impl Running {
 
     fn run(&self, arguments: &[&str]) -> String {
         let output = thimble().args(arguments).output().unwrap();
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Makes a change, has it signed by all four, hands it to one of them, and waits until there are so many members.
+    /// Makes a change, has it signed by all four, hands it to one of them, and waits until there
+    /// are so many members.
     async fn change(&self, what: &[&str], members: usize) {
         let out = self.path("change.json");
-        self.run(&[&["members", "change", "--data-dir", &self.path("node0"), "--out", &out], what].concat());
+        self.run(
+            &[&["members", "change", "--data-dir", &self.path("node0"), "--out", &out], what]
+                .concat(),
+        );
         for node in ["node0", "node1", "node2", "node3"] {
             self.run(&["members", "sign", "--data-dir", &self.path(node), &out]);
         }
@@ -176,7 +211,8 @@ async fn members_change_while_clients_are_served() {
     let shown = running.run(&["members", "show", "--data-dir", &running.path("node2"), "--json"]);
     let shown: Value = serde_json::from_str(&shown).unwrap();
     assert_eq!((&shown["threshold"], &shown["changes"]), (&json!(4), &json!(1)));
-    let fifth = shown["members"].as_array().unwrap().iter().find(|node| node["address"] == running.address);
+    let fifth =
+        shown["members"].as_array().unwrap().iter().find(|node| node["address"] == running.address);
     let fifth = fifth.unwrap()["node_id"].as_str().unwrap().to_owned();
     running.change(&["--remove", &fifth], 4).await;
     assert_eq!(increment(&agent, counter).await, 3);
@@ -187,7 +223,8 @@ async fn a_fifth_node_comes_to_a_running_subnet_and_is_needed_from_then_on() {
     let mut running = Running::start().await;
     let agent = running.subnet.nodes[0].agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
-    let arguments = ["--p2p-listen", &running.address, "--provisional", "true"].map(str::to_owned).to_vec();
+    let arguments =
+        ["--p2p-listen", &running.address, "--provisional", "true"].map(str::to_owned).to_vec();
     let mut fifth = Node::prepared(running.path("node4").into(), "512MiB", arguments);
     fifth.configure(SHORT_EPOCHS);
     fifth.spawn();

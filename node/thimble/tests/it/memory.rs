@@ -1,4 +1,5 @@
-//! Where memory ends: the kernel kills, caps below what works, canisters that take all they can, modules too large to compile, and more canisters than fit.
+//! Where memory ends: the kernel kills, caps below what works, canisters that take all they can,
+//! modules too large to compile, and more canisters than fit.
 
 use std::sync::{
     Arc,
@@ -21,7 +22,9 @@ async fn fill_heap(agent: &Agent, canister: Principal, mib: u64, byte: u8) -> Re
 }
 
 async fn heap_sum(agent: &Agent, canister: Principal, mib: u64) -> u64 {
-    let reply = query(agent, canister, "heap_read_sum", Encode!(&0u64, &(mib * MIB)).unwrap()).await.unwrap();
+    let reply = query(agent, canister, "heap_read_sum", Encode!(&0u64, &(mib * MIB)).unwrap())
+        .await
+        .unwrap();
     Decode!(&reply, u64).unwrap()
 }
 
@@ -45,7 +48,8 @@ async fn a_worker_killed_for_memory_is_replaced_and_its_message_runs_again() {
     for worker in node.workers() {
         group.add(worker);
     }
-    // The worker has no room for this; the one that takes its place lives in the node's own group, which has.
+    // The worker has no room for this; the one that takes its place lives in the node's own group,
+    // which has.
     fill_heap(&agent, bench, 48, 3).await.unwrap();
     assert!(group.kills() >= 1, "the kernel killed nobody");
     assert!(node.metric("thimble_worker_restarts_total").await > restarts);
@@ -60,15 +64,25 @@ async fn health(node: &Node) -> String {
 /// A message that writes, under way.
 type Filling = tokio::task::JoinHandle<Result<(), String>>;
 
-/// A node in a group that has no room for what a message writes, waiting for it; the message, and the arguments of the command that the node prints.
-async fn waiting(group: &Group, node: &Node, agent: &Agent, bench: Principal) -> (Filling, Vec<String>) {
-    // Somebody gives the group less than the node was promised. The worker is smaller than the node, and is still the one to go.
+/// A node in a group that has no room for what a message writes, waiting for it; the message, and
+/// the arguments of the command that the node prints.
+async fn waiting(
+    group: &Group,
+    node: &Node,
+    agent: &Agent,
+    bench: Principal,
+) -> (Filling, Vec<String>) {
+    // Somebody gives the group less than the node was promised. The worker is smaller than the
+    // node, and is still the one to go.
     group.cap(group.held_bytes() + 12 * MIB);
     let filling = tokio::spawn({
         let agent = agent.clone();
         async move { fill_heap(&agent, bench, 60, 4).await }
     });
-    until("the node says what it waits for", async || health(node).await.contains("thimble reject")).await;
+    until("the node says what it waits for", async || {
+        health(node).await.contains("thimble reject")
+    })
+    .await;
     let text = health(node).await;
     assert!(text.contains("a round waits") && text.contains(&bench.to_text()), "{text}");
     let (_, command) = text.split_once("thimble reject ").unwrap();
@@ -95,10 +109,12 @@ async fn a_message_too_large_for_the_process_group_waits_until_there_is_room() {
     assert!(format!("{refused:?}").contains("a round waits"), "{refused:?}");
     assert_eq!(heap_sum(&agent, bench, 8).await, 3 * 8 * MIB, "queries go on");
 
-    // With room the same message comes to what it would have come to anywhere else, and updates are taken by themselves.
+    // With room the same message comes to what it would have come to anywhere else, and updates are
+    // taken by themselves.
     group.cap(1024 * MIB);
     filling.await.unwrap().unwrap();
-    until("updates are taken again", async || update(&agent, counter, "inc", vec![]).await.is_ok()).await;
+    until("updates are taken again", async || update(&agent, counter, "inc", vec![]).await.is_ok())
+        .await;
     node.kill();
     node.launch().await;
     let agent = node.agent(1).await;
@@ -152,7 +168,8 @@ async fn slow_queries_neither_end_nor_hold_up_a_node_that_writes() {
             let (agent, stop) = (agent.clone(), stop.clone());
             tokio::spawn(async move {
                 while !stop.load(Ordering::Relaxed) {
-                    // Each until its instructions are used up, on the state that was newest when it began.
+                    // Each until its instructions are used up, on the state that was newest when it
+                    // began.
                     let _ = query(&agent, bench, "loop_forever_query", Encode!().unwrap()).await;
                 }
             })
@@ -187,7 +204,10 @@ fn refused(prelude: &str, memory: &str) -> String {
 #[test]
 fn a_budget_below_the_smallest_is_refused_with_the_size_that_works() {
     let text = refused("", "64MiB");
-    assert!(text.contains("64 MiB") && text.contains("the smallest size that works is 124 MiB"), "{text}");
+    assert!(
+        text.contains("64 MiB") && text.contains("the smallest size that works is 124 MiB"),
+        "{text}"
+    );
 }
 
 #[tokio::test]
@@ -195,7 +215,9 @@ async fn a_process_group_below_the_smallest_size_is_refused_and_one_below_the_bu
     let Some(group) = Group::new() else { return };
     group.cap(100 * MIB);
     let text = refused(&group.prelude(), "512MiB");
-    for words in ["100 MiB", "512 MiB", "the smallest size that works is 124 MiB", "--memory 124MiB"] {
+    for words in
+        ["100 MiB", "512 MiB", "the smallest size that works is 124 MiB", "--memory 124MiB"]
+    {
         assert!(text.contains(words), "{words} in {text}");
     }
     assert!(text.contains(group.directory().to_str().unwrap()), "{text}");
@@ -218,7 +240,8 @@ struct Watched {
 impl Watched {
     fn new(node: &Node) -> Self {
         let watched = Self { stop: Arc::default(), most: Arc::default() };
-        let (stop, most, url) = (watched.stop.clone(), watched.most.clone(), format!("{}/metrics", node.url));
+        let (stop, most, url) =
+            (watched.stop.clone(), watched.most.clone(), format!("{}/metrics", node.url));
         tokio::spawn(async move {
             while !stop.load(Ordering::Relaxed) {
                 if let Ok(response) = reqwest::get(&url).await
@@ -246,7 +269,8 @@ impl Drop for Watched {
     }
 }
 
-/// Takes memory page by page and writes to it at once: everything there is, or 16 MiB more per call; replies how many pages it has.
+/// Takes memory page by page and writes to it at once: everything there is, or 16 MiB more per
+/// call; replies how many pages it has.
 const EATER: &str = r#"(module
   (import "ic0" "msg_arg_data_copy" (func $arg (param i32 i32 i32)))
   (import "ic0" "msg_reply" (func $reply))
@@ -288,14 +312,16 @@ async fn a_canister_that_takes_all_memory_it_can_gets_its_limit_and_no_more() {
     assert!(text.contains("30 MiB") && text.contains("Wasm memory"), "the limit is named: {text}");
 
     // The owner's own limit is a trap that names it.
-    let limited = CanisterSettings { wasm_memory_limit: Some((4 * MIB).into()), ..Default::default() };
+    let limited =
+        CanisterSettings { wasm_memory_limit: Some((4 * MIB).into()), ..Default::default() };
     let modest = create_with(&agent, Some(limited)).await.unwrap();
     install(&agent, modest, CanisterInstallMode::Install, module, vec![]).await.unwrap();
     let (code, text, _) = rejected(update(&agent, modest, "some", vec![]).await.unwrap_err());
     assert_eq!(code, 5, "{text}");
     assert!(text.contains("4194304") || text.contains("4 MiB"), "the limit is named: {text}");
 
-    // Over many: memory.grow fails once the subnet has no more, which is long before the address space ends.
+    // Over many: memory.grow fails once the subnet has no more, which is long before the address
+    // space ends.
     let mut pages = 0;
     for _ in 0..40 {
         let reply = update(&agent, eater, "some", vec![]).await.unwrap();
@@ -306,7 +332,11 @@ async fn a_canister_that_takes_all_memory_it_can_gets_its_limit_and_no_more() {
         pages = now;
     }
     let taken = pages << 16;
-    assert!((128 * MIB..=256 * MIB).contains(&taken), "{} MiB of a capacity of 256 MiB", taken / MIB);
+    assert!(
+        (128 * MIB..=256 * MIB).contains(&taken),
+        "{} MiB of a capacity of 256 MiB",
+        taken / MIB
+    );
 
     assert_eq!(count(&agent, counter).await, 1);
     let most = watched.most_bytes();
@@ -338,9 +368,15 @@ async fn a_thousand_canisters_take_no_more_memory_than_a_hundred() {
                 let mut born = vec![];
                 while left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok() {
                     let canister = create(&agent).await;
-                    install(&agent, canister, CanisterInstallMode::Install, module.to_vec(), vec![])
-                        .await
-                        .unwrap();
+                    install(
+                        &agent,
+                        canister,
+                        CanisterInstallMode::Install,
+                        module.to_vec(),
+                        vec![],
+                    )
+                    .await
+                    .unwrap();
                     update(&agent, canister, "touch", vec![]).await.unwrap();
                     born.push(canister);
                 }
@@ -364,8 +400,9 @@ async fn a_thousand_canisters_take_no_more_memory_than_a_hundred() {
 
 /// Loops within loops, and the innermost changes every local.
 fn entangled(locals: usize, depth: usize) -> String {
-    let change: String =
-        (0..locals).map(|n| format!("(local.set {n} (i32.add (local.get {n}) (i32.const 1)))")).collect();
+    let change: String = (0..locals)
+        .map(|n| format!("(local.set {n} (i32.add (local.get {n}) (i32.const 1)))"))
+        .collect();
     let ends = "(br_if 0 (global.get 0)) end ".repeat(depth);
     format!(
         "(module (global (mut i32) (i32.const 0)) (func (local {}) {} {change} {ends}))",
@@ -386,7 +423,11 @@ async fn a_module_too_large_to_compile_is_refused_with_the_limit_and_costs_nobod
             "the limit `module.weight` is ",
             format!("(module {})", "(func)".repeat(49_900)),
         ),
-        ("one function that is hard", "the limit `module.function_weight` is ", entangled(5_000, 1_000)),
+        (
+            "one function that is hard",
+            "the limit `module.function_weight` is ",
+            entangled(5_000, 1_000),
+        ),
     ] {
         let module = wat::parse_str(text).unwrap();
         println!("{name}: {} KiB", module.len() >> 10);
@@ -406,7 +447,9 @@ async fn a_module_too_large_to_compile_is_refused_with_the_limit_and_costs_nobod
         );
         // The same canister takes a module of ordinary size right after, and the others go on.
         let ordinary = std::fs::read(fixture("workbench.wasm")).unwrap();
-        install(&agent, canister, CanisterInstallMode::Install, ordinary, Encode!().unwrap()).await.unwrap();
+        install(&agent, canister, CanisterInstallMode::Install, ordinary, Encode!().unwrap())
+            .await
+            .unwrap();
         update(&agent, canister, "inc", Encode!().unwrap()).await.unwrap();
     }
     assert_eq!(count(&agent, counter).await, 4);

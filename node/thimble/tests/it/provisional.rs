@@ -21,7 +21,9 @@ async fn create_for(agent: &Agent, amount: u128) -> Principal {
         .call_and_wait()
         .await
         .unwrap();
-    candid::decode_one::<ic_management_canister_types::CanisterIdRecord>(&reply).unwrap().canister_id
+    candid::decode_one::<ic_management_canister_types::CanisterIdRecord>(&reply)
+        .unwrap()
+        .canister_id
 }
 
 async fn top_up(agent: &Agent, canister_id: Principal, amount: Nat) -> Result<(), String> {
@@ -58,9 +60,12 @@ async fn all_the_cycles_there_can_be_leave_the_node_serving() {
         compute_allocation: Some(Nat::from(1u8)),
         ..Default::default()
     };
-    let arguments = UpdateSettingsArgs { canister_id: another, settings, sender_canister_version: None };
+    let arguments =
+        UpdateSettingsArgs { canister_id: another, settings, sender_canister_version: None };
     manage(&anonymous, another, "update_settings", Encode!(&arguments).unwrap()).await.unwrap();
-    manage(&anonymous, another, "canister_status", Encode!(&record(another)).unwrap()).await.unwrap();
+    manage(&anonymous, another, "canister_status", Encode!(&record(another)).unwrap())
+        .await
+        .unwrap();
     node.restart().await;
 }
 
@@ -143,6 +148,8 @@ async fn a_node_alone_can_be_told_to_make_nothing_out_of_nothing() {
     let agent = node.agent(1).await;
     let (_, text, _) = rejected(create_with(&agent, None).await.unwrap_err());
     assert!(text.contains("features.provisional"), "{text}");
-    assert!(top_up(&agent, counter, Nat::from(1u8)).await.unwrap_err().contains("features.provisional"));
+    assert!(
+        top_up(&agent, counter, Nat::from(1u8)).await.unwrap_err().contains("features.provisional")
+    );
     assert_eq!(update(&agent, counter, "inc", vec![]).await.unwrap(), 1u64.to_le_bytes());
 }

@@ -12,10 +12,12 @@ async fn raw_rand_never_comes_again_after_a_clean_stop_or_a_kill() {
     for start in 0..5 {
         let agent = node.agent(1).await;
         for _ in 0..3 {
-            let reply = update(&agent, bench, "raw_rand_via_mgmt", Encode!().unwrap()).await.unwrap();
+            let reply =
+                update(&agent, bench, "raw_rand_via_mgmt", Encode!().unwrap()).await.unwrap();
             seen.push(Decode!(&reply, Vec<u8>).unwrap());
         }
-        // A killed node executes again what it had executed, and compares the roots: with other randomness it would end here.
+        // A killed node executes again what it had executed, and compares the roots: with other
+        // randomness it would end here.
         if start % 2 == 0 {
             node.stop();
         } else {

@@ -47,7 +47,11 @@ impl Subnet {
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         let run = |arguments: &[&str]| {
             let output = thimble().args(arguments).output().unwrap();
-            assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+            assert!(
+                output.status.success(),
+                "{arguments:?}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
         };
         let addresses = free_addresses(4);
         let names = |prefix: &str, suffix: &str| -> Vec<String> {
@@ -74,7 +78,16 @@ impl Subnet {
         arguments.extend(records.iter().flat_map(|record| ["--node", record]));
         run(&arguments);
         for node in 0..4 {
-            run(&["genesis", "deal", "--data-dir", &data[node], "--plan", &plan, "--out", &dealings[node]]);
+            run(&[
+                "genesis",
+                "deal",
+                "--data-dir",
+                &data[node],
+                "--plan",
+                &plan,
+                "--out",
+                &dealings[node],
+            ]);
         }
         let mut arguments = vec!["genesis", "assemble", "--plan", &plan, "--out", &genesis];
         arguments.extend(dealings.iter().flat_map(|dealing| ["--dealing", dealing]));
@@ -154,7 +167,10 @@ async fn nothing_acknowledged_is_lost_when_one_node_is_killed_and_when_all_are()
         assert_eq!(increment(&agent, counter).await, count);
     }
     subnet.nodes[3].launch().await;
-    until("the node that was killed has caught up", async || subnet.counts(counter).await == [10; 4]).await;
+    until("the node that was killed has caught up", async || {
+        subnet.counts(counter).await == [10; 4]
+    })
+    .await;
 
     // Two are not enough to agree; nothing is acknowledged until a third is back.
     subnet.nodes[1].kill();
@@ -172,12 +188,14 @@ async fn nothing_acknowledged_is_lost_when_one_node_is_killed_and_when_all_are()
     // All at once, without warning.
     subnet.nodes.iter_mut().for_each(Node::kill);
     subnet.start_all().await;
-    until("all four are back with everything", async || subnet.counts(counter).await == [11; 4]).await;
+    until("all four are back with everything", async || subnet.counts(counter).await == [11; 4])
+        .await;
     let agent = subnet.nodes[2].agent(1).await;
     assert_eq!(increment(&agent, counter).await, 12);
 }
 
-/// Blocks twenty times a second, few of which are kept; and states that travel slowly, so that one can be interrupted.
+/// Blocks twenty times a second, few of which are kept; and states that travel slowly, so that one
+/// can be interrupted.
 const FORGETFUL: &str = "[limits.pages]\nmanifest_interval_rounds = 20\nmanifest_lag_rounds = 5\n\
      [limits.consensus]\nidle_round_millis = 50\nblocks_per_epoch = 100\nretention_rounds = 40\nsync_bytes_per_second = 2097152\n";
 /// Rounds after which a node with that configuration surely keeps nothing of what was before.
@@ -187,7 +205,10 @@ const WRITTEN: u64 = 24 << 20;
 
 /// A figure of the status report, 0 while there is none.
 async fn reported(node: &mut Node, pointer: &str) -> u64 {
-    node.try_status().await.and_then(|report| report.pointer(pointer).and_then(Value::as_u64)).unwrap_or(0)
+    node.try_status()
+        .await
+        .and_then(|report| report.pointer(pointer).and_then(Value::as_u64))
+        .unwrap_or(0)
 }
 
 impl Subnet {
@@ -213,15 +234,17 @@ impl Subnet {
         .await;
         for node in &self.nodes {
             let agent = node.agent(1).await;
-            let sum =
-                query(&agent, bench, "stable_read_sum", Encode!(&0u64, &WRITTEN).unwrap()).await.unwrap();
+            let sum = query(&agent, bench, "stable_read_sum", Encode!(&0u64, &WRITTEN).unwrap())
+                .await
+                .unwrap();
             assert_eq!(Decode!(&sum, u64).unwrap(), 7 * WRITTEN);
         }
     }
 }
 
 #[tokio::test]
-async fn a_node_that_was_away_too_long_takes_over_a_state_even_when_killed_meanwhile_and_from_nothing() {
+async fn a_node_that_was_away_too_long_takes_over_a_state_even_when_killed_meanwhile_and_from_nothing()
+ {
     let mut subnet = Subnet::start_with(FORGETFUL).await;
     let agent = subnet.nodes[0].agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
@@ -243,7 +266,13 @@ async fn a_node_that_was_away_too_long_takes_over_a_state_even_when_killed_meanw
         reported(&mut subnet.nodes[3], "/subnet/state_sync/bytes_done").await > 4 << 20
     })
     .await;
-    assert!(!reqwest::get(format!("{}/health", subnet.nodes[3].url)).await.unwrap().status().is_success());
+    assert!(
+        !reqwest::get(format!("{}/health", subnet.nodes[3].url))
+            .await
+            .unwrap()
+            .status()
+            .is_success()
+    );
     subnet.nodes[3].kill();
     assert!(!subnet.nodes[3].log().contains("starting again in place"));
     subnet.nodes[3].spawn();
@@ -262,7 +291,8 @@ async fn a_node_that_was_away_too_long_takes_over_a_state_even_when_killed_meanw
     assert_eq!(log.matches("a state was taken over from peers").count(), 1, "{log}");
     assert_eq!(log.matches("starting again in place").count(), 1, "{log}");
     subnet.agree(counter, 4, bench).await;
-    // Calls through it are answered with certificates that verify, and it is one of three that can go on.
+    // Calls through it are answered with certificates that verify, and it is one of three that can
+    // go on.
     let own = subnet.nodes[3].agent(1).await;
     assert_eq!(increment(&own, counter).await, 5);
     subnet.nodes[2].kill();
@@ -295,7 +325,8 @@ fn padded(signed: &[u8], bytes: usize) -> Vec<u8> {
     serde_cbor::to_vec(&Cbor::Map(envelope)).unwrap()
 }
 
-/// The same call signed by another key, to which a chain of delegations leads that is as long as may be: all of it holds.
+/// The same call signed by another key, to which a chain of delegations leads that is as long as
+/// may be: all of it holds.
 fn delegated(signed: &SignedUpdate, key: &BasicIdentity, number: u8) -> Vec<u8> {
     const LINKS: u8 = 20;
     let text = |text: &str| Cbor::Text(text.into());
@@ -321,7 +352,9 @@ fn delegated(signed: &SignedUpdate, key: &BasicIdentity, number: u8) -> Vec<u8> 
             (text("expiration"), Cbor::Integer(expiration.into())),
             (
                 text("targets"),
-                Cbor::Array(targets.iter().map(|target| Cbor::Bytes(target.as_slice().to_vec())).collect()),
+                Cbor::Array(
+                    targets.iter().map(|target| Cbor::Bytes(target.as_slice().to_vec())).collect(),
+                ),
             ),
         ]);
         chain.push(Cbor::Map(BTreeMap::from([
@@ -344,13 +377,19 @@ async fn one_request_in_many_envelopes_does_not_hold_a_subnet_up() {
     let subnet = Subnet::start().await;
     let agent = subnet.nodes[0].agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
-    // Every request reaches one node in 200 bytes and the others in megabytes, about 26 MB in total. Whatever block names it, three nodes of four hold another envelope.
+    // Every request reaches one node in 200 bytes and the others in megabytes, about 26 MB in
+    // total. Whatever block names it, three nodes of four hold another envelope.
     for number in 0..CALLS {
         let key = BasicIdentity::from_raw_key(&[100 + number; 32]);
-        let signing = subnet.nodes[0].agent_with(BasicIdentity::from_raw_key(&[100 + number; 32])).await;
+        let signing =
+            subnet.nodes[0].agent_with(BasicIdentity::from_raw_key(&[100 + number; 32])).await;
         let signed = signing.update(&counter, "inc").with_arg(vec![]).sign().unwrap();
-        let large = [padded(&signed.signed_update, 2 << 20), delegated(&signed, &key, 100 + number)];
-        assert!(signed.signed_update.len() < 500 && large.iter().all(|envelope| envelope.len() > 500_000));
+        let large =
+            [padded(&signed.signed_update, 2 << 20), delegated(&signed, &key, 100 + number)];
+        assert!(
+            signed.signed_update.len() < 500
+                && large.iter().all(|envelope| envelope.len() > 500_000)
+        );
         let sent = subnet.nodes.iter().enumerate().map(|(place, node)| {
             let body = match (place + usize::from(number)) % 4 {
                 0 => signed.signed_update.clone(),
@@ -360,14 +399,18 @@ async fn one_request_in_many_envelopes_does_not_hold_a_subnet_up() {
         });
         for call in sent.collect::<Vec<_>>() {
             let (code, text) = call.await.unwrap();
-            // A node that knows the call already, or is full for a moment, says so; none says that the call is none.
+            // A node that knows the call already, or is full for a moment, says so; none says that
+            // the call is none.
             assert!(matches!(code, 200 | 202 | 503), "{code}: {}", String::from_utf8_lossy(&text));
         }
     }
-    // Each of them is executed once, everywhere, and the subnet goes on; it stood for minutes when each node counted its own copies.
+    // Each of them is executed once, everywhere, and the subnet goes on; it stood for minutes when
+    // each node counted its own copies.
     let expected = u64::from(CALLS);
-    until("every call is executed on every node", async || subnet.counts(counter).await == [expected; 4])
-        .await;
+    until("every call is executed on every node", async || {
+        subnet.counts(counter).await == [expected; 4]
+    })
+    .await;
     for count in 1..=5 {
         assert_eq!(increment(&agent, counter).await, expected + count);
     }

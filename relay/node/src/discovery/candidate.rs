@@ -89,8 +89,10 @@ impl Candidate {
         if peer == terms.own {
             return Err(Unfit::Own);
         }
-        let plain =
-            record.tcp.iter().map(|socket| Multiaddr::from(socket.ip()).with(Protocol::Tcp(socket.port())));
+        let plain = record
+            .tcp
+            .iter()
+            .map(|socket| Multiaddr::from(socket.ip()).with(Protocol::Tcp(socket.port())));
         let mut readable = true;
         let further = record.addresses.iter().filter_map(|bytes| {
             let address = Multiaddr::try_from(bytes.to_vec()).ok();
@@ -135,7 +137,9 @@ fn dialable(address: &Multiaddr, peer: PeerId, loopback: bool) -> Option<Multiad
     let mut dialled = Multiaddr::empty().with(host).with(port);
     for part in parts {
         match part {
-            Protocol::Ws(_) | Protocol::Wss(_) | Protocol::Tls | Protocol::Sni(_) => dialled.push(part),
+            Protocol::Ws(_) | Protocol::Wss(_) | Protocol::Tls | Protocol::Sni(_) => {
+                dialled.push(part)
+            }
             Protocol::P2p(named) if named == peer => break,
             _ => return None,
         }
@@ -193,7 +197,10 @@ pub(crate) mod tests {
         let known = read(&record(1, 16, &[7, 8], PUBLIC), &terms).unwrap();
         assert!(known.relays && known.shareable);
         assert_eq!(known.shards.iter().collect::<Vec<_>>(), [7]);
-        assert_eq!(known.addresses[0].to_string(), format!("/ip4/203.0.113.7/tcp/60000/p2p/{}", known.peer));
+        assert_eq!(
+            known.addresses[0].to_string(),
+            format!("/ip4/203.0.113.7/tcp/60000/p2p/{}", known.peer)
+        );
         assert_eq!(read(&record(1, 2, &[7], PUBLIC), &terms), Err(Unfit::Cluster(2)));
         assert_eq!(read(&record(1, 16, &[8, 9], PUBLIC), &terms), Err(Unfit::Shards));
         let own = Terms { own: known.peer, ..terms };
@@ -203,7 +210,9 @@ pub(crate) mod tests {
     #[test]
     fn nobody_has_this_node_dial_into_its_own_machine() {
         let terms = terms();
-        for ip in [[127, 0, 0, 1], [0, 0, 0, 0], [224, 0, 0, 1], [255, 255, 255, 255], [169, 254, 1, 1]] {
+        for ip in
+            [[127, 0, 0, 1], [0, 0, 0, 0], [224, 0, 0, 1], [255, 255, 255, 255], [169, 254, 1, 1]]
+        {
             let content = record(1, 16, &[1], ip.into());
             assert_eq!(read(&content, &terms), Err(Unfit::Address), "{ip:?}");
         }
@@ -219,12 +228,16 @@ pub(crate) mod tests {
             format!("/ip4/203.0.113.7/tcp/1/p2p/{other}/p2p-circuit"),
             "/dns4/node.example.org/tcp/8000/wss".to_owned(),
         ];
-        let addresses = texts.iter().map(|text| text.parse::<Multiaddr>().unwrap().to_vec()).collect();
+        let addresses =
+            texts.iter().map(|text| text.parse::<Multiaddr>().unwrap().to_vec()).collect();
         let content = RecordContent { ip4: None, addresses, ..record(1, 16, &[1], PUBLIC) };
         let known = read(&content, &terms()).unwrap();
         assert_eq!(known.addresses.len(), 1);
-        assert!(known.addresses[0].to_string().starts_with("/dns4/node.example.org/tcp/8000/wss/p2p/"));
-        let damaged = RecordContent { addresses: vec![vec![255; 9]], ..record(1, 16, &[1], PUBLIC) };
+        assert!(
+            known.addresses[0].to_string().starts_with("/dns4/node.example.org/tcp/8000/wss/p2p/")
+        );
+        let damaged =
+            RecordContent { addresses: vec![vec![255; 9]], ..record(1, 16, &[1], PUBLIC) };
         assert!(!read(&damaged, &terms()).unwrap().shareable, "a Go client would read it for ever");
     }
 }

@@ -3,13 +3,13 @@
 //! what it finds.
 //!
 //! What bounds it. Its table is cut to [`Options::table`] records at each look; the crate itself
-//! holds 16 for each of 256 distances. As many sessions are kept. Packets that nobody waited for are
-//! taken at [`Options::packets`] a second, whoever sends them, and half of it of one node; that
+//! holds 16 for each of 256 distances. As many sessions are kept. Packets that nobody waited for
+//! are taken at [`Options::packets`] a second, whoever sends them, and half of it of one node; that
 //! bounds handshakes under way and what is noted of strangers. Limits by address are off: the
 //! sender's address can be forged, so a flood would have others banned, and would grow the table of
 //! addresses. Packets of an address from which an answer is waited for pass at any rate; those are
-//! bounded by how often the tasks run ([`super::paced`]). One search runs at a time, every [`SEARCH_WANTED`] while peers are wanted, else every
-//! [`SEARCH_IDLE`].
+//! bounded by how often the tasks run ([`super::paced`]). One search runs at a time, every
+//! [`SEARCH_WANTED`] while peers are wanted, else every [`SEARCH_IDLE`].
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -18,7 +18,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow};
-use discv5::{ConfigBuilder, Discv5, Enr, Event, ListenConfig, ProtocolIdentity, RateLimiterBuilder};
+use discv5::{
+    ConfigBuilder, Discv5, Enr, Event, ListenConfig, ProtocolIdentity, RateLimiterBuilder,
+};
 use enr::{CombinedKey, NodeId};
 use libp2p::{Multiaddr, multiaddr::Protocol};
 use protocol::record::NodeRecord;
@@ -28,7 +30,8 @@ use super::{candidate::Candidate, known::Origin, paced::Paced};
 use crate::node::Node;
 
 /// Waku's network is not Ethereum's. Source: vacp2p/rfc-index 33.
-const IDENTITY: ProtocolIdentity = ProtocolIdentity { protocol_id: *b"d5waku", protocol_version: [0, 1] };
+const IDENTITY: ProtocolIdentity =
+    ProtocolIdentity { protocol_id: *b"d5waku", protocol_version: [0, 1] };
 /// Between two searches while peers are wanted, and else.
 const SEARCH_WANTED: Duration = Duration::from_secs(10);
 const SEARCH_IDLE: Duration = Duration::from_secs(300);
@@ -36,8 +39,8 @@ const SEARCH_IDLE: Duration = Duration::from_secs(300);
 const LOOK: Duration = Duration::from_secs(2);
 /// Nodes that fit, of one search.
 const FOUND_MAX: usize = 16;
-/// A node that sends more than half of all packets is not heard for so long. Nodes of other programs
-/// search without a pause while their network is small.
+/// A node that sends more than half of all packets is not heard for so long. Nodes of other
+/// programs search without a pause while their network is small.
 const BAN: Duration = Duration::from_secs(60);
 
 /// What it runs with.
@@ -126,7 +129,8 @@ impl Service {
         let mut discv5 =
             Discv5::new(own, key, config.build()).map_err(|error| anyhow!("discovery: {error}"))?;
         discv5.start().await.map_err(|error| anyhow!("starting discovery: {error:?}"))?;
-        let events = discv5.event_stream().await.map_err(|error| anyhow!("discovery: {error:?}"))?;
+        let events =
+            discv5.event_stream().await.map_err(|error| anyhow!("discovery: {error:?}"))?;
         for known in bootstrap {
             add(&discv5, known);
             node.heard_of(known, Origin::Discv5);
@@ -192,7 +196,10 @@ impl Service {
     fn search(&mut self) {
         let pause = if self.node.wants_peers.load(Relaxed) { SEARCH_WANTED } else { SEARCH_IDLE };
         let nobody = self.node.discovery_table.load(Relaxed) == 0;
-        if nobody || self.search.is_some() || self.searched.is_some_and(|last| last.elapsed() < pause) {
+        if nobody
+            || self.search.is_some()
+            || self.searched.is_some_and(|last| last.elapsed() < pause)
+        {
             return;
         }
         self.searched = Some(Instant::now());

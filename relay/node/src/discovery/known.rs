@@ -238,7 +238,10 @@ impl KnownPeers {
             return false;
         }
         let attempts = self.attempts_of(Some(&candidate.peer));
-        self.found.insert(candidate.peer, Found { candidate, origin, heard: now, dialled: false, attempts });
+        self.found.insert(
+            candidate.peer,
+            Found { candidate, origin, heard: now, dialled: false, attempts },
+        );
         debug_assert!(self.found.len() <= self.bounds.known);
         true
     }
@@ -251,7 +254,8 @@ impl KnownPeers {
 
     /// Makes room for one.
     fn evict(&mut self) -> bool {
-        let idle = |known: &Found| known.attempts.connected.is_none() && known.attempts.dialling.is_none();
+        let idle =
+            |known: &Found| known.attempts.connected.is_none() && known.attempts.dialling.is_none();
         let worst = self.found.iter().filter(|(_, known)| idle(known)).min_by_key(|(_, known)| {
             (known.attempts.failing_since.is_none(), known.attempts.failing_since, known.heard)
         });
@@ -295,21 +299,26 @@ impl KnownPeers {
         if places == 0 || self.found.is_empty() {
             return Vec::new();
         }
-        let under_way = self.found.values().filter(|known| known.attempts.dialling.is_some()).count();
+        let under_way =
+            self.found.values().filter(|known| known.attempts.dialling.is_some()).count();
         let missing = self.bounds.outbound.saturating_sub(connections.outbound + under_way);
         // Those that turn out not to relay hold a connection each: not more of them than of others.
-        let held = self.found.values().filter(|known| known.dialled && known.attempts.connected.is_some());
+        let held =
+            self.found.values().filter(|known| known.dialled && known.attempts.connected.is_some());
         let room = (2 * self.bounds.outbound).saturating_sub(held.count() + under_way).min(places);
         if room == 0 || (missing == 0 && connections.short.is_empty()) {
             return Vec::new();
         }
         let is_static = |peer: &PeerId| self.statics.iter().any(|known| known.peer == Some(*peer));
-        let serves_short =
-            |known: &Found| known.candidate.shards.iter().any(|shard| connections.short.contains(shard));
+        let serves_short = |known: &Found| {
+            known.candidate.shards.iter().any(|shard| connections.short.contains(shard))
+        };
         let mut ready: Vec<(bool, u32, PeerId)> = self
             .found
             .iter()
-            .filter(|(peer, known)| known.candidate.relays && known.attempts.is_free(now) && !is_static(peer))
+            .filter(|(peer, known)| {
+                known.candidate.relays && known.attempts.is_free(now) && !is_static(peer)
+            })
             .map(|(peer, known)| (!serves_short(known), known.attempts.failures, *peer))
             .collect();
         ready.shuffle(&mut self.random);
@@ -391,8 +400,8 @@ impl KnownPeers {
         }
     }
 
-    /// Whether more peers should be searched for: relay peers are missing, and hardly anybody is left
-    /// to be dialled.
+    /// Whether more peers should be searched for: relay peers are missing, and hardly anybody is
+    /// left to be dialled.
     pub(crate) fn wants_more(&self, now: Duration, connections: &Connections) -> bool {
         let short = !connections.short.is_empty();
         let missing = self.bounds.outbound.saturating_sub(connections.outbound);
@@ -405,9 +414,11 @@ impl KnownPeers {
     pub(crate) fn records(&mut self, asking: &PeerId, most: usize) -> Vec<Bytes> {
         let good = |known: &&Found| {
             let attempts = &known.attempts;
-            known.candidate.shareable && (attempts.connected.is_some() || attempts.failing_since.is_none())
+            known.candidate.shareable
+                && (attempts.connected.is_some() || attempts.failing_since.is_none())
         };
-        let others = self.found.values().filter(|known| known.candidate.peer != *asking).filter(good);
+        let others =
+            self.found.values().filter(|known| known.candidate.peer != *asking).filter(good);
         let mut records: Vec<&Bytes> = others.map(|known| &known.candidate.record).collect();
         let (chosen, _) = records.partial_shuffle(&mut self.random, most);
         chosen.iter().map(|record| (*record).clone()).collect()
@@ -435,8 +446,10 @@ impl KnownPeers {
             })
         });
         let named = |peer: &PeerId| self.statics.iter().any(|known| known.peer == Some(*peer));
-        let found =
-            self.found.iter().filter(|(peer, known)| known.attempts.connected.is_none() && !named(peer));
+        let found = self
+            .found
+            .iter()
+            .filter(|(peer, known)| known.attempts.connected.is_none() && !named(peer));
         let found = found.filter_map(|(peer, known)| {
             Some(KnownPeer {
                 peer: *peer,

@@ -1,5 +1,5 @@
-//! Finding peers: records of nodes from the discovery protocol, from lists in the DNS and from other
-//! peers, and the choice of whom to dial.
+//! Finding peers: records of nodes from the discovery protocol, from lists in the DNS and from
+//! other peers, and the choice of whom to dial.
 //!
 //! `known` and `walk` decide, without sockets, clocks or randomness of their own; `discv5`,
 //! `node_lists` and [`crate::services::peer_exchange`] bring records; the swarm's task asks `known`
@@ -44,7 +44,8 @@ pub(crate) async fn start(
     } else {
         Vec::new()
     };
-    let udp = sockets.iter().map(|socket| socket.local_addr()).collect::<Result<Vec<SocketAddr>, _>>()?;
+    let udp =
+        sockets.iter().map(|socket| socket.local_addr()).collect::<Result<Vec<SocketAddr>, _>>()?;
     // Milliseconds since 1970: of two runs the later one has the higher number.
     let sequence = u64::try_from((node.clock)() / 1_000_000).unwrap_or(1);
     let content = own_record::content(&node.settings, &config.announce, addresses, &udp, sequence);
@@ -60,7 +61,8 @@ pub(crate) async fn start(
             learn_address: config.announce.is_empty() && !node.terms.loopback,
         };
         let bootstrap = config.bootstrap_records()?;
-        let service = Service::start(node.clone(), options, sockets, &record, secret, &bootstrap).await?;
+        let service =
+            Service::start(node.clone(), options, sockets, &record, secret, &bootstrap).await?;
         for socket in &udp {
             tracing::info!(%socket, "discovery listens");
         }
@@ -83,7 +85,8 @@ pub(crate) fn record_of(config: &Config, secret: &[u8; 32]) -> Result<NodeRecord
     let udp = config.runs_discv5().then(|| SocketAddr::from(([0, 0, 0, 0], config.discv5_port)));
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let sequence = u64::try_from(now.as_millis()).unwrap_or(1);
-    let content = own_record::content(&settings, &config.announce, &config.listen, udp.as_slice(), sequence);
+    let content =
+        own_record::content(&settings, &config.announce, &config.listen, udp.as_slice(), sequence);
     content.sign(secret).context("this node's record")
 }
 

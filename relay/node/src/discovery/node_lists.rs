@@ -1,8 +1,8 @@
 //! Reads lists of nodes in the DNS: at the start, and again from time to time.
 //!
-//! One question at a time, each within [`ASK_TIME`], a list within [`LIST_TIME`]. The resolver lives
-//! as long as a round and caches nothing; between rounds there is only a timer. A text longer than
-//! [`ENTRY_BYTES_MAX`] is not read. Whether anybody is dialled is not decided here.
+//! One question at a time, each within [`ASK_TIME`], a list within [`LIST_TIME`]. The resolver
+//! lives as long as a round and caches nothing; between rounds there is only a timer. A text longer
+//! than [`ENTRY_BYTES_MAX`] is not read. Whether anybody is dialled is not decided here.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -52,8 +52,15 @@ pub(crate) async fn run(node: Arc<Node>, lists: Lists, discv5: Option<Arc<Discv5
         match resolver(&lists.servers) {
             Ok(resolver) => {
                 for list in &lists.lists {
-                    read += read_list(&node, &resolver, list, lists.names, discv5.as_deref(), &mut versions)
-                        .await;
+                    read += read_list(
+                        &node,
+                        &resolver,
+                        list,
+                        lists.names,
+                        discv5.as_deref(),
+                        &mut versions,
+                    )
+                    .await;
                 }
             }
             Err(error) => tracing::warn!(%error, "no DNS server can be asked"),
@@ -67,10 +74,11 @@ fn resolver(servers: &[SocketAddr]) -> Result<TokioResolver> {
         TokioResolver::builder_tokio().context("reading the system's resolver configuration")?
     } else {
         let servers = servers.iter().map(|server| {
-            let connections = [ConnectionConfig::udp(), ConnectionConfig::tcp()].map(|mut connection| {
-                connection.port = server.port();
-                connection
-            });
+            let connections =
+                [ConnectionConfig::udp(), ConnectionConfig::tcp()].map(|mut connection| {
+                    connection.port = server.port();
+                    connection
+                });
             NameServerConfig::new(server.ip(), true, connections.to_vec())
         });
         let config = ResolverConfig::from_parts(None, Vec::new(), servers.collect());
@@ -132,7 +140,10 @@ async fn read_list(
         }
     };
     if timeout(LIST_TIME, reading).await.is_err() {
-        tracing::warn!(list = list.domain, "the node list was not read to its end within {LIST_TIME:?}");
+        tracing::warn!(
+            list = list.domain,
+            "the node list was not read to its end within {LIST_TIME:?}"
+        );
     }
     if records == 0 {
         tracing::warn!(list = list.domain, failed, "no record was read from the node list");

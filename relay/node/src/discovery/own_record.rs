@@ -22,11 +22,15 @@ pub(crate) fn content(
     udp: &[SocketAddr],
     sequence: u64,
 ) -> RecordContent {
-    let capabilities = Capabilities::RELAY.with(Capabilities::FILTER).with(Capabilities::LIGHT_PUSH);
-    let capabilities = if settings.store { capabilities.with(Capabilities::STORE) } else { capabilities };
+    let capabilities =
+        Capabilities::RELAY.with(Capabilities::FILTER).with(Capabilities::LIGHT_PUSH);
+    let capabilities =
+        if settings.store { capabilities.with(Capabilities::STORE) } else { capabilities };
     let shards = ShardList::new(settings.cluster, settings.shards.iter()).unwrap_or_default();
-    let all: Vec<Address> =
-        if announced.is_empty() { listening } else { announced }.iter().filter_map(Address::read).collect();
+    let all: Vec<Address> = if announced.is_empty() { listening } else { announced }
+        .iter()
+        .filter_map(Address::read)
+        .collect();
     let widest = all.iter().map(Address::reach).max().unwrap_or(Reach::Machine);
     let all: Vec<Address> = all.into_iter().filter(|address| address.reach() == widest).collect();
     let plain4 = all.iter().find_map(|address| match address {
@@ -91,7 +95,8 @@ struct Address {
 
 impl Address {
     fn read(address: &Multiaddr) -> Option<Self> {
-        let whole: Multiaddr = address.iter().take_while(|part| !matches!(part, Protocol::P2p(_))).collect();
+        let whole: Multiaddr =
+            address.iter().take_while(|part| !matches!(part, Protocol::P2p(_))).collect();
         let mut parts = whole.iter();
         let host = match parts.next()? {
             Protocol::Ip4(ip) if !ip.is_unspecified() => Host::Ip(ip.into()),
@@ -109,7 +114,9 @@ impl Address {
             Host::Name => Reach::World,
             Host::Ip(ip) if ip.is_loopback() => Reach::Machine,
             Host::Ip(IpAddr::V4(ip)) if ip.is_private() || ip.is_link_local() => Reach::Site,
-            Host::Ip(IpAddr::V6(ip)) if ip.is_unique_local() || ip.is_unicast_link_local() => Reach::Site,
+            Host::Ip(IpAddr::V6(ip)) if ip.is_unique_local() || ip.is_unicast_link_local() => {
+                Reach::Site
+            }
             Host::Ip(_) => Reach::World,
         }
     }
@@ -125,17 +132,26 @@ mod tests {
         let limits = Limits::preset("tiny").unwrap();
         let eight = std::num::NonZeroU16::new(8).unwrap();
         let settings = Settings::new(16, &[1, 5], eight, true, 0, &limits);
-        let read = |all: &[&str]| all.iter().map(|one| one.parse().unwrap()).collect::<Vec<Multiaddr>>();
-        content(&settings, &read(announced), &read(listening), &["0.0.0.0:9000".parse().unwrap()], 9)
+        let read =
+            |all: &[&str]| all.iter().map(|one| one.parse().unwrap()).collect::<Vec<Multiaddr>>();
+        content(
+            &settings,
+            &read(announced),
+            &read(listening),
+            &["0.0.0.0:9000".parse().unwrap()],
+            9,
+        )
     }
 
     #[test]
     fn what_was_announced_counts_and_else_the_widest_address() {
-        let listening = ["/ip4/127.0.0.1/tcp/60000", "/ip4/10.1.2.3/tcp/60000", "/ip4/10.1.2.3/tcp/8000/ws"];
+        let listening =
+            ["/ip4/127.0.0.1/tcp/60000", "/ip4/10.1.2.3/tcp/60000", "/ip4/10.1.2.3/tcp/8000/ws"];
         let site = made(&[], &listening);
         assert_eq!(site.ip4, Some(([10, 1, 2, 3].into(), Some(60_000))));
         assert_eq!((site.addresses.len(), site.udp), (1, (Some(9000), None)));
-        let world = made(&["/dns4/node.example.org/tcp/443/wss", "/ip4/203.0.113.5/tcp/30303"], &listening);
+        let world =
+            made(&["/dns4/node.example.org/tcp/443/wss", "/ip4/203.0.113.5/tcp/30303"], &listening);
         assert_eq!(world.ip4, Some(([203, 0, 113, 5].into(), Some(30_303))));
         let name: Multiaddr = "/dns4/node.example.org/tcp/443/wss".parse().unwrap();
         assert_eq!(world.addresses, [name.to_vec()]);

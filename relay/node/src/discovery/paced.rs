@@ -3,9 +3,9 @@
 //! The protocol's crate takes packets of strangers at a rate, and all packets of an address from
 //! which it waits for an answer. A stranger becomes such an address by its first packet, as that is
 //! answered by a challenge; each further one, under another id, then makes another challenge, which
-//! is kept for a second. Only how often the tasks run bounds that: in one go a task takes at most as
-//! many packets as tokio's budget for a task allows (128 operations, two for a packet). What comes
-//! faster waits in the socket's buffer, and is dropped by the kernel when that is full.
+//! is kept for a second. Only how often the tasks run bounds that: in one go a task takes at most
+//! as many packets as tokio's budget for a task allows (128 operations, two for a packet). What
+//! comes faster waits in the socket's buffer, and is dropped by the kernel when that is full.
 
 use std::{
     future::Future,

@@ -121,7 +121,9 @@ impl Walk {
             Place::Entry { hash, links, depth } => match ListEntry::decode(text, &hash)? {
                 ListEntry::Branch(_) if depth == DEPTH_MAX => Err(WalkError::TooDeep),
                 ListEntry::Branch(children) => {
-                    children.into_iter().for_each(|child| self.ask(question.list, child, links, depth + 1));
+                    children
+                        .into_iter()
+                        .for_each(|child| self.ask(question.list, child, links, depth + 1));
                     Ok(None)
                 }
                 ListEntry::Record(record) if !links => Ok(Some(*record)),
@@ -170,7 +172,13 @@ mod tests {
         }
 
         /// A list of some records, eight to a branch, and links.
-        fn list(&mut self, domain: &str, sequence: u64, records: u32, links: &[&ListLink]) -> ListLink {
+        fn list(
+            &mut self,
+            domain: &str,
+            sequence: u64,
+            records: u32,
+            links: &[&ListLink],
+        ) -> ListLink {
             let mut leaves: Vec<EntryHash> =
                 (0..records).map(|number| self.entry(domain, node(number).to_string())).collect();
             while leaves.len() > 1 {
@@ -184,7 +192,11 @@ mod tests {
             ListLink { public_key: node(0).public_key, domain: domain.to_owned() }
         }
 
-        fn walk(&self, walk: &mut Walk, versions: &mut Versions) -> (Vec<NodeRecord>, Vec<WalkError>, usize) {
+        fn walk(
+            &self,
+            walk: &mut Walk,
+            versions: &mut Versions,
+        ) -> (Vec<NodeRecord>, Vec<WalkError>, usize) {
             let (mut found, mut failed, mut asked) = (Vec::new(), Vec::new(), 0);
             while let Some(question) = walk.next() {
                 asked += 1;
@@ -200,7 +212,9 @@ mod tests {
     }
 
     fn node(number: u32) -> NodeRecord {
-        RecordContent { sequence: u64::from(number), ..RecordContent::default() }.sign(&KEY).unwrap()
+        RecordContent { sequence: u64::from(number), ..RecordContent::default() }
+            .sign(&KEY)
+            .unwrap()
     }
 
     #[test]
@@ -237,13 +251,15 @@ mod tests {
             ..list.clone()
         };
         let mut versions = Versions::new();
-        let (found, failed, asked) = zone.walk(&mut Walk::new(stranger, 100, [1; 32]), &mut versions);
+        let (found, failed, asked) =
+            zone.walk(&mut Walk::new(stranger, 100, [1; 32]), &mut versions);
         assert_eq!((found.len(), asked), (0, 1));
         assert_eq!(failed, [WalkError::List(ListError::Signature)]);
         // An entry that somebody changed on the way.
         let name = zone.0.iter().find(|(_, text)| text.starts_with("enr:")).unwrap().0.clone();
         zone.0.insert(name, node(77).to_string());
-        let (found, failed, _) = zone.walk(&mut Walk::new(list.clone(), 100, [1; 32]), &mut versions);
+        let (found, failed, _) =
+            zone.walk(&mut Walk::new(list.clone(), 100, [1; 32]), &mut versions);
         assert_eq!((found.len(), failed), (2, vec![WalkError::List(ListError::Hash)]));
         zone.list("one.example.org", 4, 3, &[]);
         let (found, failed, _) = zone.walk(&mut Walk::new(list, 100, [1; 32]), &mut versions);
@@ -263,7 +279,8 @@ mod tests {
         let root = ListRoot { records, links, sequence: 1 }.sign(&KEY).unwrap();
         zone.0.insert(format!("{domain}."), root);
         let list = ListLink { public_key: node(0).public_key, domain: domain.into() };
-        let (found, failed, _) = zone.walk(&mut Walk::new(list, 100, [1; 32]), &mut Versions::new());
+        let (found, failed, _) =
+            zone.walk(&mut Walk::new(list, 100, [1; 32]), &mut Versions::new());
         assert!(found.is_empty() && failed.len() == 2, "{failed:?}");
         assert!(failed.contains(&WalkError::TooDeep) && failed.contains(&WalkError::Misplaced));
     }
@@ -272,7 +289,8 @@ mod tests {
     fn a_ring_of_lists_is_followed_no_further_than_allowed() {
         let mut zone = Zone::default();
         let key = node(0).public_key;
-        let link = |number: usize| ListLink { public_key: key, domain: format!("l{number}.example.org") };
+        let link =
+            |number: usize| ListLink { public_key: key, domain: format!("l{number}.example.org") };
         for number in 0..50 {
             zone.list(&link(number).domain, 1, 1, &[&link(number + 1), &link((number + 7) % 50)]);
         }

@@ -211,11 +211,17 @@ impl Service {
         let others = node.peers().not_connected();
         let connected = (0..known.connected.len())
             .filter_map(move |place| Some(known.peer(&node, known.connected.get(place)?)));
-        answer::list(Rows::new(connected.chain(others.into_iter().map(|one| absent(&one)))), &self.responses)
+        answer::list(
+            Rows::new(connected.chain(others.into_iter().map(|one| absent(&one)))),
+            &self.responses,
+        )
     }
 
     /// `GET /admin/v1/peers/connected` and `/connected/on/{shardId}`.
-    pub(crate) async fn connected_peers(&self, shard: Option<Shard>) -> Result<Response<Body>, Refused> {
+    pub(crate) async fn connected_peers(
+        &self,
+        shard: Option<Shard>,
+    ) -> Result<Response<Body>, Refused> {
         if let Some(shard) = shard {
             known_shard(shard)?;
         }
@@ -242,7 +248,9 @@ impl Service {
         }
         let others = self.node.peers().not_connected();
         let Some(one) = others.iter().find(|one| one.peer == peer) else {
-            return Err(Refused::not_found(format!("peer {peer} is not connected, nor known otherwise")));
+            return Err(Refused::not_found(format!(
+                "peer {peer} is not connected, nor known otherwise"
+            )));
         };
         answer::json(StatusCode::OK, &absent(one), &self.responses)
     }
@@ -320,13 +328,14 @@ impl Service {
             let names: Names<'_> = body.json()?;
             if names.0.len() > DIALS_MAX {
                 let count = names.0.len();
-                return Err(Refused::bad(format!("{count} peers in one request, at most {DIALS_MAX}")));
+                return Err(Refused::bad(format!(
+                    "{count} peers in one request, at most {DIALS_MAX}"
+                )));
             }
             for name in &names.0 {
-                let address: Multiaddr = name
-                    .0
-                    .parse()
-                    .map_err(|error| Refused::bad(format!("`{}` is no multiaddress: {error}", name.0)))?;
+                let address: Multiaddr = name.0.parse().map_err(|error| {
+                    Refused::bad(format!("`{}` is no multiaddress: {error}", name.0))
+                })?;
                 let Some(peer) = peer_of(&address) else {
                     let why = format!("{address} names no peer: add its id, /p2p/<peer id>");
                     return Err(Refused::bad(why));
@@ -341,7 +350,8 @@ impl Service {
         let deadline = Instant::now() + DIAL_TIME;
         loop {
             let connected = self.ask(Ask::Peers).await?;
-            let missing = peers.iter().find(|(peer, _)| !connected.iter().any(|one| one.peer == *peer));
+            let missing =
+                peers.iter().find(|(peer, _)| !connected.iter().any(|one| one.peer == *peer));
             let Some((_, address)) = missing else { return Ok(answer::text("OK")) };
             if Instant::now() >= deadline {
                 return Err(Refused::bad(format!(
@@ -376,7 +386,10 @@ fn known_shard(shard: Shard) -> Result<(), Refused> {
     if shard < SHARDS {
         return Ok(());
     }
-    Err(Refused::bad(format!("there is no shard {shard}: a cluster has shards 0 to {}", SHARDS - 1)))
+    Err(Refused::bad(format!(
+        "there is no shard {shard}: a cluster has shards 0 to {}",
+        SHARDS - 1
+    )))
 }
 
 /// A list of `FilterSubscription` of the specification, a criterion at a time.

@@ -135,6 +135,9 @@ pub(crate) fn json(
 }
 
 /// A JSON list that is made as it is sent. Errors: the pool is full.
-pub(crate) fn list(pieces: impl Pieces + 'static, responses: &Pool) -> Result<Response<Body>, Refused> {
+pub(crate) fn list(
+    pieces: impl Pieces + 'static,
+    responses: &Pool,
+) -> Result<Response<Body>, Refused> {
     Ok(answer(StatusCode::OK, "application/json", Body::list(pieces, responses)?))
 }

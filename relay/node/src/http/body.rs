@@ -45,7 +45,10 @@ impl Body {
     }
 
     /// A list; errors at once when there is no memory for its first piece.
-    pub(crate) fn list(mut pieces: impl Pieces + 'static, responses: &Pool) -> Result<Self, PoolFull> {
+    pub(crate) fn list(
+        mut pieces: impl Pieces + 'static,
+        responses: &Pool,
+    ) -> Result<Self, PoolFull> {
         let first = pieces.next_bytes().unwrap_or(0) as u64;
         let first = responses.try_reserve(first.min(responses.cap_bytes()))?;
         Ok(Self::list_with(first, pieces))
@@ -134,7 +137,8 @@ impl List {
 
     fn poll_retry(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let (now, patience) = (Instant::now(), self.patience);
-        let (until, look) = self.waiting.get_or_insert_with(|| (now + patience, Box::pin(sleep(RETRY))));
+        let (until, look) =
+            self.waiting.get_or_insert_with(|| (now + patience, Box::pin(sleep(RETRY))));
         ready!(look.as_mut().poll(cx));
         if now >= *until {
             let why = format!("the pool {} was full for {patience:?}", self.responses.name());
@@ -161,10 +165,15 @@ impl hyper::body::Body for Body {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match self.get_mut() {
             Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Self::List(list) => list.poll(cx).map(|piece| piece.map(|bytes| bytes.map(Frame::data))),
+            Self::List(list) => {
+                list.poll(cx).map(|piece| piece.map(|bytes| bytes.map(Frame::data)))
+            }
         }
     }
 
@@ -174,7 +183,9 @@ impl hyper::body::Body for Body {
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Self::Whole(bytes) => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
             Self::List(_) => SizeHint::default(),
         }
     }

@@ -42,7 +42,11 @@ const LINGER: Duration = Duration::from_millis(500);
 const _: () = assert!(HEAD_BYTES_MAX as u64 * 2 <= relay_limits::HTTP_CONNECTION_BYTES);
 
 /// Serves one connection until it ends. The caller holds its place.
-pub(crate) async fn serve(stream: TcpStream, service: Arc<Service>, mut stopping: watch::Receiver<bool>) {
+pub(crate) async fn serve(
+    stream: TcpStream,
+    service: Arc<Service>,
+    mut stopping: watch::Receiver<bool>,
+) {
     let read_timeout = service.read_timeout();
     let answer = service_fn(move |request: Request<Incoming>| {
         let service = service.clone();
@@ -57,8 +61,8 @@ pub(crate) async fn serve(stream: TcpStream, service: Arc<Service>, mut stopping
         .max_buf_size(HEAD_BYTES_MAX)
         .half_close(false)
         .serve_connection(stream, answer);
-    // An error is the client's: it went away, was too slow or spoke no HTTP. hyper has answered what
-    // could be answered.
+    // An error is the client's: it went away, was too slow or spoke no HTTP. hyper has answered
+    // what could be answered.
     let ended = tokio::select! {
         _ = poll_fn(|cx| connection.poll_without_shutdown(cx)) => true,
         () = stopped(&mut stopping) => false,
@@ -113,7 +117,11 @@ impl<S> Guarded<S> {
         Self { stream, patience, stall: None }
     }
 
-    fn wrote(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn wrote(
+        &mut self,
+        cx: &mut Context<'_>,
+        outcome: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
         let patience = self.patience;
         match outcome {
             Poll::Ready(Ok(bytes)) => {
@@ -157,7 +165,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.stream).poll_write(cx, buf);
         self.wrote(cx, outcome)
     }

@@ -110,8 +110,9 @@ impl Service {
     fn log_health(&self) -> Option<String> {
         let free = self.node.store.status().disk_free_bytes?;
         let reserve = self.disk_reserve_bytes;
-        (free < reserve)
-            .then(|| format!("{free} bytes of disk are free, store.disk_reserve_bytes is {reserve}"))
+        (free < reserve).then(|| {
+            format!("{free} bytes of disk are free, store.disk_reserve_bytes is {reserve}")
+        })
     }
 
     /// `GET /info` and `/debug/v1/info`.

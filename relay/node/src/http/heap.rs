@@ -22,7 +22,8 @@ impl Service {
         let failed = |words: String| Refused::new(StatusCode::INTERNAL_SERVER_ERROR, words);
         let made = timeout(ANSWER_TIME, spawn_blocking(move || sampler.answer())).await;
         let made = made.map_err(|_| {
-            let words = format!("an answer was not made within {} s; try again", ANSWER_TIME.as_secs());
+            let words =
+                format!("an answer was not made within {} s; try again", ANSWER_TIME.as_secs());
             Refused::busy(StatusCode::SERVICE_UNAVAILABLE, words)
         })?;
         let made = made.map_err(|error| failed(format!("an answer was not made: {error}")))?;

@@ -219,7 +219,8 @@ mod tests {
     const TOPIC: &str = "/app/1/name/proto";
 
     fn encoded(json: &str) -> Result<WakuMessage, String> {
-        let message: MessageJson<'_> = serde_json::from_str(json).map_err(|error| error.to_string())?;
+        let message: MessageJson<'_> =
+            serde_json::from_str(json).map_err(|error| error.to_string())?;
         let topic = message.content_topic().unwrap_or(TOPIC).to_owned();
         let bytes = message.encode(&topic, 77)?;
         WakuMessage::decode(bytes.into()).map_err(|error| error.to_string())
@@ -259,7 +260,9 @@ mod tests {
     fn a_list_of_names_is_bounded() {
         let list = |count: usize| {
             let text = serde_json::to_string(&vec!["n"; count]).unwrap();
-            serde_json::from_str::<Names<'_>>(&text).map(|names| names.0.len()).map_err(|e| e.to_string())
+            serde_json::from_str::<Names<'_>>(&text)
+                .map(|names| names.0.len())
+                .map_err(|e| e.to_string())
         };
         assert_eq!(list(NAMES_MAX), Ok(NAMES_MAX));
         assert!(list(NAMES_MAX + 1).unwrap_err().contains("256"));

@@ -160,7 +160,11 @@ impl Readings {
         let ignored = lost.saturating_sub(repeated).saturating_sub(gossip.rejected);
         out.counter("libp2p_pubsub_validation_ignore", "Messages not taken", ignored)?;
         out.counter("libp2p_gossipsub_duplicate", "Messages received again", gossip.duplicates)?;
-        out.counter("libp2p_gossipsub_received", "Messages received the first time", gossip.accepted)?;
+        out.counter(
+            "libp2p_gossipsub_received",
+            "Messages received the first time",
+            gossip.accepted,
+        )?;
         let shards = || self.topics.iter().zip(gossip.by_shard.values());
         out.gauges(
             "libp2p_gossipsub_peers_per_topic_mesh",
@@ -179,7 +183,12 @@ impl Readings {
         )?;
         let cpu = ConstCounter::new(process.cpu_seconds);
         let help = "Processor time, of the process and of the kernel for it";
-        cpu.encode(out.0.encode_descriptor("process_cpu_seconds", help, None, MetricType::Counter)?)
+        cpu.encode(out.0.encode_descriptor(
+            "process_cpu_seconds",
+            help,
+            None,
+            MetricType::Counter,
+        )?)
     }
 
     /// Light push, filter and store under the names of reference dashboards.
@@ -198,7 +207,11 @@ impl Readings {
         let help = "Filter requests, taken or not";
         out.counter("waku_filter_requests", help, total(&requests.filter))?;
         out.refused("waku_filter_errors", "Filter requests refused", "type", &requests.filter)?;
-        out.counter("waku_store_queries", "Store queries, answered or not", total(&requests.store))?;
+        out.counter(
+            "waku_store_queries",
+            "Store queries, answered or not",
+            total(&requests.store),
+        )?;
         out.refused("waku_store_errors", "Store queries refused", "type", &requests.store)?;
         out.gauges(
             "waku_archive_messages",
@@ -259,16 +272,24 @@ impl Readings {
         )?;
         let refused = sources.into_iter().flat_map(|(source, counted)| {
             let each = counted.refused.iter();
-            each.map(move |(reason, count)| ([("source", source), ("reason", reason.as_str())], *count))
+            each.map(move |(reason, count)| {
+                ([("source", source), ("reason", reason.as_str())], *count)
+            })
         });
         out.counters("thimble_relay_messages_refused", "Messages not taken", refused)?;
         let not_kept =
             messages.not_kept.iter().map(|(reason, count)| ([("reason", reason.as_str())], *count));
-        out.counters("thimble_relay_messages_not_kept", "Messages passed on and not kept", not_kept)?;
+        out.counters(
+            "thimble_relay_messages_not_kept",
+            "Messages passed on and not kept",
+            not_kept,
+        )?;
         let services = [("filter", &requests.filter), ("store", &requests.store)];
         let refused = services.into_iter().flat_map(|(service, counted)| {
             let each = counted.refused.iter();
-            each.map(move |(reason, count)| ([("service", service), ("reason", reason.as_str())], *count))
+            each.map(move |(reason, count)| {
+                ([("service", service), ("reason", reason.as_str())], *count)
+            })
         });
         out.counters("thimble_relay_requests_refused", "Requests not served", refused)?;
         for (name, help, value) in [
@@ -311,18 +332,27 @@ impl Readings {
             Level::Pushes => 2.0,
             Level::Reading => 3.0,
         };
-        let help = "Held back: 0 nothing, 1 queries, 2 pushes and connections too, 3 no stream is read";
+        let help =
+            "Held back: 0 nothing, 1 queries, 2 pushes and connections too, 3 no stream is read";
         out.gauge("thimble_relay_throttle_level", help, level)?;
         for (name, help, value) in [
             ("live", "Allocated by the program", allocator.live_bytes),
             ("active", "In pages that hold an allocation", allocator.active_bytes),
-            ("resident", "Resident for the allocator, freed pages included", allocator.resident_bytes),
+            (
+                "resident",
+                "Resident for the allocator, freed pages included",
+                allocator.resident_bytes,
+            ),
         ] {
             out.gauge(&format!("thimble_relay_allocator_{name}_bytes"), help, value as f64)?;
         }
         for (name, help, value) in [
             ("purges_idle", "Times an idle relay handed memory back", allocator.purges_idle),
-            ("purges_pressure", "Times memory was handed back under pressure", allocator.purges_pressure),
+            (
+                "purges_pressure",
+                "Times memory was handed back under pressure",
+                allocator.purges_pressure,
+            ),
             ("returned_bytes", "Handed back to the operating system", allocator.returned_bytes),
         ] {
             out.counter(&format!("thimble_relay_{name}"), help, value)?;
@@ -343,7 +373,12 @@ impl Readings {
         ] {
             let name = format!("thimble_relay_{name}");
             let unit = Some(&Unit::Seconds);
-            histogram.encode(out.0.encode_descriptor(&name, help, unit, MetricType::Histogram)?)?;
+            histogram.encode(out.0.encode_descriptor(
+                &name,
+                help,
+                unit,
+                MetricType::Histogram,
+            )?)?;
         }
         Ok(())
     }
@@ -351,12 +386,24 @@ impl Readings {
     fn own_gossip(&self, out: &mut Out<'_, '_>) -> fmt::Result {
         let Report { gossip, peers, uptime_millis, .. } = &self.report;
         out.gauge("thimble_relay_uptime_seconds", "Time since start", *uptime_millis as f64 / 1e3)?;
-        out.gauge("thimble_relay_connections", "Open connections of peers", peers.connections as f64)?;
+        out.gauge(
+            "thimble_relay_connections",
+            "Open connections of peers",
+            peers.connections as f64,
+        )?;
         let table = peers.discovery_table as f64;
         out.gauge("thimble_relay_discovery_table", "Records in the discovery table", table)?;
         out.counter("thimble_relay_dials", "Dials begun", peers.dials)?;
-        out.counter("thimble_relay_dials_failed", "Dials that came to nothing", peers.dials_failed)?;
-        out.counter("thimble_relay_peers_evicted", "Found peers that left a full store", peers.evicted)?;
+        out.counter(
+            "thimble_relay_dials_failed",
+            "Dials that came to nothing",
+            peers.dials_failed,
+        )?;
+        out.counter(
+            "thimble_relay_peers_evicted",
+            "Found peers that left a full store",
+            peers.evicted,
+        )?;
         for (name, help, value) in [
             ("seen", "Message ids remembered", gossip.seen),
             ("history", "References peers may fetch", gossip.history),

@@ -1,8 +1,8 @@
 //! The HTTP interface: REST as reference nodes publish it, metrics, health, and one status report.
 //!
 //! Routes are those of the OpenAPI files in waku-org/waku-rest-api; beside them `/metrics`
-//! (Prometheus text), `/status.json`, and `/dashboard`, which draws it. HTTP/1.1 alone is spoken: clients are tools of the
-//! operator, each with a connection or two.
+//! (Prometheus text), `/status.json`, and `/dashboard`, which draws it. HTTP/1.1 alone is spoken:
+//! clients are tools of the operator, each with a connection or two.
 //!
 //! What bounds it:
 //!

@@ -1,9 +1,9 @@
 //! Publishing: relay by pubsub topic or by content topic, and light push of both versions.
 //!
 //! All are one thing here: the message goes the way of every client's message
-//! ([`crate::node::Node::publish`]) and is answered for when it is in the log. Rates per peer do not
-//! count: clients of this interface are the operator's. What bounds it: the request's body, and the
-//! pool `receiving` for the encoded message.
+//! ([`crate::node::Node::publish`]) and is answered for when it is in the log. Rates per peer do
+//! not count: clients of this interface are the operator's. What bounds it: the request's body, and
+//! the pool `receiving` for the encoded message.
 
 use hyper::{Response, StatusCode};
 use protocol::StatusCode as Status;
@@ -63,7 +63,9 @@ impl Service {
             Err(Unpublished::Rejected(rejected)) => {
                 let message = format!("not published: {rejected}");
                 Err(match status_of(&rejected) {
-                    Status::TooManyRequests => Refused::busy(StatusCode::TOO_MANY_REQUESTS, message),
+                    Status::TooManyRequests => {
+                        Refused::busy(StatusCode::TOO_MANY_REQUESTS, message)
+                    }
                     Status::PayloadTooLarge => Refused::new(StatusCode::PAYLOAD_TOO_LARGE, message),
                     Status::NoPeers | Status::ServiceUnavailable => {
                         Refused::busy(StatusCode::SERVICE_UNAVAILABLE, message)
@@ -95,8 +97,10 @@ impl Service {
                 let status = u16::try_from(code.code()).ok();
                 let status = status.and_then(|status| StatusCode::from_u16(status).ok());
                 let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-                let retry =
-                    matches!(code, Status::TooManyRequests | Status::ServiceUnavailable | Status::NoPeers);
+                let retry = matches!(
+                    code,
+                    Status::TooManyRequests | Status::ServiceUnavailable | Status::NoPeers
+                );
                 Refused { retry, ..Refused::new(status, rejected.to_string()) }
             }
         };
@@ -105,7 +109,10 @@ impl Service {
     }
 
     /// `POST /lightpush/v1/message`: text, and fewer codes.
-    pub(crate) async fn light_push_legacy(&self, body: ReceivedBody) -> Result<Response<Body>, Refused> {
+    pub(crate) async fn light_push_legacy(
+        &self,
+        body: ReceivedBody,
+    ) -> Result<Response<Body>, Refused> {
         let (topic, parts) = self.encode_pushed(&body).await;
         match self.publish(topic, parts, body).await {
             Ok(_) => Ok(answer::text("OK")),
@@ -113,7 +120,9 @@ impl Service {
             Err(Unpublished::Rejected(rejected)) => {
                 let message = format!("not pushed: {rejected}");
                 Err(match status_of(&rejected) {
-                    Status::TooManyRequests => Refused::busy(StatusCode::TOO_MANY_REQUESTS, message),
+                    Status::TooManyRequests => {
+                        Refused::busy(StatusCode::TOO_MANY_REQUESTS, message)
+                    }
                     Status::NoPeers | Status::ServiceUnavailable => {
                         Refused::busy(StatusCode::SERVICE_UNAVAILABLE, message)
                     }
@@ -123,7 +132,11 @@ impl Service {
         }
     }
 
-    async fn encode_relayed(&self, auto: bool, body: &ReceivedBody) -> Result<Encoded, Unpublished> {
+    async fn encode_relayed(
+        &self,
+        auto: bool,
+        body: &ReceivedBody,
+    ) -> Result<Encoded, Unpublished> {
         let message: MessageJson<'_> = self.parsed(body)?;
         if auto && message.content_topic().is_none() {
             self.node.counters.client_refused.add(Reason::Damaged);
@@ -133,7 +146,10 @@ impl Service {
         self.encode(&message).await
     }
 
-    async fn encode_pushed(&self, body: &ReceivedBody) -> (Option<String>, Result<Encoded, Unpublished>) {
+    async fn encode_pushed(
+        &self,
+        body: &ReceivedBody,
+    ) -> (Option<String>, Result<Encoded, Unpublished>) {
         match self.parsed::<PushRequest<'_>>(body) {
             Ok(push) => {
                 let encoded = self.encode(&push.message).await;

@@ -282,8 +282,10 @@ impl Samples {
         if window_seconds <= 0.0 {
             return Rates::default();
         }
-        let mut rates =
-            first.iter().zip(last).map(|(first, last)| last.saturating_sub(*first) as f64 / window_seconds);
+        let mut rates = first
+            .iter()
+            .zip(last)
+            .map(|(first, last)| last.saturating_sub(*first) as f64 / window_seconds);
         let mut next = || rates.next().unwrap_or_default();
         Rates {
             window_seconds,
@@ -315,8 +317,8 @@ impl Service {
         answer::json(StatusCode::OK, &report, &self.responses)
     }
 
-    /// Reads everything but the history. A swarm that does not answer leaves its part empty: an operator looks
-    /// here when something is wrong.
+    /// Reads everything but the history. A swarm that does not answer leaves its part empty: an
+    /// operator looks here when something is wrong.
     pub(crate) async fn report(&self) -> Report {
         let connected = self.ask(Ask::Peers).await.unwrap_or_default();
         let node = &*self.node;
@@ -434,7 +436,9 @@ impl Service {
         };
         let views: HashMap<Peer, _> = views.into_iter().map(|view| (view.peer, view)).collect();
         let distinct: std::collections::HashSet<_> = connected.iter().map(|one| one.peer).collect();
-        let relay = |outbound| connected.iter().filter(|one| one.gossips && one.outbound == outbound).count();
+        let relay = |outbound| {
+            connected.iter().filter(|one| one.gossips && one.outbound == outbound).count()
+        };
         let some = connected.iter().take(PEERS_MAX).map(|one| {
             let view = views.get(&one.number);
             PeerFigures {

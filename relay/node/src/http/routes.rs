@@ -156,7 +156,8 @@ fn one_of<const N: usize>(method: &Method, routes: [(Method, Route); N]) -> Resu
 }
 
 fn shard(name: &str) -> Result<u16, Refused> {
-    name.parse().map_err(|_| Refused::bad(format!("`{name}` is no shard: a number from 0 to 65535")))
+    name.parse()
+        .map_err(|_| Refused::bad(format!("`{name}` is no shard: a number from 0 to 65535")))
 }
 
 fn decoded(name: &str) -> Result<String, Refused> {
@@ -190,7 +191,9 @@ mod tests {
     #[test]
     fn topics_are_found_in_paths_however_they_are_written() {
         let topic = "/waku/2/rs/16/32".to_owned();
-        for path in ["/relay/v1/messages/%2Fwaku%2F2%2Frs%2F16%2F32", "/relay/v1/messages//waku/2/rs/16/32"] {
+        for path in
+            ["/relay/v1/messages/%2Fwaku%2F2%2Frs%2F16%2F32", "/relay/v1/messages//waku/2/rs/16/32"]
+        {
             assert_eq!(find(&Method::GET, path).unwrap(), Route::RelayMessages(topic.clone()));
             assert_eq!(find(&Method::POST, path).unwrap(), Route::RelayPublish(topic.clone()));
         }
@@ -213,7 +216,10 @@ mod tests {
         assert_eq!(find(&Method::GET, "/relay/v1/messages/").unwrap_err().status, 404);
         assert_eq!(find(&Method::GET, "/store/v1/messages").unwrap_err().status, 404);
         let refused = find(&Method::PATCH, "/filter/v2/subscriptions").unwrap_err();
-        assert_eq!((refused.status.as_u16(), refused.allow.as_deref()), (405, Some("POST, PUT, DELETE")));
+        assert_eq!(
+            (refused.status.as_u16(), refused.allow.as_deref()),
+            (405, Some("POST, PUT, DELETE"))
+        );
         for path in ["/admin/v1/peers/mesh/on/65536", "/admin/v1/peer/%F", "/admin/v1/peer/%FF"] {
             assert_eq!(find(&Method::GET, path).unwrap_err().status, 400, "{path}");
         }

@@ -121,7 +121,10 @@ impl Service {
     }
 
     /// Asks the swarm's task. Errors: 503 when it does not answer.
-    pub(crate) async fn ask<T>(&self, ask: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, Refused> {
+    pub(crate) async fn ask<T>(
+        &self,
+        ask: impl FnOnce(oneshot::Sender<T>) -> Ask,
+    ) -> Result<T, Refused> {
         let (reply, answered) = oneshot::channel();
         let asking = async {
             self.asks.send(ask(reply)).await.ok()?;
@@ -162,7 +165,11 @@ impl Service {
         response
     }
 
-    async fn dispatch(&self, route: Route, request: Request<Incoming>) -> Result<Response<Body>, Refused> {
+    async fn dispatch(
+        &self,
+        route: Route,
+        request: Request<Incoming>,
+    ) -> Result<Response<Body>, Refused> {
         if reads(&route)
             && let Some(why) = self.node.watch.held_back(Work::Queries)
         {
@@ -192,9 +199,13 @@ impl Service {
             Route::LogLevel(level) => Err(self.log_level(&level)),
             Route::LightPush => Ok(self.light_push(self.push(request).await).await),
             Route::LightPushLegacy => self.light_push_legacy(self.push(request).await?).await,
-            Route::RelayPublish(topic) => self.relay_publish(Some(&topic), self.push(request).await?).await,
+            Route::RelayPublish(topic) => {
+                self.relay_publish(Some(&topic), self.push(request).await?).await
+            }
             Route::AutoPublish => self.relay_publish(None, self.push(request).await?).await,
-            Route::RelaySubscribe => self.relay_subscribe(&self.subscription(request).await?, false),
+            Route::RelaySubscribe => {
+                self.relay_subscribe(&self.subscription(request).await?, false)
+            }
             Route::RelayUnsubscribe => self.relay_unsubscribe(&self.read(request).await?, false),
             Route::AutoSubscribe => self.relay_subscribe(&self.subscription(request).await?, true),
             Route::AutoUnsubscribe => self.relay_unsubscribe(&self.read(request).await?, true),
@@ -205,7 +216,9 @@ impl Service {
                 Ok(self.filter_subscribe(self.subscription(request).await, modify))
             }
             Route::FilterUnsubscribe => Ok(self.filter_unsubscribe(self.read(request).await)),
-            Route::FilterUnsubscribeAll => Ok(self.filter_unsubscribe_all(self.read(request).await)),
+            Route::FilterUnsubscribeAll => {
+                Ok(self.filter_unsubscribe_all(self.read(request).await))
+            }
             Route::FilterPing(request_id) => Ok(self.filter_ping(&request_id)),
             Route::FilterMessages(topic) => self.filter_messages(&topic),
             Route::StoreQuery => self.store_query(request.uri().query().unwrap_or_default()).await,
@@ -230,7 +243,9 @@ impl Service {
         status: StatusCode,
         refused: &ByReason,
     ) -> Result<ReceivedBody, Refused> {
-        let Some(why) = self.node.watch.held_back(Work::Pushes) else { return self.read(request).await };
+        let Some(why) = self.node.watch.held_back(Work::Pushes) else {
+            return self.read(request).await;
+        };
         refused.add(Reason::Memory);
         Err(self.discarded(request.into_body(), Refused::busy(status, why)).await)
     }
@@ -252,7 +267,8 @@ impl Service {
             Ok(Ok(received)) => Ok(received),
             Ok(Err(refused)) => Err(self.discarded(body, refused).await),
             Err(_) => {
-                let message = format!("the body did not arrive within http.read_timeout_millis = {millis}");
+                let message =
+                    format!("the body did not arrive within http.read_timeout_millis = {millis}");
                 let refused = Refused::new(StatusCode::REQUEST_TIMEOUT, message);
                 Err(Refused { close: true, ..refused })
             }
@@ -262,8 +278,9 @@ impl Service {
     async fn read_body(&self, body: &mut Incoming) -> Result<ReceivedBody, Refused> {
         let limit = self.limits.body_bytes;
         let too_large = |bytes: u64| {
-            let message =
-                format!("the body has {bytes} bytes or more, http.body_bytes is {limit}; split the payload");
+            let message = format!(
+                "the body has {bytes} bytes or more, http.body_bytes is {limit}; split the payload"
+            );
             Refused::new(StatusCode::PAYLOAD_TOO_LARGE, message)
         };
         let announced = body.size_hint();
@@ -276,8 +293,9 @@ impl Service {
         let mut held = self.bodies.try_reserve(room as u64)?;
         let mut bytes = BytesMut::with_capacity(room);
         while let Some(frame) = body.frame().await {
-            let frame = frame
-                .map_err(|error| Refused::bad(format!("the body could not be read to its end: {error}")))?;
+            let frame = frame.map_err(|error| {
+                Refused::bad(format!("the body could not be read to its end: {error}"))
+            })?;
             let Ok(data) = frame.into_data() else { continue };
             let total = bytes.len() + data.len();
             if total as u64 > limit {
@@ -336,8 +354,9 @@ pub(crate) fn pool_full(full: &PoolFull) -> String {
 /// themselves; what an operator looks at is not.
 fn reads(route: &Route) -> bool {
     use Route::{
-        AutoMessages, ConnectedPeers, ConnectedPeersOn, FilterMessages, FilterSubscribers, MeshPeers,
-        MeshPeersOn, Peer, PeerStats, Peers, RelayMessages, RelayPeers, RelayPeersOn, ServicePeers,
+        AutoMessages, ConnectedPeers, ConnectedPeersOn, FilterMessages, FilterSubscribers,
+        MeshPeers, MeshPeersOn, Peer, PeerStats, Peers, RelayMessages, RelayPeers, RelayPeersOn,
+        ServicePeers,
     };
     matches!(
         route,

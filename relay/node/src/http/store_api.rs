@@ -57,7 +57,9 @@ impl Service {
         let page = page.map_err(|error| {
             let why = error.to_string();
             let (reason, refused) = match &error {
-                QueryError::Busy { .. } => (Reason::Busy, Refused::busy(StatusCode::TOO_MANY_REQUESTS, why)),
+                QueryError::Busy { .. } => {
+                    (Reason::Busy, Refused::busy(StatusCode::TOO_MANY_REQUESTS, why))
+                }
                 QueryError::UnknownCursor { .. } | QueryError::TooMany { .. } => {
                     (Reason::Invalid, Refused::bad(why))
                 }
@@ -127,15 +129,17 @@ impl Pieces for PageJson {
             State::Head => None,
             State::First | State::Later => self.found.as_slice().first(),
         };
-        let data = entry
-            .filter(|_| self.include_data)
-            .map_or(0, |found| read_bytes_max(&found.message) + json_text_bytes_max(&found.pubsub_topic));
+        let data = entry.filter(|_| self.include_data).map_or(0, |found| {
+            read_bytes_max(&found.message) + json_text_bytes_max(&found.pubsub_topic)
+        });
         Some(ENTRY_BYTES_MAX + data)
     }
 
     fn write(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
         if matches!(self.state, State::Head) {
-            out.extend_from_slice(br#"{"requestId":"","statusCode":200,"statusDesc":"OK","messages":["#);
+            out.extend_from_slice(
+                br#"{"requestId":"","statusCode":200,"statusDesc":"OK","messages":["#,
+            );
             self.state = State::First;
             return Ok(());
         }

@@ -21,20 +21,23 @@ pub(crate) struct Asked {
 
 /// Reads the parameters of a query. Errors: which cannot be read.
 pub(crate) fn parse(query: &str) -> Result<Asked, String> {
-    let mut asked = Asked { query: Query { forward: true, ..Query::default() }, ..Asked::default() };
+    let mut asked =
+        Asked { query: Query { forward: true, ..Query::default() }, ..Asked::default() };
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         // A topic may have been encoded as a field of a form; in base64 a plus is a digit.
         let form = matches!(name, "pubsubTopic" | "contentTopics");
-        let value =
-            percent_decoded(value, form).ok_or_else(|| format!("{name} is not percent-encoded UTF-8"))?;
+        let value = percent_decoded(value, form)
+            .ok_or_else(|| format!("{name} is not percent-encoded UTF-8"))?;
         if value.is_empty() {
             continue;
         }
         let query = &mut asked.query;
         match name {
             "peerAddr" => {
-                asked.peer = Some(value.parse().map_err(|error| format!("peerAddr is no address: {error}"))?);
+                asked.peer = Some(
+                    value.parse().map_err(|error| format!("peerAddr is no address: {error}"))?,
+                );
             }
             "includeData" => {
                 asked.include_data = match value.to_ascii_lowercase().as_str() {
@@ -68,7 +71,8 @@ pub(crate) fn parse(query: &str) -> Result<Asked, String> {
 
 /// Nanoseconds since 1970; zero and less mean that there is no bound.
 fn time(name: &str, value: &str) -> Result<Option<i64>, String> {
-    let time: i64 = value.parse().map_err(|_| format!("{name} is no number of nanoseconds since 1970"))?;
+    let time: i64 =
+        value.parse().map_err(|_| format!("{name} is no number of nanoseconds since 1970"))?;
     Ok((time > 0).then_some(time))
 }
 
@@ -77,7 +81,9 @@ fn hash(name: &str, text: &str) -> Result<[u8; 32], String> {
         Ok(hash) => Some(hash.0),
         Err(_) => decode(text).and_then(|bytes| bytes.try_into().ok()),
     };
-    hash.ok_or_else(|| format!("{name}: a message hash is 64 hexadecimal digits, or base64 of 32 bytes"))
+    hash.ok_or_else(|| {
+        format!("{name}: a message hash is 64 hexadecimal digits, or base64 of 32 bytes")
+    })
 }
 
 #[cfg(test)]
@@ -109,8 +115,7 @@ mod tests {
     #[test]
     fn hashes_are_read_in_both_ways_of_writing() {
         let hex = MessageHash([0xfb; 32]).to_string();
-        let base64 =
-            "%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fs%3D";
+        let base64 = "%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fs%3D";
         let asked = parse(&format!("hashes={hex},{base64}&cursor={hex}")).unwrap();
         assert_eq!(asked.query.hashes, [[0xfb; 32]; 2]);
         assert_eq!(asked.query.cursor, Some([0xfb; 32]));

@@ -74,7 +74,11 @@ impl Service {
     }
 
     /// `POST /relay/v1/subscriptions` and `/relay/v1/auto/subscriptions`.
-    pub(crate) fn relay_subscribe(&self, body: &ReceivedBody, auto: bool) -> Result<Response<Body>, Refused> {
+    pub(crate) fn relay_subscribe(
+        &self,
+        body: &ReceivedBody,
+        auto: bool,
+    ) -> Result<Response<Body>, Refused> {
         let topics = self.relay_topics(body, auto)?;
         self.subscribe(Under::Relay, topics)?;
         Ok(answer::text("OK"))
@@ -132,7 +136,10 @@ impl Service {
     }
 
     /// `DELETE /filter/v2/subscriptions/all`.
-    pub(crate) fn filter_unsubscribe_all(&self, body: Result<ReceivedBody, Refused>) -> Response<Body> {
+    pub(crate) fn filter_unsubscribe_all(
+        &self,
+        body: Result<ReceivedBody, Refused>,
+    ) -> Response<Body> {
         self.filter(body, |_| {
             let all: HashSet<Topic> = self.subscribed().filter.iter().cloned().collect();
             if self.unsubscribe(Under::Filter, &all) { Ok(()) } else { Err(no_subscriptions()) }
@@ -169,7 +176,9 @@ impl Service {
     fn filter_topics(&self, request: &FilterRequest<'_>) -> Result<HashSet<Topic>, Refused> {
         let names = request.content_filters.as_ref().map_or(&[][..], |names| &names.0);
         if names.is_empty() {
-            return Err(Refused::bad("contentFilters names no content topic; at least one is needed"));
+            return Err(Refused::bad(
+                "contentFilters names no content topic; at least one is needed",
+            ));
         }
         let pubsub_topic = request.pubsub_topic.as_ref().map(|topic| &*topic.0);
         names.iter().map(|name| self.content_topic(pubsub_topic, &name.0)).collect()
@@ -262,7 +271,8 @@ impl Service {
         let mut messages = VecDeque::new();
         {
             let mut subscribed = self.subscribed();
-            let topics: Vec<&Topic> = subscribed.of(under).iter().filter(|topic| wanted(topic)).collect();
+            let topics: Vec<&Topic> =
+                subscribed.of(under).iter().filter(|topic| wanted(topic)).collect();
             if topics.is_empty() {
                 let name: String = name.chars().take(CONTENT_TOPIC_BYTES_MAX).collect();
                 return Err(Refused::not_found(format!(

@@ -1,9 +1,9 @@
 //! Which connections there are, and which of their peers are gossiped with.
 //!
 //! Runs in the swarm's task and does little: messages never pass through here. Bounds: connections
-//! being negotiated, in all, of one peer and from one address; when nearly all places are taken, a connection
-//! that is of no use gives way to each new one. So do gossip peers that behave badly, or that share no
-//! topic with this node, when all places in the gossip are taken.
+//! being negotiated, in all, of one peer and from one address; when nearly all places are taken, a
+//! connection that is of no use gives way to each new one. So do gossip peers that behave badly, or
+//! that share no topic with this node, when all places in the gossip are taken.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -19,8 +19,8 @@ use libp2p::{
     core::{Endpoint, transport::PortUse},
     multiaddr::Protocol,
     swarm::{
-        CloseConnection, ConnectionClosed, ConnectionDenied, ConnectionId, FromSwarm, ListenFailure,
-        NetworkBehaviour, NotifyHandler, ToSwarm,
+        CloseConnection, ConnectionClosed, ConnectionDenied, ConnectionId, FromSwarm,
+        ListenFailure, NetworkBehaviour, NotifyHandler, ToSwarm,
     },
 };
 use router::Peer;
@@ -32,8 +32,8 @@ use super::{
 };
 use crate::{governor::Work, node::Node};
 
-/// Of all places, one in so many is kept free for whoever comes next, as long as connections of no use
-/// can give way.
+/// Of all places, one in so many is kept free for whoever comes next, as long as connections of no
+/// use can give way.
 const FREE_OF: usize = 16;
 
 /// Why a connection was not taken.
@@ -102,8 +102,8 @@ impl Behaviour {
         self.open.values()
     }
 
-    /// Asks one of the peers that can be asked for further ones, chosen by `random`. Says whether there
-    /// is any.
+    /// Asks one of the peers that can be asked for further ones, chosen by `random`. Says whether
+    /// there is any.
     pub(crate) fn ask_peers(&mut self, random: u32) -> bool {
         let can: Vec<_> = self.open.iter().filter(|(_, open)| open.exchanges).collect();
         let Some((id, open)) = can.get(random as usize % can.len().max(1)) else { return false };
@@ -121,7 +121,10 @@ impl Behaviour {
             return Err(ConnectionDenied::new(Denied::PerPeer(settings.connections_per_peer)));
         }
         if let Some(ip) = counted_address(address)
-            && self.per_address.get(&ip).is_some_and(|count| *count >= settings.connections_per_address)
+            && self
+                .per_address
+                .get(&ip)
+                .is_some_and(|count| *count >= settings.connections_per_address)
         {
             let denied = Denied::PerAddress(settings.connections_per_address);
             return Err(ConnectionDenied::new(denied));
@@ -136,8 +139,8 @@ impl Behaviour {
         Ok(())
     }
 
-    /// Closes a connection that is of no use: the oldest on which nothing was ever asked, else the one on
-    /// which nothing was asked for longest; if that is long enough.
+    /// Closes a connection that is of no use: the oldest on which nothing was ever asked, else the
+    /// one on which nothing was asked for longest; if that is long enough.
     fn make_room(&mut self) {
         let (idle, unused) = (self.node.settings.idle, self.node.settings.unused);
         let useless = |open: &Open| {
@@ -161,11 +164,14 @@ impl Behaviour {
     fn leave(&mut self, id: ConnectionId) {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.leaving = true;
-        self.waiting
-            .push_back(ToSwarm::CloseConnection { peer_id: open.peer, connection: CloseConnection::One(id) });
+        self.waiting.push_back(ToSwarm::CloseConnection {
+            peer_id: open.peer,
+            connection: CloseConnection::One(id),
+        });
     }
 
-    /// Peers that came when all places in the gossip were taken try again. To be called at each heartbeat.
+    /// Peers that came when all places in the gossip were taken try again. To be called at each
+    /// heartbeat.
     pub(crate) fn fill_gossip(&mut self) {
         let waits = |open: &Open| open.relays && !open.gossips && !open.leaving;
         let waiting: Vec<ConnectionId> =
@@ -257,8 +263,9 @@ impl Behaviour {
         }
         let (number, peer, outbound) = (open.number, open.peer, open.outbound);
         let address = counted_address(&open.address).map(|ip| ip.to_string().into_bytes());
-        let connect =
-            |node: &Node| node.router().connected(number, peer.to_bytes(), address.clone(), outbound);
+        let connect = |node: &Node| {
+            node.router().connected(number, peer.to_bytes(), address.clone(), outbound)
+        };
         let taken = connect(&self.node) || (self.make_room_in_gossip() && connect(&self.node));
         if let Some(open) = self.open.get_mut(&id).filter(|_| taken) {
             open.gossips = true;
@@ -272,8 +279,10 @@ impl Behaviour {
 
     fn close(&mut self, peer: PeerId, id: ConnectionId) {
         self.node.counters.connections_closed.fetch_add(1, Relaxed);
-        self.waiting
-            .push_back(ToSwarm::CloseConnection { peer_id: peer, connection: CloseConnection::One(id) });
+        self.waiting.push_back(ToSwarm::CloseConnection {
+            peer_id: peer,
+            connection: CloseConnection::One(id),
+        });
     }
 }
 

@@ -1,11 +1,11 @@
-//! Where frames of a multiplexer begin and end, as far as knowing how much of one is there, how many
-//! bytes are for streams, and how many streams the peer opened.
+//! Where frames of a multiplexer begin and end, as far as knowing how much of one is there, how
+//! many bytes are for streams, and how many streams the peer opened.
 //!
-//! yamux: heads of 12 bytes, the type in the second, flags in the next two (1 opens a stream), the length
-//! of the body in the last four, big-endian, with a body only in frames of type 0. mplex: a varint whose
-//! last three bits are the type (0 opens a stream, 1 and 2 are for one), a varint length, and as many bytes.
-//! (Sources: hashicorp/yamux `spec.md`; libp2p/specs `mplex`.) What is no frame is the multiplexer's
-//! to refuse.
+//! yamux: heads of 12 bytes, the type in the second, flags in the next two (1 opens a stream), the
+//! length of the body in the last four, big-endian, with a body only in frames of type 0. mplex: a
+//! varint whose last three bits are the type (0 opens a stream, 1 and 2 are for one), a varint
+//! length, and as many bytes. (Sources: hashicorp/yamux `spec.md`; libp2p/specs `mplex`.) What is
+//! no frame is the multiplexer's to refuse.
 
 /// A position in the stream of frames.
 #[derive(Clone, Debug)]
@@ -153,7 +153,11 @@ mod tests {
         for cut in [1, 2, 7, 11, 12, 13, 100, 10_000] {
             let frames = [yamux(0, &[9; 1000]), yamux(1, &[]), yamux(0, &[]), yamux(0, &[1; 3])];
             whole(Framing::yamux(), &frames, cut);
-            whole(Framing::mplex(), &[mplex(1, &[9; 1000]), mplex(2, &[]), mplex(3, &[1; 200])], cut);
+            whole(
+                Framing::mplex(),
+                &[mplex(1, &[9; 1000]), mplex(2, &[]), mplex(3, &[1; 200])],
+                cut,
+            );
         }
     }
 
@@ -170,7 +174,8 @@ mod tests {
     #[test]
     fn bytes_for_streams_and_streams_that_are_opened_are_counted() {
         let mut framing = Framing::yamux();
-        // Stream 3 is opened by a frame with data and acknowledged by one without; a ping has the flag too.
+        // Stream 3 is opened by a frame with data and acknowledged by one without; a ping has the
+        // flag too.
         let open = [&[0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0, 5][..], &[1; 5]].concat();
         let acknowledge = [0, 1, 0, 2, 0, 0, 0, 3, 0, 4, 0, 0];
         let ping = [0, 2, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9];

@@ -1,9 +1,9 @@
 //! One connection: its streams, and what is done on them.
 //!
 //! Everything of a connection runs in the connection's own task: the streams that the peer opened
-//! (each served by a function of [`crate::services`]), the one gossip stream to the peer, and filter
-//! pushes to it. Bounded: streams served at once, pushes in flight. A peer that opens more streams
-//! than are served has them reset, counted.
+//! (each served by a function of [`crate::services`]), the one gossip stream to the peer, and
+//! filter pushes to it. Bounded: streams served at once, pushes in flight. A peer that opens more
+//! streams than are served has them reset, counted.
 
 use std::{
     collections::VecDeque,
@@ -134,7 +134,12 @@ pub(crate) struct Handler {
 }
 
 impl Handler {
-    pub(crate) fn new(node: Arc<Node>, peer: PeerId, connection: Peer, activity: Arc<Activity>) -> Self {
+    pub(crate) fn new(
+        node: Arc<Node>,
+        peer: PeerId,
+        connection: Peer,
+        activity: Arc<Activity>,
+    ) -> Self {
         Self {
             listens: node.protocols.clone(),
             node,
@@ -153,7 +158,11 @@ impl Handler {
         }
     }
 
-    fn open(&self, name: &'static str, purpose: Purpose) -> ConnectionHandlerEvent<Protocols, Purpose, Told> {
+    fn open(
+        &self,
+        name: &'static str,
+        purpose: Purpose,
+    ) -> ConnectionHandlerEvent<Protocols, Purpose, Told> {
         let protocol = SubstreamProtocol::new(Protocols::new([name]), purpose);
         ConnectionHandlerEvent::OutboundSubstreamRequest { protocol }
     }
@@ -244,7 +253,10 @@ impl ConnectionHandler for Handler {
         true
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionHandlerEvent<Protocols, Purpose, Told>> {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<ConnectionHandlerEvent<Protocols, Purpose, Told>> {
         while let Poll::Ready(Some(served)) = self.served.poll_next_unpin(cx) {
             match served {
                 Served::Done => {}
@@ -300,9 +312,10 @@ impl ConnectionHandler for Handler {
                 protocol: (name, stream),
                 ..
             }) => self.on_inbound(&name, stream),
-            ConnectionEvent::FullyNegotiatedOutbound(FullyNegotiatedOutbound { protocol: stream, info }) => {
-                self.on_outbound(stream, info)
-            }
+            ConnectionEvent::FullyNegotiatedOutbound(FullyNegotiatedOutbound {
+                protocol: stream,
+                info,
+            }) => self.on_outbound(stream, info),
             ConnectionEvent::DialUpgradeError(DialUpgradeError { info, .. }) => {
                 self.on_refused(&info);
             }

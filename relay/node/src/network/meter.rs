@@ -2,28 +2,29 @@
 //! multiplexer and not sent yet: per connection, and the former over all.
 //!
 //! A multiplexer buffers what arrives for streams that nobody reads. The protocols allow a peer to
-//! fill 256 KiB for each of its streams (yamux), or any number of frames of 1 MiB (mplex), so that a
-//! few hundred connections could take any machine's memory. Here every connection is read through a
-//! [`Gate`] that counts, and stops reading while the connection holds too much or the pool `unread`
-//! is used up, or while nothing is read at all because memory is short. TCP then holds the peer back. It also buffers what streams write, several frames for
-//! each: streams of a connection wait while more than [`UNSENT_BYTES`] of it have not been sent, and
-//! one that is closed waits until most of it was.
+//! fill 256 KiB for each of its streams (yamux), or any number of frames of 1 MiB (mplex), so that
+//! a few hundred connections could take any machine's memory. Here every connection is read through
+//! a [`Gate`] that counts, and stops reading while the connection holds too much or the pool
+//! `unread` is used up, or while nothing is read at all because memory is short. TCP then holds the
+//! peer back. It also buffers what streams write, several frames for each: streams of a connection
+//! wait while more than [`UNSENT_BYTES`] of it have not been sent, and one that is closed waits
+//! until most of it was.
 //!
-//! What arrives for streams is counted below the multiplexer, what is consumed above it; in between is
-//! what came for streams that are gone. That is settled by what streams are known to hold. A stream is
-//! known to be empty when it said so and was not woken since; one that was woken, and one that was opened
-//! and not accepted yet, holds at most what arrived for all streams since it was last empty. So a
-//! connection holds at most the frame that has not arrived whole, and what arrived since the first of its
-//! streams that may hold something was last empty. Streams may be left alone for as long as their users
-//! like, as the one for pings is: what they hold is counted.
+//! What arrives for streams is counted below the multiplexer, what is consumed above it; in between
+//! is what came for streams that are gone. That is settled by what streams are known to hold. A
+//! stream is known to be empty when it said so and was not woken since; one that was woken, and one
+//! that was opened and not accepted yet, holds at most what arrived for all streams since it was
+//! last empty. So a connection holds at most the frame that has not arrived whole, and what arrived
+//! since the first of its streams that may hold something was last empty. Streams may be left alone
+//! for as long as their users like, as the one for pings is: what they hold is counted.
 //!
-//! Streams that peers opened and nobody accepted yet are counted too, as they take memory before they are
-//! in anybody's place: while there are more than a stated number over all connections, one that has more
-//! than [`UNACCEPTED_STREAMS`] is closed.
+//! Streams that peers opened and nobody accepted yet are counted too, as they take memory before
+//! they are in anybody's place: while there are more than a stated number over all connections, one
+//! that has more than [`UNACCEPTED_STREAMS`] is closed.
 //!
 //! A connection that holds [`STALL_BYTES`] for a set time without any stream getting something is
-//! closed: it is filling buffers and nothing else. While the pool `unread` is used up, which keeps others
-//! from being read, a quarter of that time is enough.
+//! closed: it is filling buffers and nothing else. While the pool `unread` is used up, which keeps
+//! others from being read, a quarter of that time is enough.
 //!
 //! What it must never know: protocols, peers.
 
@@ -49,8 +50,8 @@ use super::framing::Framing;
 const READ_BYTES: u64 = 64 << 10;
 /// Held for longer than `connections.stalled_seconds`, a connection with so much is closed.
 const STALL_BYTES: u64 = 32 << 10;
-/// What a multiplexer may have read from the connection beside the frame that has not arrived whole, and
-/// not handed to a stream yet.
+/// What a multiplexer may have read from the connection beside the frame that has not arrived
+/// whole, and not handed to a stream yet.
 const UNDELIVERED_BYTES: u64 = 8 << 10;
 /// See the module.
 const CROWDED: u32 = 4;
@@ -185,18 +186,20 @@ struct State {
     reservation: Option<Reservation>,
     /// Bytes that arrived for streams, ever.
     arrived: u64,
-    /// Streams that are not known to be empty: how much had arrived when each last was, and its number.
-    /// At most as many as there are streams.
+    /// Streams that are not known to be empty: how much had arrived when each last was, and its
+    /// number. At most as many as there are streams.
     not_empty: BTreeSet<(u64, u64)>,
     /// Streams so far; the next one's number.
     streams: u64,
-    /// Streams that the peer opened and nobody accepted yet, and what had arrived before the first.
+    /// Streams that the peer opened and nobody accepted yet, and what had arrived before the
+    /// first.
     unaccepted: u64,
     unaccepted_since: u64,
     waiting: Option<Waker>,
     stalled: bool,
     unsent: u64,
-    /// Streams that wait until less is unsent; at most one entry for each poll since the last wake.
+    /// Streams that wait until less is unsent; at most one entry for each poll since the last
+    /// wake.
     writers: Vec<Waker>,
 }
 
@@ -206,8 +209,8 @@ impl State {
         self.arrived.saturating_sub(self.framing.partial() + UNDELIVERED_BYTES)
     }
 
-    /// What is reserved and not held goes back. Whoever waits keeps no more than it holds: many that each
-    /// kept room to read would wait for one another.
+    /// What is reserved and not held goes back. Whoever waits keeps no more than it holds: many
+    /// that each kept room to read would wait for one another.
     fn release(&mut self) {
         if self.held == 0 {
             self.reservation = None;
@@ -216,12 +219,13 @@ impl State {
         }
     }
 
-    /// Counts no more than can be held. Who waits for that is to be woken without the lock: it may be a
-    /// stream, which notes that it was woken.
+    /// Counts no more than can be held. Who waits for that is to be woken without the lock: it may
+    /// be a stream, which notes that it was woken.
     #[must_use]
     fn settle(&mut self) -> Option<Waker> {
         let unaccepted = (self.unaccepted > 0).then_some(self.unaccepted_since);
-        let since = self.not_empty.first().map(|(since, _)| *since).into_iter().chain(unaccepted).min();
+        let since =
+            self.not_empty.first().map(|(since, _)| *since).into_iter().chain(unaccepted).min();
         let unread = since.map_or(0, |since| self.arrived.saturating_sub(since));
         let most = self.framing.partial() + unread;
         if self.held <= most {
@@ -253,7 +257,9 @@ impl Meter {
         if state.unaccepted > UNACCEPTED_STREAMS
             && self.all_unaccepted.count.load(Relaxed) > self.all_unaccepted.most
         {
-            return Poll::Ready(Err(io::Error::other("the peer opens streams and agrees on no protocol")));
+            return Poll::Ready(Err(io::Error::other(
+                "the peer opens streams and agrees on no protocol",
+            )));
         }
         let wanted = state.held + READ_BYTES;
         if state.held < self.most && (self.reads)() {
@@ -343,7 +349,11 @@ pub(crate) struct Gate<C> {
 }
 
 impl<C: AsyncRead + Unpin> AsyncRead for Gate<C> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
         futures::ready!(self.meter.may_read(cx))?;
         let most = buf.len().min(READ_BYTES as usize);
         let buf = buf.get_mut(..most).unwrap_or_default();
@@ -362,7 +372,11 @@ impl<C: AsyncRead + Unpin> AsyncRead for Gate<C> {
 }
 
 impl<C: AsyncWrite + Unpin> AsyncWrite for Gate<C> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let sent = futures::ready!(Pin::new(&mut self.inner).poll_write(cx, buf))?;
         self.meter.sent(sent);
         Poll::Ready(Ok(sent))
@@ -463,7 +477,10 @@ where
         Pin::new(&mut self.inner).poll_close(cx)
     }
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<StreamMuxerEvent, Self::Error>> {
+    fn poll(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<StreamMuxerEvent, Self::Error>> {
         Pin::new(&mut self.inner).poll(cx)
     }
 }
@@ -582,8 +599,8 @@ impl<S> Drop for MeteredStream<S> {
 }
 
 impl<S: AsyncRead + Unpin> MeteredStream<S> {
-    /// Begins to look at the stream: what arrives from now on wakes. What had arrived before, and the
-    /// waker with which to look.
+    /// Begins to look at the stream: what arrives from now on wakes. What had arrived before, and
+    /// the waker with which to look.
     fn look(&self, cx: &Context<'_>) -> (u64, Waker) {
         *self.reader.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
         (self.reader.look(), Waker::from(self.reader.clone()))
@@ -608,7 +625,11 @@ impl<S: AsyncRead + Unpin> MeteredStream<S> {
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
         let this = &mut *self;
         let mut taken = 0;
         match std::mem::replace(&mut this.ahead, Ahead::Nothing) {
@@ -655,7 +676,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for MeteredStream<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         if !self.reader.meter.may_write(UNSENT_BYTES, cx) {
             return Poll::Pending;
         }
@@ -689,7 +714,8 @@ mod tests {
 
     #[test]
     fn while_nothing_is_read_a_connection_waits_and_is_not_to_blame() {
-        let ledger = Ledger::new(1 << 20, [PoolSpec { name: "unread", cap_bytes: 1 << 20 }]).unwrap();
+        let ledger =
+            Ledger::new(1 << 20, [PoolSpec { name: "unread", cap_bytes: 1 << 20 }]).unwrap();
         let stall = Duration::from_secs(20);
         let reading = Arc::new(AtomicBool::new(false));
         let reads: Reads = {
@@ -703,7 +729,8 @@ mod tests {
         let mut gate = metered(&meters, Framing::yamux(), Cursor::new(bytes), |gate| gate).inner;
         let mut buffer = vec![0; 64 << 10];
         let mut read = |gate: &mut Gate<_>| {
-            let reading = std::future::poll_fn(|cx| Pin::new(&mut *gate).poll_read(cx, &mut buffer));
+            let reading =
+                std::future::poll_fn(|cx| Pin::new(&mut *gate).poll_read(cx, &mut buffer));
             reading.now_or_never().map(Result::unwrap)
         };
         assert_eq!(read(&mut gate), None, "it waits");

@@ -1,14 +1,14 @@
 //! Streams that peers opened, and which of them give way when there are too many.
 //!
-//! There are a number of streams over all connections (the pool `streams`). Half of them are shared out
-//! evenly: a connection has its share whatever others do. The other half is for whoever comes first.
-//! A stream on which nothing was asked yet is idle; stock clients open streams and abandon them, or keep
-//! them for later. An idle stream gives way, which resets it, to one of the same connection that has as
-//! many as it may, and to one of any connection when all are taken: then the connection that has the
-//! most gives up its oldest.
+//! There are a number of streams over all connections (the pool `streams`). Half of them are shared
+//! out evenly: a connection has its share whatever others do. The other half is for whoever comes
+//! first. A stream on which nothing was asked yet is idle; stock clients open streams and abandon
+//! them, or keep them for later. An idle stream gives way, which resets it, to one of the same
+//! connection that has as many as it may, and to one of any connection when all are taken: then the
+//! connection that has the most gives up its oldest.
 //!
-//! A stream carries one request. What its peer says after it, while the reply is written, is read and
-//! dropped, so that it takes no memory; who says more than [`DISCARDED_BYTES`] is disconnected.
+//! A stream carries one request. What its peer says after it, while the reply is written, is read
+//! and dropped, so that it takes no memory; who says more than [`DISCARDED_BYTES`] is disconnected.
 //!
 //! What it must never know: protocols, and what a stream carries.
 
@@ -71,7 +71,12 @@ struct Idle {
 impl Places {
     /// Places for as many streams as the pool has room for, of which each connection has at most
     /// `per_connection`. There are at most `connections`.
-    pub(crate) fn new(pool: Pool, stream_bytes: u64, connections: usize, per_connection: usize) -> Self {
+    pub(crate) fn new(
+        pool: Pool,
+        stream_bytes: u64,
+        connections: usize,
+        per_connection: usize,
+    ) -> Self {
         let all = usize::try_from(pool.cap_bytes() / stream_bytes.max(1)).unwrap_or(usize::MAX);
         let share = (all / 2 / connections.max(1)).max(1);
         let beyond_max = all.saturating_sub(share.saturating_mul(connections));
@@ -96,7 +101,8 @@ impl Places {
             // Of those that have more than their share, or of its own.
             let most = state.connections.iter().filter(|(_, one)| !one.idle.is_empty());
             let most = most.filter(|(other, one)| one.all > inner.share || **other == connection);
-            let most = most.max_by_key(|(other, one)| (one.all, **other)).map(|(other, _)| *other)?;
+            let most =
+                most.max_by_key(|(other, one)| (one.all, **other)).map(|(other, _)| *other)?;
             state.give_way(inner, most);
         }
         let held = inner.pool.try_reserve(inner.stream_bytes).ok()?;
@@ -157,7 +163,10 @@ impl Place {
             return !self.gone;
         }
         let mut state = self.places.lock();
-        let idle = state.connections.get_mut(&self.connection).and_then(|one| one.idle.remove(&self.number));
+        let idle = state
+            .connections
+            .get_mut(&self.connection)
+            .and_then(|one| one.idle.remove(&self.number));
         self.gone = idle.is_none();
         self.held = idle.map(|idle| idle.held);
         !self.gone
@@ -169,7 +178,10 @@ impl Place {
             return self.gone;
         }
         let mut state = self.places.lock();
-        let idle = state.connections.get_mut(&self.connection).and_then(|one| one.idle.get_mut(&self.number));
+        let idle = state
+            .connections
+            .get_mut(&self.connection)
+            .and_then(|one| one.idle.get_mut(&self.number));
         match idle {
             Some(idle) => idle.waker = Some(cx.waker().clone()),
             None => self.gone = true,
@@ -181,7 +193,10 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let mut state = self.places.lock();
-        let idle = state.connections.get_mut(&self.connection).and_then(|one| one.idle.remove(&self.number));
+        let idle = state
+            .connections
+            .get_mut(&self.connection)
+            .and_then(|one| one.idle.remove(&self.number));
         if self.held.is_some() || idle.is_some() {
             state.left(&self.places.0, self.connection);
         }
@@ -199,7 +214,11 @@ pub(crate) struct Activity {
 
 impl Activity {
     pub(crate) fn new() -> Self {
-        Self { since: Instant::now(), asked_millis: AtomicU64::new(0), goes_on: AtomicBool::new(false) }
+        Self {
+            since: Instant::now(),
+            asked_millis: AtomicU64::new(0),
+            goes_on: AtomicBool::new(false),
+        }
     }
 
     /// Whether the peer went on and on after a request. Said once.
@@ -242,7 +261,9 @@ impl<S: AsyncRead + Unpin> Placed<S> {
     fn discard(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let mut buffer = [0; 1024];
         while let Some(before) = self.discarded {
-            let Poll::Ready(read) = Pin::new(&mut self.stream).poll_read(cx, &mut buffer) else { break };
+            let Poll::Ready(read) = Pin::new(&mut self.stream).poll_read(cx, &mut buffer) else {
+                break;
+            };
             self.discarded = match read {
                 Ok(read) if read > 0 => Some(before + read),
                 _ => None,
@@ -264,7 +285,11 @@ fn given_away() -> io::Error {
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Placed<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
         match Pin::new(&mut self.stream).poll_read(cx, buf) {
             Poll::Pending if self.place.gave_way(cx) => Poll::Ready(Err(given_away())),
             Poll::Pending => Poll::Pending,
@@ -281,7 +306,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Placed<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Placed<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.discard(cx)?;
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }

@@ -3,8 +3,8 @@
 //! A frame is a varint length and as many bytes. Its length is checked before anything is
 //! allocated; memory for it is taken from the pool `receiving` in two steps, so that a peer which
 //! announces much and sends next to nothing holds next to nothing. A message that is sent is read
-//! from the log in pieces of `messages.sending_chunk_bytes`, each taken from the pool `sending`; what the multiplexer
-//! buffers besides is bounded for each connection ([`super::meter`]).
+//! from the log in pieces of `messages.sending_chunk_bytes`, each taken from the pool `sending`;
+//! what the multiplexer buffers besides is bounded for each connection ([`super::meter`]).
 
 use std::{io, time::Duration};
 
@@ -15,8 +15,8 @@ use protocol::frame;
 use store::Message;
 use thiserror::Error;
 
-/// Taken of the pool for a frame before its first bytes are there; all the rest at once after them. Many
-/// that each held a part and waited for more would wait for one another.
+/// Taken of the pool for a frame before its first bytes are there; all the rest at once after them.
+/// Many that each held a part and waited for more would wait for one another.
 const FIRST_BYTES: usize = 4 << 10;
 /// Between two tries to get memory of a full pool.
 const RETRY: Duration = Duration::from_millis(2);
@@ -51,8 +51,8 @@ pub(crate) struct Frame {
     pub(crate) held: Reservation,
 }
 
-/// The next frame of a stream; `None` at its end, which may come before any byte: stock clients open
-/// streams and abandon them, or keep them for later.
+/// The next frame of a stream; `None` at its end, which may come before any byte: stock clients
+/// open streams and abandon them, or keep them for later.
 ///
 /// Waiting for memory of this node is no fault of the peer: it does not count against its time.
 pub(crate) async fn read_frame(
@@ -137,12 +137,15 @@ pub(crate) async fn discard(mut stream: impl AsyncRead + Unpin) {
 }
 
 /// Writes a small frame: the body with its length before it.
-pub(crate) async fn write_small(stream: &mut (impl AsyncWrite + Unpin), body: &[u8]) -> io::Result<()> {
+pub(crate) async fn write_small(
+    stream: &mut (impl AsyncWrite + Unpin),
+    body: &[u8],
+) -> io::Result<()> {
     stream.write_all(&frame::with_length(body)).await
 }
 
-/// Writes `head`, the message from the log, and `tail`, holding a piece of `chunk_bytes` at a time of
-/// the pool `sending`, for which it waits as long as whoever calls does.
+/// Writes `head`, the message from the log, and `tail`, holding a piece of `chunk_bytes` at a time
+/// of the pool `sending`, for which it waits as long as whoever calls does.
 pub(crate) async fn write_message(
     stream: &mut (impl AsyncWrite + Unpin),
     sending: &Pool,

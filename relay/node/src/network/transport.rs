@@ -23,7 +23,8 @@ use super::{
 
 const YAMUX: &str = "/yamux/1.0.0";
 const MPLEX: &str = "/mplex/6.7.0";
-/// Frames of a stream that mplex buffers before it resets the stream; bytes are bounded by the gate.
+/// Frames of a stream that mplex buffers before it resets the stream; bytes are bounded by the
+/// gate.
 const MPLEX_FRAMES: usize = 1024;
 /// A multiplexer that meets its own limit closes the whole connection: streams are refused one by
 /// one, well before.
@@ -37,7 +38,8 @@ pub(crate) struct Tls {
     pub(crate) chain: Vec<Vec<u8>>,
 }
 
-/// The transport. Sockets have buffers of `socket_buffer` bytes in each direction. Connecting, encrypting and agreeing on a multiplexer take no longer than `handshake`.
+/// The transport. Sockets have buffers of `socket_buffer` bytes in each direction. Connecting,
+/// encrypting and agreeing on a multiplexer take no longer than `handshake`.
 pub(crate) fn transport(
     keys: &identity::Keypair,
     streams: usize,
@@ -57,7 +59,10 @@ pub(crate) fn transport(
     web.set_max_data_size(WEBSOCKET_BYTES);
     if let Some(Tls { key, chain }) = tls {
         let chain: Vec<_> = chain.into_iter().map(websocket::tls::Certificate::new).collect();
-        web.set_tls_config(websocket::tls::Config::new(websocket::tls::PrivateKey::new(key), chain)?);
+        web.set_tls_config(websocket::tls::Config::new(
+            websocket::tls::PrivateKey::new(key),
+            chain,
+        )?);
     }
     let multiplexers = Multiplexers::new(streams, meters.clone());
     Ok(OrTransport::new(web, plain)

@@ -43,9 +43,11 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
             let request_id = asked.request_id.clone();
             let (status, reason, status_text) = match node.rates.filter.take(&peer) {
                 Ok(()) => answer(&node, peer, &asked),
-                Err(limit) => {
-                    (StatusCode::TooManyRequests, Some(Reason::RateLimited), text(limit.to_string()))
-                }
+                Err(limit) => (
+                    StatusCode::TooManyRequests,
+                    Some(Reason::RateLimited),
+                    text(limit.to_string()),
+                ),
             };
             if let Some(reason) = reason {
                 node.counters.filter_refused.add(reason);
@@ -64,10 +66,15 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
     reply(&mut stream, &answer.encode()).await
 }
 
-fn answer(node: &Node, peer: PeerId, asked: &Request) -> (StatusCode, Option<Reason>, Option<Text>) {
+fn answer(
+    node: &Node,
+    peer: PeerId,
+    asked: &Request,
+) -> (StatusCode, Option<Reason>, Option<Text>) {
     let now = Instant::now();
     let done = (StatusCode::Ok, None, text("OK"));
-    let unknown = (StatusCode::NotFound, Some(Reason::Topic), text("this peer has no subscriptions here"));
+    let unknown =
+        (StatusCode::NotFound, Some(Reason::Topic), text("this peer has no subscriptions here"));
     match asked.action {
         Action::Ping if node.filter.ping(&peer, now) => done,
         Action::UnsubscribeAll if node.filter.unsubscribe_all(&peer) => done,
@@ -99,8 +106,14 @@ fn too_many(node: &Node, asked: &Request) -> Option<String> {
         ));
     }
     let most = node.settings.content_topic_bytes;
-    let long = asked.content_topics.iter().map(|topic| topic.as_str().len()).find(|bytes| *bytes > most)?;
-    Some(format!("a content topic of {long} bytes, filter.content_topic_bytes is {most}; use a shorter one"))
+    let long = asked
+        .content_topics
+        .iter()
+        .map(|topic| topic.as_str().len())
+        .find(|bytes| *bytes > most)?;
+    Some(format!(
+        "a content topic of {long} bytes, filter.content_topic_bytes is {most}; use a shorter one"
+    ))
 }
 
 /// Subscribes or unsubscribes; the refusal, if it is refused.
@@ -141,7 +154,12 @@ fn change(
 }
 
 /// Sends one message on a stream of its own; whether the receiver took it.
-pub(crate) async fn push(node: Arc<Node>, stream: libp2p::Stream, shard: Shard, message: Message) -> bool {
+pub(crate) async fn push(
+    node: Arc<Node>,
+    stream: libp2p::Stream,
+    shard: Shard,
+    message: Message,
+) -> bool {
     let began = Instant::now();
     let frame = push_frame(message.len(), &node.topic(shard));
     let (read, mut write) = stream.split();

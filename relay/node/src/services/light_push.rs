@@ -122,7 +122,9 @@ async fn take(
         Err(rejected) => Err(node.refused(rejected)),
     };
     match taken {
-        Ok(accepted) => (StatusCode::Ok, None, Some(u32::try_from(accepted.relay_peers).unwrap_or(u32::MAX))),
+        Ok(accepted) => {
+            (StatusCode::Ok, None, Some(u32::try_from(accepted.relay_peers).unwrap_or(u32::MAX)))
+        }
         Err(rejected) => (status_of(&rejected), text(rejected.to_string()), None),
     }
 }

@@ -82,7 +82,9 @@ pub(crate) async fn request(
             Err(Served::Done)
         }
         Err(ReadError::Io(_)) => Err(Served::Done),
-        Err(error @ (ReadError::Frame(_) | ReadError::Slow)) => Err(Served::Close(error.to_string())),
+        Err(error @ (ReadError::Frame(_) | ReadError::Slow)) => {
+            Err(Served::Close(error.to_string()))
+        }
         Err(ReadError::Full(full)) => {
             tracing::debug!(%full, "a request was not read");
             Err(Served::Done)
@@ -90,7 +92,8 @@ pub(crate) async fn request(
     }
 }
 
-/// Ends a stream that has no request. Dropping it would do, but mplex then says so only with the next frame.
+/// Ends a stream that has no request. Dropping it would do, but mplex then says so only with the
+/// next frame.
 async fn end(stream: &mut (impl AsyncWrite + Unpin)) {
     // The peer may be gone, or read nothing.
     let _ = tokio::time::timeout(END_TIME, stream.close()).await;
@@ -109,7 +112,9 @@ pub(crate) async fn reply(stream: &mut (impl AsyncWrite + Unpin), body: &[u8]) -
 pub(crate) fn status_of(rejected: &Rejected) -> StatusCode {
     use protocol::MessageError::TooLarge;
     match rejected {
-        Rejected::Invalid(TooLarge { .. }) | Rejected::TooLarge { .. } => StatusCode::PayloadTooLarge,
+        Rejected::Invalid(TooLarge { .. }) | Rejected::TooLarge { .. } => {
+            StatusCode::PayloadTooLarge
+        }
         Rejected::Invalid(_) => StatusCode::InvalidMessage,
         Rejected::Topic(_) => StatusCode::UnsupportedPubsubTopic,
         Rejected::NoPeers { .. } => StatusCode::NoPeers,

@@ -1,5 +1,5 @@
-//! Peer exchange: records of other nodes, for clients that cannot search for them; and the same asked
-//! of peers.
+//! Peer exchange: records of other nodes, for clients that cannot search for them; and the same
+//! asked of peers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,15 +30,21 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
         Ok(None) => return Served::Done,
         Err(served) => return served,
     };
-    let refused =
-        |status, why: String| Reply { records: Vec::new(), status: Some(status), status_text: text(why) };
+    let refused = |status, why: String| Reply {
+        records: Vec::new(),
+        status: Some(status),
+        status_text: text(why),
+    };
     let answer = match (node.rates.peer_exchange.take(&peer), Request::decode(frame.body)) {
         (Err(limited), _) => refused(StatusCode::TooManyRequests, limited.to_string()),
         (Ok(()), Ok(asked)) => {
             let most = usize::try_from(asked.peers).unwrap_or(PEERS_MAX).min(PEERS_MAX);
             let records = node.known_records(&peer, most);
             if records.is_empty() {
-                refused(StatusCode::ServiceUnavailable, "this node knows of no other nodes yet".into())
+                refused(
+                    StatusCode::ServiceUnavailable,
+                    "this node knows of no other nodes yet".into(),
+                )
             } else {
                 Reply { records, status: Some(StatusCode::Ok), status_text: text("OK") }
             }
@@ -55,7 +61,8 @@ pub(crate) async fn ask(node: Arc<Node>, mut stream: libp2p::Stream) -> Served {
         let asked = Request { peers: most as u64 }.encode();
         write_small(&mut stream, &asked).await.ok()?;
         let receiving = &node.pools.receiving;
-        let frame = read_frame(&mut stream, REPLY_BYTES_MAX, receiving, REQUEST_PATIENCE).await.ok()??;
+        let frame =
+            read_frame(&mut stream, REPLY_BYTES_MAX, receiving, REQUEST_PATIENCE).await.ok()??;
         Reply::decode(frame.body).ok()
     };
     let Ok(Some(reply)) = tokio::time::timeout(ANSWER_TIME, asking).await else {

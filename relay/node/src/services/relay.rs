@@ -11,7 +11,9 @@ use crate::{
     ingest::Rejected,
     network::{
         places::Stream,
-        streams::{Frame, GOSSIP_PATIENCE, ReadError, SEND_TIME, discard, read_frame, write_message},
+        streams::{
+            Frame, GOSSIP_PATIENCE, ReadError, SEND_TIME, discard, read_frame, write_message,
+        },
     },
     node::Node,
 };
@@ -154,7 +156,8 @@ async fn write(
         Outgoing::Message(shard, message) => {
             let chunk = node.settings.sending_chunk;
             let frame = publish_frame(&node.topic(shard), message.len());
-            write_message(stream, &node.pools.sending, chunk, &frame.head, &message, &frame.tail).await
+            write_message(stream, &node.pools.sending, chunk, &frame.head, &message, &frame.tail)
+                .await
         }
     }
 }

@@ -40,7 +40,8 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
     let refuse = |status, reason, why: String| {
         node.counters.store_refused.add(reason);
         let request_id = protocol::request_id(&body);
-        Reply { request_id, status, status_text: text(why), entries: Vec::new(), cursor: None }.encode()
+        Reply { request_id, status, status_text: text(why), entries: Vec::new(), cursor: None }
+            .encode()
     };
     let refusal = match Request::decode(body.clone()) {
         Err(error) => refuse(StatusCode::BadRequest, Reason::Damaged, error.to_string()),
@@ -52,7 +53,9 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
             refuse(StatusCode::TooManyRequests, Reason::Memory, why)
         }
         Ok(asked) => match node.rates.store.take(&peer) {
-            Err(limit) => refuse(StatusCode::TooManyRequests, Reason::RateLimited, limit.to_string()),
+            Err(limit) => {
+                refuse(StatusCode::TooManyRequests, Reason::RateLimited, limit.to_string())
+            }
             Ok(()) => match found(&node, &asked).await {
                 Ok(mut page) => {
                     shorten(&mut page, asked.forward, node.settings.page_bytes);
@@ -95,7 +98,11 @@ fn query(asked: &Request, most: usize) -> Query {
             .as_ref()
             .map(|topic| topic.as_str().to_owned())
             .filter(|topic| !topic.is_empty()),
-        content_topics: asked.content_topics.iter().map(|topic| topic.as_str().to_owned()).collect(),
+        content_topics: asked
+            .content_topics
+            .iter()
+            .map(|topic| topic.as_str().to_owned())
+            .collect(),
         start_ns: asked.time_start,
         end_ns: asked.time_end,
         hashes: asked.message_hashes.iter().map(|hash| hash.0).collect(),
@@ -139,8 +146,13 @@ async fn send(node: &Node, stream: &mut Stream, asked: &Request, page: &Page) ->
     let entries_bytes =
         page.messages.iter().map(|found| entry_len(data(found), topic(found).as_deref())).sum();
     let cursor = page.cursor.map(MessageHash);
-    let frame =
-        reply_frame(asked.request_id.as_str(), StatusCode::Ok, Some("OK"), entries_bytes, cursor.as_ref());
+    let frame = reply_frame(
+        asked.request_id.as_str(),
+        StatusCode::Ok,
+        Some("OK"),
+        entries_bytes,
+        cursor.as_ref(),
+    );
     stream.write_all(&frame.head).await?;
     for found in &page.messages {
         let parts = entry_parts(&MessageHash(found.hash), data(found), topic(found).as_deref());

@@ -6,15 +6,18 @@ use std::process::Command;
 use crate::harness::{Relay, repository, target};
 
 fn run(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program)
-        .args(arguments)
-        .current_dir(repository())
-        .output()
-        .unwrap_or_else(|error| panic!("{program} cannot be started ({error}): `make test` installs it"));
+    let output =
+        Command::new(program).args(arguments).current_dir(repository()).output().unwrap_or_else(
+            |error| panic!("{program} cannot be started ({error}): `make test` installs it"),
+        );
     let text = String::from_utf8_lossy(&output.stdout);
     println!("{text}");
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {arguments:?}: {}\n{text}\n{errors}", output.status);
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {}\n{text}\n{errors}",
+        output.status
+    );
     text.into_owned()
 }
 
@@ -33,7 +36,16 @@ pub(crate) fn go(arguments: &[&str]) -> String {
 fn javascript_pushes_subscribes_and_queries_over_websocket() {
     let relay = Relay::start(&["--cluster", "2"]);
     let peer = relay.address(true);
-    javascript(&["--peer", peer, "--cluster", "2", "--shards-in-cluster", "8", "--foreign-shard", "9"]);
+    javascript(&[
+        "--peer",
+        peer,
+        "--cluster",
+        "2",
+        "--shards-in-cluster",
+        "8",
+        "--foreign-shard",
+        "9",
+    ]);
 }
 
 #[test]

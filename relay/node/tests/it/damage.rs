@@ -25,8 +25,11 @@ const PING: &str = "/ipfs/ping/1.0.0";
 fn requests() -> Vec<(&'static str, Vec<u8>)> {
     let message: Bytes = message(TOPIC, &[7; 300]).encode().into();
     let request_id = Text::from("a request");
-    let push =
-        light_push::Request { request_id: request_id.clone(), pubsub_topic: None, message: message.clone() };
+    let push = light_push::Request {
+        request_id: request_id.clone(),
+        pubsub_topic: None,
+        message: message.clone(),
+    };
     let push_v2 = light_push::RequestV2 {
         request_id: request_id.clone(),
         pubsub_topic: "/waku/2/rs/0/1".into(),
@@ -38,11 +41,15 @@ fn requests() -> Vec<(&'static str, Vec<u8>)> {
         pubsub_topic: None,
         content_topics: vec![TOPIC.into()],
     };
-    let query =
-        store::Request { request_id, content_topics: vec![TOPIC.into()], ..store::Request::default() };
+    let query = store::Request {
+        request_id,
+        content_topics: vec![TOPIC.into()],
+        ..store::Request::default()
+    };
     let about = metadata::Metadata { cluster: Some(0), shards: vec![0, 1] };
     let publish = Publish { topic: "/waku/2/rs/0/1".into(), data: message, signed: false };
-    let rpc = Rpc { publish: vec![publish], graft: vec!["/waku/2/rs/0/1".into()], ..Rpc::default() };
+    let rpc =
+        Rpc { publish: vec![publish], graft: vec!["/waku/2/rs/0/1".into()], ..Rpc::default() };
     vec![
         (light_push::PROTOCOL, push.encode()),
         (light_push::PROTOCOL_V2, push_v2.encode()),
@@ -82,7 +89,8 @@ fn damaged(request: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
         ("oversized", frame::with_length(&oversized)),
         ("4 GB announced", vec![0xff, 0xff, 0xff, 0xff, 0x0f, 1, 2, 3]),
         ("a length that does not end", vec![0xff; 40]),
-        // Less than the window of a stream: a peer that waits for more room than there is waits for ever.
+        // Less than the window of a stream: a peer that waits for more room than there is waits
+        // for ever.
         ("no frame at all", vec![1; 200_000]),
     ]
 }
@@ -100,7 +108,8 @@ async fn damaged_and_oversized_frames_on_every_protocol_hurt_nobody() {
     for multiplexer in [Multiplexer::Yamux, Multiplexer::Mplex] {
         for (name, request) in requests() {
             for (what, bytes) in damaged(&request) {
-                let raw = Raw::connect(relay.address(false), multiplexer, &[gossip::PROTOCOL]).await;
+                let raw =
+                    Raw::connect(relay.address(false), multiplexer, &[gossip::PROTOCOL]).await;
                 let mut stream = raw.open(name).await.unwrap_or_else(|| panic!("{name}"));
                 send(&mut stream, &bytes).await;
                 if what.contains("4 GB") && name != IDENTIFY_PUSH {
@@ -120,7 +129,8 @@ async fn damaged_answers_to_what_the_relay_asks_hurt_nobody() {
     let memory = relay.watch();
     for (what, bytes) in damaged(&requests()[7].1) {
         // The relay asks who this is as soon as it connects.
-        let mut raw = Raw::connect(relay.address(false), Multiplexer::Yamux, &[IDENTIFY, PING]).await;
+        let mut raw =
+            Raw::connect(relay.address(false), Multiplexer::Yamux, &[IDENTIFY, PING]).await;
         for _ in 0..2 {
             let (_, mut stream) = raw.accepted().await.unwrap();
             send(&mut stream, &bytes).await;
@@ -138,16 +148,24 @@ async fn a_gossip_peer_that_sends_damaged_messages_is_heard_no_more() {
     let mut peer = GossipPeer::connect(relay.address(false), &[topic]).await;
     // Frames that are whole, with messages in them that are none.
     for number in 0..50_u8 {
-        let publish = Publish { topic: topic.into(), data: vec![0xff, number].into(), signed: false };
+        let publish =
+            Publish { topic: topic.into(), data: vec![0xff, number].into(), signed: false };
         assert!(peer.say(&Rpc { publish: vec![publish], ..Rpc::default() }).await);
     }
     let fine = message(TOPIC, b"too late");
     assert!(peer.publish(topic, &fine).await);
     relay.reaches("thimble_relay_gossip_rejected_total", 11).await;
     relay
-        .reaches("thimble_relay_gossip_rejected_total", relay.metric("thimble_relay_gossip_rejected_total"))
+        .reaches(
+            "thimble_relay_gossip_rejected_total",
+            relay.metric("thimble_relay_gossip_rejected_total"),
+        )
         .await;
-    assert_eq!(relay.metric("thimble_relay_gossip_rejected_total"), 11, "further ones are not looked at");
+    assert_eq!(
+        relay.metric("thimble_relay_gossip_rejected_total"),
+        11,
+        "further ones are not looked at"
+    );
     assert_eq!(relay.metric("thimble_relay_messages_total{source=\"relay\"}"), 0);
     serves(relay.address(false), TOPIC).await;
 }

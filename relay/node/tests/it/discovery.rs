@@ -129,7 +129,8 @@ impl GoPeer {
 fn a_go_node_is_found_and_dialled() {
     let go = GoPeer::start(&[]);
     let relay = Relay::start(
-        &[&["--cluster", "2", "--shard", "0", "--discv5-bootstrap", go.record()], &DISCV5[1..]].concat(),
+        &[&["--cluster", "2", "--shard", "0", "--discv5-bootstrap", go.record()], &DISCV5[1..]]
+            .concat(),
     );
     let peer = connected(&relay, go.id());
     assert_eq!(peer["origin"], "Discv5");
@@ -155,7 +156,8 @@ fn go_nodes_and_relays_find_each_other_through_one_of_them() {
     let begin = record(&hub).to_string();
     // It asks nobody, so that what it finds it finds by the protocol.
     let alone = ["--ask-peers", "false", "--discv5-bootstrap", &begin];
-    let relay = Relay::start(&[&["--cluster", "2", "--shard", "0"], &alone[..], &DISCV5[1..]].concat());
+    let relay =
+        Relay::start(&[&["--cluster", "2", "--shard", "0"], &alone[..], &DISCV5[1..]].concat());
     let go = GoPeer::start(&["-bootstrap", &begin]);
     connected(&hub, go.id());
     connected(&hub, id(relay.address(false)));
@@ -189,8 +191,16 @@ fn go_nodes_and_relays_find_each_other_through_one_of_them() {
         "peer-exchange",
     ]);
     assert!(text.contains("peer-exchange-records: 2 records"), "{text}");
-    let text =
-        clients::javascript(&["--peer", web, "--cluster", "2", "--shard", "0", "--only", "peer-exchange"]);
+    let text = clients::javascript(&[
+        "--peer",
+        web,
+        "--cluster",
+        "2",
+        "--shard",
+        "0",
+        "--only",
+        "peer-exchange",
+    ]);
     assert!(text.contains("peer-exchange: 2 records"), "{text}");
 }
 
@@ -207,8 +217,8 @@ fn of_a_stranger(number: usize, to: &discv5::Enr) -> Vec<u8> {
     [&iv[..], &header, &[5; 60]].concat()
 }
 
-/// One address sends packets under ever new ids, as fast as it can. Each asks for a challenge, which
-/// has to be remembered for a while.
+/// One address sends packets under ever new ids, as fast as it can. Each asks for a challenge,
+/// which has to be remembered for a while.
 #[test]
 fn a_flood_of_strangers_takes_little_memory_and_ends_nothing() {
     const PACKETS: usize = 20_000;
@@ -244,7 +254,8 @@ fn a_flood_of_strangers_takes_little_memory_and_ends_nothing() {
 fn a_peer_is_asked_for_others() {
     let hub = Relay::start(&[&["--shard", "0"], &DISCV5[..]].concat());
     let begin = record(&hub).to_string();
-    let found = Relay::start(&[&["--shard", "0", "--discv5-bootstrap", &begin], &DISCV5[1..]].concat());
+    let found =
+        Relay::start(&[&["--shard", "0", "--discv5-bootstrap", &begin], &DISCV5[1..]].concat());
     connected(&hub, id(found.address(false)));
     let asking = Relay::start(&["--shard", "0", "--peer", hub.address(false), "--ask-peers"]);
     let peer = connected(&asking, id(found.address(false)));
@@ -311,8 +322,11 @@ fn answer(query: &[u8], zone: &BTreeMap<String, String>) -> Vec<u8> {
     answer.extend([0x85, 0x80 | code, 0, 1, 0, u8::from(text.is_some()), 0, 0, 0, 0]);
     answer.extend(question);
     if let Some(text) = text {
-        let data: Vec<u8> =
-            text.as_bytes().chunks(255).flat_map(|part| [&[part.len() as u8], part].concat()).collect();
+        let data: Vec<u8> = text
+            .as_bytes()
+            .chunks(255)
+            .flat_map(|part| [&[part.len() as u8], part].concat())
+            .collect();
         answer.extend([0xc0, 12, 0, 16, 0, 1, 0, 0, 0, 60]);
         answer.extend((data.len() as u16).to_be_bytes());
         answer.extend(data);
@@ -327,7 +341,8 @@ fn nodes_of_a_list_in_the_dns_are_dialled() {
     let records = [record(&one), record(&two), record(&other_cluster)];
     let dns = Dns::start();
     let url = dns.list("nodes.example.org", &records, [5; 32]);
-    let relay = Relay::start(&["--shard", "0", "--dns-discovery-url", &url, "--dns-server", &dns.address]);
+    let relay =
+        Relay::start(&["--shard", "0", "--dns-discovery-url", &url, "--dns-server", &dns.address]);
     for other in [&one, &two] {
         assert_eq!(connected(&relay, id(other.address(false)))["origin"], "Dns");
     }
@@ -387,7 +402,15 @@ fn the_record_is_shown_before_and_after_the_start() {
     let folder = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_thimble-relay"))
-            .args(["key", "--cluster", "16", "--shard", "32", "--announce", "/ip4/203.0.113.5/tcp/60000"])
+            .args([
+                "key",
+                "--cluster",
+                "16",
+                "--shard",
+                "32",
+                "--announce",
+                "/ip4/203.0.113.5/tcp/60000",
+            ])
             .arg("--data-dir")
             .arg(folder.path())
             .args(arguments)

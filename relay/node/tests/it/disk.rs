@@ -51,7 +51,8 @@ async fn a_full_disk_refuses_messages_and_heals_without_a_restart() {
     let memory = relay.watch();
     let mut client = Client::connect(relay.address(false)).await;
     let content_topic = ContentTopic::parse(TOPIC).unwrap();
-    let topic = PubsubTopic::new(0, autoshard(&content_topic, NonZeroU16::new(8).unwrap())).to_string();
+    let topic =
+        PubsubTopic::new(0, autoshard(&content_topic, NonZeroU16::new(8).unwrap())).to_string();
     let mut peer = GossipPeer::connect(relay.address(false), &[&topic]).await;
     serves(relay.address(false), TOPIC).await;
 
@@ -64,7 +65,10 @@ async fn a_full_disk_refuses_messages_and_heals_without_a_restart() {
     // The relay has taken what it passes messages on with while the disk is full.
     let made = || {
         let spares = segments(&disk.0, ".spare");
-        spares.iter().filter(|path| fs::metadata(path).is_ok_and(|file| file.len() == 4 << 20)).count()
+        spares
+            .iter()
+            .filter(|path| fs::metadata(path).is_ok_and(|file| file.len() == 4 << 20))
+            .count()
     };
     while made() < 4 {
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -1,5 +1,5 @@
-//! Gossip peers that send too much, promise too much, ask for too much or read nothing; filter receivers
-//! that read nothing; and messages of machines whose clocks are wrong.
+//! Gossip peers that send too much, promise too much, ask for too much or read nothing; filter
+//! receivers that read nothing; and messages of machines whose clocks are wrong.
 
 use std::{
     num::NonZeroU16,
@@ -146,8 +146,10 @@ async fn who_offers_and_never_delivers_is_soon_asked_nothing() {
             id[..8].copy_from_slice(&offered.to_le_bytes());
             MessageId(id)
         });
-        let offer =
-            Rpc { ihave: vec![IHave { topic: topic.as_str().into(), ids: ids.collect() }], ..Rpc::default() };
+        let offer = Rpc {
+            ihave: vec![IHave { topic: topic.as_str().into(), ids: ids.collect() }],
+            ..Rpc::default()
+        };
         assert!(liar.say(&offer).await);
         let wanted: usize = liar.heard().iter().map(|rpc| rpc.iwant.len()).sum();
         if wanted > 0 {
@@ -221,7 +223,8 @@ async fn who_never_reads_holds_nobody_up() {
     }
     let mut deaf = Vec::new();
     for _ in 0..6 {
-        let raw = Raw::connect(relay.address(false), Multiplexer::Yamux, &[filter::PUSH_PROTOCOL]).await;
+        let raw =
+            Raw::connect(relay.address(false), Multiplexer::Yamux, &[filter::PUSH_PROTOCOL]).await;
         let request = filter::Request {
             request_id: Text::from("a request"),
             action: filter::Action::Subscribe,
@@ -289,7 +292,8 @@ async fn a_thousand_subscriptions_of_one_peer_hold_nobody_up() {
     let memory = relay.watch();
     let mut many = Client::connect(relay.address(false)).await;
     for batch in 0..10 {
-        let topics: Vec<String> = (0..100).map(|number| format!("/test/1/{batch}-{number}/proto")).collect();
+        let topics: Vec<String> =
+            (0..100).map(|number| format!("/test/1/{batch}-{number}/proto")).collect();
         let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
         assert_eq!(many.filter(filter::Action::Subscribe, &topics).await, 200);
     }

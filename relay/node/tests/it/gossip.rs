@@ -38,7 +38,8 @@ impl GossipPeer {
     pub(crate) async fn try_connect(address: &str, topics: &[&str]) -> Option<Self> {
         let mut raw = Raw::connect(address, Multiplexer::Yamux, &[gossip::PROTOCOL]).await;
         let mut out = raw.open(gossip::PROTOCOL).await?;
-        let subscribing = Rpc { subscriptions: topics.iter().map(subscription).collect(), ..Rpc::default() };
+        let subscribing =
+            Rpc { subscriptions: topics.iter().map(subscription).collect(), ..Rpc::default() };
         out.write_all(&frame::with_length(&subscribing.encode())).await.ok()?;
         out.flush().await.ok()?;
         let (_, stream) = raw.accepted().await?;
@@ -72,7 +73,10 @@ impl GossipPeer {
     }
 
     /// Waits until the relay says something of interest.
-    pub(crate) async fn hear<T>(&mut self, mut interesting: impl FnMut(&Rpc) -> Option<T>) -> Option<T> {
+    pub(crate) async fn hear<T>(
+        &mut self,
+        mut interesting: impl FnMut(&Rpc) -> Option<T>,
+    ) -> Option<T> {
         let hearing = async {
             loop {
                 if let Some(found) = interesting(&self.heard.recv().await?) {
@@ -86,7 +90,8 @@ impl GossipPeer {
     /// Waits for a message.
     pub(crate) async fn hear_message(&mut self, message: &WakuMessage) {
         let expected = Bytes::from(message.encode());
-        let found = self.hear(|rpc| rpc.publish.iter().any(|one| one.data == expected).then_some(())).await;
+        let found =
+            self.hear(|rpc| rpc.publish.iter().any(|one| one.data == expected).then_some(())).await;
         assert!(found.is_some(), "the relay closed the connection");
     }
 
@@ -114,7 +119,8 @@ async fn read_all(mut stream: impl AsyncRead + Unpin, heard: mpsc::UnboundedSend
                 return;
             }
             prefix.push(byte[0]);
-            if let Some((length, _)) = frame::decode_length(&prefix, gossip::RPC_BYTES_MAX).unwrap() {
+            if let Some((length, _)) = frame::decode_length(&prefix, gossip::RPC_BYTES_MAX).unwrap()
+            {
                 break length;
             }
         };

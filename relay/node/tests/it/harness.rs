@@ -18,7 +18,8 @@ use tempfile::TempDir;
 
 /// Starting takes no longer, on the slowest machine.
 const START: Duration = Duration::from_secs(30);
-/// What the sheet of 64 MiB leaves for anonymous memory: all but the kernel's part and the page cache.
+/// What the sheet of 64 MiB leaves for anonymous memory: all but the kernel's part and the page
+/// cache.
 pub(crate) const ANONYMOUS_BYTES: u64 = 47 << 20;
 /// Between two looks at a process's memory.
 const WATCH: Duration = Duration::from_millis(10);
@@ -45,7 +46,12 @@ impl Relay {
     }
 
     /// The same in a folder.
-    pub(crate) fn start_in(folder: TempDir, prelude: &str, config: &str, arguments: &[&str]) -> Self {
+    pub(crate) fn start_in(
+        folder: TempDir,
+        prelude: &str,
+        config: &str,
+        arguments: &[&str],
+    ) -> Self {
         fs::write(folder.path().join("relay.toml"), config).unwrap();
         let arguments: Vec<String> = arguments.iter().map(|one| one.to_string()).collect();
         let prelude = prelude.to_owned();
@@ -71,7 +77,9 @@ impl Relay {
     /// A figure of the metrics, by the whole of its name and labels.
     pub(crate) fn metric(&self, name: &str) -> u64 {
         let mut stream = TcpStream::connect(self.http.trim_start_matches("http://")).unwrap();
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: relay\r\nconnection: close\r\n\r\n").unwrap();
+        stream
+            .write_all(b"GET /metrics HTTP/1.1\r\nhost: relay\r\nconnection: close\r\n\r\n")
+            .unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
         let found = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -134,7 +142,11 @@ impl Watch {
         self.stop.store(true, SeqCst);
         let most = self.thread.join().unwrap();
         println!("{what}: at most {} KiB of anonymous memory", most >> 10);
-        assert!(most > 0 && most <= ANONYMOUS_BYTES, "{what}: {} KiB of anonymous memory", most >> 10);
+        assert!(
+            most > 0 && most <= ANONYMOUS_BYTES,
+            "{what}: {} KiB of anonymous memory",
+            most >> 10
+        );
     }
 }
 
@@ -166,7 +178,11 @@ fn launch(folder: &Path, prelude: &str, arguments: &[String]) -> (Child, Vec<Str
     let addresses = folder.join("addresses");
     let _ = fs::remove_file(&addresses);
     let log = fs::OpenOptions::new().create(true).append(true).open(folder.join("log")).unwrap();
-    let memory = if arguments.iter().any(|one| one == "--memory") { &[][..] } else { &["--memory", "64MiB"] };
+    let memory = if arguments.iter().any(|one| one == "--memory") {
+        &[][..]
+    } else {
+        &["--memory", "64MiB"]
+    };
     let script = format!("{prelude}\nexec \"$0\" \"$@\"");
     let mut process = Command::new("sh")
         .args(["-c", &script, env!("CARGO_BIN_EXE_thimble-relay")])

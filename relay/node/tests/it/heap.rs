@@ -65,8 +65,8 @@ fn text(path: &Path) -> String {
 async fn an_operator_sees_which_functions_took_memory() {
     let relay = Relay::start(&["--heap-profile"]);
     let folder = tempfile::tempdir().unwrap();
-    let [before, svg, pprof] =
-        ["before", "heap.svg", "heap.pb.gz"].map(|name| folder.path().join(name).display().to_string());
+    let [before, svg, pprof] = ["before", "heap.svg", "heap.pb.gz"]
+        .map(|name| folder.path().join(name).display().to_string());
     answered(&relay, &["--save", &before]);
     work(&relay).await;
     let all = report(&relay, &["--by", "total", "--top", "1000", "--svg", &svg, "--pprof", &pprof]);

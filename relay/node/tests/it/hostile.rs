@@ -90,7 +90,8 @@ async fn a_thousand_subscriptions_are_taken_and_no_more() {
     let relay = Relay::start(&[]);
     let mut client = Client::connect(relay.address(false)).await;
     for batch in 0..10 {
-        let topics: Vec<String> = (0..100).map(|number| format!("/test/1/{batch}-{number}/proto")).collect();
+        let topics: Vec<String> =
+            (0..100).map(|number| format!("/test/1/{batch}-{number}/proto")).collect();
         let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
         assert_eq!(client.filter(filter::Action::Subscribe, &topics).await, 200);
     }

@@ -32,7 +32,10 @@ pub(crate) fn get(url: &str, path: &str) -> Answer {
 pub(crate) fn post(url: &str, path: &str, body: &serde_json::Value) -> Answer {
     let body = body.to_string();
     let head = "host: relay\r\ncontent-type: application/json\r\nconnection: close\r\n";
-    send(url, &format!("POST {path} HTTP/1.1\r\n{head}content-length: {}\r\n\r\n{body}", body.len()))
+    send(
+        url,
+        &format!("POST {path} HTTP/1.1\r\n{head}content-length: {}\r\n\r\n{body}", body.len()),
+    )
 }
 
 fn send(url: &str, request: &str) -> Answer {

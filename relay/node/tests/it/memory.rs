@@ -61,15 +61,19 @@ async fn near_the_budget_queries_are_refused_first_and_pushes_go_on() {
         let report = get(&node.http, "/status.json").json();
         (report["throttling"]["level"] == "queries").then_some(())
     });
-    let asked = store::Request { request_id: "a".into(), forward: true, ..store::Request::default() };
+    let asked =
+        store::Request { request_id: "a".into(), forward: true, ..store::Request::default() };
     let reply = client.query(&asked).await;
     let why = reply.status_text.unwrap().as_str().to_owned();
     assert_eq!(reply.status.code(), 429, "{why}");
-    for words in ["anonymous memory is", "% of the budget of 64 MiB", "governor.refuse_queries_percent is 2"]
+    for words in
+        ["anonymous memory is", "% of the budget of 64 MiB", "governor.refuse_queries_percent is 2"]
     {
         assert!(why.contains(words), "{words} in {why}");
     }
-    for path in ["/store/v3/messages", "/admin/v1/peers", "/relay/v1/auto/messages/%2Fa%2F1%2Fb%2Fproto"] {
+    for path in
+        ["/store/v3/messages", "/admin/v1/peers", "/relay/v1/auto/messages/%2Fa%2F1%2Fb%2Fproto"]
+    {
         let refused = get(&node.http, path);
         assert_eq!(refused.status, 429, "{path}: {}", refused.text());
         assert!(refused.text().contains("anonymous memory is"), "{}", refused.text());
@@ -81,7 +85,9 @@ async fn near_the_budget_queries_are_refused_first_and_pushes_go_on() {
     let report = get(&node.http, "/status.json").json();
     assert_eq!(report["requests"]["store"]["refused"]["memory"], 2, "{report}");
     assert_eq!(report["requests"]["reads_refused"], 2, "{report}");
-    assert!(report["throttling"]["events"][0]["reason"].as_str().unwrap().contains("% of the budget"));
+    assert!(
+        report["throttling"]["events"][0]["reason"].as_str().unwrap().contains("% of the budget")
+    );
     let metrics = get(&node.http, "/metrics").text().to_owned();
     assert!(metrics.contains("thimble_relay_throttle_level 1"), "{metrics}");
     assert!(metrics.contains("thimble_relay_light_push_seconds_count 1"), "{metrics}");
@@ -122,9 +128,13 @@ async fn status_is_printed_for_people_and_for_machines() {
         String::from_utf8(output.stdout).unwrap()
     };
     let text = status(&[]);
-    for words in
-        ["Ready", "of a budget of 64 MiB", "nothing is held back", "1 connections of 1 peers", "receiving"]
-    {
+    for words in [
+        "Ready",
+        "of a budget of 64 MiB",
+        "nothing is held back",
+        "1 connections of 1 peers",
+        "receiving",
+    ] {
         assert!(text.contains(words), "{words} in\n{text}");
     }
     let report: serde_json::Value = serde_json::from_str(&status(&["--json"])).unwrap();
@@ -136,7 +146,10 @@ async fn status_is_printed_for_people_and_for_machines() {
     });
     let nobody = relay().args(["status", "--http", "127.0.0.1:1"]).output().unwrap();
     let error = String::from_utf8(nobody.stderr).unwrap();
-    assert!(error.contains("no node answers at 127.0.0.1:1") && error.contains("--http"), "{error}");
+    assert!(
+        error.contains("no node answers at 127.0.0.1:1") && error.contains("--http"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -156,8 +169,11 @@ fn init_writes_what_run_reads() {
     }
     let unit = std::fs::read_to_string(folder.path().join("data/thimble-relay.service")).unwrap();
     assert!(unit.contains("MemoryMax=67108864\nMemorySwapMax=0\n"), "{unit}");
-    let config =
-        relay().current_dir(folder.path()).args(["config", "--config", "data/relay.toml"]).output().unwrap();
+    let config = relay()
+        .current_dir(folder.path())
+        .args(["config", "--config", "data/relay.toml"])
+        .output()
+        .unwrap();
     assert!(String::from_utf8_lossy(&config.stdout).contains("cluster = 16"));
     let error = init(&["--memory", "128MiB"]);
     assert!(!error.status.success());
@@ -186,11 +202,16 @@ async fn limits_of_messages_and_requests_are_those_of_the_table() {
     let metrics = get(&node.http, "/metrics").text().to_owned();
     let peak = metrics
         .lines()
-        .find_map(|line| line.strip_prefix("thimble_relay_pool_high_water_bytes{pool=\"sending\"} "))
+        .find_map(|line| {
+            line.strip_prefix("thimble_relay_pool_high_water_bytes{pool=\"sending\"} ")
+        })
         .unwrap();
     assert!(peak.parse::<f64>().unwrap() < 1900.0, "a piece at a time, not {peak} bytes");
     tokio::time::timeout(Duration::from_secs(20), async {
-        while !get(&node.http, "/metrics").text().contains("thimble_relay_filter_push_seconds_count 1") {
+        while !get(&node.http, "/metrics")
+            .text()
+            .contains("thimble_relay_filter_push_seconds_count 1")
+        {
             tokio::task::yield_now().await;
         }
     })
@@ -209,7 +230,9 @@ async fn what_tables_hold_is_counted_in_their_pools() {
         receiver.pushed().await;
     }
     let used = |name| node.metric(&format!("thimble_relay_pool_used_bytes{{pool=\"{name}\"}}"));
-    until("the tables were looked at", || (used("seen") >= 20 * relay_limits::SEEN_BYTES).then_some(()));
+    until("the tables were looked at", || {
+        (used("seen") >= 20 * relay_limits::SEEN_BYTES).then_some(())
+    });
     assert!(used("program") > 100_000, "constants that the loader wrote: {}", used("program"));
     let topic_bytes = TOPIC.len() as u64;
     assert_eq!(used("subscriptions"), relay_limits::CRITERION_BYTES + topic_bytes);

@@ -63,7 +63,9 @@ impl Client {
             loop {
                 match swarm.select_next_some().await {
                     SwarmEvent::ConnectionEstablished { .. } => return Ok(()),
-                    SwarmEvent::OutgoingConnectionError { error, .. } => return Err(error.to_string()),
+                    SwarmEvent::OutgoingConnectionError { error, .. } => {
+                        return Err(error.to_string());
+                    }
                     _ => {}
                 }
             }
@@ -193,7 +195,10 @@ fn swarm() -> Swarm<Behaviour> {
         .unwrap()
         .with_behaviour(|keys| Behaviour {
             streams: libp2p_stream::Behaviour::new(),
-            identify: identify::Behaviour::new(identify::Config::new("/test".into(), keys.public())),
+            identify: identify::Behaviour::new(identify::Config::new(
+                "/test".into(),
+                keys.public(),
+            )),
             ping: ping::Behaviour::default(),
         })
         .unwrap()

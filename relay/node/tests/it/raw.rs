@@ -1,5 +1,5 @@
-//! A peer without manners: a connection, its multiplexer, and streams on which a test writes what it
-//! wants. It answers nothing by itself but pings, and can stop reading altogether.
+//! A peer without manners: a connection, its multiplexer, and streams on which a test writes what
+//! it wants. It answers nothing by itself but pings, and can stop reading altogether.
 
 use std::{
     future::poll_fn,
@@ -67,7 +67,8 @@ impl Raw {
         Self::try_connect(address, multiplexer, accepts).await.expect("connected")
     }
 
-    /// The same; nothing if the relay refuses it. One that is refused after its handshake notices later.
+    /// The same; nothing if the relay refuses it. One that is refused after its handshake notices
+    /// later.
     pub(crate) async fn try_connect(
         address: &str,
         multiplexer: Multiplexer,
@@ -128,7 +129,8 @@ impl Raw {
 
 async fn dial(address: &str, multiplexer: Multiplexer) -> Option<StreamMuxerBox> {
     let address: Multiaddr = address.parse().unwrap();
-    let address: Multiaddr = address.iter().filter(|part| !matches!(part, Protocol::P2p(_))).collect();
+    let address: Multiaddr =
+        address.iter().filter(|part| !matches!(part, Protocol::P2p(_))).collect();
     let keys = identity::Keypair::generate_ed25519();
     let secure = tcp::tokio::Transport::new(tcp::Config::new().nodelay(true))
         .upgrade(Version::V1Lazy)
@@ -173,7 +175,9 @@ fn drive(
             let Poll::Ready(Some(next)) = asked.poll_recv(cx) else { return Poll::Pending };
             *opening = Some(next);
         }
-        let Poll::Ready(opened) = Pin::new(&mut *muxer).poll_outbound(cx) else { return Poll::Pending };
+        let Poll::Ready(opened) = Pin::new(&mut *muxer).poll_outbound(cx) else {
+            return Poll::Pending;
+        };
         if let Some(done) = opening.take() {
             // Whoever asked may have gone. What the stream sends is noticed at the next look.
             let _ = done.send(opened.ok());

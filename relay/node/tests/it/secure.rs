@@ -1,6 +1,6 @@
-//! Secure WebSocket, with a certificate that nobody signed: the published client in Node and in a browser.
-//! `tests/waku/setup.sh` installs the client and makes the page's bundle, `scripts/setup.sh clients` the
-//! browser and openssl (`make test` runs both).
+//! Secure WebSocket, with a certificate that nobody signed: the published client in Node and in a
+//! browser. `tests/waku/setup.sh` installs the client and makes the page's bundle,
+//! `scripts/setup.sh clients` the browser and openssl (`make test` runs both).
 
 use std::{path::PathBuf, process::Command};
 
@@ -20,7 +20,15 @@ impl Secure {
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         let (certificate, key) = (path("certificate.pem"), path("key.pem"));
         run(Command::new("openssl")
-            .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"])
+            .args([
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:prime256v1",
+                "-nodes",
+            ])
             .args(["-days", "2", "-subj", "/CN=relay", "-addext", "subjectAltName=IP:127.0.0.1"])
             .args(["-keyout", &key, "-out", &certificate]));
         let listen = ["--listen", "/ip4/127.0.0.1/tcp/0/wss"];
@@ -40,10 +48,9 @@ impl Secure {
 }
 
 fn run(command: &mut Command) {
-    let output = command
-        .current_dir(repository())
-        .output()
-        .unwrap_or_else(|error| panic!("{command:?} cannot be started ({error}): `make test` installs it"));
+    let output = command.current_dir(repository()).output().unwrap_or_else(|error| {
+        panic!("{command:?} cannot be started ({error}): `make test` installs it")
+    });
     let text = String::from_utf8_lossy(&output.stdout);
     println!("{text}");
     let errors = String::from_utf8_lossy(&output.stderr);

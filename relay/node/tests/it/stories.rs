@@ -34,7 +34,8 @@ async fn a_message_is_pushed_received_and_found() {
         all.push(sent.encode());
     }
     let found = sender.query(&all_of(TOPIC)).await.entries;
-    let found: Vec<Vec<u8>> = found.iter().map(|entry| entry.message.as_ref().unwrap().to_vec()).collect();
+    let found: Vec<Vec<u8>> =
+        found.iter().map(|entry| entry.message.as_ref().unwrap().to_vec()).collect();
     assert_eq!(found, all);
 }
 

@@ -102,12 +102,14 @@ async fn what_is_sent_and_not_read_is_bounded_over_all_connections() {
             let large = message(TOPIC, &[number; 140_000]);
             assert_eq!(client.push(&large).await.unwrap().status.code(), 200);
         }
-        let query = store::Request { include_data: true, limit: Some(100), ..store::Request::default() };
+        let query =
+            store::Request { include_data: true, limit: Some(100), ..store::Request::default() };
         let query = frame::with_length(&query.encode());
         let memory = relay.watch();
         let hostile = connections(&relay, 60, multiplexer).await;
-        // Two streams of each: a reply that is not read, and as much as the multiplexer lets through after
-        // the request, until the relay closes the connection or reads no further.
+        // Two streams of each: a reply that is not read, and as much as the multiplexer lets
+        // through after the request, until the relay closes the connection or reads no
+        // further.
         let sending = hostile.iter().map(async |raw| {
             let mut streams = Vec::new();
             for _ in 0..2 {

@@ -172,7 +172,10 @@ impl Reader<'_> {
             }
         }
         let record_bytes = signed_record.as_ref().map_or(0, Bytes::len);
-        if peer_id.is_empty() || peer_id.len() > PEER_ID_BYTES_MAX || record_bytes > PEER_RECORD_BYTES_MAX {
+        if peer_id.is_empty()
+            || peer_id.len() > PEER_ID_BYTES_MAX
+            || record_bytes > PEER_RECORD_BYTES_MAX
+        {
             return self.skip_entry();
         }
         self.peers_left -= 1;

@@ -14,8 +14,9 @@ const ID_FIELD_BYTES: usize = 34;
 /// Most bytes of a key with a length of four bytes behind it.
 const HEAD_BYTES_MAX: usize = 5;
 
-const _: () =
-    assert!(PUBSUB_TOPIC_BYTES_MAX + ID_FIELD_BYTES + 4 * HEAD_BYTES_MAX + 16 < CONTROL_FRAME_BYTES_MIN);
+const _: () = assert!(
+    PUBSUB_TOPIC_BYTES_MAX + ID_FIELD_BYTES + 4 * HEAD_BYTES_MAX + 16 < CONTROL_FRAME_BYTES_MIN
+);
 
 /// What is to be said to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,7 +180,12 @@ fn put_subscription(topic: &str, subscribe: bool, out: &mut Vec<u8>) {
 }
 
 /// A PRUNE with as many of `peers` as fit `bytes_max` bytes with its key and length.
-fn prune_body(topic: &str, backoff_s: Option<u64>, peers: &[PrunePeer], bytes_max: usize) -> Vec<u8> {
+fn prune_body(
+    topic: &str,
+    backoff_s: Option<u64>,
+    peers: &[PrunePeer],
+    bytes_max: usize,
+) -> Vec<u8> {
     let mut body = Vec::with_capacity(topic.len() + 16);
     wire::put_bytes(tag::CONTROL_TOPIC, topic.as_bytes(), &mut body);
     if let Some(backoff_s) = backoff_s {

@@ -96,7 +96,11 @@ pub(crate) fn arrival(number: u64, timestamp_ns: i64) -> Arrival {
     }
 }
 
-pub(crate) fn try_append(store: &Store, arrival: Arrival, message: Bytes) -> Result<Message, AppendError> {
+pub(crate) fn try_append(
+    store: &Store,
+    arrival: Arrival,
+    message: Bytes,
+) -> Result<Message, AppendError> {
     let pool = Pool::standalone("test", 1 << 30);
     let held = pool.try_reserve(message.len() as u64).unwrap();
     let answered = block_on(store.append(arrival, message, held).unwrap());

@@ -154,7 +154,8 @@ fn the_power_goes_and_what_was_synced_is_there() {
         let bytes = |number: u64| if number.is_multiple_of(4) { 100_000 } else { 500 };
         let some = |range: std::ops::Range<u64>| {
             for number in range {
-                let answer = try_append(&store, arrival(number, hand.now()), body(number, bytes(number)));
+                let answer =
+                    try_append(&store, arrival(number, hand.now()), body(number, bytes(number)));
                 if answer.is_err() {
                     return number;
                 }
@@ -178,8 +179,9 @@ fn the_power_goes_and_what_was_synced_is_there() {
         // SQLite does not write through the simulated disk: its files are as they were, which is
         // ahead of the segments, or gone.
         if seed % 3 == 0 {
-            for path in
-                files(folder.path(), "").iter().filter(|path| path.to_str().unwrap().contains("sqlite"))
+            for path in files(folder.path(), "")
+                .iter()
+                .filter(|path| path.to_str().unwrap().contains("sqlite"))
             {
                 std::fs::remove_file(path).unwrap();
             }
@@ -208,7 +210,8 @@ fn a_sync_that_fails_begins_a_new_segment() {
     let disk = SimulatedDisk::new(folder.path(), 7).unwrap();
     let hand = Hand::new();
     let store =
-        Store::open(config(&folder.path().join("store")), Arc::new(disk.clone()), hand.clock()).unwrap();
+        Store::open(config(&folder.path().join("store")), Arc::new(disk.clone()), hand.clock())
+            .unwrap();
     append(&store, 0, hand.now());
     store.sync();
     append(&store, 1, hand.now());
@@ -220,6 +223,7 @@ fn a_sync_that_fails_begins_a_new_segment() {
     assert_eq!(files(folder.path(), ".segment").len(), 2);
     assert_eq!(numbers(&store), [0, 1, 2]);
     drop(store);
-    let store = Store::open(config(&folder.path().join("store")), RealDisk::shared(), hand.clock()).unwrap();
+    let store = Store::open(config(&folder.path().join("store")), RealDisk::shared(), hand.clock())
+        .unwrap();
     assert_eq!(ask(&store, Query::default()).unwrap().messages.len(), 3);
 }

@@ -18,7 +18,8 @@ struct Tmpfs(PathBuf);
 impl Tmpfs {
     fn new(at: &Path, size: &str) -> Option<Self> {
         let options = format!("size={size}");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).output();
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).output();
         mounted.is_ok_and(|output| output.status.success()).then(|| Self(at.to_path_buf()))
     }
 }
@@ -42,8 +43,11 @@ fn writes_that_find_no_room_are_refused_and_taken_back() {
         disk.limit_growth(Some(1000));
         // The small one fits, the large one does not, and the small one behind it does.
         append(&store, first + 1, hand.now());
-        let refused = try_append(&store, arrival(first + 2, hand.now()), body(first + 2, 5000)).unwrap_err();
-        let AppendError::DiskFull { path, needed_bytes, .. } = &refused else { panic!("{refused}") };
+        let refused =
+            try_append(&store, arrival(first + 2, hand.now()), body(first + 2, 5000)).unwrap_err();
+        let AppendError::DiskFull { path, needed_bytes, .. } = &refused else {
+            panic!("{refused}")
+        };
         assert_eq!(*path, folder.path().join("store"));
         assert!(*needed_bytes >= 5000);
         assert!(refused.to_string().contains("the disk is full"), "{refused}");
@@ -51,7 +55,8 @@ fn writes_that_find_no_room_are_refused_and_taken_back() {
         // A partition cannot be begun either.
         hand.forward(10);
         disk.limit_growth(Some(0));
-        let refused = try_append(&store, arrival(first + 4, hand.now()), body(first + 4, 10)).unwrap_err();
+        let refused =
+            try_append(&store, arrival(first + 4, hand.now()), body(first + 4, 10)).unwrap_err();
         assert!(matches!(refused, AppendError::DiskFull { .. }), "{refused}");
         disk.limit_growth(None);
         append(&store, first + 5, hand.now());
@@ -84,7 +89,9 @@ fn a_file_system_below_the_reserve_takes_nothing_until_there_is_room() {
         None
     });
     let refused = refused.unwrap();
-    let AppendError::DiskFull { free_bytes, needed_bytes, .. } = refused else { panic!("{refused}") };
+    let AppendError::DiskFull { free_bytes, needed_bytes, .. } = refused else {
+        panic!("{refused}")
+    };
     assert!(free_bytes < needed_bytes && needed_bytes > 6 << 20);
     assert!(accepted.len() > 100, "{}", accepted.len());
     assert_eq!(numbers(&store), accepted);
@@ -137,7 +144,8 @@ fn what_may_pass_is_passed_on_while_the_disk_has_no_byte_left() {
     };
     let hand = Hand::new();
     let folder_of_store = folder.path().join("store");
-    let config = Config { disk_reserve_bytes: 8 << 20, spare_segments: 4, ..config(&folder_of_store) };
+    let config =
+        Config { disk_reserve_bytes: 8 << 20, spare_segments: 4, ..config(&folder_of_store) };
     let mut store = open(config.clone(), &hand);
     append(&store, 0, hand.now());
     store.sync();

@@ -3,7 +3,9 @@
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use proptest::prelude::*;
-use store::{Arrival, Config, PAGE_MESSAGES_DEFAULT, PAGE_MESSAGES_MAX, Page, Query, QueryError, Store};
+use store::{
+    Arrival, Config, PAGE_MESSAGES_DEFAULT, PAGE_MESSAGES_MAX, Page, Query, QueryError, Store,
+};
 
 use crate::common::*;
 
@@ -24,7 +26,10 @@ fn content(index: usize) -> String {
 }
 
 /// The page that store v3 asks for, by the letter.
-fn model(sent: &BTreeMap<(i64, [u8; 32]), Sent>, query: &Query) -> Option<(Vec<u64>, Option<[u8; 32]>)> {
+fn model(
+    sent: &BTreeMap<(i64, [u8; 32]), Sent>,
+    query: &Query,
+) -> Option<(Vec<u64>, Option<[u8; 32]>)> {
     let cursor = match query.cursor {
         Some(cursor) => Some(*sent.keys().find(|key| key.1 == cursor)?),
         None => None,
@@ -32,11 +37,14 @@ fn model(sent: &BTreeMap<(i64, [u8; 32]), Sent>, query: &Query) -> Option<(Vec<u
     let mut of_page: Vec<_> = sent
         .iter()
         .filter(|(key, sent)| {
-            let by_filter = query.pubsub_topic.as_ref().is_none_or(|topic| *topic == pubsub(sent.pubsub))
-                && (query.content_topics.is_empty() || query.content_topics.contains(&content(sent.content)))
-                && query.start_ns.is_none_or(|start_ns| key.0 >= start_ns)
-                && query.end_ns.is_none_or(|end_ns| key.0 < end_ns);
-            let asked = if query.hashes.is_empty() { by_filter } else { query.hashes.contains(&key.1) };
+            let by_filter =
+                query.pubsub_topic.as_ref().is_none_or(|topic| *topic == pubsub(sent.pubsub))
+                    && (query.content_topics.is_empty()
+                        || query.content_topics.contains(&content(sent.content)))
+                    && query.start_ns.is_none_or(|start_ns| key.0 >= start_ns)
+                    && query.end_ns.is_none_or(|end_ns| key.0 < end_ns);
+            let asked =
+                if query.hashes.is_empty() { by_filter } else { query.hashes.contains(&key.1) };
             let behind = match cursor {
                 Some(cursor) if query.forward => **key > cursor,
                 Some(cursor) => **key < cursor,
@@ -46,7 +54,8 @@ fn model(sent: &BTreeMap<(i64, [u8; 32]), Sent>, query: &Query) -> Option<(Vec<u
         })
         .map(|(key, sent)| (key.1, sent.number))
         .collect();
-    let limit = if query.limit == 0 { PAGE_MESSAGES_DEFAULT } else { query.limit.min(PAGE_MESSAGES_MAX) };
+    let limit =
+        if query.limit == 0 { PAGE_MESSAGES_DEFAULT } else { query.limit.min(PAGE_MESSAGES_MAX) };
     if !query.forward {
         of_page.reverse();
     }
@@ -95,8 +104,8 @@ fn queries() -> impl Strategy<Value = Query> {
         any::<bool>(),
         prop_oneof![Just(0usize), 1..8usize, Just(1000usize)],
     );
-    (lists, bounds).prop_map(|((topic, contents, hashes, by_hash), (start, end, cursor, forward, limit))| {
-        Query {
+    (lists, bounds).prop_map(
+        |((topic, contents, hashes, by_hash), (start, end, cursor, forward, limit))| Query {
             pubsub_topic: topic.map(pubsub),
             content_topics: contents.into_iter().map(content).collect(),
             start_ns: start,
@@ -105,8 +114,8 @@ fn queries() -> impl Strategy<Value = Query> {
             cursor: cursor.map(hash),
             forward,
             limit,
-        }
-    })
+        },
+    )
 }
 
 proptest! {

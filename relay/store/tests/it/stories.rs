@@ -8,7 +8,9 @@ use std::{
 
 use budget::Pool;
 use disk::RealDisk;
-use store::{AppendError, Config, MESSAGE_BYTES_MAX, OpenError, Query, QueryError, Store, TOPIC_BYTES_MAX};
+use store::{
+    AppendError, Config, MESSAGE_BYTES_MAX, OpenError, Query, QueryError, Store, TOPIC_BYTES_MAX,
+};
 
 use crate::common::*;
 
@@ -23,7 +25,10 @@ fn a_message_is_found_as_soon_as_it_was_appended_and_after_a_restart() {
         let mut part = [0; 10];
         message.read_at(33, &mut part).unwrap();
         assert_eq!(part, body(number, 200)[33..43]);
-        assert_eq!(message.read_at(191, &mut part).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+        assert_eq!(
+            message.read_at(191, &mut part).unwrap_err().kind(),
+            std::io::ErrorKind::InvalidInput
+        );
         let query = Query { hashes: vec![hash(number)], ..Query::default() };
         let page = ask(&store, query).unwrap();
         assert_eq!(page.messages.iter().map(checked).collect::<Vec<_>>(), [number]);
@@ -77,7 +82,8 @@ fn a_message_that_arrives_twice_is_written_once() {
             store.append(arrival(2, hand.now()), body(2, 200), held).unwrap()
         })
         .collect();
-    let twice: Vec<store::Appended> = twice.into_iter().map(|answer| block_on(answer).unwrap()).collect();
+    let twice: Vec<store::Appended> =
+        twice.into_iter().map(|answer| block_on(answer).unwrap()).collect();
     assert_eq!(twice.iter().map(|appended| appended.known).collect::<Vec<_>>(), [false, true]);
     assert_eq!(format!("{:?}", twice[0].message), format!("{:?}", twice[1].message));
     assert_eq!(store.status().appended_messages, 2);
@@ -118,7 +124,9 @@ fn retention_by_time_removes_whole_partitions_and_references_outlive_them() {
     // Two for reading besides.
     assert!(store.status().open_segments <= 2);
     let query = Query { cursor: Some(hash(0)), ..Query::default() };
-    assert!(matches!(ask(&store, query), Err(QueryError::UnknownCursor { cursor }) if cursor == hash(0)));
+    assert!(
+        matches!(ask(&store, query), Err(QueryError::UnknownCursor { cursor }) if cursor == hash(0))
+    );
 }
 
 #[test]
@@ -146,7 +154,8 @@ fn retention_by_size_removes_the_oldest() {
     assert!(found.windows(2).all(|pair| pair[0] + 1 == pair[1]), "the newest, without a gap");
     // At least all but two of the eighths are in use.
     assert!(found.len() * bytes >= 12 << 20, "{}", found.len());
-    let on_disk: u64 = files(folder.path(), "").iter().map(|path| path.metadata().unwrap().len()).sum();
+    let on_disk: u64 =
+        files(folder.path(), "").iter().map(|path| path.metadata().unwrap().len()).sum();
     assert!(on_disk <= 17 << 20, "{on_disk}");
     drop(store);
     assert_eq!(numbers(&open(config, &hand)), found);
@@ -205,7 +214,9 @@ fn many_segments_are_read_through_few_open_files() {
     let hand = Hand::new();
     let store = open(config(folder.path()), &hand);
     let messages: Vec<_> = (0..12)
-        .map(|number| try_append(&store, arrival(number, hand.now()), body(number, 1 << 20)).unwrap())
+        .map(|number| {
+            try_append(&store, arrival(number, hand.now()), body(number, 1 << 20)).unwrap()
+        })
         .collect();
     assert!(files(folder.path(), ".segment").len() >= 12);
     for round in 0..3 {
@@ -237,7 +248,8 @@ fn what_is_too_much_is_refused_by_name() {
     let mut queries: Vec<_> = (0..1000).map(|_| Box::pin(store.query(Query::default()))).collect();
     let mut context = Context::from_waker(Waker::noop());
     let answers = queries.iter_mut().map(|query| query.as_mut().poll(&mut context));
-    let busy = answers.filter(|answer| matches!(answer, Poll::Ready(Err(QueryError::Busy { queue: 1 }))));
+    let busy =
+        answers.filter(|answer| matches!(answer, Poll::Ready(Err(QueryError::Busy { queue: 1 }))));
     assert!(busy.count() > 0);
     drop(queries);
     assert_eq!(store.status().queries, 0);

@@ -1,5 +1,6 @@
-//! Down-sampling: however long a run took, each column of the picture keeps the smallest and the largest value that fell into it. A spike of one sample is still
-//! seen hours later, which an average would hide.
+//! Down-sampling: however long a run took, each column of the picture keeps the smallest and the
+//! largest value that fell into it. A spike of one sample is still seen hours later, which an
+//! average would hide.
 
 /// One column that something fell into.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,7 +35,9 @@ impl Columns {
         let Some(slot) = self.extents.get_mut(index) else { return };
         *slot = Some(match *slot {
             None => Extent { seconds, min: value, max: value },
-            Some(extent) => Extent { seconds, min: extent.min.min(value), max: extent.max.max(value) },
+            Some(extent) => {
+                Extent { seconds, min: extent.min.min(value), max: extent.max.max(value) }
+            }
         });
     }
 
@@ -43,13 +46,16 @@ impl Columns {
         self.extents.iter().copied().flatten()
     }
 
-    /// The same, in runs between which nothing was seen for longer than `gap` seconds (and longer than two columns).
+    /// The same, in runs between which nothing was seen for longer than `gap` seconds (and longer
+    /// than two columns).
     pub(crate) fn runs(&self, gap: f64) -> Vec<Vec<Extent>> {
         let gap = gap.max(2.0 * self.duration / self.extents.len() as f64);
         let mut runs: Vec<Vec<Extent>> = Vec::new();
         for extent in self.filled() {
             match runs.last_mut() {
-                Some(run) if run.last().is_some_and(|last| extent.seconds - last.seconds <= gap) => {
+                Some(run)
+                    if run.last().is_some_and(|last| extent.seconds - last.seconds <= gap) =>
+                {
                     run.push(extent)
                 }
                 _ => runs.push(vec![extent]),

@@ -1,7 +1,9 @@
-//! Where the labels of events stand: in lanes above the plot, beside the line that leads down to the event, none over another label or another label's line.
+//! Where the labels of events stand: in lanes above the plot, beside the line that leads down to
+//! the event, none over another label or another label's line.
 //!
-//! Labels are placed by rank, so when there is no room left it is the less telling ones that go without. The first go to the upper lanes: what is placed later
-//! then has its line below their texts and not through them.
+//! Labels are placed by rank, so when there is no room left it is the less telling ones that go
+//! without. The first go to the upper lanes: what is placed later then has its line below their
+//! texts and not through them.
 
 /// A label that wants a place.
 #[derive(Clone, Debug)]
@@ -30,8 +32,14 @@ pub(crate) struct Place {
 /// Between a text and whatever is next to it.
 const GAP: f64 = 4.0;
 
-/// A place for each label between `left` and `right`, or none; in as few lanes as hold what `lanes_max` lanes can hold.
-pub(crate) fn place(labels: &[Label], lanes_max: usize, left: f64, right: f64) -> Vec<Option<Place>> {
+/// A place for each label between `left` and `right`, or none; in as few lanes as hold what
+/// `lanes_max` lanes can hold.
+pub(crate) fn place(
+    labels: &[Label],
+    lanes_max: usize,
+    left: f64,
+    right: f64,
+) -> Vec<Option<Place>> {
     let held = |places: &[Option<Place>]| places.iter().flatten().count();
     let most = place_in(labels, lanes_max, left, right);
     (0..lanes_max)
@@ -43,7 +51,9 @@ pub(crate) fn place(labels: &[Label], lanes_max: usize, left: f64, right: f64) -
 fn place_in(labels: &[Label], lanes: usize, left: f64, right: f64) -> Vec<Option<Place>> {
     let mut order: Vec<usize> = (0..labels.len()).collect();
     order.sort_by(|a, b| {
-        let key = |index: &usize| labels.get(*index).map_or((u32::MAX, 0.0), |label| (label.rank, label.x));
+        let key = |index: &usize| {
+            labels.get(*index).map_or((u32::MAX, 0.0), |label| (label.rank, label.x))
+        };
         let (a, b) = (key(a), key(b));
         a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
     });
@@ -77,7 +87,8 @@ fn candidate(label: &Label, lane: usize, before: bool) -> Place {
 fn collide(x: f64, place: &Place, other_x: f64, other: &Place) -> bool {
     let spans = |place: &Place, x: f64| place.left - GAP < x && x < place.right + GAP;
     // A line leads from its label through all lanes below.
-    let crosses = |x: f64, upper: &Place, lower: &Place| upper.lane >= lower.lane && spans(lower, x);
+    let crosses =
+        |x: f64, upper: &Place, lower: &Place| upper.lane >= lower.lane && spans(lower, x);
     let overlap = place.lane == other.lane
         && place.left < other.right + 2.0 * GAP
         && other.left < place.right + 2.0 * GAP;
@@ -88,14 +99,21 @@ fn collide(x: f64, place: &Place, other_x: f64, other: &Place) -> bool {
 mod tests {
     use super::*;
 
-    /// Said again in other words than the code: no two texts overlap, and no line passes through a text of its own or a lower lane.
+    /// Said again in other words than the code: no two texts overlap, and no line passes through a
+    /// text of its own or a lower lane.
     fn assert_readable(labels: &[Label], places: &[Option<Place>]) {
-        let placed: Vec<(&Label, Place)> =
-            labels.iter().zip(places).filter_map(|(label, place)| Some((label, (*place)?))).collect();
+        let placed: Vec<(&Label, Place)> = labels
+            .iter()
+            .zip(places)
+            .filter_map(|(label, place)| Some((label, (*place)?)))
+            .collect();
         for (i, (label, place)) in placed.iter().enumerate() {
             for (other_label, other) in placed.iter().skip(i + 1) {
                 if place.lane == other.lane {
-                    assert!(place.right <= other.left || other.right <= place.left, "{place:?} {other:?}");
+                    assert!(
+                        place.right <= other.left || other.right <= place.left,
+                        "{place:?} {other:?}"
+                    );
                 }
                 for (x, upper, lower) in [(label.x, place, other), (other_label.x, other, place)] {
                     assert!(
@@ -112,7 +130,9 @@ mod tests {
         // A crowd, spread without order but always the same.
         let mut seed = 12_345_u64;
         let mut next = |below: u64| {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            seed = seed
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (seed >> 33) % below
         };
         for count in [1, 5, 40, 300] {
@@ -125,7 +145,9 @@ mod tests {
                 .collect();
             let places = place(&labels, 4, 0.0, 1000.0);
             assert_readable(&labels, &places);
-            assert!(places.iter().flatten().all(|place| place.left >= 0.0 && place.right <= 1000.0));
+            assert!(
+                places.iter().flatten().all(|place| place.left >= 0.0 && place.right <= 1000.0)
+            );
             let most_telling = labels
                 .iter()
                 .zip(&places)

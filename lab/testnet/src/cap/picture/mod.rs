@@ -1,8 +1,10 @@
-//! The picture of a run, drawn from its series file: anonymous memory and page cache against the cap, each process as a thin line, events as marks, memory
-//! pressure and CPU below on the same axis of time.
+//! The picture of a run, drawn from its series file: anonymous memory and page cache against the
+//! cap, each process as a thin line, events as marks, memory pressure and CPU below on the same
+//! axis of time.
 //!
-//! The file is read twice, first for how long the run took and which processes matter, then into columns ([`columns`]). Memory is bounded by the columns, the
-//! processes drawn and the events kept, never by the length of the file.
+//! The file is read twice, first for how long the run took and which processes matter, then into
+//! columns ([`columns`]). Memory is bounded by the columns, the processes drawn and the events
+//! kept, never by the length of the file.
 
 mod columns;
 mod labels;
@@ -17,7 +19,8 @@ use super::series::{self, Event, Header, Line, Summary, What};
 const COLUMNS: usize = 900;
 /// Most processes drawn: those with the highest peaks.
 const PROCESSES_MAX: usize = 12;
-/// Most processes whose peaks are remembered while the file is read; when there are more, those with the lowest peaks are forgotten.
+/// Most processes whose peaks are remembered while the file is read; when there are more, those
+/// with the lowest peaks are forgotten.
 const PEAKS_MAX: usize = 4096;
 /// Most events kept of each kind; further ones are only counted.
 const EVENTS_MAX: usize = 300;
@@ -92,7 +95,9 @@ fn load(path: &Path) -> io::Result<Plot> {
                     columns.add(at, process.anonymous_bytes as f64);
                 }
             }
-            if let (Some(some), Some(full)) = (sample.pressure_some_percent, sample.pressure_full_percent) {
+            if let (Some(some), Some(full)) =
+                (sample.pressure_some_percent, sample.pressure_full_percent)
+            {
                 plot.pressure_some.add(at, some);
                 plot.pressure_full.add(at, full);
             }
@@ -125,7 +130,8 @@ struct Survey {
 }
 
 fn survey(path: &Path) -> io::Result<Survey> {
-    let mut survey = Survey { header: Header::default(), summary: None, duration: 0.0, largest: vec![] };
+    let mut survey =
+        Survey { header: Header::default(), summary: None, duration: 0.0, largest: vec![] };
     let mut peaks: BTreeMap<ProcessKey, u64> = BTreeMap::new();
     let mut before: Vec<ProcessKey> = Vec::new();
     series::read(path, |line| match line {
@@ -135,7 +141,8 @@ fn survey(path: &Path) -> io::Result<Survey> {
             let mut now = Vec::new();
             for process in sample.processes {
                 let key = (process.pid, process.role);
-                // One sample makes no line; and between fork and exec a process goes by the name of its parent.
+                // One sample makes no line; and between fork and exec a process goes by the name of
+                // its parent.
                 if before.contains(&key) {
                     let peak = peaks.entry(key.clone()).or_default();
                     *peak = (*peak).max(process.anonymous_bytes);
@@ -196,11 +203,14 @@ mod tests {
             let anonymous_bytes = if index == 7001 { 50 << 20 } else { u64::from(index) };
             let pid = index / 2 * 2;
             let process = ProcessSample { pid, role: "job".into(), anonymous_bytes, file_bytes: 0 };
-            let sample = Sample { seconds, anonymous_bytes, processes: vec![process], ..Sample::default() };
-            let event = Event { seconds, what: What::ProcessStarted, text: "job".into(), pid: Some(index) };
+            let sample =
+                Sample { seconds, anonymous_bytes, processes: vec![process], ..Sample::default() };
+            let event =
+                Event { seconds, what: What::ProcessStarted, text: "job".into(), pid: Some(index) };
             [Line::Event(event), Line::Sample(sample)]
         });
-        let oom = Event { seconds: 19_999.0, what: What::OomKill, text: "OOM kill".into(), pid: None };
+        let oom =
+            Event { seconds: 19_999.0, what: What::OomKill, text: "OOM kill".into(), pid: None };
         let lines = std::iter::once(header()).chain(samples).chain([Line::Event(oom)]);
         let plot = load(&series(folder.path(), lines)).unwrap();
         assert_eq!(plot.processes.len(), PROCESSES_MAX);
@@ -221,7 +231,9 @@ mod tests {
         let path = series(folder.path(), [header(), Line::Event(mark)]);
         let text = svg::draw(&load(&path).unwrap());
         assert!(
-            text.contains("a &lt;run&gt; &amp; more") && !text.contains("<run>") && !text.contains("<b>")
+            text.contains("a &lt;run&gt; &amp; more")
+                && !text.contains("<run>")
+                && !text.contains("<b>")
         );
         assert_eq!(text.matches("<text").count(), text.matches("</text>").count());
         assert_eq!(text.matches("<g").count(), text.matches("</g>").count());
@@ -231,6 +243,9 @@ mod tests {
     fn an_empty_series_has_a_picture_too() {
         let folder = tempfile::tempdir().unwrap();
         let text = svg::draw(&load(&series(folder.path(), [])).unwrap());
-        assert!(text.starts_with("<svg") && !text.contains("NaN") && !text.contains("inf"), "{text}");
+        assert!(
+            text.starts_with("<svg") && !text.contains("NaN") && !text.contains("inf"),
+            "{text}"
+        );
     }
 }

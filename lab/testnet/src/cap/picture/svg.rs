@@ -1,4 +1,5 @@
-//! Puts a plot into SVG: one file without anything outside it, light or dark as the reader's screen is.
+//! Puts a plot into SVG: one file without anything outside it, light or dark as the reader's screen
+//! is.
 
 use std::fmt::Write;
 
@@ -73,7 +74,8 @@ pub(crate) fn draw(plot: &Plot) -> String {
     let floor = if plot.header.pressure_of == "none" {
         strip
     } else {
-        let whose = if plot.header.pressure_of == "group" { "of this group" } else { "of the machine" };
+        let whose =
+            if plot.header.pressure_of == "group" { "of this group" } else { "of the machine" };
         page.strip(
             strip,
             &format!("memory pressure {whose}, % of 10 s: some (light), full (dark)"),
@@ -288,7 +290,13 @@ impl Page<'_> {
     }
 
     /// Filled down to `bottom`, up to the largest value of each column.
-    fn area(&mut self, columns: &Columns, class: &str, bottom: f64, y_of: impl Fn(&Self, f64) -> f64) {
+    fn area(
+        &mut self,
+        columns: &Columns,
+        class: &str,
+        bottom: f64,
+        y_of: impl Fn(&Self, f64) -> f64,
+    ) {
         let mut path = String::new();
         let mut last = None;
         for extent in columns.filled() {
@@ -298,7 +306,8 @@ impl Page<'_> {
             last = Some(x);
         }
         if let Some(x) = last {
-            let _ = writeln!(self.text, "<path class=\"{class}\" d=\"{path}L{x:.1} {bottom:.1}Z\"/>");
+            let _ =
+                writeln!(self.text, "<path class=\"{class}\" d=\"{path}L{x:.1} {bottom:.1}Z\"/>");
         }
     }
 
@@ -347,8 +356,8 @@ impl Page<'_> {
 
     fn time_axis(&mut self, y: f64) {
         const STEPS: [f64; 20] = [
-            0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0,
-            3600.0, 7200.0, 14_400.0, 43_200.0,
+            0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0,
+            1800.0, 3600.0, 7200.0, 14_400.0, 43_200.0,
         ];
         let duration = self.plot.duration;
         let step = STEPS.into_iter().find(|step| duration / step <= 12.0).unwrap_or(86_400.0);
@@ -374,10 +383,13 @@ impl Page<'_> {
                 Some(place) => {
                     let y = lane_bottom(place.lane);
                     self.line(&format!("e {line}"), mark.label.x, y - 9.0, mark.label.x, bottom);
-                    let (x, anchor) = if place.before { (place.right, "end") } else { (place.left, "start") };
+                    let (x, anchor) =
+                        if place.before { (place.right, "end") } else { (place.left, "start") };
                     self.text(x, y, text, anchor, &mark.text);
                 }
-                None => self.line(&format!("e {line}"), mark.label.x, self.top, mark.label.x, bottom),
+                None => {
+                    self.line(&format!("e {line}"), mark.label.x, self.top, mark.label.x, bottom)
+                }
             }
         }
     }
@@ -387,14 +399,21 @@ impl Page<'_> {
         let cap_y = self.y_of(cap as f64);
         if cap > 0 {
             self.line("cap", LEFT, cap_y, RIGHT, cap_y);
-            self.text(RIGHT + 6.0, cap_y + 4.0, "capink big", "start", &format!("cap {}", format_size(cap)));
+            self.text(
+                RIGHT + 6.0,
+                cap_y + 4.0,
+                "capink big",
+                "start",
+                &format!("cap {}", format_size(cap)),
+            );
         }
         let (seconds, bytes) = self.plot.peak;
         if bytes > 0.0 {
             let (x, y) = (x_of(self.plot, seconds), self.y_of(bytes));
             let label = format!("anonymous peak {} at {}", mib(bytes as u64), duration(seconds));
             let width = label.chars().count() as f64 * 7.2;
-            // Beside the dot, on the side where there is room; above it, unless it would stand on the line of the cap.
+            // Beside the dot, on the side where there is room; above it, unless it would stand on
+            // the line of the cap.
             let (text_x, anchor) =
                 if x + 10.0 + width > RIGHT { (x - 9.0, "end") } else { (x + 9.0, "start") };
             let text_y = if cap > 0 && y - cap_y < 28.0 { y + 18.0 } else { y - 8.0 };
@@ -474,7 +493,9 @@ mod tests {
 
     #[test]
     fn axes_have_round_numbers() {
-        for (value, nice) in [(0.3, 1.0), (1.0, 1.0), (1.2, 2.0), (11.0, 20.0), (43.0, 50.0), (51.0, 100.0)] {
+        for (value, nice) in
+            [(0.3, 1.0), (1.0, 1.0), (1.2, 2.0), (11.0, 20.0), (43.0, 50.0), (51.0, 100.0)]
+        {
             assert!((nice_above(value) - nice).abs() < 1e-9, "{value}");
         }
         assert_eq!(clock(0.25, 0.05), "0.25");

@@ -93,7 +93,8 @@ fn start(net: &Net, place: &Place, index: usize) -> Result<(Keeper, Streams)> {
     let node = net.node(index)?;
     let folder = place.node(index);
     let cache = Cache::open(&machines.cache, Settings { talks: false, ..Settings::default() })?;
-    let base = cache.find(&machines.image.base).context("finding the base of the machine's disk")?;
+    let base =
+        cache.find(&machines.image.base).context("finding the base of the machine's disk")?;
     let disk = cache.overlay(
         &base,
         &disk(place, index),
@@ -118,8 +119,11 @@ fn start(net: &Net, place: &Place, index: usize) -> Result<(Keeper, Streams)> {
     let (console, console_end) = io::pipe()?;
     let (reports, reports_end) = io::pipe()?;
     let (ours, theirs) = StdUnixStream::pair()?;
-    let ends =
-        Ends { console: console_end.into(), reports: reports_end.into(), monitor: OwnedFd::from(theirs) };
+    let ends = Ends {
+        console: console_end.into(),
+        reports: reports_end.into(),
+        monitor: OwnedFd::from(theirs),
+    };
     let hardware = host_hardware(index).to_string();
     let machine = Machine {
         memory_bytes: node.memory_bytes,
@@ -141,7 +145,12 @@ fn start(net: &Net, place: &Place, index: usize) -> Result<(Keeper, Streams)> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
-    let header = report::header(format!("node {index}"), words.clone(), node.memory_bytes, net.sample_millis);
+    let header = report::header(
+        format!("node {index}"),
+        words.clone(),
+        node.memory_bytes,
+        net.sample_millis,
+    );
     let log = Log::open(&place.log(index))?;
     let mut report = Report::begin(&place.series(index), SERIES_BYTES_MAX, header)?;
     let mut child = tokio::process::Command::from(command)
@@ -166,7 +175,8 @@ fn start(net: &Net, place: &Place, index: usize) -> Result<(Keeper, Streams)> {
         monitor: UnixStream::from_std(ours)?,
         said: child.stderr.take().context("QEMU's standard error is a pipe")?,
     };
-    let keeper = Keeper { child, info, report, log, asked: None, ended_by_us: None, qemu_said: Vec::new() };
+    let keeper =
+        Keeper { child, info, report, log, asked: None, ended_by_us: None, qemu_said: Vec::new() };
     Ok((keeper, streams))
 }
 
@@ -180,10 +190,12 @@ impl Keeper {
         let mut console = Console::default();
         let mut reports = Lines::new(line::LINE_BYTES_MAX);
         let mut messages = Lines::new(qmp::LINE_BYTES_MAX);
-        let mut pieces = [vec![0; PIECE_BYTES], vec![0; PIECE_BYTES], vec![0; PIECE_BYTES], vec![0; 1024]];
+        let mut pieces =
+            [vec![0; PIECE_BYTES], vec![0; PIECE_BYTES], vec![0; PIECE_BYTES], vec![0; 1024]];
         let [a, b, c, d] = &mut pieces;
         // A stream that has ended is not read again.
-        let (mut has_console, mut has_reports, mut has_monitor, mut has_said) = (true, true, true, true);
+        let (mut has_console, mut has_reports, mut has_monitor, mut has_said) =
+            (true, true, true, true);
         let mut ended: Option<(ExitStatus, Instant)> = None;
         let mut line_begun: Option<Instant> = None;
         loop {
@@ -195,7 +207,8 @@ impl Keeper {
             self.ask_again(&mut streams.monitor).await;
             let left = ended.map(|(_, at)| at + REST_PATIENCE);
             if let Some((status, at)) = ended
-                && (!(has_console || has_reports || has_monitor || has_said) || at.elapsed() >= REST_PATIENCE)
+                && (!(has_console || has_reports || has_monitor || has_said)
+                    || at.elapsed() >= REST_PATIENCE)
             {
                 if console.is_within_line() {
                     console.flush(|line| self.log.line(line));
@@ -247,10 +260,14 @@ impl Keeper {
         match message {
             Message::Greeting => send(monitor, "qmp_capabilities").await,
             Message::Event { name, data } => {
-                let by_guest = data.get("guest").and_then(serde_json::Value::as_bool).unwrap_or(false);
+                let by_guest =
+                    data.get("guest").and_then(serde_json::Value::as_bool).unwrap_or(false);
                 if name == "RESET" && by_guest {
                     self.report.reset();
-                    self.log.line(&format!("-- the machine was reset, for the {}. time", self.report.resets));
+                    self.log.line(&format!(
+                        "-- the machine was reset, for the {}. time",
+                        self.report.resets
+                    ));
                     if self.report.resets_without_node > RESETS_MAX && self.ended_by_us.is_none() {
                         self.ended_by_us = Some(format!(
                             "the machine was reset {} times without starting its node, and was stopped; its log says why",
@@ -288,8 +305,9 @@ impl Keeper {
         }
         if since.elapsed() > WITHOUT_NODE {
             if self.ended_by_us.is_none() {
-                self.ended_by_us =
-                    Some("the machine ran no node and did not end by itself; it was stopped".into());
+                self.ended_by_us = Some(
+                    "the machine ran no node and did not end by itself; it was stopped".into(),
+                );
                 self.kill();
             }
         } else if last.elapsed() >= ASK_AGAIN {
@@ -373,7 +391,10 @@ fn stamp() -> String {
     let now = time::OffsetDateTime::now_utc();
     let (year, month, day) = (now.year(), u8::from(now.month()), now.day());
     let (hour, minute, second) = (now.hour(), now.minute(), now.second());
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", now.millisecond())
+    format!(
+        "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z",
+        now.millisecond()
+    )
 }
 
 #[cfg(test)]
@@ -386,7 +407,12 @@ mod tests {
     fn how_a_machine_ended_is_the_nodes_word_first() {
         let node = line::Ended { how: "exit 1".into(), was_asked: false, then: "power off".into() };
         let of = |raw, why: Option<&str>, node: Option<&line::Ended>| {
-            how(ExitStatus::from_raw(raw), why.map(str::to_owned), node, b"qemu: a\nqemu: no room\n")
+            how(
+                ExitStatus::from_raw(raw),
+                why.map(str::to_owned),
+                node,
+                b"qemu: a\nqemu: no room\n",
+            )
         };
         assert_eq!(of(0, None, Some(&node)), "the node ended: exit 1; machine powered off");
         assert_eq!(of(0, None, None), "machine powered off");

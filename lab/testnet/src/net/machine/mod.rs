@@ -2,11 +2,13 @@
 //!
 //! A machine's keeper ([`keeper`]) stands where a process group's `thimble-lab cap` stands: it
 //! starts QEMU, keeps the node's log and its series ([`report`]), and ends with it. The other verbs
-//! act through the same files as for groups. What lies between machines is a switch ([`super::relay`]
-//! runs it), on sockets in a folder of their own because their paths must be short.
+//! act through the same files as for groups. What lies between machines is a switch
+//! ([`super::relay`] runs it), on sockets in a folder of their own because their paths must be
+//! short.
 //!
-//! Unlike a process group, a machine is told its data once: what `node-N/data` holds goes onto a disk
-//! that is read at the first start, and all state lives on the machine's own disk from then on.
+//! Unlike a process group, a machine is told its data once: what `node-N/data` holds goes onto a
+//! disk that is read at the first start, and all state lives on the machine's own disk from then
+//! on.
 
 mod keeper;
 mod report;
@@ -105,7 +107,9 @@ impl Machines {
                 file.display()
             );
         }
-        let own = Sha256::digest(fs::read(binary).with_context(|| format!("reading {}", binary.display()))?);
+        let own = Sha256::digest(
+            fs::read(binary).with_context(|| format!("reading {}", binary.display()))?,
+        );
         if hex(&own) != image.program_sha256 {
             say(&format!(
                 "warning: the image holds another {} than {}; machines run the image's. To have this one in them: thimble-lab image build{flag}",
@@ -142,12 +146,14 @@ impl Machines {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => {
-                return Err(error).with_context(|| format!("making the folder {}", folder.display()));
+                return Err(error)
+                    .with_context(|| format!("making the folder {}", folder.display()));
             }
         }
         let found = fs::symlink_metadata(folder)?;
-        let ours =
-            found.is_dir() && found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o077 == 0;
+        let ours = found.is_dir()
+            && found.uid() == rustix::process::geteuid().as_raw()
+            && found.mode() & 0o077 == 0;
         ensure!(ours, "{} is there and is not a folder of ours alone; remove it", folder.display());
         Ok(())
     }
@@ -163,7 +169,8 @@ impl Machines {
 
 /// Within the net's folder, unless that is too deep for the path of a socket.
 fn sockets(place: &Place, id: &str) -> Result<PathBuf> {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_dir());
+    let runtime =
+        std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_dir());
     let elsewhere = format!("thimble-{}-{id}", rustix::process::geteuid().as_raw());
     let candidates = [
         place.file("sockets"),
@@ -175,7 +182,10 @@ fn sockets(place: &Place, id: &str) -> Result<PathBuf> {
         path.as_os_str().len() <= room
     };
     candidates.iter().find(fits).cloned().with_context(|| {
-        format!("no folder for sockets: their paths have at most {} bytes", qemu::SOCKET_PATH_BYTES_MAX)
+        format!(
+            "no folder for sockets: their paths have at most {} bytes",
+            qemu::SOCKET_PATH_BYTES_MAX
+        )
     })
 }
 
@@ -188,7 +198,8 @@ pub(crate) fn of(net: &Net) -> Result<&Machines> {
     net.machines.as_ref().context("the nodes of this net are no machines")
 }
 
-/// Refuses what does not fit into this host's memory. `to_start` are the sizes of machines that do not run yet.
+/// Refuses what does not fit into this host's memory. `to_start` are the sizes of machines that do
+/// not run yet.
 pub(crate) fn ensure_room(to_start: &[u64]) -> Result<()> {
     let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -325,7 +336,8 @@ pub(crate) fn go_on(net: &Net, index: usize) -> Result<()> {
 
 fn order(net: &Net, index: usize, command: &str) -> Result<()> {
     let monitor = of(net)?.monitor(index);
-    let mut client = qmp::Client::connect(&monitor, PATIENCE).with_context(|| format!("node {index}"))?;
+    let mut client =
+        qmp::Client::connect(&monitor, PATIENCE).with_context(|| format!("node {index}"))?;
     client.execute(command).with_context(|| format!("node {index}"))?;
     Ok(())
 }
@@ -344,19 +356,29 @@ mod tests {
         let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         let split = |text: &str| split_memory(&words(text)).unwrap();
         assert_eq!(split("--log warn"), (None, words("--log warn")));
-        assert_eq!(split("--log warn --memory 128MiB -v"), (Some(128 << 20), words("--log warn -v")));
+        assert_eq!(
+            split("--log warn --memory 128MiB -v"),
+            (Some(128 << 20), words("--log warn -v"))
+        );
         assert_eq!(split("--memory=1GiB"), (Some(1 << 30), vec![]));
         assert_eq!(split("--memory-x 7"), (None, words("--memory-x 7")));
-        assert!(split_memory(&words("--memory")).is_err() && split_memory(&words("--memory lots")).is_err());
+        assert!(
+            split_memory(&words("--memory")).is_err()
+                && split_memory(&words("--memory lots")).is_err()
+        );
     }
 
     #[test]
     fn what_does_not_fit_into_the_host_is_refused_with_the_numbers() {
         assert!(room_in(&[256 << 20; 4], (4 * 336) << 20).is_ok());
         let refused = room_in(&[256 << 20; 4], 1 << 30).unwrap_err().to_string();
-        for part in
-            ["4 machines", "1024 MiB", "80 MiB more for each", "1344 MiB in all", "1024 MiB are available"]
-        {
+        for part in [
+            "4 machines",
+            "1024 MiB",
+            "80 MiB more for each",
+            "1344 MiB in all",
+            "1024 MiB are available",
+        ] {
             assert!(refused.contains(part), "{part}: {refused}");
         }
         assert!(room_in(&[u64::MAX, u64::MAX], u64::MAX - 1).is_err());
@@ -371,7 +393,8 @@ mod tests {
         let elsewhere = sockets(&deep, "abc").unwrap();
         assert!(
             elsewhere.as_os_str().len() < 60
-                && elsewhere.ends_with(format!("thimble-{}-abc", rustix::process::geteuid().as_raw()))
+                && elsewhere
+                    .ends_with(format!("thimble-{}-abc", rustix::process::geteuid().as_raw()))
         );
     }
 }

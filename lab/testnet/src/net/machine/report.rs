@@ -1,8 +1,8 @@
 //! A machine's reports, turned into a series like that of a process group.
 //!
 //! The guest is not believed: figures are bounded by the machine's memory, text by its length, and
-//! the time of everything is ours. Counters begin anew when the kernel does; the series goes on with
-//! them.
+//! the time of everything is ours. Counters begin anew when the kernel does; the series goes on
+//! with them.
 
 use std::{path::Path, time::Instant};
 
@@ -13,7 +13,9 @@ use machines::console::harmless;
 use crate::{
     cap::{
         info,
-        series::{self, Event, Header, Line, ProcessSample, Restarts, Sample, Summary, What, Writer},
+        series::{
+            self, Event, Header, Line, ProcessSample, Restarts, Sample, Summary, What, Writer,
+        },
     },
     machine,
 };
@@ -130,8 +132,16 @@ impl Report {
         let file_bytes = bytes(bytes(said.file_bytes) + shared_bytes);
         let kernel_bytes = bytes(said.kernel_bytes);
         let kills_before = self.counted().oom_kills;
-        let cpu = if said.cpu_seconds.is_finite() { said.cpu_seconds.clamp(0.0, SECONDS_MAX) } else { 0.0 };
-        self.now = Counters { cpu_seconds: cpu, major_faults: said.major_faults, oom_kills: said.oom_kills };
+        let cpu = if said.cpu_seconds.is_finite() {
+            said.cpu_seconds.clamp(0.0, SECONDS_MAX)
+        } else {
+            0.0
+        };
+        self.now = Counters {
+            cpu_seconds: cpu,
+            major_faults: said.major_faults,
+            oom_kills: said.oom_kills,
+        };
         let counted = self.counted();
         if counted.oom_kills > kills_before {
             self.event(What::OomKill, "OOM kill in the machine".to_owned());
@@ -149,7 +159,9 @@ impl Report {
             anonymous_bytes,
             file_bytes,
             shared_bytes,
-            charged_bytes: bytes(anonymous_bytes.saturating_add(file_bytes).saturating_add(kernel_bytes)),
+            charged_bytes: bytes(
+                anonymous_bytes.saturating_add(file_bytes).saturating_add(kernel_bytes),
+            ),
             kernel_bytes: Some(kernel_bytes),
             swap_bytes: None,
             pressure_some_percent: said.pressure_some_percent.map(percent),
@@ -194,10 +206,11 @@ impl Report {
         summary.ended = how;
         summary.exit_status = exit_status;
         let count = |role: &str, count: u64| Restarts { role: role.to_owned(), count };
-        summary.restarts = [count("machine", self.resets), count("node", self.node_starts.saturating_sub(1))]
-            .into_iter()
-            .filter(|restarts| restarts.count > 0)
-            .collect();
+        summary.restarts =
+            [count("machine", self.resets), count("node", self.node_starts.saturating_sub(1))]
+                .into_iter()
+                .filter(|restarts| restarts.count > 0)
+                .collect();
         let ended = info::Ended::of(&summary, 0);
         self.write(&Line::Summary(summary));
         ended
@@ -216,7 +229,10 @@ impl Report {
         if let Some(writer) = &mut self.writer
             && let Err(error) = writer.write(line)
         {
-            eprintln!("the series ends here, {} cannot be written: {error}", writer.path().display());
+            eprintln!(
+                "the series ends here, {} cannot be written: {error}",
+                writer.path().display()
+            );
             self.writer = None;
         }
     }
@@ -228,7 +244,12 @@ fn text(said: &str) -> String {
 }
 
 /// How a machine is called in its series.
-pub(super) fn header(name: String, command: Vec<String>, cap_bytes: u64, interval_millis: u64) -> Header {
+pub(super) fn header(
+    name: String,
+    command: Vec<String>,
+    cap_bytes: u64,
+    interval_millis: u64,
+) -> Header {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Header {
         format: series::FORMAT,
@@ -259,7 +280,8 @@ mod tests {
         let path = folder.path().join("series.jsonl");
         let header = header("node 0".into(), vec![], 256 * MIB, 500);
         let mut report = Report::begin(&path, 1 << 20, header).unwrap();
-        let say = |report: &mut Report, line: Said| report.line(&serde_json::to_vec(&line).unwrap());
+        let say =
+            |report: &mut Report, line: Said| report.line(&serde_json::to_vec(&line).unwrap());
         say(&mut report, Said::Started(Started { budget_bytes: 7, ..Started::default() }));
         assert!(report.has_node());
         let sample = line::Sample {
@@ -287,7 +309,10 @@ mod tests {
                 ..line::Sample::default()
             }),
         );
-        say(&mut report, Said::Ended(Ended { how: "exit\n1".into(), was_asked: false, then: "x".into() }));
+        say(
+            &mut report,
+            Said::Ended(Ended { how: "exit\n1".into(), was_asked: false, then: "x".into() }),
+        );
         assert!(!report.has_node());
         report.line(b"no line at all");
         let ended = report.finish("exit 0".into(), 0);

@@ -1,9 +1,12 @@
 //! Chunks of one state, out of several peers.
 //!
-//! At most [`FLIGHT_MAX`] chunks are asked for or wait to be taken, [`PEER_MAX`] of them with one peer, so memory is bounded by that many chunks. A peer that is
-//! silent, or does not keep the state, is left aside for a while and the chunk is asked of another. One that is silent again and again is left aside for longer each
-//! time, and asked when no other can be: members that left, or are down, must not use up the time. One whose chunk was false is not asked again. When nothing came for
-//! [`NOTHING`], and nobody is left who was not silent, the state is given up; what was fetched of it serves the next.
+//! At most [`FLIGHT_MAX`] chunks are asked for or wait to be taken, [`PEER_MAX`] of them with one
+//! peer, so memory is bounded by that many chunks. A peer that is silent, or does not keep the
+//! state, is left aside for a while and the chunk is asked of another. One that is silent again and
+//! again is left aside for longer each time, and asked when no other can be: members that left, or
+//! are down, must not use up the time. One whose chunk was false is not asked again. When nothing
+//! came for [`NOTHING`], and nobody is left who was not silent, the state is given up; what was
+//! fetched of it serves the next.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +24,8 @@ const FLIGHT_MAX: usize = 8;
 const PEER_MAX: usize = 4;
 /// A chunk that takes longer is asked of another peer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a peer that was silent or has not got the state is left alone; twice as long for each further silence.
+/// How long a peer that was silent or has not got the state is left alone; twice as long for each
+/// further silence.
 const ASIDE: Duration = Duration::from_secs(5);
 /// At most eight times as long.
 const ASIDE_DOUBLINGS: u32 = 3;
@@ -109,7 +113,8 @@ impl Fetching {
             return None;
         }
         let missing = self.want.chunks.iter().find(|name| {
-            !self.flight.contains_key(*name) && !self.arrived.iter().any(|(_, arrived, _)| arrived == *name)
+            !self.flight.contains_key(*name)
+                && !self.arrived.iter().any(|(_, arrived, _)| arrived == *name)
         })?;
         let usable = |(place, peer): &(usize, &Peer)| {
             *place != self.me
@@ -149,10 +154,18 @@ impl Fetching {
     }
 
     fn is_asked(&self, place: usize, height: Height, name: &[u8]) -> bool {
-        height == self.offer.height && self.flight.get(name).is_some_and(|(asked, _)| *asked == place)
+        height == self.offer.height
+            && self.flight.get(name).is_some_and(|(asked, _)| *asked == place)
     }
 
-    pub(super) fn chunk(&mut self, place: usize, height: Height, name: &[u8], bytes: &[u8], now: SystemTime) {
+    pub(super) fn chunk(
+        &mut self,
+        place: usize,
+        height: Height,
+        name: &[u8],
+        bytes: &[u8],
+        now: SystemTime,
+    ) {
         if !self.is_asked(place, height, name) {
             return;
         }
@@ -190,11 +203,15 @@ impl Fetching {
             peer.aside_until = Some(now + ASIDE * 2u32.pow(peer.silent.min(ASIDE_DOUBLINGS)));
             peer.silent = peer.silent.saturating_add(1);
         }
-        let deserted =
-            self.peers.iter().enumerate().all(|(place, peer)| place == self.me || peer.liar || peer.gone);
+        let deserted = self
+            .peers
+            .iter()
+            .enumerate()
+            .all(|(place, peer)| place == self.me || peer.liar || peer.gone);
         // Whoever is at work is not to be told that nothing comes.
-        let untried =
-            |(place, peer): (usize, &Peer)| place != self.me && !peer.liar && !peer.gone && peer.silent == 0;
+        let untried = |(place, peer): (usize, &Peer)| {
+            place != self.me && !peer.liar && !peer.gone && peer.silent == 0
+        };
         let nothing = self.reply.is_some()
             && after(self.moved, now) >= NOTHING
             && !self.peers.iter().enumerate().any(untried);
@@ -270,7 +287,9 @@ mod tests {
 
     /// Who is asked for what now.
     fn asked(fetching: &mut Fetching, now: u64) -> Vec<(usize, u8)> {
-        std::iter::from_fn(|| fetching.next(at(now))).map(|(place, _, name)| (place, name[0])).collect()
+        std::iter::from_fn(|| fetching.next(at(now)))
+            .map(|(place, _, name)| (place, name[0]))
+            .collect()
     }
 
     #[test]
@@ -431,7 +450,8 @@ mod tests {
         assert!(fetching.answer(at(ANSWER.as_millis() as u64)));
         assert_eq!(reply.now_or_never().unwrap().unwrap(), Fetched::default());
         let mut reply = want(&mut fetching, 1, vec![], 1_000);
-        // From the answer until now nothing was asked for, and each of the three is asked for so long.
+        // From the answer until now nothing was asked for, and each of the three is asked for so
+        // long.
         let over = 500 + NOTHING.as_millis() as u64;
         for now in (1_000..over).step_by(100) {
             asked(&mut fetching, now);

@@ -1,7 +1,9 @@
-//! Where agreement goes on above a state that was taken over: a finalised block at or just below the first block behind it.
+//! Where agreement goes on above a state that was taken over: a finalised block at or just below
+//! the first block behind it.
 //!
-//! Written beside the engine's storage before the state counts, and left there: once the engine's own progress is above it, it says nothing any more. One
-//! record in a record file ([`disk::records`]).
+//! Written beside the engine's storage before the state counts, and left there: once the engine's
+//! own progress is above it, it says nothing any more. One record in a record file
+//! ([`disk::records`]).
 
 use std::path::{Path, PathBuf};
 
@@ -48,7 +50,11 @@ pub(super) fn decode(finalization: &[u8]) -> Option<Finalization<Scheme, Digest>
 
 impl Floor {
     /// Makes it durable, whole or not at all.
-    pub(in crate::subnet) fn write(&self, disk: &SharedDisk, path: &Path) -> Result<(), RecordError> {
+    pub(in crate::subnet) fn write(
+        &self,
+        disk: &SharedDisk,
+        path: &Path,
+    ) -> Result<(), RecordError> {
         let record = Record {
             state: self.state,
             height: self.height,
@@ -62,7 +68,8 @@ impl Floor {
         slot(disk, path).write(&payload)
     }
 
-    /// The floor that belongs to the state this node has, if there is one. One whose state never came to count says nothing.
+    /// The floor that belongs to the state this node has, if there is one. One whose state never
+    /// came to count says nothing.
     pub(in crate::subnet) fn read(disk: &SharedDisk, path: &Path, have: Height) -> Option<Self> {
         let payload = match slot(disk, path).read() {
             Ok(payload) => payload?,

@@ -1,4 +1,5 @@
-//! Catching up when the blocks this node needs are kept nowhere any more: a state that the subnet certified is taken over from peers.
+//! Catching up when the blocks this node needs are kept nowhere any more: a state that the subnet
+//! certified is taken over from peers.
 //!
 //! ```text
 //! behind, nothing delivered for STALL  -> Ask(next height) to all
@@ -11,15 +12,19 @@
 //!
 //! # What is believed
 //!
-//! An offer is three things: a certificate, by the subnet's key, of a state tree that shows a manifest's height `C` and root; a block at or just below
-//! `C + 1`; and the finalization of that block, by the same key. All are verified before anything is fetched: the engine takes its new beginning for granted. Chunks are
-//! checked by the driver against the root, so a peer that sends a false one is known at once. That blocks are gone is believed of `f + 1` peers, one of which
-//! is honest. An old state that is certified is no lie: the highest that holds is taken, and if even that is behind what peers keep, it begins again from there.
+//! An offer is three things: a certificate, by the subnet's key, of a state tree that shows a
+//! manifest's height `C` and root; a block at or just below `C + 1`; and the finalization of that
+//! block, by the same key. All are verified before anything is fetched: the engine takes its new
+//! beginning for granted. Chunks are checked by the driver against the root, so a peer that sends a
+//! false one is known at once. That blocks are gone is believed of `f + 1` peers, one of which
+//! is honest. An old state that is certified is no lie: the highest that holds is taken, and if
+//! even that is behind what peers keep, it begins again from there.
 //!
 //! # Bounds
 //!
-//! One round of questions at a time, one answer per member; an answer is a block and two certificates. A peer's question is answered twice a second at most.
-//! Chunks: see [`serve`] and [`fetch`].
+//! One round of questions at a time, one answer per member; an answer is a block and two
+//! certificates. A peer's question is answered twice a second at most. Chunks: see [`serve`] and
+//! [`fetch`].
 
 mod fetch;
 mod floor;
@@ -66,13 +71,15 @@ use crate::{CHUNK_NAME_BYTES_MAX, Fetched, StateOffer, StateServer, Want, single
 const STALL: Duration = Duration::from_secs(5);
 /// Answers that did not come within this time do not count.
 const ANSWERS: Duration = Duration::from_secs(2);
-/// As long as a peer says that it keeps the block, that is waited for; but not for ever, as it may lie.
+/// As long as a peer says that it keeps the block, that is waited for; but not for ever, as it may
+/// lie.
 const DOUBT: Duration = Duration::from_secs(40);
 /// Between two looks.
 const TICK: Duration = Duration::from_millis(250);
 /// A peer's questions are not answered more often.
 const ANSWER_AGAIN: Duration = Duration::from_millis(500);
-/// The finalised block of an offer lies at most so far below the first block behind its state. Few blocks lack a finalization of their own.
+/// The finalised block of an offer lies at most so far below the first block behind its state. Few
+/// blocks lack a finalization of their own.
 pub(super) const FLOOR_DEPTH: u64 = 16;
 /// Longest message: an offer or a chunk.
 const MESSAGE_BYTES_MAX: usize = 512 << 10;
@@ -128,7 +135,8 @@ struct OwnOffer {
     finalization: Vec<u8>,
 }
 
-/// None where it cannot be encoded, which is a defect: nothing is sent then, because a peer is cut off for what does not decode.
+/// None where it cannot be encoded, which is a defect: nothing is sent then, because a peer is cut
+/// off for what does not decode.
 fn encode(message: &Message<'_>) -> Option<Vec<u8>> {
     postcard::to_allocvec(message)
         .inspect_err(|error| tracing::error!(%error, "a message about states cannot be encoded"))
@@ -199,7 +207,8 @@ pub(super) struct Parts<S> {
 /// See the module.
 pub(super) struct Catchup<S> {
     parts: Parts<S>,
-    /// The members by place, then those who are to be members next: they may need the state, and may have it.
+    /// The members by place, then those who are to be members next: they may need the state, and
+    /// may have it.
     peers: Vec<PublicKey>,
     /// How many of them are members.
     members: usize,
@@ -217,10 +226,9 @@ pub(super) struct Catchup<S> {
 
 impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
     pub(super) fn new<E: Clock + Spawner>(context: &E, parts: Parts<S>) -> Self {
-        let serving = parts
-            .states
-            .clone()
-            .map(|states| Serving::start(context, states, parts.sender.clone(), parts.bytes_per_second));
+        let serving = parts.states.clone().map(|states| {
+            Serving::start(context, states, parts.sender.clone(), parts.bytes_per_second)
+        });
         let mut catchup = Self {
             peers: Vec::new(),
             members: 0,
@@ -242,10 +250,13 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
         let mut peers = self.parts.handover.members();
         let members = peers.len();
         let next = self.parts.handover.next_members();
-        peers.extend(next.into_iter().filter(|next| !peers[..members].contains(next)).collect::<Vec<_>>());
+        peers.extend(
+            next.into_iter().filter(|next| !peers[..members].contains(next)).collect::<Vec<_>>(),
+        );
         if peers != self.peers {
             self.answered.clear();
-            self.place = peers.iter().position(|peer| *peer == self.parts.me).unwrap_or(peers.len());
+            self.place =
+                peers.iter().position(|peer| *peer == self.parts.me).unwrap_or(peers.len());
             (self.members, self.peers) = (members, peers);
         }
     }
@@ -280,10 +291,16 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
     }
 
     fn send(&mut self, to: Recipients<PublicKey>, message: &Message<'_>) -> bool {
-        encode(message).is_some_and(|message| !self.parts.sender.send(to, message, false).is_empty())
+        encode(message)
+            .is_some_and(|message| !self.parts.sender.send(to, message, false).is_empty())
     }
 
-    async fn heard<E: Clock + CryptoRng>(&mut self, context: &mut E, from: PublicKey, bytes: &[u8]) {
+    async fn heard<E: Clock + CryptoRng>(
+        &mut self,
+        context: &mut E,
+        from: PublicKey,
+        bytes: &[u8],
+    ) {
         let Some(place) = self.peers.iter().position(|peer| *peer == from) else { return };
         let Some(message) = wire::decode(bytes, MESSAGE_BYTES_MAX) else {
             self.parts.blame.at_fault(&from, "a message about states that does not decode");
@@ -294,8 +311,7 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
             Message::Ask { next } => self.asked(place, from, next, now).await,
             Message::Answer { next, offer } => {
                 // Signatures are only verified for those who were asked, once each.
-                let waiting =
-                    matches!(&self.stage, Stage::Asking { answers, .. } if !answers.contains_key(&place));
+                let waiting = matches!(&self.stage, Stage::Asking { answers, .. } if !answers.contains_key(&place));
                 if waiting {
                     let behind = offer.and_then(|offer| self.verified(context, &from, &offer));
                     if let Stage::Asking { answers, .. } = &mut self.stage {
@@ -304,7 +320,9 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
                 }
             }
             Message::Get { height, name } => {
-                if let Some(serving) = self.serving.as_mut().filter(|_| name.len() <= CHUNK_NAME_BYTES_MAX) {
+                if let Some(serving) =
+                    self.serving.as_mut().filter(|_| name.len() <= CHUNK_NAME_BYTES_MAX)
+                {
                     serving.ask(from, height, name);
                 }
             }
@@ -336,7 +354,9 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
         } else {
             let block = self.parts.marshal.get_block(EngineHeight::new(next.0)).await;
             let logged = self.parts.log.lock().first();
-            let kept = |block: &Block| block.ingress.is_empty() || logged.is_some_and(|first| first <= next);
+            let kept = |block: &Block| {
+                block.ingress.is_empty() || logged.is_some_and(|first| first <= next)
+            };
             if block.is_some_and(|block| kept(block.inner())) { Next::Kept } else { Next::Gone }
         };
         let offered = self.parts.states.as_ref().and_then(|states| states.offer());
@@ -349,10 +369,8 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
             }
             _ => None,
         };
-        let offer = certificate.as_deref().zip(self.own.as_ref()).map(|(certificate, own)| WireOffer {
-            certificate,
-            block: &own.block,
-            finalization: &own.finalization,
+        let offer = certificate.as_deref().zip(self.own.as_ref()).map(|(certificate, own)| {
+            WireOffer { certificate, block: &own.block, finalization: &own.finalization }
         });
         let Some(message) = encode(&Message::Answer { next, offer }) else { return };
         self.parts.sender.send(Recipients::One(from), message, false);
@@ -381,7 +399,12 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
     }
 
     /// An offer of which everything holds.
-    fn verified<E: CryptoRng>(&self, rng: &mut E, from: &PublicKey, offer: &WireOffer<'_>) -> Option<Behind> {
+    fn verified<E: CryptoRng>(
+        &self,
+        rng: &mut E,
+        from: &PublicKey,
+        offer: &WireOffer<'_>,
+    ) -> Option<Behind> {
         let behind = self.verify(rng, offer);
         if behind.is_none() {
             tracing::warn!(peer = %from, "a peer offers a state that the subnet did not certify, or this version cannot read");
@@ -395,7 +418,9 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
         if !nidkg::verify(&self.parts.public_key, &state_root_message(&claim.tree), &signature.0) {
             return None;
         }
-        let block = Block::decode_cfg(bytes::Bytes::copy_from_slice(offer.block), &self.parts.bounds).ok()?;
+        let block =
+            Block::decode_cfg(bytes::Bytes::copy_from_slice(offer.block), &self.parts.bounds)
+                .ok()?;
         let height = block.height.get();
         let fits = height <= claim.height.0 + 1 && height + FLOOR_DEPTH > claim.height.0;
         let finalization = floor::decode(offer.finalization)?;
@@ -404,7 +429,10 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
             && finalization.proposal.payload == block.digest()
             && finalization.verify(rng, &*self.parts.verifier, &Sequential);
         let floor = Floor { state: claim.height, height: Height(height), finalization };
-        holds.then_some(Behind { offer: StateOffer { height: claim.height, root: claim.root }, floor })
+        holds.then_some(Behind {
+            offer: StateOffer { height: claim.height, root: claim.root },
+            floor,
+        })
     }
 
     fn command(&mut self, command: Command, now: SystemTime) {
@@ -472,13 +500,17 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
                 }
                 // Only members vouch for what they say by their number.
                 let members = self.members;
-                let count = |what| answers.range(..members).filter(|(_, answer)| answer.next == what).count();
+                let count = |what| {
+                    answers.range(..members).filter(|(_, answer)| answer.next == what).count()
+                };
                 let (kept, gone) = (count(Next::Kept), count(Next::Gone));
                 let lost = gone > faulty_max && (kept == 0 || still >= DOUBT);
                 let best = answers
                     .values()
                     .filter_map(|answer| answer.behind.as_ref())
-                    .filter(|behind| behind.offer.height > executed && behind.offer.height > reached)
+                    .filter(|behind| {
+                        behind.offer.height > executed && behind.offer.height > reached
+                    })
                     .max_by_key(|behind| behind.offer.height)
                     .cloned();
                 let answered: Vec<_> =
@@ -500,7 +532,9 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
         now: SystemTime,
     ) {
         let Some(behind) = best else {
-            let due = self.said.is_none_or(|said| now.duration_since(said).unwrap_or_default() >= 6 * STALL);
+            let due = self
+                .said
+                .is_none_or(|said| now.duration_since(said).unwrap_or_default() >= 6 * STALL);
             if due {
                 self.said = Some(now);
                 tracing::warn!(

@@ -1,8 +1,9 @@
 //! Chunks for peers that take over this node's state.
 //!
-//! One task reads and sends, one chunk at a time and no faster than the limit; the disk is read off the asynchronous threads. A peer may have
-//! [`ASKED_MAX`] requests waiting, beyond which they are dropped and asked again. From the moment a state is offered to a peer that needs one, and while it
-//! fetches, the peer has a lease on it; a peer that asks for nothing more loses it.
+//! One task reads and sends, one chunk at a time and no faster than the limit; the disk is read off
+//! the asynchronous threads. A peer may have [`ASKED_MAX`] requests waiting, beyond which they are
+//! dropped and asked again. From the moment a state is offered to a peer that needs one, and while
+//! it fetches, the peer has a lease on it; a peer that asks for nothing more loses it.
 
 use std::{
     any::Any,
@@ -69,7 +70,8 @@ impl Serving {
         Self { jobs, waiting, states, leases }
     }
 
-    /// A peer that needs a state was offered this one: it is kept until the peer had time to ask for it.
+    /// A peer that needs a state was offered this one: it is kept until the peer had time to ask
+    /// for it.
     pub(super) fn offered(&self, to: &PublicKey, height: Height, now: SystemTime) {
         hold(&self.leases, self.states.as_ref(), to, height, now);
     }
@@ -93,7 +95,13 @@ struct Lease {
 /// By peer: one each.
 type Leases = Arc<Mutex<BTreeMap<PublicKey, Lease>>>;
 
-fn hold(leases: &Leases, states: &dyn StateServer, to: &PublicKey, height: Height, now: SystemTime) {
+fn hold(
+    leases: &Leases,
+    states: &dyn StateServer,
+    to: &PublicKey,
+    height: Height,
+    now: SystemTime,
+) {
     let mut leases = leases.lock();
     match leases.get_mut(to).filter(|lease| lease.height == height) {
         Some(lease) => lease.used = now,
@@ -143,7 +151,10 @@ impl<S: Sender<PublicKey = PublicKey>> Worker<S> {
         let states = self.states.clone();
         let read = {
             let name = name.clone();
-            context.child("read").shared(true).spawn(move |_| async move { states.chunk(height, &name) })
+            context
+                .child("read")
+                .shared(true)
+                .spawn(move |_| async move { states.chunk(height, &name) })
         };
         let message = match read.await {
             Ok(Ok(bytes)) => encode(&Message::Chunk { height, name: &name, bytes: &bytes }),

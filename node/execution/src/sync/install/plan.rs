@@ -1,4 +1,5 @@
-//! What has to be there: an index over the manifest's body, which stays on disk, and two bits per leaf.
+//! What has to be there: an index over the manifest's body, which stays on disk, and two bits per
+//! leaf.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -7,7 +8,9 @@ use std::path::PathBuf;
 
 use limits::Limits;
 use state::ChunkId;
-use state::manifest::{Body, LEAF_BYTES, LeafHash, ManifestError, ObjectId, leaves_of, stream_leaf_bytes};
+use state::manifest::{
+    Body, LEAF_BYTES, LeafHash, ManifestError, ObjectId, leaves_of, stream_leaf_bytes,
+};
 
 use super::{InstallError, blob_bytes_max};
 
@@ -89,15 +92,20 @@ impl Plan {
         body_bytes: u64,
         limits: &Limits,
     ) -> Result<Self, InstallError> {
-        let memory_max =
-            limits.module.heap32_bytes.max(limits.module.heap64_bytes).max(limits.module.stable_bytes);
+        let memory_max = limits
+            .module
+            .heap32_bytes
+            .max(limits.module.heap64_bytes)
+            .max(limits.module.stable_bytes);
         let reader = body.try_clone().map_err(|error| InstallError::io("open", &path, error))?;
         let mut rows = Body::new(BufReader::new(reader), body_bytes);
         let (mut objects, mut leaves, mut bytes_total) = (Vec::new(), 0u64, 0u64);
         while let Some(object) = rows.object()? {
             let (what, limit, bytes) = match object.id {
                 ObjectId::Records => ("records", i64::MAX as u64, object.length),
-                ObjectId::Memory(_) => ("a memory", memory_max, u64::from(object.leaves) * LEAF_BYTES as u64),
+                ObjectId::Memory(_) => {
+                    ("a memory", memory_max, u64::from(object.leaves) * LEAF_BYTES as u64)
+                }
                 ObjectId::Blob(_) => ("a blob", blob_bytes_max(limits), object.length),
             };
             if object.length > limit {
@@ -167,7 +175,9 @@ impl Plan {
         index: u32,
     ) -> Result<Option<(Planned, u64, LeafHash)>, InstallError> {
         let found = self.objects.binary_search_by_key(&id, |planned| planned.id);
-        let Some(planned) = found.ok().and_then(|number| self.object(number)) else { return Ok(None) };
+        let Some(planned) = found.ok().and_then(|number| self.object(number)) else {
+            return Ok(None);
+        };
         // Rows rise, so row `n` is of leaf `n` or a later one.
         let (mut low, mut high) = (0, planned.leaves.min(index.saturating_add(1)));
         while low < high {

@@ -1,4 +1,5 @@
-//! The files of an installation under way. See the module above for their names. Nothing here knows what is missing.
+//! The files of an installation under way. See the module above for their names. Nothing here knows
+//! what is missing.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader};
@@ -27,11 +28,15 @@ pub(super) struct StagedStream {
 
 impl StagedStream {
     pub(super) fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<(), InstallError> {
-        self.file.read_exact_at(buffer, offset).map_err(|error| InstallError::io("read", &self.path, error))
+        self.file
+            .read_exact_at(buffer, offset)
+            .map_err(|error| InstallError::io("read", &self.path, error))
     }
 
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), InstallError> {
-        self.on_disk().write_at(bytes, offset).map_err(|error| InstallError::io("write", &self.path, error))
+        self.on_disk()
+            .write_at(bytes, offset)
+            .map_err(|error| InstallError::io("write", &self.path, error))
     }
 
     fn on_disk(&self) -> Box<dyn DiskFile + '_> {
@@ -81,7 +86,9 @@ impl Staging {
         let path = self.dir.join("header");
         match fs::metadata(&path) {
             Ok(found) if found.len() > HEADER_BYTES_MAX => Ok(None),
-            Ok(_) => fs::read(&path).map(Some).map_err(|error| InstallError::io("read", &path, error)),
+            Ok(_) => {
+                fs::read(&path).map(Some).map_err(|error| InstallError::io("read", &path, error))
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(InstallError::io("read", &path, error)),
         }
@@ -132,18 +139,27 @@ impl Staging {
     }
 
     /// A memory's file, and whether it was there.
-    pub(super) fn memory(&self, id: MemoryId, length: u64) -> Result<(StagedMemory, bool), InstallError> {
+    pub(super) fn memory(
+        &self,
+        id: MemoryId,
+        length: u64,
+    ) -> Result<(StagedMemory, bool), InstallError> {
         Ok(StagedMemory::open(self.disk.clone(), &self.pages_dir(), id, length)?)
     }
 
     /// The file of the records or of a blob, and whether it was there.
-    pub(super) fn stream(&self, id: ObjectId, length: u64) -> Result<(StagedStream, bool), InstallError> {
+    pub(super) fn stream(
+        &self,
+        id: ObjectId,
+        length: u64,
+    ) -> Result<(StagedStream, bool), InstallError> {
         let path = match &id {
             ObjectId::Blob(hash) => self.blobs.path(hash),
             _ => self.dir.join("records"),
         };
         let file = self.open_or_create(&path)?;
-        let found = file.metadata().map_err(|error| InstallError::io("inspect", &path, error))?.len();
+        let found =
+            file.metadata().map_err(|error| InstallError::io("inspect", &path, error))?.len();
         let stream = StagedStream { disk: self.disk.clone(), file, path };
         if found != length {
             stream
@@ -189,7 +205,9 @@ impl Staging {
                 }
             }
         }
-        for dir in [self.pages_dir(), self.state_dir().join("blobs"), self.state_dir(), self.dir.clone()] {
+        for dir in
+            [self.pages_dir(), self.state_dir().join("blobs"), self.state_dir(), self.dir.clone()]
+        {
             sync_dir(self.disk.as_ref(), &dir)?;
         }
         Ok(())
@@ -208,14 +226,18 @@ impl Staging {
     }
 
     fn open_or_create(&self, path: &Path) -> Result<File, InstallError> {
-        self.disk.open_raw(path, Open::Create).map_err(|error| InstallError::io("open", path, error))
+        self.disk
+            .open_raw(path, Open::Create)
+            .map_err(|error| InstallError::io("open", path, error))
     }
 }
 
 /// Removes a directory and what is in it; one that is not there counts as removed.
 pub(super) fn remove_dir(disk: &dyn Disk, path: &Path) -> Result<(), InstallError> {
     match disk.remove_folder(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(InstallError::io("remove", path, error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(InstallError::io("remove", path, error))
+        }
         _ => Ok(()),
     }
 }

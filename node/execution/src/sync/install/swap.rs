@@ -1,7 +1,9 @@
-//! Moving a complete state into the place of the old one, by steps any of which may be the last before a crash.
+//! Moving a complete state into the place of the old one, by steps any of which may be the last
+//! before a crash.
 //!
-//! For each of `pages` and `state`: as long as `sync/<name>` is there it has not been moved in. Then whatever is at `<name>` is the old one, or nothing, because
-//! it was moved aside before the crash. So the same two renames, taken up anywhere, come to the same end.
+//! For each of `pages` and `state`: as long as `sync/<name>` is there it has not been moved in.
+//! Then whatever is at `<name>` is the old one, or nothing, because it was moved aside before the
+//! crash. So the same two renames, taken up anywhere, come to the same end.
 
 use std::io;
 use std::path::Path;
@@ -20,8 +22,9 @@ pub(super) const COMPLETE: &str = "complete";
 const MOVED: [&str; 2] = ["pages", "state"];
 pub(super) const OLD: [&str; 2] = ["old-pages", "old-state"];
 
-/// Ends an installation that a crash interrupted after its state was complete. Every start of a node calls this before it opens its stores; without such an
-/// installation it does nothing, and what one that is not complete has fetched stays. True if a new state was put in place.
+/// Ends an installation that a crash interrupted after its state was complete. Every start of a
+/// node calls this before it opens its stores; without such an installation it does nothing, and
+/// what one that is not complete has fetched stays. True if a new state was put in place.
 ///
 /// # Errors
 /// When the disk fails; the next call goes on.

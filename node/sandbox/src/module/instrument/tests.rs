@@ -24,8 +24,10 @@ fn what_validation_accepts_is_valid_after_the_rewrite() {
 fn memories_and_tables_get_a_maximum() {
     let mut limits = limits();
     limits.table_elements = 20;
-    let wasm = wat::parse_str("(module (memory 1) (table 2 funcref) (table 3 9 funcref) (table 4 funcref))")
-        .unwrap();
+    let wasm = wat::parse_str(
+        "(module (memory 1) (table 2 funcref) (table 3 9 funcref) (table 4 funcref))",
+    )
+    .unwrap();
     let rewritten = instrument(&wasm, &validate(&wasm, &limits).unwrap(), &limits).unwrap();
     let mut tables = Vec::new();
     for payload in Parser::new(0).parse_all(&rewritten) {
@@ -41,13 +43,18 @@ fn memories_and_tables_get_a_maximum() {
     }
     assert_eq!(tables, [13, 3, 4], "the first table takes what is left");
     limits.table_elements = 9;
-    assert!(instrument(&wasm, &validate(&wasm, &limits).unwrap(), &limits).is_ok(), "no growth at all");
+    assert!(
+        instrument(&wasm, &validate(&wasm, &limits).unwrap(), &limits).is_ok(),
+        "no growth at all"
+    );
 }
 
 #[test]
 fn custom_sections_do_not_survive() {
     let wasm = rewrite(r#"(module (func $a_long_name) (@custom "icp:public x" "content"))"#);
     assert!(
-        Parser::new(0).parse_all(&wasm).all(|payload| !matches!(payload.unwrap(), Payload::CustomSection(_)))
+        Parser::new(0)
+            .parse_all(&wasm)
+            .all(|payload| !matches!(payload.unwrap(), Payload::CustomSection(_)))
     );
 }

@@ -92,7 +92,8 @@ fn entry_points_have_no_parameters_and_known_names() {
 
 #[test]
 fn a_method_has_one_kind() {
-    for (a, b) in [("update", "query"), ("query", "composite_query"), ("update", "composite_query")] {
+    for (a, b) in [("update", "query"), ("query", "composite_query"), ("update", "composite_query")]
+    {
         let wat = format!(
             "(module (func $f) (export \"canister_{a} m\" (func $f)) (export \"canister_{b} m\" (func $f)))"
         );
@@ -107,16 +108,22 @@ fn imports_are_the_system_api() {
         "no memory means 32 bits"
     );
     assert!(
-        check(r#"(module (import "ic0" "msg_arg_data_size" (func (result i64))) (memory i64 1))"#).is_ok()
+        check(r#"(module (import "ic0" "msg_arg_data_size" (func (result i64))) (memory i64 1))"#)
+            .is_ok()
     );
-    let error = check(r#"(module (import "ic0" "msg_arg_data_size" (func (result i32))) (memory i64 1))"#)
-        .unwrap_err();
+    let error =
+        check(r#"(module (import "ic0" "msg_arg_data_size" (func (result i32))) (memory i64 1))"#)
+            .unwrap_err();
     assert_eq!(
         error.to_string(),
         "import `ic0.msg_arg_data_size`: it has type () -> (i32), but canisters with a 64-bit memory import it as () -> (i64)"
     );
-    let only32 = check(r#"(module (import "ic0" "stable_size" (func (result i32))) (memory i64 1))"#);
-    assert_eq!(only32, Err(ModuleError::UnknownImport { name: "stable_size".to_owned(), width: 64 }));
+    let only32 =
+        check(r#"(module (import "ic0" "stable_size" (func (result i32))) (memory i64 1))"#);
+    assert_eq!(
+        only32,
+        Err(ModuleError::UnknownImport { name: "stable_size".to_owned(), width: 64 })
+    );
     let unknown = check(r#"(module (import "ic0" "no_such" (func)))"#);
     assert_eq!(unknown, Err(ModuleError::UnknownImport { name: "no_such".to_owned(), width: 32 }));
     assert!(matches!(
@@ -130,7 +137,10 @@ fn imports_are_the_system_api() {
         r#"(import "ic0" "time" (global i32))"#,
         r#"(import "ic0" "time" (table 1 funcref))"#,
     ] {
-        assert!(matches!(check(&format!("(module {import})")), Err(ModuleError::Import { .. })), "{import}");
+        assert!(
+            matches!(check(&format!("(module {import})")), Err(ModuleError::Import { .. })),
+            "{import}"
+        );
     }
 }
 
@@ -142,8 +152,9 @@ fn every_system_function_can_be_imported() {
             .filter(|function| !(memory64 && function.only32))
             .map(|function| {
                 let (params, results) = function.val_types(memory64);
-                let list =
-                    |types: &[ValType]| types.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+                let list = |types: &[ValType]| {
+                    types.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+                };
                 format!(
                     "(import \"ic0\" \"{}\" (func (param {}) (result {})))",
                     function.name,
@@ -164,7 +175,8 @@ fn refused(wasm: &[u8], text: &str) {
 
 #[test]
 fn a_branch_table_has_as_many_targets_as_the_code_generator_takes() {
-    let module = |targets| format!("(module (func (br_table {} (i32.const 0))))", "0 ".repeat(targets));
+    let module =
+        |targets| format!("(module (func (br_table {} (i32.const 0))))", "0 ".repeat(targets));
     assert!(check(&module(65_001)).is_ok(), "the last one is the default");
     assert_eq!(
         check(&module(65_002)).unwrap_err().to_string(),
@@ -176,7 +188,10 @@ fn a_branch_table_has_as_many_targets_as_the_code_generator_takes() {
 fn only_the_agreed_webassembly() {
     for (wat, text) in [
         ("(module (memory 1) (memory 1))", "multiple memories (at offset 0xa)"),
-        ("(module (memory 1 2 shared))", "threads must be enabled for shared memories (at offset 0xb)"),
+        (
+            "(module (memory 1 2 shared))",
+            "threads must be enabled for shared memories (at offset 0xb)",
+        ),
         ("(module (tag))", "exceptions proposal not enabled (at offset 0x10)"),
         (
             "(module (type (struct)))",
@@ -262,9 +277,13 @@ fn custom_sections_are_metadata() {
 
 #[test]
 fn every_limit_is_held_and_named() {
-    assert_eq!(limit_hit("(module (func) (func) (func))", |l| l.functions = 2), ("functions", 2, 3));
     assert_eq!(
-        limit_hit(r#"(module (import "ic0" "msg_reply" (func)) (func) (func))"#, |l| l.functions = 2),
+        limit_hit("(module (func) (func) (func))", |l| l.functions = 2),
+        ("functions", 2, 3)
+    );
+    assert_eq!(
+        limit_hit(r#"(module (import "ic0" "msg_reply" (func)) (func) (func))"#, |l| l.functions =
+            2),
         ("functions", 2, 3)
     );
     assert_eq!(
@@ -274,28 +293,41 @@ fn every_limit_is_held_and_named() {
     let wide = format!("(module (type (func (param {}))))", "i32 ".repeat(64));
     assert_eq!(limit_hit(&wide, |l| l.functions = 3), ("functions", 3, 4));
     assert_eq!(
-        limit_hit("(module (func (drop (i32.const 1)) (drop (i32.const 1))))", |l| l.function_bytes = 5),
+        limit_hit("(module (func (drop (i32.const 1)) (drop (i32.const 1))))", |l| l
+            .function_bytes =
+            5),
         ("function_bytes", 5, 8)
     );
     assert_eq!(
         limit_hit("(module (func) (func))", |l| l.code_section_bytes = 5),
         ("code_section_bytes", 5, 6)
     );
-    let locals =
-        format!("(module (func (local {})) (func (local {})))", "i32 ".repeat(100), "i64 ".repeat(200));
+    let locals = format!(
+        "(module (func (local {})) (func (local {})))",
+        "i32 ".repeat(100),
+        "i64 ".repeat(200)
+    );
     assert_eq!(limit_hit(&locals, |l| l.function_weight = 238), ("function_weight", 238, 239));
     assert_eq!(limit_hit(&locals, |l| l.weight = 74), ("weight", 74, 75));
     let nested = format!("(module (func {}{}))", "(block ".repeat(640), ")".repeat(640));
-    assert_eq!(limit_hit(&nested, |l| l.function_weight = 9_000), ("function_weight", 9_000, 12_839));
     assert_eq!(
-        limit_hit("(module (global i32 (i32.const 0)) (global i32 (i32.const 0)))", |l| l.globals = 1),
+        limit_hit(&nested, |l| l.function_weight = 9_000),
+        ("function_weight", 9_000, 12_839)
+    );
+    assert_eq!(
+        limit_hit("(module (global i32 (i32.const 0)) (global i32 (i32.const 0)))", |l| l
+            .globals =
+            1),
         ("globals", 1, 2)
     );
     assert_eq!(
         limit_hit("(module (table 3 funcref) (table 4 funcref))", |l| l.table_elements = 6),
         ("table_elements", 6, 7)
     );
-    assert_eq!(limit_hit("(module (table 3 funcref) (table 4 funcref))", |l| l.tables = 1), ("tables", 1, 2));
+    assert_eq!(
+        limit_hit("(module (table 3 funcref) (table 4 funcref))", |l| l.tables = 1),
+        ("tables", 1, 2)
+    );
     let elements = "(module (func) (elem func 0 0) (elem funcref (ref.func 0)))";
     assert_eq!(limit_hit(elements, |l| l.table_elements = 2), ("table_elements", 2, 3));
     assert_eq!(limit_hit(elements, |l| l.data_segments = 1), ("data_segments", 1, 2));
@@ -313,7 +345,10 @@ fn every_limit_is_held_and_named() {
     );
     let sections = r#"(module (@custom "icp:public ab" "cde") (@custom "icp:private f" "g") (@custom "no limit" "12345678901234567890"))"#;
     assert_eq!(limit_hit(sections, |l| l.custom_sections = 1), ("custom_sections", 1, 2));
-    assert_eq!(limit_hit(sections, |l| l.custom_sections_bytes = 6), ("custom_sections_bytes", 6, 7));
+    assert_eq!(
+        limit_hit(sections, |l| l.custom_sections_bytes = 6),
+        ("custom_sections_bytes", 6, 7)
+    );
     let methods = r#"(module (func (export "canister_query ab")) (func (export "canister_update cde")) (func (export "other")))"#;
     assert_eq!(limit_hit(methods, |l| l.exported_functions = 1), ("exported_functions", 1, 2));
     assert_eq!(limit_hit(methods, |l| l.exported_names_bytes = 4), ("exported_names_bytes", 4, 5));
@@ -324,7 +359,8 @@ fn a_refusal_names_the_limit_and_its_value() {
     let mut small = limits();
     small.globals = 1;
     let error =
-        check_with("(module (global i32 (i32.const 0)) (global i32 (i32.const 0)))", &small).unwrap_err();
+        check_with("(module (global i32 (i32.const 0)) (global i32 (i32.const 0)))", &small)
+            .unwrap_err();
     assert_eq!(error.to_string(), "number of globals: 2, but the limit `module.globals` is 1");
 }
 

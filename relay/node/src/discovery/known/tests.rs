@@ -63,7 +63,10 @@ fn static_peers_come_first_and_never_more_dials_than_allowed() {
     peers.failed(Target::Static(1), secs(4));
     peers.failed(Target::Static(2), secs(4));
     let next = targets(peers.dials(secs(4), &none()));
-    assert!(next.len() == 2 && next.iter().all(|target| matches!(target, Target::Found(_))), "{next:?}");
+    assert!(
+        next.len() == 2 && next.iter().all(|target| matches!(target, Target::Found(_))),
+        "{next:?}"
+    );
 }
 
 #[test]
@@ -157,7 +160,9 @@ fn who_failed_longest_leaves_and_never_who_is_connected() {
     peers.failed(Target::Found(candidate(5, 1).peer), secs(31));
     peers.failed(Target::Found(candidate(9, 1).peer), secs(32));
     let gone = |peers: &KnownPeers| {
-        (0..40).filter(|number| !peers.found.contains_key(&candidate(*number, 1).peer)).collect::<Vec<u8>>()
+        (0..40)
+            .filter(|number| !peers.found.contains_key(&candidate(*number, 1).peer))
+            .collect::<Vec<u8>>()
     };
     for (new, left) in [(20, 9), (21, 5), (22, 1), (23, 2)] {
         assert!(peers.add(candidate(new, 1), Origin::Discv5, secs(40)));
@@ -230,7 +235,11 @@ fn who_came_by_itself_is_not_dialled_when_it_is_heard_of() {
     assert_eq!(peers.dials(secs(2), &none()), []);
     peers.disconnected(here.peer, secs(100));
     let dials = peers.dials(secs(100), &none());
-    assert_eq!(dials.iter().map(|dial| dial.target).collect::<Vec<_>>(), [Target::Static(0)], "once");
+    assert_eq!(
+        dials.iter().map(|dial| dial.target).collect::<Vec<_>>(),
+        [Target::Static(0)],
+        "once"
+    );
 }
 
 #[test]
@@ -258,7 +267,8 @@ fn more_are_wanted_while_there_is_nobody_to_dial() {
 /// Whatever happens, in whatever order, the bounds hold.
 #[test]
 fn bounds_hold_over_long_histories() {
-    let all: Vec<Candidate> = (0..60).map(|number| candidate(number, u16::from(number % 8))).collect();
+    let all: Vec<Candidate> =
+        (0..60).map(|number| candidate(number, u16::from(number % 8))).collect();
     for seed in 0..20_u8 {
         let mut random = ChaCha8Rng::from_seed([seed; 32]);
         let mut peers = KnownPeers::new(BOUNDS, [seed; 32]);
@@ -275,7 +285,10 @@ fn bounds_hold_over_long_histories() {
             short.insert(random.gen_range(0..8));
             for dial in peers.dials(secs(now), &Connections { outbound, short }) {
                 assert!(dial.peer.is_none_or(|peer| !connected.contains(&peer)), "it is connected");
-                assert!(!dialling.iter().any(|other| other.target == dial.target), "it is being dialled");
+                assert!(
+                    !dialling.iter().any(|other| other.target == dial.target),
+                    "it is being dialled"
+                );
                 dialling.push(dial);
             }
             assert!(dialling.len() <= BOUNDS.dials && peers.len() <= BOUNDS.known);
@@ -293,7 +306,8 @@ fn bounds_hold_over_long_histories() {
                 }
                 _ => true,
             });
-            let lost: Vec<PeerId> = connected.iter().filter(|_| random.gen_bool(0.02)).copied().collect();
+            let lost: Vec<PeerId> =
+                connected.iter().filter(|_| random.gen_bool(0.02)).copied().collect();
             for peer in lost {
                 connected.remove(&peer);
                 peers.disconnected(peer, secs(now));
