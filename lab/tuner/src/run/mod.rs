@@ -233,6 +233,7 @@ enum Verdict {
     Fine,
     NotReady(Duration),
     Load(String),
+    Stalled(String),
 }
 
 struct Work {
@@ -308,8 +309,9 @@ impl UnderWay<'_> {
                 _ = child.wait() => { work.ended = Some(()); break }
                 () = tokio::time::sleep_until(phase_end) => {
                     if load.is_some() && self.plan.until_load_ends {
-                        verdict = Verdict::Load(format!(
-                            "the load did not end within {} s (--seconds)", self.plan.phase.as_secs()
+                        verdict = Verdict::Stalled(format!(
+                            "the load did not end within {:.0} s (--seconds)",
+                            self.plan.phase.as_secs_f64()
                         ));
                     }
                     break;
@@ -406,6 +408,7 @@ fn outcome(
             ));
         }
         Verdict::Load(words) => return Outcome::LoadFailed(words),
+        Verdict::Stalled(words) => return Outcome::Stalled(words),
         Verdict::Fine => {}
     }
     if stopped_by_us {

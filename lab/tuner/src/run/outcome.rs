@@ -20,6 +20,9 @@ pub(crate) enum Outcome {
     NeverReady(String),
     /// The work that was put on it failed.
     LoadFailed(String),
+    /// The work that was put on it did not end in time: so it goes under a cap that leaves no
+    /// room for the pages of the program itself, which are read again and again.
+    Stalled(String),
     /// Its first process ended and left others running in the background.
     LeftBehind(String),
 }
@@ -37,6 +40,7 @@ impl Outcome {
             Self::Ended(_) => "ended early",
             Self::NeverReady(_) => "never ready",
             Self::LoadFailed(_) => "load failed",
+            Self::Stalled(_) => "too slow for the load",
             Self::LeftBehind(_) => "left for the background",
         }
     }
@@ -48,6 +52,7 @@ impl Outcome {
             | Self::Ended(words)
             | Self::NeverReady(words)
             | Self::LoadFailed(words)
+            | Self::Stalled(words)
             | Self::LeftBehind(words) => words,
         }
     }

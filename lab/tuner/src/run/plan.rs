@@ -23,6 +23,8 @@ pub(crate) struct Plan {
     pub(crate) ready_within: Duration,
     /// How long it is measured once it is ready; with a load, how long that may take at most.
     pub(crate) phase: Duration,
+    /// Whether the user said so.
+    pub(crate) is_phase_asked: bool,
     pub(crate) until_load_ends: bool,
     pub(crate) probe: Option<Probe>,
     pub(crate) per_second: f64,

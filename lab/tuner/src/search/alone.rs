@@ -63,9 +63,10 @@ impl<B: Bench> Search<'_, B> {
                 }
                 // Killed as the default is, or for the work put on it: no proof of an effect, and
                 // none against.
-                Outcome::OutOfMemory(_) | Outcome::LoadFailed(_) | Outcome::LeftBehind(_) => {
-                    killed += 1
-                }
+                Outcome::OutOfMemory(_)
+                | Outcome::LoadFailed(_)
+                | Outcome::Stalled(_)
+                | Outcome::LeftBehind(_) => killed += 1,
             }
             is_alive = is_alive || self.has_effect(&setting).await?;
             // One that went too far says nothing of the milder ones.

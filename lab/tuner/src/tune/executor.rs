@@ -19,6 +19,8 @@ const BUSY_IN_A_ROW: u32 = 6;
 /// How long the first repetition waits for the machine to calm down; each further one as long
 /// again.
 const CALM_WAIT: Duration = Duration::from_secs(2);
+/// A load may take this many times as long as the longest one that ended.
+const LOAD_PATIENCE: u32 = 3;
 
 /// The machine does other things.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +46,9 @@ pub(super) struct Executor<'a> {
     pub(super) made: usize,
     pub(super) discarded: usize,
     best: String,
+    /// The longest run in which the load ended, where that bounds the next ones.
+    loaded: Option<Duration>,
+    is_load_bounded: bool,
 }
 
 impl<'a> Executor<'a> {
@@ -55,6 +60,7 @@ impl<'a> Executor<'a> {
         stop: Stop,
     ) -> Self {
         let peak_bytes = plan.cap_bytes;
+        let is_load_bounded = plan.until_load_ends && !plan.is_phase_asked;
         Self {
             plan,
             knobs,
@@ -67,6 +73,8 @@ impl<'a> Executor<'a> {
             made: 0,
             discarded: 0,
             best: String::new(),
+            loaded: None,
+            is_load_bounded,
         }
     }
 
@@ -79,6 +87,7 @@ impl<'a> Executor<'a> {
         if let Some(known) = self.journal.take(&named, cap_bytes) {
             self.spent = self.spent.max(Duration::from_secs_f64(known.spent_seconds));
             self.made += 1;
+            self.ended(&known.measured);
             return Ok(known.measured);
         }
         // What was spent on runs that the search does not ask for any more is spent all the same.
@@ -90,7 +99,10 @@ impl<'a> Executor<'a> {
             .zip(&named)
             .filter_map(|(spot, (_, value))| Some((&self.knobs.get(spot.knob)?.way, value.clone())))
             .collect();
-        let plan = Plan { cap_bytes, ..self.plan.clone() };
+        let mut plan = Plan { cap_bytes, ..self.plan.clone() };
+        if let Some(loaded) = self.loaded {
+            plan.phase = plan.phase.min(loaded * LOAD_PATIENCE);
+        }
         let mut seen = Vec::new();
         loop {
             let started = Instant::now();
@@ -112,6 +124,7 @@ impl<'a> Executor<'a> {
             self.say(&record);
             if !busy {
                 self.made += 1;
+                self.ended(&measured);
                 return Ok(measured);
             }
             self.discarded += 1;
@@ -129,21 +142,30 @@ impl<'a> Executor<'a> {
         }
     }
 
+    /// What a run tells of how long the load takes.
+    fn ended(&mut self, measured: &Measured) {
+        if self.is_load_bounded && measured.outcome.lived() {
+            let took = Duration::from_secs_f64(measured.seconds.max(1.0));
+            self.loaded = Some(self.loaded.map_or(took, |longest| longest.max(took)));
+        }
+    }
+
     /// One line for each run.
     fn say(&self, record: &Record) {
         let measured = &record.measured;
+        let outcome = if measured.outcome.lived() {
+            figures(measured)
+        } else {
+            measured.outcome.short().to_owned()
+        };
+        // What is set comes last: it may be long.
         let mut line = format!(
-            "{:>5}  run {:<3} {:<26} {:<34}",
+            "{:>5}  run {:<3} {:<26} {outcome:<38}  {}",
             clock(self.spent),
             self.made + self.discarded + 1,
             record.why,
             words(&record.setting)
         );
-        if measured.outcome.lived() {
-            line.push_str(&figures(measured));
-        } else {
-            line.push_str(measured.outcome.short());
-        }
         if let Some(discarded) = &record.discarded {
             line.push_str(&format!("  not counted: {discarded}"));
         }

@@ -103,7 +103,7 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
         "{:?}",
         (
             (&options.command, cap_bytes, &chosen.knobs, chosen.by, options.lateness, options.goal),
-            (options.question()?, options.rate, options.load(), options.phase(), options.past_load),
+            (options.question()?, options.rate, options.load(), options.seconds, options.past_load),
             (
                 options.beat.as_ref().map(regex::Regex::as_str),
                 options.beat_every,
@@ -129,6 +129,7 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
         ready: options.ready.clone(),
         ready_within: options.ready_within,
         phase: options.phase(),
+        is_phase_asked: options.seconds.is_some(),
         until_load_ends: options.load().is_some() && !options.past_load,
         probe: options.question()?,
         per_second: options.rate,

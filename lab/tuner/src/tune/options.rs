@@ -16,9 +16,11 @@ use crate::{
 
 /// Least cap: less holds no process.
 const MEMORY_BYTES_MIN: u64 = 4 * budget::MIB;
-/// Without --seconds: how long a program is measured, and how long a load may take.
+/// Without --seconds: how long a program is measured, and which part of the budget a load may
+/// take, and seconds at least.
 const SECONDS: f64 = 10.0;
-const LOAD_SECONDS: f64 = 600.0;
+const LOAD_PART: f64 = 0.1;
+const LOAD_SECONDS_MIN: f64 = 30.0;
 /// Largest pattern, compiled.
 const PATTERN_BYTES_MAX: usize = 1 << 20;
 
@@ -42,7 +44,8 @@ pub struct Options {
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = time)]
     pub(super) budget: Duration,
     /// How long each run is measured once the command is ready; with --load, the most a load may
-    /// take. [default: 10, with --load 600]
+    /// take. [default: 10; with --load a tenth of the budget, 30 at least, and once it ended in
+    /// some run, three times as long as there]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(super) seconds: Option<f64>,
     /// Work that is put on the command in each run, as for a shell; the run ends with it. Our own
@@ -144,7 +147,11 @@ impl Options {
     }
 
     pub(super) fn phase(&self) -> Duration {
-        let usual = if self.load.is_some() && !self.past_load { LOAD_SECONDS } else { SECONDS };
+        let usual = if self.load.is_some() && !self.past_load {
+            (self.budget.as_secs_f64() * LOAD_PART).max(LOAD_SECONDS_MIN)
+        } else {
+            SECONDS
+        };
         Duration::from_secs_f64(self.seconds.unwrap_or(usual))
     }
 

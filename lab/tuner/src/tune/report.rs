@@ -581,7 +581,7 @@ pub(crate) fn unusable(outcome: &Outcome) -> String {
             "the command was never ready: {words}\nSee --ready, --ready-within, --beat and what is asked."
         ),
         Outcome::LeftBehind(words) => format!("the command went into the background: {words}"),
-        Outcome::LoadFailed(words) => words.clone(),
+        Outcome::LoadFailed(words) | Outcome::Stalled(words) => words.clone(),
         Outcome::OutOfMemory(words) => format!("the command was killed for memory {words}"),
         Outcome::Lived => String::new(),
     }
