@@ -79,7 +79,7 @@ pub struct Terms {
     known: Arc<Mutex<BTreeMap<Height, Arc<Term>>>>,
 }
 
-/// Heights before the newest handover may still wait for their certificate.
+/// Heights before the newest resharing may still wait for their certificate.
 const TERMS_KEPT: usize = 2;
 
 impl Terms {

@@ -22,7 +22,7 @@ pub fn decode_share_message(bytes: &[u8]) -> bool {
     decoders::share_message(bytes)
 }
 
-/// A message about states to take over: questions, offers with the block and finalization in them,
+/// A message of state sync: questions, offers with the block and finalization in them,
 /// chunks.
 pub fn decode_sync_message(bytes: &[u8]) -> bool {
     decoders::sync_message(bytes)

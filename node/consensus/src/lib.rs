@@ -25,8 +25,8 @@ mod pool;
 mod replay;
 mod seam;
 mod single;
+mod state_sync;
 mod subnet;
-mod transfer;
 
 pub use block_log::{BlockLog, LogError, Logged};
 pub use certifier::{Accepted, Certificate, Certifier, CertifyError};
@@ -36,11 +36,11 @@ pub use seam::{
     Consensus, ConsensusError, Demand, FinalisedBatch, FinalisedBlock, Recorded, Step, Wiring,
 };
 pub use single::{RandomSource, SingleNode, SystemClock, SystemRandom, WallClock};
+pub use state_sync::{
+    CHUNK_NAME_BYTES_MAX, CHUNKS_WANTED_MAX, ChunkSource, Fetched, StateOffer, StateServer,
+    SyncProgress, Want,
+};
 pub use subnet::{
     Attempt, Channels, Engine, KeyError, KeyStore, Layer, Layered, LimitsDiffer, Operation,
     Peering, Progress, StartError, Subnet, SubnetConfig, SubnetStatus,
-};
-pub use transfer::{
-    CHUNK_NAME_BYTES_MAX, CHUNKS_WANTED_MAX, ChunkSource, Fetched, StateOffer, StateServer,
-    SyncProgress, Want,
 };

@@ -180,7 +180,7 @@ pub enum Step {
     /// what earlier states hold.
     Certified(Certificate),
     /// The blocks this node needs next are kept nowhere any more. A newer state has to be taken
-    /// over: with [`Consensus::fetch`] until it is complete, then [`Consensus::adopt`]; after
+    /// over: with [`Consensus::fetch`] until it is complete, then [`Consensus::installed`]; after
     /// that the node starts again on top of it.
     Behind(StateOffer),
     /// The node is closing.
@@ -238,7 +238,7 @@ pub trait Consensus: Send {
     ///
     /// # Errors
     /// When the disk fails; the call may be repeated.
-    fn adopt(&mut self) -> Result<(), ConsensusError> {
+    fn installed(&mut self) -> Result<(), ConsensusError> {
         Ok(())
     }
 }
@@ -269,7 +269,7 @@ impl<C: Consensus + ?Sized> Consensus for Box<C> {
         (**self).fetch(want)
     }
 
-    fn adopt(&mut self) -> Result<(), ConsensusError> {
-        (**self).adopt()
+    fn installed(&mut self) -> Result<(), ConsensusError> {
+        (**self).installed()
     }
 }

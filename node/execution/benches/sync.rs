@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Node, Op, Spec, limits};
-use execution::{LocalState, StateInstaller};
+use statesync::{LocalState, StateInstaller};
 use limits::Limits;
 use state::{CanisterId, Height};
 

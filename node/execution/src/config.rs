@@ -149,15 +149,8 @@ pub enum FatalError {
         height: u64,
     },
     /// A manifest cannot be computed.
-    #[error(
-        "the manifest of height {height} cannot be computed ({reason}); it is computed anew after a restart, or restore the data directory from a copy"
-    )]
-    Manifest {
-        /// Of the state.
-        height: u64,
-        /// Why.
-        reason: String,
-    },
+    #[error(transparent)]
+    Manifest(#[from] statesync::ManifestError),
     /// The node is closing while the round waits for this machine. Not a defect: the round is
     /// executed again at the next start.
     #[error("the node is closing; the round is executed again at the next start")]
@@ -196,6 +189,7 @@ impl FatalError {
             Self::Pages(error) => error.can_heal(),
             Self::Store(error) => error.can_heal(),
             Self::Blobs(error) => error.can_heal(),
+            Self::Manifest(error) => error.can_heal(),
             _ => false,
         }
     }

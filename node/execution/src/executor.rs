@@ -4,7 +4,7 @@
 //! ```text
 //! execute(batch) -> root        snapshot kept until its signature comes
 //! certify(height, signature)    published to readers and queries
-//! checkpoint()                  now and then, and when a manifest is owed, between rounds; see `checkpoint` and `sync`
+//! checkpoint()                  now and then, and when a manifest is owed, between rounds; see `checkpoint` and `manifest`
 //! ```
 //!
 //! Heights follow each other; after [`Executor::open`], [`Executor::height`] says behind which one
@@ -21,6 +21,7 @@ use state::{
     IngressHistory, ReplicatedState, StateStore, SubnetKey, SubnetMetrics, SubnetState, SubnetTree,
     Time, certified::Uncertified,
 };
+use statesync::{ManifestWorker, SnapshotSource};
 
 use crate::checkpoint::{Folder, SinceCheckpoint};
 use crate::config::{ExecutorConfig, FatalError, RoundResult, unwound};
@@ -29,7 +30,6 @@ use crate::patience::Patience;
 use crate::pool::LanePool;
 use crate::query::QueryService;
 use crate::round;
-use crate::sync::{ManifestWorker, SnapshotSource};
 
 /// States kept for their certificate beyond the lag that agreement allows execution: nodes sign at
 /// different times, and their shares are under way for some.

@@ -19,7 +19,7 @@
 //! | how a round waits when this machine fails it | `patience` |
 //! | prices and the freezing threshold | `cycles` |
 //! | what is made durable, and when | `checkpoint` |
-//! | how a state is shown to other nodes, and put together from what they show | `sync` |
+//! | which states get a manifest, for other nodes to fetch | `manifest`, and the crate `statesync` |
 //!
 //! Bounds: a round by instructions and delta (a message that was started is finished), queues by
 //! slots per pair of canisters, messages by two pools of bytes, callbacks per canister, unfinished
@@ -37,6 +37,7 @@ mod executor;
 mod induction;
 mod machine;
 mod management;
+mod manifest;
 mod message;
 mod messaging;
 mod patience;
@@ -46,14 +47,9 @@ mod query_cache;
 mod reject;
 mod round;
 mod scheduler;
-mod sync;
 
 pub use config::{ExecutorConfig, FatalError, RoundResult};
 pub use cycles::CostSchedule;
 pub use executor::Executor;
 pub use patience::{ATTEMPTS_BEFORE_VERDICT, Closing, Patience, Persistent, Place, Trouble};
 pub use query::{QueryReply, QueryRequest, QueryService};
-pub use sync::{
-    InstallError, Installed, LocalState, OfferError, Progress, Rejected, ServeError, SnapshotLease,
-    SnapshotSource, StateInstaller, complete_install, complete_install_on,
-};

@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex};
 
 use candid::{Decode, Encode, Nat, Principal};
 use common::{MakeSandbox, Node, limits, subnet_config, user};
-use execution::{QueryRequest, StateInstaller};
+use execution::QueryRequest;
+use statesync::StateInstaller;
 use ic_management_canister_types::{
     CanisterInstallMode as Mode, UpgradeFlags, WasmMemoryPersistence,
 };

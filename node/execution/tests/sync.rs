@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use common::{Node, Op, Spec, limits, subnet_config, user};
 use disk::{SharedDisk, SimulatedDisk};
-use execution::{
+use statesync::{
     InstallError, LocalState, OfferError, Rejected, ServeError, SnapshotSource, StateInstaller,
     complete_install, complete_install_on,
 };

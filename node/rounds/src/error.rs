@@ -1,7 +1,8 @@
 //! Why the round loop ends other than by being told to.
 
 use consensus::ConsensusError;
-use execution::{FatalError, InstallError};
+use execution::FatalError;
+use statesync::InstallError;
 use thiserror::Error;
 
 use crate::replica::BeginError;

@@ -3,10 +3,9 @@
 use std::{collections::BTreeMap, path::Path};
 
 use consensus::StateOffer;
-use execution::{
-    Executor, FatalError, InstallError, OfferError, Progress, RoundResult, StateInstaller,
-};
+use execution::{Executor, FatalError, RoundResult};
 use state::{Batch, ChunkId, Fault, Height};
+use statesync::{InstallError, OfferError, Progress, StateInstaller};
 use thiserror::Error;
 
 /// Calls of users that the state remembers.
@@ -98,7 +97,7 @@ pub enum Offered {
     NotWanted,
 }
 
-/// See [`execution::StateInstaller`], which is one.
+/// See [`statesync::StateInstaller`], which is one.
 pub trait Installation: Send {
     /// Every chunk is there.
     fn is_complete(&self) -> bool;

@@ -3,7 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use consensus::{CHUNKS_WANTED_MAX, Consensus, StateOffer, Want};
-use execution::Progress;
+use statesync::Progress;
 use lifecycle::{Cause, Health, Stop};
 
 use crate::{
@@ -126,7 +126,7 @@ async fn attempt<C: Consensus, R: Replica, K: Clock>(
         }
     }
     let progress = installation.progress();
-    consensus.adopt()?;
+    consensus.installed()?;
     installation.prepare().map_err(RoundError::StateSync)?;
     Ok((Outcome::Ready, progress))
 }

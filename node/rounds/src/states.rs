@@ -3,7 +3,8 @@
 use std::any::Any;
 
 use consensus::StateServer;
-use execution::{Executor, SnapshotSource};
+use execution::Executor;
+use statesync::SnapshotSource;
 use state::{CertifiedReader, ChunkId, Height, ManifestClaim};
 
 /// The snapshots of an executor, as consensus serves them.

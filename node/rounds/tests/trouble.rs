@@ -18,7 +18,8 @@ use consensus::{
     StateOffer, Step,
 };
 use disk::records::RecordError;
-use execution::{FatalError, InstallError, Progress, RoundResult};
+use execution::{FatalError, RoundResult};
+use statesync::{InstallError, Progress};
 use futures::{executor::block_on, future::BoxFuture};
 use lifecycle::{Cause, Stop};
 use limits::Limits;

@@ -235,7 +235,7 @@ fn open(
     let data = &config.data_dir;
     let exe = std::env::current_exe().context("finding this program's file")?;
     let state_dir = data.join("state");
-    if execution::complete_install(data)? {
+    if statesync::complete_install(data)? {
         tracing::info!("a state fetched from peers was put in place");
     }
     let store = StateStore::open(&state_dir, limits.pages.metadata_cache_bytes)?;

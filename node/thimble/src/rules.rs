@@ -165,7 +165,7 @@ pub(crate) fn settle(
 
 /// Heights of the first and the last block above the newest checkpoint, if there are any.
 fn to_be_executed(data: &Path, segment_bytes: u64) -> Result<Option<(u64, u64)>> {
-    execution::complete_install(data)?;
+    statesync::complete_install(data)?;
     let store = StateStore::open(&data.join("state"), CACHE_BYTES)?;
     let height = store.load()?.map_or(Height(0), |checkpoint| checkpoint.height);
     let log = BlockLog::open(&data.join("blocks"), segment_bytes)?;

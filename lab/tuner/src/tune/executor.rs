@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use crate::{
     journal::{Journal, Record},
     knob::{Knob, Setting, Way},
-    run::{self, Measured, Plan, Stop},
+    run::{self, Measured, Outcome, Plan, Stop},
     search::{Bench, Judge, Table},
 };
 
@@ -108,7 +108,9 @@ impl<'a> Executor<'a> {
             let started = Instant::now();
             let measured = run::run(&plan, &ways, &self.stop).await?;
             self.spent += started.elapsed();
-            let busy = measured.others_percent > self.busy_percent;
+            // What was killed for memory is killed whatever others do with the processors.
+            let is_sure = matches!(measured.outcome, Outcome::OutOfMemory(_));
+            let busy = measured.others_percent > self.busy_percent && !is_sure;
             let discarded = busy
                 .then(|| format!("others took {:.0} % of all processors", measured.others_percent));
             let record = Record {

@@ -246,7 +246,7 @@ pub(super) struct Calls<S> {
     envelopes: Arc<dyn Envelopes>,
     clock: Arc<dyn WallClock>,
     store: Arc<Mutex<Store>>,
-    journal: Arc<Mutex<Journal>>,
+    journal: Arc<Journal>,
     bounds: NameBounds,
     arrived: Arc<Notify>,
     meters: Arc<Mutex<Meters>>,
@@ -257,7 +257,7 @@ pub(super) struct Calls<S> {
 impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     pub(super) fn new(
         (pool, envelopes, clock): (Arc<IngressPool>, Arc<dyn Envelopes>, Arc<dyn WallClock>),
-        journal: Arc<Mutex<Journal>>,
+        journal: Arc<Journal>,
         bounds: NameBounds,
         blame: Blame,
         sender: S,
@@ -481,7 +481,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         let verified =
             |(signed, validity)| Gathered { signed, verdict: Some(Ok((name.id, validity))) };
         let stored = || self.store.lock().calls.get(&name.digest).cloned();
-        let kept = || self.journal.lock().get(name).map(verified);
+        let kept = || self.journal.get(name).map(verified);
         self.waiting(name).or_else(kept).or_else(stored)
     }
 
@@ -553,7 +553,8 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     }
 
     /// Makes the calls of a block of this height and time durable, if it may hold them: then it may
-    /// be voted for.
+    /// be voted for. Checks signatures and waits for the disk, so it is no work for a thread that
+    /// carries votes.
     pub(super) fn keep(
         &self,
         names: &[CallName],
@@ -565,7 +566,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
             let validity = self.judged(name, &signed, verdict, time).map_err(NotKept::Invalid)?;
             kept.push(KeptCall { name: *name, validity, height, signed });
         }
-        self.journal.lock().keep(kept).map_err(|error| NotKept::Trouble(error.to_string()))
+        self.journal.keep(kept).map_err(|error| NotKept::Trouble(error.to_string()))
     }
 
     /// Whether a block of this time may name the call like this. The bytes are those of the digest.
@@ -596,9 +597,9 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         Ok(validity)
     }
 
-    /// The block of this height and time that held these is in the block log.
+    /// The block of this height and time that held these is in the block log. May wait for the disk.
     pub(super) fn forget(&self, names: &[CallName], (height, time): (Height, Time)) {
-        if let Err(error) = self.journal.lock().passed(height, time) {
+        if let Err(error) = self.journal.passed(height, time) {
             tracing::warn!(%error, "the journal of calls voted for cannot be shortened");
         }
         let mut store = self.store.lock();
@@ -665,7 +666,7 @@ impl OldCalls {
     }
 }
 
-/// Reads old blocks for peers that catch up. Each asks height by height, so the place in the log is
+/// Reads old blocks for peers that are behind. Each asks height by height, so the place in the log is
 /// kept.
 struct Late {
     log: Log,
@@ -850,7 +851,7 @@ mod tests {
                     .unwrap();
             let log = Arc::new(Mutex::new(BlockLog::open(folder.path(), 1 << 20).unwrap()));
             let (sender, receiver) = ends.remove(0);
-            let journal = Arc::new(Mutex::new(journal));
+            let journal = Arc::new(journal);
             let calls = Calls::new(
                 (pool.clone(), Arc::new(Envelope), Arc::new(SystemClock)),
                 journal,

@@ -27,6 +27,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use commonware_utils::sync::Mutex;
 use disk::{
     SharedDisk,
     records::{HEADER_BYTES, Kind, Reader, RecordError, RecordFile},
@@ -61,15 +62,23 @@ enum Record {
     },
 }
 
-/// See the module.
+/// See the module. Readers never wait for the disk: what is kept and the file have a lock each, and
+/// only who writes takes the file's, before the other.
 pub(super) struct Journal {
     disk: SharedDisk,
     path: PathBuf,
-    file: RecordFile,
-    /// By the digest of the envelope.
-    live: BTreeMap<[u8; 32], KeptCall>,
-    live_bytes: u64,
+    file: Mutex<RecordFile>,
+    kept: Mutex<Kept>,
+    /// Largest sum of the bytes of live calls.
     bytes_max: u64,
+}
+
+/// What is in the file and counts.
+#[derive(Default)]
+struct Kept {
+    /// By the digest of the envelope.
+    calls: BTreeMap<[u8; 32], KeptCall>,
+    bytes: u64,
 }
 
 impl Journal {
@@ -97,33 +106,86 @@ impl Journal {
             }
             Err(error) => return Err(error),
         };
-        let mut journal = Self {
+        let mut kept = Kept::default();
+        calls.into_iter().for_each(|record| kept.add(record));
+        let journal = Self {
             disk,
             path: path.to_owned(),
-            file,
-            live: BTreeMap::new(),
-            live_bytes: 0,
+            file: Mutex::new(file),
+            kept: Mutex::new(kept),
             bytes_max,
         };
-        calls.into_iter().for_each(|record| journal.add(record));
         if damaged {
-            journal.rewrite()?;
+            journal.rewrite(&mut journal.file.lock())?;
         }
         Ok(journal)
     }
 
     /// A call that was kept, and when it is valid.
     pub(super) fn get(&self, name: &CallName) -> Option<(SignedIngress, Validity)> {
-        let kept = self.live.get(&name.digest).filter(|kept| kept.name.id == name.id)?;
-        Some((kept.signed.clone(), kept.validity))
+        let kept = self.kept.lock();
+        let call = kept.calls.get(&name.digest).filter(|call| call.name.id == name.id)?;
+        Some((call.signed.clone(), call.validity))
     }
 
-    /// Makes these durable.
-    pub(super) fn keep(&mut self, calls: Vec<KeptCall>) -> io::Result<()> {
+    /// Makes these durable. Waits for the disk.
+    pub(super) fn keep(&self, calls: Vec<KeptCall>) -> io::Result<()> {
+        let mut file = self.file.lock();
+        let records = self.kept.lock().missing(calls, self.bytes_max)?;
+        if records.is_empty() {
+            return Ok(());
+        }
+        if file.sync_lost() {
+            self.rewrite(&mut file).map_err(into_io)?;
+        }
+        let encoded = encode(&records)?;
+        file.append(encoded.iter().map(Vec::as_slice))
+            .and_then(|()| file.sync())
+            .map_err(into_io)?;
+        file.mark();
+        let mut kept = self.kept.lock();
+        records.into_iter().for_each(|record| kept.add(record));
+        debug_assert_eq!(kept.bytes, kept.count(), "the sum of the bytes that are kept");
+        Ok(())
+    }
+
+    /// The block of this height and time is in the block log: lets go of calls that no later block
+    /// voted for names, and of all that are void. Waits for the disk.
+    pub(super) fn passed(&self, height: Height, time: Time) -> io::Result<()> {
+        let mut file = self.file.lock();
+        let live_bytes = {
+            let mut kept = self.kept.lock();
+            kept.calls.retain(|_, call| call.height > height && call.validity.until >= time);
+            kept.bytes = kept.count();
+            kept.bytes
+        };
+        if file.sync_lost() || file.length() > 2 * live_bytes + DEAD_BYTES {
+            self.rewrite(&mut file).map_err(into_io)?;
+        }
+        Ok(())
+    }
+
+    /// Only with what is live; whole or not at all.
+    fn rewrite(&self, file: &mut RecordFile) -> Result<(), RecordError> {
+        let calls: Vec<_> = self.kept.lock().calls.values().cloned().map(Record::Call).collect();
+        let encoded = encode(&calls).map_err(|source| RecordError::Io {
+            path: self.path.clone(),
+            doing: "encoding",
+            source,
+        })?;
+        *file = RecordFile::replace(self.disk.as_ref(), &self.path, KIND, &encoded)?;
+        file.mark();
+        Ok(())
+    }
+}
+
+impl Kept {
+    /// The records that these calls need beside what is kept.
+    fn missing(&self, calls: Vec<KeptCall>, bytes_max: u64) -> io::Result<Vec<Record>> {
         let mut records = Vec::new();
         let mut added = 0;
         for call in calls {
-            match self.live.get(&call.name.digest) {
+            match self.calls.get(&call.name.digest) {
                 Some(kept) if kept.height >= call.height => {}
                 Some(_) => {
                     records.push(Record::Again { digest: call.name.digest, height: call.height });
@@ -134,69 +196,36 @@ impl Journal {
                 }
             }
         }
-        if records.is_empty() {
-            return Ok(());
-        }
-        if self.live_bytes + added > self.bytes_max && added > 0 {
+        if self.bytes + added > bytes_max && added > 0 {
             return Err(io::Error::new(
                 io::ErrorKind::QuotaExceeded,
                 format!(
-                    "calls of blocks voted for take {} of {} bytes, and {added} more are asked for",
-                    self.live_bytes, self.bytes_max
+                    "calls of blocks voted for take {} of {bytes_max} bytes, and {added} more are asked for",
+                    self.bytes
                 ),
             ));
         }
-        if self.file.sync_lost() {
-            self.rewrite().map_err(into_io)?;
-        }
-        let encoded = encode(&records)?;
-        self.file
-            .append(encoded.iter().map(Vec::as_slice))
-            .and_then(|()| self.file.sync())
-            .map_err(into_io)?;
-        self.file.mark();
-        records.into_iter().for_each(|record| self.add(record));
-        Ok(())
-    }
-
-    /// The block of this height and time is in the block log: lets go of calls that no later block
-    /// voted for names, and of all that are void.
-    pub(super) fn passed(&mut self, height: Height, time: Time) -> io::Result<()> {
-        self.live.retain(|_, kept| kept.height > height && kept.validity.until >= time);
-        self.live_bytes = self.live.values().map(|kept| kept.signed.accounted_bytes()).sum();
-        if self.file.sync_lost() || self.file.length() > 2 * self.live_bytes + DEAD_BYTES {
-            self.rewrite().map_err(into_io)?;
-        }
-        Ok(())
+        Ok(records)
     }
 
     fn add(&mut self, record: Record) {
         match record {
             Record::Call(call) => {
-                self.live_bytes += call.signed.accounted_bytes();
-                if let Some(before) = self.live.insert(call.name.digest, call) {
-                    self.live_bytes -= before.signed.accounted_bytes();
+                self.bytes += call.signed.accounted_bytes();
+                if let Some(before) = self.calls.insert(call.name.digest, call) {
+                    self.bytes -= before.signed.accounted_bytes();
                 }
             }
             Record::Again { digest, height } => {
-                if let Some(kept) = self.live.get_mut(&digest) {
+                if let Some(kept) = self.calls.get_mut(&digest) {
                     kept.height = kept.height.max(height);
                 }
             }
         }
     }
 
-    /// Only with what is live; whole or not at all.
-    fn rewrite(&mut self) -> Result<(), RecordError> {
-        let calls: Vec<_> = self.live.values().cloned().map(Record::Call).collect();
-        let encoded = encode(&calls).map_err(|source| RecordError::Io {
-            path: self.path.clone(),
-            doing: "encoding",
-            source,
-        })?;
-        self.file = RecordFile::replace(self.disk.as_ref(), &self.path, KIND, &encoded)?;
-        self.file.mark();
-        Ok(())
+    fn count(&self) -> u64 {
+        self.calls.values().map(|call| call.signed.accounted_bytes()).sum()
     }
 }
 
@@ -281,7 +310,8 @@ mod tests {
     }
 
     fn numbers(journal: &Journal) -> Vec<u8> {
-        let mut numbers: Vec<_> = journal.live.values().map(|kept| kept.name.id.0[0]).collect();
+        let mut numbers: Vec<_> =
+            journal.kept.lock().calls.values().map(|kept| kept.name.id.0[0]).collect();
         numbers.sort_unstable();
         numbers
     }
@@ -290,7 +320,7 @@ mod tests {
     fn what_was_kept_is_there_again_and_a_torn_end_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("voted");
-        let mut journal = open(&path, 10_000);
+        let journal = open(&path, 10_000);
         journal.keep(vec![call(1, 100, 9), call(2, 100, 9)]).unwrap();
         journal.keep(vec![call(2, 100, 9), call(3, 100, 9)]).unwrap();
         drop(journal);
@@ -302,7 +332,7 @@ mod tests {
             assert!(numbers(&journal).len() <= 2, "cut at {cut}");
         }
         fs::write(&path, &whole).unwrap();
-        let mut journal = open(&path, 10_000);
+        let journal = open(&path, 10_000);
         assert_eq!(numbers(&journal), [1, 2, 3]);
         let second = call(2, 100, 9);
         assert_eq!(journal.get(&second.name), Some((second.signed, second.validity)));
@@ -316,7 +346,7 @@ mod tests {
     fn calls_of_blocks_that_did_not_become_final_leave_with_their_height() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("voted");
-        let mut journal = open(&path, 10_000);
+        let journal = open(&path, 10_000);
         // Three proposals for the same height; the third's call is proposed for the next one too.
         for number in 1..=3 {
             journal.keep(vec![at(5, number, 1_000, 9)]).unwrap();
@@ -325,17 +355,17 @@ mod tests {
         journal.passed(Height(4), Time(1)).unwrap();
         assert_eq!(numbers(&journal), [1, 2, 3, 4]);
         drop(journal);
-        let mut journal = open(&path, 10_000);
+        let journal = open(&path, 10_000);
         journal.passed(Height(5), Time(1)).unwrap();
         assert_eq!(numbers(&journal), [3, 4], "the greater height was durable");
         journal.passed(Height(6), Time(1)).unwrap();
-        assert_eq!((numbers(&journal), journal.live_bytes), (vec![], 0));
+        assert_eq!((numbers(&journal), journal.kept.lock().bytes), (vec![], 0));
     }
 
     #[test]
     fn two_envelopes_of_one_request_are_two_calls() {
         let folder = tempfile::tempdir().unwrap();
-        let mut journal = open(&folder.path().join("voted"), 10_000);
+        let journal = open(&folder.path().join("voted"), 10_000);
         let (small, large) = (call(1, 200, 9), call(1, 2_000, 9));
         journal.keep(vec![small.clone(), large.clone()]).unwrap();
         assert_eq!(journal.get(&small.name).map(|(signed, _)| signed), Some(small.signed));
@@ -346,7 +376,7 @@ mod tests {
     fn the_file_is_bounded_by_what_is_live() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("voted");
-        let mut journal = open(&path, 1 << 20);
+        let journal = open(&path, 1 << 20);
         journal.keep(vec![at(1_000, 0, 1_000, 9)]).unwrap();
         for round in 0..200u8 {
             let number = round % 100 + 1;
@@ -364,7 +394,7 @@ mod tests {
     #[test]
     fn more_than_the_bound_is_refused_by_name() {
         let folder = tempfile::tempdir().unwrap();
-        let mut journal = open(&folder.path().join("voted"), 1_000);
+        let journal = open(&folder.path().join("voted"), 1_000);
         journal.keep(vec![call(1, 500, 9)]).unwrap();
         let error = journal.keep(vec![call(2, 500, 9)]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
@@ -383,7 +413,7 @@ mod tests {
             let disk = SimulatedDisk::new(folder.path(), 0).unwrap();
             Journal::open(std::sync::Arc::new(disk), &path, 10_000).unwrap()
         };
-        let mut journal = open();
+        let journal = open();
         for number in 1..=5 {
             journal.keep(vec![call(number, 100, 9)]).unwrap();
         }
@@ -407,8 +437,7 @@ mod tests {
             let root = folder.path().join("disk");
             let disk = SimulatedDisk::new(&root, seed).unwrap();
             let path = root.join("voted");
-            let mut journal =
-                Journal::open(std::sync::Arc::new(disk.clone()), &path, 1 << 20).unwrap();
+            let journal = Journal::open(std::sync::Arc::new(disk.clone()), &path, 1 << 20).unwrap();
             disk.end_after(5 + seed % 60, seed.is_multiple_of(2));
             let mut voted = vec![];
             for number in 1..30 {

@@ -17,18 +17,20 @@
 mod application;
 mod block;
 mod calls;
-mod catchup;
 mod engine;
 mod greeting;
-mod handover;
 mod journal;
 mod key;
+mod lag;
 mod network;
 mod patience;
 mod peers;
 mod presence;
+mod published;
+mod resharing;
 mod runtime;
 mod shares;
+mod state_sync;
 mod votes;
 mod wire;
 
@@ -58,28 +60,29 @@ use nidkg::EngineConfig;
 use rand_core::CryptoRng;
 use state::{Fault, Height, SubnetKey, Time};
 use thiserror::Error;
+use tokio::sync::watch;
 use zeroize::Zeroizing;
 
 pub(crate) use self::block::CallName;
-pub use self::{
-    application::Progress,
-    engine::{Channels, Peering},
-    greeting::LimitsDiffer,
-    handover::KeyStore,
-    key::KeyError,
-    runtime::{Attempt, Layer, Layered, Operation},
-};
 use self::{
-    application::Shared,
     block::{Block, Digest},
     calls::Log,
-    catchup::{Behind, Command, FLOOR_DEPTH, Floor},
-    engine::{Schemes, Setup, Timing},
-    handover::Handover,
+    engine::{EngineOwned, Schemes, Setup, Timing},
     journal::Journal,
     network::Network,
     patience::Patience,
+    published::{Driven, Owned, Published},
+    resharing::Resharing,
     shares::Executed,
+    state_sync::{Behind, Command, FLOOR_DEPTH, Floor},
+};
+pub use self::{
+    engine::{Channels, Peering},
+    greeting::LimitsDiffer,
+    key::KeyError,
+    published::Progress,
+    resharing::KeyStore,
+    runtime::{Attempt, Layer, Layered, Operation},
 };
 use crate::single::hex;
 use crate::{
@@ -154,7 +157,7 @@ pub struct SubnetConfig {
     pub key: Option<SubnetKey>,
     /// This node's shares.
     pub keys: Box<dyn KeyStore>,
-    /// What handing the key on may use of the machine.
+    /// What resharing may use of the machine.
     pub arithmetic: EngineConfig,
     /// Limits that all members must have alike.
     pub agreed: Vec<(String, u64)>,
@@ -218,9 +221,10 @@ pub enum StartError {
 
 /// See the module.
 pub struct Subnet {
-    wiring: Parts,
-    shared: Arc<Shared>,
-    handover: Arc<Handover>,
+    clients: Clients,
+    published: Arc<Published>,
+    driven: watch::Sender<Driven>,
+    resharing: Arc<Resharing>,
     input: mpsc::Receiver<Input>,
     executed: mpsc::Sender<Executed>,
     commands: mpsc::Sender<Command>,
@@ -241,8 +245,8 @@ pub struct Subnet {
     engine: Option<JoinHandle<()>>,
 }
 
-/// What of [`Wiring`] stays here.
-struct Parts {
+/// Where clients' messages come from, and what they are looked up in.
+struct Clients {
     pool: Arc<IngressPool>,
     log: Log,
     envelopes: Arc<dyn Envelopes>,
@@ -250,7 +254,7 @@ struct Parts {
 
 /// A handle that tells how far the subnet is.
 #[derive(Clone)]
-pub struct SubnetStatus(Arc<Shared>, Arc<Handover>);
+pub struct SubnetStatus(Arc<Published>, Arc<Resharing>);
 
 impl SubnetStatus {
     /// How far.
@@ -260,12 +264,12 @@ impl SubnetStatus {
 
     /// Newest height each member was heard to sign, by place.
     pub fn heard(&self) -> Vec<Height> {
-        self.0.heard()
+        self.0.signed.borrow().heard.clone()
     }
 
-    /// How far taking over a state from peers is, while that goes on.
+    /// How far state sync is, while it goes on.
     pub fn state_sync(&self) -> Option<SyncProgress> {
-        self.0.state_sync()
+        *self.0.state_sync.borrow()
     }
 
     /// Who holds the subnet's key, and how far the next committee is.
@@ -278,18 +282,19 @@ impl SubnetStatus {
 pub struct Engine {
     me: PublicKey,
     genesis: Block,
-    handover: Arc<Handover>,
+    resharing: Arc<Resharing>,
     schemes: Schemes,
     terms: Terms,
     agreed: Vec<(String, u64)>,
     call_bytes: u64,
     limits: ConsensusLimits,
     epocher: FixedEpocher,
-    shared: Arc<Shared>,
+    published: Arc<Published>,
+    owned: EngineOwned,
     pool: Arc<IngressPool>,
     envelopes: Arc<dyn Envelopes>,
     log: Log,
-    journal: Arc<Mutex<Journal>>,
+    journal: Arc<Journal>,
     out: mpsc::Sender<Input>,
     executed: mpsc::Receiver<Executed>,
     public_key: nidkg::PublicKey,
@@ -340,7 +345,7 @@ impl Engine {
             storage,
             me: self.me,
             genesis: self.genesis,
-            handover: self.handover,
+            resharing: self.resharing,
             schemes: self.schemes,
             terms: self.terms,
             agreed: self.agreed,
@@ -349,7 +354,8 @@ impl Engine {
             limits: self.limits,
             epocher: self.epocher,
             floor: self.floor,
-            shared: self.shared,
+            published: self.published,
+            owned: self.owned,
             pool: self.pool,
             envelopes: self.envelopes,
             log: self.log,
@@ -428,11 +434,11 @@ impl Subnet {
         let public_key = config.genesis.committee().public_key;
         let genesis = Block::genesis(public_key.as_bytes(), config.genesis_time);
         if log.last().is_some_and(|last| last < resume_from) {
-            // The state was taken over from peers: blocks below it serve nobody, and between them
+            // The state was fetched from peers: blocks below it serve nobody, and between them
             // and the next there is a gap.
             log.clear()?;
         }
-        let floor_path = catchup::floor_path(&config.directory);
+        let floor_path = state_sync::floor_path(&config.directory);
         let disk = log.disk().clone();
         let floor = Floor::read(&disk, &floor_path, resume_from);
         let logged = log.last().unwrap_or(resume_from).max(resume_from);
@@ -458,7 +464,7 @@ impl Subnet {
         let schemes = Schemes::new(key::verifier(&namespace, &public_key)?);
         let voted = config.keys.voted().map_err(StartError::Share)?;
         let silent_until = votes::silent_until(&disk, &config.directory, voted)?;
-        let handover = Handover::new(
+        let resharing = Resharing::new(
             (summary, logged, boundary),
             config.keys,
             config.arithmetic,
@@ -466,17 +472,17 @@ impl Subnet {
             epocher.clone(),
             silent_until,
         );
-        let entered = match handover.enter() {
+        let entered = match resharing.enter() {
             // Everything but the keys was lost, and those are of a later epoch by now: it takes
             // over a state, and then has its share of that epoch.
-            Err(StartError::Share(reason)) if logged == Height(0) && handover.belongs() => {
-                tracing::warn!(%reason, "this node begins from nothing without its share of the subnet's first key: it follows until it has taken over a state");
-                handover.follow()?
+            Err(StartError::Share(reason)) if logged == Height(0) && resharing.belongs() => {
+                tracing::warn!(%reason, "this node begins from nothing without its share of the subnet's first key: it follows until it has fetched a state from peers");
+                resharing.follow()?
             }
             entered => entered?,
         };
-        if !handover.is_member() {
-            let summary = handover.summary();
+        if !resharing.is_member() {
+            let summary = resharing.summary();
             tracing::warn!(
                 epoch = summary.epoch(),
                 members = summary.members().len(),
@@ -499,25 +505,27 @@ impl Subnet {
             block_bytes: limits.retention_block_bytes,
         };
         let log = Arc::new(Mutex::new(log));
-        let shared = Shared::new(resume_from, logged);
+        let (published, owned) = Published::new(resume_from, logged);
+        let Owned { driven, reached, signed, state_sync } = owned;
         let (out, input) = mpsc::channel(INPUT_MAX);
         let (executed, results) = mpsc::channel(EXECUTED_MAX);
         let (commands, asked) = mpsc::channel(COMMANDS_MAX);
         let prepared = Engine {
             me,
             genesis,
-            handover: handover.clone(),
+            resharing: resharing.clone(),
             schemes,
             terms,
             agreed: config.agreed,
             call_bytes: config.call_bytes,
             limits,
             epocher,
-            shared: shared.clone(),
+            published: published.clone(),
+            owned: EngineOwned { reached, signed, state_sync },
             pool: pool.clone(),
             envelopes: envelopes.clone(),
             log: log.clone(),
-            journal: Arc::new(Mutex::new(journal)),
+            journal: Arc::new(journal),
             out,
             executed: results,
             public_key,
@@ -527,9 +535,10 @@ impl Subnet {
             clock,
         };
         let subnet = Self {
-            wiring: Parts { pool, log, envelopes },
-            shared,
-            handover,
+            clients: Clients { pool, log, envelopes },
+            published,
+            driven,
+            resharing,
             input,
             executed,
             commands,
@@ -549,7 +558,7 @@ impl Subnet {
 
     /// Tells how far the subnet is.
     pub fn status(&self) -> SubnetStatus {
-        SubnetStatus(self.shared.clone(), self.handover.clone())
+        SubnetStatus(self.published.clone(), self.resharing.clone())
     }
 
     fn hand_out(
@@ -561,7 +570,7 @@ impl Subnet {
         if block.height.0 != expected {
             return Err(ConsensusError::OutOfOrder { found: block.height.0, expected });
         }
-        let batch = block.batch(self.wiring.envelopes.as_ref())?;
+        let batch = block.batch(self.clients.envelopes.as_ref())?;
         self.height = block.height;
         self.recorded.clone_from(&recorded);
         Ok(Step::Execute(FinalisedBatch { batch, recorded }))
@@ -570,7 +579,14 @@ impl Subnet {
 
 impl Subnet {
     async fn step(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
-        self.shared.demand(demand);
+        let changed = self.driven.send_if_modified(|driven| {
+            let changed = driven.demand != demand;
+            driven.demand = demand;
+            changed
+        });
+        if changed {
+            self.published.work.notify_waiters();
+        }
         if let Some(replay) = &mut self.replay {
             if let Some(logged) = replay.next_block()? {
                 return self.hand_out(&logged.block, logged.recorded);
@@ -578,7 +594,7 @@ impl Subnet {
             self.replay = None;
         }
         loop {
-            if self.wiring.pool.closing() {
+            if self.clients.pool.closing() {
                 return Ok(Step::Closing);
             }
             let input = match self.unlogged.take() {
@@ -587,7 +603,7 @@ impl Subnet {
             };
             match input {
                 Some(Input::Block(delivered)) => {
-                    if let Err(error) = self.wiring.log.lock().append_block(&delivered.block) {
+                    if let Err(error) = self.clients.log.lock().append_block(&delivered.block) {
                         self.unlogged = Some(delivered);
                         return Err(error.into());
                     }
@@ -598,7 +614,7 @@ impl Subnet {
                 Some(Input::Certified(certificate)) => {
                     // A certificate may come before the blocks it covers: the log is held to what
                     // it has.
-                    let mut log = self.wiring.log.lock();
+                    let mut log = self.clients.log.lock();
                     let covered = log.last().unwrap_or_default().min(certificate.height);
                     log.certified(covered)?;
                     return Ok(Step::Certified(certificate));
@@ -642,7 +658,7 @@ impl Subnet {
             }
             Some(_) => {}
             None => {
-                let mut log = self.wiring.log.lock();
+                let mut log = self.clients.log.lock();
                 // While older blocks are handed out again nothing may be appended behind newer
                 // ones.
                 if log.last() == Some(height) {
@@ -650,9 +666,9 @@ impl Subnet {
                 }
             }
         }
-        self.shared.executed(height);
-        // Of what is executed again only the newest is news to anybody.
-        if self.replay.is_none() || self.shared.logged() == height {
+        self.driven.send_modify(|driven| driven.executed(height));
+        // When the log is replayed, only the newest height is signed.
+        if self.replay.is_none() || self.published.logged == height {
             let sent = self.executed.send(Executed { height, root }).await;
             sent.map_err(|_| ConsensusError::EngineEnded)?;
         }
@@ -677,11 +693,11 @@ impl Subnet {
         }
         let (oldest, newest) = (self.checkpoints.front()?, self.checkpoints.back()?);
         let shown = self.states.as_ref().and_then(|states| states.oldest());
-        // Whoever takes over a state begins with a finalised block just below it.
+        // A node begins after a state sync with a finalised block just below it.
         let needed =
             oldest.0.min(shown.map_or(u64::MAX, |shown| shown.0)).saturating_sub(FLOOR_DEPTH);
         let too_old = newest.0.saturating_sub(self.retention.rounds);
-        let too_many = self.wiring.log.lock().height_beyond(self.retention.block_bytes);
+        let too_many = self.clients.log.lock().height_beyond(self.retention.block_bytes);
         Some(Height(needed.min(too_old.max(too_many.0))))
     }
 }
@@ -690,7 +706,7 @@ impl Subnet {
 pub(crate) mod decoders {
     use commonware_codec::{Decode as _, Encode as _};
 
-    use super::{block::Block, calls, catchup, engine, shares};
+    use super::{block::Block, calls, engine, shares, state_sync};
 
     pub(crate) fn call_message(bytes: &[u8]) -> bool {
         calls::decodes(bytes)
@@ -707,7 +723,7 @@ pub(crate) mod decoders {
     }
 
     pub(crate) fn sync_message(bytes: &[u8]) -> bool {
-        catchup::decodes(bytes)
+        state_sync::decodes(bytes)
     }
 }
 
@@ -741,8 +757,8 @@ impl Consensus for Subnet {
             self.checkpoints.pop_front();
         }
         if let Some(floor) = self.retention_floor() {
-            self.shared.raise_floor(floor);
-            self.wiring.log.lock().prune(floor)?;
+            self.driven.send_modify(|driven| driven.floor = driven.floor.max(floor));
+            self.clients.log.lock().prune(floor)?;
         }
         Ok(())
     }
@@ -751,15 +767,15 @@ impl Consensus for Subnet {
         Box::pin(self.fetch_chunks(want))
     }
 
-    fn adopt(&mut self) -> Result<(), ConsensusError> {
+    fn installed(&mut self) -> Result<(), ConsensusError> {
         let Some(floor) = &self.floor else { return Ok(()) };
         let path = &self.floor_path;
-        let disk = self.wiring.log.lock().disk().clone();
+        let disk = self.clients.log.lock().disk().clone();
         floor.write(&disk, path).map_err(ConsensusError::Floor)
     }
 
     fn certificates_pending(&self) -> u64 {
-        let progress = self.shared.progress();
+        let progress = self.published.progress();
         progress.executed.0.saturating_sub(progress.certified.0)
     }
 }

@@ -171,7 +171,7 @@ pub(super) fn run(network: Network, prepared: Engine) {
         let context = Layered::new(context, steady);
         // Memory is taken for each: twice as many as there are leaves room to grow until the next
         // start.
-        let peers_max = (2 * distinct(&prepared.handover.summary()).len()).max(PEERS_MIN);
+        let peers_max = (2 * distinct(&prepared.resharing.summary()).len()).max(PEERS_MIN);
         let members = NonZeroUsize::new(peers_max).unwrap_or(NonZeroUsize::MIN);
         let handshake = Cups::<_, ChaCha20Poly1305>::new(
             ByWallClock(Sake {

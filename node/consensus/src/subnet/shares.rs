@@ -22,13 +22,15 @@ use futures::{SinkExt, StreamExt, channel::mpsc};
 use nidkg::{NodeIndex, Signature, SignatureShare};
 use serde::{Deserialize, Serialize};
 use state::Height;
+use tokio::sync::watch;
 
 use super::{
     Input,
-    application::Shared,
     greeting::{Greeting, LIMITS_MAX},
-    handover::Handover,
+    lag::LagWatch,
     peers::{Blame, Meter, Rate},
+    published::{Published, Signed},
+    resharing::Resharing,
     wire::{self, Bounded},
 };
 use crate::{
@@ -83,9 +85,11 @@ pub(super) struct Executed {
 pub(super) struct Roots<S> {
     certifier: Certifier,
     terms: Terms,
-    handover: Arc<Handover>,
+    resharing: Arc<Resharing>,
     greeting: Greeting,
-    shared: Arc<Shared>,
+    published: Arc<Published>,
+    signed: watch::Sender<Signed>,
+    lag: LagWatch,
     sender: S,
     out: mpsc::Sender<Input>,
     kept: BTreeMap<Height, Certificate>,
@@ -98,9 +102,9 @@ pub(super) struct Roots<S> {
 impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
     pub(super) fn new(
         (certifier, terms): (Certifier, Terms),
-        handover: Arc<Handover>,
+        resharing: Arc<Resharing>,
         greeting: Greeting,
-        shared: Arc<Shared>,
+        (published, signed): (Arc<Published>, watch::Sender<Signed>),
         sender: S,
         out: mpsc::Sender<Input>,
         blame: Blame,
@@ -109,9 +113,11 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
         Self {
             certifier,
             terms,
-            handover,
+            resharing,
             greeting,
-            shared,
+            published,
+            signed,
+            lag: LagWatch::default(),
             sender,
             out,
             kept,
@@ -143,7 +149,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                     repeat_at = clock.current() + REPEAT;
                     self.repeat();
                     self.greet();
-                    self.shared.watch(clock.current());
+                    self.lag.look(self.published.progress(), clock.current());
                     Ok(())
                 },
             };
@@ -186,7 +192,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
         match message {
             Message::Share { height, root, share, again } => {
                 let Some(place) = self.place(&from, height) else { return Ok(()) };
-                self.shared.hear(place, height);
+                self.signed.send_modify(|signed| signed.hear(place, height));
                 if let Some(Certificate { height, root, signature }) =
                     self.kept.get(&height).cloned()
                 {
@@ -226,7 +232,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                         &Message::Limits { limits, ask: false },
                     );
                 }
-                let members = self.handover.members();
+                let members = self.resharing.members();
                 self.greeting.heard(&from, limits.0, &members).map_err(Input::Differs)?;
             }
         }
@@ -241,7 +247,8 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
 
     async fn certified(&mut self, certificate: Option<Certificate>) {
         if let Some(certificate) = certificate {
-            self.shared.certified(certificate.height);
+            let height = certificate.height;
+            self.signed.send_modify(|signed| signed.certified = signed.certified.max(height));
             self.kept.insert(certificate.height, certificate.clone());
             while self.kept.len() > CERTIFICATES_KEPT {
                 self.kept.pop_first();
@@ -253,7 +260,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
 
     /// Tells its limits to members that did not tell theirs.
     fn greet(&mut self) {
-        let missing = self.greeting.missing(self.handover.members());
+        let missing = self.greeting.missing(self.resharing.members());
         if !missing.is_empty() {
             let limits = Bounded(self.greeting.own());
             self.send(Recipients::Some(missing), &Message::Limits { limits, ask: true });

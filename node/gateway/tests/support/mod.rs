@@ -24,7 +24,8 @@ use gateway::{
     CertifiedView, Gateway, GatewayConfig, GatewayHandle, Health, Latencies, Node, QueryRequest,
     Refusal, RequestFacts, Submitted, Waiters, report::Report,
 };
-use ic_agent::Agent;
+use ic_agent::{Agent, Identity};
+use limits::GatewayLimits;
 use ic_principal::Principal;
 use prometheus_client::registry::Registry;
 pub use signing::*;

@@ -18,7 +18,8 @@ use std::{
 
 use consensus::{FinalisedBatch, StateOffer};
 use disk::SimulatedDisk;
-use execution::{FatalError, InstallError, Progress, RoundResult};
+use execution::{FatalError, RoundResult};
+use statesync::{InstallError, Progress};
 use rounds::{BeginError, DiskProbe, Installation, Offered, Replica, Room};
 use state::{Batch, Fault, Height, StoreError};
 

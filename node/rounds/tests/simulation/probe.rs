@@ -155,7 +155,7 @@ impl Consensus for Slowed {
         self.subnet.fetch(want)
     }
 
-    fn adopt(&mut self) -> Result<(), ConsensusError> {
-        self.subnet.adopt()
+    fn installed(&mut self) -> Result<(), ConsensusError> {
+        self.subnet.installed()
     }
 }

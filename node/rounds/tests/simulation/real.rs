@@ -25,7 +25,8 @@ use std::{
 use candid::CandidType;
 use consensus::{FinalisedBatch, StateServer};
 use disk::{SharedDisk, SimulatedDisk};
-use execution::{Executor, ExecutorConfig, Persistent, RoundResult, complete_install_on};
+use execution::{Executor, ExecutorConfig, Persistent, RoundResult};
+use statesync::complete_install_on;
 use genesis::Summary;
 use ic_management_canister_types::{CanisterInstallMode, InstallCodeArgs};
 use ic_principal::Principal;

@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use consensus::{StateOffer, StateServer};
-use execution::{FatalError, InstallError, Progress, RoundResult};
+use execution::{FatalError, RoundResult};
+use statesync::{InstallError, Progress};
 use rounds::{BeginError, Installation, Offered, Replica, Room};
 use state::{Batch, Fault, Height, ManifestClaim, SubnetKey, Time};
 

@@ -51,7 +51,7 @@ use state::store::{KnownLeaf, LoadedCheckpoint, RowAt, RowError, RowKind, StoreB
 use state::{BlobError, BlobStore, ChunkId, Height, StateStore, StoreError};
 use thiserror::Error;
 
-use super::compute::LeafReader;
+use crate::compute::LeafReader;
 use plan::{Plan, Planned};
 use staging::Staging;
 
@@ -229,7 +229,9 @@ pub struct LocalState {
 }
 
 impl LocalState {
-    pub(super) fn new(
+    /// Of an executor that runs: its newest checkpoint, the layouts of its memories as of now, and
+    /// its modules.
+    pub fn new(
         checkpoint: LoadedCheckpoint,
         layouts: BTreeMap<MemoryId, HeldLayout>,
         blobs: Arc<BlobStore>,
@@ -255,7 +257,7 @@ impl LocalState {
         let layouts = pages
             .ids()
             .into_iter()
-            .map(|id| Ok((id, super::held(&pages, id)?)))
+            .map(|id| Ok((id, crate::held(&pages, id)?)))
             .collect::<Result<_, PagesError>>()?;
         let blobs = Arc::new(BlobStore::open(
             &data_dir.join("state").join("blobs"),

@@ -1,4 +1,4 @@
-//! Chunks for peers that take over this node's state.
+//! Chunks of this node's state for peers.
 //!
 //! One task reads and sends, one chunk at a time and no faster than the limit; the disk is read off
 //! the asynchronous threads. A peer may have [`ASKED_MAX`] requests waiting, beyond which they are

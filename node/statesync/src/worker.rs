@@ -13,10 +13,10 @@ use std::time::Duration;
 use state::manifest::LeafHash;
 use state::{Height, StateStore};
 
-use super::compute::{self, Failure, Job};
-use super::snapshot::Snapshot;
-use super::source::SnapshotSource;
-use crate::config::FatalError;
+use crate::compute::{self, Failure, Job};
+use crate::error::ManifestError;
+use crate::snapshot::Snapshot;
+use crate::source::SnapshotSource;
 
 /// Attempts on a disk that does not take it.
 const ATTEMPTS_MAX: u32 = 60;
@@ -33,13 +33,13 @@ enum Work {
 }
 
 #[derive(Default)]
-struct Desk {
+struct Shared {
     work: Mutex<Work>,
     changed: Condvar,
     stop: AtomicBool,
 }
 
-impl Desk {
+impl Shared {
     fn lock(&self) -> MutexGuard<'_, Work> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -50,66 +50,73 @@ impl Desk {
     }
 }
 
-/// See the module.
-pub(crate) struct ManifestWorker {
-    desk: Arc<Desk>,
+/// The thread that computes manifests, see the module.
+pub struct ManifestWorker {
+    shared: Arc<Shared>,
     jobs: Option<SyncSender<Job>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl ManifestWorker {
-    pub(crate) fn start(
-        store: Arc<StateStore>,
-        snapshots: SnapshotSource,
-    ) -> Result<Self, FatalError> {
-        let desk = Arc::new(Desk::default());
+    /// Starts the thread, which shows what it computed in `snapshots`.
+    ///
+    /// # Errors
+    /// When the system starts no thread.
+    pub fn start(store: Arc<StateStore>, snapshots: SnapshotSource) -> Result<Self, ManifestError> {
+        let shared = Arc::new(Shared::default());
         let (jobs, received) = sync_channel::<Job>(1);
-        let shared = Arc::clone(&desk);
+        let working = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("manifest".into())
             .spawn(move || {
                 for job in received {
-                    work_on(&shared, &store, &snapshots, job);
+                    work_on(&working, &store, &snapshots, job);
                 }
             })
-            .map_err(|error| FatalError::Threads(error.to_string()))?;
-        Ok(Self { desk, jobs: Some(jobs), thread: Some(thread) })
+            .map_err(|error| ManifestError::Thread(error.to_string()))?;
+        Ok(Self { shared, jobs: Some(jobs), thread: Some(thread) })
     }
 
     /// Begins a manifest. The one before is finished by then: its root was waited for.
-    pub(crate) fn begin(&self, job: Job) -> Result<(), FatalError> {
-        self.desk.set(Work::Running);
+    ///
+    /// # Errors
+    /// When the thread is gone, or still has another to do.
+    pub fn begin(&self, job: Job) -> Result<(), ManifestError> {
+        self.shared.set(Work::Running);
         match self.jobs.as_ref().map(|jobs| jobs.try_send(job)) {
             Some(Ok(())) => Ok(()),
-            _ => Err(FatalError::Threads("the manifest thread takes no work".into())),
+            _ => Err(ManifestError::Thread("it takes no work".into())),
         }
     }
 
     /// The manifest of this height was computed before a restart.
-    pub(crate) fn known(&self, height: Height, root: LeafHash) {
-        self.desk.set(Work::Known(height, root));
+    pub fn known(&self, height: Height, root: LeafHash) {
+        self.shared.set(Work::Known(height, root));
     }
 
     /// The root of the manifest of this height, waited for. A computation that failed for good
     /// fails everyone who asks.
-    pub(crate) fn wait(&self, height: Height) -> Result<LeafHash, FatalError> {
-        let mut work = self.desk.lock();
+    ///
+    /// # Errors
+    /// When the computation failed for good, or none was begun for this height.
+    pub fn wait(&self, height: Height) -> Result<LeafHash, ManifestError> {
+        let mut work = self.shared.lock();
         while matches!(*work, Work::Running) {
-            work = self.desk.changed.wait(work).unwrap_or_else(PoisonError::into_inner);
+            work = self.shared.changed.wait(work).unwrap_or_else(PoisonError::into_inner);
         }
         let reason = match &*work {
             Work::Known(known, root) if *known == height => return Ok(*root),
             Work::Failed(reason) => reason.clone(),
             _ => "it was never begun".into(),
         };
-        Err(FatalError::Manifest { height: height.0, reason })
+        Err(ManifestError::Failed { height: height.0, reason })
     }
 }
 
 impl Drop for ManifestWorker {
     fn drop(&mut self) {
-        self.desk.stop.store(true, Ordering::Relaxed);
-        self.desk.changed.notify_all();
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.changed.notify_all();
         drop(self.jobs.take());
         if let Some(thread) = self.thread.take() {
             // A thread that panicked has nothing more to say.
@@ -118,28 +125,28 @@ impl Drop for ManifestWorker {
     }
 }
 
-fn work_on(desk: &Desk, store: &StateStore, snapshots: &SnapshotSource, job: Job) {
+fn work_on(shared: &Shared, store: &StateStore, snapshots: &SnapshotSource, job: Job) {
     let height = job.height;
     // Should this thread panic, whoever waits is told.
-    let told = TellOnPanic { desk, armed: true };
+    let told = TellOnPanic { shared, armed: true };
     let mut attempts = 0;
     let outcome = loop {
-        match compute::compute(store, &job, &desk.stop) {
+        match compute::compute(store, &job, &shared.stop) {
             Ok(header) => break show(store, snapshots, header, job),
             Err(Failure::Stopped) => break Work::None,
             Err(Failure::Write) => break Work::Failed("the store did not say what failed".into()),
-            Err(Failure::Fatal(error)) if error.can_heal() && attempts < ATTEMPTS_MAX => {
+            Err(Failure::Error(error)) if error.can_heal() && attempts < ATTEMPTS_MAX => {
                 attempts += 1;
                 tracing::warn!(%error, height = height.0, "computing a manifest failed and is tried again");
-                if desk.pause(RETRY_AFTER) {
+                if shared.pause(RETRY_AFTER) {
                     break Work::None;
                 }
             }
-            Err(Failure::Fatal(error)) => break Work::Failed(error.to_string()),
+            Err(Failure::Error(error)) => break Work::Failed(error.to_string()),
         }
     };
     told.done();
-    desk.set(outcome);
+    shared.set(outcome);
 }
 
 fn show(
@@ -161,7 +168,7 @@ fn show(
 }
 
 /// Whether the disk may take it later.
-impl Desk {
+impl Shared {
     /// Waits, or until the node stops; says whether it does.
     fn pause(&self, time: Duration) -> bool {
         let work = self.lock();
@@ -173,7 +180,7 @@ impl Desk {
 }
 
 struct TellOnPanic<'a> {
-    desk: &'a Desk,
+    shared: &'a Shared,
     armed: bool,
 }
 
@@ -186,7 +193,7 @@ impl TellOnPanic<'_> {
 impl Drop for TellOnPanic<'_> {
     fn drop(&mut self) {
         if self.armed {
-            self.desk.set(Work::Failed("the thread that computed it panicked".into()));
+            self.shared.set(Work::Failed("the thread that computed it panicked".into()));
         }
     }
 }

@@ -9,13 +9,16 @@ use state::store::LoadedCheckpoint;
 use state::{BlobHash, BlobStore, ChunkId, Height};
 use thiserror::Error;
 
-use super::compute::LeafReader;
+use crate::compute::LeafReader;
 
 /// The files behind a state.
-pub(crate) struct Pinned {
-    pub(crate) layouts: BTreeMap<MemoryId, HeldLayout>,
-    pub(crate) blobs: BTreeSet<BlobHash>,
-    pub(crate) blob_store: Arc<BlobStore>,
+pub struct Pinned {
+    /// The memories of all canisters, as of that state.
+    pub layouts: BTreeMap<MemoryId, HeldLayout>,
+    /// Modules and uploaded chunks that the state names.
+    pub blobs: BTreeSet<BlobHash>,
+    /// Where those lie.
+    pub blob_store: Arc<BlobStore>,
 }
 
 /// Why a chunk is not shown.
@@ -49,8 +52,8 @@ pub enum ServeError {
     },
 }
 
-/// See the module.
-pub(crate) struct Snapshot {
+/// A state at the height of a manifest, see the module.
+pub struct Snapshot {
     header: Header,
     root: LeafHash,
     checkpoint: LoadedCheckpoint,
@@ -58,7 +61,8 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    pub(crate) fn new(header: Header, checkpoint: LoadedCheckpoint, pinned: Pinned) -> Self {
+    /// `checkpoint` is the one that the manifest was computed of, `pinned` the files behind it.
+    pub fn new(header: Header, checkpoint: LoadedCheckpoint, pinned: Pinned) -> Self {
         Self { root: header.root(), header, checkpoint, pinned }
     }
 

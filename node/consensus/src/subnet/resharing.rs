@@ -1,14 +1,14 @@
-//! The subnet's key as blocks go by: who holds it, and how it is handed on.
+//! Resharing as blocks go by: who holds the subnet's key, and who will.
 //!
 //! Agreement runs in epochs of a fixed number of blocks, and each epoch has a committee that holds
 //! shares of the key. While it lasts, its members deal their shares anew to the committee of the
 //! next epoch, each in a block it leads. With enough dealings in final blocks everybody can compute
-//! the next committee; it takes over at the epoch's end, with the same key and other shares. If the
+//! the next committee; it holds the key from the epoch's end, with the same key and other shares. If the
 //! dealings do not come together, the committee stays for one epoch more.
 //!
 //! Everything here follows from the final blocks: the [`Summary`] moves with them, is written
 //! beside the block that moved it, and goes with the state from there on, so that a restart, or a
-//! node that takes the state over, goes on from it. What is each node's own is its shares, behind
+//! node that state sync brought there, goes on from it. What is each node's own is its shares, behind
 //! [`KeyStore`].
 //!
 //! Arithmetic runs on threads that may block, in the key generation's own pool with its share of
@@ -56,7 +56,7 @@ pub trait KeyStore: Send + Sync {
 }
 
 /// See the module.
-pub(super) struct Handover {
+pub(super) struct Resharing {
     inner: Mutex<Inner>,
     keys: Box<dyn KeyStore>,
     arithmetic: EngineConfig,
@@ -107,7 +107,7 @@ fn bytes(key: &PublicKey) -> [u8; 32] {
     bytes
 }
 
-impl Handover {
+impl Resharing {
     /// `summary` is that of the state at `height`, `boundary` names the last block of the epoch
     /// before it.
     pub(super) fn new(

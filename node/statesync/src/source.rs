@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use state::manifest::LeafHash;
 use state::{BlobHash, ChunkId, Height};
 
-use super::snapshot::{ServeError, Snapshot};
+use crate::snapshot::{ServeError, Snapshot};
 
 /// Peers that may hold a lease at once.
 const LEASES_MAX: usize = 64;
@@ -102,14 +102,14 @@ impl SnapshotSource {
     }
 
     /// A manifest is known; its state can be shown once the root is certified.
-    pub(crate) fn computed(&self, snapshot: Arc<Snapshot>) {
+    pub fn computed(&self, snapshot: Arc<Snapshot>) {
         let before = self.lock().computed.replace(snapshot);
         // What it held is freed outside the lock.
         drop(before);
     }
 
     /// The subnet signed a tree that shows this manifest.
-    pub(crate) fn certified(&self, height: Height, root: LeafHash) {
+    pub fn certified(&self, height: Height, root: LeafHash) {
         let mut shelf = self.lock();
         let ready = shelf
             .computed
@@ -130,7 +130,7 @@ impl SnapshotSource {
     }
 
     /// A round was executed: ends what was kept long enough.
-    pub(crate) fn advance(&self, height: Height, lease_rounds: u64) {
+    pub fn advance(&self, height: Height, lease_rounds: u64) {
         let mut shelf = self.lock();
         shelf.height = height;
         let over = shelf.older.as_ref().is_some_and(|(snapshot, since)| {
@@ -144,7 +144,7 @@ impl SnapshotSource {
     }
 
     /// Lets go of every snapshot. The next manifest brings another.
-    pub(crate) fn give_up(&self) {
+    pub fn give_up(&self) {
         let mut shelf = self.lock();
         let gone = (shelf.computed.take(), shelf.newest.take(), shelf.older.take());
         if gone.0.is_some() || gone.1.is_some() || gone.2.is_some() {
@@ -159,13 +159,13 @@ impl SnapshotSource {
     }
 
     /// Lets go of every snapshot because the node stops.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         let gone = std::mem::take(&mut *self.lock());
         drop(gone);
     }
 
     /// Whether a snapshot needs this blob.
-    pub(crate) fn has_blob(&self, blob: &BlobHash) -> bool {
+    pub fn has_blob(&self, blob: &BlobHash) -> bool {
         let shelf = self.lock();
         let older = shelf.older.as_ref().map(|(snapshot, _)| snapshot);
         shelf
@@ -177,7 +177,7 @@ impl SnapshotSource {
     }
 
     /// Whether a snapshot went since this was last asked.
-    pub(crate) fn take_dropped(&self) -> bool {
+    pub fn take_dropped(&self) -> bool {
         std::mem::take(&mut self.lock().dropped)
     }
 }

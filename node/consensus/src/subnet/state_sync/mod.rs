@@ -1,5 +1,5 @@
-//! Catching up when the blocks this node needs are kept nowhere any more: a state that the subnet
-//! certified is taken over from peers.
+//! State sync: when the blocks this node needs are kept nowhere any more, a state that the subnet
+//! certified is fetched from peers.
 //!
 //! ```text
 //! behind, nothing delivered for STALL  -> Ask(next height) to all
@@ -51,21 +51,24 @@ use nidkg::{Signature, state_root_message};
 use rand_core::CryptoRng;
 use serde::{Deserialize, Serialize};
 use state::Height;
+use tokio::sync::watch;
 
 pub(super) use self::floor::{Floor, path as floor_path};
 use self::{fetch::Fetching, serve::Serving};
 use super::{
     Input,
-    application::{Progress, Shared},
     block::{Block, BlockBounds},
     calls::Log,
     engine::Mailbox,
-    handover::Handover,
     key::Scheme,
     peers::Blame,
+    published::{Progress, Published},
+    resharing::Resharing,
     wire,
 };
-use crate::{CHUNK_NAME_BYTES_MAX, Fetched, StateOffer, StateServer, Want, single::hex};
+use crate::{
+    CHUNK_NAME_BYTES_MAX, Fetched, StateOffer, StateServer, SyncProgress, Want, single::hex,
+};
 
 /// Behind, and without a block for so long, a node asks whether the next one is kept anywhere.
 const STALL: Duration = Duration::from_secs(5);
@@ -162,7 +165,7 @@ pub(super) enum Command {
     Abandon,
 }
 
-/// A state to take over, and where agreement goes on above it.
+/// A state to fetch, and where agreement goes on above it.
 #[derive(Clone, Debug)]
 pub(super) struct Behind {
     pub(super) offer: StateOffer,
@@ -187,13 +190,14 @@ enum Stage {
 }
 
 /// Everything the task needs.
-pub(super) struct Parts<S> {
+pub(super) struct Config<S> {
     pub(super) me: PublicKey,
-    pub(super) handover: Arc<Handover>,
+    pub(super) resharing: Arc<Resharing>,
     pub(super) public_key: nidkg::PublicKey,
     pub(super) verifier: Arc<Scheme>,
     pub(super) bounds: BlockBounds,
-    pub(super) shared: Arc<Shared>,
+    pub(super) published: Arc<Published>,
+    pub(super) state_sync: watch::Sender<Option<SyncProgress>>,
     pub(super) marshal: Mailbox,
     pub(super) log: Log,
     pub(super) states: Option<Arc<dyn StateServer>>,
@@ -205,8 +209,8 @@ pub(super) struct Parts<S> {
 }
 
 /// See the module.
-pub(super) struct Catchup<S> {
-    parts: Parts<S>,
+pub(super) struct StateSync<S> {
+    config: Config<S>,
     /// The members by place, then those who are to be members next: they may need the state, and
     /// may have it.
     peers: Vec<PublicKey>,
@@ -224,12 +228,12 @@ pub(super) struct Catchup<S> {
     said: Option<SystemTime>,
 }
 
-impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
-    pub(super) fn new<E: Clock + Spawner>(context: &E, parts: Parts<S>) -> Self {
-        let serving = parts.states.clone().map(|states| {
-            Serving::start(context, states, parts.sender.clone(), parts.bytes_per_second)
+impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
+    pub(super) fn new<E: Clock + Spawner>(context: &E, config: Config<S>) -> Self {
+        let serving = config.states.clone().map(|states| {
+            Serving::start(context, states, config.sender.clone(), config.bytes_per_second)
         });
-        let mut catchup = Self {
+        let mut state_sync = Self {
             peers: Vec::new(),
             members: 0,
             place: 0,
@@ -239,24 +243,24 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
             stage: Stage::Quiet(None),
             reached: (Height(0), context.current()),
             said: None,
-            parts,
+            config,
         };
-        catchup.meet();
-        catchup
+        state_sync.meet();
+        state_sync
     }
 
     /// Who the peers are now.
     fn meet(&mut self) {
-        let mut peers = self.parts.handover.members();
+        let mut peers = self.config.resharing.members();
         let members = peers.len();
-        let next = self.parts.handover.next_members();
+        let next = self.config.resharing.next_members();
         peers.extend(
             next.into_iter().filter(|next| !peers[..members].contains(next)).collect::<Vec<_>>(),
         );
         if peers != self.peers {
             self.answered.clear();
             self.place =
-                peers.iter().position(|peer| *peer == self.parts.me).unwrap_or(peers.len());
+                peers.iter().position(|peer| *peer == self.config.me).unwrap_or(peers.len());
             (self.members, self.peers) = (members, peers);
         }
     }
@@ -274,7 +278,7 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
                     Ok((from, message)) => self.heard(&mut context, from, message.as_ref()).await,
                     Err(_) => return,
                 },
-                command = self.parts.commands.next() => match command {
+                command = self.config.commands.next() => match command {
                     Some(command) => self.command(command, context.current()),
                     None => return,
                 },
@@ -292,7 +296,7 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
 
     fn send(&mut self, to: Recipients<PublicKey>, message: &Message<'_>) -> bool {
         encode(message)
-            .is_some_and(|message| !self.parts.sender.send(to, message, false).is_empty())
+            .is_some_and(|message| !self.config.sender.send(to, message, false).is_empty())
     }
 
     async fn heard<E: Clock + CryptoRng>(
@@ -303,7 +307,7 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
     ) {
         let Some(place) = self.peers.iter().position(|peer| *peer == from) else { return };
         let Some(message) = wire::decode(bytes, MESSAGE_BYTES_MAX) else {
-            self.parts.blame.at_fault(&from, "a message about states that does not decode");
+            self.config.blame.at_fault(&from, "a message about states that does not decode");
             return;
         };
         let now = context.current();
@@ -349,17 +353,17 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
             return;
         }
         self.answered.insert(place, now);
-        let next = if next > self.parts.shared.reached() {
+        let next = if next > self.config.published.reached.borrow().height {
             Next::Unknown
         } else {
-            let block = self.parts.marshal.get_block(EngineHeight::new(next.0)).await;
-            let logged = self.parts.log.lock().first();
+            let block = self.config.marshal.get_block(EngineHeight::new(next.0)).await;
+            let logged = self.config.log.lock().first();
             let kept = |block: &Block| {
                 block.ingress.is_empty() || logged.is_some_and(|first| first <= next)
             };
             if block.is_some_and(|block| kept(block.inner())) { Next::Kept } else { Next::Gone }
         };
-        let offered = self.parts.states.as_ref().and_then(|states| states.offer());
+        let offered = self.config.states.as_ref().and_then(|states| states.offer());
         let certificate = match offered {
             Some((height, certificate)) if self.find_floor(height).await => {
                 if let Some(serving) = self.serving.as_ref().filter(|_| next == Next::Gone) {
@@ -373,7 +377,7 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
             WireOffer { certificate, block: &own.block, finalization: &own.finalization }
         });
         let Some(message) = encode(&Message::Answer { next, offer }) else { return };
-        self.parts.sender.send(Recipients::One(from), message, false);
+        self.config.sender.send(Recipients::One(from), message, false);
     }
 
     /// The newest finalization at or below the block behind the state. True if there is one.
@@ -383,8 +387,8 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
         }
         for height in (state.0.saturating_sub(FLOOR_DEPTH) + 1..=state.0 + 1).rev() {
             let height = EngineHeight::new(height);
-            if let Some(finalization) = self.parts.marshal.get_finalization(height).await
-                && let Some(block) = self.parts.marshal.get_block(height).await
+            if let Some(finalization) = self.config.marshal.get_finalization(height).await
+                && let Some(block) = self.config.marshal.get_block(height).await
                 && block.inner().encode_size() <= OFFER_BLOCK_BYTES_MAX
             {
                 self.own = Some(OwnOffer {
@@ -413,13 +417,13 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
     }
 
     fn verify<E: CryptoRng>(&self, rng: &mut E, offer: &WireOffer<'_>) -> Option<Behind> {
-        let claim = self.parts.states.as_ref()?.read_offer(offer.certificate)?;
+        let claim = self.config.states.as_ref()?.read_offer(offer.certificate)?;
         let signature = Signature(claim.signature);
-        if !nidkg::verify(&self.parts.public_key, &state_root_message(&claim.tree), &signature.0) {
+        if !nidkg::verify(&self.config.public_key, &state_root_message(&claim.tree), &signature.0) {
             return None;
         }
         let block =
-            Block::decode_cfg(bytes::Bytes::copy_from_slice(offer.block), &self.parts.bounds)
+            Block::decode_cfg(bytes::Bytes::copy_from_slice(offer.block), &self.config.bounds)
                 .ok()?;
         let height = block.height.get();
         let fits = height <= claim.height.0 + 1 && height + FLOOR_DEPTH > claim.height.0;
@@ -427,7 +431,7 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
         let holds = fits
             && height > 0
             && finalization.proposal.payload == block.digest()
-            && finalization.verify(rng, &*self.parts.verifier, &Sequential);
+            && finalization.verify(rng, &*self.config.verifier, &Sequential);
         let floor = Floor { state: claim.height, height: Height(height), finalization };
         holds.then_some(Behind {
             offer: StateOffer { height: claim.height, root: claim.root },
@@ -458,17 +462,17 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
         while let Some((place, height, name)) = fetching.next(now) {
             let to = Recipients::One(self.peers[place].clone());
             let sent = encode(&Message::Get { height, name: &name })
-                .is_some_and(|message| !self.parts.sender.send(to, message, false).is_empty());
+                .is_some_and(|message| !self.config.sender.send(to, message, false).is_empty());
             if !sent {
                 fetching.unsent(&name, now);
             }
         }
         let goes_on = fetching.answer(now);
-        self.parts.shared.syncing(goes_on.then(|| fetching.progress()));
+        self.config.state_sync.send_replace(goes_on.then(|| fetching.progress()));
         if !goes_on {
             tracing::warn!(
                 height = fetching.offer.height.0,
-                "no peer shows the state any more that was being taken over; what was fetched is kept for the next"
+                "no peer shows the state any more that was being fetched; what was fetched is kept for the next"
             );
             self.stage = Stage::Quiet(None);
         }
@@ -476,11 +480,11 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
 
     /// Notices that this node is behind and gets no blocks.
     fn watch(&mut self, now: SystemTime) {
-        let shared = &self.parts.shared;
-        let reached = shared.reached();
-        let Progress { finalised, executed, .. } = shared.progress();
+        let published = &self.config.published;
+        let reached = published.reached.borrow().height;
+        let Progress { finalised, executed, .. } = published.progress();
         let faulty_max = (self.members.saturating_sub(1)) / 3;
-        let ahead = finalised.max(shared.heard_by(faulty_max + 1));
+        let ahead = finalised.max(published.heard_by(faulty_max + 1));
         if reached != self.reached.0 || ahead <= reached {
             self.reached = (reached, now);
         }
@@ -518,14 +522,14 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
                 let next = *next;
                 self.stage = Stage::Quiet(Some(now + STALL));
                 if lost {
-                    self.take_over((best, &answered), (next, ahead), now);
+                    self.begin((best, &answered), (next, ahead), now);
                 }
             }
             Stage::Fetching(_) => {}
         }
     }
 
-    fn take_over(
+    fn begin(
         &mut self,
         (best, answered): (Option<Behind>, &[bool]),
         (next, ahead): (Height, Height),
@@ -547,13 +551,13 @@ impl<S: Sender<PublicKey = PublicKey>> Catchup<S> {
         };
         let offer = behind.offer;
         // A driver that has other things to do first is told again.
-        if self.parts.out.try_send(Input::Behind(Box::new(behind))).is_ok() {
+        if self.config.out.try_send(Input::Behind(Box::new(behind))).is_ok() {
             tracing::warn!(
                 next = next.0,
                 subnet = ahead.0,
                 height = offer.height.0,
                 root = hex(&offer.root),
-                "the blocks this node needs next are not kept any more: it takes over the state of a later height"
+                "the blocks this node needs next are not kept any more: it fetches the state of a later height"
             );
             self.stage = Stage::Fetching(Box::new(Fetching::new(offer, answered, self.place, now)));
         }

@@ -13,30 +13,32 @@ use state::manifest::{
 use state::store::{LoadedCheckpoint, ManifestWriter, MemoryRow, WriteFailed};
 use state::{BlobError, BlobHash, BlobStore, Height, StateStore};
 
-use super::snapshot::Pinned;
-use crate::config::FatalError;
+use crate::error::ManifestError;
+use crate::snapshot::Pinned;
 
 /// Leaves hashed between two transactions.
-pub(super) const BATCH_LEAVES: usize = 4096;
+pub(crate) const BATCH_LEAVES: usize = 4096;
 
 /// A state to be hashed. Its checkpoint is the newest in the store and stays it until this is done.
-pub(crate) struct Job {
-    pub(crate) height: Height,
-    pub(crate) pinned: Pinned,
+pub struct Job {
+    /// Height of the checkpoint.
+    pub height: Height,
+    /// The files behind its state.
+    pub pinned: Pinned,
 }
 
 /// Why there is no manifest.
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// The node stops.
     Stopped,
     /// The store failed; it says how.
     Write,
-    Fatal(FatalError),
+    Error(ManifestError),
 }
 
-impl<E: Into<FatalError>> From<E> for Failure {
+impl<E: Into<ManifestError>> From<E> for Failure {
     fn from(error: E) -> Self {
-        Self::Fatal(error.into())
+        Self::Error(error.into())
     }
 }
 
@@ -47,9 +49,9 @@ impl From<WriteFailed> for Failure {
 }
 
 /// Reads leaves of memories through one buffer.
-pub(super) struct LeafReader {
+pub(crate) struct LeafReader {
     pages: Vec<u8>,
-    pub(super) encoded: Vec<u8>,
+    pub(crate) encoded: Vec<u8>,
 }
 
 impl Default for LeafReader {
@@ -60,7 +62,7 @@ impl Default for LeafReader {
 
 impl LeafReader {
     /// Encodes leaf `index` of a memory into `self.encoded`; false if it is zero or not there.
-    pub(super) fn read(&mut self, layout: &MemoryLayout, index: u32) -> Result<bool, PagesError> {
+    pub(crate) fn read(&mut self, layout: &MemoryLayout, index: u32) -> Result<bool, PagesError> {
         let start = u64::from(index) * LEAF_BYTES as u64;
         let bytes = layout.base_bytes.saturating_sub(start).min(LEAF_BYTES as u64);
         let pages = self.pages.get_mut(..bytes as usize).unwrap_or_default();
@@ -70,7 +72,7 @@ impl LeafReader {
 }
 
 /// Computes the manifest of the newest checkpoint, keeps it in the store and returns its header.
-pub(super) fn compute(store: &StateStore, job: &Job, stop: &AtomicBool) -> Result<Header, Failure> {
+pub(crate) fn compute(store: &StateStore, job: &Job, stop: &AtomicBool) -> Result<Header, Failure> {
     let go_on = || if stop.load(Ordering::Relaxed) { Err(Failure::Stopped) } else { Ok(()) };
     hash_memories(store, job, &go_on)?;
     let checkpoint = loaded(store, job.height)?;
@@ -84,14 +86,10 @@ pub(super) fn compute(store: &StateStore, job: &Job, stop: &AtomicBool) -> Resul
 fn loaded(store: &StateStore, height: Height) -> Result<LoadedCheckpoint, Failure> {
     match store.load()? {
         Some(checkpoint) if checkpoint.height == height => Ok(checkpoint),
-        other => Err(FatalError::Record {
-            what: format!("the state of height {}", height.0),
-            reason: format!(
-                "its manifest was to be computed and the store has height {}",
-                other.map_or(0, |checkpoint| checkpoint.height.0)
-            ),
+        other => {
+            let found = other.map_or(0, |checkpoint| checkpoint.height.0);
+            Err(ManifestError::OtherHeight { height: height.0, found }.into())
         }
-        .into()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! States that nodes take over from each other, as consensus carries them: heights, names of chunks
+//! State sync as consensus carries it: heights, names of chunks
 //! and bytes. What they mean is execution's.
 
 use std::any::Any;
@@ -33,7 +33,7 @@ pub trait StateServer: Send + Sync {
     fn read_offer(&self, certificate: &[u8]) -> Option<ManifestClaim>;
 }
 
-/// A state to take over: the subnet vouches for it, and peers show it.
+/// A state to fetch: the subnet vouches for it, and peers show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateOffer {
     /// Of the state.
@@ -69,7 +69,7 @@ pub struct Fetched {
     pub over: bool,
 }
 
-/// How far taking over a state is.
+/// How far state sync is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SyncProgress {
     /// Of the state.

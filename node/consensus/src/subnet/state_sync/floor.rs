@@ -1,4 +1,4 @@
-//! Where agreement goes on above a state that was taken over: a finalised block at or just below
+//! Where agreement goes on above a state that was installed: a finalised block at or just below
 //! the first block behind it.
 //!
 //! Written beside the engine's storage before the state counts, and left there: once the engine's
@@ -24,7 +24,7 @@ const KIND: Kind = Kind { name: *b"floor\0\0\0", version: 1, bytes_max: 4 << 10 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::subnet) struct Floor {
-    /// Of the state that was taken over.
+    /// Height of the state that was installed.
     pub(in crate::subnet) state: Height,
     /// Of the finalised block.
     pub(in crate::subnet) height: Height,
@@ -74,13 +74,13 @@ impl Floor {
         let payload = match slot(disk, path).read() {
             Ok(payload) => payload?,
             Err(error) => {
-                tracing::error!(%error, "where agreement goes on cannot be read; it matters only right after a state was taken over");
+                tracing::error!(%error, "where agreement goes on cannot be read; it matters only right after a state sync");
                 return None;
             }
         };
         let floor = Self::parse(&payload);
         if floor.is_none() {
-            tracing::error!(path = %path.display(), "where agreement goes on does not decode; it matters only right after a state was taken over");
+            tracing::error!(path = %path.display(), "where agreement goes on does not decode; it matters only right after a state sync");
         }
         floor.filter(|floor| floor.state <= have)
     }

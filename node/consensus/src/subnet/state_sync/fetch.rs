@@ -233,7 +233,7 @@ impl Fetching {
                 bytes_total,
                 peers,
                 seconds = after(self.began, now).as_secs(),
-                "taking over a state from peers"
+                "state sync: fetching a state from peers"
             );
         }
         !over

@@ -1,0 +1,180 @@
+//! The chain of one node: blocks are spread, fetched and stored, and handed out when they are
+//! final.
+
+use std::{sync::Arc, time::Duration};
+
+use commonware_broadcast::buffered;
+use commonware_consensus::{
+    marshal::{
+        self, Start,
+        core::{Actor as Marshal, Floor as MarshalFloor},
+        resolver::p2p as backfill,
+    },
+    simplex::types::Finalization,
+    types::{FixedEpocher, ViewDelta},
+};
+use commonware_cryptography::{Digested, certificate::Verifier as _, ed25519::PublicKey};
+use commonware_p2p::{Blocker, Provider, Receiver, Sender};
+use commonware_parallel::Sequential;
+use commonware_runtime::{Clock, Handle, Metrics, Spawner, Storage, buffer::paged::CacheRef};
+use commonware_storage::{
+    archive::{Error as ArchiveError, prunable},
+    translator::EightCap,
+};
+use commonware_utils::{NZDuration, NZU64, NZUsize};
+use futures::future::{Select, select};
+use rand_core::CryptoRng;
+
+use super::{
+    super::{
+        application::Application,
+        block::{Block, BlockBounds, Digest},
+        key::Scheme,
+    },
+    MAILBOX, Mailbox, PENDING_MAX, Schemes,
+};
+
+/// Finalizations by height, on disk.
+type Certificates<E> = prunable::Archive<EightCap, E, Digest, Finalization<Scheme, Digest>>;
+/// Blocks by height, on disk.
+type Blocks<E> = prunable::Archive<EightCap, E, Digest, Arc<Block>>;
+
+/// Whichever ends first of spreading blocks and storing them: then the node's engine is over.
+pub(super) type Ended = Select<Handle<()>, Handle<()>>;
+
+/// What the chain is made of.
+pub(super) struct Chain<'a, P, B> {
+    /// Begins the names of everything this node stores.
+    pub(super) storage: &'a str,
+    pub(super) cache: CacheRef,
+    pub(super) bounds: BlockBounds,
+    pub(super) me: PublicKey,
+    pub(super) peers: P,
+    pub(super) blocker: B,
+    pub(super) schemes: Schemes,
+    pub(super) epocher: FixedEpocher,
+    /// Genesis, or the finalization to begin above.
+    pub(super) start: Start<Scheme, Digest, Digested<Block>>,
+}
+
+/// The chain's storage, open.
+pub(super) struct Opened<E: Clock + Storage + Metrics> {
+    certificates: Certificates<E>,
+    blocks: Blocks<E>,
+}
+
+impl<P, B> Chain<'_, P, B>
+where
+    P: Provider<PublicKey = PublicKey>,
+    B: Blocker<PublicKey = PublicKey>,
+{
+    /// Opens what is stored of the chain.
+    pub(super) async fn open<E>(&self, context: &E) -> Result<Opened<E>, ArchiveError>
+    where
+        E: Clock + Spawner + Storage + Metrics,
+    {
+        // What this scheme's certificates need to know to be decoded: nothing.
+        #[allow(clippy::let_unit_value)]
+        let unbounded = Scheme::certificate_codec_config_unbounded();
+        let certificates = prunable::Archive::init(
+            context.child("certificates"),
+            archive(self.storage, "certificates", &self.cache, unbounded),
+        );
+        let blocks = prunable::Archive::init(
+            context.child("blocks"),
+            archive(self.storage, "blocks", &self.cache, self.bounds),
+        );
+        Ok(Opened { certificates: certificates.await?, blocks: blocks.await? })
+    }
+
+    /// Starts fetching, spreading and storing blocks. `application` makes what is final known to
+    /// the node once it is built with marshal's mailbox at hand; the floor says what marshal had
+    /// handed out before.
+    pub(super) async fn start<E, S, R, T>(
+        self,
+        context: &E,
+        opened: Opened<E>,
+        (backfilled, spread): ((S, R), (S, R)),
+        application: Application<T>,
+    ) -> (Mailbox, MarshalFloor, Ended)
+    where
+        E: Clock + CryptoRng + Spawner + Storage + Metrics,
+        S: Sender<PublicKey = PublicKey>,
+        R: Receiver<PublicKey = PublicKey>,
+        T: Clone + Send + Sync + 'static,
+    {
+        let resolver = backfill::init(
+            context.child("backfill"),
+            backfill::Config {
+                public_key: self.me.clone(),
+                peer_provider: self.peers.clone(),
+                blocker: self.blocker,
+                mailbox_size: NZUsize!(MAILBOX),
+                fetch_timeout: NZDuration!(Duration::from_secs(2)),
+                fetch_retry_delay: Duration::from_millis(100),
+                priority_requests: false,
+                priority_responses: false,
+            },
+            backfilled,
+        );
+        let (broadcast, buffer) = buffered::Engine::new(
+            context.child("broadcast"),
+            buffered::Config {
+                public_key: self.me,
+                mailbox_size: NZUsize!(MAILBOX),
+                deque_size: 4,
+                priority: false,
+                codec_config: self.bounds,
+                peer_provider: self.peers,
+                strategy: Sequential,
+            },
+        );
+        let broadcast = broadcast.start(spread);
+        let (actor, marshal, processed) = Marshal::init(
+            context.child("marshal"),
+            opened.certificates,
+            opened.blocks,
+            marshal::Config {
+                provider: self.schemes,
+                epocher: self.epocher,
+                start: self.start,
+                partition_prefix: format!("{}marshal", self.storage),
+                mailbox_size: NZUsize!(MAILBOX),
+                view_retention: ViewDelta::new(64),
+                prunable_items_per_section: NZU64!(16),
+                page_cache: self.cache,
+                replay_buffer: NZUsize!(64 << 10),
+                key_write_buffer: NZUsize!(16 << 10),
+                value_write_buffer: NZUsize!(64 << 10),
+                block_codec_config: self.bounds,
+                max_repair: NZUsize!(16),
+                max_pending_acks: NZUsize!(PENDING_MAX),
+                strategy: Sequential,
+            },
+        )
+        .await;
+        let marshal_task = actor.start(application, buffer, resolver);
+        (marshal, processed, select(broadcast, marshal_task))
+    }
+}
+
+fn archive<C>(
+    storage: &str,
+    name: &str,
+    cache: &CacheRef,
+    codec: C,
+) -> prunable::Config<EightCap, C> {
+    prunable::Config {
+        translator: EightCap,
+        metadata_partition: format!("{storage}{name}-metadata"),
+        key_partition: format!("{storage}{name}-key"),
+        key_page_cache: cache.clone(),
+        value_partition: format!("{storage}{name}-value"),
+        compression: None,
+        codec_config: codec,
+        items_per_section: NZU64!(16),
+        key_write_buffer: NZUsize!(16 << 10),
+        value_write_buffer: NZUsize!(64 << 10),
+        replay_buffer: NZUsize!(64 << 10),
+    }
+}

@@ -1,0 +1,178 @@
+//! Delivery: hands finalised blocks to the driver, one after the other, each once its calls are
+//! there, and enters the epochs that they begin.
+
+use std::{sync::Arc, time::Duration};
+
+use commonware_consensus::{Heightable as _, types::Height as EngineHeight};
+use commonware_cryptography::{Digested, Digestible as _, ed25519::PublicKey};
+use commonware_p2p::Sender;
+use commonware_runtime::{Clock, Spawner};
+use commonware_utils::{Acknowledgement as _, acknowledgement::Exact, channel::mpsc};
+use futures::{SinkExt as _, channel::oneshot};
+use rand_core::CryptoRng;
+use state::Height;
+use tokio::sync::watch;
+
+use super::{
+    super::{
+        Delivered, Input, StartError,
+        block::{Block, Digest},
+        calls::Calls,
+        published::{Published, Reached},
+        resharing::Resharing,
+    },
+    Mailbox, Peering, Schemes,
+};
+use crate::{FinalisedBlock, IngressPool, certifier::Terms};
+
+/// Between two tries to take up a share.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Hands finalised blocks to the driver.
+pub(super) struct Delivery<S> {
+    pub(super) published: Arc<Published>,
+    pub(super) reached: watch::Sender<Reached>,
+    pub(super) pool: Arc<IngressPool>,
+    pub(super) calls: Calls<S>,
+    pub(super) out: futures::channel::mpsc::Sender<Input>,
+    pub(super) marshal: Mailbox,
+    /// Marshal keeps no blocks below.
+    pub(super) pruned: Height,
+    pub(super) resharing: Arc<Resharing>,
+    pub(super) schemes: Schemes,
+    pub(super) terms: Terms,
+    pub(super) peering: Peering,
+}
+
+impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
+    /// Ends when the driver does. Says in `passed` which blocks are durable.
+    pub(super) async fn run<E: Clock + Spawner + CryptoRng>(
+        mut self,
+        context: E,
+        mut deliveries: mpsc::Receiver<(Digested<Block>, Exact)>,
+        passed: mpsc::Sender<(EngineHeight, Digest)>,
+    ) {
+        while let Some((block, ack)) = deliveries.recv().await {
+            if self.deliver(&context, block.inner()).await.is_none() {
+                // Not to be taken for a defect: the node is ending.
+                std::mem::forget(ack);
+                return;
+            }
+            ack.acknowledge();
+            let floor = self.published.driven.borrow().floor;
+            if floor > self.pruned {
+                self.marshal.prune(EngineHeight::new(floor.0));
+                self.pruned = floor;
+            }
+            // The loop over epochs may be gone; that ends this task too.
+            let _ = passed.send((block.height(), block.digest())).await;
+        }
+    }
+
+    /// Returns when the block is durable.
+    async fn deliver<E: Clock + Spawner + CryptoRng>(
+        &mut self,
+        context: &E,
+        block: &Block,
+    ) -> Option<()> {
+        let height = Height(block.height.get());
+        if height <= self.published.logged {
+            // Durable before a restart.
+            return Some(());
+        }
+        let calls = self.calls.gather(context, &block.ingress, Some(height), None).await;
+        let ingress = calls.into_iter().map(|call| call.signed).collect();
+        let epoch = self.resharing.summary().epoch();
+        let key = self.resharing.apply(context, block).await.ok()?;
+        let names = block.ingress.iter().map(|name| name.id).collect();
+        let executed = self.published.driven.borrow().executed;
+        self.reached.send_modify(|reached| reached.delivered(height, names, executed));
+        let (durable, written) = oneshot::channel();
+        let block_of_calls = FinalisedBlock {
+            height,
+            time: block.time,
+            randomness: block.randomness(),
+            ingress,
+            key,
+        };
+        self.out.send(Input::Block(Delivered { block: block_of_calls, durable })).await.ok()?;
+        written.await.ok()?;
+        self.pool.remove(&block.ingress);
+        let (calls, names, time) = (self.calls.clone(), block.ingress.clone(), block.time);
+        let forgotten = context
+            .child("forget")
+            .shared(true)
+            .spawn(move |_| async move { calls.forget(&names, (height, time)) });
+        forgotten.await.ok()?;
+        // Before anybody executes the next block.
+        if self.resharing.summary().epoch() != epoch && !self.enter(context, height).await {
+            let _ = self.out.send(Input::Left(height)).await;
+            return None;
+        }
+        Some(())
+    }
+
+    /// Takes part in the epoch that begins, if this node does.
+    async fn enter(&mut self, context: &(impl Clock + Spawner), last: Height) -> bool {
+        let member = self.terms.at(last).is_some_and(|term| term.share.is_some());
+        let summary = self.resharing.summary();
+        let entered = loop {
+            let resharing = self.resharing.clone();
+            let entered = context
+                .child("enter")
+                .shared(true)
+                .spawn(move |_| async move { resharing.enter() });
+            match entered.await {
+                Ok(Ok(entered)) => break entered,
+                // The disk may be full, and get room again.
+                Ok(Err(error @ StartError::Share(_))) => {
+                    tracing::error!(%error, epoch = summary.epoch(), "this node waits at the beginning of an epoch");
+                    context.sleep(RETRY).await;
+                }
+                Ok(Err(error)) => {
+                    tracing::error!(%error, epoch = summary.epoch(), "this node cannot take part in the epoch that begins");
+                    return false;
+                }
+                // The node is ending.
+                Err(_) => return false,
+            }
+        };
+        if !self.resharing.belongs() && member {
+            tracing::info!(
+                epoch = summary.epoch(),
+                "this node is no longer a member of the subnet"
+            );
+            return false;
+        }
+        match (member, entered.term.share.is_some()) {
+            (false, true) => {
+                tracing::info!(
+                    epoch = summary.epoch(),
+                    "this node is a member of the subnet from here on"
+                )
+            }
+            (true, false) => {
+                tracing::info!(
+                    epoch = summary.epoch(),
+                    "this node follows this epoch without a vote"
+                )
+            }
+            _ => {}
+        }
+        tracing::info!(
+            epoch = summary.epoch(),
+            members = summary.members().len(),
+            "a new epoch: the committee that holds the subnet's key{}",
+            if u64::from(summary.key_epoch().0) == summary.epoch() {
+                " has new shares"
+            } else {
+                " stays"
+            }
+        );
+        self.schemes.insert(entered.epoch, entered.scheme);
+        self.terms.begin(entered.from, entered.term);
+        self.pool.share_out(summary.members().len());
+        (self.peering)(&summary);
+        true
+    }
+}

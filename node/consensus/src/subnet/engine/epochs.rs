@@ -1,0 +1,254 @@
+//! The loop over epochs: each has a simplex engine of its own, with its committee's keys, on
+//! subchannels of its own, and with votes stored under its number.
+
+use commonware_consensus::{
+    Reporters,
+    marshal::standard::Inline,
+    simplex::{
+        self, Engine, Floor as EngineFloor, ForwardPolicy, SkipBudget, SkipPolicy,
+        elector::RoundRobin,
+    },
+    types::{Epoch, Epocher as _, FixedEpocher, Height as EngineHeight, ViewDelta},
+};
+use std::{sync::Arc, time::Duration};
+
+use commonware_cryptography::{Sha256, ed25519::PublicKey};
+use commonware_macros::select;
+use commonware_p2p::{
+    Blocker, Channel, Message, Receiver, Sender,
+    utils::mux::{self, Builder as _, MuxHandle},
+};
+use commonware_parallel::Sequential;
+use commonware_runtime::{Clock, Handle, Metrics, Spawner, Storage, buffer::paged::CacheRef};
+use commonware_utils::{NZDuration, NZUsize, channel::mpsc, vec::NonEmptyVec};
+use rand_core::CryptoRng;
+
+use super::{
+    super::{
+        application::Application,
+        block::Digest,
+        key::Scheme,
+        presence::Presence,
+        published::{Observer, Published},
+        resharing::Resharing,
+    },
+    MAILBOX, Mailbox, Schemes, Timing,
+    chain::Ended,
+};
+
+/// The three consensus channels, of which each epoch's engine has subchannels.
+pub(super) struct Subchannels<S: Sender<PublicKey = PublicKey>> {
+    votes: MuxHandle<S>,
+    /// Votes of epochs that this node is not in.
+    strangers: mpsc::Receiver<(Channel, Message<PublicKey>)>,
+    certificates: MuxHandle<S>,
+    fetches: MuxHandle<S>,
+}
+
+impl<S: Sender<PublicKey = PublicKey>> Subchannels<S> {
+    pub(super) fn start<E, R>(
+        context: &E,
+        votes: (S, R),
+        certificates: (S, R),
+        fetches: (S, R),
+    ) -> Self
+    where
+        E: Spawner + Metrics,
+        R: Receiver<PublicKey = PublicKey>,
+    {
+        let (mux, votes, strangers) =
+            mux::Muxer::builder(context.child("votes"), votes.0, votes.1).with_backup().build();
+        mux.start();
+        let (mux, certificates) =
+            mux::Muxer::new(context.child("certs"), certificates.0, certificates.1);
+        mux.start();
+        let (mux, fetches) = mux::Muxer::new(context.child("fetches"), fetches.0, fetches.1);
+        mux.start();
+        Self { votes, strangers, certificates, fetches }
+    }
+}
+
+/// The tasks without which no epoch goes on.
+pub(super) struct Tasks {
+    pub(super) chain: Ended,
+    pub(super) roots: Handle<()>,
+    pub(super) delivery: Handle<()>,
+}
+
+/// Everything an epoch is made of.
+pub(super) struct Epochs<S, B, C>
+where
+    S: Sender<PublicKey = PublicKey>,
+{
+    /// Begins the names of everything this node stores.
+    pub(super) storage: String,
+    pub(super) cache: CacheRef,
+    pub(super) blocker: B,
+    pub(super) schemes: Schemes,
+    pub(super) epocher: FixedEpocher,
+    pub(super) timing: Timing,
+    pub(super) published: Arc<Published>,
+    pub(super) resharing: Arc<Resharing>,
+    pub(super) application: Application<S>,
+    pub(super) marshal: Mailbox,
+    pub(super) channels: Subchannels<S>,
+    pub(super) presence: Arc<Presence<C>>,
+    pub(super) tasks: Tasks,
+    /// Durable heights, with the digests of their blocks.
+    pub(super) passed: mpsc::Receiver<(EngineHeight, Digest)>,
+}
+
+impl<S, B, C> Epochs<S, B, C>
+where
+    S: Sender<PublicKey = PublicKey>,
+    B: Blocker<PublicKey = PublicKey>,
+    C: Clock,
+{
+    /// One epoch after the other, from this one on, which begins with `root`. Ends when a task that
+    /// it needs does.
+    pub(super) async fn run<E>(
+        mut self,
+        context: E,
+        mut epoch: Epoch,
+        mut root: EngineFloor<Scheme, Digest>,
+    ) where
+        E: Clock + CryptoRng + Spawner + Storage + Metrics,
+    {
+        loop {
+            let Some(mut engine) = self.start_engine(&context, epoch, root).await else { return };
+            context.child("dealing").spawn({
+                let resharing = self.resharing.clone();
+                move |context| resharing.deal(context)
+            });
+            let Some(last) = self.epocher.last(epoch) else { return };
+            let Some(boundary) = self.pass(epoch, last, &mut engine).await else { return };
+            engine.abort();
+            // Whoever leads the next epoch's first round shows how this one ended.
+            if let Some(finalization) = self.marshal.get_finalization(last).await {
+                self.published.agreed.finalised(finalization);
+            }
+            // Its storage can be open once only.
+            let _ = engine.await;
+            self.remove_votes(&context, epoch).await;
+            epoch = epoch.next();
+            root = EngineFloor::Genesis(boundary);
+        }
+    }
+
+    /// None when the channels ended.
+    async fn start_engine<E>(
+        &mut self,
+        context: &E,
+        epoch: Epoch,
+        floor: EngineFloor<Scheme, Digest>,
+    ) -> Option<Handle<()>>
+    where
+        E: Clock + CryptoRng + Spawner + Storage + Metrics,
+    {
+        let scheme = self.schemes.get(epoch);
+        let application = Inline::new(
+            context.child("application").with_attribute("epoch", epoch),
+            self.application.clone(),
+            self.marshal.clone(),
+            self.epocher.clone(),
+        );
+        let engine = Engine::new(
+            context.child("engine").with_attribute("epoch", epoch),
+            simplex::Config {
+                scheme: (*scheme).clone(),
+                elector: RoundRobin::<Sha256>::default(),
+                blocker: self.blocker.clone(),
+                automaton: application.clone(),
+                relay: application.clone(),
+                reporter: Reporters::from((application, Observer(self.published.clone()))),
+                track_historical_votes: false,
+                strategy: Sequential,
+                partition: votes_partition(&self.storage, epoch),
+                mailbox_size: NZUsize!(MAILBOX),
+                epoch,
+                floor,
+                replay_buffer: NZUsize!(64 << 10),
+                write_buffer: NZUsize!(16 << 10),
+                page_cache: self.cache.clone(),
+                leader_timeout: self.timing.leader,
+                certification_timeout: self.timing.certification,
+                timeout_retry: self.timing.retry,
+                view_retention: ViewDelta::new(32),
+                skip: SkipPolicy::Enabled {
+                    timeout: self.timing.skip,
+                    budget: SkipBudget::Participants,
+                },
+                fetch_timeout: NZDuration!(Duration::from_secs(1)),
+                fetch_retry_delay: Duration::from_millis(100),
+                forward: ForwardPolicy::SilentVoters,
+            },
+        );
+        let number = epoch.get();
+        let vote = self.channels.votes.register(number).await.ok()?;
+        let certificate = self.channels.certificates.register(number).await.ok()?;
+        let fetch = self.channels.fetches.register(number).await.ok()?;
+        let vote = (vote.0, self.presence.attend(vote.1, &scheme, epoch));
+        Some(engine.start(vote, certificate, fetch))
+    }
+
+    /// Lasts until the epoch's last block is durable, and gives its digest. None when something
+    /// that the epoch needs ended.
+    async fn pass(
+        &mut self,
+        epoch: Epoch,
+        last: EngineHeight,
+        engine: &mut Handle<()>,
+    ) -> Option<Digest> {
+        loop {
+            select! {
+                _ = &mut self.tasks.chain => {
+                    tracing::error!("block dissemination ended");
+                    return None;
+                },
+                _ = &mut *engine => {
+                    tracing::error!("the consensus engine ended");
+                    return None;
+                },
+                _ = &mut self.tasks.roots => return None,
+                message = self.channels.strangers.recv() => {
+                    // A channel that ended is ready for ever: reading it again would keep
+                    // everything else from running.
+                    let Some((theirs, (from, _))) = message else {
+                        tracing::warn!("the channel of votes ended");
+                        return None;
+                    };
+                    // Votes of a later epoch mean that its boundary was finalised: ask the voter
+                    // for it.
+                    if theirs > epoch.get() {
+                        self.marshal.hint_finalized(last, NonEmptyVec::new(from));
+                    }
+                },
+                _ = &mut self.tasks.delivery => return None,
+                passed = self.passed.recv() => {
+                    let (height, digest) = passed?;
+                    if height >= last {
+                        return Some(digest);
+                    }
+                },
+            }
+        }
+    }
+
+    /// The engine of the epoch before cannot be entered again: what it voted is of no use to
+    /// anybody.
+    async fn remove_votes(&self, context: &impl Storage, epoch: Epoch) {
+        let Some(before) = epoch.previous() else { return };
+        match context.remove(&votes_partition(&self.storage, before), None).await {
+            Ok(()) | Err(commonware_runtime::Error::PartitionMissing(_)) => {}
+            Err(error) => {
+                let epoch = before.get();
+                tracing::warn!(%error, epoch, "votes of a past epoch cannot be removed");
+            }
+        }
+    }
+}
+
+/// Where the votes of an epoch are stored.
+fn votes_partition(storage: &str, epoch: Epoch) -> String {
+    format!("{storage}simplex-{epoch}")
+}

@@ -1,0 +1,326 @@
+//! The engine of one node: block dissemination and storage, a simplex engine per epoch, and the
+//! tasks that carry calls and state roots.
+//!
+//! Generic in the runtime and the network, so that the fault tests run exactly this under a
+//! simulated clock, network and disk.
+//!
+//! ```text
+//!  peers: votes, certificates, fetches        backfill, broadcast      calls        roots     sync
+//!            |                                       |                   |            |         |
+//!  [`epochs`] one simplex engine per epoch <-> [`chain`] marshal    [`Calls`]    [`Roots`]  [`StateSync`]
+//!            | proposes, votes (Application)         | final blocks      |            |         |
+//!            |                                       v deliveries (4)    |            |         |
+//!            |<----------- passed (4) -------- [`delivery`] <-- gathers -+            |         |
+//!                                                    |                                |         |
+//!                                                    v input (8 and one per sender)   v         v
+//!                                                  the driver: executes, appends to the block log
+//!                                                    | executed (8) -> Roots    commands (2) -> StateSync
+//! ```
+//!
+//! Every channel is bounded; the number is how many messages it holds. Who finds one full waits,
+//! but for marshal, which never has more than [`PENDING_MAX`] blocks under way. What needs no
+//! message is published (see [`super::published`]).
+//!
+//! What is finalised is handed out in height order, each block once its calls are there; the next
+//! blocks wait behind it, at most [`PENDING_MAX`] of them, in storage otherwise. A block is
+//! acknowledged, and so never handed out again after a restart, when its receiver says that it is
+//! durable.
+
+mod chain;
+mod delivery;
+mod epochs;
+mod setup;
+
+use std::sync::Arc;
+
+use commonware_consensus::{
+    Epochable as _,
+    marshal::{Start, core::Mailbox as MarshalMailbox, standard::Standard},
+    simplex::Floor as EngineFloor,
+    types::{Epoch, Epocher as _, FixedEpocher, Height as EngineHeight},
+};
+use commonware_cryptography::{Digested, Digestible as _, ed25519::PublicKey};
+use commonware_p2p::{Blocker, Provider, Receiver, Sender};
+use commonware_parallel::Sequential;
+use commonware_runtime::{Clock, Handle, Metrics, Spawner, Storage, buffer::paged::CacheRef};
+use commonware_utils::{NZU16, NZUsize, channel::mpsc};
+use rand_core::CryptoRng;
+use state::Height;
+
+pub(super) use self::setup::{
+    BACKFILL, BROADCAST, CALLS, CERTIFICATES, EngineOwned, RESOLVER, ROOTS, SYNC, Schemes, Setup,
+    Timing, VOTES, block_bounds, block_message_bytes,
+};
+pub use self::setup::{Channels, Peering};
+use self::{
+    chain::Chain,
+    delivery::Delivery,
+    epochs::{Epochs, Subchannels, Tasks},
+};
+use super::{
+    Input,
+    application::Application,
+    block::{Block, NameBounds},
+    calls::{self, Calls},
+    greeting::Greeting,
+    key::Scheme,
+    peers::{self, Blame},
+    presence::Presence,
+    published::Published,
+    resharing::Resharing,
+    shares::Roots,
+    state_sync::{Config as StateSyncConfig, Floor, StateSync},
+};
+use crate::{Certifier, IngressPool};
+
+/// Finalised blocks handed out and not yet durable.
+pub(super) const PENDING_MAX: usize = 4;
+/// Messages that wait for an actor of the engine.
+const MAILBOX: usize = 64;
+
+pub(super) type Mailbox = MarshalMailbox<Scheme, Standard<Block>>;
+
+/// Bytes of the cache over the engine's own storage: half a megabyte, where its authors' examples
+/// take a hundred and sixty.
+fn page_cache() -> CacheRef {
+    CacheRef::new(NZU16!(4084), NZUsize!(128))
+}
+
+/// Runs until the task is aborted or one of the actors ends: carries calls, carries state roots,
+/// starts the chain, finds the place where agreement goes on, and goes from epoch to epoch.
+pub(super) async fn run<E, S, R, P, B>(mut context: E, mut setup: Setup<S, R, P, B>)
+where
+    E: Clock + CryptoRng + Spawner + Storage + Metrics,
+    S: Sender<PublicKey = PublicKey>,
+    R: Receiver<PublicKey = PublicKey>,
+    P: Provider<PublicKey = PublicKey>,
+    B: Blocker<PublicKey = PublicKey>,
+{
+    (setup.peering)(&setup.resharing.summary());
+    let blame = Blame::new(peers::cut_with(setup.blocker.clone()));
+    let (published, resharing, schemes) =
+        (setup.published.clone(), setup.resharing.clone(), setup.schemes.clone());
+    let (cache, bounds) = (page_cache(), setup::bounds(&setup.limits));
+    let names = NameBounds {
+        calls: setup.limits.block_ingress_messages,
+        bytes: setup.limits.block_ingress_bytes,
+        call_bytes: setup.call_bytes,
+    };
+
+    let calls = Calls::new(
+        (setup.pool.clone(), setup.envelopes, setup.clock.clone()),
+        setup.journal,
+        names,
+        blame.clone(),
+        setup.channels.calls.0,
+    );
+    share_pool(&setup.pool, &resharing, &published, &setup.out);
+    let news = published.work.clone();
+    context.child("announce").spawn({
+        let calls = calls.clone();
+        move |context| calls.announce(context, news)
+    });
+    let places: calls::Places = Arc::new({
+        let resharing = resharing.clone();
+        move |peer| resharing.peer(peer)
+    });
+    calls::start(&context, &calls, places, &setup.log, setup.channels.calls.1);
+
+    let heights_max = usize::try_from(setup.limits.certificates_kept).unwrap_or(usize::MAX);
+    let roots = Roots::new(
+        (Certifier::over(setup.terms.clone(), heights_max), setup.terms.clone()),
+        resharing.clone(),
+        Greeting::new(setup.me.clone(), setup.agreed),
+        (published.clone(), setup.owned.signed),
+        setup.channels.roots.0,
+        setup.out.clone(),
+        blame.clone(),
+    );
+    let (executed, told) = (setup.executed, setup.channels.roots.1);
+    let roots =
+        context.child("roots").dedicated().spawn(move |context| roots.run(context, executed, told));
+
+    let floor = checked(&mut context, setup.floor, &schemes);
+    if let Some(floor) = &floor {
+        published.agreed.finalised(floor.finalization.clone());
+    }
+    let chain = Chain {
+        storage: &setup.storage,
+        cache: cache.clone(),
+        bounds,
+        me: setup.me.clone(),
+        peers: setup.peers,
+        blocker: setup.blocker.clone(),
+        schemes: schemes.clone(),
+        epocher: setup.epocher.clone(),
+        start: start(floor.as_ref(), setup.genesis),
+    };
+    let opened = match chain.open(&context).await {
+        Ok(opened) => opened,
+        Err(error) => {
+            tracing::error!(%error, "the engine's storage cannot be opened");
+            return;
+        }
+    };
+    let sync_bytes_per_second = setup.limits.sync_bytes_per_second;
+    let (finalised, deliveries) = mpsc::channel(PENDING_MAX);
+    let application = Application {
+        published: published.clone(),
+        pool: setup.pool.clone(),
+        calls: calls.clone(),
+        resharing: resharing.clone(),
+        limits: setup.limits,
+        names,
+        verifier: schemes.lasting.clone(),
+        finalised,
+        clock: setup.clock,
+    };
+    let carriers = (setup.channels.backfill, setup.channels.broadcast);
+    let (marshal, processed, ended) =
+        chain.start(&context, opened, carriers, application.clone()).await;
+
+    let processed = processed.processed().map_or(0, |processed| processed.height().get());
+    let Some((epoch, root)) =
+        resume(processed, floor, &published, &resharing, &setup.epocher, &marshal).await
+    else {
+        return;
+    };
+    let state_sync = StateSync::new(
+        &context,
+        StateSyncConfig {
+            me: setup.me.clone(),
+            resharing: resharing.clone(),
+            public_key: setup.public_key,
+            verifier: schemes.lasting.clone(),
+            bounds,
+            published: published.clone(),
+            state_sync: setup.owned.state_sync,
+            marshal: marshal.clone(),
+            log: setup.log,
+            states: setup.states,
+            bytes_per_second: sync_bytes_per_second,
+            sender: setup.channels.sync.0,
+            out: setup.out.clone(),
+            commands: setup.commands,
+            blame,
+        },
+    );
+    let asked = setup.channels.sync.1;
+    context.child("state_sync").spawn(move |context| state_sync.run(context, asked));
+    let delivery = Delivery {
+        published: published.clone(),
+        reached: setup.owned.reached,
+        pool: setup.pool,
+        calls,
+        out: setup.out,
+        marshal: marshal.clone(),
+        pruned: Height(0),
+        resharing: resharing.clone(),
+        schemes: schemes.clone(),
+        terms: setup.terms,
+        peering: setup.peering,
+    };
+    let (passes, passed) = mpsc::channel(PENDING_MAX);
+    let delivery: Handle<()> =
+        context.child("delivery").spawn(move |context| delivery.run(context, deliveries, passes));
+    let epochs = Epochs {
+        storage: setup.storage,
+        cache,
+        blocker: setup.blocker,
+        schemes,
+        epocher: setup.epocher,
+        timing: setup.timing,
+        published,
+        resharing,
+        application,
+        marshal,
+        channels: Subchannels::start(
+            &context,
+            setup.channels.votes,
+            setup.channels.certificates,
+            setup.channels.resolver,
+        ),
+        presence: Presence::new(context.child("presence"), setup.me, setup.timing.skip),
+        tasks: Tasks { chain: ended, roots, delivery },
+        passed,
+    };
+    epochs.run(context, epoch, root).await;
+}
+
+/// Makes the pool wake whoever proposes when a call comes, and the driver when it closes.
+fn share_pool(
+    pool: &Arc<IngressPool>,
+    resharing: &Resharing,
+    published: &Published,
+    out: &futures::channel::mpsc::Sender<Input>,
+) {
+    let (work, out, closing) = (published.work.clone(), out.clone(), Arc::downgrade(pool));
+    pool.share_among(resharing.summary().members().len(), move || {
+        // `notify_one` is kept for a task that looks away at the moment.
+        work.notify_waiters();
+        work.notify_one();
+        if closing.upgrade().is_none_or(|pool| pool.closing()) {
+            let _ = out.clone().try_send(Input::Wake);
+        }
+    });
+}
+
+/// The floor to begin above, if it is the subnet's: the engine takes it for granted.
+fn checked(rng: &mut impl CryptoRng, floor: Option<Floor>, schemes: &Schemes) -> Option<Floor> {
+    floor.filter(|floor| {
+        let holds = floor.finalization.verify(rng, &*schemes.lasting, &Sequential);
+        if !holds {
+            tracing::error!(
+                height = floor.height.0,
+                "the finalization to begin above is not the subnet's"
+            );
+        }
+        holds
+    })
+}
+
+fn start(
+    floor: Option<&Floor>,
+    genesis: Block,
+) -> Start<Scheme, super::block::Digest, Digested<Block>> {
+    match floor {
+        Some(floor) => Start::Floor(floor.finalization.clone()),
+        None => {
+            let digest = genesis.digest();
+            Start::Genesis(Digested::precomputed(genesis, digest))
+        }
+    }
+}
+
+/// Where agreement goes on: above what marshal handed out and what is in the block log, whichever
+/// is more. The block before an epoch's first is final and in both.
+async fn resume(
+    processed: u64,
+    floor: Option<Floor>,
+    published: &Published,
+    resharing: &Resharing,
+    epocher: &FixedEpocher,
+    marshal: &Mailbox,
+) -> Option<(Epoch, EngineFloor<Scheme, super::block::Digest>)> {
+    let next = EngineHeight::new(processed.max(published.logged.0) + 1);
+    let Some(epoch) = epocher.containing(next).map(|bounds| bounds.epoch()) else {
+        tracing::error!(height = next.get(), "no epoch contains the next height");
+        return None;
+    };
+    let root = match floor {
+        // One that marshal is past says nothing any more.
+        Some(Floor { height, finalization, .. })
+            if height.0 > processed && finalization.epoch() == epoch =>
+        {
+            EngineFloor::Finalized(finalization)
+        }
+        _ => EngineFloor::Genesis(resharing.boundary()),
+    };
+    // The first block of an epoch carries the finalization of the last one of the epoch before.
+    if let Some(before) = epoch.previous().and_then(|before| epocher.last(before))
+        && let Some(finalization) = marshal.get_finalization(before).await
+    {
+        published.agreed.finalised(finalization);
+    }
+    Some((epoch, root))
+}

@@ -1,0 +1,191 @@
+//! What one node's engine is made of: its channels, its keys by epoch, its timeouts, its bounds.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use commonware_consensus::{
+    marshal::{self, standard::Standard},
+    types::{Epoch, FixedEpocher},
+};
+use commonware_cryptography::{
+    certificate::{Provider as SchemeProvider, Scoped},
+    ed25519::PublicKey,
+};
+use commonware_utils::sync::Mutex;
+use envelope::Envelopes;
+use genesis::{PAYLOAD_BYTES_MAX, Summary};
+use limits::ConsensusLimits;
+use tokio::sync::watch;
+
+use super::super::{
+    Input,
+    block::{Block, BlockBounds},
+    calls::Log,
+    journal::Journal,
+    key::Scheme,
+    published::{Published, Reached, Signed},
+    resharing::Resharing,
+    shares::Executed,
+    state_sync::{Command, Floor},
+};
+use crate::{IngressPool, StateServer, SyncProgress, WallClock, certifier::Terms};
+
+/// Numbers of the network's channels, in the order of [`Channels`].
+pub(in crate::subnet) const VOTES: u64 = 0;
+pub(in crate::subnet) const CERTIFICATES: u64 = 1;
+pub(in crate::subnet) const RESOLVER: u64 = 2;
+pub(in crate::subnet) const BROADCAST: u64 = 3;
+pub(in crate::subnet) const BACKFILL: u64 = 4;
+pub(in crate::subnet) const CALLS: u64 = 5;
+pub(in crate::subnet) const ROOTS: u64 = 6;
+pub(in crate::subnet) const SYNC: u64 = 7;
+
+/// The channels of a node: a sender and a receiver each, over one network, numbered from 0 in this
+/// order.
+pub struct Channels<S, R> {
+    /// Votes on blocks.
+    pub votes: (S, R),
+    /// Certificates of votes.
+    pub certificates: (S, R),
+    /// Certificates that were missed.
+    pub resolver: (S, R),
+    /// Blocks.
+    pub broadcast: (S, R),
+    /// Blocks that were missed.
+    pub backfill: (S, R),
+    /// Calls of clients.
+    pub calls: (S, R),
+    /// Shares of signatures on state roots.
+    pub roots: (S, R),
+    /// State sync.
+    pub sync: (S, R),
+}
+
+/// Schemes by epoch. Epochs this node has no share for still verify by the subnet's key, which
+/// stays.
+#[derive(Clone)]
+pub(in crate::subnet) struct Schemes {
+    known: Arc<Mutex<BTreeMap<Epoch, Arc<Scheme>>>>,
+    /// Verifies the subnet's signatures of any epoch.
+    pub(super) lasting: Arc<Scheme>,
+}
+
+/// Epochs whose rounds this node can take part in: the one that runs and the one before.
+const SCHEMES_KEPT: usize = 2;
+
+impl Schemes {
+    /// `lasting` verifies and does not sign.
+    pub(in crate::subnet) fn new(lasting: Scheme) -> Self {
+        Self { known: Arc::default(), lasting: Arc::new(lasting) }
+    }
+
+    pub(super) fn get(&self, epoch: Epoch) -> Arc<Scheme> {
+        self.known.lock().get(&epoch).unwrap_or(&self.lasting).clone()
+    }
+
+    pub(in crate::subnet) fn insert(&self, epoch: Epoch, scheme: Scheme) {
+        let mut known = self.known.lock();
+        known.insert(epoch, Arc::new(scheme));
+        while known.len() > SCHEMES_KEPT {
+            known.pop_first();
+        }
+    }
+}
+
+impl SchemeProvider for Schemes {
+    type Scope = Epoch;
+    type Scheme = Scheme;
+
+    fn scoped(&self, epoch: Epoch) -> Option<Scoped<Scheme>> {
+        Some(Scoped::scheme(self.get(epoch)))
+    }
+}
+
+/// Timeouts of a round.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::subnet) struct Timing {
+    pub(in crate::subnet) leader: Duration,
+    pub(in crate::subnet) certification: Duration,
+    pub(in crate::subnet) retry: Duration,
+    pub(in crate::subnet) skip: Duration,
+}
+
+impl Timing {
+    /// A leader may take the idle interval before it proposes, and some more when the machine is
+    /// busy.
+    pub(in crate::subnet) fn of(limits: &ConsensusLimits) -> Self {
+        let idle = Duration::from_millis(limits.idle_round_millis);
+        let leader = idle + Duration::from_millis(1_500);
+        Self {
+            leader,
+            certification: leader + Duration::from_millis(3_000),
+            retry: Duration::from_millis(2_000),
+            skip: 5 * leader,
+        }
+    }
+}
+
+/// What the engine's tasks own of the published values.
+pub(in crate::subnet) struct EngineOwned {
+    pub(in crate::subnet) reached: watch::Sender<Reached>,
+    pub(in crate::subnet) signed: watch::Sender<Signed>,
+    pub(in crate::subnet) state_sync: watch::Sender<Option<SyncProgress>>,
+}
+
+/// Everything one node's engine is made of.
+pub(in crate::subnet) struct Setup<S, R, P, B> {
+    /// Begins the names of everything this node stores.
+    pub(in crate::subnet) storage: String,
+    pub(in crate::subnet) me: PublicKey,
+    pub(in crate::subnet) genesis: Block,
+    pub(in crate::subnet) resharing: Arc<Resharing>,
+    pub(in crate::subnet) schemes: Schemes,
+    pub(in crate::subnet) terms: Terms,
+    pub(in crate::subnet) agreed: Vec<(String, u64)>,
+    /// Largest envelope.
+    pub(in crate::subnet) call_bytes: u64,
+    pub(in crate::subnet) limits: ConsensusLimits,
+    pub(in crate::subnet) timing: Timing,
+    pub(in crate::subnet) epocher: FixedEpocher,
+    /// A finalised block to begin with instead of genesis, after the state below it was installed.
+    pub(in crate::subnet) floor: Option<Floor>,
+    pub(in crate::subnet) published: Arc<Published>,
+    pub(in crate::subnet) owned: EngineOwned,
+    pub(in crate::subnet) pool: Arc<IngressPool>,
+    pub(in crate::subnet) envelopes: Arc<dyn Envelopes>,
+    pub(in crate::subnet) log: Log,
+    pub(in crate::subnet) journal: Arc<Journal>,
+    pub(in crate::subnet) channels: Channels<S, R>,
+    pub(in crate::subnet) peers: P,
+    pub(in crate::subnet) blocker: B,
+    /// Finalised blocks and certificates, for the driver.
+    pub(in crate::subnet) out: futures::channel::mpsc::Sender<Input>,
+    /// What the driver executed.
+    pub(in crate::subnet) executed: futures::channel::mpsc::Receiver<Executed>,
+    /// Of the subnet.
+    pub(in crate::subnet) public_key: nidkg::PublicKey,
+    pub(in crate::subnet) states: Option<Arc<dyn StateServer>>,
+    /// What the driver asks of state sync.
+    pub(in crate::subnet) commands: futures::channel::mpsc::Receiver<Command>,
+    /// Tells the network whom to connect to, by epoch.
+    pub(in crate::subnet) peering: Peering,
+    /// What block times and the validity of calls go by. Everything else goes by the runtime's
+    /// clock, which never jumps.
+    pub(in crate::subnet) clock: Arc<dyn WallClock>,
+}
+
+/// Tells the network whom to connect to. Called with every epoch.
+pub type Peering = Box<dyn FnMut(&Summary) + Send>;
+
+/// Largest message of the channels that carry blocks.
+pub(in crate::subnet) fn block_message_bytes(members: usize, limits: &ConsensusLimits) -> usize {
+    marshal::max_payload_size::<Standard<Block>, Scheme>(members as u32, &bounds(limits))
+}
+
+pub(super) fn bounds(limits: &ConsensusLimits) -> BlockBounds {
+    block_bounds(usize::try_from(limits.block_ingress_messages).unwrap_or(usize::MAX))
+}
+
+/// Bounds of a block that names at most `ingress` calls.
+pub(in crate::subnet) fn block_bounds(ingress: usize) -> BlockBounds {
+    BlockBounds { ingress, payload: PAYLOAD_BYTES_MAX }
+}

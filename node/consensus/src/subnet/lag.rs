@@ -1,0 +1,80 @@
+//! Says in the log that this node is behind the others and that their blocks bring it closer.
+
+use std::time::{Duration, SystemTime};
+
+use state::Height;
+
+use super::published::Progress;
+
+/// Blocks behind at which a node says so.
+const BEHIND: u64 = 20;
+/// Without progress for so long it is not by blocks that a node comes closer: see
+/// [`super::state_sync`].
+const STUCK: Duration = Duration::from_secs(20);
+/// Minimum interval between two warnings.
+const SAY_AGAIN: Duration = Duration::from_secs(10);
+
+/// Detects lag that nothing else logs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LagWatch {
+    executed: Height,
+    /// When execution last moved, or there was nothing to execute.
+    moved: Option<SystemTime>,
+    said: Option<SystemTime>,
+}
+
+impl LagWatch {
+    /// To be called every second or so.
+    pub(super) fn look(&mut self, progress: Progress, now: SystemTime) {
+        if self.is_due(progress, now) {
+            self.said = Some(now);
+            let Progress { finalised, executed, .. } = progress;
+            tracing::warn!(
+                behind = finalised.0.saturating_sub(executed.0),
+                executed = executed.0,
+                finalised = finalised.0,
+                "behind the subnet, coming closer by its peers' blocks"
+            );
+        }
+    }
+
+    fn is_due(&mut self, progress: Progress, now: SystemTime) -> bool {
+        let Progress { finalised, executed, .. } = progress;
+        if executed > self.executed || finalised.0 <= executed.0 + 1 {
+            (self.executed, self.moved) = (executed, Some(now));
+        }
+        let since = |time: Option<SystemTime>| {
+            time.map(|time| now.duration_since(time).unwrap_or_default())
+        };
+        let behind = finalised.0.saturating_sub(executed.0);
+        since(self.moved).is_some_and(|still| still < STUCK)
+            && behind > BEHIND
+            && since(self.said).is_none_or(|since| since >= SAY_AGAIN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + seconds)
+    }
+
+    fn progress(finalised: u64, executed: u64) -> Progress {
+        Progress { finalised: Height(finalised), executed: Height(executed), ..Progress::default() }
+    }
+
+    #[test]
+    fn a_node_that_comes_closer_says_so_every_ten_seconds_and_one_that_is_stuck_is_silent() {
+        let mut lag = LagWatch::default();
+        assert!(!lag.is_due(progress(20, 0), at(0)), "twenty blocks are no lag");
+        lag.look(progress(100, 1), at(1));
+        assert_eq!(lag.said, Some(at(1)));
+        assert!(!lag.is_due(progress(110, 20), at(10)));
+        assert!(lag.is_due(progress(120, 30), at(11)));
+        // No progress since second 11.
+        assert!(lag.is_due(progress(900, 30), at(30)));
+        assert!(!lag.is_due(progress(900, 30), at(31)));
+    }
+}
