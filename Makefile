@@ -42,6 +42,9 @@ BUDGET ?= 10m
 STUDY ?= ghc java node go geth
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 BIN := $(CARGO_TARGET_DIR)/release
+# Every target names the whole workspace and then what it builds of it: so dependencies have the same features everywhere, and are built once.
+# Tests and the simulation run with the debug assertions of this workspace; its dependencies stay as they are, so that they are built once.
+CHECKED := --config 'profile.release.debug-assertions=true' --config 'profile.release.package."*".debug-assertions=false'
 
 .PHONY: run test simulate bench bench-net bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-images tune-study compare lint fmt build setup setup-clients setup-images setup-tune canisters fuzz help
 
@@ -63,16 +66,17 @@ setup-tune:
 	@scripts/setup.sh tune
 
 build: setup ## Build the node, the relay and the lab.
-	@cargo build --release --locked -p thimble -p thimble-relay -p thimble-lab -p guest
+	@cargo build --release --locked --workspace --bins
 
-run: build ## Start a node in MEMORY, deploy a sample canister, call it, verify; runs until Ctrl-C (ONCE=1: exits).
+run: setup ## Start a node in MEMORY, deploy a sample canister, call it, verify; runs until Ctrl-C (ONCE=1: exits).
+	@cargo build --release --locked --workspace --bin thimble --bin thimble-demo
 	@scripts/run.sh "$(BIN)" "$(MEMORY)" "$(PORT)" "$(DATA)" "$(ONCE)"
 
 test: setup-clients ## Run every test, the published clients in Rust, Node and Python included.
-	@cargo test --release --locked --workspace $(ARGS)
+	@cargo test $(CHECKED) --release --locked --workspace $(ARGS)
 
 simulate: setup ## Run SEEDS histories of a subnet of four to six under a simulated clock, network and disk, each with other faults, from FIRST on.
-	@SIMULATE_SEEDS="$(SEEDS)" SIMULATE_FIRST="$(FIRST)" RUST_LOG=off cargo test --release --locked -p rounds --test simulation -- --nocapture every_history
+	@SIMULATE_SEEDS="$(SEEDS)" SIMULATE_FIRST="$(FIRST)" RUST_LOG=off cargo test $(CHECKED) --release --locked --workspace --test simulation -- --nocapture every_history
 
 bench: build ## Measure start, idle, latency, rates and memory, and print the table with the machine.
 	@"$(BIN)/thimble-lab" bench --node "$(BIN)/thimble" --memory "$(MEMORY)" --seconds "$(or $(DURATION),10)" --concurrency "$(CONCURRENCY)" \
@@ -88,15 +92,15 @@ bench-net: build ## Measure a subnet of four: idle memory and CPU, latency, mess
 	@"$(BIN)/thimble-lab" bench-net --node "$(BIN)/thimble" --memory "$(MEMORY)" --minutes "$(MINUTES)"
 
 bench-dkg: setup ## Measure key generation, one thread and two, and print the table beside its targets and the reference.
-	@DKG_BENCH_NODES="$(DKG_NODES)" cargo bench --locked -p nidkg --bench dkg
+	@DKG_BENCH_NODES="$(DKG_NODES)" cargo bench --locked --workspace --bench dkg
 
 bench-dkg-starvation: setup ## Print how late others sign while key generation runs flat out, beside an idle machine.
 	@mkdir -p target/bench && rm -f target/bench/dkg-starvation.csv
-	@DKG_BENCH_CSV="$(CURDIR)/target/bench/dkg-starvation.csv" DKG_BENCH_SECONDS="$(DURATION)" cargo bench --locked -p nidkg --bench starvation
+	@DKG_BENCH_CSV="$(CURDIR)/target/bench/dkg-starvation.csv" DKG_BENCH_SECONDS="$(DURATION)" cargo bench --locked --workspace --bench starvation
 
 bench-sync: setup ## Measure manifests, showing and installing a state of SYNC_MIB MiB, and print the table.
 	@mkdir -p target/bench && rm -f target/bench/sync.csv
-	@SYNC_BENCH_CSV="$(CURDIR)/target/bench/sync.csv" SYNC_BENCH_MIB="$(SYNC_MIB)" cargo bench --locked -p execution --bench sync
+	@SYNC_BENCH_CSV="$(CURDIR)/target/bench/sync.csv" SYNC_BENCH_MIB="$(SYNC_MIB)" cargo bench --locked --workspace --bench sync
 
 stress: build ## Work on a relay in MEMORY with CASE of the stress study (baseline, overallocation, long, flood), each phase for PHASE seconds.
 	@mkdir -p target/stress

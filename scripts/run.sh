@@ -11,7 +11,7 @@ node=$!
 trap 'kill -TERM "$node" 2>/dev/null || true; wait "$node" || true; exit 130' INT TERM
 trap 'kill -TERM "$node" 2>/dev/null || true' EXIT
 
-"$bin/thimble-lab" demo --url "http://127.0.0.1:$port" --wait-seconds 60 --node-pid "$node" --canister canisters/wasm/motoko-counter64.wasm --remember "$data/demo-canister"
+"$bin/thimble-demo" --url "http://127.0.0.1:$port" --wait-seconds 60 --node-pid "$node" --canister canisters/wasm/motoko-counter64.wasm --remember "$data/demo-canister"
 
 if [ -n "$once" ]; then
     kill -TERM "$node"

@@ -74,7 +74,7 @@ geth_part() {
         exit "$status"
     }
     search geth --memory 100MiB --runtime go --knobs "$programs/geth.toml" --skip GOMAXPROCS \
-        --http 'http://127.0.0.1:{port}/' --rate 20 --load "node $programs/geth-load.js http://127.0.0.1:{port} 200 12" -- \
+        --http 'http://127.0.0.1:{port}/' --rate 20 --seconds 30 --load "node $programs/geth-load.js http://127.0.0.1:{port} 200 12" -- \
         "$dir/bin/geth" --dev --dev.period 1 --datadir '{folder}' --ipcdisable --http --http.port '{port}' --authrpc.port '{port2}' --port '{port3}'
 }
 

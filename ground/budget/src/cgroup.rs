@@ -165,7 +165,7 @@ impl Cgroup {
         self.version
     }
 
-    /// Its directory.
+    /// Directory of the group in its mounted hierarchy.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -340,7 +340,7 @@ impl Cgroup {
 struct Mount<'a> {
     /// Which directory of the hierarchy is mounted.
     root: PathBuf,
-    /// Where.
+    /// Where in the file system `root` is mounted.
     point: PathBuf,
     /// `cgroup` or `cgroup2`.
     kind: &'a str,

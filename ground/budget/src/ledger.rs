@@ -44,7 +44,7 @@ pub enum LedgerError {
     OverBudget {
         /// Where the running sum passed the budget.
         pool: &'static str,
-        /// Its cap.
+        /// Cap of that pool.
         cap_bytes: u64,
         /// Sum of all caps.
         sum_bytes: u64,
@@ -63,7 +63,7 @@ pub enum LedgerError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("memory pool `{pool}` is full: {} asked, {} of {} in use; try again when some was given back, or raise its limit", format_size(*.asked_bytes), format_size(*.used_bytes), format_size(*.cap_bytes))]
 pub struct PoolFull {
-    /// Which pool.
+    /// Name of the pool that refused.
     pub pool: &'static str,
     /// What it may hold.
     pub cap_bytes: u64,
@@ -160,7 +160,7 @@ pub struct Snapshot {
 /// A pool's figures at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolSnapshot {
-    /// Its name.
+    /// Name of the pool, as metrics and messages show it.
     pub name: &'static str,
     /// What it may hold.
     pub cap_bytes: u64,
@@ -207,7 +207,7 @@ impl Pool {
         Self::new(PoolSpec { name, cap_bytes })
     }
 
-    /// Its name.
+    /// Name of the pool, as metrics and messages show it.
     pub fn name(&self) -> &'static str {
         self.0.name
     }
@@ -262,7 +262,7 @@ impl Pool {
         Observation { pool: self.clone(), bytes: 0 }
     }
 
-    /// Its figures.
+    /// The pool's figures now, read one after the other.
     pub fn snapshot(&self) -> PoolSnapshot {
         PoolSnapshot {
             name: self.0.name,
@@ -323,7 +323,7 @@ impl Inner {
     fn give_back(&self, bytes: u64) {
         if bytes > 0 {
             let before = self.used_bytes.fetch_sub(bytes, Ordering::SeqCst);
-            debug_assert!(before >= bytes, "pool {} was given back more than was taken", self.name);
+            assert!(before >= bytes, "pool {} was given back more than was taken", self.name);
             self.line.wake();
         }
     }
@@ -348,7 +348,7 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// How much.
+    /// Bytes of the pool that the reservation holds.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -43,7 +43,7 @@ pub struct ProcessMemory {
     pub file_bytes: u64,
     /// Shared anonymous memory (memfd, tmpfs, System V).
     pub shared_bytes: u64,
-    /// Swapped out.
+    /// Private memory in swap (`VmSwap`); 0 where the kernel does not tell. Not resident.
     pub swap_bytes: u64,
 }
 
@@ -67,7 +67,7 @@ impl ProcessMemory {
 /// one n-th in each, so sums are true.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProportionalMemory {
-    /// Everything.
+    /// All resident pages (`Pss`): anonymous, file and shared.
     pub all_bytes: u64,
     /// Anonymous pages; 0 on kernels before 5.13 which do not tell.
     pub anonymous_bytes: u64,

@@ -16,9 +16,9 @@ pub enum ReadError {
     /// The file could not be read. For a process: it has gone.
     #[error("cannot read {path}: {source}")]
     Io {
-        /// Which file.
+        /// Path of the file that could not be read.
         path: PathBuf,
-        /// Why.
+        /// Error of opening or reading it.
         source: io::Error,
     },
     /// The file is longer than anything this reads.
@@ -26,7 +26,7 @@ pub enum ReadError {
         "{path} is longer than {READ_BYTES_MAX} bytes, the most that is read of a file of the kernel; it is not the file it should be"
     )]
     TooLong {
-        /// Which file.
+        /// Path of the file that is longer than [`READ_BYTES_MAX`].
         path: PathBuf,
     },
     /// The file does not say what it should.
@@ -34,7 +34,7 @@ pub enum ReadError {
         "{path} does not hold `{wanted}`; the kernel may be older than this node expects (Linux 4.14), or the file is not the kernel's"
     )]
     Missing {
-        /// Which file.
+        /// Path of the file that lacks the field.
         path: PathBuf,
         /// The field looked for.
         wanted: &'static str,

@@ -7,11 +7,11 @@
 
 use std::fmt::Write;
 
-/// 1024 bytes.
+/// One kibibyte: 1024 bytes.
 pub const KIB: u64 = 1 << 10;
-/// 1024 KiB.
+/// One mebibyte: 1024 KiB.
 pub const MIB: u64 = 1 << 20;
-/// 1024 MiB.
+/// One gibibyte: 1024 MiB.
 pub const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
 
@@ -34,7 +34,7 @@ pub enum SizeError {
         "`{unit}` in `{text}` is not a unit of size; use B, KiB, MiB, GiB, TiB (powers of 1024) or kB, MB, GB, TB (powers of 1000)"
     )]
     UnknownUnit {
-        /// As written.
+        /// The whole text that was read, cut to 40 characters.
         text: String,
         /// The part not understood.
         unit: String,

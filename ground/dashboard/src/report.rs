@@ -37,9 +37,9 @@ pub struct Group {
     pub limit_bytes: Option<u64>,
     /// Charged to it, page cache included.
     pub usage_bytes: u64,
-    /// Anonymous.
+    /// Anonymous memory of the group and the groups below it.
     pub anonymous_bytes: u64,
-    /// Page cache.
+    /// Page cache of the group and the groups below it; includes shared memory and tmpfs.
     pub file_bytes: u64,
     /// Processes the kernel killed in it for lack of memory.
     pub oom_kills: u64,
@@ -71,7 +71,7 @@ pub struct Allocator {
 pub struct Pool {
     /// As in the budget sheet.
     pub name: String,
-    /// Held now.
+    /// Bytes held, reserved or observed, when the report was made.
     pub used_bytes: u64,
     /// May be held.
     pub cap_bytes: u64,
@@ -81,17 +81,17 @@ pub struct Pool {
     pub refused: u64,
 }
 
-/// One process.
+/// Memory of one process of the program.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Process {
     /// What it is: `node`, `relay`, `update worker`, `query worker`, `compiler`.
     pub role: String,
-    /// Its id.
+    /// Process id.
     pub pid: u32,
     /// Private memory the kernel cannot take back.
     pub anonymous_bytes: u64,
-    /// Mapped files.
+    /// Resident pages of mapped files; shared pages are counted in every process.
     pub file_bytes: u64,
 }
 
@@ -99,7 +99,7 @@ pub struct Process {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Throttling<L> {
-    /// Now.
+    /// Level when the report was made.
     pub level: L,
     /// Why; `null` at level `none`.
     pub reason: Option<String>,
@@ -111,9 +111,9 @@ pub struct Throttling<L> {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Event<L> {
-    /// When.
+    /// Time of the change.
     pub unix_millis: u64,
-    /// To what.
+    /// Level from this change on.
     pub level: L,
     /// Why, in a sentence that names the limit and its value.
     pub reason: String,

@@ -78,13 +78,13 @@ pub enum RecordError {
         path: PathBuf,
         /// What was tried.
         doing: &'static str,
-        /// Reason.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// What was durable does not check any more.
     #[error("{path} is damaged at byte {offset}: {what}")]
     Damaged {
-        /// File.
+        /// Path of the damaged file.
         path: PathBuf,
         /// Of the record that does not check.
         offset: u64,
@@ -96,7 +96,7 @@ pub enum RecordError {
         "{path} holds {found}, and this version reads {wanted}; use the version of the node that wrote it"
     )]
     Format {
-        /// File.
+        /// Path of the file that was refused.
         path: PathBuf,
         /// Kind and version in the file.
         found: String,
@@ -106,17 +106,17 @@ pub enum RecordError {
     /// The record does not fit.
     #[error("{path}: a record of {bytes} bytes is over the limit of {bytes_max}")]
     TooLarge {
-        /// File.
+        /// Path of the file that the record was for.
         path: PathBuf,
         /// Of the payload.
         bytes: usize,
-        /// Allowed.
+        /// Most bytes of a payload of this kind ([`Kind::bytes_max`]).
         bytes_max: u32,
     },
     /// An earlier sync of this file failed.
     #[error("{path}: a sync failed, so nothing more is written to this file; a new one is begun")]
     SyncLost {
-        /// File.
+        /// Path of the file whose sync failed.
         path: PathBuf,
     },
 }
@@ -698,7 +698,7 @@ impl RecordFile {
 pub struct RecordSlot {
     /// Where the file lies.
     pub disk: SharedDisk,
-    /// The file.
+    /// Path of the file; none is there before the first [`Self::write`].
     pub path: PathBuf,
     /// Of the record.
     pub kind: Kind,

@@ -53,7 +53,7 @@ pub enum By {
 /// Flags of the command, besides the node's address.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Sites shown.
+    /// Number of allocation sites to show.
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     pub top: usize,
     /// What decides the order of sites and the widths in the picture.
@@ -78,7 +78,7 @@ pub struct Options {
     /// The program that the node runs, for the names of its functions. [default: this program]
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
-    /// For machines.
+    /// Print the report as JSON.
     #[arg(long)]
     pub json: bool,
 }

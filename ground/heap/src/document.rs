@@ -46,9 +46,9 @@ pub struct Head {
     pub version: u32,
     /// Name of the program.
     pub program: String,
-    /// Its process.
+    /// Process id of the sampled program.
     pub pid: u32,
-    /// Its file.
+    /// Path of the program's executable file.
     pub exe: String,
     /// The file's build id, in hexadecimal digits; empty if it has none.
     pub build_id: String,
@@ -69,9 +69,9 @@ pub struct Head {
 /// Samples and their bytes, as jemalloc counts them: not extrapolated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Samples.
+    /// Number of sampled allocations.
     pub samples: u64,
-    /// Their bytes.
+    /// Bytes of the sampled allocations.
     pub bytes: u64,
 }
 
@@ -89,13 +89,13 @@ pub struct Stack {
 /// Code of a file in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// First address.
+    /// First address of the mapping in the sampled process.
     pub start: u64,
     /// First address behind it.
     pub end: u64,
     /// Where in the file it begins.
     pub offset: u64,
-    /// The file.
+    /// Path of the mapped file; empty for a mapping without one.
     pub path: String,
 }
 

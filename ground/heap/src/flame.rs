@@ -28,7 +28,7 @@ const FOOT: f64 = 30.0;
 const LETTER: f64 = 6.4;
 /// Narrower is not drawn.
 const NARROWEST: f64 = 0.7;
-/// Deepest row.
+/// Most functions of a stack that are drawn; a deeper stack is cut there and counted.
 const ROWS_MAX: usize = 64;
 /// Longest name in a title, which is shown when a part is pointed at.
 const TITLE_CHARS_MAX: usize = 240;
@@ -46,7 +46,7 @@ g:hover rect.f{stroke:#e8ecf1}}";
 struct Node {
     owner: Owner,
     value: i64,
-    /// By name.
+    /// Functions that it called: their names and their indices in [`Tree::nodes`].
     called: BTreeMap<String, usize>,
 }
 

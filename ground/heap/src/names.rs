@@ -53,7 +53,7 @@ pub(crate) enum Owner {
     Plumbing,
     /// Another crate's, or a library's in another language.
     Library,
-    /// The program's.
+    /// One of the crates of the program itself ([`crate::Program::own`]).
     Own,
 }
 

@@ -58,7 +58,7 @@ pub struct Settings {
     pub sample_bytes: u64,
     /// The allocator's records may grow by so much; then sampling stops.
     pub profiler_bytes: u64,
-    /// Largest answer.
+    /// Largest answer in bytes, compressed; a profile that needs more is refused.
     pub answer_bytes: u64,
 }
 

@@ -162,7 +162,7 @@ pub(crate) fn duration(millis: u64) -> String {
     }
 }
 
-/// `1,234`.
+/// Decimal digits in groups of three, separated by commas: `1,234`.
 fn grouped(value: i64) -> String {
     let digits = value.unsigned_abs().to_string();
     let mut out = String::from(if value < 0 { "-" } else { "" });

@@ -20,7 +20,7 @@ pub enum Cause {
     Log,
     /// What agreement keeps of votes and blocks cannot be kept.
     Agreement,
-    /// A state that is taken over cannot be written.
+    /// A state that is fetched cannot be written.
     StateSync,
     /// Less of the disk is free than the reserve.
     Disk,

@@ -91,7 +91,7 @@ impl fmt::Debug for Stop {
     }
 }
 
-/// See [`Stop::closed`].
+/// The future that [`Stop::closed`] returns: ready once the stop was asked for.
 #[derive(Debug)]
 pub struct Closed {
     stop: Stop,

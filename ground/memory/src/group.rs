@@ -15,9 +15,9 @@ use thiserror::Error;
     argument(*.smallest_bytes), smallest = format_size(*.smallest_bytes)
 )]
 pub struct GroupTooSmall {
-    /// The group.
+    /// Directory of the process group in its mounted hierarchy.
     pub directory: PathBuf,
-    /// Its cap.
+    /// The smallest limit of the group and its ancestors.
     pub cap_bytes: u64,
     /// The smallest budget of the program.
     pub smallest_bytes: u64,

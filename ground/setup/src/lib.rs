@@ -34,7 +34,7 @@ pub struct Place {
     pub data: PathBuf,
     /// The owner of the data folder, and the group.
     pub user: u32,
-    /// See `user`.
+    /// Group id of the data folder.
     pub group: u32,
 }
 

@@ -18,9 +18,9 @@ pub struct Unit<'a> {
     pub user: u32,
     /// With which group.
     pub group: u32,
-    /// `MemoryMax`.
+    /// Value of `MemoryMax=`: the memory budget of the configuration file.
     pub memory_bytes: u64,
-    /// `LimitNOFILE`.
+    /// Value of `LimitNOFILE=`: the most file descriptors of a process.
     pub descriptors: u64,
     /// Lines on how it is stopped.
     pub stop: &'a str,

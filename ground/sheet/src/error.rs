@@ -20,7 +20,7 @@ pub enum LimitsError {
         format_size(*.smallest_bytes)
     )]
     TooSmall {
-        /// As stated.
+        /// The memory size that a table was asked for.
         memory_bytes: u64,
         /// The first line that does not fit.
         line: &'static str,
@@ -38,7 +38,7 @@ pub enum LimitsError {
         listed(.known)
     )]
     UnknownPreset {
-        /// As written.
+        /// The name that was asked for, cut to 80 characters.
         name: String,
         /// The nearest known.
         nearest: &'static str,
@@ -50,7 +50,7 @@ pub enum LimitsError {
         "there is no group of limits `{group}`; did you mean `[limits.{nearest}]`? There are {known}"
     )]
     UnknownGroup {
-        /// As written.
+        /// The group as the operator wrote it, cut to 80 characters.
         group: String,
         /// The nearest known.
         nearest: String,
@@ -65,9 +65,9 @@ pub enum LimitsError {
     UnknownField {
         /// The program whose limits these are.
         program: &'static str,
-        /// Its group.
+        /// The group that the limit was looked for in.
         group: String,
-        /// As written.
+        /// The limit as the operator wrote it, without its group, cut to 80 characters.
         field: String,
         /// The nearest known, with its group when that is another one.
         nearest: String,
@@ -75,7 +75,7 @@ pub enum LimitsError {
     /// A value of the wrong kind.
     #[error("limit `{field}`: {problem}")]
     BadValue {
-        /// `group.field`.
+        /// The limit as `group.field`, or the group alone, cut to 80 characters.
         field: String,
         /// What is wrong and what would be right.
         problem: String,

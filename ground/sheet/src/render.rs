@@ -105,7 +105,7 @@ fn shown(field: &str, value: &Value) -> String {
     }
 }
 
-/// `20_000_000_000`.
+/// Decimal digits in groups of three, separated by underscores: `20_000_000_000`.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();

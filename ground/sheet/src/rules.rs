@@ -32,7 +32,7 @@ impl Named {
         Self { name, value, is_bytes: false }
     }
 
-    /// Its value.
+    /// Value of the limit or expression: bytes if it is a size, else a plain number.
     pub fn value(&self) -> u64 {
         self.value
     }

@@ -30,7 +30,7 @@ pub enum LineKind {
 }
 
 impl LineKind {
-    /// As rendered.
+    /// The word for this kind in the sheet's text and JSON.
     pub fn name(self) -> &'static str {
         match self {
             LineKind::Pool => "pool",
@@ -46,12 +46,12 @@ impl LineKind {
     }
 }
 
-/// One line.
+/// One line of the budget sheet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SheetLine {
     /// Its name; of a pool, that of the pool.
     pub name: &'static str,
-    /// Its amount.
+    /// Bytes that the line stands for; of a pool, its cap.
     pub bytes: u64,
     /// The crate that takes it.
     pub owner: &'static str,
@@ -63,7 +63,7 @@ pub struct SheetLine {
     pub kind: LineKind,
 }
 
-/// The sheet.
+/// The budget sheet of one table of limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sheet {
     /// What the operator stated.

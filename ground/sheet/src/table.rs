@@ -8,9 +8,9 @@ use crate::{LimitsError, Rules, Sheet, SheetLine, check, nearest, overrides::quo
 /// A named size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preset {
-    /// Its name.
+    /// Name by which [`preset`] finds it.
     pub name: &'static str,
-    /// Its size.
+    /// Memory size that the table is derived from.
     pub memory_bytes: u64,
 }
 

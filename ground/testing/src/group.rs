@@ -56,7 +56,7 @@ impl Group {
         if self.version_2 { "memory.max" } else { "memory.limit_in_bytes" }
     }
 
-    /// Its folder.
+    /// Directory of the group in its mounted hierarchy.
     pub fn directory(&self) -> &Path {
         &self.directory
     }

@@ -5,6 +5,7 @@
 //! runs without the right to mount, say, would be green and have checked nothing. Every early
 //! return of a test goes through [`missing`].
 
+pub mod formats;
 pub mod group;
 
 use std::io::Write;

@@ -25,7 +25,9 @@ use hdrhistogram::Histogram;
 use ic_agent::Agent;
 use serde::{Deserialize, Serialize};
 
-use crate::{client, hammer, measure};
+use demo::{client, measure};
+
+use crate::{hammer, machine};
 
 /// `thimble-lab bench`
 #[derive(Args)]
@@ -141,7 +143,7 @@ pub async fn run(options: Options) -> Result<()> {
     outcome?;
     if let Some(path) = &options.json {
         let report = serde_json::json!({
-            "format": compare::figure::FORMAT, "bench": "bench", "machine": measure::machine(),
+            "format": compare::figure::FORMAT, "bench": "bench", "machine": machine(),
             "memory": options.memory, "seconds": options.seconds, "concurrency": options.concurrency,
             "rows": rows, "figures": figures,
         });
@@ -151,7 +153,7 @@ pub async fn run(options: Options) -> Result<()> {
         }
         Figures::write_document(&report, path)?;
     }
-    println!("machine: {}", measure::machine());
+    println!("machine: {}", machine());
     println!(
         "node: --memory {}; {} s per rate, {} calls in flight",
         options.memory, options.seconds, options.concurrency

@@ -1,7 +1,7 @@
 //! Drivers that put work on a node through its public endpoint only, with the published client
 //! library.
 //!
-//! `demo` is what `make run` shows: deploy, call, verify, remember. `bench` starts a node of its
+//! `bench` starts a node of its
 //! own and prints the table of speed and memory. `hammer` puts every sort of load on a node that
 //! runs already, and checks every byte that comes back. `history` records what clients of a subnet
 //! that is being hurt are told, and checks whether it can be true. `misuse` sends what no node may
@@ -11,10 +11,13 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod bench;
-mod client;
-pub mod demo;
 mod endpoints;
 pub mod hammer;
 pub mod history;
-mod measure;
 pub mod misuse;
+
+/// The machine, in one line, and how busy it is.
+fn machine() -> String {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    format!("{}, load {}", compare::describe(), load.split_whitespace().next().unwrap_or("?"))
+}

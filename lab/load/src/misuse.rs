@@ -35,7 +35,9 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::{client as basics, hammer::protocol};
+use demo::client as basics;
+
+use crate::hammer::protocol;
 
 /// The module that counts.
 const COUNTER: &[u8] = include_bytes!("../../../canisters/wasm/hammer-c.wasm");

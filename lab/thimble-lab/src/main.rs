@@ -19,7 +19,7 @@ struct Cli {
 enum Command {
     /// Deploy a sample canister with a published client, call it, verify what comes back, show the
     /// node's memory.
-    Demo(load::demo::Options),
+    Demo(demo::Options),
     /// Start a node in a scratch folder and measure it: start, idle, latency, rates, large writes,
     /// memory.
     Bench(load::bench::Options),
@@ -209,7 +209,7 @@ fn main() -> ExitCode {
         // Before any thread is started: it reads signals, which threads would take from it.
         Command::Cap(options) => testnet::cap::run(options),
         Command::Demo(options) => {
-            with_runtime(async { load::demo::run(options).await.map(|()| ExitCode::SUCCESS) })
+            with_runtime(async { demo::run(options).await.map(|()| ExitCode::SUCCESS) })
         }
         Command::Bench(options) => {
             with_runtime(async { load::bench::run(options).await.map(|()| ExitCode::SUCCESS) })

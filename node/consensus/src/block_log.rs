@@ -121,6 +121,31 @@ enum RecordRef<'a> {
     Outcome { height: Height, root: [u8; 32], faults: &'a [Fault] },
 }
 
+/// The version, and one record of each kind.
+#[cfg(test)]
+pub(crate) fn samples() -> (u64, Vec<(&'static str, Vec<u8>)>) {
+    let signed = state::SignedIngress {
+        effective_canister_id: ic_principal::Principal::from_slice(&[1, 2, 3]),
+        envelope: vec![5; 300].into(),
+    };
+    let block = FinalisedBlock {
+        height: Height(0x0102_0304),
+        time: state::Time(77),
+        randomness: [6; 32],
+        ingress: vec![signed.clone(), signed],
+        key: None,
+    };
+    let fault =
+        Fault { canister_id: ic_principal::Principal::from_slice(&[4, 5, 6]), ordinal: 500 };
+    let samples = [
+        ("follows", Record::Follows { first: Height(9), end: 10_000 }),
+        ("block", Record::Block(block)),
+        ("outcome", Record::Outcome { height: Height(9), root: [8; 32], faults: vec![fault] }),
+    ]
+    .map(|(name, record)| (name, postcard::to_stdvec(&record).unwrap_or_default()));
+    (KIND.version.into(), samples.into())
+}
+
 /// A block as the log holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Logged {

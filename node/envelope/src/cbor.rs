@@ -58,7 +58,7 @@ pub enum CborError {
     /// The body ends inside an item.
     #[error("the CBOR body ends at byte {offset} in the middle of an item")]
     Truncated {
-        /// Where.
+        /// Byte offset of the end of the body.
         offset: usize,
     },
     /// Something follows the item.
@@ -74,41 +74,41 @@ pub enum CborError {
     /// Nested too deep.
     #[error("the CBOR body nests deeper than {limit} levels at byte {offset}")]
     TooDeep {
-        /// Where.
+        /// Byte offset just after the head of the array or map that nests too deep.
         offset: usize,
-        /// The bound.
+        /// The bound on nesting, [`Bounds::depth`].
         limit: usize,
     },
     /// Too many items.
     #[error("the CBOR body has more than {limit} items (counted up to byte {offset})")]
     TooManyItems {
-        /// Where.
+        /// Byte offset of the first item, or chunk of a string, beyond the bound.
         offset: usize,
-        /// The bound.
+        /// The bound on items, [`Bounds::items`].
         limit: usize,
     },
     /// A map with too many fields.
     #[error("a CBOR map before byte {offset} has more than {limit} fields")]
     MapTooWide {
-        /// Where.
+        /// Byte offset of the first field beyond the bound.
         offset: usize,
-        /// The bound.
+        /// The most fields of one map, 64.
         limit: usize,
     },
     /// The same key twice in a map.
     #[error("a CBOR map repeats the key {key} at byte {offset}; keys must be distinct")]
     DuplicateKey {
-        /// Where.
+        /// Byte offset of the second occurrence of the key.
         offset: usize,
-        /// Which.
+        /// The repeated key; text is cut to 64 characters.
         key: String,
     },
     /// A type the interface does not use, or a malformed head.
     #[error("{what} at byte {offset} is not acceptable in this interface's CBOR")]
     Unexpected {
-        /// Where.
+        /// Byte offset in the body, at or within the refused item.
         offset: usize,
-        /// What.
+        /// What was found, for the message.
         what: &'static str,
     },
 }
@@ -490,7 +490,7 @@ impl Writer {
         self
     }
 
-    /// The body.
+    /// The encoded bytes; the announced counts are not checked.
     pub fn finish(self) -> Vec<u8> {
         self.0
     }

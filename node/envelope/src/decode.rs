@@ -36,7 +36,7 @@ pub struct EnvelopeBounds {
     pub paths: usize,
     /// Labels of one path.
     pub path_labels: usize,
-    /// Delegations.
+    /// Delegations in one `sender_delegation`.
     pub delegations: usize,
     /// Targets of one delegation.
     pub delegation_targets: usize,
@@ -87,7 +87,7 @@ pub struct Envelope {
 /// Fields all requests share, and what is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
-    /// Claimed sender.
+    /// The principal that claims to send the request; not authenticated.
     pub sender: Principal,
     /// Nanoseconds since 1970-01-01 after which the request is void.
     pub ingress_expiry: u64,
@@ -98,9 +98,9 @@ pub struct Content {
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// `request_type: "call"`.
+    /// An update call, `request_type: "call"`.
     Call(MethodCall),
-    /// `request_type: "query"`.
+    /// A query call, `request_type: "query"`.
     Query(MethodCall),
     /// `request_type: "read_state"`, with its paths.
     ReadState(Vec<Vec<Vec<u8>>>),
@@ -120,11 +120,11 @@ impl Request {
 /// Callee, method and argument of a call or query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MethodCall {
-    /// Callee.
+    /// The canister that is called; `aaaaa-aa` is the management canister.
     pub canister_id: Principal,
-    /// Method.
+    /// Name of the method that is called.
     pub method_name: String,
-    /// Argument.
+    /// Bytes of the argument as sent, not decoded.
     pub arg: Vec<u8>,
     /// Sender information with the signature that vouches for it.
     pub sender_info: Option<SignedSenderInfo>,
@@ -184,27 +184,27 @@ pub enum EnvelopeError {
     /// A field is missing.
     #[error("`{field}` is missing; it is required and must be {expected}")]
     Missing {
-        /// Which.
+        /// Name of the missing field.
         field: &'static str,
-        /// Its type.
+        /// The type that the field must have, for the message.
         expected: &'static str,
     },
     /// A field has another type.
     #[error("`{field}` is {found}; it must be {expected}")]
     WrongType {
-        /// Which.
+        /// Name of the field with the wrong type.
         field: &'static str,
         /// What it is.
         found: &'static str,
         /// What it must be.
         expected: &'static str,
     },
-    /// No principal.
+    /// A byte string longer than the 29 bytes of a principal.
     #[error("`{field}` has {length} bytes; a principal has at most 29")]
     NotAPrincipal {
-        /// Which.
+        /// Name of the field that must hold a principal.
         field: &'static str,
-        /// Its length.
+        /// Length of the byte string.
         length: usize,
     },
     /// Unknown kind of request.
@@ -220,7 +220,7 @@ pub enum EnvelopeError {
         what: &'static str,
         /// How much was sent.
         found: usize,
-        /// The limit.
+        /// The most that is accepted, by [`EnvelopeBounds`].
         limit: usize,
     },
     /// `permissions` of a delegation has a value that is not defined.

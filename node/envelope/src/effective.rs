@@ -26,9 +26,9 @@ const SKIPPING_COST: usize = 50;
 /// What the URL names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effective {
-    /// `/canister/<id>/`.
+    /// The effective canister id of a URL with `/canister/<id>/`.
     Canister(Principal),
-    /// `/subnet/<id>/`.
+    /// The subnet id of a URL with `/subnet/<id>/`.
     Subnet(Principal),
 }
 
@@ -67,15 +67,15 @@ pub enum EffectiveError {
     /// Outside this subnet's ranges.
     #[error("canister {canister_id} is in no canister range of this subnet")]
     NotHosted {
-        /// Which.
+        /// The effective canister id of the request.
         canister_id: Principal,
     },
-    /// Another subnet.
+    /// The subnet in the URL is not the one this node belongs to.
     #[error("the URL names subnet {url}, but this node belongs to subnet {own}")]
     OtherSubnet {
         /// In the URL.
         url: Principal,
-        /// This one.
+        /// The subnet that this node belongs to.
         own: Principal,
     },
     /// The subnet form with another method.

@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Node, Op, Spec, limits};
-use statesync::{LocalState, StateInstaller};
 use limits::Limits;
 use state::{CanisterId, Height};
+use statesync::{LocalState, StateInstaller};
 
 const MIB: u64 = 1 << 20;
 const CANISTERS: u64 = 6;

@@ -290,10 +290,10 @@ impl<'a> Turn<'a> {
         }
         let limits = self.core().message_limits();
         let prepaid = self.core().costs.execution(limits.instructions);
-        let admitted = admit(self.core(), canister)
+        let callable = check_callable(self.core(), canister)
             .and_then(|()| find_method(canister, &work.method_name))
             .and_then(|is_update| prepay(self.core(), canister, prepaid).map(|()| is_update));
-        let is_update = match admitted {
+        let is_update = match callable {
             Ok(is_update) => is_update,
             Err(reject) => {
                 self.effects.answer(&work.origin, Payload::Reject(reject), work.cycles);
@@ -589,7 +589,7 @@ impl<'a> Turn<'a> {
 }
 
 /// Whether a canister takes calls at all.
-pub(crate) fn admit(core: &Core, canister: &CanisterState) -> Result<(), Reject> {
+pub(crate) fn check_callable(core: &Core, canister: &CanisterState) -> Result<(), Reject> {
     match canister.status {
         CanisterStatus::Stopped => return Err(reject::stopped(&canister.id)),
         CanisterStatus::Stopping(_) => return Err(reject::stopping(&canister.id)),

@@ -26,7 +26,7 @@ use state::{
 use crate::core::{Core, EnsureError};
 use crate::machine::{Invocation, system_context};
 use crate::management;
-use crate::message::admit;
+use crate::message::check_callable;
 use crate::query_cache::QueryCache;
 use crate::reject;
 
@@ -192,7 +192,7 @@ impl QueryService {
         }
         let id = ingress.canister_id;
         let canister = state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))?;
-        admit(core, &canister)?;
+        check_callable(core, &canister)?;
         affordable(core, &canister, fee)?;
         if !canister.module().is_some_and(|module| module.info.hooks.inspect_message) {
             return Ok(());
@@ -291,7 +291,7 @@ impl<'a> Session<'a> {
     fn evaluate(&mut self, asked: Asked, depth: u64) -> Result<Vec<u8>, Reject> {
         let id = asked.canister_id;
         let canister = self.state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))?;
-        admit(self.core, &canister)?;
+        check_callable(self.core, &canister)?;
         let (entry, composite) = find_method(&canister, &asked.method_name)?;
         self.repeatable &= !composite;
         // Only the canister that was asked can show what is certified of it, and only before it

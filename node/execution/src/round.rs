@@ -22,7 +22,7 @@ use state::{Batch, CanisterId, Fault, Payload, ReplicatedState, Time};
 use crate::config::{FatalError, unwound};
 use crate::core::{Core, RoundFacts};
 use crate::induction;
-use crate::management::{self, Desk, STOP_TIMEOUT_SECONDS};
+use crate::management::{self, Dispatcher, STOP_TIMEOUT_SECONDS};
 use crate::message::{Effects, Seat};
 use crate::messaging::{self, MessageMemory};
 use crate::pool::LanePool;
@@ -66,6 +66,7 @@ pub(crate) fn run(
     batch: Batch,
     rejected: BTreeSet<Fault>,
 ) -> Result<RoundWork, FatalError> {
+    assert!(batch.height > state.subnet.height, "heights grow");
     state.subnet.height = batch.height;
     state.subnet.time = batch.time;
     // Work left from the round before means that the round was used up. Who was left waiting comes
@@ -194,7 +195,7 @@ impl Round<'_> {
             let Some(call) = self.state.subnet.calls.pop_front() else { return Ok(()) };
             let place = self.facts.place(CanisterId::management_canister(), self.desk_ordinal);
             self.desk_ordinal += 1;
-            let mut desk = Desk {
+            let mut dispatcher = Dispatcher {
                 place: place.clone(),
                 core: self.core,
                 state: self.state,
@@ -206,11 +207,11 @@ impl Round<'_> {
                 call.method_name.escape_debug(),
                 call.origin.caller()
             );
-            unwound(|| desk.serve(call)).map_err(|panic| FatalError::Panicked {
+            unwound(|| dispatcher.serve(call)).map_err(|panic| FatalError::Panicked {
                 place: place.clone(),
                 what: format!("{what}: {panic}"),
             })??;
-            let effects = desk.effects;
+            let effects = dispatcher.effects;
             self.merge_one(effects);
             self.finish_stops();
         }
@@ -305,6 +306,9 @@ impl Round<'_> {
 
     fn finish(mut self) -> Result<RoundWork, FatalError> {
         self.state.settle();
+        if cfg!(debug_assertions) {
+            self.state.check();
+        }
         let waits =
             !self.state.subnet.calls.is_empty() || !self.state.subnet.randomness_waiters.is_empty();
         // What was left alone because the canister cannot pay for it must not bring rounds one

@@ -14,12 +14,12 @@ use std::sync::{Arc, Mutex};
 use candid::{Decode, Encode, Nat, Principal};
 use common::{MakeSandbox, Node, limits, subnet_config, user};
 use execution::QueryRequest;
-use statesync::StateInstaller;
 use ic_management_canister_types::{
     CanisterInstallMode as Mode, UpgradeFlags, WasmMemoryPersistence,
 };
 use sandbox::{Pool, Sandbox, SandboxConfig};
 use state::{CanisterId, Reject};
+use statesync::StateInstaller;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);

@@ -13,16 +13,16 @@ use std::time::Duration;
 
 use common::{Node, Op, Spec, limits, subnet_config, user};
 use disk::{SharedDisk, SimulatedDisk};
-use statesync::{
-    InstallError, LocalState, OfferError, Rejected, ServeError, SnapshotSource, StateInstaller,
-    complete_install, complete_install_on,
-};
 use ic_management_canister_types::{CanisterInstallMode, UploadChunkArgs};
 use limits::Limits;
 use pages::{PAGE_BYTES, read_pages};
 use sha2::{Digest, Sha256};
 use state::manifest::{Body, CHUNK_BYTES_MAX, Header, LEAF_BYTES, encode_leaf, piece_hash};
 use state::{Batch, CanisterId, ChunkId, Height, ObjectId};
+use statesync::{
+    InstallError, LocalState, OfferError, Rejected, ServeError, SnapshotSource, StateInstaller,
+    complete_install, complete_install_on,
+};
 
 const MIB: u64 = 1 << 20;
 

@@ -55,7 +55,7 @@ impl Answer {
     }
 }
 
-/// A refusal.
+/// A request that is not served: the response it gets, and the label it is counted under.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
     pub(crate) status: StatusCode,
@@ -79,7 +79,7 @@ impl Refused {
         Self { status, reason, message: message.into(), retry_after_seconds: None, allow: None }
     }
 
-    /// 400.
+    /// A refusal with status 400 (Bad Request).
     pub(crate) fn bad(reason: &'static str, message: impl ToString) -> Self {
         Self::new(StatusCode::BAD_REQUEST, reason, message.to_string())
     }

@@ -18,15 +18,15 @@ use crate::report::Report;
 /// A query whose envelope was authenticated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueryRequest {
-    /// Authenticated sender.
+    /// Sender that was authenticated; the anonymous principal for an unsigned query.
     pub sender: Principal,
     /// Callee; `aaaaa-aa` is the management canister.
     pub canister_id: CanisterId,
     /// From the URL, checked against the content; the subnet's id for the subnet form.
     pub effective_canister_id: Principal,
-    /// Method.
+    /// Name of the query method.
     pub method_name: String,
-    /// Argument.
+    /// Bytes of the argument as sent, not decoded.
     pub arg: Vec<u8>,
     /// Verified sender information, if the query carried any.
     pub sender_info: Option<SenderInfo>,
@@ -41,12 +41,12 @@ pub enum Submitted {
     Duplicate,
 }
 
-/// What a request asks for, as far as [`Node::admit`] cares.
+/// What a request asks for, as far as [`Node::check_load`] cares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestKind {
     /// An update call.
     Call,
-    /// A query.
+    /// A query call.
     Query,
 }
 
@@ -63,12 +63,12 @@ pub enum Refusal {
     },
     /// The message can never be accepted (too large, expired): 400.
     Invalid {
-        /// Says why.
+        /// Why the message can never be accepted.
         message: String,
     },
     /// The node takes no updates at the moment (disk full, shutting down): 503.
     Unavailable {
-        /// Says why.
+        /// Why the node takes no updates.
         message: String,
     },
 }
@@ -157,7 +157,7 @@ impl<C: CanisterFacts + Send + Sync> CertifiedView for CertifiedStateOf<C> {
 pub trait Node: Send + Sync + 'static {
     /// Whether a request of this kind is taken at the moment, asked before its body is read. Must
     /// not block.
-    fn admit(&self, kind: RequestKind) -> Result<(), Refusal> {
+    fn check_load(&self, kind: RequestKind) -> Result<(), Refusal> {
         let _ = kind;
         Ok(())
     }

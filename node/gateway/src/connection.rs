@@ -66,7 +66,7 @@ const SEND_BUFFER_BYTES: usize = 64 * 1024;
 /// Where the gateway is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stage {
-    /// Takes requests.
+    /// Accepts connections and requests.
     Serving,
     /// Finishes those in flight.
     Draining,

@@ -109,7 +109,7 @@ fn check_kind(request: &Request, kind: Kind) -> Result<(), Refused> {
 
 impl Service {
     /// Decodes and authenticates a body, and checks that it is of the kind and belongs at the URL.
-    async fn admit(
+    async fn authenticate(
         self: &Arc<Self>,
         effective: Effective,
         kind: Kind,
@@ -170,7 +170,8 @@ impl Service {
     ) -> Result<Answer, Refused> {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
-        let (envelope, authenticated) = self.admit(effective, Kind::Call, bytes.clone()).await?;
+        let (envelope, authenticated) =
+            self.authenticate(effective, Kind::Call, bytes.clone()).await?;
         let (id, expiry) = (envelope.request_id, envelope.content.ingress_expiry);
         let validity = auth::validity(&envelope, &self.auth);
         let Request::Call(call) = envelope.content.request else {
@@ -272,7 +273,7 @@ impl Service {
         })
     }
 
-    /// `query`.
+    /// Serves a query call: authenticates it, runs it on a query thread and signs the response.
     pub(crate) async fn query(
         self: &Arc<Self>,
         effective: Effective,
@@ -280,7 +281,7 @@ impl Service {
     ) -> Result<Answer, Refused> {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
-        let (envelope, authenticated) = self.admit(effective, Kind::Query, bytes).await?;
+        let (envelope, authenticated) = self.authenticate(effective, Kind::Query, bytes).await?;
         let Request::Query(call) = envelope.content.request else {
             return Err(Refused::bad("request_type", "this endpoint takes \"query\""));
         };
@@ -302,7 +303,7 @@ impl Service {
         self.accounted(response.await?)
     }
 
-    /// `read_state`.
+    /// Serves `read_state`: a certificate of the paths, if the sender may see all of them.
     pub(crate) async fn read_state(
         self: &Arc<Self>,
         effective: Effective,
@@ -311,7 +312,8 @@ impl Service {
     ) -> Result<Answer, Refused> {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
-        let (envelope, authenticated) = self.admit(effective, Kind::ReadState, bytes).await?;
+        let (envelope, authenticated) =
+            self.authenticate(effective, Kind::ReadState, bytes).await?;
         let Request::ReadState(paths) = envelope.content.request else {
             return Err(Refused::bad("request_type", "this endpoint takes \"read_state\""));
         };

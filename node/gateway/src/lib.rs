@@ -8,7 +8,7 @@
 //! accept -> connection -> service -> endpoint -> Node
 //!   |          |            |           |
 //!   |          |            |           the crate `envelope` (form, who, where), paths (what may be read), answer
-//!   |          |            doors: requests, queries, body, bytes, timeouts
+//!   |          |            permits: requests, queries, body, bytes, timeouts
 //!   |          head and idle timeouts, slow readers, streams
 //!   connections
 //! ```

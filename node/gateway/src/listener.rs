@@ -34,7 +34,7 @@ use crate::{
     Latencies, Node, Waiters,
     connection::{self, Stage},
     metrics::Metrics,
-    service::{Doors, Parts, Service, permits},
+    service::{Permits, Service, Shared, permits},
 };
 
 /// Connections being told that there is no place, at once.
@@ -67,7 +67,7 @@ pub struct GatewayConfig {
     pub responses: Pool,
     /// Signs query responses; its public key stands in the state tree.
     pub node_key: SigningKey,
-    /// This node.
+    /// Principal of this node, the `identity` of its signatures on query responses.
     pub node_id: Principal,
     /// This node's subnet.
     pub subnet_id: Principal,
@@ -87,7 +87,7 @@ pub enum GatewayError {
     /// The address cannot be bound.
     #[error("cannot listen on {listen}: {error}; choose another address or stop what uses it")]
     Listen {
-        /// The address.
+        /// The address that was to be bound.
         listen: SocketAddr,
         /// What the system said.
         error: io::Error,
@@ -133,29 +133,29 @@ impl Gateway {
         let (stage, stages) = watch::channel(Stage::Serving);
         let connections_max = u32::try_from(permits(config.limits.connections)).unwrap_or(u32::MAX);
         let connections = Arc::new(Semaphore::new(connections_max as usize));
-        let doors = Doors::new(
+        let permits = Permits::new(
             &config.limits,
             config.query_threads,
             config.verify_threads,
             config.bodies.clone(),
             config.responses.clone(),
         );
-        let gauges = doors.gauges(&config.limits, connections.clone(), waiters.clone());
+        let gauges = permits.gauges(&config.limits, connections.clone(), waiters.clone());
         let metrics =
             Metrics::new(&mut registry.lock().unwrap_or_else(PoisonError::into_inner), gauges);
         let grace = config.shutdown_grace;
-        let parts = Parts {
+        let shared = Shared {
             node,
             waiters,
             metrics,
             registry,
             stage: stages.clone(),
             auth: AuthConfig::new(root_key, config.ingress_expiry, config.ingress_drift),
-            doors,
+            permits,
         };
         let root_subnet_id = Principal::self_authenticating(&config.root_key_der);
         let buffers = config.connections.clone();
-        let service = Arc::new(Service::new(config, root_subnet_id, parts));
+        let service = Arc::new(Service::new(config, root_subnet_id, shared));
         let listener =
             tokio::spawn(accept(listener, service, connections.clone(), buffers, stages));
         tracing::info!(%local_addr, "the public interface is open");

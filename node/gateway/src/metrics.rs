@@ -52,7 +52,7 @@ pub(crate) struct Metrics {
 pub(crate) struct Pools {
     /// Name, permits, limit.
     pub(crate) permits: Vec<(&'static str, Arc<Semaphore>, usize)>,
-    /// Byte pools.
+    /// Pools of request bodies and responses, by name.
     pub(crate) bytes: Vec<(&'static str, Pool)>,
     /// Waiting synchronous calls.
     pub(crate) waiters: Waiters,

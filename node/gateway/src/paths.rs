@@ -15,7 +15,7 @@ use thiserror::Error;
 
 use crate::api::{CertifiedView, RequestFacts};
 
-/// One path.
+/// Labels of one path, from the root of the state tree down.
 type Path = Vec<Vec<u8>>;
 
 /// The endpoint a read_state came in at.
@@ -24,7 +24,6 @@ pub(crate) struct Scope<'a> {
     pub(crate) effective: &'a Effective,
     /// Whether it is the deprecated v2 endpoint.
     pub(crate) v2: bool,
-    /// This subnet.
     pub(crate) own_subnet: &'a Principal,
     /// The root subnet.
     pub(crate) root_subnet: &'a Principal,
@@ -40,13 +39,13 @@ pub(crate) enum PathError {
         "the path {path} cannot be requested at this endpoint; see \"Request: Read state\" of the interface specification"
     )]
     NotAPath {
-        /// Shown readably.
+        /// The path as text, cut (see [`show`]).
         path: String,
     },
-    /// Another canister.
+    /// The path names a canister other than the effective canister id.
     #[error("the path {path} concerns another canister than the effective canister id {effective}")]
     OtherCanister {
-        /// Shown readably.
+        /// The path as text, cut (see [`show`]).
         path: String,
         /// From the URL.
         effective: Principal,
@@ -54,7 +53,7 @@ pub(crate) enum PathError {
     /// A canister elsewhere.
     #[error("canister {canister_id} is in no canister range of this subnet")]
     NotHosted {
-        /// Which.
+        /// The effective canister id of the URL.
         canister_id: Principal,
     },
     /// Several requests at once.
@@ -68,7 +67,7 @@ pub(crate) enum PathError {
         "the status of request {id:?} may only be read by its sender, at the effective id the request was sent to"
     )]
     NotYourRequest {
-        /// Which.
+        /// The request whose status was asked for.
         id: RequestId,
     },
     /// A private section.

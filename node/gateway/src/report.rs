@@ -80,7 +80,7 @@ pub struct Subnet {
     pub behind: u64,
     /// Whether the node fetches blocks that others executed.
     pub catching_up: bool,
-    /// A state is being taken over from peers, because the blocks this node needs are kept nowhere
+    /// A state is being fetched from peers, because the blocks this node needs are kept nowhere
     /// any more.
     pub state_sync: Option<StateSync>,
     /// Rounds without a block since the start.
@@ -89,7 +89,7 @@ pub struct Subnet {
     pub equivocations: u64,
 }
 
-/// How far taking over a state is.
+/// How far state sync is.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StateSync {
@@ -107,7 +107,7 @@ pub struct StateSync {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SubnetMember {
-    /// Its principal.
+    /// Principal of the node, as text.
     pub node_id: String,
     /// Where this node looks for it.
     pub address: String,
@@ -121,7 +121,7 @@ pub struct SubnetMember {
 pub struct Rounds {
     /// Newest certified height.
     pub height: u64,
-    /// Rounds executed.
+    /// Rounds executed since the process started.
     pub rounds: u64,
     /// Rounds in which execution was skipped because of the delta log, the disk or memory.
     pub skipped: u64,
@@ -129,9 +129,9 @@ pub struct Rounds {
     pub longest_stall_millis: u64,
     /// Canister messages executed.
     pub messages: u64,
-    /// Queries answered.
+    /// Query calls since the process started, failed ones included.
     pub queries: u64,
-    /// Checkpoints made.
+    /// Checkpoints made since the process started.
     pub checkpoints: u64,
     /// Delta segments on disk.
     pub delta_bytes: u64,
@@ -167,11 +167,11 @@ impl From<budget::Level> for Level {
     }
 }
 
-/// One canister.
+/// One of the largest canisters ([`Report::canisters`]).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Canister {
-    /// Its id.
+    /// Principal of the canister, as text.
     pub id: String,
     /// Heap and stable memory, module and everything else that counts against the subnet's
     /// capacity (on disk, not resident).
@@ -180,7 +180,7 @@ pub struct Canister {
     pub status: String,
 }
 
-/// One second.
+/// One sample of [`Report::history`]: rates are over the time since the sample before.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {

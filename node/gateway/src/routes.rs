@@ -10,20 +10,20 @@ use envelope::effective::Effective;
 
 use crate::answer::Refused;
 
-/// An endpoint.
+/// The endpoint that a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
-    /// `GET /api/v2/status`.
+    /// `GET /api/v2/status`: the status endpoint of the interface specification.
     Status,
-    /// `GET /health`.
+    /// `GET /health`: 200 while the node is able to serve, else 503.
     Health,
-    /// `GET /metrics`.
+    /// `GET /metrics`: metrics as OpenMetrics text.
     Metrics,
-    /// `GET /status.json`.
+    /// `GET /status.json`: [`crate::report::Report`] as JSON.
     Report,
-    /// `GET /debug/heap`.
+    /// `GET /debug/heap`: the heap profile; 404 unless the node samples allocations.
     HeapProfile,
-    /// `GET /dashboard`.
+    /// `GET /dashboard`: the page that draws the status report.
     Dashboard,
     /// `POST /api/v2/canister/<id>/call`: asynchronous.
     CallAsync(Effective),
@@ -31,7 +31,7 @@ pub(crate) enum Route {
     CallSync(Effective),
     /// `POST /api/{v2,v3}/canister/<id>/query` and `/api/v3/subnet/<id>/query`.
     Query(Effective),
-    /// `POST /api/{v2,v3}/{canister,subnet}/<id>/read_state`.
+    /// `POST /api/{v2,v3}/{canister,subnet}/<id>/read_state`: a certificate of the paths asked for.
     ReadState {
         /// What the URL names.
         effective: Effective,

@@ -1,7 +1,7 @@
 //! The service behind every connection: admits a request, reads its body, and hands it to its
 //! endpoint.
 //!
-//! A request passes these doors, each with its own answer: a place among the requests in flight
+//! A request passes these permits, each with its own answer: a place among the requests in flight
 //! (503), for queries a place among the queries (429), the content type (415), the announced and
 //! the real length of the body (413), room in the pool of bodies (503), and the read timeout (408).
 //! Health, metrics, status, report, heap profile and dashboard stand outside the first door, so
@@ -73,12 +73,12 @@ pub(crate) struct Service {
     pub(crate) root_subnet_id: Principal,
     pub(crate) root_key_der: Vec<u8>,
     pub(crate) version: String,
-    // Doors.
-    doors: Doors,
+    // Permits.
+    permits: Permits,
 }
 
 /// The permits and pools requests pass.
-pub(crate) struct Doors {
+pub(crate) struct Permits {
     pub(crate) requests: Arc<Semaphore>,
     pub(crate) queries: Arc<Semaphore>,
     pub(crate) query_threads: Arc<Semaphore>,
@@ -100,7 +100,7 @@ pub(crate) enum Work {
     Inspect,
     /// Running a query.
     Query,
-    /// Encoding metrics.
+    /// Encoding the metrics for `/metrics`.
     Scrape,
     /// Asking the node how it is.
     Report,
@@ -108,7 +108,7 @@ pub(crate) enum Work {
     HeapProfile,
 }
 
-impl Doors {
+impl Permits {
     pub(crate) fn new(
         limits: &GatewayLimits,
         query_threads: u64,
@@ -177,24 +177,24 @@ impl Service {
     pub(crate) fn new(
         config: crate::GatewayConfig,
         root_subnet_id: Principal,
-        parts: Parts,
+        shared: Shared,
     ) -> Self {
         Self {
-            node: parts.node,
-            waiters: parts.waiters,
+            node: shared.node,
+            waiters: shared.waiters,
             signer: NodeSigner::new(config.node_key, config.node_id),
-            metrics: parts.metrics,
+            metrics: shared.metrics,
             latencies: config.latencies,
-            registry: parts.registry,
-            stage: parts.stage,
-            auth: parts.auth,
+            registry: shared.registry,
+            stage: shared.stage,
+            auth: shared.auth,
             bounds: EnvelopeBounds::new(&config.limits),
             limits: config.limits,
             subnet_id: config.subnet_id,
             root_subnet_id,
             root_key_der: config.root_key_der,
             version: config.version,
-            doors: parts.doors,
+            permits: shared.permits,
         }
     }
 
@@ -257,14 +257,14 @@ impl Service {
             | Route::ReadState { .. } => {}
         }
         let _place = self.enter(
-            &self.doors.requests,
+            &self.permits.requests,
             "requests_in_flight",
             StatusCode::SERVICE_UNAVAILABLE,
             self.limits.requests_in_flight,
         )?;
         let _query = match route {
             Route::Query(_) => Some(self.enter(
-                &self.doors.queries,
+                &self.permits.queries,
                 "queries_in_flight",
                 StatusCode::TOO_MANY_REQUESTS,
                 self.limits.queries_in_flight,
@@ -276,7 +276,7 @@ impl Service {
             Route::Query(_) => Some(RequestKind::Query),
             _ => None,
         };
-        if let Some(Err(refusal)) = kind.map(|kind| self.node.admit(kind)) {
+        if let Some(Err(refusal)) = kind.map(|kind| self.node.check_load(kind)) {
             // A query is answered like one beyond `queries_in_flight`.
             let mut refused = Refused::from(refusal);
             if kind == Some(RequestKind::Query) && refused.status == StatusCode::SERVICE_UNAVAILABLE
@@ -342,7 +342,7 @@ impl Service {
                 1,
             )
         };
-        let mut reservation = self.doors.bodies.try_reserve(0).map_err(pool_full)?;
+        let mut reservation = self.permits.bodies.try_reserve(0).map_err(pool_full)?;
         let reading = async {
             let mut first = Bytes::new();
             let mut joined = BytesMut::new();
@@ -392,12 +392,12 @@ impl Service {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Refused> {
         let door = match kind {
-            Work::Verify => &self.doors.verify_threads,
-            Work::Inspect => &self.doors.inspect_threads,
-            Work::Query => &self.doors.query_threads,
-            Work::Scrape => &self.doors.scrapes,
-            Work::Report => &self.doors.reports,
-            Work::HeapProfile => &self.doors.heap_profiles,
+            Work::Verify => &self.permits.verify_threads,
+            Work::Inspect => &self.permits.inspect_threads,
+            Work::Query => &self.permits.query_threads,
+            Work::Scrape => &self.permits.scrapes,
+            Work::Report => &self.permits.reports,
+            Work::HeapProfile => &self.permits.heap_profiles,
         };
         let permit = door.clone().acquire_owned().await.map_err(|_| stopping())?;
         let done = tokio::task::spawn_blocking(move || {
@@ -421,7 +421,7 @@ impl Service {
 
     /// Bytes that are charged to the pool of responses until they are written.
     fn charged(&self, bytes: Vec<u8>) -> Result<Bytes, Refused> {
-        let reserved = self.doors.responses.try_reserve(bytes.capacity() as u64);
+        let reserved = self.permits.responses.try_reserve(bytes.capacity() as u64);
         let _reservation = reserved.map_err(|full| {
             Refused::busy(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -517,14 +517,14 @@ impl Service {
 }
 
 /// What is made before the service.
-pub(crate) struct Parts {
+pub(crate) struct Shared {
     pub(crate) node: Arc<dyn Node>,
     pub(crate) waiters: Waiters,
     pub(crate) metrics: Metrics,
     pub(crate) registry: Arc<Mutex<Registry>>,
     pub(crate) stage: watch::Receiver<Stage>,
     pub(crate) auth: AuthConfig,
-    pub(crate) doors: Doors,
+    pub(crate) permits: Permits,
 }
 
 fn stopping() -> Refused {

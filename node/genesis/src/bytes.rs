@@ -18,33 +18,33 @@ pub enum BytesError {
     /// Longer than it says.
     #[error("{surplus} bytes follow its end")]
     Surplus {
-        /// How many.
+        /// Number of bytes after the end.
         surplus: usize,
     },
     /// A number that cannot be there.
     #[error("{what} is {value}, outside {min}..={max}")]
     OutOfRange {
-        /// Which.
+        /// Name of the number, for the message.
         what: &'static str,
-        /// Its value.
+        /// The number that was found.
         value: u64,
-        /// Smallest allowed.
+        /// Smallest value accepted.
         min: u64,
-        /// Largest allowed.
+        /// Largest value accepted.
         max: u64,
     },
     /// All of it.
     #[error("it has {bytes} bytes; at most {bytes_max} are read")]
     TooLarge {
-        /// Its size.
+        /// Size of the encoding in bytes.
         bytes: usize,
-        /// The limit.
+        /// Most bytes that an encoding of this kind may have.
         bytes_max: usize,
     },
     /// The same value has a shorter encoding.
     #[error("{what} is written in a way in which nobody writes it")]
     NotCanonical {
-        /// Which part.
+        /// Name of the part, for the message.
         what: &'static str,
     },
 }

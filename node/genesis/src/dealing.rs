@@ -33,7 +33,7 @@ pub(crate) struct DealingFile {
     version: u32,
     /// Of the plan it is for.
     plan_hash: Hex<32>,
-    /// Node id.
+    /// Node id of the dealer, as text.
     dealer: String,
     dealing: Blob,
     /// Of the dealer's node key, over plan and dealing.

@@ -10,20 +10,20 @@ use crate::{ADDRESS_BYTES_MAX, NODES_MAX, encoding::VERSION};
 /// Why a file was refused.
 #[derive(Debug, Error)]
 pub enum GenesisError {
-    /// Size.
+    /// A file with more bytes than are read of its kind.
     #[error("{what} has {bytes} bytes; at most {bytes_max} are read")]
     TooLarge {
-        /// Which file.
+        /// Name of the file, for the message.
         what: &'static str,
-        /// Its size.
+        /// Size of the file in bytes.
         bytes: usize,
-        /// The limit.
+        /// Most bytes that are read of a file of this kind.
         bytes_max: usize,
     },
     /// Not the JSON it must be.
     #[error("{what} is not what it should be: {error}")]
     Json {
-        /// Which file.
+        /// Name of the file, for the message.
         what: &'static str,
         /// Where and why.
         error: serde_json::Error,
@@ -31,9 +31,9 @@ pub enum GenesisError {
     /// Written by another program.
     #[error("{what} has version {found}; this program reads version {VERSION}")]
     Version {
-        /// Which file.
+        /// Name of the file, for the message.
         what: &'static str,
-        /// Version found.
+        /// Version that the file states.
         found: u32,
     },
     /// Not a key.
@@ -47,10 +47,10 @@ pub enum GenesisError {
         /// As the key says.
         actual: Principal,
     },
-    /// Encryption key.
+    /// The encryption key of a node is refused.
     #[error("the encryption key of node {node}: {error}")]
     EncryptionKey {
-        /// Whose.
+        /// The node that the encryption key belongs to.
         node: Principal,
         /// What is wrong with it.
         error: KeyError,
@@ -60,14 +60,14 @@ pub enum GenesisError {
         "the signature of the record of node {0} does not verify: it was changed, or not made by that node"
     )]
     RecordSignature(Principal),
-    /// Address.
+    /// Not an address of the form HOST:PORT.
     #[error(
         "`{address}` is no address: {why}; HOST:PORT is meant, at most {ADDRESS_BYTES_MAX} bytes, like 10.0.0.1:4000 or node1.example.org:4000"
     )]
     Address {
-        /// As given.
+        /// The address as given, cut to 60 characters.
         address: String,
-        /// Why not.
+        /// What is wrong with the address.
         why: &'static str,
     },
     /// Number of nodes.
@@ -76,20 +76,20 @@ pub enum GenesisError {
     /// A node or an address twice.
     #[error("two nodes of the plan have the same {what}, {value}")]
     Twice {
-        /// Of what.
+        /// What both nodes have: `node id` or `address`.
         what: &'static str,
-        /// Which.
+        /// The node id or address that occurs twice.
         value: String,
     },
-    /// Order.
+    /// The nodes of a plan are not in the order of rising node keys.
     #[error("the nodes of the plan do not stand by rising node key: {after} follows {before}")]
     Order {
-        /// Stands first.
+        /// Stands before the other, and belongs after it.
         before: Principal,
         /// Stands after it, and belongs before.
         after: Principal,
     },
-    /// Threshold.
+    /// The threshold of a plan is not the one for its number of nodes.
     #[error("the plan's threshold is {stated}; for {nodes} nodes it is {right}")]
     Threshold {
         /// As the file says.
@@ -99,18 +99,18 @@ pub enum GenesisError {
         /// Of how many.
         nodes: usize,
     },
-    /// Time.
+    /// The time of a plan, in seconds since 1970, exceeds 64 bits of nanoseconds.
     #[error(
         "the plan's time, {0} seconds since 1970, is too far away to be counted in nanoseconds"
     )]
     Time(u64),
-    /// Session.
+    /// The nodes of a plan make no valid key generation session.
     #[error("the plan is no key generation: {0}")]
     Session(#[from] SessionError),
-    /// Another plan.
+    /// A dealing that names the hash of another plan.
     #[error("the dealing of node {dealer} is for the plan {stated}, this plan is {plan}")]
     OtherPlan {
-        /// Whose dealing.
+        /// The node that the dealing names as its dealer.
         dealer: Principal,
         /// Hash that it names.
         stated: String,
@@ -128,17 +128,17 @@ pub enum GenesisError {
     /// Bytes of a dealing.
     #[error("the dealing of node {dealer}: {error}")]
     DealingBytes {
-        /// Whose.
+        /// The node that made the dealing.
         dealer: Principal,
-        /// Why.
+        /// Why the bytes cannot be decoded.
         error: DecodeError,
     },
     /// A dealing that could not be made, or failed a check.
     #[error("node {dealer}: {error}")]
     Dealing {
-        /// Whose.
+        /// The node that deals.
         dealer: Principal,
-        /// Which check.
+        /// The check that failed, or why no dealing could be made.
         error: DealingError,
     },
     /// A dealer twice.
@@ -155,7 +155,7 @@ pub enum GenesisError {
         /// How many there must be.
         need: u32,
     },
-    /// Transcript.
+    /// No transcript can be made of the dealings, or no share opened out of it.
     #[error("the transcript: {0}")]
     Transcript(#[from] TranscriptError),
     /// Not what the dealings give.
@@ -164,7 +164,7 @@ pub enum GenesisError {
     /// Not the bytes they must be.
     #[error(transparent)]
     Bytes(#[from] crate::BytesError),
-    /// Committee.
+    /// The committee of the transcript is refused.
     #[error("the committee of the transcript: {0}")]
     Committee(#[from] nidkg::BlsError),
 }

@@ -53,7 +53,7 @@ pub struct MembershipChange {
     number: u64,
     /// By rising node key.
     add: Vec<NodeRecord>,
-    /// Rising.
+    /// By rising node id.
     remove: Vec<Principal>,
     /// By rising node id.
     signatures: Vec<(Principal, Signature)>,
@@ -87,7 +87,7 @@ struct SignatureEntry {
 /// Why a change of members was refused.
 #[derive(Debug, Error)]
 pub enum ChangeError {
-    /// Another subnet's.
+    /// The change names the public key of another subnet.
     #[error("the change is for the subnet with the key {stated}…, this subnet's is {right}…")]
     OtherSubnet {
         /// Start of the key it names.
@@ -132,7 +132,7 @@ pub enum ChangeError {
     Size {
         /// Before the change.
         before: usize,
-        /// After it.
+        /// Number of members after the change.
         after: usize,
     },
     /// Nobody has the state.
@@ -163,7 +163,7 @@ pub enum ChangeError {
     /// A record or a file.
     #[error(transparent)]
     Genesis(#[from] GenesisError),
-    /// Bytes.
+    /// The encoding of a change is refused.
     #[error("the change: {0}")]
     Bytes(#[from] BytesError),
 }

@@ -22,7 +22,7 @@ pub enum Payload {
     Dealing {
         /// Epoch of agreement that begins with the key in the hands of the receivers.
         target: u64,
-        /// The dealing.
+        /// The dealing of the leader, decoded but not verified.
         dealing: Box<Dealing>,
     },
     /// A change of members, whoever's block it is in.
@@ -32,7 +32,7 @@ pub enum Payload {
 /// Why bytes are no payload.
 #[derive(Debug, Error)]
 pub enum PayloadError {
-    /// Bytes.
+    /// The encoding of a payload is refused.
     #[error("the payload: {0}")]
     Bytes(#[from] BytesError),
     /// The dealing inside.
@@ -44,7 +44,7 @@ pub enum PayloadError {
 }
 
 impl Payload {
-    /// As bytes.
+    /// The encoding that stands in a block: one byte for the kind, then the content.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         match self {

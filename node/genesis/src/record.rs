@@ -110,7 +110,7 @@ impl NodeRecord {
         encoding::write(&RecordFile::from(self))
     }
 
-    /// Its name.
+    /// Principal of the node, derived from its node key.
     pub fn node_id(&self) -> Principal {
         node_id(&self.node_key)
     }
@@ -130,7 +130,7 @@ impl NodeRecord {
         &self.address
     }
 
-    /// As bytes.
+    /// Writes node key, encryption key, address with its length, and signature.
     pub(crate) fn write(&self, writer: &mut Writer) {
         writer.bytes(self.node_key.as_bytes());
         writer.bytes(&self.encryption.to_bytes());
@@ -140,13 +140,13 @@ impl NodeRecord {
 
     /// Reads what [`Self::write`] gave, and checks everything there is to check.
     pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Self, GenesisError> {
-        let parts = Parts {
+        let unchecked = Unchecked {
             node_key: reader.array("a node key")?,
             encryption_key: reader.array("an encryption key")?,
             address: text(reader.part("an address", ADDRESS_BYTES_MAX)?)?,
             signature: reader.array("the signature of a record")?,
         };
-        parts.check()
+        unchecked.check()
     }
 
     /// All of it, into the hash of a plan.
@@ -192,32 +192,32 @@ impl TryFrom<RecordFile> for NodeRecord {
                 found: file.version,
             });
         }
-        let parts = Parts {
+        let unchecked = Unchecked {
             node_key: file.node_key.0,
             encryption_key: file.encryption_key.0,
             address: file.address,
             signature: file.signature.0,
         };
-        let actual = node_id(&parts.key()?);
+        let actual = node_id(&unchecked.key()?);
         if file.node_id != actual.to_text() {
             return Err(GenesisError::NodeId {
                 stated: shortened(&file.node_id).to_owned(),
                 actual,
             });
         }
-        parts.check()
+        unchecked.check()
     }
 }
 
 /// What a record is made of, wherever it was read: nothing is checked.
-struct Parts {
+struct Unchecked {
     node_key: [u8; 32],
     encryption_key: [u8; EncryptionPublicKey::LENGTH],
     address: String,
     signature: [u8; 64],
 }
 
-impl Parts {
+impl Unchecked {
     fn key(&self) -> Result<VerifyingKey, GenesisError> {
         // Keys of small order sign everything; they belong to nobody.
         VerifyingKey::from_bytes(&self.node_key)

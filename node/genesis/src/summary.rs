@@ -72,7 +72,7 @@ const _: () = assert!(
 /// The key summary. Public data only.
 #[derive(Clone)]
 pub struct Summary {
-    /// Of agreement.
+    /// Epoch of agreement that this summary is of.
     epoch: u64,
     /// Changes of members accepted before this epoch.
     changes: u64,
@@ -93,15 +93,15 @@ enum Key {
     /// In a ceremony, or otherwise before the first epoch.
     Given(Committee),
     /// From an earlier committee.
-    HandedOn(Arc<Handover>),
+    Reshared(Arc<Resharing>),
 }
 
-struct Handover {
+struct Resharing {
     /// Epoch of agreement that it was made for.
     target: u32,
     /// Key epoch of those who dealt.
     source: u32,
-    /// Who dealt.
+    /// The committee whose members dealt.
     previous: Committee,
     transcript: Transcript,
 }
@@ -131,7 +131,7 @@ pub enum SummaryError {
     /// Not a member's block.
     #[error("member {} is not one of the {members} of this epoch", member.0)]
     NoMember {
-        /// Who.
+        /// The leader or dealer whose index is too large.
         member: NodeIndex,
         /// How many there are.
         members: usize,
@@ -156,7 +156,7 @@ pub enum SummaryError {
     /// A share of another key or another epoch.
     #[error("the share of member {} is not that of key epoch {}", member.0, key_epoch.0)]
     OtherShare {
-        /// Whose.
+        /// The member that the share was to deal for.
         member: NodeIndex,
         /// Of the shares in use.
         key_epoch: Epoch,
@@ -183,17 +183,17 @@ pub enum SummaryError {
         "{members} members with a committee of {shares}, of which {threshold} sign together: they do not belong together"
     )]
     Committee {
-        /// Members.
+        /// Number of members.
         members: usize,
         /// Shares of the committee.
         shares: usize,
-        /// Its threshold.
+        /// Threshold of the committee: shares that sign together.
         threshold: u32,
     },
     /// The committee is none.
     #[error("the committee: {0}")]
     Key(#[from] nidkg::BlsError),
-    /// Stored bytes.
+    /// The encoding of a stored summary is refused.
     #[error("the summary: {0}")]
     Bytes(#[from] BytesError),
     /// A part of stored bytes.
@@ -257,7 +257,7 @@ impl Summary {
     pub fn committee(&self) -> &Committee {
         match &self.key {
             Key::Given(committee) => committee,
-            Key::HandedOn(handover) => handover.transcript.committee(),
+            Key::Reshared(resharing) => resharing.transcript.committee(),
         }
     }
 
@@ -276,7 +276,7 @@ impl Summary {
     pub fn key_epoch(&self) -> Epoch {
         match &self.key {
             Key::Given(_) => GENESIS_EPOCH,
-            Key::HandedOn(handover) => Epoch(handover.target),
+            Key::Reshared(resharing) => Epoch(resharing.target),
         }
     }
 
@@ -285,7 +285,7 @@ impl Summary {
     pub fn previous_key_epoch(&self) -> Option<Epoch> {
         match &self.key {
             Key::Given(_) => None,
-            Key::HandedOn(handover) => Some(Epoch(handover.source)),
+            Key::Reshared(resharing) => Some(Epoch(resharing.source)),
         }
     }
 
@@ -430,7 +430,7 @@ impl Summary {
         {
             let transcript = Arc::unwrap_or_clone(transcript);
             let (source, previous) = (self.key_epoch().0, self.committee().clone());
-            self.key = Key::HandedOn(Arc::new(Handover { target, source, previous, transcript }));
+            self.key = Key::Reshared(Arc::new(Resharing { target, source, previous, transcript }));
             self.members = self.next_members.clone();
         }
         if let Some(accepted) = self.accepted.take() {
@@ -448,9 +448,9 @@ impl Summary {
         me: NodeIndex,
         key: &EncryptionSecretKey,
     ) -> Result<SecretShare, SummaryError> {
-        let Key::HandedOn(handover) = &self.key else { return Err(SummaryError::GenesisShare) };
-        let session = session(&handover.previous, handover.target, &self.members)?;
-        Ok(handover.transcript.load(engine, &session, me, key)?)
+        let Key::Reshared(resharing) = &self.key else { return Err(SummaryError::GenesisShare) };
+        let session = session(&resharing.previous, resharing.target, &self.members)?;
+        Ok(resharing.transcript.load(engine, &session, me, key)?)
     }
 
     /// The members that this change would make, whoever signed it.
@@ -562,7 +562,7 @@ impl Summary {
         session(self.committee(), self.target()?, &self.next_members)
     }
 
-    /// One encoding.
+    /// The canonical encoding, the same on every node; [`Self::from_bytes`] reads it.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.u8(SUMMARY_VERSION);
@@ -574,12 +574,12 @@ impl Summary {
                 writer.u8(0);
                 write_committee(&mut writer, committee);
             }
-            Key::HandedOn(handover) => {
+            Key::Reshared(resharing) => {
                 writer.u8(1);
-                writer.u32(handover.target);
-                writer.u32(handover.source);
-                write_committee(&mut writer, &handover.previous);
-                writer.part(&handover.transcript.to_bytes());
+                writer.u32(resharing.target);
+                writer.u32(resharing.source);
+                write_committee(&mut writer, &resharing.previous);
+                writer.part(&resharing.transcript.to_bytes());
             }
         }
         // Records that are the same stand there once: each costs arithmetic to read.
@@ -639,7 +639,7 @@ impl Summary {
         check_members(&members)?;
         let key = match reader.tag("the origin of the key", 1)? {
             0 => Key::Given(read_committee(&mut reader)?),
-            _ => Key::HandedOn(Arc::new(Handover::read(&mut reader, epoch, &members)?)),
+            _ => Key::Reshared(Arc::new(Resharing::read(&mut reader, epoch, &members)?)),
         };
         let next_members = match reader.tag("the next members", 1)? {
             0 => members.clone(),
@@ -677,7 +677,7 @@ enum Judged {
     Members(Vec<NodeRecord>),
 }
 
-impl Handover {
+impl Resharing {
     fn read(
         reader: &mut Reader<'_>,
         epoch: u64,

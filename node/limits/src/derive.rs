@@ -34,7 +34,7 @@ const INSTRUCTIONS_PER_INSPECT: u64 = 200_000_000;
 // every few rounds would be nothing but checkpoints. What an operator feels is how long a restart
 // after a crash replays: at most this many instructions, rounds, and delta.
 const CHECKPOINT_INTERVAL_ROUNDS: u64 = 500;
-/// Rounds of a subnet are slower, tens of milliseconds at least, and who takes over a state should
+/// Rounds of a subnet are slower, tens of milliseconds at least, and who fetches a state should
 /// have few blocks to execute after it.
 const MANIFEST_INTERVAL_ROUNDS: u64 = 50;
 const CHECKPOINT_INSTRUCTIONS: u64 = 20_000_000_000;
@@ -136,12 +136,12 @@ impl Limits {
         Self::preset("nano")
     }
 
-    /// 1 GiB.
+    /// The preset `small`: the table of a node with 1 GiB of memory.
     pub fn small() -> Result<Self, LimitsError> {
         Self::preset("small")
     }
 
-    /// 256 MiB.
+    /// The preset `micro`: the table of a node with 256 MiB of memory.
     pub fn micro() -> Result<Self, LimitsError> {
         Self::preset("micro")
     }

@@ -140,7 +140,7 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     (
         "pages.manifest_interval_rounds",
-        "whoever takes over a state has few blocks to execute after it; in a subnet a round takes tens of milliseconds at least",
+        "whoever fetches a state has few blocks to execute after it; in a subnet a round takes tens of milliseconds at least",
     ),
     (
         "pages.checkpoint_delta_bytes",
@@ -220,7 +220,7 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("consensus.checkpoint_block_bytes", "bounds the block log and what a restart reads again"),
     (
         "consensus.retention_rounds",
-        "a peer that was away for a quarter of an hour executes what it missed; one that was away for longer takes over a state",
+        "a peer that was away for a quarter of an hour executes what it missed; one that was away for longer fetches a state",
     ),
     ("consensus.retention_block_bytes", "on disk: two checkpoints' worth"),
     (

@@ -10,7 +10,7 @@
 
 use sheet::{Row, Scale};
 
-/// The sizes.
+/// Memory sizes in MiB at which every row names its value.
 const SCALE: Scale<8> = Scale::new([124, 192, 256, 512, 1024, 2048, 4096, 16384]);
 
 // Process.                                                     124  192  256  512 1024 2048 4096

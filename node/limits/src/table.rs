@@ -27,7 +27,7 @@ pub struct Limits {
     pub sandbox: SandboxLimits,
     /// Delta log and checkpoints.
     pub pages: PagesLimits,
-    /// Canister modules.
+    /// Sizes and counts of one canister module.
     pub module: ModuleLimits,
     /// Blocks, the ingress pool and the block log.
     pub consensus: ConsensusLimits,
@@ -125,7 +125,7 @@ pub struct SubnetLimits {
     pub controllers_max: u64,
     /// Chunk store of one canister.
     pub chunk_store_bytes: u64,
-    /// One chunk.
+    /// Largest chunk of a chunk store (interface specification: 1 MiB).
     pub chunk_bytes: u64,
     /// Log records kept for one canister.
     pub canister_log_bytes: u64,
@@ -137,7 +137,7 @@ pub struct SubnetLimits {
 pub struct ExecutionLimits {
     /// Threads (and update workers) that execute messages in parallel; at least 2.
     pub threads: u64,
-    /// Query workers.
+    /// Query workers, each a process of its own; 1 to 64.
     pub query_threads: u64,
     /// Queries of one canister at once.
     pub query_threads_per_canister: u64,
@@ -233,7 +233,7 @@ pub struct PagesLimits {
     /// manifest besides, mostly sooner.
     pub checkpoint_interval_rounds: u64,
     /// Rounds between states of a subnet that are given a manifest, and with it a checkpoint: what
-    /// peers can take over. The same on every node of a subnet.
+    /// peers can fetch. The same on every node of a subnet.
     pub manifest_interval_rounds: u64,
     /// Delta since the last checkpoint that brings the next one early.
     pub checkpoint_delta_bytes: u64,
@@ -264,7 +264,7 @@ pub struct ModuleLimits {
     pub wasm_bytes: u64,
     /// Module after gunzip.
     pub wasm_uncompressed_bytes: u64,
-    /// Code section.
+    /// Code section of one module.
     pub code_section_bytes: u64,
     /// Functions, imported and defined.
     pub functions: u64,
@@ -275,13 +275,13 @@ pub struct ModuleLimits {
     /// Compile weight of the module, in the same units: what stays of every function, its types
     /// and its tables.
     pub weight: u64,
-    /// Globals.
+    /// Globals that one module defines.
     pub globals: u64,
     /// Table elements, summed over tables.
     pub table_elements: u64,
-    /// Tables.
+    /// Tables that one module defines.
     pub tables: u64,
-    /// Data segments.
+    /// Data segments of one module; also the limit for its element segments.
     pub data_segments: u64,
     /// Custom sections that carry metadata.
     pub custom_sections: u64,
@@ -341,7 +341,7 @@ pub struct ConsensusLimits {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GatewayLimits {
-    /// Open connections.
+    /// Connections open at once; each reserves [`crate::CONNECTION_BYTES`] for buffers.
     pub connections: u64,
     /// Requests being served.
     pub requests_in_flight: u64,

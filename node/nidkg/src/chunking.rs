@@ -31,22 +31,22 @@ use crate::{
 /// Each attempt succeeds with probability 0.6; this many failures mean that the randomness is none.
 const ATTEMPTS_MAX: usize = 256;
 
-/// The proof.
+/// Proof of correct chunking of one ciphertext; symbols as in the equations above.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct ChunkingProof {
-    /// `B_k`.
+    /// `B_k = g1^{beta_k}`, one per repetition.
     pub(crate) masks: Vec<G1Affine>,
-    /// `C_k`.
+    /// `C_k = y0^{beta_k} g1^{sigma_k}`, one per repetition.
     pub(crate) masked: Vec<G1Affine>,
     /// `D_0 .. D_n`.
     pub(crate) blinders: Vec<G1Affine>,
-    /// `Y`.
+    /// `Y = y0^{delta_0} product_i y_i^{delta_i}`, where `D_i = g1^{delta_i}`.
     pub(crate) product: G1Affine,
-    /// `z_k`.
+    /// `z_k`, one per repetition, each below [`response_bound`].
     pub(crate) responses: Vec<u64>,
-    /// `z_r,i`.
+    /// `z_r,i`, one per receiver: the response for the randomness of the chunks.
     pub(crate) randomness: Vec<Scalar>,
-    /// `z_beta`.
+    /// `z_beta`: the response for the exponents of the masks.
     pub(crate) beta: Scalar,
 }
 

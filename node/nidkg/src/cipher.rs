@@ -50,7 +50,7 @@ pub(crate) fn chunks_of(share: &Scalar) -> [u32; CHUNKS] {
     chunks
 }
 
-/// `2^(16 j)`.
+/// Place value `2^(16 j)` of every chunk `j` in a share.
 pub(crate) fn chunk_weights() -> [Scalar; CHUNKS] {
     let base = Scalar::from_u64(1 << CHUNK_BITS);
     let powers = Scalar::powers(&base, CHUNKS);

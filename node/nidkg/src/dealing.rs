@@ -80,7 +80,7 @@ pub enum DealingError {
     /// A check failed.
     #[error("the dealing of dealer {} fails {check}", dealer.0)]
     Rejected {
-        /// Whose.
+        /// The dealer whose dealing was refused.
         dealer: NodeIndex,
         /// First check that fails, in the order of [`Check`].
         check: Check,
@@ -88,7 +88,7 @@ pub enum DealingError {
     /// Not shaped for the session.
     #[error("the dealing of dealer {} has {have} {what}, the session has {need}", dealer.0)]
     Shape {
-        /// Whose.
+        /// The dealer whose dealing was refused.
         dealer: NodeIndex,
         /// Of what it has another number.
         what: &'static str,
@@ -100,7 +100,7 @@ pub enum DealingError {
     /// Not a dealer.
     #[error("dealer {} is not one of the {dealers} dealers of the session", dealer.0)]
     UnknownDealer {
-        /// Who.
+        /// The index that was given, not below `dealers`.
         dealer: NodeIndex,
         /// How many there are.
         dealers: u32,

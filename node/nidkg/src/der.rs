@@ -15,7 +15,7 @@ pub const DER_PREFIX: [u8; 37] = [
     0x03, 0x61, 0x00, // BIT STRING, 97 bytes, no unused bits
 ];
 
-/// 133 bytes.
+/// DER form of a public key, 133 bytes: [`DER_PREFIX`] and the compressed point.
 pub fn public_key_to_der(key: &PublicKey) -> Vec<u8> {
     [&DER_PREFIX[..], key.as_bytes()].concat()
 }

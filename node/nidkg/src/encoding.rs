@@ -28,13 +28,13 @@ pub enum DecodeError {
         what: &'static str,
         /// Bytes there were.
         have: usize,
-        /// Bytes missing.
+        /// Bytes missing after them.
         need: usize,
     },
     /// Longer than it says.
     #[error("{surplus} bytes follow the end of the encoding: it is not canonical")]
     Surplus {
-        /// How many.
+        /// Number of bytes after the end.
         surplus: usize,
     },
     /// Another object or another version.
@@ -52,31 +52,31 @@ pub enum DecodeError {
     /// A count outside its bounds.
     #[error("{what} is {value}, outside {min}..={max}")]
     OutOfRange {
-        /// Which count.
+        /// Name of the count, for the message.
         what: &'static str,
-        /// Its value.
+        /// The count that was found.
         value: u64,
-        /// Smallest allowed.
+        /// Smallest value accepted.
         min: u64,
-        /// Largest allowed.
+        /// Largest value accepted.
         max: u64,
     },
     /// Not a point of the curve, or of the group, or the point at infinity.
     #[error("{what} is not a point of the prime-order group other than infinity")]
     NotAPoint {
-        /// Which point.
+        /// Name of the point, for the message.
         what: &'static str,
     },
     /// Not below the group order.
     #[error("{what} is not below the group order")]
     NotAScalar {
-        /// Which scalar.
+        /// Name of the scalar, for the message.
         what: &'static str,
     },
     /// The stored bytes changed.
     #[error("the checksum of {what} does not match: the stored bytes were damaged")]
     Checksum {
-        /// Of what.
+        /// Name of the stored object, for the message.
         what: &'static str,
     },
 }

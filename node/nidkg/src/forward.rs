@@ -68,7 +68,7 @@ struct NodeKey {
     levels: Vec<G2Affine>,
     /// For the level of the ciphertext's hash.
     hash: G2Affine,
-    /// `h^r`.
+    /// `h^r`, with the `r` of `a`.
     e: G2Affine,
 }
 
@@ -85,7 +85,7 @@ impl Drop for NodeKey {
 /// Why a key was refused or could not be used.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum KeyError {
-    /// Bytes.
+    /// The encoding of a key is refused.
     #[error(transparent)]
     Decode(#[from] DecodeError),
     /// The proof does not hold.

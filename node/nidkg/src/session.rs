@@ -41,30 +41,30 @@ pub struct Session {
 /// A session that cannot be.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum SessionError {
-    /// Receivers.
+    /// No receivers, or more than [`RECEIVERS_MAX`].
     #[error("{receivers} receivers, outside 1..={RECEIVERS_MAX}")]
     Receivers {
         /// How many there were.
         receivers: usize,
     },
-    /// Threshold.
+    /// A threshold of 0, or above the number of receivers.
     #[error(
         "threshold {threshold} does not fit {receivers} receivers (1 <= threshold <= receivers)"
     )]
     Threshold {
-        /// Asked threshold.
+        /// The threshold that was asked for.
         threshold: u32,
-        /// Receivers.
+        /// Number of receivers.
         receivers: usize,
     },
-    /// Dealers.
+    /// The number of dealings is 0 or above that of dealers, or there are too many dealers.
     #[error(
         "{dealings} dealings of {dealers} dealers do not fit (1 <= dealings <= dealers <= {RECEIVERS_MAX})"
     )]
     Dealers {
-        /// Asked dealings.
+        /// Dealings that a transcript is to be made of at least.
         dealings: u32,
-        /// Dealers.
+        /// Number of dealers.
         dealers: u32,
     },
     /// The same key twice: its owner would hold two shares.

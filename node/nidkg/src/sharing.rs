@@ -21,18 +21,18 @@ use crate::{
     parameters::{CHUNKS, Parameters},
 };
 
-/// The proof.
+/// Proof of correct sharing of one ciphertext; symbols as in the equations above.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct SharingProof {
-    /// `F`.
+    /// `F = g1^rho`, for a random `rho`.
     pub(crate) randomness_mask: G1Affine,
-    /// `A`.
+    /// `A = g2^alpha`, for a random `alpha`.
     pub(crate) share_mask: G2Affine,
-    /// `Y`.
+    /// `Y = (product_i y_i^{x^{i+1}})^rho g1^alpha`.
     pub(crate) product: G1Affine,
-    /// `z_r`.
+    /// `z_r`: the response for the randomness of the ciphertext, masked by `rho`.
     pub(crate) randomness: Scalar,
-    /// `z_a`.
+    /// `z_a`: the response for the shares, masked by `alpha`.
     pub(crate) share: Scalar,
 }
 

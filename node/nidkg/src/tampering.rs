@@ -216,7 +216,7 @@ fn wide_multiple(point: &curve::G1, factor: &[u64]) -> curve::G1 {
     )
 }
 
-/// Big-endian limbs.
+/// Order of the prime-order group, as 64-bit limbs, highest first.
 const GROUP_ORDER: [u64; 4] =
     [0x73eda753299d7d48, 0x3339d80809a1d805, 0x53bda402fffe5bfe, 0xffffffff00000001];
 /// A third of 0x396c8c005555e1568c00aaab0000aaab.

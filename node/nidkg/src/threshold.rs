@@ -57,7 +57,7 @@ pub enum BlsError {
         "threshold {threshold} does not fit a committee of {nodes} (1 <= threshold <= nodes <= {NODES_MAX})"
     )]
     BadThreshold {
-        /// Asked threshold.
+        /// The threshold that was asked for.
         threshold: u32,
         /// Asked committee size.
         nodes: u32,
@@ -81,7 +81,7 @@ pub enum BlsError {
     TooFewShares {
         /// Distinct shares given.
         have: usize,
-        /// Threshold.
+        /// Shares needed: the threshold of the committee.
         need: u32,
     },
 }
@@ -135,7 +135,7 @@ pub struct SignatureShare(#[serde(with = "serde_bytes")] pub [u8; 48]);
 
 /// One node's share of the key. Wiped when dropped, never printed.
 pub struct SecretShare {
-    /// Whose.
+    /// Place of its holder in the committee; the share is the polynomial's value at `index + 1`.
     pub index: NodeIndex,
     key: min_sig::SecretKey,
 }
@@ -146,7 +146,7 @@ pub struct SecretShare {
 pub struct Committee {
     /// The subnet's public key.
     pub public_key: PublicKey,
-    /// Shares needed.
+    /// Distinct shares needed for a signature.
     pub threshold: u32,
     /// Public key of share `i` at `i`.
     pub shares: Vec<PublicKey>,
@@ -232,7 +232,7 @@ impl SecretShare {
         PublicKey(point.to_compressed(), point)
     }
 
-    /// Signs `message`.
+    /// Signs `message` with this share; [`combine`] makes the signature out of enough of them.
     pub fn sign(&self, message: &[u8]) -> SignatureShare {
         SignatureShare(self.key.sign(message, DST, &[]).compress())
     }

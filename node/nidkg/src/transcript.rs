@@ -54,7 +54,7 @@ pub enum TranscriptError {
     TooFewDealings {
         /// Distinct dealings given.
         have: usize,
-        /// Needed.
+        /// Dealings needed, [`Session::dealings_needed`].
         need: u32,
     },
     /// A dealer twice.
@@ -69,7 +69,7 @@ pub enum TranscriptError {
     /// The result of a resharing is another key.
     #[error("the reshared key is not the old one: the old committee does not fit together")]
     KeyChanged,
-    /// Bytes.
+    /// The bytes of a ciphertext are refused.
     #[error(transparent)]
     Decode(#[from] DecodeError),
     /// The receiver's key.
@@ -78,7 +78,7 @@ pub enum TranscriptError {
     /// Not a receiver.
     #[error("receiver {} is not one of the {receivers} of the transcript", index.0)]
     UnknownReceiver {
-        /// Who.
+        /// The index that was given, not below `receivers`.
         index: NodeIndex,
         /// How many there are.
         receivers: usize,
@@ -88,9 +88,9 @@ pub enum TranscriptError {
         "chunk {chunk} of dealer {} cannot be opened: the transcript is damaged, or was not made of verified dealings", dealer.0
     )]
     Unopened {
-        /// Whose dealing.
+        /// The dealer whose ciphertext the chunk is in.
         dealer: NodeIndex,
-        /// Which chunk.
+        /// Number of the chunk in the share, from 0 for the lowest.
         chunk: usize,
     },
     /// The opened share does not fit its public key.
@@ -274,17 +274,17 @@ impl Transcript {
     /// Checks the public keys and all lengths; ciphertexts stay bytes until their receiver opens
     /// them.
     pub fn from_bytes(engine: &Engine, bytes: &[u8]) -> Result<Self, DecodeError> {
-        let parts = Parts::read(bytes)?;
-        let keys = engine.run(|| parts.keys.par_iter().map(key).collect::<Result<_, _>>())?;
-        Ok(parts.with(keys))
+        let undecoded = Undecoded::read(bytes)?;
+        let keys = engine.run(|| undecoded.keys.par_iter().map(key).collect::<Result<_, _>>())?;
+        Ok(undecoded.with(keys))
     }
 
     /// The same on the thread that calls, for those who have no engine at hand: a tenth of a
     /// millisecond for each receiver.
     pub fn from_bytes_here(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let parts = Parts::read(bytes)?;
-        let keys = parts.keys.iter().map(key).collect::<Result<_, _>>()?;
-        Ok(parts.with(keys))
+        let undecoded = Undecoded::read(bytes)?;
+        let keys = undecoded.keys.iter().map(key).collect::<Result<_, _>>()?;
+        Ok(undecoded.with(keys))
     }
 
     /// Opens the share of `receiver` and checks it against its public key.
@@ -402,7 +402,7 @@ impl Transcript {
 }
 
 /// A transcript whose public keys are still bytes.
-struct Parts<'a> {
+struct Undecoded<'a> {
     session: [u8; 32],
     threshold: u32,
     /// The subnet's, then those of the shares.
@@ -414,7 +414,7 @@ fn key(bytes: &[u8; G2Affine::COMPRESSED]) -> Result<PublicKey, DecodeError> {
     PublicKey::from_bytes(bytes).map_err(|_| DecodeError::NotAPoint { what: "a public key" })
 }
 
-impl<'a> Parts<'a> {
+impl<'a> Undecoded<'a> {
     fn read(bytes: &'a [u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(Kind::Transcript, bytes)?;
         let session = reader.array("the session")?;
@@ -448,8 +448,8 @@ impl<'a> Parts<'a> {
 
 /// The share that these chunks make.
 fn assemble(mut chunks: Vec<Scalar>) -> Zeroizing<Scalar> {
-    let parts = chunks.iter().zip(chunk_weights());
-    let share = parts.fold(Scalar::zero(), |sum, (chunk, weight)| sum.add(&chunk.mul(&weight)));
+    let undecoded = chunks.iter().zip(chunk_weights());
+    let share = undecoded.fold(Scalar::zero(), |sum, (chunk, weight)| sum.add(&chunk.mul(&weight)));
     chunks.zeroize();
     Zeroizing::new(share)
 }

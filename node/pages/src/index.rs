@@ -33,6 +33,7 @@ impl RunIndex {
 
     /// Lays `new` over what is there. `freed(segment, pages)` hears of every page that it replaces.
     pub(crate) fn insert(&mut self, new: Run, mut freed: impl FnMut(SegmentId, u64)) {
+        assert!(new.pages > 0, "an empty run at page {}", new.start_page);
         let extent =
             Extent { pages: new.pages, segment: new.segment, offset_page: new.offset_page };
         // A hot page is written again and again as the same run: replace it where it stands.

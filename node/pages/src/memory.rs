@@ -317,12 +317,37 @@ impl Memory {
         }
         self.older.retain(|(_, pin)| pin.strong_count() > 0);
         self.version += 1;
+        if cfg!(debug_assertions) {
+            self.check();
+        }
         let bytes = (end_page - target.offset_page) * PAGE_BYTES;
         accounts.delta.fetch_add(bytes, Relaxed);
         accounts.open.fetch_add(bytes, Relaxed);
         accounts.committed.fetch_add(bytes, Relaxed);
         accounts.commits.fetch_add(1, Relaxed);
         Ok(self.version)
+    }
+
+    /// What must hold between versions: the index names pages that its segments have, each page
+    /// once, and the segments count them. Costs a look at every run.
+    fn check(&self) {
+        let mut live: BTreeMap<SegmentId, u64> = BTreeMap::new();
+        let mut free_page = 0;
+        for run in self.index.runs() {
+            assert!(run.start_page >= free_page, "page {} is indexed twice", run.start_page);
+            free_page = run.start_page + run.pages;
+            let used = self.segments.get(&run.segment).map(|segment| segment.used_pages);
+            assert!(
+                used.is_some_and(|used| run.offset_page + run.pages <= used),
+                "{run:?} lies beyond its segment, which has {used:?} pages"
+            );
+            *live.entry(run.segment).or_default() += run.pages;
+        }
+        assert!(free_page <= self.base_bytes / PAGE_BYTES, "page {free_page} is beyond the memory");
+        for (id, segment) in &self.segments {
+            let counted = live.get(id).copied().unwrap_or_default();
+            assert_eq!(segment.live_pages, counted, "live pages of segment {id:?}");
+        }
     }
 
     /// Lays runs over the index and keeps the count of what lives where.
@@ -620,6 +645,9 @@ impl Memory {
         }
         self.view.runs = None;
         self.epoch += 1;
+        if cfg!(debug_assertions) {
+            self.check();
+        }
     }
 }
 
@@ -631,6 +659,7 @@ fn release(
     pages: u64,
 ) {
     let Some(segment) = segments.get_mut(&id) else { return };
+    assert!(segment.live_pages >= pages, "segment {id:?} has fewer live pages than were freed");
     segment.live_pages -= pages;
     if segment.live_pages == 0 && segment.seal.is_some() {
         accounts.releasable.fetch_add(segment.used_pages * PAGE_BYTES, Relaxed);

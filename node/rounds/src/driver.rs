@@ -62,7 +62,7 @@ impl Settings {
 pub enum Ended {
     /// The node was told to stop.
     Stopped,
-    /// A state taken over from peers waits to be put in place: the node must start again.
+    /// A state fetched from peers waits to be put in place: the node must start again.
     NewState,
 }
 
@@ -199,7 +199,7 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
                     continue;
                 }
                 Ok(Step::Behind(offer)) => {
-                    if self.take_over(offer).await? == Outcome::Ready {
+                    if self.sync_state(offer).await? == Outcome::Ready {
                         self.observer.took_over(offer.height);
                         return Ok(Ended::NewState);
                     }
@@ -241,14 +241,14 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
     }
 
     /// Nothing is executed meanwhile; what was certified before is still shown, and queries go on.
-    async fn take_over(&mut self, offer: StateOffer) -> Result<Outcome, RoundError> {
+    async fn sync_state(&mut self, offer: StateOffer) -> Result<Outcome, RoundError> {
         let means = Means {
             clock: &self.clock,
             stop: &self.stop,
             health: &self.health,
             folder: &self.settings.folder,
         };
-        state_sync::take_over(&mut self.replica, &mut self.consensus, offer, &means).await
+        state_sync::sync_state(&mut self.replica, &mut self.consensus, offer, &means).await
     }
 
     /// None when the node is closing and the batch is to be executed at the next start.

@@ -38,10 +38,10 @@ pub enum RoundError {
     #[error(transparent)]
     Consensus(#[from] ConsensusError),
     /// Taking over a state cannot begin.
-    #[error("taking over a state from peers")]
+    #[error("state sync")]
     BeginStateSync(#[source] BeginError),
     /// Taking over a state.
-    #[error("taking over a state from peers")]
+    #[error("state sync")]
     StateSync(#[source] InstallError),
 }
 

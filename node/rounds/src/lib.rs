@@ -14,7 +14,7 @@
 //! | to change | start at |
 //! |---|---|
 //! | the order of steps, what is tried again and what ends the node | `driver` |
-//! | how a state is taken over from peers | `state_sync` |
+//! | how a state is fetched from peers | `state_sync` |
 //! | how many calls are taken in while the history fills up | `pace` |
 //! | how long a step waits before it is tried again | `backoff` |
 //!

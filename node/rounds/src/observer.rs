@@ -62,7 +62,7 @@ pub trait Observer<R>: Send {
         let _ = (replica, height, took);
     }
 
-    /// A state taken over from peers waits to be put in place.
+    /// A state fetched from peers waits to be put in place.
     fn took_over(&mut self, height: Height) {
         let _ = height;
     }

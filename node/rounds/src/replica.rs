@@ -21,7 +21,7 @@ pub struct Room {
 
 /// The replicated state of a node and what moves it on. See [`execution::Executor`], which is one.
 pub trait Replica: Send {
-    /// A state that is being taken over from peers.
+    /// A state that is being fetched from peers.
     type Installation: Installation;
 
     /// Height of the state.
@@ -57,14 +57,14 @@ pub trait Replica: Send {
     /// the error can heal.
     fn checkpoint(&mut self) -> Result<(), FatalError>;
 
-    /// Begins to take over a state, in the node's own folder, beside the one that is there.
+    /// Begins to fetch a state, in the node's own folder, beside the one that is there.
     ///
     /// # Errors
     /// When the disk fails.
     fn install(&self, folder: &Path, offer: &StateOffer) -> Result<Self::Installation, BeginError>;
 }
 
-/// Why taking over a state cannot begin.
+/// Why state sync cannot begin.
 #[derive(Debug, Error)]
 pub enum BeginError {
     /// What this node has itself cannot be read.

@@ -3,8 +3,8 @@
 use std::{path::Path, time::Duration};
 
 use consensus::{CHUNKS_WANTED_MAX, Consensus, StateOffer, Want};
-use statesync::Progress;
 use lifecycle::{Cause, Health, Stop};
+use statesync::Progress;
 
 use crate::{
     backoff::Backoff,
@@ -25,7 +25,7 @@ pub(crate) enum Outcome {
     Closing,
 }
 
-/// What taking over a state has of the loop.
+/// What state sync has of the loop.
 pub(crate) struct Means<'a, K> {
     pub(crate) clock: &'a K,
     pub(crate) stop: &'a Stop,
@@ -37,7 +37,7 @@ impl<K: Clock> Means<'_, K> {
     /// Waits before a step that the disk refused is tried again. Whether the node goes on.
     async fn wait(&self, backoff: &mut Backoff, reason: String) -> bool {
         if self.health.refuse(Cause::StateSync, reason.clone()) {
-            tracing::error!(%reason, "taking over a state waits until this is mended");
+            tracing::error!(%reason, "state sync waits until this is mended");
         }
         self.clock.sleep(backoff.next(), self.stop).await;
         !self.stop.is_closing()
@@ -45,7 +45,7 @@ impl<K: Clock> Means<'_, K> {
 }
 
 /// Takes a state over while the old one goes on being shown.
-pub(crate) async fn take_over<C: Consensus, R: Replica, K: Clock>(
+pub(crate) async fn sync_state<C: Consensus, R: Replica, K: Clock>(
     replica: &mut R,
     consensus: &mut C,
     offer: StateOffer,
@@ -84,7 +84,7 @@ fn told(offer: StateOffer, progress: Progress, took: Duration) {
         bytes = progress.bytes_total,
         reused = progress.bytes_reused,
         millis = took.as_millis() as u64,
-        "a state was taken over from peers"
+        "a state was fetched from peers"
     );
 }
 

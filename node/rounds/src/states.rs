@@ -4,8 +4,8 @@ use std::any::Any;
 
 use consensus::StateServer;
 use execution::Executor;
-use statesync::SnapshotSource;
 use state::{CertifiedReader, ChunkId, Height, ManifestClaim};
+use statesync::SnapshotSource;
 
 /// The snapshots of an executor, as consensus serves them.
 pub struct States {

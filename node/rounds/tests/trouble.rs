@@ -19,7 +19,6 @@ use consensus::{
 };
 use disk::records::RecordError;
 use execution::{FatalError, RoundResult};
-use statesync::{InstallError, Progress};
 use futures::{executor::block_on, future::BoxFuture};
 use lifecycle::{Cause, Stop};
 use limits::Limits;
@@ -28,6 +27,7 @@ use rounds::{
     Replica, Room, RoundError, Settings,
 };
 use state::{Batch, Fault, Height, StoreError, Time};
+use statesync::{InstallError, Progress};
 
 const DAY: Duration = Duration::from_secs(86_400);
 

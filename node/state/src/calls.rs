@@ -250,6 +250,42 @@ impl CallTable {
         Some(callback)
     }
 
+    /// What must hold between messages, which costs a look at every context and callback.
+    ///
+    /// # Panics
+    /// When it does not hold.
+    pub(crate) fn check(&self) {
+        let mut open: BTreeMap<CallContextId, u64> = BTreeMap::new();
+        let mut towards: BTreeMap<Principal, u64> = BTreeMap::new();
+        let (mut deadlines, mut reserved) = (BTreeSet::new(), 0);
+        for (id, callback) in &self.callbacks {
+            assert!(id.0 < self.next_callback, "callback {} has a number yet to be given", id.0);
+            *open.entry(callback.context).or_default() += 1;
+            *towards.entry(callback.callee).or_default() += 1;
+            match callback.deadline {
+                _ if callback.answered => {}
+                Some(deadline) => {
+                    deadlines.insert((deadline, *id));
+                }
+                None => reserved += 1,
+            }
+        }
+        for (id, context) in &self.contexts {
+            assert!(id.0 < self.next_context, "context {} has a number yet to be given", id.0);
+            let callbacks = open.remove(id).unwrap_or_default();
+            assert_eq!(context.open_callbacks, callbacks, "callbacks of context {}", id.0);
+            assert!(
+                !context.responded || callbacks > 0,
+                "context {} is answered and waits for nothing",
+                id.0
+            );
+        }
+        assert!(open.is_empty(), "callbacks of contexts that are closed");
+        assert_eq!(self.towards, towards, "open callbacks by callee");
+        assert_eq!(self.deadlines, deadlines, "deadlines of unanswered calls");
+        assert_eq!(self.reserved_responses, reserved, "responses that room is kept for");
+    }
+
     /// Calls with guaranteed responses that are not answered: each holds room for the largest
     /// response.
     pub fn reserved_responses(&self) -> u64 {

@@ -410,6 +410,10 @@ pub type SharedCanister = Arc<CanisterState>;
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::{
+        CallRequest, CallResponse, Callback, CallbackId, Change, ChangeDetails, ChangeOrigin,
+        Hooks, Payload,
+    };
 
     #[test]
     fn a_record_comes_back_as_it_was_stored() {
@@ -423,5 +427,107 @@ mod tests {
         let bytes = postcard::to_stdvec(&canister).unwrap();
         let back: CanisterState = postcard::from_bytes(&bytes).unwrap();
         assert_eq!(postcard::to_stdvec(&back).unwrap(), bytes);
+    }
+
+    /// Everything that a record of a canister can have, in values that are not defaults.
+    fn full() -> CanisterState {
+        let (own, other) = (Principal::from_slice(&[1, 1]), Principal::from_slice(&[2, 1]));
+        let settings = Settings {
+            compute_allocation: 1,
+            memory_allocation: 2,
+            log_visibility: Visibility::Public,
+            status_visibility: Visibility::AllowedViewers(vec![other]),
+            environment: vec![("name".into(), "value".into())],
+            ..Settings::default()
+        };
+        let mut canister = CanisterState::new(own, vec![other], settings, 1 << 100, Time(3));
+        let deadline = Some(Time(9));
+        let origin = Origin::Canister { caller: other, callback: CallbackId(4), deadline };
+        let context = canister.calls.open_context(origin.clone(), 70);
+        let callback = |deadline| Callback {
+            context,
+            callee: other,
+            on_reply: (1, 2),
+            on_reject: (3, 4),
+            on_cleanup: Some((5, 6)),
+            cycles_sent: 7,
+            prepaid: 8,
+            request_bytes: 9,
+            deadline,
+            answered: false,
+        };
+        let answered = canister.calls.open_callback(callback(None));
+        canister.calls.open_callback(callback(deadline));
+        assert!(canister.calls.mark_answered(answered));
+        canister.queues.push_response(Shared::new(CallResponse {
+            originator: own,
+            callback: answered,
+            payload: Payload::Reply(vec![1, 2]),
+            refund: 3,
+            deadline: None,
+        }));
+        canister.queues.push_request(Shared::new(CallRequest {
+            sender: other,
+            sender_version: 1,
+            receiver: own,
+            callback: CallbackId(5),
+            method_name: "method".into(),
+            arg: vec![3],
+            cycles: 4,
+            deadline,
+        }));
+        canister.log.push(Time(5), b"line".to_vec(), 1_000);
+        canister.history.push(Change {
+            time: Time(6),
+            version: 7,
+            origin: ChangeOrigin::Canister(other, Some(8)),
+            details: ChangeDetails::ControllersChange(vec![own, other]),
+        });
+        canister.status =
+            CanisterStatus::Stopping(vec![StopWaiter { origin, cycles: 5, deadline: Time(10) }]);
+        let info = ModuleInfo {
+            updates: vec!["update".into()],
+            queries: vec!["query".into()],
+            composite_queries: vec!["both".into()],
+            hooks: Hooks { heartbeat: true, ..Hooks::default() },
+            memory64: true,
+            heap_initial_wasm_pages: 11,
+            custom_sections: vec![CustomSection {
+                public: true,
+                name: "candid:service".into(),
+                content: vec![12],
+            }],
+            enhanced_orthogonal_persistence: true,
+            compile_instructions: 13,
+        };
+        let memory = |id, wasm_pages| Memory { id: MemoryId(id), wasm_pages, layout: None };
+        canister.execution = Some(ExecutionState {
+            module: Shared::new(InstalledModule::new(ModuleHash([14; 32]), 15, info)),
+            globals: vec![Global::I32(16), Global::V128(17)],
+            heap: memory(18, 19),
+            stable: memory(20, 21),
+        });
+        canister
+    }
+
+    #[test]
+    fn records_have_the_bytes_of_their_format() {
+        let subnet = crate::SubnetState {
+            height: crate::Height(1),
+            time: Time(2),
+            next_canister: 3,
+            retired: [Principal::from_slice(&[4])].into(),
+            root: [5; 32],
+            served_last: Some(Principal::from_slice(&[6])),
+            ..crate::SubnetState::default()
+        };
+        let samples = [
+            ("canister", postcard::to_stdvec(&full()).unwrap()),
+            ("subnet", postcard::to_stdvec(&subnet).unwrap()),
+        ];
+        let version = crate::store::FORMAT.into();
+        testing::formats::check("records of the store", version, &samples, "?");
+        full().queues.check();
+        full().calls.check();
     }
 }

@@ -316,6 +316,34 @@ impl InputQueues {
         expired
     }
 
+    /// What must hold between messages, which costs a look at every message that waits.
+    ///
+    /// # Panics
+    /// When it does not hold.
+    pub(crate) fn check(&self) {
+        let requests = || self.requests.values().flatten();
+        let bytes = |is_best_effort: bool| -> u64 {
+            let requests =
+                requests().filter(|request| request.deadline.is_some() == is_best_effort);
+            let responses =
+                self.responses.iter().filter(|answer| answer.deadline.is_some() == is_best_effort);
+            requests.map(|request| request.accounted_bytes()).sum::<u64>()
+                + responses.map(|answer| answer.accounted_bytes()).sum::<u64>()
+        };
+        assert_eq!(self.guaranteed_bytes, bytes(false), "bytes of guaranteed-response messages");
+        assert_eq!(self.best_effort_bytes, bytes(true), "bytes of best-effort messages");
+        let ingress: u64 = self.ingress.iter().map(|ingress| ingress.accounted_bytes()).sum();
+        assert_eq!(self.ingress_bytes, ingress, "bytes of ingress messages");
+        assert!(self.requests.values().all(|queue| !queue.is_empty()), "a sender without requests");
+        let mut turn: Vec<_> = self.turn.iter().collect();
+        turn.sort_unstable();
+        assert!(turn.iter().copied().eq(self.requests.keys()), "each sender has one turn");
+        for (sender, queue) in &self.requests {
+            assert!(queue.iter().all(|request| request.sender == *sender), "a request of another");
+        }
+        assert!(self.class < 3, "class {} of three", self.class);
+    }
+
     fn class_bytes(&mut self, deadline: Option<Time>) -> &mut u64 {
         if deadline.is_some() { &mut self.best_effort_bytes } else { &mut self.guaranteed_bytes }
     }

@@ -439,6 +439,29 @@ impl ReplicatedState {
         }
     }
 
+    /// What must hold between rounds: no cycles came from nowhere or got lost, and what is kept as a
+    /// sum or an index is what the canisters say. Costs a look at everything, so tests and the
+    /// simulation ask after every round, and a node that runs does not.
+    ///
+    /// # Panics
+    /// When it does not hold.
+    pub fn check(&self) {
+        assert!(self.hot.is_empty() && self.taken_hot.is_empty(), "a canister is not put back");
+        assert!(self.touched.is_empty(), "the indexes are not fresh");
+        let mut totals = Totals::default();
+        for canister in self.canisters() {
+            canister.check();
+            let facts = Facts::of(canister, self.response_bytes);
+            assert_eq!(self.facts.get(&canister.id), Some(&facts), "facts of {}", canister.id);
+            totals.add(&facts.totals);
+        }
+        assert_eq!(self.totals, totals, "sums over all canisters");
+        let timers = self.facts.values().filter(|facts| facts.timer.is_some()).count();
+        assert_eq!(self.timers.len(), timers, "timers");
+        assert_eq!(self.charges.len(), self.facts.len(), "canisters that pay for storage");
+        assert_eq!(self.cycles_in_all(), self.subnet.minted, "cycles there are and were minted");
+    }
+
     /// Cycles of everything there is: balances, cycles held by calls, in messages and set aside for
     /// responses, spent and lost. Equal to what was minted, always.
     pub fn cycles_in_all(&self) -> CyclesTotal {
@@ -451,6 +474,22 @@ impl ReplicatedState {
 }
 
 impl CanisterState {
+    /// See [`ReplicatedState::check`].
+    fn check(&self) {
+        self.queues.check();
+        self.calls.check();
+        let answered = self.calls.callbacks().filter(|(_, callback)| callback.answered).count();
+        assert_eq!(self.queues.responses().count(), answered, "responses of {}", self.id);
+        for response in self.queues.responses() {
+            let callback = self.calls.callback(response.callback);
+            assert!(
+                callback.is_some_and(|callback| callback.answered),
+                "{} has a response to a call it did not make",
+                self.id
+            );
+        }
+    }
+
     /// Cycles it has, holds for others, set aside, and ever spent.
     pub fn cycles_held(&self) -> CyclesTotal {
         let mut total = CyclesTotal::from(self.cycles) + self.reserved_cycles;

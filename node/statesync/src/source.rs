@@ -15,11 +15,11 @@ const LEASES_MAX: usize = 64;
 /// See the module. Cheap to clone; usable from any thread.
 #[derive(Clone, Default)]
 pub struct SnapshotSource {
-    shelf: Arc<Mutex<Shelf>>,
+    kept: Arc<Mutex<Kept>>,
 }
 
 #[derive(Default)]
-struct Shelf {
+struct Kept {
     /// Its root is known and not yet certified.
     computed: Option<Arc<Snapshot>>,
     /// The newest that is certified.
@@ -36,9 +36,9 @@ struct Shelf {
 }
 
 impl SnapshotSource {
-    fn lock(&self) -> MutexGuard<'_, Shelf> {
-        // Every change of the shelf is one assignment, which a panic cannot leave half done.
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        // Every change of what is kept is one assignment, which a panic cannot leave half done.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The newest state that can be fetched here: its height and the certified root of its
@@ -49,9 +49,9 @@ impl SnapshotSource {
 
     /// Heights that can be fetched here, newest first.
     pub fn heights(&self) -> Vec<Height> {
-        let shelf = self.lock();
-        let older = shelf.older.as_ref().map(|(snapshot, _)| snapshot);
-        shelf.newest.iter().chain(older).map(|snapshot| snapshot.height()).collect()
+        let kept = self.lock();
+        let older = kept.older.as_ref().map(|(snapshot, _)| snapshot);
+        kept.newest.iter().chain(older).map(|snapshot| snapshot.height()).collect()
     }
 
     /// How often snapshots had to go early because the delta log was nearly full.
@@ -78,12 +78,12 @@ impl SnapshotSource {
     }
 
     fn find(&self, height: Height) -> Result<Arc<Snapshot>, ServeError> {
-        let shelf = self.lock();
-        let older = shelf.older.as_ref().map(|(snapshot, _)| snapshot);
-        let found = shelf.newest.iter().chain(older).find(|snapshot| snapshot.height() == height);
+        let kept = self.lock();
+        let older = kept.older.as_ref().map(|(snapshot, _)| snapshot);
+        let found = kept.newest.iter().chain(older).find(|snapshot| snapshot.height() == height);
         found.cloned().ok_or_else(|| ServeError::NotKept {
             asked: height,
-            newest: shelf.newest.as_ref().map(|snapshot| snapshot.height()),
+            newest: kept.newest.as_ref().map(|snapshot| snapshot.height()),
         })
     }
 
@@ -91,13 +91,13 @@ impl SnapshotSource {
     /// number of rounds, while there is room in the delta log, and one such snapshot at a time.
     /// `None` if it is not kept even now, or 64 peers have leases. Dropping the lease ends it.
     pub fn lease(&self, height: Height) -> Option<SnapshotLease> {
-        let mut shelf = self.lock();
-        let kept = shelf.newest.iter().any(|snapshot| snapshot.height() == height)
-            || shelf.older.iter().any(|(snapshot, _)| snapshot.height() == height);
-        if !kept || shelf.leases.values().sum::<usize>() >= LEASES_MAX {
+        let mut kept = self.lock();
+        let is_kept = kept.newest.iter().any(|snapshot| snapshot.height() == height)
+            || kept.older.iter().any(|(snapshot, _)| snapshot.height() == height);
+        if !is_kept || kept.leases.values().sum::<usize>() >= LEASES_MAX {
             return None;
         }
-        *shelf.leases.entry(height).or_default() += 1;
+        *kept.leases.entry(height).or_default() += 1;
         Some(SnapshotLease { source: self.clone(), height })
     }
 
@@ -110,51 +110,51 @@ impl SnapshotSource {
 
     /// The subnet signed a tree that shows this manifest.
     pub fn certified(&self, height: Height, root: LeafHash) {
-        let mut shelf = self.lock();
-        let ready = shelf
+        let mut kept = self.lock();
+        let ready = kept
             .computed
             .take_if(|snapshot| snapshot.height() == height && snapshot.root() == root);
         let Some(ready) = ready else { return };
-        let replaced_at = shelf.height;
+        let replaced_at = kept.height;
         let mut gone = None;
-        if let Some(before) = shelf.newest.replace(ready) {
-            if shelf.older.is_none() && shelf.leases.contains_key(&before.height()) {
-                shelf.older = Some((before, replaced_at));
+        if let Some(before) = kept.newest.replace(ready) {
+            if kept.older.is_none() && kept.leases.contains_key(&before.height()) {
+                kept.older = Some((before, replaced_at));
             } else {
-                shelf.dropped = true;
+                kept.dropped = true;
                 gone = Some(before);
             }
         }
-        drop(shelf);
+        drop(kept);
         drop(gone);
     }
 
     /// A round was executed: ends what was kept long enough.
     pub fn advance(&self, height: Height, lease_rounds: u64) {
-        let mut shelf = self.lock();
-        shelf.height = height;
-        let over = shelf.older.as_ref().is_some_and(|(snapshot, since)| {
+        let mut kept = self.lock();
+        kept.height = height;
+        let over = kept.older.as_ref().is_some_and(|(snapshot, since)| {
             height.0.saturating_sub(since.0) > lease_rounds
-                || !shelf.leases.contains_key(&snapshot.height())
+                || !kept.leases.contains_key(&snapshot.height())
         });
-        let gone = if over { shelf.older.take() } else { None };
-        shelf.dropped |= gone.is_some();
-        drop(shelf);
+        let gone = if over { kept.older.take() } else { None };
+        kept.dropped |= gone.is_some();
+        drop(kept);
         drop(gone);
     }
 
     /// Lets go of every snapshot. The next manifest brings another.
     pub fn give_up(&self) {
-        let mut shelf = self.lock();
-        let gone = (shelf.computed.take(), shelf.newest.take(), shelf.older.take());
+        let mut kept = self.lock();
+        let gone = (kept.computed.take(), kept.newest.take(), kept.older.take());
         if gone.0.is_some() || gone.1.is_some() || gone.2.is_some() {
-            shelf.given_up += 1;
-            shelf.dropped = true;
+            kept.given_up += 1;
+            kept.dropped = true;
             tracing::info!(
                 "the snapshots for state sync were given up: the delta log is nearly full; the next manifest brings another"
             );
         }
-        drop(shelf);
+        drop(kept);
         drop(gone);
     }
 
@@ -166,12 +166,11 @@ impl SnapshotSource {
 
     /// Whether a snapshot needs this blob.
     pub fn has_blob(&self, blob: &BlobHash) -> bool {
-        let shelf = self.lock();
-        let older = shelf.older.as_ref().map(|(snapshot, _)| snapshot);
-        shelf
-            .computed
+        let kept = self.lock();
+        let older = kept.older.as_ref().map(|(snapshot, _)| snapshot);
+        kept.computed
             .iter()
-            .chain(&shelf.newest)
+            .chain(&kept.newest)
             .chain(older)
             .any(|snapshot| snapshot.has_blob(blob))
     }
@@ -204,11 +203,11 @@ impl SnapshotLease {
 
 impl Drop for SnapshotLease {
     fn drop(&mut self) {
-        let mut shelf = self.source.lock();
-        if let Some(count) = shelf.leases.get_mut(&self.height) {
+        let mut kept = self.source.lock();
+        if let Some(count) = kept.leases.get_mut(&self.height) {
             *count -= 1;
             if *count == 0 {
-                shelf.leases.remove(&self.height);
+                kept.leases.remove(&self.height);
             }
         }
     }

@@ -65,7 +65,7 @@ impl Agreement {
     fn catching_up(&self) -> String {
         match self.status.state_sync() {
             Some(sync) => format!(
-                "catching up: taking over the state of height {}, {} of {} bytes",
+                "state sync: fetching the state of height {}, {} of {} bytes",
                 sync.height.0, sync.bytes_done, sync.bytes_total
             ),
             None => format!("catching up: {} blocks behind", self.behind()),
@@ -119,7 +119,7 @@ pub(crate) struct Identity {
 }
 
 impl Node for Adapter {
-    fn admit(&self, kind: RequestKind) -> Result<(), Refusal> {
+    fn check_load(&self, kind: RequestKind) -> Result<(), Refusal> {
         let (refused_from, what) = match kind {
             RequestKind::Query => (Level::Queries, "queries"),
             RequestKind::Call => (Level::Ingress, "calls"),

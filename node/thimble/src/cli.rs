@@ -115,7 +115,7 @@ enum Command {
         /// Folder of this node's keys.
         #[arg(long, value_name = "DIR", default_value = "thimble-data")]
         data_dir: PathBuf,
-        /// The genesis.
+        /// The genesis, as `thimble genesis assemble` wrote it.
         #[arg(long, value_name = "FILE")]
         genesis: PathBuf,
     },
@@ -150,7 +150,7 @@ enum Command {
     Limits {
         #[command(flatten)]
         settings: Settings,
-        /// For machines.
+        /// Print the sheet as JSON.
         #[arg(long)]
         json: bool,
     },
@@ -201,7 +201,7 @@ enum Command {
     Config {
         #[command(flatten)]
         settings: Settings,
-        /// For machines.
+        /// Print JSON instead of TOML.
         #[arg(long)]
         json: bool,
     },

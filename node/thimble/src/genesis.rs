@@ -56,7 +56,7 @@ pub(crate) enum GenesisCommand {
         /// Folder of this node's keys.
         #[arg(long, value_name = "DIR", default_value = "thimble-data")]
         data_dir: PathBuf,
-        /// The plan.
+        /// The plan, as `thimble genesis plan` wrote it.
         #[arg(long, value_name = "FILE")]
         plan: PathBuf,
         /// Where to write the dealing.
@@ -72,7 +72,7 @@ pub(crate) enum GenesisCommand {
     /// Example: thimble genesis assemble --plan plan.json --dealing 1.json --dealing 2.json
     /// --dealing 3.json --dealing 4.json --out genesis.json
     Assemble {
-        /// The plan.
+        /// The plan, as `thimble genesis plan` wrote it.
         #[arg(long, value_name = "FILE")]
         plan: PathBuf,
         /// A node's dealing; once for each.
@@ -90,10 +90,10 @@ pub(crate) enum GenesisCommand {
     ///
     /// Example: thimble genesis verify genesis.json
     Verify {
-        /// The genesis.
+        /// The genesis, as `thimble genesis assemble` wrote it.
         #[arg(value_name = "FILE")]
         genesis: PathBuf,
-        /// For machines.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
@@ -110,7 +110,7 @@ impl GenesisCommand {
     }
 }
 
-/// `thimble keygen`.
+/// Runs `thimble keygen`: makes the node's keys and writes its record to `out` or standard output.
 pub(crate) fn keygen(data: &Path, address: &str, out: Option<&Path>) -> Result<()> {
     let record = keys::keygen(data, address)?;
     match out {
@@ -128,7 +128,7 @@ pub(crate) fn keygen(data: &Path, address: &str, out: Option<&Path>) -> Result<(
     Ok(())
 }
 
-/// `thimble join`.
+/// Runs `thimble join`: verifies the genesis and takes this node's share out of it, if it has one.
 pub(crate) fn join(data: &Path, genesis: &Path) -> Result<()> {
     let engine = keys::engine()?;
     let genesis = read_genesis(genesis)?

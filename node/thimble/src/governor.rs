@@ -38,7 +38,7 @@ const CLOSE_GAPS_EVERY: Duration = Duration::from_secs(10);
 /// Gaps below this are left: every program has some.
 const GAPS_WORTH_BYTES: u64 = 3 << 20;
 /// Everything the thread works with.
-pub(crate) struct Parts {
+pub(crate) struct Watched {
     pub(crate) watch: Arc<Watch>,
     pub(crate) rounds: RoundMetrics,
     pub(crate) latencies: gateway::Latencies,
@@ -48,13 +48,13 @@ pub(crate) struct Parts {
 }
 
 /// Starts the thread.
-pub(crate) fn start(parts: Parts, limits: &Limits) -> Result<GovernorThread> {
-    let mut worker = Worker::new(parts, limits);
+pub(crate) fn start(watched: Watched, limits: &Limits) -> Result<GovernorThread> {
+    let mut worker = Worker::new(watched, limits);
     GovernorThread::start(move || worker.look()).context("starting the governor's thread")
 }
 
 struct Worker {
-    parts: Parts,
+    watched: Watched,
     steps: Steps,
     // What the last look saw.
     /// Kept replies were let go since.
@@ -74,9 +74,9 @@ struct Counted {
 }
 
 impl Worker {
-    fn new(parts: Parts, limits: &Limits) -> Self {
+    fn new(watched: Watched, limits: &Limits) -> Self {
         let settings = &limits.governor;
-        let record = &parts.watch.record;
+        let record = &watched.watch.record;
         let now = Instant::now();
         Self {
             steps: Steps::new(
@@ -90,7 +90,7 @@ impl Worker {
             evicted: now,
             pressed: now,
             before: Counted::default(),
-            parts,
+            watched,
         }
     }
 
@@ -99,12 +99,12 @@ impl Worker {
         if let Some(sampler) = crate::allocator::sampler() {
             sampler.tend();
         }
-        let watch = self.parts.watch.clone();
+        let watch = self.watched.watch.clone();
         let now = watch.record.started.elapsed();
         let counted = self.counted();
         // Empty rounds of an idle node are not work.
         let work = counted.messages + counted.queries;
-        self.steps.worked(now, work, self.parts.busy.load(Relaxed));
+        self.steps.worked(now, work, self.watched.busy.load(Relaxed));
         let memory = watch.memory();
         let (stalled, own) = watch.record.stalled();
         self.steps.hold_back(&watch.record, memory.anonymous_bytes);
@@ -119,15 +119,15 @@ impl Worker {
 
     fn counted(&self) -> Counted {
         Counted {
-            rounds: self.parts.rounds.rounds(),
-            messages: self.parts.rounds.messages(),
-            queries: self.parts.watch.queries.load(Relaxed),
+            rounds: self.watched.rounds.rounds(),
+            messages: self.watched.rounds.messages(),
+            queries: self.watched.watch.queries.load(Relaxed),
         }
     }
 
     fn hand_back(&mut self, now: Duration, memory: &Reading, stalled_hundredths: Option<u32>) {
         let own = allocator::heap(false);
-        let workers = self.parts.watch.sandbox.workers();
+        let workers = self.watched.watch.sandbox.workers();
         let heaps = workers.iter().filter_map(|worker| {
             // A worker's allocator counts tables that were never touched; the kernel knows what is
             // really there.
@@ -145,7 +145,7 @@ impl Worker {
             .chain(heaps)
             .max_by_key(|heap| heap.resident_bytes.saturating_sub(heap.live_bytes))
             .unwrap_or_default();
-        let watch = &self.parts.watch;
+        let watch = &self.watched.watch;
         let purge = || allocator::heap(true).returned_bytes + watch.sandbox.heaps(true);
         self.steps.hand_back(
             &watch.record,
@@ -158,11 +158,11 @@ impl Worker {
     }
 
     fn evict(&mut self, memory: &Reading) {
-        let sandbox = &self.parts.watch.sandbox;
+        let sandbox = &self.watched.watch.sandbox;
         let short = self.steps.is_short(memory.anonymous_bytes);
         if short && self.pressed.elapsed() >= PRESS_EVERY {
             sandbox.evict_pressed();
-            self.parts.queries.clear_cache();
+            self.watched.queries.clear_cache();
             self.pressed = Instant::now();
         } else if self.evicted.elapsed() >= EVICT_EVERY {
             sandbox.evict_idle();
@@ -176,7 +176,7 @@ impl Worker {
     fn forget_replies(&mut self, now: Duration) {
         let idle = self.steps.idle_for(now) >= FORGET_REPLIES_AFTER;
         if idle && !self.forgotten {
-            self.parts.queries.clear_cache();
+            self.watched.queries.clear_cache();
             self.gaps_looked_at = now;
         }
         self.forgotten = idle;
@@ -184,15 +184,15 @@ impl Worker {
             self.gaps_looked_at = now;
             let gaps = allocator::active_bytes().saturating_sub(allocator::heap(false).live_bytes);
             if gaps >= GAPS_WORTH_BYTES {
-                self.parts.watch.close_gaps(gaps);
+                self.watched.watch.close_gaps(gaps);
             }
         }
     }
 
     fn sample(&mut self, memory: &Reading, counted: Counted, seconds: f64) {
         let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
-        let window = self.parts.latencies.take();
-        self.parts.watch.record.sample(Sample {
+        let window = self.watched.latencies.take();
+        self.watched.watch.record.sample(Sample {
             unix_millis: unix_millis(),
             anonymous_bytes: memory.anonymous_bytes,
             file_bytes: memory.file_bytes,
@@ -203,7 +203,7 @@ impl Worker {
             update_p99_millis: window.update_p99_millis,
             query_p50_millis: window.query_p50_millis,
             query_p99_millis: window.query_p99_millis,
-            level: self.parts.watch.record.level().into(),
+            level: self.watched.watch.record.level().into(),
         });
         self.before = counted;
     }

@@ -34,7 +34,7 @@ pub(crate) enum MembersCommand {
         /// Folder of the node.
         #[arg(long, value_name = "DIR", default_value = "thimble-data")]
         data_dir: PathBuf,
-        /// For machines.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
@@ -71,7 +71,7 @@ pub(crate) enum MembersCommand {
         /// Folder of a member.
         #[arg(long, value_name = "DIR", default_value = "thimble-data")]
         data_dir: PathBuf,
-        /// The change.
+        /// The change, as `thimble members change` wrote it.
         #[arg(value_name = "FILE")]
         change: PathBuf,
     },
@@ -82,10 +82,10 @@ pub(crate) enum MembersCommand {
         /// Folder of a node of the subnet.
         #[arg(long, value_name = "DIR", default_value = "thimble-data")]
         data_dir: PathBuf,
-        /// The change.
+        /// The change, as `thimble members change` wrote it.
         #[arg(value_name = "FILE")]
         change: PathBuf,
-        /// For machines.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
@@ -100,7 +100,7 @@ pub(crate) enum MembersCommand {
         /// Folder of a member.
         #[arg(long, value_name = "DIR", default_value = "thimble-data")]
         data_dir: PathBuf,
-        /// The change.
+        /// The change, with the signatures of the members.
         #[arg(value_name = "FILE")]
         change: PathBuf,
     },

@@ -124,7 +124,7 @@ impl RoundMetrics {
         self.longest_stall_micros.fetch_max(time.as_micros() as u64, Ordering::Relaxed);
     }
 
-    /// Rounds executed.
+    /// Rounds executed since the process started.
     pub(crate) fn rounds(&self) -> u64 {
         self.rounds.get()
     }

@@ -54,7 +54,7 @@ const BLOCK_SEGMENT_BYTES: u64 = 8 << 20;
 /// Time for requests in flight when the node stops.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
-/// Runs the node until SIGINT or SIGTERM. When a state was taken over from peers, the process
+/// Runs the node until SIGINT or SIGTERM. When a state was fetched from peers, the process
 /// becomes a new one on top of it, by the same arguments.
 pub(crate) fn run(config: Config, address_file: Option<&Path>) -> Result<()> {
     if config.heap_profile {
@@ -73,9 +73,9 @@ fn start_again() -> Result<()> {
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_else(|| "thimble".into());
     let program = std::env::current_exe().context("finding this program's file")?;
-    tracing::info!("starting again in place, with the state that was taken over");
+    tracing::info!("starting again in place, with the state that was fetched");
     let error = std::process::Command::new(program).arg0(name).args(arguments).exec();
-    Err(error).context("starting again with the state that was taken over; start the node by hand")
+    Err(error).context("starting again with the state that was fetched; start the node by hand")
 }
 
 fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
@@ -114,12 +114,12 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
         signal(SignalKind::from_raw(SIGXFSZ)).context("taking SIGXFSZ")?
     };
     let registry = Arc::new(Mutex::new(Registry::with_prefix("thimble")));
-    let parts = open(&config, &limits, &ledger, cgroup, keys, &registry, Role::Member)?;
-    let Parts { driver, busy, rounds, queries, adapter, keys, pool, waiters, watch } = parts;
+    let opened = open(&config, &limits, &ledger, cgroup, keys, &registry, Role::Member)?;
+    let Opened { driver, busy, rounds, queries, adapter, keys, pool, waiters, watch } = opened;
 
     let latencies = gateway::Latencies::default();
     let _governor = governor::start(
-        governor::Parts { watch, rounds, latencies: latencies.clone(), queries, busy },
+        governor::Watched { watch, rounds, latencies: latencies.clone(), queries, busy },
         &limits,
     )?;
     let gateway = runtime
@@ -169,13 +169,13 @@ fn replay(config: &Config) -> Result<()> {
     let ledger = limits.ledger()?;
     let registry = Mutex::new(Registry::default());
     let cgroup = Cgroup::own().unwrap_or_default();
-    let Parts { driver, pool, .. } =
+    let Opened { driver, pool, .. } =
         open(config, &limits, &ledger, cgroup, keys, &registry, Role::Replay)?;
     // The round loop executes what the log holds; then it stops, with a checkpoint.
     pool.close();
     match futures::executor::block_on(driver.run())? {
         Ended::Stopped => Ok(()),
-        Ended::NewState => bail!("a state of peers was taken over before the log was executed"),
+        Ended::NewState => bail!("a state of peers was fetched before the log was executed"),
     }
 }
 
@@ -202,7 +202,7 @@ impl ModuleSource for Modules {
 
 type NodeDriver = Driver<Box<dyn Consensus>, Executor, MachineClock, Volume, NodeObserver>;
 
-/// What the parts are opened for.
+/// What a node is opened for.
 enum Role {
     /// To take part: make blocks, alone or with others.
     Member,
@@ -210,7 +210,7 @@ enum Role {
     Replay,
 }
 
-struct Parts {
+struct Opened {
     driver: NodeDriver,
     busy: Arc<AtomicBool>,
     rounds: RoundMetrics,
@@ -231,7 +231,7 @@ fn open(
     keys: Keys,
     registry: &Mutex<Registry>,
     role: Role,
-) -> Result<Parts> {
+) -> Result<Opened> {
     let data = &config.data_dir;
     let exe = std::env::current_exe().context("finding this program's file")?;
     let state_dir = data.join("state");
@@ -381,7 +381,7 @@ fn open(
         let verdicts = Verdicts::read(data)?;
         move |height, recorded| verdicts.at(height, recorded)
     });
-    Ok(Parts { driver, busy, rounds, queries, adapter, keys, pool: ingress, waiters, watch })
+    Ok(Opened { driver, busy, rounds, queries, adapter, keys, pool: ingress, waiters, watch })
 }
 
 /// Whether the subnet's genesis has more than one member.

@@ -36,7 +36,7 @@ fn members(out: &mut String, subnet: &Subnet) {
     if let Some(sync) = &subnet.state_sync {
         let _ = writeln!(
             out,
-            "            taking over the state of height {}: {} of {} from {} peers",
+            "            fetching the state of height {}: {} of {} from {} peers",
             sync.height,
             short(sync.bytes_done),
             short(sync.bytes_total),

@@ -102,7 +102,7 @@ impl Verdicts {
     }
 }
 
-/// `thimble reject`.
+/// Runs `thimble reject`: adds the verdict to the data folder, where the next start reads it.
 pub(crate) fn reject(data_dir: &Path, height: u64, canister: &str, ordinal: u64) -> Result<()> {
     ensure!(data_dir.is_dir(), "{} is no data folder", data_dir.display());
     let mut verdicts = Verdicts::read(data_dir)?;

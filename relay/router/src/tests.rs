@@ -526,7 +526,7 @@ fn nonsense_from_peers_keeps_every_bound() {
             let one = id(random.gen_range(0..500));
             match random.gen_range(0..14) {
                 0 => {
-                    drop(router.connected(peer, vec![peer.0 as u8], Some(vec![1]), random.r#gen()))
+                    router.connected(peer, vec![peer.0 as u8], Some(vec![1]), random.r#gen());
                 }
                 1 => router.disconnected(peer, now),
                 2 => router.on_subscription(peer, shard, random.r#gen(), now),

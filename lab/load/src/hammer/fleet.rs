@@ -27,7 +27,7 @@ use super::{
     stats::{Kind, Outcome},
     transport::{self, BackOff, Http, TRAFFIC, Traffic},
 };
-use crate::client;
+use demo::client;
 
 /// The module, built from `canisters/hammer-c`.
 const MODULE: &[u8] = include_bytes!("../../../../canisters/wasm/hammer-c.wasm");

@@ -35,7 +35,8 @@ use self::{
     report::Report,
     schedule::{Runner, Stop},
 };
-use crate::{endpoints, measure};
+
+use crate::{endpoints, machine};
 
 pub use self::options::{Mode, Options};
 
@@ -100,7 +101,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
 
 async fn hammer(parameters: Parameters, progress: bool, keep: bool, stop: Stop) -> Result<Report> {
     let began = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
-    let machine = measure::machine();
+    let machine = machine();
     let fleet = Arc::new(Fleet::open(&parameters).await?);
     let runner = Runner {
         fleet: fleet.clone(),

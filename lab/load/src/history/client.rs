@@ -20,10 +20,7 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::lines::Outcome;
-use crate::{
-    client,
-    hammer::transport::{self, BackOff, Http},
-};
+use crate::hammer::transport::{self, BackOff, Http};
 
 /// Of a call, and of a certificate's age.
 pub(super) const EXPIRY: Duration = Duration::from_secs(20);
@@ -56,7 +53,7 @@ pub(super) async fn connect(urls: &[String], identity: Arc<dyn Identity>) -> Res
             .with_arc_http_middleware(http.clone())
             .with_ingress_expiry(EXPIRY)
             .build()?;
-        client::wait_until_healthy(&agent, url, HEALTHY_WITHIN).await?;
+        demo::client::wait_until_healthy(&agent, url, HEALTHY_WITHIN).await?;
         if let Some(first) = endpoints.first() {
             ensure!(
                 first.agent.read_root_key() == agent.read_root_key(),

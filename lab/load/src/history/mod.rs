@@ -21,7 +21,9 @@ use tokio::{
 };
 
 use self::record::{Plan, READ_PAGES};
-use crate::{client as basics, endpoints};
+use demo::client as basics;
+
+use crate::endpoints;
 
 pub use self::{
     check::{Broken, Rule, Verdict},

@@ -27,12 +27,11 @@ use super::{
     client::{self, Endpoint},
     lines::{Call, ClientRead, FORMAT, Header, Line, Outcome, Work, Writer, now_micros},
 };
-use crate::{
-    client as basics,
-    hammer::{
-        pattern::{PAGE_BYTES, mix},
-        protocol::{self, ReadReply, Route},
-    },
+use demo::client as basics;
+
+use crate::hammer::{
+    pattern::{PAGE_BYTES, mix},
+    protocol::{self, ReadReply, Route},
 };
 
 /// The module that the hammer uses.

@@ -640,7 +640,7 @@ impl Bench {
         };
         let to = self.now();
         let words = if synced { "it did" } else { "it executed blocks" };
-        self.row("state sync: the node took over a state", words.into(), "it did", Some(synced));
+        self.row("state sync: the node fetched a state", words.into(), "it did", Some(synced));
         let text = match took {
             Some(seconds) => format!("{seconds:.1} s"),
             None => format!("not within {} s", SYNC_PATIENCE.as_secs()),

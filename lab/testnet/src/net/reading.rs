@@ -38,7 +38,7 @@ pub(crate) struct Report {
     pub(crate) peers_heard: Option<u64>,
     /// Whether it fetches blocks that others executed.
     pub(crate) catching_up: bool,
-    /// Whether it takes over a state from its peers.
+    /// Whether it fetches a state from its peers.
     pub(crate) syncing: bool,
     pub(crate) worker_restarts: u64,
     pub(crate) uptime_millis: u64,

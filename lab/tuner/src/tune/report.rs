@@ -435,6 +435,9 @@ fn summary(
                 ),
             }
         }
+        End::Default(None) if found.fates.iter().all(|fate| *fate == Fate::Untried) => {
+            "Nothing but the default was run in the time there was (--budget).".to_owned()
+        }
         End::Default(_) => {
             let mut text = "The default is as good as anything that was tried.".to_owned();
             if let Some(memory) = confirmed.and_then(|confirmed| confirmed.memory.as_ref()) {

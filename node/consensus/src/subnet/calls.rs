@@ -108,6 +108,24 @@ pub(super) fn decodes(bytes: &[u8]) -> bool {
     wire::decode::<Message>(bytes, bytes.len()).is_some()
 }
 
+/// One message of each kind.
+#[cfg(test)]
+pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
+    let signed = SignedIngress {
+        effective_canister_id: ic_principal::Principal::from_slice(&[1, 2, 3]),
+        envelope: vec![5; 300].into(),
+    };
+    let name = CallName { id: IngressId([6; 32]), digest: [7; 32], bytes: 300 };
+    let names = Bounded(vec![name]);
+    [
+        ("offer", Message::Offer(Bounded(vec![signed.clone()]))),
+        ("want", Message::Want { height: Some(Height(0x0102_0304)), names }),
+        ("give", Message::Give(Bounded(vec![Given { digest: [7; 32], signed }]))),
+    ]
+    .map(|(name, message)| (name, postcard::to_stdvec(&message).unwrap_or_default()))
+    .into()
+}
+
 /// What verifying a call came to: its id and when it is valid, or why no block may hold it.
 type Verdict = Result<(IngressId, Validity), String>;
 

@@ -9,6 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use commonware_cryptography::ed25519::PublicKey;
 use thiserror::Error;
 
+use super::wire;
+
 /// Longest list of limits that is looked at.
 pub(super) const LIMITS_MAX: usize = 512;
 /// Limits named in one message.
@@ -38,7 +40,7 @@ impl Greeting {
     pub(super) fn new(me: PublicKey, own: Vec<(String, u64)>) -> Self {
         Self {
             me,
-            own: own.into_iter().collect(),
+            own: own.into_iter().chain([(wire::VERSION_NAME.to_owned(), wire::VERSION)]).collect(),
             heard: BTreeSet::new(),
             differing: BTreeSet::new(),
         }

@@ -62,6 +62,22 @@ enum Record {
     },
 }
 
+/// The version, and one record of each kind.
+#[cfg(test)]
+pub(super) fn samples() -> (u64, Vec<(&'static str, Vec<u8>)>) {
+    let name = CallName { id: state::IngressId([6; 32]), digest: [7; 32], bytes: 300 };
+    let signed = SignedIngress {
+        effective_canister_id: ic_principal::Principal::from_slice(&[1, 2, 3]),
+        envelope: vec![5; 300].into(),
+    };
+    let validity = Validity { from: Time(11), until: Time(12) };
+    let call = Record::Call(KeptCall { name, validity, height: Height(13), signed });
+    let again = Record::Again { digest: [7; 32], height: Height(14) };
+    let samples = [("call", call), ("again", again)]
+        .map(|(name, record)| (name, postcard::to_stdvec(&record).unwrap_or_default()));
+    (KIND.version.into(), samples.into())
+}
+
 /// See the module. Readers never wait for the disk: what is kept and the file have a lock each, and
 /// only who writes takes the file's, before the other.
 pub(super) struct Journal {

@@ -18,6 +18,8 @@ mod application;
 mod block;
 mod calls;
 mod engine;
+#[cfg(test)]
+mod formats;
 mod greeting;
 mod journal;
 mod key;

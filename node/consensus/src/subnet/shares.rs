@@ -74,6 +74,20 @@ pub(super) fn decodes(bytes: &[u8]) -> bool {
     wire::decode::<Message>(bytes, bytes.len()).is_some()
 }
 
+/// One message of each kind.
+#[cfg(test)]
+pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
+    let (height, root) = (Height(0x0102_0304), [7; 32]);
+    let limits = Bounded(vec![("a limit".to_owned(), 900), ("another".to_owned(), 1)]);
+    [
+        ("share", Message::Share { height, root, share: SignatureShare([8; 48]), again: true }),
+        ("certificate", Message::Certificate { height, root, signature: Signature([9; 48]) }),
+        ("limits", Message::Limits { limits, ask: true }),
+    ]
+    .map(|(name, message)| (name, postcard::to_stdvec(&message).unwrap_or_default()))
+    .into()
+}
+
 /// What execution gave.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Executed {

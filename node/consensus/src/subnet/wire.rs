@@ -10,6 +10,12 @@ use serde::{
     de::{Error as _, SeqAccess, Visitor},
 };
 
+/// Version of all messages between members, blocks included. Members tell each other in their first
+/// message, with their limits, and one that has another than most ends and says so.
+pub(super) const VERSION: u64 = 1;
+/// Its name among the limits.
+pub(super) const VERSION_NAME: &str = "messages.version";
+
 /// A list that is refused while it is decoded if it has more than `MAX` elements, so that a short
 /// message never becomes a long list in memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

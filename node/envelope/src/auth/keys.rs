@@ -26,10 +26,10 @@ const KEY_BYTES_MAX: usize = 2_048;
 /// Why a public key is not acceptable.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum KeyError {
-    /// Too long.
+    /// Longer than the 2,048 bytes that are accepted of a DER key.
     #[error("the public key has {length} bytes; at most {KEY_BYTES_MAX} are accepted")]
     TooLong {
-        /// Its length.
+        /// Length of the DER key in bytes.
         length: usize,
     },
     /// Not a SubjectPublicKeyInfo.
@@ -51,7 +51,7 @@ pub enum KeyError {
 /// A parsed public key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PublicKey<'a> {
-    /// Ed25519.
+    /// Ed25519; the 32 bytes of the public key.
     Ed25519(&'a [u8; 32]),
     /// ECDSA on P-256 over SHA-256; the uncompressed point.
     P256(&'a [u8; 65]),
@@ -66,7 +66,7 @@ pub(crate) enum PublicKey<'a> {
 /// A canister signature key: the signing canister and the seed that names one of its keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CanisterKey<'a> {
-    /// Who signs.
+    /// The canister that makes the signatures.
     pub(crate) canister_id: Principal,
     /// Which of its keys.
     pub(crate) seed: &'a [u8],
@@ -172,7 +172,7 @@ impl<'a> PublicKey<'a> {
     }
 }
 
-/// Ed25519.
+/// Ed25519 by `verify_strict`, which also refuses points of small order; signature of 64 bytes.
 pub(crate) fn verify_ed25519(key: &[u8; 32], message: &[u8], signature: &[u8]) -> bool {
     let Ok(signature) = ed25519_dalek::Signature::from_slice(signature) else { return false };
     ed25519_dalek::VerifyingKey::from_bytes(key)

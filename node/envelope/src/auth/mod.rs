@@ -118,7 +118,7 @@ pub enum AuthError {
     /// A signature is missing.
     #[error("the sender {sender} is not anonymous, so `{field}` is required")]
     Unsigned {
-        /// Claimed sender.
+        /// The `sender` that the content states.
         sender: Principal,
         /// What is missing.
         field: &'static str,
@@ -126,7 +126,7 @@ pub enum AuthError {
     /// The key does not belong to the sender.
     #[error("the sender {sender} is not the principal of `sender_pubkey`, which is {derived}")]
     WrongSender {
-        /// Claimed sender.
+        /// The `sender` that the content states.
         sender: Principal,
         /// Principal of the key.
         derived: Principal,
@@ -154,7 +154,7 @@ pub enum AuthError {
     DelegationExpired {
         /// Position in the chain, from 0.
         index: usize,
-        /// Its expiration.
+        /// Expiration of the delegation, in nanoseconds since 1970-01-01.
         expiration: u64,
         /// The node's time.
         now: u64,
@@ -164,7 +164,7 @@ pub enum AuthError {
         "the delegation chain does not allow requests to {canister_id}; its targets exclude that canister"
     )]
     NotATarget {
-        /// Callee.
+        /// The canister that the request calls.
         canister_id: Principal,
     },
     /// A queries-only link and a call.
@@ -176,7 +176,8 @@ pub enum AuthError {
     /// A signature does not hold.
     #[error("{which} is no valid {scheme} signature on {over}")]
     BadSignature {
-        /// Which field.
+        /// The field of the signature: `sender_sig`, `sender_info.sig` or `signature` of a
+        /// delegation.
         which: String,
         /// Scheme of the key that should have signed.
         scheme: &'static str,
@@ -186,12 +187,12 @@ pub enum AuthError {
     /// Sender information without a canister key.
     #[error("`sender_info` requires that `sender_pubkey` is a canister signature key")]
     SenderInfoWithoutCanisterKey,
-    /// Another signer.
+    /// `sender_info.signer` is not the canister of `sender_pubkey`.
     #[error(
         "`sender_info.signer` is {signer}, but `sender_pubkey` belongs to the canister {canister_id}"
     )]
     SenderInfoSigner {
-        /// Claimed signer.
+        /// The canister that `sender_info.signer` names.
         signer: Principal,
         /// Canister of the key.
         canister_id: Principal,

@@ -27,12 +27,12 @@ pub(crate) enum CoseKey {
     P256([u8; 65]),
     /// Modulus and exponent, big-endian.
     Rsa {
-        /// Modulus.
+        /// Modulus (COSE label -1).
         n: Vec<u8>,
-        /// Exponent.
+        /// Public exponent (COSE label -2).
         e: Vec<u8>,
     },
-    /// Ed25519.
+    /// The 32 bytes of an Ed25519 public key.
     Ed25519([u8; 32]),
 }
 

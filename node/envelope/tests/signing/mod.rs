@@ -102,7 +102,7 @@ impl SubnetKey {
     }
 }
 
-/// Self-described CBOR.
+/// CBOR of `value` after the self-describing tag.
 pub fn encode(value: &impl serde::Serialize) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut serializer = serde_cbor::Serializer::new(&mut bytes);

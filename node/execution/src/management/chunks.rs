@@ -8,7 +8,7 @@ use state::{CHUNK_ACCOUNTED_BYTES, SubnetCall};
 
 use super::settings::check_promises;
 use super::types::CanisterArgument;
-use super::{Desk, Handled, Handling, decode, encode, no_value};
+use super::{Dispatcher, Handled, Handling, decode, encode, no_value};
 use crate::reject;
 
 #[derive(candid::CandidType, Deserialize)]
@@ -17,7 +17,7 @@ struct UploadChunk {
     chunk: ByteBuf,
 }
 
-impl Desk<'_> {
+impl Dispatcher<'_> {
     pub(super) fn upload_chunk(&mut self, call: &SubnetCall) -> Handling {
         let argument: UploadChunk = decode(&call.arg)?;
         let limits = &self.core.limits().subnet;

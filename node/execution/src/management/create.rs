@@ -7,7 +7,7 @@ use state::{
 
 use super::settings::{self, check_promises, read};
 use super::types::{CreateCanister, ProvisionalCreateCanister, SettingsArgument};
-use super::{Desk, Handled, Handling, decode, encode};
+use super::{Dispatcher, Handled, Handling, decode, encode};
 use crate::config::ExecutorConfig;
 use crate::cycles::DEFAULT_PROVISIONAL_BALANCE;
 use crate::reject;
@@ -15,7 +15,7 @@ use crate::reject;
 /// Ids of deleted canisters that are remembered because they had been asked for by name.
 const RETIRED_MAX: usize = 65_536;
 
-impl Desk<'_> {
+impl Dispatcher<'_> {
     pub(super) fn create_canister(&mut self, call: &SubnetCall) -> Handling {
         let argument: CreateCanister = if call.arg == super::no_value() {
             CreateCanister::default()
@@ -50,7 +50,7 @@ impl Desk<'_> {
             argument.sender_canister_version,
         )?;
         canister.consumption.canister_creation += fee;
-        self.admit_canister(canister)?;
+        self.add_canister(canister)?;
         Ok(Handled::ReplyWithRefund(encode(&CanisterIdRecord { canister_id: id })?, 0))
     }
 
@@ -68,7 +68,7 @@ impl Desk<'_> {
         let settings = argument.settings.unwrap_or_default();
         let canister =
             self.new_canister(call, id, settings, amount, argument.sender_canister_version)?;
-        self.admit_canister(canister)?;
+        self.add_canister(canister)?;
         self.state.subnet.minted += amount;
         Ok(Handled::Reply(encode(&CanisterIdRecord { canister_id: id })?))
     }
@@ -106,7 +106,7 @@ impl Desk<'_> {
         Ok(canister)
     }
 
-    fn admit_canister(&mut self, canister: CanisterState) -> Result<(), Reject> {
+    fn add_canister(&mut self, canister: CanisterState) -> Result<(), Reject> {
         check_promises(self.core, self.state, None, &canister)?;
         self.state.put(canister);
         self.state.refresh();

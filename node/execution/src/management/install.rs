@@ -22,7 +22,7 @@ use state::{
 
 use super::overlay::{mount_over, overlay, part};
 use super::types::InstallCode;
-use super::{Desk, Handled, Handling, Refusal, decode, no_value};
+use super::{Dispatcher, Handled, Handling, Refusal, decode, no_value};
 use crate::config::FatalError;
 use crate::machine::{Invocation, Machine, Ran, Targets, watch_memory};
 use crate::reject;
@@ -64,7 +64,7 @@ struct Tally {
     log: Vec<serde_bytes::ByteBuf>,
 }
 
-impl Desk<'_> {
+impl Dispatcher<'_> {
     pub(super) fn install_code(&mut self, call: &SubnetCall) -> Handling {
         let argument: InstallCode = decode(&call.arg)?;
         self.check_sender_version(call, argument.sender_canister_version)?;

@@ -6,7 +6,7 @@ use state::{
 };
 
 use super::types::{CanisterArgument, VersionedCanister};
-use super::{Desk, Handled, Handling, decode, no_value};
+use super::{Dispatcher, Handled, Handling, decode, no_value};
 use crate::config::ExecutorConfig;
 use crate::core::Core;
 use crate::message::Effects;
@@ -15,7 +15,7 @@ use crate::reject;
 /// How long a `stop_canister` waits for open calls.
 pub(crate) const STOP_TIMEOUT_SECONDS: u64 = 300;
 
-impl Desk<'_> {
+impl Dispatcher<'_> {
     pub(super) fn start_canister(&mut self, call: &SubnetCall) -> Handling {
         let id = decode::<CanisterArgument>(&call.arg)?.canister_id;
         let canister = self.state.get_mut(&id).ok_or_else(|| reject::canister_not_found(&id))?;

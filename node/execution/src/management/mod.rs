@@ -286,7 +286,7 @@ enum Handled {
 type Handling = Result<Handled, Refusal>;
 
 /// Where calls to the management canister are served.
-pub(crate) struct Desk<'a> {
+pub(crate) struct Dispatcher<'a> {
     pub(crate) core: &'a Core,
     pub(crate) state: &'a mut ReplicatedState,
     pub(crate) round: &'a RoundFacts,
@@ -295,7 +295,7 @@ pub(crate) struct Desk<'a> {
     pub(crate) effects: Effects,
 }
 
-impl Desk<'_> {
+impl Dispatcher<'_> {
     /// Keeps `bytes` in the module store.
     fn keep(&self, bytes: &[u8]) -> Result<(), FatalError> {
         self.core.attempts(self.place.clone()).until(|| self.core.blobs.put(bytes))?;

@@ -12,7 +12,7 @@ use state::{
 };
 
 use super::types::{SettingsArgument, UpdateSettings};
-use super::{Desk, Handled, Handling, decode, no_value};
+use super::{Dispatcher, Handled, Handling, decode, no_value};
 use crate::core::Core;
 use crate::machine::watch_memory;
 use crate::reject;
@@ -240,7 +240,7 @@ pub(super) fn check_promises(
     Ok(())
 }
 
-impl Desk<'_> {
+impl Dispatcher<'_> {
     pub(super) fn update_settings(&mut self, call: &SubnetCall) -> Handling {
         let argument: UpdateSettings = decode(&call.arg)?;
         self.check_sender_version(call, argument.sender_canister_version)?;

@@ -9,7 +9,7 @@ use state::{
 };
 
 use super::types::{DefiniteSettings, StatusResult, SubnetArgument};
-use super::{Desk, Handled, Handling, decode, encode};
+use super::{Dispatcher, Handled, Handling, decode, encode};
 use crate::core::Core;
 use crate::reject;
 
@@ -163,7 +163,7 @@ fn change(change: &Change) -> ic::Change {
     }
 }
 
-impl Desk<'_> {
+impl Dispatcher<'_> {
     pub(super) fn canister_info(&mut self, call: &SubnetCall) -> Handling {
         let argument: ic::CanisterInfoArgs = decode(&call.arg)?;
         let canister = self.target(&argument.canister_id)?;

@@ -25,8 +25,8 @@ use gateway::{
     Refusal, RequestFacts, Submitted, Waiters, report::Report,
 };
 use ic_agent::{Agent, Identity};
-use limits::GatewayLimits;
 use ic_principal::Principal;
+use limits::GatewayLimits;
 use prometheus_client::registry::Registry;
 pub use signing::*;
 use state::{

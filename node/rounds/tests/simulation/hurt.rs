@@ -19,9 +19,9 @@ use std::{
 use consensus::{FinalisedBatch, StateOffer};
 use disk::SimulatedDisk;
 use execution::{FatalError, RoundResult};
-use statesync::{InstallError, Progress};
 use rounds::{BeginError, DiskProbe, Installation, Offered, Replica, Room};
 use state::{Batch, Fault, Height, StoreError};
+use statesync::{InstallError, Progress};
 
 use crate::probe::{Audit, Audited};
 

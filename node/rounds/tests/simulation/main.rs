@@ -22,15 +22,15 @@
 //! * every call that a certificate covered is executed, once, on every member: the state itself
 //!   says so, from the canisters' memory if it is the real one;
 //! * the chain goes on after mending, with every member in it: those that were away for longer than
-//!   blocks are kept take over a state.
+//!   blocks are kept fetch a state.
 //!
 //! `SIMULATE_SEEDS=200` runs that many, `SIMULATE_FIRST=17` begins there, `SIMULATE_REAL=1`
 //! executes all of them for real; a failure names its seed, and the same seed gives the same run.
 //!
 //! Every life ends with a cut of the power: what agreement keeps, the block log, the journal and
-//! all files of the real state (records, blobs, canister memory, a state being taken over) lose or
+//! all files of the real state (records, blobs, canister memory, a state being fetched) lose or
 //! tear what was not synced. Threads of the executor meet it wherever they are; a checkpoint or a
-//! step of taking over a state is a whole operation in the simulation's time, so tests of their own
+//! step of state sync is a whole operation in the simulation's time, so tests of their own
 //! cut those short (`pages`, `state` and `execution`). Folders are durable when they are made or
 //! renamed, as [`disk::SimulatedDisk`] says.
 
@@ -410,7 +410,7 @@ fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
                     }
                     let outcome = simulate(seed);
                     println!(
-                        "seed {seed}: {} rounds, {} of {} calls acknowledged, {} lives of nodes, {} states taken over, {} proofs of equivocation, the key handed on {} times, {} changes of members, {} joined, {} left, {} writes refused by full disks",
+                        "seed {seed}: {} rounds, {} of {} calls acknowledged, {} lives of nodes, {} states fetched, {} proofs of equivocation, the key handed on {} times, {} changes of members, {} joined, {} left, {} writes refused by full disks",
                         outcome.heights, outcome.acknowledged, outcome.sent, outcome.lives, outcome.syncs, outcome.equivocations, outcome.handed_on, outcome.changes, outcome.joined, outcome.left, outcome.refused
                     );
                     outcomes.lock().unwrap().push(outcome);
@@ -422,7 +422,7 @@ fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
     assert_eq!(outcomes.len() as u64, seeds);
     let total = |of: fn(&Outcome) -> u64| outcomes.iter().map(of).sum::<u64>();
     println!(
-        "{seeds} seeds from {first}: all agree; {} rounds, {} of {} calls acknowledged and found on every node, {} lives of nodes, {} states taken over, the key handed on {} times, {} changes of members, {} joined, {} left, {} writes refused by full disks",
+        "{seeds} seeds from {first}: all agree; {} rounds, {} of {} calls acknowledged and found on every node, {} lives of nodes, {} states fetched, the key handed on {} times, {} changes of members, {} joined, {} left, {} writes refused by full disks",
         total(|outcome| outcome.heights),
         total(|outcome| outcome.acknowledged as u64),
         total(|outcome| outcome.sent),
@@ -493,7 +493,7 @@ fn heals(seed: u64, loses_disk: bool, real: bool) -> (u64, String) {
         let ended = async {
             let until = context.current() + MENDED;
             while net.found.lock().syncs == 0 {
-                assert!(context.current() < until, "no state was taken over: {:?}", net.heights());
+                assert!(context.current() < until, "no state was fetched: {:?}", net.heights());
                 context.sleep(Duration::from_millis(500)).await;
             }
             // As it was: under the same name.
@@ -515,7 +515,7 @@ fn heals(seed: u64, loses_disk: bool, real: bool) -> (u64, String) {
 }
 
 #[test]
-fn a_node_that_is_behind_what_its_peers_keep_takes_over_a_state() {
+fn a_node_that_is_behind_what_its_peers_keep_fetches_a_state() {
     for (seed, real) in [(1, false), (2, false), (3, true)] {
         let (syncs, _) = heals(seed, false, real);
         assert_eq!(syncs, 1, "seed {seed}");
@@ -609,7 +609,7 @@ fn joins_and_leaves(seed: u64, real: bool) -> String {
         net.kill(0).await;
         let goal = net.heights().into_iter().max().unwrap() + CHECKPOINT_EVERY;
         reach(&context, &mut net, 4, goal).await;
-        assert!(net.found.lock().syncs >= 1, "the fifth took over a state");
+        assert!(net.found.lock().syncs >= 1, "the fifth fetched a state");
         net.start(0).await;
         // One goes as another comes; then another goes.
         propose(&mut net, &Change { add: vec![5], remove: vec![3] }, &[2], rng).await;
@@ -645,7 +645,7 @@ fn members_join_with_nothing_and_leave() {
 }
 
 #[test]
-fn a_node_that_lost_its_disk_takes_over_a_state() {
+fn a_node_that_lost_its_disk_fetches_a_state() {
     for real in [false, true] {
         let first = heals(7, true, real);
         assert_eq!(first.0, 1);

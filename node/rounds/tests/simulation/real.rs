@@ -26,7 +26,6 @@ use candid::CandidType;
 use consensus::{FinalisedBatch, StateServer};
 use disk::{SharedDisk, SimulatedDisk};
 use execution::{Executor, ExecutorConfig, Persistent, RoundResult};
-use statesync::complete_install_on;
 use genesis::Summary;
 use ic_management_canister_types::{CanisterInstallMode, InstallCodeArgs};
 use ic_principal::Principal;
@@ -38,6 +37,7 @@ use state::{
     BlobStore, CanisterId, Height, ManifestClaim, NodeInfo, StateStore, Status, SubnetInfo,
     certified::SubnetType,
 };
+use statesync::complete_install_on;
 
 pub(crate) use self::script::ScriptSandbox;
 use self::script::{CallOp, Op, Spec, encode};

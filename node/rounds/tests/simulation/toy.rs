@@ -17,9 +17,9 @@ use sha2::{Digest as _, Sha256};
 
 use consensus::{StateOffer, StateServer};
 use execution::{FatalError, RoundResult};
-use statesync::{InstallError, Progress};
 use rounds::{BeginError, Installation, Offered, Replica, Room};
 use state::{Batch, Fault, Height, ManifestClaim, SubnetKey, Time};
+use statesync::{InstallError, Progress};
 
 use crate::{
     clients::name_of,

@@ -477,7 +477,7 @@ pub(super) mod tests {
         );
         let error = join(folder.path(), &first.genesis, &first.engine).err().unwrap().to_string();
         assert!(error.contains("belongs to the subnet"), "{error}");
-        // And state without keys is not taken over.
+        // And state without keys is not fetched.
         fs::remove_dir_all(folder.path().join("keys")).unwrap();
         fs::create_dir(folder.path().join("blocks")).unwrap();
         assert!(

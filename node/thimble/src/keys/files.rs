@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 /// Who may read a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Readers {
-    /// Its owner.
+    /// The owner of the file alone (mode 0600).
     Owner,
     /// Whoever the process's mask lets.
     All,

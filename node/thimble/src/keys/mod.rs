@@ -73,7 +73,7 @@ pub(crate) struct Member {
     /// Its place in the committee.
     pub(crate) index: u32,
     pub(crate) node_id: Principal,
-    /// Ed25519.
+    /// Ed25519 public key.
     pub(crate) node_key: [u8; 32],
     /// HOST:PORT, where its peers reach it.
     pub(crate) address: String,

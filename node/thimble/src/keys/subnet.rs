@@ -21,7 +21,7 @@ use super::{
 /// What 64 members take, four times over.
 const BYTES_MAX: usize = 256 << 10;
 
-/// The file.
+/// `subnet.json` as it is stored.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -39,7 +39,7 @@ struct File {
     /// Files of earlier versions lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     node_id: Option<String>,
-    /// By index.
+    /// In the order of their index; empty in version 1.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     members: Vec<MemberEntry>,
     /// Hex of each coefficient of the public polynomial, lowest first.

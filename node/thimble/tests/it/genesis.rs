@@ -17,7 +17,7 @@ pub(crate) struct Ceremony {
 }
 
 impl Ceremony {
-    /// Records only.
+    /// A ceremony with the keys and records of all four nodes, before the plan.
     fn begin() -> Self {
         let ceremony = Self { folder: tempfile::tempdir().unwrap() };
         for node in 0..4 {

@@ -258,7 +258,7 @@ impl Node {
         self.metric("thimble_memory_anonymous_bytes").await
     }
 
-    /// `kill -9`.
+    /// Ends the process with SIGKILL and waits for it.
     pub(crate) fn kill(&mut self) {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();
@@ -319,7 +319,7 @@ impl Node {
         }
     }
 
-    /// `/status.json`.
+    /// The status report, from `/status.json`.
     pub(crate) async fn status(&self) -> serde_json::Value {
         reqwest::get(format!("{}/status.json", self.url)).await.unwrap().json().await.unwrap()
     }

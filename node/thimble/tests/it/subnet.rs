@@ -243,8 +243,8 @@ impl Subnet {
 }
 
 #[tokio::test]
-async fn a_node_that_was_away_too_long_takes_over_a_state_even_when_killed_meanwhile_and_from_nothing()
- {
+async fn a_node_that_was_away_too_long_fetches_a_state_even_when_killed_meanwhile_and_from_nothing()
+{
     let mut subnet = Subnet::start_with(FORGETFUL).await;
     let agent = subnet.nodes[0].agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
@@ -288,7 +288,7 @@ async fn a_node_that_was_away_too_long_takes_over_a_state_even_when_killed_meanw
         subnet.nodes[3].workers().into_iter().filter(|worker| workers.contains(worker)).collect();
     assert_eq!(left, [0_u32; 0]);
     let log = subnet.nodes[3].log();
-    assert_eq!(log.matches("a state was taken over from peers").count(), 1, "{log}");
+    assert_eq!(log.matches("a state was fetched from peers").count(), 1, "{log}");
     assert_eq!(log.matches("starting again in place").count(), 1, "{log}");
     subnet.agree(counter, 4, bench).await;
     // Calls through it are answered with certificates that verify, and it is one of three that can
@@ -312,7 +312,7 @@ async fn a_node_that_was_away_too_long_takes_over_a_state_even_when_killed_meanw
     assert_eq!(increment(&agent, counter).await, 7);
     subnet.nodes[3].launch().await;
     let log = subnet.nodes[3].log();
-    assert_eq!(log.matches("a state was taken over from peers").count(), 2, "{log}");
+    assert_eq!(log.matches("a state was fetched from peers").count(), 2, "{log}");
     subnet.agree(counter, 7, bench).await;
     let own = subnet.nodes[3].agent(1).await;
     assert_eq!(increment(&own, counter).await, 8);

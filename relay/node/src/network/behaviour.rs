@@ -115,7 +115,7 @@ impl Behaviour {
         true
     }
 
-    fn admit(&mut self, peer: &PeerId, address: &Multiaddr) -> Result<(), ConnectionDenied> {
+    fn check_room(&mut self, peer: &PeerId, address: &Multiaddr) -> Result<(), ConnectionDenied> {
         let settings = &self.node.settings;
         if self.per_peer.get(peer).is_some_and(|count| *count >= settings.connections_per_peer) {
             return Err(ConnectionDenied::new(Denied::PerPeer(settings.connections_per_peer)));
@@ -202,7 +202,7 @@ impl Behaviour {
         address: &Multiaddr,
         outbound: bool,
     ) -> Result<Handler, ConnectionDenied> {
-        self.admit(&peer, address)?;
+        self.check_room(&peer, address)?;
         let bytes = self.node.settings.connection_bytes;
         let held = self.node.pools.connections.try_reserve(bytes).map_err(ConnectionDenied::new)?;
         self.next += 1;

@@ -115,6 +115,22 @@ enum Message<'a> {
     },
 }
 
+/// One message of each kind.
+#[cfg(test)]
+pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
+    let (height, name) = (Height(0x0102_0304), [1, 2, 3].as_slice());
+    let offer = WireOffer { certificate: &[4; 5], block: &[6; 7], finalization: &[8; 9] };
+    [
+        ("ask", Message::Ask { next: height }),
+        ("answer", Message::Answer { next: Next::Gone, offer: Some(offer) }),
+        ("get", Message::Get { height, name }),
+        ("chunk", Message::Chunk { height, name, bytes: &[10; 11] }),
+        ("not", Message::Not { height, name }),
+    ]
+    .map(|(name, message)| (name, postcard::to_stdvec(&message).unwrap_or_default()))
+    .into()
+}
+
 /// Of the block that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Next {

@@ -4,20 +4,21 @@ use anyhow::{Context, Result};
 
 /// One process of the node.
 #[derive(Clone, Debug, serde::Serialize)]
-pub(crate) struct Process {
-    pub(crate) pid: u32,
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
     /// What it is, as its command line says.
-    pub(crate) role: String,
+    pub role: String,
     /// Private memory the kernel cannot take back.
-    pub(crate) anonymous_bytes: u64,
+    pub anonymous_bytes: u64,
     /// Mapped files (counted in every process that maps them).
-    pub(crate) file_bytes: u64,
+    pub file_bytes: u64,
     /// CPU time so far.
-    pub(crate) cpu_seconds: f64,
+    pub cpu_seconds: f64,
 }
 
 /// The node's process and everything below it.
-pub(crate) fn processes(root: u32) -> Result<Vec<Process>> {
+pub fn processes(root: u32) -> Result<Vec<Process>> {
     let mut pids = vec![root];
     let mut found = Vec::new();
     while let Some(pid) = pids.pop() {
@@ -68,19 +69,13 @@ fn process(pid: u32) -> Result<Process> {
 }
 
 /// Anonymous memory and CPU seconds of all of them.
-pub(crate) fn totals(processes: &[Process]) -> (u64, f64) {
+pub fn totals(processes: &[Process]) -> (u64, f64) {
     processes.iter().fold((0, 0.0), |(bytes, cpu), process| {
         (bytes + process.anonymous_bytes, cpu + process.cpu_seconds)
     })
 }
 
 /// `12.3 MiB`.
-pub(crate) fn mib(bytes: u64) -> String {
+pub fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / 1048576.0)
-}
-
-/// The machine, in one line, and how busy it is.
-pub(crate) fn machine() -> String {
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    format!("{}, load {}", compare::describe(), load.split_whitespace().next().unwrap_or("?"))
 }

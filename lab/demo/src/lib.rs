@@ -12,13 +12,14 @@ use candid::{Decode, Encode, Nat, Principal};
 use clap::Args;
 use ic_agent::{Agent, AgentError, agent::RejectCode};
 
-use crate::{client, measure};
+pub mod client;
+pub mod measure;
 
 /// A node that serves answers by then.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 const ASK_EVERY: Duration = Duration::from_millis(500);
 
-/// `thimble-lab demo`
+/// `thimble-demo`, `thimble-lab demo`
 #[derive(Args)]
 pub struct Options {
     /// The node's public endpoint.

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use tokio::time::Instant;
 
 /// An identity made for this run.
-pub(crate) fn identity() -> Result<BasicIdentity> {
+pub fn identity() -> Result<BasicIdentity> {
     let mut seed = [0; 32];
     let mut filled = 0;
     while filled < seed.len() {
@@ -24,7 +24,7 @@ pub(crate) fn identity() -> Result<BasicIdentity> {
 
 /// Connects, waiting up to `patience` for the node to answer, and takes its root key (this is a
 /// private network).
-pub(crate) async fn connect(url: &str, patience: Duration) -> Result<Agent> {
+pub async fn connect(url: &str, patience: Duration) -> Result<Agent> {
     let agent = Agent::builder()
         .with_url(url)
         .with_identity(identity()?)
@@ -37,7 +37,7 @@ pub(crate) async fn connect(url: &str, patience: Duration) -> Result<Agent> {
 }
 
 /// Waits until the node says it is healthy, and takes its root key.
-pub(crate) async fn wait_until_healthy(agent: &Agent, url: &str, patience: Duration) -> Result<()> {
+pub async fn wait_until_healthy(agent: &Agent, url: &str, patience: Duration) -> Result<()> {
     let deadline = Instant::now() + patience;
     loop {
         let status = agent.status().await;
@@ -58,7 +58,7 @@ struct Created {
 }
 
 /// Creates a canister and installs `module` (a file of at most 2 MB, the size one message carries).
-pub(crate) async fn deploy(agent: &Agent, module: &Path) -> Result<Principal> {
+pub async fn deploy(agent: &Agent, module: &Path) -> Result<Principal> {
     let wasm_module = std::fs::read(module)
         .with_context(|| format!("reading the module {}", module.display()))?;
     let canister = create(agent, None).await?;
@@ -69,7 +69,7 @@ pub(crate) async fn deploy(agent: &Agent, module: &Path) -> Result<Principal> {
 }
 
 /// Creates a canister with `cycles` (the network's default without).
-pub(crate) async fn create(agent: &Agent, cycles: Option<u64>) -> Result<Principal> {
+pub async fn create(agent: &Agent, cycles: Option<u64>) -> Result<Principal> {
     let arguments = ProvisionalCreateCanisterWithCyclesArgs {
         amount: cycles.map(candid::Nat::from),
         ..ProvisionalCreateCanisterWithCyclesArgs::default()
@@ -86,7 +86,7 @@ pub(crate) async fn create(agent: &Agent, cycles: Option<u64>) -> Result<Princip
 }
 
 /// Installs a module.
-pub(crate) async fn install(
+pub async fn install(
     agent: &Agent,
     canister: Principal,
     mode: CanisterInstallMode,
@@ -104,7 +104,7 @@ pub(crate) async fn install(
 }
 
 /// Stops and deletes a canister.
-pub(crate) async fn delete(agent: &Agent, canister: Principal) -> Result<()> {
+pub async fn delete(agent: &Agent, canister: Principal) -> Result<()> {
     let record = Encode!(&CanisterIdRecord { canister_id: canister })?;
     manage(agent, canister, "stop_canister", record.clone()).await?;
     manage(agent, canister, "delete_canister", record).await
