@@ -2,7 +2,10 @@
 //! build id takes a few pages of a file of any size, which a node can afford; its symbol table some
 //! megabytes, which only the command reads.
 
-use std::{fs::File, path::Path};
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, ensure};
 use object::{
@@ -67,8 +70,21 @@ pub(crate) struct Symbols {
 }
 
 impl Symbols {
-    /// Reads them from a file. Errors: it cannot be read, is no program of 64 bits, is damaged.
+    /// Reads them from a file, and the names of one that was stripped from the file that packages
+    /// put them into. Errors: it cannot be read, is no program of 64 bits, is damaged.
     pub(crate) fn read(path: &Path) -> Result<Self> {
+        let mut symbols = Self::of_file(path)?;
+        if symbols.functions.is_empty() {
+            let own = |other: &Self| other.build_id == symbols.build_id;
+            let split = split_off(path).into_iter().filter(|path| path.exists());
+            if let Some(other) = split.filter_map(|path| Self::of_file(&path).ok()).find(own) {
+                symbols.functions = other.functions;
+            }
+        }
+        Ok(symbols)
+    }
+
+    fn of_file(path: &Path) -> Result<Self> {
         let file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
         Self::of(&ReadCache::new(file))
             .with_context(|| format!("{} cannot be read as a program", path.display()))
@@ -132,6 +148,15 @@ impl Symbols {
         let inside = function.bytes == 0 || address - function.start < function.bytes;
         inside.then_some((&function.name, function.start))
     }
+}
+
+/// Where the symbols of a stripped program are looked for: beside it, and where debuggers look.
+fn split_off(path: &Path) -> [PathBuf; 2] {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".debug");
+    let below =
+        Path::new(&beside).strip_prefix("/").map_or_else(|_| PathBuf::new(), Path::to_path_buf);
+    [PathBuf::from(&beside), Path::new("/usr/lib/debug").join(below)]
 }
 
 #[cfg(test)]

@@ -184,6 +184,14 @@ enum Command {
     /// Several nodes on this machine, each under its own memory cap: start them as a subnet, kill
     /// them, cut them off, look at them.
     Net(testnet::net::Options),
+    /// Write the manual pages and the completions for bash, zsh and fish below a folder.
+    ///
+    /// Example: sudo thimble-lab manual --share /usr/local/share
+    Manual {
+        /// The folder: man/man1, bash-completion, zsh and fish are made in it.
+        #[arg(long, value_name = "DIR", default_value = "share")]
+        share: std::path::PathBuf,
+    },
 }
 
 #[derive(Subcommand)]
@@ -208,6 +216,18 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         // Before any thread is started: it reads signals, which threads would take from it.
         Command::Cap(options) => testnet::cap::run(options),
+        Command::Manual { share } => {
+            match setup::write_manual(<Cli as clap::CommandFactory>::command(), &share) {
+                Ok(files) => {
+                    files.iter().for_each(|file| println!("{}", file.display()));
+                    ExitCode::SUCCESS
+                }
+                Err(error) => {
+                    eprintln!("thimble-lab: {error:#}");
+                    ExitCode::FAILURE
+                }
+            }
+        }
         Command::Demo(options) => {
             with_runtime(async { demo::run(options).await.map(|()| ExitCode::SUCCESS) })
         }

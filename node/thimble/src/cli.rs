@@ -21,7 +21,9 @@ const PROGRAM: heap::Program = heap::Program {
         "gateway",
         "rounds",
         "consensus",
+        "envelope",
         "execution",
+        "statesync",
         "sandbox",
         "state",
         "pages",
@@ -205,6 +207,14 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Write the manual pages and the completions for bash, zsh and fish below a folder.
+    ///
+    /// Example: sudo thimble manual --share /usr/local/share
+    Manual {
+        /// The folder: man/man1, bash-completion, zsh and fish are made in it.
+        #[arg(long, value_name = "DIR", default_value = "share")]
+        share: PathBuf,
+    },
 }
 
 /// What may stand in the configuration file and on the command line.
@@ -267,6 +277,13 @@ impl Cli {
             Command::Members(command) => command.run(),
             Command::Reject { data_dir, height, canister, ordinal } => {
                 verdicts::reject(&data_dir, height, &canister, ordinal)
+            }
+            Command::Manual { share } => {
+                for file in setup::write_manual(<Self as clap::CommandFactory>::command(), &share)?
+                {
+                    println!("{}", file.display());
+                }
+                Ok(())
             }
             Command::Limits { settings, json } => {
                 let config = Config::load(&settings)?;

@@ -136,6 +136,14 @@ enum Command {
         #[arg(long)]
         record: bool,
     },
+    /// Write the manual pages and the completions for bash, zsh and fish below a folder.
+    ///
+    /// Example: sudo thimble-relay manual --share /usr/local/share
+    Manual {
+        /// The folder: man/man1, bash-completion, zsh and fish are made in it.
+        #[arg(long, value_name = "DIR", default_value = "share")]
+        share: PathBuf,
+    },
 }
 
 /// What may stand in the configuration file and on the command line.
@@ -224,6 +232,13 @@ impl Cli {
         match self.command {
             Command::Run { settings, address_file } => {
                 run::run(&Config::load(&settings)?, address_file.as_deref())
+            }
+            Command::Manual { share } => {
+                for file in setup::write_manual(<Self as clap::CommandFactory>::command(), &share)?
+                {
+                    println!("{}", file.display());
+                }
+                Ok(())
             }
             Command::Limits { settings, json } => {
                 let limits = Config::load(&settings)?.limits;
