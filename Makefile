@@ -1,7 +1,7 @@
 # Everything a newcomer needs is `make run` and `make test`. Both install what is missing first.
 #
 #   make run [MEMORY=512MiB] [PORT=8080] [DATA=thimble-data] [ONCE=1]
-#   make test [ARGS='-p pages']
+#   make test [ARGS='name_of_a_test'] | make test-long
 #   make bench [SECONDS=10] [CONCURRENCY=32]
 #   make storm [MEMORY=512MiB] [MODE=hybrid] [DURATION=120]
 #   make chaos [DURATION=300] [SEED=7] | make bench-net [MINUTES=5]
@@ -39,6 +39,9 @@ BASE ?= HEAD~1
 WHAT ?= bench
 MACHINES ?= 8
 BUDGET ?= 10m
+PREFIX ?= /usr/local
+DESTDIR ?=
+PROGRAMS ?= thimble thimble-relay thimble-lab
 STUDY ?= ghc java node go geth
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 BIN := $(CARGO_TARGET_DIR)/release
@@ -46,7 +49,7 @@ BIN := $(CARGO_TARGET_DIR)/release
 # Tests and the simulation run with the debug assertions of this workspace; its dependencies stay as they are, so that they are built once.
 CHECKED := --config 'profile.release.debug-assertions=true' --config 'profile.release.package."*".debug-assertions=false'
 
-.PHONY: run test simulate bench bench-net bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-images tune-study compare lint fmt build setup setup-clients setup-images setup-tune canisters fuzz help
+.PHONY: run test test-long install package simulate bench bench-net bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-images tune-study compare lint fmt build setup setup-clients setup-images setup-tune canisters fuzz help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -68,12 +71,23 @@ setup-tune:
 build: setup ## Build the node, the relay and the lab.
 	@cargo build --release --locked --workspace --bins
 
+install: build ## Put the programs, their manual pages and shell completions below PREFIX (DESTDIR= in front of it); PROGRAMS= which.
+	@scripts/install.sh "$(BIN)" "$(DESTDIR)" "$(PREFIX)" $(PROGRAMS)
+
+package: build ## Make a Debian package of each program in target/package.
+	@scripts/package.sh "$(BIN)" target/package
+
 run: setup ## Start a node in MEMORY, deploy a sample canister, call it, verify; runs until Ctrl-C (ONCE=1: exits).
 	@cargo build --release --locked --workspace --bin thimble --bin thimble-demo
 	@scripts/run.sh "$(BIN)" "$(MEMORY)" "$(PORT)" "$(DATA)" "$(ONCE)"
 
 test: setup-clients ## Run every test, the published clients in Rust, Node and Python included.
 	@cargo test $(CHECKED) --release --locked --workspace $(ARGS)
+
+test-long: build setup-clients ## What takes longer than a test may: hundreds of histories, a storm of every mode, five minutes of chaos.
+	@$(MAKE) --no-print-directory simulate
+	@$(MAKE) --no-print-directory storm MODE=all MEMORY=256MiB
+	@$(MAKE) --no-print-directory chaos
 
 simulate: setup ## Run SEEDS histories of a subnet of four to six under a simulated clock, network and disk, each with other faults, from FIRST on.
 	@SIMULATE_SEEDS="$(SEEDS)" SIMULATE_FIRST="$(FIRST)" RUST_LOG=off cargo test $(CHECKED) --release --locked --workspace --test simulation -- --nocapture every_history

@@ -36,29 +36,34 @@ impl Limits {
     }
 
     pub(crate) fn sheet_lines(&self) -> Vec<SheetLine> {
-        use LineKind::{Disk, File, Fixed, Pool};
-        let line = |name, bytes, owner, kind, made_of: String, reason| SheetLine {
-            name,
-            bytes,
-            owner,
-            made_of,
-            reason,
-            kind,
-        };
-        let whole = String::new;
-        let Limits { subnet, execution, sandbox, pages, consensus, gateway, process, .. } = self;
-        let workers = execution.threads.saturating_add(execution.query_threads);
-        let times = |count: u64, bytes: u64| format!("{count} x {}", format_size(bytes));
+        [
+            self.process_lines(),
+            self.execution_lines(),
+            self.state_lines(),
+            self.traffic_lines(),
+            self.cache_lines(),
+            self.disk_lines(),
+        ]
+        .concat()
+    }
 
-        let messages = self.message_dirty_bytes().saturating_mul(execution.threads);
-        let install = self.install_dirty_bytes();
-        let compile = self.compile_reservation_bytes(self.module.wasm_uncompressed_bytes);
-        let in_flight = messages.max(install);
-        let blocks = consensus.execution_lag_blocks.saturating_add(1);
-        let delta_most = pages.delta_capacity_bytes.saturating_add(in_flight);
+    /// Bytes of dirty pages of updates and installs that are executed at once.
+    fn in_flight_bytes(&self) -> u64 {
+        let messages = self.message_dirty_bytes().saturating_mul(self.execution.threads);
+        messages.max(self.install_dirty_bytes())
+    }
 
+    /// The most that lies in delta segments.
+    fn delta_bytes(&self) -> u64 {
+        self.pages.delta_capacity_bytes.saturating_add(self.in_flight_bytes())
+    }
+
+    /// The processes at rest.
+    fn process_lines(&self) -> Vec<SheetLine> {
+        use LineKind::{Fixed, Pool};
+        let Limits { process, .. } = self;
+        let workers = self.execution.threads.saturating_add(self.execution.query_threads);
         let processes = workers.saturating_add(1);
-
         vec![
             line(
                 pool::PROGRAM,
@@ -73,7 +78,7 @@ impl Limits {
                 process.node_base_bytes,
                 "thimble",
                 Fixed,
-                whole(),
+                String::new(),
                 "the node at rest: runtime, stacks, allocator slack",
             ),
             line(
@@ -97,7 +102,7 @@ impl Limits {
                 process.kernel_bytes,
                 "kernel",
                 Fixed,
-                whole(),
+                String::new(),
                 "page tables, sockets and directory entries charged to the node",
             ),
             line(
@@ -105,9 +110,19 @@ impl Limits {
                 process.page_cache_floor_bytes,
                 "kernel",
                 Fixed,
-                whole(),
+                String::new(),
                 "code being executed must stay resident",
             ),
+        ]
+    }
+
+    /// What executions and queries in flight take.
+    fn execution_lines(&self) -> Vec<SheetLine> {
+        use LineKind::Pool;
+        let Limits { execution, .. } = self;
+        let (in_flight, install) = (self.in_flight_bytes(), self.install_dirty_bytes());
+        let compile = self.compile_reservation_bytes(self.module.wasm_uncompressed_bytes);
+        vec![
             line(
                 pool::EXECUTIONS,
                 in_flight.max(compile),
@@ -129,12 +144,20 @@ impl Limits {
                 times(execution.query_threads, self.query_dirty_bytes()),
                 "pages that queries dirty and drop",
             ),
+        ]
+    }
+
+    /// What the replicated state holds in memory.
+    fn state_lines(&self) -> Vec<SheetLine> {
+        use LineKind::Pool;
+        let Limits { subnet, .. } = self;
+        vec![
             line(
                 pool::GUARANTEED_MESSAGES,
                 subnet.guaranteed_response_message_bytes,
                 "state",
                 Pool,
-                whole(),
+                String::new(),
                 "queued messages of calls with guaranteed responses, and room for the responses",
             ),
             line(
@@ -142,7 +165,7 @@ impl Limits {
                 subnet.best_effort_message_bytes,
                 "state",
                 Pool,
-                whole(),
+                String::new(),
                 "queued messages of best-effort calls and of clients",
             ),
             line(
@@ -150,7 +173,7 @@ impl Limits {
                 subnet.ingress_history_bytes,
                 "state",
                 Pool,
-                whole(),
+                String::new(),
                 "statuses and replies that clients still ask for",
             ),
             line(
@@ -158,7 +181,7 @@ impl Limits {
                 subnet.wasm_custom_sections_bytes,
                 "state",
                 Pool,
-                whole(),
+                String::new(),
                 "metadata sections of all modules",
             ),
             line(
@@ -166,15 +189,24 @@ impl Limits {
                 subnet.canister_metadata_bytes,
                 "state",
                 Pool,
-                whole(),
+                String::new(),
                 "settings, contexts, callbacks, globals and logs of all canisters",
             ),
+        ]
+    }
+
+    /// Messages of clients and blocks on their way.
+    fn traffic_lines(&self) -> Vec<SheetLine> {
+        use LineKind::Pool;
+        let Limits { consensus, gateway, .. } = self;
+        let blocks = self.consensus.execution_lag_blocks.saturating_add(1);
+        vec![
             line(
                 pool::INGRESS_POOL,
                 consensus.ingress_pool_bytes,
                 "consensus",
                 Pool,
-                whole(),
+                String::new(),
                 "accepted calls that no block holds yet",
             ),
             line(
@@ -190,7 +222,7 @@ impl Limits {
                 gateway.bodies_bytes,
                 "gateway",
                 Pool,
-                whole(),
+                String::new(),
                 "request bodies being read and verified",
             ),
             line(
@@ -198,7 +230,7 @@ impl Limits {
                 gateway.responses_bytes,
                 "gateway",
                 Pool,
-                whole(),
+                String::new(),
                 "responses being encoded and written",
             ),
             line(
@@ -209,6 +241,15 @@ impl Limits {
                 times(gateway.connections, CONNECTION_BYTES),
                 "buffers of open connections",
             ),
+        ]
+    }
+
+    /// Indexes, caches and tables.
+    fn cache_lines(&self) -> Vec<SheetLine> {
+        use LineKind::{File, Fixed, Pool};
+        let Limits { execution, sandbox, pages, consensus, .. } = self;
+        let delta_most = self.delta_bytes();
+        vec![
             line(
                 pool::DELTA_INDEX,
                 delta_most.div_ceil(PAGE_BYTES).saturating_mul(RUN_BYTES),
@@ -222,7 +263,7 @@ impl Limits {
                 pages.metadata_cache_bytes,
                 "state",
                 Fixed,
-                whole(),
+                String::new(),
                 "cache of the metadata store",
             ),
             line(
@@ -238,7 +279,7 @@ impl Limits {
                 consensus.nidkg_tables_bytes,
                 "nidkg",
                 Pool,
-                whole(),
+                String::new(),
                 "tables that make key generation fast, and what it works in",
             ),
             line(
@@ -246,7 +287,7 @@ impl Limits {
                 execution.query_cache_bytes,
                 "execution",
                 Pool,
-                whole(),
+                String::new(),
                 "replies of queries whose canister did not change",
             ),
             line(
@@ -254,15 +295,25 @@ impl Limits {
                 sandbox.resident_floor_bytes,
                 "sandbox",
                 File,
-                whole(),
+                String::new(),
                 "clean pages of idle canisters left mapped; the kernel takes them when it needs them",
             ),
+        ]
+    }
+
+    /// What is on disk.
+    fn disk_lines(&self) -> Vec<SheetLine> {
+        use LineKind::Disk;
+        let Limits { subnet, sandbox, pages, consensus, .. } = self;
+        let in_flight = self.in_flight_bytes();
+        let delta_most = self.delta_bytes();
+        vec![
             line(
                 "canister_state",
                 subnet.memory_capacity_bytes,
                 "pages",
                 Disk,
-                whole(),
+                String::new(),
                 "heaps, stable memories, modules and chunks of all canisters",
             ),
             line(
@@ -282,7 +333,7 @@ impl Limits {
                 sandbox.compilation_cache_bytes,
                 "sandbox",
                 Disk,
-                whole(),
+                String::new(),
                 "compiled artefacts, mapped when they run",
             ),
             line(
@@ -290,7 +341,7 @@ impl Limits {
                 consensus.retention_block_bytes.saturating_add(consensus.block_ingress_bytes),
                 "consensus",
                 Disk,
-                whole(),
+                String::new(),
                 "blocks since the last checkpoint, and in a subnet those that peers may still want; and the block that brings the next",
             ),
             line(
@@ -298,9 +349,24 @@ impl Limits {
                 pages.disk_reserve_bytes,
                 "thimble",
                 Disk,
-                whole(),
+                String::new(),
                 "kept free; with less, updates are refused",
             ),
         ]
     }
+}
+
+fn line(
+    name: &'static str,
+    bytes: u64,
+    owner: &'static str,
+    kind: LineKind,
+    made_of: String,
+    reason: &'static str,
+) -> SheetLine {
+    SheetLine { name, bytes, owner, made_of, reason, kind }
+}
+
+fn times(count: u64, bytes: u64) -> String {
+    format!("{count} x {}", format_size(bytes))
 }

@@ -120,16 +120,17 @@ impl HeapCell {
     /// otherwise.
     pub(crate) fn read(&self, range: Range<u64>) -> &[u8] {
         match self.mapping() {
-            // SAFETY: the range is accessible; System API functions are the only callers, they run
-            // while no canister code does, and drop the slice before they write.
             Some(mapping)
                 if range.start <= range.end && range.end <= mapping.size_bytes() as u64 =>
-            unsafe {
-                std::slice::from_raw_parts(
-                    mapping.base().as_ptr().add(range.start as usize),
-                    (range.end - range.start) as usize,
-                )
-            },
+            {
+                let length = (range.end - range.start) as usize;
+                // SAFETY: the range is accessible; System API functions are the only callers, they
+                // run while no canister code does, and drop the slice before they write.
+                unsafe {
+                    let start = mapping.base().as_ptr().add(range.start as usize);
+                    std::slice::from_raw_parts(start, length)
+                }
+            }
             _ => &[],
         }
     }
