@@ -20,6 +20,7 @@ mod lock;
 mod real;
 pub mod records;
 mod remembered;
+mod replace;
 mod simulated;
 
 use std::{
@@ -33,6 +34,7 @@ use std::{
 pub use lock::Lock;
 pub use real::RealDisk;
 pub use remembered::Remembered;
+pub use replace::{Readers, replace_file, replace_file_on};
 pub use simulated::{PowerCut, SimulatedDisk};
 
 /// A disk that several parts write to.

@@ -37,7 +37,7 @@ fn build_id<'data, R: ReadRef<'data>>(data: R) -> Result<String> {
         let Some(mut notes) = segment.notes(endian, data)? else { continue };
         while let Some(note) = notes.next()? {
             if note.name() == b"GNU" && note.n_type(endian) == NT_GNU_BUILD_ID {
-                return Ok(note.desc().iter().map(|byte| format!("{byte:02x}")).collect());
+                return Ok(hex::encode(note.desc()));
             }
         }
     }

@@ -13,7 +13,7 @@ mod unit;
 
 use std::{
     fs::{self, File},
-    io::{Read, Write},
+    io::Read,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
@@ -84,18 +84,8 @@ pub fn keep_or_write(path: &Path, text: &str) -> Result<()> {
         );
         return Ok(());
     }
-    write(path, text).with_context(|| format!("writing {}", path.display()))
-}
-
-fn write(path: &Path, text: &str) -> Result<()> {
-    let name = path.file_name().context("it names no file")?;
-    let scratch = path.with_file_name([".".as_ref(), name, ".new".as_ref()].join("".as_ref()));
-    let mut file = File::create(&scratch)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&scratch, path)?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    Ok(File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?)
+    disk::replace_file(path, text.as_bytes(), disk::Readers::All)
+        .with_context(|| format!("writing {}", path.display()))
 }
 
 #[cfg(test)]

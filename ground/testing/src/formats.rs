@@ -28,7 +28,7 @@ fn hash(version: u64, samples: &[(&str, Vec<u8>)]) -> String {
         }
     }
     // The first half says as much, and fits a line.
-    hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(&hash.finalize()[..16])
 }
 
 #[cfg(test)]

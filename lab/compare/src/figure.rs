@@ -122,10 +122,7 @@ impl Figures {
             std::fs::create_dir_all(folder)
                 .with_context(|| format!("making the folder {}", folder.display()))?;
         }
-        let mut scratch = path.as_os_str().to_owned();
-        scratch.push(".part");
-        std::fs::write(&scratch, text)
-            .and_then(|()| std::fs::rename(&scratch, path))
+        disk::replace_file(path, text.as_bytes(), disk::Readers::All)
             .with_context(|| format!("writing {}", path.display()))
     }
 }

@@ -73,7 +73,7 @@ impl Journal {
                 "another `thimble-lab tune` works in {shown}; wait for it, or name another folder with --state"
             );
         }
-        let identity = hex(&Sha256::digest(identity));
+        let identity = hex::encode(&Sha256::digest(identity));
         let (head_path, runs_path) = (folder.join("search.json"), folder.join("runs.jsonl"));
         if fresh {
             for path in [&head_path, &runs_path] {
@@ -97,9 +97,8 @@ impl Journal {
             }
             None => {
                 let head = Head { format: FORMAT, identity, what: what.to_owned() };
-                let scratch = folder.join("search.json.new");
-                fs::write(&scratch, serde_json::to_vec_pretty(&head)?)?;
-                fs::rename(scratch, &head_path)?;
+                let bytes = serde_json::to_vec_pretty(&head)?;
+                disk::replace_file(&head_path, &bytes, disk::Readers::All)?;
             }
         }
         let records = read_records(&runs_path)?;
@@ -182,10 +181,6 @@ fn read_bounded(path: &Path) -> Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     file.take(RECORD_BYTES_MAX).read_to_end(&mut bytes)?;
     Ok(Some(bytes))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -43,8 +43,8 @@ pub enum CertifyError {
     #[error(
         "this node's state root of height {height} is {} and the subnet's is {}: its state is damaged, or it runs another version; stop it, remove \
          its state and start it again, so that it takes the subnet's",
-        hex(own),
-        hex(theirs)
+        hex::encode(own),
+        hex::encode(theirs)
     )]
     Diverged {
         /// Height.
@@ -54,10 +54,6 @@ pub enum CertifyError {
         /// Theirs.
         theirs: [u8; 32],
     },
-}
-
-fn hex(bytes: &[u8; 32]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Who signs, with what this node signs.

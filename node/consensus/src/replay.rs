@@ -13,7 +13,7 @@ use state::{Fault, Height};
 
 use crate::{
     BlockLog, Certificate, Consensus, ConsensusError, Demand, FinalisedBatch, Recorded, Step,
-    Wiring, block_log::Replay, single::hex,
+    Wiring, block_log::Replay,
 };
 
 /// See the module.
@@ -90,8 +90,8 @@ impl LogReplay {
         match self.recorded.take() {
             Some(recorded) if recorded.root != root => Err(ConsensusError::Diverged {
                 height: height.0,
-                found: hex(&root),
-                recorded: hex(&recorded.root),
+                found: hex::encode(&root),
+                recorded: hex::encode(&recorded.root),
             }),
             _ => Ok(Vec::new()),
         }

@@ -254,8 +254,8 @@ impl SingleNode {
             Some(recorded) if recorded.root != root => {
                 return Err(ConsensusError::Diverged {
                     height: height.0,
-                    found: hex(&root),
-                    recorded: hex(&recorded.root),
+                    found: hex::encode(&root),
+                    recorded: hex::encode(&recorded.root),
                 });
             }
             Some(_) => {}
@@ -298,10 +298,6 @@ impl Consensus for SingleNode {
     fn certificates_pending(&self) -> u64 {
         self.certifier.pending()
     }
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -98,7 +98,7 @@ fn show(path: &[Vec<u8>]) -> String {
             }
             _ => {
                 shown.push_str("0x");
-                label.iter().take(32).for_each(|byte| shown.push_str(&format!("{byte:02x}")));
+                shown.push_str(&hex::encode(label.get(..32).unwrap_or(label)));
             }
         }
     }

@@ -299,7 +299,7 @@ fn crash_text(output: &[u8]) -> String {
 impl Job {
     fn to_argument(&self) -> io::Result<OsString> {
         let bytes = postcard::to_stdvec(self).map_err(io::Error::other)?;
-        Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into())
+        Ok(hex::encode(bytes).into())
     }
 
     fn from_argument(argument: &str) -> Option<Self> {

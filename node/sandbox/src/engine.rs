@@ -108,7 +108,7 @@ pub fn version() -> wasmtime::Result<&'static str> {
     module::RULES_VERSION.hash(&mut hasher);
     engine()?.precompile_compatibility_hash().hash(&mut hasher);
     let digest = hasher.0.finalize();
-    let version = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let version = hex::encode(&digest[..8]);
     Ok(VERSION.get_or_init(|| version))
 }
 

@@ -275,5 +275,5 @@ fn version(limits: &ModuleLimits) -> Result<String, PrepareError> {
     let limits =
         postcard::to_stdvec(limits).map_err(|error| PrepareError::Engine(error.to_string()))?;
     let digest = Sha256::digest(limits);
-    Ok(digest.iter().take(4).fold(format!("{engine}-"), |text, byte| text + &format!("{byte:02x}")))
+    Ok(format!("{engine}-{}", hex::encode(&digest[..4])))
 }

@@ -280,7 +280,7 @@ fn same_content(path: &Path, blob: &[u8]) -> bool {
 }
 
 fn file_name(hash: &BlobHash) -> String {
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(hash)
 }
 
 fn parse_name(name: &str) -> Option<BlobHash> {

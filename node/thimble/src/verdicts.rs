@@ -7,12 +7,7 @@
 //! One file of text, `HEIGHT CANISTER ORDINAL` on each line, replaced whole. In a subnet every
 //! operator gives the same verdict, or the roots of their nodes differ and the fewer stop.
 
-use std::{
-    collections::BTreeMap,
-    fs::{self, File},
-    io::{ErrorKind, Write as _},
-    path::Path,
-};
+use std::{collections::BTreeMap, fs, io::ErrorKind, path::Path};
 
 use anyhow::{Context, Result, bail, ensure};
 use ic_principal::Principal;
@@ -87,18 +82,15 @@ impl Verdicts {
     }
 
     fn write(&self, data_dir: &Path) -> Result<()> {
-        let (path, fresh) = (data_dir.join(FILE), data_dir.join(format!("{FILE}.new")));
-        let mut file =
-            File::create(&fresh).with_context(|| format!("making {}", fresh.display()))?;
+        let path = data_dir.join(FILE);
+        let mut text = String::new();
         for (height, verdicts) in &self.0 {
             for Fault { canister_id, ordinal } in verdicts {
-                writeln!(file, "{} {canister_id} {ordinal}", height.0)?;
+                text.push_str(&format!("{} {canister_id} {ordinal}\n", height.0));
             }
         }
-        file.sync_all()
-            .and_then(|()| fs::rename(&fresh, &path))
-            .with_context(|| format!("writing {}", path.display()))?;
-        File::open(data_dir)?.sync_all().with_context(|| format!("syncing {}", data_dir.display()))
+        disk::replace_file(&path, text.as_bytes(), disk::Readers::All)
+            .with_context(|| format!("writing {}", path.display()))
     }
 }
 

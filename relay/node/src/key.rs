@@ -3,8 +3,7 @@
 
 use std::{
     fs::{self, OpenOptions},
-    io::{ErrorKind, Read, Write},
-    os::unix::fs::OpenOptionsExt,
+    io::{ErrorKind, Read},
     path::Path,
 };
 
@@ -54,19 +53,8 @@ fn create(path: &Path) -> Result<Keypair> {
     let text = Zeroizing::new(hex::encode(keypair.secret().to_bytes()) + "\n");
     let Some(folder) = path.parent() else { bail!("{} is no place for a key", path.display()) };
     fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
-    // Under another name first, so that a half-written key is never taken for one.
-    let new = path.with_extension("new");
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&new)
-        .with_context(|| format!("making {}", new.display()))?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&new, path).with_context(|| format!("making {}", path.display()))?;
-    fs::File::open(folder)?.sync_all()?;
+    disk::replace_file(path, text.as_bytes(), disk::Readers::Owner)
+        .with_context(|| format!("making {}", path.display()))?;
     Ok(keypair.into())
 }
 

@@ -1,6 +1,6 @@
 //! `thimble-relay run`: opens what there is, serves until told to stop, and closes it.
 
-use std::{fs, io::IsTerminal, path::Path, sync::Arc};
+use std::{io::IsTerminal, path::Path, sync::Arc};
 
 use anyhow::{Context, Result, bail};
 use budget::cgroup::Cgroup;
@@ -92,9 +92,7 @@ async fn serve(
     if let Some(path) = address_file {
         let mut text: String = addresses.iter().map(|address| format!("{address}\n")).collect();
         text += &format!("http://{}\n", http.address);
-        let new = path.with_extension("new");
-        fs::write(&new, text)
-            .and_then(|()| fs::rename(&new, path))
+        disk::replace_file(path, text.as_bytes(), disk::Readers::All)
             .with_context(|| format!("writing {}", path.display()))?;
     }
     asked_to_stop().await?;

@@ -98,7 +98,7 @@ pub enum QueryError {
         queue: usize,
     },
     /// No message has the cursor's hash: it was removed by retention, or never was here.
-    #[error("no message has the cursor's hash {}; begin again without a cursor", hex(.cursor))]
+    #[error("no message has the cursor's hash {}; begin again without a cursor", hex::encode(.cursor))]
     UnknownCursor {
         /// As asked.
         cursor: [u8; 32],
@@ -130,8 +130,4 @@ pub enum QueryError {
     /// The store was closed.
     #[error("the store is closed")]
     Closed,
-}
-
-fn hex(bytes: &[u8; 32]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -76,11 +76,9 @@ impl Info {
     /// what is being measured.
     pub(crate) fn write(&self, path: Option<&Path>) {
         let Some(path) = path else { return };
-        let written = serde_json::to_vec_pretty(self).map_err(io::Error::from).and_then(|bytes| {
-            let scratch = path.with_extension("new");
-            fs::write(&scratch, bytes)?;
-            fs::rename(scratch, path)
-        });
+        let written = serde_json::to_vec_pretty(self)
+            .map_err(io::Error::from)
+            .and_then(|bytes| disk::replace_file(path, &bytes, disk::Readers::All));
         if let Err(error) = written {
             eprintln!("thimble-lab cap: {} cannot be written: {error}", path.display());
         }

@@ -350,12 +350,9 @@ impl Place {
 
     /// A reader finds the old file or the new one.
     pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let (path, scratch) = (self.file(name), self.file(&format!("{name}.new")));
-        let written = File::create(&scratch).and_then(|mut file| {
-            file.write_all(bytes)?;
-            fs::rename(&scratch, &path)
-        });
-        written.with_context(|| format!("writing {}", path.display()))
+        let path = self.file(name);
+        disk::replace_file(&path, bytes, disk::Readers::All)
+            .with_context(|| format!("writing {}", path.display()))
     }
 
     /// Waits until no other command changes the net.

@@ -86,7 +86,6 @@ pub use self::{
     resharing::KeyStore,
     runtime::{Attempt, Layer, Layered, Operation},
 };
-use crate::single::hex;
 use crate::{
     Certificate, Consensus, ConsensusError, Demand, Fetched, FinalisedBatch, FinalisedBlock,
     IngressPool, Recorded, StateServer, Step, SyncProgress, WallClock, Want, Wiring,
@@ -654,8 +653,8 @@ impl Subnet {
             Some(recorded) if recorded.root != root => {
                 return Err(ConsensusError::Diverged {
                     height: height.0,
-                    found: hex(&root),
-                    recorded: hex(&recorded.root),
+                    found: hex::encode(&root),
+                    recorded: hex::encode(&recorded.root),
                 });
             }
             Some(_) => {}

@@ -105,8 +105,7 @@ impl Dispatcher<'_> {
                 .ok()
                 .and_then(|name| store.chunks.get(&name).map(|bytes| (name, *bytes)));
             let Some((name, chunk_bytes)) = known else {
-                let name: String =
-                    hash.hash.iter().take(32).map(|byte| format!("{byte:02x}")).collect();
+                let name = hex::encode(hash.hash.get(..32).unwrap_or(&hash.hash));
                 return Err(reject::invalid_payload(format!(
                     "Chunk {name} is not in the chunk store of canister {store_id}."
                 ))

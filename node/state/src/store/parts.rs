@@ -119,13 +119,13 @@ pub(super) fn open_part<'v>(
     let Some((sum, [last, content @ ..])) = value.split_first_chunk::<4>() else {
         return Err(Failure::Corrupt(format!(
             "part {number} of the record {} is cut off",
-            hex(key)
+            hex::encode(key)
         )));
     };
     if u32::from_le_bytes(*sum) != checksum(key, number, &value[4..]) {
         return Err(Failure::Corrupt(format!(
             "part {number} of the record {} fails its checksum",
-            hex(key)
+            hex::encode(key)
         )));
     }
     Ok((*last == 1, content))
@@ -167,9 +167,10 @@ impl Records {
             let Some(part) = self.parts.next() else {
                 return match found {
                     None => Ok(None),
-                    Some((key, _)) => {
-                        Err(Failure::Corrupt(format!("the record {} has no end", hex(&key))))
-                    }
+                    Some((key, _)) => Err(Failure::Corrupt(format!(
+                        "the record {} has no end",
+                        hex::encode(&key)
+                    ))),
                 };
             };
             let (key_guard, value_guard) = part?;
@@ -177,7 +178,7 @@ impl Records {
             if number != expected || found.as_ref().is_some_and(|(before, _)| before != key) {
                 return Err(Failure::Corrupt(format!(
                     "part {expected} of a record is missing before {}",
-                    hex(key)
+                    hex::encode(key)
                 )));
             }
             let (last, content) = open_part(key, number, value)?;
@@ -204,8 +205,4 @@ impl Iterator for Records {
             record => record.transpose(),
         }
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -3,23 +3,15 @@
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::Read,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, ensure};
+pub(crate) use disk::Readers;
 use disk::{Disk, DiskFile, Lock, Open, RealDisk};
 use zeroize::Zeroizing;
-
-/// Who may read a file.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Readers {
-    /// The owner of the file alone (mode 0600).
-    Owner,
-    /// Whoever the process's mask lets.
-    All,
-}
 
 /// Makes a folder that only its owner reads, with what `fill` puts there: whole or not at all.
 pub(crate) fn create_folder(folder: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
@@ -34,34 +26,14 @@ pub(crate) fn create_folder(folder: &Path, fill: impl FnOnce(&Path) -> Result<()
     sync_folder_of(folder)
 }
 
-/// Writes a file under another name, syncs it, and gives it its name: whoever reads it sees the old
-/// one or the new one.
-///
-/// What is no file (a terminal, a pipe) is written as it is.
+/// See [`disk::replace_file`].
 pub(crate) fn write(path: &Path, bytes: &[u8], readers: Readers) -> Result<()> {
     write_on(&RealDisk, path, bytes, readers)
 }
 
 fn write_on(disk: &dyn Disk, path: &Path, bytes: &[u8], readers: Readers) -> Result<()> {
-    let done = || -> Result<()> {
-        if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
-            fs::OpenOptions::new().write(true).open(path)?.write_all(bytes)?;
-            return Ok(());
-        }
-        let name = path.file_name().context("it names no file")?;
-        let scratch = path.with_file_name([".".as_ref(), name, ".new".as_ref()].join("".as_ref()));
-        match disk.remove(&scratch) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
-            _ => {}
-        }
-        let how = if readers == Readers::Owner { Open::Secret } else { Open::Truncate };
-        let file = disk.open(&scratch, how)?;
-        file.write_at(bytes, 0)?;
-        file.sync_all()?;
-        disk.rename(&scratch, path)?;
-        sync_folder_on(disk, path)
-    };
-    done().with_context(|| format!("writing {}", path.display()))
+    disk::replace_file_on(disk, path, bytes, readers)
+        .with_context(|| format!("writing {}", path.display()))
 }
 
 /// Writes a secret in the place of an older one, and overwrites the older one on the medium, as far

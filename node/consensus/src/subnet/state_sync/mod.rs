@@ -66,9 +66,7 @@ use super::{
     resharing::Resharing,
     wire,
 };
-use crate::{
-    CHUNK_NAME_BYTES_MAX, Fetched, StateOffer, StateServer, SyncProgress, Want, single::hex,
-};
+use crate::{CHUNK_NAME_BYTES_MAX, Fetched, StateOffer, StateServer, SyncProgress, Want};
 
 /// Behind, and without a block for so long, a node asks whether the next one is kept anywhere.
 const STALL: Duration = Duration::from_secs(5);
@@ -572,7 +570,7 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
                 next = next.0,
                 subnet = ahead.0,
                 height = offer.height.0,
-                root = hex(&offer.root),
+                root = hex::encode(&offer.root),
                 "the blocks this node needs next are not kept any more: it fetches the state of a later height"
             );
             self.stage = Stage::Fetching(Box::new(Fetching::new(offer, answered, self.place, now)));
