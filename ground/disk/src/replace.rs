@@ -64,6 +64,7 @@ pub fn replace_file_on(
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 

@@ -73,7 +73,7 @@ impl Journal {
                 "another `thimble-lab tune` works in {shown}; wait for it, or name another folder with --state"
             );
         }
-        let identity = hex::encode(&Sha256::digest(identity));
+        let identity = hex::encode(Sha256::digest(identity));
         let (head_path, runs_path) = (folder.join("search.json"), folder.join("runs.jsonl"));
         if fresh {
             for path in [&head_path, &runs_path] {

@@ -90,8 +90,8 @@ impl LogReplay {
         match self.recorded.take() {
             Some(recorded) if recorded.root != root => Err(ConsensusError::Diverged {
                 height: height.0,
-                found: hex::encode(&root),
-                recorded: hex::encode(&recorded.root),
+                found: hex::encode(root),
+                recorded: hex::encode(recorded.root),
             }),
             _ => Ok(Vec::new()),
         }

@@ -254,8 +254,8 @@ impl SingleNode {
             Some(recorded) if recorded.root != root => {
                 return Err(ConsensusError::Diverged {
                     height: height.0,
-                    found: hex::encode(&root),
-                    recorded: hex::encode(&recorded.root),
+                    found: hex::encode(root),
+                    recorded: hex::encode(recorded.root),
                 });
             }
             Some(_) => {}

@@ -653,8 +653,8 @@ impl Subnet {
             Some(recorded) if recorded.root != root => {
                 return Err(ConsensusError::Diverged {
                     height: height.0,
-                    found: hex::encode(&root),
-                    recorded: hex::encode(&recorded.root),
+                    found: hex::encode(root),
+                    recorded: hex::encode(recorded.root),
                 });
             }
             Some(_) => {}

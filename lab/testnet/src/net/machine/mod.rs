@@ -110,7 +110,7 @@ impl Machines {
         let own = Sha256::digest(
             fs::read(binary).with_context(|| format!("reading {}", binary.display()))?,
         );
-        if hex::encode(&own) != image.program_sha256 {
+        if hex::encode(own) != image.program_sha256 {
             say(&format!(
                 "warning: the image holds another {} than {}; machines run the image's. To have this one in them: thimble-lab image build{flag}",
                 role.program(),

@@ -570,7 +570,7 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
                 next = next.0,
                 subnet = ahead.0,
                 height = offer.height.0,
-                root = hex::encode(&offer.root),
+                root = hex::encode(offer.root),
                 "the blocks this node needs next are not kept any more: it fetches the state of a later height"
             );
             self.stage = Stage::Fetching(Box::new(Fetching::new(offer, answered, self.place, now)));
